@@ -1,6 +1,6 @@
 """Functions and classes that stand in several scripts have the same text in all of them.
 
-Run `python tests/test_copies.py --fix` to rewrite the copies from their home.
+Run `python tests/test_copies.py --fix [ppo_x.py ...]` to rewrite the copies from their home.
 """
 
 import ast
@@ -100,7 +100,9 @@ def test_fix_restores_the_home_text():
 if __name__ == "__main__":
     texts = {path.name: path.read_text() for path in SCRIPTS}
     if "--fix" in sys.argv:
+        names = sys.argv[sys.argv.index("--fix") + 1 :] or list(texts)
         for name, text in fix(texts).items():
-            (ROOT / name).write_text(text)
+            if name in names:
+                (ROOT / name).write_text(text)
         texts = {path.name: path.read_text() for path in SCRIPTS}
     print("\n".join(problems(texts)) or "copies agree")
