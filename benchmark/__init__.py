@@ -1,0 +1,1 @@
+"""Runs the scripts over environments and seeds, and turns the results into tables and figures."""

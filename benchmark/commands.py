@@ -1,0 +1,29 @@
+"""What all commands share: one sentence and exit code 2 for what cannot be done."""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from benchmark.provenance import BenchmarkError
+
+
+def guarded(function: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> None:
+    """Call a command; end the process as a user of a command line expects."""
+    try:
+        function(args)
+    except BenchmarkError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def command_line(
+    function: Callable[[argparse.Namespace], None],
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    description: str,
+) -> None:
+    """Run one command as a program of its own."""
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
+    add_arguments(parser)
+    guarded(function, parser.parse_args())

@@ -1,0 +1,83 @@
+"""What a number must carry to be repeated: commit, versions, processor."""
+
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Packages whose version can change a result.
+PACKAGES = ("ale-py", "gymnasium", "mujoco", "numpy", "stable-baselines3", "torch")
+
+# One thread per process: a second one gains nothing on networks of this size and, being shared
+# between runs, would make their times depend on each other.
+THREADS = {
+    f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM")
+}
+
+
+class BenchmarkError(Exception):
+    """What was asked for cannot be done; the message is one sentence for the person who asked."""
+
+
+def git(*arguments: str) -> str:
+    """Output of a git command in this repository, as it is.
+
+    Raises:
+        BenchmarkError: git fails or is missing.
+    """
+    try:
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
+    except FileNotFoundError as error:
+        raise BenchmarkError("git is needed, to name the commit of each result.") from error
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.strip().splitlines()[0] if error.stderr.strip() else "failed"
+        raise BenchmarkError(f"git {' '.join(arguments)}: {reason}.") from error
+
+
+def head() -> str:
+    """The commit that is checked out."""
+    return git("rev-parse", "HEAD").strip()
+
+
+def source_at(commit: str, script: str) -> str:
+    """Text of a script as it is in a commit."""
+    return git("show", f"{commit}:{script}")
+
+
+def is_modified(script: str) -> bool:
+    """Whether the script on disk differs from that of the commit that is checked out."""
+    return bool(git("status", "--porcelain", "--", script).strip())
+
+
+def versions() -> dict[str, str]:
+    """Python and the installed ones of `PACKAGES`."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def processor() -> str:
+    """Model name of the processor; trajectories depend on its vector instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    names = {key.strip(): value.strip() for key, value in fields.items()}
+    flags = names.get("flags", "").split()
+    widest = next((x for x in ("avx512f", "avx2") if x in flags), "no avx2")
+    return f"{names.get('model name', platform.machine())} ({widest})"
+
+
+def machine() -> dict[str, Any]:
+    """Versions and processor, as they stand in every result."""
+    return {"versions": versions(), "processor": processor()}

@@ -1,0 +1,118 @@
+"""Stable-Baselines3's PPO with the settings of our scripts, for `benchmark.throughput`.
+
+Writes one row (global_step) per iteration to --progress, as our scripts do to `updates.csv`.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import torch
+import tyro
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
+
+
+@dataclasses.dataclass
+class Args:
+    progress: Path
+    """CSV file to write."""
+    env_id: str
+    """Gymnasium environment."""
+    total_timesteps: int
+    """Environment steps over all environments."""
+    kind: Literal["mujoco", "classic", "atari"] = "mujoco"
+    """Preprocessing and network: normalized vectors, plain vectors, or stacked frames."""
+    num_envs: int = 1
+    """Parallel environments."""
+    num_steps: int = 2048
+    """Steps per environment and iteration."""
+    num_minibatches: int = 32
+    """Minibatches per epoch."""
+    update_epochs: int = 10
+    """Passes over each batch."""
+    learning_rate: float = 3e-4
+    """Step size, annealed linearly to 0."""
+    clip_coef: float = 0.2
+    """Clip range of ratio and value."""
+    ent_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    seed: int = 1
+    """Random seed."""
+
+
+def make_envs(args: Args) -> VecEnv:
+    """The same environments as in our script, without gymnasium's checker, as there."""
+    if args.kind == "atari":
+        return VecFrameStack(make_atari_env(args.env_id, args.num_envs, seed=args.seed), 4)
+
+    def make() -> gym.Env:
+        return Monitor(gym.make(args.env_id, disable_env_checker=True))
+
+    envs = DummyVecEnv([make] * args.num_envs)
+    return VecNormalize(envs, gamma=0.99) if args.kind == "mujoco" else envs
+
+
+def policy_settings(kind: str) -> dict:
+    """Two hidden layers of 64 tanh units, apart for policy and value function on MuJoCo."""
+    if kind == "atari":
+        return {"policy": "CnnPolicy"}
+    layers = {"pi": [64, 64], "vf": [64, 64]}
+    return {
+        "policy": "MlpPolicy",
+        "policy_kwargs": {"net_arch": layers, "activation_fn": torch.nn.Tanh},
+    }
+
+
+class Progress(BaseCallback):
+    """Appends the step after each update; the first call comes before the first rollout."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def _write(self) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{self.num_timesteps}\n" if file.tell() else "global_step\n")
+
+    def _on_rollout_start(self) -> None:
+        self._write()
+
+    def _on_training_end(self) -> None:
+        self._write()
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def main() -> None:
+    """Train, and write how far it is."""
+    args = tyro.cli(Args)
+    torch.set_num_threads(1)
+    args.progress.parent.mkdir(parents=True, exist_ok=True)
+    model = PPO(
+        env=make_envs(args),
+        learning_rate=lambda remaining: remaining * args.learning_rate,
+        n_steps=args.num_steps,
+        batch_size=args.num_envs * args.num_steps // args.num_minibatches,
+        n_epochs=args.update_epochs,
+        gamma=0.99,
+        gae_lambda=0.95,
+        clip_range=args.clip_coef,
+        clip_range_vf=args.clip_coef,
+        ent_coef=args.ent_coef,
+        vf_coef=0.25,  # SB3's value loss lacks the factor 1/2
+        max_grad_norm=0.5,
+        seed=args.seed,
+        device="cpu",
+        **policy_settings(args.kind),
+    )
+    model.learn(args.total_timesteps, callback=Progress(args.progress))
+
+
+if __name__ == "__main__":
+    main()

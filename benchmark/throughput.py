@@ -1,0 +1,301 @@
+"""Steps per second of our scripts against their peers, measured side by side.
+
+    python -m benchmark.throughput [CONTEST ...] [--repetitions 3]
+
+The contenders of a contest run one after the other, in turns (A B A B ...), each time as a new
+process with one thread and an empty compiler cache, on the same environment with the same
+settings. A rate is that of the iterations after the first; start-up (imports, environment,
+compiling) stands beside it. On a machine that does other work too, only the ratios mean something;
+the one of processor time is disturbed least.
+"""
+
+import argparse
+import csv
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmark.commands import command_line
+from benchmark.provenance import ROOT, THREADS, BenchmarkError, head, is_modified, machine
+from benchmark.tables import markdown
+
+RESULTS = ROOT / "benchmark" / "results" / "throughput"
+WHOLE_RUN = 1_000_000  # steps for which the time of a whole run is projected
+POLL_SECONDS = 0.01
+MUJOCO_PHYSICS = "gymnasium.envs.mujoco.mujoco_env:MujocoEnv.do_simulation"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """A command that appends a row with `global_step` to a CSV file after each iteration."""
+
+    name: str
+    steps: int
+    """Steps per repetition: enough for ten iterations or more after the start."""
+    script: str | None = None
+    """One of our scripts; None: Stable-Baselines3."""
+    flags: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()
+    """Arguments of the interpreter before the script."""
+
+    def command(self, folder: Path) -> tuple[list[str], Path]:
+        """The command line and the CSV file to watch; everything is written to `folder`."""
+        steps = ("--total-timesteps", str(self.steps))
+        if self.script is None:
+            progress = folder / "progress.csv"
+            program = ["-m", "benchmark.sb3_peer", "--progress", str(progress)]
+        else:
+            progress = folder / "run" / "updates.csv"
+            program = [*self.launcher, str(ROOT / self.script)]
+            program += ["--output-dir", str(folder), "--run-name", "run"]
+        return [sys.executable, *program, *steps, *self.flags], progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """Contenders with equal work; the ratio is the first one's rate over the second one's."""
+
+    title: str
+    contenders: tuple[Contender, ...]
+    target: float | None = None
+    """Ratio to reach."""
+    physics: str | None = None
+    """`module:Class.method` that advances the simulation, to show where our time goes."""
+
+
+CONTESTS = {
+    "continuous": Contest(
+        "HalfCheetah-v4, 1 environment, 2048 steps, 32 minibatches of 64, 10 epochs",
+        (
+            Contender("ppo_continuous_action.py", 100_352, "ppo_continuous_action.py"),
+            Contender("Stable-Baselines3 PPO", 24_576, flags=("--env-id", "HalfCheetah-v4")),
+        ),
+        target=4.0,
+        physics=MUJOCO_PHYSICS,
+    ),
+}
+
+
+def read_steps(progress: Path) -> list[int]:
+    """The column `global_step` of the complete rows of a CSV file that is being written."""
+    if not progress.exists():
+        return []
+    complete = progress.read_text().rpartition("\n")[0]
+    return [int(row["global_step"]) for row in csv.DictReader(complete.splitlines())]
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time that a process and its finished children have used (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def rates(points: list[tuple[int, float, float]]) -> dict[str, float]:
+    """Steady rates from (step, seconds, processor seconds) after each iteration.
+
+    The first iteration warms up; start-up is what it took beyond its share at the steady rate.
+    """
+    steps, seconds, cpu_seconds = np.array(points, dtype=float).T
+    rate = (steps[-1] - steps[0]) / (seconds[-1] - seconds[0])
+    return {
+        "steps_per_second": rate,
+        "steps_per_cpu_second": (steps[-1] - steps[0]) / (cpu_seconds[-1] - cpu_seconds[0]),
+        "start_seconds": max(0.0, seconds[0] - steps[0] / rate),
+    }
+
+
+def measure(contender: Contender) -> dict[str, Any]:
+    """Run a contender once and watch it.
+
+    Raises:
+        BenchmarkError: it failed, or made fewer than three iterations.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command, progress = contender.command(folder)
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+        points: list[tuple[int, float, float]] = []
+        with (folder / "output").open("w+") as output:
+            start = time.perf_counter()
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**os.environ, **THREADS, **cache, "CUDA_VISIBLE_DEVICES": ""},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                while True:
+                    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+                    if pid:
+                        process.returncode = os.waitstatus_to_exitcode(status)
+                        break
+                    steps = read_steps(progress)
+                    if steps and (not points or steps[-1] > points[-1][0]):
+                        now = time.perf_counter() - start
+                        points.append((steps[-1], now, processor_seconds(process.pid)))
+                    time.sleep(POLL_SECONDS)
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    process.wait()
+            output.seek(0)
+            lines = output.read().splitlines()
+        if process.returncode != 0:
+            reason = lines[-1] if lines else f"exit code {process.returncode}"
+            raise BenchmarkError(f"{contender.name} failed: {reason}")
+    if len(points) < 3:
+        raise BenchmarkError(f"{contender.name} made fewer than three iterations to measure.")
+    return {
+        "contender": contender.name,
+        **rates(points),
+        "whole_seconds": time.perf_counter() - start,
+        "peak_mib": usage.ru_maxrss / 1024,  # the largest process; Linux counts KiB
+    }
+
+
+def profile(script: str, physics: str | None, flags: tuple[str, ...]) -> dict[str, float]:
+    """Microseconds per step by activity, from one instrumented run of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmark.profile_script", str(ROOT / script)]
+        command += ["--physics", physics] if physics else []
+        command += [*flags, "--output-dir", folder, "--run-name", "run"]
+        result = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, **THREADS, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+        )
+    if result.returncode != 0:
+        raise BenchmarkError(f"The profile of {script} failed: {result.stderr.splitlines()[-1]}")
+    return json.loads(result.stdout)
+
+
+def run_contest(name: str, repetitions: int) -> dict[str, Any]:
+    """Measure all contenders of a contest in turns, and profile the first one."""
+    contest = CONTESTS[name]
+    measurements = []
+    for repetition in range(repetitions):
+        for contender in contest.contenders:
+            measurements.append({"repetition": repetition, **measure(contender)})
+            rate = measurements[-1]["steps_per_second"]
+            print(f"{name} {repetition + 1}/{repetitions} {contender.name}: {rate:.0f} steps/s")
+    first = contest.contenders[0]
+    steps = ("--total-timesteps", str(first.steps))
+    scripts = sorted({x.script for x in contest.contenders if x.script})
+    return {
+        "contest": name,
+        "title": contest.title,
+        "target": contest.target,
+        "commands": {x.name: relative_command(x) for x in contest.contenders},
+        "commit": head(),
+        "modified": [script for script in scripts if is_modified(script)],
+        **machine(),
+        "measurements": measurements,
+        "profile": profile(first.script, contest.physics, (*first.flags, *steps)),
+    }
+
+
+def relative_command(contender: Contender) -> str:
+    """The command line without the paths of this machine."""
+    command, _ = contender.command(Path("runs"))
+    return " ".join(["python", *command[1:]]).replace(f"{ROOT}/", "")
+
+
+def ratios(measurements: list[dict[str, Any]], key: str) -> np.ndarray:
+    """Rate of the first contender over that of the second, per repetition."""
+    names = list(dict.fromkeys(x["contender"] for x in measurements))
+    first, second = (
+        np.array([x[key] for x in measurements if x["contender"] == name]) for name in names[:2]
+    )
+    return first / second
+
+
+def spread(values: np.ndarray, digits: int = 0) -> str:
+    """Median and range."""
+    low, middle, high = np.min(values), np.median(values), np.max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def contest_report(result: dict[str, Any]) -> str:
+    """Tables of a contest: the contenders, the ratios, and where the time goes."""
+    measurements = result["measurements"]
+    rows = []
+    for name in dict.fromkeys(x["contender"] for x in measurements):
+        own = [x for x in measurements if x["contender"] == name]
+        column = {key: np.array([x[key] for x in own]) for key in own[0] if key != "contender"}
+        projected = column["start_seconds"] + WHOLE_RUN / column["steps_per_second"]
+        rows.append(
+            (
+                name,
+                spread(column["steps_per_second"]),
+                spread(column["steps_per_cpu_second"]),
+                spread(column["start_seconds"], 1),
+                spread(projected / 60, 1),
+                f"{np.max(column['peak_mib']):.0f}",
+            )
+        )
+    header = (
+        "Median (range)",
+        "steps/s",
+        "steps/s of processor time",
+        "start-up, s",
+        "1M steps, projected, min",
+        "memory, MiB",
+    )
+    text = f"**{result['title']}**, {len(own)} repetitions in turns.\n\n" + markdown(header, rows)
+    if len(rows) > 1:
+        target = f"; target {result['target']:g}" if result["target"] else ""
+        text += (
+            f"\nRatio {rows[0][0]} / {rows[1][0]}: "
+            f"{spread(ratios(measurements, 'steps_per_second'), 2)} by the clock, "
+            f"{spread(ratios(measurements, 'steps_per_cpu_second'), 2)} by processor time{target}."
+            "\n"
+        )
+    parts = result["profile"]
+    total = sum(parts.values())
+    rows = [(name, f"{value:.1f}", f"{value / total:.0%}") for name, value in parts.items()]
+    rows.append(("whole step", f"{total:.1f}", "100%"))
+    text += f"\nWhere the time of {measurements[0]['contender']} goes (one run with timers):\n\n"
+    text += markdown(("per environment step", "µs", "share"), rows)
+    if parts["physics"] > 0:
+        text += (
+            f"\nThe physics alone would allow {1e6 / parts['physics']:.0f} steps/s; "
+            f"the script reaches {parts['physics'] / total:.0%} of that limit.\n"
+        )
+    if result["modified"]:
+        text += f"\nMeasured with uncommitted changes in {', '.join(result['modified'])}.\n"
+    return text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
+    parser.add_argument("contests", nargs="*", metavar="CONTEST", help=", ".join(CONTESTS))
+    parser.add_argument("--repetitions", type=int, default=3, help="runs per contender (3)")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Measure, save and print."""
+    for name in args.contests:
+        if name not in CONTESTS:
+            raise BenchmarkError(f"There is no contest {name}; there are: {', '.join(CONTESTS)}.")
+    if args.repetitions < 1:
+        raise BenchmarkError("--repetitions must be positive.")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name in args.contests or CONTESTS:
+        result = run_contest(name, args.repetitions)
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        print("\n" + contest_report(result))
+
+
+if __name__ == "__main__":
+    command_line(main, add_arguments, __doc__)
