@@ -201,13 +201,17 @@ class Args:
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work together, each with one sentence."""
-        positive = "num_envs num_steps num_minibatches update_epochs total_timesteps learning_rate"
-        positive += " adam_eps torch_threads checkpoint_interval eval_episodes clip_coef"
-        positive += " clip_obs clip_reward max_grad_norm"
+        positive = "num_envs num_steps num_minibatches update_epochs total_timesteps adam_eps"
+        positive += " torch_threads checkpoint_interval eval_episodes clip_coef clip_obs"
+        positive += " clip_reward max_grad_norm"
         for name in positive.split():
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise RunError(f"--{name.replace('_', '-')} must be positive, not {value}.")
+        for name in ("learning_rate", "ent_coef", "vf_coef", "target_kl", "seed"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise RunError(f"--{name.replace('_', '-')} must not be negative: {value}.")
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RunError(f"--{name.replace('_', '-')} must lie between 0 and 1.")
@@ -236,11 +240,11 @@ def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
             for number in (signal.SIGINT, signal.SIGTERM):  # these are the main process's to answer
                 signal.signal(number, signal.SIG_IGN)
         video = args.capture_video and index == 0 and RANK == 0
-        render_mode = "rgb_array" if video else None
+        options = {"render_mode": "rgb_array"} if video else {}
         with warnings.catch_warnings():
             # The published results are for -v4 environments, which newer ones do not reproduce.
             warnings.filterwarnings("ignore", message=".*is out of date")
-            env = gym.make(args.env_id, render_mode=render_mode, disable_env_checker=True)
+            env = gym.make(args.env_id, disable_env_checker=True, **options)
         if video:
             env = gym.wrappers.RecordVideo(env, str(args.run_dir / "videos"))
         if (
