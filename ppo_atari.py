@@ -394,8 +394,13 @@ class ResumableGame(gym.Wrapper):
             yield from ((layer, name) for name in self.COUNTERS if name in vars(layer))
             layer = layer.env
 
-    def get_state(self) -> dict[str, Any]:
-        """Everything that the next step depends on, as tensors and plain values."""
+    def get_state(self) -> dict[str, Any] | None:
+        """Everything that the next step depends on, as tensors and plain values.
+
+        None with sticky actions: the emulator does not tell which action it is holding.
+        """
+        if self.unwrapped.ale.getFloat("repeat_action_probability") > 0:
+            return None
         emulator = self.unwrapped.ale.cloneState(include_rng=True).__getstate__()
         return {
             "emulator": torch.frombuffer(bytearray(emulator), dtype=torch.uint8),
@@ -610,7 +615,7 @@ def find_game(env_id: str) -> str:
     games = [x[len("ALE/") : -len("-v5")] for x in gym.registry if x.startswith("ALE/")]
     if env_id in games:
         return env_id
-    if env_id in gym.registry:
+    if env_id in gym.registry and "ale_py" not in str(gym.spec(env_id).entry_point):
         with contextlib.suppress(gym.error.Error, ImportError), gym.make(env_id) as env:
             box = isinstance(env.action_space, gym.spaces.Box)
             script = "ppo_continuous_action.py" if box else "ppo_multidiscrete.py"

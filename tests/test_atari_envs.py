@@ -1,5 +1,6 @@
 """The Atari environments: details 14-20 on fake games, and both paths against the raw emulator."""
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,14 +23,15 @@ from ppo_atari import (
     FrameStack,
     MaxAndSkip,
     NoopReset,
+    RunError,
     WarpFrame,
-    atari_game,
+    find_game,
     make_env,
     make_envs,
 )
 
-# Breakout: FIRE and lives; Pong: FIRE, no lives; Qbert, Seaquest: lives; Freeway: no FIRE, no lives,
-# ended here by truncation; Boxing: negative rewards.
+# Breakout: FIRE and lives; Pong: FIRE, no lives; Qbert, Seaquest: lives; Freeway: neither, ended
+# here by truncation; Boxing: negative rewards.
 GAMES = {
     "Breakout": 500,
     "Pong": 1300,
@@ -222,7 +224,9 @@ def test_episode_that_ends_under_the_fire_press_is_reset():
     assert np.array_equal(frame, game.frame())
 
 
-@pytest.mark.parametrize(("game", "fires"), [("Breakout", True), ("Pong", True), ("Freeway", False)])
+@pytest.mark.parametrize(
+    ("game", "fires"), [("Breakout", True), ("Pong", True), ("Freeway", False)]
+)
 def test_fire_reset_is_applied_where_action_1_is_fire(game, fires):
     env = make_env(Args(env_id=game), 0)()
     layers = []
@@ -351,6 +355,7 @@ def test_wrappers_stand_in_the_order_of_ppo2():
         env = env.env
     ours = [name for name in layers if hasattr(ppo_atari, name) or name == "TimeLimit"]
     assert ours == [
+        "ResumableGame",
         "ClipReward",
         "WarpFrame",
         "FireReset",
@@ -372,13 +377,15 @@ def limit_steps(monkeypatch, game):
 
 def record(envs, actions, seed):
     """Run one environment over `actions`; everything the learner sees, and the raw returns."""
-    obs, _ = envs.reset(seed=seed)
+    obs, _ = envs.reset(seed=[seed])
     rows, episodes = [(obs[0].copy(), 0.0, False, False, None)], []
     for action in actions:
         obs, reward, terminated, truncated, infos = envs.step(np.array([action]))
         done = bool(terminated[0] or truncated[0])
         final = infos["final_obs"][0] if done else None
-        rows.append((obs[0].copy(), float(reward[0]), bool(terminated[0]), bool(truncated[0]), final))
+        rows.append(
+            (obs[0].copy(), float(reward[0]), bool(terminated[0]), bool(truncated[0]), final)
+        )
         if done and "episode" in infos["final_info"]:
             episode = infos["final_info"]["episode"]
             episodes.append((float(episode["r"][0]), int(episode["l"][0])))
@@ -454,7 +461,7 @@ class RawGame:
 @pytest.mark.parametrize("game", GAMES)
 def test_reference_path_equals_raw_replay_bitwise(game, monkeypatch):
     limit_steps(monkeypatch, game)
-    envs = make_envs(Args(env_id=game, num_envs=1, vectorization="sync"))
+    envs = make_envs(Args(env_id=game, num_envs=1, async_envs=False))
     actions = np.random.default_rng(1).integers(0, envs.single_action_space.n, GAMES[game])
     rows, episodes = record(envs, actions, seed=7)
     raw = RawGame(game, 7, ppo_atari.MAX_GAME_STEPS)
@@ -500,7 +507,7 @@ def test_fast_path_equals_reference_path(game, monkeypatch):
     monkeypatch.setattr(emulator, "reset", recording_reset)
     rows, episodes = record(fast, actions, seed=3)
 
-    reference = make_envs(replace(args, env_backend="gymnasium", vectorization="sync"))
+    reference = make_envs(replace(args, env_backend="gymnasium", async_envs=False))
     assert reference.single_action_space == fast.single_action_space
     raw_env = reference.env.envs[0].unwrapped
     seeded_reset = raw_env.reset
@@ -527,3 +534,129 @@ def test_fast_path_equals_reference_path(game, monkeypatch):
             total.append(difference.mean())
     print(game, "grey levels apart: largest", worst, "mean", np.mean(total))
     assert worst <= 29 and np.mean(total) < 0.04
+
+
+# --- Vectorization, names, sticky actions, resumption ----------------------------------
+
+
+def rollout(args, steps=40):
+    """Observations, rewards and flags of random play, for equality checks."""
+    envs = make_envs(args)
+    try:
+        rows = [envs.reset(seed=list(range(args.num_envs)))[0]]
+        actions = np.random.default_rng(0).integers(0, envs.single_action_space.n, (steps, 2))
+        for action in actions:
+            rows += envs.step(action)[:4]
+    finally:
+        envs.close()
+    return rows
+
+
+def equal(first, second):
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_processes_give_what_one_process_gives():
+    args = Args(env_id="Breakout", num_envs=2)
+    assert equal(rollout(replace(args, async_envs=False)), rollout(replace(args, async_envs=True)))
+
+
+@pytest.mark.parametrize("backend", ["gymnasium", "ale"])
+def test_sub_environments_differ_and_seeds_repeat(backend):
+    args = Args(env_id="Breakout", num_envs=2, async_envs=False, env_backend=backend)
+    first = rollout(args)
+    assert equal(first, rollout(args))
+    assert not np.array_equal(first[-4][0], first[-4][1])
+
+
+@pytest.mark.parametrize("backend", ["gymnasium", "ale"])
+def test_sticky_actions_repeat_the_previous_action(backend):
+    """With probability 1 the first button, a no-op, is held for ever, whatever is pressed."""
+    args = Args(env_id="Pong", num_envs=1, async_envs=False, env_backend=backend)
+    for sticky, same in ((1.0, True), (0.0, False)):
+        shown = []
+        for action in (2, 3):
+            envs = make_envs(replace(args, sticky_actions=sticky))
+            envs.reset(seed=[0])
+            for _ in range(12):
+                obs = envs.step(np.array([action]))[0]
+            shown.append(obs)
+            envs.close()
+        assert np.array_equal(*shown) == same
+
+
+@pytest.mark.parametrize(
+    ("given", "game"),
+    [
+        ("Breakout", "Breakout"),
+        ("BreakoutNoFrameskip-v4", "Breakout"),
+        ("ALE/Breakout-v5", "Breakout"),
+        ("ALE/SpaceInvaders-v5", "SpaceInvaders"),
+    ],
+)
+def test_names_of_one_game_are_one_name(given, game):
+    assert Args(env_id=given).env_id == game
+    assert find_game(game) == game
+
+
+def test_settings_of_an_id_are_normalised():
+    env = make_env(Args(env_id="ALE/Pong-v5"), 0)().unwrapped
+    assert env.ale.getFloat("repeat_action_probability") == 0.0
+    assert env._frameskip == 1
+    assert env.action_space.n == 6
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        ("Braekout", "did you mean Breakout?"),
+        ("space_invaders", "did you mean SpaceInvaders?"),
+        ("BrekoutNoFrameskip-v4", "did you mean Breakout?"),
+        ("Breakout-v4", "did you mean Breakout?"),
+        ("HalfCheetah-v4", "ppo_continuous_action.py"),
+        ("Pendulum-v1", "ppo_continuous_action.py"),
+        ("CartPole-v1", "ppo_multidiscrete.py"),
+        ("zzzzqqqq", "There is no Atari game zzzzqqqq"),
+    ],
+)
+def test_other_environments_are_refused_with_a_hint(env_id, words):
+    with pytest.raises(RunError) as error:
+        make_envs(Args(env_id=env_id))
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_missing_ale_py_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(RunError, match="pip install ale-py"):
+        find_game("Pong")
+
+
+def test_saved_game_goes_on_bit_for_bit(monkeypatch):
+    """Breakout over lost lives, the ends of games and time limits."""
+    monkeypatch.setattr(ppo_atari, "MAX_GAME_STEPS", 120)
+    args = Args(env_id="Breakout", num_envs=2, async_envs=False)
+    actions = np.random.default_rng(0).integers(0, 4, (330, 2))
+    first = make_envs(args)
+    first.reset(seed=[1, 2])
+    for action in actions[:30]:
+        first.step(action)
+    states, stack = list(first.call("get_state")), first.stack.copy()
+    second = make_envs(args)
+    second.reset(seed=[1, 2])  # as a resumed run does before it restores
+    second.call("set_state", states)
+    second.stack = stack
+    truncations = 0
+    for action in actions[30:]:
+        a, b = first.step(action), second.step(action)
+        assert equal(a[:4], b[:4])
+        assert str(a[4].get("final_info")) == str(b[4].get("final_info"))
+        truncations += a[3].sum()
+    assert truncations
+
+
+@pytest.mark.parametrize("settings", [{"env_backend": "ale"}, {"sticky_actions": 0.25}])
+def test_state_that_cannot_be_saved_is_none(settings):
+    envs = make_envs(Args(env_id="Pong", num_envs=2, async_envs=False, **settings))
+    envs.reset(seed=[1, 2])
+    assert envs.call("get_state") == (None, None)
+    envs.close()
