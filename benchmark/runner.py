@@ -1,0 +1,198 @@
+"""Runs a suite in local processes: skips, continues, retries once, and stops in good order."""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmark.runs import (
+    STOPPED,
+    Run,
+    collect,
+    is_finished,
+    last_step,
+    lock,
+    read_note,
+    read_result,
+    reason,
+    start,
+    write_note,
+)
+
+POLL_SECONDS = 0.5
+LINE_SECONDS = 60  # between lines of progress where output is not a terminal
+ATTEMPTS = 2  # one crash may be the machine's fault
+
+
+def progress_bar(description: str, total: int, initial: int, position: int) -> tqdm:
+    """A line of the live table; silent where stderr is not a terminal."""
+    return tqdm(
+        desc=description,
+        total=total,
+        initial=initial,
+        position=position,
+        unit="step",
+        unit_scale=True,
+        leave=False,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+@dataclasses.dataclass
+class Worker:
+    """A run in progress; without `process`, one that another benchmark started."""
+
+    run: Run
+    process: subprocess.Popen | None
+    bar: tqdm
+
+
+class Runner:
+    """One `run` command: a queue of runs and as many workers at a time as were asked for."""
+
+    def __init__(self, runs: list[Run], commit: str, workers: int) -> None:
+        self.commit = commit
+        self.queue = [run for run in runs if not run.result.exists()]
+        self.slots: list[Worker | None] = [None] * workers
+        self.crashes: dict[str, int] = {}
+        self.failed: dict[str, str] = {}
+        self.stop_requests = 0
+        self.total_runs, self.done_runs = len(runs), len(runs) - len(self.queue)
+        self.runs = list(self.queue)
+        self.first_steps = self.steps_made()
+        self.start_time = self.line_time = time.monotonic()
+        total = sum(run.total_timesteps for run in self.runs)
+        self.bar = progress_bar(f"all {self.total_runs}", total, self.first_steps, 0)
+
+    def steps_made(self) -> int:
+        """Steps of all runs that this command is to make."""
+        return sum(
+            run.total_timesteps if run.result.exists() else last_step(run) for run in self.runs
+        )
+
+    def say(self, text: str) -> None:
+        """Print a line above the table."""
+        tqdm.write(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stdout)
+        sys.stdout.flush()
+
+    def run(self) -> None:
+        """Work until everything is done, failed or stopped."""
+        before = {
+            number: signal.signal(number, self.request_stop)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        self.say(f"{self.total_runs} runs, {self.done_runs} of them done before.")
+        try:
+            while self.queue or any(self.slots):
+                for index, worker in enumerate(self.slots):
+                    if worker is None and self.queue:
+                        self.slots[index] = self.start_next(index)
+                    elif worker is not None and self.has_ended(worker):
+                        worker.bar.close()
+                        self.slots[index] = None
+                self.show()
+                time.sleep(POLL_SECONDS)
+        finally:
+            self.bar.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        for name, error in self.failed.items():
+            self.say(f"Failed: {name}: {error}")
+        self.say(f"{self.done_runs} of {self.total_runs} runs done.")
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """First signal: the workers save and end. Second: they end at once."""
+        self.stop_requests += 1
+        self.queue.clear()
+        number = signal.SIGTERM if self.stop_requests == 1 else signal.SIGKILL
+        for worker in filter(None, self.slots):
+            if worker.process is not None:
+                worker.process.send_signal(number)
+        if self.stop_requests == 1:
+            self.say("Stopping: each run ends after its iteration; again to stop at once.")
+
+    def start_next(self, index: int) -> Worker | None:
+        """Start the first run of the queue; None if there was nothing left to do for it."""
+        run = self.queue.pop(0)
+        process = None
+        with lock(run) as held:
+            if run.result.exists():  # another benchmark has made it
+                self.done_runs += 1
+                return None
+            if held is not None:
+                if is_finished(run):  # by a worker that outlived its benchmark
+                    self.keep(run)
+                    return None
+                process = start(run, self.commit, held)
+        begun = f"continues from step {last_step(run)}" if last_step(run) else "starts"
+        self.say(f"{run.name} {begun if process else 'is being run by another process: waiting'}")
+        bar = progress_bar(run.name, run.total_timesteps, last_step(run), index + 1)
+        return Worker(run, process, bar)
+
+    def has_ended(self, worker: Worker) -> bool:
+        """Look after a worker; whatever follows from its end is done."""
+        run = worker.run
+        if worker.process is None:
+            with lock(run) as held:
+                if held is None and not self.stop_requests:
+                    return False
+            if not self.stop_requests:
+                self.queue.insert(0, run)
+            return True
+        code = worker.process.poll()
+        if code is None:
+            return False
+        if code == 0 and is_finished(run):
+            self.keep(run)
+        elif self.stop_requests or code in STOPPED:
+            self.say(f"{run.name} stopped at step {last_step(run)}; `run` again continues it")
+        else:
+            self.crashed(run, reason(run, code))
+        return True
+
+    def keep(self, run: Run) -> None:
+        """Write the result of a finished run."""
+        collect(run)
+        self.done_runs += 1
+        result = read_result(run)
+        self.say(
+            f"{run.name} done: return {np.mean(result['last_returns']):.1f} over the last "
+            f"{len(result['last_returns'])} episodes, {result['steps_per_second']:.0f} steps/s"
+        )
+
+    def crashed(self, run: Run, error: str) -> None:
+        """Report a crash; retry once."""
+        self.crashes[run.name] = self.crashes.get(run.name, 0) + 1
+        again = self.crashes[run.name] < ATTEMPTS
+        self.say(f"{run.name} crashed ({error})" + ("; once more" if again else ""))
+        if again:
+            self.queue.insert(0, run)
+        else:
+            self.failed[run.name] = error
+            write_note(run, read_note(run) | {"error": error})
+
+    def show(self) -> None:
+        """Refresh the table, or print a line now and then."""
+        for worker in filter(None, self.slots):
+            worker.bar.n = last_step(worker.run)
+            worker.bar.refresh()
+        made = self.steps_made()
+        self.bar.n = made
+        self.bar.refresh()
+        now = time.monotonic()
+        if not self.bar.disable or now - self.line_time < LINE_SECONDS:
+            return
+        self.line_time = now
+        rate = (made - self.first_steps) / (now - self.start_time)
+        left = (sum(run.total_timesteps for run in self.runs) - made) / max(rate, 1e-9) / 3600
+        running = ", ".join(
+            f"{x.run.name} {last_step(x.run) / x.run.total_timesteps:.0%}"
+            for x in filter(None, self.slots)
+        )
+        done = f"{self.done_runs} of {self.total_runs} done"
+        self.say(f"{running}; {done}; {rate:.0f} steps/s; {left:.1f} hours left")

@@ -1,0 +1,351 @@
+"""One run: its place on disk, its command line, its state, and what is kept of it.
+
+While it lasts, a run has a folder of its own under `runs/benchmark/`, with a copy of the script as
+it is in one commit; edits made meanwhile therefore change nothing. Once finished, its episodes and
+metrics are averaged over `BINS` equal stretches of steps and written to `benchmark/results/`.
+
+Two processes never work on the same run: whoever does holds a lock, which a worker inherits and so
+keeps even if the benchmark that started it is killed.
+"""
+
+import contextlib
+import csv
+import dataclasses
+import fcntl
+import fnmatch
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from benchmark.provenance import ROOT, THREADS, BenchmarkError, machine, source_at
+from benchmark.suites import SUITES, Suite, Variant
+
+BINS = 100  # points of a stored curve, as many as baselines' published ones have
+LAST_EPISODES = 100  # the paper's Table 1 scores a run by the mean of its last 100 episodes
+STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT}
+NOT_SETTINGS = {"run_name", "output_dir", "resume"}  # of the place, not of the algorithm
+
+
+@dataclasses.dataclass(frozen=True)
+class Folders:
+    """Where results are kept and where runs live until they are finished."""
+
+    results: Path = ROOT / "benchmark" / "results"
+    runs: Path = ROOT / "runs" / "benchmark"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A script with one environment, variant and seed."""
+
+    suite: str
+    environment: str
+    variant: str
+    seed: int
+    folders: Folders
+
+    @property
+    def definition(self) -> Variant:
+        """Script and flags."""
+        return SUITES[self.suite].variants[self.variant]
+
+    @property
+    def total_timesteps(self) -> int:
+        """Steps asked for; the script makes as many whole iterations as fit."""
+        return SUITES[self.suite].total_timesteps
+
+    @property
+    def name(self) -> str:
+        """Environment, variant (if named) and seed, joined by slashes."""
+        parts = (self.environment.replace("/", "-"), self.variant, f"seed{self.seed}")
+        return "/".join(part for part in parts if part)
+
+    @property
+    def folder(self) -> Path:
+        """Working folder, not committed."""
+        return self.folders.runs / self.suite / self.name
+
+    @property
+    def result(self) -> Path:
+        """The JSON file of the result; the CSV file stands beside it."""
+        return self.folders.results / self.suite / f"{self.name}.json"
+
+    @property
+    def flags(self) -> list[str]:
+        """Flags of the script that decide the result."""
+        return [
+            *("--env-id", self.environment, "--seed", str(self.seed)),
+            *("--total-timesteps", str(self.total_timesteps), *self.definition.flags),
+        ]
+
+    @property
+    def command(self) -> list[str]:
+        """Command line, to be run in the working folder."""
+        place = ["--output-dir", ".", "--run-name", "run", "--resume", "auto"]
+        return [sys.executable, self.definition.script, *self.flags, *place]
+
+
+def suite_named(name: str) -> Suite:
+    """The suite of this name.
+
+    Raises:
+        BenchmarkError: there is none.
+    """
+    if name not in SUITES:
+        raise BenchmarkError(f"There is no suite {name}; there are: {', '.join(SUITES)}.")
+    return SUITES[name]
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a shell pattern fits the whole name of a run or one of its parts."""
+    return any(fnmatch.fnmatchcase(x, pattern) for x in (name, *name.split("/")))
+
+
+def select(
+    suite_name: str, folders: Folders, seeds: Iterable[int] | None = None, only: str | None = None
+) -> list[Run]:
+    """The runs of a suite in the order in which they are to be made.
+
+    Args:
+        suite_name: key of `SUITES`.
+        folders: where they live.
+        seeds: instead of the suite's own.
+        only: pattern for `matches`.
+
+    Raises:
+        BenchmarkError: nothing is selected.
+    """
+    suite = suite_named(suite_name)
+    wanted = {env: list(seeds or own) for env, own in suite.environments.items()}
+    pairs = [(env, seed) for env, seed in suite.first if seed in wanted[env]]
+    highest = max(max(own) for own in wanted.values())
+    by_seed = [(e, s) for s in range(highest + 1) for e in wanted if s in wanted[e]]
+    pairs = list(dict.fromkeys([*pairs, *by_seed]))
+    runs = [Run(suite_name, e, v, s, folders) for e, s in pairs for v in suite.variants]
+    runs = [run for run in runs if only is None or matches(run.name, only)]
+    if not runs:
+        raise BenchmarkError(
+            f"No run of {suite_name} fits {only}; names look like "
+            f"{next(iter(suite.environments))}/seed1 (see: list {suite_name})."
+        )
+    return runs
+
+
+# --- State ---
+
+
+def read_rows(path: Path) -> list[dict[str, float]]:
+    """The complete rows of a CSV file of numbers that may be growing; [] if there is none."""
+    if not path.exists():
+        return []
+    complete = path.read_text().rpartition("\n")[0]
+    return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(complete.splitlines())]
+
+
+def last_step(run: Run) -> int:
+    """Steps made so far."""
+    path = run.folder / "run" / "updates.csv"
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        header = file.readline()
+        file.seek(max(len(header), path.stat().st_size - 4096))
+        lines = file.read().rpartition(b"\n")[0].splitlines()
+    column = header.decode().strip().split(",").index("global_step")
+    return int(lines[-1].decode().split(",")[column]) if lines else 0
+
+
+@contextlib.contextmanager
+def lock(run: Run) -> Iterator[IO | None]:
+    """Hold the run's lock; None if another process holds it.
+
+    Leaving the context closes our copy; a worker that has inherited it keeps the lock.
+    """
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with (run.folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        yield file
+
+
+def state(run: Run) -> str:
+    """One of done, running, failed, interrupted, waiting."""
+    if run.result.exists():
+        return "done"
+    if not run.folder.exists():
+        return "waiting"
+    with lock(run) as held:
+        if held is None:
+            return "running"
+    if "error" in read_note(run):
+        return "failed"
+    return "interrupted" if last_step(run) else "waiting"
+
+
+def read_note(run: Run) -> dict[str, Any]:
+    """What was noted about an unfinished run: commit, attempts and, if it failed, the error."""
+    path = run.folder / "note.json"
+    return json.loads(path.read_text()) if path.exists() else {"attempts": 0}
+
+
+def write_note(run: Run, note: dict[str, Any]) -> None:
+    """Replace the note as a whole, so that it is never half written."""
+    write_text(run.folder / "note.json", json.dumps(note, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is complete or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+# --- Start and finish ---
+
+
+def start(run: Run, commit: str, held: IO) -> subprocess.Popen:
+    """Start or continue a run in a process of its own, which inherits the lock `held`.
+
+    Args:
+        run: not running, not done.
+        commit: version of the script for a new run; a begun one keeps its own.
+        held: from `lock`.
+    """
+    script = run.folder / run.definition.script
+    note = read_note(run)
+    if not (run.folder / "run" / "checkpoint.pt").exists():
+        shutil.rmtree(run.folder / "run", ignore_errors=True)  # nothing to continue from
+        note = {"attempts": 0, "commit": commit}
+        write_text(script, source_at(commit, run.definition.script))
+    note["attempts"] += 1
+    note.pop("error", None)
+    write_note(run, note)
+    with (run.folder / "output.txt").open("a") as output:
+        return subprocess.Popen(
+            run.command,
+            cwd=run.folder,
+            env={**os.environ, **THREADS, "CUDA_VISIBLE_DEVICES": ""},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is ours to answer
+            pass_fds=[held.fileno()],
+        )
+
+
+def is_finished(run: Run) -> bool:
+    """Whether the script has done all its work: it saves the model after the last iteration."""
+    if not (run.folder / "run" / "model.pt").exists():
+        return False
+    batch = settings(run)["num_steps"] * settings(run)["num_envs"]
+    return run.total_timesteps - last_step(run) < batch
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """The script's settings as it recorded them."""
+    return json.loads((run.folder / "run" / "args.json").read_text())
+
+
+def reason(run: Run, returncode: int) -> str:
+    """Why a worker failed: the last line it printed, or how it ended."""
+    lines = (run.folder / "output.txt").read_text().strip().splitlines()
+    if returncode < 0:
+        return f"killed by {signal.Signals(-returncode).name}"
+    return lines[-1] if lines else f"exit code {returncode}"
+
+
+def thin(episodes: list[dict], updates: list[dict], total_timesteps: int) -> list[dict[str, Any]]:
+    """Average both logs over `BINS` equal stretches of steps.
+
+    Args:
+        episodes: rows with global_step, return, length.
+        updates: rows with global_step and metrics, one per iteration.
+        total_timesteps: the end of the last stretch.
+
+    Returns:
+        A row per stretch that has any data: its end as global_step, the number of episodes that
+        ended in it, their mean return and length, and the mean of each metric, to five digits.
+    """
+    rows = []
+    width = total_timesteps / BINS
+
+    def by_bin(log: list[dict]) -> dict[int, list[dict]]:
+        groups: dict[int, list[dict]] = {}
+        for row in log:
+            index = min(BINS, max(1, int(np.ceil(row["global_step"] / width))))
+            groups.setdefault(index, []).append(row)
+        return groups
+
+    episode_bins, update_bins = by_bin(episodes), by_bin(updates)
+    metrics = [name for name in (updates[0] if updates else {}) if name != "global_step"]
+    for index in sorted({*episode_bins, *update_bins}):
+        own, steps = episode_bins.get(index, []), update_bins.get(index, [])
+        row = {"global_step": round(index * width), "episodes": len(own)}
+        for name in ("return", "length"):
+            row[name] = f"{np.mean([x[name] for x in own]):.6g}" if own else ""
+        for name in metrics:
+            row[name] = f"{np.mean([x[name] for x in steps]):.5g}" if steps else ""
+        rows.append(row)
+    return rows
+
+
+def training_seconds(updates: list[dict[str, float]]) -> float:
+    """Time of all rollouts and updates; right for interrupted runs too, whose log has no gaps."""
+    steps = np.diff([0, *(row["global_step"] for row in updates)])
+    rollout = np.array([row["charts/SPS_rollout"] for row in updates])
+    update = np.array([row["charts/SPS_update"] for row in updates])
+    return float((steps / rollout + steps / update).sum())
+
+
+def collect(run: Run) -> None:
+    """Write the result of a finished run; the JSON file comes last and makes it count."""
+    log = run.folder / "run"
+    episodes, updates = read_rows(log / "episodes.csv"), read_rows(log / "updates.csv")
+    rows = thin(episodes, updates, run.total_timesteps)
+    run.result.parent.mkdir(parents=True, exist_ok=True)
+    temporary = run.result.with_suffix(".csv.tmp")
+    with temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(temporary, run.result.with_suffix(".csv"))
+    note, seconds = read_note(run), training_seconds(updates)
+    steps = int(updates[-1]["global_step"])
+    result = {
+        "suite": run.suite,
+        "environment": run.environment,
+        "variant": run.variant,
+        "seed": run.seed,
+        "script": run.definition.script,
+        "flags": " ".join(run.flags),
+        "commit": note["commit"],
+        "attempts": note["attempts"],
+        **machine(),
+        "steps": steps,
+        "seconds": round(seconds, 1),
+        "steps_per_second": round(steps / seconds, 1),
+        "episodes": len(episodes),
+        "last_returns": None,
+        "settings": {k: v for k, v in settings(run).items() if k not in NOT_SETTINGS},
+    }
+    last_returns = json.dumps([round(x["return"], 4) for x in episodes[-LAST_EPISODES:]])
+    text = json.dumps(result, indent=1)  # with the one long list on one line
+    text = text.replace('"last_returns": null', f'"last_returns": {last_returns}')
+    write_text(run.result, text + "\n")
+
+
+def read_result(run: Run) -> dict[str, Any]:
+    """What `collect` wrote."""
+    return json.loads(run.result.read_text())
