@@ -298,12 +298,12 @@ def make_envs(args: Args) -> VectorEnv:
         hint = f"did you mean {nearest[0]}?" if unknown else " ".join(str(error).split())
         raise RunError(f"Cannot make the environment {args.env_id}: {hint}") from error
     space = envs.single_action_space
-    discrete = isinstance(space, gym.spaces.Discrete) and space.start == 0
+    discrete = isinstance(space, gym.spaces.Discrete) and space.start == 0 and space.n > 1
     if not discrete and not isinstance(space, gym.spaces.Box):
         envs.close()
         raise RunError(
             f"{args.env_id} has the action space {space}; this script needs a Box or a Discrete "
-            "that starts at 0. Use ppo_multidiscrete.py for MultiDiscrete actions."
+            "of the actions 0, 1, ... Use ppo_multidiscrete.py for MultiDiscrete actions."
         )
     return envs
 
@@ -401,7 +401,7 @@ class Agent(nn.Module):
         if self.discrete:
             self.action_size, self.action_dtype = int(action_space.n), torch.int64
             self.action_shape, self.policy_size = (), self.action_size
-            self.low, self.high = 0, self.action_size - 1
+            self.low, self.high = 0, self.action_size - 1  # clipping to them changes nothing
         else:
             self.low, self.high = action_space.low.reshape(-1), action_space.high.reshape(-1)
             self.action_size, self.action_dtype = len(self.low), torch.float32
@@ -917,7 +917,7 @@ def train(args: Args) -> dict[str, Any]:
             # Detail 12/37: debug variables [ppo2/model.py L115-116; ppo2/ppo2.py L183-195]
             names = (*LOSS_METRICS, "losses/grad_norm")
             metrics = dict(zip(names, torch.stack(epoch_metrics).mean(0).tolist()))
-            check_finite(args, last_good, global_step, **metrics)
+            check_finite(args, last_good, global_step, KL=kl, **metrics)
             metrics |= {
                 "losses/explained_variance": explained_variance(values, returns),
                 **agent.spread(metrics["losses/entropy"]),
