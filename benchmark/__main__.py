@@ -5,11 +5,12 @@ import shlex
 import sys
 from pathlib import Path
 
-from benchmark import throughput
+from benchmark import report, throughput
 from benchmark.commands import guarded
 from benchmark.provenance import BenchmarkError, git
+from benchmark.results import load
 from benchmark.runner import Runner
-from benchmark.runs import Folders, last_step, read_note, select, state
+from benchmark.runs import Folders, Run, last_step, read_note, select, state, suite_named
 from benchmark.suites import SUITES
 
 
@@ -34,7 +35,7 @@ def run_command(args: argparse.Namespace) -> None:
         )
 
 
-def only(run) -> list[str]:
+def only(run: Run) -> list[str]:
     """Options that select exactly this run, whatever its seed."""
     return ["--seeds", str(run.seed), "--only", run.name]
 
@@ -58,6 +59,28 @@ def status_command(args: argparse.Namespace) -> None:
         share = 1.0 if current == "done" else last_step(run) / run.total_timesteps
         error = f"  {read_note(run)['error']}" if current == "failed" else ""
         print(f"{run.name:<44}{current:<12}{share:>5.0%}{error}")
+
+
+def report_command(args: argparse.Namespace) -> None:
+    """Rewrite the generated tables of README.md and benchmark/README.md."""
+    for page in report.write_pages(args.folders):
+        print(f"{page} rewritten")
+
+
+def plot_command(args: argparse.Namespace) -> None:
+    """Draw the figures of a suite, or of all that have results."""
+    from benchmark import plots  # matplotlib takes a second to import
+
+    if args.suite is not None:
+        suite_named(args.suite)
+    for suite in [args.suite] if args.suite else SUITES:
+        if args.suite or (suite != "smoke" and load(suite, args.folders)):
+            print(plots.plot_suite(suite, args.folders))
+
+
+def compare_command(args: argparse.Namespace) -> None:
+    """Compare two variants, each named SUITE or SUITE/VARIANT."""
+    print(report.compare(args.a, args.b, args.folders))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -87,6 +110,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     listing.add_argument("suite", nargs="?", metavar="SUITE", help=", ".join(SUITES))
     listing.add_argument("--only", metavar="PATTERN", help="as for run")
     selection(command(status_command, "status"))
+    command(report_command, "report")
+    plot = command(plot_command, "plot")
+    plot.add_argument("suite", nargs="?", metavar="SUITE", help=", ".join(SUITES))
+    compare = command(compare_command, "compare")
+    compare.add_argument("a", metavar="A")
+    compare.add_argument("b", metavar="B")
     throughput.add_arguments(command(throughput.main, "throughput"))
     args = parser.parse_args(arguments)
     args.folders = Folders(args.results.resolve(), args.runs.resolve())

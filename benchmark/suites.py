@@ -27,6 +27,8 @@ class Suite:
     total_timesteps: int = 1_000_000
     first: tuple[tuple[str, int], ...] = ()
     """Environments and seeds to run before all others, which follow seed by seed."""
+    baseline: tuple[str, str] | None = None
+    """Suite and variant against which the variants are compared."""
 
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.

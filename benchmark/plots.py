@@ -1,0 +1,120 @@
+"""Learning curves with bands and one thin line per seed, beside published ones."""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+
+from benchmark import statistics
+from benchmark.provenance import ROOT, BenchmarkError
+from benchmark.results import Result, by_environment, reference
+from benchmark.runs import BINS, Folders
+from benchmark.suites import SUITES
+
+FIGURES = ROOT / "benchmark" / "figures"
+PPO2 = "0.35"  # gray, so that color is ours
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "font.size": 8,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+
+
+def draw_curves(axes: Axes, results: list[Result], label: str, color: str) -> None:
+    """Mean over seeds, its 95 % bootstrap interval where there are two or more, and each seed."""
+    total = max(x.record["settings"]["total_timesteps"] for x in results)
+    grid = np.linspace(0, total, BINS + 1)[1:]
+    curves = statistics.on_grid([x.column("return") for x in results], grid)
+    for curve in curves:
+        axes.plot(grid, curve, color=color, linewidth=0.5, alpha=0.4)
+    count = f"{len(curves)} seed{'s' if len(curves) > 1 else ''}"
+    axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=f"{label}, {count}")
+    if len(curves) > 1:
+        ends = np.array([statistics.interval([x], np.mean) for x in curves.T])
+        axes.fill_between(grid, ends[:, 0], ends[:, 1], color=color, alpha=0.2, linewidth=0)
+
+
+def draw_ppo2(axes: Axes, environment: str) -> None:
+    """The curve of baselines' benchmark page, on version 2 of the environment."""
+    name = environment.partition("-")[0]
+    rows = [row for row in reference("ppo2_curves") if row["environment"] == name]
+    if not rows:
+        return
+    steps, mean, low, high = (
+        np.array([float(row[key]) for row in rows])
+        for key in ("global_step", "return", "low", "high")
+    )
+    axes.plot(
+        steps, mean, color=PPO2, linewidth=1.2, linestyle="--", label="ppo2 2018 (v2), 6 seeds"
+    )
+    axes.fill_between(steps, low, high, color=PPO2, alpha=0.12, linewidth=0)
+
+
+def draw_readings(axes: Axes, environment: str) -> None:
+    """Final values that others read off the paper's Figure 3."""
+    name = environment.partition("-")[0]
+    for row in reference("scores"):
+        if row["source"].startswith("paper, Figure 3") and row["environment"] == name:
+            axes.plot(
+                int(row["steps"]),
+                float(row["mean"]),
+                color="black",
+                marker="_",
+                markersize=9,
+                linestyle="none",
+                clip_on=False,
+                label="paper 2017 (v1), read off",
+            )
+
+
+def plot_suite(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
+    """Draw one panel per environment with all variants of a suite and its baseline.
+
+    Raises:
+        BenchmarkError: no run of the suite is finished.
+    """
+    names = {(suite, x): y.label or "ours" for x, y in SUITES[suite].variants.items()}
+    baseline = SUITES[suite].baseline
+    if baseline and baseline not in names:
+        names = {baseline: SUITES[baseline[0]].variants[baseline[1]].label or "ours", **names}
+    found = {key: by_environment(*key, folders) for key in names}
+    environments = [
+        env
+        for env in SUITES[suite].environments
+        if any(env in found[x] for x in found if x[0] == suite)
+    ]
+    if not environments:
+        raise BenchmarkError(f"No run of {suite} is finished.")
+    columns = min(3, len(environments))
+    rows = -(-len(environments) // columns)
+    with plt.rc_context(STYLE):
+        figure, grid = plt.subplots(
+            rows, columns, figsize=(3.2 * columns, 2.4 * rows), squeeze=False
+        )
+        for axes, environment in zip(grid.flat, environments, strict=False):
+            draw_ppo2(axes, environment)
+            draw_readings(axes, environment)
+            for index, (key, label) in enumerate(names.items()):
+                if environment in found[key]:
+                    draw_curves(axes, found[key][environment], label, f"C{index}")
+            axes.set_title(environment)
+            axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x else "0")
+            axes.margins(x=0)
+            handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+            axes.legend(handles.values(), handles.keys(), fontsize=6)
+        for axes in grid.flat[len(environments) :]:
+            axes.axis("off")
+        figure.supxlabel("environment steps")
+        figure.supylabel("episodic return in training")
+        figures.mkdir(parents=True, exist_ok=True)
+        path = figures / f"{suite}.png"
+        figure.savefig(path, dpi=130, metadata={"Software": None})
+        plt.close(figure)
+    return path

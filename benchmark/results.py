@@ -1,0 +1,91 @@
+"""Reads committed results and published numbers."""
+
+import csv
+import dataclasses
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmark.provenance import BenchmarkError
+from benchmark.runs import Folders, select, suite_named
+
+REFERENCE = Path(__file__).resolve().parent / "reference"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    path: Path
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """Settings, commit, versions, speed and the last returns."""
+        return json.loads(self.path.read_text())
+
+    @cached_property
+    def curve(self) -> list[dict[str, str]]:
+        """Rows of the CSV file; a cell is empty where a stretch of steps has no data."""
+        with self.path.with_suffix(".csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values of a column, without its empty cells."""
+        rows = [row for row in self.curve if row.get(name)]
+        steps = np.array([float(row["global_step"]) for row in rows])
+        return steps, np.array([float(row[name]) for row in rows])
+
+    @property
+    def final(self) -> float:
+        """Mean return of the last 100 episodes."""
+        return float(np.mean(self.record["last_returns"]))
+
+    @property
+    def whole(self) -> float:
+        """Mean return of all episodes of the run."""
+        rows = [row for row in self.curve if row["return"]]
+        returns = [float(row["return"]) for row in rows]
+        return float(np.average(returns, weights=[int(row["episodes"]) for row in rows]))
+
+
+def load(suite: str, folders: Folders) -> list[Result]:
+    """All results of a suite, those of added seeds included."""
+    suite_named(suite)
+    return [Result(path) for path in sorted((folders.results / suite).glob("**/seed*.json"))]
+
+
+def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list[Result]]:
+    """Results of a variant by environment, in the order of the suite, seeds in theirs."""
+    found: dict[str, list[Result]] = {env: [] for env in suite_named(suite).environments}
+    for result in load(suite, folders):
+        if result.record["variant"] == variant:
+            found[result.record["environment"]].append(result)
+    ordered = {env: sorted(x, key=lambda r: r.record["seed"]) for env, x in found.items()}
+    return {env: results for env, results in ordered.items() if results}
+
+
+def variant_named(name: str) -> tuple[str, str]:
+    """Suite and variant of `suite` or `suite/variant`.
+
+    Raises:
+        BenchmarkError: there is no such variant.
+    """
+    suite, _, variant = name.partition("/")
+    variants = suite_named(suite).variants
+    if variant not in variants:
+        raise BenchmarkError(f"{suite} has the variants {', '.join(variants)}; name one.")
+    return suite, variant
+
+
+def missing(suite: str, folders: Folders) -> int:
+    """Runs of a suite that have no result."""
+    return sum(not run.result.exists() for run in select(suite, folders))
+
+
+def reference(name: str) -> list[dict[str, str]]:
+    """Rows of a file of published numbers."""
+    with (REFERENCE / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))

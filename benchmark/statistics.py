@@ -1,0 +1,78 @@
+"""Statistics of scores over seeds: pure functions of arrays.
+
+The interquartile mean, stratified bootstrap intervals and the probability of improvement follow
+Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+
+def interquartile_mean(scores: np.ndarray, axis: int = -1) -> Any:
+    """Mean of the middle half; of all scores while there are fewer than four."""
+    return stats.trim_mean(scores, 0.25, axis=axis)
+
+
+def mean_of_strata(*strata: np.ndarray, axis: int = -1) -> Any:
+    """Mean over strata of the mean of each."""
+    return np.mean([np.mean(x, axis=axis) for x in strata], axis=0)
+
+
+def interval(
+    strata: Sequence[np.ndarray], statistic: Callable[..., Any]
+) -> tuple[float, float] | None:
+    """Stratified bootstrap interval of `statistic(*strata, axis)`, percentile method.
+
+    Args:
+        strata: scores (seeds,) of each environment; seeds are resampled within each.
+        statistic: of all strata, vectorized over `axis`.
+
+    Returns:
+        Low and high end; None where a stratum has fewer than two scores, so that nothing is known
+        about its spread.
+    """
+    if any(len(x) < 2 for x in strata):
+        return None
+    found = stats.bootstrap(
+        strata,
+        statistic,
+        n_resamples=RESAMPLES,
+        confidence_level=CONFIDENCE,
+        vectorized=True,
+        method="percentile",
+        rng=np.random.default_rng(0),  # tables must be the same whenever they are made
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def improvement(*strata: np.ndarray, axis: int = -1) -> Any:
+    """Probability that a run of A scores above a run of B, ties half, averaged over environments.
+
+    Args:
+        strata: scores of A in environment 1, of B in environment 1, of A in environment 2, ...
+        axis: of the seeds.
+    """
+    shares = []
+    for a, b in zip(strata[::2], strata[1::2], strict=True):
+        a, b = np.moveaxis(a, axis, -1)[..., :, None], np.moveaxis(b, axis, -1)[..., None, :]
+        shares.append(((a > b) + 0.5 * (a == b)).mean((-2, -1)))
+    return np.mean(shares, axis=0)
+
+
+def normalized(scores: np.ndarray, lowest: float, highest: float) -> np.ndarray:
+    """Shift and scale so that `lowest` gives 0 and `highest` 1 (paper, section 6.1)."""
+    return (np.asarray(scores) - lowest) / (highest - lowest)
+
+
+def on_grid(curves: Sequence[tuple[np.ndarray, np.ndarray]], grid: np.ndarray) -> np.ndarray:
+    """Interpolate curves (steps, returns) linearly onto common steps; (curves, len(grid)).
+
+    Before a curve's first and after its last point its value there is kept.
+    """
+    return np.array([np.interp(grid, steps, returns) for steps, returns in curves])
