@@ -1322,7 +1322,9 @@ def health_warnings(updates: list[dict[str, float]]) -> dict[str, str]:
     return found
 
 
-DETAIL_TAG = re.compile(r"# (?:Detail (\w+/\d+)|(Extra))( omitted)?: ([^\[;]+?)(?: \[.*\]|; (.*))?")
+DETAIL_TAG = re.compile(
+    r"# (?:Detail (\w+/\d+)|(Extra|Deviation))( omitted)?: ([^\[;]+?)(?: \[.*\]|; (.*))?"
+)
 
 
 # Copied from ppo_continuous_action.py
@@ -1743,6 +1745,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         output_dir=str(path.parent),
         run_name="evaluation",
         num_envs=1,
+        num_minibatches=1,
         env_backend="gymnasium",
         async_envs=False,
         evaluate=args.evaluate,
