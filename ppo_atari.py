@@ -106,7 +106,7 @@ class Args:
     seed: int = 1
     """Seed of the weights, the environments, the sampled actions and the minibatch order."""
     total_timesteps: int = 10_000_000
-    """Environment steps of the whole run, over all environments and processes [paper, Table 5]."""
+    """Agent steps of the whole run, all environments and processes together [paper: MuJoCo 1M]."""
     paper: bool = False
     """Take the paper's 3 epochs, c1 = 1 and annealed clip range [ppo2: 4, 0.5, constant]."""
     run_name: str | None = None
@@ -146,11 +146,11 @@ class Args:
     env_id: str = "BreakoutNoFrameskip-v4"
     """Game; Breakout, BreakoutNoFrameskip-v4 and ALE/Breakout-v5 name the same one."""
     num_envs: int = 8
-    """Parallel environments N, per process [paper, Table 5: 8]."""
+    """Parallel environments N, per process [ppo2: 1 for MuJoCo; paper: 8 for Atari]."""
     env_backend: Literal["gymnasium", "ale"] = "gymnasium"
     """gymnasium: the wrappers of this file; ale: the same rules on ale_py's C++ threads, faster."""
     async_envs: bool | None = None
-    """Step each environment in a process of its own; None: with several cores and environments."""
+    """Step each environment in a process of its own; pays for slow environments only."""
     sticky_actions: float = 0.0
     """Chance that a frame repeats the action before (Machado et al. 2018: 0.25) [ppo2: 0]."""
     truncation_is_terminal: bool = False
@@ -158,33 +158,33 @@ class Args:
 
     # --- PPO ---
     num_steps: int = 128
-    """Steps per environment and iteration (paper: horizon T) [paper, Table 5]."""
+    """Steps per environment and iteration (paper: T) [paper: 2048 for MuJoCo, 128 for Atari]."""
     num_minibatches: int = 4
-    """Minibatches per epoch; 4 of 256 samples in the paper's setting [paper, Table 5]."""
+    """Minibatches per epoch [ppo2/defaults.py: 32 for MuJoCo, 4 for Atari]."""
     update_epochs: int = 4
-    """Passes over each batch (paper: K) [ppo2/defaults.py; paper, Table 5: 3]."""
+    """Passes over each batch (paper: K) [paper: 10 for MuJoCo, 3 for Atari, where ppo2 has 4]."""
     learning_rate: float = 2.5e-4
-    """Adam's step size [paper, Table 5]."""
+    """Adam's step size [paper: 3e-4 for MuJoCo, 2.5e-4 for Atari]."""
     anneal_lr: bool = True
-    """Lower the learning rate linearly towards 0 [ppo2/defaults.py; paper, Table 5]."""
+    """Lower the learning rate linearly towards 0 [ppo2/defaults.py; the paper: Atari only]."""
     adam_eps: float = 1e-5
     """Adam's epsilon [ppo2/model.py: 1e-5; PyTorch's default: 1e-8]."""
     gamma: float = 0.99
-    """Discount factor [paper, Table 5]."""
+    """Discount factor [paper, Tables 3 and 5]."""
     gae_lambda: float = 0.95
-    """Lambda of generalized advantage estimation; 1 sums all rewards [paper, Table 5]."""
+    """Lambda of generalized advantage estimation; 1 sums all rewards [paper, Tables 3 and 5]."""
     norm_adv: bool = True
     """Normalize the advantages of each minibatch."""
     clip_coef: float = 0.1
-    """Clip range of the policy ratio (paper: epsilon) [paper, Table 5]."""
+    """Clip range of the policy ratio (paper: epsilon) [paper: 0.2 for MuJoCo, 0.1 for Atari]."""
     anneal_clip: bool = False
     """Lower the clip range linearly towards 0 [paper: Atari only; ppo2: off]."""
     clip_vloss: bool = True
     """Clip the change of the value function by clip_coef too [ppo2; not in the paper]."""
     ent_coef: float = 0.01
-    """Weight of the entropy bonus (paper: c2) [paper, Table 5]."""
+    """Weight of the entropy bonus (paper: c2) [ppo2: 0 for MuJoCo, 0.01 for Atari]."""
     vf_coef: float = 0.5
-    """Weight of the value loss, which is half the squared error (paper: c1) [ppo2/ppo2.py]."""
+    """Weight of the value loss, half the squared error (paper: c1) [ppo2: 0.5; paper: 1, Atari]."""
     max_grad_norm: float | None = 0.5
     """Largest norm of the whole gradient [ppo2/ppo2.py: 0.5; None: off]."""
     target_kl: float | None = None
@@ -726,6 +726,7 @@ class Agent(nn.Module):
             layer_init(nn.Linear(64 * 7 * 7, 512), gain),
             nn.ReLU(),
         )
+        # Detail 13/37: shared or separate networks [ppo2: common/policies.py L156-166]
         self.action_head = layer_init(nn.Linear(512, num_actions), 0.01)
         self.value_head = layer_init(nn.Linear(512, 1), 1.0)
 
@@ -1782,7 +1783,6 @@ def play(args: Args, envs: "FrameStack", agent: Agent, policy: str) -> list[floa
 
 
 # Details of other scripts, so that the table shows all 37.
-# Detail 13/37 omitted: shared or separate networks; the CNN is always shared, see 21
 # Detail 23/37 omitted: normal distribution; the actions are discrete
 # Detail 24/37 omitted: state-independent log std; the actions are discrete
 # Detail 25/37 omitted: independent action components; an action is one button, see 37
