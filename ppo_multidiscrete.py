@@ -274,13 +274,13 @@ def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
             env = gym.make(args.env_id, disable_env_checker=True, **options)
         if video:
             env = gym.wrappers.RecordVideo(env, str(args.run_dir / "videos"))
-        if isinstance(env.action_space, gym.spaces.Box):
-            env = BinActions(env, args.bins)
         if (
             not isinstance(env.observation_space, gym.spaces.Box)
             or len(env.observation_space.shape) != 1
         ):
             env = gym.wrappers.FlattenObservation(env)  # makes Discrete observations one-hot
+        if isinstance(env.action_space, gym.spaces.Box):
+            env = BinActions(env, args.bins)
         if args.mask_invalid_actions:
             env = MaskInObservation(env)
         return ResumableGrid(env, index)
