@@ -3,6 +3,8 @@
 import dataclasses
 
 CONTINUOUS = "ppo_continuous_action.py"
+KL_PENALTY = "ppo_kl_penalty.py"
+MULTIDISCRETE = "ppo_multidiscrete.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,67 @@ MUJOCO7 = (
     "Walker2d-v4",
 )
 
+# What the paper most likely ran: OpenAI published the code of the MuJoCo experiments in the month of
+# the paper as baselines/pposgd (openai/baselines@da997060). Its pposgd_simple.py and mlp_policy.py
+# have a constant learning rate (run_mujoco.py sets no schedule), Adam with epsilon 1e-8, no gradient
+# clipping, the value loss with weight 1, raw rewards, observations clipped at 5, and treat time limits
+# as failures. Not expressible by flags, and left as in ppo2: advantages normalized over the minibatch
+# instead of the batch, orthogonal initialization with gain sqrt(2) instead of normalized columns with
+# gain 1, observation statistics updated at every step instead of once per batch.
+PROTOCOL_2017 = (
+    *("--no-anneal-lr", "--adam-eps", "1e-8", "--max-grad-norm", "None", "--vf-coef", "1.0"),
+    *("--no-scale-rewards", "--clip-obs", "5.0", "--truncation-is-terminal"),
+)
+# ppo2 is the script's default but for time limits.
+PROTOCOL_PPO2 = ("--truncation-is-terminal",)
+
+
+def table1_variants(protocol: tuple[str, ...]) -> dict[str, Variant]:
+    """The eleven surrogate objectives of the paper's Table 1 under one protocol."""
+    none = Variant(KL_PENALTY, ("--kl-mode", "none", *protocol), "no clipping or penalty")
+    clip = {
+        f"clip-{x}": Variant(CONTINUOUS, ("--clip-coef", x, *protocol), f"clipping, ε = {x}")
+        for x in ("0.1", "0.2", "0.3")
+    }
+    adaptive = {
+        f"adaptive-{x}": Variant(
+            KL_PENALTY,
+            ("--kl-mode", "adaptive", "--target-kl", x, *protocol),
+            f"adaptive KL, d_targ = {x}",
+        )
+        for x in ("0.003", "0.01", "0.03")
+    }
+    fixed = {
+        f"fixed-{x}": Variant(
+            KL_PENALTY, ("--kl-mode", "fixed", "--kl-coef", x, *protocol), f"fixed KL, β = {x}"
+        )
+        for x in ("0.3", "1", "3", "10")
+    }
+    return {"none": none, **clip, **adaptive, **fixed}
+
+
+# One switch of the default at a time; the first column of numbers is that of the 37 details.
+ABLATIONS = {
+    "default": ("default", ()),
+    "default-init": ("2 PyTorch's initialization", ("--no-orthogonal-init",)),
+    "adam-eps-1e-8": ("3 Adam epsilon 1e-8", ("--adam-eps", "1e-8")),
+    "constant-lr": ("4 constant learning rate", ("--no-anneal-lr",)),
+    "lambda-1": ("5 λ = 1", ("--gae-lambda", "1.0")),
+    "one-minibatch": ("6 one minibatch per epoch", ("--num-minibatches", "1")),
+    "raw-advantages": ("7 advantages not normalized", ("--no-norm-adv",)),
+    "no-clip": ("8 and 9 nothing clipped", ("--clip-coef", "1e6", "--no-clip-vloss")),
+    "no-value-clip": ("9 value loss not clipped", ("--no-clip-vloss",)),
+    "no-grad-clip": ("11 gradients not clipped", ("--max-grad-norm", "None")),
+    "shared-network": ("13 and 26 shared network", ("--shared-network",)),
+    "raw-observations": ("28 observations not normalized", ("--no-norm-obs",)),
+    "unclipped-observations": ("29 observations not clipped", ("--clip-obs", "None")),
+    "raw-rewards": ("30 rewards not scaled", ("--no-scale-rewards",)),
+    "unclipped-rewards": ("31 rewards not clipped", ("--clip-reward", "None")),
+    "truncation-is-terminal": ("time limits are failures", ("--truncation-is-terminal",)),
+    "anneal-clip": ("extra: clip range annealed", ("--anneal-clip",)),
+    "target-kl": ("extra: early stopping at KL 0.02", ("--target-kl", "0.02")),
+}
+
 SUITES = {
     "smoke": Suite(
         reproduces="nothing: two short runs that show whether everything works here",
@@ -52,8 +115,8 @@ SUITES = {
     "figure3": Suite(
         reproduces="Schulman et al. 2017, Figure 3 (PPO), and baselines' ppo2",
         environments={
-            **dict.fromkeys(MUJOCO7, range(1, 6)),
-            "HalfCheetah-v4": range(1, 11),  # its spread is known to be huge
+            **dict.fromkeys(MUJOCO7, tuple(range(1, 6))),
+            "HalfCheetah-v4": tuple(range(1, 11)),  # its spread is known to be huge
             "Ant-v4": (1, 2),
             "Humanoid-v4": (1, 2),
         },
@@ -65,5 +128,46 @@ SUITES = {
             ("Hopper-v4", 1),
             ("Walker2d-v4", 1),
         ),
+    ),
+    "kl_vs_clip": Suite(
+        reproduces="Schulman et al. 2017, section 4: the adaptive KL penalty against clipping",
+        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
+        variants={
+            "adaptive-0.01": Variant(
+                KL_PENALTY,
+                ("--kl-mode", "adaptive", "--target-kl", "0.01"),
+                "adaptive KL, d_targ = 0.01",
+            )
+        },
+        baseline=("figure3", ""),
+    ),
+    "table1": Suite(
+        reproduces="Schulman et al. 2017, Table 1, with the settings of the code of 2017",
+        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
+        variants=table1_variants(PROTOCOL_2017),
+        first=(("Hopper-v4", 1), ("Swimmer-v4", 1)),
+        baseline=("table1", "clip-0.2"),
+    ),
+    "table1_ppo2": Suite(
+        reproduces="Schulman et al. 2017, Table 1, with the settings of ppo2",
+        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
+        variants=table1_variants(PROTOCOL_PPO2),
+        first=(("Hopper-v4", 1), ("Swimmer-v4", 1)),
+        baseline=("table1_ppo2", "clip-0.2"),
+    ),
+    "ablation": Suite(
+        reproduces="what each detail is worth, beside Engstrom et al. 2020",
+        environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)),
+        variants={
+            name: Variant(CONTINUOUS, flags, label) for name, (label, flags) in ABLATIONS.items()
+        },
+        first=(("Hopper-v4", 1),),
+        baseline=("ablation", "default"),
+    ),
+    "multidiscrete_vs_gaussian": Suite(
+        reproduces="Tang and Agrawal 2020: discretized actions rival the Gaussian policy",
+        environments=dict.fromkeys(("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"), (1, 2, 3)),
+        variants={"bins-11": Variant(MULTIDISCRETE, ("--bins", "11"), "11 bins per joint")},
+        baseline=("figure3", ""),
     ),
 }
