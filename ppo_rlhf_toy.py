@@ -1052,6 +1052,9 @@ def train_sft(args: Args, task: Task) -> TinyGPT:
                 },
                 status=f"loss {loss.item():.3f}",
             )
+            if step in (1, args.sft_steps):
+                queries = task.queries[:5]
+                stage.text(step, task.texts(queries, write_answers(args, task, model, queries)))
             stage.save(step)
         stage.finish()
     return model.requires_grad_(False)
@@ -1078,9 +1081,17 @@ class Preferences:
 
 
 def write_answers(
-    args: Args, task: Task, model: TinyGPT, queries: Tensor, generator: torch.Generator
+    args: Args,
+    task: Task,
+    model: TinyGPT,
+    queries: Tensor,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Truncated responses (B, R) of the model to queries (B, Q), sampled in chunks."""
+    """Truncated responses (B, R) of the model to queries (B, Q), sampled in chunks.
+
+    Without a generator they are always drawn with the same noise: samples to look at.
+    """
+    generator = generator or stage_generator(args.seed, "look", rank=0)
     device = next(model.parameters()).device
     answers = []
     for chunk in queries.split(512):
@@ -1261,7 +1272,7 @@ class Rollout(NamedTuple):
     last: Tensor  # (B, R), True at its last word
 
 
-def rollout_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, dict[str, Tensor]]:
+def rollout_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, dict[str, float]]:
     """PPO's loss on a minibatch of whole responses, and the debug variables.
 
     Everything is selected by `mb.mask` before it is averaged, so padding cannot leak in.
@@ -1297,14 +1308,14 @@ def rollout_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, dict[st
     entropy = -(word_logprobs.exp() * word_logprobs).sum(-1)[mask].mean()
     # Detail 12/37: debug variables [ppo2/model.py L115-116]
     metrics = {
-        "losses/policy_loss": pg_loss,
-        "losses/value_loss": v_loss,
-        "losses/entropy": entropy,
-        "losses/old_approx_kl": -logratio.mean(),
-        "losses/approx_kl": approx_kl(logratio),
-        "losses/clipfrac": clip_fraction(logratio, args.clip_coef),
+        "losses/policy_loss": pg_loss.item(),
+        "losses/value_loss": v_loss.item(),
+        "losses/entropy": entropy.item(),
+        "losses/old_approx_kl": -logratio.mean().item(),
+        "losses/approx_kl": approx_kl(logratio).item(),
+        "losses/clipfrac": clip_fraction(logratio, args.clip_coef).item(),
         "losses/explained_variance": explained_variance(mb.values[mask], returns),
-        "advantages/std": advantages.std(correction=0),
+        "advantages/std": advantages.std(correction=0).item(),
     }
     return loss, metrics
 
@@ -1376,11 +1387,11 @@ def train_ppo(
             for epoch in range(args.update_epochs):
                 # Detail 6/37: minibatch updates [ppo2/ppo2.py L157-166]
                 # Detail R16/21: batches and minibatches of responses [LHP: train_policy.py L180]
-                order = torch.randperm(args.batch_size, generator=generator).to(device)
+                order = torch.randperm(args.batch_size, generator=generator)
                 for minibatch, rows in enumerate(order.split(args.minibatch_size)):
                     loss, metrics = rollout_loss(agent, Rollout(*(x[rows] for x in rollout)), args)
+                    # Extra: pretraining gradients, PPO-ptx [Ouyang et al. 2022, eq. 2]
                     if args.ptx_coef > 0:
-                        # Extra: pretraining gradients, PPO-ptx [Ouyang et al. 2022, eq. 2]
                         chosen = torch.randint(
                             len(task.documents), (len(rows),), generator=generator
                         )
@@ -1391,7 +1402,7 @@ def train_ppo(
                     # Extra: parallelized gradient update [ppo2/model.py L97-98]
                     average_gradients(agent)
                     # Detail 11/37: global gradient clipping [ppo2/model.py L102-108]
-                    metrics["losses/grad_norm"] = nn.utils.clip_grad_norm_(
+                    grad_norm = nn.utils.clip_grad_norm_(
                         agent.parameters(), args.max_grad_norm or math.inf
                     )
                     if args.adam == "tensorflow":
@@ -1403,8 +1414,9 @@ def train_ppo(
                             args.adam_eps, step + 1
                         )
                     optimizer.step()
+                    metrics["losses/grad_norm"] = grad_norm.item()
                     for name, value in metrics.items():
-                        sums[name] = sums.get(name, 0.0) + float(value) / gradient_steps
+                        sums[name] = sums.get(name, 0.0) + value / gradient_steps
             update_seconds = time.perf_counter() - update_start
 
             # --- Adapt beta, log: the KL is that of the rollout, to the fixed reference ---
@@ -1431,6 +1443,8 @@ def train_ppo(
             stage.log(
                 update, metrics, status=f"proxy {metrics['objective/proxy']:+.2f} KL {kl:.1f}"
             )
+            if update in (1, args.num_updates):
+                stage.text(update, task.texts(queries[:5], kept[:5]))
             for cause, sentence in rlhf_warnings(stage.rows).items():
                 stage.warn(cause, sentence)
             if args.kl_mode == "adaptive":
@@ -1640,15 +1654,16 @@ def train(args: Args) -> dict[str, Any]:
         reward_model, quality = train_reward_model(args, task, sft, preferences)
         auditor, _ = train_reward_model(args, task, sft, preferences, auditor=True)
 
-        planned = [args]
+        planned = {args.ppo_run: args}
+        others = [{"kl_mode": "none"}] if args.contrast or args.compare else []
         if args.compare:
-            planned += [dataclasses.replace(args, kl_mode="adaptive")]
-            planned += [dataclasses.replace(args, kl_mode="fixed", kl_coef=FIXED_KL_COEF)]
-        if args.compare or args.contrast:
-            planned += [dataclasses.replace(args, kl_mode="none")]
+            others += [{"kl_mode": "adaptive"}, {"kl_mode": "fixed", "kl_coef": FIXED_KL_COEF}]
+        for settings in others:
+            other = dataclasses.replace(args, **settings)
+            planned.setdefault(other.ppo_run, other)
         agents, updates = {}, {}
-        for ppo_args in {x.ppo_run: x for x in reversed(planned)}.values():
-            agents[ppo_args.ppo_run], updates[ppo_args.ppo_run] = train_ppo(
+        for name, ppo_args in planned.items():
+            agents[name], updates[name] = train_ppo(
                 ppo_args, task, sft, reward_model, auditor, preferences
             )
 
@@ -1788,13 +1803,13 @@ def pick_device(args: Args) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def stage_generator(seed: int, stage: str, rank: int) -> torch.Generator:
-    """A random generator for one stage of one process, on the CPU.
+def stage_generator(seed: int, purpose: str, rank: int) -> torch.Generator:
+    """A random generator for one purpose in one process, on the CPU.
 
     Each stage has its own, so that a run that reuses earlier stages equals one that makes them.
     """
     # Detail R6/21: different seeds for different processes [LHP: utils/core.py L108-113]
-    return torch.Generator().manual_seed(zlib.crc32(stage.encode()) + seed + rank * 100_003)
+    return torch.Generator().manual_seed(zlib.crc32(purpose.encode()) + seed + rank * 100_003)
 
 
 # Copied from ppo_continuous_action.py
