@@ -492,7 +492,7 @@ class AleGame:
         info = {"episode_frame_number": [0]}
         while info["episode_frame_number"][0] == 0:
             # as Detail 14
-            frame, info = self.emulator.reset(seed=seed)
+            frame, info = self.emulator.reset(seed=None if seed is None else seed % 2**31)
             seed = None  # a generator that is seeded again would draw 0 again
         self.episode_return, self.episode_length = 0.0, 0
         self.lives = int(info["lives"][0])
@@ -1135,7 +1135,11 @@ RunningMeanStd = Any
 def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
     """Join the other processes; name and make the run's folder, or load what it continues from."""
     if WORLD_SIZE > 1 and not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        # torchrun keeps its store over a restart; the prefix hides the dead processes' addresses.
+        store, rank, size = next(dist.rendezvous("env://"))
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         atexit.register(dist.destroy_process_group)
     path = find_checkpoint(args)
     if path is not None:
@@ -1584,13 +1588,13 @@ def save_file(path: Path, content: dict[str, Any]) -> bool:
     """
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    data = buffer.getvalue()[:-2]  # without the length of the comment, which is 0
+    data = buffer.getvalue()[:-2] + struct.pack("<H", 64)  # the length of the comment, was 0
     digest = hashlib.sha256(data).hexdigest().encode()
     temporary, previous = path.with_suffix(".tmp"), path.with_suffix(".previous.pt")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(data + struct.pack("<H", len(digest)) + digest)
+            file.write(data + digest)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
@@ -1613,7 +1617,7 @@ def load_file(path: Path, needed: str) -> dict[str, Any]:
     content: Any = None
     try:
         data = path.read_bytes()
-        if hashlib.sha256(data[:-66]).hexdigest().encode() == data[-64:]:
+        if hashlib.sha256(data[:-64]).hexdigest().encode() == data[-64:]:
             content = torch.load(io.BytesIO(data), weights_only=True)
         problem = "is damaged or not a file of this script"
     except OSError as error:
