@@ -1,0 +1,268 @@
+"""The command line: bad input, evaluation, logs read back."""
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from ctypes.util import find_library
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto import wandb_internal_pb2
+
+import ppo_continuous_action as ppo
+from ppo_continuous_action import train
+
+TINY = "--total-timesteps 64 --num-steps 32 --num-minibatches 4 --update-epochs 2"
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path):
+    """Run the script's main with a command line; returns exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(line):
+        monkeypatch.setattr(sys, "argv", ["ppo_continuous_action.py", *line.split()])
+        code = 0
+        try:
+            ppo.main()
+        except SystemExit as exit:
+            code = exit.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def assert_refused(result, *words):
+    """Exit code 2 and one sentence that contains the words."""
+    code, _, err = result
+    assert code == 2 and "Traceback" not in err
+    sentences = [line for line in err.splitlines() if line.startswith("Error: ")]
+    assert len(sentences) == 1 and all(word in sentences[0] for word in words), err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--env-id HalfCheeta-v4", ["HalfCheetah-v4"]),
+        ("--env-id Nothing-like-this", ["Nothing-like-this"]),
+        ("--env-id HalfCheetah-v99", ["v99"]),
+        ("--env-id CartPole-v1", ["Discrete", "ppo_multidiscrete.py"]),
+        ("--env-id Hopper-v3", ["Hopper-v3"]),
+        ("--num-minibatches 31", ["--num-minibatches 31", "2048"]),
+        ("--num-minibatches 2048", ["one sample"]),
+        ("--num-envs 0", ["--num-envs", "positive"]),
+        ("--num-steps -5", ["--num-steps", "positive"]),
+        ("--clip-coef 0", ["--clip-coef", "positive"]),
+        ("--learning-rate -1", ["--learning-rate", "negative"]),
+        ("--learning-rate nan", ["--learning-rate"]),
+        ("--gamma 1.5", ["--gamma"]),
+        ("--total-timesteps 2047", ["2047", "2048"]),
+        ("--seed -1", ["--seed"]),
+        ("--evaluate nowhere", ["nowhere"]),
+        ("--resume nowhere", ["nowhere"]),
+        ("--output-dir /proc/nowhere --env-id Pendulum-v1", ["/proc/nowhere"]),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_leaves_nothing_behind(cli, tmp_path, line, words):
+    assert_refused(cli(line), *words)
+    assert [x.name for x in tmp_path.iterdir() if x.name != "MUJOCO_LOG.TXT"] == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_cuda_without_a_gpu_is_refused(cli):
+    assert_refused(cli("--device cuda"), "--device cuda", "use cpu")
+
+
+@pytest.mark.parametrize("line", ["--learning-rte 1", "--num-steps many", "--total-timesteps 1e6"])
+def test_wrong_flags_and_values_are_named(cli, line):
+    code, _, err = cli(line)
+    assert code == 2 and line.split()[0] in err + "--total-timesteps" and "Traceback" not in err
+
+
+def test_track_without_wandb_is_refused(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert_refused(cli(f"--env-id Pendulum-v1 {TINY} --track"), "pip install wandb")
+
+
+def test_an_existing_run_is_not_overwritten(cli, tmp_path):
+    line = f"--env-id FakeCounter-v0 {TINY} --run-name mine"
+    assert cli(line)[0] == 0
+    before = {x.name: x.read_bytes() for x in (tmp_path / "runs/mine").iterdir()}
+    assert_refused(cli(line), "--resume runs/mine")
+    assert before == {x.name: x.read_bytes() for x in (tmp_path / "runs/mine").iterdir()}
+
+
+def test_bad_models_are_refused_by_evaluate(cli, tmp_path):
+    assert cli(f"--env-id FakeCounter-v0 {TINY} --run-name mine")[0] == 0
+    model = tmp_path / "runs/mine/model.pt"
+    good = model.read_bytes()
+    assert_refused(cli(f"--evaluate {model}"), "FakeCounter-v0")  # trained elsewhere
+    (tmp_path / "text.pt").write_text("hello")
+    (tmp_path / "cut.pt").write_bytes(good[: len(good) // 2])
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "foreign.pt")
+    for name in ("text.pt", "cut.pt", "foreign.pt"):
+        assert_refused(cli(f"--env-id FakeCounter-v0 --evaluate {tmp_path / name}"), name)
+    content = ppo.load_file(model, "agent")
+    content["agent"]["value_head.bias"] = torch.zeros(7)
+    ppo.save_file(tmp_path / "misfit.pt", content)
+    assert_refused(
+        cli(f"--env-id FakeCounter-v0 --evaluate {tmp_path / 'misfit.pt'}"), "does not fit"
+    )
+
+
+def test_end_to_end_run_logs_everything_to_tensorboard_and_csv(cli, tmp_path):
+    code, out, _ = cli(
+        f"--env-id Pendulum-v1 {TINY} --run-name mine --total-timesteps 640 --print-details"
+    )
+    assert code == 0 and "37/37" in out and "orthogonal_init=True" in out
+    lines = out.splitlines()
+    assert lines[-1] == "Done. Model: runs/mine/model.pt; logs: tensorboard --logdir runs/mine"
+    assert re.search(r"step +\d+ +return -\d+", out)
+    events = EventAccumulator(str(tmp_path / "runs/mine"))
+    events.Reload()
+    scalars = set(events.Tags()["scalars"])
+    assert scalars >= {
+        *ppo.LOSS_METRICS,
+        "losses/grad_norm", "losses/explained_variance", "policy/log_std", "values/mean",
+        "advantages/std", "charts/learning_rate", "charts/episodic_return",
+        "charts/episodic_length", "charts/SPS", "charts/SPS_rollout", "charts/SPS_update",
+    }  # fmt: skip
+    assert [x.step for x in events.Scalars("losses/policy_loss")] == list(range(32, 641, 32))
+    returns = [(x.step, x.value) for x in events.Scalars("charts/episodic_return")]
+    rows = (tmp_path / "runs/mine/episodes.csv").read_text().splitlines()
+    assert rows[0] == "global_step,return,length" and len(rows) == 4
+    for (step, value), row in zip(returns, rows[1:]):
+        assert (step, pytest.approx(value)) == (int(row.split(",")[0]), float(row.split(",")[1]))
+    text = events.Tensors("details/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert text.count("/37 |") == 37 and "observation normalization" in text
+    assert json.loads((tmp_path / "runs/mine/args.json").read_text())["num_steps"] == 32
+
+
+def wandb_records(path):
+    """Records of an offline run: protocol buffers in LevelDB's log format, behind 7 bytes."""
+    data, offset, parts = path.read_bytes(), 7, b""
+    while offset + 7 <= len(data):
+        if 32768 - offset % 32768 < 7:  # a header does not fit into the rest of a block
+            offset += 32768 - offset % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[offset : offset + 7])
+        parts += data[offset + 7 : offset + 7 + length]
+        offset += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield wandb_internal_pb2.Record.FromString(parts)
+            parts = b""
+
+
+def test_weights_and_biases_offline_run_can_be_read_back(tmp_path):
+    """In a process of its own, since wandb keeps state."""
+    command = f"--env-id Pendulum-v1 {TINY} --total-timesteps 256 --track --run-name mine"
+    result = subprocess.run(
+        [sys.executable, ppo.__file__, *command.split()],
+        cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    (log,) = tmp_path.glob("runs/mine/wandb/offline-run-*/run-*.wandb")
+    steps, keys = [], set()
+    for record in wandb_records(log):
+        if record.WhichOneof("record_type") == "history":
+            steps.append(record.history.step.num)
+            keys |= {item.key or ".".join(item.nested_key) for item in record.history.item}
+    assert keys >= {"losses/policy_loss", "charts/episodic_return", "charts/SPS"}
+    assert any(key.startswith("details") for key in keys)
+    assert steps == sorted(steps) and steps[-1] == 256
+
+
+# --- Evaluation ---
+
+
+def test_evaluation_reports_mean_and_sampled_actions(cli, tmp_path):
+    assert cli(f"--env-id Pendulum-v1 {TINY} --run-name mine")[0] == 0
+    before = (tmp_path / "runs/mine/model.pt").read_bytes()
+    code, out, _ = cli("--env-id Pendulum-v1 --evaluate runs/mine --eval-episodes 3")
+    assert code == 0
+    assert re.findall(r"(\w+) action: -\d+\.\d ± \d+\.\d over 3 episodes", out) == [
+        "mean",
+        "sampled",
+    ]
+    code, out, _ = cli("--env-id Pendulum-v1 --evaluate runs/mine/checkpoint.pt --deterministic")
+    assert code == 0 and "sampled" not in out and "over 10 episodes" in out
+    assert (tmp_path / "runs/mine/model.pt").read_bytes() == before
+
+
+def test_saved_model_acts_like_the_trained_one_with_frozen_statistics(tiny, monkeypatch):
+    result = train(tiny(env_id="Pendulum-v1", num_steps=64, total_timesteps=256))
+    args, agent = result["args"], result["agent"]
+    content = ppo.load_file(args.run_dir / "model.pt", "agent")
+    statistics = content["statistics"]["obs"]
+    assert statistics["count"] == pytest.approx(258, abs=1)
+    monkeypatch.setattr(ppo.RunningMeanStd, "update", lambda *x: pytest.fail("statistics moved"))
+    played = []
+    real = ppo.play
+
+    def spy(args, envs, loaded, obs_stats, policy):
+        obs = np.array([[0.3, -0.8, 2.0]])
+        with torch.no_grad():
+            for network in (loaded, agent):
+                z = torch.as_tensor(ppo.normalize_obs(obs, obs_stats, True, 10.0)).float()
+                played.append(network.action_mean(network.policy_trunk(z)))
+        np.testing.assert_array_equal(obs_stats.mean, statistics["mean"].numpy())
+        return real(args, envs, loaded, obs_stats, policy)
+
+    monkeypatch.setattr(ppo, "play", spy)
+    returns = ppo.evaluate(
+        ppo.Args(
+            env_id="Pendulum-v1", evaluate=str(args.run_dir), eval_episodes=2, deterministic=True
+        )
+    )
+    assert torch.equal(*played) and len(returns["mean"]) == 2
+    again = ppo.evaluate(
+        ppo.Args(
+            env_id="Pendulum-v1", evaluate=str(args.run_dir), eval_episodes=2, deterministic=True
+        )
+    )
+    assert returns == again
+
+
+def test_trained_policy_evaluates_far_better_than_an_untrained_one(tiny):
+    settings = dict(env_id="FakeTarget-v0", num_envs=8, num_steps=64, gamma=0.0, norm_obs=True)
+    trained = train(
+        tiny(
+            **settings,
+            total_timesteps=8192,
+            learning_rate=3e-3,
+            update_epochs=10,
+            num_minibatches=8,
+        )
+    )
+    untrained = train(tiny(**settings, total_timesteps=512, learning_rate=0.0))
+    means = []
+    for result in (trained, untrained):
+        args = ppo.Args(
+            env_id="FakeTarget-v0", evaluate=str(result["args"].run_dir), eval_episodes=50
+        )
+        means.append(np.mean(ppo.evaluate(args)["mean"]))
+    assert means[0] > -0.15 and means[1] < -0.35
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_library("EGL") is None, reason="rendering without a screen needs EGL")
+def test_videos_are_recorded_without_a_screen(tmp_path):
+    command = [sys.executable, ppo.__file__, "--env-id", "Hopper-v4", "--capture-video"]
+    for flags in (
+        f"{TINY} --run-name mine",
+        "--evaluate runs/mine --eval-episodes 1 --deterministic",
+    ):
+        result = subprocess.run(
+            [*command, *flags.split()], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert result.returncode == 0, result.stderr
+    for folder in ("runs/mine/videos", "runs/mine/evaluation/videos"):
+        videos = list((tmp_path / folder).glob("*.mp4"))
+        assert videos and all(x.stat().st_size > 1000 for x in videos), folder
