@@ -213,16 +213,21 @@ class Args:
     def __post_init__(self) -> None:
         """Refuse settings that cannot work together, each with one sentence."""
         self.env_id = re.sub(r"^ALE/(\w+)-v5$|^(\w+)NoFrameskip-v4$", r"\1\2", self.env_id)
+        if self.resume not in (None, "auto"):
+            return  # the settings of the checkpoint count, which were checked when it was made
         for name, value in PAPER.items() if self.paper else ():
             if getattr(self, name) == getattr(Args, name):  # a value that was asked for stays
                 setattr(self, name, value)
-        positive = "num_envs num_steps num_minibatches update_epochs total_timesteps learning_rate"
-        positive += " adam_eps torch_threads checkpoint_interval eval_episodes clip_coef"
-        positive += " max_grad_norm"
+        positive = "num_envs num_steps num_minibatches update_epochs total_timesteps adam_eps"
+        positive += " torch_threads checkpoint_interval eval_episodes clip_coef max_grad_norm"
         for name in positive.split():
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise RunError(f"--{name.replace('_', '-')} must be positive, not {value}.")
+        for name in ("learning_rate", "ent_coef", "vf_coef", "target_kl", "seed"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise RunError(f"--{name.replace('_', '-')} must not be negative: {value}.")
         for name in ("gamma", "gae_lambda", "sticky_actions"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RunError(f"--{name.replace('_', '-')} must lie between 0 and 1.")
@@ -637,7 +642,8 @@ def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
         gym.register_envs(ale_py)  # a worker process starts without the games
         cv2.setNumThreads(1)  # an image this small is resized faster than threads are woken
         if multiprocessing.parent_process() is not None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to answer
+            for number in (signal.SIGINT, signal.SIGTERM):  # these are the main process's to answer
+                signal.signal(number, signal.SIG_IGN)
         video = args.capture_video and index == 0 and RANK == 0
         env = gym.make(
             f"ALE/{args.env_id}-v5",
