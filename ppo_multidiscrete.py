@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "gymnasium[classic-control,mujoco,toy-text]==1.4.0",
+#     "gymnasium[mujoco]==1.4.0",
 #     "moviepy==2.2.1",
 #     "mujoco==4.0.0",
 #     "numpy==2.4.6",
@@ -105,7 +105,7 @@ class Args:
     seed: int = 1
     """Seed of the weights, the environments, the sampled actions and the minibatch order."""
     total_timesteps: int = 1_000_000
-    """Environment steps of the whole run, over all environments and processes [paper, Table 3]."""
+    """Agent steps of the whole run, all environments and processes together [paper: MuJoCo 1M]."""
     run_name: str | None = None
     """Name of the run's folder; by default environment, script, seed and time."""
     output_dir: str = "runs"
@@ -146,7 +146,7 @@ class Args:
     mask_invalid_actions: bool = False
     """Never take actions that info["action_mask"] or action_masks() of the environment excludes."""
     num_envs: int = 1
-    """Parallel environments N, per process [ppo2/defaults.py: 1 for MuJoCo]."""
+    """Parallel environments N, per process [ppo2: 1 for MuJoCo; paper: 8 for Atari]."""
     async_envs: bool = False
     """Step each environment in a process of its own; pays for slow environments only."""
     truncation_is_terminal: bool = False
@@ -164,33 +164,33 @@ class Args:
 
     # --- PPO ---
     num_steps: int = 2048
-    """Steps per environment and iteration (paper: horizon T) [paper, Table 3]."""
+    """Steps per environment and iteration (paper: T) [paper: 2048 for MuJoCo, 128 for Atari]."""
     num_minibatches: int = 32
-    """Minibatches per epoch; 32 of 64 samples in the paper's setting [paper, Table 3]."""
+    """Minibatches per epoch [ppo2/defaults.py: 32 for MuJoCo, 4 for Atari]."""
     update_epochs: int = 10
-    """Passes over each batch (paper: K) [paper, Table 3]."""
+    """Passes over each batch (paper: K) [paper: 10 for MuJoCo, 3 for Atari, where ppo2 has 4]."""
     learning_rate: float = 3e-4
-    """Adam's step size [paper, Table 3]."""
+    """Adam's step size [paper: 3e-4 for MuJoCo, 2.5e-4 for Atari]."""
     anneal_lr: bool = True
     """Lower the learning rate linearly towards 0 [ppo2/defaults.py; the paper: Atari only]."""
     adam_eps: float = 1e-5
     """Adam's epsilon [ppo2/model.py: 1e-5; PyTorch's default: 1e-8]."""
     gamma: float = 0.99
-    """Discount factor [paper, Table 3]."""
+    """Discount factor [paper, Tables 3 and 5]."""
     gae_lambda: float = 0.95
-    """Lambda of generalized advantage estimation; 1 sums all rewards [paper, Table 3]."""
+    """Lambda of generalized advantage estimation; 1 sums all rewards [paper, Tables 3 and 5]."""
     norm_adv: bool = True
     """Normalize the advantages of each minibatch."""
     clip_coef: float = 0.2
-    """Clip range of the policy ratio (paper: epsilon) [paper, Table 1]."""
+    """Clip range of the policy ratio (paper: epsilon) [paper: 0.2 for MuJoCo, 0.1 for Atari]."""
     anneal_clip: bool = False
     """Lower the clip range linearly towards 0 [paper: Atari only; ppo2: off]."""
     clip_vloss: bool = True
     """Clip the change of the value function by clip_coef too [ppo2; not in the paper]."""
     ent_coef: float = 0.0
-    """Weight of the entropy bonus (paper: c2) [ppo2/defaults.py]."""
+    """Weight of the entropy bonus (paper: c2) [ppo2: 0 for MuJoCo, 0.01 for Atari]."""
     vf_coef: float = 0.5
-    """Weight of the value loss, which is half the squared error (paper: c1) [ppo2/ppo2.py]."""
+    """Weight of the value loss, half the squared error (paper: c1) [ppo2: 0.5; paper: 1, Atari]."""
     max_grad_norm: float | None = 0.5
     """Largest norm of the whole gradient [ppo2/ppo2.py: 0.5; None: off]."""
     target_kl: float | None = None
@@ -222,6 +222,8 @@ class Args:
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work together, each with one sentence."""
+        if self.resume not in (None, "auto"):
+            return  # the settings of the checkpoint count, which were checked when it was made
         positive = "num_envs num_steps num_minibatches update_epochs total_timesteps adam_eps"
         positive += " torch_threads checkpoint_interval eval_episodes clip_coef clip_obs"
         positive += " clip_reward max_grad_norm"
@@ -273,6 +275,8 @@ def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
             warnings.filterwarnings("ignore", message=".*is out of date")
             env = gym.make(args.env_id, disable_env_checker=True, **options)
         if video:
+            env.reset()
+            env.render()  # a missing renderer is to stop the run here, with a sentence
             env = gym.wrappers.RecordVideo(env, str(args.run_dir / "videos"))
         if (
             not isinstance(env.observation_space, gym.spaces.Box)
@@ -862,7 +866,9 @@ def train(args: Args) -> dict[str, Any]:
             optimizer.load_state_dict(checkpoint["optimizer"])
             resumed_exactly = process.restore(checkpoint["processes"][RANK])
         if not resumed_exactly:
+            start_statistics = copy.deepcopy(statistics)
             obs_stats.update(raw_obs[:, :obs_size])
+            merge_over_processes(statistics, start_statistics)
             obs[-1] = normalized(raw_obs)
         if WORLD_SIZE > 1:
             dist.broadcast(weights, src=0)
@@ -1002,7 +1008,11 @@ def train(args: Args) -> dict[str, Any]:
 def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
     """Join the other processes; name and make the run's folder, or load what it continues from."""
     if WORLD_SIZE > 1 and not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        # torchrun keeps its store over a restart; the prefix hides the dead processes' addresses.
+        store, rank, size = next(dist.rendezvous("env://"))
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         atexit.register(dist.destroy_process_group)
     path = find_checkpoint(args)
     if path is not None:
@@ -1477,13 +1487,13 @@ def save_file(path: Path, content: dict[str, Any]) -> bool:
     """
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    data = buffer.getvalue()[:-2]  # without the length of the comment, which is 0
+    data = buffer.getvalue()[:-2] + struct.pack("<H", 64)  # the length of the comment, was 0
     digest = hashlib.sha256(data).hexdigest().encode()
     temporary, previous = path.with_suffix(".tmp"), path.with_suffix(".previous.pt")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(data + struct.pack("<H", len(digest)) + digest)
+            file.write(data + digest)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
@@ -1506,7 +1516,7 @@ def load_file(path: Path, needed: str) -> dict[str, Any]:
     content: Any = None
     try:
         data = path.read_bytes()
-        if hashlib.sha256(data[:-66]).hexdigest().encode() == data[-64:]:
+        if hashlib.sha256(data[:-64]).hexdigest().encode() == data[-64:]:
             content = torch.load(io.BytesIO(data), weights_only=True)
         problem = "is damaged or not a file of this script"
     except OSError as error:
@@ -1649,6 +1659,8 @@ class Resumable(gym.Wrapper):
             state = {}
             for name, value in vars(layer).items():
                 parts = value if isinstance(value, tuple) else (value,)
+                if isinstance(value, gym.Env):
+                    continue
                 if type(value).__name__ == "MjData":
                     state[name] = save_mujoco(layer.model, value)
                 elif isinstance(value, np.random.Generator):

@@ -514,12 +514,14 @@ def test_evaluation_is_repeatable_and_the_best_action_beats_samples(make_args):
         ("--env-id MdBox-v0 --bins 1", "at least 2"),
         ("--env-id CartPol-v1", "did you mean CartPole"),
         ("--env-id Taxi-v3", "Taxi-v4"),
+        ("--env-id CartPole-v1 --capture-video", "classic"),
         ("--env-id MdMaskedNever-v0 --mask-invalid-actions", "leave out"),
         ("--env-id MdMaskedShort-v0 --mask-invalid-actions", "has 3 entries"),
         ("--env-id MdMaskedNothing-v0 --mask-invalid-actions", "component 1"),
     ],
 )
 def test_bad_input_ends_with_one_sentence(tmp_path, monkeypatch, capsys, flags, words):
+    monkeypatch.setitem(sys.modules, "pygame", None)
     flags += f" --output-dir {tmp_path} --num-steps 64 --num-minibatches 2 --total-timesteps 64"
     monkeypatch.setattr(sys, "argv", ["ppo_multidiscrete.py", *flags.split()])
     with pytest.raises(SystemExit) as end:
