@@ -2053,7 +2053,7 @@ class Stage:
         done = len(self.rows)
         if RANK == 0:
             # purge_step hides what was logged after the checkpoint and before the run was killed.
-            self.writer = SummaryWriter(str(self.args.run_dir / self.name), purge_step=done)
+            self.writer = SummaryWriter(str(self.args.run_dir / self.name), purge_step=done + 1)
             self._write_rows("w", self.rows)
             self.progress = tqdm(
                 desc=self.name,
