@@ -5,7 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from benchmark import report, throughput
+from benchmark import throughput
 from benchmark.commands import guarded
 from benchmark.provenance import BenchmarkError, git
 from benchmark.results import load
@@ -63,6 +63,8 @@ def status_command(args: argparse.Namespace) -> None:
 
 def report_command(args: argparse.Namespace) -> None:
     """Rewrite the generated tables of README.md and benchmark/README.md."""
+    from benchmark import report  # scipy takes a second to import
+
     for page in report.write_pages(args.folders):
         print(f"{page} rewritten")
 
@@ -80,6 +82,8 @@ def plot_command(args: argparse.Namespace) -> None:
 
 def compare_command(args: argparse.Namespace) -> None:
     """Compare two variants, each named SUITE or SUITE/VARIANT."""
+    from benchmark import report
+
     print(report.compare(args.a, args.b, args.folders))
 
 

@@ -44,13 +44,13 @@ MUJOCO7 = (
     "Walker2d-v4",
 )
 
-# What the paper most likely ran: OpenAI published the code of the MuJoCo experiments in the month of
-# the paper as baselines/pposgd (openai/baselines@da997060). Its pposgd_simple.py and mlp_policy.py
-# have a constant learning rate (run_mujoco.py sets no schedule), Adam with epsilon 1e-8, no gradient
-# clipping, the value loss with weight 1, raw rewards, observations clipped at 5, and treat time limits
-# as failures. Not expressible by flags, and left as in ppo2: advantages normalized over the minibatch
-# instead of the batch, orthogonal initialization with gain sqrt(2) instead of normalized columns with
-# gain 1, observation statistics updated at every step instead of once per batch.
+# What the paper most likely ran: in the month of the paper OpenAI published the code of the MuJoCo
+# experiments as baselines/pposgd (openai/baselines@da997060). Its pposgd_simple.py, mlp_policy.py
+# and run_mujoco.py have a constant learning rate, Adam with epsilon 1e-8, no gradient clipping, the
+# value loss with weight 1, raw rewards, observations clipped at 5, and time limits as failures.
+# Left as in ppo2, because no flag expresses it: advantages normalized over the minibatch instead of
+# the batch, orthogonal initialization with gain sqrt(2) instead of normalized columns with gain 1,
+# observation statistics updated at every step instead of once per batch.
 PROTOCOL_2017 = (
     *("--no-anneal-lr", "--adam-eps", "1e-8", "--max-grad-norm", "None", "--vf-coef", "1.0"),
     *("--no-scale-rewards", "--clip-obs", "5.0", "--truncation-is-terminal"),
@@ -110,7 +110,7 @@ SUITES = {
         reproduces="nothing: two short runs that show whether everything works here",
         environments={"InvertedPendulum-v4": (1, 2)},
         variants={"": Variant(CONTINUOUS)},
-        total_timesteps=6144,
+        total_timesteps=4096,
     ),
     "figure3": Suite(
         reproduces="Schulman et al. 2017, Figure 3 (PPO), and baselines' ppo2",

@@ -1,0 +1,364 @@
+"""Statistics on arrays that a person can check, suites, tables, figures and committed results."""
+
+import ast
+import functools
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ppo_continuous_action
+from benchmark import plots, report, results, runs, statistics, suites, throughput
+from benchmark.__main__ import main, parse
+from benchmark.provenance import ROOT, BenchmarkError, git, source_at
+
+FOLDERS = runs.Folders()
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return runs.Folders(tmp_path / "results", tmp_path / "runs")
+
+
+def write_result(folders, suite, environment, seed, returns, variant=""):
+    """A result whose last episodes have the given returns and whose curve rises to their mean."""
+    run = runs.Run(suite, environment, variant, seed, folders)
+    mean = float(np.mean(returns))
+    rows = [f"{10_000 * (i + 1)},2,{mean * (i + 1) / 100},5" for i in range(runs.BINS)]
+    run.result.parent.mkdir(parents=True, exist_ok=True)
+    run.result.with_suffix(".csv").write_text(
+        "\n".join(["global_step,episodes,return,length", *rows, ""])
+    )
+    record = {
+        "suite": suite,
+        "environment": environment,
+        "variant": variant,
+        "seed": seed,
+        "seconds": 3600,
+        "last_returns": list(returns),
+        "settings": {"total_timesteps": 1_000_000},
+    }
+    run.result.write_text(json.dumps(record))
+
+
+# --- Statistics ---
+
+
+def test_interquartile_mean_ignores_the_outer_quarters():
+    assert statistics.interquartile_mean(np.array([100, 1, 3, 2, 5, 4, 6, 7])) == 4.5
+
+
+def test_interquartile_mean_of_three_is_their_mean():
+    assert statistics.interquartile_mean(np.array([1.0, 2.0, 6.0])) == 3.0
+
+
+def test_one_seed_has_no_interval():
+    assert statistics.interval([np.array([3.0])], np.mean) is None
+
+
+def test_interval_lies_within_the_scores_around_their_mean():
+    low, high = statistics.interval([np.arange(10.0)], np.mean)
+    assert 2 < low < 4.5 < high < 7
+    assert statistics.interval([np.arange(10.0)], np.mean) == (low, high)
+
+
+def test_bootstrap_is_stratified():
+    # Environments on different scales but without spread between seeds: nothing is uncertain.
+    strata = [np.array([1.0, 1.0, 1.0]), np.array([9.0, 9.0, 9.0])]
+    assert statistics.interval(strata, statistics.mean_of_strata) == (5.0, 5.0)
+
+
+def test_improvement_counts_pairs_and_half_of_ties():
+    a, b = np.array([1.0, 3.0]), np.array([2.0, 3.0])
+    # Of the four pairs (1,2) (1,3) (3,2) (3,3) one is won and one is a tie.
+    assert statistics.improvement(a, b) == 0.375
+
+
+def test_improvement_averages_over_environments():
+    up, down = np.array([5.0, 6.0]), np.array([1.0, 2.0])
+    assert statistics.improvement(up, down, down, up) == 0.5
+    assert statistics.improvement(up, down, up, down) == 1.0
+
+
+def test_normalized_scores():
+    assert statistics.normalized(np.array([-10, 0, 10, -30]), -10, 10).tolist() == [0, 0.5, 1, -1]
+
+
+def test_curves_on_a_common_grid():
+    curves = [(np.array([0, 10]), np.array([0.0, 10.0])), (np.array([5]), np.array([2.0]))]
+    assert statistics.on_grid(curves, np.array([5, 20])).tolist() == [[5, 10], [2, 2]]
+
+
+# --- From logs to results ---
+
+
+def test_thin_averages_by_stretch_of_steps():
+    episodes = [
+        {"global_step": 1, "return": 1.0, "length": 4},
+        {"global_step": 10, "return": 3.0, "length": 6},  # the end belongs to the stretch
+        {"global_step": 11, "return": 7.0, "length": 1},
+    ]
+    updates = [{"global_step": 20, "losses/entropy": 0.5}]
+    rows = runs.thin(episodes, updates, 1000)
+    assert rows == [
+        {"global_step": 10, "episodes": 2, "return": "2", "length": "5", "losses/entropy": ""},
+        {"global_step": 20, "episodes": 1, "return": "7", "length": "1", "losses/entropy": "0.5"},
+    ]
+
+
+def test_training_seconds_add_up_over_iterations():
+    updates = [
+        {"global_step": 100, "charts/SPS_rollout": 50, "charts/SPS_update": 100},
+        {"global_step": 300, "charts/SPS_rollout": 100, "charts/SPS_update": 200},
+    ]
+    assert runs.training_seconds(updates) == 2 + 1 + 2 + 1
+
+
+def test_scores_of_a_result(folders):
+    write_result(folders, "figure3", "Hopper-v4", 1, [10.0, 30.0])
+    (result,) = results.load("figure3", folders)
+    assert result.final == 20.0
+    assert result.whole == pytest.approx(20.0 * 50.5 / 100)
+
+
+def test_a_growing_log_is_read_up_to_its_last_whole_row(tmp_path):
+    (tmp_path / "log.csv").write_text("global_step,return\n1,2.0\n2,3.")
+    assert runs.read_rows(tmp_path / "log.csv") == [{"global_step": 1.0, "return": 2.0}]
+
+
+# --- Throughput ---
+
+
+def test_rates_leave_out_start_and_first_iteration():
+    points = [(100, 7.0, 5.0), (200, 9.0, 6.0), (300, 11.0, 7.0)]
+    rates = throughput.rates(points)
+    assert rates["steps_per_second"] == 50  # 200 steps in 4 seconds
+    assert rates["steps_per_cpu_second"] == 100
+    assert rates["start_seconds"] == 5.0  # 7 s, of which 100 steps take 2
+
+
+def test_ratios_pair_the_repetitions():
+    measured = [
+        {"contender": name, "steps_per_second": rate}
+        for name, rate in [("ours", 8.0), ("theirs", 2.0), ("ours", 9.0), ("theirs", 3.0)]
+    ]
+    assert throughput.ratios(measured, "steps_per_second").tolist() == [4.0, 3.0]
+
+
+# --- Suites and selection ---
+
+
+def test_first_runs_come_first_then_seed_by_seed():
+    names = [run.name for run in runs.select("figure3", FOLDERS)]
+    assert names[:4] == [f"HalfCheetah-v4/seed{k}" for k in (1, 2, 3)] + ["Hopper-v4/seed1"]
+    assert names.index("Reacher-v4/seed1") < names.index("Hopper-v4/seed2")
+    assert len(names) == len(set(names)) == 6 * 5 + 10 + 2 + 2
+
+
+def test_only_selects_by_part_or_whole_name():
+    def selected(only, seeds=None):
+        return [run.name for run in runs.select("figure3", FOLDERS, seeds, only)]
+
+    assert selected("Ant-v4") == ["Ant-v4/seed1", "Ant-v4/seed2"]
+    assert selected("HalfCheetah-v4/seed1") == ["HalfCheetah-v4/seed1"]  # and not seed10
+    assert selected("*/seed10") == ["HalfCheetah-v4/seed10"]
+    assert selected("Ant-v4", seeds=[7]) == ["Ant-v4/seed7"]
+
+
+def test_table1_has_the_papers_settings():
+    labels = [x.label for x in suites.SUITES["table1"].variants.values()]
+    for row, label in zip(results.reference("table1"), labels, strict=True):
+        assert label.startswith(row["objective"])
+        assert label.endswith(f"= {row['value']}" if row["value"] else "penalty")
+    assert len(runs.select("table1", FOLDERS)) == 231
+
+
+def test_every_switch_of_the_script_is_ablated():
+    flags = {flag for _, flags in suites.ABLATIONS.values() for flag in flags}
+    defaults = vars(ppo_continuous_action.Args())
+    no_detail = {"compile", "torch_threads", "checkpoint_interval", "eval_episodes"}
+    for field, value in defaults.items():
+        name = field.replace("_", "-")
+        if value is True and field not in no_detail:
+            assert f"--no-{name}" in flags
+    optional = {"clip_obs", "clip_reward", "max_grad_norm", "target_kl"}
+    for field in optional | {"adam_eps", "gae_lambda", "shared_network", "truncation_is_terminal"}:
+        assert "--" + field.replace("_", "-") in flags
+
+
+@pytest.mark.parametrize("suite", suites.SUITES)
+def test_flags_of_each_variant_exist(suite):
+    for variant in suites.SUITES[suite].variants.values():
+        path = ROOT / variant.script
+        if not path.exists():
+            pytest.skip(f"{variant.script} is not written yet")
+        fields = settings_of(path.read_text())
+        for flag in variant.flags:
+            if flag.startswith("--"):
+                name = flag.removeprefix("--").replace("-", "_")
+                assert name in fields or name.removeprefix("no_") in fields
+
+
+def test_dry_run_prints_a_command_for_each_run(folders, capsys):
+    place = ["--results", str(folders.results)]
+    main([*place, "run", "smoke", "--dry-run"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    for number, line in enumerate(lines, start=1):
+        assert line.startswith("python -m benchmark run smoke ")
+        args = parse(line.split()[3:])
+        selected = runs.select(args.suite, folders, args.seeds, args.only)
+        assert [run.seed for run in selected] == [number]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "figure4"], "There is no suite figure4; there are: smoke, figure3"),
+        (["run", "figure3", "--only", "Hoper-v4"], "No run of figure3 fits Hoper-v4"),
+        (["run", "figure3", "--workers", "0"], "--workers must be positive"),
+        (["run", "smoke", "--commit", "nonsense"], "git rev-parse"),
+        (["status", "figure4"], "There is no suite figure4"),
+        (["plot", "figure4"], "There is no suite figure4"),
+        (["compare", "figure3", "table1/clip"], "table1 has the variants none, clip-0.1"),
+        (["throughput", "chess"], "There is no contest chess"),
+        (["throughput", "--repetitions", "0"], "--repetitions must be positive"),
+    ],
+)
+def test_what_cannot_be_done_gets_one_sentence(arguments, sentence, folders, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--results", str(folders.results), "--runs", str(folders.runs), *arguments])
+    captured = capsys.readouterr()
+    assert end.value.code == 2
+    assert captured.err.startswith("Error: ") and sentence in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert not folders.results.exists()
+
+
+# --- Tables and figures ---
+
+
+def test_scores_table_by_hand(folders):
+    for seed, score in enumerate((1000, 2000, 3000, 4000, 9000), start=1):
+        write_result(folders, "figure3", "Hopper-v4", seed, [score] * 100)
+    row = report.scores_table("figure3", "", folders).splitlines()[2]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:4] == ["Hopper-v4", "5", "3800 ± 2786", "3000"]
+    assert cells[5] == "1919 ± 1407"
+    assert "≈ 2330" in cells and "2383 ± 272" in cells
+    assert cells[-1] == "1.00"
+
+
+def test_missing_runs_are_named_with_the_command_that_makes_them(folders):
+    write_result(folders, "smoke", "InvertedPendulum-v4", 1, [1.0])
+    text = report.suite_block("smoke", folders)
+    assert "Missing: 1 of 2 runs. To continue: `python -m benchmark run smoke`." in text
+    write_result(folders, "smoke", "InvertedPendulum-v4", 2, [1.0])
+    assert "Missing" not in report.suite_block("smoke", folders)
+
+
+def test_comparison_of_variants(folders):
+    for seed in (1, 2):
+        write_result(folders, "figure3", "Hopper-v4", seed, [10.0 * seed])
+        write_result(folders, "kl_vs_clip", "Hopper-v4", seed, [5.0 * seed], "adaptive-0.01")
+    table = report.compare("figure3", "kl_vs_clip/adaptive-0.01", folders)
+    # Of the pairs (10,5) (10,10) (20,5) (20,10) three are won and one is a tie.
+    assert "| Hopper-v4 | 15.0 ± 5.0 (2) | 7.5 ± 2.5 (2) | 0.88 " in table
+    assert "0.12 [" in report.variants_table("kl_vs_clip", folders)
+    with pytest.raises(BenchmarkError, match="no results in a common environment"):
+        report.compare("figure3", "table1/clip-0.2", folders)
+
+
+@pytest.mark.parametrize("page", report.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_committed_tables_are_those_of_the_committed_results(page):
+    if not page.exists():
+        pytest.skip("this page is not written yet")
+    text = page.read_text()
+    assert report.filled(text, FOLDERS) == text
+    assert report.BLOCK.search(text)
+
+
+def test_unknown_block_is_refused(folders):
+    with pytest.raises(BenchmarkError, match="no block nonsense"):
+        report.filled("<!-- generated: nonsense -->\n<!-- end -->\n", folders)
+
+
+def test_figure_has_a_panel_per_environment_and_a_line_per_seed(folders, monkeypatch, tmp_path):
+    for seed in (1, 2, 3):
+        write_result(folders, "figure3", "Hopper-v4", seed, [100.0 * seed])
+    write_result(folders, "figure3", "Ant-v4", 1, [5.0])
+    figures = []
+    monkeypatch.setattr(plots.plt, "close", figures.append)
+    path = plots.plot_suite("figure3", folders, tmp_path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    titles = [axes.get_title() for axes in figures[0].axes]
+    assert titles == ["Hopper-v4", "Ant-v4"]
+    hopper, ant = figures[0].axes
+    labels = [line.get_label() for line in hopper.lines]
+    assert "ours, 3 seeds" in labels and "ppo2 2018 (v2), 6 seeds" in labels
+    mean = hopper.lines[labels.index("ours, 3 seeds")].get_ydata()
+    assert mean[-1] == pytest.approx(200.0)  # of seeds that end at 100, 200 and 300
+    assert len(ant.collections) == 0  # no band from one seed
+    plots.plt.close(figures[0])
+
+
+def test_figures_come_from_committed_results(tmp_path):
+    with_results = [x for x in suites.SUITES if x != "smoke" and results.load(x, FOLDERS)]
+    if not with_results:
+        pytest.skip("no results yet")
+    assert plots.plot_suite(with_results[0], FOLDERS, tmp_path).stat().st_size > 10_000
+
+
+# --- Committed results ---
+
+
+@functools.cache
+def settings_of(source):
+    """Names of the fields of `Args` in a script."""
+    tree = ast.parse(source)
+    args = next(x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Args")
+    return {x.target.id for x in args.body if isinstance(x, ast.AnnAssign)}
+
+
+def has_history():
+    """Whether the commits that results name can be looked up."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return False
+    return git("rev-parse", "--is-shallow-repository").strip() == "false"
+
+
+COMMITTED = [x for suite in suites.SUITES for x in results.load(suite, FOLDERS)]
+
+
+@pytest.mark.parametrize(
+    "result", COMMITTED, ids=lambda x: str(x.path.relative_to(FOLDERS.results))
+)
+def test_committed_result_names_commit_and_settings_that_exist(result):
+    record = result.record
+    run = runs.Run(
+        record["suite"], record["environment"], record["variant"], record["seed"], FOLDERS
+    )
+    assert run.result == result.path
+    assert record["flags"] == " ".join(run.flags)
+    assert record["script"] == run.definition.script
+    assert sum(int(row["episodes"]) for row in result.curve) == record["episodes"]
+    assert len(record["last_returns"]) == min(runs.LAST_EPISODES, record["episodes"])
+    assert record["settings"]["seed"] == record["seed"]
+    if has_history():
+        known = settings_of(source_at(record["commit"], record["script"]))
+        assert set(record["settings"]) == known - runs.NOT_SETTINGS
+
+
+def test_help_of_every_command():
+    names = ["run", "list", "status", "report", "plot", "compare", "throughput"]
+    text = subprocess.run(
+        [sys.executable, "-m", "benchmark", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert all(f"    {name} " in text for name in names)

@@ -1,0 +1,263 @@
+"""Running suites: interruption of every kind neither repeats nor loses a run.
+
+A stand-in with the interface of our scripts (logs, checkpoint, model) replaces them here, so that
+the tests can interrupt it at will; the last test runs the real one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmark import runs
+from benchmark.__main__ import main
+from benchmark.provenance import ROOT
+from benchmark.results import load
+
+ITERATIONS = 20
+
+# Saves after every fifth iteration; each start leaves a line in starts.txt.
+STAND_IN = """
+import json, os, pathlib, signal, sys, time
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+seed = int(flags["--seed"])
+run = pathlib.Path(flags["--output-dir"]) / flags["--run-name"]
+run.mkdir(exist_ok=True)
+checkpoint = run / "checkpoint.pt"
+first = int(checkpoint.read_text()) + 1 if checkpoint.exists() else 1
+with open("starts.txt", "a") as file:
+    print(os.getpid(), first, file=file)
+(run / "args.json").write_text(json.dumps(
+    {"seed": seed, "total_timesteps": 2000, "num_steps": 100, "num_envs": 1, "run_name": "run"}))
+episodes, updates = run / "episodes.csv", run / "updates.csv"
+def keep(path, header):
+    rows = path.read_text().splitlines()[1:] if path.exists() else []
+    rows = [row for row in rows if int(row.split(",")[0]) <= 100 * (first - 1)]
+    path.write_text("\\n".join([header, *rows, ""]))
+keep(episodes, "global_step,return,length")
+keep(updates, "global_step,charts/SPS_rollout,charts/SPS_update")
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+for iteration in range(first, 21):
+    time.sleep(float(os.environ["PACE"]))
+    if os.environ.get("CRASH") == str(seed) and iteration == 8:
+        sys.exit("Error: out of luck")
+    with episodes.open("a") as file:
+        print(100 * iteration, 1.0 * iteration, 100, sep=",", file=file)
+    with updates.open("a") as file:
+        print(100 * iteration, 200, 200, sep=",", file=file)
+    if stop or iteration % 5 == 0:
+        checkpoint.write_text(str(iteration))
+    if stop:
+        sys.exit(143)
+(run / "model.pt").write_text("model")
+"""
+
+# The command line of the benchmark with a suite of the stand-in.
+DRIVER = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from benchmark import runner, runs, suites
+from benchmark.__main__ import main
+suites.SUITES["tiny"] = suites.Suite(
+    "nothing", {{"A-v1": (1, 2), "B-v1": (1,)}}, {{"": suites.Variant("stand_in.py")}}, 2000
+)
+runs.source_at = lambda commit, script: open("stand_in.txt").read()
+runner.POLL_SECONDS = 0.02
+main(["--results", "results", "--runs", "runs", *sys.argv[1:]])
+"""
+
+
+class Bench:
+    """A folder in which the benchmark is run."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "stand_in.txt").write_text(STAND_IN)
+        (folder / "driver.py").write_text(DRIVER)
+        self.processes = []
+
+    def start(self, *arguments, pace=0.01, crash=None):
+        environment = {**os.environ, "PACE": str(pace)}
+        environment |= {"CRASH": str(crash)} if crash else {}
+        process = subprocess.Popen(
+            [sys.executable, "driver.py", *arguments],
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def run(self, *arguments, code=0, **options):
+        process = self.start(*arguments, **options)
+        output = process.communicate(timeout=60)[0]
+        assert process.returncode == code, output
+        return output
+
+    def starts(self, name):
+        """(process, first iteration) of each start of a run."""
+        path = self.folder / "runs" / "tiny" / name / "starts.txt"
+        if not path.exists():
+            return []
+        return [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
+
+    def wait_for_iteration(self, name, iteration):
+        path = self.folder / "runs" / "tiny" / name / "run" / "updates.csv"
+        deadline = time.monotonic() + 30
+        while not path.exists() or len(path.read_text().splitlines()) <= iteration:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def check_complete(self):
+        """Every run has one result with every iteration exactly once."""
+        found = sorted(x.relative_to(self.folder) for x in self.folder.glob("results/**/*.json"))
+        assert [str(x) for x in found] == [
+            f"results/tiny/{name}.json" for name in ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1")
+        ]
+        for path in found:
+            record = json.loads((self.folder / path).read_text())
+            assert record["steps"] == 100 * ITERATIONS
+            assert record["last_returns"] == [1.0 * i for i in range(1, ITERATIONS + 1)]
+            log = self.folder / "runs" / path.relative_to("results").with_suffix("")
+            steps = [row["global_step"] for row in runs.read_rows(log / "run" / "updates.csv")]
+            assert steps == [100 * i for i in range(1, ITERATIONS + 1)]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    bench = Bench(tmp_path)
+    yield bench
+    for process in bench.processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_finished_suite_is_not_run_again(bench):
+    output = bench.run("run", "tiny", pace=0)
+    bench.check_complete()
+    assert "A-v1/seed2 done: return 10.5 over the last 20 episodes, 100 steps/s" in output
+    assert "3 runs, 3 of them done before." in bench.run("run", "tiny", pace=0)
+    assert all(len(bench.starts(x)) == 1 for x in ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1"))
+    assert bench.run("status", "tiny").split()[1::3] == ["done"] * 3
+
+
+def test_a_killed_worker_is_continued_once_from_its_checkpoint(bench):
+    process = bench.start("run", "tiny", "--workers", "1", pace=0.05)
+    bench.wait_for_iteration("A-v1/seed1", 7)
+    os.kill(bench.starts("A-v1/seed1")[0][0], signal.SIGKILL)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0
+    assert "A-v1/seed1 crashed (killed by SIGKILL); once more" in output
+    assert [first for _, first in bench.starts("A-v1/seed1")] == [1, 6]
+    assert len(bench.starts("A-v1/seed2")) == len(bench.starts("B-v1/seed1")) == 1
+    bench.check_complete()
+
+
+def test_a_worker_outlives_its_killed_benchmark_and_is_not_started_twice(bench):
+    process = bench.start("run", "tiny", "--workers", "1", pace=0.1)
+    bench.wait_for_iteration("A-v1/seed1", 2)
+    process.kill()
+    process.wait()
+    assert bench.run("status", "tiny", "--only", "A-v1/seed1").split()[1] == "running"
+    output = bench.run("run", "tiny", "--workers", "1", pace=0)
+    assert "A-v1/seed1 is being run by another process: waiting" in output
+    assert len(bench.starts("A-v1/seed1")) == 1
+    bench.check_complete()
+
+
+def test_benchmark_and_worker_killed(bench):
+    process = bench.start("run", "tiny", "--workers", "1", pace=0.05)
+    bench.wait_for_iteration("A-v1/seed1", 7)
+    process.kill()
+    process.wait()
+    os.kill(bench.starts("A-v1/seed1")[0][0], signal.SIGKILL)
+    state = bench.run("status", "tiny", "--only", "A-v1/seed1").split()[1]
+    assert state == "interrupted"
+    bench.run("run", "tiny", pace=0)
+    assert [first for _, first in bench.starts("A-v1/seed1")] == [1, 6]
+    bench.check_complete()
+
+
+def test_a_worker_that_is_killed_before_its_first_checkpoint_starts_anew(bench):
+    process = bench.start("run", "tiny", "--workers", "1", pace=0.05)
+    bench.wait_for_iteration("A-v1/seed1", 2)
+    os.kill(bench.starts("A-v1/seed1")[0][0], signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert [first for _, first in bench.starts("A-v1/seed1")] == [1, 1]
+    bench.check_complete()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_benchmark_lets_its_workers_save(bench, number):
+    process = bench.start("run", "tiny", "--workers", "2", pace=0.05)
+    bench.wait_for_iteration("A-v1/seed1", 2)
+    bench.wait_for_iteration("B-v1/seed1", 2)
+    process.send_signal(number)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert "A-v1/seed1 stopped at step" in output and "B-v1/seed1 stopped at step" in output
+    assert "A-v1/seed2" not in output
+    saved = int((bench.folder / "runs/tiny/A-v1/seed1/run/checkpoint.pt").read_text())
+    bench.run("run", "tiny", pace=0)
+    assert [first for _, first in bench.starts("A-v1/seed1")] == [1, saved + 1]
+    bench.check_complete()
+
+
+def test_two_benchmarks_share_a_suite(bench):
+    first = bench.start("run", "tiny", "--workers", "1", pace=0.03)
+    bench.wait_for_iteration("A-v1/seed1", 1)
+    second = bench.start("run", "tiny", "--workers", "2", pace=0.03)
+    assert first.wait(60) == second.wait(60) == 0
+    assert all(len(bench.starts(x)) == 1 for x in ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1"))
+    bench.check_complete()
+
+
+def test_a_run_that_crashes_twice_is_reported_and_the_others_go_on(bench):
+    output = bench.run("run", "tiny", pace=0, crash=2, code=2)
+    assert [first for _, first in bench.starts("A-v1/seed2")] == [1, 6]
+    assert "A-v1/seed2 crashed (Error: out of luck); once more" in output
+    assert "Failed: A-v1/seed2: Error: out of luck" in output
+    assert "2 of 3 runs done." in output
+    status = bench.run("status", "tiny", "--only", "A-v1/seed2")
+    assert "failed" in status and "out of luck" in status
+    bench.run("run", "tiny", pace=0)  # whatever it was is mended
+    assert [first for _, first in bench.starts("A-v1/seed2")] == [1, 6, 6]
+    bench.check_complete()
+
+
+def test_a_script_that_the_commit_does_not_have_gets_a_sentence(tmp_path, capsys):
+    folders = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    first_commit = subprocess.run(
+        ["git", "rev-list", "--max-parents=0", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()[-1]
+    with pytest.raises(SystemExit) as end:
+        main([*folders, "run", "multidiscrete_vs_gaussian", "--commit", first_commit])
+    assert end.value.code == 2
+    assert "ppo_multidiscrete.py" in capsys.readouterr().err
+
+
+def test_two_runs_of_the_real_script_end_to_end(tmp_path, capfd):
+    folders = runs.Folders(tmp_path / "results", tmp_path / "runs")
+    place = ["--results", str(folders.results), "--runs", str(folders.runs)]
+    main([*place, "run", "smoke", "--workers", "2"])
+    output = capfd.readouterr().out
+    assert "2 of 2 runs done." in output
+    first, second = load("smoke", folders)
+    for result in (first, second):
+        assert result.record["steps"] == 4096
+        assert result.record["settings"]["env_id"] == "InvertedPendulum-v4"
+        assert 0 < result.final < 1000
+        assert sum(int(row["episodes"]) for row in result.curve) == result.record["episodes"]
+        assert len(result.column("losses/approx_kl")[0]) == 2  # one per iteration
+    assert first.record["last_returns"] != second.record["last_returns"]
+    assert len(first.record["commit"]) == 40
+    main([*place, "compare", "smoke", "smoke"])
+    assert "| InvertedPendulum-v4 |" in capfd.readouterr().out
