@@ -434,6 +434,138 @@ def test_uniform_policy_has_an_entropy_share_of_one(make_args):
     assert updates[0]["policy/entropy_share"] == pytest.approx(1, abs=1e-3)
 
 
+# --- The loop, whose text is this script's own ---
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    """Arguments and results of gae, and what each minibatch and each Adam step got."""
+    seen = {"gae": [], "minibatches": [], "gradients": [], "clip_coef": [], "steps": [], "adam": []}
+    gae, loss_gradient = ppo.gae, ppo.loss_gradient
+
+    def record_gae(*arguments):
+        result = gae(*arguments)
+        names = "rewards values next_values terminated done gamma gae_lambda advantages returns"
+        values = [x.clone() if isinstance(x, torch.Tensor) else x for x in (*arguments, *result)]
+        seen["gae"].append(dict(zip(names.split(), values, strict=True)))
+        return result
+
+    def record_gradient(agent, minibatch, clip_coef, *settings):
+        gradient, metrics = loss_gradient(agent, minibatch, clip_coef, *settings)
+        seen["minibatches"].append([x.clone() for x in minibatch])
+        seen["gradients"].append(gradient.clone())
+        seen["clip_coef"].append(clip_coef.item())
+        return gradient, metrics
+
+    class Adam(torch.optim.Adam):
+        def step(self, closure=None):
+            (group,) = self.param_groups
+            seen["adam"].append((group["lr"], group["eps"]))
+            seen["steps"].append(group["params"][0].grad.clone())
+            return super().step(closure)
+
+    monkeypatch.setattr(ppo, "gae", record_gae)
+    monkeypatch.setattr(ppo, "loss_gradient", record_gradient)
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    return seen
+
+
+MASKED = {"env_id": "MdMasked-v0", "mask_invalid_actions": True}
+
+
+def test_schedules_epsilon_and_clipping_reach_adam(make_args, loop):
+    settings = {"learning_rate": 0.3, "adam_eps": 1e-4, "clip_coef": 0.3, "max_grad_norm": 0.01}
+    train(make_args(anneal_clip=True, **settings, **MASKED))
+    expected = np.repeat([0.3, 0.2, 0.1], 8)
+    assert [lr for lr, _ in loop["adam"]] == pytest.approx(expected)
+    assert loop["clip_coef"] == pytest.approx(expected)
+    assert {eps for _, eps in loop["adam"]} == {1e-4}
+    for before, after in zip(loop["gradients"], loop["steps"], strict=True):
+        expected = before * min(1, 0.01 / before.norm())
+        torch.testing.assert_close(after, expected, rtol=1e-3, atol=1e-8)
+
+
+def test_without_annealing_and_clipping_nothing_changes(make_args, loop):
+    train(make_args(anneal_lr=False, learning_rate=0.3, max_grad_norm=None, **MASKED))
+    assert {lr for lr, _ in loop["adam"]} == {0.3}
+    assert {round(x, 6) for x in loop["clip_coef"]} == {0.2}
+    assert all(torch.equal(a, b) for a, b in zip(loop["gradients"], loop["steps"], strict=True))
+
+
+def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_aligned_rows(make_args, loop):
+    args = make_args(num_envs=1, num_steps=32, total_timesteps=32, **MASKED)
+    train(args)
+    batch, orders = loop["gae"][0], []
+    for epoch in (loop["minibatches"][:4], loop["minibatches"][4:]):
+        obs, _, _, values, advantages, returns = (torch.cat(x) for x in zip(*epoch, strict=True))
+        # The environment counts its steps; after a reset it shows the number of the last one again.
+        order = (obs[:, 1] - 10).long()
+        assert sorted(order.tolist()) == list(range(32)) and all(len(x[0]) == 8 for x in epoch)
+        for name, stored in (("values", values), ("advantages", advantages), ("returns", returns)):
+            assert torch.equal(stored, batch[name][order, 0])
+        orders.append(order.tolist())
+    assert orders[0] != orders[1] and orders[0] != sorted(orders[0])
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated", "failed"])
+def test_rollout_holds_what_the_environment_returned(make_args, loop, monkeypatch, end):
+    """Two iterations of 16 steps in episodes of 5, cut off in the midst of one."""
+    monkeypatch.setitem(gym.registry["MdMasked-v0"].kwargs, "truncate", end != "terminated")
+    settings = {"num_envs": 1, "total_timesteps": 32, "learning_rate": 0.0}
+    settings |= {"truncation_is_terminal": end == "failed", "gamma": 0.9, "gae_lambda": 0.8}
+    result = train(make_args(**settings, **MASKED))
+    assert [x["global_step"] for x in result["episodes"]] == [5, 10, 15, 20, 25, 30]
+    assert {(x["return"], x["length"]) for x in result["episodes"]} == {(5.0, 5)}
+    done = np.arange(1, 33) % 5 == 0
+    value = result["agent"].get_value
+    for i, batch in enumerate(loop["gae"]):
+        steps = range(16 * i, 16 * i + 16)
+        assert (batch["gamma"], batch["gae_lambda"]) == (0.9, 0.8)
+        assert (batch["rewards"] == 1).all()
+        assert batch["done"][:, 0].tolist() == done[list(steps)].tolist()
+        assert batch["terminated"].equal(batch["done"] * (end != "truncated"))
+        for row, step in enumerate(steps):
+            before, after = [step % 5, 10 + step], [(step + 1) % 5, 11 + step]
+            if done[step] and end == "truncated":
+                after[0] = 5
+            expected = [value(torch.tensor(x).float()).item() for x in (before, after)]
+            found = [batch["values"][row, 0].item(), batch["next_values"][row, 0].item()]
+            assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_rewards_are_divided_by_the_spread_of_returns_that_start_anew(make_args, loop):
+    """Against a plain restatement; two environments, whose episodes end together."""
+    train(make_args(scale_rewards=True, clip_reward=None, gamma=0.9, **MASKED))
+    seen, ret = [], 0.0
+    for step in range(48):
+        ret = 0.9 * ret + 1.0
+        seen += [ret, ret]
+        reward = loop["gae"][step // 16]["rewards"][step % 16, 0].item()
+        # The statistics start like 1e-4 samples with mean 0 and variance 1.
+        mean = np.sum(seen) / (len(seen) + 1e-4)
+        squares = np.sum((np.array(seen) - mean) ** 2) + 1e-4 * (1 + mean**2)
+        assert reward == pytest.approx(1 / np.sqrt(squares / (len(seen) + 1e-4) + 1e-8), rel=1e-4)
+        ret *= (step + 1) % 5 != 0
+    train(make_args(scale_rewards=True, clip_reward=2.0, gamma=0.9, **MASKED))
+    assert loop["gae"][3]["rewards"].max() == 2
+
+
+def test_observations_are_normalized_by_all_that_was_seen(make_args, loop):
+    train(make_args(norm_obs=True, num_envs=1, total_timesteps=16, clip_obs=None, **MASKED))
+    raw = np.array([[t % 5, 10 + t] for t in range(17)], dtype=float)
+    rows = torch.cat([x[0] for x in loop["minibatches"][:4]])[:, :2]
+    for t in range(16):
+        seen = raw[: t + 1]
+        expected = (raw[t] - seen.mean(0)) / np.sqrt(seen.var(0) + 1e-8)
+        if t > 3:  # at first the starting value of the statistics still counts
+            assert (rows - torch.tensor(expected)).abs().max(1).values.min() < 0.01
+
+
+def test_target_kl_ends_the_epochs(make_args):
+    updates = train(make_args(target_kl=0.0, update_epochs=5, **MASKED))["updates"]
+    assert [x["charts/epochs"] for x in updates] == [1, 1, 1]
+
+
 # --- Operations ---
 
 
