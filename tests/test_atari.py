@@ -489,3 +489,74 @@ def test_command_line_runs_pong_end_to_end(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "Done. Model: runs/Pong__ppo_atari__1__" in result.stdout
     assert "Traceback" not in result.stderr
+
+
+# --- Learning ----------------------------------------------------------------------------------
+
+
+class Brightness(gym.Env):
+    """Each frame is dark, grey or bright; naming it earns 1, anything else -1. 8 steps a game."""
+
+    def __init__(self):
+        self.observation_space = gym.spaces.Box(0, 255, (84, 84), np.uint8)
+        self.action_space = gym.spaces.Discrete(3)
+
+    def frame(self):
+        self.level = int(self.np_random.integers(3))
+        return np.full((84, 84), 20 + 100 * self.level, np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.score = 0, 0.0
+        return self.frame(), {}
+
+    def step(self, action):
+        reward = 1.0 if action == self.level else -1.0
+        self.t, self.score = self.t + 1, self.score + reward
+        over = self.t == 8
+        info = {"episode": {"r": self.score, "l": 8}} if over else {}
+        return self.frame(), reward, over, False, info
+
+
+class SmallAgent(Agent):
+    """The agent with eyes for the frames' brightness only, so that learning takes seconds."""
+
+    def __init__(self, num_frames, num_actions, args):
+        super().__init__(num_frames, num_actions, args)
+        self.cnn = torch.nn.Sequential(
+            torch.nn.AvgPool2d(84),
+            torch.nn.Flatten(),
+            torch.nn.Linear(num_frames, 512),
+            torch.nn.Tanh(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("agent_class", "steps", "rate"),
+    [
+        (SmallAgent, 8_192, 2e-3),
+        pytest.param(Agent, 8_192, 1e-3, marks=pytest.mark.slow),
+    ],
+)
+def test_loop_learns_to_name_what_it_sees(tmp_path, monkeypatch, agent_class, steps, rate):
+    def make_envs(args):
+        thunks = [Brightness] * args.num_envs
+        envs = FrameStack(SyncVectorEnv(thunks, autoreset_mode=AutoresetMode.SAME_STEP), 4)
+        envs.call = lambda name, *rest: [None] * args.num_envs
+        return envs
+
+    monkeypatch.setattr(ppo_atari, "make_envs", make_envs)
+    monkeypatch.setattr(ppo_atari, "Agent", agent_class)
+    args = tiny(
+        tmp_path,
+        num_envs=8,
+        num_steps=16,
+        num_minibatches=4,
+        update_epochs=4,
+        total_timesteps=steps,
+        learning_rate=rate,
+        compile=False,
+    )
+    episodes = train(args)["episodes"]
+    assert np.mean([x["return"] for x in episodes[:20]]) < 0
+    assert np.mean([x["return"] for x in episodes[-40:]]) > 6
