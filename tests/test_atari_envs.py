@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import ppo_atari
 from ppo_atari import (
+    AleGame,
     AleVectorEnv,
     Args,
     ClipReward,
@@ -660,3 +661,17 @@ def test_state_that_cannot_be_saved_is_none(settings):
     envs.reset(seed=[1, 2])
     assert envs.call("get_state") == (None, None)
     envs.close()
+
+
+def test_fast_path_draws_again_when_the_emulator_draws_no_noops():
+    game, drawn = AleGame("pong", 0.0), iter([0, 0, 7])
+    frame = np.zeros((1, 1, 84, 84), np.uint8)
+    seeds = []
+
+    def reset(*, seed):
+        seeds.append(seed)
+        return frame, {"episode_frame_number": [next(drawn)], "lives": [0]}
+
+    game.emulator.reset = reset
+    game.new_game(seed=5)
+    assert seeds == [5, None, None]
