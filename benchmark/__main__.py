@@ -8,7 +8,6 @@ from pathlib import Path
 from benchmark import throughput
 from benchmark.commands import guarded
 from benchmark.provenance import BenchmarkError, git
-from benchmark.results import load
 from benchmark.runner import Runner
 from benchmark.runs import Folders, Run, last_step, read_note, select, state, suite_named
 from benchmark.suites import SUITES
@@ -73,11 +72,15 @@ def plot_command(args: argparse.Namespace) -> None:
     """Draw the figures of a suite, or of all that have results."""
     from benchmark import plots  # matplotlib takes a second to import
 
-    if args.suite is not None:
-        suite_named(args.suite)
     for suite in [args.suite] if args.suite else SUITES:
-        if args.suite or (suite != "smoke" and load(suite, args.folders)):
-            print(plots.plot_suite(suite, args.folders))
+        suite_named(suite)
+        draw = plots.plot_effects if suite == "ablation" else plots.plot_suite
+        try:
+            print(draw(suite, args.folders))
+        except BenchmarkError as error:
+            if args.suite:
+                raise
+            print(error)
 
 
 def compare_command(args: argparse.Namespace) -> None:

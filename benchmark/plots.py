@@ -8,8 +8,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from benchmark import statistics
+from benchmark import report, statistics
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import Result, by_environment, reference
 from benchmark.runs import BINS, Folders
@@ -113,8 +114,35 @@ def plot_suite(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
             axes.axis("off")
         figure.supxlabel("environment steps")
         figure.supylabel("episodic return in training")
-        figures.mkdir(parents=True, exist_ok=True)
-        path = figures / f"{suite}.png"
-        figure.savefig(path, dpi=130, metadata={"Software": None})
-        plt.close(figure)
+        return save(figure, figures / f"{suite}.png")
+
+
+def plot_effects(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
+    """Forest plot: the effect of each variant with its interval, the default at zero.
+
+    Raises:
+        BenchmarkError: no variant can be compared with the default yet.
+    """
+    effects = report.effects(suite, folders)
+    if not effects:
+        raise BenchmarkError(f"No run of {suite} can be compared with the default yet.")
+    labels = [SUITES[suite].variants[name].label for name in effects]
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(6, 0.8 + 0.25 * len(labels)))
+        for row, (value, ends) in enumerate(effects.values()):
+            axes.plot(100 * value, row, "o", color="C0", markersize=4)
+            if ends:
+                axes.plot(100 * np.array(ends), [row, row], color="C0", linewidth=1.2)
+        axes.axvline(0, color=PPO2, linewidth=0.8)
+        axes.set_yticks(range(len(labels)), labels)
+        axes.invert_yaxis()
+        axes.set_xlabel("change of the final return against the default, %")
+        return save(figure, figures / f"{suite}_effects.png")
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure without the name of the program, so that equal figures are equal files."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+    plt.close(figure)
     return path

@@ -1,4 +1,4 @@
-"""Where the time of a script goes: `python -m benchmark.profile_script SCRIPT [--physics NAME] ...`
+"""Where the time of a script goes: `python -m benchmark.profile_script SCRIPT --physics NAME ...`
 
 Further arguments are the script's own. Prints one JSON object: microseconds per environment step.
 A timer costs 0.3 microseconds per call and is called three times per step.
@@ -47,20 +47,19 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def breakdown(script: Path, physics: str | None, arguments: list[str]) -> dict[str, float]:
+def breakdown(script: Path, physics: str, arguments: list[str]) -> dict[str, float]:
     """Train and return microseconds per environment step by activity.
 
     Args:
         script: file with `Args`, `train` and, where it acts in numpy, `numpy_mlp`.
-        physics: `module:Class.method` that advances the simulation, if Python can see it.
+        physics: `module:Class.method` that advances the simulation.
         arguments: command line of the script.
     """
     module = load(script)
     simulating, stepping, acting = Stopwatch(), Stopwatch(), Stopwatch()
-    if physics:
-        module_name, names = physics.split(":")
-        class_name, method = names.split(".")
-        simulating.wrap(getattr(importlib.import_module(module_name), class_name), method)
+    module_name, names = physics.split(":")
+    class_name, method = names.split(".")
+    simulating.wrap(getattr(importlib.import_module(module_name), class_name), method)
     stepping.wrap(gym.vector.SyncVectorEnv, "step")
     if hasattr(module, "numpy_mlp"):
         acting.wrap(module, "numpy_mlp")
@@ -85,7 +84,7 @@ def main() -> None:
     """Profile, with the script's own output on stderr."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("script", type=Path)
-    parser.add_argument("--physics")
+    parser.add_argument("--physics", required=True)
     args, rest = parser.parse_known_args()
     stdout, sys.stdout = sys.stdout, sys.stderr
     print(json.dumps(breakdown(args.script, args.physics, rest)), file=stdout)

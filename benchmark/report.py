@@ -4,6 +4,7 @@ A block begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; eve
 rewritten from committed results, everything else is left alone.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -13,7 +14,14 @@ import numpy as np
 
 from benchmark import statistics, throughput
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.results import Result, by_environment, missing, reference, variant_named
+from benchmark.results import (
+    Result,
+    by_environment,
+    missing,
+    random_returns,
+    reference,
+    variant_named,
+)
 from benchmark.runs import Folders, select
 from benchmark.suites import SUITES
 from benchmark.tables import markdown
@@ -100,7 +108,7 @@ def suite_block(suite: str, folders: Folders) -> str:
     if list(variants) == [""]:
         text = scores_table(suite, "", folders)
     elif any(by_environment(suite, name, folders) for name in variants):
-        text = variants_table(suite, folders)
+        text = TABLES.get(suite, variants_table)(suite, folders)
     return text + what_is_missing(suite, folders)
 
 
@@ -128,13 +136,78 @@ def improvement_cell(
     a: tuple[str, str], b: tuple[str, str], environments: list[str], folders: Folders
 ) -> str:
     """Probability of improvement of A over B with its interval; a dash for B itself."""
-    ours, theirs = by_environment(*a, folders), by_environment(*b, folders)
-    shared = [env for env in environments if env in ours and env in theirs]
-    if a == b or not shared:
+    strata = paired(a, b, environments, folders)
+    if a == b or not strata:
         return "–"
-    strata = [finals(x[env]) for env in shared for x in (ours, theirs)]
     ends = statistics.interval(strata, statistics.improvement)
     return f"{statistics.improvement(*strata):.2f} {brackets(ends, '{:.2f}'.format)}"
+
+
+def paired(
+    a: tuple[str, str], b: tuple[str, str], environments: list[str], folders: Folders
+) -> list[np.ndarray]:
+    """Scores of A and B in turns, of each environment that both have."""
+    ours, theirs = by_environment(*a, folders), by_environment(*b, folders)
+    shared = [env for env in environments if env in ours and env in theirs]
+    return [finals(x[env]) for env in shared for x in (ours, theirs)]
+
+
+def normalized_table(suite: str, folders: Folders) -> str:
+    """Average normalized score of each setting beside that of the paper's Table 1.
+
+    Per environment the random policy gives 0 and the best run of all settings 1.
+    """
+    variants = SUITES[suite].variants
+    found = {name: by_environment(suite, name, folders) for name in variants}
+    best: dict[str, float] = {}
+    for results in found.values():
+        for env, runs in results.items():
+            best[env] = max(best.get(env, -np.inf), *finals(runs))
+    rows = []
+    for (name, variant), paper in zip(variants.items(), reference("table1"), strict=True):
+        strata = [
+            statistics.normalized(finals(runs), random_returns(env), best[env])
+            for env, runs in found[name].items()
+        ]
+        score, ends = "–", None
+        if strata:
+            score = f"{statistics.mean_of_strata(*strata):.2f}"
+            ends = statistics.interval(strata, statistics.mean_of_strata)
+        count = f"{sum(map(len, strata))} in {len(strata)}"
+        rows.append((variant.label, paper["score"], score, brackets(ends, "{:.2f}".format), count))
+    header = ("average normalized score", "paper", "ours", "95 % interval", "runs in environments")
+    return markdown(header, rows)
+
+
+def effects(suite: str, folders: Folders) -> dict[str, tuple[float, tuple[float, float] | None]]:
+    """Effect of each variant on the mean score relative to the baseline's, and its interval."""
+    baseline, environments = SUITES[suite].baseline, list(SUITES[suite].environments)
+    found = {}
+    for name in SUITES[suite].variants:
+        strata = paired((suite, name), baseline, environments, folders)
+        if strata and (suite, name) != baseline:
+            ends = statistics.interval(strata, statistics.relative_effect)
+            found[name] = (float(statistics.relative_effect(*strata)), ends)
+    return found
+
+
+def effects_table(suite: str, folders: Folders) -> str:
+    """Scores and effect of switching off one detail at a time, beside what others found."""
+    environments = list(SUITES[suite].environments)
+    others = {row["variant"]: row["finding"] for row in reference("details")}
+    effect = effects(suite, folders)
+    rows = []
+    for name, variant in SUITES[suite].variants.items():
+        found = by_environment(suite, name, folders)
+        cells = [plus_minus(finals(found[env])) if env in found else "–" for env in environments]
+        change, interval = "–", ""
+        if name in effect:
+            change, interval = (
+                f"{effect[name][0]:+.0%}",
+                brackets(effect[name][1], "{:+.0%}".format),
+            )
+        rows.append((variant.label, *cells, f"{change} {interval}".strip(), others.get(name, "")))
+    return markdown(("detail and change", *environments, "effect", "elsewhere"), rows)
 
 
 def compare(a: str, b: str, folders: Folders) -> str:
@@ -161,6 +234,14 @@ def compare(a: str, b: str, folders: Folders) -> str:
     return markdown(("mean ± std (seeds)", a, b, f"P({a} better)"), rows)
 
 
+# Suites whose question is another than which variant scores higher.
+TABLES: dict[str, Callable[[str, Folders], str]] = {
+    "table1": normalized_table,
+    "table1_ppo2": normalized_table,
+    "ablation": effects_table,
+}
+
+
 def suites_block(folders: Folders) -> str:
     """All suites and how complete they are."""
     rows = []
@@ -179,6 +260,133 @@ def throughput_block(folders: Folders) -> str:
     return "\n".join(texts)
 
 
+# --- The front page ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """A row of the table of scripts."""
+
+    file: str
+    shows: str
+    suite: str = ""
+    variant: str = ""
+    environment: str = ""
+    source: str = ""
+    """Published result in reference/scores.csv."""
+    contest: str = ""
+
+
+SCRIPTS = (
+    Script(
+        "ppo_continuous_action.py",
+        "details 1–13 and 23–31",
+        "figure3",
+        "",
+        "HalfCheetah-v4",
+        "CleanRL pr-424",
+        "continuous",
+    ),
+    Script(
+        "ppo_kl_penalty.py",
+        "the paper's other objective",
+        "kl_vs_clip",
+        "adaptive-0.01",
+        "Hopper-v4",
+        contest="kl_penalty",
+    ),
+    Script(
+        "ppo_atari.py",
+        "details 1–22",
+        "pong",
+        "",
+        "PongNoFrameskip-v4",
+        "CleanRL pr-424",
+        "atari",
+    ),
+    Script("ppo_atari_lstm.py", "details 1–22 and 32–36"),
+    Script(
+        "ppo_multidiscrete.py",
+        "detail 37, action masks",
+        "cartpole",
+        "",
+        "CartPole-v1",
+        "CleanRL pr-424",
+        "multidiscrete",
+    ),
+    Script("ppo_rlhf_toy.py", "RLHF with PPO"),
+)
+
+
+def scripts_block(folders: Folders) -> str:
+    """Every script with its size, score beside a published one, time and speed."""
+    rows = []
+    for script in SCRIPTS:
+        path = ROOT / script.file
+        if not path.exists():
+            continue
+        lines = len(path.read_text().splitlines())
+        results = []
+        if script.suite:
+            found = by_environment(script.suite, script.variant, folders)
+            results = found.get(script.environment, [])
+        ours, hours = "–", "–"
+        if results:
+            scores = finals(results)
+            ends = statistics.interval([scores], np.mean)
+            ours = f"{plus_minus(scores)} {brackets(ends) if ends else ''}".strip()
+            hours = f"{np.mean([x.record['seconds'] for x in results]) / 3600:.1f}"
+        rows.append(
+            (
+                f"[{script.file}]({script.file})",
+                script.shows,
+                lines,
+                script.environment or "–",
+                ours,
+                len(results) or "–",
+                published(script.environment, script.source),
+                hours,
+                speed_cell(script.contest, folders),
+            )
+        )
+    header = ("script", "shows", "lines", "environment", "our return [95 %]", "seeds")
+    return markdown((*header, "CleanRL's", "hours", "speed against its peer"), rows)
+
+
+def speed_cell(contest: str, folders: Folders) -> str:
+    """Ratio by processor time to the peer of a contest, or a dash."""
+    path = folders.results / "throughput" / f"{contest}.json"
+    if not path.exists():
+        return "–"
+    measurements = json.loads(path.read_text())["measurements"]
+    peer = measurements[1]["contender"]
+    ratio = np.median(throughput.ratios(measurements, "steps_per_cpu_second"))
+    return f"{ratio:.1f} × {peer.partition(',')[0]}"
+
+
+def details_block(folders: Folders) -> str:
+    """Number, name and place of every detail, read from the tags in the scripts."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for script in SCRIPTS:
+        path = ROOT / script.file
+        for line, text in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
+            if tag := TAG.fullmatch(text.strip()):
+                link = f"[{script.file}:{line}]({script.file}#L{line})"
+                places.setdefault((tag["number"] or "extra", tag["name"]), []).append(link)
+    rows = [(number, name, links[0]) for (number, name), links in places.items()]
+    # 1/37 ... 37/37, then other series, then the extras without a number
+    rows.sort(key=lambda row: (row[0] == "extra", not row[0].endswith("/37"), numbers(row[0])))
+    return markdown(("detail", "name", "first place"), rows)
+
+
+TAG = re.compile(r"# (?:Detail (?P<number>\w+/\d+)|Extra): (?P<name>[^\[;]+?)(?: \[.*)?")
+
+
+def numbers(text: str) -> list[int]:
+    """The whole numbers in a text, to sort 2/37 before 10/37."""
+    return [int(x) for x in re.findall(r"\d+", text)]
+
+
 def block(name: str, folders: Folders) -> str:
     """Text of a generated block.
 
@@ -188,6 +396,8 @@ def block(name: str, folders: Folders) -> str:
     blocks: dict[str, Callable[[Folders], str]] = {
         "suites": suites_block,
         "throughput": throughput_block,
+        "scripts": scripts_block,
+        "details": details_block,
     }
     if name in blocks:
         return blocks[name](folders)

@@ -85,6 +85,11 @@ def missing(suite: str, folders: Folders) -> int:
     return sum(not run.result.exists() for run in select(suite, folders))
 
 
+def random_returns(environment: str) -> float:
+    """Mean return of uniformly random actions, as measured by `benchmark.random_policy`."""
+    return json.loads((REFERENCE / "random_policy.json").read_text())[environment]["mean"]
+
+
 def reference(name: str) -> list[dict[str, str]]:
     """Rows of a file of published numbers."""
     with (REFERENCE / f"{name}.csv").open(newline="") as file:

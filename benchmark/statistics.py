@@ -65,6 +65,18 @@ def improvement(*strata: np.ndarray, axis: int = -1) -> Any:
     return np.mean(shares, axis=0)
 
 
+def relative_effect(*strata: np.ndarray, axis: int = -1) -> Any:
+    """Change of the mean from B to A in units of B's mean, averaged over environments.
+
+    Args:
+        strata: scores of A in environment 1, of B in environment 1, of A in environment 2, ...
+        axis: of the seeds.
+    """
+    means = [np.mean(x, axis=axis) for x in strata]
+    pairs = zip(means[::2], means[1::2], strict=True)
+    return np.mean([(a - b) / np.abs(b) for a, b in pairs], axis=0)
+
+
 def normalized(scores: np.ndarray, lowest: float, highest: float) -> np.ndarray:
     """Shift and scale so that `lowest` gives 0 and `highest` 1 (paper, section 6.1)."""
     return (np.asarray(scores) - lowest) / (highest - lowest)

@@ -5,6 +5,7 @@ import dataclasses
 CONTINUOUS = "ppo_continuous_action.py"
 KL_PENALTY = "ppo_kl_penalty.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
+ATARI = "ppo_atari.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +164,18 @@ SUITES = {
         },
         first=(("Hopper-v4", 1),),
         baseline=("ablation", "default"),
+    ),
+    "pong": Suite(
+        reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, the first fifth of the run",
+        environments={"PongNoFrameskip-v4": (1,)},
+        variants={"": Variant(ATARI, ("--torch-threads", "1"))},
+        total_timesteps=2_000_896,
+    ),
+    "cartpole": Suite(
+        reproduces="Huang et al. 2022: CartPole-v1 solved within 500k steps",
+        environments={"CartPole-v1": (1, 2, 3)},
+        variants={"": Variant(MULTIDISCRETE)},
+        total_timesteps=500_000,
     ),
     "multidiscrete_vs_gaussian": Suite(
         reproduces="Tang and Agrawal 2020: discretized actions rival the Gaussian policy",

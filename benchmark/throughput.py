@@ -10,10 +10,12 @@ the one of processor time is disturbed least.
 """
 
 import argparse
+import contextlib
 import csv
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -61,25 +63,86 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Contest:
-    """Contenders with equal work; the ratio is the first one's rate over the second one's."""
+    """Contenders with equal work; of two, the ratio is the first one's rate over the second's."""
 
     title: str
     contenders: tuple[Contender, ...]
     target: float | None = None
     """Ratio to reach."""
     physics: str | None = None
-    """`module:Class.method` that advances the simulation, to show where our time goes."""
+    """`module:Class.method` that advances the simulation: shows where the first one's time goes."""
+
+
+CONTINUOUS = "ppo_continuous_action.py"
+HALF_CHEETAH = "HalfCheetah-v4, 1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
+CARTPOLE = (
+    *("--env-id", "CartPole-v1", "--num-envs", "4", "--num-steps", "128"),
+    *("--num-minibatches", "4", "--update-epochs", "4", "--learning-rate", "2.5e-4"),
+    *("--ent-coef", "0.01"),
+)
+PONG = (
+    *("--env-id", "PongNoFrameskip-v4", "--num-envs", "8", "--num-steps", "128"),
+    *("--num-minibatches", "4", "--update-epochs", "4", "--learning-rate", "2.5e-4"),
+    *("--clip-coef", "0.1", "--ent-coef", "0.01"),
+)
+
+
+def more_environments(num_envs: int) -> Contender:
+    """The default batch of 2048 samples, from `num_envs` environments."""
+    flags = ("--num-envs", str(num_envs), "--num-steps", str(2048 // num_envs))
+    return Contender(f"{num_envs} environments", 100_352, CONTINUOUS, flags)
+
+
+def more_processes(count: int) -> Contender:
+    """A batch of 2048 samples in each of `count` processes that share their gradients."""
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", str(count))
+    return Contender(f"{count} processes", 100_352 * count, CONTINUOUS, launcher=launcher)
 
 
 CONTESTS = {
     "continuous": Contest(
-        "HalfCheetah-v4, 1 environment, 2048 steps, 32 minibatches of 64, 10 epochs",
+        HALF_CHEETAH,
         (
-            Contender("ppo_continuous_action.py", 100_352, "ppo_continuous_action.py"),
+            Contender(CONTINUOUS, 100_352, CONTINUOUS),
             Contender("Stable-Baselines3 PPO", 24_576, flags=("--env-id", "HalfCheetah-v4")),
         ),
         target=4.0,
         physics=MUJOCO_PHYSICS,
+    ),
+    "kl_penalty": Contest(
+        HALF_CHEETAH,
+        (
+            Contender("ppo_kl_penalty.py", 100_352, "ppo_kl_penalty.py"),
+            Contender(CONTINUOUS, 100_352, CONTINUOUS),
+        ),
+        target=0.9,
+        physics=MUJOCO_PHYSICS,
+    ),
+    "multidiscrete": Contest(
+        "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
+        (
+            Contender(
+                "ppo_multidiscrete.py",
+                500_224,
+                "ppo_multidiscrete.py",
+                (*CARTPOLE, "--no-shared-network"),
+            ),
+            Contender("Stable-Baselines3 PPO", 40_960, flags=(*CARTPOLE, "--kind", "classic")),
+        ),
+        target=3.5,
+        physics="gymnasium.envs.classic_control.cartpole:CartPoleEnv.step",
+    ),
+    "atari": Contest(
+        "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, float32",
+        (
+            Contender("ppo_atari.py", 16_384, "ppo_atari.py", (*PONG, "--torch-threads", "1")),
+            Contender("Stable-Baselines3 PPO, CnnPolicy", 8192, flags=(*PONG, "--kind", "atari")),
+        ),
+        target=1.5,
+    ),
+    "scaling": Contest(
+        "ppo_continuous_action.py on HalfCheetah-v4 with more environments and processes",
+        (*map(more_environments, (1, 4, 16, 64)), more_processes(2)),
     ),
 }
 
@@ -92,10 +155,15 @@ def read_steps(progress: Path) -> list[int]:
     return [int(row["global_step"]) for row in csv.DictReader(complete.splitlines())]
 
 
-def processor_seconds(pid: int) -> float:
-    """Processor time that a process and its finished children have used (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+def processor_seconds(session: int) -> float:
+    """Processor time that all processes of a session and their ended children used (Linux)."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def rates(points: list[tuple[int, float, float]]) -> dict[str, float]:
@@ -131,6 +199,7 @@ def measure(contender: Contender) -> dict[str, Any]:
                 env={**os.environ, **THREADS, **cache, "CUDA_VISIBLE_DEVICES": ""},
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
             try:
                 while True:
@@ -145,7 +214,7 @@ def measure(contender: Contender) -> dict[str, Any]:
                     time.sleep(POLL_SECONDS)
             finally:
                 if process.returncode is None:
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             output.seek(0)
             lines = output.read().splitlines()
@@ -162,12 +231,11 @@ def measure(contender: Contender) -> dict[str, Any]:
     }
 
 
-def profile(script: str, physics: str | None, flags: tuple[str, ...]) -> dict[str, float]:
+def profile(script: str, physics: str, flags: tuple[str, ...]) -> dict[str, float]:
     """Microseconds per step by activity, from one instrumented run of its own."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmark.profile_script", str(ROOT / script)]
-        command += ["--physics", physics] if physics else []
-        command += [*flags, "--output-dir", folder, "--run-name", "run"]
+        command += ["--physics", physics, *flags, "--output-dir", folder, "--run-name", "run"]
         result = subprocess.run(
             command,
             cwd=folder,
@@ -181,7 +249,7 @@ def profile(script: str, physics: str | None, flags: tuple[str, ...]) -> dict[st
 
 
 def run_contest(name: str, repetitions: int) -> dict[str, Any]:
-    """Measure all contenders of a contest in turns, and profile the first one."""
+    """Measure all contenders of a contest in turns, and profile the first one where asked to."""
     contest = CONTESTS[name]
     measurements = []
     for repetition in range(repetitions):
@@ -191,6 +259,9 @@ def run_contest(name: str, repetitions: int) -> dict[str, Any]:
             print(f"{name} {repetition + 1}/{repetitions} {contender.name}: {rate:.0f} steps/s")
     first = contest.contenders[0]
     steps = ("--total-timesteps", str(first.steps))
+    parts = {}
+    if contest.physics:
+        parts = profile(first.script, contest.physics, (*first.flags, *steps))
     scripts = sorted({x.script for x in contest.contenders if x.script})
     return {
         "contest": name,
@@ -201,7 +272,7 @@ def run_contest(name: str, repetitions: int) -> dict[str, Any]:
         "modified": [script for script in scripts if is_modified(script)],
         **machine(),
         "measurements": measurements,
-        "profile": profile(first.script, contest.physics, (*first.flags, *steps)),
+        "profile": parts,
     }
 
 
@@ -215,7 +286,7 @@ def ratios(measurements: list[dict[str, Any]], key: str) -> np.ndarray:
     """Rate of the first contender over that of the second, per repetition."""
     names = list(dict.fromkeys(x["contender"] for x in measurements))
     first, second = (
-        np.array([x[key] for x in measurements if x["contender"] == name]) for name in names[:2]
+        np.array([x[key] for x in measurements if x["contender"] == name]) for name in names
     )
     return first / second
 
@@ -224,6 +295,19 @@ def spread(values: np.ndarray, digits: int = 0) -> str:
     """Median and range."""
     low, middle, high = np.min(values), np.median(values), np.max(values)
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def profile_report(name: str, parts: dict[str, float]) -> str:
+    """Where the time of a contender goes."""
+    total = sum(parts.values())
+    rows = [(part, f"{value:.1f}", f"{value / total:.0%}") for part, value in parts.items()]
+    rows.append(("whole step", f"{total:.1f}", "100%"))
+    return (
+        f"\nWhere the time of {name} goes (one run with timers):\n\n"
+        + markdown(("per environment step", "µs", "share"), rows)
+        + f"\nThe physics alone would allow {1e6 / parts['physics']:.0f} steps/s; "
+        f"the script reaches {parts['physics'] / total:.0%} of that limit.\n"
+    )
 
 
 def contest_report(result: dict[str, Any]) -> str:
@@ -253,7 +337,7 @@ def contest_report(result: dict[str, Any]) -> str:
         "memory, MiB",
     )
     text = f"**{result['title']}**, {len(own)} repetitions in turns.\n\n" + markdown(header, rows)
-    if len(rows) > 1:
+    if len(rows) == 2:
         target = f"; target {result['target']:g}" if result["target"] else ""
         text += (
             f"\nRatio {rows[0][0]} / {rows[1][0]}: "
@@ -261,17 +345,8 @@ def contest_report(result: dict[str, Any]) -> str:
             f"{spread(ratios(measurements, 'steps_per_cpu_second'), 2)} by processor time{target}."
             "\n"
         )
-    parts = result["profile"]
-    total = sum(parts.values())
-    rows = [(name, f"{value:.1f}", f"{value / total:.0%}") for name, value in parts.items()]
-    rows.append(("whole step", f"{total:.1f}", "100%"))
-    text += f"\nWhere the time of {measurements[0]['contender']} goes (one run with timers):\n\n"
-    text += markdown(("per environment step", "µs", "share"), rows)
-    if parts["physics"] > 0:
-        text += (
-            f"\nThe physics alone would allow {1e6 / parts['physics']:.0f} steps/s; "
-            f"the script reaches {parts['physics'] / total:.0%} of that limit.\n"
-        )
+    if result["profile"]:
+        text += profile_report(measurements[0]["contender"], result["profile"])
     if result["modified"]:
         text += f"\nMeasured with uncommitted changes in {', '.join(result['modified'])}.\n"
     return text
