@@ -163,6 +163,21 @@ def test_unknown_simulators_start_new_episodes_and_say_so(tiny, monkeypatch, cap
     assert all(x["length"] == 5 and x["return"] == 5.0 for x in result["episodes"])
 
 
+@pytest.mark.parametrize("torn", ["3", "36,5.", "40,5.0,"])
+def test_a_log_torn_by_the_kill_is_mended(tiny, kill_after, torn):
+    whole = train(tiny(checkpoint_interval=1))
+    args = tiny(checkpoint_interval=1)
+    kill_after(2)  # the last checkpoint is that of step 32
+    with pytest.raises(Killed):
+        train(args)
+    with (args.run_dir / "episodes.csv").open("a") as file:
+        file.write(torn)
+    kill_after(0)
+    assert_same_run(whole, resume(args))
+    rows = (args.run_dir / "episodes.csv").read_text()
+    assert rows == (whole["args"].run_dir / "episodes.csv").read_text()
+
+
 # --- What may change on resuming ---
 
 
