@@ -17,7 +17,8 @@
 
     python ppo_multidiscrete.py --env-id HalfCheetah-v4 --bins 11
     python ppo_multidiscrete.py --env-id CartPole-v1 --total-timesteps 500_000
-    python ppo_multidiscrete.py --env-id Taxi-v4 --mask-invalid-actions --ent-coef 0.01
+    python ppo_multidiscrete.py --env-id Taxi-v4 --mask-invalid-actions --scale-rewards True \\
+        --num-envs 8 --num-steps 128 --num-minibatches 4 --learning-rate 3e-3 --ent-coef 0.01
 
 The policy is a product of categorical distributions, one for each component of the action. An
 action space may be MultiDiscrete, Discrete (one component) or a Box, of which every dimension is
@@ -484,8 +485,8 @@ def normalize_features(
 
 # === Agent ===
 
-# Logit of an invalid action. Its probability is exactly 0 in float32, and so are its gradient and
-# its term p * log p of the entropy, which would be NaN with minus infinity.
+# Logit of an invalid action: its probability, its gradient and its term p * log p of the entropy
+# are exactly 0 in float32. It is finite because 0 times minus infinity would be NaN.
 INVALID = -1e8
 
 
@@ -1006,7 +1007,7 @@ def train(args: Args) -> dict[str, Any]:
 
 # Copied from ppo_continuous_action.py
 def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
-    """Join the other processes; name and make the run's folder, or load what it continues from."""
+    """Join the other processes; name the run, or load the checkpoint that it continues from."""
     if WORLD_SIZE > 1 and not dist.is_initialized():
         # torchrun keeps its store over a restart; the prefix hides the dead processes' addresses.
         store, rank, size = next(dist.rendezvous("env://"))
@@ -1035,8 +1036,7 @@ def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
     name = [args.run_name or f"{run_prefix(args)}{time.strftime('%Y%m%d-%H%M%S')}"]
     if WORLD_SIZE > 1:
         dist.broadcast_object_list(name)
-    args = dataclasses.replace(args, run_name=name[0])
-    return args, None
+    return dataclasses.replace(args, run_name=name[0]), None
 
 
 # Copied from ppo_continuous_action.py
@@ -1056,13 +1056,14 @@ def choose_device(args: Args) -> torch.device:
     available = torch.cuda.is_available()
     if args.device == "cuda" and not available:
         raise RunError("--device cuda needs an NVIDIA GPU and a CUDA build of PyTorch; use cpu.")
-    if (
-        args.device == "cpu"
-        or not available
-        or (args.device == "auto" and args.minibatch_size < GPU_MINIBATCH)
-    ):
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    use_gpu = args.device == "cuda"
+    if args.device == "auto":
+        use_gpu = available and args.minibatch_size >= GPU_MINIBATCH
+    return (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        if use_gpu
+        else torch.device("cpu")
+    )
 
 
 # Copied from ppo_continuous_action.py
@@ -1075,18 +1076,23 @@ def environment_seeds(seed: int, num_envs: int) -> list[int]:
 def compiled(function: Callable, args: Args, example: tuple) -> Callable:
     """Compile `function` where that pays; if that fails, warn and return it as it is."""
     minibatches = args.num_iterations * args.update_epochs * args.num_minibatches
-    if not args.compile or minibatches < COMPILE_MINIBATCHES:
+    if not args.compile:
         return function
+    if minibatches < COMPILE_MINIBATCHES:
+        say("Not compiling the update: so short a run would not win back the time.")
+        return function
+    start_time = time.perf_counter()
     try:
         torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
         cuda = example[1][0].is_cuda
         fast = torch.compile(function, mode="reduce-overhead" if cuda else None)
         fast(*example)
-        return fast
     except Exception as error:  # every compiler fails in its own way
         reason = str(error).strip().splitlines()[0][:200]
         say(f"Warning: the update runs uncompiled, three times slower: {reason}")
         return function
+    say(f"Compiled the update in {time.perf_counter() - start_time:.1f} s.")
+    return fast
 
 
 # Copied from ppo_continuous_action.py
@@ -1279,32 +1285,25 @@ class RunLog:
         self.wandb = None
         if RANK > 0:
             return
-        if checkpoint is None:
-            self._make_folder()
-        resume_step = checkpoint["global_step"] if checkpoint else 0
-        if checkpoint:
-            self.episodes = self._rewind("episodes.csv", resume_step)
-            self.updates = self._rewind("updates.csv", resume_step)
-        self.logged_episodes = len(self.episodes)
         if args.track:
             try:
                 import wandb
             except ImportError as error:
                 raise RunError("--track needs Weights & Biases: pip install wandb.") from error
             self.wandb = wandb
-            wandb.init(
-                project=args.wandb_project,
-                entity=args.wandb_entity,
-                name=args.run_name,
-                id=self.wandb_id,
-                resume="allow",
-                config=dataclasses.asdict(args),
-                dir=args.run_dir,
-            )
+        resume_step = checkpoint["global_step"] if checkpoint else 0
+        if checkpoint:
+            self.episodes = self._rewind("episodes.csv", resume_step)
+            self.updates = self._rewind("updates.csv", resume_step)
+        else:
+            self._make_folder()
+        self.logged_episodes = len(self.episodes)
+        if args.track:
+            self._start_wandb()
         # purge_step hides what was logged after the checkpoint and before the run was killed.
         self.writer = SummaryWriter(str(args.run_dir), purge_step=resume_step + 1)
         self.progress = tqdm(
-            total=args.total_timesteps,
+            total=args.num_iterations * args.batch_size * WORLD_SIZE,
             initial=resume_step,
             unit="step",
             unit_scale=True,
@@ -1322,19 +1321,40 @@ class RunLog:
         except OSError as error:
             raise RunError(f"Cannot write to {folder}: {error.strerror}.") from error
 
+    def _start_wandb(self) -> None:
+        args = self.args
+        try:
+            self.wandb.init(
+                project=args.wandb_project,
+                entity=args.wandb_entity,
+                name=args.run_name,
+                id=self.wandb_id,
+                resume="allow",
+                config=dataclasses.asdict(args),
+                dir=args.run_dir,
+            )
+        except self.wandb.Error as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"Weights & Biases: {reason} (WANDB_MODE=offline works too).") from error
+
     def _rewind(self, name: str, global_step: int) -> list[dict[str, Any]]:
         """Read a CSV back and drop the rows after `global_step`, which will be made again."""
         path = self.args.run_dir / name
-        if not path.exists():  # nothing was logged before the checkpoint
-            return []
-        try:
-            with path.open(newline="") as file:
-                rows = [{k: json.loads(v) for k, v in row.items()} for row in csv.DictReader(file)]
-        except (OSError, ValueError) as error:
-            raise RunError(f"Cannot continue the log {path}: {error}.") from error
-        rows = [row for row in rows if row["global_step"] <= global_step]
-        path.unlink()
-        self._append(name, rows)
+        rows = []
+        with contextlib.suppress(FileNotFoundError), path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                if None in row.values():  # cut off when the run was killed
+                    break
+                row = {key: json.loads(value) for key, value in row.items()}
+                if row["global_step"] <= global_step:
+                    rows.append(row)
+        temporary = path.with_suffix(".tmp")
+        temporary.unlink(missing_ok=True)
+        self._append(temporary.name, rows)
+        if rows:
+            os.replace(temporary, path)
+        else:
+            path.unlink(missing_ok=True)
         return rows
 
     def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
@@ -1367,7 +1387,7 @@ class RunLog:
             f"thread(s), update on {device}" + (f", from step {global_step}" if global_step else "")
         )
         table = [("Detail", "Name", "In this run", "Line")]
-        table += detail_table(args, Path(__file__).read_text())
+        table += detail_table(args, Path(__file__).read_text(encoding="utf-8"))
         if args.print_details:
             say("\n".join(f"{a:>7}  {b:<44} {d:>4}  {c}" for a, b, c, d in table))
         settings = [("Setting", "Value"), *dataclasses.asdict(args).items()]
@@ -1749,7 +1769,8 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         RunError: the file is no model of this script and environment.
     """
     path = Path(args.evaluate)
-    path = path / "model.pt" if path.is_dir() else path
+    if path.is_dir():
+        path = next((path / x for x in ("model.pt", "checkpoint.pt") if (path / x).exists()), path)
     content = load_file(path, "agent")
     trained = saved_args(content, path)
     if trained.env_id != args.env_id:
