@@ -8,8 +8,9 @@ from pathlib import Path
 from benchmark import throughput
 from benchmark.commands import guarded
 from benchmark.provenance import BenchmarkError, git
+from benchmark.ray_cluster import run_on_ray
 from benchmark.runner import Runner
-from benchmark.runs import Folders, Run, last_step, read_note, select, state, suite_named
+from benchmark.runs import Folders, last_step, only, read_note, select, state, suite_named
 from benchmark.suites import SUITES
 
 
@@ -24,19 +25,18 @@ def run_command(args: argparse.Namespace) -> None:
                 print(shlex.join(["python", "-m", "benchmark", "run", args.suite, *only(run)]))
         return
     commit = git("rev-parse", "--verify", f"{args.commit}^{{commit}}").strip()
-    runner = Runner(runs, commit, args.workers)
-    runner.run()
-    if runner.stop_requests:
-        sys.exit(130)
-    if runner.failed:
+    if args.cluster == "ray":
+        failed = run_on_ray(runs, commit)
+    else:
+        runner = Runner(runs, commit, args.workers)
+        runner.run()
+        failed = runner.failed
+        if runner.stop_requests:
+            sys.exit(130)
+    if failed:
         raise BenchmarkError(
-            f"{len(runner.failed)} of {len(runs)} runs failed; their output.txt says why."
+            f"{len(failed)} of {len(runs)} runs failed; their output.txt says why."
         )
-
-
-def only(run: Run) -> list[str]:
-    """Options that select exactly this run, whatever its seed."""
-    return ["--seeds", str(run.seed), "--only", run.name]
 
 
 def list_command(args: argparse.Namespace) -> None:
@@ -111,6 +111,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     run = command(run_command, "run")
     selection(run)
     run.add_argument("--workers", type=int, default=2, help="runs at a time (2)")
+    run.add_argument("--cluster", choices=["ray"], help="use a Ray cluster, not local processes")
     run.add_argument("--commit", default="HEAD", help="version of the scripts to run (HEAD)")
     run.add_argument("--dry-run", action="store_true", help="print one command per missing run")
     listing = command(list_command, "list")

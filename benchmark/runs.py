@@ -139,6 +139,11 @@ def select(
     return runs
 
 
+def only(run: Run) -> list[str]:
+    """Options of `run` that select exactly this run, whatever its seed."""
+    return ["--seeds", str(run.seed), "--only", run.name]
+
+
 # --- State ---
 
 

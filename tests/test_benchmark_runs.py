@@ -4,12 +4,14 @@ A stand-in with the interface of our scripts (logs, checkpoint, model) replaces 
 the tests can interrupt it at will; the last test runs the real one.
 """
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -61,13 +63,14 @@ for iteration in range(first, 21):
 DRIVER = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from benchmark import runner, runs, suites
+from benchmark import ray_cluster, runner, runs, suites
 from benchmark.__main__ import main
 suites.SUITES["tiny"] = suites.Suite(
     "nothing", {{"A-v1": (1, 2), "B-v1": (1,)}}, {{"": suites.Variant("stand_in.py")}}, 2000
 )
 runs.source_at = lambda commit, script: open("stand_in.txt").read()
 runner.POLL_SECONDS = 0.02
+ray_cluster.ENTRY = [sys.executable, "driver.py"]
 main(["--results", "results", "--runs", "runs", *sys.argv[1:]])
 """
 
@@ -110,7 +113,7 @@ class Bench:
 
     def wait_for_iteration(self, name, iteration):
         path = self.folder / "runs" / "tiny" / name / "run" / "updates.csv"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not path.exists() or len(path.read_text().splitlines()) <= iteration:
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -231,6 +234,62 @@ def test_a_run_that_crashes_twice_is_reported_and_the_others_go_on(bench):
     bench.run("run", "tiny", pace=0)  # whatever it was is mended
     assert [first for _, first in bench.starts("A-v1/seed2")] == [1, 6, 6]
     bench.check_complete()
+
+
+def parent(pid):
+    """The parent's process id; 0 if there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def ancestors(pid):
+    """The process and all above it."""
+    while pid > 1:
+        yield pid
+        pid = parent(pid)
+
+
+def test_without_ray_cluster_there_is_a_sentence(bench):
+    pytest.importorskip("ray")
+    output = bench.run("run", "tiny", "--cluster", "ray", code=2)
+    assert output.splitlines()[-1].startswith("Error: There is no Ray cluster")
+
+
+@pytest.mark.slow
+def test_a_node_of_a_ray_cluster_is_lost(bench, monkeypatch):
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PACE", "0.2")  # the nodes' processes inherit it
+    small = {"object_store_memory": 80_000_000}
+    cluster = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **small}
+    )
+    try:
+        nodes = [cluster.add_node(num_cpus=1, **small) for _ in range(2)]
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        process = bench.start("run", "tiny", "--cluster", "ray")
+        first, second = "A-v1/seed1", "B-v1/seed1"
+        bench.wait_for_iteration(first, 7)
+        bench.wait_for_iteration(second, 1)
+        workers = {name: bench.starts(name)[0][0] for name in (first, second)}
+        raylets = [node.all_processes["raylet"][0].process.pid for node in nodes]
+        owners = {x: [r for r in raylets if r in ancestors(pid)] for x, pid in workers.items()}
+        assert owners[first] != owners[second]  # both nodes are at work
+        lost = raylets.index(owners[first][0])
+        doomed = list(ancestors(workers[first]))
+        cluster.remove_node(nodes[lost], allow_graceful=False)
+        for pid in doomed[: doomed.index(raylets[lost])]:  # a lost node takes all with it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        output = process.communicate(timeout=120)[0]
+        assert process.returncode == 0, output
+        assert [iteration for _, iteration in bench.starts(first)] in ([1, 6], [1, 11])
+        assert len(bench.starts(second)) == 1
+        bench.check_complete()
+    finally:
+        cluster.shutdown()
 
 
 def test_a_script_that_the_commit_does_not_have_gets_a_sentence(tmp_path, capsys):
