@@ -26,8 +26,9 @@ The algorithm is that of Ziegler et al. 2019 (arXiv 1909.08593) as released in
 LHP = openai/lm-human-preferences@cbfd210b. "The N Implementation Details of RLHF with PPO" (Huang
 et al. 2023) lists what that code does; here R1-R21 stand as comments on the line above the
 statement that does it, beside those of the 37 details of PPO (ppo2 = openai/baselines@ea25b9e8)
-that apply. Where that article and LHP disagree, this file follows LHP and says so. SFD is
-vwxyzjn/summarize_from_feedback_details@ee77a9ab. `--print-details` lists all.
+that apply. Where that article and LHP disagree (R6: order of the labels, R17: sign, R20: reference
+of the KL), this file follows LHP. SFD = vwxyzjn/summarize_from_feedback_details@ee77a9ab.
+`--print-details` lists all.
 
 Shapes: B = responses in a batch, Q = tokens of a query, R = tokens of a response, L = Q + R,
 V = words in the vocabulary, D = width of the network. A prefix `mb_` marks a minibatch.
@@ -99,7 +100,7 @@ class Args:
     seed: int = 1
     """Seed of the weights, the texts, the labels and the minibatch order."""
     run_name: str | None = None
-    """Name of the run's folder; by default script, seed and time."""
+    """Name of the run's folder; by default environment, script, seed and time."""
     output_dir: str = "runs"
     """Folder that holds one folder per run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -115,9 +116,9 @@ class Args:
     print_details: bool = False
     """Print the table of the implementation details with their values in this run."""
     checkpoint_interval: int = 25
-    """PPO updates between two checkpoints (8 times as many steps in the other stages)."""
+    """Iterations between two checkpoints; a killed run loses at most that many."""
     resume: str | None = None
-    """Run folder to continue; `auto` continues the newest run of the same name."""
+    """Run folder or checkpoint to continue; `auto` continues the newest run of the same name."""
     stage: Literal["sft", "preferences", "reward-model", "ppo"] | None = None
     """With --resume: redo this stage and those after it, under settings that may differ."""
     contrast: bool = True
@@ -177,15 +178,15 @@ class Args:
     adam: Literal["tensorflow", "pytorch"] = "tensorflow"
     """Where Adam adds its epsilon: before the bias correction as LHP does, or after it."""
     adam_eps: float = 1e-5
-    """Adam's epsilon [LHP: 1e-5; PyTorch's default: 1e-8]."""
+    """Adam's epsilon [ppo2/model.py: 1e-5; PyTorch's default: 1e-8]."""
     gamma: float = 1.0
     """Discount factor [LHP: 1]."""
     gae_lambda: float = 0.95
-    """Lambda of generalized advantage estimation; 1 sums all rewards [LHP: 0.95]."""
+    """Lambda of generalized advantage estimation; 1 sums all rewards [paper, Tables 3 and 5]."""
     clip_coef: float = 0.2
-    """Clip range of the policy ratio (paper: epsilon) [LHP: 0.2]."""
+    """Clip range of the policy ratio (paper: epsilon) [paper: 0.2 for MuJoCo, 0.1 for Atari]."""
     value_clip_coef: float | None = 0.2
-    """Clip range of the values, independent of clip_coef [LHP: 0.2; None: off]."""
+    """Clip the change of each value to this range [ppo2: its clip range, 0.2; None: off]."""
     vf_coef: float = 0.1
     """Weight of the value loss, which is half the squared error (paper: c1) [LHP: 0.1]."""
     max_grad_norm: float | None = 1.0
@@ -239,6 +240,11 @@ class Args:
             raise RunError(
                 f"--num-minibatches {self.num_minibatches} must divide --batch-size "
                 f"{self.batch_size}."
+            )
+        if self.kl_horizon <= 0.2 * self.batch_size * WORLD_SIZE:
+            raise RunError(
+                "--kl-horizon must exceed a fifth of the responses per update, or beta can become "
+                "negative."
             )
         if self.num_pairs < 14:
             raise RunError("--num-pairs must be at least 14, of which a seventh is held out.")
@@ -926,6 +932,8 @@ def penalized_rewards(
 ) -> Tensor:
     """Rewards (B, R): a KL penalty at every word, and the score where the response ends.
 
+    The article prints the penalty without its minus.
+
     Args:
         scores: (B,).
         logprobs, ref_logprobs: of the words written, under the policy that wrote them and under
@@ -933,7 +941,7 @@ def penalized_rewards(
         last: (B, R), True at the last word alone.
         kl_coef: beta.
     """
-    # Detail R17/21: per-token KL penalty [LHP: train_policy.py L149; the article lost the minus]
+    # Detail R17/21: per-token KL penalty [LHP: train_policy.py L149-155]
     return -kl_coef * (logprobs - ref_logprobs) + scores[:, None] * last
 
 
@@ -1151,6 +1159,8 @@ def make_preferences(args: Args, task: Task, sft: TinyGPT) -> Preferences:
 
 # === Stage 3: reward model ===
 
+LEAST_ACCURACY = 0.65  # a reward model of accuracy 0.63 hid every effect of PPO on this task
+
 
 @torch.no_grad()
 def score_texts(model: RewardModel, queries: Tensor, responses: Tensor) -> Tensor:
@@ -1206,8 +1216,10 @@ def train_reward_model(
             order = torch.randperm(
                 len(queries), generator=stage_generator(args.seed, f"{name} epoch {epoch}", rank=0)
             )
-            # All processes know the one order; each takes its share of every minibatch.
-            mb = order.split(args.reward_batch_size)[batch][RANK::WORLD_SIZE]
+            mb = order.split(args.reward_batch_size)[batch]
+            # All processes know the one order, so that their shares of a minibatch are disjoint;
+            # the article calls this order, which LHP has too, a bug.
+            mb = mb[RANK::WORLD_SIZE] if len(mb) >= WORLD_SIZE else mb
             # as Detail R5
             optimizer.param_groups[0]["lr"] = linear_decay(
                 args.reward_learning_rate, step, epochs * batches
@@ -1241,9 +1253,6 @@ def train_reward_model(
             "right; PPO will optimize its errors. Label more pairs or raise --reward-epochs."
         )
     return model.requires_grad_(False), quality
-
-
-LEAST_ACCURACY = 0.65  # a reward model of accuracy 0.63 hid every effect of PPO on this task
 
 
 def reward_model_quality(model: RewardModel, preferences: Preferences) -> dict[str, float]:
@@ -1449,7 +1458,8 @@ def train_ppo(
                 stage.warn(cause, sentence)
             if args.kl_mode == "adaptive":
                 num_episodes = args.batch_size * WORLD_SIZE
-                # Detail R20/21: adaptive KL to the fixed reference [LHP: train_policy.py L115-124]
+                # The KL is that to the reference; the article says to the previous policy.
+                # Detail R20/21: adaptive KL [LHP: train_policy.py L115-124, L220-227]
                 kl_coef = proportional_kl_coef(
                     kl_coef, kl, args.target_kl, num_episodes, args.kl_horizon
                 )
@@ -1606,25 +1616,31 @@ def write_report(
     rows = [("", *columns)]
     rows += [(run, *(f"{x[v]:.2f}" for v in columns.values())) for run, x in results.items()]
     samples = "\n\n".join(f"{run}\n" + "\n".join(f"  {x}" for x in texts[run]) for run in texts)
-    report = f"{markdown_table(rows)}\n\n{samples}\n"
-    args.run_dir.joinpath("report.md").write_text(report)
-    content = {"args": dataclasses.asdict(args), "reward_model": quality, "results": results}
-    args.run_dir.joinpath("results.json").write_text(json.dumps(content, indent=2))
-    figure = draw_frontier(args.run_dir / "frontier.png", runs, best)
-    with contextlib.closing(SummaryWriter(str(args.run_dir / "report"))) as writer:
-        writer.add_figure("frontier", figure)
-        writer.add_text("table", markdown_table(rows))
-    for run, lines in texts.items():
-        log_texts(args, run, lines)
-    if args.track:
-        import wandb
-
-        wandb.log({"frontier": wandb.Image(str(args.run_dir / "frontier.png"))})
-        wandb.log({"table": wandb.Table(list(rows[0]), [list(row) for row in rows[1:]])})
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         say("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    say(f"\n{samples}")
+    say(f"\n{samples}\n")
+    content = {"args": dataclasses.asdict(args), "reward_model": quality, "results": results}
+    picture = args.run_dir / "frontier.png"
+    try:
+        (args.run_dir / "report.md").write_text(f"{markdown_table(rows)}\n\n{samples}\n")
+        (args.run_dir / "results.json").write_text(json.dumps(content, indent=2))
+        figure = draw_frontier(picture, runs, best)
+        with contextlib.closing(SummaryWriter(str(args.run_dir / "report"))) as writer:
+            writer.add_figure("frontier", figure)
+            writer.add_text("table", markdown_table(rows))
+        for run, lines in texts.items():
+            log_texts(args, run, lines)
+    except OSError as error:
+        say(f"Warning: the report cannot be written ({error.strerror or error}).")
+        return
+    if args.track:
+        import wandb
+
+        wandb.log({"frontier": wandb.Image(str(picture))})
+        wandb.log({"table": wandb.Table(list(rows[0]), [list(row) for row in rows[1:]])})
+    say(f"Done. Models, report.md and frontier.png: {args.run_dir}")
+    say(f"Logs: tensorboard --logdir {args.run_dir}")
 
 
 # === The pipeline ===
@@ -1677,8 +1693,10 @@ def train(args: Args) -> dict[str, Any]:
                 best = best_of_n(args, task, *judged)
             results |= {f"best-of-{n}": x for n, x in best.items()}
             write_report(args, results, texts, quality, updates, best)
-            say(f"Done. Models, report.md and frontier.png: {args.run_dir}")
-            say(f"Logs: tensorboard --logdir {args.run_dir}")
+    if args.track and RANK == 0:
+        import wandb
+
+        wandb.finish()
     return {
         "agent": agents[args.ppo_run],
         "updates": updates,
@@ -1740,8 +1758,8 @@ def open_folder(args: Args) -> Args:
 
 
 def run_name_prefix(args: Args) -> str:
-    """What the names of all runs with this seed begin with."""
-    return f"{SCRIPT}__{args.seed}__"
+    """What the names of all runs of this language, script and seed begin with."""
+    return f"{'own-text' if args.preferences else 'reviews'}__{SCRIPT}__{args.seed}__"
 
 
 def find_run(args: Args) -> Path | None:
@@ -2036,7 +2054,7 @@ class Stage:
         self.extra: dict[str, float] = {}  # what else the loop gave to `save`
         self.warned: set[str] = set()
         self.stop = StopRequest()
-        # A step of the other stages takes about an eighth of the time of a PPO update.
+        # An iteration is a PPO update, or the 8 gradient steps of another stage that take as long.
         self.interval = args.checkpoint_interval * (1 if name.startswith("ppo") else 8)
 
     def __enter__(self) -> "Stage":
@@ -2232,13 +2250,13 @@ def save_file(path: Path, content: dict[str, Any]) -> bool:
     """
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    data = buffer.getvalue()[:-2]  # without the length of the comment, which is 0
+    data = buffer.getvalue()[:-2] + struct.pack("<H", 64)  # the length of the comment, was 0
     digest = hashlib.sha256(data).hexdigest().encode()
     temporary, previous = path.with_suffix(".tmp"), path.with_suffix(".previous.pt")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(data + struct.pack("<H", len(digest)) + digest)
+            file.write(data + digest)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
@@ -2261,7 +2279,7 @@ def load_file(path: Path, needed: str) -> dict[str, Any]:
     content: Any = None
     try:
         data = path.read_bytes()
-        if hashlib.sha256(data[:-66]).hexdigest().encode() == data[-64:]:
+        if hashlib.sha256(data[:-64]).hexdigest().encode() == data[-64:]:
             content = torch.load(io.BytesIO(data), weights_only=True)
         problem = "is damaged or not a file of this script"
     except OSError as error:

@@ -344,6 +344,7 @@ def command_line(monkeypatch, *flags: str) -> int:
         ("--gamma", "1.5"),
         ("--kl-coef", "-0.1"),
         ("--num-pairs", "5"),
+        ("--kl-horizon", "20"),
         ("--temperature", "0"),
         ("--corpus", "x.txt"),
         ("--preferences", "absent.jsonl"),
