@@ -23,6 +23,8 @@ numbers what that code does beyond the paper; here each detail stands as a comme
 above the statement that does it: 1-13 (core), 23-31 (continuous actions), and two of the four
 auxiliary ones. Names in brackets are files of ppo2. `--print-details` lists all 37.
 
+Any environment with a Box action space fits; observations are flattened into a vector.
+
 Shapes: T = num_steps, N = num_envs, D = observation size, A = action size. A prefix `b_` marks a
 whole batch with its first two axes joined (T*N, ...), `mb_` a minibatch of it.
 
@@ -89,7 +91,7 @@ class RunError(Exception):
 class Args:
     # --- Experiment ---
     seed: int = 1
-    """Seed of the weights, the environments, the sampled actions and the minibatch order."""
+    """Seed of everything that is random in the run."""
     total_timesteps: int = 1_000_000
     """Agent steps of the whole run, all environments and processes together [paper: MuJoCo 1M]."""
     run_name: str | None = None
@@ -97,7 +99,7 @@ class Args:
     output_dir: str = "runs"
     """Folder that holds one folder per run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the update runs; auto takes a GPU only for minibatches large enough to gain from it."""
+    """Where to compute; auto takes a GPU where that is faster."""
     torch_threads: int = 1
     """CPU threads per process; results repeat bit for bit only with the same number."""
     compile: bool = True
@@ -121,11 +123,11 @@ class Args:
     eval_episodes: int = 10
     """Episodes per evaluated policy, with --evaluate."""
     deterministic: bool = False
-    """Evaluate only the mean action instead of both the mean and sampled actions."""
+    """Evaluate only the most probable action instead of both it and sampled actions."""
 
     # --- Environment ---
     env_id: str = "HalfCheetah-v4"
-    """Gymnasium environment with a Box action space."""
+    """Gymnasium environment; the top of the file says which kinds fit."""
     num_envs: int = 1
     """Parallel environments N, per process [ppo2: 1 for MuJoCo; paper: 8 for Atari]."""
     async_envs: bool = False
@@ -551,7 +553,7 @@ def ppo_loss(
 
     Args:
         agent: policy and value function under the current weights.
-        minibatch: obs (B, D), actions (B, A), logprobs, values, advantages, returns (B,).
+        minibatch: obs and actions (B, ...), logprobs, values, advantages, returns (B,).
 
     Returns:
         Scalar loss, and the metrics named in `LOSS_METRICS` as one vector.
@@ -586,7 +588,7 @@ KL = LOSS_METRICS.index("losses/approx_kl")
 def loss_gradient(agent: Agent, minibatch: tuple[Tensor, ...], *settings) -> tuple[Tensor, Tensor]:
     """Gradient of `ppo_loss` as one vector in the order of `agent.parameters()`, and the metrics.
 
-    Compiled as a whole: forward and backward pass become one graph, four times as fast.
+    Compiled as a whole: forward and backward pass become one graph with little overhead.
     """
     loss, metrics = ppo_loss(agent, minibatch, *settings)
     gradients = torch.autograd.grad(loss, list(agent.parameters()))
@@ -884,7 +886,7 @@ def compiled(function: Callable, args: Args, example: tuple) -> Callable:
         fast(*example)
     except Exception as error:  # every compiler fails in its own way
         reason = str(error).strip().splitlines()[0][:200]
-        say(f"Warning: the update runs uncompiled, three times slower: {reason}")
+        say(f"Warning: the update runs uncompiled and so slower: {reason}")
         return function
     say(f"Compiled the update in {time.perf_counter() - start_time:.1f} s.")
     return fast
@@ -1272,9 +1274,7 @@ def markdown_table(rows: list[tuple]) -> str:
 FORMAT = 1  # raised when older scripts could no longer read the files
 
 
-def model_state(
-    args: Args, agent: nn.Module, statistics: dict[str, RunningMeanStd]
-) -> dict[str, Any]:
+def model_state(args: Args, agent: nn.Module, statistics: dict[str, Any]) -> dict[str, Any]:
     """All that evaluation needs, detached from the running training: tensors and plain values."""
     return {
         "format": FORMAT,
@@ -1400,7 +1400,7 @@ class ProcessState:
         self,
         envs: VectorEnv,
         rng: np.random.Generator,
-        statistics: dict[str, RunningMeanStd],
+        statistics: dict[str, Any],
         arrays: dict[str, np.ndarray],
     ) -> None:
         self.envs, self.rng, self.statistics, self.arrays = envs, rng, statistics, arrays
