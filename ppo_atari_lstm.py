@@ -503,7 +503,7 @@ class AleGame:
         )
         buttons = self.emulator.ale.get_action_set()
         self.num_actions = len(buttons)
-        self.fire = self.num_actions > 2 and buttons[1] == Action.FIRE
+        self.fire = buttons[1] == Action.FIRE
         self.game_over = True
 
     def new_game(self, seed: int | None = None) -> np.ndarray:
@@ -1231,7 +1231,7 @@ RunningMeanStd = Any
 
 # Copied from ppo_continuous_action.py
 def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
-    """Join the other processes; name and make the run's folder, or load what it continues from."""
+    """Join the other processes; name the run, or load the checkpoint that it continues from."""
     if WORLD_SIZE > 1 and not dist.is_initialized():
         # torchrun keeps its store over a restart; the prefix hides the dead processes' addresses.
         store, rank, size = next(dist.rendezvous("env://"))
@@ -1260,8 +1260,7 @@ def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
     name = [args.run_name or f"{run_prefix(args)}{time.strftime('%Y%m%d-%H%M%S')}"]
     if WORLD_SIZE > 1:
         dist.broadcast_object_list(name)
-    args = dataclasses.replace(args, run_name=name[0])
-    return args, None
+    return dataclasses.replace(args, run_name=name[0]), None
 
 
 # Copied from ppo_continuous_action.py
@@ -1287,25 +1286,30 @@ def environment_seeds(seed: int, num_envs: int) -> list[int]:
     return np.random.SeedSequence([seed, RANK]).generate_state(num_envs).tolist()
 
 
-COMPILE_MINIBATCHES = 5000  # gradient steps in the run; unrolling T steps takes minutes
+COMPILE_MINIBATCHES = 20_000  # gradient steps in the run; compiling T unrolled steps takes minutes
 
 
 # Copied from ppo_continuous_action.py
 def compiled(function: Callable, args: Args, example: tuple) -> Callable:
     """Compile `function` where that pays; if that fails, warn and return it as it is."""
     minibatches = args.num_iterations * args.update_epochs * args.num_minibatches
-    if not args.compile or minibatches < COMPILE_MINIBATCHES:
+    if not args.compile:
         return function
+    if minibatches < COMPILE_MINIBATCHES:
+        say("Not compiling the update: so short a run would not win back the time.")
+        return function
+    start_time = time.perf_counter()
     try:
         torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
         cuda = example[1][0].is_cuda
         fast = torch.compile(function, mode="reduce-overhead" if cuda else None)
         fast(*example)
-        return fast
     except Exception as error:  # every compiler fails in its own way
         reason = str(error).strip().splitlines()[0][:200]
         say(f"Warning: the update runs uncompiled, three times slower: {reason}")
         return function
+    say(f"Compiled the update in {time.perf_counter() - start_time:.1f} s.")
+    return fast
 
 
 # Copied from ppo_continuous_action.py
@@ -1479,32 +1483,25 @@ class RunLog:
         self.wandb = None
         if RANK > 0:
             return
-        if checkpoint is None:
-            self._make_folder()
-        resume_step = checkpoint["global_step"] if checkpoint else 0
-        if checkpoint:
-            self.episodes = self._rewind("episodes.csv", resume_step)
-            self.updates = self._rewind("updates.csv", resume_step)
-        self.logged_episodes = len(self.episodes)
         if args.track:
             try:
                 import wandb
             except ImportError as error:
                 raise RunError("--track needs Weights & Biases: pip install wandb.") from error
             self.wandb = wandb
-            wandb.init(
-                project=args.wandb_project,
-                entity=args.wandb_entity,
-                name=args.run_name,
-                id=self.wandb_id,
-                resume="allow",
-                config=dataclasses.asdict(args),
-                dir=args.run_dir,
-            )
+        resume_step = checkpoint["global_step"] if checkpoint else 0
+        if checkpoint:
+            self.episodes = self._rewind("episodes.csv", resume_step)
+            self.updates = self._rewind("updates.csv", resume_step)
+        else:
+            self._make_folder()
+        self.logged_episodes = len(self.episodes)
+        if args.track:
+            self._start_wandb()
         # purge_step hides what was logged after the checkpoint and before the run was killed.
         self.writer = SummaryWriter(str(args.run_dir), purge_step=resume_step + 1)
         self.progress = tqdm(
-            total=args.total_timesteps,
+            total=args.num_iterations * args.batch_size * WORLD_SIZE,
             initial=resume_step,
             unit="step",
             unit_scale=True,
@@ -1522,19 +1519,40 @@ class RunLog:
         except OSError as error:
             raise RunError(f"Cannot write to {folder}: {error.strerror}.") from error
 
+    def _start_wandb(self) -> None:
+        args = self.args
+        try:
+            self.wandb.init(
+                project=args.wandb_project,
+                entity=args.wandb_entity,
+                name=args.run_name,
+                id=self.wandb_id,
+                resume="allow",
+                config=dataclasses.asdict(args),
+                dir=args.run_dir,
+            )
+        except self.wandb.Error as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"Weights & Biases: {reason} (WANDB_MODE=offline works too).") from error
+
     def _rewind(self, name: str, global_step: int) -> list[dict[str, Any]]:
         """Read a CSV back and drop the rows after `global_step`, which will be made again."""
         path = self.args.run_dir / name
-        if not path.exists():  # nothing was logged before the checkpoint
-            return []
-        try:
-            with path.open(newline="") as file:
-                rows = [{k: json.loads(v) for k, v in row.items()} for row in csv.DictReader(file)]
-        except (OSError, ValueError) as error:
-            raise RunError(f"Cannot continue the log {path}: {error}.") from error
-        rows = [row for row in rows if row["global_step"] <= global_step]
-        path.unlink()
-        self._append(name, rows)
+        rows = []
+        with contextlib.suppress(FileNotFoundError), path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                if None in row.values():  # cut off when the run was killed
+                    break
+                row = {key: json.loads(value) for key, value in row.items()}
+                if row["global_step"] <= global_step:
+                    rows.append(row)
+        temporary = path.with_suffix(".tmp")
+        temporary.unlink(missing_ok=True)
+        self._append(temporary.name, rows)
+        if rows:
+            os.replace(temporary, path)
+        else:
+            path.unlink(missing_ok=True)
         return rows
 
     def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
@@ -1567,7 +1585,7 @@ class RunLog:
             f"thread(s), update on {device}" + (f", from step {global_step}" if global_step else "")
         )
         table = [("Detail", "Name", "In this run", "Line")]
-        table += detail_table(args, Path(__file__).read_text())
+        table += detail_table(args, Path(__file__).read_text(encoding="utf-8"))
         if args.print_details:
             say("\n".join(f"{a:>7}  {b:<44} {d:>4}  {c}" for a, b, c, d in table))
         settings = [("Setting", "Value"), *dataclasses.asdict(args).items()]
@@ -1839,7 +1857,8 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         RunError: the file is no model of this script and game.
     """
     path = Path(args.evaluate)
-    path = path / "model.pt" if path.is_dir() else path
+    if path.is_dir():
+        path = next((path / x for x in ("model.pt", "checkpoint.pt") if (path / x).exists()), path)
     content = load_file(path, "agent")
     trained = saved_args(content, path)
     if trained.env_id != args.env_id:

@@ -459,6 +459,7 @@ def test_frame_skip_and_limit_are_the_papers():
         ("--env-id Pendulum-v1", "ppo_continuous_action.py"),
         ("--num-minibatches 3", "--num-minibatches 3 must divide the batch"),
         ("--num-envs 0", "--num-envs must be positive"),
+        ("--num-envs 2 --num-steps 2", "Minibatches of one sample have no spread"),
         ("--sticky-actions 2", "--sticky-actions must lie between 0 and 1"),
         ("--total-timesteps 1000", "less than one batch of 1024 steps"),
     ],
