@@ -45,10 +45,10 @@ def progress_bar(description: str, total: int, initial: int, position: int) -> t
 
 @dataclasses.dataclass
 class Worker:
-    """A run in progress; without `process`, one that another benchmark started."""
+    """A run in progress and its line of the table."""
 
     run: Run
-    process: subprocess.Popen | None
+    process: subprocess.Popen
     bar: tqdm
 
 
@@ -59,6 +59,7 @@ class Runner:
         self.commit = commit
         self.queue = [run for run in runs if not run.result.exists()]
         self.slots: list[Worker | None] = [None] * workers
+        self.awaited: set[str] = set()
         self.crashes: dict[str, int] = {}
         self.failed: dict[str, str] = {}
         self.stop_requests = 0
@@ -111,40 +112,35 @@ class Runner:
         self.queue.clear()
         number = signal.SIGTERM if self.stop_requests == 1 else signal.SIGKILL
         for worker in filter(None, self.slots):
-            if worker.process is not None:
-                worker.process.send_signal(number)
+            worker.process.send_signal(number)
         if self.stop_requests == 1:
             self.say("Stopping: each run ends after its iteration; again to stop at once.")
 
     def start_next(self, index: int) -> Worker | None:
-        """Start the first run of the queue; None if there was nothing left to do for it."""
-        run = self.queue.pop(0)
-        process = None
-        with lock(run) as held:
-            if run.result.exists():  # another benchmark has made it
-                self.done_runs += 1
-                return None
-            if held is not None:
-                if is_finished(run):  # by a worker that outlived its benchmark
+        """Start the first run of the queue that nobody else is running; None if there is none."""
+        for run in list(self.queue):
+            with lock(run) as held:
+                if held is None:
+                    if run.name not in self.awaited:
+                        self.awaited.add(run.name)
+                        self.say(f"{run.name} is being run by another process: left for later")
+                    continue
+                self.queue.remove(run)
+                if run.result.exists():  # another benchmark has made it
+                    self.done_runs += 1
+                elif is_finished(run):  # by a worker that outlived its benchmark
                     self.keep(run)
-                    return None
-                process = start(run, self.commit, held)
-        begun = f"continues from step {last_step(run)}" if last_step(run) else "starts"
-        self.say(f"{run.name} {begun if process else 'is being run by another process: waiting'}")
-        bar = progress_bar(run.name, run.total_timesteps, last_step(run), index + 1)
-        return Worker(run, process, bar)
+                else:
+                    process = start(run, self.commit, held)
+                    step = last_step(run)
+                    self.say(f"{run.name} " + (f"continues from step {step}" if step else "starts"))
+                    bar = progress_bar(run.name, run.total_timesteps, step, index + 1)
+                    return Worker(run, process, bar)
+        return None
 
     def has_ended(self, worker: Worker) -> bool:
         """Look after a worker; whatever follows from its end is done."""
-        run = worker.run
-        if worker.process is None:
-            with lock(run) as held:
-                if held is None and not self.stop_requests:
-                    return False
-            if not self.stop_requests:
-                self.queue.insert(0, run)
-            return True
-        code = worker.process.poll()
+        run, code = worker.run, worker.process.poll()
         if code is None:
             return False
         if code == 0 and is_finished(run):
@@ -177,22 +173,23 @@ class Runner:
             write_note(run, read_note(run) | {"error": error})
 
     def show(self) -> None:
-        """Refresh the table, or print a line now and then."""
-        for worker in filter(None, self.slots):
+        """Refresh the table; where output is not a terminal, print a line now and then."""
+        now = time.monotonic()
+        if self.bar.disable and now - self.line_time < LINE_SECONDS:
+            return
+        made, workers = self.steps_made(), list(filter(None, self.slots))
+        for worker in workers:
             worker.bar.n = last_step(worker.run)
             worker.bar.refresh()
-        made = self.steps_made()
         self.bar.n = made
         self.bar.refresh()
-        now = time.monotonic()
-        if not self.bar.disable or now - self.line_time < LINE_SECONDS:
-            return
-        self.line_time = now
-        rate = (made - self.first_steps) / (now - self.start_time)
-        left = (sum(run.total_timesteps for run in self.runs) - made) / max(rate, 1e-9) / 3600
-        running = ", ".join(
-            f"{x.run.name} {last_step(x.run) / x.run.total_timesteps:.0%}"
-            for x in filter(None, self.slots)
-        )
-        done = f"{self.done_runs} of {self.total_runs} done"
-        self.say(f"{running}; {done}; {rate:.0f} steps/s; {left:.1f} hours left")
+        if self.bar.disable:
+            self.line_time = now
+            rate = (made - self.first_steps) / (now - self.start_time)
+            left = sum(run.total_timesteps for run in self.runs) - made
+            hours = f"{left / rate / 3600:.1f} hours left" if rate else "no step made yet"
+            shares = (
+                f"{x.run.name} {last_step(x.run) / x.run.total_timesteps:.0%}" for x in workers
+            )
+            done = f"{self.done_runs} of {self.total_runs} done"
+            self.say(f"{', '.join(shares)}; {done}; {rate:.0f} steps/s; {hours}")

@@ -171,7 +171,7 @@ def test_a_worker_outlives_its_killed_benchmark_and_is_not_started_twice(bench):
     process.wait()
     assert bench.run("status", "tiny", "--only", "A-v1/seed1").split()[1] == "running"
     output = bench.run("run", "tiny", "--workers", "1", pace=0)
-    assert "A-v1/seed1 is being run by another process: waiting" in output
+    assert "A-v1/seed1 is being run by another process: left for later" in output
     assert len(bench.starts("A-v1/seed1")) == 1
     bench.check_complete()
 
