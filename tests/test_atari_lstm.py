@@ -90,6 +90,24 @@ def test_first_state_is_zero(agent):
     assert state.shape == (2, 3, 128) and not state.any()
 
 
+@pytest.mark.parametrize("method", ["get_value", "get_action_and_value"])
+def test_first_convolution_sees_1_for_pixel_255(agent, method):
+    seen = []
+    agent.cnn[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    obs = torch.tensor([0, 51, 255], dtype=torch.uint8).repeat(84 * 28).view(1, 1, 1, 84, 84)
+    getattr(agent, method)(obs, torch.zeros(1, 1), agent.initial_state(1))
+    assert len(seen) == 1 and torch.equal(seen[0].unique(), torch.tensor([0.0, 0.2, 1.0]))
+
+
+def test_policy_and_value_share_cnn_and_lstm(agent):
+    obs, starts, state = frames(2, 3), torch.zeros(2, 3), random_state(3)
+    action = torch.zeros(2, 3, dtype=torch.int64)
+    _, logprob, _, value, _ = agent.get_action_and_value(obs, starts, state, action)
+    shared = [agent.cnn[0].weight, agent.lstm_input.weight, agent.lstm_recurrent.weight]
+    for loss in (logprob.sum(), value.sum()):
+        assert all(x.any() for x in torch.autograd.grad(loss, shared, retain_graph=True))
+
+
 # --- The cell, detail 34 -----------------------------------------------------------------------
 
 
@@ -360,6 +378,15 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys
     error = capsys.readouterr().err
     assert stopped.value.code == 2
     assert words in error and error.count("\n") == 1 and error.startswith("Error: ")
+
+
+def test_command_line_runs_pong_end_to_end(tmp_path, monkeypatch, capsys):
+    arguments = "--env-id ALE/Pong-v5 --num-envs 2 --num-steps 8 --num-minibatches 2"
+    arguments += " --total-timesteps 32 --torch-threads 1 --device cpu --async-envs True"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ppo_atari_lstm.py", *arguments.split()])
+    ppo_atari_lstm.main()
+    assert "Done. Model: runs/Pong__ppo_atari_lstm__1__" in capsys.readouterr().out
 
 
 # --- A task that needs memory --------------------------------------------------------------------
