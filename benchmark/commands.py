@@ -1,6 +1,7 @@
 """What all commands share: one sentence and exit code 2 for what cannot be done."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
 
@@ -9,6 +10,8 @@ from benchmark.provenance import BenchmarkError
 
 def guarded(function: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> None:
     """Call a command; end the process as a user of a command line expects."""
+    # SIGTERM is answered as Ctrl-C is, so that no child is left behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         function(args)
     except BenchmarkError as error:
@@ -16,6 +19,8 @@ def guarded(function: Callable[[argparse.Namespace], None], args: argparse.Names
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def command_line(

@@ -374,17 +374,17 @@ def details_block(folders: Folders) -> str:
                 link = f"[{script.file}:{line}]({script.file}#L{line})"
                 places.setdefault((tag["number"] or "extra", tag["name"]), []).append(link)
     rows = [(number, name, links[0]) for (number, name), links in places.items()]
-    # 1/37 ... 37/37, then other series, then the extras without a number
-    rows.sort(key=lambda row: (row[0] == "extra", not row[0].endswith("/37"), numbers(row[0])))
+    rows.sort(key=lambda row: order(row[0]))
     return markdown(("detail", "name", "first place"), rows)
 
 
 TAG = re.compile(r"# (?:Detail (?P<number>\w+/\d+)|Extra): (?P<name>[^\[;]+?)(?: \[.*)?")
 
 
-def numbers(text: str) -> list[int]:
-    """The whole numbers in a text, to sort 2/37 before 10/37."""
-    return [int(x) for x in re.findall(r"\d+", text)]
+def order(number: str) -> tuple[int, str, int]:
+    """Sort key: 1/37 to 37/37, then the series with a letter, then extras without a number."""
+    found = re.fullmatch(r"([A-Z]*)(\d+)/\d+", number)
+    return (bool(found[1]), found[1], int(found[2])) if found else (2, "", 0)
 
 
 def block(name: str, folders: Folders) -> str:

@@ -292,6 +292,23 @@ def test_a_node_of_a_ray_cluster_is_lost(bench, monkeypatch):
         cluster.shutdown()
 
 
+def test_stopped_throughput_leaves_no_process_behind(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmark.throughput", "continuous"],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    deadline = time.monotonic() + 60
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (pids := children.read_text().split()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.terminate()
+    assert process.wait(60) == 130
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_script_that_the_commit_does_not_have_gets_a_sentence(tmp_path, capsys):
     folders = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
     first_commit = subprocess.run(
