@@ -98,13 +98,13 @@ class RunError(Exception):
 class Args:
     # --- Experiment ---
     seed: int = 1
-    """Seed of the weights, the texts, the labels and the minibatch order."""
+    """Seed of everything that is random in the run."""
     run_name: str | None = None
     """Name of the run's folder; by default environment, script, seed and time."""
     output_dir: str = "runs"
     """Folder that holds one folder per run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; auto is the CPU, which is faster for networks as small as these."""
+    """Where to compute; auto takes a GPU where that is faster."""
     torch_threads: int = 1
     """CPU threads per process; results repeat bit for bit only with the same number."""
     track: bool = False
@@ -1300,6 +1300,7 @@ def rollout_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, dict[st
     # Detail R15/21: discount factor 1 [LHP: train_policy.py L56-57, L327-336]
     advantages, returns = gae(*time_first, args.gamma, args.gae_lambda)
     advantages, returns = advantages.T[mask], returns.T[mask]  # (words,)
+    advantage_std = advantages.std(correction=0)
     # Detail 7/37 omitted: advantage normalization; R18's whitening, with epsilon inside the root
     if args.advantage_whitening:
         advantages = whiten(advantages)
@@ -1324,7 +1325,7 @@ def rollout_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, dict[st
         "losses/approx_kl": approx_kl(logratio).item(),
         "losses/clipfrac": clip_fraction(logratio, args.clip_coef).item(),
         "losses/explained_variance": explained_variance(mb.values[mask], returns),
-        "advantages/std": advantages.std(correction=0).item(),
+        "advantages/std": advantage_std.item(),
     }
     return loss, metrics
 

@@ -694,6 +694,31 @@ def test_ptx_mixes_in_the_gradient_of_the_sft_loss(small, stages):
         )
 
 
+def test_overall_loss_is_policy_loss_plus_weighted_value_loss(model):
+    agent = Agent(model, None)
+    nn.init.normal_(agent.value_head.weight)
+    for vf_coef in (0.1, 0.7):
+        loss, metrics = rlhf.rollout_loss(agent, make_rollout(agent), Args(vf_coef=vf_coef))
+        expected = metrics["losses/policy_loss"] + vf_coef * metrics["losses/value_loss"]
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_logged_losses_are_means_over_all_minibatches(small, stages, monkeypatch):
+    seen = []
+    original = rlhf.rollout_loss
+
+    def spy(agent, mb, args):
+        loss, metrics = original(agent, mb, args)
+        seen.append(dict(metrics))
+        return loss, metrics
+
+    monkeypatch.setattr(rlhf, "rollout_loss", spy)
+    _, (row,) = run_ppo(dataclasses.replace(small, num_updates=1), stages)
+    for name in ("losses/policy_loss", "losses/approx_kl", "losses/clipfrac", "advantages/std"):
+        assert row[name] == pytest.approx(sum(x[name] for x in seen) / 16), name
+    assert len(seen) == 16 and row["advantages/std"] != pytest.approx(1, abs=1e-3)
+
+
 def test_gradient_norm_is_clipped_over_all_weights(small, stages, monkeypatch):
     norms = []
     step = torch.optim.Adam.step
