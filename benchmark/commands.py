@@ -1,4 +1,4 @@
-"""What all commands share: one sentence and exit code 2 for what cannot be done."""
+"""How a command ends: one sentence and exit code 2 for what cannot be done."""
 
 import argparse
 import signal
@@ -21,14 +21,3 @@ def guarded(function: Callable[[argparse.Namespace], None], args: argparse.Names
         sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def command_line(
-    function: Callable[[argparse.Namespace], None],
-    add_arguments: Callable[[argparse.ArgumentParser], None],
-    description: str,
-) -> None:
-    """Run one command as a program of its own."""
-    parser = argparse.ArgumentParser(description=description.split("\n")[0])
-    add_arguments(parser)
-    guarded(function, parser.parse_args())

@@ -39,15 +39,20 @@ PUBLISHED = {
 }
 
 
-def number(value: float) -> str:
-    """Three digits or more, without decimals that mean nothing."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}"
+def number(value: float, digits: int | None = None) -> str:
+    """A number with one decimal, or with none where that would be a fourth digit."""
+    return f"{value:.{digits if digits is not None else int(abs(value) < 100)}f}"
+
+
+def with_spread(mean: float, spread: float | None) -> str:
+    """Mean ± spread, to the same decimals."""
+    digits = int(abs(mean) < 100)
+    return number(mean) + (f" ± {number(spread, digits)}" if spread is not None else "")
 
 
 def plus_minus(scores: np.ndarray) -> str:
     """Mean ± population standard deviation over seeds (as CleanRL's tables)."""
-    spread = f" ± {number(np.std(scores))}" if len(scores) > 1 else ""
-    return f"{number(np.mean(scores))}{spread}"
+    return with_spread(np.mean(scores), np.std(scores) if len(scores) > 1 else None)
 
 
 def brackets(ends: tuple[float, float] | None, form: Callable[[float], str] = number) -> str:
@@ -66,8 +71,8 @@ def published(environment: str, source: str) -> str:
     for row in reference("scores"):
         if row["source"] == source and row["environment"] == name:
             about = "≈ " if row["how_seen"] == "read off the plot" else ""
-            spread = f" ± {number(float(row['spread']))}" if row["spread"] else ""
-            return about + number(float(row["mean"])) + spread
+            spread = float(row["spread"]) if row["spread"] else None
+            return about + with_spread(float(row["mean"]), spread)
     return "–"
 
 
@@ -364,6 +369,9 @@ def speed_cell(contest: str, folders: Folders) -> str:
     return f"{ratio:.1f} × {peer.partition(',')[0]}"
 
 
+TAG = re.compile(r"# (?:Detail (?P<number>\w+/\d+)|Extra): (?P<name>[^\[;]+?)(?: \[.*)?")
+
+
 def details_block(folders: Folders) -> str:
     """Number, name and place of every detail, read from the tags in the scripts."""
     places: dict[tuple[str, str], list[str]] = {}
@@ -376,9 +384,6 @@ def details_block(folders: Folders) -> str:
     rows = [(number, name, links[0]) for (number, name), links in places.items()]
     rows.sort(key=lambda row: order(row[0]))
     return markdown(("detail", "name", "first place"), rows)
-
-
-TAG = re.compile(r"# (?:Detail (?P<number>\w+/\d+)|Extra): (?P<name>[^\[;]+?)(?: \[.*)?")
 
 
 def order(number: str) -> tuple[int, str, int]:

@@ -156,16 +156,19 @@ def read_rows(path: Path) -> list[dict[str, float]]:
 
 
 def last_step(run: Run) -> int:
-    """Steps made so far."""
-    path = run.folder / "run" / "updates.csv"
-    if not path.exists():
+    """Steps made so far; 0 while the log has no complete row or is being rewritten."""
+    try:
+        with (run.folder / "run" / "updates.csv").open("rb") as file:
+            header = file.readline()
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(len(header), end - 4096))
+            rows = file.read().rpartition(b"\n")[0].splitlines()
+    except FileNotFoundError:
         return 0
-    with path.open("rb") as file:
-        header = file.readline()
-        file.seek(max(len(header), path.stat().st_size - 4096))
-        lines = file.read().rpartition(b"\n")[0].splitlines()
+    if not rows:
+        return 0
     column = header.decode().strip().split(",").index("global_step")
-    return int(lines[-1].decode().split(",")[column]) if lines else 0
+    return int(rows[-1].decode().split(",")[column])
 
 
 @contextlib.contextmanager

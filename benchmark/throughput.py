@@ -25,11 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.commands import command_line
 from benchmark.provenance import ROOT, THREADS, BenchmarkError, head, is_modified, machine
 from benchmark.tables import markdown
 
-RESULTS = ROOT / "benchmark" / "results" / "throughput"
 WHOLE_RUN = 1_000_000  # steps for which the time of a whole run is projected
 POLL_SECONDS = 0.01
 MUJOCO_PHYSICS = "gymnasium.envs.mujoco.mujoco_env:MujocoEnv.do_simulation"
@@ -365,12 +363,15 @@ def main(args: argparse.Namespace) -> None:
             raise BenchmarkError(f"There is no contest {name}; there are: {', '.join(CONTESTS)}.")
     if args.repetitions < 1:
         raise BenchmarkError("--repetitions must be positive.")
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    folder = args.folders.results / "throughput"
+    folder.mkdir(parents=True, exist_ok=True)
     for name in args.contests or CONTESTS:
         result = run_contest(name, args.repetitions)
-        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
         print("\n" + contest_report(result))
 
 
 if __name__ == "__main__":
-    command_line(main, add_arguments, __doc__)
+    from benchmark.__main__ import main as benchmark
+
+    benchmark(["throughput", *sys.argv[1:]])

@@ -135,6 +135,18 @@ def test_a_growing_log_is_read_up_to_its_last_whole_row(tmp_path):
     assert runs.read_rows(tmp_path / "log.csv") == [{"global_step": 1.0, "return": 2.0}]
 
 
+@pytest.mark.parametrize(
+    ("log", "step"),
+    [("", 0), ("a,glob", 0), ("a,global_step\n", 0), ("a,global_step\n5,7\n6,", 7)],
+)
+def test_last_step_of_a_log_that_is_being_written(folders, log, step):
+    run = runs.Run("figure3", "Hopper-v4", "", 1, folders)
+    assert runs.last_step(run) == 0
+    (run.folder / "run").mkdir(parents=True)
+    (run.folder / "run" / "updates.csv").write_text(log)
+    assert runs.last_step(run) == step
+
+
 # --- Throughput ---
 
 
@@ -296,7 +308,7 @@ def test_effects_of_details_against_the_default(folders, tmp_path):
         write_result(folders, "ablation", "Hopper-v4", seed, [2000.0], "default")
         write_result(folders, "ablation", "Hopper-v4", seed, [500.0], "raw-rewards")
     table = report.effects_table("ablation", folders)
-    assert "| 30 rewards not scaled | 500 ± 0.0 | – | – | -75% [-75%, -75%] | scaling" in table
+    assert "| 30 rewards not scaled | 500 ± 0 | – | – | -75% [-75%, -75%] | scaling" in table
     assert report.effects("ablation", folders) == {"raw-rewards": (-0.75, (-0.75, -0.75))}
     assert plots.plot_effects("ablation", folders, tmp_path).stat().st_size > 5000
 
@@ -315,7 +327,7 @@ def test_table_of_scripts(folders):
     write_result(folders, "figure3", "HalfCheetah-v4", 1, [1500.0])
     text = report.scripts_block(folders)
     row = next(x for x in text.splitlines() if "[ppo_continuous_action.py]" in x)
-    assert "| HalfCheetah-v4 | 1500 | 1 | 1443 ± 46.0 | 1.0 | – |" in row
+    assert "| HalfCheetah-v4 | 1500 | 1 | 1443 ± 46 | 1.0 | – |" in row
 
 
 @pytest.mark.parametrize("page", report.PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -300,9 +300,11 @@ def test_stopped_throughput_leaves_no_process_behind(tmp_path):
     )
     deadline = time.monotonic() + 60
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (pids := children.read_text().split()):
-        assert time.monotonic() < deadline
+    while not list(tmp_path.glob("*/run")):  # the script has made its folder
+        assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
+    pids = children.read_text().split()
+    assert pids
     process.terminate()
     assert process.wait(60) == 130
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
