@@ -20,8 +20,8 @@
 
 The other objective of Schulman et al. 2017 (arXiv 1707.06347, section 4): nothing is clipped, but
 the policy pays beta * KL(old || new) for moving away from the one that collected the data. The
-script differs from ppo_continuous_action.py in that objective, and in that it takes Discrete action
-spaces too. In the paper's Table 1 (normalized score; clipping 0.82) an adaptive beta reaches 0.68,
+script differs from ppo_continuous_action.py in that objective, and in that it takes Discrete besides
+Box action spaces. In the paper's Table 1 (normalized score; clipping 0.82) an adaptive beta reaches 0.68,
 0.74 and 0.71 for targets of 0.003, 0.01 and 0.03, a fixed beta 0.62 to 0.72, and neither clipping
 nor penalty -0.39: `--kl-mode adaptive`, `fixed` and `none`.
 
@@ -104,7 +104,7 @@ class RunError(Exception):
 class Args:
     # --- Experiment ---
     seed: int = 1
-    """Seed of the weights, the environments, the sampled actions and the minibatch order."""
+    """Seed of everything that is random in the run."""
     total_timesteps: int = 1_000_000
     """Agent steps of the whole run, all environments and processes together [paper: MuJoCo 1M]."""
     run_name: str | None = None
@@ -112,7 +112,7 @@ class Args:
     output_dir: str = "runs"
     """Folder that holds one folder per run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the update runs; auto takes a GPU only for minibatches large enough to gain from it."""
+    """Where to compute; auto takes a GPU where that is faster."""
     torch_threads: int = 1
     """CPU threads per process; results repeat bit for bit only with the same number."""
     compile: bool = True
@@ -136,11 +136,11 @@ class Args:
     eval_episodes: int = 10
     """Episodes per evaluated policy, with --evaluate."""
     deterministic: bool = False
-    """Evaluate only the mean action instead of both the mean and sampled actions."""
+    """Evaluate only the most probable action instead of both it and sampled actions."""
 
     # --- Environment ---
     env_id: str = "HalfCheetah-v4"
-    """Gymnasium environment with a Box or Discrete action space."""
+    """Gymnasium environment; the top of the file says which kinds fit."""
     num_envs: int = 1
     """Parallel environments N, per process [ppo2: 1 for MuJoCo; paper: 8 for Atari]."""
     async_envs: bool = False
@@ -968,7 +968,7 @@ def train(args: Args) -> dict[str, Any]:
 
 # Copied from ppo_continuous_action.py
 def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
-    """Join the other processes; name and make the run's folder, or load what it continues from."""
+    """Join the other processes; name the run, or load the checkpoint that it continues from."""
     if WORLD_SIZE > 1 and not dist.is_initialized():
         # torchrun keeps its store over a restart; the prefix hides the dead processes' addresses.
         store, rank, size = next(dist.rendezvous("env://"))
@@ -997,8 +997,7 @@ def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
     name = [args.run_name or f"{run_prefix(args)}{time.strftime('%Y%m%d-%H%M%S')}"]
     if WORLD_SIZE > 1:
         dist.broadcast_object_list(name)
-    args = dataclasses.replace(args, run_name=name[0])
-    return args, None
+    return dataclasses.replace(args, run_name=name[0]), None
 
 
 # Copied from ppo_continuous_action.py
@@ -1018,13 +1017,14 @@ def choose_device(args: Args) -> torch.device:
     available = torch.cuda.is_available()
     if args.device == "cuda" and not available:
         raise RunError("--device cuda needs an NVIDIA GPU and a CUDA build of PyTorch; use cpu.")
-    if (
-        args.device == "cpu"
-        or not available
-        or (args.device == "auto" and args.minibatch_size < GPU_MINIBATCH)
-    ):
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    use_gpu = args.device == "cuda"
+    if args.device == "auto":
+        use_gpu = available and args.minibatch_size >= GPU_MINIBATCH
+    return (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        if use_gpu
+        else torch.device("cpu")
+    )
 
 
 # Copied from ppo_continuous_action.py
@@ -1037,18 +1037,23 @@ def environment_seeds(seed: int, num_envs: int) -> list[int]:
 def compiled(function: Callable, args: Args, example: tuple) -> Callable:
     """Compile `function` where that pays; if that fails, warn and return it as it is."""
     minibatches = args.num_iterations * args.update_epochs * args.num_minibatches
-    if not args.compile or minibatches < COMPILE_MINIBATCHES:
+    if not args.compile:
         return function
+    if minibatches < COMPILE_MINIBATCHES:
+        say("Not compiling the update: so short a run would not win back the time.")
+        return function
+    start_time = time.perf_counter()
     try:
         torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
         cuda = example[1][0].is_cuda
         fast = torch.compile(function, mode="reduce-overhead" if cuda else None)
         fast(*example)
-        return fast
     except Exception as error:  # every compiler fails in its own way
         reason = str(error).strip().splitlines()[0][:200]
-        say(f"Warning: the update runs uncompiled, three times slower: {reason}")
+        say(f"Warning: the update runs uncompiled and so slower: {reason}")
         return function
+    say(f"Compiled the update in {time.perf_counter() - start_time:.1f} s.")
+    return fast
 
 
 # Copied from ppo_continuous_action.py
@@ -1260,32 +1265,25 @@ class RunLog:
         self.wandb = None
         if RANK > 0:
             return
-        if checkpoint is None:
-            self._make_folder()
-        resume_step = checkpoint["global_step"] if checkpoint else 0
-        if checkpoint:
-            self.episodes = self._rewind("episodes.csv", resume_step)
-            self.updates = self._rewind("updates.csv", resume_step)
-        self.logged_episodes = len(self.episodes)
         if args.track:
             try:
                 import wandb
             except ImportError as error:
                 raise RunError("--track needs Weights & Biases: pip install wandb.") from error
             self.wandb = wandb
-            wandb.init(
-                project=args.wandb_project,
-                entity=args.wandb_entity,
-                name=args.run_name,
-                id=self.wandb_id,
-                resume="allow",
-                config=dataclasses.asdict(args),
-                dir=args.run_dir,
-            )
+        resume_step = checkpoint["global_step"] if checkpoint else 0
+        if checkpoint:
+            self.episodes = self._rewind("episodes.csv", resume_step)
+            self.updates = self._rewind("updates.csv", resume_step)
+        else:
+            self._make_folder()
+        self.logged_episodes = len(self.episodes)
+        if args.track:
+            self._start_wandb()
         # purge_step hides what was logged after the checkpoint and before the run was killed.
         self.writer = SummaryWriter(str(args.run_dir), purge_step=resume_step + 1)
         self.progress = tqdm(
-            total=args.total_timesteps,
+            total=args.num_iterations * args.batch_size * WORLD_SIZE,
             initial=resume_step,
             unit="step",
             unit_scale=True,
@@ -1303,19 +1301,40 @@ class RunLog:
         except OSError as error:
             raise RunError(f"Cannot write to {folder}: {error.strerror}.") from error
 
+    def _start_wandb(self) -> None:
+        args = self.args
+        try:
+            self.wandb.init(
+                project=args.wandb_project,
+                entity=args.wandb_entity,
+                name=args.run_name,
+                id=self.wandb_id,
+                resume="allow",
+                config=dataclasses.asdict(args),
+                dir=args.run_dir,
+            )
+        except self.wandb.Error as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"Weights & Biases: {reason} (WANDB_MODE=offline works too).") from error
+
     def _rewind(self, name: str, global_step: int) -> list[dict[str, Any]]:
         """Read a CSV back and drop the rows after `global_step`, which will be made again."""
         path = self.args.run_dir / name
-        if not path.exists():  # nothing was logged before the checkpoint
-            return []
-        try:
-            with path.open(newline="") as file:
-                rows = [{k: json.loads(v) for k, v in row.items()} for row in csv.DictReader(file)]
-        except (OSError, ValueError) as error:
-            raise RunError(f"Cannot continue the log {path}: {error}.") from error
-        rows = [row for row in rows if row["global_step"] <= global_step]
-        path.unlink()
-        self._append(name, rows)
+        rows = []
+        with contextlib.suppress(FileNotFoundError), path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                if None in row.values():  # cut off when the run was killed
+                    break
+                row = {key: json.loads(value) for key, value in row.items()}
+                if row["global_step"] <= global_step:
+                    rows.append(row)
+        temporary = path.with_suffix(".tmp")
+        temporary.unlink(missing_ok=True)
+        self._append(temporary.name, rows)
+        if rows:
+            os.replace(temporary, path)
+        else:
+            path.unlink(missing_ok=True)
         return rows
 
     def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
@@ -1348,7 +1367,7 @@ class RunLog:
             f"thread(s), update on {device}" + (f", from step {global_step}" if global_step else "")
         )
         table = [("Detail", "Name", "In this run", "Line")]
-        table += detail_table(args, Path(__file__).read_text())
+        table += detail_table(args, Path(__file__).read_text(encoding="utf-8"))
         if args.print_details:
             say("\n".join(f"{a:>7}  {b:<44} {d:>4}  {c}" for a, b, c, d in table))
         settings = [("Setting", "Value"), *dataclasses.asdict(args).items()]
@@ -1446,9 +1465,7 @@ FORMAT = 1  # raised when older scripts could no longer read the files
 
 
 # Copied from ppo_continuous_action.py
-def model_state(
-    args: Args, agent: nn.Module, statistics: dict[str, RunningMeanStd]
-) -> dict[str, Any]:
+def model_state(args: Args, agent: nn.Module, statistics: dict[str, Any]) -> dict[str, Any]:
     """All that evaluation needs, detached from the running training: tensors and plain values."""
     return {
         "format": FORMAT,
@@ -1580,7 +1597,7 @@ class ProcessState:
         self,
         envs: VectorEnv,
         rng: np.random.Generator,
-        statistics: dict[str, RunningMeanStd],
+        statistics: dict[str, Any],
         arrays: dict[str, np.ndarray],
     ) -> None:
         self.envs, self.rng, self.statistics, self.arrays = envs, rng, statistics, arrays
@@ -1717,7 +1734,8 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         RunError: the file is no model of this script and environment.
     """
     path = Path(args.evaluate)
-    path = path / "model.pt" if path.is_dir() else path
+    if path.is_dir():
+        path = next((path / x for x in ("model.pt", "checkpoint.pt") if (path / x).exists()), path)
     content = load_file(path, "agent")
     trained = saved_args(content, path)
     if trained.env_id != args.env_id:

@@ -625,9 +625,9 @@ def test_the_same_setting_has_the_same_default_and_text():
     theirs, ours = fields(template), fields(ppo)
     assert theirs.keys() - ours.keys() == {"clip_coef", "anneal_clip", "clip_vloss"}
     assert ours.keys() - theirs.keys() == {"kl_mode", "kl_coef", "value_clip_coef"}
-    # target_kl stops epochs there and steers beta here; env_id also takes Discrete actions here.
+    # target_kl stops epochs there and steers beta here.
     differing = {name for name in ours if name in theirs and ours[name] != theirs[name]}
-    assert differing == {"target_kl", "env_id"}
+    assert differing == {"target_kl"}
 
 
 def test_the_training_loop_changes_only_lines_about_the_policy_and_its_objective():
