@@ -23,7 +23,7 @@
 The policy is a product of categorical distributions, one for each component of the action. An
 action space may be MultiDiscrete, Discrete (one component) or a Box, of which every dimension is
 cut into bins; on MuJoCo's joints such a policy rivals a Gaussian one (Tang & Agrawal 2020, arXiv
-1901.10500).
+1901.10500). Observations are flattened into a vector, Discrete ones are one-hot.
 
 The algorithm is that of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in
 ppo2 = openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022)
@@ -104,7 +104,7 @@ class RunError(Exception):
 class Args:
     # --- Experiment ---
     seed: int = 1
-    """Seed of the weights, the environments, the sampled actions and the minibatch order."""
+    """Seed of everything that is random in the run."""
     total_timesteps: int = 1_000_000
     """Agent steps of the whole run, all environments and processes together [paper: MuJoCo 1M]."""
     run_name: str | None = None
@@ -112,7 +112,7 @@ class Args:
     output_dir: str = "runs"
     """Folder that holds one folder per run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the update runs; auto takes a GPU only for minibatches large enough to gain from it."""
+    """Where to compute; auto takes a GPU where that is faster."""
     torch_threads: int = 1
     """CPU threads per process; results repeat bit for bit only with the same number."""
     compile: bool = True
@@ -140,7 +140,7 @@ class Args:
 
     # --- Environment ---
     env_id: str = "HalfCheetah-v4"
-    """Gymnasium environment with Discrete, MultiDiscrete or Box actions."""
+    """Gymnasium environment; the top of the file says which kinds fit."""
     bins: int = 11
     """Bins per dimension of Box actions, which also turn on norm_obs, scale_rewards and separate
     networks unless these are set [Tang & Agrawal 2020: 7 to 15]."""
@@ -746,7 +746,7 @@ def ppo_loss(
 
     Args:
         agent: policy and value function under the current weights.
-        minibatch: obs (B, D), actions (B, A), logprobs, values, advantages, returns (B,).
+        minibatch: obs and actions (B, ...), logprobs, values, advantages, returns (B,).
 
     Returns:
         Scalar loss, and the metrics named in `LOSS_METRICS` as one vector.
@@ -782,7 +782,7 @@ KL = LOSS_METRICS.index("losses/approx_kl")
 def loss_gradient(agent: Agent, minibatch: tuple[Tensor, ...], *settings) -> tuple[Tensor, Tensor]:
     """Gradient of `ppo_loss` as one vector in the order of `agent.parameters()`, and the metrics.
 
-    Compiled as a whole: forward and backward pass become one graph, four times as fast.
+    Compiled as a whole: forward and backward pass become one graph with little overhead.
     """
     loss, metrics = ppo_loss(agent, minibatch, *settings)
     gradients = torch.autograd.grad(loss, list(agent.parameters()))
@@ -1089,7 +1089,7 @@ def compiled(function: Callable, args: Args, example: tuple) -> Callable:
         fast(*example)
     except Exception as error:  # every compiler fails in its own way
         reason = str(error).strip().splitlines()[0][:200]
-        say(f"Warning: the update runs uncompiled, three times slower: {reason}")
+        say(f"Warning: the update runs uncompiled and so slower: {reason}")
         return function
     say(f"Compiled the update in {time.perf_counter() - start_time:.1f} s.")
     return fast
@@ -1485,9 +1485,7 @@ FORMAT = 1  # raised when older scripts could no longer read the files
 
 
 # Copied from ppo_continuous_action.py
-def model_state(
-    args: Args, agent: nn.Module, statistics: dict[str, RunningMeanStd]
-) -> dict[str, Any]:
+def model_state(args: Args, agent: nn.Module, statistics: dict[str, Any]) -> dict[str, Any]:
     """All that evaluation needs, detached from the running training: tensors and plain values."""
     return {
         "format": FORMAT,
@@ -1619,7 +1617,7 @@ class ProcessState:
         self,
         envs: VectorEnv,
         rng: np.random.Generator,
-        statistics: dict[str, RunningMeanStd],
+        statistics: dict[str, Any],
         arrays: dict[str, np.ndarray],
     ) -> None:
         self.envs, self.rng, self.statistics, self.arrays = envs, rng, statistics, arrays

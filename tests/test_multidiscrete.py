@@ -562,6 +562,18 @@ def test_observations_are_normalized_by_all_that_was_seen(make_args, loop):
             assert (rows - torch.tensor(expected)).abs().max(1).values.min() < 0.01
 
 
+def test_rollout_samples_from_the_policy(make_args, loop, monkeypatch):
+    """With known logits in place of the network's; 4 standard errors of a half are 0.03."""
+    shares = [0.7, 0.2, 0.1, 0.1, 0.9, 0.4, 0.3, 0.2, 0.1]
+    logits = np.log(np.array([shares]))
+    monkeypatch.setattr(ppo, "numpy_mlp", lambda layers, x: logits.repeat(len(x), axis=0))
+    args = make_args(env_id="MdIdentities-v0", num_envs=8, num_steps=512, total_timesteps=4096)
+    train(dataclasses.replace(args, update_epochs=1))
+    actions = torch.cat([x[1] for x in loop["minibatches"]])
+    counts = torch.cat([torch.bincount(x, minlength=n) for x, n in zip(actions.T, SIZES)])
+    assert (counts / 4096).tolist() == pytest.approx(shares, abs=0.03)
+
+
 def test_target_kl_ends_the_epochs(make_args):
     updates = train(make_args(target_kl=0.0, update_epochs=5, **MASKED))["updates"]
     assert [x["charts/epochs"] for x in updates] == [1, 1, 1]
@@ -635,8 +647,8 @@ def test_evaluation_is_repeatable_and_the_best_action_beats_samples(make_args):
     train(args)
     evaluation = make_args(env_id="MdShifted-v0", evaluate=str(args.run_dir), eval_episodes=30)
     first, second = ppo.evaluate(evaluation), ppo.evaluate(evaluation)
-    assert first == second and np.mean(first["best"]) >= np.mean(first["sampled"])
-    assert np.mean(first["best"]) == 10
+    assert first == second
+    assert 8 < np.mean(first["sampled"]) < np.mean(first["best"]) == 10
 
 
 @pytest.mark.parametrize(
