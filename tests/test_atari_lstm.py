@@ -393,7 +393,7 @@ def test_command_line_runs_pong_end_to_end(tmp_path, monkeypatch, capsys):
 
 
 class Recall(gym.Env):
-    """The first frame shows a cue, bright or dark; four frames later its name earns 1, else -1."""
+    """The first frame shows a cue, bright or dark; two frames later its name earns 1, else -1."""
 
     def __init__(self):
         self.observation_space = gym.spaces.Box(0, 255, (84, 84), np.uint8)
@@ -406,9 +406,9 @@ class Recall(gym.Env):
 
     def step(self, action):
         self.t += 1
-        over = self.t == 5
+        over = self.t == 3
         reward = (1.0 if action == self.cue else -1.0) * over
-        info = {"episode": {"r": reward, "l": 5}} if over else {}
+        info = {"episode": {"r": reward, "l": 3}} if over else {}
         return np.full((84, 84), 150, np.uint8), reward, over, False, info
 
 
