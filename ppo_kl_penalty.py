@@ -20,8 +20,8 @@
 
 The other objective of Schulman et al. 2017 (arXiv 1707.06347, section 4): nothing is clipped, but
 the policy pays beta * KL(old || new) for moving away from the one that collected the data. The
-script differs from ppo_continuous_action.py in that objective, and in that it takes Discrete besides
-Box action spaces. In the paper's Table 1 (normalized score; clipping 0.82) an adaptive beta reaches 0.68,
+script differs from ppo_continuous_action.py in that objective, and in that it takes Discrete
+actions too. In the paper's Table 1 (normalized score; clipping 0.82) an adaptive beta reaches 0.68,
 0.74 and 0.71 for targets of 0.003, 0.01 and 0.03, a fixed beta 0.62 to 0.72, and neither clipping
 nor penalty -0.39: `--kl-mode adaptive`, `fixed` and `none`.
 
@@ -30,6 +30,9 @@ Implementation Details of PPO" (Huang et al. 2022) numbers what that code does b
 here each detail stands as a comment on the line above the statement that does it: 1-13 (core)
 without 8, 23-31 (continuous actions), and one of the four auxiliary ones. K1-K3 are the penalty's.
 Names in brackets are files of ppo2. `--print-details` lists all of them.
+
+Any environment with a Box or Discrete action space fits (a Discrete one counts from 0);
+observations are flattened into a vector.
 
 Shapes: T = num_steps, N = num_envs, D = observation size, A = action size, or for Discrete actions
 their number; P = parameters of the policy in one state. A prefix `b_` marks a whole batch with its
@@ -724,7 +727,7 @@ def kl_penalty_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Gradient of `kl_penalty_loss` as one vector in `agent.parameters()` order, and the metrics.
 
-    Compiled as a whole: forward and backward pass become one graph, four times as fast.
+    Compiled as a whole: forward and backward pass become one graph with little overhead.
     """
     loss, metrics = kl_penalty_loss(agent, minibatch, *settings)
     gradients = torch.autograd.grad(loss, list(agent.parameters()))
