@@ -56,14 +56,14 @@ def problems(sources: dict[str, str]) -> list[str]:
 
 def fix(sources: dict[str, str]) -> dict[str, str]:
     """Rewrite every marked block from the script that its marker names."""
+    spans = {name: blocks(source) for name, source in sources.items()}
     fixed = {}
     for name, source in sources.items():
-        for block in blocks(source):
-            start, end = blocks(source)[block]
+        for block, (start, end) in reversed(spans[name].items()):  # from the end: spans stay valid
             match = MARKER.search(source[:start])
-            if match and block in blocks(sources[match[1]]):
-                home = sources[match[1]]
-                source = source[:start] + home[slice(*blocks(home)[block])] + source[end:]
+            if match and block in spans.get(match[1], {}):
+                home = sources[match[1]][slice(*spans[match[1]][block])]
+                source = source[:start] + home + source[end:]
         fixed[name] = source
     return fixed
 
