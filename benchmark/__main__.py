@@ -10,7 +10,7 @@ from benchmark.commands import guarded
 from benchmark.provenance import BenchmarkError, git
 from benchmark.ray_cluster import run_on_ray
 from benchmark.runner import Runner
-from benchmark.runs import Folders, last_step, only, read_note, select, state, suite_named
+from benchmark.runs import Folders, last_step, read_note, select, single_command, state, suite_named
 from benchmark.suites import SUITES
 
 
@@ -19,12 +19,12 @@ def run_command(args: argparse.Namespace) -> None:
     runs = select(args.suite, args.folders, args.seeds, args.only)
     if args.workers < 1:
         raise BenchmarkError("--workers must be positive.")
+    commit = git("rev-parse", "--verify", f"{args.commit}^{{commit}}").strip()
     if args.dry_run:
         for run in runs:
             if not run.result.exists():
-                print(shlex.join(["python", "-m", "benchmark", "run", args.suite, *only(run)]))
+                print(shlex.join(["python", "-m", "benchmark", *single_command(run, commit)]))
         return
-    commit = git("rev-parse", "--verify", f"{args.commit}^{{commit}}").strip()
     if args.cluster == "ray":
         failed = run_on_ray(runs, commit)
     else:

@@ -14,16 +14,10 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmark.provenance import BenchmarkError
-from benchmark.runs import Run, last_step, only, read_note
+from benchmark.runs import Run, last_step, read_note, single_command
 
 ENTRY = [sys.executable, "-m", "benchmark"]
 LOST_NODES = 5  # that one run survives; each costs it what follows its last checkpoint
-
-
-def command(run: Run, commit: str) -> list[str]:
-    """Command line that makes one run."""
-    place = ["--results", str(run.folders.results), "--runs", str(run.folders.runs)]
-    return [*ENTRY, *place, "run", run.suite, "--workers", "1", "--commit", commit, *only(run)]
 
 
 def make(arguments: list[str], folder: Path) -> int:
@@ -64,7 +58,9 @@ def run_on_ray(runs: list[Run], commit: str) -> dict[str, str]:
     missing = [run for run in runs if not run.result.exists()]
     print(f"{len(runs)} runs, {len(runs) - len(missing)} of them done before.", flush=True)
     remote = ray.remote(num_cpus=1, max_retries=LOST_NODES, scheduling_strategy="SPREAD")(make)
-    pending = {remote.remote(command(run, commit), Path.cwd()): run for run in missing}
+    pending = {
+        remote.remote([*ENTRY, *single_command(run, commit)], Path.cwd()): run for run in missing
+    }
     bar = tqdm(
         total=sum(run.total_timesteps for run in missing),
         unit="step",

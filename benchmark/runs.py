@@ -139,9 +139,13 @@ def select(
     return runs
 
 
-def only(run: Run) -> list[str]:
-    """Options of `run` that select exactly this run, whatever its seed."""
-    return ["--seeds", str(run.seed), "--only", run.name]
+def single_command(run: Run, commit: str) -> list[str]:
+    """Arguments of the benchmark that make exactly this run, whatever its seed."""
+    own = Folders()
+    place = ["--results", str(run.folders.results)] if run.folders.results != own.results else []
+    place += ["--runs", str(run.folders.runs)] if run.folders.runs != own.runs else []
+    which = [run.suite, "--seeds", str(run.seed), "--only", run.name]
+    return [*place, "run", *which, "--workers", "1", "--commit", commit]
 
 
 # --- State ---

@@ -3,6 +3,7 @@
 import ast
 import functools
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -221,15 +222,16 @@ def test_flags_of_each_variant_exist(suite):
 
 
 def test_dry_run_prints_a_command_for_each_run(folders, capsys):
-    place = ["--results", str(folders.results)]
+    place = ["--results", str(folders.results), "--runs", str(folders.runs)]
     main([*place, "run", "smoke", "--dry-run"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     for number, line in enumerate(lines, start=1):
-        assert line.startswith("python -m benchmark run smoke ")
-        args = parse(line.split()[3:])
-        selected = runs.select(args.suite, folders, args.seeds, args.only)
-        assert [run.seed for run in selected] == [number]
+        assert line.startswith("python -m benchmark --results ")
+        args = parse(shlex.split(line)[3:])
+        selected = runs.select(args.suite, args.folders, args.seeds, args.only)
+        assert selected == [runs.Run("smoke", "InvertedPendulum-v4", "", number, folders)]
+        assert args.commit == git("rev-parse", "HEAD").strip()  # also if HEAD moves on
 
 
 @pytest.mark.parametrize(
