@@ -675,9 +675,9 @@ def test_cartpole_is_learned(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("target_kl", [0.003, 0.01, 0.03])
 def test_adaptive_penalty_holds_the_kl_near_its_target(tmp_path, target_kl):
-    args = ppo.Args(
-        env_id="Hopper-v4", total_timesteps=50 * 2048, target_kl=target_kl, output_dir=str(tmp_path)
-    )
+    # With annealing, steps too small to reach the target fill much of so short a run's second half.
+    settings = {"env_id": "Hopper-v4", "total_timesteps": 50 * 2048, "anneal_lr": False}
+    args = ppo.Args(**settings, target_kl=target_kl, output_dir=str(tmp_path))
     updates = ppo.train(args)["updates"]
     median = statistics.median(x["kl/after"] for x in updates[len(updates) // 2 :])
     assert target_kl / 1.5 <= median <= target_kl * 1.5
