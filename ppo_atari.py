@@ -104,7 +104,7 @@ def default_threads() -> int:
 class Args:
     # --- Experiment ---
     seed: int = 1
-    """Seed of the weights, the environments, the sampled actions and the minibatch order."""
+    """Seed of everything that is random in the run."""
     total_timesteps: int = 10_000_000
     """Agent steps of the whole run, all environments and processes together [paper: MuJoCo 1M]."""
     paper: bool = False
@@ -905,7 +905,7 @@ def ppo_loss(
 
     Args:
         agent: policy and value function under the current weights.
-        minibatch: obs (B, D), actions (B, A), logprobs, values, advantages, returns (B,).
+        minibatch: obs and actions (B, ...), logprobs, values, advantages, returns (B,).
 
     Returns:
         Scalar loss, and the metrics named in `LOSS_METRICS` as one vector.
@@ -941,7 +941,7 @@ KL = LOSS_METRICS.index("losses/approx_kl")
 def loss_gradient(agent: Agent, minibatch: tuple[Tensor, ...], *settings) -> tuple[Tensor, Tensor]:
     """Gradient of `ppo_loss` as one vector in the order of `agent.parameters()`, and the metrics.
 
-    Compiled as a whole: forward and backward pass become one graph, four times as fast.
+    Compiled as a whole: forward and backward pass become one graph with little overhead.
     """
     loss, metrics = ppo_loss(agent, minibatch, *settings)
     gradients = torch.autograd.grad(loss, list(agent.parameters()))
@@ -1213,7 +1213,7 @@ def compiled(function: Callable, args: Args, example: tuple) -> Callable:
         fast(*example)
     except Exception as error:  # every compiler fails in its own way
         reason = str(error).strip().splitlines()[0][:200]
-        say(f"Warning: the update runs uncompiled, three times slower: {reason}")
+        say(f"Warning: the update runs uncompiled and so slower: {reason}")
         return function
     say(f"Compiled the update in {time.perf_counter() - start_time:.1f} s.")
     return fast
@@ -1590,9 +1590,7 @@ FORMAT = 1  # raised when older scripts could no longer read the files
 
 
 # Copied from ppo_continuous_action.py
-def model_state(
-    args: Args, agent: nn.Module, statistics: dict[str, RunningMeanStd]
-) -> dict[str, Any]:
+def model_state(args: Args, agent: nn.Module, statistics: dict[str, Any]) -> dict[str, Any]:
     """All that evaluation needs, detached from the running training: tensors and plain values."""
     return {
         "format": FORMAT,
@@ -1724,7 +1722,7 @@ class ProcessState:
         self,
         envs: VectorEnv,
         rng: np.random.Generator,
-        statistics: dict[str, RunningMeanStd],
+        statistics: dict[str, Any],
         arrays: dict[str, np.ndarray],
     ) -> None:
         self.envs, self.rng, self.statistics, self.arrays = envs, rng, statistics, arrays
