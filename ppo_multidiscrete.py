@@ -17,8 +17,9 @@
 
     python ppo_multidiscrete.py --env-id HalfCheetah-v4 --bins 11
     python ppo_multidiscrete.py --env-id CartPole-v1 --total-timesteps 500_000
-    python ppo_multidiscrete.py --env-id Taxi-v4 --mask-invalid-actions --scale-rewards True \\
-        --num-envs 8 --num-steps 128 --num-minibatches 4 --learning-rate 3e-3 --ent-coef 0.01
+    python ppo_multidiscrete.py --env-id Taxi-v4 --mask-invalid-actions --total-timesteps 100_352 \\
+        --num-envs 8 --num-steps 128 --num-minibatches 4 --learning-rate 3e-3 --ent-coef 0.01 \\
+        --scale-rewards True --shared-network False
 
 The policy is a product of categorical distributions, one for each component of the action. An
 action space may be MultiDiscrete, Discrete (one component) or a Box, of which every dimension is
@@ -46,7 +47,8 @@ Deviations from ppo2, each correct where the original is not or harmless where i
 - Classic control has the paper's batches and epochs, like MuJoCo; ppo2 takes 4 minibatches, 4
   epochs and a constant learning rate (`--num-minibatches 4 --update-epochs 4 --no-anneal-lr`).
 
-Returns after 1M steps, mean of the last 100 episodes: see benchmark/README.md.
+Return on CartPole-v1 after 500k steps, mean of the last 100 episodes: 500, 497 and 500 (seeds 1-3;
+the most is 500). On MuJoCo with 11 bins: see benchmark/README.md.
 """
 
 import ast
