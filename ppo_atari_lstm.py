@@ -1226,9 +1226,6 @@ def train(args: Args) -> dict[str, Any]:
 
 # === Operations: start, processes, health, details, logs, checkpoints, evaluation ===
 
-# Pixels need no running statistics; the shared functions below only name their type.
-RunningMeanStd = Any
-
 
 # Copied from ppo_continuous_action.py
 def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
@@ -1396,13 +1393,13 @@ def health_warnings(updates: list[dict[str, float]]) -> dict[str, str]:
     found = {}
     if latest["losses/clipfrac"] > CLIPFRAC_HIGH:
         found["clipfrac"] = (
-            f"{latest['losses/clipfrac']:.0%} of the policy ratios are outside the clip range: "
+            f"{latest['losses/clipfrac']:.0%} of the policy ratios are far from 1: "
             "lower --learning-rate or --update-epochs."
         )
     if latest["losses/approx_kl"] > APPROX_KL_HIGH:
         found["approx_kl high"] = (
             f"the policy moves far in one update (approx. KL {latest['losses/approx_kl']:.3f}): "
-            "lower --learning-rate or set --target-kl 0.02."
+            "lower --learning-rate or --update-epochs."
         )
     if long and learning and all(x["losses/approx_kl"] < APPROX_KL_LOW for x in recent):
         found["approx_kl low"] = (
@@ -1460,7 +1457,13 @@ def detail_table(args: Args, source: str) -> list[tuple[str, str, str, int]]:
             names = [name for name in dict.fromkeys(words) if hasattr(args, name)]
             value = ", ".join(f"{name}={getattr(args, name)}" for name in names) or "on"
         rows.append((number or extra, title, value, line))
-    return sorted(rows, key=lambda row: [int(x) for x in re.findall(r"\d+", row[0])] or [10**6])
+
+    # The 37 first, then a series with a letter, then what has no number.
+    def place(row: tuple) -> tuple[str, int]:
+        letter, digits = re.fullmatch(r"([A-Z]?)(\d*).*", row[0]).groups()
+        return (letter if digits else "~"), int(digits or 0)
+
+    return sorted(rows, key=place)
 
 
 # Copied from ppo_continuous_action.py
