@@ -50,8 +50,9 @@ MUJOCO7 = (
 # and run_mujoco.py have a constant learning rate, Adam with epsilon 1e-8, no gradient clipping, the
 # value loss with weight 1, raw rewards, observations clipped at 5, and time limits as failures.
 # Left as in ppo2, because no flag expresses it: advantages normalized over the minibatch instead of
-# the batch, orthogonal initialization with gain sqrt(2) instead of normalized columns with gain 1,
-# observation statistics updated at every step instead of once per batch.
+# the batch; orthogonal initialization with gain sqrt(2) instead of normalized columns with gain 1;
+# observation statistics updated at every step instead of once per batch, without a least standard
+# deviation of 0.1; actions clipped to their bounds.
 PROTOCOL_2017 = (
     *("--no-anneal-lr", "--adam-eps", "1e-8", "--max-grad-norm", "None", "--vf-coef", "1.0"),
     *("--no-scale-rewards", "--clip-obs", "5.0", "--truncation-is-terminal"),

@@ -30,6 +30,8 @@ seed = int(flags["--seed"])
 run = pathlib.Path(flags["--output-dir"]) / flags["--run-name"]
 run.mkdir(exist_ok=True)
 checkpoint = run / "checkpoint.pt"
+if (run / "args.json").exists() and not checkpoint.exists():
+    sys.exit("Error: the folder holds a run")
 first = int(checkpoint.read_text()) + 1 if checkpoint.exists() else 1
 with open("starts.txt", "a") as file:
     print(os.getpid(), first, file=file)
