@@ -305,7 +305,7 @@ SCRIPTS = (
         "details 1–22",
         "pong",
         "",
-        "PongNoFrameskip-v4",
+        "Pong",
         "CleanRL pr-424",
         "atari",
     ),

@@ -168,7 +168,7 @@ SUITES = {
     ),
     "pong": Suite(
         reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, the first fifth of the run",
-        environments={"PongNoFrameskip-v4": (1,)},
+        environments={"Pong": (1,)},
         variants={"": Variant(ATARI, ("--torch-threads", "1"))},
         total_timesteps=2_000_896,
     ),

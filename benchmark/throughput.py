@@ -15,6 +15,7 @@ import csv
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,7 +124,7 @@ CONTESTS = {
                 "ppo_multidiscrete.py",
                 500_224,
                 "ppo_multidiscrete.py",
-                (*CARTPOLE, "--no-shared-network"),
+                (*CARTPOLE, "--shared-network", "False"),
             ),
             Contender("Stable-Baselines3 PPO", 40_960, flags=(*CARTPOLE, "--kind", "classic")),
         ),
@@ -217,7 +218,8 @@ def measure(contender: Contender) -> dict[str, Any]:
             output.seek(0)
             lines = output.read().splitlines()
         if process.returncode != 0:
-            reason = lines[-1] if lines else f"exit code {process.returncode}"
+            said = [line for line in lines if re.search("[a-z]", line)]
+            reason = said[-1].strip("│ ") if said else f"exit code {process.returncode}"
             raise BenchmarkError(f"{contender.name} failed: {reason}")
     if len(points) < 3:
         raise BenchmarkError(f"{contender.name} made fewer than three iterations to measure.")

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import json
 import shlex
 import shutil
@@ -10,9 +11,10 @@ import sys
 
 import numpy as np
 import pytest
+import tyro
 
 import ppo_continuous_action
-from benchmark import plots, report, results, runs, statistics, suites, throughput
+from benchmark import plots, report, results, runs, sb3_peer, statistics, suites, throughput
 from benchmark.__main__ import main, parse
 from benchmark.provenance import ROOT, BenchmarkError, git, source_at
 
@@ -208,17 +210,33 @@ def test_every_switch_of_the_script_is_ablated():
         assert "--" + field.replace("_", "-") in flags
 
 
+@functools.cache
+def settings_class(script):
+    """`Args` of a script."""
+    return importlib.import_module(script.removesuffix(".py")).Args
+
+
 @pytest.mark.parametrize("suite", suites.SUITES)
-def test_flags_of_each_variant_exist(suite):
-    for variant in suites.SUITES[suite].variants.values():
-        path = ROOT / variant.script
-        if not path.exists():
-            pytest.skip(f"{variant.script} is not written yet")
-        fields = settings_of(path.read_text())
-        for flag in variant.flags:
-            if flag.startswith("--"):
-                name = flag.removeprefix("--").replace("-", "_")
-                assert name in fields or name.removeprefix("no_") in fields
+def test_every_variant_is_a_valid_command_line(suite):
+    for run in runs.select(suite, FOLDERS, seeds=[5]):
+        args = tyro.cli(settings_class(run.definition.script), args=run.flags)
+        assert (args.env_id, args.seed) == (run.environment, 5)
+        assert args.num_iterations > 0
+
+
+@pytest.mark.parametrize("contest", throughput.CONTESTS)
+def test_every_contender_has_a_valid_command_line_and_equal_work(contest):
+    batches = set()
+    for contender in throughput.CONTESTS[contest].contenders:
+        command, progress = contender.command(ROOT / "somewhere")
+        start = next(i for i, word in enumerate(command) if word.endswith(("_peer", ".py")))
+        args_class = settings_class(contender.script) if contender.script else sb3_peer.Args
+        args = tyro.cli(args_class, args=command[start + 1 :])
+        assert str(progress).startswith(str(ROOT / "somewhere"))
+        batch = args.num_envs * args.num_steps
+        assert contender.steps >= 10 * batch or contest == "atari"
+        batches.add((batch, args.num_minibatches, args.update_epochs, args.learning_rate))
+    assert len(batches) == 1
 
 
 def test_dry_run_prints_a_command_for_each_run(folders, capsys):
