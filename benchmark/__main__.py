@@ -74,9 +74,8 @@ def plot_command(args: argparse.Namespace) -> None:
 
     for suite in [args.suite] if args.suite else SUITES:
         suite_named(suite)
-        draw = plots.plot_effects if suite == "ablation" else plots.plot_suite
         try:
-            print(draw(suite, args.folders))
+            print(plots.DRAW.get(suite, plots.plot_suite)(suite, args.folders))
         except BenchmarkError as error:
             if args.suite:
                 raise

@@ -1,5 +1,6 @@
 """Learning curves with bands and one thin line per seed, beside published ones."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -108,13 +109,43 @@ def plot_suite(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
             axes.set_title(environment)
             axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x else "0")
             axes.margins(x=0)
-            handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-            axes.legend(handles.values(), handles.keys(), fontsize=6)
+            legend(axes)
         for axes in grid.flat[len(environments) :]:
             axes.axis("off")
         figure.supxlabel("environment steps")
         figure.supylabel("episodic return in training")
         return save(figure, figures / f"{suite}.png")
+
+
+def plot_rows(
+    path: Path,
+    rows: dict[str, tuple[float, tuple[float, float] | None]],
+    label: str,
+    zero: str,
+    paper: dict[str, float],
+) -> Path:
+    """A value with its interval per row, beside the paper's; `zero` says what 0 means."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(6, 0.9 + 0.25 * len(rows)))
+        for row, (name, (value, ends)) in enumerate(rows.items()):
+            axes.plot(value, row, "o", color="C0", markersize=4, label="ours")
+            if ends:
+                axes.plot(ends, [row, row], color="C0", linewidth=1.2)
+            if name in paper:
+                axes.plot(paper[name], row, "x", color="black", markersize=4, label="paper")
+        axes.axvline(0, color=PPO2, linewidth=0.8)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.invert_yaxis()
+        axes.set_xlabel(f"{label}; 0: {zero}")
+        if paper:
+            legend(axes)
+        return save(figure, path)
+
+
+def legend(axes: Axes) -> None:
+    """A legend with each name once."""
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(handles.values(), handles.keys(), fontsize=6)
 
 
 def plot_effects(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
@@ -126,18 +157,28 @@ def plot_effects(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
     effects = report.effects(suite, folders)
     if not effects:
         raise BenchmarkError(f"No run of {suite} can be compared with the default yet.")
-    labels = [SUITES[suite].variants[name].label for name in effects]
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(6, 0.8 + 0.25 * len(labels)))
-        for row, (value, ends) in enumerate(effects.values()):
-            axes.plot(100 * value, row, "o", color="C0", markersize=4)
-            if ends:
-                axes.plot(100 * np.array(ends), [row, row], color="C0", linewidth=1.2)
-        axes.axvline(0, color=PPO2, linewidth=0.8)
-        axes.set_yticks(range(len(labels)), labels)
-        axes.invert_yaxis()
-        axes.set_xlabel("change of the final return against the default, %")
-        return save(figure, figures / f"{suite}_effects.png")
+    rows = {SUITES[suite].variants[name].label: effect for name, effect in effects.items()}
+    label = "relative change of the final return"
+    return plot_rows(figures / f"{suite}.png", rows, label, "the default", paper={})
+
+
+def plot_normalized(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
+    """The average normalized score of each setting beside that of the paper's Table 1.
+
+    Raises:
+        BenchmarkError: no run of the suite is finished.
+    """
+    scores, rows, paper = report.normalized_scores(suite, folders), {}, {}
+    for (name, strata), printed in zip(scores.items(), reference("table1"), strict=True):
+        label = SUITES[suite].variants[name].label
+        if strata:
+            ends = statistics.interval(strata, statistics.mean_of_strata)
+            rows[label] = (float(statistics.mean_of_strata(*strata)), ends)
+            paper[label] = float(printed["score"])
+    if not rows:
+        raise BenchmarkError(f"No run of {suite} is finished.")
+    path = figures / f"{suite}.png"
+    return plot_rows(path, rows, "average normalized score", "random actions", paper)
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -146,3 +187,11 @@ def save(figure: Figure, path: Path) -> Path:
     figure.savefig(path, dpi=130, metadata={"Software": None})
     plt.close(figure)
     return path
+
+
+# Suites whose figure is not one of learning curves.
+DRAW: dict[str, Callable[[str, Folders], Path]] = {
+    "table1": plot_normalized,
+    "table1_ppo2": plot_normalized,
+    "ablation": plot_effects,
+}

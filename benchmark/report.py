@@ -157,29 +157,37 @@ def paired(
     return [finals(x[env]) for env in shared for x in (ours, theirs)]
 
 
-def normalized_table(suite: str, folders: Folders) -> str:
-    """Average normalized score of each setting beside that of the paper's Table 1.
+def normalized_scores(suite: str, folders: Folders) -> dict[str, list[np.ndarray]]:
+    """Normalized scores of each setting's runs, by environment, as in the paper's Table 1.
 
     Per environment the random policy gives 0 and the best run of all settings 1.
     """
-    variants = SUITES[suite].variants
-    found = {name: by_environment(suite, name, folders) for name in variants}
+    found = {name: by_environment(suite, name, folders) for name in SUITES[suite].variants}
     best: dict[str, float] = {}
     for results in found.values():
         for env, runs in results.items():
             best[env] = max(best.get(env, -np.inf), *finals(runs))
-    rows = []
-    for (name, variant), paper in zip(variants.items(), reference("table1"), strict=True):
-        strata = [
+    return {
+        name: [
             statistics.normalized(finals(runs), random_returns(env), best[env])
-            for env, runs in found[name].items()
+            for env, runs in results.items()
         ]
+        for name, results in found.items()
+    }
+
+
+def normalized_table(suite: str, folders: Folders) -> str:
+    """Average normalized score of each setting beside that of the paper's Table 1."""
+    rows = []
+    scores = normalized_scores(suite, folders)
+    for (name, strata), paper in zip(scores.items(), reference("table1"), strict=True):
         score, ends = "–", None
         if strata:
             score = f"{statistics.mean_of_strata(*strata):.2f}"
             ends = statistics.interval(strata, statistics.mean_of_strata)
+        label = SUITES[suite].variants[name].label
         count = f"{sum(map(len, strata))} in {len(strata)}"
-        rows.append((variant.label, paper["score"], score, brackets(ends, "{:.2f}".format), count))
+        rows.append((label, paper["score"], score, brackets(ends, "{:.2f}".format), count))
     header = ("average normalized score", "paper", "ours", "95 % interval", "runs in environments")
     return markdown(header, rows)
 

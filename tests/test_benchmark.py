@@ -310,7 +310,7 @@ def test_comparison_of_variants(folders):
         report.compare("figure3", "table1/clip-0.2", folders)
 
 
-def test_table1_scores_are_normalized_per_environment(folders, monkeypatch):
+def test_table1_scores_are_normalized_per_environment(folders, monkeypatch, tmp_path):
     monkeypatch.setattr(report, "random_returns", {"Hopper-v4": 0.0, "Swimmer-v4": 10.0}.get)
     write_result(folders, "table1", "Hopper-v4", 1, [100.0], "clip-0.2")
     write_result(folders, "table1", "Swimmer-v4", 1, [20.0], "clip-0.2")
@@ -321,6 +321,7 @@ def test_table1_scores_are_normalized_per_environment(folders, monkeypatch):
     assert "| clipping, ε = 0.2 | 0.82 | 0.88 | – | 3 in 2 |" in table
     assert "| no clipping or penalty | -0.39 | -0.50 | – | 1 in 1 |" in table
     assert "| fixed KL, β = 10 | 0.69 | – | – | 0 in 0 |" in table
+    assert plots.plot_normalized("table1", folders, tmp_path).stat().st_size > 5000
 
 
 def test_effects_of_details_against_the_default(folders, tmp_path):
@@ -357,6 +358,12 @@ def test_committed_tables_are_those_of_the_committed_results(page):
     text = page.read_text()
     assert report.filled(text, FOLDERS) == text
     assert report.BLOCK.search(text)
+
+
+@pytest.mark.parametrize("suite", ["kl_vs_clip", "table1", "ablation"])
+def test_a_figure_without_runs_is_refused(folders, suite):
+    with pytest.raises(BenchmarkError, match="No run of"):
+        plots.DRAW.get(suite, plots.plot_suite)(suite, folders)
 
 
 def test_unknown_block_is_refused(folders):
