@@ -56,9 +56,11 @@ import multiprocessing
 import os
 import re
 import secrets
+import shutil
 import signal
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,7 +116,7 @@ class Args:
     output_dir: str = "runs"
     """Folder that holds one folder per run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the network runs; auto takes a GPU where there is one."""
+    """Where to compute; auto takes a GPU where that is faster."""
     torch_threads: int = dataclasses.field(default_factory=default_threads)
     """CPU threads per process; results repeat bit for bit only with the same number."""
     compile: bool = True
@@ -144,7 +146,7 @@ class Args:
 
     # --- Environment ---
     env_id: str = "BreakoutNoFrameskip-v4"
-    """Game; Breakout, BreakoutNoFrameskip-v4 and ALE/Breakout-v5 name the same one."""
+    """Gymnasium environment; the top of the file says which kinds fit."""
     num_envs: int = 8
     """Parallel environments N, per process [ppo2: 1 for MuJoCo; paper: 8 for Atari]."""
     env_backend: Literal["gymnasium", "ale"] = "gymnasium"
@@ -211,13 +213,17 @@ class Args:
         return Path(self.output_dir) / str(self.run_name)
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work together, each with one sentence."""
+        """Complete the settings; check them, unless a checkpoint is still to complete them."""
         self.env_id = re.sub(r"^ALE/(\w+)-v5$|^(\w+)NoFrameskip-v4$", r"\1\2", self.env_id)
         if self.resume not in (None, "auto"):
-            return  # the settings of the checkpoint count, which were checked when it was made
+            return
         for name, value in PAPER.items() if self.paper else ():
             if getattr(self, name) == getattr(Args, name):  # a value that was asked for stays
                 setattr(self, name, value)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse settings that cannot work together, each with one sentence."""
         positive = "num_envs num_steps num_minibatches update_epochs total_timesteps adam_eps"
         positive += " torch_threads checkpoint_interval eval_episodes clip_coef max_grad_norm"
         for name in positive.split():
@@ -231,6 +237,8 @@ class Args:
         for name in ("gamma", "gae_lambda", "sticky_actions"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RunError(f"--{name.replace('_', '-')} must lie between 0 and 1.")
+        if self.seed >= 2**63:
+            raise RunError(f"--seed must be less than 2**63, not {self.seed}.")
         if self.batch_size % self.num_minibatches != 0:
             raise RunError(
                 f"--num-minibatches {self.num_minibatches} must divide the batch of "
@@ -999,14 +1007,14 @@ def train(args: Args) -> dict[str, Any]:
 
         next_obs = host_obs.numpy()[-1]  # lives on from one rollout to the next
         process = ProcessState(envs, rng, {}, {"next_obs": next_obs})
-        next_obs[...], _ = envs.reset(seed=environment_seeds(args.seed, num_envs))
         first_iteration, global_step = 1, 0
         if checkpoint is not None:
             first_iteration, global_step = checkpoint["iteration"] + 1, checkpoint["global_step"]
             agent.load_state_dict(checkpoint["agent"])
             optimizer.load_state_dict(checkpoint["optimizer"])
-            if process.restore(checkpoint["processes"][RANK]):
-                envs.stack = next_obs.copy()
+        next_obs[...], _ = envs.reset(seed=environment_seeds(args.seed, num_envs, global_step))
+        if checkpoint is not None and process.restore(checkpoint["processes"][RANK]):
+            envs.stack = next_obs.copy()
         if WORLD_SIZE > 1:
             dist.broadcast(weights, src=0)
 
@@ -1122,9 +1130,10 @@ def train(args: Args) -> dict[str, Any]:
                 state = model_state(args, agent, {})
                 state |= {"iteration": iteration, "global_step": global_step}
                 state |= {"optimizer": optimizer.state_dict(), "wandb_id": log.wandb_id}
-                save_checkpoint(args, state, process)
+                saved = save_checkpoint(args, state, process)
             if stop_signal:
-                say(f"Stopped by {stop_signal.name}; continue with --resume {args.run_dir}")
+                lost = "" if saved else " (the last iterations are lost: they could not be saved)"
+                say(f"Stopped by {stop_signal.name}; continue with --resume {args.run_dir}{lost}")
                 raise SystemExit(128 + stop_signal)
 
         log.finish(model_state(args, agent, {}))
@@ -1157,6 +1166,12 @@ def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
                 raise RunError(
                     f"{path} was made with {flag} {old}; a resumed run cannot change it."
                 )
+        args.check()
+        if args.num_iterations < checkpoint["iteration"]:
+            raise RunError(
+                f"{path} is at step {checkpoint['global_step']} already: --total-timesteps "
+                "can only extend the run."
+            )
         if len(checkpoint["processes"]) != WORLD_SIZE:
             raise RunError(
                 f"{path} needs {len(checkpoint['processes'])} processes, not {WORLD_SIZE}."
@@ -1185,9 +1200,12 @@ def network_device(args: Args) -> torch.device:
 
 
 # Copied from ppo_continuous_action.py
-def environment_seeds(seed: int, num_envs: int) -> list[int]:
-    """A seed for each environment of this process, unrelated to those of other seeds and ranks."""
-    return np.random.SeedSequence([seed, RANK]).generate_state(num_envs).tolist()
+def environment_seeds(seed: int, num_envs: int, global_step: int) -> list[int]:
+    """A seed for each environment of this process, unrelated to those of other seeds and ranks.
+
+    They also differ by the step, for episodes that have to start anew when a run is resumed.
+    """
+    return np.random.SeedSequence([seed, RANK, global_step]).generate_state(num_envs).tolist()
 
 
 COMPILE_MINIBATCHES = 500  # gradient steps in the run; each saves 30 ms, compiling costs 10 s
@@ -1209,7 +1227,7 @@ def compiled(function: Callable, args: Args, example: tuple) -> Callable:
         fast = torch.compile(function, mode="reduce-overhead" if cuda else None)
         fast(*example)
     except Exception as error:  # every compiler fails in its own way
-        reason = str(error).strip().splitlines()[0][:200]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         say(f"Warning: the update runs uncompiled and so slower: {reason}")
         return function
     say(f"Compiled the update in {time.perf_counter() - start_time:.1f} s.")
@@ -1239,10 +1257,10 @@ class StopRequest:
         say(f"{signal.Signals(signum).name}: stopping after this iteration; again to stop at once.")
 
     def __enter__(self) -> "StopRequest":
-        self.previous = {
-            number: signal.signal(number, self._request)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        self.previous = {}
+        if threading.current_thread() is threading.main_thread():  # Python allows it only there
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self.previous[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -1420,10 +1438,13 @@ class RunLog:
 
     def _make_folder(self) -> None:
         folder = self.args.run_dir
-        if (folder / "args.json").exists():
+        if (folder / "args.json").exists() and self.args.resume != "auto":
             raise RunError(f"{folder} holds a run: add --resume {folder} or another --run-name.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # With --resume auto: what a run logged that was killed before its first checkpoint.
+            for old in [*folder.glob("*.csv"), *folder.glob("events.out.tfevents.*")]:
+                old.unlink()
             settings = json.dumps(dataclasses.asdict(self.args), indent=2)
             (folder / "args.json").write_text(settings + "\n")
         except OSError as error:
@@ -1451,9 +1472,10 @@ class RunLog:
         rows = []
         with contextlib.suppress(FileNotFoundError), path.open(newline="") as file:
             for row in csv.DictReader(file):
-                if None in row.values():  # cut off when the run was killed
-                    break
-                row = {key: json.loads(value) for key, value in row.items()}
+                try:
+                    row = {key: json.loads(value) for key, value in row.items()}
+                except (TypeError, ValueError):  # torn when the run was killed or the disk full
+                    continue
                 if row["global_step"] <= global_step:
                     rows.append(row)
         temporary = path.with_suffix(".tmp")
@@ -1564,7 +1586,8 @@ class RunLog:
         """Save the model and say where everything is."""
         if RANK == 0:
             self.progress.close()
-            save_file(self.args.run_dir / "model.pt", model)
+            if not save_file(self.args.run_dir / "model.pt", model):
+                raise RunError(f"The training is done, but {self.args.run_dir} takes no model.")
             say(
                 f"Done. Model: {self.args.run_dir / 'model.pt'}; "
                 f"logs: tensorboard --logdir {self.args.run_dir}"
@@ -1624,10 +1647,13 @@ def save_file(path: Path, content: dict[str, Any]) -> bool:
             os.fsync(file.fileno())
         if path.exists():
             previous.unlink(missing_ok=True)
-            os.link(path, previous)
+            try:
+                os.link(path, previous)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(path, previous)
         os.replace(temporary, path)
     except OSError as error:
-        say(f"Warning: cannot save {path} ({error.strerror}); training goes on.")
+        say(f"Warning: cannot save {path} ({error.strerror}).")
         return False
     return True
 
@@ -1683,16 +1709,18 @@ def find_checkpoint(args: Args) -> Path | None:
     if args.resume is None:
         return None
     if args.resume == "auto":
-        pattern = (
-            glob.escape(args.run_name) if args.run_name else glob.escape(run_prefix(args)) + "*"
-        )
-        found = sorted(Path(args.output_dir).glob(f"{pattern}/checkpoint.pt"), key=os.path.getmtime)
+        folders = [args.run_dir]
+        if args.run_name is None:
+            folders = Path(args.output_dir).glob(glob.escape(run_prefix(args)) + "*")
+        found = [x / "checkpoint.pt" for x in folders if (x / "checkpoint.pt").exists()]
         if not found:
             return None
+        path = max(found, key=os.path.getmtime)
+        previous = path.with_suffix(".previous.pt")
         with contextlib.suppress(RunError):
-            load_file(found[-1], "processes")
-            return found[-1]
-        return found[-1].with_suffix(".previous.pt")
+            load_file(path, "processes")
+            return path
+        return previous if previous.exists() else path
     path = Path(args.resume)
     path = path / "checkpoint.pt" if path.is_dir() else path
     if not path.exists():
@@ -1706,15 +1734,15 @@ CHANGEABLE |= {"track", "wandb_project", "wandb_entity"}
 
 
 # Copied from ppo_continuous_action.py
-def save_checkpoint(args: Args, state: dict[str, Any], process: "ProcessState") -> None:
-    """Write `state` and the state of every process to `checkpoint.pt`."""
+def save_checkpoint(args: Args, state: dict[str, Any], process: "ProcessState") -> bool:
+    """Write `state` and the state of every process to `checkpoint.pt`; False if that failed."""
     processes = [process.capture()]
     if WORLD_SIZE > 1:
         gathered = [None] * WORLD_SIZE
         dist.all_gather_object(gathered, processes[0])
         processes = gathered
-    if RANK == 0:
-        save_file(args.run_dir / "checkpoint.pt", state | {"processes": processes})
+    state |= {"processes": processes}
+    return RANK > 0 or save_file(args.run_dir / "checkpoint.pt", state)
 
 
 # Copied from ppo_continuous_action.py
@@ -1773,6 +1801,8 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         raise RunError(f"{path} was trained on {trained.env_id}: add --env-id {trained.env_id}.")
     args = dataclasses.replace(
         trained,
+        resume=None,
+        seed=args.seed,
         output_dir=str(path.parent),
         run_name="evaluation",
         num_envs=1,
@@ -1801,7 +1831,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
 def play(args: Args, envs: "FrameStack", agent: Agent, policy: str) -> list[float]:
     """Raw scores of whole games, all lives of them, in one environment."""
     rng = np.random.default_rng(args.seed)
-    obs, _ = envs.reset(seed=environment_seeds(args.seed, 1))
+    obs, _ = envs.reset(seed=environment_seeds(args.seed, 1, 0))
     scores = []
     while len(scores) < args.eval_episodes:
         noise = rng.gumbel(size=(1, envs.single_action_space.n)) * (policy == "sampled")
@@ -1840,6 +1870,7 @@ def main() -> None:
             # A resumed run has its own settings; only flags that are given change them.
             saved = saved_args(load_file(path, "processes"), path)
             args = tyro.cli(Args, default=dataclasses.replace(saved, resume=str(path)))
+            args = dataclasses.replace(args, resume=str(path))
         evaluate(args) if args.evaluate else train(args)
     except RunError as error:
         print(f"Error: {error}", file=sys.stderr)

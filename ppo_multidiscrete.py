@@ -68,9 +68,11 @@ import multiprocessing
 import os
 import re
 import secrets
+import shutil
 import signal
 import struct
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -224,9 +226,12 @@ class Args:
         return Path(self.output_dir) / str(self.run_name)
 
     def __post_init__(self) -> None:
+        """Check now, unless the settings are still to be completed from a checkpoint."""
+        if self.resume in (None, "auto"):
+            self.check()
+
+    def check(self) -> None:
         """Refuse settings that cannot work together, each with one sentence."""
-        if self.resume not in (None, "auto"):
-            return  # the settings of the checkpoint count, which were checked when it was made
         positive = "num_envs num_steps num_minibatches update_epochs total_timesteps adam_eps"
         positive += " torch_threads checkpoint_interval eval_episodes clip_coef clip_obs"
         positive += " clip_reward max_grad_norm"
@@ -243,6 +248,8 @@ class Args:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RunError(f"--{name.replace('_', '-')} must lie between 0 and 1.")
+        if self.seed >= 2**63:
+            raise RunError(f"--seed must be less than 2**63, not {self.seed}.")
         if self.batch_size % self.num_minibatches != 0:
             raise RunError(
                 f"--num-minibatches {self.num_minibatches} must divide the batch of "
@@ -268,7 +275,7 @@ def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
     """
 
     def thunk() -> gym.Env:
-        if multiprocessing.parent_process() is not None:
+        if args.async_envs and multiprocessing.parent_process() is not None:
             for number in (signal.SIGINT, signal.SIGTERM):  # these are the main process's to answer
                 signal.signal(number, signal.SIG_IGN)
         video = args.capture_video and index == 0 and RANK == 0
@@ -277,20 +284,25 @@ def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
             # The published results are for -v4 environments, which newer ones do not reproduce.
             warnings.filterwarnings("ignore", message=".*is out of date")
             env = gym.make(args.env_id, disable_env_checker=True, **options)
+        if not isinstance(env.action_space, gym.spaces.Box):
+            component_sizes(env.action_space)  # refuses what is not Discrete or MultiDiscrete
         if video:
             env.reset()
             env.render()  # a missing renderer is to stop the run here, with a sentence
-            env = gym.wrappers.RecordVideo(env, str(args.run_dir / "videos"))
+            every = {"episode_trigger": lambda episode: True} if args.evaluate else {}
+            env = gym.wrappers.RecordVideo(env, str(args.run_dir / "videos"), **every)
         if (
             not isinstance(env.observation_space, gym.spaces.Box)
             or len(env.observation_space.shape) != 1
         ):
             env = gym.wrappers.FlattenObservation(env)  # makes Discrete observations one-hot
+        if not isinstance(env.observation_space, gym.spaces.Box):
+            raise RunError(f"The observations of {args.env_id} cannot be flattened into a vector.")
         if isinstance(env.action_space, gym.spaces.Box):
             env = BinActions(env, args.bins)
         if args.mask_invalid_actions:
             env = MaskInObservation(env)
-        return ResumableGrid(env, index)
+        return Resumable(env, index)
 
     return thunk
 
@@ -302,25 +314,22 @@ def make_envs(args: Args) -> VectorEnv:
     reset steps; the last observation of the episode is then in `infos["final_obs"]`.
 
     Raises:
-        RunError: unknown or uninstalled environment, or an unsuitable action space.
+        RunError: the environment is unknown, cannot be made, or its spaces do not fit.
     """
     if args.capture_video:
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     vector_env = AsyncVectorEnv if args.async_envs else SyncVectorEnv
     thunks = [make_env(args, index) for index in range(args.num_envs)]
     try:
-        envs = vector_env(thunks, copy=args.async_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    except (gym.error.Error, ImportError) as error:
-        nearest = difflib.get_close_matches(args.env_id, gym.registry, n=1, cutoff=0.4)
-        unknown = args.env_id not in gym.registry and nearest
-        hint = f"did you mean {nearest[0]}?" if unknown else " ".join(str(error).split())
-        raise RunError(f"Cannot make the environment {args.env_id}: {hint}") from error
-    try:
-        component_sizes(envs.single_action_space)
+        return vector_env(thunks, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
     except RunError:
-        envs.close()
         raise
-    return envs
+    except Exception as error:  # environments are other people's code
+        hint = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        nearest = difflib.get_close_matches(args.env_id, gym.registry, n=1, cutoff=0.4)
+        if args.env_id not in gym.registry and ":" not in args.env_id and nearest:
+            hint = f"did you mean {nearest[0]}?"
+        raise RunError(f"Cannot make the environment {args.env_id}: {hint}") from error
 
 
 def choose_defaults(args: Args) -> Args:
@@ -426,6 +435,7 @@ class RunningMeanStd:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned."""
+        # The index () turns an array without dimensions into the scalar it was.
         self.mean, self.var = state["mean"].numpy().copy()[()], state["var"].numpy().copy()[()]
         self.count = state["count"]
 
@@ -575,7 +585,7 @@ def numpy_layers(*networks: nn.Module) -> list[tuple[np.ndarray, np.ndarray]]:
 def numpy_mlp(layers: list[tuple[np.ndarray, np.ndarray]], x: np.ndarray) -> np.ndarray:
     """Output (N, out) of a tanh network for a few rows (N, in).
 
-    In numpy, because per call PyTorch's overhead is four times the arithmetic of such a network.
+    In numpy, because for so little arithmetic a call of PyTorch takes four times as long.
     """
     for weight, bias in layers[:-1]:
         x = np.tanh(x @ weight + bias)
@@ -705,6 +715,18 @@ def value_loss(
 
 
 # Copied from ppo_continuous_action.py
+def clip_by_norm(gradient: Tensor, max_norm: float | None) -> Tensor:
+    """Scale `gradient` in place to a norm of at most `max_norm`; return the norm before.
+
+    The same as torch's clip_grad_norm_, with a third of its overhead on a single vector.
+    """
+    norm = gradient.norm()
+    if max_norm is not None:
+        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return norm
+
+
+# Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
     """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
 
@@ -814,6 +836,7 @@ def train(args: Args) -> dict[str, Any]:
     num_steps, num_envs = args.num_steps, args.num_envs
 
     with (
+        np.errstate(all="ignore"),  # bad numbers get a sentence of their own
         threadpool_limits(args.torch_threads),
         StopRequest() as stop,
         contextlib.closing(make_envs(args)) as envs,
@@ -861,12 +884,13 @@ def train(args: Args) -> dict[str, Any]:
             clip_reward=args.clip_reward,
         )
 
-        raw_obs, _ = envs.reset(seed=environment_seeds(args.seed, num_envs))
         first_iteration, global_step, resumed_exactly = 1, 0, False
         if checkpoint is not None:
             first_iteration, global_step = checkpoint["iteration"] + 1, checkpoint["global_step"]
             agent.load_state_dict(checkpoint["agent"])
             optimizer.load_state_dict(checkpoint["optimizer"])
+        raw_obs, _ = envs.reset(seed=environment_seeds(args.seed, num_envs, global_step))
+        if checkpoint is not None:
             resumed_exactly = process.restore(checkpoint["processes"][RANK])
         if not resumed_exactly:
             start_statistics = copy.deepcopy(statistics)
@@ -928,11 +952,11 @@ def train(args: Args) -> dict[str, Any]:
                 t_obs, t_actions = as_tensor(obs), as_tensor(actions)
                 _, logprobs, _, values = agent.get_action_and_value(t_obs[:-1], t_actions)
                 next_values = torch.cat([values[1:], agent.get_value(t_obs[-1:])])
+                # Deviation: time limits are no failures; --truncation-is-terminal restores ppo2
                 if final_obs and not args.truncation_is_terminal:
                     steps, indices = zip(*final_obs, strict=True)
                     last_obs = np.stack(list(final_obs.values())).astype(np.float32)
                     next_values[steps, indices] = agent.get_value(as_tensor(last_obs))
-            # Deviation: time limits are no failures; --truncation-is-terminal restores ppo2
             failed = done if args.truncation_is_terminal else terminated
             failed, t_done = as_tensor(failed).float(), as_tensor(done).float()
             advantages, returns = gae(
@@ -958,7 +982,7 @@ def train(args: Args) -> dict[str, Any]:
                     # Extra: parallelized gradient update [ppo2/model.py L97-98]
                     average_over_processes(weights.grad)
                     # Detail 11/37: global gradient clipping [ppo2/model.py L102-108]
-                    grad_norm = nn.utils.clip_grad_norm_(weights, args.max_grad_norm or math.inf)
+                    grad_norm = clip_by_norm(weights.grad, args.max_grad_norm)
                     optimizer.step()
                     metrics_sum += torch.cat([metrics, grad_norm[None]])
                 epoch_metrics.append(average_over_processes(metrics_sum / args.num_minibatches))
@@ -995,9 +1019,10 @@ def train(args: Args) -> dict[str, Any]:
                 state = model_state(args, agent, statistics)
                 state |= {"iteration": iteration, "global_step": global_step}
                 state |= {"optimizer": optimizer.state_dict(), "wandb_id": log.wandb_id}
-                save_checkpoint(args, state, process)
+                saved = save_checkpoint(args, state, process)
             if stop_signal:
-                say(f"Stopped by {stop_signal.name}; continue with --resume {args.run_dir}")
+                lost = "" if saved else " (the last iterations are lost: they could not be saved)"
+                say(f"Stopped by {stop_signal.name}; continue with --resume {args.run_dir}{lost}")
                 raise SystemExit(128 + stop_signal)
 
         log.finish(model_state(args, agent, statistics))
@@ -1030,6 +1055,12 @@ def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
                 raise RunError(
                     f"{path} was made with {flag} {old}; a resumed run cannot change it."
                 )
+        args.check()
+        if args.num_iterations < checkpoint["iteration"]:
+            raise RunError(
+                f"{path} is at step {checkpoint['global_step']} already: --total-timesteps "
+                "can only extend the run."
+            )
         if len(checkpoint["processes"]) != WORLD_SIZE:
             raise RunError(
                 f"{path} needs {len(checkpoint['processes'])} processes, not {WORLD_SIZE}."
@@ -1069,9 +1100,12 @@ def choose_device(args: Args) -> torch.device:
 
 
 # Copied from ppo_continuous_action.py
-def environment_seeds(seed: int, num_envs: int) -> list[int]:
-    """A seed for each environment of this process, unrelated to those of other seeds and ranks."""
-    return np.random.SeedSequence([seed, RANK]).generate_state(num_envs).tolist()
+def environment_seeds(seed: int, num_envs: int, global_step: int) -> list[int]:
+    """A seed for each environment of this process, unrelated to those of other seeds and ranks.
+
+    They also differ by the step, for episodes that have to start anew when a run is resumed.
+    """
+    return np.random.SeedSequence([seed, RANK, global_step]).generate_state(num_envs).tolist()
 
 
 # Copied from ppo_continuous_action.py
@@ -1090,7 +1124,7 @@ def compiled(function: Callable, args: Args, example: tuple) -> Callable:
         fast = torch.compile(function, mode="reduce-overhead" if cuda else None)
         fast(*example)
     except Exception as error:  # every compiler fails in its own way
-        reason = str(error).strip().splitlines()[0][:200]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         say(f"Warning: the update runs uncompiled and so slower: {reason}")
         return function
     say(f"Compiled the update in {time.perf_counter() - start_time:.1f} s.")
@@ -1141,10 +1175,10 @@ class StopRequest:
         say(f"{signal.Signals(signum).name}: stopping after this iteration; again to stop at once.")
 
     def __enter__(self) -> "StopRequest":
-        self.previous = {
-            number: signal.signal(number, self._request)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        self.previous = {}
+        if threading.current_thread() is threading.main_thread():  # Python allows it only there
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self.previous[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -1320,10 +1354,13 @@ class RunLog:
 
     def _make_folder(self) -> None:
         folder = self.args.run_dir
-        if (folder / "args.json").exists():
+        if (folder / "args.json").exists() and self.args.resume != "auto":
             raise RunError(f"{folder} holds a run: add --resume {folder} or another --run-name.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # With --resume auto: what a run logged that was killed before its first checkpoint.
+            for old in [*folder.glob("*.csv"), *folder.glob("events.out.tfevents.*")]:
+                old.unlink()
             settings = json.dumps(dataclasses.asdict(self.args), indent=2)
             (folder / "args.json").write_text(settings + "\n")
         except OSError as error:
@@ -1351,9 +1388,10 @@ class RunLog:
         rows = []
         with contextlib.suppress(FileNotFoundError), path.open(newline="") as file:
             for row in csv.DictReader(file):
-                if None in row.values():  # cut off when the run was killed
-                    break
-                row = {key: json.loads(value) for key, value in row.items()}
+                try:
+                    row = {key: json.loads(value) for key, value in row.items()}
+                except (TypeError, ValueError):  # torn when the run was killed or the disk full
+                    continue
                 if row["global_step"] <= global_step:
                     rows.append(row)
         temporary = path.with_suffix(".tmp")
@@ -1464,7 +1502,8 @@ class RunLog:
         """Save the model and say where everything is."""
         if RANK == 0:
             self.progress.close()
-            save_file(self.args.run_dir / "model.pt", model)
+            if not save_file(self.args.run_dir / "model.pt", model):
+                raise RunError(f"The training is done, but {self.args.run_dir} takes no model.")
             say(
                 f"Done. Model: {self.args.run_dir / 'model.pt'}; "
                 f"logs: tensorboard --logdir {self.args.run_dir}"
@@ -1524,10 +1563,13 @@ def save_file(path: Path, content: dict[str, Any]) -> bool:
             os.fsync(file.fileno())
         if path.exists():
             previous.unlink(missing_ok=True)
-            os.link(path, previous)
+            try:
+                os.link(path, previous)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(path, previous)
         os.replace(temporary, path)
     except OSError as error:
-        say(f"Warning: cannot save {path} ({error.strerror}); training goes on.")
+        say(f"Warning: cannot save {path} ({error.strerror}).")
         return False
     return True
 
@@ -1583,16 +1625,18 @@ def find_checkpoint(args: Args) -> Path | None:
     if args.resume is None:
         return None
     if args.resume == "auto":
-        pattern = (
-            glob.escape(args.run_name) if args.run_name else glob.escape(run_prefix(args)) + "*"
-        )
-        found = sorted(Path(args.output_dir).glob(f"{pattern}/checkpoint.pt"), key=os.path.getmtime)
+        folders = [args.run_dir]
+        if args.run_name is None:
+            folders = Path(args.output_dir).glob(glob.escape(run_prefix(args)) + "*")
+        found = [x / "checkpoint.pt" for x in folders if (x / "checkpoint.pt").exists()]
         if not found:
             return None
+        path = max(found, key=os.path.getmtime)
+        previous = path.with_suffix(".previous.pt")
         with contextlib.suppress(RunError):
-            load_file(found[-1], "processes")
-            return found[-1]
-        return found[-1].with_suffix(".previous.pt")
+            load_file(path, "processes")
+            return path
+        return previous if previous.exists() else path
     path = Path(args.resume)
     path = path / "checkpoint.pt" if path.is_dir() else path
     if not path.exists():
@@ -1606,15 +1650,15 @@ CHANGEABLE |= {"track", "wandb_project", "wandb_entity"}
 
 
 # Copied from ppo_continuous_action.py
-def save_checkpoint(args: Args, state: dict[str, Any], process: "ProcessState") -> None:
-    """Write `state` and the state of every process to `checkpoint.pt`."""
+def save_checkpoint(args: Args, state: dict[str, Any], process: "ProcessState") -> bool:
+    """Write `state` and the state of every process to `checkpoint.pt`; False if that failed."""
     processes = [process.capture()]
     if WORLD_SIZE > 1:
         gathered = [None] * WORLD_SIZE
         dist.all_gather_object(gathered, processes[0])
         processes = gathered
-    if RANK == 0:
-        save_file(args.run_dir / "checkpoint.pt", state | {"processes": processes})
+    state |= {"processes": processes}
+    return RANK > 0 or save_file(args.run_dir / "checkpoint.pt", state)
 
 
 # Copied from ppo_continuous_action.py
@@ -1659,8 +1703,8 @@ class ProcessState:
 class Resumable(gym.Wrapper):
     """Saves and restores the complete state of an environment, bit for bit.
 
-    Covers MuJoCo and environments whose state is numbers, arrays and a random generator. Also
-    drops the step information: merging what nobody reads costs a tenth of a vector environment.
+    Covers MuJoCo and environments whose state is made of numbers, arrays and random generators.
+    Also drops the step information, which nobody reads and a vector environment merges slowly.
     """
 
     def __init__(self, env: gym.Env, index: int) -> None:
@@ -1679,24 +1723,20 @@ class Resumable(gym.Wrapper):
         yield layer
 
     def get_state(self) -> list[dict[str, Any]] | None:
-        """Attributes of each wrapper and of the environment; None if some have an unknown type."""
+        """Attributes of each wrapper and of the environment; None if some cannot be saved."""
         states = []
         for layer in self._layers():
             state = {}
             for name, value in vars(layer).items():
-                parts = value if isinstance(value, tuple) else (value,)
                 if isinstance(value, gym.Env):
                     continue
-                if type(value).__name__ == "MjData":
-                    state[name] = save_mujoco(layer.model, value)
-                elif isinstance(value, np.random.Generator):
-                    state[name] = json.dumps(value.bit_generator.state)
-                elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
-                    state[name] = torch.from_numpy(np.array(value))
-                elif all(x is None or isinstance(x, bool | int | float | str) for x in parts):
-                    state[name] = value
-                elif type(value).__module__.split(".")[0] not in KNOWN_MODULES:
-                    return None
+                try:
+                    is_mujoco = type(value).__name__ == "MjData"
+                    state[name] = save_mujoco(layer.model, value) if is_mujoco else to_plain(value)
+                except TypeError:
+                    # Spaces, models and renderers: a new environment has the same ones.
+                    if type(value).__module__.split(".")[0] not in ("gymnasium", "mujoco", "numpy"):
+                        return None
             states.append(state)
         return states
 
@@ -1705,31 +1745,44 @@ class Resumable(gym.Wrapper):
         for layer, state in zip(self._layers(), states[self.index]):
             for name, value in state.items():
                 current = getattr(layer, name, None)
-                if isinstance(value, dict):
+                if type(current).__name__ == "MjData":
                     restore_mujoco(layer.model, current, value)
                 elif isinstance(current, np.random.Generator):
                     current.bit_generator.state = json.loads(value)
-                elif isinstance(value, Tensor):
-                    setattr(layer, name, value.numpy().copy()[()])
                 else:
-                    setattr(layer, name, value)
+                    setattr(layer, name, from_plain(value))
 
 
-# Their other attributes are spaces, models, renderers and settings, which a new one has too.
-KNOWN_MODULES = {"builtins", "collections", "gymnasium", "mujoco"}
+# Copied from ppo_continuous_action.py
+def to_plain(value: Any) -> Any:
+    """`value` made of tensors and plain Python values, which load without running code.
+
+    Raises:
+        TypeError: it holds something else.
+    """
+    if isinstance(value, np.random.Generator):
+        return json.dumps(value.bit_generator.state)
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        return torch.from_numpy(np.array(value))
+    if type(value) in (bool, int, float, str, type(None)):
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(to_plain(x) for x in value)
+    if type(value) is dict:
+        return {to_plain(key): to_plain(x) for key, x in value.items()}
+    raise TypeError(type(value).__name__)
 
 
-class ResumableGrid(Resumable):
-    """`Resumable` for environments that hold a map of characters, such as Taxi and FrozenLake."""
-
-    def get_state(self) -> list[dict[str, Any]] | None:
-        attributes = vars(self.unwrapped)
-        desc = attributes.pop("desc", None)  # a new environment has the same map
-        try:
-            return super().get_state()
-        finally:
-            if desc is not None:
-                attributes["desc"] = desc
+# Copied from ppo_continuous_action.py
+def from_plain(value: Any) -> Any:
+    """Undo `to_plain`, except for random generators."""
+    if isinstance(value, Tensor):
+        return value.numpy().copy()[()]  # the index () gives back scalars
+    if type(value) in (list, tuple):
+        return type(value)(from_plain(x) for x in value)
+    if type(value) is dict:
+        return {key: from_plain(x) for key, x in value.items()}
+    return value
 
 
 # Copied from ppo_continuous_action.py
@@ -1783,6 +1836,9 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         raise RunError(f"{path} was trained on {trained.env_id}: add --env-id {trained.env_id}.")
     args = dataclasses.replace(
         trained,
+        evaluate=str(path),
+        resume=None,
+        seed=args.seed,
         output_dir=str(path.parent),
         run_name="evaluation",
         num_envs=1,
@@ -1792,6 +1848,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         eval_episodes=args.eval_episodes,
         deterministic=args.deterministic,
     )
+    torch.set_num_threads(args.torch_threads)
     results = {}
     with contextlib.closing(make_envs(args)) as envs:
         sizes = component_sizes(envs.single_action_space)
@@ -1807,6 +1864,8 @@ def evaluate(args: Args) -> dict[str, list[float]]:
             results[policy] = play(args, envs, agent, obs_stats, policy)
             mean, std = np.mean(results[policy]), np.std(results[policy])
             say(f"{policy:>7} action: {mean:.1f} ± {std:.1f} over {args.eval_episodes} episodes")
+    if args.capture_video:
+        say(f"Videos: {args.run_dir / 'videos'}")
     return results
 
 
@@ -1816,7 +1875,7 @@ def play(
     """Returns of whole episodes in one environment; changes no statistics."""
     space, layers = envs.single_action_space, numpy_layers(agent.policy_trunk, agent.policy_head)
     rng = np.random.default_rng(args.seed)
-    raw_obs, _ = envs.reset(seed=environment_seeds(args.seed, 1))
+    raw_obs, _ = envs.reset(seed=environment_seeds(args.seed, 1, 0))
     returns, episode_return = [], 0.0
     while len(returns) < args.eval_episodes:
         obs = normalize_features(raw_obs, obs_stats, args.norm_obs, args.clip_obs)
@@ -1865,6 +1924,7 @@ def main() -> None:
             # A resumed run has its own settings; only flags that are given change them.
             saved = saved_args(load_file(path, "processes"), path)
             args = tyro.cli(Args, default=dataclasses.replace(saved, resume=str(path)))
+            args = dataclasses.replace(args, resume=str(path))
         evaluate(args) if args.evaluate else train(args)
     except RunError as error:
         print(f"Error: {error}", file=sys.stderr)

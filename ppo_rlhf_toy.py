@@ -64,9 +64,11 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import struct
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -1862,10 +1864,10 @@ class StopRequest:
         say(f"{signal.Signals(signum).name}: stopping after this iteration; again to stop at once.")
 
     def __enter__(self) -> "StopRequest":
-        self.previous = {
-            number: signal.signal(number, self._request)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        self.previous = {}
+        if threading.current_thread() is threading.main_thread():  # Python allows it only there
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self.previous[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -1973,7 +1975,13 @@ def detail_table(args: Args, source: str) -> list[tuple[str, str, str, int]]:
             names = [name for name in dict.fromkeys(words) if hasattr(args, name)]
             value = ", ".join(f"{name}={getattr(args, name)}" for name in names) or "on"
         rows.append((number or extra, title, value, line))
-    return sorted(rows, key=lambda row: [int(x) for x in re.findall(r"\d+", row[0])] or [10**6])
+
+    # The 37 first, then a series with a letter, then what has no number.
+    def place(row: tuple) -> tuple[str, int]:
+        letter, digits = re.fullmatch(r"([A-Z]?)(\d*).*", row[0]).groups()
+        return (letter if digits else "~"), int(digits or 0)
+
+    return sorted(rows, key=place)
 
 
 # Copied from ppo_continuous_action.py
@@ -2262,10 +2270,13 @@ def save_file(path: Path, content: dict[str, Any]) -> bool:
             os.fsync(file.fileno())
         if path.exists():
             previous.unlink(missing_ok=True)
-            os.link(path, previous)
+            try:
+                os.link(path, previous)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(path, previous)
         os.replace(temporary, path)
     except OSError as error:
-        say(f"Warning: cannot save {path} ({error.strerror}); training goes on.")
+        say(f"Warning: cannot save {path} ({error.strerror}).")
         return False
     return True
 

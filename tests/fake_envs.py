@@ -88,7 +88,29 @@ class Target(gym.Env):
         return self.state, -float(abs(action[0] - self.state[0])), True, False, {}
 
 
+class Raises(gym.Env):
+    """Cannot be made."""
+
+    def __init__(self):
+        raise OSError("no licence")
+
+
+class Sequence(Target):
+    """Its observations have no fixed length."""
+
+    observation_space = gym.spaces.Sequence(gym.spaces.Box(-1, 1, (1,)))
+
+
+class Integers(Target):
+    """Its actions are whole numbers."""
+
+    action_space = gym.spaces.Box(0, 5, (2,), np.int64)
+
+
 for name, cls in {
+    "FakeRaises-v0": Raises,
+    "FakeSequence-v0": Sequence,
+    "FakeIntegers-v0": Integers,
     "FakeCounter-v0": Counter,
     "FakeBadReward-v0": BadReward,
     "FakeShapes-v0": Shapes,

@@ -141,6 +141,41 @@ def test_environment_state_is_complete(env_id):
     assert play(second, actions[11:]) == expected
 
 
+class Collections(ppo.gym.Env):
+    """Keeps its state in a list, a dictionary and a tuple of numpy numbers."""
+
+    observation_space = ppo.gym.spaces.Box(-9, 9, (2,), np.float64)
+    action_space = ppo.gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position, self.clock = [float(self.np_random.normal())], {"t": 0}
+        self.pair = (np.float64(0.1), np.array([0.2]))
+        return self.obs(), {}
+
+    def obs(self):
+        return np.array([self.position[0], self.pair[0]])
+
+    def step(self, action):
+        self.clock["t"] += 1
+        self.position[0] += 0.1 * float(action[0])
+        self.pair = (self.pair[0] * 0.9 + self.position[0], self.pair[1] * 2)
+        return self.obs(), -abs(self.position[0]), False, self.clock["t"] == 40, {}
+
+
+def test_state_in_lists_dictionaries_and_tuples_resumes_exactly(tiny, kill_after, monkeypatch):
+    spec = ppo.gym.envs.registration.EnvSpec("FakeCollections-v0", Collections)
+    monkeypatch.setitem(ppo.gym.registry, "FakeCollections-v0", spec)
+    settings = {"env_id": "FakeCollections-v0", "checkpoint_interval": 1}
+    whole = train(tiny(**settings))
+    args = tiny(**settings)
+    kill_after(2)
+    with pytest.raises(Killed):
+        train(args)
+    kill_after(0)
+    assert_same_run(whole, resume(args))
+
+
 class ForeignState(ppo.gym.Wrapper):
     """Hides state in an object that a checkpoint cannot hold."""
 
@@ -163,7 +198,7 @@ def test_unknown_simulators_start_new_episodes_and_say_so(tiny, monkeypatch, cap
     assert all(x["length"] == 5 and x["return"] == 5.0 for x in result["episodes"])
 
 
-@pytest.mark.parametrize("torn", ["3", "36,5.", "40,5.0,"])
+@pytest.mark.parametrize("torn", ["3", "36,5.", "40,5.0,", "20,1.0,-", "36,5.36,5.0,5\n", "\x00\n"])
 def test_a_log_torn_by_the_kill_is_mended(tiny, kill_after, torn):
     whole = train(tiny(checkpoint_interval=1))
     args = tiny(checkpoint_interval=1)
@@ -225,6 +260,39 @@ def test_resume_auto_starts_then_continues_then_is_done(tiny, kill_after, capsys
     result = train(args)
     assert "from step 32" in capsys.readouterr().out and len(result["updates"]) == 3
     assert same_weights(result["agent"], train(args)["agent"])
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over_by_itself(tiny, kill_after):
+    whole = train(tiny())
+    args = dataclasses.replace(tiny(), resume="auto")
+    kill_after(2)
+    with pytest.raises(Killed):
+        train(args)
+    kill_after(0)
+    assert_same_run(whole, train(args))
+
+
+def test_resumed_runs_check_the_flags_that_may_change(tiny):
+    args = tiny()
+    train(args)
+    for change, words in (
+        ({"checkpoint_interval": 0}, "--checkpoint-interval must be positive"),
+        ({"total_timesteps": -5}, "--total-timesteps must be positive"),
+        ({"total_timesteps": 64}, "at step 96 already"),
+    ):
+        with pytest.raises(RunError, match=words):
+            train(dataclasses.replace(args, resume=str(args.run_dir), **change))
+
+
+def test_saving_works_without_hard_links(tiny, monkeypatch):
+    def no_links(*paths):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", no_links)
+    args = tiny(checkpoint_interval=1)
+    train(args)
+    for name, iteration in (("checkpoint.pt", 3), ("checkpoint.previous.pt", 2)):
+        assert ppo.load_file(args.run_dir / name, "processes")["iteration"] == iteration
 
 
 def test_resume_auto_falls_back_to_the_previous_checkpoint(tiny):
@@ -346,8 +414,9 @@ def test_a_full_disk_costs_a_warning_not_the_run_nor_the_last_checkpoint(tiny, m
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", full_after_the_first)
-    result = train(args)
-    assert len(result["updates"]) == 3 and len(saves) == 4  # three checkpoints and the model
+    with pytest.raises(RunError, match=r"training is done, but .* takes no model"):
+        train(args)
+    assert len(saves) == 4  # three checkpoints and the model: the training went to its end
     assert "No space left on device" in capsys.readouterr().out
     monkeypatch.undo()
     assert ppo.load_file(args.run_dir / "checkpoint.pt", "processes")["iteration"] == 1
@@ -380,7 +449,8 @@ def test_a_really_full_disk_does_not_end_the_run(tiny, tmp_path):
         pytest.skip("cannot mount a tmpfs here")
     try:
         args = tiny(output_dir=str(disk), checkpoint_interval=1, total_timesteps=640)
-        assert len(train(args)["updates"]) == 20
+        with pytest.raises(RunError, match="training is done"):
+            train(args)
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
 

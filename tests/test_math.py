@@ -207,7 +207,7 @@ def test_a_healthy_run_gets_no_warning():
     ("change", "cause", "remedy"),
     [
         ({"losses/clipfrac": 0.6}, "clipfrac", "--learning-rate"),
-        ({"losses/approx_kl": 0.06}, "approx_kl high", "--target-kl"),
+        ({"losses/approx_kl": 0.06}, "approx_kl high", "--update-epochs"),
         ({"losses/approx_kl": 0.0001}, "approx_kl low", "--learning-rate"),
         ({"policy/log_std": -5.0}, "log_std", "--ent-coef"),
         ({"policy/entropy_share": 0.001}, "entropy", "--ent-coef"),

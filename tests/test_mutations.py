@@ -46,7 +46,7 @@ MUTATIONS = [
     ("9 one half", "return 0.5 * errors.mean()", "return errors.mean()", "math"),
     ("10 sign of the bonus", "pg_loss - ent_coef", "pg_loss + ent_coef", "agent"),
     ("10 value weight", "+ vf_coef * v_loss", "+ v_loss", "agent"),
-    ("11 clipping", "args.max_grad_norm or math.inf", "math.inf", "train"),
+    ("11 clipping", "gradient *= (max_norm / (norm + 1e-6)).clamp(max=1.0)", "pass", "train"),
     ("12 means over all minibatches", "torch.stack(epoch_metrics).mean(0)", "epoch_metrics[-1]", "train"),
     ("12 k3", "(logratio.exp() - 1 - logratio).mean()", "(-logratio).mean()", "math"),
     ("13, 26 separate networks", "self.value_trunk if args.shared_network else trunk()",
@@ -81,6 +81,9 @@ MUTATIONS = [
     ("Adam in the checkpoint", 'optimizer.load_state_dict(checkpoint["optimizer"])', "pass", "checkpoint"),
     ("random generator in the checkpoint", 'self.rng.bit_generator.state = json.loads(saved["rng"])', "pass",
      "checkpoint"),
+    ("episode in the checkpoint", 'array[...] = saved["arrays"][name].numpy()', "pass", "checkpoint"),
+    ("curves without duplicates", "purge_step=resume_step + 1", "purge_step=None", "checkpoint"),
+    ("finite numbers", "if finite.all():", "if True:", "train"),
     ("simulator in the checkpoint", 'restore_mujoco(layer.model, current, value)', "pass", "checkpoint"),
 ]  # fmt: skip
 

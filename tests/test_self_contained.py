@@ -107,7 +107,7 @@ def test_help_needs_no_environment(path):
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "--seed" in result.stdout and "--total-timesteps" in result.stdout
+    assert "--seed" in result.stdout and "--learning-rate" in result.stdout
     assert "--batch-size" not in result.stdout  # derived, not a setting
 
 

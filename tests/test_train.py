@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import fake_envs
 import numpy as np
 import pytest
 import torch
@@ -209,19 +210,28 @@ def test_compiled_and_eager_updates_give_the_same_numbers(tiny, monkeypatch):
         )
 
 
-def test_without_a_compiler_the_run_is_eager_with_one_warning(tiny, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (RuntimeError("InvalidCxxCompiler: no working C++ compiler\nlong trace"), "no working C++"),
+        (NotImplementedError(), "NotImplementedError"),
+    ],
+)
+def test_without_a_compiler_the_run_is_eager_with_one_warning(
+    tiny, monkeypatch, capsys, error, shown
+):
     monkeypatch.setattr(ppo, "COMPILE_MINIBATCHES", 0)
 
     def broken(function, **options):
         def fail(*args):
-            raise RuntimeError("InvalidCxxCompiler: no working C++ compiler\nlong trace")
+            raise error
 
         return fail
 
     monkeypatch.setattr(torch, "compile", broken)
     result = train(tiny())
     printed = capsys.readouterr().out
-    assert printed.count("Warning") == 1 and "no working C++ compiler" in printed
+    assert printed.count("Warning") == 1 and shown in printed
     monkeypatch.undo()
     assert same_weights(result["agent"], train(tiny(compile=False))["agent"])
 
@@ -246,6 +256,14 @@ def test_a_bad_observation_stops_the_run_after_saving_the_last_good_model(
     assert all(torch.isfinite(x).all() for x in saved["agent"].values())
     assert torch.isfinite(saved["statistics"]["obs"]["mean"]).all()
     assert saved["statistics"]["obs"]["count"] == pytest.approx(33, abs=0.01)  # after iteration 1
+
+
+def test_a_bad_final_observation_stops_the_run_at_its_step(tiny, monkeypatch):
+    real = fake_envs.Counter._obs
+    bad = lambda self: real(self) * (np.nan if (self.episode, self.t) == (2, 5) else 1)  # noqa: E731
+    monkeypatch.setattr(fake_envs.Counter, "_obs", bad)
+    with pytest.raises(RunError, match="observation is NaN or infinite at step 15"):
+        train(tiny(num_envs=1, num_steps=32))
 
 
 def test_a_bad_reward_stops_the_run(tiny):
