@@ -40,14 +40,14 @@ Deviations from LHP, each at its place below:
 - Several epochs for the reward model, gradient clipping, a constant learning rate for PPO, and a
   KL horizon that suits a run 100 times shorter.
 
-Measured over the seeds in benchmark/results/rlhf: gold and proxy in standard deviations of the SFT
-model's reviews, KL in nats per response.
+Measured with seed 1 (benchmark/results/rlhf/seeds.csv): gold and proxy in standard deviations of the
+SFT model's reviews, KL in nats per response; the reward model ranks 79 % of held-out pairs right.
 
-| run                  | gold          | proxy | KL     |
-|----------------------|---------------|-------|--------|
-| adaptive KL, target 6 | @ADAPTIVE@ |
-| beta = 0             | @NONE@ |
-| best of 16           | @BON@ |
+| run                   | gold | proxy | KL  |
+|-----------------------|------|-------|-----|
+| adaptive KL, target 6 |  1.4 |   2.1 |   6 |
+| beta = 0              | -5.3 |   2.3 | 133 |
+| best of 16            |  1.3 |   1.6 | 1.8 |
 """
 
 import ast
