@@ -1297,13 +1297,13 @@ def check_finite(
         )
 
 
-# Thresholds of `health_warnings`.
+# Thresholds of `health_warnings`; our own choices where no source is named.
 CLIPFRAC_HIGH = 0.5  # half of all samples have left the range in which the objective is trusted
 APPROX_KL_HIGH = 0.05  # Huang et al. 2022: normally below 0.02
 APPROX_KL_LOW = 0.0005  # a fortieth of that: the policy stands still
 LOG_STD_LOW = -4.0  # sigma 0.02, against 1 at the start
-ENTROPY_SHARE_LOW = 0.01  # of the entropy of a uniform discrete policy
-GRAD_NORM_HIGH = 100.0  # 200 times the default clipping norm
+ENTROPY_SHARE_LOW = 0.01  # of the entropy of a uniform policy; only where actions are discrete
+GRAD_NORM_HIGH = 100.0  # 200 times the norm that ppo2 clips to
 ADVANTAGE_STD_LOW = 1e-6  # below it, normalized advantages are rounding noise
 PATIENCE = 20  # iterations that "always" and "for long" mean
 

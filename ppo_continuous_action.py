@@ -47,6 +47,7 @@ import difflib
 import functools
 import glob
 import hashlib
+import inspect
 import io
 import json
 import math
@@ -1511,7 +1512,7 @@ class Resumable(gym.Wrapper):
         for layer in self._layers():
             state = {}
             for name, value in vars(layer).items():
-                if isinstance(value, gym.Env):
+                if isinstance(value, gym.Env) or inspect.isroutine(value):
                     continue
                 try:
                     is_mujoco = type(value).__name__ == "MjData"

@@ -503,7 +503,7 @@ def test_impossible_settings_are_refused_with_a_sentence(tiny, settings):
 
 @pytest.mark.parametrize("name", ["MultiDiscrete", "Shifted", "OneAction"])
 def test_other_action_spaces_are_refused_with_a_sentence(tiny, name):
-    with pytest.raises(ppo.RunError, match="this script needs a Box or a Discrete"):
+    with pytest.raises(ppo.RunError, match="this script needs a Box of floats or a Discrete"):
         ppo.make_envs(tiny(env_id=f"Fake{name}-v0"))
 
 
@@ -587,7 +587,7 @@ ADDED = {
     "penalized_policy_loss", "gaussian_kl", "categorical_kl", "paper_kl_coef", "kl_penalty_loss",
     "kl_penalty_gradient", "kl_coef_warnings",
 }  # fmt: skip
-CHANGED = {"Args", "Agent", "make_envs", "train", "evaluate", "play"}
+CHANGED = {"Args", "Agent", "make_env", "train", "evaluate", "play"}
 CONSTANTS = {"LOSS_METRICS", "KL", "KL_COEF_MIN, KL_COEF_MAX", "RATIO_RANGE"}
 
 
