@@ -1640,9 +1640,11 @@ def save_checkpoint(args: Args, state: dict[str, Any], process: "ProcessState") 
     """Write `state` and the state of every process to `checkpoint.pt`; False if that failed."""
     processes = [process.capture()]
     if WORLD_SIZE > 1:
-        gathered = [None] * WORLD_SIZE
-        dist.all_gather_object(gathered, processes[0])
-        processes = gathered
+        buffer = io.BytesIO()  # since pickle, which carries objects, knows fewer types of tensors
+        torch.save(processes[0], buffer)
+        gathered = [b""] * WORLD_SIZE
+        dist.all_gather_object(gathered, buffer.getvalue())
+        processes = [torch.load(io.BytesIO(x), weights_only=True) for x in gathered]
     state |= {"processes": processes}
     return RANK > 0 or save_file(args.run_dir / "checkpoint.pt", state)
 

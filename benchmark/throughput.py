@@ -74,6 +74,7 @@ class Contest:
 
 CONTINUOUS = "ppo_continuous_action.py"
 HALF_CHEETAH = "HalfCheetah-v4, 1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
+CLASSIC = ("--env-id", "CartPole-v1")
 CARTPOLE = (
     *("--env-id", "CartPole-v1", "--num-envs", "4", "--num-steps", "128"),
     *("--num-minibatches", "4", "--update-epochs", "4", "--learning-rate", "2.5e-4"),
@@ -118,6 +119,20 @@ CONTESTS = {
         physics=MUJOCO_PHYSICS,
     ),
     "multidiscrete": Contest(
+        "CartPole-v1, 1 environment, 2048 steps, 32 minibatches of 64, 10 epochs",
+        (
+            Contender(
+                "ppo_multidiscrete.py",
+                150_000,
+                "ppo_multidiscrete.py",
+                (*CLASSIC, "--shared-network", "False"),
+            ),
+            Contender("Stable-Baselines3 PPO", 24_576, flags=(*CLASSIC, "--kind", "classic")),
+        ),
+        target=3.5,
+        physics="gymnasium.envs.classic_control.cartpole:CartPoleEnv.step",
+    ),
+    "multidiscrete_small": Contest(
         "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
         (
             Contender(
@@ -128,7 +143,6 @@ CONTESTS = {
             ),
             Contender("Stable-Baselines3 PPO", 40_960, flags=(*CARTPOLE, "--kind", "classic")),
         ),
-        target=3.5,
         physics="gymnasium.envs.classic_control.cartpole:CartPoleEnv.step",
     ),
     "atari": Contest(

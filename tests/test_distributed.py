@@ -189,7 +189,7 @@ def test_a_killed_rank_restarts_the_group_which_resumes_and_finishes(tmp_path):
 
 
 def test_a_checkpoint_of_two_processes_is_refused_by_one(tmp_path):
-    flags = f"{TINY} --env-id Pendulum-v1 --total-timesteps 512 --run-name both".split()
+    flags = f"{TINY} --env-id HalfCheetah-v4 --total-timesteps 512 --run-name both".split()
     finish(torchrun(tmp_path, ppo.__file__, *flags))
     with pytest.raises(ppo.RunError, match="needs 2 processes, not 1"):
         ppo.train(
