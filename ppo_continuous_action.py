@@ -32,9 +32,11 @@ Deviations from ppo2, each correct where the original is not or harmless where i
 - A time limit is not a failure: where an episode is cut off (truncated), the value of the final
   observation is bootstrapped. `--truncation-is-terminal` gives the original's behavior.
 - Adam is PyTorch's, which adds epsilon after the bias correction; ppo2's TensorFlow adds it before.
+- The logged approximate KL is k3, not ppo2's k2; gradient clipping adds 1e-6 to the norm.
 - Orthogonal matrices come from a QR decomposition, not an SVD: equal in distribution.
 
-Return on HalfCheetah-v4 after 1M steps, mean of the last 100 episodes: see benchmark/README.md.
+Return on HalfCheetah-v4 after 1M steps, mean of the last 100 episodes: 1682, 1650 and 3609 for
+seeds 1-3, each about 4 minutes on one core of a server; more in benchmark/README.md.
 """
 
 import ast

@@ -522,7 +522,9 @@ def test_run_killed_at_five_random_points_equals_the_uninterrupted_one(tmp_path,
         process.send_signal(signal.SIGKILL)
         process.communicate()
         kills += 1
+        print(f"killed after iteration {done}", end=", ")
         last_iteration = torch.load(folder / "checkpoint.pt", weights_only=True)["iteration"]
+        print(f"resumes after {last_iteration}")
     finish(start(tmp_path, env_id, "--resume", "runs/cut"))
     assert_same_result(result_of(tmp_path / "runs/whole"), result_of(folder))
 
