@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,10 +172,8 @@ def test_a_killed_rank_restarts_the_group_which_resumes_and_finishes(tmp_path):
     while not (folder / "checkpoint.pt").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
-    workers = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
-    )
-    os.kill(int(workers.stdout.split()[-1]), signal.SIGKILL)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
     out = finish(process)
     assert "from step" in out and "Done. Model" in out
     rows = (folder / "updates.csv").read_text().splitlines()[1:]
