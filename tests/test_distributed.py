@@ -158,7 +158,7 @@ AVERAGE = """
 """
 
 
-def test_gradients_are_averaged_and_signals_reach_every_rank(tmp_path):
+def test_gradients_are_averaged_and_stops_reach_every_rank(tmp_path):
     (tmp_path / "average.py").write_text(textwrap.dedent(AVERAGE))
     assert finish(torchrun(tmp_path, "average.py")).count("agreed") == 2
 
