@@ -1532,13 +1532,16 @@ class RunLog:
 
     def _make_folder(self) -> None:
         folder = self.args.run_dir
-        if (folder / "args.json").exists() and self.args.resume != "auto":
+        logs = [folder / "episodes.csv", folder / "updates.csv"]
+        logs += folder.glob("events.out.tfevents.*")
+        # With --resume auto, these are of a run that was killed before its first checkpoint.
+        start_over = self.args.resume == "auto" and (folder / "args.json").exists()
+        if not start_over and any(x.exists() for x in [folder / "args.json", *logs]):
             raise RunError(f"{folder} holds a run: add --resume {folder} or another --run-name.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # With --resume auto: what a run logged that was killed before its first checkpoint.
-            for old in [*folder.glob("*.csv"), *folder.glob("events.out.tfevents.*")]:
-                old.unlink()
+            for log in logs:
+                log.unlink(missing_ok=True)
             settings = json.dumps(dataclasses.asdict(self.args), indent=2)
             (folder / "args.json").write_text(settings + "\n")
         except OSError as error:

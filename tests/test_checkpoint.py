@@ -279,6 +279,21 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over_by_itself(tiny, ki
     assert_same_run(whole, train(args))
 
 
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_other_files_in_the_run_folder_are_left_alone(tiny, resume):
+    args = dataclasses.replace(tiny(), resume=resume)
+    args.run_dir.mkdir()
+    (args.run_dir / "mine.csv").write_text("a,b\n")
+    train(args)
+    assert (args.run_dir / "mine.csv").read_text() == "a,b\n"
+    other = dataclasses.replace(tiny(), resume=resume)
+    other.run_dir.mkdir()
+    (other.run_dir / "episodes.csv").write_text("a,b\n")
+    with pytest.raises(RunError, match="holds a run"):
+        train(other)
+    assert (other.run_dir / "episodes.csv").read_text() == "a,b\n"
+
+
 def test_resumed_runs_check_the_flags_that_may_change(tiny):
     args = tiny()
     train(args)
