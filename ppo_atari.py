@@ -748,7 +748,9 @@ class Agent(nn.Module):
         """Features (B, 512) of stacked frames (B, k, 84, 84), which arrive as stored, in uint8."""
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bfloat16):
             # Detail 22/37: image scaling [ppo2: common/models.py L19]
-            return self.cnn(obs / 255.0).float()
+            scaled = obs / 255.0
+            # The order in memory that convolutions compute fastest in; the values are the same.
+            return self.cnn(scaled.contiguous(memory_format=torch.channels_last)).float()
 
     def get_value(self, obs: Tensor) -> Tensor:
         """Values (B,) of observations (B, k, 84, 84)."""

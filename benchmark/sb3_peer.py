@@ -1,12 +1,14 @@
 """Stable-Baselines3's PPO with the settings of our scripts, for `benchmark.throughput`.
 
-Writes one row (global_step) per iteration to --progress, as our scripts do to `updates.csv`.
+Writes one row (global_step) per iteration to --progress, as our scripts do to `updates.csv`. Its
+threads are those of the environment variable OMP_NUM_THREADS, which `benchmark.throughput` sets.
 """
 
 import dataclasses
 from pathlib import Path
 from typing import Literal
 
+import ale_py  # noqa: F401  registers the Atari games
 import gymnasium as gym
 import torch
 import tyro
@@ -92,7 +94,6 @@ class Progress(BaseCallback):
 def main() -> None:
     """Train, and write how far it is."""
     args = tyro.cli(Args)
-    torch.set_num_threads(1)
     args.progress.parent.mkdir(parents=True, exist_ok=True)
     model = PPO(
         env=make_envs(args),
