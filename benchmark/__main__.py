@@ -75,7 +75,7 @@ def plot_command(args: argparse.Namespace) -> None:
     for suite in [args.suite] if args.suite else SUITES:
         suite_named(suite)
         try:
-            print(plots.DRAW.get(suite, plots.plot_suite)(suite, args.folders))
+            print(*plots.plot_all(suite, args.folders), sep="\n")
         except BenchmarkError as error:
             if args.suite:
                 raise

@@ -94,26 +94,87 @@ def plot_suite(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
     ]
     if not environments:
         raise BenchmarkError(f"No run of {suite} is finished.")
-    columns = min(3, len(environments))
-    rows = -(-len(environments) // columns)
     with plt.rc_context(STYLE):
-        figure, grid = plt.subplots(
-            rows, columns, figsize=(3.2 * columns, 2.4 * rows), squeeze=False
-        )
-        for axes, environment in zip(grid.flat, environments, strict=False):
+        figure, panels = one_panel_each(environments)
+        for environment, axes in panels.items():
             draw_ppo2(axes, environment)
             draw_readings(axes, environment)
             for index, (key, label) in enumerate(names.items()):
                 if environment in found[key]:
                     draw_curves(axes, found[key][environment], label, f"C{index}")
-            axes.set_title(environment)
-            axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x else "0")
-            axes.margins(x=0)
             legend(axes)
-        for axes in grid.flat[len(environments) :]:
-            axes.axis("off")
-        figure.supxlabel("environment steps")
         figure.supylabel("episodic return in training")
+        return save(figure, figures / f"{suite}.png")
+
+
+def one_panel_each(environments: list[str]) -> tuple[Figure, dict[str, Axes]]:
+    """A figure with a panel over environment steps for each environment, three in a row."""
+    columns = min(3, len(environments))
+    rows = -(-len(environments) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(3.2 * columns, 2.4 * rows), squeeze=False)
+    for axes in grid.flat[len(environments) :]:
+        axes.axis("off")
+    panels = dict(zip(environments, grid.flat, strict=False))
+    for environment, axes in panels.items():
+        axes.set_title(environment)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x else "0")
+        axes.margins(x=0)
+    figure.supxlabel("environment steps")
+    return figure, panels
+
+
+def plot_kl(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
+    """The KL after each update of the adaptive penalty, beside its target.
+
+    Raises:
+        BenchmarkError: no run of the suite is finished.
+    """
+    (variant,) = SUITES[suite].variants
+    found = by_environment(suite, variant, folders)
+    if not found:
+        raise BenchmarkError(f"No run of {suite} is finished.")
+    with plt.rc_context(STYLE):
+        figure, panels = one_panel_each(list(found))
+        for environment, axes in panels.items():
+            for result in found[environment]:
+                axes.plot(*result.column("kl/after"), color="C1", linewidth=0.7, label="each seed")
+                target = result.record["settings"]["target_kl"]
+            axes.axhline(target, color="black", linewidth=0.8, label="target")
+            band = "within a factor 1.5: beta stays"
+            axes.axhspan(target / 1.5, target * 1.5, color=PPO2, alpha=0.15, label=band)
+            axes.set_yscale("log")
+            legend(axes)
+        figure.supylabel("KL(old || new) after the update")
+        return save(figure, figures / f"{suite}_trace.png")
+
+
+def plot_frontier(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
+    """Proxy and gold reward over the distance from the SFT model, a line per seed and PPO run.
+
+    Raises:
+        BenchmarkError: no run of the suite is finished.
+    """
+    records = [x for results in by_environment(suite, "", folders).values() for x in results]
+    if not records:
+        raise BenchmarkError(f"No run of {suite} is finished.")
+    runs = list(dict.fromkeys(row["run"] for row in records[0].curve))
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(1, 2, figsize=(8, 3))
+        for axes, reward in zip(panels, ("proxy", "gold"), strict=True):
+            for result in records:
+                for color, run in enumerate(runs):
+                    rows = [row for row in result.curve if row["run"] == run]
+                    distance = [max(float(x["objective/kl"]), 0) ** 0.5 for x in rows]
+                    values = [float(x[f"objective/{reward}"]) for x in rows]
+                    axes.plot(distance, values, f"C{color}.-", lw=0.5, ms=2, label=run)
+                best = [x for name, x in result.record["models"].items() if "best" in name]
+                distance = [x["objective/kl"] ** 0.5 for x in best]
+                values = [x[f"objective/{reward}"] for x in best]
+                axes.plot(distance, values, "k.-", lw=0.5, ms=3, label="best of n")
+            axes.axhline(0, color=PPO2, linewidth=0.8)
+            axes.set(title=f"{reward} reward", xlabel="square root of the KL to the SFT model")
+            legend(axes)
+        panels[0].set_ylabel("standard deviations of the SFT model")
         return save(figure, figures / f"{suite}.png")
 
 
@@ -189,9 +250,20 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
-# Suites whose figure is not one of learning curves.
-DRAW: dict[str, Callable[[str, Folders], Path]] = {
-    "table1": plot_normalized,
-    "table1_ppo2": plot_normalized,
-    "ablation": plot_effects,
+# Suites whose figures are not, or not only, one of learning curves.
+DRAW: dict[str, tuple[Callable[[str, Folders], Path], ...]] = {
+    "kl_vs_clip": (plot_suite, plot_kl),
+    "table1": (plot_normalized,),
+    "table1_ppo2": (plot_normalized,),
+    "ablation": (plot_effects,),
+    "rlhf": (plot_frontier,),
 }
+
+
+def plot_all(suite: str, folders: Folders) -> list[Path]:
+    """Draw every figure of a suite.
+
+    Raises:
+        BenchmarkError: its results are not enough for a figure.
+    """
+    return [draw(suite, folders) for draw in DRAW.get(suite, (plot_suite,))]

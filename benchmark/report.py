@@ -84,10 +84,10 @@ def what_is_missing(suite: str, folders: Folders) -> str:
     return f"\nMissing: {count} of {total} runs. To continue: `python -m benchmark run {suite}`.\n"
 
 
-def scores_table(suite: str, variant: str, folders: Folders) -> str:
-    """Our scores of one variant beside the published ones."""
+def scores_table(suite: str, folders: Folders) -> str:
+    """Our scores beside the published ones, of a suite with one variant."""
     rows = []
-    for environment, results in by_environment(suite, variant, folders).items():
+    for environment, results in by_environment(suite, "", folders).items():
         scores = finals(results)
         hours = np.mean([x.record["seconds"] for x in results]) / 3600
         rows.append(
@@ -110,10 +110,9 @@ def suite_block(suite: str, folders: Folders) -> str:
     """Everything about a suite: scores, comparisons with its baseline, what is missing."""
     variants = SUITES[suite].variants
     text = ""
-    if list(variants) == [""]:
-        text = scores_table(suite, "", folders)
-    elif any(by_environment(suite, name, folders) for name in variants):
-        text = TABLES.get(suite, variants_table)(suite, folders)
+    if any(by_environment(suite, name, folders) for name in variants):
+        usual = scores_table if list(variants) == [""] else variants_table
+        text = TABLES.get(suite, usual)(suite, folders)
     return text + what_is_missing(suite, folders)
 
 
@@ -223,6 +222,65 @@ def effects_table(suite: str, folders: Folders) -> str:
     return markdown(("detail and change", *environments, "effect", "elsewhere"), rows)
 
 
+MODEL_COLUMNS = {
+    "gold": "objective/gold",
+    "proxy": "objective/proxy",
+    "KL": "objective/kl",
+    "stop rate": "text/stop_rate",
+    "unique": "text/unique",
+    "repetition": "text/repetition",
+    "words": "text/length",
+}
+
+
+def rlhf_table(suite: str, folders: Folders) -> str:
+    """Every model of the RLHF runs over seeds, and per seed what the runs are judged by."""
+    records = [x for results in by_environment(suite, "", folders).values() for x in results]
+    over_seeds = []
+    for model in records[0].record["models"]:
+        values = [x.record["models"][model] for x in records]
+        cells = [two_digits([x[key] for x in values]) for key in MODEL_COLUMNS.values()]
+        over_seeds.append((model, *cells))
+    per_seed = []
+    for result in records:
+        record, models = result.record, result.record["models"]
+        adaptive = next(name for name in models if name.startswith("ppo-adaptive"))
+        own = [row for row in result.curve if row["run"] == adaptive]
+        kl = [float(row["objective/kl"]) for row in own]
+        rate = [float(row["charts/tokens_per_second_update"]) for row in own]
+        per_seed.append(
+            (
+                record["seed"],
+                f"{record['reward_model']['accuracy']:.3f}",
+                f"{record['reward_model']['correlation']:.3f}",
+                *(f"{models[adaptive][MODEL_COLUMNS[x]]:.2f}" for x in ("gold", "proxy")),
+                *(f"{models[adaptive][MODEL_COLUMNS[x]]:.3f}" for x in ("stop rate", "unique")),
+                f"{np.mean(kl[-20:]):.2f} ({record['settings']['target_kl']:g})",
+                f"{kl[0]:.0e}",
+                *(f"{models['ppo-none'][MODEL_COLUMNS[x]]:.2f}" for x in ("gold", "proxy", "KL")),
+                f"{models['best-of-16']['objective/gold']:.2f}",
+                f"{record['seconds'] / 60:.1f}" if record["seconds"] else "–",
+                f"{np.median(rate):.0f}",
+            )
+        )
+    header = (
+        *("seed", "RM accuracy", "RM correlation", "adaptive: gold", "proxy", "stop rate"),
+        *("unique", "KL of the last 20 updates (target)", "KL at update 1", "β = 0: gold"),
+        *("proxy", "KL", "best of 16: gold", "minutes", "tokens/s in updates"),
+    )
+    return (
+        markdown(("mean ± std over seeds", *MODEL_COLUMNS), over_seeds)
+        + "\n"
+        + markdown(header, per_seed)
+    )
+
+
+def two_digits(values: list[float]) -> str:
+    """Mean ± population standard deviation with two decimals."""
+    spread = f" ± {np.std(values):.2f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.2f}{spread}"
+
+
 def compare(a: str, b: str, folders: Folders) -> str:
     """Two variants, environment by environment and over all.
 
@@ -252,6 +310,7 @@ TABLES: dict[str, Callable[[str, Folders], str]] = {
     "table1": normalized_table,
     "table1_ppo2": normalized_table,
     "ablation": effects_table,
+    "rlhf": rlhf_table,
 }
 
 
@@ -327,7 +386,7 @@ SCRIPTS = (
         "CleanRL pr-424",
         "multidiscrete",
     ),
-    Script("ppo_rlhf_toy.py", "RLHF with PPO"),
+    Script("ppo_rlhf_toy.py", "RLHF with PPO", "rlhf", "", "reviews"),
 )
 
 
@@ -348,7 +407,8 @@ def scripts_block(folders: Folders) -> str:
             scores = finals(results)
             ends = statistics.interval([scores], np.mean)
             ours = f"{plus_minus(scores)} {brackets(ends) if ends else ''}".strip()
-            hours = f"{np.mean([x.record['seconds'] for x in results]) / 3600:.1f}"
+            seconds = [x.record["seconds"] for x in results if x.record["seconds"]]
+            hours = f"{np.mean(seconds) / 3600:.2f}" if seconds else "–"
         rows.append(
             (
                 f"[{script.file}]({script.file})",
@@ -372,8 +432,8 @@ def speed_cell(contest: str, folders: Folders) -> str:
     if not path.exists():
         return "–"
     measurements = json.loads(path.read_text())["measurements"]
-    peer = measurements[1]["contender"]
-    ratio = np.median(throughput.ratios(measurements, "steps_per_cpu_second"))
+    first, peer = (measurements[i]["contender"] for i in (0, -1))
+    ratio = np.median(throughput.ratios(measurements, first, "steps_per_cpu_second"))
     return f"{ratio:.1f} × {peer.partition(',')[0]}"
 
 

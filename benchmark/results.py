@@ -40,7 +40,10 @@ class Result:
 
     @property
     def final(self) -> float:
-        """Mean return of the last 100 episodes."""
+        """Mean return of the last 100 episodes; of RLHF the gold reward with the adaptive KL."""
+        if models := self.record.get("models"):
+            adaptive = next(x for name, x in models.items() if name.startswith("ppo-adaptive"))
+            return adaptive["objective/gold"]
         return float(np.mean(self.record["last_returns"]))
 
     @property

@@ -7,7 +7,6 @@ import sys
 import time
 from types import FrameType
 
-import numpy as np
 from tqdm import tqdm
 
 from benchmark.runs import (
@@ -18,9 +17,9 @@ from benchmark.runs import (
     last_step,
     lock,
     read_note,
-    read_result,
     reason,
     start,
+    summary,
     write_note,
 )
 
@@ -155,11 +154,7 @@ class Runner:
         """Write the result of a finished run."""
         collect(run)
         self.done_runs += 1
-        result = read_result(run)
-        self.say(
-            f"{run.name} done: return {np.mean(result['last_returns']):.1f} over the last "
-            f"{len(result['last_returns'])} episodes, {result['steps_per_second']:.0f} steps/s"
-        )
+        self.say(f"{run.name} done: {summary(run)}")
 
     def crashed(self, run: Run, error: str) -> None:
         """Report a crash; retry once."""

@@ -13,6 +13,7 @@ import csv
 import dataclasses
 import fcntl
 import fnmatch
+import io
 import json
 import os
 import shutil
@@ -26,11 +27,17 @@ from typing import IO, Any
 import numpy as np
 
 from benchmark.provenance import ROOT, THREADS, BenchmarkError, machine, source_at
-from benchmark.suites import SUITES, Suite, Variant
+from benchmark.suites import RLHF, SUITES, Suite, Variant
 
 BINS = 100  # points of a stored curve, as many as baselines' published ones have
 LAST_EPISODES = 100  # the paper's Table 1 scores a run by the mean of its last 100 episodes
 STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT}
+# Metrics of RLHF's updates that are kept.
+RLHF_METRICS = (
+    *("objective/gold", "objective/proxy", "objective/kl", "objective/kl_exact"),
+    *("objective/kl_coef", "objective/disagreement", "text/stop_rate", "text/unique"),
+    *("charts/tokens_per_second_sampling", "charts/tokens_per_second_update"),
+)
 NOT_SETTINGS = {"run_name", "output_dir", "resume"}  # of the place, not of the algorithm
 
 
@@ -81,8 +88,11 @@ class Run:
     @property
     def flags(self) -> list[str]:
         """Flags of the script that decide the result."""
+        seed = ("--seed", str(self.seed))
+        if self.definition.script == RLHF:
+            return [*seed, *self.definition.flags]
         return [
-            *("--env-id", self.environment, "--seed", str(self.seed)),
+            *("--env-id", self.environment, *seed),
             *("--total-timesteps", str(self.total_timesteps), *self.definition.flags),
         ]
 
@@ -161,6 +171,8 @@ def read_rows(path: Path) -> list[dict[str, float]]:
 
 def last_step(run: Run) -> int:
     """Steps made so far; 0 while the log has no complete row or is being rewritten."""
+    if run.definition.script == RLHF:
+        return sum(len(read_rows(path)) for path in (run.folder / "run").glob("ppo-*.csv"))
     try:
         with (run.folder / "run" / "updates.csv").open("rb") as file:
             header = file.readline()
@@ -258,7 +270,9 @@ def start(run: Run, commit: str, held: IO) -> subprocess.Popen:
 
 
 def is_finished(run: Run) -> bool:
-    """Whether the script has done all its work: it saves the model after the last iteration."""
+    """Whether the script has done all its work: the model or, in RLHF, the table comes last."""
+    if run.definition.script == RLHF:
+        return (run.folder / "run" / "results.json").exists()
     if not (run.folder / "run" / "model.pt").exists():
         return False
     batch = settings(run)["num_steps"] * settings(run)["num_envs"]
@@ -321,21 +335,19 @@ def training_seconds(updates: list[dict[str, float]]) -> float:
     return float((steps / rollout + steps / update).sum())
 
 
-def collect(run: Run) -> None:
-    """Write the result of a finished run; the JSON file comes last and makes it count."""
-    log = run.folder / "run"
-    episodes, updates = read_rows(log / "episodes.csv"), read_rows(log / "updates.csv")
-    rows = thin(episodes, updates, run.total_timesteps)
-    run.result.parent.mkdir(parents=True, exist_ok=True)
-    temporary = run.result.with_suffix(".csv.tmp")
-    with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(temporary, run.result.with_suffix(".csv"))
-    note, seconds = read_note(run), training_seconds(updates)
-    steps = int(updates[-1]["global_step"])
-    result = {
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows of equal keys to a file that is complete or absent."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """What a result begins with: which run it is, of what, made by what."""
+    note = read_note(run)
+    return {
         "suite": run.suite,
         "environment": run.environment,
         "variant": run.variant,
@@ -345,6 +357,22 @@ def collect(run: Run) -> None:
         "commit": note["commit"],
         "attempts": note["attempts"],
         **machine(),
+    }
+
+
+def collect(run: Run) -> None:
+    """Write the result of a finished run; the JSON file comes last and makes it count."""
+    (collect_rlhf if run.definition.script == RLHF else collect_episodes)(run)
+
+
+def collect_episodes(run: Run) -> None:
+    """Keep the thinned logs of a run in an environment, and the returns of its last episodes."""
+    log = run.folder / "run"
+    episodes, updates = read_rows(log / "episodes.csv"), read_rows(log / "updates.csv")
+    write_csv(run.result.with_suffix(".csv"), thin(episodes, updates, run.total_timesteps))
+    seconds, steps = training_seconds(updates), int(updates[-1]["global_step"])
+    result = {
+        **identity(run),
         "steps": steps,
         "seconds": round(seconds, 1),
         "steps_per_second": round(steps / seconds, 1),
@@ -358,6 +386,41 @@ def collect(run: Run) -> None:
     write_text(run.result, text + "\n")
 
 
+def collect_rlhf(run: Run) -> None:
+    """Keep the evaluation of every model, and some metrics of each PPO run's updates."""
+    log = run.folder / "run"
+    report = json.loads((log / "results.json").read_text())
+    rows = [
+        {"run": path.stem, "update": int(row["step"])}
+        | {name: f"{row[name]:.5g}" for name in RLHF_METRICS}
+        for path in sorted(log.glob("ppo-*.csv"))
+        for row in read_rows(path)
+    ]
+    write_csv(run.result.with_suffix(".csv"), rows)
+    first, last = ((log / name).stat().st_mtime for name in ("args.json", "results.json"))
+    result = {
+        **identity(run),
+        "seconds": round(last - first, 1) if read_note(run)["attempts"] == 1 else None,
+        "reward_model": report["reward_model"],
+        "models": report["results"],
+        "settings": {k: v for k, v in report["args"].items() if k not in NOT_SETTINGS},
+    }
+    write_text(run.result, json.dumps(result, indent=1) + "\n")
+
+
 def read_result(run: Run) -> dict[str, Any]:
     """What `collect` wrote."""
     return json.loads(run.result.read_text())
+
+
+def summary(run: Run) -> str:
+    """A finished run in a few words."""
+    result = read_result(run)
+    if run.definition.script == RLHF:
+        golds = {k: x["objective/gold"] for k, x in result["models"].items() if "best" not in k}
+        return "gold " + ", ".join(f"{x:+.2f} {name}" for name, x in golds.items())
+    returns = result["last_returns"]
+    return (
+        f"return {np.mean(returns):.1f} over the last {len(returns)} episodes, "
+        f"{result['steps_per_second']:.0f} steps/s"
+    )

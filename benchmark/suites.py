@@ -6,6 +6,7 @@ CONTINUOUS = "ppo_continuous_action.py"
 KL_PENALTY = "ppo_kl_penalty.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
 ATARI = "ppo_atari.py"
+RLHF = "ppo_rlhf_toy.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +25,11 @@ class Suite:
 
     reproduces: str
     environments: dict[str, tuple[int, ...]]
-    """Seeds by environment."""
+    """Seeds by environment; RLHF has the toy reviews in its place."""
     variants: dict[str, Variant]
     """By the name of their folder; a single one may have the empty name and no folder."""
     total_timesteps: int = 1_000_000
+    """Environment steps of a run; of RLHF, which has none, PPO updates of all its runs."""
     first: tuple[tuple[str, int], ...] = ()
     """Environments and seeds to run before all others, which follow seed by seed."""
     baseline: tuple[str, str] | None = None
@@ -186,5 +188,12 @@ SUITES = {
         environments=dict.fromkeys(("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"), (1, 2, 3)),
         variants={"bins-11": Variant(MULTIDISCRETE, ("--bins", "11"), "11 bins per joint")},
         baseline=("figure3", ""),
+    ),
+    # Three PPO runs on one reward model: adaptive KL, beta = 0 and a fixed beta.
+    "rlhf": Suite(
+        reproduces="Gao et al. 2022 in small: over-optimization of a reward model, and its cure",
+        environments={"reviews": (1, 2, 3, 4, 5)},
+        variants={"": Variant(RLHF, ("--compare",))},
+        total_timesteps=3 * 80,
     ),
 }

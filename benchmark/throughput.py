@@ -3,10 +3,11 @@
     python -m benchmark.throughput [CONTEST ...] [--repetitions 3]
 
 The contenders of a contest run one after the other, in turns (A B A B ...), each time as a new
-process with one thread and an empty compiler cache, on the same environment with the same
-settings. A rate is that of the iterations after the first; start-up (imports, environment,
-compiling) stands beside it. On a machine that does other work too, only the ratios mean something;
-the one of processor time is disturbed least.
+process with an empty compiler cache, on the same environment with the same settings and threads.
+Each is the beginning of a run of a million steps, stopped when it has shown its rate, which is that
+of the iterations after the first; start-up (imports, environment, compiling) stands beside it. On a
+machine that does other work too, only the ratios mean something; the one of processor time is
+disturbed least.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from benchmark.tables import markdown
 
 WHOLE_RUN = 1_000_000  # steps for which the time of a whole run is projected
 POLL_SECONDS = 0.01
+STOP_SECONDS = 20  # to save and end after SIGTERM
 MUJOCO_PHYSICS = "gymnasium.envs.mujoco.mujoco_env:MujocoEnv.do_simulation"
 
 
@@ -40,19 +42,22 @@ class Contender:
 
     name: str
     steps: int
-    """Steps per repetition: enough for ten iterations or more after the start."""
+    """Steps after which it is stopped: enough for ten iterations or more after the start."""
     script: str | None = None
-    """One of our scripts; None: Stable-Baselines3."""
+    """One of our scripts; None: a module of the benchmark."""
     flags: tuple[str, ...] = ()
+    target: float | None = None
+    """Ratio to the rate of the contest's last contender that is to be reached."""
+    module: str = "benchmark.sb3_peer"
     launcher: tuple[str, ...] = ()
     """Arguments of the interpreter before the script."""
 
     def command(self, folder: Path) -> tuple[list[str], Path]:
         """The command line and the CSV file to watch; everything is written to `folder`."""
-        steps = ("--total-timesteps", str(self.steps))
+        steps = ("--total-timesteps", str(WHOLE_RUN))
         if self.script is None:
             progress = folder / "progress.csv"
-            program = ["-m", "benchmark.sb3_peer", "--progress", str(progress)]
+            program = ["-m", self.module, "--progress", str(progress)]
         else:
             progress = folder / "run" / "updates.csv"
             program = [*self.launcher, str(ROOT / self.script)]
@@ -62,12 +67,12 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Contest:
-    """Contenders with equal work; of two, the ratio is the first one's rate over the second's."""
+    """Contenders with equal work; the last one is the peer of those that have a target."""
 
     title: str
     contenders: tuple[Contender, ...]
-    target: float | None = None
-    """Ratio to reach."""
+    threads: int = 1
+    """Of every contender."""
     physics: str | None = None
     """`module:Class.method` that advances the simulation: shows where the first one's time goes."""
 
@@ -99,23 +104,32 @@ def more_processes(count: int) -> Contender:
     return Contender(f"{count} processes", 100_352 * count, CONTINUOUS, launcher=launcher)
 
 
+def pong(name: str, *flags: str, target: float | None = None) -> Contender:
+    """Our script on Pong with two threads."""
+    flags = (*PONG, "--torch-threads", "2", *flags)
+    return Contender(f"ppo_atari.py, {name}", 12_288, "ppo_atari.py", flags, target)
+
+
+def games(name: str, *flags: str, target: float | None = None) -> Contender:
+    """The environments of our script alone."""
+    return Contender(name, 24_576, None, flags, target, "benchmark.atari_envs")
+
+
 CONTESTS = {
     "continuous": Contest(
         HALF_CHEETAH,
         (
-            Contender(CONTINUOUS, 100_352, CONTINUOUS),
+            Contender(CONTINUOUS, 100_352, CONTINUOUS, target=4.0),
             Contender("Stable-Baselines3 PPO", 24_576, flags=("--env-id", "HalfCheetah-v4")),
         ),
-        target=4.0,
         physics=MUJOCO_PHYSICS,
     ),
     "kl_penalty": Contest(
         HALF_CHEETAH,
         (
-            Contender("ppo_kl_penalty.py", 100_352, "ppo_kl_penalty.py"),
+            Contender("ppo_kl_penalty.py", 100_352, "ppo_kl_penalty.py", target=0.9),
             Contender(CONTINUOUS, 100_352, CONTINUOUS),
         ),
-        target=0.9,
         physics=MUJOCO_PHYSICS,
     ),
     "multidiscrete": Contest(
@@ -126,10 +140,10 @@ CONTESTS = {
                 150_000,
                 "ppo_multidiscrete.py",
                 (*CLASSIC, "--shared-network", "False"),
+                target=3.5,
             ),
             Contender("Stable-Baselines3 PPO", 24_576, flags=(*CLASSIC, "--kind", "classic")),
         ),
-        target=3.5,
         physics="gymnasium.envs.classic_control.cartpole:CartPoleEnv.step",
     ),
     "multidiscrete_small": Contest(
@@ -140,18 +154,30 @@ CONTESTS = {
                 500_224,
                 "ppo_multidiscrete.py",
                 (*CARTPOLE, "--shared-network", "False"),
+                target=3.5,
             ),
             Contender("Stable-Baselines3 PPO", 40_960, flags=(*CARTPOLE, "--kind", "classic")),
         ),
         physics="gymnasium.envs.classic_control.cartpole:CartPoleEnv.step",
     ),
     "atari": Contest(
-        "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, float32",
+        "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads",
         (
-            Contender("ppo_atari.py", 16_384, "ppo_atari.py", (*PONG, "--torch-threads", "1")),
-            Contender("Stable-Baselines3 PPO, CnnPolicy", 8192, flags=(*PONG, "--kind", "atari")),
+            pong("float32", target=1.5),
+            pong("bfloat16", "--bfloat16", target=2.0),
+            pong("float32, emulator's threads", "--env-backend", "ale"),
+            pong("bfloat16, emulator's threads", "--bfloat16", "--env-backend", "ale"),
+            Contender("Stable-Baselines3 PPO, CnnPolicy", 10_240, flags=(*PONG, "--kind", "atari")),
         ),
-        target=1.5,
+        threads=2,
+    ),
+    "atari_envs": Contest(
+        "Pong, 8 games with random actions, no network",
+        (
+            games("emulator's threads", "--env-backend", "ale", target=1.5),
+            games("wrappers, one process", "--no-async-envs"),
+            games("wrappers, a process per game", "--async-envs"),
+        ),
     ),
     "scaling": Contest(
         "ppo_continuous_action.py on HalfCheetah-v4 with more environments and processes",
@@ -193,8 +219,8 @@ def rates(points: list[tuple[int, float, float]]) -> dict[str, float]:
     }
 
 
-def measure(contender: Contender) -> dict[str, Any]:
-    """Run a contender once and watch it.
+def measure(contender: Contender, threads: int) -> dict[str, Any]:
+    """Run a contender until it has made its steps, and watch it.
 
     Raises:
         BenchmarkError: it failed, or made fewer than three iterations.
@@ -203,35 +229,42 @@ def measure(contender: Contender) -> dict[str, Any]:
         folder = Path(name)
         command, progress = contender.command(folder)
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+        threads_of_all = dict.fromkeys(THREADS, str(threads))
         points: list[tuple[int, float, float]] = []
         with (folder / "output").open("w+") as output:
             start = time.perf_counter()
             process = subprocess.Popen(
                 command,
                 cwd=folder,
-                env={**os.environ, **THREADS, **cache, "CUDA_VISIBLE_DEVICES": ""},
+                env={**os.environ, **threads_of_all, **cache, "CUDA_VISIBLE_DEVICES": ""},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            ended, usage = False, None
             try:
-                while True:
-                    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-                    if pid:
-                        process.returncode = os.waitstatus_to_exitcode(status)
-                        break
+                while not ended and (not points or points[-1][0] < contender.steps):
+                    time.sleep(POLL_SECONDS)
+                    ended, usage = has_ended(process)
                     steps = read_steps(progress)
                     if steps and (not points or steps[-1] > points[-1][0]):
                         now = time.perf_counter() - start
                         points.append((steps[-1], now, processor_seconds(process.pid)))
+                failed = ended and process.returncode != 0
+                # Not at once: torchrun's processes are ended by torchrun alone.
+                deadline = time.perf_counter() + STOP_SECONDS
+                process.send_signal(signal.SIGTERM)
+                while not ended and time.perf_counter() < deadline:
                     time.sleep(POLL_SECONDS)
+                    ended, usage = has_ended(process)
             finally:
-                if process.returncode is None:
+                if not ended:
                     os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+                    _, status, usage = os.wait4(process.pid, 0)
+                    process.returncode = os.waitstatus_to_exitcode(status)
             output.seek(0)
             lines = output.read().splitlines()
-        if process.returncode != 0:
+        if failed:
             said = [line for line in lines if re.search("[a-z]", line)]
             reason = said[-1].strip("│ ") if said else f"exit code {process.returncode}"
             raise BenchmarkError(f"{contender.name} failed: {reason}")
@@ -240,9 +273,16 @@ def measure(contender: Contender) -> dict[str, Any]:
     return {
         "contender": contender.name,
         **rates(points),
-        "whole_seconds": time.perf_counter() - start,
         "peak_mib": usage.ru_maxrss / 1024,  # the largest process; Linux counts KiB
     }
+
+
+def has_ended(process: subprocess.Popen) -> tuple[bool, Any]:
+    """Whether a process has ended, and then what it used; sets its exit status."""
+    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+    if pid:
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return bool(pid), usage
 
 
 def profile(script: str, physics: str, flags: tuple[str, ...]) -> dict[str, float]:
@@ -268,7 +308,7 @@ def run_contest(name: str, repetitions: int) -> dict[str, Any]:
     measurements = []
     for repetition in range(repetitions):
         for contender in contest.contenders:
-            measurements.append({"repetition": repetition, **measure(contender)})
+            measurements.append({"repetition": repetition, **measure(contender, contest.threads)})
             rate = measurements[-1]["steps_per_second"]
             print(f"{name} {repetition + 1}/{repetitions} {contender.name}: {rate:.0f} steps/s")
     first = contest.contenders[0]
@@ -280,7 +320,7 @@ def run_contest(name: str, repetitions: int) -> dict[str, Any]:
     return {
         "contest": name,
         "title": contest.title,
-        "target": contest.target,
+        "targets": {x.name: x.target for x in contest.contenders if x.target},
         "commands": {x.name: relative_command(x) for x in contest.contenders},
         "commit": head(),
         "modified": [script for script in scripts if is_modified(script)],
@@ -296,13 +336,13 @@ def relative_command(contender: Contender) -> str:
     return " ".join(["python", *command[1:]]).replace(f"{ROOT}/", "")
 
 
-def ratios(measurements: list[dict[str, Any]], key: str) -> np.ndarray:
-    """Rate of the first contender over that of the second, per repetition."""
-    names = list(dict.fromkeys(x["contender"] for x in measurements))
-    first, second = (
-        np.array([x[key] for x in measurements if x["contender"] == name]) for name in names
-    )
-    return first / second
+def ratios(measurements: list[dict[str, Any]], name: str, key: str) -> np.ndarray:
+    """Rate of a contender over that of the last one, per repetition."""
+
+    def rate(contender: str) -> np.ndarray:
+        return np.array([x[key] for x in measurements if x["contender"] == contender])
+
+    return rate(name) / rate(measurements[-1]["contender"])
 
 
 def spread(values: np.ndarray, digits: int = 0) -> str:
@@ -351,13 +391,13 @@ def contest_report(result: dict[str, Any]) -> str:
         "memory, MiB",
     )
     text = f"**{result['title']}**, {len(own)} repetitions in turns.\n\n" + markdown(header, rows)
-    if len(rows) == 2:
-        target = f"; target {result['target']:g}" if result["target"] else ""
+    text += "\n" if result["targets"] else ""
+    for name, target in result["targets"].items():
         text += (
-            f"\nRatio {rows[0][0]} / {rows[1][0]}: "
-            f"{spread(ratios(measurements, 'steps_per_second'), 2)} by the clock, "
-            f"{spread(ratios(measurements, 'steps_per_cpu_second'), 2)} by processor time{target}."
-            "\n"
+            f"Ratio {name} / {measurements[-1]['contender']}: "
+            f"{spread(ratios(measurements, name, 'steps_per_second'), 2)} by the clock, "
+            f"{spread(ratios(measurements, name, 'steps_per_cpu_second'), 2)} by processor time; "
+            f"target {target:g}.\n"
         )
     if result["profile"]:
         text += profile_report(measurements[0]["contender"], result["profile"])

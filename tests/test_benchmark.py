@@ -14,7 +14,7 @@ import pytest
 import tyro
 
 import ppo_continuous_action
-from benchmark import plots, report, results, runs, sb3_peer, statistics, suites, throughput
+from benchmark import atari_envs, plots, report, results, runs, statistics, suites, throughput
 from benchmark.__main__ import main, parse
 from benchmark.provenance import ROOT, BenchmarkError, git, source_at
 
@@ -166,7 +166,7 @@ def test_ratios_pair_the_repetitions():
         {"contender": name, "steps_per_second": rate}
         for name, rate in [("ours", 8.0), ("theirs", 2.0), ("ours", 9.0), ("theirs", 3.0)]
     ]
-    assert throughput.ratios(measured, "steps_per_second").tolist() == [4.0, 3.0]
+    assert throughput.ratios(measured, "ours", "steps_per_second").tolist() == [4.0, 3.0]
 
 
 # --- Suites and selection ---
@@ -220,23 +220,30 @@ def settings_class(script):
 def test_every_variant_is_a_valid_command_line(suite):
     for run in runs.select(suite, FOLDERS, seeds=[5]):
         args = tyro.cli(settings_class(run.definition.script), args=run.flags)
-        assert (args.env_id, args.seed) == (run.environment, 5)
-        assert args.num_iterations > 0
+        assert args.seed == 5
+        if suite == "rlhf":
+            assert args.num_updates * 3 == run.total_timesteps
+        else:
+            assert args.env_id == run.environment
+            assert args.num_iterations > 0
 
 
 @pytest.mark.parametrize("contest", throughput.CONTESTS)
 def test_every_contender_has_a_valid_command_line_and_equal_work(contest):
-    batches = set()
+    settings = set()
     for contender in throughput.CONTESTS[contest].contenders:
         command, progress = contender.command(ROOT / "somewhere")
-        start = next(i for i, word in enumerate(command) if word.endswith(("_peer", ".py")))
-        args_class = settings_class(contender.script) if contender.script else sb3_peer.Args
+        start = next(
+            i for i, word in enumerate(command) if word.endswith(("_peer", "_envs", ".py"))
+        )
+        args_class = settings_class(contender.script or contender.module)
         args = tyro.cli(args_class, args=command[start + 1 :])
         assert str(progress).startswith(str(ROOT / "somewhere"))
-        batch = args.num_envs * args.num_steps
-        assert contender.steps >= 10 * batch or contest == "atari"
-        batches.add((batch, args.num_minibatches, args.update_epochs, args.learning_rate))
-    assert len(batches) == 1
+        batch = args.num_envs * getattr(args, "num_steps", atari_envs.NUM_STEPS)
+        assert 10 * batch <= contender.steps < args.total_timesteps
+        names = ("num_minibatches", "update_epochs", "learning_rate")
+        settings.add((batch, *(getattr(args, name, None) for name in names)))
+    assert len(settings) == 1
 
 
 def test_dry_run_prints_a_command_for_each_run(folders, capsys):
@@ -282,7 +289,7 @@ def test_what_cannot_be_done_gets_one_sentence(arguments, sentence, folders, cap
 def test_scores_table_by_hand(folders):
     for seed, score in enumerate((1000, 2000, 3000, 4000, 9000), start=1):
         write_result(folders, "figure3", "Hopper-v4", seed, [score] * 100)
-    row = report.scores_table("figure3", "", folders).splitlines()[2]
+    row = report.scores_table("figure3", folders).splitlines()[2]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:4] == ["Hopper-v4", "5", "3800 ± 2786", "3000"]
     assert cells[5] == "1919 ± 1407"
@@ -372,10 +379,10 @@ def test_committed_tables_are_those_of_the_committed_results(page, committed):
     assert report.BLOCK.search(text)
 
 
-@pytest.mark.parametrize("suite", ["kl_vs_clip", "table1", "ablation"])
+@pytest.mark.parametrize("suite", ["kl_vs_clip", "table1", "ablation", "rlhf"])
 def test_a_figure_without_runs_is_refused(folders, suite):
     with pytest.raises(BenchmarkError, match="No run of"):
-        plots.DRAW.get(suite, plots.plot_suite)(suite, folders)
+        plots.plot_all(suite, folders)
 
 
 def test_unknown_block_is_refused(folders):
@@ -404,6 +411,78 @@ def test_figure_has_a_panel_per_environment_and_a_line_per_seed(folders, monkeyp
 
 def test_figures_come_from_committed_results(tmp_path):
     assert plots.plot_suite("figure3", FOLDERS, tmp_path).stat().st_size > 10_000
+
+
+def test_trace_of_the_kl_has_a_line_per_seed_and_its_target(folders, monkeypatch, tmp_path):
+    for seed in (1, 2):
+        write_result(folders, "kl_vs_clip", "Hopper-v4", seed, [5.0], "adaptive-0.01")
+        path = runs.Run("kl_vs_clip", "Hopper-v4", "adaptive-0.01", seed, folders).result
+        path.with_suffix(".csv").write_text("global_step,kl/after\n1000,0.02\n2000,0.01\n")
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps(record | {"settings": {"target_kl": 0.01}}))
+    figures = []
+    monkeypatch.setattr(plots.plt, "close", figures.append)
+    assert plots.plot_kl("kl_vs_clip", folders, tmp_path).name == "kl_vs_clip_trace.png"
+    (axes,) = figures[0].axes
+    first, second, target = axes.lines
+    assert first.get_ydata().tolist() == second.get_ydata().tolist() == [0.02, 0.01]
+    assert set(target.get_ydata()) == {0.01}
+
+
+# --- RLHF ---
+
+
+@pytest.fixture
+def rlhf_run(folders):
+    """A finished run of the script as the script leaves it, with invented numbers."""
+    run = runs.Run("rlhf", "reviews", "", 2, folders)
+    log = run.folder / "run"
+    log.mkdir(parents=True)
+    models = {
+        name: dict.fromkeys(report.MODEL_COLUMNS.values(), 0.5) | {"objective/gold": gold}
+        for name, gold in [("ppo-adaptive-6", 1.25), ("ppo-none", -5.0), ("best-of-16", 1.0)]
+    }
+    settings = {"seed": 2, "target_kl": 6.0, "num_updates": 3, "output_dir": "."}
+    content = {"args": settings, "reward_model": {"accuracy": 0.8, "correlation": 0.7}}
+    (log / "args.json").write_text("{}")
+    for name, kl in (("ppo-adaptive-6", 6.5), ("ppo-none", 90.0)):
+        metrics = dict.fromkeys(runs.RLHF_METRICS, 0.25) | {"objective/kl": kl}
+        lines = [",".join(map(str, (step, *metrics.values(), 7))) for step in (1, 2, 3)]
+        header = ",".join(("step", *metrics, "losses/unwanted"))
+        (log / f"{name}.csv").write_text("\n".join([header, *lines, ""]))
+    runs.write_note(run, {"attempts": 1, "commit": "abc"})
+    assert not runs.is_finished(run)
+    (log / "results.json").write_text(json.dumps(content | {"results": models}))
+    return run
+
+
+def test_rlhf_runs_are_counted_in_updates_and_end_with_their_table(rlhf_run):
+    assert runs.last_step(rlhf_run) == 6
+    assert runs.is_finished(rlhf_run)
+    assert rlhf_run.flags == ["--seed", "2", "--compare"]
+
+
+def test_rlhf_result_keeps_models_and_metrics(rlhf_run, folders):
+    runs.collect(rlhf_run)
+    (result,) = results.load("rlhf", folders)
+    assert result.record["models"]["ppo-none"]["objective/gold"] == -5.0
+    assert "output_dir" not in result.record["settings"]
+    assert [row["run"] for row in result.curve] == ["ppo-adaptive-6"] * 3 + ["ppo-none"] * 3
+    assert result.curve[5]["objective/kl"] == "90"
+    assert "losses/unwanted" not in result.curve[0]
+    assert result.final == 1.25
+    assert "gold +1.25 ppo-adaptive-6, -5.00 ppo-none" in runs.summary(rlhf_run)
+
+
+def test_rlhf_tables_and_figure(rlhf_run, folders, tmp_path):
+    runs.collect(rlhf_run)
+    text = report.suite_block("rlhf", folders)
+    assert "| ppo-none | -5.00 | 0.50 |" in text
+    assert "| 2 | 0.800 | 0.700 | 1.25 | 0.50 | 0.500 | 0.500 | 6.50 (6) | 6e+00 | -5.00 " in text
+    assert "Missing: 4 of 5 runs." in text
+    row = next(x for x in report.scripts_block(folders).splitlines() if "[ppo_rlhf_toy.py]" in x)
+    assert "| reviews | 1.2 | 1 |" in row
+    assert plots.plot_frontier("rlhf", folders, tmp_path).stat().st_size > 10_000
 
 
 # --- Committed results ---
@@ -438,8 +517,13 @@ def test_committed_result_names_commit_and_settings_that_exist(result):
     assert run.result == result.path
     assert record["flags"] == " ".join(run.flags)
     assert record["script"] == run.definition.script
-    assert sum(int(row["episodes"]) for row in result.curve) == record["episodes"]
-    assert len(record["last_returns"]) == min(runs.LAST_EPISODES, record["episodes"])
+    if record["suite"] == "rlhf":
+        updates = record["settings"]["num_updates"]
+        trained = [x for x in record["models"] if x.startswith("ppo-")]
+        assert len(result.curve) == len(trained) * updates == run.total_timesteps
+    else:
+        assert sum(int(row["episodes"]) for row in result.curve) == record["episodes"]
+        assert len(record["last_returns"]) == min(runs.LAST_EPISODES, record["episodes"])
     assert record["settings"]["seed"] == record["seed"]
     if has_history():
         known = settings_of(source_at(record["commit"], record["script"]))
