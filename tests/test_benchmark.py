@@ -355,7 +355,7 @@ def test_table_of_scripts(folders):
     write_result(folders, "figure3", "HalfCheetah-v4", 1, [1500.0])
     text = report.scripts_block(folders)
     row = next(x for x in text.splitlines() if "[ppo_continuous_action.py]" in x)
-    assert "| HalfCheetah-v4 | 1500 | 1 | 1443 ± 46 | 1.0 | – |" in row
+    assert "| HalfCheetah-v4 | 1500 | 1 | 1443 ± 46 | 1.00 | – |" in row
 
 
 @pytest.fixture(scope="module")
