@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
 from ctypes.util import find_library
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto import wandb_internal_pb2
+from wandb_log import wandb_records
 
 import ppo_continuous_action as ppo
 from ppo_continuous_action import train
@@ -148,21 +147,6 @@ def test_end_to_end_run_logs_everything_to_tensorboard_and_csv(cli, tmp_path):
     text = events.Tensors("details/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text.count("/37 |") == 37 and "observation normalization" in text
     assert json.loads((tmp_path / "runs/mine/args.json").read_text())["num_steps"] == 32
-
-
-def wandb_records(path):
-    """Records of an offline run: protocol buffers in LevelDB's log format, behind 7 bytes."""
-    data, offset, parts = path.read_bytes(), 7, b""
-    while offset + 7 <= len(data):
-        if 32768 - offset % 32768 < 7:  # a header does not fit into the rest of a block
-            offset += 32768 - offset % 32768
-            continue
-        _, length, kind = struct.unpack("<IHB", data[offset : offset + 7])
-        parts += data[offset + 7 : offset + 7 + length]
-        offset += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield wandb_internal_pb2.Record.FromString(parts)
-            parts = b""
 
 
 def test_weights_and_biases_offline_run_can_be_read_back(tmp_path):

@@ -1,7 +1,8 @@
 # ruff: noqa: E501 - a table of code
 """Break the line of each detail in a copy of the project: some fast test must fail.
 
-Slow; run with `pytest -m slow tests/test_mutations.py`.
+Slow; run with `pytest -m slow tests/test_mutations.py`, or with `-k "kl_penalty and K1"` for some.
+Functions that a script has copied are broken only at home: test_copies.py keeps the copies equal.
 """
 
 import shutil
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SCRIPT = "ppo_continuous_action.py"
 
-# What is broken, the text, what takes its place, the tests that must notice.
-MUTATIONS = [
+# Script -> what is broken, the text, what takes its place, the tests that must notice: files joined
+# by " or ", then perhaps a colon and pytest's -k expression that selects a few seconds of them.
+MUTATIONS = {}
+
+MUTATIONS["ppo_continuous_action.py"] = [
     ("1 rollouts start where the last one ended", "obs[0] = obs[-1]", "pass", "envs"),
     ("1 every environment has its own seed", "generate_state(num_envs).tolist()",
      "generate_state(1).tolist() * num_envs", "envs"),
@@ -88,18 +91,24 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
+CASES = [(script, *mutation) for script in MUTATIONS for mutation in MUTATIONS[script]]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=[x[0] for x in MUTATIONS])
-def test_breaking_a_line_is_noticed(tmp_path, mutation):
-    _, old, new, tests = mutation
-    source = (ROOT / SCRIPT).read_text()
+@pytest.mark.parametrize("case", CASES, ids=[f"{x[0][:-3]} {x[1]}" for x in CASES])
+def test_breaking_a_line_is_noticed(tmp_path, case):
+    script, _, old, new, tests = case
+    source = (ROOT / script).read_text()
     assert source.count(old) == 1, "the text must stand exactly once in the script"
-    for name in ("tests", "pyproject.toml", "requirements.txt"):
-        path = ROOT / name
-        shutil.copytree(path, tmp_path / name) if path.is_dir() else shutil.copy(path, tmp_path)
-    (tmp_path / SCRIPT).write_text(source.replace(old, new))
-    files = [f"tests/test_{name}.py" for name in tests.split(" or ")]
+    for path in (ROOT / "tests", *ROOT.glob("ppo_*.py"), ROOT / "pyproject.toml"):
+        target = tmp_path / path.name
+        shutil.copytree(path, target) if path.is_dir() else shutil.copy(path, target)
+    (tmp_path / script).write_text(source.replace(old, new))
+    names, _, chosen = tests.partition(": ")
+    files = [f"tests/test_{name}.py" for name in names.split(" or ")]
+    selection = "not compiled and not five_random and not signal"
+    selection += f" and ({chosen})" if chosen else ""
     command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-p", "no:xdist", *files]
-    command += ["-o", "addopts=-q", "-k", "not compiled and not five_random and not signal"]
+    command += ["-o", "addopts=-q", "-k", selection]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 1, result.stdout[-2000:]

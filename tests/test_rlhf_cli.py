@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from wandb_log import wandb_records
 
 import ppo_rlhf_toy as rlhf
 from ppo_rlhf_toy import Args, RunError
@@ -108,6 +109,32 @@ def test_whole_pipeline_leaves_table_picture_texts_and_curves(small, capsys):
     assert logged == [row["objective/proxy"] for row in rows]
     printed = capsys.readouterr().out
     assert "stop rate" in printed and str(folder) in printed
+
+
+def test_weights_and_biases_offline_run_can_be_read_back(tmp_path):
+    """In a process of its own, since wandb keeps state."""
+    sizes = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --num-updates 2 --batch-size 16"
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), *f"{sizes} --no-contrast --track --run-name mine".split()],
+        cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    (log,) = tmp_path.glob("runs/mine/wandb/offline-run-*/run-*.wandb")
+    values, axes = {}, {}
+    for record in wandb_records(log):
+        if record.WhichOneof("record_type") == "history":
+            for item in record.history.item:
+                key = item.key or ".".join(item.nested_key)
+                values.setdefault(key, []).append(json.loads(item.value_json))
+        elif record.WhichOneof("record_type") == "metric":
+            axes[record.metric.glob_name] = record.metric.step_metric
+    assert {"details", "table", "frontier"} <= {key.partition(".")[0] for key in values}
+    with (tmp_path / "runs/mine/ppo-adaptive-6.csv").open() as file:
+        logged = [float(row["objective/kl"]) for row in csv.DictReader(file)]
+    assert values["ppo-adaptive-6/objective/kl"] == logged
+    assert values["ppo-adaptive-6/step"] == [1, 2] and values["sft/step"] == [1, 2, 3, 4, 5]
+    assert axes["ppo-adaptive-6/*"] == "ppo-adaptive-6/step"
 
 
 def test_same_seed_same_run_and_another_seed_another(small, finished, no_picture):
