@@ -1896,7 +1896,7 @@ APPROX_KL_HIGH = 0.5  # per word; the first update of a healthy run on this task
 KL_RUNAWAY = 30.0  # nats per response; Gao et al. 2022 saw no gain in gold beyond it
 SCORE_STD_LOW = 1e-6  # below it there is nothing to prefer
 PROXY_RISE = 0.5  # standard deviations of the SFT samples
-DISAGREEMENT_GROWTH = 1.7  # 1.3 at most in an adaptive run, 2.4 soon with beta = 0
+DISAGREEMENT_GROWTH = 2.2  # 1.8 at most in an adaptive run, 2.4 soon with beta = 0
 REPETITION_GROWTH = 0.2  # share of words
 PATIENCE = 5  # updates whose means are compared
 
