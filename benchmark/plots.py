@@ -38,6 +38,7 @@ def draw_curves(axes: Axes, results: list[Result], label: str, color: str) -> No
         axes.plot(grid, curve, color=color, linewidth=0.5, alpha=0.4)
     count = f"{len(curves)} seed{'s' if len(curves) > 1 else ''}"
     axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=f"{label}, {count}")
+    axes.set_xlim(0, total)
     if len(curves) > 1:
         ends = np.array([statistics.interval([x], np.mean) for x in curves.T])
         axes.fill_between(grid, ends[:, 0], ends[:, 1], color=color, alpha=0.2, linewidth=0)
@@ -53,9 +54,8 @@ def draw_ppo2(axes: Axes, environment: str) -> None:
         np.array([float(row[key]) for row in rows])
         for key in ("global_step", "return", "low", "high")
     )
-    axes.plot(
-        steps, mean, color=PPO2, linewidth=1.2, linestyle="--", label="ppo2 2018 (v2), 6 seeds"
-    )
+    which = "10M steps" if name == "Pong" else "v2, 6 seeds"
+    axes.plot(steps, mean, color=PPO2, linewidth=1.2, linestyle="--", label=f"ppo2 2018 ({which})")
     axes.fill_between(steps, low, high, color=PPO2, alpha=0.12, linewidth=0)
 
 

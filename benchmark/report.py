@@ -34,8 +34,11 @@ PUBLISHED = {
     "paper, Fig. 3 (v1, read off)": "paper, Figure 3, read by Tianshou",
     "ppo2 (v2, 6 seeds)": "baselines ppo2, benchmark page",
     "ppo2 (v2, 3 seeds)": "baselines ppo2, runs of openrlbenchmark",
-    "CleanRL (v4, 3 seeds)": "CleanRL pr-424",
-    "CleanRL, earlier (v4, 3 seeds)": "CleanRL v1.0.0-12",
+    "ppo2 (Huang et al., 3 seeds)": "baselines ppo2, runs of Huang et al.",
+    "paper, Table 6 (10M steps)": "paper, Table 6",
+    "ppo2 (10M steps)": "baselines ppo2, Atari page",
+    "CleanRL (3 seeds)": "CleanRL pr-424",
+    "CleanRL, earlier (3 seeds)": "CleanRL v1.0.0-12",
 }
 
 
@@ -86,8 +89,14 @@ def what_is_missing(suite: str, folders: Folders) -> str:
 
 def scores_table(suite: str, folders: Folders) -> str:
     """Our scores beside the published ones, of a suite with one variant."""
+    found = by_environment(suite, "", folders)
+    sources = {
+        name: source
+        for name, source in PUBLISHED.items()
+        if any(published(environment, source) != "–" for environment in found)
+    }
     rows = []
-    for environment, results in by_environment(suite, "", folders).items():
+    for environment, results in found.items():
         scores = finals(results)
         hours = np.mean([x.record["seconds"] for x in results]) / 3600
         rows.append(
@@ -98,12 +107,12 @@ def scores_table(suite: str, folders: Folders) -> str:
                 number(statistics.interquartile_mean(scores)),
                 brackets(statistics.interval([scores], statistics.interquartile_mean)),
                 plus_minus(np.array([x.whole for x in results])),
-                *(published(environment, source) for source in PUBLISHED.values()),
+                *(published(environment, source) for source in sources.values()),
                 f"{hours:.2f}",
             )
         )
     header = ("environment", "seeds", "last 100 episodes", "IQM", "95 % interval", "whole run")
-    return markdown((*header, *PUBLISHED, "hours per run"), rows)
+    return markdown((*header, *sources, "hours per run"), rows)
 
 
 def suite_block(suite: str, folders: Folders) -> str:

@@ -402,7 +402,7 @@ def test_figure_has_a_panel_per_environment_and_a_line_per_seed(folders, monkeyp
     assert titles == ["Hopper-v4", "Ant-v4"]
     hopper, ant = figures[0].axes
     labels = [line.get_label() for line in hopper.lines]
-    assert "ours, 3 seeds" in labels and "ppo2 2018 (v2), 6 seeds" in labels
+    assert "ours, 3 seeds" in labels and "ppo2 2018 (v2, 6 seeds)" in labels
     mean = hopper.lines[labels.index("ours, 3 seeds")].get_ydata()
     assert mean[-1] == pytest.approx(200.0)  # of seeds that end at 100, 200 and 300
     assert len(ant.collections) == 0  # no band from one seed
