@@ -675,3 +675,18 @@ def test_fast_path_draws_again_when_the_emulator_draws_no_noops():
     game.emulator.reset = reset
     game.new_game(seed=5)
     assert seeds == [5, None, None]
+
+
+def test_fast_path_draws_up_to_30_noops():
+    game, drawn = AleGame("pong", 0.0), []
+    reset = game.emulator.reset
+
+    def recording_reset(*, seed):
+        frame, info = reset(seed=seed)
+        drawn.append(int(info["episode_frame_number"][0]))
+        return frame, info
+
+    game.emulator.reset = recording_reset
+    for seed in range(40, 48):  # one of these draws the most
+        game.new_game(seed)
+    assert max(drawn) == 30

@@ -4,6 +4,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
+import ppo_atari
 import ppo_atari_lstm
 from ppo_atari_lstm import Agent, Args, FrameStack, RunError, act_in_sequence, evaluate, train
 
@@ -174,6 +176,30 @@ def test_acting_is_one_step_of_the_sequence(agent):
     assert torch.equal(given[1][0], logprob)
 
 
+def test_policy_is_the_categorical_of_the_logits(agent):
+    obs, starts, state = frames(2, 3), torch.zeros(2, 3), random_state(3)
+    logits = agent.action_head(agent.remember(obs, starts, state)[0])
+    noise = 9 * torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(4))
+    action, logprob, entropy, *_ = agent.get_action_and_value(obs, starts, state, noise=noise)
+    policy = torch.distributions.Categorical(logits=logits)
+    assert torch.equal(action, (logits + noise).argmax(-1))
+    assert torch.allclose(logprob, policy.log_prob(action), atol=1e-6)
+    assert torch.allclose(entropy, policy.entropy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(("clip_vloss", "norm_adv"), [(True, True), (False, False)])
+def test_loss_of_sequences_is_that_of_their_samples(clip_vloss, norm_adv):
+    """Given the agent's outputs, against ppo_atari.py's loss of the same samples in one row."""
+    torch.manual_seed(0)
+    outputs, stored = torch.randn(4, 6, 3), torch.randn(5, 6, 3)
+    settings = (0.1, clip_vloss, norm_adv, 0.01, 0.5)
+    recurrent = SimpleNamespace(get_action_and_value=lambda *x: (*outputs, None))
+    plain = SimpleNamespace(get_action_and_value=lambda *x: outputs.flatten(1))
+    loss = ppo_atari_lstm.sequence_loss(recurrent, (None, None, None, *stored), *settings)
+    expected = ppo_atari.ppo_loss(plain, (None, *stored.flatten(1)), *settings)
+    torch.testing.assert_close(loss, expected)
+
+
 # --- The loop ----------------------------------------------------------------------------------
 
 
@@ -302,6 +328,32 @@ def test_bootstrap_values_use_the_state_at_that_point(tmp_path, monkeypatch):
         expected = result["agent"].get_value(last[None], torch.zeros(1, 4), state)[0]
     assert torch.allclose(next_values[3], expected, atol=1e-6)
     assert not torch.allclose(next_values[3], values[4], atol=1e-4)
+
+
+def test_schedules_epsilon_and_clipping_reach_adam(tmp_path, monkeypatch):
+    use_counting_games(monkeypatch)
+    calls, seen = record(monkeypatch, "sequence_gradient"), []
+
+    class Adam(torch.optim.Adam):
+        def step(self, closure=None):
+            (group,) = self.param_groups
+            seen.append((group["lr"], group["eps"], group["params"][0].grad.norm().item()))
+            return super().step(closure)
+
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    settings = {"learning_rate": 0.002, "adam_eps": 1e-4, "max_grad_norm": 0.01}
+    train(tiny(tmp_path, clip_coef=0.2, anneal_clip=True, **settings))
+    assert [rate for rate, _, _ in seen] == pytest.approx([0.002] * 4 + [0.001] * 4)
+    assert {eps for _, eps, _ in seen} == {1e-4}
+    assert max(norm for _, _, norm in seen) <= 0.01 * 1.001
+    clips = [clip_coef.item() for (_, _, clip_coef, *_), _ in calls]
+    assert clips == pytest.approx([0.2] * 4 + [0.1] * 4)
+
+
+def test_target_kl_stops_the_epochs(tmp_path, monkeypatch):
+    use_counting_games(monkeypatch)
+    updates = train(tiny(tmp_path, target_kl=0.0, learning_rate=0.01))["updates"]
+    assert [x["charts/epochs"] for x in updates] == [1, 1]
 
 
 def test_rollout_stores_one_frame_of_one_byte_per_pixel(tmp_path, monkeypatch):

@@ -145,6 +145,39 @@ def test_labeller_flips_as_bradley_terry_says():
         assert flipped == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 20_000))
 
 
+def test_labels_name_the_better_review_as_chosen(stages):
+    task, _, preferences, _ = stages
+    queries, chosen, rejected = preferences.train
+    assert task.gold(queries, chosen).mean() > task.gold(queries, rejected).mean() + 0.5
+
+
+def test_reward_model_and_auditor_learn_from_their_own_comparisons(small, stages, monkeypatch):
+    task, sft, preferences, _ = stages
+    before, seen = copy.deepcopy(sft.state_dict()), set()
+    score = RewardModel.score
+
+    def recording(self, texts):
+        if torch.is_grad_enabled():
+            seen.update(map(tuple, texts.tolist()))
+        return score(self, texts)
+
+    monkeypatch.setattr(RewardModel, "score", recording)
+    for auditor, (queries, *answers) in ((False, preferences.train), (True, preferences.held_out)):
+        seen.clear()
+        rlhf.train_reward_model(small, task, sft, preferences, auditor)
+        texts = torch.cat([torch.cat([queries, x], 1) for x in answers])
+        assert seen == set(map(tuple, texts.tolist()))
+    assert all(torch.equal(x, before[name]) for name, x in sft.state_dict().items())
+
+
+def test_sft_loss_is_the_surprise_at_each_next_word(model):
+    words = random_words(3, 6)
+    logprobs = model.logits(model(words[:, :5])[0]).log_softmax(-1)
+    expected = -logprobs.gather(2, words[:, 1:, None]).mean()
+    loss = rlhf.language_model_loss(model, rlhf.pad_rows(words.tolist(), 9))
+    torch.testing.assert_close(loss, expected)
+
+
 # --- R1 to R13: models, sampling, reward model ---
 
 
@@ -249,6 +282,15 @@ def test_r6_processes_draw_from_different_seeds_at_the_documented_distance():
     assert not torch.equal(torch.rand(4, generator=first), torch.rand(4, generator=second))
     other = rlhf.stage_generator(1, "sft", 0)
     assert other.initial_seed() != first.initial_seed()
+
+
+def test_r6_processes_write_different_responses(small, stages, monkeypatch):
+    proxies = set()
+    for rank in (0, 1):
+        monkeypatch.setattr(rlhf, "RANK", rank)
+        _, (update,) = run_ppo(dataclasses.replace(small, num_updates=1), stages)
+        proxies.add(update["objective/proxy"])
+    assert len(proxies) == 2
 
 
 def test_r7_score_is_that_of_the_last_real_token(model):
@@ -397,6 +439,17 @@ def test_r15_a_final_reward_reaches_back_undiscounted_but_for_lambda(model, monk
     assert args.gamma == 1
 
 
+def test_r15_the_next_value_is_that_of_the_next_word_and_0_after_the_last(model, monkeypatch):
+    captured = capture_losses(monkeypatch)
+    agent = Agent(model, None)
+    rollout = make_rollout(agent)._replace(values=torch.randn(8, 10))
+    args = Args(reward_whitening="off", advantage_whitening=False, gae_lambda=0.0)
+    rlhf.rollout_loss(agent, rollout, args)
+    advantages = rollout.rewards - rollout.values
+    advantages[:, :-1] += rollout.values[:, 1:] * ~rollout.last[:, :-1]
+    torch.testing.assert_close(captured["advantages"], advantages[rollout.mask])
+
+
 def test_r16_each_epoch_is_a_fresh_permutation_of_whole_responses(small, stages, monkeypatch):
     batches = []
     original = rlhf.rollout_loss
@@ -433,6 +486,24 @@ def test_r17_rewards_are_the_kl_penalty_plus_one_score():
     same = rlhf.penalized_rewards(scores, logprobs, logprobs, last, 0.3)
     # Exactly one score per sequence, at its last word.
     assert torch.equal(same[:, 4], scores) and (same[:, [0, 1, 2, 3, 5]] == 0).all()
+
+
+def test_r17_a_response_earns_its_score_minus_beta_times_the_logged_kl(small, stages, monkeypatch):
+    batches = []
+    original = rlhf.rollout_loss
+    monkeypatch.setattr(
+        rlhf, "rollout_loss", lambda agent, mb, a: (batches.append(mb), original(agent, mb, a))[1]
+    )
+    settings = {"kl_mode": "fixed", "kl_coef": 3.0, "learning_rate": 0.01, "update_epochs": 1}
+    _, updates = run_ppo(dataclasses.replace(small, **settings), stages)
+    for row, minibatches in zip(updates, (batches[:4], batches[4:]), strict=True):
+        earned = torch.cat([mb.rewards.where(mb.mask, 0.0).sum(1) for mb in minibatches])
+        expected = row["objective/score"] - 3.0 * row["objective/kl"]
+        assert earned.mean().item() == pytest.approx(expected, abs=1e-3)
+        texts = torch.cat([torch.cat([mb.queries, mb.responses], 1) for mb in minibatches])
+        scores = stages[3].score(texts)
+        assert row["objective/proxy"] == pytest.approx(scores.mean().item(), abs=1e-4)
+    assert updates[1]["objective/kl"] > 0.01
 
 
 def test_r18_whitening_by_the_catalogue():
@@ -623,6 +694,14 @@ def test_the_pad_embedding_is_never_used(model):
     assert torch.equal(rlhf.language_model_loss(model, texts), loss)
 
 
+def test_ratio_is_the_new_probability_over_the_old_one(model, monkeypatch):
+    captured = capture_losses(monkeypatch)
+    agent = Agent(model, None)
+    rollout, shift = make_rollout(agent), torch.randn(8, 10)
+    rlhf.rollout_loss(agent, rollout._replace(logprobs=rollout.logprobs + shift), Args())
+    torch.testing.assert_close(captured["logratio"], -shift[rollout.mask], atol=1e-5, rtol=0)
+
+
 def test_ratio_is_one_on_the_first_minibatch_and_stays_one_at_learning_rate_zero(small, stages):
     args = dataclasses.replace(small, learning_rate=1e-30, temperature=0.7, num_updates=1)
     _, updates = run_ppo(args, stages)
@@ -677,6 +756,7 @@ def test_without_masking_the_episode_is_the_whole_sample(small, stages, monkeypa
     assert (mb.last.sum(1) == 1).all()
     stop = TOKEN["."]
     for mb in rollouts:
+        assert torch.equal(mb.mask, mb.responses != PAD)
         lengths = mb.mask.sum(1)
         ends = mb.responses.gather(1, lengths[:, None] - 1).squeeze(1)
         assert ((ends == stop) | (lengths == 18)).all()
@@ -734,6 +814,21 @@ def test_gradient_norm_is_clipped_over_all_weights(small, stages, monkeypatch):
     norms.clear()
     run_ppo(dataclasses.replace(small, max_grad_norm=None, num_updates=1), stages)
     assert max(norms) > 0.02
+
+
+def test_gradients_are_averaged_over_processes_before_each_step(small, stages, monkeypatch):
+    averaged = []
+    monkeypatch.setattr(rlhf, "average_gradients", averaged.append)
+    agent, _ = run_ppo(dataclasses.replace(small, num_updates=1), stages)
+    assert len(averaged) == 16 and all(x is agent for x in averaged)
+
+
+def test_every_gradient_is_averaged(model, monkeypatch):
+    monkeypatch.setattr(rlhf, "WORLD_SIZE", 2)
+    monkeypatch.setattr(rlhf, "average_over_processes", lambda x: x.fill_(7.0))
+    rlhf.language_model_loss(model, random_words(3, 6)).backward()
+    rlhf.average_gradients(model)
+    assert all((x.grad == 7).all() for x in model.parameters())
 
 
 def test_adam_has_the_given_epsilon_and_all_weights_once(small, stages, monkeypatch):
