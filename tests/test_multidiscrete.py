@@ -297,6 +297,16 @@ def test_invalid_logits_have_gradient_zero_and_the_others_a_finite_one():
     assert several.any() and (gradient[several] != 0).all()
 
 
+def test_invalid_logits_are_finite_so_that_no_ratio_is_nan():
+    agent, mask = make_agent(True), torch.ones(1, sum(SIZES))
+    mask[0, 0] = 0  # the first choice of the first component
+    obs = torch.cat([torch.randn(1, 5), mask], dim=1)
+    _, logprob, entropy, _ = agent.get_action_and_value(obs, torch.zeros(1, 3, dtype=torch.int64))
+    assert logprob.item() == pytest.approx(-1e8, rel=1e-3)
+    (logprob - logprob.detach() + entropy).exp().sum().backward()
+    assert all(x.grad is None or x.grad.isfinite().all() for x in agent.parameters())
+
+
 def test_no_score_makes_an_invalid_choice_win():
     scores = np.full((1, 5), -50.0)
     scores[0, [1, 4]] = np.inf

@@ -392,7 +392,7 @@ MUTATIONS["ppo_multidiscrete.py"] = [
     ("A4 mask in acting", "scores = np.where(mask > 0, scores, INVALID)", "pass", "multidiscrete: no_score"),
     ("A4 mask in the update", "torch.where(mask > 0, logits, INVALID) if", "logits if",
      "multidiscrete: masked_policy"),
-    ("A4 p * log p is 0", "INVALID = -1e8", 'INVALID = -float("inf")', "multidiscrete: invalid_logits"),
+    ("A4 invalid logits are finite", "INVALID = -1e8", 'INVALID = -float("inf")', "multidiscrete: invalid_logits"),
     ("A4 probability 0", "INVALID = -1e8", "INVALID = -4.0", "multidiscrete: masked_policy or sums_over"),
     ("A4 nothing valid", "if not valid.all():", "if False:", "multidiscrete: without_valid"),
     ("A4 nothing valid in one component", "np.add.reduceat(mask, starts, axis=-1)", "mask.sum(-1, keepdims=True)",
@@ -411,8 +411,6 @@ MUTATIONS["ppo_multidiscrete.py"] = [
      "env = gym.wrappers.ReshapeObservation(gym.wrappers.DtypeObservation(env, np.float32), (1,))", "multidiscrete: one_hot"),
     ("defaults of normalization", '{"norm_obs": binned,', '{"norm_obs": not binned,', "multidiscrete: defaults"),
     ("defaults of the networks", '"shared_network": not binned}', '"shared_network": binned}', "multidiscrete: defaults"),
-    ("30 only on request", "if args.scale_rewards:\n                    discounted", "if True:\n                    discounted",
-     "multidiscrete: switches or spread"),
     ("best action in the evaluation", 'if policy == "sampled":', "if True:", "multidiscrete: repeatable"),
 ]  # fmt: skip
 
