@@ -499,8 +499,8 @@ def normalize_features(
 # === Agent ===
 
 # Logit of an invalid action: its probability, its gradient and its term p * log p of the entropy
-# are exactly 0 in float32. It is finite because minus infinity
-# minus itself, the log ratio of an invalid action, and 0 times minus infinity are NaN.
+# are exactly 0 in float32. It is finite because minus infinity minus itself (a log ratio) and 0
+# times minus infinity (a term of the entropy) would be NaN.
 INVALID = -1e8
 
 
