@@ -253,7 +253,7 @@ def rlhf_table(suite: str, folders: Folders) -> str:
     per_seed = []
     for result in records:
         record, models = result.record, result.record["models"]
-        adaptive = next(name for name in models if name.startswith("ppo-adaptive"))
+        adaptive = result.adaptive
         own = [row for row in result.curve if row["run"] == adaptive]
         kl = [float(row["objective/kl"]) for row in own]
         rate = [float(row["charts/tokens_per_second_update"]) for row in own]

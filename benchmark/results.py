@@ -41,10 +41,14 @@ class Result:
     @property
     def final(self) -> float:
         """Mean return of the last 100 episodes; of RLHF the gold reward with the adaptive KL."""
-        if models := self.record.get("models"):
-            adaptive = next(x for name, x in models.items() if name.startswith("ppo-adaptive"))
-            return adaptive["objective/gold"]
+        if "models" in self.record:
+            return self.record["models"][self.adaptive]["objective/gold"]
         return float(np.mean(self.record["last_returns"]))
+
+    @property
+    def adaptive(self) -> str:
+        """Of RLHF: the name of the PPO run with the adaptive KL."""
+        return next(name for name in self.record["models"] if name.startswith("ppo-adaptive"))
 
     @property
     def whole(self) -> float:
