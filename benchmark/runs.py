@@ -231,7 +231,8 @@ def write_note(run: Run, note: dict[str, Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a file that is complete or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
+    # Of this process alone: two benchmarks may find a run finished at the same moment.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
 
