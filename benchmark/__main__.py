@@ -10,7 +10,7 @@ from benchmark.commands import guarded
 from benchmark.provenance import BenchmarkError, git
 from benchmark.ray_cluster import run_on_ray
 from benchmark.runner import Runner
-from benchmark.runs import Folders, last_step, read_note, select, single_command, state, suite_named
+from benchmark.runs import Folders, read_note, select, single_command, state, suite_named
 from benchmark.suites import SUITES
 
 
@@ -55,7 +55,7 @@ def status_command(args: argparse.Namespace) -> None:
     """Show how far the runs of a suite are."""
     for run in select(args.suite, args.folders, args.seeds, args.only):
         current = state(run)
-        share = 1.0 if current == "done" else last_step(run) / run.total_timesteps
+        share = 1.0 if current == "done" else run.last_step() / run.total_timesteps
         error = f"  {read_note(run)['error']}" if current == "failed" else ""
         print(f"{run.name:<44}{current:<12}{share:>5.0%}{error}")
 

@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmark.provenance import BenchmarkError
-from benchmark.runs import Run, last_step, read_note, single_command
+from benchmark.runs import Run, read_note, single_command
 
 ENTRY = [sys.executable, "-m", "benchmark"]
 LOST_NODES = 5  # that one run survives; each costs it what follows its last checkpoint
@@ -83,7 +83,7 @@ def run_on_ray(runs: list[Run], commit: str) -> dict[str, str]:
                 tqdm.write(f"{run.name}: {outcome}", file=sys.stdout)
                 sys.stdout.flush()
             done = sum(run.total_timesteps for run in missing if run.result.exists())
-            bar.n = done + sum(last_step(run) for run in pending.values())
+            bar.n = done + sum(run.last_step() for run in pending.values())
             bar.refresh()
     except KeyboardInterrupt:
         for reference in pending:

@@ -12,14 +12,10 @@ from tqdm import tqdm
 from benchmark.runs import (
     STOPPED,
     Run,
-    collect,
-    is_finished,
-    last_step,
     lock,
     read_note,
     reason,
     start,
-    summary,
     write_note,
 )
 
@@ -72,7 +68,7 @@ class Runner:
     def steps_made(self) -> int:
         """Steps of all runs that this command is to make."""
         return sum(
-            run.total_timesteps if run.result.exists() else last_step(run) for run in self.runs
+            run.total_timesteps if run.result.exists() else run.last_step() for run in self.runs
         )
 
     def say(self, text: str) -> None:
@@ -127,11 +123,11 @@ class Runner:
                 self.queue.remove(run)
                 if run.result.exists():  # another benchmark has made it
                     self.done_runs += 1
-                elif is_finished(run):  # by a worker that outlived its benchmark
+                elif run.is_finished():  # by a worker that outlived its benchmark
                     self.keep(run)
                 else:
                     process = start(run, self.commit, held)
-                    step = last_step(run)
+                    step = run.last_step()
                     self.say(f"{run.name} " + (f"continues from step {step}" if step else "starts"))
                     bar = progress_bar(run.name, run.total_timesteps, step, index + 1)
                     return Worker(run, process, bar)
@@ -142,19 +138,19 @@ class Runner:
         run, code = worker.run, worker.process.poll()
         if code is None:
             return False
-        if code == 0 and is_finished(run):
+        if code == 0 and run.is_finished():
             self.keep(run)
         elif self.stop_requests or code in STOPPED:
-            self.say(f"{run.name} stopped at step {last_step(run)}; `run` again continues it")
+            self.say(f"{run.name} stopped at step {run.last_step()}; `run` again continues it")
         else:
             self.crashed(run, reason(run, code))
         return True
 
     def keep(self, run: Run) -> None:
         """Write the result of a finished run."""
-        collect(run)
+        run.collect()
         self.done_runs += 1
-        self.say(f"{run.name} done: {summary(run)}")
+        self.say(f"{run.name} done: {run.summary()}")
 
     def crashed(self, run: Run, error: str) -> None:
         """Report a crash; retry once."""
@@ -174,7 +170,7 @@ class Runner:
             return
         made, workers = self.steps_made(), list(filter(None, self.slots))
         for worker in workers:
-            worker.bar.n = last_step(worker.run)
+            worker.bar.n = worker.run.last_step()
             worker.bar.refresh()
         self.bar.n = made
         self.bar.refresh()
@@ -184,7 +180,7 @@ class Runner:
             left = sum(run.total_timesteps for run in self.runs) - made
             hours = f"{left / rate / 3600:.1f} hours left" if rate else "no step made yet"
             shares = (
-                f"{x.run.name} {last_step(x.run) / x.run.total_timesteps:.0%}" for x in workers
+                f"{x.run.name} {x.run.last_step() / x.run.total_timesteps:.0%}" for x in workers
             )
             done = f"{self.done_runs} of {self.total_runs} done"
             self.say(f"{', '.join(shares)}; {done}; {rate:.0f} steps/s; {hours}")

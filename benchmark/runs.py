@@ -88,11 +88,8 @@ class Run:
     @property
     def flags(self) -> list[str]:
         """Flags of the script that decide the result."""
-        seed = ("--seed", str(self.seed))
-        if self.definition.script == RLHF:
-            return [*seed, *self.definition.flags]
         return [
-            *("--env-id", self.environment, *seed),
+            *("--env-id", self.environment, "--seed", str(self.seed)),
             *("--total-timesteps", str(self.total_timesteps), *self.definition.flags),
         ]
 
@@ -101,6 +98,108 @@ class Run:
         """Command line, to be run in the working folder."""
         place = ["--output-dir", ".", "--run-name", "run", "--resume", "auto"]
         return [sys.executable, self.definition.script, *self.flags, *place]
+
+    def last_step(self) -> int:
+        """Steps made so far; 0 while the log has no complete row or is being rewritten."""
+        try:
+            with (self.folder / "run" / "updates.csv").open("rb") as file:
+                header = file.readline()
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(len(header), end - 4096))
+                rows = file.read().rpartition(b"\n")[0].splitlines()
+        except FileNotFoundError:
+            return 0
+        if not rows:
+            return 0
+        column = header.decode().strip().split(",").index("global_step")
+        return int(rows[-1].decode().split(",")[column])
+
+    def is_finished(self) -> bool:
+        """Whether the script has done all its work: the model comes last."""
+        if not (self.folder / "run" / "model.pt").exists():
+            return False
+        batch = settings(self)["num_steps"] * settings(self)["num_envs"]
+        return self.total_timesteps - self.last_step() < batch
+
+    def collect(self) -> None:
+        """Write the result of a finished run; the JSON file comes last and makes it count."""
+        log = self.folder / "run"
+        episodes, updates = read_rows(log / "episodes.csv"), read_rows(log / "updates.csv")
+        write_csv(self.result.with_suffix(".csv"), thin(episodes, updates, self.total_timesteps))
+        seconds, steps = training_seconds(updates), int(updates[-1]["global_step"])
+        result = {
+            **identity(self),
+            "steps": steps,
+            "seconds": round(seconds, 1),
+            "steps_per_second": round(steps / seconds, 1),
+            "episodes": len(episodes),
+            "last_returns": None,
+            "settings": {k: v for k, v in settings(self).items() if k not in NOT_SETTINGS},
+        }
+        last_returns = json.dumps([round(x["return"], 4) for x in episodes[-LAST_EPISODES:]])
+        text = json.dumps(result, indent=1)  # with the one long list on one line
+        text = text.replace('"last_returns": null', f'"last_returns": {last_returns}')
+        write_text(self.result, text + "\n")
+
+    def summary(self) -> str:
+        """A finished run in a few words."""
+        result = read_result(self)
+        returns, rate = result["last_returns"], result["steps_per_second"]
+        return (
+            f"return {np.mean(returns):.1f} over the last {len(returns)} episodes, "
+            f"{rate:.0f} steps/s"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RLHFRun(Run):
+    """A run of `ppo_rlhf_toy.py`: several PPO runs, without environment steps and episodes."""
+
+    @property
+    def flags(self) -> list[str]:
+        """Flags of the script that decide the result."""
+        return ["--seed", str(self.seed), *self.definition.flags]
+
+    def last_step(self) -> int:
+        """Updates made so far by all PPO runs."""
+        return sum(len(read_rows(path)) for path in (self.folder / "run").glob("ppo-*.csv"))
+
+    def is_finished(self) -> bool:
+        """Whether the script has done all its work: the table of all models comes last."""
+        return (self.folder / "run" / "results.json").exists()
+
+    def collect(self) -> None:
+        """Keep the evaluation of every model, and some metrics of each PPO run's updates."""
+        log = self.folder / "run"
+        report = json.loads((log / "results.json").read_text())
+        rows = [
+            {"run": path.stem, "update": int(row["step"])}
+            | {name: f"{row[name]:.5g}" for name in RLHF_METRICS}
+            for path in sorted(log.glob("ppo-*.csv"))
+            for row in read_rows(path)
+        ]
+        write_csv(self.result.with_suffix(".csv"), rows)
+        first, last = ((log / name).stat().st_mtime for name in ("args.json", "results.json"))
+        result = {
+            **identity(self),
+            "seconds": round(last - first, 1) if read_note(self)["attempts"] == 1 else None,
+            "reward_model": report["reward_model"],
+            "models": report["results"],
+            "settings": {k: v for k, v in report["args"].items() if k not in NOT_SETTINGS},
+        }
+        write_text(self.result, json.dumps(result, indent=1) + "\n")
+
+    def summary(self) -> str:
+        """A finished run in a few words."""
+        models = read_result(self)["models"]
+        golds = {k: x["objective/gold"] for k, x in models.items() if "best" not in k}
+        return "gold " + ", ".join(f"{x:+.2f} {name}" for name, x in golds.items())
+
+
+def make_run(suite: str, environment: str, variant: str, seed: int, folders: Folders) -> Run:
+    """The run of a suite, of the kind that its script asks for."""
+    kind = RLHFRun if SUITES[suite].variants[variant].script == RLHF else Run
+    return kind(suite, environment, variant, seed, folders)
 
 
 def suite_named(name: str) -> Suite:
@@ -139,7 +238,7 @@ def select(
     highest = max(max(own) for own in wanted.values())
     by_seed = [(e, s) for s in range(highest + 1) for e in wanted if s in wanted[e]]
     pairs = list(dict.fromkeys([*pairs, *by_seed]))
-    runs = [Run(suite_name, e, v, s, folders) for e, s in pairs for v in suite.variants]
+    runs = [make_run(suite_name, e, v, s, folders) for e, s in pairs for v in suite.variants]
     runs = [run for run in runs if only is None or matches(run.name, only)]
     if not runs:
         raise BenchmarkError(
@@ -169,24 +268,6 @@ def read_rows(path: Path) -> list[dict[str, float]]:
     return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(complete.splitlines())]
 
 
-def last_step(run: Run) -> int:
-    """Steps made so far; 0 while the log has no complete row or is being rewritten."""
-    if run.definition.script == RLHF:
-        return sum(len(read_rows(path)) for path in (run.folder / "run").glob("ppo-*.csv"))
-    try:
-        with (run.folder / "run" / "updates.csv").open("rb") as file:
-            header = file.readline()
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(len(header), end - 4096))
-            rows = file.read().rpartition(b"\n")[0].splitlines()
-    except FileNotFoundError:
-        return 0
-    if not rows:
-        return 0
-    column = header.decode().strip().split(",").index("global_step")
-    return int(rows[-1].decode().split(",")[column])
-
-
 @contextlib.contextmanager
 def lock(run: Run) -> Iterator[IO | None]:
     """Hold the run's lock; None if another process holds it.
@@ -214,7 +295,7 @@ def state(run: Run) -> str:
             return "running"
     if "error" in read_note(run):
         return "failed"
-    return "interrupted" if last_step(run) else "waiting"
+    return "interrupted" if run.last_step() else "waiting"
 
 
 def read_note(run: Run) -> dict[str, Any]:
@@ -268,16 +349,6 @@ def start(run: Run, commit: str, held: IO) -> subprocess.Popen:
             start_new_session=True,  # Ctrl-C is ours to answer
             pass_fds=[held.fileno()],
         )
-
-
-def is_finished(run: Run) -> bool:
-    """Whether the script has done all its work: the model or, in RLHF, the table comes last."""
-    if run.definition.script == RLHF:
-        return (run.folder / "run" / "results.json").exists()
-    if not (run.folder / "run" / "model.pt").exists():
-        return False
-    batch = settings(run)["num_steps"] * settings(run)["num_envs"]
-    return run.total_timesteps - last_step(run) < batch
 
 
 def settings(run: Run) -> dict[str, Any]:
@@ -361,67 +432,6 @@ def identity(run: Run) -> dict[str, Any]:
     }
 
 
-def collect(run: Run) -> None:
-    """Write the result of a finished run; the JSON file comes last and makes it count."""
-    (collect_rlhf if run.definition.script == RLHF else collect_episodes)(run)
-
-
-def collect_episodes(run: Run) -> None:
-    """Keep the thinned logs of a run in an environment, and the returns of its last episodes."""
-    log = run.folder / "run"
-    episodes, updates = read_rows(log / "episodes.csv"), read_rows(log / "updates.csv")
-    write_csv(run.result.with_suffix(".csv"), thin(episodes, updates, run.total_timesteps))
-    seconds, steps = training_seconds(updates), int(updates[-1]["global_step"])
-    result = {
-        **identity(run),
-        "steps": steps,
-        "seconds": round(seconds, 1),
-        "steps_per_second": round(steps / seconds, 1),
-        "episodes": len(episodes),
-        "last_returns": None,
-        "settings": {k: v for k, v in settings(run).items() if k not in NOT_SETTINGS},
-    }
-    last_returns = json.dumps([round(x["return"], 4) for x in episodes[-LAST_EPISODES:]])
-    text = json.dumps(result, indent=1)  # with the one long list on one line
-    text = text.replace('"last_returns": null', f'"last_returns": {last_returns}')
-    write_text(run.result, text + "\n")
-
-
-def collect_rlhf(run: Run) -> None:
-    """Keep the evaluation of every model, and some metrics of each PPO run's updates."""
-    log = run.folder / "run"
-    report = json.loads((log / "results.json").read_text())
-    rows = [
-        {"run": path.stem, "update": int(row["step"])}
-        | {name: f"{row[name]:.5g}" for name in RLHF_METRICS}
-        for path in sorted(log.glob("ppo-*.csv"))
-        for row in read_rows(path)
-    ]
-    write_csv(run.result.with_suffix(".csv"), rows)
-    first, last = ((log / name).stat().st_mtime for name in ("args.json", "results.json"))
-    result = {
-        **identity(run),
-        "seconds": round(last - first, 1) if read_note(run)["attempts"] == 1 else None,
-        "reward_model": report["reward_model"],
-        "models": report["results"],
-        "settings": {k: v for k, v in report["args"].items() if k not in NOT_SETTINGS},
-    }
-    write_text(run.result, json.dumps(result, indent=1) + "\n")
-
-
 def read_result(run: Run) -> dict[str, Any]:
     """What `collect` wrote."""
     return json.loads(run.result.read_text())
-
-
-def summary(run: Run) -> str:
-    """A finished run in a few words."""
-    result = read_result(run)
-    if run.definition.script == RLHF:
-        golds = {k: x["objective/gold"] for k, x in result["models"].items() if "best" not in k}
-        return "gold " + ", ".join(f"{x:+.2f} {name}" for name, x in golds.items())
-    returns = result["last_returns"]
-    return (
-        f"return {np.mean(returns):.1f} over the last {len(returns)} episodes, "
-        f"{result['steps_per_second']:.0f} steps/s"
-    )

@@ -144,10 +144,10 @@ def test_a_growing_log_is_read_up_to_its_last_whole_row(tmp_path):
 )
 def test_last_step_of_a_log_that_is_being_written(folders, log, step):
     run = runs.Run("figure3", "Hopper-v4", "", 1, folders)
-    assert runs.last_step(run) == 0
+    assert run.last_step() == 0
     (run.folder / "run").mkdir(parents=True)
     (run.folder / "run" / "updates.csv").write_text(log)
-    assert runs.last_step(run) == step
+    assert run.last_step() == step
 
 
 # --- Throughput ---
@@ -435,7 +435,7 @@ def test_trace_of_the_kl_has_a_line_per_seed_and_its_target(folders, monkeypatch
 @pytest.fixture
 def rlhf_run(folders):
     """A finished run of the script as the script leaves it, with invented numbers."""
-    run = runs.Run("rlhf", "reviews", "", 2, folders)
+    run = runs.make_run("rlhf", "reviews", "", 2, folders)
     log = run.folder / "run"
     log.mkdir(parents=True)
     models = {
@@ -451,19 +451,19 @@ def rlhf_run(folders):
         header = ",".join(("step", *metrics, "losses/unwanted"))
         (log / f"{name}.csv").write_text("\n".join([header, *lines, ""]))
     runs.write_note(run, {"attempts": 1, "commit": "abc"})
-    assert not runs.is_finished(run)
+    assert not run.is_finished()
     (log / "results.json").write_text(json.dumps(content | {"results": models}))
     return run
 
 
 def test_rlhf_runs_are_counted_in_updates_and_end_with_their_table(rlhf_run):
-    assert runs.last_step(rlhf_run) == 6
-    assert runs.is_finished(rlhf_run)
+    assert rlhf_run.last_step() == 6
+    assert rlhf_run.is_finished()
     assert rlhf_run.flags == ["--seed", "2", "--compare"]
 
 
 def test_rlhf_result_keeps_models_and_metrics(rlhf_run, folders):
-    runs.collect(rlhf_run)
+    rlhf_run.collect()
     (result,) = results.load("rlhf", folders)
     assert result.record["models"]["ppo-none"]["objective/gold"] == -5.0
     assert "output_dir" not in result.record["settings"]
@@ -471,11 +471,11 @@ def test_rlhf_result_keeps_models_and_metrics(rlhf_run, folders):
     assert result.curve[5]["objective/kl"] == "90"
     assert "losses/unwanted" not in result.curve[0]
     assert result.final == 1.25
-    assert "gold +1.25 ppo-adaptive-6, -5.00 ppo-none" in runs.summary(rlhf_run)
+    assert "gold +1.25 ppo-adaptive-6, -5.00 ppo-none" in rlhf_run.summary()
 
 
 def test_rlhf_tables_and_figure(rlhf_run, folders, tmp_path):
-    runs.collect(rlhf_run)
+    rlhf_run.collect()
     text = report.suite_block("rlhf", folders)
     assert "| ppo-none | -5.00 | 0.50 |" in text
     assert "| 2 | 0.800 | 0.700 | 1.25 | 0.50 | 0.500 | 0.500 | 6.50 (6) | 6e+00 | -5.00 " in text
@@ -511,7 +511,7 @@ COMMITTED = [x for suite in suites.SUITES for x in results.load(suite, FOLDERS)]
 )
 def test_committed_result_names_commit_and_settings_that_exist(result):
     record = result.record
-    run = runs.Run(
+    run = runs.make_run(
         record["suite"], record["environment"], record["variant"], record["seed"], FOLDERS
     )
     assert run.result == result.path
