@@ -385,7 +385,7 @@ SCRIPTS = (
         "CleanRL pr-424",
         "atari",
     ),
-    Script("ppo_atari_lstm.py", "details 1–22 and 32–36"),
+    Script("ppo_atari_lstm.py", "details 1–22 and 32–36", contest="atari_lstm"),
     Script(
         "ppo_multidiscrete.py",
         "detail 37, action masks",
@@ -436,13 +436,13 @@ def scripts_block(folders: Folders) -> str:
 
 
 def speed_cell(contest: str, folders: Folders) -> str:
-    """Ratio by processor time to the peer of a contest, or a dash."""
+    """Ratio to the rate of the peer of a contest, or a dash."""
     path = folders.results / "throughput" / f"{contest}.json"
     if not path.exists():
         return "–"
     measurements = json.loads(path.read_text())["measurements"]
     first, peer = (measurements[i]["contender"] for i in (0, -1))
-    ratio = np.median(throughput.ratios(measurements, first, "steps_per_cpu_second"))
+    ratio = np.median(throughput.ratios(measurements, first, "steps_per_second"))
     return f"{ratio:.1f} × {peer.partition(',')[0]}"
 
 

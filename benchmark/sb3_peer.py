@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO with the settings of our scripts, for `benchmark.throughput`.
+"""Stable-Baselines3's PPOs with the settings of our scripts, for `benchmark.throughput`.
 
 Writes one row (global_step) per iteration to --progress, as our scripts do to `updates.csv`. Its
 threads are those of the environment variable OMP_NUM_THREADS, which `benchmark.throughput` sets.
@@ -6,12 +6,13 @@ threads are those of the environment variable OMP_NUM_THREADS, which `benchmark.
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import ale_py  # noqa: F401  registers the Atari games
 import gymnasium as gym
 import torch
 import tyro
+from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env
@@ -27,8 +28,8 @@ class Args:
     """Gymnasium environment."""
     total_timesteps: int
     """Environment steps over all environments."""
-    kind: Literal["mujoco", "classic", "atari"] = "mujoco"
-    """Preprocessing and network: normalized vectors, plain vectors, or stacked frames."""
+    kind: Literal["mujoco", "classic", "atari", "atari-lstm"] = "mujoco"
+    """Preprocessing and network: normalized or plain vectors, stacked frames, frames and LSTM."""
     num_envs: int = 1
     """Parallel environments."""
     num_steps: int = 2048
@@ -49,8 +50,9 @@ class Args:
 
 def make_envs(args: Args) -> VecEnv:
     """The same environments as in our script, without gymnasium's checker, as there."""
-    if args.kind == "atari":
-        return VecFrameStack(make_atari_env(args.env_id, args.num_envs, seed=args.seed), 4)
+    if args.kind.startswith("atari"):
+        envs = make_atari_env(args.env_id, args.num_envs, seed=args.seed)
+        return VecFrameStack(envs, 4) if args.kind == "atari" else envs
 
     def make() -> gym.Env:
         return Monitor(gym.make(args.env_id, disable_env_checker=True))
@@ -59,10 +61,15 @@ def make_envs(args: Args) -> VecEnv:
     return VecNormalize(envs, gamma=0.99) if args.kind == "mujoco" else envs
 
 
-def policy_settings(kind: str) -> dict:
-    """Two hidden layers of 64 tanh units, apart for policy and value function on MuJoCo."""
+def policy_settings(kind: str) -> dict[str, Any]:
+    """The networks of our scripts, as Stable-Baselines3 names them."""
     if kind == "atari":
         return {"policy": "CnnPolicy"}
+    if kind == "atari-lstm":
+        # One LSTM of 128 units, which policy and value function share.
+        lstm = {"lstm_hidden_size": 128, "shared_lstm": True, "enable_critic_lstm": False}
+        return {"policy": "CnnLstmPolicy", "policy_kwargs": lstm}
+    # Two hidden layers of 64 tanh units, apart for policy and value function.
     layers = {"pi": [64, 64], "vf": [64, 64]}
     return {
         "policy": "MlpPolicy",
@@ -95,7 +102,8 @@ def main() -> None:
     """Train, and write how far it is."""
     args = tyro.cli(Args)
     args.progress.parent.mkdir(parents=True, exist_ok=True)
-    model = PPO(
+    algorithm = RecurrentPPO if args.kind == "atari-lstm" else PPO
+    model = algorithm(
         env=make_envs(args),
         learning_rate=lambda remaining: remaining * args.learning_rate,
         n_steps=args.num_steps,

@@ -104,10 +104,12 @@ def more_processes(count: int) -> Contender:
     return Contender(f"{count} processes", 100_352 * count, CONTINUOUS, launcher=launcher)
 
 
-def pong(name: str, *flags: str, target: float | None = None) -> Contender:
+def pong(
+    name: str, *flags: str, script: str = "ppo_atari.py", target: float | None = None
+) -> Contender:
     """Our script on Pong with two threads."""
     flags = (*PONG, "--torch-threads", "2", *flags)
-    return Contender(f"ppo_atari.py, {name}", 12_288, "ppo_atari.py", flags, target)
+    return Contender(f"{script}, {name}", 12_288, script, flags, target)
 
 
 def games(name: str, *flags: str, target: float | None = None) -> Contender:
@@ -168,6 +170,19 @@ CONTESTS = {
             pong("float32, emulator's threads", "--env-backend", "ale"),
             pong("bfloat16, emulator's threads", "--bfloat16", "--env-backend", "ale"),
             Contender("Stable-Baselines3 PPO, CnnPolicy", 10_240, flags=(*PONG, "--kind", "atari")),
+        ),
+        threads=2,
+    ),
+    "atari_lstm": Contest(
+        "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads, LSTM",
+        (
+            pong("float32", script="ppo_atari_lstm.py", target=1.5),
+            pong("bfloat16", "--bfloat16", script="ppo_atari_lstm.py", target=2.0),
+            Contender(
+                "sb3-contrib RecurrentPPO, CnnLstmPolicy",
+                10_240,
+                flags=(*PONG, "--kind", "atari-lstm"),
+            ),
         ),
         threads=2,
     ),
