@@ -643,7 +643,7 @@ def test_saved_game_goes_on_bit_for_bit(monkeypatch):
         first.step(action)
     states, stack = list(first.call("get_state")), first.stack.copy()
     second = make_envs(args)
-    second.reset(seed=[1, 2])  # as a resumed run does before it restores
+    second.reset(seed=[3, 4])  # other generators, which must be replaced too
     second.call("set_state", states)
     second.stack = stack
     truncations = 0
