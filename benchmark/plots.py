@@ -1,6 +1,6 @@
 """Learning curves with bands and one thin line per seed, beside published ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sized
 from pathlib import Path
 
 import matplotlib
@@ -8,8 +8,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from benchmark import report, statistics
 from benchmark.provenance import ROOT, BenchmarkError
@@ -19,6 +21,7 @@ from benchmark.suites import SUITES
 
 FIGURES = ROOT / "benchmark" / "figures"
 PPO2 = "0.35"  # gray, so that color is ours
+LEGEND_INCHES = 1.9  # width of a legend's column
 STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -36,8 +39,7 @@ def draw_curves(axes: Axes, results: list[Result], label: str, color: str) -> No
     curves = statistics.on_grid([x.column("return") for x in results], grid)
     for curve in curves:
         axes.plot(grid, curve, color=color, linewidth=0.5, alpha=0.4)
-    count = f"{len(curves)} seed{'s' if len(curves) > 1 else ''}"
-    axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=f"{label}, {count}")
+    axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=label)
     axes.set_xlim(0, total)
     if len(curves) > 1:
         ends = np.array([statistics.interval([x], np.mean) for x in curves.T])
@@ -85,7 +87,7 @@ def plot_suite(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
     names = {(suite, x): y.label or "ours" for x, y in SUITES[suite].variants.items()}
     baseline = SUITES[suite].baseline
     if baseline and baseline not in names:
-        names = {baseline: SUITES[baseline[0]].variants[baseline[1]].label or "ours", **names}
+        names = {baseline: SUITES[suite].baseline_label, **names}
     found = {key: by_environment(*key, folders) for key in names}
     environments = [
         env
@@ -102,8 +104,11 @@ def plot_suite(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
             for index, (key, label) in enumerate(names.items()):
                 if environment in found[key]:
                     draw_curves(axes, found[key][environment], label, f"C{index}")
-            legend(axes)
+            counts = {len(found[key].get(environment, ())): None for key in names}
+            seeds = " and ".join(str(x) for x in counts if x)
+            axes.set_title(f"{environment}, {seeds} seed{'s' * (seeds != '1')}")
         figure.supylabel("episodic return in training")
+        legend(figure)
         return save(figure, figures / f"{suite}.png")
 
 
@@ -124,7 +129,7 @@ def one_panel_each(environments: list[str]) -> tuple[Figure, dict[str, Axes]]:
 
 
 def plot_kl(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
-    """The KL after each update of the adaptive penalty, beside its target.
+    """The KL after the updates of the adaptive penalty, beside its target.
 
     Raises:
         BenchmarkError: no run of the suite is finished.
@@ -143,13 +148,13 @@ def plot_kl(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
             band = "within a factor 1.5: beta stays"
             axes.axhspan(target / 1.5, target * 1.5, color=PPO2, alpha=0.15, label=band)
             axes.set_yscale("log")
-            legend(axes)
-        figure.supylabel("KL(old || new) after the update")
+        figure.supylabel("KL(old || new), mean of five updates")
+        legend(figure)
         return save(figure, figures / f"{suite}_trace.png")
 
 
 def plot_frontier(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
-    """Proxy and gold reward over the distance from the SFT model, a line per seed and PPO run.
+    """Proxy and gold reward over the distance from the SFT model: each seed thin, the mean thick.
 
     Raises:
         BenchmarkError: no run of the suite is finished.
@@ -161,56 +166,71 @@ def plot_frontier(suite: str, folders: Folders, figures: Path = FIGURES) -> Path
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(1, 2, figsize=(8, 3))
         for axes, reward in zip(panels, ("proxy", "gold"), strict=True):
-            for result in records:
-                for color, run in enumerate(runs):
-                    rows = [row for row in result.curve if row["run"] == run]
-                    distance = [max(float(x["objective/kl"]), 0) ** 0.5 for x in rows]
-                    values = [float(x[f"objective/{reward}"]) for x in rows]
-                    axes.plot(distance, values, f"C{color}.-", lw=0.5, ms=2, label=run)
-                best = [x for name, x in result.record["models"].items() if "best" in name]
-                distance = [x["objective/kl"] ** 0.5 for x in best]
-                values = [x[f"objective/{reward}"] for x in best]
-                axes.plot(distance, values, "k.-", lw=0.5, ms=3, label="best of n")
+
+            def draw(paths: list[list[dict]], color: str, label: str, axes=axes, reward=reward):
+                """Paths of rows with KL and reward, one per seed, of equal length."""
+                keys = ("objective/kl", f"objective/{reward}")
+                kl, values = np.array(
+                    [[[float(row[key]) for row in path] for path in paths] for key in keys]
+                )
+                distance = np.sqrt(np.maximum(kl, 0))
+                axes.plot(distance.T, values.T, color, linewidth=0.4, alpha=0.5)
+                axes.plot(distance.mean(0), values.mean(0), color, linewidth=1.6, label=label)
+
+            for color, run in enumerate(runs):
+                paths = [[row for row in x.curve if row["run"] == run] for x in records]
+                draw(paths, f"C{color}", run.replace("ppo-none", "ppo, β = 0"))
+            models = [x.record["models"] for x in records]
+            draw([[x for name, x in y.items() if "best" in name] for y in models], "k", "best of n")
             axes.axhline(0, color=PPO2, linewidth=0.8)
             axes.set(title=f"{reward} reward", xlabel="square root of the KL to the SFT model")
-            legend(axes)
         panels[0].set_ylabel("standard deviations of the SFT model")
+        legend(figure)
         return save(figure, figures / f"{suite}.png")
 
 
 def plot_rows(
-    path: Path,
     rows: dict[str, tuple[float, tuple[float, float] | None]],
     label: str,
-    zero: str,
-    paper: dict[str, float],
-) -> Path:
-    """A value with its interval per row, beside the paper's; `zero` says what 0 means."""
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(6, 0.9 + 0.25 * len(rows)))
-        for row, (name, (value, ends)) in enumerate(rows.items()):
-            axes.plot(value, row, "o", color="C0", markersize=4, label="ours")
-            if ends:
-                axes.plot(ends, [row, row], color="C0", linewidth=1.2)
-            if name in paper:
-                axes.plot(paper[name], row, "x", color="black", markersize=4, label="paper")
-        axes.axvline(0, color=PPO2, linewidth=0.8)
-        axes.set_yticks(range(len(rows)), rows)
-        axes.invert_yaxis()
-        axes.set_xlabel(f"{label}; 0: {zero}")
-        if paper:
-            legend(axes)
-        return save(figure, path)
+    others: dict[str, dict[str, float]],
+) -> Axes:
+    """A value with its interval per row, hollow where there is none, beside others' by source."""
+    figure, axes = plt.subplots(figsize=(6, 1.1 + 0.22 * len(rows)))
+    for row, (name, (value, ends)) in enumerate(rows.items()):
+        fill = "C0" if ends else "white"
+        axes.plot(value, row, "o", color="C0", markerfacecolor=fill, markersize=4, label="ours")
+        if ends:
+            axes.plot(ends, [row, row], color="C0", linewidth=1.2, zorder=1)
+        for marker, (source, values) in zip("x+", others.items()):
+            if name in values:
+                axes.plot(values[name], row, marker, color="black", markersize=5, label=source)
+    axes.axvline(0, color=PPO2, linewidth=0.8)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    legend(figure)
+    return axes
 
 
-def legend(axes: Axes) -> None:
-    """A legend with each name once."""
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    axes.legend(handles.values(), handles.keys(), fontsize=6)
+def legend(figure: Figure) -> None:
+    """One legend above all panels, with each name once."""
+    handles: dict[str, Artist] = {}
+    for axes in figure.axes:
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    columns = max(1, int(figure.get_figwidth() / LEGEND_INCHES))
+    place = {"loc": "outside upper center", "ncols": min(columns, len(handles))}
+    figure.legend(handles.values(), handles.keys(), **place)
+
+
+def runs_behind(strata: Iterable[Sized]) -> str:
+    """How many runs stand behind a figure."""
+    counts = list(map(len, strata))
+    plurals = ["s" * (x != 1) for x in (sum(counts), len(counts))]
+    return f"{sum(counts)} run{plurals[0]} in {len(counts)} environment{plurals[1]}"
 
 
 def plot_effects(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
-    """Forest plot: the effect of each variant with its interval, the default at zero.
+    """Forest plot: the effect of each variant with its interval, worst first, the default at zero.
 
     Raises:
         BenchmarkError: no variant can be compared with the default yet.
@@ -218,9 +238,20 @@ def plot_effects(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
     effects = report.effects(suite, folders)
     if not effects:
         raise BenchmarkError(f"No run of {suite} can be compared with the default yet.")
-    rows = {SUITES[suite].variants[name].label: effect for name, effect in effects.items()}
-    label = "relative change of the final return"
-    return plot_rows(figures / f"{suite}.png", rows, label, "the default", paper={})
+    labels = {name: SUITES[suite].variants[name].label for name in effects}
+    rows = {labels[name]: effects[name] for name in sorted(effects, key=lambda x: effects[x][0])}
+    sources = {"engstrom2020": "Engstrom et al.", "andrychowicz2021": "Andrychowicz et al."}
+    published = report.published_effects(suite)
+    others = {
+        label: {labels[name]: x for name, x in published[source].items() if name in labels}
+        for source, label in sources.items()
+    }
+    default = by_environment(*SUITES[suite].baseline, folders).values()
+    label = f"change of the final return, of {runs_behind(default)} per row"
+    with plt.rc_context(STYLE):
+        axes = plot_rows(rows, label, others)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        return save(axes.figure, figures / f"{suite}.png")
 
 
 def plot_normalized(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
@@ -238,8 +269,11 @@ def plot_normalized(suite: str, folders: Folders, figures: Path = FIGURES) -> Pa
             paper[label] = float(printed["score"])
     if not rows:
         raise BenchmarkError(f"No run of {suite} is finished.")
-    path = figures / f"{suite}.png"
-    return plot_rows(path, rows, "average normalized score", "random actions", paper)
+    behind = runs_behind(next(x for x in scores.values() if x))
+    label = f"average normalized score of {behind} per row\n0: random actions, 1: best run"
+    with plt.rc_context(STYLE):
+        axes = plot_rows(rows, label, {"paper, 21 runs in 7 environments": paper})
+        return save(axes.figure, figures / f"{suite}.png")
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -39,6 +39,13 @@ PUBLISHED = {
     "ppo2 (10M steps)": "baselines ppo2, Atari page",
     "CleanRL (3 seeds)": "CleanRL pr-424",
     "CleanRL, earlier (3 seeds)": "CleanRL v1.0.0-12",
+    "Spinning Up (v3, 10 seeds)": "Spinning Up, PyTorch",
+}
+# Changes of one detail that others have measured: file, column of the choice, and its two values.
+PUBLISHED_EFFECTS = {
+    "raw-advantages": ("andrychowicz2021", "setting", "off", "on", "C67"),
+    "shared-network": ("andrychowicz2021", "setting", "shared", "separate", "C47"),
+    "no-clip": ("engstrom2020", "algorithm", "PPO-NoClip", "PPO", None),
 }
 
 
@@ -61,6 +68,13 @@ def plus_minus(scores: np.ndarray) -> str:
 def brackets(ends: tuple[float, float] | None, form: Callable[[float], str] = number) -> str:
     """An interval, or a dash where there is none."""
     return f"[{form(ends[0])}, {form(ends[1])}]" if ends else "–"
+
+
+def with_interval(
+    value: float, ends: tuple[float, float] | None, form: Callable[[float], str]
+) -> str:
+    """A value, and its interval if there is one."""
+    return form(value) + (f" {brackets(ends, form)}" if ends else "")
 
 
 def finals(results: list[Result]) -> np.ndarray:
@@ -98,7 +112,6 @@ def scores_table(suite: str, folders: Folders) -> str:
     rows = []
     for environment, results in found.items():
         scores = finals(results)
-        hours = np.mean([x.record["seconds"] for x in results]) / 3600
         rows.append(
             (
                 environment,
@@ -108,7 +121,7 @@ def scores_table(suite: str, folders: Folders) -> str:
                 brackets(statistics.interval([scores], statistics.interquartile_mean)),
                 plus_minus(np.array([x.whole for x in results])),
                 *(published(environment, source) for source in sources.values()),
-                f"{hours:.2f}",
+                f"{np.median([x.hours for x in results]):.2f}",
             )
         )
     header = ("environment", "seeds", "last 100 episodes", "IQM", "95 % interval", "whole run")
@@ -130,7 +143,7 @@ def variants_table(suite: str, folders: Folders) -> str:
     names = {(suite, x): SUITES[suite].variants[x].label for x in SUITES[suite].variants}
     baseline = SUITES[suite].baseline
     if baseline not in names:
-        names = {baseline: SUITES[baseline[0]].variants[baseline[1]].label or baseline[0], **names}
+        names = {baseline: SUITES[suite].baseline_label, **names}
     environments = list(SUITES[suite].environments)
     rows = []
     for (owner, variant), label in names.items():
@@ -153,7 +166,7 @@ def improvement_cell(
     if a == b or not strata:
         return "–"
     ends = statistics.interval(strata, statistics.improvement)
-    return f"{statistics.improvement(*strata):.2f} {brackets(ends, '{:.2f}'.format)}"
+    return with_interval(statistics.improvement(*strata), ends, "{:.2f}".format)
 
 
 def paired(
@@ -168,36 +181,47 @@ def paired(
 def normalized_scores(suite: str, folders: Folders) -> dict[str, list[np.ndarray]]:
     """Normalized scores of each setting's runs, by environment, as in the paper's Table 1.
 
-    Per environment the random policy gives 0 and the best run of all settings 1.
+    Per environment the random policy gives 0 and the best run of all settings 1. Only environments
+    that every setting with any result has, so that averages over them can be compared.
     """
     found = {name: by_environment(suite, name, folders) for name in SUITES[suite].variants}
-    best: dict[str, float] = {}
-    for results in found.values():
-        for env, runs in results.items():
-            best[env] = max(best.get(env, -np.inf), *finals(runs))
+    begun = [results for results in found.values() if results]
+    shared = [env for env in SUITES[suite].environments if begun and all(env in x for x in begun)]
+    best = {env: max(max(finals(results[env])) for results in begun) for env in shared}
     return {
         name: [
-            statistics.normalized(finals(runs), random_returns(env), best[env])
-            for env, runs in results.items()
+            statistics.normalized(finals(results[env]), random_returns(env), best[env])
+            for env in shared
+            if env in results
         ]
         for name, results in found.items()
     }
 
 
 def normalized_table(suite: str, folders: Folders) -> str:
-    """Average normalized score of each setting beside that of the paper's Table 1."""
+    """Average normalized score of each setting beside that of the paper, and its raw returns."""
     rows = []
     scores = normalized_scores(suite, folders)
+    found = {name: by_environment(suite, name, folders) for name in scores}
+    environments = [
+        env for env in SUITES[suite].environments if any(env in x for x in found.values())
+    ]
     for (name, strata), paper in zip(scores.items(), reference("table1"), strict=True):
-        score, ends = "–", None
+        score = "–"
         if strata:
-            score = f"{statistics.mean_of_strata(*strata):.2f}"
             ends = statistics.interval(strata, statistics.mean_of_strata)
-        label = SUITES[suite].variants[name].label
+            score = with_interval(statistics.mean_of_strata(*strata), ends, "{:.2f}".format)
         count = f"{sum(map(len, strata))} in {len(strata)}"
-        rows.append((label, paper["score"], score, brackets(ends, "{:.2f}".format), count))
-    header = ("average normalized score", "paper", "ours", "95 % interval", "runs in environments")
-    return markdown(header, rows)
+        returns = [
+            f"{plus_minus(finals(found[name][env]))} ({len(found[name][env])})"
+            if env in found[name]
+            else "–"
+            for env in environments
+        ]
+        label = SUITES[suite].variants[name].label
+        rows.append((label, paper["score"], score, count, *returns))
+    header = ("average normalized score", "paper, 21 in 7", "ours", "runs in environments")
+    return markdown((*header, *environments), rows)
 
 
 def effects(suite: str, folders: Folders) -> dict[str, tuple[float, tuple[float, float] | None]]:
@@ -212,6 +236,27 @@ def effects(suite: str, folders: Folders) -> dict[str, tuple[float, tuple[float,
     return found
 
 
+def published_effects(suite: str) -> dict[str, dict[str, float]]:
+    """By source and variant: the relative change that others found in the suite's environments."""
+    environments = {env.partition("-")[0] for env in SUITES[suite].environments}
+    found: dict[str, dict[str, float]] = {}
+    for variant, (source, column, changed, usual, choice) in PUBLISHED_EFFECTS.items():
+        scores = {
+            (row["environment"].partition("-")[0], row[column]): float(
+                row.get("mean") or row["p95_score"]
+            )
+            for row in reference(source)
+            if choice in (None, row.get("choice"))
+        }
+        changes = [
+            scores[env, changed] / scores[env, usual] - 1
+            for env in environments
+            if (env, changed) in scores
+        ]
+        found.setdefault(source, {})[variant] = float(np.mean(changes))
+    return found
+
+
 def effects_table(suite: str, folders: Folders) -> str:
     """Scores and effect of switching off one detail at a time, beside what others found."""
     environments = list(SUITES[suite].environments)
@@ -221,13 +266,8 @@ def effects_table(suite: str, folders: Folders) -> str:
     for name, variant in SUITES[suite].variants.items():
         found = by_environment(suite, name, folders)
         cells = [plus_minus(finals(found[env])) if env in found else "–" for env in environments]
-        change, interval = "–", ""
-        if name in effect:
-            change, interval = (
-                f"{effect[name][0]:+.0%}",
-                brackets(effect[name][1], "{:+.0%}".format),
-            )
-        rows.append((variant.label, *cells, f"{change} {interval}".strip(), others.get(name, "")))
+        change = with_interval(*effect[name], "{:+.0%}".format) if name in effect else "–"
+        rows.append((variant.label, *cells, change, others.get(name, "")))
     return markdown(("detail and change", *environments, "effect", "elsewhere"), rows)
 
 
@@ -353,8 +393,8 @@ class Script:
     suite: str = ""
     variant: str = ""
     environment: str = ""
-    source: str = ""
-    """Published result in reference/scores.csv."""
+    sources: tuple[str, ...] = ()
+    """Published results in reference/scores.csv."""
     contest: str = ""
 
 
@@ -365,7 +405,7 @@ SCRIPTS = (
         "figure3",
         "",
         "HalfCheetah-v4",
-        "CleanRL pr-424",
+        ("CleanRL pr-424", "CleanRL v1.0.0-12"),
         "continuous",
     ),
     Script(
@@ -382,7 +422,7 @@ SCRIPTS = (
         "pong",
         "",
         "Pong",
-        "CleanRL pr-424",
+        ("CleanRL pr-424",),
         "atari",
     ),
     Script("ppo_atari_lstm.py", "details 1–22 and 32–36", contest="atari_lstm"),
@@ -392,7 +432,7 @@ SCRIPTS = (
         "cartpole",
         "",
         "CartPole-v1",
-        "CleanRL pr-424",
+        ("CleanRL pr-424",),
         "multidiscrete",
     ),
     Script("ppo_rlhf_toy.py", "RLHF with PPO", "rlhf", "", "reviews"),
@@ -416,8 +456,8 @@ def scripts_block(folders: Folders) -> str:
             scores = finals(results)
             ends = statistics.interval([scores], np.mean)
             ours = f"{plus_minus(scores)} {brackets(ends) if ends else ''}".strip()
-            seconds = [x.record["seconds"] for x in results if x.record["seconds"]]
-            hours = f"{np.mean(seconds) / 3600:.2f}" if seconds else "–"
+            known = [x.hours for x in results if x.hours]
+            hours = f"{np.median(known):.2f}" if known else "–"
         rows.append(
             (
                 f"[{script.file}]({script.file})",
@@ -426,7 +466,7 @@ def scripts_block(folders: Folders) -> str:
                 script.environment or "–",
                 ours,
                 len(results) or "–",
-                published(script.environment, script.source),
+                "; ".join(published(script.environment, x) for x in script.sources) or "–",
                 hours,
                 speed_cell(script.contest, folders),
             )

@@ -39,6 +39,18 @@ class Result:
         return steps, np.array([float(row[name]) for row in rows])
 
     @property
+    def hours(self) -> float | None:
+        """Hours of training on a machine that does nothing else; None where that is unknown.
+
+        As if every stretch of steps had gone at the median rate, so that pauses, and other work on
+        the machine for less than half of the run, do not count.
+        """
+        if "steps" not in self.record:  # RLHF
+            return self.record["seconds"] and self.record["seconds"] / 3600
+        rollout, update = (self.column(f"charts/SPS_{part}")[1] for part in ("rollout", "update"))
+        return float(np.median(1 / rollout + 1 / update)) * self.record["steps"] / 3600
+
+    @property
     def final(self) -> float:
         """Mean return of the last 100 episodes; of RLHF the gold reward with the adaptive KL."""
         if "models" in self.record:

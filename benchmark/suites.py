@@ -34,6 +34,8 @@ class Suite:
     """Environments and seeds to run before all others, which follow seed by seed."""
     baseline: tuple[str, str] | None = None
     """Suite and variant against which the variants are compared."""
+    baseline_label: str = ""
+    """Its name in tables and figures; empty where it is a variant of this suite."""
 
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
@@ -54,7 +56,7 @@ MUJOCO7 = (
 # Left as in ppo2, because no flag expresses it: advantages normalized over the minibatch instead of
 # the batch; orthogonal initialization with gain sqrt(2) instead of normalized columns with gain 1;
 # observation statistics updated at every step instead of once per batch, without a least standard
-# deviation of 0.1; actions clipped to their bounds.
+# deviation of 0.1; actions clipped to their bounds; values clipped at 0.2, by the KL variants too.
 PROTOCOL_2017 = (
     *("--no-anneal-lr", "--adam-eps", "1e-8", "--max-grad-norm", "None", "--vf-coef", "1.0"),
     *("--no-scale-rewards", "--clip-obs", "5.0", "--truncation-is-terminal"),
@@ -100,9 +102,9 @@ ABLATIONS = {
     "no-value-clip": ("9 value loss not clipped", ("--no-clip-vloss",)),
     "no-grad-clip": ("11 gradients not clipped", ("--max-grad-norm", "None")),
     "shared-network": ("13 and 26 shared network", ("--shared-network",)),
-    "raw-observations": ("28 observations not normalized", ("--no-norm-obs",)),
+    "raw-observations": ("28 and 29 raw observations", ("--no-norm-obs",)),
     "unclipped-observations": ("29 observations not clipped", ("--clip-obs", "None")),
-    "raw-rewards": ("30 rewards not scaled", ("--no-scale-rewards",)),
+    "raw-rewards": ("30 and 31 raw rewards", ("--no-scale-rewards",)),
     "unclipped-rewards": ("31 rewards not clipped", ("--clip-reward", "None")),
     "truncation-is-terminal": ("time limits are failures", ("--truncation-is-terminal",)),
     "anneal-clip": ("extra: clip range annealed", ("--anneal-clip",)),
@@ -144,6 +146,7 @@ SUITES = {
             )
         },
         baseline=("figure3", ""),
+        baseline_label="clipping, ε = 0.2",
     ),
     "table1": Suite(
         reproduces="Schulman et al. 2017, Table 1, with the settings of the code of 2017",
@@ -188,6 +191,7 @@ SUITES = {
         environments=dict.fromkeys(("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"), (1, 2, 3)),
         variants={"bins-11": Variant(MULTIDISCRETE, ("--bins", "11"), "11 bins per joint")},
         baseline=("figure3", ""),
+        baseline_label="Gaussian policy",
     ),
     # Three PPO runs on one reward model: adaptive KL, beta = 0 and a fixed beta.
     "rlhf": Suite(

@@ -209,15 +209,23 @@ def read_steps(progress: Path) -> list[int]:
     return [int(row["global_step"]) for row in csv.DictReader(complete.splitlines())]
 
 
-def processor_seconds(session: int) -> float:
-    """Processor time that all processes of a session and their ended children used (Linux)."""
-    ticks = 0
+def process_tree(root: int) -> dict[int, float]:
+    """Processor seconds of a process and all its descendants, by process number (Linux).
+
+    Each one's includes its children that have ended. The tree, not the session, because torchrun
+    gives each of its workers a session of its own.
+    """
+    parents, seconds = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # ended meanwhile
             fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+            pid = int(path.parent.name)
+            parents[pid] = int(fields[1])
+            seconds[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    tree = [root]
+    for pid in tree:  # grows while it is read
+        tree += [child for child, parent in parents.items() if parent == pid]
+    return {pid: seconds[pid] for pid in tree if pid in seconds}
 
 
 def rates(points: list[tuple[int, float, float]]) -> dict[str, float]:
@@ -264,7 +272,8 @@ def measure(contender: Contender, threads: int) -> dict[str, Any]:
                     steps = read_steps(progress)
                     if steps and (not points or steps[-1] > points[-1][0]):
                         now = time.perf_counter() - start
-                        points.append((steps[-1], now, processor_seconds(process.pid)))
+                        cpu_seconds = sum(process_tree(process.pid).values())
+                        points.append((steps[-1], now, cpu_seconds))
                 failed = ended and process.returncode != 0
                 # Not at once: torchrun's processes are ended by torchrun alone.
                 deadline = time.perf_counter() + STOP_SECONDS
@@ -274,7 +283,9 @@ def measure(contender: Contender, threads: int) -> dict[str, Any]:
                     ended, usage = has_ended(process)
             finally:
                 if not ended:
-                    os.killpg(process.pid, signal.SIGKILL)
+                    for pid in process_tree(process.pid):
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
                     _, status, usage = os.wait4(process.pid, 0)
                     process.returncode = os.waitstatus_to_exitcode(status)
             output.seek(0)
@@ -403,7 +414,7 @@ def contest_report(result: dict[str, Any]) -> str:
         "steps/s of processor time",
         "start-up, s",
         "1M steps, projected, min",
-        "memory, MiB",
+        "memory of the largest process, MiB",
     )
     text = f"**{result['title']}**, {len(own)} repetitions in turns.\n\n" + markdown(header, rows)
     text += "\n" if result["targets"] else ""

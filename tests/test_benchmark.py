@@ -4,8 +4,10 @@ import ast
 import functools
 import importlib
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -30,17 +32,21 @@ def write_result(folders, suite, environment, seed, returns, variant=""):
     """A result whose last episodes have the given returns and whose curve rises to their mean."""
     run = runs.Run(suite, environment, variant, seed, folders)
     mean = float(np.mean(returns))
-    rows = [f"{10_000 * (i + 1)},2,{mean * (i + 1) / 100},5" for i in range(runs.BINS)]
+    header = "global_step,episodes,return,length,charts/SPS_rollout,charts/SPS_update"
+    # Of the 100 stretches of 10,000 steps, those 30 and 31 take ten times as long as the others.
+    rows = [
+        f"{10_000 * i},2,{mean * i / 100},5,{100 if i in (30, 31) else 1000},1000"
+        for i in range(1, runs.BINS + 1)
+    ]
     run.result.parent.mkdir(parents=True, exist_ok=True)
-    run.result.with_suffix(".csv").write_text(
-        "\n".join(["global_step,episodes,return,length", *rows, ""])
-    )
+    run.result.with_suffix(".csv").write_text("\n".join([header, *rows, ""]))
     record = {
         "suite": suite,
         "environment": environment,
         "variant": variant,
         "seed": seed,
-        "seconds": 3600,
+        "seconds": 2180.0,
+        "steps": 1_000_000,
         "last_returns": list(returns),
         "settings": {"total_timesteps": 1_000_000},
     }
@@ -133,6 +139,12 @@ def test_scores_of_a_result(folders):
     assert result.whole == pytest.approx(20.0 * 50.5 / 100)
 
 
+def test_hours_of_a_result_leave_out_pauses(folders):
+    write_result(folders, "figure3", "Hopper-v4", 1, [10.0])
+    (result,) = results.load("figure3", folders)
+    assert result.hours == pytest.approx(2000 / 3600)
+
+
 def test_a_growing_log_is_read_up_to_its_last_whole_row(tmp_path):
     (tmp_path / "log.csv").write_text("global_step,return\n1,2.0\n2,3.")
     assert runs.read_rows(tmp_path / "log.csv") == [{"global_step": 1.0, "return": 2.0}]
@@ -167,6 +179,26 @@ def test_ratios_pair_the_repetitions():
         for name, rate in [("ours", 8.0), ("theirs", 2.0), ("ours", 9.0), ("theirs", 3.0)]
     ]
     assert throughput.ratios(measured, "ours", "steps_per_second").tolist() == [4.0, 3.0]
+
+
+def test_processor_time_counts_workers_with_sessions_of_their_own():
+    """As torchrun's have."""
+    burn = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
+    worker = [sys.executable, "-c", burn + "print('done', flush=True); time.sleep(60)"]
+    launcher = (
+        f"import subprocess; x = subprocess.Popen({worker!r}, start_new_session=True); x.wait()"
+    )
+    command = [sys.executable, "-c", launcher]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    tree = {}
+    try:
+        assert process.stdout.readline() == "done\n"
+        tree = throughput.process_tree(process.pid)
+        assert len(tree) == 2 and 0.25 < sum(tree.values()) < 5
+    finally:
+        for pid in tree:
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
 
 
 # --- Suites and selection ---
@@ -294,7 +326,7 @@ def test_scores_table_by_hand(folders):
     assert cells[:4] == ["Hopper-v4", "5", "3800 ± 2786", "3000"]
     assert cells[5] == "1919 ± 1407"
     assert "≈ 2330" in cells and "2383 ± 272" in cells
-    assert cells[-1] == "1.00"
+    assert cells[-1] == "0.56"
 
 
 def test_missing_runs_are_named_with_the_command_that_makes_them(folders):
@@ -323,22 +355,51 @@ def test_table1_scores_are_normalized_per_environment(folders, monkeypatch, tmp_
     write_result(folders, "table1", "Swimmer-v4", 1, [20.0], "clip-0.2")
     write_result(folders, "table1", "Swimmer-v4", 2, [30.0], "clip-0.2")
     write_result(folders, "table1", "Hopper-v4", 1, [-50.0], "none")
+    # As long as a setting lacks Swimmer, nobody's average includes it.
+    table = report.normalized_table("table1", folders)
+    assert "| clipping, ε = 0.2 | 0.82 | 1.00 | 1 in 1 | 100 (1) | 25.0 ± 5.0 (2) |" in table
+    assert "| no clipping or penalty | -0.39 | -0.50 | 1 in 1 | -50.0 (1) | – |" in table
+    write_result(folders, "table1", "Swimmer-v4", 1, [10.0], "none")
     table = report.normalized_table("table1", folders)
     # The best run of Hopper has 100, that of Swimmer 30: (1 + (0.5 + 1) / 2) / 2.
-    assert "| clipping, ε = 0.2 | 0.82 | 0.88 | – | 3 in 2 |" in table
-    assert "| no clipping or penalty | -0.39 | -0.50 | – | 1 in 1 |" in table
-    assert "| fixed KL, β = 10 | 0.69 | – | – | 0 in 0 |" in table
+    assert "| clipping, ε = 0.2 | 0.82 | 0.88 | 3 in 2 |" in table
+    assert "| no clipping or penalty | -0.39 | -0.25 | 2 in 2 |" in table
+    assert "| fixed KL, β = 10 | 0.69 | – | 0 in 0 | – | – |" in table
     assert plots.plot_normalized("table1", folders, tmp_path).stat().st_size > 5000
 
 
-def test_effects_of_details_against_the_default(folders, tmp_path):
+def test_effects_of_details_against_the_default(folders, monkeypatch, tmp_path):
     for seed in (1, 2):
         write_result(folders, "ablation", "Hopper-v4", seed, [2000.0], "default")
         write_result(folders, "ablation", "Hopper-v4", seed, [500.0], "raw-rewards")
+    write_result(folders, "ablation", "Hopper-v4", 1, [1000.0], "shared-network")
     table = report.effects_table("ablation", folders)
-    assert "| 30 rewards not scaled | 500 ± 0 | – | – | -75% [-75%, -75%] | scaling" in table
-    assert report.effects("ablation", folders) == {"raw-rewards": (-0.75, (-0.75, -0.75))}
+    assert "| 30 and 31 raw rewards | 500 ± 0 | – | – | -75% [-75%, -75%] | scaling" in table
+    assert "| 13 and 26 shared network | 1000 | – | – | -50% | separate" in table
+    found = report.effects("ablation", folders)
+    assert found == {"raw-rewards": (-0.75, (-0.75, -0.75)), "shared-network": (-0.5, None)}
+    figures = []
+    monkeypatch.setattr(plots.plt, "close", figures.append)
     assert plots.plot_effects("ablation", folders, tmp_path).stat().st_size > 5000
+    (axes,) = figures[0].axes
+    points = [
+        (line.get_label(), line.get_xdata()[0], line.get_markerfacecolor())
+        for line in axes.lines
+        if line.get_label()[0] != "_"
+    ]
+    assert [x[0] for x in points] == ["ours", "ours", "Andrychowicz et al."]
+    assert [x[1:] for x in points[:2]] == [(-0.75, "C0"), (-0.5, "white")]  # worst first
+    plots.plt.close(figures[0])
+
+
+def test_published_effects_are_of_the_same_environments():
+    found = report.published_effects("ablation")
+    # Engstrom et al. 2020, Tables 2 and 3: Walker2d 2867 of 3292, Hopper 2371 of 2513.
+    expected = (2867 / 3292 + 2371 / 2513) / 2 - 1
+    assert found["engstrom2020"] == {"no-clip": pytest.approx(expected)}
+    # Andrychowicz et al. 2021, choice C47: Hopper, Walker2d and HalfCheetah; off against on.
+    expected = (1190 / 1360 + 685 / 660 + 2000 / 2320) / 3 - 1
+    assert found["andrychowicz2021"]["shared-network"] == pytest.approx(expected)
 
 
 def test_table_of_details_finds_all_37_and_their_lines():
@@ -355,7 +416,7 @@ def test_table_of_scripts(folders):
     write_result(folders, "figure3", "HalfCheetah-v4", 1, [1500.0])
     text = report.scripts_block(folders)
     row = next(x for x in text.splitlines() if "[ppo_continuous_action.py]" in x)
-    assert "| HalfCheetah-v4 | 1500 | 1 | 1443 ± 46 | 1.00 | – |" in row
+    assert "| HalfCheetah-v4 | 1500 | 1 | 1443 ± 46; 2906 ± 1129 | 0.56 | – |" in row
 
 
 @pytest.fixture(scope="module")
@@ -399,11 +460,11 @@ def test_figure_has_a_panel_per_environment_and_a_line_per_seed(folders, monkeyp
     path = plots.plot_suite("figure3", folders, tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
     titles = [axes.get_title() for axes in figures[0].axes]
-    assert titles == ["Hopper-v4", "Ant-v4"]
+    assert titles == ["Hopper-v4, 3 seeds", "Ant-v4, 1 seed"]
     hopper, ant = figures[0].axes
     labels = [line.get_label() for line in hopper.lines]
-    assert "ours, 3 seeds" in labels and "ppo2 2018 (v2, 6 seeds)" in labels
-    mean = hopper.lines[labels.index("ours, 3 seeds")].get_ydata()
+    assert "ours" in labels and "ppo2 2018 (v2, 6 seeds)" in labels
+    mean = hopper.lines[labels.index("ours")].get_ydata()
     assert mean[-1] == pytest.approx(200.0)  # of seeds that end at 100, 200 and 300
     assert len(ant.collections) == 0  # no band from one seed
     plots.plt.close(figures[0])
