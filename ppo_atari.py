@@ -407,25 +407,26 @@ class ResumableGame(gym.Wrapper):
             yield from ((layer, name) for name in self.COUNTERS if name in vars(layer))
             layer = layer.env
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Everything that the next step depends on, as tensors and plain values.
+    def get_state(self) -> bytes | None:
+        """Everything that the next step depends on.
 
         None with sticky actions: the emulator does not tell which action it is holding.
         """
         if self.unwrapped.ale.getFloat("repeat_action_probability") > 0:
             return None
         emulator = self.unwrapped.ale.cloneState(include_rng=True).__getstate__()
-        return {
+        state = {
             "emulator": torch.frombuffer(bytearray(emulator), dtype=torch.uint8),
             "rng": json.dumps(self.unwrapped.np_random.bit_generator.state),
             "counters": [getattr(layer, name) for layer, name in self._counters()],
         }
+        return to_bytes(state)
 
-    def set_state(self, states: list[dict[str, Any]]) -> None:
+    def set_state(self, states: list[bytes]) -> None:
         """Restore what `get_state` of the environment with this index returned."""
         from ale_py import ALEState
 
-        state = states[self.index]
+        state = from_bytes(states[self.index])
         self.unwrapped.ale.restoreState(ALEState(state["emulator"].numpy().tobytes()))
         self.unwrapped.np_random.bit_generator.state = json.loads(state["rng"])
         for (layer, name), value in zip(self._counters(), state["counters"]):
@@ -1747,13 +1748,28 @@ def save_checkpoint(args: Args, state: dict[str, Any], process: "ProcessState") 
     """Write `state` and the state of every process to `checkpoint.pt`; False if that failed."""
     processes = [process.capture()]
     if WORLD_SIZE > 1:
-        buffer = io.BytesIO()  # since pickle, which carries objects, knows fewer types of tensors
-        torch.save(processes[0], buffer)
         gathered = [b""] * WORLD_SIZE
-        dist.all_gather_object(gathered, buffer.getvalue())
-        processes = [torch.load(io.BytesIO(x), weights_only=True) for x in gathered]
+        dist.all_gather_object(gathered, to_bytes(processes[0]))
+        processes = [from_bytes(x) for x in gathered]
     state |= {"processes": processes}
     return RANK > 0 or save_file(args.run_dir / "checkpoint.pt", state)
+
+
+# Copied from ppo_continuous_action.py
+def to_bytes(state: Any) -> bytes:
+    """Tensors and plain values as bytes, which is how they travel from process to process.
+
+    Pickled, each tensor would take an open file, and some types could not be sent at all.
+    """
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+# Copied from ppo_continuous_action.py
+def from_bytes(data: bytes) -> Any:
+    """Undo `to_bytes`, running no code."""
+    return torch.load(io.BytesIO(data), weights_only=True)
 
 
 # Copied from ppo_continuous_action.py
@@ -1776,7 +1792,7 @@ class ProcessState:
             "torch_rng": torch.get_rng_state(),
             "statistics": {name: stats.state() for name, stats in self.statistics.items()},
             "arrays": {name: torch.from_numpy(x.copy()) for name, x in self.arrays.items()},
-            "envs": list(self.envs.call("get_state")),
+            "envs": [x and from_bytes(x) for x in self.envs.call("get_state")],
         }
 
     def restore(self, saved: dict[str, Any]) -> bool:
@@ -1788,7 +1804,7 @@ class ProcessState:
         if None in saved["envs"]:
             say("The state of this environment cannot be saved: the episodes start anew.")
             return False
-        self.envs.call("set_state", saved["envs"])
+        self.envs.call("set_state", [to_bytes(x) for x in saved["envs"]])
         for name, array in self.arrays.items():
             array[...] = saved["arrays"][name].numpy()
         return True

@@ -1445,13 +1445,26 @@ def save_checkpoint(args: Args, state: dict[str, Any], process: "ProcessState") 
     """Write `state` and the state of every process to `checkpoint.pt`; False if that failed."""
     processes = [process.capture()]
     if WORLD_SIZE > 1:
-        buffer = io.BytesIO()  # since pickle, which carries objects, knows fewer types of tensors
-        torch.save(processes[0], buffer)
         gathered = [b""] * WORLD_SIZE
-        dist.all_gather_object(gathered, buffer.getvalue())
-        processes = [torch.load(io.BytesIO(x), weights_only=True) for x in gathered]
+        dist.all_gather_object(gathered, to_bytes(processes[0]))
+        processes = [from_bytes(x) for x in gathered]
     state |= {"processes": processes}
     return RANK > 0 or save_file(args.run_dir / "checkpoint.pt", state)
+
+
+def to_bytes(state: Any) -> bytes:
+    """Tensors and plain values as bytes, which is how they travel from process to process.
+
+    Pickled, each tensor would take an open file, and some types could not be sent at all.
+    """
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def from_bytes(data: bytes) -> Any:
+    """Undo `to_bytes`, running no code."""
+    return torch.load(io.BytesIO(data), weights_only=True)
 
 
 class ProcessState:
@@ -1473,7 +1486,7 @@ class ProcessState:
             "torch_rng": torch.get_rng_state(),
             "statistics": {name: stats.state() for name, stats in self.statistics.items()},
             "arrays": {name: torch.from_numpy(x.copy()) for name, x in self.arrays.items()},
-            "envs": list(self.envs.call("get_state")),
+            "envs": [x and from_bytes(x) for x in self.envs.call("get_state")],
         }
 
     def restore(self, saved: dict[str, Any]) -> bool:
@@ -1485,7 +1498,7 @@ class ProcessState:
         if None in saved["envs"]:
             say("The state of this environment cannot be saved: the episodes start anew.")
             return False
-        self.envs.call("set_state", saved["envs"])
+        self.envs.call("set_state", [to_bytes(x) for x in saved["envs"]])
         for name, array in self.arrays.items():
             array[...] = saved["arrays"][name].numpy()
         return True
@@ -1513,7 +1526,7 @@ class Resumable(gym.Wrapper):
             layer = layer.env
         yield layer
 
-    def get_state(self) -> list[dict[str, Any]] | None:
+    def get_state(self) -> bytes | None:
         """Attributes of each wrapper and of the environment; None if some cannot be saved."""
         states = []
         for layer in self._layers():
@@ -1529,11 +1542,11 @@ class Resumable(gym.Wrapper):
                     if type(value).__module__.split(".")[0] not in ("gymnasium", "mujoco", "numpy"):
                         return None
             states.append(state)
-        return states
+        return to_bytes(states)
 
-    def set_state(self, states: list[list[dict[str, Any]]]) -> None:
+    def set_state(self, states: list[bytes]) -> None:
         """Restore what `get_state` of the environment with this index returned."""
-        for layer, state in zip(self._layers(), states[self.index]):
+        for layer, state in zip(self._layers(), from_bytes(states[self.index])):
             for name, value in state.items():
                 current = getattr(layer, name, None)
                 if type(current).__name__ == "MjData":
