@@ -29,11 +29,12 @@ marks a whole batch with its first two axes joined (T*N, ...), `mb_` a minibatch
 of the agent is four frames of the game.
 
 Deviations from ppo2, each correct where the original is not or harmless where it differs:
-- A time limit is not a failure: where a game is cut off (truncated, after 108,000 frames), the
-  value of the final observation is bootstrapped. `--truncation-is-terminal` gives the original's
-  behavior.
+- A time limit is not a failure: where a game is cut off (truncated), the value of the final
+  observation is bootstrapped. `--truncation-is-terminal` gives the original's behavior. The limit
+  is the usual 108,000 frames; the original had gym's 400,000.
 - Where FIRE or the step after it ends an episode, the observation of the next one is returned,
-  not the one from before (see FireReset).
+  not the one from before (see FireReset); likewise where the no-op step of EpisodicLife ends the
+  game.
 - Adam is PyTorch's, which adds epsilon after the bias correction; ppo2's TensorFlow adds it before.
 - Orthogonal matrices come from a QR decomposition, not an SVD: equal in distribution.
 
@@ -89,6 +90,7 @@ class RunError(Exception):
 # === Settings ===
 
 FRAME_SKIP = 4  # frames that one step of the agent lasts [ppo2: common/atari_wrappers.py L270]
+WITHOUT_NOOP = ("Backgammon", "VideoCheckers")  # the only games whose action 0 does something
 NOOP_MAX = 30  # most no-op frames before a game [ppo2: common/atari_wrappers.py L269]
 MAX_GAME_STEPS = 108_000 // FRAME_SKIP  # steps before a game is truncated: half an hour of play
 NUM_FRAMES = 4  # frames in a stack [ppo2: run.py L101-103]
@@ -110,7 +112,7 @@ class Args:
     total_timesteps: int = 10_000_000
     """Agent steps of the whole run, all environments and processes together [paper: MuJoCo 1M]."""
     paper: bool = False
-    """Take the paper's 3 epochs, c1 = 1 and annealed clip range [ppo2: 4, 0.5, constant]."""
+    """Use the paper's 3 epochs, c1 = 1, annealed clip range in place of ppo2's 4, 0.5, constant."""
     run_name: str | None = None
     """Name of the run's folder; by default environment, script, seed and time."""
     output_dir: str = "runs"
@@ -218,7 +220,7 @@ class Args:
         if self.resume not in (None, "auto"):
             return
         for name, value in PAPER.items() if self.paper else ():
-            if getattr(self, name) == getattr(Args, name):  # a value that was asked for stays
+            if getattr(self, name) == getattr(Args, name):  # another value was asked for
                 setattr(self, name, value)
         self.check()
 
@@ -265,7 +267,7 @@ class NoopReset(gym.Wrapper):
     """Begin each game with 1 to 30 no-op frames, so that no two games start alike."""
 
     def reset(self, *, seed: Any = None, options: dict | None = None) -> tuple:
-        """Reset the game and press action 0, which is the no-op in every game."""
+        """Reset the game and press action 0, which does nothing except in `WITHOUT_NOOP`."""
         frame, info = self.env.reset(seed=seed, options=options)
         # Detail 14/37: no-op reset [ppo2: common/atari_wrappers.py L12-39]
         noops = self.unwrapped.np_random.integers(1, NOOP_MAX + 1)
@@ -292,7 +294,7 @@ class MaxAndSkip(gym.Wrapper):
             if terminated or truncated:
                 break
         # Detail 15/37: max and skip [ppo2: common/atari_wrappers.py L97-123]
-        frame = np.maximum(frames[-1], frames[-2:][0])
+        frame = np.maximum(frames[-1], frames[-2:][0])  # the only one, if the game is over
         return frame, total_reward, terminated, truncated, info
 
 
@@ -619,7 +621,7 @@ def find_game(env_id: str) -> str:
     """Check that `env_id`, such as Breakout, is a game of the Arcade Learning Environment.
 
     Raises:
-        RunError: ale-py is missing, the name is unknown, or it is another kind of environment.
+        RunError: ale-py is missing, or the game is unknown, of another kind or without a no-op.
     """
     try:
         import ale_py
@@ -628,6 +630,8 @@ def find_game(env_id: str) -> str:
     gym.register_envs(ale_py)
     games = [x[len("ALE/") : -len("-v5")] for x in gym.registry if x.startswith("ALE/")]
     if env_id in games:
+        if env_id in WITHOUT_NOOP:
+            raise RunError(f"{env_id} has no action that does nothing; detail 14 needs one.")
         return env_id
     if env_id in gym.registry and "ale_py" not in str(gym.spec(env_id).entry_point):
         with contextlib.suppress(gym.error.Error, ImportError), gym.make(env_id) as env:
@@ -659,7 +663,7 @@ def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
             frameskip=1,  # MaxAndSkip repeats the actions
             repeat_action_probability=args.sticky_actions,
             full_action_space=False,
-            max_num_frames_per_episode=None,  # TimeLimit counts the agent's steps, as in ppo2
+            max_num_frames_per_episode=None,  # TimeLimit counts the agent's steps
             render_mode="rgb_array" if video else None,
             disable_env_checker=True,
         )
@@ -667,7 +671,8 @@ def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
         env = MaxAndSkip(env)
         env = gym.wrappers.TimeLimit(env, MAX_GAME_STEPS)
         if video:
-            env = gym.wrappers.RecordVideo(env, str(args.run_dir / "videos"))
+            fps = 60 // FRAME_SKIP  # the console draws 60 frames a second
+            env = gym.wrappers.RecordVideo(env, str(args.run_dir / "videos"), fps=fps)
         env = EpisodeStatistics(env)
         env = EpisodicLife(env)
         if env.unwrapped.get_action_meanings()[1] == "FIRE":
@@ -1024,12 +1029,12 @@ def train(args: Args) -> dict[str, Any]:
 
         clip_coef = torch.tensor(args.clip_coef, device=device)
         settings = (args.clip_vloss, args.norm_adv, args.ent_coef, args.vf_coef)
-        example = [torch.zeros(args.minibatch_size, device=device) for _ in range(4)]
-        example = (*(x.flatten(0, 1)[: args.minibatch_size] for x in (obs, actions)), *example)
-        gradient = compiled(loss_gradient, args, (agent, example, clip_coef, *settings))
+        example = (obs[:-1], actions, logprobs, values, logprobs, values)
+        minibatch = tuple(x.flatten(0, 1)[: args.minibatch_size].clone() for x in example)
+        gradient = compiled(loss_gradient, args, (agent, minibatch, clip_coef, *settings))
         # On the CPU compiling the forward pass alone gains nothing.
-        example = (obs[0], torch.zeros((num_envs, num_actions), device=device))
-        sample = compiled(act, args, (agent, example)) if cuda else act
+        noise = torch.zeros((num_envs, num_actions), device=device)
+        sample = compiled(act, args, (agent, (obs[0], noise))) if cuda else act
         log.start(device, global_step)
 
         for iteration in range(first_iteration, args.num_iterations + 1):
@@ -1834,6 +1839,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         run_name="evaluation",
         num_envs=1,
         num_minibatches=1,
+        norm_adv=False,  # which a batch of one step could not have
         env_backend="gymnasium",
         async_envs=False,
         evaluate=args.evaluate,
@@ -1841,6 +1847,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         eval_episodes=args.eval_episodes,
         deterministic=args.deterministic,
     )
+    torch.set_num_threads(args.torch_threads)
     results = {}
     with contextlib.closing(make_envs(args)) as envs:
         agent = Agent(NUM_FRAMES, envs.single_action_space.n, args)
@@ -1852,6 +1859,8 @@ def evaluate(args: Args) -> dict[str, list[float]]:
             results[policy] = play(args, envs, agent, policy)
             mean, std = np.mean(results[policy]), np.std(results[policy])
             say(f"{policy:>7} action: {mean:.1f} ± {std:.1f} over {args.eval_episodes} games")
+    if args.capture_video:
+        say(f"Videos: {args.run_dir / 'videos'}")
     return results
 
 

@@ -32,11 +32,13 @@ units of the LSTM. A state is one tensor (2, B, H): the LSTM's output and its ce
 where an observation is the first of its episode. One step of the agent is four frames.
 
 Deviations from ppo2, each correct where the original is not or harmless where it differs:
-- A time limit is not a failure: where a game is cut off (truncated, after 108,000 frames), the
-  value of the final observation, under the state that led to it, is bootstrapped.
-  `--truncation-is-terminal` gives the original's behavior.
+- A time limit is not a failure: where a game is cut off (truncated), the value of the final
+  observation, under the state that led to it, is bootstrapped. `--truncation-is-terminal` gives
+  the original's behavior. The limit is the usual 108,000 frames; the original had gym's 400,000.
+- The agent sees one frame; ppo2's command line stacks four for its LSTM too.
 - Where FIRE or the step after it ends an episode, the observation of the next one is returned,
-  not the one from before (see FireReset).
+  not the one from before (see FireReset); likewise where the no-op step of EpisodicLife ends the
+  game.
 - Adam is PyTorch's, which adds epsilon after the bias correction; ppo2's TensorFlow adds it before.
 - Orthogonal matrices come from a QR decomposition, not an SVD: equal in distribution.
 
@@ -92,6 +94,7 @@ class RunError(Exception):
 # === Settings ===
 
 FRAME_SKIP = 4  # frames that one step of the agent lasts [ppo2: common/atari_wrappers.py L270]
+WITHOUT_NOOP = ("Backgammon", "VideoCheckers")  # the only games whose action 0 does something
 NOOP_MAX = 30  # most no-op frames before a game [ppo2: common/atari_wrappers.py L269]
 MAX_GAME_STEPS = 108_000 // FRAME_SKIP  # steps before a game is truncated: half an hour of play
 NUM_FRAMES = 1  # the LSTM remembers what a stack would show
@@ -114,7 +117,7 @@ class Args:
     total_timesteps: int = 10_000_000
     """Agent steps of the whole run, all environments and processes together [paper: MuJoCo 1M]."""
     paper: bool = False
-    """Take the paper's 3 epochs, c1 = 1 and annealed clip range [ppo2: 4, 0.5, constant]."""
+    """Use the paper's 3 epochs, c1 = 1, annealed clip range in place of ppo2's 4, 0.5, constant."""
     run_name: str | None = None
     """Name of the run's folder; by default environment, script, seed and time."""
     output_dir: str = "runs"
@@ -222,7 +225,7 @@ class Args:
         if self.resume not in (None, "auto"):
             return
         for name, value in PAPER.items() if self.paper else ():
-            if getattr(self, name) == getattr(Args, name):  # a value that was asked for stays
+            if getattr(self, name) == getattr(Args, name):  # another value was asked for
                 setattr(self, name, value)
         self.check()
 
@@ -270,7 +273,7 @@ class NoopReset(gym.Wrapper):
     """Begin each game with 1 to 30 no-op frames, so that no two games start alike."""
 
     def reset(self, *, seed: Any = None, options: dict | None = None) -> tuple:
-        """Reset the game and press action 0, which is the no-op in every game."""
+        """Reset the game and press action 0, which does nothing except in `WITHOUT_NOOP`."""
         frame, info = self.env.reset(seed=seed, options=options)
         # Detail 14/37: no-op reset [ppo2: common/atari_wrappers.py L12-39]
         noops = self.unwrapped.np_random.integers(1, NOOP_MAX + 1)
@@ -298,7 +301,7 @@ class MaxAndSkip(gym.Wrapper):
             if terminated or truncated:
                 break
         # Detail 15/37: max and skip [ppo2: common/atari_wrappers.py L97-123]
-        frame = np.maximum(frames[-1], frames[-2:][0])
+        frame = np.maximum(frames[-1], frames[-2:][0])  # the only one, if the game is over
         return frame, total_reward, terminated, truncated, info
 
 
@@ -635,7 +638,7 @@ def find_game(env_id: str) -> str:
     """Check that `env_id`, such as Breakout, is a game of the Arcade Learning Environment.
 
     Raises:
-        RunError: ale-py is missing, the name is unknown, or it is another kind of environment.
+        RunError: ale-py is missing, or the game is unknown, of another kind or without a no-op.
     """
     try:
         import ale_py
@@ -644,6 +647,8 @@ def find_game(env_id: str) -> str:
     gym.register_envs(ale_py)
     games = [x[len("ALE/") : -len("-v5")] for x in gym.registry if x.startswith("ALE/")]
     if env_id in games:
+        if env_id in WITHOUT_NOOP:
+            raise RunError(f"{env_id} has no action that does nothing; detail 14 needs one.")
         return env_id
     if env_id in gym.registry and "ale_py" not in str(gym.spec(env_id).entry_point):
         with contextlib.suppress(gym.error.Error, ImportError), gym.make(env_id) as env:
@@ -675,7 +680,7 @@ def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
             frameskip=1,  # MaxAndSkip repeats the actions
             repeat_action_probability=args.sticky_actions,
             full_action_space=False,
-            max_num_frames_per_episode=None,  # TimeLimit counts the agent's steps, as in ppo2
+            max_num_frames_per_episode=None,  # TimeLimit counts the agent's steps
             render_mode="rgb_array" if video else None,
             disable_env_checker=True,
         )
@@ -683,7 +688,8 @@ def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
         env = MaxAndSkip(env)
         env = gym.wrappers.TimeLimit(env, MAX_GAME_STEPS)
         if video:
-            env = gym.wrappers.RecordVideo(env, str(args.run_dir / "videos"))
+            fps = 60 // FRAME_SKIP  # the console draws 60 frames a second
+            env = gym.wrappers.RecordVideo(env, str(args.run_dir / "videos"), fps=fps)
         env = EpisodeStatistics(env)
         env = EpisodicLife(env)
         if env.unwrapped.get_action_meanings()[1] == "FIRE":
@@ -780,8 +786,10 @@ class Agent(nn.Module):
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bfloat16):
             # Detail 22/37: image scaling [ppo2: common/models.py L19]
             scaled = obs / 255.0
-            # The order in memory that convolutions compute fastest in; the values are the same.
-            return self.cnn(scaled.contiguous(memory_format=torch.channels_last)).float()
+            # The strides of channels_last, the order in memory that convolutions compute fastest
+            # in; `contiguous` does not set them where there is one channel.
+            scaled = scaled.contiguous().as_strided(scaled.shape, (84 * 84, 1, 84, 1))
+            return self.cnn(scaled).float()
 
     def remember(self, obs: Tensor, starts: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Run the LSTM along T steps; acting is the case T = 1.
@@ -1069,7 +1077,7 @@ def train(args: Args) -> dict[str, Any]:
 
         # The rollout, time first; the last row of obs is the first one of the next rollout. On a
         # GPU, page-locked host_obs lets the frames travel while the CPU goes on; on the CPU both
-        # are the same memory.
+        # are the same memory. So with the starts.
         cuda = device.type == "cuda"
         obs_size = (num_steps + 1, num_envs, *obs_shape)
         host_obs = torch.zeros(obs_size, dtype=torch.uint8, pin_memory=cuda)
@@ -1080,12 +1088,13 @@ def train(args: Args) -> dict[str, Any]:
         rewards = np.zeros((num_steps, num_envs), dtype=np.float32)
         terminated = np.zeros((num_steps, num_envs), dtype=bool)
         done = np.zeros((num_steps, num_envs), dtype=bool)
-        starts = torch.zeros((num_steps + 1, num_envs), device=device)
+        host_starts = torch.ones((num_steps + 1, num_envs), pin_memory=cuda)
+        starts = host_starts.to(device)
         state = agent.initial_state(num_envs)
 
         # What lives on from one rollout to the next, besides the environments.
-        next_obs = host_obs.numpy()[-1]
-        next_start, next_state = np.ones(num_envs, dtype=np.float32), state.numpy(force=True).copy()
+        next_obs, next_start = host_obs.numpy()[-1], host_starts.numpy()[-1]
+        next_state = state.numpy(force=True).copy()
         arrays = {"next_obs": next_obs, "next_start": next_start, "next_state": next_state}
         process = ProcessState(envs, rng, {}, arrays)
         first_iteration, global_step = 1, 0
@@ -1103,14 +1112,15 @@ def train(args: Args) -> dict[str, Any]:
         clip_coef = torch.tensor(args.clip_coef, device=device)
         settings = (args.clip_vloss, args.norm_adv, args.ent_coef, args.vf_coef)
         mb_envs = num_envs // args.num_minibatches
-        example = [x[:num_steps, :mb_envs] for x in (obs, starts)] + [state[:, :mb_envs]]
-        example += [x[:, :mb_envs] for x in (actions, logprobs, values, logprobs, values)]
-        example = tuple(x.contiguous() for x in example)
-        example = (agent, example, clip_coef, *settings)
+        minibatch = [x[:num_steps, :mb_envs] for x in (obs, starts)] + [state[:, :mb_envs]]
+        minibatch += [x[:, :mb_envs] for x in (actions, logprobs, values, logprobs, values)]
+        minibatch = tuple(x.contiguous() for x in minibatch)
+        example = (agent, minibatch, clip_coef, *settings)
         # On the CPU, compiling gains nothing here: T unrolled steps take minutes and run no faster.
         gradient = compiled(sequence_gradient, args, example) if cuda else sequence_gradient
-        example = (obs[0], starts[0], state, torch.zeros((num_envs, num_actions), device=device))
-        sample = compiled(act_in_sequence, args, (agent, example)) if cuda else act_in_sequence
+        noise = torch.zeros((num_envs, num_actions), device=device)
+        example = (agent, (obs[0], starts[0], state, noise))
+        sample = compiled(act_in_sequence, args, example) if cuda else act_in_sequence
         log.start(device, global_step)
 
         for iteration in range(first_iteration, args.num_iterations + 1):
@@ -1123,9 +1133,9 @@ def train(args: Args) -> dict[str, Any]:
             noise = torch.as_tensor(noise, device=device)
             final_obs: dict[tuple[int, int], np.ndarray] = {}
             final_states: list[Tensor] = []
-            host_obs[0] = host_obs[-1]
+            host_obs[0], host_starts[0] = host_obs[-1], host_starts[-1]
             obs[0].copy_(host_obs[0])
-            starts[0].copy_(torch.from_numpy(next_start))
+            starts[0].copy_(host_starts[0])
             rollout_state = state.clone()
             # Detail 1/37: vectorized architecture [ppo2/runner.py L26-42]
             for step in range(num_steps):
@@ -1136,10 +1146,11 @@ def train(args: Args) -> dict[str, Any]:
                 frames, rewards[step], terminated[step], truncated, infos = envs.step(
                     actions[step].numpy(force=True)
                 )
-                host_obs[step + 1] = torch.from_numpy(frames)
-                obs[step + 1].copy_(host_obs[step + 1], non_blocking=True)
                 done[step] = terminated[step] | truncated
-                starts[step + 1].copy_(torch.from_numpy(done[step]))
+                host_obs[step + 1] = torch.from_numpy(frames)
+                host_starts[step + 1] = torch.from_numpy(done[step])
+                obs[step + 1].copy_(host_obs[step + 1], non_blocking=True)
+                starts[step + 1].copy_(host_starts[step + 1], non_blocking=True)
                 for i in (truncated & ~terminated[step]).nonzero()[0]:
                     final_obs[step, i] = infos["final_obs"][i]
                     final_states.append(state[:, i].clone())
@@ -1147,7 +1158,7 @@ def train(args: Args) -> dict[str, Any]:
                 for i in games.get("_episode", np.zeros(0)).nonzero()[0]:
                     score, length = games["episode"]["r"][i], games["episode"]["l"][i]
                     log.episode(global_step, score.item(), length.item())
-            next_start[...], next_state[...] = done[-1], state.numpy(force=True)
+            next_state[...] = state.numpy(force=True)
             rollout_seconds = time.perf_counter() - start_time
             check_finite(args, last_good, global_step, reward=rewards)
 
@@ -1227,10 +1238,10 @@ def train(args: Args) -> dict[str, Any]:
             finished = iteration == args.num_iterations
             if finished or stop_signal or iteration % args.checkpoint_interval == 0:
                 log.flush()
-                saved = model_state(args, agent, {})
-                saved |= {"iteration": iteration, "global_step": global_step}
-                saved |= {"optimizer": optimizer.state_dict(), "wandb_id": log.wandb_id}
-                saved = save_checkpoint(args, saved, process)
+                contents = model_state(args, agent, {})
+                contents |= {"iteration": iteration, "global_step": global_step}
+                contents |= {"optimizer": optimizer.state_dict(), "wandb_id": log.wandb_id}
+                saved = save_checkpoint(args, contents, process)
             if stop_signal:
                 lost = "" if saved else " (the last iterations are lost: they could not be saved)"
                 say(f"Stopped by {stop_signal.name}; continue with --resume {args.run_dir}{lost}")
@@ -1928,6 +1939,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         run_name="evaluation",
         num_envs=1,
         num_minibatches=1,
+        norm_adv=False,  # which a batch of one step could not have
         env_backend="gymnasium",
         async_envs=False,
         evaluate=args.evaluate,
@@ -1935,6 +1947,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         eval_episodes=args.eval_episodes,
         deterministic=args.deterministic,
     )
+    torch.set_num_threads(args.torch_threads)
     results = {}
     with contextlib.closing(make_envs(args)) as envs:
         agent = Agent(envs.single_action_space.n, args)
@@ -1946,6 +1959,8 @@ def evaluate(args: Args) -> dict[str, list[float]]:
             results[policy] = play(args, envs, agent, policy)
             mean, std = np.mean(results[policy]), np.std(results[policy])
             say(f"{policy:>7} action: {mean:.1f} ± {std:.1f} over {args.eval_episodes} games")
+    if args.capture_video:
+        say(f"Videos: {args.run_dir / 'videos'}")
     return results
 
 

@@ -153,6 +153,14 @@ def test_first_convolution_sees_1_for_pixel_255(agent, method):
     assert torch.equal(seen[0].unique(), torch.tensor([0.0, 0.2, 1.0]))
 
 
+def test_convolutions_compute_in_channels_last_order(agent):
+    """The order that they are fastest in; each layer keeps that of its input."""
+    outputs = []
+    agent.cnn[0].register_forward_hook(lambda layer, inputs, output: outputs.append(output))
+    agent.get_value(images(3))
+    assert outputs[0].is_contiguous(memory_format=torch.channels_last)
+
+
 def test_policy_and_value_share_the_network(agent):
     _, logprob, _, value = agent.get_action_and_value(images(4), torch.zeros(4, dtype=torch.int64))
     first = agent.cnn[0].weight
@@ -323,6 +331,25 @@ def test_gradient_is_clipped_as_one_vector(tmp_path, monkeypatch):
     assert max(norms) <= 0.01 * 1.001
 
 
+def test_gradients_of_all_processes_are_averaged_before_the_step(tmp_path, monkeypatch):
+    use_counting_games(monkeypatch)
+    start = train(tiny(tmp_path, run_name="start", learning_rate=0.0))
+    monkeypatch.setattr(ppo_atari, "average_over_processes", lambda x: x.zero_())
+    assert same_weights(train(tiny(tmp_path)), start)
+
+
+def test_metrics_are_means_over_all_minibatches_and_settings_reach_the_loss(tmp_path, monkeypatch):
+    use_counting_games(monkeypatch)
+    calls = record_calls(monkeypatch, "loss_gradient")
+    settings = {"clip_vloss": False, "norm_adv": False, "ent_coef": 0.02, "vf_coef": 0.7}
+    updates = train(tiny(tmp_path, **settings))["updates"]
+    assert {tuple(arguments[3:]) for arguments, _ in calls} == {(False, False, 0.02, 0.7)}
+    for update, own in zip(updates, (calls[:4], calls[4:]), strict=True):  # 2 epochs of 2
+        expected = torch.stack([metrics for _, (_, metrics) in own]).mean(0)
+        logged = [update[name] for name in ppo_atari.LOSS_METRICS]
+        assert logged == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-7)
+
+
 def test_target_kl_stops_the_epochs(tmp_path):
     updates = train(tiny(tmp_path, target_kl=0.0, learning_rate=0.01, update_epochs=4))["updates"]
     assert [x["charts/epochs"] for x in updates] == [1, 1]
@@ -428,6 +455,16 @@ def test_evaluation_plays_whole_games_with_raw_scores(tmp_path, monkeypatch, cap
     assert again == {"greedy": results["greedy"]}
     with pytest.raises(RunError, match="was trained on Breakout"):
         evaluate(replace(args, evaluate=str(tmp_path / "run"), env_id="Pong"))
+
+
+def test_evaluation_of_rollouts_of_one_step(tmp_path, monkeypatch):
+    train(tiny(tmp_path, num_envs=4, num_steps=1, total_timesteps=4))
+    threads = []
+    monkeypatch.setattr(ppo_atari.torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(ppo_atari, "play", lambda *args: [1.0])
+    args = tiny(tmp_path, evaluate=str(tmp_path / "run"))
+    assert evaluate(args) == {"greedy": [1.0], "sampled": [1.0]}
+    assert threads == [1]  # those of the training, on which repetition depends
 
 
 def test_video_shows_the_whole_game(tmp_path, monkeypatch):

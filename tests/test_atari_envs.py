@@ -1,5 +1,6 @@
 """The Atari environments: details 14-20 on fake games, and both paths against the raw emulator."""
 
+import contextlib
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -537,6 +538,34 @@ def test_fast_path_equals_reference_path(game, monkeypatch):
     assert worst <= 29 and np.mean(total) < 0.04
 
 
+def test_several_games_on_the_fast_path_are_played_apart(monkeypatch):
+    """Each as it is played alone: observations, rewards, ends, last observations and scores."""
+    monkeypatch.setattr(ppo_atari, "MAX_GAME_STEPS", 25)
+    args = Args(env_id="Breakout", env_backend="ale", num_envs=2)
+    actions = np.random.default_rng(0).integers(0, 4, (90, 2))
+
+    def play(games):
+        envs = make_envs(replace(args, num_envs=len(games), num_minibatches=1))
+        obs, _ = envs.reset(seed=[5 + game for game in games])
+        rows = [[obs[i].tobytes()] for i in range(len(games))]
+        for action in actions[:, games]:
+            obs, *flags, infos = envs.step(action)
+            for i, row in enumerate(rows):
+                ended = flags[1][i] or flags[2][i]
+                row.append((obs[i].tobytes(), *(flag[i] for flag in flags)))
+                if ended:
+                    row.append(infos["final_obs"][i].tobytes())
+                    games_over = infos.get("final_info", {})
+                    if games_over and games_over["_episode"][i]:
+                        row.append([games_over["episode"][key][i] for key in "rl"])
+        envs.close()
+        return rows
+
+    together = play([0, 1])
+    assert together == [*play([0]), *play([1])]
+    assert together[0] != together[1] and any(isinstance(x, list) for x in together[1])
+
+
 # --- Vectorization, names, sticky actions, resumption ----------------------------------
 
 
@@ -618,12 +647,19 @@ def test_settings_of_an_id_are_normalised():
         ("Pendulum-v1", "ppo_continuous_action.py"),
         ("CartPole-v1", "ppo_multidiscrete.py"),
         ("zzzzqqqq", "There is no Atari game zzzzqqqq"),
+        ("Backgammon", "has no action that does nothing"),
     ],
 )
 def test_other_environments_are_refused_with_a_hint(env_id, words):
     with pytest.raises(RunError) as error:
         make_envs(Args(env_id=env_id))
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("game", ["Backgammon", "VideoCheckers", "Pong", "Skiing"])
+def test_games_without_a_noop_are_known(game):
+    meanings = gym.make(f"ALE/{game}-v5").unwrapped.get_action_meanings()
+    assert (meanings[0] != "NOOP") == (game in ppo_atari.WITHOUT_NOOP)
 
 
 def test_missing_ale_py_is_one_sentence(monkeypatch):
@@ -642,16 +678,16 @@ def test_saved_game_goes_on_bit_for_bit(monkeypatch):
     for action in actions[:30]:
         first.step(action)
     states, stack = list(first.call("get_state")), first.stack.copy()
-    second = make_envs(args)
-    second.reset(seed=[3, 4])  # other generators, which must be replaced too
-    second.call("set_state", states)
-    second.stack = stack
     truncations = 0
-    for action in actions[30:]:
-        a, b = first.step(action), second.step(action)
-        assert equal(a[:4], b[:4])
-        assert str(a[4].get("final_info")) == str(b[4].get("final_info"))
-        truncations += a[3].sum()
+    with contextlib.closing(make_envs(replace(args, async_envs=True))) as second:
+        second.reset(seed=[3, 4])  # other generators, which must be replaced too
+        second.call("set_state", states)
+        second.stack = stack
+        for action in actions[30:]:
+            a, b = first.step(action), second.step(action)
+            assert equal(a[:4], b[:4])
+            assert str(a[4].get("final_info")) == str(b[4].get("final_info"))
+            truncations += a[3].sum()
     assert truncations
 
 

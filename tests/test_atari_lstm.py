@@ -1,8 +1,9 @@
 """ppo_atari_lstm.py: details 32-36, the loop around the state, and a task that needs memory."""
 
+import inspect
 import math
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,6 +100,14 @@ def test_first_convolution_sees_1_for_pixel_255(agent, method):
     obs = torch.tensor([0, 51, 255], dtype=torch.uint8).repeat(84 * 28).view(1, 1, 1, 84, 84)
     getattr(agent, method)(obs, torch.zeros(1, 1), agent.initial_state(1))
     assert len(seen) == 1 and torch.equal(seen[0].unique(), torch.tensor([0.0, 0.2, 1.0]))
+
+
+def test_convolutions_compute_in_channels_last_order(agent):
+    """The order that they are fastest in; with one channel it has to be asked for by strides."""
+    outputs = []
+    agent.cnn[0].register_forward_hook(lambda layer, inputs, output: outputs.append(output))
+    agent.get_value(frames(2, 3), torch.zeros(2, 3), random_state(3))
+    assert outputs[0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_policy_and_value_share_cnn_and_lstm(agent):
@@ -313,6 +322,18 @@ def test_recomputed_probabilities_equal_the_stored_ones(tmp_path, monkeypatch):
         assert abs(update["losses/approx_kl"]) < 1e-6 and update["losses/clipfrac"] == 0
 
 
+@pytest.mark.parametrize(("truncate", "setting"), [(True, True), (False, False)])
+def test_failures_are_not_bootstrapped(tmp_path, monkeypatch, truncate, setting):
+    """Games that were lost, and games cut off with --truncation-is-terminal."""
+    use_counting_games(monkeypatch, truncate)
+    advantages = record(monkeypatch, "gae")
+    train(tiny(tmp_path, truncation_is_terminal=setting))
+    (_, values, next_values, terminated, done, *_), _ = advantages[0]
+    assert terminated[:, 0].nonzero().flatten().tolist() == [3]
+    assert torch.equal(terminated, done)
+    assert torch.equal(next_values[3], values[4])  # of no consequence, and of no other game
+
+
 def test_bootstrap_values_use_the_state_at_that_point(tmp_path, monkeypatch):
     """After the rollout: the carried state. Where a game is cut off: the state that led there."""
     use_counting_games(monkeypatch)
@@ -350,6 +371,25 @@ def test_schedules_epsilon_and_clipping_reach_adam(tmp_path, monkeypatch):
     assert clips == pytest.approx([0.2] * 4 + [0.1] * 4)
 
 
+def test_gradients_of_all_processes_are_averaged_before_the_step(tmp_path, monkeypatch):
+    use_counting_games(monkeypatch)
+    start = train(tiny(tmp_path, run_name="start", learning_rate=0.0))
+    monkeypatch.setattr(ppo_atari_lstm, "average_over_processes", lambda x: x.zero_())
+    assert same_weights(train(tiny(tmp_path)), start)
+
+
+def test_metrics_are_means_over_all_minibatches_and_settings_reach_the_loss(tmp_path, monkeypatch):
+    use_counting_games(monkeypatch)
+    calls = record(monkeypatch, "sequence_gradient")
+    settings = {"clip_vloss": False, "norm_adv": False, "ent_coef": 0.02, "vf_coef": 0.7}
+    updates = train(tiny(tmp_path, **settings))["updates"]
+    assert {tuple(arguments[3:]) for arguments, _ in calls} == {(False, False, 0.02, 0.7)}
+    for update, own in zip(updates, (calls[:4], calls[4:]), strict=True):  # 2 epochs of 2
+        expected = torch.stack([metrics for _, (_, metrics) in own]).mean(0)
+        logged = [update[name] for name in ppo_atari_lstm.LOSS_METRICS]
+        assert logged == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-7)
+
+
 def test_target_kl_stops_the_epochs(tmp_path, monkeypatch):
     use_counting_games(monkeypatch)
     updates = train(tiny(tmp_path, target_kl=0.0, learning_rate=0.01))["updates"]
@@ -366,6 +406,19 @@ def test_rollout_stores_one_frame_of_one_byte_per_pixel(tmp_path, monkeypatch):
     train(tiny(tmp_path))
     assert stored[0].dtype == torch.uint8 and stored[0].shape == (4, 1, 84, 84)
     assert stored[0].untyped_storage().nbytes() == (6 + 1) * 4 * 84 * 84
+
+
+def test_games_and_defaults_are_those_of_the_other_atari_script():
+    """`make_env` has another text in the other scripts, so that no test of copies looks at it."""
+    first, second = (inspect.getsource(x.make_env) for x in (ppo_atari, ppo_atari_lstm))
+    assert first == second
+    for name in ("FRAME_SKIP", "NOOP_MAX", "MAX_GAME_STEPS", "WITHOUT_NOOP", "PAPER"):
+        assert getattr(ppo_atari, name) == getattr(ppo_atari_lstm, name)
+    defaults = [
+        {field.name: field.default for field in fields(x.Args)} for x in (ppo_atari, ppo_atari_lstm)
+    ]
+    assert defaults[0] == defaults[1]
+    assert vars(ppo_atari.Args(paper=True)) == vars(Args(paper=True))
 
 
 def test_environments_must_divide_into_minibatches():

@@ -318,6 +318,14 @@ MUTATIONS["ppo_atari.py"] = [
      "pass", "atari_envs: saved_game"),
     ("wrappers in the checkpoint", "setattr(layer, name, value)", "pass", "atari_envs: saved_game"),
     ("stack in the checkpoint", "envs.stack = next_obs.copy()", "pass", "atari: resumed"),
+    ("A2 parallel gradients", "average_over_processes(weights.grad)", "pass", "atari: averaged"),
+    ("12 mean over epochs", "torch.stack(epoch_metrics).mean(0)", "epoch_metrics[-1]", "atari: metrics"),
+    ("7 switch", "settings = (args.clip_vloss, args.norm_adv,", "settings = (args.clip_vloss, True,",
+     "atari: metrics"),
+    ("channels last", "scaled.contiguous(memory_format=torch.channels_last)", "scaled", "atari: channels_last"),
+    ("games without a no-op", "if env_id in WITHOUT_NOOP:", "if False:", "atari_envs: refused"),
+    ("several games, ale", "infos = self._add_info(infos, final, i)", "infos = self._add_info(infos, final, 0)",
+     "atari_envs: apart"),
 ]  # fmt: skip
 
 MUTATIONS["ppo_atari_lstm.py"] = [
@@ -372,6 +380,14 @@ MUTATIONS["ppo_atari_lstm.py"] = [
     ("evaluation resets the state", "start = torch.from_numpy(terminated | truncated).float()", "start = 0 * start",
      "atari_lstm: evaluation"),
     ("state in the checkpoint", "state.copy_(torch.from_numpy(next_state))", "pass", "atari_lstm: resumed"),
+    ("A2 parallel gradients", "average_over_processes(weights.grad)", "pass", "atari_lstm: averaged"),
+    ("12 mean over epochs", "torch.stack(epoch_metrics).mean(0)", "epoch_metrics[-1]", "atari_lstm: metrics"),
+    ("7 switch", "settings = (args.clip_vloss, args.norm_adv,", "settings = (args.clip_vloss, True,",
+     "atari_lstm: metrics"),
+    ("channels last", "(84 * 84, 1, 84, 1)", "(84 * 84, 84 * 84, 84, 1)", "atari_lstm: channels_last"),
+    ("14 in the environment", "env = NoopReset(env)", "pass", "atari_lstm: defaults"),
+    ("5 failures", "failed = done if args.truncation_is_terminal else terminated", "failed = terminated",
+     "atari_lstm: failures"),
 ]  # fmt: skip
 
 MUTATIONS["ppo_multidiscrete.py"] = [
@@ -412,6 +428,8 @@ MUTATIONS["ppo_multidiscrete.py"] = [
     ("defaults of normalization", '{"norm_obs": binned,', '{"norm_obs": not binned,', "multidiscrete: defaults"),
     ("defaults of the networks", '"shared_network": not binned}', '"shared_network": binned}', "multidiscrete: defaults"),
     ("best action in the evaluation", 'if policy == "sampled":', "if True:", "multidiscrete: repeatable"),
+    ("28 switch", "stats=obs_stats, norm_obs=args.norm_obs", "stats=obs_stats, norm_obs=True", "multidiscrete: switches"),
+    ("30 switch", "scale_rewards=args.scale_rewards,", "scale_rewards=True,", "multidiscrete: switches"),
 ]  # fmt: skip
 
 MUTATIONS["ppo_kl_penalty.py"] = [
