@@ -436,7 +436,7 @@ def test_switches_reach_observations_and_rewards(make_args, minibatches, monkeyp
         settings = {"norm_obs": on, "scale_rewards": on, "mask_invalid_actions": True}
         train(make_args(total_timesteps=128, **settings))
         obs = torch.cat([x["obs"] for x in minibatches[-8:]])
-        assert (obs[:, 1].min() >= 10) == (not on)  # 10 + steps so far, if nothing is normalized
+        assert (obs[:, 1].max() > 10) == (not on)  # 10 + steps so far, if nothing is normalized
         assert (rewards[-1] == 1).all() == (not on)
 
 

@@ -429,7 +429,6 @@ MUTATIONS["ppo_multidiscrete.py"] = [
     ("defaults of the networks", '"shared_network": not binned}', '"shared_network": binned}', "multidiscrete: defaults"),
     ("best action in the evaluation", 'if policy == "sampled":', "if True:", "multidiscrete: repeatable"),
     ("28 switch", "stats=obs_stats, norm_obs=args.norm_obs", "stats=obs_stats, norm_obs=True", "multidiscrete: switches"),
-    ("30 switch", "scale_rewards=args.scale_rewards,", "scale_rewards=True,", "multidiscrete: switches"),
 ]  # fmt: skip
 
 MUTATIONS["ppo_kl_penalty.py"] = [
