@@ -418,12 +418,14 @@ def contest_report(result: dict[str, Any]) -> str:
     )
     text = f"**{result['title']}**, {len(own)} repetitions in turns.\n\n" + markdown(header, rows)
     text += "\n" if result["targets"] else ""
-    for name, target in result["targets"].items():
+    *others, peer = dict.fromkeys(x["contender"] for x in measurements)
+    for name in others if result["targets"] else ():
+        target = result["targets"].get(name)
         text += (
-            f"Ratio {name} / {measurements[-1]['contender']}: "
+            f"- {name} / {peer}: "
             f"{spread(ratios(measurements, name, 'steps_per_second'), 2)} by the clock, "
-            f"{spread(ratios(measurements, name, 'steps_per_cpu_second'), 2)} by processor time; "
-            f"target {target:g}.\n"
+            f"{spread(ratios(measurements, name, 'steps_per_cpu_second'), 2)} by processor time"
+            f"{f'; target {target:g}' if target else ''}.\n"
         )
     if result["profile"]:
         text += profile_report(measurements[0]["contender"], result["profile"])
