@@ -35,10 +35,12 @@ V = words in the vocabulary, D = width of the network. A prefix `mb_` marks a mi
 
 Deviations from LHP, each at its place below:
 - An episode ends with the stop word; LHP trains on all sampled tokens, the junk behind it included.
-- Rewards are divided by their standard deviation without shifting their mean, which under episodes
-  of different lengths would pay or charge for every token.
-- Several epochs for the reward model, gradient clipping, a constant learning rate for PPO, and a
-  KL horizon that suits a run 100 times shorter.
+- Rewards are only divided by their standard deviation. LHP also subtracts the mean before and adds
+  it back after; that moves 0, so that where episodes differ in length every token would be paid or
+  charged for.
+- Several epochs for the reward model, which AdamW trains at its defaults instead of Adam with
+  epsilon 1e-5, and which is normalized on truncated samples; gradient clipping, a constant learning
+  rate for PPO, and a KL horizon that suits a run 100 times shorter.
 
 Measured with seeds 1 to 5, whose means these are (benchmark/README.md): gold and proxy in standard
 deviations of the SFT model's reviews, KL in nats per response.
@@ -123,7 +125,7 @@ class Args:
     resume: str | None = None
     """Run folder or checkpoint to continue; `auto` continues the newest run of the same name."""
     stage: Literal["sft", "preferences", "reward-model", "ppo"] | None = None
-    """With --resume: redo this stage and those after it, under settings that may differ."""
+    """With --resume: settings of this stage and those after it may change, which redoes them."""
     contrast: bool = True
     """After the main PPO run, make one with beta = 0 to show reward hacking."""
     compare: bool = False
@@ -137,7 +139,7 @@ class Args:
     num_pairs: int = 7000
     """Pairs that the simulated labeller judges; a seventh is held out [LHP: 4992 labels]."""
     temperature: float = 1.0
-    """Sampling temperature T [LHP: 0.7 for continuations, 0.5 for summaries]."""
+    """Sampling temperature T [LHP: 0.7; 0.5 for summaries of CNN/DM]."""
 
     # --- Supervised fine-tuning ---
     sft_documents: int = 20_000
@@ -165,11 +167,11 @@ class Args:
     target_kl: float = 6.0
     """KL to the reference that an adaptive beta steers to, in nats per response [LHP: 6]."""
     kl_horizon: int = 500
-    """Episodes over which an adaptive beta reacts [LHP: 10000, on runs of 500,000 episodes]."""
+    """Episodes over which an adaptive beta reacts [LHP: 10000, on runs of 1,000,000 episodes]."""
     num_updates: int = 80
     """Batches of responses, each followed by an update."""
     batch_size: int = 128
-    """Responses per update and process [LHP: 512]."""
+    """Responses per update and process [LHP: 512 over all processes]."""
     num_minibatches: int = 4
     """Minibatches per epoch, of whole responses [LHP: 1]."""
     update_epochs: int = 4
@@ -244,7 +246,10 @@ class Args:
                 f"--num-minibatches {self.num_minibatches} must divide --batch-size "
                 f"{self.batch_size}."
             )
-        if self.kl_horizon <= 0.2 * self.batch_size * WORLD_SIZE:
+        adaptive = self.kl_mode == "adaptive" or self.compare
+        if self.kl_mode == "adaptive" and self.kl_coef == 0:
+            raise RunError("An adaptive --kl-coef of 0 stays 0; --kl-mode none does that.")
+        if adaptive and self.kl_horizon <= 0.2 * self.batch_size * WORLD_SIZE:
             raise RunError(
                 "--kl-horizon must exceed a fifth of the responses per update, or beta can become "
                 "negative."
@@ -492,6 +497,7 @@ def toy_task(args: Args) -> Task:
 
 # --- Your own text and labels ---
 
+PREFERENCE_KEYS = ("prompt", "chosen", "rejected")  # others, such as an id, are not read
 LONGEST = 64  # tokens of a query and of a response at most [LHP: 64 and 24]
 MOST_WORDS = 20_000  # beyond it a vocabulary of whole words is the wrong tool
 
@@ -499,7 +505,8 @@ MOST_WORDS = 20_000  # beyond it a vocabulary of whole words is the wrong tool
 def read_lines(path: str) -> list[str]:
     """The lines of a UTF-8 text file."""
     try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
+        # Not splitlines, which also splits at characters that may stand within a JSON string.
+        return Path(path).read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise RunError(f"Cannot read {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -521,7 +528,7 @@ def read_preferences(path: str) -> list[dict[str, str]]:
     Raises:
         RunError: with the number and the fault of the first bad line, and the numbers of others.
     """
-    keys, pairs, faults = ("prompt", "chosen", "rejected"), [], {}
+    keys, pairs, faults = PREFERENCE_KEYS, [], {}
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
@@ -565,7 +572,7 @@ def own_task(args: Args) -> Task:
     learned = pairs[: -held_out_count(len(pairs))]
     documents = [f"{pair['prompt']} {pair['chosen']}" for pair in learned]
     documents += read_corpus(args.corpus) if args.corpus else []
-    texts = documents + [text for pair in pairs for text in pair.values() if isinstance(text, str)]
+    texts = documents + [pair[key] for pair in pairs for key in PREFERENCE_KEYS]
     words = ("<pad>", "<bos>", "<stop>", *sorted({w for text in texts for w in split_text(text)}))
     if len(words) > MOST_WORDS:
         raise RunError(
@@ -1180,6 +1187,8 @@ def normalize_reward_model(model: RewardModel, samples: tuple[Tensor, Tensor]) -
     nn.init.zeros_(model.bias)
     scores = score_texts(model, *samples)
     mean, std = scores.mean().item(), scores.std(correction=0).item()
+    if std == 0:
+        raise RunError("All samples of the SFT model score the same: raise --temperature.")
     # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
     nn.init.constant_(model.gain, 1 / std)
     nn.init.constant_(model.bias, -mean / std)
@@ -2037,9 +2046,16 @@ def start_logs(args: Args) -> None:
 
 def log_texts(args: Args, name: str, lines: list[str]) -> None:
     """Show texts in TensorBoard that belong to no training step."""
-    if RANK == 0:
+    if RANK > 0:
+        return
+    try:
         with contextlib.closing(SummaryWriter(str(args.run_dir / "report"))) as writer:
             writer.add_text(f"samples/{name}", "\n\n".join(lines))
+    except OSError as error:  # a full disk must not end the training
+        say(f"The samples of {name} are not logged: {error.strerror}.")
+
+
+MUST_BE_FINITE = {"losses/loss", "losses/policy_loss", "losses/value_loss", "losses/grad_norm"}
 
 
 class Stage:
@@ -2135,9 +2151,7 @@ class Stage:
             RunError: a loss or gradient is NaN or infinite.
         """
         for name, value in metrics.items():
-            if name in ("losses/loss", "losses/policy_loss", "losses/value_loss") and not (
-                math.isfinite(value)
-            ):
+            if name in MUST_BE_FINITE and not math.isfinite(value):
                 raise RunError(
                     f"{self.name}: {name} is NaN or infinite at step {step}; the last checkpoint "
                     f"is in {self.args.run_dir}."
@@ -2222,8 +2236,12 @@ def settings_for(args: Args, name: str) -> dict[str, Any]:
         if settings[file]:
             settings[file] = hashlib.sha256(Path(settings[file]).read_bytes()).hexdigest()
     # Settings without effect in a mode, so that changing them does not discard its run.
-    unused = {"fixed": ["target_kl", "kl_horizon"], "adaptive": []}
-    for field in unused.get(args.kl_mode, ["kl_coef", "target_kl", "kl_horizon"]):
+    unused = {
+        "adaptive": [],
+        "fixed": ["target_kl", "kl_horizon"],
+        "none": ["kl_coef", "target_kl", "kl_horizon"],
+    }
+    for field in unused[args.kl_mode]:
         settings.pop(field, None)
     return settings
 
@@ -2298,7 +2316,7 @@ def load_file(path: Path, needed: str) -> dict[str, Any]:
     try:
         data = path.read_bytes()
         if hashlib.sha256(data[:-64]).hexdigest().encode() == data[-64:]:
-            content = torch.load(io.BytesIO(data), weights_only=True)
+            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         problem = "is damaged or not a file of this script"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"

@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 import re
+import types
 from pathlib import Path
 
 import pytest
@@ -308,6 +309,13 @@ def test_r8_reward_head_has_the_documented_spread():
     assert reward.head.weight.std().item() == pytest.approx(0.03606, rel=0.1)
     assert reward.head.bias.item() == 0
     assert reward.gain.item() == 1 and reward.bias.item() == 0
+
+
+def test_samples_that_all_score_the_same_are_one_sentence(monkeypatch):
+    monkeypatch.setattr(rlhf, "score_texts", lambda *args: torch.full((8,), 0.5))
+    model = types.SimpleNamespace(gain=torch.ones(1), bias=torch.zeros(1))
+    with pytest.raises(rlhf.RunError, match="score the same"):
+        rlhf.normalize_reward_model(model, ())
 
 
 def test_r9_normalization_centers_scales_keeps_the_order_and_starts_anew(model):

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -331,6 +332,16 @@ def test_bad_preference_lines_are_reported_with_their_numbers(tmp_path, line, fa
     assert "line 5: " in message and fault in message and message.endswith("Also bad: 26.")
 
 
+def test_own_files_as_other_programs_write_them(small, tmp_path):
+    """With an id per pair, a byte-order mark, and a line separator within a text."""
+    path = tmp_path / "p.jsonl"
+    pair = {"id": "secret", "prompt": "p", "chosen": "a\u2028c", "rejected": "b"}
+    path.write_text("\ufeff" + "\r\n".join([json.dumps(pair, ensure_ascii=False)] * 14), "utf-8")
+    assert rlhf.read_preferences(str(path)) == [pair] * 14
+    task = rlhf.own_task(dataclasses.replace(small, preferences=str(path)))
+    assert task.words == ("<pad>", "<bos>", "<stop>", "a", "b", "c", "p")
+
+
 def test_other_faults_of_own_files(small, tmp_path):
     path = tmp_path / "file"
     path.write_text(GOOD)
@@ -350,6 +361,22 @@ def test_other_faults_of_own_files(small, tmp_path):
     path.write_text(" ".join(f"w{i}" for i in range(rlhf.MOST_WORDS)))
     with pytest.raises(RunError, match="different words"):
         rlhf.own_task(dataclasses.replace(small, corpus=str(path), preferences=preferences))
+
+
+def test_the_horizon_counts_in_the_adaptive_mode_only(small):
+    settings = {"kl_mode": "none", "contrast": False, "compare": False}
+    dataclasses.replace(small, batch_size=4096, **settings)
+    with pytest.raises(RunError, match="--kl-horizon"):
+        dataclasses.replace(small, batch_size=4096, kl_mode="adaptive")
+
+
+def test_a_full_disk_does_not_end_the_run_over_samples(small, tmp_path, monkeypatch, capsys):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rlhf, "SummaryWriter", full)
+    rlhf.log_texts(small, "preferences", ["a"])
+    assert "No space left" in capsys.readouterr().out
 
 
 # --- The command line ---
@@ -372,6 +399,8 @@ def command_line(monkeypatch, *flags: str) -> int:
         ("--kl-coef", "-0.1"),
         ("--num-pairs", "5"),
         ("--kl-horizon", "20"),
+        ("--kl-coef", "0"),
+        ("--kl-mode", "none", "--compare", "--kl-horizon", "20"),
         ("--temperature", "0"),
         ("--corpus", "x.txt"),
         ("--preferences", "absent.jsonl"),
@@ -405,15 +434,20 @@ def test_a_used_or_unwritable_folder_is_refused(small, monkeypatch, capsys, tmp_
     assert "Cannot write" in capsys.readouterr().err
 
 
-def test_nan_stops_the_run_with_a_sentence(small, monkeypatch):
-    original = rlhf.rollout_loss
+@pytest.mark.parametrize("name", ["policy_loss", "grad_norm"])
+def test_nan_stops_the_run_with_a_sentence(small, monkeypatch, name):
+    """Also a gradient that is NaN although the loss was finite."""
+    original, calls = rlhf.rollout_loss, itertools.count(1)
 
     def broken(agent, mb, args):
         loss, metrics = original(agent, mb, args)
-        return loss * float("nan"), metrics | {"losses/policy_loss": float("nan")}
+        if name == "policy_loss":
+            metrics["losses/policy_loss"] = float("nan")
+        last = next(calls) == args.update_epochs * args.num_minibatches
+        return loss * float("nan") if last else loss, metrics
 
     monkeypatch.setattr(rlhf, "rollout_loss", broken)
-    with pytest.raises(RunError, match="policy_loss is NaN or infinite at step 1"):
+    with pytest.raises(RunError, match=f"{name} is NaN or infinite at step 1"):
         rlhf.train(small)
 
 
