@@ -57,7 +57,6 @@ import hashlib
 import io
 import json
 import math
-import multiprocessing
 import os
 import re
 import secrets
@@ -664,6 +663,7 @@ def find_game(env_id: str) -> str:
 
 def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
     """Return a function that makes sub-environment `index`, with (84, 84) frames."""
+    trainer = os.getpid()
 
     def thunk() -> gym.Env:
         import ale_py
@@ -671,7 +671,7 @@ def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
 
         gym.register_envs(ale_py)  # a worker process starts without the games
         cv2.setNumThreads(1)  # an image this small is resized faster than threads are woken
-        if multiprocessing.parent_process() is not None:
+        if os.getpid() != trainer:
             for number in (signal.SIGINT, signal.SIGTERM):  # these are the main process's to answer
                 signal.signal(number, signal.SIG_IGN)
         video = args.capture_video and index == 0 and RANK == 0
@@ -725,6 +725,26 @@ def make_envs(args: Args) -> "FrameStack":
     vector_env = AsyncVectorEnv if parallel else SyncVectorEnv
     thunks = [make_env(args, index) for index in range(args.num_envs)]
     return FrameStack(vector_env(thunks, autoreset_mode=AutoresetMode.SAME_STEP), NUM_FRAMES)
+
+
+# Copied from ppo_continuous_action.py
+@contextlib.contextmanager
+def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
+    """Close the environments at the end; after an error, kill their processes.
+
+    If one of these has died, closing would wait for its answer for ever.
+    """
+    workers: list = []
+    try:
+        yield envs
+    except Exception:
+        workers = getattr(envs.unwrapped, "processes", [])
+        raise
+    finally:
+        for worker in workers:
+            worker.kill()
+        if not workers:
+            envs.close()
 
 
 # === Agent ===
@@ -1064,7 +1084,7 @@ def train(args: Args) -> dict[str, Any]:
 
     with (
         StopRequest() as stop,
-        contextlib.closing(make_envs(args)) as envs,
+        closing_envs(make_envs(args)) as envs,
         contextlib.closing(RunLog(args, checkpoint)) as log,
     ):
         obs_shape, num_actions = envs.single_observation_space.shape, envs.single_action_space.n
@@ -1784,7 +1804,7 @@ def load_file(path: Path, needed: str) -> dict[str, Any]:
     try:
         data = path.read_bytes()
         if hashlib.sha256(data[:-64]).hexdigest().encode() == data[-64:]:
-            content = torch.load(io.BytesIO(data), weights_only=True)
+            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         problem = "is damaged or not a file of this script"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
@@ -1926,7 +1946,8 @@ def evaluate(args: Args) -> dict[str, list[float]]:
     """
     path = Path(args.evaluate)
     if path.is_dir():
-        path = next((path / x for x in ("model.pt", "checkpoint.pt") if (path / x).exists()), path)
+        files = [path / x for x in ("model.pt", "checkpoint.pt") if (path / x).exists()]
+        path = max(files, key=os.path.getmtime, default=path)  # a run made longer has an old model
     content = load_file(path, "agent")
     trained = saved_args(content, path)
     if trained.env_id != args.env_id:
@@ -1949,7 +1970,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
     )
     torch.set_num_threads(args.torch_threads)
     results = {}
-    with contextlib.closing(make_envs(args)) as envs:
+    with closing_envs(make_envs(args)) as envs:
         agent = Agent(envs.single_action_space.n, args)
         try:
             agent.load_state_dict(content["agent"])

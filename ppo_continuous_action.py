@@ -53,7 +53,6 @@ import inspect
 import io
 import json
 import math
-import multiprocessing
 import os
 import re
 import secrets
@@ -248,9 +247,10 @@ class Args:
 
 def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
     """Return a function that makes sub-environment `index`, with a flat observation vector."""
+    trainer = os.getpid()
 
     def thunk() -> gym.Env:
-        if args.async_envs and multiprocessing.parent_process() is not None:
+        if os.getpid() != trainer:
             for number in (signal.SIGINT, signal.SIGTERM):  # these are the main process's to answer
                 signal.signal(number, signal.SIG_IGN)
         video = args.capture_video and index == 0 and RANK == 0
@@ -289,7 +289,7 @@ def make_envs(args: Args) -> VectorEnv:
     Raises:
         RunError: the environment is unknown, cannot be made, or its spaces do not fit.
     """
-    if args.capture_video:
+    if args.capture_video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     vector_env = AsyncVectorEnv if args.async_envs else SyncVectorEnv
     thunks = [make_env(args, index) for index in range(args.num_envs)]
@@ -303,6 +303,25 @@ def make_envs(args: Args) -> VectorEnv:
         if args.env_id not in gym.registry and ":" not in args.env_id and nearest:
             hint = f"did you mean {nearest[0]}?"
         raise RunError(f"Cannot make the environment {args.env_id}: {hint}") from error
+
+
+@contextlib.contextmanager
+def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
+    """Close the environments at the end; after an error, kill their processes.
+
+    If one of these has died, closing would wait for its answer for ever.
+    """
+    workers: list = []
+    try:
+        yield envs
+    except Exception:
+        workers = getattr(envs.unwrapped, "processes", [])
+        raise
+    finally:
+        for worker in workers:
+            worker.kill()
+        if not workers:
+            envs.close()
 
 
 class RunningMeanStd:
@@ -647,7 +666,7 @@ def train(args: Args) -> dict[str, Any]:
         np.errstate(all="ignore"),  # bad numbers get a sentence of their own
         threadpool_limits(args.torch_threads),
         StopRequest() as stop,
-        contextlib.closing(make_envs(args)) as envs,
+        closing_envs(make_envs(args)) as envs,
         contextlib.closing(RunLog(args, checkpoint)) as log,
     ):
         action_space = envs.single_action_space
@@ -1379,7 +1398,7 @@ def load_file(path: Path, needed: str) -> dict[str, Any]:
     try:
         data = path.read_bytes()
         if hashlib.sha256(data[:-64]).hexdigest().encode() == data[-64:]:
-            content = torch.load(io.BytesIO(data), weights_only=True)
+            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         problem = "is damaged or not a file of this script"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
@@ -1530,16 +1549,23 @@ class Resumable(gym.Wrapper):
         """Attributes of each wrapper and of the environment; None if some cannot be saved."""
         states = []
         for layer in self._layers():
+            if isinstance(layer, gym.wrappers.RecordVideo):
+                # The video of the current episode is lost; the next ones keep their numbers.
+                counters = {"episode_id": layer.episode_id, "step_id": layer.step_id}
+                states.append({**counters, "recording": False, "recorded_frames": []})
+                continue
             state = {}
             for name, value in vars(layer).items():
-                if isinstance(value, gym.Env) or inspect.isroutine(value):
+                if value is vars(layer).get("env") or inspect.isroutine(value):
                     continue
                 try:
                     is_mujoco = type(value).__name__ == "MjData"
                     state[name] = save_mujoco(layer.model, value) if is_mujoco else to_plain(value)
                 except TypeError:
-                    # Spaces, models and renderers: a new environment has the same ones.
-                    if type(value).__module__.split(".")[0] not in ("gymnasium", "mujoco", "numpy"):
+                    # Spaces, models, renderers and types: a new environment has the same ones.
+                    package = type(value).__module__.partition(".")[0]
+                    same = package in ("gymnasium", "mujoco") or isinstance(value, type | np.dtype)
+                    if not same or isinstance(value, gym.Env):
                         return None
             states.append(state)
         return to_bytes(states)
@@ -1628,7 +1654,8 @@ def evaluate(args: Args) -> dict[str, list[float]]:
     """
     path = Path(args.evaluate)
     if path.is_dir():
-        path = next((path / x for x in ("model.pt", "checkpoint.pt") if (path / x).exists()), path)
+        files = [path / x for x in ("model.pt", "checkpoint.pt") if (path / x).exists()]
+        path = max(files, key=os.path.getmtime, default=path)  # a run made longer has an old model
     content = load_file(path, "agent")
     trained = saved_args(content, path)
     if trained.env_id != args.env_id:
@@ -1649,7 +1676,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
     )
     torch.set_num_threads(args.torch_threads)
     results = {}
-    with contextlib.closing(make_envs(args)) as envs:
+    with closing_envs(make_envs(args)) as envs:
         obs_stats = RunningMeanStd(envs.single_observation_space.shape)
         action_shape = envs.single_action_space.shape
         agent = Agent(obs_stats.mean.size, math.prod(action_shape), args)

@@ -110,6 +110,28 @@ def test_asynchronous_environments_resume_exactly_too(tiny, kill_after):
     assert_same_run(whole, resume(args))
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_dead_environment_process_ends_the_run(tiny, victim):
+    """Instead of waiting for its answer for ever."""
+    args = tiny(env_id="Pendulum-v1", num_envs=3, async_envs=True)
+    with pytest.raises((EOFError, ConnectionError)), ppo.closing_envs(ppo.make_envs(args)) as envs:
+        envs.reset(seed=[1, 2, 3])
+        os.kill(envs.processes[victim].pid, signal.SIGKILL)
+        envs.processes[victim].join()
+        envs.step(np.zeros((3, 1), np.float32))
+    for process in envs.processes:
+        process.join(10)
+        assert not process.is_alive()
+
+
+def test_files_of_a_gpu_are_read_without_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+    content = {"format": ppo.FORMAT, "script": ppo.SCRIPT, "weights": torch.ones(2)}
+    assert ppo.save_file(tmp_path / "file.pt", content)
+    assert b"cuda:0" in (tmp_path / "file.pt").read_bytes()
+    assert ppo.load_file(tmp_path / "file.pt", "weights")["weights"].tolist() == [1, 1]
+
+
 def test_state_of_many_processes_takes_no_open_files(tiny):
     """Tensors sent from process to process take one each, and 8 HalfCheetahs hold hundreds."""
     args = tiny(env_id="HalfCheetah-v4", num_envs=2, async_envs=True)
@@ -185,6 +207,48 @@ def test_state_in_lists_dictionaries_and_tuples_resumes_exactly(tiny, kill_after
         train(args)
     kill_after(0)
     assert_same_run(whole, resume(args))
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [np.random.RandomState(0), np.array([None]), ppo.gym.make("CartPole-v1").unwrapped, Killed()],
+    ids=lambda x: type(x).__name__,
+)
+def test_state_that_cannot_be_saved_whole_is_none(hidden):
+    env = Collections()
+    env.reset(seed=1)
+    env.dtype, env.kind = np.dtype("float32"), np.float32  # the same in a new environment
+    assert Resumable(env, 0).get_state() is not None
+    env.hidden = hidden
+    assert Resumable(env, 0).get_state() is None
+
+
+def test_videos_neither_prevent_nor_overwrite(tmp_path):
+    """A restored run goes on with the number of the next video; the begun one is dropped."""
+
+    class Drawn(Collections):
+        render_mode, metadata = "rgb_array", {"render_fps": 30}
+
+        def render(self):
+            return np.zeros((16, 16, 3), np.uint8)
+
+    def make(folder):
+        return Resumable(
+            ppo.gym.wrappers.RecordVideo(Drawn(), str(folder), episode_trigger=lambda x: True), 0
+        )
+
+    first, second = make(tmp_path / "a"), make(tmp_path / "b")
+    for seed in (1, 2, 3):
+        first.reset(seed=seed)
+    second.reset(seed=1)
+    second.set_state([first.get_state()])
+    a, b = first.step(np.zeros(1)), second.step(np.zeros(1))
+    assert (a[0] == b[0]).all()
+    second.reset()
+    second.step(np.zeros(1))
+    second.close()
+    assert [x.name for x in (tmp_path / "b").glob("*.mp4")] == ["rl-video-episode-3.mp4"]
+    first.close()
 
 
 class ForeignState(ppo.gym.Wrapper):

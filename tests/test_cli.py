@@ -121,6 +121,17 @@ def test_bad_models_are_refused_by_evaluate(cli, tmp_path):
     )
 
 
+def test_the_newest_file_of_a_run_is_evaluated(cli, tmp_path):
+    """A finished run that was made longer and killed has an old model and a newer checkpoint."""
+    assert cli(f"--env-id FakeCounter-v0 {TINY} --run-name mine")[0] == 0
+    model, checkpoint = (tmp_path / "runs/mine" / x for x in ("model.pt", "checkpoint.pt"))
+    checkpoint.write_text("newer")
+    os.utime(model, (1, 1))
+    assert_refused(cli(f"--env-id FakeCounter-v0 --evaluate {model.parent}"), "checkpoint.pt")
+    os.utime(checkpoint, (0, 0))
+    assert cli(f"--env-id FakeCounter-v0 --evaluate {model.parent} --eval-episodes 1")[0] == 0
+
+
 def test_end_to_end_run_logs_everything_to_tensorboard_and_csv(cli, tmp_path):
     code, out, _ = cli(
         f"--env-id Pendulum-v1 {TINY} --run-name mine --total-timesteps 640 --print-details"
