@@ -217,7 +217,8 @@ def test_state_in_lists_dictionaries_and_tuples_resumes_exactly(tiny, kill_after
 def test_state_that_cannot_be_saved_whole_is_none(hidden):
     env = Collections()
     env.reset(seed=1)
-    env.dtype, env.kind = np.dtype("float32"), np.float32  # the same in a new environment
+    # The same in a new environment:
+    env.dtype, env.kind, env.map = np.dtype("float32"), np.float32, np.array(["SFG"], "S")
     assert Resumable(env, 0).get_state() is not None
     env.hidden = hidden
     assert Resumable(env, 0).get_state() is None

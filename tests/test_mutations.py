@@ -88,6 +88,10 @@ MUTATIONS["ppo_continuous_action.py"] = [
     ("curves without duplicates", "purge_step=resume_step + 1", "purge_step=None", "checkpoint"),
     ("finite numbers", "if finite.all():", "if True:", "train"),
     ("simulator in the checkpoint", 'restore_mujoco(layer.model, current, value)', "pass", "checkpoint"),
+    ("videos in the checkpoint", "if isinstance(layer, gym.wrappers.RecordVideo):", "if False:", "checkpoint: videos"),
+    ("half a state", "if not same or isinstance(value, gym.Env):", "if not same:", "checkpoint: whole"),
+    ("files of a GPU", 'map_location="cpu", ', "", "checkpoint: gpu"),
+    ("the newest file", "path = max(files, key=os.path.getmtime, default=path)", "path = [*files, path][0]", "cli: newest"),
 ]  # fmt: skip
 
 
