@@ -1562,11 +1562,11 @@ class Resumable(gym.Wrapper):
                     is_mujoco = type(value).__name__ == "MjData"
                     state[name] = save_mujoco(layer.model, value) if is_mujoco else to_plain(value)
                 except TypeError:
-                    # Spaces, models, renderers, types and maps drawn in text: a new environment has
-                    # the same ones.
+                    # Spaces, models, renderers and types: a new environment has the same ones.
+                    # Texts are maps and pictures.
                     package = type(value).__module__.partition(".")[0]
                     same = package in ("gymnasium", "mujoco") or isinstance(value, type | np.dtype)
-                    same |= isinstance(value, np.ndarray) and value.dtype.kind in "SU"
+                    same |= isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "SU"
                     if not same or isinstance(value, gym.Env):
                         return None
             states.append(state)
