@@ -82,6 +82,11 @@ def finals(results: list[Result]) -> np.ndarray:
     return np.array([x.final for x in results])
 
 
+def scores_cell(results: list[Result]) -> str:
+    """Mean ± spread of the scores and the number of seeds, or a dash where there are none."""
+    return f"{plus_minus(finals(results))} ({len(results)})" if results else "–"
+
+
 def published(environment: str, source: str) -> str:
     """Mean ± spread of a published result, or a dash."""
     name = environment.partition("-")[0]
@@ -148,10 +153,7 @@ def variants_table(suite: str, folders: Folders) -> str:
     rows = []
     for (owner, variant), label in names.items():
         found = by_environment(owner, variant, folders)
-        cells = [
-            f"{plus_minus(finals(found[env]))} ({len(found[env])})" if env in found else "–"
-            for env in environments
-        ]
+        cells = [scores_cell(found.get(env, [])) for env in environments]
         compared = improvement_cell((owner, variant), baseline, environments, folders)
         rows.append((label, *cells, compared))
     against = names[baseline]
@@ -212,12 +214,7 @@ def normalized_table(suite: str, folders: Folders) -> str:
             ends = statistics.interval(strata, statistics.mean_of_strata)
             score = with_interval(statistics.mean_of_strata(*strata), ends, "{:.2f}".format)
         count = f"{sum(map(len, strata))} in {len(strata)}"
-        returns = [
-            f"{plus_minus(finals(found[name][env]))} ({len(found[name][env])})"
-            if env in found[name]
-            else "–"
-            for env in environments
-        ]
+        returns = [scores_cell(found[name].get(env, [])) for env in environments]
         label = SUITES[suite].variants[name].label
         rows.append((label, paper["score"], score, count, *returns))
     header = ("average normalized score", "paper, 21 in 7", "ours", "runs in environments")
@@ -238,7 +235,7 @@ def effects(suite: str, folders: Folders) -> dict[str, tuple[float, tuple[float,
 
 def published_effects(suite: str) -> dict[str, dict[str, float]]:
     """By source and variant: the relative change that others found in the suite's environments."""
-    environments = {env.partition("-")[0] for env in SUITES[suite].environments}
+    environments = [env.partition("-")[0] for env in SUITES[suite].environments]
     found: dict[str, dict[str, float]] = {}
     for variant, (source, column, changed, usual, choice) in PUBLISHED_EFFECTS.items():
         scores = {
@@ -344,8 +341,8 @@ def compare(a: str, b: str, folders: Folders) -> str:
     rows = [
         (
             env,
-            f"{plus_minus(finals(ours[env]))} ({len(ours[env])})",
-            f"{plus_minus(finals(theirs[env]))} ({len(theirs[env])})",
+            scores_cell(ours[env]),
+            scores_cell(theirs[env]),
             improvement_cell(first, second, [env], folders),
         )
         for env in shared
