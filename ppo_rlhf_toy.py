@@ -226,6 +226,11 @@ class Args:
         return f"ppo-{self.kl_mode}{strength[self.kl_mode]}"
 
     def __post_init__(self) -> None:
+        """Check now, unless the settings are still to be completed from a saved run."""
+        if self.resume is None:
+            self.check()
+
+    def check(self) -> None:
         """Refuse settings that cannot work together, each with one sentence."""
         positive = "sft_steps sft_documents sft_batch_size sft_learning_rate reward_epochs"
         positive += " reward_batch_size reward_learning_rate target_kl kl_horizon num_updates"
@@ -502,13 +507,20 @@ LONGEST = 64  # tokens of a query and of a response at most [LHP: 64 and 24]
 MOST_WORDS = 20_000  # beyond it a vocabulary of whole words is the wrong tool
 
 
+# SHA-256 digests of the files read, by path: what a run learns from, even if they change later.
+FILE_DIGESTS: dict[str, str] = {}
+
+
 def read_lines(path: str) -> list[str]:
-    """The lines of a UTF-8 text file."""
+    """The lines of a UTF-8 text file; its digest goes into `FILE_DIGESTS`."""
     try:
-        # Not splitlines, which also splits at characters that may stand within a JSON string.
-        return Path(path).read_text(encoding="utf-8-sig").split("\n")
+        data = Path(path).read_bytes()
     except OSError as error:
         raise RunError(f"Cannot read {path}: {error.strerror}.") from error
+    FILE_DIGESTS[path] = hashlib.sha256(data).hexdigest()
+    try:
+        # Not splitlines, which also splits at characters that may stand within a JSON string.
+        return data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise RunError(f"{path}, line {line}: not UTF-8 text.") from error
@@ -569,9 +581,7 @@ def own_task(args: Args) -> Task:
     """
     pairs = read_preferences(args.preferences)
     random.Random(args.seed).shuffle(pairs)
-    learned = pairs[: -held_out_count(len(pairs))]
-    documents = [f"{pair['prompt']} {pair['chosen']}" for pair in learned]
-    documents += read_corpus(args.corpus) if args.corpus else []
+    documents = read_corpus(args.corpus) if args.corpus else []
     texts = documents + [pair[key] for pair in pairs for key in PREFERENCE_KEYS]
     words = ("<pad>", "<bos>", "<stop>", *sorted({w for text in texts for w in split_text(text)}))
     if len(words) > MOST_WORDS:
@@ -587,9 +597,21 @@ def own_task(args: Args) -> Task:
 
     queries = [[BOS, *tokens(pair["prompt"])] for pair in pairs]
     answers = {k: [[*tokens(pair[k]), stop] for pair in pairs] for k in ("chosen", "rejected")}
-    query_length = min(LONGEST, max(map(len, queries)))
-    response_length = min(LONGEST, max(len(row) for rows in answers.values() for row in rows))
-    rows = [[BOS, *tokens(text), stop] for text in documents]
+    longest_query = max(map(len, queries))
+    longest_answer = max(len(row) for rows in answers.values() for row in rows)
+    query_length, response_length = min(LONGEST, longest_query), min(LONGEST, longest_answer)
+    if max(longest_query, longest_answer) > LONGEST:
+        say(
+            f"Warning: prompts of up to {longest_query} and answers of up to {longest_answer} "
+            f"tokens are cut to {LONGEST}."
+        )
+    learned = len(pairs) - held_out_count(len(pairs))
+    # Cut apart, so that a long prompt leaves room for its answer.
+    rows = [
+        query[:query_length] + answer
+        for query, answer in zip(queries[:learned], answers["chosen"], strict=False)
+    ]
+    rows += [[BOS, *tokens(text), stop] for text in documents]
     labelled = (
         pad_rows(queries, query_length),
         pad_rows(answers["chosen"], response_length),
@@ -1038,7 +1060,7 @@ WARMUP_STEPS = 50
 SFT_GRAD_NORM = 1.0
 
 
-def train_sft(args: Args, task: Task) -> TinyGPT:
+def train_sft(args: Args, task: Task, stop: "StopRequest") -> TinyGPT:
     """Teach a new language model the task's documents; returns it frozen: it is the reference."""
     device = pick_device(args)
     torch.manual_seed(args.seed)
@@ -1050,7 +1072,7 @@ def train_sft(args: Args, task: Task) -> TinyGPT:
     optimizer = torch.optim.AdamW(model.parameters(), args.sft_learning_rate, fused=True)
     generator = stage_generator(args.seed, "sft", RANK)
 
-    with Stage(args, "sft", args.sft_steps, model, optimizer, generator) as stage:
+    with Stage(args, "sft", args.sft_steps, model, optimizer, generator, stop) as stage:
         for step in stage.remaining():
             decay = linear_decay(1.0, step, args.sft_steps) * min(1.0, step / WARMUP_STEPS)
             optimizer.param_groups[0]["lr"] = decay * args.sft_learning_rate
@@ -1195,7 +1217,12 @@ def normalize_reward_model(model: RewardModel, samples: tuple[Tensor, Tensor]) -
 
 
 def train_reward_model(
-    args: Args, task: Task, sft: TinyGPT, preferences: Preferences, auditor: bool = False
+    args: Args,
+    task: Task,
+    sft: TinyGPT,
+    preferences: Preferences,
+    stop: "StopRequest",
+    auditor: bool = False,
 ) -> tuple[RewardModel, dict[str, float]]:
     """Learn to score texts from comparisons.
 
@@ -1222,7 +1249,7 @@ def train_reward_model(
     optimizer = torch.optim.AdamW(model.parameters(), args.reward_learning_rate, fused=True)
     generator = stage_generator(args.seed, name, rank=0)
 
-    with Stage(args, name, epochs * batches, model, optimizer, generator) as stage:
+    with Stage(args, name, epochs * batches, model, optimizer, generator, stop) as stage:
         for step in stage.remaining():
             epoch, batch = divmod(step - 1, batches)
             order = torch.randperm(
@@ -1349,6 +1376,7 @@ def train_ppo(
     reward_model: RewardModel,
     auditor: RewardModel,
     preferences: Preferences,
+    stop: "StopRequest",
 ) -> tuple[Agent, list[dict[str, float]]]:
     """Optimize the reward model's score, penalized by the KL to the SFT model.
 
@@ -1371,7 +1399,7 @@ def train_ppo(
     kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
     gradient_steps = args.update_epochs * args.num_minibatches
 
-    with Stage(args, args.ppo_run, args.num_updates, agent, optimizer, generator) as stage:
+    with Stage(args, args.ppo_run, args.num_updates, agent, optimizer, generator, stop) as stage:
         kl_coef = stage.extra.get("kl_coef", kl_coef)
         for update in stage.remaining():
             # --- Collect: one response to each of B queries ---
@@ -1672,16 +1700,15 @@ def train(args: Args) -> dict[str, Any]:
     Raises:
         RunError: the run cannot start or go on.
     """
-    args = open_folder(args)
+    args = prepare_run(args)
     torch.set_num_threads(args.torch_threads)
+    task = own_task(args) if args.preferences else toy_task(args)
     start_logs(args)
     with StopRequest() as stop:
-        task = own_task(args) if args.preferences else toy_task(args)
-        sft = train_sft(args, task)
+        sft = train_sft(args, task, stop)
         preferences = make_preferences(args, task, sft)
-        leave_if(stop, args)
-        reward_model, quality = train_reward_model(args, task, sft, preferences)
-        auditor, _ = train_reward_model(args, task, sft, preferences, auditor=True)
+        reward_model, quality = train_reward_model(args, task, sft, preferences, stop)
+        auditor, _ = train_reward_model(args, task, sft, preferences, stop, auditor=True)
 
         planned = {args.ppo_run: args}
         others = [{"kl_mode": "none"}] if args.contrast or args.compare else []
@@ -1693,7 +1720,7 @@ def train(args: Args) -> dict[str, Any]:
         agents, updates = {}, {}
         for name, ppo_args in planned.items():
             agents[name], updates[name] = train_ppo(
-                ppo_args, task, sft, reward_model, auditor, preferences
+                ppo_args, task, sft, reward_model, auditor, preferences, stop
             )
 
         leave_if(stop, args)
@@ -1734,8 +1761,8 @@ FIRST_STAGE = {
 STAGES = ("sft", "preferences", "reward-model", "ppo")
 
 
-def open_folder(args: Args) -> Args:
-    """Join the other processes; name and make the run's folder, or check what it continues."""
+def prepare_run(args: Args) -> Args:
+    """Join the other processes; name the run, or check what it continues."""
     if WORLD_SIZE > 1 and not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(dist.destroy_process_group)
@@ -1750,23 +1777,16 @@ def open_folder(args: Args) -> Args:
         refuse_changes(args, saved)
         if processes != WORLD_SIZE:
             raise RunError(f"{folder} needs {processes} processes, not {WORLD_SIZE}.")
+        args.check()
     else:
         name = [args.run_name or f"{run_name_prefix(args)}{time.strftime('%Y%m%d-%H%M%S')}"]
         if WORLD_SIZE > 1:
             dist.broadcast_object_list(name)
         args = dataclasses.replace(args, run_name=name[0], resume=None)
-    if RANK == 0:
-        path = args.run_dir / "args.json"
-        if checkpoint is None and path.exists():
+        if RANK == 0 and (args.run_dir / "args.json").exists():
             raise RunError(
                 f"{args.run_dir} holds a run: add --resume {args.run_dir} or another --run-name."
             )
-        settings = dataclasses.asdict(dataclasses.replace(args, resume=None, stage=None))
-        try:
-            args.run_dir.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(settings | {"processes": WORLD_SIZE}, indent=2) + "\n")
-        except OSError as error:
-            raise RunError(f"Cannot write to {args.run_dir}: {error.strerror}.") from error
     return args
 
 
@@ -2010,9 +2030,19 @@ def markdown_table(rows: list[tuple]) -> str:
 
 
 def start_logs(args: Args) -> None:
-    """Say what is about to run; log the settings and the table of details."""
+    """Make the run's folder; say what is about to run; log the settings and the details' table."""
     if RANK > 0:
         return
+    try:
+        args.run_dir.mkdir(parents=True, exist_ok=True)
+        if args.track:
+            start_wandb(args)
+        # Last, since it makes the folder that of a run.
+        settings = dataclasses.asdict(dataclasses.replace(args, resume=None, stage=None))
+        settings = json.dumps(settings | {"processes": WORLD_SIZE}, indent=2)
+        (args.run_dir / "args.json").write_text(settings + "\n")
+    except OSError as error:
+        raise RunError(f"Cannot write to {args.run_dir}: {error.strerror}.") from error
     table = [("Detail", "Name", "In this run", "Line")]
     table += detail_table(args, Path(__file__).read_text())
     if args.print_details:
@@ -2022,10 +2052,24 @@ def start_logs(args: Args) -> None:
         writer.add_text("details", markdown_table(table))
         writer.add_text("settings", markdown_table(settings))
     if args.track:
-        try:
-            import wandb
-        except ImportError as error:
-            raise RunError("--track needs Weights & Biases: pip install wandb.") from error
+        import wandb
+
+        rows = [[str(cell) for cell in row] for row in table]
+        wandb.log({"details": wandb.Table(rows[0], rows[1:])})
+    say(
+        f"{'Your own text' if args.preferences else 'Toy reviews'}, seed {args.seed}, in "
+        f"{WORLD_SIZE} process(es) with {args.torch_threads} thread(s) on {pick_device(args)}; "
+        f"logs: {args.run_dir}"
+    )
+
+
+def start_wandb(args: Args) -> None:
+    """Start a run at Weights & Biases, or continue the one of the same name."""
+    try:
+        import wandb
+    except ImportError as error:
+        raise RunError("--track needs Weights & Biases: pip install wandb.") from error
+    try:
         wandb.init(
             project=args.wandb_project,
             entity=args.wandb_entity,
@@ -2035,13 +2079,9 @@ def start_logs(args: Args) -> None:
             config=dataclasses.asdict(args),
             dir=args.run_dir,
         )
-        rows = [[str(cell) for cell in row] for row in table]
-        wandb.log({"details": wandb.Table(rows[0], rows[1:])})
-    say(
-        f"{'Your own text' if args.preferences else 'Toy reviews'}, seed {args.seed}, in "
-        f"{WORLD_SIZE} process(es) with {args.torch_threads} thread(s) on {pick_device(args)}; "
-        f"logs: {args.run_dir}"
-    )
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"Weights & Biases: {reason} (WANDB_MODE=offline works too).") from error
 
 
 def log_texts(args: Args, name: str, lines: list[str]) -> None:
@@ -2073,13 +2113,14 @@ class Stage:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         generator: torch.Generator,
+        stop: StopRequest,
     ) -> None:
         self.args, self.name, self.num_steps = args, name, num_steps
         self.model, self.optimizer, self.generator = model, optimizer, generator
+        self.stop = stop
         self.rows: list[dict[str, float]] = []
         self.extra: dict[str, float] = {}  # what else the loop gave to `save`
         self.warned: set[str] = set()
-        self.stop = StopRequest()
         # An iteration is a PPO update, or the 8 gradient steps of another stage that take as long.
         self.interval = args.checkpoint_interval * (1 if name.startswith("ppo") else 8)
 
@@ -2111,11 +2152,9 @@ class Stage:
                 unit="step",
                 disable=not sys.stderr.isatty(),
             )
-        self.stop.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self.stop.__exit__(*exception)
         if RANK == 0:
             self.progress.close()
             with self._surviving():
@@ -2234,7 +2273,7 @@ def settings_for(args: Args, name: str) -> dict[str, Any]:
             settings[field] = value
     for file in ("corpus", "preferences"):
         if settings[file]:
-            settings[file] = hashlib.sha256(Path(settings[file]).read_bytes()).hexdigest()
+            settings[file] = FILE_DIGESTS[settings[file]]
     # Settings without effect in a mode, so that changing them does not discard its run.
     unused = {
         "adaptive": [],

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import ppo_rlhf_toy as rlhf
-from ppo_rlhf_toy import BOS, PAD, Agent, Args, RewardModel, Rollout, TinyGPT
+from ppo_rlhf_toy import BOS, PAD, Agent, Args, RewardModel, Rollout, StopRequest, TinyGPT
 
 torch.set_num_threads(1)
 SOURCE = Path(rlhf.__file__).read_text()
@@ -72,15 +72,16 @@ def stages(small):
     """Task, SFT model, preferences and reward model of a small run."""
     Path(small.run_dir).mkdir()
     task = rlhf.toy_task(small)
-    sft = rlhf.train_sft(small, task)
+    sft = rlhf.train_sft(small, task, StopRequest())
     preferences = rlhf.make_preferences(small, task, sft)
-    reward_model, _ = rlhf.train_reward_model(small, task, sft, preferences)
+    reward_model, _ = rlhf.train_reward_model(small, task, sft, preferences, StopRequest())
     return task, sft, preferences, reward_model
 
 
 def run_ppo(args, stages):
     task, sft, preferences, reward_model = stages
-    return rlhf.train_ppo(args, task, sft, reward_model, reward_model, preferences)
+    judges = (reward_model, reward_model)
+    return rlhf.train_ppo(args, task, sft, *judges, preferences, StopRequest())
 
 
 def make_rollout(agent: Agent, rows: int = 8, length: int = 10, seed: int = 0) -> Rollout:
@@ -165,10 +166,59 @@ def test_reward_model_and_auditor_learn_from_their_own_comparisons(small, stages
     monkeypatch.setattr(RewardModel, "score", recording)
     for auditor, (queries, *answers) in ((False, preferences.train), (True, preferences.held_out)):
         seen.clear()
-        rlhf.train_reward_model(small, task, sft, preferences, auditor)
+        rlhf.train_reward_model(small, task, sft, preferences, StopRequest(), auditor)
         texts = torch.cat([torch.cat([queries, x], 1) for x in answers])
         assert seen == set(map(tuple, texts.tolist()))
     assert all(torch.equal(x, before[name]) for name, x in sft.state_dict().items())
+
+
+def test_sft_warms_up_decays_and_clips_the_gradient(small, monkeypatch):
+    steps = []
+    original = torch.optim.AdamW.step
+
+    def spy(self, *a):
+        (group,) = self.param_groups
+        norm = torch.cat([x.grad.flatten() for x in group["params"]]).norm().item()
+        steps.append((group["lr"], norm))
+        return original(self, *a)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    monkeypatch.setattr(rlhf, "WARMUP_STEPS", 4)
+    monkeypatch.setattr(rlhf, "SFT_GRAD_NORM", 0.01)
+    rlhf.train_sft(small, rlhf.toy_task(small), StopRequest())
+    rates = [lr / small.sft_learning_rate for lr, _ in steps]
+    warmed = [1.0 * 1 / 4, 0.9 * 2 / 4, 0.8 * 3 / 4, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+    assert rates == pytest.approx(warmed)
+    assert [norm for _, norm in steps] == pytest.approx([0.01] * 10, rel=1e-3)
+
+
+def test_gold_is_in_standard_deviations_of_the_sft_samples(small, stages):
+    task, _, preferences, _ = stages
+    queries, responses = preferences.samples
+    gold = task.gold(queries, responses).numpy()
+    words = rlhf.describe(task, queries[:9], responses[:9], preferences)
+    expected = (gold[:9].mean() - gold.mean()) / gold.std()
+    assert words["objective/gold"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_evaluated_kl_is_that_of_the_words_up_to_the_stop(small, stages):
+    task, sft, preferences, reward_model = stages
+    policy = copy.deepcopy(sft)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight += 0.05 * torch.randn_like(weight)
+    metrics, _ = rlhf.evaluate(small, task, policy, sft, reward_model, preferences)
+    generator = rlhf.stage_generator(small.seed, "evaluate", rank=0)
+    queries = task.sample_queries(rlhf.EVALUATION_SAMPLES, generator)
+    responses = rlhf.write_answers(small, task, policy, queries, generator)
+    total = 0.0
+    for query, response in zip(queries, responses, strict=True):
+        words = response[response != PAD]  # one text at a time, nothing to mask
+        judged = (query[None], words[None], small.temperature)
+        (p,), _ = Agent(policy, None).get_action_and_value(*judged)
+        (q,), _ = Agent(sft, None).get_action_and_value(*judged)
+        total += (p.exp() * (p - q)).sum().item()
+    assert metrics["objective/kl"] == pytest.approx(total / len(queries), rel=1e-4)
 
 
 def test_sft_loss_is_the_surprise_at_each_next_word(model):
@@ -344,7 +394,7 @@ def test_r9_reward_model_is_normalized_before_and_after_training(small, stages, 
     monkeypatch.setattr(
         rlhf, "normalize_reward_model", lambda *a: (calls.append(1), original(*a))[1]
     )
-    rlhf.train_reward_model(small, task, sft, preferences)
+    rlhf.train_reward_model(small, task, sft, preferences, StopRequest())
     assert len(calls) == 2
 
 
@@ -829,6 +879,13 @@ def test_gradients_are_averaged_over_processes_before_each_step(small, stages, m
     monkeypatch.setattr(rlhf, "average_gradients", averaged.append)
     agent, _ = run_ppo(dataclasses.replace(small, num_updates=1), stages)
     assert len(averaged) == 16 and all(x is agent for x in averaged)
+    task, sft, preferences, _ = stages
+    averaged.clear()
+    again = rlhf.train_sft(small, task, StopRequest())
+    assert len(averaged) == small.sft_steps and all(x is again for x in averaged)
+    averaged.clear()
+    judge, _ = rlhf.train_reward_model(small, task, sft, preferences, StopRequest())
+    assert len(averaged) == 2 * 2 and all(x is judge for x in averaged)  # 36 pairs by 32, twice
 
 
 def test_every_gradient_is_averaged(model, monkeypatch):

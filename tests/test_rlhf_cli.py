@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
@@ -190,6 +191,35 @@ def test_interrupted_run_continues_bit_for_bit(small, uninterrupted, monkeypatch
         assert curves[0] == curves[1], name
 
 
+@pytest.mark.parametrize(
+    "made", ["sft", "preferences", "reward-model", "auditor", "ppo-adaptive-6"]
+)
+def test_asked_to_stop_between_two_stages_it_ends_within_a_step(
+    small, uninterrupted, monkeypatch, made
+):
+    args = dataclasses.replace(small, run_name="interrupted")
+    save, log, later = rlhf.save_artefact, rlhf.Stage.log, []
+
+    def save_and_signal(args, name, **content):
+        save(args, name, **content)
+        if name == made:
+            later.clear()
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rlhf, "save_artefact", save_and_signal)
+        patch.setattr(
+            rlhf.Stage, "log", lambda self, *a, **k: (later.append(a[0]), log(self, *a, **k))
+        )
+        with pytest.raises(SystemExit) as caught:
+            rlhf.train(args)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert later in ([], [1])
+    assert not (args.run_dir / "report.md").exists()
+    resumed = rlhf.train(dataclasses.replace(args, resume=str(args.run_dir)))
+    assert same(uninterrupted, resumed) and course(uninterrupted) == course(resumed)
+
+
 def test_ppo_is_redone_with_another_beta_and_the_rest_is_reused(
     small, uninterrupted, capsys, monkeypatch
 ):
@@ -205,11 +235,14 @@ def test_ppo_is_redone_with_another_beta_and_the_rest_is_reused(
     )
     assert trained == ["ppo-fixed-0.1"]
     assert not same(uninterrupted, redone)
-    # What was there stays, and coming back to it trains nothing.
+    # What was there stays, and coming back to it trains nothing. Of an earlier stage, other
+    # settings make all that follow it anew.
     trained.clear()
     back = rlhf.train(dataclasses.replace(small, resume=folder, stage="ppo"))
     assert trained == [] and same(uninterrupted, back)
     assert "taken from" in capsys.readouterr().out
+    rlhf.train(dataclasses.replace(small, resume=folder, stage="reward-model", reward_epochs=1))
+    assert trained == ["reward-model", "auditor", "ppo-adaptive-6"]
 
 
 def test_reused_stages_equal_fresh_ones(small, uninterrupted):
@@ -306,6 +339,35 @@ def test_own_vocabulary_lengths_and_held_out_pairs(small, tmp_path):
     assert len(task.documents) == 18 + 60
     without = rlhf.own_task(dataclasses.replace(small, preferences=preferences))
     assert len(without.documents) == 18
+
+
+def test_a_long_prompt_leaves_room_for_its_answer(small, tmp_path, capsys):
+    path = tmp_path / "p.jsonl"
+    prompt = " ".join(f"w{i}" for i in range(3 * rlhf.LONGEST))
+    pair = {"prompt": prompt, "chosen": "yes sir", "rejected": "no"}
+    path.write_text("\n".join([json.dumps(pair)] * 14))
+    task = rlhf.own_task(dataclasses.replace(small, preferences=str(path)))
+    assert task.split_words(task.documents[0])[-3:] == ["yes", "sir", "<stop>"]
+    assert task.documents.shape[1] == rlhf.LONGEST + 3
+    assert "prompts of up to 193" in capsys.readouterr().out
+
+
+def test_files_are_remembered_as_they_were_when_read(small, tmp_path, monkeypatch):
+    corpus, preferences = write_own_files(tmp_path)
+    data = Path(corpus).read_bytes()
+    train_sft = rlhf.train_sft
+
+    def meanwhile(*args):
+        Path(corpus).unlink()
+        Path(preferences).write_text("something else")
+        return train_sft(*args)
+
+    monkeypatch.setattr(rlhf, "train_sft", meanwhile)
+    args = dataclasses.replace(small, corpus=corpus, preferences=preferences)
+    rlhf.train(args)
+    for name in ("sft", "ppo-adaptive-6"):
+        saved = rlhf.load_file(args.run_dir / f"{name}.pt", "settings")
+        assert saved["settings"]["corpus"] == hashlib.sha256(data).hexdigest()
 
 
 GOOD = '{"prompt": "p", "chosen": "a", "rejected": "b"}'
@@ -416,6 +478,40 @@ def test_bad_input_is_one_sentence_and_code_2(monkeypatch, capsys, tmp_path, fla
     assert command_line(monkeypatch, "--output-dir", str(tmp_path), *flags) == 2
     error = capsys.readouterr().err
     assert error.startswith("Error: ") and error.count("\n") == 1 and "Traceback" not in error
+    assert not list(tmp_path.rglob("args.json"))  # what has not started is no run
+
+
+def test_tracking_that_cannot_start_leaves_no_run(monkeypatch, capsys, tmp_path):
+    flags = ("--output-dir", str(tmp_path), "--track")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", None)
+        assert command_line(monkeypatch, *flags) == 2
+    assert "pip install wandb" in capsys.readouterr().err
+
+    import wandb
+
+    def refuse(**settings):
+        raise wandb.Error("no network")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    assert command_line(monkeypatch, *flags) == 2
+    assert "no network" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("args.json"))
+
+
+def test_flags_of_a_resumed_run_are_checked_with_its_own_settings(
+    small, uninterrupted, monkeypatch, capsys
+):
+    settings = json.loads((small.run_dir / "args.json").read_text())
+    changed = settings | {"batch_size": 15, "num_minibatches": 3}
+    (small.run_dir / "args.json").write_text(json.dumps(changed))
+    flags = ("--resume", str(small.run_dir), "--stage", "ppo", "--batch-size")
+    asked = []
+    monkeypatch.setattr(rlhf, "start_logs", lambda args: (asked.append(args), sys.exit(0)))
+    assert command_line(monkeypatch, *flags, "9") == 0  # 3 minibatches, where the default is 4
+    assert (asked[0].batch_size, asked[0].num_minibatches) == (9, 3)
+    assert command_line(monkeypatch, *flags, "8") == 2
+    assert "--num-minibatches 3 must divide" in capsys.readouterr().err
 
 
 def test_a_used_or_unwritable_folder_is_refused(small, monkeypatch, capsys, tmp_path):
