@@ -1,6 +1,7 @@
 """How a command ends: one sentence and exit code 2 for what cannot be done."""
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -14,6 +15,9 @@ def guarded(function: Callable[[argparse.Namespace], None], args: argparse.Names
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         function(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     except BenchmarkError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -601,3 +601,9 @@ def test_help_of_every_command():
         check=True,
     ).stdout
     assert all(f"    {name} " in text for name in names)
+
+
+def test_a_reader_may_close_the_pipe():
+    command = f"{shlex.quote(sys.executable)} -m benchmark status table1 | head -1"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.count("\n") == 1 and done.stderr == ""
