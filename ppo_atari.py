@@ -51,6 +51,7 @@ import functools
 import glob
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -221,7 +222,8 @@ class Args:
         for name, value in PAPER.items() if self.paper else ():
             if getattr(self, name) == getattr(Args, name):  # another value was asked for
                 setattr(self, name, value)
-        self.check()
+        if self.resume is None:
+            self.check()
 
     def check(self) -> None:
         """Refuse settings that cannot work together, each with one sentence."""
@@ -1212,6 +1214,7 @@ def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
     name = [args.run_name or f"{run_prefix(args)}{time.strftime('%Y%m%d-%H%M%S')}"]
     if WORLD_SIZE > 1:
         dist.broadcast_object_list(name)
+    args.check()
     return dataclasses.replace(args, run_name=name[0]), None
 
 
@@ -1589,8 +1592,13 @@ class RunLog:
             with self._surviving():
                 for name, value in values.items():
                     self.writer.add_scalar(name, value, step)
-            if self.wandb:
-                self.wandb.log(values, step=step)
+        if self.wandb:
+            # It keeps one value per step: the mean of the episodes that end together.
+            for step, group in itertools.groupby(scalars, key=lambda x: x[0]):
+                rows = [values for _, values in group]
+                means = {name: np.mean([row[name] for row in rows]).item() for name in rows[0]}
+                self.wandb.log(means, step=step)
+            self.wandb.log(metrics, step=global_step)
         with self._surviving():
             self._append("episodes.csv", episodes)
             self._append("updates.csv", self.updates[-1:])

@@ -63,6 +63,7 @@ import glob
 import hashlib
 import inspect
 import io
+import itertools
 import json
 import math
 import os
@@ -227,7 +228,7 @@ class Args:
 
     def __post_init__(self) -> None:
         """Check now, unless the settings are still to be completed from a checkpoint."""
-        if self.resume in (None, "auto"):
+        if self.resume is None:
             self.check()
 
     def check(self) -> None:
@@ -291,7 +292,10 @@ def make_env(args: Args, index: int) -> Callable[[], gym.Env]:
             if not args.async_envs or os.getpid() != trainer:  # a renderer does not survive a fork
                 env.reset()
                 env.render()  # a missing renderer is to stop the run here, with a sentence
-            every = {"episode_trigger": lambda episode: True} if args.evaluate else {}
+            # After the episodes that an evaluation plays per policy, another one begins.
+            period, every = args.eval_episodes + 1, {}
+            if args.evaluate:
+                every = {"episode_trigger": lambda episode: episode % period < period - 1}
             env = gym.wrappers.RecordVideo(env, str(args.run_dir / "videos"), **every)
         if (
             not isinstance(env.observation_space, gym.spaces.Box)
@@ -1092,6 +1096,7 @@ def open_run(args: Args) -> tuple[Args, dict[str, Any] | None]:
     name = [args.run_name or f"{run_prefix(args)}{time.strftime('%Y%m%d-%H%M%S')}"]
     if WORLD_SIZE > 1:
         dist.broadcast_object_list(name)
+    args.check()
     return dataclasses.replace(args, run_name=name[0]), None
 
 
@@ -1496,8 +1501,13 @@ class RunLog:
             with self._surviving():
                 for name, value in values.items():
                     self.writer.add_scalar(name, value, step)
-            if self.wandb:
-                self.wandb.log(values, step=step)
+        if self.wandb:
+            # It keeps one value per step: the mean of the episodes that end together.
+            for step, group in itertools.groupby(scalars, key=lambda x: x[0]):
+                rows = [values for _, values in group]
+                means = {name: np.mean([row[name] for row in rows]).item() for name in rows[0]}
+                self.wandb.log(means, step=step)
+            self.wandb.log(metrics, step=global_step)
         with self._surviving():
             self._append("episodes.csv", episodes)
             self._append("updates.csv", self.updates[-1:])

@@ -1,5 +1,6 @@
 """The command line: bad input, evaluation, logs read back."""
 
+import csv
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from ctypes.util import find_library
 
+import fake_envs
 import numpy as np
 import pytest
 import torch
@@ -95,6 +97,22 @@ def test_track_without_wandb_is_refused(cli, monkeypatch):
     assert_refused(cli(f"--env-id Pendulum-v1 {TINY} --track"), "pip install wandb")
 
 
+def test_videos_without_the_package_that_draws_are_refused(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    assert_refused(cli(f"--env-id Pendulum-v1 {TINY} --capture-video"), "classic")
+
+
+def test_flags_with_resume_auto_are_checked_with_the_settings_of_the_run(cli, tmp_path):
+    size = "--env-id FakeCounter-v0 --run-name mine --num-steps 48 --num-minibatches 3"
+    assert cli(f"{size} --total-timesteps 96")[0] == 0
+    line = "--env-id FakeCounter-v0 --run-name mine --resume auto --num-steps 48"
+    code, _, err = cli(f"{line} --total-timesteps 144")  # 48 is no multiple of the default, 32
+    assert code == 0, err
+    wrong = "--run-name other --resume auto --num-minibatches 31"
+    assert_refused(cli(wrong), "--num-minibatches 31", "2048")
+    assert not (tmp_path / "runs/other").exists()
+
+
 def test_an_existing_run_is_not_overwritten(cli, tmp_path):
     line = f"--env-id FakeCounter-v0 {TINY} --run-name mine"
     assert cli(line)[0] == 0
@@ -162,7 +180,8 @@ def test_end_to_end_run_logs_everything_to_tensorboard_and_csv(cli, tmp_path):
 
 def test_weights_and_biases_offline_run_can_be_read_back(tmp_path):
     """In a process of its own, since wandb keeps state."""
-    command = f"--env-id Pendulum-v1 {TINY} --total-timesteps 256 --track --run-name mine"
+    size = "--num-envs 2 --total-timesteps 512"  # both episodes end at step 400
+    command = f"--env-id Pendulum-v1 {TINY} {size} --track --run-name mine"
     result = subprocess.run(
         [sys.executable, ppo.__file__, *command.split()],
         cwd=tmp_path, capture_output=True, text=True,
@@ -170,14 +189,21 @@ def test_weights_and_biases_offline_run_can_be_read_back(tmp_path):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     (log,) = tmp_path.glob("runs/mine/wandb/offline-run-*/run-*.wandb")
-    steps, keys = [], set()
+    steps, keys, returns = [], set(), {}
     for record in wandb_records(log):
         if record.WhichOneof("record_type") == "history":
             steps.append(record.history.step.num)
-            keys |= {item.key or ".".join(item.nested_key) for item in record.history.item}
+            for item in record.history.item:
+                name = item.key or ".".join(item.nested_key)
+                keys.add(name)
+                if name == "charts/episodic_return":
+                    returns[steps[-1]] = json.loads(item.value_json)
     assert keys >= {"losses/policy_loss", "charts/episodic_return", "charts/SPS"}
     assert any(key.startswith("details") for key in keys)
-    assert steps == sorted(steps) and steps[-1] == 256
+    assert steps == sorted(steps) and steps[-1] == 512
+    with (tmp_path / "runs/mine/episodes.csv").open() as file:
+        both = [float(row["return"]) for row in csv.DictReader(file)]
+    assert len(both) == 2 and returns == {400: pytest.approx(np.mean(both))}
 
 
 # --- Evaluation ---
@@ -250,6 +276,25 @@ def test_trained_policy_evaluates_far_better_than_an_untrained_one(tiny):
         )
         means.append(np.mean(ppo.evaluate(args)["mean"]))
     assert means[0] > -0.15 and means[1] < -0.35
+
+
+def test_an_evaluation_records_each_episode_that_it_plays(cli, tmp_path, monkeypatch):
+    class Drawn(fake_envs.Counter):
+        def __init__(self, render_mode=None):
+            super().__init__()
+            self.metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+            self.render_mode = render_mode
+
+        def render(self):
+            return np.zeros((16, 16, 3), np.uint8)
+
+    spec = ppo.gym.envs.registration.EnvSpec("Drawn-v0", Drawn)
+    monkeypatch.setitem(ppo.gym.registry, "Drawn-v0", spec)
+    assert cli(f"--env-id Drawn-v0 {TINY} --run-name mine")[0] == 0
+    code, _, err = cli("--env-id Drawn-v0 --evaluate runs/mine --eval-episodes 2 --capture-video")
+    assert code == 0, err
+    videos = (tmp_path / "runs/mine/evaluation/videos").glob("*.mp4")
+    assert sorted(int(x.stem.split("-")[-1]) for x in videos) == [0, 1, 3, 4]
 
 
 @pytest.mark.slow
