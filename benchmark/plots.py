@@ -1,5 +1,6 @@
 """Learning curves with bands and one thin line per seed, beside published ones."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Sized
 from pathlib import Path
 
@@ -33,7 +34,7 @@ STYLE = {
 
 
 def draw_curves(axes: Axes, results: list[Result], label: str, color: str) -> None:
-    """Mean over seeds, its 95 % bootstrap interval where there are two or more, and each seed."""
+    """Mean over seeds, its 95 % bootstrap interval where there are three or more, and each seed."""
     total = max(x.record["settings"]["total_timesteps"] for x in results)
     grid = np.linspace(0, total, BINS + 1)[1:]
     curves = statistics.on_grid([x.column("return") for x in results], grid)
@@ -41,8 +42,9 @@ def draw_curves(axes: Axes, results: list[Result], label: str, color: str) -> No
         axes.plot(grid, curve, color=color, linewidth=0.5, alpha=0.4)
     axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=label)
     axes.set_xlim(0, total)
-    if len(curves) > 1:
-        ends = np.array([statistics.interval([x], np.mean) for x in curves.T])
+    ends = [statistics.interval([x], np.mean) for x in curves.T]
+    if all(ends):
+        ends = np.array(ends)
         axes.fill_between(grid, ends[:, 0], ends[:, 1], color=color, alpha=0.2, linewidth=0)
 
 
@@ -105,11 +107,11 @@ def plot_suite(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
                 if environment in found[key]:
                     draw_curves(axes, found[key][environment], label, f"C{index}")
             counts = {len(found[key].get(environment, ())): None for key in names}
-            seeds = " and ".join(str(x) for x in counts if x)
-            axes.set_title(f"{environment}, {seeds} seed{'s' * (seeds != '1')}")
+            seeds = " + ".join(str(x) for x in counts if x)
+            axes.set_title(f"{environment}\n{seeds} seed{'s' * (seeds != '1')}")
         figure.supylabel("episodic return in training")
         legend(figure)
-        return save(figure, figures / f"{suite}.png")
+        return save(figure, figures / f"{suite}.png", suite, folders)
 
 
 def one_panel_each(environments: list[str]) -> tuple[Figure, dict[str, Axes]]:
@@ -150,7 +152,7 @@ def plot_kl(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
             axes.set_yscale("log")
         figure.supylabel("KL(old || new), mean of five updates")
         legend(figure)
-        return save(figure, figures / f"{suite}_trace.png")
+        return save(figure, figures / f"{suite}_trace.png", suite, folders)
 
 
 def plot_frontier(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
@@ -186,7 +188,7 @@ def plot_frontier(suite: str, folders: Folders, figures: Path = FIGURES) -> Path
             axes.set(title=f"{reward} reward", xlabel="square root of the KL to the SFT model")
         panels[0].set_ylabel("standard deviations of the SFT model")
         legend(figure)
-        return save(figure, figures / f"{suite}.png")
+        return save(figure, figures / f"{suite}.png", suite, folders)
 
 
 def plot_rows(
@@ -222,15 +224,17 @@ def legend(figure: Figure) -> None:
     figure.legend(handles.values(), handles.keys(), **place)
 
 
-def runs_behind(strata: Iterable[Sized]) -> str:
-    """How many runs stand behind a figure."""
-    counts = list(map(len, strata))
-    plurals = ["s" * (x != 1) for x in (sum(counts), len(counts))]
-    return f"{sum(counts)} run{plurals[0]} in {len(counts)} environment{plurals[1]}"
+def runs_behind(rows: Iterable[list[Sized]]) -> str:
+    """How many runs, by environment, stand behind each row of a figure."""
+    rows = list(rows)
+    counts = sorted({sum(map(len, strata)) for strata in rows})
+    runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    plurals = ["s" * (x != 1) for x in (counts[-1], len(rows[0]))]
+    return f"{runs} run{plurals[0]} in {len(rows[0])} environment{plurals[1]} per row"
 
 
 def plot_effects(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
-    """Forest plot: the effect of each variant with its interval, worst first, the default at zero.
+    """Forest plot: the effect of each variant, worst first if all have intervals, default at zero.
 
     Raises:
         BenchmarkError: no variant can be compared with the default yet.
@@ -239,19 +243,27 @@ def plot_effects(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
     if not effects:
         raise BenchmarkError(f"No run of {suite} can be compared with the default yet.")
     labels = {name: SUITES[suite].variants[name].label for name in effects}
-    rows = {labels[name]: effects[name] for name in sorted(effects, key=lambda x: effects[x][0])}
-    sources = {"engstrom2020": "Engstrom et al.", "andrychowicz2021": "Andrychowicz et al."}
-    published = report.published_effects(suite)
+    order = list(effects)
+    if all(ends for _, ends in effects.values()):  # else the order would be mostly chance
+        order.sort(key=lambda x: effects[x][0])
+    rows = {labels[name]: effects[name] for name in order}
+    sources = {
+        "engstrom2020": "Engstrom et al. (tuned apart)",
+        "andrychowicz2021": "Andrychowicz et al. (95th percentile of a sweep)",
+    }
+    environments = report.shared_environments(suite, folders)
+    published = report.published_effects(suite, environments)
     others = {
         label: {labels[name]: x for name, x in published[source].items() if name in labels}
         for source, label in sources.items()
+        if source in published
     }
-    default = by_environment(*SUITES[suite].baseline, folders).values()
-    label = f"change of the final return, of {runs_behind(default)} per row"
+    strata = report.effect_strata(suite, folders)
+    label = f"change of the final return; {runs_behind(x[::2] for x in strata.values())}"
     with plt.rc_context(STYLE):
         axes = plot_rows(rows, label, others)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        return save(axes.figure, figures / f"{suite}.png")
+        return save(axes.figure, figures / f"{suite}.png", suite, folders)
 
 
 def plot_normalized(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
@@ -269,17 +281,26 @@ def plot_normalized(suite: str, folders: Folders, figures: Path = FIGURES) -> Pa
             paper[label] = float(printed["score"])
     if not rows:
         raise BenchmarkError(f"No run of {suite} is finished.")
-    behind = runs_behind(next(x for x in scores.values() if x))
-    label = f"average normalized score of {behind} per row\n0: random actions, 1: best run"
+    label = f"average normalized score; {runs_behind(filter(None, scores.values()))}"
+    label += "\n0: random actions, 1: best run"
     with plt.rc_context(STYLE):
         axes = plot_rows(rows, label, {"paper, 21 runs in 7 environments": paper})
-        return save(axes.figure, figures / f"{suite}.png")
+        return save(axes.figure, figures / f"{suite}.png", suite, folders)
 
 
-def save(figure: Figure, path: Path) -> Path:
-    """Write a figure without the name of the program, so that equal figures are equal files."""
+def digest(suite: str, folders: Folders) -> str:
+    """SHA-256 of the results that the figures of a suite show."""
+    suites = {suite, (SUITES[suite].baseline or (suite,))[0]}
+    paths = [path for name in sorted(suites) for path in (folders.results / name).glob("**/seed*")]
+    content = b"".join(path.read_bytes() for path in sorted(paths))
+    return hashlib.sha256(content).hexdigest()
+
+
+def save(figure: Figure, path: Path, suite: str, folders: Folders) -> Path:
+    """Write a figure that knows its results, but not its program: equal figures, equal files."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    metadata = {"Software": None, "Source": f"results {digest(suite, folders)}"}
+    figure.savefig(path, dpi=130, metadata=metadata)
     plt.close(figure)
     return path
 

@@ -9,7 +9,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 # Packages whose version can change a result.
-PACKAGES = ("ale-py", "gymnasium", "mujoco", "numpy", "stable-baselines3", "torch")
+PACKAGES = ("ale-py", "gymnasium", "mujoco", "numpy", "sb3-contrib", "stable-baselines3", "torch")
 
 # One thread per process: a second one gains nothing on networks of this size and, being shared
 # between runs, would make their times depend on each other.

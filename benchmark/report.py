@@ -17,6 +17,7 @@ from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import (
     Result,
     by_environment,
+    load,
     missing,
     random_returns,
     reference,
@@ -99,11 +100,24 @@ def published(environment: str, source: str) -> str:
 
 
 def what_is_missing(suite: str, folders: Folders) -> str:
-    """A sentence with the command that continues the suite; empty if it is complete."""
+    """How far an incomplete suite is, and the command that continues it; empty if complete."""
     count, total = missing(suite, folders), len(select(suite, folders))
     if not count:
         return ""
-    return f"\nMissing: {count} of {total} runs. To continue: `python -m benchmark run {suite}`.\n"
+    results = load(suite, folders)
+    seeds = {env: set() for env in SUITES[suite].environments}
+    for result in results:
+        seeds[result.record["environment"]].add(result.record["seed"])
+    begun = [env for env in seeds if seeds[env]]
+    pilot = ""
+    if begun and all(len(seeds[env]) == 1 for env in begun):
+        pilot = f"This is a pilot of one seed in {' and '.join(begun)}. "
+    hours = [x.hours for x in results if x.hours]
+    cost = f", about {np.median(hours) * count:.0f} h of one core" if hours else ""
+    return (
+        f"\n{pilot}Missing: {count} of {total} runs{cost}. To continue: "
+        f"`python -m benchmark run {suite}`.\n"
+    )
 
 
 def scores_table(suite: str, folders: Folders) -> str:
@@ -163,11 +177,11 @@ def variants_table(suite: str, folders: Folders) -> str:
 def improvement_cell(
     a: tuple[str, str], b: tuple[str, str], environments: list[str], folders: Folders
 ) -> str:
-    """Probability of improvement of A over B with its interval; a dash for B itself."""
+    """Probability of improvement of A over B with its interval; a dash for B or few seeds."""
     strata = paired(a, b, environments, folders)
-    if a == b or not strata:
+    ends = statistics.interval(strata, statistics.improvement) if strata else None
+    if a == b or ends is None:  # of runs that are compared one by one it would be 0 or 1
         return "–"
-    ends = statistics.interval(strata, statistics.improvement)
     return with_interval(statistics.improvement(*strata), ends, "{:.2f}".format)
 
 
@@ -184,17 +198,15 @@ def normalized_scores(suite: str, folders: Folders) -> dict[str, list[np.ndarray
     """Normalized scores of each setting's runs, by environment, as in the paper's Table 1.
 
     Per environment the random policy gives 0 and the best run of all settings 1. Only environments
-    that every setting with any result has, so that averages over them can be compared.
+    that every setting has, since the best run is not known before.
     """
     found = {name: by_environment(suite, name, folders) for name in SUITES[suite].variants}
-    begun = [results for results in found.values() if results]
-    shared = [env for env in SUITES[suite].environments if begun and all(env in x for x in begun)]
-    best = {env: max(max(finals(results[env])) for results in begun) for env in shared}
+    shared = [env for env in SUITES[suite].environments if all(env in x for x in found.values())]
+    best = {env: max(max(finals(results[env])) for results in found.values()) for env in shared}
     return {
         name: [
             statistics.normalized(finals(results[env]), random_returns(env), best[env])
             for env in shared
-            if env in results
         ]
         for name, results in found.items()
     }
@@ -221,21 +233,51 @@ def normalized_table(suite: str, folders: Folders) -> str:
     return markdown((*header, *environments), rows)
 
 
+def shared_environments(suite: str, folders: Folders) -> list[str]:
+    """Environments that the baseline and every variant with any result have."""
+    found = [by_environment(suite, name, folders) for name in SUITES[suite].variants]
+    found = [by_environment(*SUITES[suite].baseline, folders), *filter(None, found)]
+    return [env for env in SUITES[suite].environments if all(env in x for x in found)]
+
+
+def effect_strata(suite: str, folders: Folders) -> dict[str, list[np.ndarray]]:
+    """Scores of each variant and of the baseline in turns, of the shared environments."""
+    shared = shared_environments(suite, folders)
+    strata = {
+        name: paired((suite, name), SUITES[suite].baseline, shared, folders)
+        for name in SUITES[suite].variants
+    }
+    return {name: x for name, x in strata.items() if x}
+
+
 def effects(suite: str, folders: Folders) -> dict[str, tuple[float, tuple[float, float] | None]]:
     """Effect of each variant on the mean score relative to the baseline's, and its interval."""
-    baseline, environments = SUITES[suite].baseline, list(SUITES[suite].environments)
-    found = {}
-    for name in SUITES[suite].variants:
-        strata = paired((suite, name), baseline, environments, folders)
-        if strata and (suite, name) != baseline:
-            ends = statistics.interval(strata, statistics.relative_effect)
-            found[name] = (float(statistics.relative_effect(*strata)), ends)
-    return found
+    return {
+        name: (
+            float(statistics.relative_effect(*strata)),
+            statistics.interval(strata, statistics.relative_effect),
+        )
+        for name, strata in effect_strata(suite, folders).items()
+    }
 
 
-def published_effects(suite: str) -> dict[str, dict[str, float]]:
-    """By source and variant: the relative change that others found in the suite's environments."""
-    environments = [env.partition("-")[0] for env in SUITES[suite].environments]
+def chance(suite: str, folders: Folders) -> str:
+    """What effects of single runs are to be held against; empty where there is no such effect."""
+    strata = effect_strata(suite, folders)
+    if not strata or all(len(x) > 1 for rows in strata.values() for x in rows[::2]):
+        return ""
+    usual = next(iter(strata.values()))[1::2]
+    # Of one run against the mean of n others, in units of that mean.
+    spreads = [np.std(x, ddof=1) / abs(np.mean(x)) * np.sqrt(1 + 1 / len(x)) for x in usual]
+    return (
+        "\nThe effect of a single run says little: by chance alone, one more run of the default "
+        f"would show one of about ± {np.mean(spreads):.0%} (one standard deviation).\n"
+    )
+
+
+def published_effects(suite: str, environments: list[str]) -> dict[str, dict[str, float]]:
+    """By source and variant: the relative change that others found in these environments."""
+    environments = [env.partition("-")[0] for env in environments]
     found: dict[str, dict[str, float]] = {}
     for variant, (source, column, changed, usual, choice) in PUBLISHED_EFFECTS.items():
         scores = {
@@ -250,7 +292,8 @@ def published_effects(suite: str) -> dict[str, dict[str, float]]:
             for env in environments
             if (env, changed) in scores
         ]
-        found.setdefault(source, {})[variant] = float(np.mean(changes))
+        if changes:
+            found.setdefault(source, {})[variant] = float(np.mean(changes))
     return found
 
 
@@ -259,13 +302,17 @@ def effects_table(suite: str, folders: Folders) -> str:
     environments = list(SUITES[suite].environments)
     others = {row["variant"]: row["finding"] for row in reference("details")}
     effect = effects(suite, folders)
+    baseline = SUITES[suite].baseline
+    names = {baseline: SUITES[suite].baseline_label}
+    names |= {(suite, name): variant.label for name, variant in SUITES[suite].variants.items()}
     rows = []
-    for name, variant in SUITES[suite].variants.items():
-        found = by_environment(suite, name, folders)
-        cells = [plus_minus(finals(found[env])) if env in found else "–" for env in environments]
+    for (owner, name), label in names.items():
+        found = by_environment(owner, name, folders)
+        cells = [scores_cell(found.get(env, [])) for env in environments]
         change = with_interval(*effect[name], "{:+.0%}".format) if name in effect else "–"
-        rows.append((variant.label, *cells, change, others.get(name, "")))
-    return markdown(("detail and change", *environments, "effect", "elsewhere"), rows)
+        rows.append((label, *cells, change, others.get(name, "")))
+    header = ("detail and change", *environments, "effect", "elsewhere")
+    return markdown(header, rows) + chance(suite, folders)
 
 
 MODEL_COLUMNS = {

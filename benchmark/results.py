@@ -95,7 +95,8 @@ def variant_named(name: str) -> tuple[str, str]:
     suite, _, variant = name.partition("/")
     variants = suite_named(suite).variants
     if variant not in variants:
-        raise BenchmarkError(f"{suite} has the variants {', '.join(variants)}; name one.")
+        known = " or ".join(f"{suite}/{x}" if x else suite for x in variants)
+        raise BenchmarkError(f"There is no {name}; there is {known}.")
     return suite, variant
 
 

@@ -230,13 +230,15 @@ def select(
         only: pattern for `matches`.
 
     Raises:
-        BenchmarkError: nothing is selected.
+        BenchmarkError: nothing is selected, or a seed is negative.
     """
     suite = suite_named(suite_name)
+    if negative := [seed for seed in seeds or () if seed < 0]:
+        raise BenchmarkError(f"A seed must not be negative: {negative[0]}.")
     wanted = {env: list(seeds or own) for env, own in suite.environments.items()}
     pairs = [(env, seed) for env, seed in suite.first if seed in wanted[env]]
-    highest = max(max(own) for own in wanted.values())
-    by_seed = [(e, s) for s in range(highest + 1) for e in wanted if s in wanted[e]]
+    by_seed = [(e, s) for s in sorted(set().union(*wanted.values())) for e in wanted]
+    by_seed = [(e, s) for e, s in by_seed if s in wanted[e]]
     pairs = list(dict.fromkeys([*pairs, *by_seed]))
     runs = [make_run(suite_name, e, v, s, folders) for e, s in pairs for v in suite.variants]
     runs = [run for run in runs if only is None or matches(run.name, only)]

@@ -34,10 +34,10 @@ def interval(
         statistic: of all strata, vectorized over `axis`.
 
     Returns:
-        Low and high end; None where a stratum has fewer than two scores, so that nothing is known
-        about its spread.
+        Low and high end; None where a stratum has fewer than three scores, since the range of two
+        holds the true mean only every other time.
     """
-    if any(len(x) < 2 for x in strata):
+    if any(len(x) < 3 for x in strata):
         return None
     found = stats.bootstrap(
         strata,

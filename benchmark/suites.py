@@ -49,29 +49,43 @@ MUJOCO7 = (
     "Walker2d-v4",
 )
 
-# What the paper most likely ran: in the month of the paper OpenAI published the code of the MuJoCo
-# experiments as baselines/pposgd (openai/baselines@da997060). Its pposgd_simple.py, mlp_policy.py
-# and run_mujoco.py have a constant learning rate, Adam with epsilon 1e-8, no gradient clipping, the
-# value loss with weight 1, raw rewards, observations clipped at 5, and time limits as failures.
-# Left as in ppo2, because no flag expresses it: advantages normalized over the minibatch instead of
-# the batch; orthogonal initialization with gain sqrt(2) instead of normalized columns with gain 1;
-# observation statistics updated at every step instead of once per batch, without a least standard
-# deviation of 0.1; actions clipped to their bounds; values clipped at 0.2, by the KL variants too.
-PROTOCOL_2017 = (
+# In the month of the paper OpenAI published code for the MuJoCo experiments as baselines/pposgd
+# (openai/baselines@da997060). Its pposgd_simple.py, mlp_policy.py and run_mujoco.py have a constant
+# learning rate, Adam with epsilon 1e-8, no gradient clipping, the value loss with weight 1, raw
+# rewards, observations clipped at 5, and time limits as failures. Left as in ppo2, because no flag
+# expresses it: advantages normalized over the minibatch instead of the batch; orthogonal
+# initialization with gain sqrt(2) instead of normalized columns with gain 1; observation statistics
+# updated at every step instead of once per batch, without a least standard deviation of 0.1;
+# actions clipped to their bounds.
+FIRST_RELEASE = (
     *("--no-anneal-lr", "--adam-eps", "1e-8", "--max-grad-norm", "None", "--vf-coef", "1.0"),
     *("--no-scale-rewards", "--clip-obs", "5.0", "--truncation-is-terminal"),
 )
+# What the paper most likely ran: that, without one thing. The release also clips the change of each
+# value at ε, as if rewards were scaled; they are not, and then values, which are in the hundreds,
+# hardly move (suite `first_release`). The paper does not mention this clipping, and ppo1, the next
+# version of the release's code, has none.
+PROTOCOL_2017 = {
+    CONTINUOUS: (*FIRST_RELEASE, "--no-clip-vloss"),
+    KL_PENALTY: (*FIRST_RELEASE, "--value-clip-coef", "None"),
+}
 # ppo2 is the script's default but for time limits.
-PROTOCOL_PPO2 = ("--truncation-is-terminal",)
+PROTOCOL_PPO2 = dict.fromkeys((CONTINUOUS, KL_PENALTY), ("--truncation-is-terminal",))
 
 
-def table1_variants(protocol: tuple[str, ...]) -> dict[str, Variant]:
-    """The eleven surrogate objectives of the paper's Table 1 under one protocol."""
-    none = Variant(KL_PENALTY, ("--kl-mode", "none", *protocol), "no clipping or penalty")
-    clip = {
-        f"clip-{x}": Variant(CONTINUOUS, ("--clip-coef", x, *protocol), f"clipping, ε = {x}")
+def clipping(protocol: tuple[str, ...], label: str) -> dict[str, Variant]:
+    """The three ranges of clipping of the paper's Table 1."""
+    return {
+        f"clip-{x}": Variant(CONTINUOUS, ("--clip-coef", x, *protocol), label.format(x))
         for x in ("0.1", "0.2", "0.3")
     }
+
+
+def table1_variants(protocols: dict[str, tuple[str, ...]]) -> dict[str, Variant]:
+    """The eleven surrogate objectives of the paper's Table 1; protocols are flags by script."""
+    protocol = protocols[KL_PENALTY]
+    none = Variant(KL_PENALTY, ("--kl-mode", "none", *protocol), "no clipping or penalty")
+    clip = clipping(protocols[CONTINUOUS], "clipping, ε = {}")
     adaptive = {
         f"adaptive-{x}": Variant(
             KL_PENALTY,
@@ -91,7 +105,6 @@ def table1_variants(protocol: tuple[str, ...]) -> dict[str, Variant]:
 
 # One switch of the default at a time; the first column of numbers is that of the 37 details.
 ABLATIONS = {
-    "default": ("default", ()),
     "default-init": ("2 PyTorch's initialization", ("--no-orthogonal-init",)),
     "adam-eps-1e-8": ("3 Adam epsilon 1e-8", ("--adam-eps", "1e-8")),
     "constant-lr": ("4 constant learning rate", ("--no-anneal-lr",)),
@@ -155,6 +168,13 @@ SUITES = {
         first=(("Hopper-v4", 1), ("Swimmer-v4", 1)),
         baseline=("table1", "clip-0.2"),
     ),
+    "first_release": Suite(
+        reproduces="openai/baselines@da997060, whose value clipping `table1` leaves out",
+        environments={"Hopper-v4": (1,)},
+        variants=clipping(FIRST_RELEASE, "the same and values clipped, ε = {}"),
+        baseline=("table1", "clip-0.2"),
+        baseline_label="clipping, ε = 0.2",
+    ),
     "table1_ppo2": Suite(
         reproduces="Schulman et al. 2017, Table 1, with the settings of ppo2",
         environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
@@ -169,10 +189,11 @@ SUITES = {
             name: Variant(CONTINUOUS, flags, label) for name, (label, flags) in ABLATIONS.items()
         },
         first=(("Hopper-v4", 1),),
-        baseline=("ablation", "default"),
+        baseline=("figure3", ""),
+        baseline_label="default",
     ),
     "pong": Suite(
-        reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, the first fifth of the run",
+        reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, in a fifth of the steps",
         environments={"Pong": (1,)},
         # What makes 2M steps affordable on one core: bfloat16, and the emulator's own threads.
         variants={

@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import pytest
 import tyro
+from PIL import Image
 
 import ppo_continuous_action
 from benchmark import atari_envs, plots, report, results, runs, statistics, suites, throughput
@@ -300,7 +301,9 @@ def test_dry_run_prints_a_command_for_each_run(folders, capsys):
         (["run", "smoke", "--commit", "nonsense"], "git rev-parse"),
         (["status", "figure4"], "There is no suite figure4"),
         (["plot", "figure4"], "There is no suite figure4"),
-        (["compare", "figure3", "table1/clip"], "table1 has the variants none, clip-0.1"),
+        (["compare", "figure3", "table1/clip"], "There is no table1/clip; there is table1/none or"),
+        (["compare", "figure3/x", "figure3"], "There is no figure3/x; there is figure3."),
+        (["run", "figure3", "--seeds", "1", "-3"], "A seed must not be negative: -3."),
         (["throughput", "chess"], "There is no contest chess"),
         (["throughput", "--repetitions", "0"], "--repetitions must be positive"),
     ],
@@ -330,31 +333,40 @@ def test_scores_table_by_hand(folders):
 
 
 def test_missing_runs_are_named_with_the_command_that_makes_them(folders):
+    assert report.suite_block("smoke", folders) == (
+        "\nMissing: 2 of 2 runs. To continue: `python -m benchmark run smoke`.\n"
+    )
     write_result(folders, "smoke", "InvertedPendulum-v4", 1, [1.0])
-    text = report.suite_block("smoke", folders)
-    assert "Missing: 1 of 2 runs. To continue: `python -m benchmark run smoke`." in text
+    assert report.suite_block("smoke", folders).endswith(
+        "\nThis is a pilot of one seed in InvertedPendulum-v4. Missing: 1 of 2 runs, about 1 h of "
+        "one core. To continue: `python -m benchmark run smoke`.\n"
+    )
     write_result(folders, "smoke", "InvertedPendulum-v4", 2, [1.0])
     assert "Missing" not in report.suite_block("smoke", folders)
 
 
 def test_comparison_of_variants(folders):
-    for seed in (1, 2):
+    for seed in (1, 2, 3):
         write_result(folders, "figure3", "Hopper-v4", seed, [10.0 * seed])
         write_result(folders, "kl_vs_clip", "Hopper-v4", seed, [5.0 * seed], "adaptive-0.01")
-    table = report.compare("figure3", "kl_vs_clip/adaptive-0.01", folders)
-    # Of the pairs (10,5) (10,10) (20,5) (20,10) three are won and one is a tie.
-    assert "| Hopper-v4 | 15.0 ± 5.0 (2) | 7.5 ± 2.5 (2) | 0.88 " in table
-    assert "0.12 [" in report.variants_table("kl_vs_clip", folders)
+        # Of few runs nothing is said, least of all 0 or 1.
+        table = report.compare("figure3", "kl_vs_clip/adaptive-0.01", folders)
+        assert (f"({seed}) | – |" in table) == (seed < 3)
+    # Of the pairs of (10, 20, 30) and (5, 10, 15) one is lost, one a tie, seven are won.
+    assert "| Hopper-v4 | 20.0 ± 8.2 (3) | 10.0 ± 4.1 (3) | 0.83 [" in table
+    assert "0.17 [" in report.variants_table("kl_vs_clip", folders)
     with pytest.raises(BenchmarkError, match="no results in a common environment"):
         report.compare("figure3", "table1/clip-0.2", folders)
 
 
 def test_table1_scores_are_normalized_per_environment(folders, monkeypatch, tmp_path):
     monkeypatch.setattr(report, "random_returns", {"Hopper-v4": 0.0, "Swimmer-v4": 10.0}.get)
+    for name in suites.SUITES["table1"].variants:
+        write_result(folders, "table1", "Hopper-v4", 1, [-50.0], name)
+        if name != "none":
+            write_result(folders, "table1", "Swimmer-v4", 1, [20.0], name)
     write_result(folders, "table1", "Hopper-v4", 1, [100.0], "clip-0.2")
-    write_result(folders, "table1", "Swimmer-v4", 1, [20.0], "clip-0.2")
     write_result(folders, "table1", "Swimmer-v4", 2, [30.0], "clip-0.2")
-    write_result(folders, "table1", "Hopper-v4", 1, [-50.0], "none")
     # As long as a setting lacks Swimmer, nobody's average includes it.
     table = report.normalized_table("table1", folders)
     assert "| clipping, ε = 0.2 | 0.82 | 1.00 | 1 in 1 | 100 (1) | 25.0 ± 5.0 (2) |" in table
@@ -364,20 +376,27 @@ def test_table1_scores_are_normalized_per_environment(folders, monkeypatch, tmp_
     # The best run of Hopper has 100, that of Swimmer 30: (1 + (0.5 + 1) / 2) / 2.
     assert "| clipping, ε = 0.2 | 0.82 | 0.88 | 3 in 2 |" in table
     assert "| no clipping or penalty | -0.39 | -0.25 | 2 in 2 |" in table
-    assert "| fixed KL, β = 10 | 0.69 | – | 0 in 0 | – | – |" in table
     assert plots.plot_normalized("table1", folders, tmp_path).stat().st_size > 5000
 
 
 def test_effects_of_details_against_the_default(folders, monkeypatch, tmp_path):
-    for seed in (1, 2):
-        write_result(folders, "ablation", "Hopper-v4", seed, [2000.0], "default")
-        write_result(folders, "ablation", "Hopper-v4", seed, [500.0], "raw-rewards")
-    write_result(folders, "ablation", "Hopper-v4", 1, [1000.0], "shared-network")
+    for seed in (1, 2, 3):
+        write_result(folders, "figure3", "Hopper-v4", seed, [1700.0 + 100 * seed])
+        write_result(folders, "figure3", "Walker2d-v4", seed, [1.0])
+        write_result(folders, "ablation", "Hopper-v4", seed, [950.0], "raw-rewards")
+    assert "chance" not in report.effects_table("ablation", folders)
+    # An environment that not all rows have is in no average.
+    write_result(folders, "ablation", "Walker2d-v4", 1, [9.0], "raw-rewards")
+    write_result(folders, "ablation", "Hopper-v4", 1, [1425.0], "shared-network")
     table = report.effects_table("ablation", folders)
-    assert "| 30 and 31 raw rewards | 500 ± 0 | – | – | -75% [-75%, -75%] | scaling" in table
-    assert "| 13 and 26 shared network | 1000 | – | – | -50% | separate" in table
+    assert "| default | 1900 ± 82 (3) | 1.0 ± 0.0 (3) | – | – |" in table
+    assert "| 30 and 31 raw rewards | 950 ± 0 (3) | 9.0 (1) | – | -50% [-" in table
+    assert "| 13 and 26 shared network | 1425 (1) | – | – | -25% | separate" in table
+    # The default's standard deviation is 100 of 1900; its mean of three varies too.
+    assert f"± {100 / 1900 * np.sqrt(4 / 3):.0%} (one standard deviation)" in table
     found = report.effects("ablation", folders)
-    assert found == {"raw-rewards": (-0.75, (-0.75, -0.75)), "shared-network": (-0.5, None)}
+    assert found["raw-rewards"][0] == pytest.approx(-0.5)
+    assert found["shared-network"] == (pytest.approx(-0.25), None)
     figures = []
     monkeypatch.setattr(plots.plt, "close", figures.append)
     assert plots.plot_effects("ablation", folders, tmp_path).stat().st_size > 5000
@@ -387,19 +406,32 @@ def test_effects_of_details_against_the_default(folders, monkeypatch, tmp_path):
         for line in axes.lines
         if line.get_label()[0] != "_"
     ]
-    assert [x[0] for x in points] == ["ours", "ours", "Andrychowicz et al."]
-    assert [x[1:] for x in points[:2]] == [(-0.75, "C0"), (-0.5, "white")]  # worst first
-    plots.plt.close(figures[0])
+    sweep = "Andrychowicz et al. (95th percentile of a sweep)"
+    assert [x[0] for x in points] == ["ours", sweep, "ours"]
+    ours = [x[1:] for x in points if x[0] == "ours"]
+    # In the order of the details, as long as some effect is one of chance.
+    assert ours == [(pytest.approx(-0.25), "white"), (pytest.approx(-0.5), "C0")]
+    assert axes.get_xlabel().endswith("1 to 3 runs in 1 environment per row")
+    for seed in (2, 3):
+        write_result(folders, "ablation", "Hopper-v4", seed, [1425.0], "shared-network")
+    plots.plot_effects("ablation", folders, tmp_path)
+    (axes,) = figures[1].axes
+    assert axes.lines[0].get_xdata()[0] == pytest.approx(-0.5)  # worst first
+    for figure in figures:
+        plots.plt.close(figure)
 
 
 def test_published_effects_are_of_the_same_environments():
-    found = report.published_effects("ablation")
+    found = report.published_effects("ablation", ["Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"])
     # Engstrom et al. 2020, Tables 2 and 3: Walker2d 2867 of 3292, Hopper 2371 of 2513.
     expected = (2867 / 3292 + 2371 / 2513) / 2 - 1
     assert found["engstrom2020"] == {"no-clip": pytest.approx(expected)}
     # Andrychowicz et al. 2021, choice C47: Hopper, Walker2d and HalfCheetah; off against on.
     expected = (1190 / 1360 + 685 / 660 + 2000 / 2320) / 3 - 1
     assert found["andrychowicz2021"]["shared-network"] == pytest.approx(expected)
+    found = report.published_effects("ablation", ["HalfCheetah-v4"])
+    assert set(found) == {"andrychowicz2021"}  # Engstrom et al. have no HalfCheetah
+    assert found["andrychowicz2021"]["shared-network"] == pytest.approx(2000 / 2320 - 1)
 
 
 def test_table_of_details_finds_all_37_and_their_lines():
@@ -460,7 +492,7 @@ def test_figure_has_a_panel_per_environment_and_a_line_per_seed(folders, monkeyp
     path = plots.plot_suite("figure3", folders, tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
     titles = [axes.get_title() for axes in figures[0].axes]
-    assert titles == ["Hopper-v4, 3 seeds", "Ant-v4, 1 seed"]
+    assert titles == ["Hopper-v4\n3 seeds", "Ant-v4\n1 seed"]
     hopper, ant = figures[0].axes
     labels = [line.get_label() for line in hopper.lines]
     assert "ours" in labels and "ppo2 2018 (v2, 6 seeds)" in labels
@@ -471,7 +503,16 @@ def test_figure_has_a_panel_per_environment_and_a_line_per_seed(folders, monkeyp
 
 
 def test_figures_come_from_committed_results(tmp_path):
-    assert plots.plot_suite("figure3", FOLDERS, tmp_path).stat().st_size > 10_000
+    path = plots.plot_suite("figure3", FOLDERS, tmp_path)
+    assert path.stat().st_size > 10_000
+    assert Image.open(path).text["Source"] == f"results {plots.digest('figure3', FOLDERS)}"
+
+
+@pytest.mark.parametrize("path", sorted(plots.FIGURES.glob("*.png")), ids=lambda x: x.stem)
+def test_committed_figures_show_the_committed_results(path):
+    """Fails after new results until `python -m benchmark plot` has drawn them."""
+    suite = path.stem.removesuffix("_trace")
+    assert Image.open(path).text["Source"] == f"results {plots.digest(suite, FOLDERS)}"
 
 
 def test_trace_of_the_kl_has_a_line_per_seed_and_its_target(folders, monkeypatch, tmp_path):
