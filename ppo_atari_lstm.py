@@ -1125,7 +1125,7 @@ def train(args: Args) -> dict[str, Any]:
             agent.load_state_dict(checkpoint["agent"])
             optimizer.load_state_dict(checkpoint["optimizer"])
         next_obs[...], _ = envs.reset(seed=environment_seeds(args.seed, num_envs, global_step))
-        if checkpoint is not None and process.restore(checkpoint["processes"][RANK]):
+        if checkpoint is not None and process.restore(checkpoint["processes"]):
             envs.stack = next_obs.copy()
             state.copy_(torch.from_numpy(next_state))
         if WORLD_SIZE > 1:
@@ -1578,7 +1578,9 @@ class RunLog:
         # With --resume auto, these are of a run that was killed before its first checkpoint.
         start_over = self.args.resume == "auto" and (folder / "args.json").exists()
         if not start_over and any(x.exists() for x in [folder / "args.json", *logs]):
-            raise RunError(f"{folder} holds a run: add --resume {folder} or another --run-name.")
+            resume = (folder / "checkpoint.pt").exists()
+            remedy = f"add --resume {folder} or another" if resume else "use another"
+            raise RunError(f"{folder} holds a run: {remedy} --run-name.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for log in logs:
@@ -1928,13 +1930,14 @@ class ProcessState:
             "envs": [x and from_bytes(x) for x in self.envs.call("get_state")],
         }
 
-    def restore(self, saved: dict[str, Any]) -> bool:
-        """Go back to `saved`; False if the episodes had to start anew."""
+    def restore(self, processes: list[dict[str, Any]]) -> bool:
+        """Go back to what every process captured; False if the episodes had to start anew."""
+        saved = processes[RANK]
         self.rng.bit_generator.state = json.loads(saved["rng"])
         torch.set_rng_state(saved["torch_rng"])
         for name, stats in self.statistics.items():
             stats.load_state(saved["statistics"][name])
-        if None in saved["envs"]:
+        if any(None in x["envs"] for x in processes):  # the same answer in every process
             say("The state of this environment cannot be saved: the episodes start anew.")
             return False
         self.envs.call("set_state", [to_bytes(x) for x in saved["envs"]])

@@ -31,8 +31,8 @@ here each detail stands as a comment on the line above the statement that does i
 without 8, 23-31 (continuous actions), and one of the four auxiliary ones. K1-K3 are the penalty's.
 Names in brackets are files of ppo2. `--print-details` lists all of them.
 
-Any environment with a Box or Discrete action space fits (a Discrete one counts from 0);
-observations are flattened into a vector.
+Any environment fits whose actions are a Box of floats or a Discrete space of at least two actions
+that counts from 0; observations are flattened into a vector.
 
 Shapes: T = num_steps, N = num_envs, D = observation size, A = action size, or for Discrete actions
 their number; P = parameters of the policy in one state. A prefix `b_` marks a whole batch with its
@@ -378,7 +378,9 @@ class RunningMeanStd:
         """Merge the rows of `x`, (rows, *shape), with the formula of Chan et al. 1979."""
         rows = len(x)
         # One row needs no reduction, which would cost more than all the rest.
-        x_mean, x_var = (x[0], 0.0) if rows == 1 else (x.mean(axis=0), x.var(axis=0))
+        x_mean, x_var = x[0], 0.0
+        if rows > 1:
+            x_mean, x_var = (f(x, axis=0, dtype=np.float64) for f in (np.mean, np.var))
         total = self.count + rows
         delta = x_mean - self.mean
         between = delta * delta * (self.count * rows / total)
@@ -868,7 +870,7 @@ def train(args: Args) -> dict[str, Any]:
         raw_obs, _ = envs.reset(seed=environment_seeds(args.seed, num_envs, global_step))
         if checkpoint is not None:
             kl_coef.fill_(checkpoint["kl_coef"])
-            resumed_exactly = process.restore(checkpoint["processes"][RANK])
+            resumed_exactly = process.restore(checkpoint["processes"])
         if not resumed_exactly:
             start_statistics = copy.deepcopy(statistics)
             obs_stats.update(raw_obs)
@@ -971,8 +973,8 @@ def train(args: Args) -> dict[str, Any]:
                 measured = torch.stack([*kls, -logratio.mean(), approx_kl(logratio)])
             kl_before, kl, k1, k3 = average_over_processes(measured).tolist()
             ratio, update_kl_coef = logratio.exp(), kl_coef.item()
+            # Detail K3/3: adaptive penalty coefficient [paper, section 4]
             if args.kl_mode == "adaptive":
-                # Detail K3/3: adaptive penalty coefficient [paper, section 4]
                 kl_coef.fill_(paper_kl_coef(update_kl_coef, kl, args.target_kl))
             update_seconds = time.perf_counter() - start_time
 
@@ -1001,8 +1003,9 @@ def train(args: Args) -> dict[str, Any]:
                 "charts/SPS_update": args.batch_size * WORLD_SIZE / update_seconds,
             }
             log.iteration(global_step, metrics)
-            for cause, sentence in kl_coef_warnings(log.updates).items():
-                log.warn(cause, sentence)
+            if args.kl_mode == "adaptive":
+                for cause, sentence in kl_coef_warnings(log.updates).items():
+                    log.warn(cause, sentence)
 
             # --- Save ---
             stop_signal = stop.in_any_process()
@@ -1373,7 +1376,9 @@ class RunLog:
         # With --resume auto, these are of a run that was killed before its first checkpoint.
         start_over = self.args.resume == "auto" and (folder / "args.json").exists()
         if not start_over and any(x.exists() for x in [folder / "args.json", *logs]):
-            raise RunError(f"{folder} holds a run: add --resume {folder} or another --run-name.")
+            resume = (folder / "checkpoint.pt").exists()
+            remedy = f"add --resume {folder} or another" if resume else "use another"
+            raise RunError(f"{folder} holds a run: {remedy} --run-name.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for log in logs:
@@ -1723,13 +1728,14 @@ class ProcessState:
             "envs": [x and from_bytes(x) for x in self.envs.call("get_state")],
         }
 
-    def restore(self, saved: dict[str, Any]) -> bool:
-        """Go back to `saved`; False if the episodes had to start anew."""
+    def restore(self, processes: list[dict[str, Any]]) -> bool:
+        """Go back to what every process captured; False if the episodes had to start anew."""
+        saved = processes[RANK]
         self.rng.bit_generator.state = json.loads(saved["rng"])
         torch.set_rng_state(saved["torch_rng"])
         for name, stats in self.statistics.items():
             stats.load_state(saved["statistics"][name])
-        if None in saved["envs"]:
+        if any(None in x["envs"] for x in processes):  # the same answer in every process
             say("The state of this environment cannot be saved: the episodes start anew.")
             return False
         self.envs.call("set_state", [to_bytes(x) for x in saved["envs"]])
@@ -1743,15 +1749,22 @@ class Resumable(gym.Wrapper):
     """Saves and restores the complete state of an environment, bit for bit.
 
     Covers MuJoCo and environments whose state is made of numbers, arrays and random generators.
-    Also drops the step information, which nobody reads and a vector environment merges slowly.
+    Also drops the information of resets and steps, which nobody reads and a vector environment
+    merges slowly.
     """
 
     def __init__(self, env: gym.Env, index: int) -> None:
         super().__init__(env)
         self.index = index
 
+    def reset(self, **settings: Any) -> tuple:
+        obs, _ = self.env.reset(**settings)
+        return obs, {}
+
     def step(self, action: np.ndarray) -> tuple:
         obs, reward, terminated, truncated, _ = self.env.step(action)
+        if terminated or truncated:
+            obs = obs.copy()  # the reset that follows may write into the same array
         return obs, reward, terminated, truncated, {}
 
     def _layers(self) -> Iterator[gym.Env]:
@@ -1763,7 +1776,7 @@ class Resumable(gym.Wrapper):
 
     def get_state(self) -> bytes | None:
         """Attributes of each wrapper and of the environment; None if some cannot be saved."""
-        states = []
+        states, saved = [], []
         for layer in self._layers():
             if isinstance(layer, gym.wrappers.RecordVideo):
                 # The video of the current episode is lost; the next ones keep their numbers.
@@ -1774,19 +1787,27 @@ class Resumable(gym.Wrapper):
             for name, value in vars(layer).items():
                 if value is vars(layer).get("env") or inspect.isroutine(value):
                     continue
+                if name in ("_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"):
+                    continue  # what it was made with
                 try:
-                    is_mujoco = type(value).__name__ == "MjData"
-                    state[name] = save_mujoco(layer.model, value) if is_mujoco else to_plain(value)
+                    if type(value).__name__ == "MjData":
+                        state[name] = save_mujoco(layer.model, value)
+                    elif isinstance(value, np.random.Generator):
+                        state[name] = json.dumps(value.bit_generator.state)
+                    else:
+                        state[name] = to_plain(value)
+                        saved.append(value)
                 except TypeError:
                     # Spaces, models, renderers and types: a new environment has the same ones.
                     # Texts are maps and pictures.
                     package = type(value).__module__.partition(".")[0]
-                    same = package in ("gymnasium", "mujoco") or isinstance(value, type | np.dtype)
+                    same = package in ("gymnasium", "mujoco", "pygame")
+                    same |= isinstance(value, type | np.dtype)
                     same |= isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "SU"
                     if not same or isinstance(value, gym.Env):
                         return None
             states.append(state)
-        return to_bytes(states)
+        return None if overlap(saved) else to_bytes(states)
 
     def set_state(self, states: list[bytes]) -> None:
         """Restore what `get_state` of the environment with this index returned."""
@@ -1808,8 +1829,6 @@ def to_plain(value: Any) -> Any:
     Raises:
         TypeError: it holds something else.
     """
-    if isinstance(value, np.random.Generator):
-        return json.dumps(value.bit_generator.state)
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
         return torch.from_numpy(np.array(value))
     if type(value) in (bool, int, float, str, type(None)):
@@ -1822,8 +1841,26 @@ def to_plain(value: Any) -> Any:
 
 
 # Copied from ppo_continuous_action.py
+def overlap(values: list[Any]) -> bool:
+    """Whether some array or collection is reached by two ways, which `to_plain` takes apart."""
+    arrays, collections, left = [], set(), list(values)
+    while left:
+        value = left.pop()
+        if isinstance(value, np.ndarray) and value.size:
+            arrays.append(np.lib.array_utils.byte_bounds(value))
+        elif type(value) in (list, tuple, dict):
+            if id(value) in collections:
+                return True
+            if type(value) is not tuple:
+                collections.add(id(value))
+            left += value.values() if type(value) is dict else value
+    arrays.sort()
+    return any(first[1] > second[0] for first, second in itertools.pairwise(arrays))
+
+
+# Copied from ppo_continuous_action.py
 def from_plain(value: Any) -> Any:
-    """Undo `to_plain`, except for random generators."""
+    """Undo `to_plain`."""
     if isinstance(value, Tensor):
         return value.numpy().copy()[()]  # the index () gives back scalars
     if type(value) in (list, tuple):
@@ -1892,6 +1929,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         run_name="evaluation",
         num_envs=1,
         num_minibatches=1,
+        norm_adv=False,  # which a batch of one step could not have
         async_envs=False,
         capture_video=args.capture_video,
         eval_episodes=args.eval_episodes,

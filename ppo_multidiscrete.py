@@ -30,8 +30,8 @@ The algorithm is that of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI imple
 ppo2 = openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022)
 numbers what that code does beyond the paper; here each detail stands as a comment on the line
 above the statement that does it: 1-13 (core), 26 and 28-31 (from continuous actions), 37
-(MultiDiscrete), and three of the four auxiliary ones, among them invalid action masking. Names in
-brackets are files of ppo2. `--print-details` lists all 37.
+(MultiDiscrete), and the four auxiliary ones, among them invalid action masking. Names in brackets
+are files of ppo2. `--print-details` lists all 37.
 
 Shapes: T = num_steps, N = num_envs, D = observation size, k = components of an action, L = logits,
 the sum of the components' sizes. With --mask-invalid-actions the mask of the L actions stands
@@ -343,6 +343,7 @@ def choose_defaults(args: Args) -> Args:
     if None not in (args.norm_obs, args.scale_rewards, args.shared_network):
         return args
     single = {"num_envs": 1, "num_minibatches": 1, "async_envs": False, "capture_video": False}
+    single["norm_adv"] = False  # which a batch of one step could not have
     with contextlib.closing(make_envs(dataclasses.replace(args, **single))) as envs:
         binned = isinstance(envs.envs[0].unwrapped.action_space, gym.spaces.Box)
     chosen = {"norm_obs": binned, "scale_rewards": binned, "shared_network": not binned}
@@ -370,8 +371,11 @@ class BinActions(gym.ActionWrapper):
         box = env.action_space
         if not box.is_bounded():
             raise RunError(f"An action space without bounds cannot be cut into bins: {box}.")
-        low, high = box.low.ravel(), box.high.ravel()
-        self.values = np.linspace(low, high, bins, dtype=box.dtype)  # (bins, dimensions)
+        low, high = box.low.ravel().astype(np.float64), box.high.ravel().astype(np.float64)
+        if box.dtype.kind in "iu" and (high - low < bins - 1).any():
+            raise RunError(f"{box} has fewer values than --bins {bins}.")
+        values = np.linspace(low, high, bins)  # (bins, dimensions)
+        self.values = (np.rint(values) if box.dtype.kind in "iu" else values).astype(box.dtype)
         self.dimensions = np.arange(len(low))
         self.action_space = gym.spaces.MultiDiscrete([bins] * len(low))
 
@@ -395,16 +399,17 @@ class MaskInObservation(gym.Wrapper):
         high = np.concatenate([box.high, np.ones(self.mask_size)])
         self.observation_space = gym.spaces.Box(low, high, dtype=np.float64)
 
-    def _with_mask(self, obs: np.ndarray, info: dict[str, Any]) -> np.ndarray:
+    def _with_mask(self, obs: np.ndarray, info: dict[str, Any], ended: bool = False) -> np.ndarray:
         mask = info.get("action_mask")
+        if mask is None and self.env.has_wrapper_attr("action_masks"):
+            mask = self.env.get_wrapper_attr("action_masks")()
+        if mask is None and ended:
+            mask = np.ones(self.mask_size)  # no action follows
         if mask is None:
-            try:
-                mask = self.env.get_wrapper_attr("action_masks")()
-            except AttributeError as error:
-                raise RunError(
-                    'The environment has neither info["action_mask"] nor action_masks(): leave '
-                    "out --mask-invalid-actions."
-                ) from error
+            raise RunError(
+                'The environment has neither info["action_mask"] nor action_masks(): leave out '
+                "--mask-invalid-actions."
+            )
         parts = mask if isinstance(mask, tuple | list) else (mask,)
         flat = np.concatenate([np.ravel(part) for part in parts])
         if len(flat) != self.mask_size:
@@ -420,7 +425,8 @@ class MaskInObservation(gym.Wrapper):
 
     def step(self, action: np.ndarray) -> tuple:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._with_mask(obs, info), reward, terminated, truncated, info
+        obs = self._with_mask(obs, info, terminated or truncated)
+        return obs, reward, terminated, truncated, info
 
 
 # Copied from ppo_continuous_action.py
@@ -469,7 +475,9 @@ class RunningMeanStd:
         """Merge the rows of `x`, (rows, *shape), with the formula of Chan et al. 1979."""
         rows = len(x)
         # One row needs no reduction, which would cost more than all the rest.
-        x_mean, x_var = (x[0], 0.0) if rows == 1 else (x.mean(axis=0), x.var(axis=0))
+        x_mean, x_var = x[0], 0.0
+        if rows > 1:
+            x_mean, x_var = (f(x, axis=0, dtype=np.float64) for f in (np.mean, np.var))
         total = self.count + rows
         delta = x_mean - self.mean
         between = delta * delta * (self.count * rows / total)
@@ -918,7 +926,7 @@ def train(args: Args) -> dict[str, Any]:
             optimizer.load_state_dict(checkpoint["optimizer"])
         raw_obs, _ = envs.reset(seed=environment_seeds(args.seed, num_envs, global_step))
         if checkpoint is not None:
-            resumed_exactly = process.restore(checkpoint["processes"][RANK])
+            resumed_exactly = process.restore(checkpoint["processes"])
         if not resumed_exactly:
             start_statistics = copy.deepcopy(statistics)
             obs_stats.update(raw_obs[:, :obs_size])
@@ -968,6 +976,9 @@ def train(args: Args) -> dict[str, Any]:
                     episode_return[i], episode_length[i] = 0.0, 0
                     if not terminated[step, i]:
                         final_obs[step, i] = normalized(infos["final_obs"][i])
+                        if not np.isfinite(final_obs[step, i]).all():
+                            # For check_finite to find; the mask stays that of the next action.
+                            obs[step + 1, i, :obs_size] = final_obs[step, i][:obs_size]
             merge_over_processes(statistics, start_statistics)
             rollout_seconds = time.perf_counter() - start_time
             check_finite(args, last_good, global_step, observation=obs[1:], reward=rewards)
@@ -1387,7 +1398,9 @@ class RunLog:
         # With --resume auto, these are of a run that was killed before its first checkpoint.
         start_over = self.args.resume == "auto" and (folder / "args.json").exists()
         if not start_over and any(x.exists() for x in [folder / "args.json", *logs]):
-            raise RunError(f"{folder} holds a run: add --resume {folder} or another --run-name.")
+            resume = (folder / "checkpoint.pt").exists()
+            remedy = f"add --resume {folder} or another" if resume else "use another"
+            raise RunError(f"{folder} holds a run: {remedy} --run-name.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for log in logs:
@@ -1737,13 +1750,14 @@ class ProcessState:
             "envs": [x and from_bytes(x) for x in self.envs.call("get_state")],
         }
 
-    def restore(self, saved: dict[str, Any]) -> bool:
-        """Go back to `saved`; False if the episodes had to start anew."""
+    def restore(self, processes: list[dict[str, Any]]) -> bool:
+        """Go back to what every process captured; False if the episodes had to start anew."""
+        saved = processes[RANK]
         self.rng.bit_generator.state = json.loads(saved["rng"])
         torch.set_rng_state(saved["torch_rng"])
         for name, stats in self.statistics.items():
             stats.load_state(saved["statistics"][name])
-        if None in saved["envs"]:
+        if any(None in x["envs"] for x in processes):  # the same answer in every process
             say("The state of this environment cannot be saved: the episodes start anew.")
             return False
         self.envs.call("set_state", [to_bytes(x) for x in saved["envs"]])
@@ -1757,15 +1771,22 @@ class Resumable(gym.Wrapper):
     """Saves and restores the complete state of an environment, bit for bit.
 
     Covers MuJoCo and environments whose state is made of numbers, arrays and random generators.
-    Also drops the step information, which nobody reads and a vector environment merges slowly.
+    Also drops the information of resets and steps, which nobody reads and a vector environment
+    merges slowly.
     """
 
     def __init__(self, env: gym.Env, index: int) -> None:
         super().__init__(env)
         self.index = index
 
+    def reset(self, **settings: Any) -> tuple:
+        obs, _ = self.env.reset(**settings)
+        return obs, {}
+
     def step(self, action: np.ndarray) -> tuple:
         obs, reward, terminated, truncated, _ = self.env.step(action)
+        if terminated or truncated:
+            obs = obs.copy()  # the reset that follows may write into the same array
         return obs, reward, terminated, truncated, {}
 
     def _layers(self) -> Iterator[gym.Env]:
@@ -1777,7 +1798,7 @@ class Resumable(gym.Wrapper):
 
     def get_state(self) -> bytes | None:
         """Attributes of each wrapper and of the environment; None if some cannot be saved."""
-        states = []
+        states, saved = [], []
         for layer in self._layers():
             if isinstance(layer, gym.wrappers.RecordVideo):
                 # The video of the current episode is lost; the next ones keep their numbers.
@@ -1788,19 +1809,27 @@ class Resumable(gym.Wrapper):
             for name, value in vars(layer).items():
                 if value is vars(layer).get("env") or inspect.isroutine(value):
                     continue
+                if name in ("_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"):
+                    continue  # what it was made with
                 try:
-                    is_mujoco = type(value).__name__ == "MjData"
-                    state[name] = save_mujoco(layer.model, value) if is_mujoco else to_plain(value)
+                    if type(value).__name__ == "MjData":
+                        state[name] = save_mujoco(layer.model, value)
+                    elif isinstance(value, np.random.Generator):
+                        state[name] = json.dumps(value.bit_generator.state)
+                    else:
+                        state[name] = to_plain(value)
+                        saved.append(value)
                 except TypeError:
                     # Spaces, models, renderers and types: a new environment has the same ones.
                     # Texts are maps and pictures.
                     package = type(value).__module__.partition(".")[0]
-                    same = package in ("gymnasium", "mujoco") or isinstance(value, type | np.dtype)
+                    same = package in ("gymnasium", "mujoco", "pygame")
+                    same |= isinstance(value, type | np.dtype)
                     same |= isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "SU"
                     if not same or isinstance(value, gym.Env):
                         return None
             states.append(state)
-        return to_bytes(states)
+        return None if overlap(saved) else to_bytes(states)
 
     def set_state(self, states: list[bytes]) -> None:
         """Restore what `get_state` of the environment with this index returned."""
@@ -1822,8 +1851,6 @@ def to_plain(value: Any) -> Any:
     Raises:
         TypeError: it holds something else.
     """
-    if isinstance(value, np.random.Generator):
-        return json.dumps(value.bit_generator.state)
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
         return torch.from_numpy(np.array(value))
     if type(value) in (bool, int, float, str, type(None)):
@@ -1836,8 +1863,26 @@ def to_plain(value: Any) -> Any:
 
 
 # Copied from ppo_continuous_action.py
+def overlap(values: list[Any]) -> bool:
+    """Whether some array or collection is reached by two ways, which `to_plain` takes apart."""
+    arrays, collections, left = [], set(), list(values)
+    while left:
+        value = left.pop()
+        if isinstance(value, np.ndarray) and value.size:
+            arrays.append(np.lib.array_utils.byte_bounds(value))
+        elif type(value) in (list, tuple, dict):
+            if id(value) in collections:
+                return True
+            if type(value) is not tuple:
+                collections.add(id(value))
+            left += value.values() if type(value) is dict else value
+    arrays.sort()
+    return any(first[1] > second[0] for first, second in itertools.pairwise(arrays))
+
+
+# Copied from ppo_continuous_action.py
 def from_plain(value: Any) -> Any:
-    """Undo `to_plain`, except for random generators."""
+    """Undo `to_plain`."""
     if isinstance(value, Tensor):
         return value.numpy().copy()[()]  # the index () gives back scalars
     if type(value) in (list, tuple):
@@ -1906,6 +1951,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         run_name="evaluation",
         num_envs=1,
         num_minibatches=1,
+        norm_adv=False,  # which a batch of one step could not have
         async_envs=False,
         capture_video=args.capture_video,
         eval_episodes=args.eval_episodes,

@@ -416,7 +416,10 @@ def contest_report(result: dict[str, Any]) -> str:
         "1M steps, projected, min",
         "memory of the largest process, MiB",
     )
-    text = f"**{result['title']}**, {len(own)} repetitions in turns.\n\n" + markdown(header, rows)
+    text = (
+        f"**{result['title']}**, {len(own)} repetitions in turns, {result['processor']}, commit "
+        f"{result['commit'][:7]}.\n\n"
+    ) + markdown(header, rows)
     text += "\n" if result["targets"] else ""
     *others, peer = dict.fromkeys(x["contender"] for x in measurements)
     for name in others if result["targets"] else ():

@@ -224,6 +224,71 @@ def test_state_that_cannot_be_saved_whole_is_none(hidden):
     assert Resumable(env, 0).get_state() is None
 
 
+class Drawer:
+    """Like the surface that a picture is drawn on."""
+
+
+Drawer.__module__ = "pygame.surface"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "resumable"),
+    [
+        (lambda board: {"board": board, "row": board[0]}, False),
+        (lambda board: {"board": board, "rows": [board[1:]]}, False),
+        (lambda board: {"board": board, "again": {"x": (board,)}}, False),
+        (lambda board: {"places": [[1]], "again": (x := [2]), "more": {"x": x}}, False),
+        (lambda board: {"generators": [np.random.default_rng(0)]}, False),
+        (lambda board: {"left": board[:, :0], "right": board, "none": (), "other": ()}, True),
+        (lambda board: {"board": board[0], "rest": board[1], "text": "a", "again": "a"}, True),
+        (lambda board: {"board": board, "_ezpickle_kwargs": {"board": board}}, True),
+        (lambda board: {"surface": Drawer()}, True),
+    ],
+)
+def test_what_two_names_share_is_not_taken_apart(attributes, resumable):
+    env = Collections()
+    env.reset(seed=1)
+    vars(env).update(attributes(np.zeros((3, 2))))
+    assert (Resumable(env, 0).get_state() is not None) == resumable
+
+
+def test_last_observation_outlives_the_reset_and_information_is_dropped():
+    class Reusing(Collections):
+        def reset(self, *, seed=None, options=None):
+            obs, _ = super().reset(seed=seed)
+            self.buffer = obs
+            return self.buffer, {"seed": 2**100}
+
+        def step(self, action):
+            self.buffer[:] = 7.0
+            return self.buffer, 0.0, False, True, {}
+
+        def obs(self):
+            obs = getattr(self, "buffer", np.zeros(2))
+            obs[:] = 0.0
+            return obs
+
+    for vector in (ppo.SyncVectorEnv, ppo.AsyncVectorEnv):
+        envs = vector(
+            [lambda i=i: Resumable(Reusing(), i) for i in range(2)],
+            autoreset_mode=ppo.AutoresetMode.SAME_STEP,
+        )
+        envs.reset(seed=1)
+        *_, infos = envs.step(np.zeros((2, 1), np.float32))
+        assert np.stack(infos["final_obs"]).tolist() == [[7.0, 7.0]] * 2
+        envs.close()
+
+
+def test_episodes_start_anew_in_all_processes_or_in_none(tiny):
+    envs = ppo.make_envs(tiny(num_envs=1))
+    envs.reset(seed=1)
+    process = ppo.ProcessState(envs, np.random.default_rng(0), {}, {})
+    own = process.capture()
+    assert process.restore([own])
+    assert process.restore([own, own])
+    assert not process.restore([own, {**own, "envs": [None]}])  # another process's
+
+
 def test_videos_neither_prevent_nor_overwrite(tmp_path):
     """A restored run goes on with the number of the next video; the begun one is dropped."""
 
@@ -365,9 +430,11 @@ def test_other_files_in_the_run_folder_are_left_alone(tiny, resume):
     other = dataclasses.replace(tiny(), resume=resume)
     other.run_dir.mkdir()
     (other.run_dir / "episodes.csv").write_text("a,b\n")
-    with pytest.raises(RunError, match="holds a run"):
+    with pytest.raises(RunError, match="holds a run: use another --run-name"):
         train(other)
     assert (other.run_dir / "episodes.csv").read_text() == "a,b\n"
+    with pytest.raises(RunError, match=r"holds a run: add --resume .* or another --run-name"):
+        train(dataclasses.replace(args, resume=None))
 
 
 def test_resumed_runs_check_the_flags_that_may_change(tiny):

@@ -223,6 +223,13 @@ def test_evaluation_reports_mean_and_sampled_actions(cli, tmp_path):
     assert (tmp_path / "runs/mine/model.pt").read_bytes() == before
 
 
+def test_rollouts_of_one_step_can_be_evaluated(cli):
+    size = "--num-envs 8 --num-steps 1 --num-minibatches 2 --total-timesteps 16"
+    assert cli(f"--env-id FakeCounter-v0 {size} --run-name mine")[0] == 0
+    code, out, err = cli("--env-id FakeCounter-v0 --evaluate runs/mine --eval-episodes 1")
+    assert code == 0 and "over 1 episodes" in out, err
+
+
 def test_saved_model_acts_like_the_trained_one_with_frozen_statistics(tiny, monkeypatch):
     result = train(tiny(env_id="Pendulum-v1", num_steps=64, total_timesteps=256))
     args, agent = result["args"], result["agent"]

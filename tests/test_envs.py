@@ -138,6 +138,13 @@ def test_first_observation_of_one_environment_is_nearly_zero():
     assert np.abs(normalize_obs(obs, stats, True, None)).max() < 0.01
 
 
+def test_statistics_are_as_exact_with_half_precision():
+    stats, rows = RunningMeanStd((1,)), np.array([[0.0], [1000.0]], np.float16)
+    stats.count = 0.0
+    stats.update(rows)
+    assert (stats.mean[0], stats.var[0]) == (500.0, 250_000.0)
+
+
 def test_normalize_obs_divides_by_the_std_then_clips():
     stats = RunningMeanStd((2,))
     stats.mean, stats.var = np.array([1.0, 1.0]), np.array([4.0, 0.25])

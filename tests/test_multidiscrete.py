@@ -374,6 +374,35 @@ def test_truncated_episodes_bootstrap_the_value_of_their_last_observation(make_a
         assert recorded[0][step, 0].item() == pytest.approx(expected, abs=1e-5)
 
 
+def test_no_mask_is_needed_behind_the_last_observation(make_args, monkeypatch):
+    real = Masked.step
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = real(self, action)
+        return obs, reward, terminated, truncated, {} if terminated or truncated else info
+
+    monkeypatch.setattr(Masked, "step", step)
+    updates = train(make_args(mask_invalid_actions=True))["updates"]
+    assert len(updates) == 3
+
+
+def test_a_bad_last_observation_stops_the_run_at_its_step(make_args, monkeypatch):
+    real = Masked._observe
+
+    def observe(self):
+        obs, info = real(self)
+        return obs * (np.nan if self.steps == 5 and self.t == 5 else 1), info
+
+    monkeypatch.setattr(Masked, "_observe", observe)
+    with pytest.raises(ppo.RunError, match="observation is NaN or infinite at step 5"):
+        train(make_args(mask_invalid_actions=True, num_envs=1))
+
+
+def test_defaults_are_found_for_rollouts_of_one_step(make_args):
+    args = make_args(env_id="MdIdentity-v0", num_steps=1, num_envs=64, num_minibatches=2)
+    assert ppo.choose_defaults(args).shared_network
+
+
 def test_normalization_leaves_the_mask_alone():
     stats = ppo.RunningMeanStd((2,))
     stats.update(np.array([[1.0, 2.0], [3.0, 6.0]]))
@@ -396,6 +425,15 @@ def test_bins_are_evenly_spaced_between_the_bounds_of_each_dimension():
     ):
         assert env.action(np.array(action)) == pytest.approx(np.array(expected))
         assert Box.action_space.contains(env.action(np.array(action)))
+
+
+def test_bins_of_whole_numbers_are_rounded_and_those_of_huge_ones_finite():
+    whole = ppo.BinActions(Box(gym.spaces.Box(-3, 3, (1,), np.int8)), 5)
+    assert whole.values.tolist() == [[-3], [-2], [0], [2], [3]] and whole.values.dtype == np.int8
+    huge = ppo.BinActions(Box(gym.spaces.Box(-3e38, 3e38, (1,), np.float32)), 3)
+    assert huge.values.ravel() == pytest.approx([-3e38, 0, 3e38])
+    with pytest.raises(ppo.RunError, match="has fewer values than --bins 8"):
+        ppo.BinActions(Box(gym.spaces.Box(-3, 3, (1,), np.int8)), 8)
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
