@@ -118,7 +118,8 @@ def one_panel_each(environments: list[str]) -> tuple[Figure, dict[str, Axes]]:
     """A figure with a panel over environment steps for each environment, three in a row."""
     columns = min(3, len(environments))
     rows = -(-len(environments) // columns)
-    figure, grid = plt.subplots(rows, columns, figsize=(3.2 * columns, 2.4 * rows), squeeze=False)
+    size = (3.2 * columns, 2.4 * rows) if len(environments) > 1 else (6.4, 3.2)
+    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
     for axes in grid.flat[len(environments) :]:
         axes.axis("off")
     panels = dict(zip(environments, grid.flat, strict=False))

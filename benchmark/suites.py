@@ -171,7 +171,7 @@ SUITES = {
     "first_release": Suite(
         reproduces="openai/baselines@da997060, whose value clipping `table1` leaves out",
         environments={"Hopper-v4": (1,)},
-        variants=clipping(FIRST_RELEASE, "the same and values clipped, ε = {}"),
+        variants=clipping(FIRST_RELEASE, "values clipped too, ε = {}"),
         baseline=("table1", "clip-0.2"),
         baseline_label="clipping, ε = 0.2",
     ),
