@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmark import throughput
 from benchmark.commands import guarded
-from benchmark.provenance import BenchmarkError, git
+from benchmark.provenance import BenchmarkError, git, source_at
 from benchmark.ray_cluster import run_on_ray
 from benchmark.runner import Runner
 from benchmark.runs import Folders, read_note, select, single_command, state, suite_named
@@ -20,6 +20,8 @@ def run_command(args: argparse.Namespace) -> None:
     if args.workers < 1:
         raise BenchmarkError("--workers must be positive.")
     commit = git("rev-parse", "--verify", f"{args.commit}^{{commit}}").strip()
+    for script in {run.definition.script for run in runs}:
+        source_at(commit, script)  # what the commit lacks is to be said before anything is begun
     if args.dry_run:
         for run in runs:
             if not run.result.exists():

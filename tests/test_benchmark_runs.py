@@ -322,6 +322,7 @@ def test_a_script_that_the_commit_does_not_have_gets_a_sentence(tmp_path, capsys
         main([*folders, "run", "multidiscrete_vs_gaussian", "--commit", first_commit])
     assert end.value.code == 2
     assert "ppo_multidiscrete.py" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_two_runs_of_the_real_script_end_to_end(tmp_path, capfd):
