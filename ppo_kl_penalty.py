@@ -377,10 +377,10 @@ class RunningMeanStd:
     def update(self, x: np.ndarray) -> None:
         """Merge the rows of `x`, (rows, *shape), with the formula of Chan et al. 1979."""
         rows = len(x)
-        # One row needs no reduction, which would cost more than all the rest.
-        x_mean, x_var = x[0], 0.0
-        if rows > 1:
-            x_mean, x_var = (f(x, axis=0, dtype=np.float64) for f in (np.mean, np.var))
+        if rows == 1:  # needs no reduction, which would cost more than all the rest
+            x_mean, x_var = x[0], 0.0
+        else:
+            x_mean, x_var = x.mean(axis=0, dtype=np.float64), x.var(axis=0, dtype=np.float64)
         total = self.count + rows
         delta = x_mean - self.mean
         between = delta * delta * (self.count * rows / total)

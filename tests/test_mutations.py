@@ -99,7 +99,7 @@ MUTATIONS["ppo_continuous_action.py"] = [
     ("information is dropped", "return obs, {}\n\n    def step", "return obs, _\n\n    def step", "checkpoint: outlives"),
     ("all episodes start anew or none", 'any(None in x["envs"] for x in processes)', 'None in saved["envs"]',
      "checkpoint: anew"),
-    ("28 sums in double precision", "dtype=np.float64) for f in", "dtype=None) for f in", "envs: half"),
+    ("28 sums in double precision", "x.var(axis=0, dtype=np.float64)", "x.var(axis=0)", "envs: half"),
     ("evaluation of rollouts of one step", "norm_adv=False,", "", "cli: one_step"),
     ("videos of an evaluation", "episode % period < period - 1", "True", "cli: evaluation_records"),
     ("a missing renderer stops the start", "env.render()  # a missing", "pass  # a missing", "cli: draws"),
