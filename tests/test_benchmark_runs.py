@@ -66,14 +66,14 @@ DRIVER = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from benchmark import ray_cluster, runner, runs, suites
-from benchmark.__main__ import main
+import benchmark.__main__ as command_line
 suites.SUITES["tiny"] = suites.Suite(
     "nothing", {{"A-v1": (1, 2), "B-v1": (1,)}}, {{"": suites.Variant("stand_in.py")}}, 2000
 )
-runs.source_at = lambda commit, script: open("stand_in.txt").read()
+runs.source_at = command_line.source_at = lambda commit, script: open("stand_in.txt").read()
 runner.POLL_SECONDS = 0.02
 ray_cluster.ENTRY = [sys.executable, "driver.py"]
-main(["--results", "results", "--runs", "runs", *sys.argv[1:]])
+command_line.main(["--results", "results", "--runs", "runs", *sys.argv[1:]])
 """
 
 
