@@ -417,8 +417,8 @@ def test_effects_of_details_against_the_default(folders, monkeypatch, tmp_path):
     plots.plot_effects("ablation", folders, tmp_path)
     (axes,) = figures[1].axes
     assert axes.lines[0].get_xdata()[0] == pytest.approx(-0.5)  # worst first
-    for figure in figures:
-        plots.plt.close(figure)
+    monkeypatch.undo()
+    plots.plt.close("all")
 
 
 def test_published_effects_are_of_the_same_environments():

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from ctypes.util import find_library
+from typing import ClassVar
 
 import fake_envs
 import numpy as np
@@ -255,7 +256,8 @@ def test_saved_model_acts_like_the_trained_one_with_frozen_statistics(tiny, monk
             env_id="Pendulum-v1", evaluate=str(args.run_dir), eval_episodes=2, deterministic=True
         )
     )
-    assert torch.equal(*played) and len(returns["mean"]) == 2
+    torch.testing.assert_close(*played)  # the last bit may depend on where the weights lie
+    assert len(returns["mean"]) == 2
     again = ppo.evaluate(
         ppo.Args(
             env_id="Pendulum-v1", evaluate=str(args.run_dir), eval_episodes=2, deterministic=True
@@ -287,9 +289,10 @@ def test_trained_policy_evaluates_far_better_than_an_untrained_one(tiny):
 
 def test_an_evaluation_records_each_episode_that_it_plays(cli, tmp_path, monkeypatch):
     class Drawn(fake_envs.Counter):
+        metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 30}
+
         def __init__(self, render_mode=None):
             super().__init__()
-            self.metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
             self.render_mode = render_mode
 
         def render(self):
