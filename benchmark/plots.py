@@ -86,10 +86,7 @@ def plot_suite(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
     Raises:
         BenchmarkError: no run of the suite is finished.
     """
-    names = {(suite, x): y.label or "ours" for x, y in SUITES[suite].variants.items()}
-    baseline = SUITES[suite].baseline
-    if baseline and baseline not in names:
-        names = {baseline: SUITES[suite].baseline_label, **names}
+    names = {key: label or "ours" for key, label in report.labels(suite).items()}
     found = {key: by_environment(*key, folders) for key in names}
     environments = [
         env

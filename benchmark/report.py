@@ -157,12 +157,18 @@ def suite_block(suite: str, folders: Folders) -> str:
     return text + what_is_missing(suite, folders)
 
 
+def labels(suite: str) -> dict[tuple[str, str], str]:
+    """Names in tables and figures by suite and variant, first that of a baseline elsewhere."""
+    baseline = SUITES[suite].baseline
+    names = {(suite, name): variant.label for name, variant in SUITES[suite].variants.items()}
+    if baseline and baseline not in names:
+        names = {baseline: SUITES[suite].baseline_label, **names}
+    return names
+
+
 def variants_table(suite: str, folders: Folders) -> str:
     """Scores of each variant (rows) in each environment (columns), beside the baseline's."""
-    names = {(suite, x): SUITES[suite].variants[x].label for x in SUITES[suite].variants}
-    baseline = SUITES[suite].baseline
-    if baseline not in names:
-        names = {baseline: SUITES[suite].baseline_label, **names}
+    names, baseline = labels(suite), SUITES[suite].baseline
     environments = list(SUITES[suite].environments)
     rows = []
     for (owner, variant), label in names.items():
@@ -302,11 +308,8 @@ def effects_table(suite: str, folders: Folders) -> str:
     environments = list(SUITES[suite].environments)
     others = {row["variant"]: row["finding"] for row in reference("details")}
     effect = effects(suite, folders)
-    baseline = SUITES[suite].baseline
-    names = {baseline: SUITES[suite].baseline_label}
-    names |= {(suite, name): variant.label for name, variant in SUITES[suite].variants.items()}
     rows = []
-    for (owner, name), label in names.items():
+    for (owner, name), label in labels(suite).items():
         found = by_environment(owner, name, folders)
         cells = [scores_cell(found.get(env, [])) for env in environments]
         change = with_interval(*effect[name], "{:+.0%}".format) if name in effect else "–"

@@ -237,8 +237,8 @@ def select(
         raise BenchmarkError(f"A seed must not be negative: {negative[0]}.")
     wanted = {env: list(seeds or own) for env, own in suite.environments.items()}
     pairs = [(env, seed) for env, seed in suite.first if seed in wanted[env]]
-    by_seed = [(e, s) for s in sorted(set().union(*wanted.values())) for e in wanted]
-    by_seed = [(e, s) for e, s in by_seed if s in wanted[e]]
+    every = sorted(set().union(*wanted.values()))
+    by_seed = [(e, s) for s in every for e in wanted if s in wanted[e]]
     pairs = list(dict.fromkeys([*pairs, *by_seed]))
     runs = [make_run(suite_name, e, v, s, folders) for e, s in pairs for v in suite.variants]
     runs = [run for run in runs if only is None or matches(run.name, only)]
