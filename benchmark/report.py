@@ -472,7 +472,15 @@ SCRIPTS = (
         ("CleanRL pr-424",),
         "atari",
     ),
-    Script("ppo_atari_lstm.py", "details 1–22 and 32–36", contest="atari_lstm"),
+    Script(
+        "ppo_atari_lstm.py",
+        "details 1–22 and 32–36",
+        "pong_lstm",
+        "lstm",
+        "Pong",
+        ("CleanRL pr-424, LSTM",),
+        "atari_lstm",
+    ),
     Script(
         "ppo_multidiscrete.py",
         "detail 37, action masks",

@@ -6,6 +6,7 @@ CONTINUOUS = "ppo_continuous_action.py"
 KL_PENALTY = "ppo_kl_penalty.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
 ATARI = "ppo_atari.py"
+ATARI_LSTM = "ppo_atari_lstm.py"
 RLHF = "ppo_rlhf_toy.py"
 
 
@@ -124,6 +125,9 @@ ABLATIONS = {
     "target-kl": ("extra: early stopping at KL 0.02", ("--target-kl", "0.02")),
 }
 
+# What makes 2M steps affordable on one core: bfloat16, and the emulator's own threads.
+FAST_ATARI = ("--torch-threads", "1", "--bfloat16", "--env-backend", "ale")
+
 SUITES = {
     "smoke": Suite(
         reproduces="nothing: two short runs that show whether everything works here",
@@ -195,11 +199,16 @@ SUITES = {
     "pong": Suite(
         reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, in a fifth of the steps",
         environments={"Pong": (1,)},
-        # What makes 2M steps affordable on one core: bfloat16, and the emulator's own threads.
-        variants={
-            "": Variant(ATARI, ("--torch-threads", "1", "--bfloat16", "--env-backend", "ale"))
-        },
+        variants={"": Variant(ATARI, FAST_ATARI)},
         total_timesteps=2_000_896,
+    ),
+    "pong_lstm": Suite(
+        reproduces="Huang et al. 2022: Pong from single frames, in a fifth of the steps",
+        environments={"Pong": (1,)},
+        variants={"lstm": Variant(ATARI_LSTM, FAST_ATARI, "one frame and an LSTM")},
+        total_timesteps=2_000_896,
+        baseline=("pong", ""),
+        baseline_label="four frames, no memory",
     ),
     "cartpole": Suite(
         reproduces="Huang et al. 2022: CartPole-v1 solved within 500k steps",
