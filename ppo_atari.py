@@ -1453,16 +1453,19 @@ class RunLog:
                 raise RunError("--track needs Weights & Biases: pip install wandb.") from error
             self.wandb = wandb
         resume_step = checkpoint["global_step"] if checkpoint else 0
-        if checkpoint:
-            self.episodes = self._rewind("episodes.csv", resume_step)
-            self.updates = self._rewind("updates.csv", resume_step)
-        else:
-            self._make_folder()
+        with self._writing():
+            if checkpoint:
+                self.episodes = self._rewind("episodes.csv", resume_step)
+                self.updates = self._rewind("updates.csv", resume_step)
+            else:
+                self._make_folder()
         self.logged_episodes = len(self.episodes)
         if args.track:
             self._start_wandb()
-        # purge_step hides what was logged after the checkpoint and before the run was killed.
-        self.writer = SummaryWriter(str(args.run_dir), purge_step=resume_step + 1)
+        with self._writing():
+            self._write_settings()
+            # purge_step hides what was logged after the checkpoint and before the run was killed.
+            self.writer = SummaryWriter(str(args.run_dir), purge_step=resume_step + 1)
         self.progress = tqdm(
             total=args.num_iterations * args.batch_size * WORLD_SIZE,
             initial=resume_step,
@@ -1481,14 +1484,16 @@ class RunLog:
             resume = (folder / "checkpoint.pt").exists()
             remedy = f"add --resume {folder} or another" if resume else "use another"
             raise RunError(f"{folder} holds a run: {remedy} --run-name.")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for log in logs:
-                log.unlink(missing_ok=True)
-            settings = json.dumps(dataclasses.asdict(self.args), indent=2)
-            (folder / "args.json").write_text(settings + "\n")
-        except OSError as error:
-            raise RunError(f"Cannot write to {folder}: {error.strerror}.") from error
+        folder.mkdir(parents=True, exist_ok=True)
+        for log in logs:
+            log.unlink(missing_ok=True)
+
+    def _write_settings(self) -> None:
+        """At each start, since a run that goes on may have become longer."""
+        path = self.args.run_dir / "args.json"
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(dataclasses.asdict(self.args), indent=2) + "\n")
+        os.replace(temporary, path)
 
     def _start_wandb(self) -> None:
         args = self.args
@@ -1536,6 +1541,15 @@ class RunLog:
             if file.tell() == 0:
                 writer.writeheader()
             writer.writerows({k: json.dumps(v) for k, v in row.items()} for row in rows)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A folder that cannot be written to is to stop the run before it has begun."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunError(f"Cannot write to {self.args.run_dir}: {reason}.") from error
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:

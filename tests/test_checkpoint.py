@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 import os
 import pickle
 import random
@@ -370,6 +371,15 @@ def test_a_finished_run_can_be_extended(tiny):
     longer = resume(dataclasses.replace(args, total_timesteps=192))
     whole = train(tiny(anneal_lr=False, total_timesteps=192))
     assert_same_run(whole, longer)
+    assert json.loads((args.run_dir / "args.json").read_text())["total_timesteps"] == 192
+
+
+def test_a_run_whose_logs_cannot_be_written_is_not_resumed(tiny):
+    args = tiny()
+    train(args)
+    (args.run_dir / "updates.tmp").mkdir()  # where the log is to be rewritten
+    with pytest.raises(RunError, match=f"Cannot write to {args.run_dir}"):
+        resume(args)
 
 
 @pytest.mark.parametrize(

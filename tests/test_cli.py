@@ -98,6 +98,20 @@ def test_track_without_wandb_is_refused(cli, monkeypatch):
     assert_refused(cli(f"--env-id Pendulum-v1 {TINY} --track"), "pip install wandb")
 
 
+def test_tracking_that_cannot_start_leaves_no_run(cli, monkeypatch, tmp_path):
+    import wandb
+
+    def refuse(**settings):
+        raise wandb.Error("no network")
+
+    line = f"--env-id Pendulum-v1 {TINY} --run-name mine"
+    with monkeypatch.context() as patch:
+        patch.setattr(wandb, "init", refuse)
+        assert_refused(cli(f"{line} --track"), "no network", "WANDB_MODE=offline")
+    assert not list(tmp_path.rglob("args.json"))
+    assert cli(line)[0] == 0  # its name is free
+
+
 def test_videos_without_the_package_that_draws_are_refused(cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
     assert_refused(cli(f"--env-id Pendulum-v1 {TINY} --capture-video"), "classic")
