@@ -357,12 +357,14 @@ def rlhf_table(suite: str, folders: Folders) -> str:
                 f"{models['best-of-16']['objective/gold']:.2f}",
                 f"{record['seconds'] / 60:.1f}" if record["seconds"] else "–",
                 f"{np.median(rate):.0f}",
+                record.get("peak_mib") or "–",
             )
         )
     header = (
         *("seed", "RM accuracy", "RM correlation", "adaptive: gold", "proxy", "stop rate"),
         *("unique", "KL of the last 20 updates (target)", "KL at update 1", "β = 0: gold"),
         *("proxy", "KL", "best of 16: gold", "minutes", "tokens/s in updates"),
+        "memory, MiB",
     )
     return (
         markdown(("mean ± std over seeds", *MODEL_COLUMNS), over_seeds)

@@ -9,6 +9,7 @@ from types import FrameType
 
 from tqdm import tqdm
 
+from benchmark.processes import has_ended, peak_mib, send_signal
 from benchmark.runs import (
     STOPPED,
     Run,
@@ -107,7 +108,7 @@ class Runner:
         self.queue.clear()
         number = signal.SIGTERM if self.stop_requests == 1 else signal.SIGKILL
         for worker in filter(None, self.slots):
-            worker.process.send_signal(number)
+            send_signal(worker.process, number)
         if self.stop_requests == 1:
             self.say("Stopping: each run ends after its iteration; again to stop at once.")
 
@@ -135,9 +136,11 @@ class Runner:
 
     def has_ended(self, worker: Worker) -> bool:
         """Look after a worker; whatever follows from its end is done."""
-        run, code = worker.run, worker.process.poll()
-        if code is None:
+        run, (ended, usage) = worker.run, has_ended(worker.process)
+        if not ended:
             return False
+        code, note = worker.process.returncode, read_note(run)
+        write_note(run, note | {"peak_mib": max(peak_mib(usage), note.get("peak_mib", 0.0))})
         if code == 0 and run.is_finished():
             self.keep(run)
         elif self.stop_requests or code in STOPPED:

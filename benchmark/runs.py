@@ -430,6 +430,7 @@ def identity(run: Run) -> dict[str, Any]:
         "flags": " ".join(run.flags),
         "commit": note["commit"],
         "attempts": note["attempts"],
+        "peak_mib": round(note["peak_mib"]) if "peak_mib" in note else None,
         **machine(),
     }
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmark.processes import has_ended, peak_mib, process_tree, send_signal
 from benchmark.provenance import ROOT, THREADS, BenchmarkError, head, is_modified, machine
 from benchmark.tables import markdown
 
@@ -209,25 +210,6 @@ def read_steps(progress: Path) -> list[int]:
     return [int(row["global_step"]) for row in csv.DictReader(complete.splitlines())]
 
 
-def process_tree(root: int) -> dict[int, float]:
-    """Processor seconds of a process and all its descendants, by process number (Linux).
-
-    Each one's includes its children that have ended. The tree, not the session, because torchrun
-    gives each of its workers a session of its own.
-    """
-    parents, seconds = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # ended meanwhile
-            fields = path.read_text().rpartition(")")[2].split()
-            pid = int(path.parent.name)
-            parents[pid] = int(fields[1])
-            seconds[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    tree = [root]
-    for pid in tree:  # grows while it is read
-        tree += [child for child, parent in parents.items() if parent == pid]
-    return {pid: seconds[pid] for pid in tree if pid in seconds}
-
-
 def rates(points: list[tuple[int, float, float]]) -> dict[str, float]:
     """Steady rates from (step, seconds, processor seconds) after each iteration.
 
@@ -277,7 +259,7 @@ def measure(contender: Contender, threads: int) -> dict[str, Any]:
                 failed = ended and process.returncode != 0
                 # Not at once: torchrun's processes are ended by torchrun alone.
                 deadline = time.perf_counter() + STOP_SECONDS
-                process.send_signal(signal.SIGTERM)
+                send_signal(process, signal.SIGTERM)
                 while not ended and time.perf_counter() < deadline:
                     time.sleep(POLL_SECONDS)
                     ended, usage = has_ended(process)
@@ -299,16 +281,8 @@ def measure(contender: Contender, threads: int) -> dict[str, Any]:
     return {
         "contender": contender.name,
         **rates(points),
-        "peak_mib": usage.ru_maxrss / 1024,  # the largest process; Linux counts KiB
+        "peak_mib": peak_mib(usage),
     }
-
-
-def has_ended(process: subprocess.Popen) -> tuple[bool, Any]:
-    """Whether a process has ended, and then what it used; sets its exit status."""
-    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-    if pid:
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return bool(pid), usage
 
 
 def profile(script: str, physics: str, flags: tuple[str, ...]) -> dict[str, float]:

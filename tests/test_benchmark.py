@@ -17,7 +17,17 @@ import tyro
 from PIL import Image
 
 import ppo_continuous_action
-from benchmark import atari_envs, plots, report, results, runs, statistics, suites, throughput
+from benchmark import (
+    atari_envs,
+    plots,
+    processes,
+    report,
+    results,
+    runs,
+    statistics,
+    suites,
+    throughput,
+)
 from benchmark.__main__ import main, parse
 from benchmark.provenance import ROOT, BenchmarkError, git, source_at
 
@@ -194,7 +204,7 @@ def test_processor_time_counts_workers_with_sessions_of_their_own():
     tree = {}
     try:
         assert process.stdout.readline() == "done\n"
-        tree = throughput.process_tree(process.pid)
+        tree = processes.process_tree(process.pid)
         assert len(tree) == 2 and 0.25 < sum(tree.values()) < 5
     finally:
         for pid in tree:
@@ -552,7 +562,7 @@ def rlhf_run(folders):
         lines = [",".join(map(str, (step, *metrics.values(), 7))) for step in (1, 2, 3)]
         header = ",".join(("step", *metrics, "losses/unwanted"))
         (log / f"{name}.csv").write_text("\n".join([header, *lines, ""]))
-    runs.write_note(run, {"attempts": 1, "commit": "abc"})
+    runs.write_note(run, {"attempts": 1, "commit": "abc", "peak_mib": 512.3})
     assert not run.is_finished()
     (log / "results.json").write_text(json.dumps(content | {"results": models}))
     return run
@@ -581,6 +591,7 @@ def test_rlhf_tables_and_figure(rlhf_run, folders, tmp_path):
     text = report.suite_block("rlhf", folders)
     assert "| ppo-none | -5.00 | 0.50 |" in text
     assert "| 2 | 0.800 | 0.700 | 1.25 | 0.50 | 0.500 | 0.500 | 6.50 (6) | 6e+00 | -5.00 " in text
+    assert text.count(" | 512 |\n") == 1
     assert "Missing: 4 of 5 runs." in text
     row = next(x for x in report.scripts_block(folders).splitlines() if "[ppo_rlhf_toy.py]" in x)
     assert "| reviews | 1.2 | 1 |" in row

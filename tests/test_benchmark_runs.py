@@ -120,6 +120,10 @@ class Bench:
             assert time.monotonic() < deadline
             time.sleep(0.005)
 
+    def memory(self, name):
+        """What the result of a run says of it, in MiB."""
+        return json.loads((self.folder / f"results/tiny/{name}.json").read_text())["peak_mib"]
+
     def check_complete(self):
         """Every run has one result with every iteration exactly once."""
         found = sorted(x.relative_to(self.folder) for x in self.folder.glob("results/**/*.json"))
@@ -152,6 +156,7 @@ def test_a_finished_suite_is_not_run_again(bench):
     assert "3 runs, 3 of them done before." in bench.run("run", "tiny", pace=0)
     assert all(len(bench.starts(x)) == 1 for x in ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1"))
     assert bench.run("status", "tiny").split()[1::3] == ["done"] * 3
+    assert all(5 < bench.memory(x) < 200 for x in ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1"))
 
 
 def test_a_killed_worker_is_continued_once_from_its_checkpoint(bench):
@@ -175,6 +180,7 @@ def test_a_worker_outlives_its_killed_benchmark_and_is_not_started_twice(bench):
     output = bench.run("run", "tiny", "--workers", "1", pace=0)
     assert "A-v1/seed1 is being run by another process: left for later" in output
     assert len(bench.starts("A-v1/seed1")) == 1
+    assert bench.memory("A-v1/seed1") is None  # nobody saw it end
     bench.check_complete()
 
 
