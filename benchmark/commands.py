@@ -18,6 +18,9 @@ def guarded(function: Callable[[argparse.Namespace], None], args: argparse.Names
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    except OSError as error:  # a folder that is a file, a full disk
+        print(f"Error: {error.filename or 'The benchmark'}: {error.strerror}.", file=sys.stderr)
+        sys.exit(2)
     except BenchmarkError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -168,7 +168,10 @@ def plot_frontier(suite: str, folders: Folders, figures: Path = FIGURES) -> Path
         for axes, reward in zip(panels, ("proxy", "gold"), strict=True):
 
             def draw(paths: list[list[dict]], color: str, label: str, axes=axes, reward=reward):
-                """Paths of rows with KL and reward, one per seed, of equal length."""
+                """Paths of rows with KL and reward, one per seed, of equal length; a dot ends them.
+
+                Returns the mean path.
+                """
                 keys = ("objective/kl", f"objective/{reward}")
                 kl, values = np.array(
                     [[[float(row[key]) for row in path] for path in paths] for key in keys]
@@ -176,12 +179,19 @@ def plot_frontier(suite: str, folders: Folders, figures: Path = FIGURES) -> Path
                 distance = np.sqrt(np.maximum(kl, 0))
                 axes.plot(distance.T, values.T, color, linewidth=0.4, alpha=0.5)
                 axes.plot(distance.mean(0), values.mean(0), color, linewidth=1.6, label=label)
+                axes.plot(distance.mean(0)[-1], values.mean(0)[-1], "o", color=color, markersize=5)
+                return distance.mean(0), values.mean(0)
 
             for color, run in enumerate(runs):
                 paths = [[row for row in x.curve if row["run"] == run] for x in records]
-                draw(paths, f"C{color}", run.replace("ppo-none", "ppo, β = 0"))
+                draw(paths, f"C{color}", run)
             models = [x.record["models"] for x in records]
-            draw([[x for name, x in y.items() if "best" in name] for y in models], "k", "best of n")
+            best = [name for name in models[0] if name.startswith("best-of-")]
+            path = draw([[x[name] for name in best] for x in models], "k", "best-of-n")
+            for index in (0, -1):
+                place = {"xytext": (-3, 4), "textcoords": "offset points", "ha": "right"}
+                n = best[index].removeprefix("best-of-")
+                axes.annotate(n, (path[0][index], path[1][index]), **place)
             axes.axhline(0, color=PPO2, linewidth=0.8)
             axes.set(title=f"{reward} reward", xlabel="square root of the KL to the SFT model")
         panels[0].set_ylabel("standard deviations of the SFT model")
@@ -280,7 +290,7 @@ def plot_normalized(suite: str, folders: Folders, figures: Path = FIGURES) -> Pa
     if not rows:
         raise BenchmarkError(f"No run of {suite} is finished.")
     label = f"average normalized score; {runs_behind(filter(None, scores.values()))}"
-    label += "\n0: random actions, 1: best run"
+    label += "\n0: random actions, 1: best run of ours, of the paper's"
     with plt.rc_context(STYLE):
         axes = plot_rows(rows, label, {"paper, 21 runs in 7 environments": paper})
         return save(axes.figure, figures / f"{suite}.png", suite, folders)
@@ -289,7 +299,8 @@ def plot_normalized(suite: str, folders: Folders, figures: Path = FIGURES) -> Pa
 def digest(suite: str, folders: Folders) -> str:
     """SHA-256 of the results that the figures of a suite show."""
     suites = {suite, (SUITES[suite].baseline or (suite,))[0]}
-    paths = [path for name in sorted(suites) for path in (folders.results / name).glob("**/seed*")]
+    found = (path for name in suites for path in (folders.results / name).glob("**/seed*"))
+    paths = [path for path in found if path.suffix in (".json", ".csv")]
     content = b"".join(path.read_bytes() for path in sorted(paths))
     return hashlib.sha256(content).hexdigest()
 

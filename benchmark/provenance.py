@@ -30,7 +30,12 @@ def git(*arguments: str) -> str:
     """
     try:
         return subprocess.run(
-            ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+            ["git", *arguments],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+            start_new_session=True,  # Ctrl-C is not for git
         ).stdout
     except FileNotFoundError as error:
         raise BenchmarkError("git is needed, to name the commit of each result.") from error
@@ -49,9 +54,10 @@ def source_at(commit: str, script: str) -> str:
     return git("show", f"{commit}:{script}")
 
 
-def is_modified(script: str) -> bool:
-    """Whether the script on disk differs from that of the commit that is checked out."""
-    return bool(git("status", "--porcelain", "--", script).strip())
+def changed_since(commit: str) -> list[str]:
+    """The programs, without tests, that are not as they were in a commit."""
+    names = git("diff", "--name-only", commit, "--", "*.py", ":!tests").splitlines()
+    return sorted(names)
 
 
 def versions() -> dict[str, str]:

@@ -45,8 +45,10 @@ def connect() -> Any:
     try:
         address = os.environ.get("RAY_ADDRESS", "auto")
         ray.init(address=address, log_to_driver=False, logging_level="error")
-    except ConnectionError as error:
-        raise BenchmarkError("There is no Ray cluster: start one with ray start --head.") from error
+    except (ConnectionError, RuntimeError, ValueError) as error:  # none, not reached, no address
+        raise BenchmarkError(
+            f"There is no Ray cluster at {address}: start one with ray start --head."
+        ) from error
     # Workers receive `make` itself, as this package need not be on their path.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     return ray

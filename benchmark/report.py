@@ -32,7 +32,7 @@ BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTA
 
 # Columns of published numbers, by the name of their source in reference/scores.csv.
 PUBLISHED = {
-    "paper, Fig. 3 (v1, read off)": "paper, Figure 3, read by Tianshou",
+    "paper, Fig. 3 (v1, read off)": "paper, Figure 3",
     "ppo2 (v2, 6 seeds)": "baselines ppo2, benchmark page",
     "ppo2 (v2, 3 seeds)": "baselines ppo2, runs of openrlbenchmark",
     "ppo2 (Huang et al., 3 seeds)": "baselines ppo2, runs of Huang et al.",
@@ -89,14 +89,21 @@ def scores_cell(results: list[Result]) -> str:
 
 
 def published(environment: str, source: str) -> str:
-    """Mean ± spread of a published result, or a dash."""
+    """Mean ± spread of a published result, the range of several readings of it, or a dash."""
     name = environment.partition("-")[0]
-    for row in reference("scores"):
-        if row["source"] == source and row["environment"] == name:
-            about = "≈ " if row["how_seen"] == "read off the plot" else ""
-            spread = float(row["spread"]) if row["spread"] else None
-            return about + with_spread(float(row["mean"]), spread)
-    return "–"
+    rows = [
+        row
+        for row in reference("scores")
+        if row["source"].partition(", read by")[0] == source and row["environment"] == name
+    ]
+    if not rows:
+        return "–"
+    about = "≈ " if rows[0]["how_seen"] == "read off the plot" else ""
+    means = sorted(float(row["mean"]) for row in rows)
+    if len(means) > 1:
+        return f"{about}{number(means[0])} to {number(means[-1])}"
+    spread = float(rows[0]["spread"]) if rows[0]["spread"] else None
+    return about + with_spread(means[0], spread)
 
 
 def what_is_missing(suite: str, folders: Folders) -> str:
@@ -273,11 +280,13 @@ def chance(suite: str, folders: Folders) -> str:
     if not strata or all(len(x) > 1 for rows in strata.values() for x in rows[::2]):
         return ""
     usual = next(iter(strata.values()))[1::2]
-    # Of one run against the mean of n others, in units of that mean.
+    # Of one run against the mean of n others, in units of that mean; an effect averages over
+    # environments, whose runs are independent.
     spreads = [np.std(x, ddof=1) / abs(np.mean(x)) * np.sqrt(1 + 1 / len(x)) for x in usual]
     return (
         "\nThe effect of a single run says little: by chance alone, one more run of the default "
-        f"would show one of about ± {np.mean(spreads):.0%} (one standard deviation).\n"
+        f"would show one of about ± {np.linalg.norm(spreads) / len(spreads):.0%} "
+        "(one standard deviation).\n"
     )
 
 
@@ -591,7 +600,13 @@ def filled(text: str, folders: Folders) -> str:
 
 
 def write_pages(folders: Folders) -> list[Path]:
-    """Rewrite the blocks of all pages that exist; return those that changed."""
+    """Rewrite the blocks of all pages that exist; return those that changed.
+
+    Raises:
+        BenchmarkError: there is no folder of results, with which all tables would be lost.
+    """
+    if not folders.results.is_dir():
+        raise BenchmarkError(f"There is no folder {folders.results}.")
     changed = []
     for page in PAGES:
         if not page.exists():

@@ -1,5 +1,6 @@
 """Runs a suite in local processes: skips, continues, retries once, and stops in good order."""
 
+import contextlib
 import dataclasses
 import signal
 import subprocess
@@ -58,7 +59,7 @@ class Runner:
         self.awaited: set[str] = set()
         self.crashes: dict[str, int] = {}
         self.failed: dict[str, str] = {}
-        self.stop_requests = 0
+        self.stop_requests = self.stops_passed_on = 0
         self.total_runs, self.done_runs = len(runs), len(runs) - len(self.queue)
         self.runs = list(self.queue)
         self.first_steps = self.steps_made()
@@ -74,8 +75,9 @@ class Runner:
 
     def say(self, text: str) -> None:
         """Print a line above the table."""
-        tqdm.write(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stdout)
-        sys.stdout.flush()
+        with contextlib.suppress(BrokenPipeError):  # whoever read this has gone; the runs go on
+            tqdm.write(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stdout)
+            sys.stdout.flush()
 
     def run(self) -> None:
         """Work until everything is done, failed or stopped."""
@@ -92,6 +94,7 @@ class Runner:
                     elif worker is not None and self.has_ended(worker):
                         worker.bar.close()
                         self.slots[index] = None
+                self.pass_on_stop()
                 self.show()
                 time.sleep(POLL_SECONDS)
         finally:
@@ -103,14 +106,20 @@ class Runner:
         self.say(f"{self.done_runs} of {self.total_runs} runs done.")
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """First signal: the workers save and end. Second: they end at once."""
+        """Only count: what the signal interrupts may be the start of a worker."""
         self.stop_requests += 1
-        self.queue.clear()
-        number = signal.SIGTERM if self.stop_requests == 1 else signal.SIGKILL
-        for worker in filter(None, self.slots):
-            send_signal(worker.process, number)
-        if self.stop_requests == 1:
+
+    def pass_on_stop(self) -> None:
+        """First signal: the workers save and end. Second: they end at once."""
+        if self.stop_requests == self.stops_passed_on:
+            return
+        if self.stops_passed_on == 0:
             self.say("Stopping: each run ends after its iteration; again to stop at once.")
+        self.stops_passed_on = self.stop_requests
+        self.queue.clear()
+        for worker in filter(None, self.slots):
+            number = signal.SIGTERM if self.stop_requests == 1 else signal.SIGKILL
+            send_signal(worker.process, number)
 
     def start_next(self, index: int) -> Worker | None:
         """Start the first run of the queue that nobody else is running; None if there is none."""
@@ -129,7 +138,8 @@ class Runner:
                 else:
                     process = start(run, self.commit, held)
                     step = run.last_step()
-                    self.say(f"{run.name} " + (f"continues from step {step}" if step else "starts"))
+                    how = f"continues from step {step}" if step else "starts"
+                    self.say(f"{run.name} {how}{self.other_commit(run)}")
                     bar = progress_bar(run.name, run.total_timesteps, step, index + 1)
                     return Worker(run, process, bar)
         return None
@@ -144,7 +154,10 @@ class Runner:
         if code == 0 and run.is_finished():
             self.keep(run)
         elif self.stop_requests or code in STOPPED:
-            self.say(f"{run.name} stopped at step {run.last_step()}; `run` again continues it")
+            stopped = f"stopped at step {run.last_step()}; `run` again continues it"
+            self.say(f"{run.name} {stopped}")
+            if not self.stop_requests:  # by somebody else
+                self.failed[run.name] = stopped
         else:
             self.crashed(run, reason(run, code))
         return True
@@ -153,7 +166,12 @@ class Runner:
         """Write the result of a finished run."""
         run.collect()
         self.done_runs += 1
-        self.say(f"{run.name} done: {run.summary()}")
+        self.say(f"{run.name} done{self.other_commit(run)}: {run.summary()}")
+
+    def other_commit(self, run: Run) -> str:
+        """Says so where a run was begun with another version of the scripts than is asked for."""
+        commit = read_note(run)["commit"]
+        return "" if commit == self.commit else f" (script of {commit[:7]})"
 
     def crashed(self, run: Run, error: str) -> None:
         """Report a crash; retry once."""

@@ -166,7 +166,10 @@ class RLHFRun(Run):
 
     def is_finished(self) -> bool:
         """Whether the script has done all its work: the table of all models comes last."""
-        return (self.folder / "run" / "results.json").exists()
+        try:
+            return bool(json.loads((self.folder / "run" / "results.json").read_text()))
+        except (FileNotFoundError, json.JSONDecodeError):  # not there, or half written
+            return False
 
     def collect(self) -> None:
         """Keep the evaluation of every model, and some metrics of each PPO run's updates."""

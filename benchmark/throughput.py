@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from benchmark.processes import has_ended, peak_mib, process_tree, send_signal
-from benchmark.provenance import ROOT, THREADS, BenchmarkError, head, is_modified, machine
+from benchmark.provenance import ROOT, THREADS, BenchmarkError, changed_since, head, machine
+from benchmark.runs import write_text
 from benchmark.tables import markdown
 
 WHOLE_RUN = 1_000_000  # steps for which the time of a whole run is projected
@@ -264,7 +265,7 @@ def measure(contender: Contender, threads: int) -> dict[str, Any]:
                     time.sleep(POLL_SECONDS)
                     ended, usage = has_ended(process)
             finally:
-                if not ended:
+                if process.returncode is None:
                     for pid in process_tree(process.pid):
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
@@ -298,36 +299,42 @@ def profile(script: str, physics: str, flags: tuple[str, ...]) -> dict[str, floa
             text=True,
         )
     if result.returncode != 0:
-        raise BenchmarkError(f"The profile of {script} failed: {result.stderr.splitlines()[-1]}")
+        said = result.stderr.splitlines() or [f"exit code {result.returncode}"]
+        raise BenchmarkError(f"The profile of {script} failed: {said[-1]}")
     return json.loads(result.stdout)
 
 
-def run_contest(name: str, repetitions: int) -> dict[str, Any]:
-    """Measure all contenders of a contest in turns, and profile the first one where asked to."""
-    contest = CONTESTS[name]
+def run_contest(name: str, repetitions: int, path: Path) -> dict[str, Any]:
+    """Measure all contenders of a contest in turns, and profile the first one where asked to.
+
+    The result is written to `path`, a JSON file, first without the profile, which may fail.
+    """
+    contest, commit = CONTESTS[name], head()
+    modified = changed_since(commit)
     measurements = []
     for repetition in range(repetitions):
         for contender in contest.contenders:
             measurements.append({"repetition": repetition, **measure(contender, contest.threads)})
             rate = measurements[-1]["steps_per_second"]
             print(f"{name} {repetition + 1}/{repetitions} {contender.name}: {rate:.0f} steps/s")
-    first = contest.contenders[0]
-    steps = ("--total-timesteps", str(first.steps))
-    parts = {}
-    if contest.physics:
-        parts = profile(first.script, contest.physics, (*first.flags, *steps))
-    scripts = sorted({x.script for x in contest.contenders if x.script})
-    return {
+    result = {
         "contest": name,
         "title": contest.title,
         "targets": {x.name: x.target for x in contest.contenders if x.target},
         "commands": {x.name: relative_command(x) for x in contest.contenders},
-        "commit": head(),
-        "modified": [script for script in scripts if is_modified(script)],
+        "commit": commit,
+        "modified": sorted({*modified, *changed_since(commit)}),
         **machine(),
         "measurements": measurements,
-        "profile": parts,
+        "profile": {},
     }
+    write_text(path, json.dumps(result, indent=1) + "\n")
+    if contest.physics:
+        first = contest.contenders[0]
+        steps = ("--total-timesteps", str(first.steps))
+        result["profile"] = profile(first.script, contest.physics, (*first.flags, *steps))
+        write_text(path, json.dumps(result, indent=1) + "\n")
+    return result
 
 
 def relative_command(contender: Contender) -> str:
@@ -407,7 +414,7 @@ def contest_report(result: dict[str, Any]) -> str:
     if result["profile"]:
         text += profile_report(measurements[0]["contender"], result["profile"])
     if result["modified"]:
-        text += f"\nMeasured with uncommitted changes in {', '.join(result['modified'])}.\n"
+        text += f"\nMeasured with changes since that commit in {', '.join(result['modified'])}.\n"
     return text
 
 
@@ -424,12 +431,9 @@ def main(args: argparse.Namespace) -> None:
             raise BenchmarkError(f"There is no contest {name}; there are: {', '.join(CONTESTS)}.")
     if args.repetitions < 1:
         raise BenchmarkError("--repetitions must be positive.")
-    folder = args.folders.results / "throughput"
-    folder.mkdir(parents=True, exist_ok=True)
     for name in args.contests or CONTESTS:
-        result = run_contest(name, args.repetitions)
-        (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-        print("\n" + contest_report(result))
+        path = args.folders.results / "throughput" / f"{name}.json"
+        print("\n" + contest_report(run_contest(name, args.repetitions, path)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ the tests can interrupt it at will; the last test runs the real one.
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark import runs
+from benchmark import runner, runs
 from benchmark.__main__ import main
 from benchmark.provenance import ROOT
 from benchmark.results import load
@@ -35,6 +36,7 @@ if (run / "args.json").exists() and not checkpoint.exists():
 first = int(checkpoint.read_text()) + 1 if checkpoint.exists() else 1
 with open("starts.txt", "a") as file:
     print(os.getpid(), first, file=file)
+held = b"x" * (150 << 20)  # so that its memory is not that of its parent
 (run / "args.json").write_text(json.dumps(
     {"seed": seed, "total_timesteps": 2000, "num_steps": 100, "num_envs": 1, "run_name": "run"}))
 episodes, updates = run / "episodes.csv", run / "updates.csv"
@@ -156,7 +158,7 @@ def test_a_finished_suite_is_not_run_again(bench):
     assert "3 runs, 3 of them done before." in bench.run("run", "tiny", pace=0)
     assert all(len(bench.starts(x)) == 1 for x in ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1"))
     assert bench.run("status", "tiny").split()[1::3] == ["done"] * 3
-    assert all(5 < bench.memory(x) < 200 for x in ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1"))
+    assert all(150 < bench.memory(x) < 300 for x in ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1"))
 
 
 def test_a_killed_worker_is_continued_once_from_its_checkpoint(bench):
@@ -222,6 +224,61 @@ def test_a_stopped_benchmark_lets_its_workers_save(bench, number):
     bench.check_complete()
 
 
+@pytest.mark.parametrize("interrupted", ["lock", "start"])
+def test_a_stop_request_is_heard_while_a_worker_is_started(tmp_path, monkeypatch, interrupted):
+    def sleeper(run, commit, held):
+        runs.write_note(run, {"attempts": 1, "commit": commit})
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+    monkeypatch.setattr(runner, "start", sleeper)
+    real = getattr(runner, interrupted)
+
+    def interrupting(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return real(*arguments)
+
+    monkeypatch.setattr(runner, interrupted, interrupting)
+    folders = runs.Folders(tmp_path / "results", tmp_path / "runs")
+    command = runner.Runner(runs.select("smoke", folders), "abc", workers=1)
+    start_time = time.monotonic()
+    command.run()
+    assert time.monotonic() - start_time < 30
+    assert command.stop_requests == 1  # so nothing was started after it
+    assert command.done_runs == 0 and not command.failed
+
+
+def test_a_run_stopped_by_somebody_else_is_no_success(bench):
+    process = bench.start("run", "tiny", "--only", "A-v1/seed1", pace=0.05)
+    bench.wait_for_iteration("A-v1/seed1", 7)
+    os.kill(bench.starts("A-v1/seed1")[0][0], signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 2
+    assert "Failed: A-v1/seed1: stopped at step" in output
+    bench.run("run", "tiny", pace=0)
+    bench.check_complete()
+
+
+def test_a_suite_goes_on_when_nobody_reads_its_lines_any_more(bench):
+    process = bench.start("run", "tiny", "--workers", "1", pace=0)
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 0
+    bench.check_complete()
+
+
+def test_another_version_than_asked_for_is_named(bench):
+    process = bench.start("run", "tiny", "--only", "A-v1/seed1", pace=0.05)
+    bench.wait_for_iteration("A-v1/seed1", 7)
+    process.terminate()
+    process.wait(60)
+    note = json.loads((bench.folder / "runs/tiny/A-v1/seed1/note.json").read_text())
+    note["commit"] = "0123456789abcdef"
+    (bench.folder / "runs/tiny/A-v1/seed1/note.json").write_text(json.dumps(note))
+    output = bench.run("run", "tiny", "--only", "A-v1/seed1", pace=0)
+    assert re.search(r"seed1 continues from step \d+ \(script of 0123456\)", output)
+    assert "A-v1/seed1 done (script of 0123456): return" in output
+
+
 def test_two_benchmarks_share_a_suite(bench):
     first = bench.start("run", "tiny", "--workers", "1", pace=0.03)
     bench.wait_for_iteration("A-v1/seed1", 1)
@@ -259,10 +316,13 @@ def ancestors(pid):
         pid = parent(pid)
 
 
-def test_without_ray_cluster_there_is_a_sentence(bench):
+def test_without_ray_cluster_there_is_a_sentence(bench, monkeypatch):
     pytest.importorskip("ray")
-    output = bench.run("run", "tiny", "--cluster", "ray", code=2)
-    assert output.splitlines()[-1].startswith("Error: There is no Ray cluster")
+    for address in ("", "nonsense"):
+        if address:
+            monkeypatch.setenv("RAY_ADDRESS", address)
+        output = bench.run("run", "tiny", "--cluster", "ray", code=2)
+        assert output.splitlines()[-1].startswith("Error: There is no Ray cluster at ")
 
 
 @pytest.mark.slow
