@@ -131,7 +131,7 @@ class Args:
     capture_video: bool = False
     """Record videos of the first environment (while training: of episodes 0, 1, 8, 27, 64, ...)."""
     print_details: bool = False
-    """Print the table of the implementation details with their values in this run."""
+    """Before training, print the implementation details with their values in this run."""
     checkpoint_interval: int = 25
     """Iterations between two checkpoints; a killed run loses at most that many."""
     resume: str | None = None

@@ -119,7 +119,7 @@ class Args:
     wandb_entity: str | None = None
     """Weights & Biases team, with --track."""
     print_details: bool = False
-    """Print the table of the implementation details with their values in this run."""
+    """Before training, print the implementation details with their values in this run."""
     checkpoint_interval: int = 25
     """Iterations between two checkpoints; a killed run loses at most that many."""
     resume: str | None = None

@@ -575,6 +575,8 @@ def rlhf_run(folders):
         (log / f"{name}.csv").write_text("\n".join([header, *lines, ""]))
     runs.write_note(run, {"attempts": 1, "commit": "abc", "peak_mib": 512.3})
     assert not run.is_finished()
+    (log / "results.json").write_text('{"args": {')  # killed while it wrote
+    assert not run.is_finished()
     (log / "results.json").write_text(json.dumps(content | {"results": models}))
     return run
 
