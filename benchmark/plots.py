@@ -178,20 +178,22 @@ def plot_frontier(suite: str, folders: Folders, figures: Path = FIGURES) -> Path
                 )
                 distance = np.sqrt(np.maximum(kl, 0))
                 axes.plot(distance.T, values.T, color, linewidth=0.4, alpha=0.5)
-                axes.plot(distance.mean(0), values.mean(0), color, linewidth=1.6, label=label)
-                axes.plot(distance.mean(0)[-1], values.mean(0)[-1], "o", color=color, markersize=5)
-                return distance.mean(0), values.mean(0)
+                x, y = distance.mean(0), values.mean(0)
+                axes.plot(x, y, color, linewidth=1.6, label=label)
+                axes.plot(x[-1], y[-1], "o", color=color, markersize=5)
+                return x, y
 
             for color, run in enumerate(runs):
                 paths = [[row for row in x.curve if row["run"] == run] for x in records]
                 draw(paths, f"C{color}", run)
             models = [x.record["models"] for x in records]
             best = [name for name in models[0] if name.startswith("best-of-")]
-            path = draw([[x[name] for name in best] for x in models], "k", "best-of-n")
+            paths = [[x[name] for name in best] for x in models]
+            distances, rewards = draw(paths, "k", "best-of-n")
             for index in (0, -1):
                 place = {"xytext": (-3, 4), "textcoords": "offset points", "ha": "right"}
                 n = best[index].removeprefix("best-of-")
-                axes.annotate(n, (path[0][index], path[1][index]), **place)
+                axes.annotate(n, (distances[index], rewards[index]), **place)
             axes.axhline(0, color=PPO2, linewidth=0.8)
             axes.set(title=f"{reward} reward", xlabel="square root of the KL to the SFT model")
         panels[0].set_ylabel("standard deviations of the SFT model")

@@ -117,8 +117,8 @@ class Runner:
             self.say("Stopping: each run ends after its iteration; again to stop at once.")
         self.stops_passed_on = self.stop_requests
         self.queue.clear()
+        number = signal.SIGTERM if self.stops_passed_on == 1 else signal.SIGKILL
         for worker in filter(None, self.slots):
-            number = signal.SIGTERM if self.stop_requests == 1 else signal.SIGKILL
             send_signal(worker.process, number)
 
     def start_next(self, index: int) -> Worker | None:

@@ -269,8 +269,9 @@ def measure(contender: Contender, threads: int) -> dict[str, Any]:
                     for pid in process_tree(process.pid):
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
-                    _, status, usage = os.wait4(process.pid, 0)
-                    process.returncode = os.waitstatus_to_exitcode(status)
+                    while not ended:
+                        time.sleep(POLL_SECONDS)
+                        ended, usage = has_ended(process)
             output.seek(0)
             lines = output.read().splitlines()
         if failed:
