@@ -33,7 +33,7 @@ def run_command(args: argparse.Namespace) -> None:
         runner = Runner(runs, commit, args.workers)
         runner.run()
         failed = runner.failed
-        if runner.stop_requests:
+        if runner.stopped:
             sys.exit(130)
     if failed:
         raise BenchmarkError(

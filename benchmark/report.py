@@ -137,21 +137,39 @@ def scores_table(suite: str, folders: Folders) -> str:
     }
     rows = []
     for environment, results in found.items():
-        scores = finals(results)
-        rows.append(
-            (
-                environment,
-                len(results),
-                plus_minus(scores),
-                number(statistics.interquartile_mean(scores)),
-                brackets(statistics.interval([scores], statistics.interquartile_mean)),
-                plus_minus(np.array([x.whole for x in results])),
-                *(published(environment, source) for source in sources.values()),
-                f"{np.median([x.hours for x in results]):.2f}",
-            )
-        )
-    header = ("environment", "seeds", "last 100 episodes", "IQM", "95 % interval", "whole run")
-    return markdown((*header, *sources, "hours per run"), rows)
+        *scores, hours = score_cells(results)
+        others = (published(environment, source) for source in sources.values())
+        rows.append((environment, *scores, *others, hours))
+    *header, hours = SCORE_CELLS
+    return markdown(("environment", *header, *sources, hours), rows)
+
+
+SCORE_CELLS = ("seeds", "last 100 episodes", "IQM", "95 % interval", "whole run", "hours per run")
+
+
+def score_cells(results: list[Result]) -> tuple[str, ...]:
+    """The cells of SCORE_CELLS for the runs of one environment."""
+    scores = finals(results)
+    return (
+        str(len(results)),
+        plus_minus(scores),
+        number(statistics.interquartile_mean(scores)),
+        brackets(statistics.interval([scores], statistics.interquartile_mean)),
+        plus_minus(np.array([x.whole for x in results])),
+        f"{np.median([x.hours for x in results]):.2f}",
+    )
+
+
+def editions_table(suite: str, folders: Folders) -> str:
+    """The same runs made by both editions of a script, environment by environment."""
+    rows = []
+    for environment in SUITES[suite].environments:
+        for name, label in labels(suite).items():
+            results = by_environment(*name, folders).get(environment, [])
+            if results:
+                better = improvement_cell(name, SUITES[suite].baseline, [environment], folders)
+                rows.append((environment, label, *score_cells(results), better))
+    return markdown(("environment", "scripts", *SCORE_CELLS, "P(better than first)"), rows)
 
 
 def suite_block(suite: str, folders: Folders) -> str:
@@ -418,6 +436,7 @@ TABLES: dict[str, Callable[[str, Folders], str]] = {
     "table1_ppo2": normalized_table,
     "ablation": effects_table,
     "rlhf": rlhf_table,
+    **dict.fromkeys((x for x in SUITES if x.startswith("second_edition")), editions_table),
 }
 
 
@@ -552,7 +571,7 @@ def speed_cell(contest: str, folders: Folders) -> str:
     return f"{ratio:.1f} × {peer.partition(',')[0]}"
 
 
-TAG = re.compile(r"# (?:Detail (?P<number>\w+/\d+)|Extra): (?P<name>[^\[;]+?)(?: \[.*)?")
+TAG = re.compile(r"# (?:Detail (?P<number>\w+/\d+)|Extra): (?P<name>[^\[(;]+?)(?: [\[(].*)?")
 
 
 def details_block(folders: Folders) -> str:

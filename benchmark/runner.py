@@ -1,4 +1,4 @@
-"""Runs a suite in local processes: skips, continues, retries once, and stops in good order."""
+"""Runs a suite in local processes: skips, continues, retries once, and stops when asked to."""
 
 import contextlib
 import dataclasses
@@ -59,7 +59,7 @@ class Runner:
         self.awaited: set[str] = set()
         self.crashes: dict[str, int] = {}
         self.failed: dict[str, str] = {}
-        self.stop_requests = self.stops_passed_on = 0
+        self.stopped = False
         self.total_runs, self.done_runs = len(runs), len(runs) - len(self.queue)
         self.runs = list(self.queue)
         self.first_steps = self.steps_made()
@@ -94,7 +94,10 @@ class Runner:
                     elif worker is not None and self.has_ended(worker):
                         worker.bar.close()
                         self.slots[index] = None
-                self.pass_on_stop()
+                if self.stopped:
+                    self.queue.clear()
+                    for worker in filter(None, self.slots):
+                        send_signal(worker.process, signal.SIGTERM)
                 self.show()
                 time.sleep(POLL_SECONDS)
         finally:
@@ -106,20 +109,8 @@ class Runner:
         self.say(f"{self.done_runs} of {self.total_runs} runs done.")
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """Only count: what the signal interrupts may be the start of a worker."""
-        self.stop_requests += 1
-
-    def pass_on_stop(self) -> None:
-        """First signal: the workers save and end. Second: they end at once."""
-        if self.stop_requests == self.stops_passed_on:
-            return
-        if self.stops_passed_on == 0:
-            self.say("Stopping: each run ends after its iteration; again to stop at once.")
-        self.stops_passed_on = self.stop_requests
-        self.queue.clear()
-        number = signal.SIGTERM if self.stops_passed_on == 1 else signal.SIGKILL
-        for worker in filter(None, self.slots):
-            send_signal(worker.process, number)
+        """Only take note: what the signal interrupts may be the start of a worker."""
+        self.stopped = True
 
     def start_next(self, index: int) -> Worker | None:
         """Start the first run of the queue that nobody else is running; None if there is none."""
@@ -153,10 +144,10 @@ class Runner:
         write_note(run, note | {"peak_mib": max(peak_mib(usage), note.get("peak_mib", 0.0))})
         if code == 0 and run.is_finished():
             self.keep(run)
-        elif self.stop_requests or code in STOPPED:
+        elif self.stopped or code in STOPPED:
             stopped = f"stopped at step {run.last_step()}; `run` again continues it"
             self.say(f"{run.name} {stopped}")
-            if not self.stop_requests:  # by somebody else
+            if not self.stopped:  # by somebody else
                 self.failed[run.name] = stopped
         else:
             self.crashed(run, reason(run, code))

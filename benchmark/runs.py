@@ -1,8 +1,9 @@
 """One run: its place on disk, its command line, its state, and what is kept of it.
 
 While it lasts, a run has a folder of its own under `runs/benchmark/`, with a copy of the script as
-it is in one commit; edits made meanwhile therefore change nothing. Once finished, its episodes and
-metrics are averaged over `BINS` equal stretches of steps and written to `benchmark/results/`.
+it is in one commit; edits made meanwhile therefore change nothing. Its checkpoint is all that is
+read of it: once finished, its episodes and metrics are averaged over `BINS` equal stretches of
+steps and written to `benchmark/results/`.
 
 Two processes never work on the same run: whoever does holds a lock, which a worker inherits and so
 keeps even if the benchmark that started it is killed.
@@ -13,8 +14,10 @@ import csv
 import dataclasses
 import fcntl
 import fnmatch
+import functools
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -31,7 +34,7 @@ from benchmark.suites import RLHF, SUITES, Suite, Variant
 
 BINS = 100  # points of a stored curve, as many as baselines' published ones have
 LAST_EPISODES = 100  # the paper's Table 1 scores a run by the mean of its last 100 episodes
-STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT}
+STOPPED = {128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT}
 # Metrics of RLHF's updates that are kept.
 RLHF_METRICS = (
     *("objective/gold", "objective/proxy", "objective/kl", "objective/kl_exact"),
@@ -81,6 +84,11 @@ class Run:
         return self.folders.runs / self.suite / self.name
 
     @property
+    def log(self) -> Path:
+        """Where the script, started in the working folder, puts its checkpoint and logs."""
+        return self.folder / "runs" / "run"
+
+    @property
     def result(self) -> Path:
         """The JSON file of the result; the CSV file stands beside it."""
         return self.folders.results / self.suite / f"{self.name}.json"
@@ -95,36 +103,27 @@ class Run:
 
     @property
     def command(self) -> list[str]:
-        """Command line, to be run in the working folder."""
-        place = ["--output-dir", ".", "--run-name", "run", "--resume", "auto"]
+        """Command line, to be run in the working folder; continues what has a checkpoint."""
+        begun = (self.log / "checkpoint.pt").exists()
+        place = ["--resume", "runs/run"] if begun else ["--run-name", "run"]
         return [sys.executable, self.definition.script, *self.flags, *place]
 
     def last_step(self) -> int:
-        """Steps made so far; 0 while the log has no complete row or is being rewritten."""
-        try:
-            with (self.folder / "run" / "updates.csv").open("rb") as file:
-                header = file.readline()
-                end = file.seek(0, os.SEEK_END)
-                file.seek(max(len(header), end - 4096))
-                rows = file.read().rpartition(b"\n")[0].splitlines()
-        except FileNotFoundError:
-            return 0
-        if not rows:
-            return 0
-        column = header.decode().strip().split(",").index("global_step")
-        return int(rows[-1].decode().split(",")[column])
+        """Steps made up to the last checkpoint; 0 before the first."""
+        return saved_step(self.log / "checkpoint.pt")
 
     def is_finished(self) -> bool:
-        """Whether the script has done all its work: the model comes last."""
-        if not (self.folder / "run" / "model.pt").exists():
+        """Whether the script has made as many whole iterations as fit."""
+        if not self.last_step():
             return False
-        batch = settings(self)["num_steps"] * settings(self)["num_envs"]
+        settings = read_checkpoint(self.log / "checkpoint.pt")["args"]
+        batch = settings["num_steps"] * settings["num_envs"]
         return self.total_timesteps - self.last_step() < batch
 
     def collect(self) -> None:
         """Write the result of a finished run; the JSON file comes last and makes it count."""
-        log = self.folder / "run"
-        episodes, updates = read_rows(log / "episodes.csv"), read_rows(log / "updates.csv")
+        saved = read_checkpoint(self.log / "checkpoint.pt")
+        episodes, updates = saved["episodes"], saved["updates"]
         write_csv(self.result.with_suffix(".csv"), thin(episodes, updates, self.total_timesteps))
         seconds, steps = training_seconds(updates), int(updates[-1]["global_step"])
         result = {
@@ -134,7 +133,7 @@ class Run:
             "steps_per_second": round(steps / seconds, 1),
             "episodes": len(episodes),
             "last_returns": None,
-            "settings": {k: v for k, v in settings(self).items() if k not in NOT_SETTINGS},
+            "settings": plain(saved["args"]),
         }
         last_returns = json.dumps([round(x["return"], 4) for x in episodes[-LAST_EPISODES:]])
         text = json.dumps(result, indent=1)  # with the one long list on one line
@@ -336,8 +335,8 @@ def start(run: Run, commit: str, held: IO) -> subprocess.Popen:
     """
     script = run.folder / run.definition.script
     note = read_note(run)
-    if not (run.folder / "run" / "checkpoint.pt").exists():
-        shutil.rmtree(run.folder / "run", ignore_errors=True)  # nothing to continue from
+    if not (run.log / "checkpoint.pt").exists():
+        shutil.rmtree(run.log, ignore_errors=True)  # nothing to continue from
         note = {"attempts": 0, "commit": commit}
         write_text(script, source_at(commit, run.definition.script))
     note["attempts"] += 1
@@ -356,9 +355,27 @@ def start(run: Run, commit: str, held: IO) -> subprocess.Popen:
         )
 
 
-def settings(run: Run) -> dict[str, Any]:
-    """The script's settings as it recorded them."""
-    return json.loads((run.folder / "run" / "args.json").read_text())
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What a script has saved; a checkpoint is replaced as a whole, never half written."""
+    import torch  # takes two seconds, and most commands never need it
+
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def saved_step(path: Path) -> int:
+    """Steps made up to a checkpoint; 0 if there is none."""
+    return step_of_version(path, path.stat().st_mtime_ns) if path.exists() else 0
+
+
+@functools.cache
+def step_of_version(path: Path, mtime_ns: int) -> int:
+    """Steps made up to the version of a checkpoint that was written at a time."""
+    return read_checkpoint(path)["global_step"]
+
+
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that decide the result; null is off, since JSON has no infinity."""
+    return {k: None if v == math.inf else v for k, v in settings.items() if k not in NOT_SETTINGS}
 
 
 def reason(run: Run, returncode: int) -> str:

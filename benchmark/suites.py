@@ -59,7 +59,7 @@ MUJOCO7 = (
 # updated at every step instead of once per batch, without a least standard deviation of 0.1;
 # actions clipped to their bounds.
 FIRST_RELEASE = (
-    *("--no-anneal-lr", "--adam-eps", "1e-8", "--max-grad-norm", "None", "--vf-coef", "1.0"),
+    *("--no-anneal-lr", "--adam-eps", "1e-8", "--max-grad-norm", "inf", "--vf-coef", "1.0"),
     *("--no-scale-rewards", "--clip-obs", "5.0", "--truncation-is-terminal"),
 )
 # What the paper most likely ran: that, without one thing. The release also clips the change of each
@@ -68,7 +68,7 @@ FIRST_RELEASE = (
 # version of the release's code, has none.
 PROTOCOL_2017 = {
     CONTINUOUS: (*FIRST_RELEASE, "--no-clip-vloss"),
-    KL_PENALTY: (*FIRST_RELEASE, "--value-clip-coef", "None"),
+    KL_PENALTY: (*FIRST_RELEASE, "--value-clip-coef", "inf"),
 }
 # ppo2 is the script's default but for time limits.
 PROTOCOL_PPO2 = dict.fromkeys((CONTINUOUS, KL_PENALTY), ("--truncation-is-terminal",))
@@ -114,12 +114,12 @@ ABLATIONS = {
     "raw-advantages": ("7 advantages not normalized", ("--no-norm-adv",)),
     "no-clip": ("8 and 9 nothing clipped", ("--clip-coef", "1e6", "--no-clip-vloss")),
     "no-value-clip": ("9 value loss not clipped", ("--no-clip-vloss",)),
-    "no-grad-clip": ("11 gradients not clipped", ("--max-grad-norm", "None")),
+    "no-grad-clip": ("11 gradients not clipped", ("--max-grad-norm", "inf")),
     "shared-network": ("13 and 26 shared network", ("--shared-network",)),
     "raw-observations": ("28 and 29 raw observations", ("--no-norm-obs",)),
-    "unclipped-observations": ("29 observations not clipped", ("--clip-obs", "None")),
+    "unclipped-observations": ("29 observations not clipped", ("--clip-obs", "inf")),
     "raw-rewards": ("30 and 31 raw rewards", ("--no-scale-rewards",)),
-    "unclipped-rewards": ("31 rewards not clipped", ("--clip-reward", "None")),
+    "unclipped-rewards": ("31 rewards not clipped", ("--clip-reward", "inf")),
     "truncation-is-terminal": ("time limits are failures", ("--truncation-is-terminal",)),
     "anneal-clip": ("extra: clip range annealed", ("--anneal-clip",)),
     "target-kl": ("extra: early stopping at KL 0.02", ("--target-kl", "0.02")),
@@ -230,4 +230,26 @@ SUITES = {
         variants={"": Variant(RLHF, ("--compare",))},
         total_timesteps=3 * 80,
     ),
+}
+
+
+def again(name: str, environments: dict[str, tuple[int, ...]]) -> Suite:
+    """The default of a suite, made by the scripts of the second edition, beside its results."""
+    return dataclasses.replace(
+        SUITES[name],
+        reproduces=f"`{name}` with the second, shorter edition of the scripts",
+        environments=environments,
+        variants={"second": dataclasses.replace(SUITES[name].variants[""], label="second edition")},
+        first=(),
+        baseline=(name, ""),
+        baseline_label="first edition",
+    )
+
+
+SUITES |= {
+    "second_edition": again(
+        "figure3", dict.fromkeys(("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"), (1, 2, 3, 4, 5))
+    ),
+    "second_edition_cartpole": again("cartpole", {"CartPole-v1": (1, 2, 3)}),
+    "second_edition_pong": again("pong", {"Pong": (1,)}),
 }
