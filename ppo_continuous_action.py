@@ -120,6 +120,8 @@ class Args:
             raise ValueError(f"--num-minibatches must divide {batch} into parts of at least two.")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must not be less than {batch}.")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda needs a GPU and a build of PyTorch for it.")
 
 
 # === Environments ===
@@ -128,16 +130,16 @@ class Args:
 def make_env(args: Args) -> gym.Env:
     """Make one environment; raise ValueError if its spaces do not fit."""
     warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
-    render_mode = "rgb_array" if args.capture_video else None
-    env = gym.make(args.env_id, render_mode=render_mode, disable_env_checker=True)
-    if not isinstance(env.action_space, gym.spaces.Box) or len(env.action_space.shape) != 1:
-        raise ValueError(
-            f"The actions of {args.env_id} are {env.action_space}, not a vector (Box): "
-            "ppo_multidiscrete.py takes Discrete and MultiDiscrete ones."
-        )
-    if env.observation_space.shape is None or len(env.observation_space.shape) != 1:
-        env = gym.wrappers.FlattenObservation(env)
-    return env
+    options = {"render_mode": "rgb_array"} if args.capture_video else {}
+    env = gym.make(args.env_id, disable_env_checker=True, **options)
+    actions, observations = env.action_space, env.observation_space
+    if actions.dtype not in (np.float32, np.float64) or len(actions.shape) != 1:
+        hint = "ppo_multidiscrete.py takes Discrete and MultiDiscrete ones"
+        raise ValueError(f"The actions of {args.env_id} are {actions}, no vector; {hint}.")
+    if not observations.is_np_flattenable:
+        raise ValueError(f"The observations of {args.env_id} cannot be flattened into a vector.")
+    is_vector = isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1
+    return env if is_vector else gym.wrappers.FlattenObservation(env)
 
 
 class Environments:
@@ -202,7 +204,10 @@ class Environments:
             self.begin(i, running["seed"])
             if any(any(self.advance(i, action)[1:]) for action in running["actions"].numpy()):
                 break
-        return np.array_equal(self.obs, state["obs"].numpy())
+        same = np.array_equal(self.obs, state["obs"].numpy())
+        if not same:
+            print("The environments do not repeat themselves: new episodes begin.")
+        return same
 
 
 class RunningMeanStd:
@@ -211,8 +216,8 @@ class RunningMeanStd:
     [common/running_mean_std.py L5-33]
     """
 
-    def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
-        self.mean, self.var, self.count = np.asarray(mean), np.asarray(var), count
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self.mean, self.var, self.count = np.zeros(shape), np.ones(shape), 1e-4
 
     def update(self, x: np.ndarray) -> None:
         """Merge the rows of `x`, (rows, *shape), with the formula of Chan et al. 1979."""
@@ -225,9 +230,13 @@ class RunningMeanStd:
         self.var = (self.var * self.count + x_var * rows + between) / total
         self.count = total
 
-    def state(self) -> dict[str, Any]:
-        """What `RunningMeanStd(**state)` makes the same statistics of."""
-        return {"mean": torch.tensor(self.mean), "var": torch.tensor(self.var), "count": self.count}
+    def state(self) -> tuple[Tensor, Tensor, float]:
+        """What `load` takes."""
+        return torch.tensor(self.mean), torch.tensor(self.var), float(self.count)
+
+    def load(self, state: tuple[Tensor, Tensor, float]) -> None:
+        """Go back to what `state` returned."""
+        self.mean, self.var, self.count = state[0].numpy(), state[1].numpy(), state[2]
 
 
 def clip(x: np.ndarray, low: np.ndarray | float, high: np.ndarray | float) -> np.ndarray:
@@ -488,13 +497,12 @@ def train(args: Args) -> dict[str, Any]:
     update = compiled(ppo_update) if args.compile else ppo_update
 
     obs = np.zeros((args.num_steps + 1, *envs.obs.shape), dtype=np.float32)  # (T+1, N, D)
-    final_obs = np.zeros_like(obs[1:])  # where an episode was truncated
+    final_obs = np.zeros_like(obs[1:])  # where a time limit ended an episode
     actions = np.zeros((args.num_steps, args.num_envs, low.size), dtype=np.float32)
     rewards = np.zeros((args.num_steps, args.num_envs))
     terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
-    stats = {"obs": RunningMeanStd(np.zeros(envs.obs.shape[1]), np.ones(envs.obs.shape[1]))}
-    stats["return"] = RunningMeanStd(0.0, 1.0)
-    discounted_return = np.zeros(args.num_envs)
+    obs_stats, return_stats = RunningMeanStd(obs.shape[2:]), RunningMeanStd()
+    running_returns = np.zeros(args.num_envs)
     updates: list[dict[str, float]] = []
 
     run_dir = Path(args.resume or f"runs/{args.run_name}")
@@ -502,13 +510,14 @@ def train(args: Args) -> dict[str, Any]:
     if saved:
         agent.load_state_dict(saved["agent"])
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
-        stats = {name: RunningMeanStd(**state) for name, state in saved["stats"].items()}
+        obs_stats.load(saved["obs_stats"])
+        return_stats.load(saved["return_stats"])
         updates = saved["updates"]
     if saved and envs.replay(saved):
-        discounted_return = saved["discounted_return"].numpy()
+        running_returns = saved["running_returns"].numpy()
     else:
-        stats["obs"].update(envs.reset(np.random.default_rng([args.seed, len(updates)])))
-    obs[-1] = normalize_obs(envs.obs, stats["obs"], args)
+        obs_stats.update(envs.reset(np.random.default_rng([args.seed, len(updates)])))
+    obs[-1] = normalize_obs(envs.obs, obs_stats, args)
     writer = open_log(args, run_dir, envs.global_step)
     remaining = range(envs.global_step // args.batch_size + 1, args.num_iterations + 1)
 
@@ -516,9 +525,8 @@ def train(args: Args) -> dict[str, Any]:
         # --- Collect: T steps in each of the N environments, under frozen weights ---
         start_time = time.perf_counter()
         rng = np.random.default_rng([args.seed, iteration])
-        layers = numpy_layers(agent.policy)
-        noise = rng.standard_normal(actions.shape, dtype=np.float32)
-        noise *= agent.log_std.exp().numpy(force=True)
+        layers, std = numpy_layers(agent.policy), agent.log_std.exp().numpy(force=True)
+        noise = std * rng.standard_normal(actions.shape, dtype=np.float32)
         first_episode = len(envs.episodes)
         obs[0] = obs[-1]
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
@@ -527,18 +535,18 @@ def train(args: Args) -> dict[str, Any]:
             # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
             env_actions = clip(actions[t], low, high)
             raw_obs, rewards[t], terminated[t], truncated[t] = envs.step(env_actions, rng)
-            stats["obs"].update(raw_obs)
-            obs[t + 1] = normalize_obs(raw_obs, stats["obs"], args)
+            obs_stats.update(raw_obs)
+            obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)
             if truncated[t].any():
-                final_obs[t] = normalize_obs(envs.final_obs, stats["obs"], args)
-            if not (np.isfinite(obs[t + 1]).all() and np.isfinite(rewards[t]).all()):
-                raise ValueError(f"{args.env_id} returned NaN or infinity at {envs.global_step}.")
+                final_obs[t] = normalize_obs(envs.final_obs, obs_stats, args)
+            if not math.isfinite(raw_obs.sum() + envs.final_obs.sum()):
+                raise ValueError(f"An observation is NaN or infinite at step {envs.global_step}.")
         rollout_time = time.perf_counter()
 
         # --- Advantages: values and log-probabilities in one pass, then GAE ---
         done = terminated | truncated
         failed = done if args.truncation_is_terminal else terminated
-        scaled_rewards = scale_rewards(rewards, done, discounted_return, stats["return"], args)
+        scaled_rewards = scale_rewards(rewards, done, running_returns, return_stats, args)
         with torch.no_grad():
             t_obs, t_final_obs, t_actions, t_rewards, t_failed, t_done = (
                 torch.tensor(x, dtype=torch.float32, device=device)
@@ -600,8 +608,8 @@ def train(args: Args) -> dict[str, Any]:
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
             state = {"agent": agent.state_dict(), "adam": adam, "updates": updates, **envs.state()}
-            state |= {"stats": {name: x.state() for name, x in stats.items()}}
-            state |= {"discounted_return": torch.tensor(discounted_return)}
+            state |= {"obs_stats": obs_stats.state(), "return_stats": return_stats.state()}
+            state |= {"running_returns": torch.tensor(running_returns)}
             save_checkpoint(run_dir, args, state)
     writer.close()
     return {"agent": agent, "episodes": envs.episodes, "updates": updates, "args": args}
@@ -636,9 +644,13 @@ def compiled(function: Callable) -> Callable:
     if not shutil.which(os.environ.get("CXX", "g++")):
         print("Warning: without a C++ compiler (g++) the update is slower.")
         return function
+    torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # trusts what the processor says it can
-    return torch.compile(function)
+    torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
+    # Agent and settings never change during a run: to check them at each call takes a fifth of it.
+    return torch.compile(
+        function, options={"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
+    )
 
 
 def means(rows: list[dict[str, Tensor]]) -> dict[str, float]:
@@ -707,7 +719,7 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True) if sound else {}
     except Exception:  # whatever a foreign or damaged file can raise
         content = {}
-    if content.get("script") != SCRIPT:
+    if not isinstance(content, dict) or content.get("script") != SCRIPT:
         raise ValueError(f"{path} is damaged, or was not made by {SCRIPT}.py.")
     return content
 
@@ -717,7 +729,8 @@ def evaluate(args: Args) -> dict[str, list[float]]:
     saved = load_checkpoint(args.evaluate)
     given = {name: getattr(args, name) for name in ("evaluate", "eval_episodes", "capture_video")}
     args = Args(**{**saved["args"], **given})
-    stats, results = RunningMeanStd(**saved["stats"]["obs"]), {}
+    obs_stats, results = RunningMeanStd(), {}
+    obs_stats.load(saved["obs_stats"])
     for kind in ("mean", "sampled"):
         env = make_env(args)
         if args.capture_video:
@@ -731,7 +744,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         rng = np.random.default_rng([args.seed, 2**32])  # no iteration of training has this number
         obs = envs.reset(rng)
         while len(envs.episodes) < args.eval_episodes:
-            action = numpy_mlp(layers, normalize_obs(obs, stats, args).astype(np.float32))
+            action = numpy_mlp(layers, normalize_obs(obs, obs_stats, args).astype(np.float32))
             action += std * rng.standard_normal(std.shape, dtype=np.float32)
             obs, *_ = envs.step(clip(action, low, high), rng)
         env.close()
