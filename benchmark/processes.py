@@ -10,8 +10,8 @@ from pathlib import Path
 def process_tree(root: int) -> dict[int, float]:
     """Processor seconds of a process and all its descendants, by process number (Linux).
 
-    Each one's includes its children that have ended. The tree, not the session, because torchrun
-    gives each of its workers a session of its own.
+    Each one's includes its children that have ended. The tree, not the session, because a child may
+    begin a session of its own.
     """
     parents, seconds = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):

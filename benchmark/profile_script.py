@@ -1,7 +1,8 @@
 """Where the time of a script goes: `python -m benchmark.profile_script SCRIPT --physics NAME ...`
 
 Further arguments are the script's own. Prints one JSON object: microseconds per environment step.
-A timer costs 0.3 microseconds per call and is called three times per step.
+A timer costs 0.3 microseconds per call and is called three times per step. The first iteration,
+which compiles, is left out.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import gymnasium as gym
+import numpy as np
 import tyro
 
 
@@ -51,31 +52,41 @@ def breakdown(script: Path, physics: str, arguments: list[str]) -> dict[str, flo
     """Train and return microseconds per environment step by activity.
 
     Args:
-        script: file with `Args`, `train` and, where it acts in numpy, `numpy_mlp`.
+        script: file with `Args`, `Environments`, `numpy_mlp`, `train`, and `warn`, which it calls
+            once per iteration.
         physics: `module:Class.method` that advances the simulation.
         arguments: command line of the script.
     """
     module = load(script)
     simulating, stepping, acting = Stopwatch(), Stopwatch(), Stopwatch()
+    readings = []  # clock and stopwatches after the update of each iteration
+    warn = module.warn
+
+    def read(updates: list[dict[str, float]]) -> None:
+        seconds = (x.seconds for x in (simulating, stepping, acting))
+        readings.append((time.perf_counter(), *seconds))
+        warn(updates)
+
+    module.warn = read
     module_name, names = physics.split(":")
     class_name, method = names.split(".")
     simulating.wrap(getattr(importlib.import_module(module_name), class_name), method)
-    stepping.wrap(gym.vector.SyncVectorEnv, "step")
-    if hasattr(module, "numpy_mlp"):
-        acting.wrap(module, "numpy_mlp")
+    stepping.wrap(module.Environments, "step")
+    acting.wrap(module, "numpy_mlp")
     updates = module.train(tyro.cli(module.Args, args=arguments))["updates"]
 
-    steps = updates[-1]["global_step"]
-    batch = steps / len(updates)
-    rollout = sum(batch / x["charts/SPS_rollout"] for x in updates)
-    update = sum(batch / x["charts/SPS_update"] for x in updates)
+    whole, physics_alone, step, act = np.subtract(readings[-1], readings[0])
+    steps = updates[-1]["global_step"] - updates[0]["global_step"]
+    batch = steps / len(updates[1:])
+    rollout = sum(batch / x["charts/SPS_rollout"] for x in updates[1:])
+    update = sum(batch / x["charts/SPS_update"] for x in updates[1:])
     seconds = {
-        "physics": simulating.seconds,
-        "wrappers and vector environment": stepping.seconds - simulating.seconds,
-        "acting": acting.seconds,
-        "storing and normalizing": rollout - stepping.seconds - acting.seconds,
-        "update": update,
-        "logging and saving": steps / updates[-1]["charts/SPS"] - rollout - update,
+        "physics": physics_alone,
+        "rest of the environments": step - physics_alone,
+        "acting": act,
+        "storing and normalizing": rollout - step - act,
+        "advantages and update": update,
+        "logging and saving": whole - rollout - update,
     }
     return {name: value / steps * 1e6 for name, value in seconds.items()}
 

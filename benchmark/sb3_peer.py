@@ -1,7 +1,7 @@
 """Stable-Baselines3's PPOs with the settings of our scripts, for `benchmark.throughput`.
 
-Writes one row (global_step) per iteration to --progress, as our scripts do to `updates.csv`. Its
-threads are those of the environment variable OMP_NUM_THREADS, which `benchmark.throughput` sets.
+Writes one row (global_step) per iteration to --progress. Its threads are those of the environment
+variable OMP_NUM_THREADS, which `benchmark.throughput` sets.
 """
 
 import dataclasses

@@ -4,15 +4,14 @@
 
 The contenders of a contest run one after the other, in turns (A B A B ...), each time as a new
 process with an empty compiler cache, on the same environment with the same settings and threads.
-Each is the beginning of a run of a million steps, stopped when it has shown its rate, which is that
-of the iterations after the first; start-up (imports, environment, compiling) stands beside it. On a
-machine that does other work too, only the ratios mean something; the one of processor time is
-disturbed least.
+Each is the beginning of a run of a million steps, killed when it has shown its rate, which is that
+between its first checkpoint and its last; start-up (imports, environment, compiling) stands beside
+it. On a machine that does other work too, only the ratios mean something; the one of processor time
+is disturbed least.
 """
 
 import argparse
 import contextlib
-import csv
 import dataclasses
 import json
 import os
@@ -27,43 +26,39 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.processes import has_ended, peak_mib, process_tree, send_signal
+from benchmark.processes import has_ended, peak_mib, process_tree
 from benchmark.provenance import ROOT, THREADS, BenchmarkError, changed_since, head, machine
-from benchmark.runs import write_text
+from benchmark.runs import read_rows, saved_step, write_text
 from benchmark.tables import markdown
 
 WHOLE_RUN = 1_000_000  # steps for which the time of a whole run is projected
 POLL_SECONDS = 0.01
-STOP_SECONDS = 20  # to save and end after SIGTERM
 MUJOCO_PHYSICS = "gymnasium.envs.mujoco.mujoco_env:MujocoEnv.do_simulation"
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A command that appends a row with `global_step` to a CSV file after each iteration."""
+    """A command that shows its steps: our scripts by checkpoints, others by rows of a CSV file."""
 
     name: str
     steps: int
-    """Steps after which it is stopped: enough for ten iterations or more after the start."""
+    """Steps after which it is killed: enough for ten iterations or more after the start."""
     script: str | None = None
     """One of our scripts; None: a module of the benchmark."""
     flags: tuple[str, ...] = ()
     target: float | None = None
     """Ratio to the rate of the contest's last contender that is to be reached."""
     module: str = "benchmark.sb3_peer"
-    launcher: tuple[str, ...] = ()
-    """Arguments of the interpreter before the script."""
 
     def command(self, folder: Path) -> tuple[list[str], Path]:
-        """The command line and the CSV file to watch; everything is written to `folder`."""
+        """The command line and the file to watch; to be run in `folder`."""
         steps = ("--total-timesteps", str(WHOLE_RUN))
         if self.script is None:
             progress = folder / "progress.csv"
             program = ["-m", self.module, "--progress", str(progress)]
         else:
-            progress = folder / "run" / "updates.csv"
-            program = [*self.launcher, str(ROOT / self.script)]
-            program += ["--output-dir", str(folder), "--run-name", "run"]
+            progress = folder / "runs" / "run" / "checkpoint.pt"
+            program = [str(ROOT / self.script), "--run-name", "run"]
         return [sys.executable, *program, *steps, *self.flags], progress
 
 
@@ -81,6 +76,7 @@ class Contest:
 
 CONTINUOUS = "ppo_continuous_action.py"
 HALF_CHEETAH = "HalfCheetah-v4, 1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
+VECTOR_STEPS = 204_800  # of our scripts: the fourth checkpoint
 CLASSIC = ("--env-id", "CartPole-v1")
 CARTPOLE = (
     *("--env-id", "CartPole-v1", "--num-envs", "4", "--num-steps", "128"),
@@ -97,13 +93,7 @@ PONG = (
 def more_environments(num_envs: int) -> Contender:
     """The default batch of 2048 samples, from `num_envs` environments."""
     flags = ("--num-envs", str(num_envs), "--num-steps", str(2048 // num_envs))
-    return Contender(f"{num_envs} environments", 100_352, CONTINUOUS, flags)
-
-
-def more_processes(count: int) -> Contender:
-    """A batch of 2048 samples in each of `count` processes that share their gradients."""
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", str(count))
-    return Contender(f"{count} processes", 100_352 * count, CONTINUOUS, launcher=launcher)
+    return Contender(f"{num_envs} environments", VECTOR_STEPS, CONTINUOUS, flags)
 
 
 def pong(
@@ -123,7 +113,7 @@ CONTESTS = {
     "continuous": Contest(
         HALF_CHEETAH,
         (
-            Contender(CONTINUOUS, 100_352, CONTINUOUS, target=4.0),
+            Contender(CONTINUOUS, VECTOR_STEPS, CONTINUOUS, target=5.3),
             Contender("Stable-Baselines3 PPO", 24_576, flags=("--env-id", "HalfCheetah-v4")),
         ),
         physics=MUJOCO_PHYSICS,
@@ -131,8 +121,8 @@ CONTESTS = {
     "kl_penalty": Contest(
         HALF_CHEETAH,
         (
-            Contender("ppo_kl_penalty.py", 100_352, "ppo_kl_penalty.py", target=0.9),
-            Contender(CONTINUOUS, 100_352, CONTINUOUS),
+            Contender("ppo_kl_penalty.py", VECTOR_STEPS, "ppo_kl_penalty.py", target=0.9),
+            Contender(CONTINUOUS, VECTOR_STEPS, CONTINUOUS),
         ),
         physics=MUJOCO_PHYSICS,
     ),
@@ -141,7 +131,7 @@ CONTESTS = {
         (
             Contender(
                 "ppo_multidiscrete.py",
-                150_000,
+                VECTOR_STEPS,
                 "ppo_multidiscrete.py",
                 (*CLASSIC, "--shared-network", "False"),
                 target=3.5,
@@ -197,24 +187,24 @@ CONTESTS = {
         ),
     ),
     "scaling": Contest(
-        "ppo_continuous_action.py on HalfCheetah-v4 with more environments and processes",
-        (*map(more_environments, (1, 4, 16, 64)), more_processes(2)),
+        "ppo_continuous_action.py on HalfCheetah-v4 with more environments",
+        tuple(map(more_environments, (1, 4, 16, 64))),
     ),
 }
 
 
-def read_steps(progress: Path) -> list[int]:
-    """The column `global_step` of the complete rows of a CSV file that is being written."""
-    if not progress.exists():
-        return []
-    complete = progress.read_text().rpartition("\n")[0]
-    return [int(row["global_step"]) for row in csv.DictReader(complete.splitlines())]
+def last_step(progress: Path) -> int:
+    """Steps so far by a checkpoint, or by the rows of a CSV file that may be growing."""
+    if progress.suffix == ".pt":
+        return saved_step(progress)
+    rows = read_rows(progress)
+    return int(rows[-1]["global_step"]) if rows else 0
 
 
 def rates(points: list[tuple[int, float, float]]) -> dict[str, float]:
-    """Steady rates from (step, seconds, processor seconds) after each iteration.
+    """Steady rates from (step, seconds, processor seconds) whenever a contender showed its steps.
 
-    The first iteration warms up; start-up is what it took beyond its share at the steady rate.
+    What comes before the first warms up; start-up is what it took beyond its share of the rate.
     """
     steps, seconds, cpu_seconds = np.array(points, dtype=float).T
     rate = (steps[-1] - steps[0]) / (seconds[-1] - seconds[0])
@@ -229,7 +219,7 @@ def measure(contender: Contender, threads: int) -> dict[str, Any]:
     """Run a contender until it has made its steps, and watch it.
 
     Raises:
-        BenchmarkError: it failed, or made fewer than three iterations.
+        BenchmarkError: it failed, or showed its steps less than three times.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -252,18 +242,12 @@ def measure(contender: Contender, threads: int) -> dict[str, Any]:
                 while not ended and (not points or points[-1][0] < contender.steps):
                     time.sleep(POLL_SECONDS)
                     ended, usage = has_ended(process)
-                    steps = read_steps(progress)
-                    if steps and (not points or steps[-1] > points[-1][0]):
-                        now = time.perf_counter() - start
+                    now = time.perf_counter() - start
+                    step = last_step(progress)
+                    if step > (points[-1][0] if points else 0):
                         cpu_seconds = sum(process_tree(process.pid).values())
-                        points.append((steps[-1], now, cpu_seconds))
+                        points.append((step, now, cpu_seconds))
                 failed = ended and process.returncode != 0
-                # Not at once: torchrun's processes are ended by torchrun alone.
-                deadline = time.perf_counter() + STOP_SECONDS
-                send_signal(process, signal.SIGTERM)
-                while not ended and time.perf_counter() < deadline:
-                    time.sleep(POLL_SECONDS)
-                    ended, usage = has_ended(process)
             finally:
                 if process.returncode is None:
                     for pid in process_tree(process.pid):
@@ -279,7 +263,7 @@ def measure(contender: Contender, threads: int) -> dict[str, Any]:
             reason = said[-1].strip("│ ") if said else f"exit code {process.returncode}"
             raise BenchmarkError(f"{contender.name} failed: {reason}")
     if len(points) < 3:
-        raise BenchmarkError(f"{contender.name} made fewer than three iterations to measure.")
+        raise BenchmarkError(f"{contender.name} made too few steps to be measured.")
     return {
         "contender": contender.name,
         **rates(points),
@@ -291,7 +275,7 @@ def profile(script: str, physics: str, flags: tuple[str, ...]) -> dict[str, floa
     """Microseconds per step by activity, from one instrumented run of its own."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmark.profile_script", str(ROOT / script)]
-        command += ["--physics", physics, *flags, "--output-dir", folder, "--run-name", "run"]
+        command += ["--physics", physics, *flags, "--run-name", "run"]
         result = subprocess.run(
             command,
             cwd=folder,
@@ -310,6 +294,8 @@ def run_contest(name: str, repetitions: int, path: Path) -> dict[str, Any]:
 
     The result is written to `path`, a JSON file, first without the profile, which may fail.
     """
+    import torch  # noqa: F401  reads checkpoints; not to be waited for while a contender runs
+
     contest, commit = CONTESTS[name], head()
     modified = changed_since(commit)
     measurements = []
