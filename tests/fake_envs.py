@@ -1,120 +1,171 @@
-"""Environments whose every number a test can predict; importing this module registers them."""
+"""Environments whose every number a test can predict; importing this module registers them.
 
-from typing import ClassVar
+Their ids are a behavior and a space: "FakeTruncated-Box-v0", "FakeWalk-Frames-v0".
+"""
+
+import functools
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 
+# What is observed, and what can be done.
+SPACES = {
+    "Box": (
+        gym.spaces.Box(-np.inf, np.inf, (3,), np.float64),
+        gym.spaces.Box(-0.1, 0.1, (2,), np.float32),
+    ),
+    "Discrete": (
+        gym.spaces.Box(-np.inf, np.inf, (3,), np.float64),
+        gym.spaces.MultiDiscrete([3, 2]),
+    ),
+    "Frames": (gym.spaces.Box(0, 255, (84, 84), np.uint8), gym.spaces.Discrete(6)),
+}
 
-class Counter(gym.Env):
-    """Observation (episode, step), reward 1, episodes of `length` steps that end as `end` says."""
 
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = gym.spaces.Box(-0.1, 0.1, (2,), np.float32)
-    made: ClassVar[list["Counter"]] = []  # every instance since the last `clear`
+def frame(numbers: Any) -> np.ndarray:
+    """An image of three stripes, as bright as the numbers say."""
+    return np.repeat(np.asarray(numbers, np.uint8), 28)[:, None].repeat(84, axis=1)
 
-    def __init__(self, length=5, end="truncated", reward=1.0, bad_step=None, bad="nan"):
-        self.length, self.end, self.reward = length, end, reward
-        self.bad_step, self.bad = bad_step, float(bad)
-        self.episode, self.t, self.steps, self.resets = -1, 0, 0, 0
-        self.seeds, self.actions = [], []
-        Counter.made.append(self)
 
-    def _obs(self):
-        return np.array([self.episode, self.t], np.float64)
+class Fake(gym.Env):
+    """Notes what is done to it; subclasses say what is observed and when an episode ends."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 30}
+    made: ClassVar[list["Fake"]] = []  # every instance since the last `clear`
+
+    def __init__(self, space: str, render_mode: str | None = None) -> None:
+        self.observation_space, self.action_space = SPACES[space]
+        self.space, self.render_mode, self.index = space, render_mode, len(Fake.made)
+        self.steps, self.episode, self.t = 0, -1, 0
+        self.actions: list[np.ndarray] = []
+        self.draws: list[float] = []  # the first random number of each episode: tells its seed
+        Fake.made.append(self)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.seeds.append(seed)
-        self.episode, self.t, self.resets = self.episode + 1, 0, self.resets + 1
-        return self._obs(), {}
+        self.draws.append(self.np_random.random())
+        self.episode, self.t = self.episode + 1, 0
+        return self.observe(), {}
 
     def step(self, action):
         self.actions.append(np.array(action))
-        self.t, self.steps = self.t + 1, self.steps + 1
-        last = self.t == self.length
-        terminated = last and self.end in ("terminated", "both")
-        truncated = last and self.end in ("truncated", "both")
-        obs, reward = self._obs(), self.reward
-        if self.steps == self.bad_step:
-            obs = obs + self.bad
-        return obs, reward, terminated, truncated, {}
+        self.steps, self.t = self.steps + 1, self.t + 1
+        return self.advance(action)
+
+    def render(self):
+        return np.full((32, 32, 3), 8 * self.t, np.uint8)
 
 
-class BadReward(Counter):
-    """Rewards turn infinite at one step."""
+class Counter(Fake):
+    """Reward 1, episodes of 5 steps; the observation says environment, episode and step."""
 
-    def step(self, action):
-        obs, reward, terminated, truncated, info = super().step(action)
-        return obs, np.inf if self.steps == 7 else reward, terminated, truncated, info
+    end = "truncated"
 
+    def observe(self):
+        numbers = [self.index, self.episode, self.t]
+        return frame(numbers) if self.space == "Frames" else np.array(numbers, np.float64)
 
-class Shapes(gym.Env):
-    """Dictionary observations of mixed types and a matrix of actions with uneven bounds."""
-
-    observation_space = gym.spaces.Dict(
-        {
-            "image": gym.spaces.Box(0, 255, (2, 3), np.uint8),
-            "kind": gym.spaces.Discrete(3),
-            "count": gym.spaces.Box(-5, 5, (1,), np.int64),
-        }
-    )
-    action_space = gym.spaces.Box(
-        np.array([[-1.0, -2.0], [-3.0, 0.0]]), np.array([[1.0, 0.5], [3.0, 4.0]]), dtype=np.float64
-    )
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        assert action.shape == (2, 2)
-        assert (action >= self.action_space.low).all() and (action <= self.action_space.high).all()
-        return self.observation_space.sample(), 0.5, bool(self.np_random.random() < 0.1), False, {}
+    def advance(self, action):
+        last = self.t == 5
+        terminated, truncated = last and self.end != "truncated", last and self.end != "terminated"
+        return self.observe(), 1.0, terminated, truncated, {}
 
 
-class Target(gym.Env):
-    """One-step episodes; reward falls with the distance of the action from the observation."""
+class Terminated(Counter):
+    end = "terminated"
 
-    observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
-    action_space = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+class Both(Counter):
+    end = "both"
+
+
+class Walk(Fake):
+    """A random walk that actions push; all of an episode follows from its seed and its actions.
+
+    Reward is the negative distance from the middle. An episode fails at random, or is cut off after
+    12 steps.
+    """
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.state = self.np_random.uniform(-1, 1, 1).astype(np.float32)
-        return self.state, {}
+        gym.Env.reset(self, seed=seed)
+        self.x = self.np_random.normal(size=3)
+        return super().reset(seed=seed)
 
-    def step(self, action):
-        return self.state, -float(abs(action[0] - self.state[0])), True, False, {}
+    def observe(self):
+        return frame(128 + 20 * np.clip(self.x, -6, 6)) if self.space == "Frames" else self.x.copy()
 
-
-class Raises(gym.Env):
-    """Cannot be made."""
-
-    def __init__(self):
-        raise OSError("no licence")
+    def advance(self, action):
+        self.x = 0.9 * self.x + 0.3 * self.np_random.normal(size=3) + 0.1 * np.sum(action)
+        reward, failed = -float(np.abs(self.x).sum()), bool(self.np_random.random() < 0.1)
+        return self.observe(), reward, failed, self.t == 12, {}
 
 
-class Sequence(Target):
+class NaNObs(Walk):
+    """An observation is NaN after 20 steps."""
+
+    def observe(self):
+        return super().observe() * (np.nan if self.steps == 20 else 1.0)
+
+
+class NaNReward(Walk):
+    """A reward is infinite after 20 steps."""
+
+    def advance(self, action):
+        obs, reward, *rest = super().advance(action)
+        return obs, np.inf if self.steps == 20 else reward, *rest
+
+
+class Interrupted(Walk):
+    """Somebody presses Ctrl-C after 60 steps, once."""
+
+    pressed: ClassVar[list[int]] = []
+
+    def advance(self, action):
+        if self.steps == 60 and not self.pressed:
+            self.pressed.append(self.steps)
+            raise KeyboardInterrupt
+        return super().advance(action)
+
+
+class Endless(Fake):
     """Its observations have no fixed length."""
 
-    observation_space = gym.spaces.Sequence(gym.spaces.Box(-1, 1, (1,)))
+    def __init__(self, space: str) -> None:
+        super().__init__(space)
+        self.observation_space = gym.spaces.Sequence(gym.spaces.Box(-1, 1, (1,)))
 
 
-class Integers(Target):
-    """Its actions are whole numbers."""
+class Target(Fake):
+    """One-step episodes; reward falls with the distance of the action from the observation.
 
-    action_space = gym.spaces.Box(0, 5, (2,), np.int64)
+    It cannot be rendered, and its constructor knows nothing of that.
+    """
+
+    def __init__(self, space: str) -> None:
+        super().__init__(space)
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.action_space = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+    def observe(self):
+        self.x = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+        return self.x
+
+    def advance(self, action):
+        return self.x, -float(abs(action[0] - self.x[0])), True, False, {}
 
 
-for name, cls in {
-    "FakeRaises-v0": Raises,
-    "FakeSequence-v0": Sequence,
-    "FakeIntegers-v0": Integers,
-    "FakeCounter-v0": Counter,
-    "FakeBadReward-v0": BadReward,
-    "FakeShapes-v0": Shapes,
-    "FakeTarget-v0": Target,
-}.items():
-    if name not in gym.registry:
-        gym.register(name, cls)
+KINDS = {
+    "Truncated": Counter,
+    "Terminated": Terminated,
+    "Both": Both,
+    "Walk": Walk,
+    "NaNObs": NaNObs,
+    "NaNReward": NaNReward,
+    "Interrupted": Interrupted,
+    "Endless": Endless,
+    "Target": Target,
+}
+for kind, cls in KINDS.items():
+    for space in SPACES:
+        gym.register(f"Fake{kind}-{space}-v0", functools.partial(cls, space))

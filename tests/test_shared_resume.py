@@ -1,0 +1,310 @@
+"""Checkpoints of every script: a killed run goes on bit for bit, damaged files are refused."""
+
+import dataclasses
+import io
+import random
+import time
+from pathlib import Path
+
+import fake_envs
+import numpy as np
+import pytest
+import torch
+from adapters import ALL, SCRIPTS, flags, on
+from conftest import same_weights
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+TIMING = {"charts/SPS", "charts/SPS_rollout", "charts/SPS_update"}
+
+
+class Killed(Exception):
+    """Stands for kill -9."""
+
+
+@pytest.fixture
+def kill_at(script, monkeypatch):
+    """End the run in the middle of the rollout that comes to this step."""
+    real = script.module.Environments.step
+
+    def arm(global_step):
+        def dying(self, *args):
+            if self.global_step >= global_step:
+                raise Killed
+            return real(self, *args)
+
+        monkeypatch.setattr(script.module.Environments, "step", dying)
+
+    return arm
+
+
+def resume(script, run_dir, **changes):
+    """Continue as `--resume` does, with the settings of the checkpoint."""
+    saved = script.module.load_checkpoint(run_dir)["args"]
+    return script.module.train(script.module.Args(**{**saved, "resume": str(run_dir), **changes}))
+
+
+def same(a, b):
+    """True if two contents of checkpoints agree bitwise, apart from times."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a if k not in TIMING)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b or (a != a and b != b)
+
+
+def content(script, run_dir):
+    """All that a run has left, without its name."""
+    saved = script.module.load_checkpoint(run_dir)
+    saved["args"] = {k: v for k, v in saved["args"].items() if k not in ("run_name", "resume")}
+    return saved
+
+
+# --- Resuming ---
+
+
+@pytest.mark.parametrize("kill_step", [90, 140])
+def test_a_killed_run_goes_on_bit_for_bit(script, tiny, kill_at, kill_step):
+    settings = {"total_timesteps": 192, "checkpoint_interval": 2, "learning_rate": 0.003}
+    whole = tiny("Walk", **settings)
+    result = script.module.train(whole)
+    cut = tiny("Walk", **settings)
+    kill_at(kill_step)
+    with pytest.raises(Killed):
+        script.module.train(cut)
+    kill_at(10**9)
+    fake_envs.Fake.made.clear()
+    resumed = resume(script, "runs/run1")
+    # Of what was before the checkpoint, only the running episodes are played again.
+    replayed = sum(env.steps for env in fake_envs.Fake.made) - (192 - kill_step // 64 * 64)
+    assert 0 < replayed < 12 * cut.num_envs
+    assert same_weights(result["agent"], resumed["agent"])
+    assert len(result["episodes"]) > 5 and result["episodes"] == resumed["episodes"]
+    assert same(result["updates"], resumed["updates"])
+    assert same(content(script, "runs/run0"), content(script, "runs/run1"))
+
+
+def test_a_finished_run_can_be_extended(script, tiny):
+    settings = {"anneal_lr": False, "learning_rate": 0.003}
+    whole = script.module.train(tiny("Walk", total_timesteps=192, **settings))
+    script.module.train(tiny("Walk", **settings))
+    longer = resume(script, "runs/run1", total_timesteps=192)
+    assert same_weights(whole["agent"], longer["agent"])
+    assert whole["episodes"] == longer["episodes"] and same(whole["updates"], longer["updates"])
+
+
+def test_resuming_a_finished_run_changes_nothing(script, tiny):
+    result = script.module.train(tiny("Walk"))
+    before = content(script, "runs/run0")
+    again = resume(script, "runs/run0")
+    assert same_weights(result["agent"], again["agent"])
+    assert result["episodes"] == again["episodes"]
+    assert same(before, content(script, "runs/run0"))
+
+
+@pytest.mark.parametrize("change", ["observation", "length"])
+def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
+    script, tiny, monkeypatch, capsys, change
+):
+    """With a sentence; weights, Adam and logs are continued nonetheless."""
+    script.module.train(tiny("Walk"))
+    if change == "observation":
+        real = fake_envs.Walk.observe
+        monkeypatch.setattr(fake_envs.Walk, "observe", lambda self: real(self) + 1)
+    else:  # the running episodes end during the replay
+        monkeypatch.setattr(fake_envs.Walk, "advance", fake_envs.Terminated.advance)
+        monkeypatch.setattr(fake_envs.Walk, "end", "terminated", raising=False)
+    capsys.readouterr()
+    before = len(fake_envs.Fake.made)
+    old = script.module.load_checkpoint("runs/run0")
+    result = resume(script, "runs/run0", total_timesteps=160)
+    assert "new episodes" in capsys.readouterr().out
+    assert [x["global_step"] for x in result["updates"]] == [32, 64, 96, 128, 160]
+    assert result["episodes"][: len(old["episodes"])] == old["episodes"]
+    draws = [env.draws[-1] for env in fake_envs.Fake.made]
+    assert len(set(draws[before:])) == len(draws[before:])
+    later = [x for x in result["episodes"] if x["global_step"] > 96]
+    assert all(x["length"] <= 12 and x["global_step"] > 96 + x["length"] - 1 for x in later)
+
+
+# --- The command line ---
+
+
+def test_resume_takes_the_settings_of_the_run_and_flags_override_them(script, tiny, cli):
+    script.module.train(tiny("Walk", learning_rate=0.004, anneal_lr=False, total_timesteps=64))
+    code, _, err = cli("--resume runs/run0 --total-timesteps 128 --gamma 0.5")
+    assert code == 0, err
+    saved = script.module.load_checkpoint("runs/run0")
+    assert saved["args"]["total_timesteps"] == 128 and saved["args"]["gamma"] == 0.5
+    rates = [x["charts/learning_rate"] for x in saved["updates"]]
+    assert rates == pytest.approx([0.004] * 4)
+    cli("--resume runs/run0 --total-timesteps 192 --learning-rate 3e-4")  # the default, but given
+    saved = script.module.load_checkpoint("runs/run0")
+    assert saved["updates"][-1]["charts/learning_rate"] == pytest.approx(3e-4)
+
+
+def test_what_shapes_the_network_cannot_change(script, tiny, cli):
+    script.module.train(tiny("Walk"))
+    before = Path("runs/run0/checkpoint.pt").read_bytes()
+    for change in (f"--env-id {script.env_id('Truncated')}", "--num-envs 4"):
+        code, _, err = cli(f"--resume runs/run0 --total-timesteps 960 {change}")
+        assert code == 2 and err.startswith("Error: ") and "env_id, num_envs" in err
+    assert Path("runs/run0/checkpoint.pt").read_bytes() == before
+
+
+def test_a_run_is_not_overwritten(script, tiny, cli):
+    script.module.train(tiny("Walk"))
+    before = Path("runs/run0/checkpoint.pt").read_bytes()
+    with pytest.raises(ValueError, match="--resume runs/run0.*--run-name"):
+        script.module.train(dataclasses.replace(tiny("Walk"), run_name="run0"))
+    assert Path("runs/run0/checkpoint.pt").read_bytes() == before
+
+
+def test_ctrl_c_says_how_to_continue_and_that_works(script, tiny, cli):
+    settings = {"total_timesteps": 192, "checkpoint_interval": 1}
+    whole = script.module.train(tiny("Walk", **settings))
+    code, out, _ = cli(flags(tiny("Interrupted", **settings)))
+    assert code == 130
+    command = out.splitlines()[-1].removeprefix("Continue with ")
+    assert command == "--resume runs/run1"
+    code, _, err = cli(command)
+    assert code == 0, err
+    saved = script.module.load_checkpoint("runs/run1")
+    assert same(dict(saved["agent"]), dict(whole["agent"].state_dict()))
+
+
+# --- TensorBoard ---
+
+
+def test_resumed_curves_have_each_step_once(script, tiny, kill_at):
+    settings = {"total_timesteps": 160, "checkpoint_interval": 2}
+    whole = script.module.train(tiny("Walk", **settings))
+    kill_at(110)  # iteration 3 has been logged, but not saved
+    with pytest.raises(Killed):
+        script.module.train(tiny("Walk", **settings))
+    kill_at(10**9)
+    time.sleep(1.05 - time.time() % 1)  # files are read in the order of the seconds in their names
+    resume(script, "runs/run1")
+    a, b = (EventAccumulator(f"runs/run{i}", size_guidance={"scalars": 0}) for i in (0, 1))
+    for events in (a, b):
+        events.Reload()
+    assert a.Tags()["scalars"] == b.Tags()["scalars"]
+    for tag in set(a.Tags()["scalars"]) - TIMING:
+        curves = [[(x.step, x.value) for x in events.Scalars(tag)] for events in (a, b)]
+        np.testing.assert_equal(*curves)
+    assert [x.step for x in b.Scalars("losses/policy_loss")] == [32, 64, 96, 128, 160]
+    assert len(b.Scalars("charts/episodic_return")) == len(whole["episodes"])
+
+
+# --- Files ---
+
+
+def test_the_checkpoint_holds_the_whole_result_and_runs_no_code(script, tiny):
+    result = script.module.train(tiny("Walk"))
+    saved = torch.load("runs/run0/checkpoint.pt", weights_only=True)
+    assert saved["args"] == dataclasses.asdict(result["args"])
+    assert saved["script"] == script.name
+    assert saved["episodes"] == result["episodes"] != [] and same(
+        saved["updates"], result["updates"]
+    )
+    assert {"global_step", "return", "length"} == saved["episodes"][0].keys()
+    agent = result["agent"].state_dict()
+    assert same({k: v.cpu() for k, v in agent.items()}, dict(saved["agent"]))
+    assert not list(Path("runs/run0").glob("*.tmp"))
+
+
+def test_checkpoints_are_made_at_their_interval_and_at_the_end(script, tiny, monkeypatch):
+    saves, real = [], script.module.save_checkpoint
+
+    def save_checkpoint(run_dir, args, state):
+        saves.append(state["global_step"])
+        real(run_dir, args, state)
+
+    monkeypatch.setattr(script.module, "save_checkpoint", save_checkpoint)
+    script.module.train(tiny(checkpoint_interval=2, total_timesteps=160))
+    assert saves == [64, 128, 160]
+
+
+@on(*[name for name in ALL if name != "continuous"])
+def test_a_checkpoint_of_another_script_is_refused(script, tiny, cli, monkeypatch):
+    other = SCRIPTS["continuous"]
+    other.module.train(other.args(env_id=other.env_id("Walk"), run_name="foreign"))
+    for flag in ("--resume", "--evaluate"):
+        code, _, err = cli(f"{flag} runs/foreign")
+        assert code == 2 and f"not made by {script.name}" in err
+
+
+class Bomb:
+    """A pickle that would create a file if it were ever loaded."""
+
+    def __reduce__(self):
+        return (open, ("executed", "w"))
+
+
+def damaged(good, count):
+    """Files with one wrong bit, or cut short."""
+    rng = random.Random(0)
+    for k in range(count):
+        if k % 10:
+            position = rng.randrange(len(good))
+            data = bytearray(good)
+            data[position] ^= 1 << rng.randrange(8)
+            yield f"bit flipped at {position}", bytes(data)
+        else:
+            length = rng.randrange(len(good))
+            yield f"cut at {length}", good[:length]
+
+
+@on("continuous")
+@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
+def test_a_damaged_checkpoint_is_never_taken_for_another(script, tiny, count):
+    script.module.train(tiny("Walk"))
+    path = Path("runs/run0/checkpoint.pt")
+    good, intact = path.read_bytes(), script.module.load_checkpoint("runs/run0")
+    refused = 0
+    for name, data in damaged(good, count):
+        path.write_bytes(data)
+        try:
+            loaded = script.module.load_checkpoint("runs/run0")
+        except ValueError as error:
+            refused += 1
+            assert "checkpoint.pt is damaged" in str(error) and "\n" not in str(error)
+        else:  # the bit is in a place that says nothing, such as the date of a file
+            assert same(loaded, intact) and dict.keys(loaded) == dict.keys(intact), name
+    assert refused > 0.9 * count
+
+
+@on("continuous")
+def test_a_foreign_file_is_refused_and_not_executed(script, cli):
+    Path("runs/odd").mkdir(parents=True)
+    path = Path("runs/odd/checkpoint.pt")
+    for odd in ([1, 2], {"agent": {}}, {"script": script.name, "args": Bomb()}, Bomb(), "text"):
+        torch.save(odd, path)
+        code, _, err = cli("--resume runs/odd")
+        assert code == 2 and err.startswith("Error: ") and err.count("\n") == 1, odd
+    path.write_text("hello")
+    assert cli("--evaluate runs/odd")[0] == 2
+    assert not Path("executed").exists()
+    buffer = io.BytesIO()
+    torch.save(Bomb(), buffer)  # the bomb is live
+    torch.load(io.BytesIO(buffer.getvalue()), weights_only=False).close()
+    assert Path("executed").exists()
+
+
+@on("continuous")
+def test_a_save_that_fails_leaves_the_last_checkpoint(script, tiny, monkeypatch):
+    real, calls = torch.save, []
+
+    def torn(content, file):
+        calls.append(content)
+        if len(calls) == 2:
+            file.write(b"half of it")
+            raise OSError(28, "No space left on device")
+        real(content, file)
+
+    args = tiny("Walk", checkpoint_interval=1)
+    monkeypatch.setattr(torch, "save", torn)
+    with pytest.raises(OSError, match="No space"):
+        script.module.train(args)
+    assert len(script.module.load_checkpoint("runs/run0")["updates"]) == 1

@@ -1,0 +1,171 @@
+"""What enters the batch of every script: no ghost transitions, bootstrap, seeds, bad numbers."""
+
+import fake_envs
+import numpy as np
+import pytest
+import torch
+from adapters import VECTOR, counter_episode, on
+from conftest import same_weights
+
+TIMING = {"charts/SPS", "charts/SPS_rollout", "charts/SPS_update"}
+
+
+def without_timing(updates):
+    return [{k: v for k, v in x.items() if k not in TIMING} for x in updates]
+
+
+# --- Details 1 and 5: every row is a step, and is followed by its own successor ---
+
+
+def test_rollouts_continue_where_the_last_one_ended(script, tiny, recorded):
+    args = tiny(update_epochs=1, **script.raw)
+    result = script.module.train(args)
+    rows = [row for step in recorded.steps for row in script.identity(step.data[0])]
+    steps = args.total_timesteps // args.num_envs
+    assert sorted(rows) == [(n, t // 5, t % 5) for n in range(args.num_envs) for t in range(steps)]
+    assert [env.steps for env in fake_envs.Fake.made] == [steps] * args.num_envs
+    ends = [x["global_step"] for x in result["episodes"]]
+    every_fifth = range(5 * args.num_envs, args.total_timesteps + 1, 5 * args.num_envs)
+    assert ends == np.repeat(every_fifth, args.num_envs).tolist()
+    assert all(x["length"] == 5 and x["return"] == 5.0 for x in result["episodes"])
+
+
+@pytest.mark.parametrize("as_ppo2", [False, True])
+@pytest.mark.parametrize("end", ["Truncated", "Terminated", "Both"])
+def test_bootstrap_is_the_value_of_the_own_successor(script, tiny, recorded, end, as_ppo2):
+    """A time limit leaves the value of the final observation; a failure, or both, nothing."""
+    settings = {"truncation_is_terminal": as_ppo2, "learning_rate": 0.0, "gamma": 0.9}
+    args = tiny(end, **settings, **script.raw)
+    agent = script.module.train(args)["agent"]
+
+    def value(n, t):
+        return script.value(agent, counter_episode(script, n, t // 5, t % 5))
+
+    def final_value(n, t):
+        return script.value(agent, counter_episode(script, n, t // 5, 5))
+
+    with torch.no_grad():
+        for k, batch in enumerate(recorded.gae):
+            for t, n in np.ndindex(*batch["values"].shape):
+                step = k * args.num_steps + t
+                ends = step % 5 == 4
+                assert batch["done"][t, n] == ends
+                assert batch["values"][t, n].item() == pytest.approx(value(n, step), abs=1e-5)
+                target = batch["rewards"][t, n] + 0.9 * batch["next_values"][t, n] * (
+                    1 - batch["terminated"][t, n]
+                )
+                if not ends:
+                    future = value(n, step + 1)
+                elif end == "Truncated" and not as_ppo2:
+                    future = final_value(n, step)
+                else:
+                    future = 0.0
+                assert target.item() == pytest.approx(1 + 0.9 * future, abs=1e-5)
+
+
+# --- Seeds ---
+
+
+def test_every_episode_of_every_environment_has_its_own_seed(script, tiny):
+    for seed in (1, 2):
+        script.module.train(tiny(seed=seed, num_steps=24, total_timesteps=96))
+    draws = [x for env in fake_envs.Fake.made for x in env.draws]
+    assert len(draws) == len(set(draws)) >= 16
+
+
+def test_same_seed_gives_bitwise_the_same_run_and_another_seed_does_not(script, tiny):
+    a, b, c = (script.module.train(tiny("Walk", seed=seed)) for seed in (3, 3, 4))
+    assert same_weights(a["agent"], b["agent"]) and a["episodes"] == b["episodes"] != []
+    assert without_timing(a["updates"]) == without_timing(b["updates"])
+    assert not same_weights(a["agent"], c["agent"]) and a["episodes"] != c["episodes"]
+    actions = [[x.tolist() for x in env.actions] for env in fake_envs.Fake.made]
+    n = len(actions) // 3
+    assert actions[:n] == actions[n : 2 * n]
+    assert len({str(x) for x in actions}) == 2 * n  # environments of a run act differently too
+
+
+def test_different_seeds_begin_with_different_weights(script, tiny):
+    a, b = (
+        script.module.train(tiny(seed=x, learning_rate=0.0, total_timesteps=32)) for x in (3, 4)
+    )
+    assert not same_weights(a["agent"], b["agent"])
+
+
+def test_the_run_does_not_depend_on_how_often_it_is_saved(script, tiny):
+    a, b = (script.module.train(tiny("Walk", checkpoint_interval=x)) for x in (1, 1000))
+    assert same_weights(a["agent"], b["agent"]) and a["episodes"] == b["episodes"]
+
+
+# --- Numbers that are none stop the run ---
+
+
+@on(*VECTOR)
+@pytest.mark.parametrize("env", ["NaNObs", "NaNReward"])
+def test_a_bad_number_from_the_environment_stops_the_run_at_its_step(script, tiny, env):
+    args = tiny(env, checkpoint_interval=1)
+    sentence = "observation .* step 40" if env == "NaNObs" else "not finite"
+    with pytest.raises(ValueError, match=sentence) as info:
+        script.module.train(args)
+    assert "\n" not in str(info.value)
+    saved = script.module.load_checkpoint(f"runs/{args.run_name}")
+    assert len(saved["updates"]) == 1
+    assert all(torch.isfinite(x).all() for x in saved["agent"].values())
+    assert all(torch.isfinite(saved[x][0]).all() for x in saved if x.endswith("_stats"))
+
+
+def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny, monkeypatch):
+    args = tiny(checkpoint_interval=1)
+    real, calls = script.module.ppo_loss, []
+
+    def poisoned(*arguments):
+        loss, metrics = real(*arguments)
+        calls.append(loss)
+        bad = len(calls) > args.update_epochs * args.num_minibatches  # the second iteration
+        return loss, {k: x * float("nan") if bad else x for k, x in metrics.items()}
+
+    monkeypatch.setattr(script.module, "ppo_loss", poisoned)
+    with pytest.raises(ValueError, match=r"losses are not finite, lower --learning-rate"):
+        script.module.train(args)
+    saved = script.module.load_checkpoint(f"runs/{args.run_name}")
+    assert len(saved["updates"]) == 1
+
+
+# --- Switches ---
+
+SWITCHES = {
+    "truncation_is_terminal": True,
+    "norm_obs": False,
+    "clip_obs": 1.0,
+    "scale_rewards": False,
+    "clip_reward": 0.1,
+    "num_envs": 4,
+    "gamma": 0.9,
+    "anneal_lr": False,
+    "adam_eps": 1e-8,
+    "gae_lambda": 1.0,
+    "norm_adv": False,
+    "anneal_clip": True,
+    "clip_coef": 0.1,
+    "clip_vloss": False,
+    "ent_coef": 0.1,
+    "vf_coef": 1.0,
+    "max_grad_norm": 0.1,
+    "orthogonal_init": False,
+    "shared_network": True,
+}
+
+
+def test_every_switch_changes_the_run(script, tiny):
+    settings = {"learning_rate": 0.02, "total_timesteps": 64}
+    plain = script.module.train(tiny("Walk", **settings))
+    plain = torch.nn.utils.parameters_to_vector(plain["agent"].parameters())
+    names = [name for name in SWITCHES if hasattr(plain_args := tiny("Walk"), name)]
+    assert len(names) > 8
+    for name in names:
+        value = SWITCHES[name]
+        if getattr(plain_args, name) == value:
+            value = not value
+        switched = script.module.train(tiny("Walk", **{**settings, name: value}))
+        switched = torch.nn.utils.parameters_to_vector(switched["agent"].parameters())
+        same = plain.shape == switched.shape and torch.equal(plain, switched)
+        assert not same, name

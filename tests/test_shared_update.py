@@ -1,0 +1,197 @@
+"""The update of every script: schedules, minibatches, clipping, losses, what is logged of them."""
+
+import numpy as np
+import pytest
+import torch
+from adapters import ALL, on
+
+# --- Details 4 and A1: schedules ---
+
+
+def per_iteration(recorded, name, iterations):
+    """A number of each gradient step, grouped by iteration."""
+    return np.array([getattr(step, name) for step in recorded.steps]).reshape(iterations, -1)
+
+
+def test_learning_rate_falls_linearly_and_is_held_within_an_iteration(script, tiny, recorded):
+    updates = script.module.train(tiny(total_timesteps=128, learning_rate=0.004))["updates"]
+    rates = per_iteration(recorded, "learning_rate", 4)
+    assert rates.shape[1] > 1
+    np.testing.assert_allclose(rates, rates[:, :1].repeat(rates.shape[1], axis=1))
+    np.testing.assert_allclose(rates[:, 0], [0.004, 0.003, 0.002, 0.001], rtol=1e-6)
+    np.testing.assert_allclose([x["charts/learning_rate"] for x in updates], rates[:, 0], rtol=1e-6)
+
+
+def test_without_annealing_the_learning_rate_stays(script, tiny, recorded):
+    script.module.train(tiny(anneal_lr=False))
+    np.testing.assert_allclose(per_iteration(recorded, "learning_rate", 3), 3e-4, rtol=1e-6)
+
+
+@on(*[name for name in ALL if name != "kl"])
+def test_clip_range_falls_on_the_same_line_only_if_asked_to(script, tiny, recorded):
+    script.module.train(tiny(total_timesteps=128, anneal_clip=True, clip_coef=0.4))
+    ranges = per_iteration(recorded, "clip_coef", 4)
+    expected = np.array([[0.4], [0.3], [0.2], [0.1]]).repeat(ranges.shape[1], axis=1)
+    np.testing.assert_allclose(ranges, expected, rtol=1e-6)
+    recorded.steps.clear()
+    script.module.train(tiny(anneal_clip=False, clip_coef=0.4))
+    np.testing.assert_allclose(per_iteration(recorded, "clip_coef", 3), 0.4, rtol=1e-6)
+
+
+# --- Detail 6: minibatches ---
+
+
+def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
+    script, tiny, recorded
+):
+    script.module.train(tiny(total_timesteps=32, **script.raw))
+    batch = recorded.gae[0]
+    time, envs = batch["values"].shape
+    epochs = np.array_split(np.array(recorded.steps, dtype=object), 2)
+    orders = []
+    for epoch in epochs:
+        assert len({step.data[4].numel() for step in epoch}) == 1  # equal parts
+        rows = [row for step in epoch for row in script.identity(step.data[0])]
+        expected = {(n, t // 5, t % 5): (t, n) for t in range(time) for n in range(envs)}
+        assert sorted(rows) == sorted(expected)
+        for column, name in ((3, "values"), (4, "advantages"), (5, "returns")):
+            stored = torch.cat([step.data[column].flatten() for step in epoch]).tolist()
+            assert stored == [batch[name][expected[row]].item() for row in rows]
+        orders.append(rows)
+    assert orders[0] != orders[1]
+    assert orders[0] != sorted(orders[0]) and orders[1] != sorted(orders[1])
+
+
+# --- Details 7, 8, 12: what the loss sees ---
+
+
+def test_ratio_is_one_as_long_as_no_step_is_taken(script, tiny, recorded):
+    """Holds only if observations, actions, normalization and log-probabilities all agree."""
+    args = tiny("Walk", learning_rate=0.0, update_epochs=3)
+    result = script.module.train(args)
+    for update in result["updates"]:
+        assert update["losses/clipfrac"] == 0 if "losses/clipfrac" in update else True
+        assert abs(update["losses/approx_kl"]) < 1e-9
+        assert abs(update["losses/old_approx_kl"]) < 1e-5
+    with torch.no_grad():
+        for step in recorded.steps:
+            new_logprobs = script.outputs(result["agent"], step)[0]
+            assert (new_logprobs - step.data[2]).exp().sub(1).abs().max() < 1e-5
+
+
+def test_later_minibatches_have_other_ratios(script, tiny, recorded):
+    script.module.train(tiny("Walk", learning_rate=0.01))
+    kl = np.array([step.metrics["losses/approx_kl"].item() for step in recorded.steps])
+    kl = kl.reshape(3, -1)
+    assert (abs(kl[:, 0]) < 1e-9).all() and (kl[:, -1] > 1e-9).all()
+
+
+def test_logged_losses_are_means_over_all_minibatches(script, tiny, recorded):
+    updates = script.module.train(tiny("Walk", learning_rate=0.003))["updates"]
+    groups = np.array_split(np.array(recorded.steps, dtype=object), 3)
+    for update, steps in zip(updates, groups, strict=True):
+        for name in steps[0].metrics:
+            mean = np.mean([step.metrics[name].item() for step in steps])
+            assert update[name] == pytest.approx(mean, rel=1e-4, abs=1e-7), name
+    batch = recorded.gae[-1]
+    residuals = (batch["returns"] - batch["values"]).var(correction=0)
+    expected = 1 - residuals / batch["returns"].var(correction=0)
+    assert updates[-1]["losses/explained_variance"] == pytest.approx(expected.item(), abs=1e-4)
+    spread = batch["advantages"].std(correction=0).item()
+    assert updates[-1]["advantages/std"] == pytest.approx(spread, rel=1e-4)
+
+
+@pytest.mark.parametrize("setting", ["ent_coef", "vf_coef"])
+def test_coefficients_weigh_their_part_of_the_loss(script, tiny, recorded, setting):
+    """By the gradient of the first minibatch, which is linear in the coefficients."""
+    gradients = []
+    for value in (0.0, 1.0, 2.0):
+        recorded.steps.clear()
+        settings = {"ent_coef": 0.0, "vf_coef": 0.0, setting: value, "max_grad_norm": float("inf")}
+        result = script.module.train(
+            tiny("Walk", total_timesteps=32, learning_rate=0.0, **settings)
+        )
+        gradients.append(recorded.steps[0].gradient)
+    step, agent = recorded.steps[0], result["agent"]
+    _, entropy, values = script.outputs(agent, step)
+    squares = (values - step.data[5]) ** 2
+    part = -entropy.mean() if setting == "ent_coef" else 0.5 * squares.mean()
+    expected = torch.autograd.grad(part, list(agent.parameters()), materialize_grads=True)
+    expected = torch.cat([x.flatten() for x in expected])
+    for value in (1, 2):
+        found = gradients[value] - gradients[0]
+        assert (found - value * expected).norm() < 0.01 * expected.norm()
+
+
+# --- Detail 11: gradient clipping ---
+
+
+def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recorded):
+    script.module.train(tiny("Walk", max_grad_norm=float("inf"), total_timesteps=32))
+    free = recorded.steps.copy()
+    recorded.steps.clear()
+    norms = [step.metrics["losses/grad_norm"].item() for step in free]
+    np.testing.assert_allclose([x.gradient.norm().item() for x in free], norms, rtol=1e-3)
+
+    limit = 0.5 * norms[0]
+    script.module.train(tiny("Walk", max_grad_norm=limit, total_timesteps=32))
+    first = recorded.steps[0]
+    assert first.metrics["losses/grad_norm"].item() == pytest.approx(norms[0], rel=1e-5)
+    torch.testing.assert_close(first.gradient, 0.5 * free[0].gradient, rtol=1e-3, atol=1e-6)
+    for step in recorded.steps:
+        norm = min(limit, step.metrics["losses/grad_norm"].item())
+        assert step.gradient.norm().item() == pytest.approx(norm, rel=1e-3)
+
+
+# --- A3: early stopping ---
+
+
+@on(*[name for name in ALL if name != "kl"])
+def test_target_kl_ends_the_epochs_and_the_next_iteration_trains_again(script, tiny, recorded):
+    args = tiny("Walk", target_kl=1e-12, update_epochs=5, learning_rate=0.003)
+    stopped = script.module.train(args)["updates"]
+    assert [x["charts/epochs"] for x in stopped] == [1, 1, 1]
+    assert len(recorded.steps) == 3 * args.num_minibatches
+    full = script.module.train(tiny("Walk", update_epochs=5, learning_rate=0.003))["updates"]
+    assert [x["charts/epochs"] for x in full] == [5, 5, 5]
+
+
+@on(*[name for name in ALL if name != "kl"])
+def test_target_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorded):
+    settings = {"total_timesteps": 32, "update_epochs": 6, "learning_rate": 0.003}
+    args = tiny("Walk", **settings)
+    script.module.train(args)
+    kl = np.array([step.metrics["losses/approx_kl"].item() for step in recorded.steps])
+    means = kl.reshape(6, args.num_minibatches).mean(1)
+    target = (means[2] + means[3]) / 2  # passed in the fourth epoch, if the KL grows
+    expected = int(np.argmax(means > target)) + 1
+    assert expected > 1
+    (update,) = script.module.train(tiny("Walk", **settings, target_kl=target))["updates"]
+    assert update["charts/epochs"] == expected
+
+
+# --- Compilation ---
+
+
+@on("continuous")
+def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypatch):
+    functions, real = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **kw: functions.append(f) or real(f, **kw))
+    fast = script.module.train(tiny("Walk", compile=True))
+    assert len(functions) == 1
+    plain = script.module.train(tiny("Walk"))
+    assert len(functions) == 1
+    for x, y in zip(fast["agent"].parameters(), plain["agent"].parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
+    for name in ("losses/policy_loss", "losses/value_loss", "losses/grad_norm"):
+        a, b = fast["updates"][-1][name], plain["updates"][-1][name]
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-6)
+
+
+@on("continuous")
+def test_without_a_compiler_the_run_is_eager_with_one_warning(script, tiny, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(torch, "compile", lambda f, **kw: pytest.fail("compiled"))
+    script.module.train(tiny(compile=True))
+    assert capsys.readouterr().out.count("Warning: without a C++ compiler") == 1
