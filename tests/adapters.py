@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import fake_envs
 import numpy as np
@@ -35,7 +35,15 @@ class Recorder:
 
 
 class Script:
-    """A script whose environments have vectors as observations."""
+    """A script whose environments have vectors as observations and as actions."""
+
+    unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
+        "FakeWalk-Discrete-v0": "MultiDiscrete",
+        "FakeWalk-Frames-v0": "Discrete",
+        "FakeEndless-Box-v0": "FakeEndless-Box-v0",
+    }
+    sick: ClassVar[dict[str, Any]] = {"learning_rate": 0.5}  # settings that ruin a run
+    levels: ClassVar[dict[str, tuple]] = {}  # of metrics of its own, as in LEVELS of the tests
 
     def __init__(self, name: str, space: str, **settings: Any) -> None:
         self.name, self.space, self.settings = name, space, settings
@@ -84,6 +92,11 @@ class Script:
         """Log-probabilities, entropies and values of a minibatch under the agent."""
         return agent.get_action_and_value(*step.data[:2])[1:]
 
+    def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
+        """What the environment gets without noise."""
+        low, high = fake_envs.SPACES["Box"][1].low, fake_envs.SPACES["Box"][1].high
+        return agent.policy(obs).clamp(torch.tensor(low), torch.tensor(high)).numpy(force=True)
+
     def record(self, monkeypatch: pytest.MonkeyPatch) -> Recorder:
         """Record the arguments of gae and every gradient step from now on."""
         recorder = Recorder()
@@ -108,7 +121,7 @@ class Script:
 
 def record_gae(module: ModuleType, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
     real = module.gae
-    names = "rewards values next_values terminated done advantages returns".split()
+    names = ["rewards", "values", "next_values", "terminated", "done", "advantages", "returns"]
 
     def gae(*args):
         result = real(*args)

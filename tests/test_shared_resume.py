@@ -156,7 +156,7 @@ def test_what_shapes_the_network_cannot_change(script, tiny, cli):
 def test_a_run_is_not_overwritten(script, tiny, cli):
     script.module.train(tiny("Walk"))
     before = Path("runs/run0/checkpoint.pt").read_bytes()
-    with pytest.raises(ValueError, match="--resume runs/run0.*--run-name"):
+    with pytest.raises(ValueError, match=r"--resume runs/run0.*--run-name"):
         script.module.train(dataclasses.replace(tiny("Walk"), run_name="run0"))
     assert Path("runs/run0/checkpoint.pt").read_bytes() == before
 

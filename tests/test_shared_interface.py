@@ -1,0 +1,258 @@
+"""What every script shows and refuses: command line, logs, warnings, evaluation."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_envs
+import numpy as np
+import pytest
+import torch
+from adapters import VECTOR, flags, on
+from conftest import same_weights
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb_log import wandb_records
+
+# --- Bad input ---
+
+WRONG = {  # command line -> what the refusal names
+    "--env-id Nothing-like-this-v0": "Nothing-like-this",
+    "--env-id nosuchmodule:Foo-v0": "nosuchmodule",
+    "--num-steps many": "--num-steps",
+    "--total-timesteps 1e6": "--total-timesteps",
+    "--num-envs 0": "num_envs",
+    "--num-steps -5": "num_steps",
+    "--gamma 1.5": "gamma",
+    "--gae-lambda -0.1": "gae_lambda",
+    "--learning-rate -1": "learning_rate",
+    "--learning-rate nan": "learning_rate",
+    "--seed -1": "seed",
+    "--num-minibatches 7": "--num-minibatches",
+    "--total-timesteps 3": "--total-timesteps",
+    "--no-such-flag 1": "--no-such-flag",
+    "--evaluate nowhere": "nowhere",
+    "--resume nowhere": "nowhere",
+}
+if not torch.cuda.is_available():
+    WRONG["--device cuda"] = "--device cuda"
+
+
+def assert_refused(result, word):
+    """Exit code 2 and one sentence, or the parser's box, that has the word."""
+    code, _, err = result
+    assert code == 2 and "Traceback" not in err and word in err, err
+    assert "For full helptext" in err or (err.startswith("Error: ") and err.count("\n") == 1), err
+    assert not Path("runs").exists() or not list(Path("runs").rglob("checkpoint.pt"))
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_bad_input_is_one_sentence_and_exit_code_2(cli, line):
+    assert_refused(cli(line), WRONG[line])
+
+
+def test_spaces_that_do_not_fit_are_refused(script, tiny, cli):
+    for env_id, word in script.unsuitable.items():
+        assert_refused(cli(flags(tiny(env_id=env_id))), word)
+
+
+def test_track_without_wandb_is_refused(tiny, cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert_refused(cli(flags(tiny(track=True))), "wandb")
+
+
+def test_a_run_from_the_command_line(script, tiny, cli):
+    code, _, err = cli(flags(tiny("Walk", run_name="mine")))
+    assert code == 0, err
+    assert script.module.load_checkpoint("runs/mine")["global_step"] == 96
+    args = tiny("Walk")
+    args.run_name = None
+    assert cli(flags(args))[0] == 0
+    (other,) = (x.name for x in Path("runs").iterdir() if x.name != "mine")
+    assert re.fullmatch(rf"{args.env_id}__{script.name}__1__\d+", other)
+
+
+# --- Logs ---
+
+PROMISED = {
+    "charts/episodic_return",
+    "charts/episodic_length",
+    "charts/learning_rate",
+    "charts/SPS",
+    "losses/policy_loss",
+    "losses/value_loss",
+    "losses/entropy",
+    "losses/approx_kl",
+    "losses/old_approx_kl",
+    "losses/explained_variance",
+    "losses/grad_norm",
+}
+
+
+def test_tensorboard_has_the_promised_curves_and_the_details(script, tiny):
+    args = tiny("Walk", gamma=0.875)
+    result = script.module.train(args)
+    events = EventAccumulator("runs/run0", size_guidance={"scalars": 0})
+    events.Reload()
+    assert set(events.Tags()["scalars"]) >= PROMISED
+    for name in result["updates"][0].keys() - {"global_step"}:
+        curve = [(x.step, x.value) for x in events.Scalars(name)]
+        logged = [(x["global_step"], np.float32(x[name])) for x in result["updates"]]
+        np.testing.assert_equal(curve, logged)
+    for name in ("return", "length"):
+        curve = [(x.step, x.value) for x in events.Scalars(f"charts/episodic_{name}")]
+        assert curve == [(x["global_step"], np.float32(x[name])) for x in result["episodes"]] != []
+    (text,) = (events.Tensors(x)[0] for x in events.Tags()["tensors"] if "details" in x)
+    assert text.tensor_proto.string_val[0].decode() == script.module.details(args)
+    assert "gamma=0.875" in script.module.details(args)
+
+
+@on("continuous")
+def test_weights_and_biases_gets_the_curves_and_the_settings(script, tiny):
+    line = flags(tiny("Walk", track=True, run_name="tracked"))
+    code = f"import sys, fake_envs, runpy; sys.argv = ['x', *{line.split()}]\n"
+    code += f"runpy.run_path({str(script.path)!r}, run_name='__main__')"
+    env = {**os.environ, "WANDB_MODE": "offline", "PYTHONPATH": str(Path(__file__).parent)}
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    (path,) = Path("wandb").glob("offline-run-*/*.wandb")
+    records = list(wandb_records(path))
+    (run,) = (x.run for x in records if x.HasField("run"))
+    assert run.run_id == "tracked"
+    config = {x.key: x.value_json for x in run.config.update}
+    assert config["num_steps"] == "16" and config["env_id"] == f'"{script.env_id("Walk")}"'
+    history = [{"/".join(i.nested_key) or i.key: i.value_json for i in x.history.item}
+               for x in records if x.HasField("history")]  # fmt: skip
+    logged = [float(x["losses/value_loss"]) for x in history if "losses/value_loss" in x]
+    updates = script.module.load_checkpoint("runs/tracked")["updates"]
+    assert logged == pytest.approx([x["losses/value_loss"] for x in updates], rel=1e-5)
+    assert {name for row in history for name in row} >= PROMISED
+
+
+# --- Health: a level that is fine, one that is not, iterations that it needs to last ---
+
+LEVELS = {
+    "losses/approx_kl": (0.02, 0.06, 1),
+    "losses/clipfrac": (0.3, 0.6, 1),
+    "losses/value_clipfrac": (0.6, 0.9, 20),
+    "losses/explained_variance": (0.2, -0.2, 20),
+    "losses/grad_norm": (50.0, 150.0, 1),
+    "advantages/std": (0.01, 1e-8, 1),
+    "policy/log_std": (-3.0, -5.0, 1),
+}
+
+
+def test_each_row_of_health_fires_once_in_time_and_is_silent_otherwise(script, capsys):
+    table = {row[0]: row for row in script.module.HEALTH}
+    assert len(table) == len(script.module.HEALTH) >= 5
+    levels = {**LEVELS, **script.levels}
+    assert table.keys() <= levels.keys()
+    fine = {name: levels[name][0] for name in table}
+
+    def warnings_of(history):
+        script.module.warn(history)
+        return capsys.readouterr().out
+
+    assert not any(warnings_of([fine] * n) for n in range(1, 50))
+    for name in table:
+        _, bad_level, patience = levels[name]
+        bad = {**fine, name: bad_level}
+        for before in ([], [fine] * 30, [bad] * 40 + [fine]):
+            fired = [warnings_of(before + [bad] * n) for n in range(1, patience + 5)]
+            assert [bool(x) for x in fired] == [n == patience for n in range(1, patience + 5)]
+            line = fired[patience - 1]
+            assert line.startswith(f"Warning: {name} is ") and line.count("\n") == 1
+            assert "--" in line or "rewards" in line  # says what to do
+
+
+def test_a_sick_run_is_warned_about(script, tiny, capsys):
+    script.module.train(tiny("Walk", **script.sick))
+    assert "Warning: losses/approx_kl is" in capsys.readouterr().out
+
+
+@on(*[name for name in VECTOR if name != "multidiscrete"])
+def test_values_that_clipping_holds_are_counted_and_warned_about(script, tiny, recorded, capsys):
+    """Raw rewards in the hundreds: values cannot get there in steps of clip_coef."""
+    settings = {"total_timesteps": 32 * 22, "learning_rate": 0.02}
+    settings |= {"clip_coef": 0.001, "scale_rewards": False, "norm_obs": False}
+    updates = script.module.train(tiny(**settings))["updates"]
+    assert all(x["losses/value_clipfrac"] > 0.8 for x in updates[-20:])
+    assert "Warning: losses/value_clipfrac" in capsys.readouterr().out
+
+
+# --- Details ---
+
+
+def test_details_prints_the_table_and_exits(script, tiny, cli):
+    args = tiny(gamma=0.875, details=True)
+    code, out, err = cli(flags(args))
+    assert code == 0, err
+    assert out.strip() == script.module.details(args) and "gamma=0.875" in out
+    assert not Path("runs").exists()
+
+
+# --- Evaluation ---
+
+
+def test_evaluation_plays_whole_episodes_of_the_saved_model(script, tiny, cli, capsys):
+    script.module.train(tiny("Truncated"))
+    before = Path("runs/run0/checkpoint.pt").read_bytes()
+    fake_envs.Fake.made.clear()
+    code, out, err = cli("--evaluate runs/run0 --eval-episodes 3")  # needs no --env-id
+    assert code == 0, err
+    assert [env.steps for env in fake_envs.Fake.made] == [15, 15]
+    assert re.findall(r"5\.0 ± 0\.0", out) == ["5.0 ± 0.0"] * 2
+    assert Path("runs/run0/checkpoint.pt").read_bytes() == before
+    assert [x.name for x in Path("runs").iterdir()] == ["run0"]
+
+
+def test_evaluation_repeats_itself_under_other_seeds_than_the_training(script, tiny):
+    script.module.train(tiny("Walk"))
+    trained = {x for env in fake_envs.Fake.made for x in env.draws}
+    fake_envs.Fake.made.clear()
+    args = tiny(evaluate="runs/run0", eval_episodes=6)
+    first, second = script.module.evaluate(args), script.module.evaluate(args)
+    assert first == second and first.keys() == {"mean", "sampled"}
+    assert len(first["mean"]) == len(first["sampled"]) == 6
+    assert first["mean"] != first["sampled"]
+    assert not trained & {x for env in fake_envs.Fake.made for x in env.draws}
+
+
+@on(*VECTOR)
+def test_evaluation_acts_by_the_saved_weights_and_statistics(script, tiny, monkeypatch):
+    agent = script.module.train(tiny("Walk", learning_rate=0.02, norm_obs=True))["agent"]
+    saved = script.module.load_checkpoint("runs/run0")
+    seen, real = [], script.module.normalize_obs
+
+    def normalize_obs(obs, stats, args):
+        torch.testing.assert_close(torch.tensor(stats.mean), saved["obs_stats"][0])  # frozen
+        seen.append(real(obs, stats, args)[0].copy())
+        return seen[-1][None]
+
+    monkeypatch.setattr(script.module, "normalize_obs", normalize_obs)
+    fake_envs.Fake.made.clear()
+    script.module.evaluate(tiny(evaluate="runs/run0", eval_episodes=3))
+    mean, _ = fake_envs.Fake.made
+    for obs, action in zip(seen, mean.actions):
+        expected = script.best_action(agent, torch.tensor(obs, dtype=torch.float32))
+        np.testing.assert_allclose(action, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_evaluation_films_every_episode(script, tiny, cli):
+    script.module.train(tiny("Walk"))
+    code, _, err = cli("--evaluate runs/run0 --eval-episodes 2 --capture-video")
+    assert code == 0, err
+    names = {x.name for x in Path("runs/run0/videos").glob("*.mp4") if x.stat().st_size > 0}
+    assert len(names) == 4 and sum(x.startswith("mean") for x in names) == 2
+
+
+@on("continuous")
+def test_the_model_reads_back_as_it_was(script, tiny):
+    result = script.module.train(tiny("Walk"))
+    saved = script.module.load_checkpoint("runs/run0")
+    args = script.module.Args(**saved["args"])
+    agent = script.module.Agent(3, 2, args)
+    agent.load_state_dict(saved["agent"])
+    assert same_weights(agent, result["agent"])
