@@ -159,7 +159,8 @@ def plot_frontier(suite: str, folders: Folders, figures: Path = FIGURES) -> Path
     Raises:
         BenchmarkError: no run of the suite is finished.
     """
-    records = [x for results in by_environment(suite, "", folders).values() for x in results]
+    (variant,) = SUITES[suite].variants
+    records = [x for results in by_environment(suite, variant, folders).values() for x in results]
     if not records:
         raise BenchmarkError(f"No run of {suite} is finished.")
     runs = list(dict.fromkeys(row["run"] for row in records[0].curve))
@@ -323,6 +324,7 @@ DRAW: dict[str, tuple[Callable[[str, Folders], Path], ...]] = {
     "table1_ppo2": (plot_normalized,),
     "ablation": (plot_effects,),
     "rlhf": (plot_frontier,),
+    "second_edition_rlhf": (plot_frontier,),
 }
 
 

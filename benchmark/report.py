@@ -358,7 +358,8 @@ MODEL_COLUMNS = {
 
 def rlhf_table(suite: str, folders: Folders) -> str:
     """Every model of the RLHF runs over seeds, and per seed what the runs are judged by."""
-    records = [x for results in by_environment(suite, "", folders).values() for x in results]
+    (variant,) = SUITES[suite].variants
+    records = [x for results in by_environment(suite, variant, folders).values() for x in results]
     over_seeds = []
     for model in records[0].record["models"]:
         values = [x.record["models"][model] for x in records]
@@ -435,8 +436,8 @@ TABLES: dict[str, Callable[[str, Folders], str]] = {
     "table1": normalized_table,
     "table1_ppo2": normalized_table,
     "ablation": effects_table,
-    "rlhf": rlhf_table,
     **dict.fromkeys((x for x in SUITES if x.startswith("second_edition")), editions_table),
+    **dict.fromkeys(("rlhf", "second_edition_rlhf"), rlhf_table),
 }
 
 
@@ -453,7 +454,10 @@ def suites_block(folders: Folders) -> str:
 
 def throughput_block(folders: Folders) -> str:
     """All measured contests, in the order of their definition."""
-    paths = [folders.results / "throughput" / f"{name}.json" for name in throughput.CONTESTS]
+    names = [*throughput.CONTESTS]
+    # Of the first edition, whose Atari games could run in three ways.
+    names.insert(names.index("scaling"), "atari_envs")
+    paths = [folders.results / "throughput" / f"{name}.json" for name in names]
     texts = [throughput.contest_report(json.loads(x.read_text())) for x in paths if x.exists()]
     return "\n".join(texts)
 

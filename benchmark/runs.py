@@ -38,8 +38,7 @@ STOPPED = {128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT}
 # Metrics of RLHF's updates that are kept.
 RLHF_METRICS = (
     *("objective/gold", "objective/proxy", "objective/kl", "objective/kl_exact"),
-    *("objective/kl_coef", "objective/disagreement", "text/stop_rate", "text/unique"),
-    *("charts/tokens_per_second_sampling", "charts/tokens_per_second_update"),
+    *("objective/kl_coef", "text/stop_rate", "text/unique", "charts/tokens_per_second_update"),
 )
 NOT_SETTINGS = {"run_name", "output_dir", "resume"}  # of the place, not of the algorithm
 
@@ -89,6 +88,11 @@ class Run:
         return self.folder / "runs" / "run"
 
     @property
+    def checkpoint(self) -> Path:
+        """What the script can continue from."""
+        return self.log / "checkpoint.pt"
+
+    @property
     def result(self) -> Path:
         """The JSON file of the result; the CSV file stands beside it."""
         return self.folders.results / self.suite / f"{self.name}.json"
@@ -104,25 +108,24 @@ class Run:
     @property
     def command(self) -> list[str]:
         """Command line, to be run in the working folder; continues what has a checkpoint."""
-        begun = (self.log / "checkpoint.pt").exists()
-        place = ["--resume", "runs/run"] if begun else ["--run-name", "run"]
+        place = ["--resume", "runs/run"] if self.checkpoint.exists() else ["--run-name", "run"]
         return [sys.executable, self.definition.script, *self.flags, *place]
 
     def last_step(self) -> int:
         """Steps made up to the last checkpoint; 0 before the first."""
-        return saved_step(self.log / "checkpoint.pt")
+        return saved_step(self.checkpoint)
 
     def is_finished(self) -> bool:
         """Whether the script has made as many whole iterations as fit."""
         if not self.last_step():
             return False
-        settings = read_checkpoint(self.log / "checkpoint.pt")["args"]
+        settings = read_checkpoint(self.checkpoint)["args"]
         batch = settings["num_steps"] * settings["num_envs"]
         return self.total_timesteps - self.last_step() < batch
 
     def collect(self) -> None:
         """Write the result of a finished run; the JSON file comes last and makes it count."""
-        saved = read_checkpoint(self.log / "checkpoint.pt")
+        saved = read_checkpoint(self.checkpoint)
         episodes, updates = saved["episodes"], saved["updates"]
         write_csv(self.result.with_suffix(".csv"), thin(episodes, updates, self.total_timesteps))
         seconds, steps = training_seconds(updates), int(updates[-1]["global_step"])
@@ -152,7 +155,16 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class RLHFRun(Run):
-    """A run of `ppo_rlhf_toy.py`: several PPO runs, without environment steps and episodes."""
+    """A run of `ppo_rlhf_toy.py`: several PPO runs, without environment steps and episodes.
+
+    Each of its stages leaves a folder with a checkpoint, and the evaluation of all models, which
+    comes last, results.json.
+    """
+
+    @property
+    def checkpoint(self) -> Path:
+        """What the script can continue from: its first stage."""
+        return self.log / "sft" / "checkpoint.pt"
 
     @property
     def flags(self) -> list[str]:
@@ -160,34 +172,35 @@ class RLHFRun(Run):
         return ["--seed", str(self.seed), *self.definition.flags]
 
     def last_step(self) -> int:
-        """Updates made so far by all PPO runs."""
-        return sum(len(read_rows(path)) for path in (self.folder / "run").glob("ppo-*.csv"))
+        """Updates of the PPO runs that are finished."""
+        return sum(map(len, self.updates().values()))
+
+    def updates(self) -> dict[str, list[dict[str, float]]]:
+        """Metrics of each update of each PPO run that is finished."""
+        paths = sorted(self.log.glob("ppo-*/checkpoint.pt"))
+        return {path.parent.name: read_checkpoint(path)["updates"] for path in paths}
 
     def is_finished(self) -> bool:
-        """Whether the script has done all its work: the table of all models comes last."""
-        try:
-            return bool(json.loads((self.folder / "run" / "results.json").read_text()))
-        except (FileNotFoundError, json.JSONDecodeError):  # not there, or half written
-            return False
+        """Whether the script has done all its work."""
+        return (self.log / "results.json").exists()
 
     def collect(self) -> None:
         """Keep the evaluation of every model, and some metrics of each PPO run's updates."""
-        log = self.folder / "run"
-        report = json.loads((log / "results.json").read_text())
+        report = json.loads((self.log / "results.json").read_text())
         rows = [
-            {"run": path.stem, "update": int(row["step"])}
-            | {name: f"{row[name]:.5g}" for name in RLHF_METRICS}
-            for path in sorted(log.glob("ppo-*.csv"))
-            for row in read_rows(path)
+            {"run": name, "update": number} | {key: f"{row[key]:.5g}" for key in RLHF_METRICS}
+            for name, updates in self.updates().items()
+            for number, row in enumerate(updates, start=1)
         ]
         write_csv(self.result.with_suffix(".csv"), rows)
-        first, last = ((log / name).stat().st_mtime for name in ("args.json", "results.json"))
+        begin, end = self.folder / self.definition.script, self.log / "results.json"
+        seconds = end.stat().st_mtime - begin.stat().st_mtime
         result = {
             **identity(self),
-            "seconds": round(last - first, 1) if read_note(self)["attempts"] == 1 else None,
-            "reward_model": report["reward_model"],
+            "seconds": round(seconds, 1) if read_note(self)["attempts"] == 1 else None,
+            "reward_model": report["quality"],
             "models": report["results"],
-            "settings": {k: v for k, v in report["args"].items() if k not in NOT_SETTINGS},
+            "settings": plain(report["args"]),
         }
         write_text(self.result, json.dumps(result, indent=1) + "\n")
 
@@ -335,7 +348,7 @@ def start(run: Run, commit: str, held: IO) -> subprocess.Popen:
     """
     script = run.folder / run.definition.script
     note = read_note(run)
-    if not (run.log / "checkpoint.pt").exists():
+    if not run.checkpoint.exists():
         shutil.rmtree(run.log, ignore_errors=True)  # nothing to continue from
         note = {"attempts": 0, "commit": commit}
         write_text(script, source_at(commit, run.definition.script))

@@ -44,18 +44,17 @@ class Contender:
     steps: int
     """Steps after which it is killed: enough for ten iterations or more after the start."""
     script: str | None = None
-    """One of our scripts; None: a module of the benchmark."""
+    """One of our scripts; None: Stable-Baselines3."""
     flags: tuple[str, ...] = ()
     target: float | None = None
     """Ratio to the rate of the contest's last contender that is to be reached."""
-    module: str = "benchmark.sb3_peer"
 
     def command(self, folder: Path) -> tuple[list[str], Path]:
         """The command line and the file to watch; to be run in `folder`."""
         steps = ("--total-timesteps", str(WHOLE_RUN))
         if self.script is None:
             progress = folder / "progress.csv"
-            program = ["-m", self.module, "--progress", str(progress)]
+            program = ["-m", "benchmark.sb3_peer", "--progress", str(progress)]
         else:
             progress = folder / "runs" / "run" / "checkpoint.pt"
             program = [str(ROOT / self.script), "--run-name", "run"]
@@ -78,6 +77,7 @@ CONTINUOUS = "ppo_continuous_action.py"
 HALF_CHEETAH = "HalfCheetah-v4, 1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
 VECTOR_STEPS = 204_800  # of our scripts: the fourth checkpoint
 CLASSIC = ("--env-id", "CartPole-v1")
+RAW = ("--no-norm-obs", "--no-scale-rewards")  # as Stable-Baselines3
 CARTPOLE = (
     *("--env-id", "CartPole-v1", "--num-envs", "4", "--num-steps", "128"),
     *("--num-minibatches", "4", "--update-epochs", "4", "--learning-rate", "2.5e-4"),
@@ -99,14 +99,9 @@ def more_environments(num_envs: int) -> Contender:
 def pong(
     name: str, *flags: str, script: str = "ppo_atari.py", target: float | None = None
 ) -> Contender:
-    """Our script on Pong with two threads."""
-    flags = (*PONG, "--torch-threads", "2", *flags)
-    return Contender(f"{script}, {name}", 12_288, script, flags, target)
-
-
-def games(name: str, *flags: str, target: float | None = None) -> Contender:
-    """The environments of our script alone."""
-    return Contender(name, 24_576, None, flags, target, "benchmark.atari_envs")
+    """Our script on Pong with two threads and a checkpoint every fourth iteration."""
+    flags = (*PONG, "--torch-threads", "2", "--checkpoint-interval", "4", *flags)
+    return Contender(f"{script}, {name}", 16_384, script, flags, target)
 
 
 CONTESTS = {
@@ -133,7 +128,7 @@ CONTESTS = {
                 "ppo_multidiscrete.py",
                 VECTOR_STEPS,
                 "ppo_multidiscrete.py",
-                (*CLASSIC, "--shared-network", "False"),
+                (*CLASSIC, *RAW),
                 target=3.5,
             ),
             Contender("Stable-Baselines3 PPO", 24_576, flags=(*CLASSIC, "--kind", "classic")),
@@ -147,8 +142,8 @@ CONTESTS = {
                 "ppo_multidiscrete.py",
                 500_224,
                 "ppo_multidiscrete.py",
-                (*CARTPOLE, "--shared-network", "False"),
-                target=3.5,
+                (*CARTPOLE, *RAW),
+                target=4.0,
             ),
             Contender("Stable-Baselines3 PPO", 40_960, flags=(*CARTPOLE, "--kind", "classic")),
         ),
@@ -159,8 +154,6 @@ CONTESTS = {
         (
             pong("float32", target=1.5),
             pong("bfloat16", "--bfloat16", target=2.0),
-            pong("float32, emulator's threads", "--env-backend", "ale"),
-            pong("bfloat16, emulator's threads", "--bfloat16", "--env-backend", "ale"),
             Contender("Stable-Baselines3 PPO, CnnPolicy", 10_240, flags=(*PONG, "--kind", "atari")),
         ),
         threads=2,
@@ -177,14 +170,6 @@ CONTESTS = {
             ),
         ),
         threads=2,
-    ),
-    "atari_envs": Contest(
-        "Pong, 8 games with random actions, no network",
-        (
-            games("emulator's threads", "--env-backend", "ale", target=1.5),
-            games("wrappers, one process", "--no-async-envs"),
-            games("wrappers, a process per game", "--async-envs"),
-        ),
     ),
     "scaling": Contest(
         "ppo_continuous_action.py on HalfCheetah-v4 with more environments",

@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib
 import json
+import math
 import os
 import shlex
 import shutil
@@ -13,21 +14,12 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 import tyro
 from PIL import Image
 
 import ppo_continuous_action
-from benchmark import (
-    atari_envs,
-    plots,
-    processes,
-    report,
-    results,
-    runs,
-    statistics,
-    suites,
-    throughput,
-)
+from benchmark import plots, processes, report, results, runs, statistics, suites, throughput
 from benchmark.__main__ import main, parse
 from benchmark.provenance import ROOT, BenchmarkError, git, source_at
 
@@ -156,21 +148,28 @@ def test_hours_of_a_result_leave_out_pauses(folders):
     assert result.hours == pytest.approx(2000 / 3600)
 
 
+def test_last_step_is_that_of_the_latest_checkpoint(folders):
+    run = runs.Run("figure3", "Hopper-v4", "", 1, folders)
+    assert run.last_step() == 0
+    assert run.command[-2:] == ["--run-name", "run"]
+    run.checkpoint.parent.mkdir(parents=True)
+    for step, finished in ((51_200, False), (999_424, True)):
+        args = {"num_steps": 2048, "num_envs": 1}
+        torch.save({"args": args, "global_step": step}, run.checkpoint)
+        assert (run.last_step(), run.is_finished()) == (step, finished)
+    assert run.command[-2:] == ["--resume", "runs/run"]
+
+
+def test_settings_that_are_off_are_null_in_json():
+    assert runs.plain({"target_kl": math.inf, "seed": 1, "run_name": "run"}) == {
+        "target_kl": None,
+        "seed": 1,
+    }
+
+
 def test_a_growing_log_is_read_up_to_its_last_whole_row(tmp_path):
     (tmp_path / "log.csv").write_text("global_step,return\n1,2.0\n2,3.")
     assert runs.read_rows(tmp_path / "log.csv") == [{"global_step": 1.0, "return": 2.0}]
-
-
-@pytest.mark.parametrize(
-    ("log", "step"),
-    [("", 0), ("a,glob", 0), ("a,global_step\n", 0), ("a,global_step\n5,7\n6,", 7)],
-)
-def test_last_step_of_a_log_that_is_being_written(folders, log, step):
-    run = runs.Run("figure3", "Hopper-v4", "", 1, folders)
-    assert run.last_step() == 0
-    (run.folder / "run").mkdir(parents=True)
-    (run.folder / "run" / "updates.csv").write_text(log)
-    assert run.last_step() == step
 
 
 # --- Throughput ---
@@ -193,7 +192,6 @@ def test_ratios_pair_the_repetitions():
 
 
 def test_processor_time_counts_workers_with_sessions_of_their_own():
-    """As torchrun's have."""
     burn = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
     worker = [sys.executable, "-c", burn + "print('done', flush=True); time.sleep(60)"]
     launcher = (
@@ -243,11 +241,9 @@ def test_table1_has_the_papers_settings():
 def test_every_switch_of_the_script_is_ablated():
     flags = {flag for _, flags in suites.ABLATIONS.values() for flag in flags}
     defaults = vars(ppo_continuous_action.Args())
-    no_detail = {"compile", "torch_threads", "checkpoint_interval", "eval_episodes"}
     for field, value in defaults.items():
-        name = field.replace("_", "-")
-        if value is True and field not in no_detail:
-            assert f"--no-{name}" in flags
+        if value is True and field != "compile":
+            assert f"--no-{field.replace('_', '-')}" in flags
     optional = {"clip_obs", "clip_reward", "max_grad_norm", "target_kl"}
     for field in optional | {"adam_eps", "gae_lambda", "shared_network", "truncation_is_terminal"}:
         assert "--" + field.replace("_", "-") in flags
@@ -264,7 +260,7 @@ def test_every_variant_is_a_valid_command_line(suite):
     for run in runs.select(suite, FOLDERS, seeds=[5]):
         args = tyro.cli(settings_class(run.definition.script), args=run.flags)
         assert args.seed == 5
-        if suite == "rlhf":
+        if run.definition.script == suites.RLHF:
             assert args.num_updates * 3 == run.total_timesteps
         else:
             assert args.env_id == run.environment
@@ -276,16 +272,14 @@ def test_every_contender_has_a_valid_command_line_and_equal_work(contest):
     settings = set()
     for contender in throughput.CONTESTS[contest].contenders:
         command, progress = contender.command(ROOT / "somewhere")
-        start = next(
-            i for i, word in enumerate(command) if word.endswith(("_peer", "_envs", ".py"))
-        )
-        args_class = settings_class(contender.script or contender.module)
+        start = next(i for i, word in enumerate(command) if word.endswith(("_peer", ".py")))
+        args_class = settings_class(contender.script or "benchmark.sb3_peer")
         args = tyro.cli(args_class, args=command[start + 1 :])
         assert str(progress).startswith(str(ROOT / "somewhere"))
-        batch = args.num_envs * getattr(args, "num_steps", atari_envs.NUM_STEPS)
-        assert 10 * batch <= contender.steps < args.total_timesteps
-        names = ("num_minibatches", "update_epochs", "learning_rate")
-        settings.add((batch, *(getattr(args, name, None) for name in names)))
+        batch = args.num_envs * args.num_steps
+        shown = getattr(args, "checkpoint_interval", 1) * batch
+        assert max(10 * batch, 3 * shown) <= contender.steps < args.total_timesteps
+        settings.add((batch, args.num_minibatches, args.update_epochs, args.learning_rate))
     assert len(settings) == 1
 
 
@@ -559,25 +553,20 @@ def test_trace_of_the_kl_has_a_line_per_seed_and_its_target(folders, monkeypatch
 def rlhf_run(folders):
     """A finished run of the script as the script leaves it, with invented numbers."""
     run = runs.make_run("rlhf", "reviews", "", 2, folders)
-    log = run.folder / "run"
-    log.mkdir(parents=True)
     models = {
         name: dict.fromkeys(report.MODEL_COLUMNS.values(), 0.5) | {"objective/gold": gold}
         for name, gold in [("ppo-adaptive-6", 1.25), ("ppo-none", -5.0), ("best-of-16", 1.0)]
     }
-    settings = {"seed": 2, "target_kl": 6.0, "num_updates": 3, "output_dir": "."}
-    content = {"args": settings, "reward_model": {"accuracy": 0.8, "correlation": 0.7}}
-    (log / "args.json").write_text("{}")
+    settings = {"seed": 2, "target_kl": 6.0, "value_clip_coef": math.inf, "run_name": "run"}
+    content = {"args": settings, "quality": {"accuracy": 0.8, "correlation": 0.7}}
     for name, kl in (("ppo-adaptive-6", 6.5), ("ppo-none", 90.0)):
-        metrics = dict.fromkeys(runs.RLHF_METRICS, 0.25) | {"objective/kl": kl}
-        lines = [",".join(map(str, (step, *metrics.values(), 7))) for step in (1, 2, 3)]
-        header = ",".join(("step", *metrics, "losses/unwanted"))
-        (log / f"{name}.csv").write_text("\n".join([header, *lines, ""]))
+        metrics = dict.fromkeys(runs.RLHF_METRICS, 0.25) | {"objective/kl": kl, "losses/loss": 7}
+        (run.log / name).mkdir(parents=True)
+        torch.save({"updates": [metrics] * 3}, run.log / name / "checkpoint.pt")
     runs.write_note(run, {"attempts": 1, "commit": "abc", "peak_mib": 512.3})
+    (run.folder / "ppo_rlhf_toy.py").touch()
     assert not run.is_finished()
-    (log / "results.json").write_text('{"args": {')  # killed while it wrote
-    assert not run.is_finished()
-    (log / "results.json").write_text(json.dumps(content | {"results": models}))
+    (run.log / "results.json").write_text(json.dumps(content | {"results": models}))
     return run
 
 
@@ -591,12 +580,22 @@ def test_rlhf_result_keeps_models_and_metrics(rlhf_run, folders):
     rlhf_run.collect()
     (result,) = results.load("rlhf", folders)
     assert result.record["models"]["ppo-none"]["objective/gold"] == -5.0
-    assert "output_dir" not in result.record["settings"]
+    assert result.record["settings"] == {"seed": 2, "target_kl": 6.0, "value_clip_coef": None}
     assert [row["run"] for row in result.curve] == ["ppo-adaptive-6"] * 3 + ["ppo-none"] * 3
     assert result.curve[5]["objective/kl"] == "90"
-    assert "losses/unwanted" not in result.curve[0]
+    assert "losses/loss" not in result.curve[0]
     assert result.final == 1.25
     assert "gold +1.25 ppo-adaptive-6, -5.00 ppo-none" in rlhf_run.summary()
+
+
+def test_both_editions_stand_side_by_side(folders, tmp_path):
+    for seed in (1, 2, 3):
+        write_result(folders, "figure3", "Hopper-v4", seed, [10.0 * seed])
+        write_result(folders, "second_edition", "Hopper-v4", seed, [11.0 * seed], "second")
+    table = report.suite_block("second_edition", folders)
+    assert "| Hopper-v4 | first edition | 3 | 20.0 ± 8.2 | 20.0 | [10.0, 30.0] | 10.1" in table
+    assert "| Hopper-v4 | second edition | 3 | 22.0 ± 9.0 | 22.0 | [11.0, 33.0] | 11.1" in table
+    assert " | 0.56 | 0.67 [" in table  # of the nine pairs six are won
 
 
 def test_rlhf_tables_and_figure(rlhf_run, folders, tmp_path):
@@ -641,9 +640,10 @@ def test_committed_result_names_commit_and_settings_that_exist(result):
         record["suite"], record["environment"], record["variant"], record["seed"], FOLDERS
     )
     assert run.result == result.path
-    assert record["flags"] == " ".join(run.flags)
     assert record["script"] == run.definition.script
-    if record["suite"] == "rlhf":
+    if "wandb_project" not in record["settings"]:  # the first edition had other flags
+        assert record["flags"] == " ".join(run.flags)
+    if record["script"] == suites.RLHF:
         updates = record["settings"]["num_updates"]
         trained = [x for x in record["models"] if x.startswith("ppo-")]
         assert len(result.curve) == len(trained) * updates == run.total_timesteps
