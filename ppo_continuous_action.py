@@ -8,15 +8,15 @@
 
     python ppo_continuous_action.py --env-id HalfCheetah-v4
 
-The algorithm is that of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in
-ppo2 = openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022)
-numbers what that code does beyond the paper. Each detail is a comment above the statement that
-does it, with its settings in parentheses and its place in ppo2 in brackets; `--details` lists them.
-Here: 1-13 (core), 23-31 (continuous actions) and two of the four auxiliary ones; 14-22 are in
-ppo_atari.py, 32-36 in ppo_atari_lstm.py, 37 in ppo_multidiscrete.py.
+The algorithm of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in ppo2 =
+openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what
+that code does beyond the paper. Each detail is a comment above the statement that does it, with its
+settings in parentheses and its place in ppo2 in brackets; `--details` lists them. Here are 1-13
+(core), 23-31 (continuous actions) and two of the four auxiliary ones; 14-22 are in ppo_atari.py,
+32-36 in ppo_atari_lstm.py, 37 in ppo_multidiscrete.py.
 
-Every environment with a Box action space fits; observations are flattened into vectors.
 Shapes: T = num_steps, N = num_envs, D = observation size, A = action size, B = minibatch size.
+Observations of other shapes are flattened; actions must be vectors.
 
 Deviations from ppo2: where a time limit cuts an episode off, the value of its final observation is
 bootstrapped (`--truncation-is-terminal` restores ppo2); the logged KL is k3, not k2; orthogonal
@@ -133,10 +133,9 @@ def make_env(args: Args) -> gym.Env:
     options = {"render_mode": "rgb_array"} if args.capture_video else {}
     env = gym.make(args.env_id, disable_env_checker=True, **options)
     actions, observations = env.action_space, env.observation_space
-    if actions.dtype not in (np.float32, np.float64) or len(actions.shape) != 1:
-        raise ValueError(f"{args.env_id} has other actions than a vector of floats: {actions}.")
-    if not observations.is_np_flattenable:
-        raise ValueError(f"{args.env_id} has observations that are no vector: {observations}.")
+    is_vector = actions.dtype in (np.float32, np.float64) and len(actions.shape) == 1
+    if not is_vector or not observations.is_np_flattenable:
+        raise ValueError(f"{args.env_id} has {actions} and {observations}: no vectors of floats.")
     return gym.wrappers.FlattenObservation(env)
 
 
@@ -387,8 +386,8 @@ def value_loss(
 def approx_kl(logratio: Tensor) -> Tensor:
     """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
 
-    k3 is unbiased like k1 = mean(-log r), never negative and less noisy; ppo2 logs the biased
-    k2 = mean((log r)^2) / 2 (Schulman 2020, "Approximating KL divergence").
+    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
+    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
     """
     return (logratio.exp() - 1 - logratio).mean()
 
@@ -740,13 +739,15 @@ def main() -> None:
         args = tyro.cli(Args)
         if args.resume:  # takes the settings of the run, except for flags that are given
             args = tyro.cli(Args, default=Args(**load_checkpoint(args.resume)["args"]))
-        args.run_name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{int(time.time())}"
+        name = f"{args.env_id.replace('/', '-')}__{SCRIPT}__{args.seed}__{int(time.time())}"
+        args.run_name = args.run_name or name
         if args.details:
             print(details(args))
         else:
             evaluate(args) if args.evaluate else train(args)
     except (ValueError, OSError, ImportError, gym.error.Error) as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print(f"Continue with --resume {args.resume or 'runs/' + args.run_name}")
