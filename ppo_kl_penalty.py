@@ -132,6 +132,8 @@ class Args:
             raise ValueError(f"--num-minibatches must divide {batch} into parts of at least two.")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must not be less than {batch}.")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda needs a GPU and a build of PyTorch for it.")
 
 
 # === Environments ===
@@ -139,18 +141,16 @@ class Args:
 
 # Copied from ppo_continuous_action.py
 def make_env(args: Args) -> gym.Env:
-    """Make one environment; raise ValueError if its spaces do not fit."""
+    """Make one environment; raise ValueError if its actions or observations are no vectors."""
     warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
-    render_mode = "rgb_array" if args.capture_video else None
-    env = gym.make(args.env_id, render_mode=render_mode, disable_env_checker=True)
-    if not isinstance(env.action_space, gym.spaces.Box) or len(env.action_space.shape) != 1:
-        raise ValueError(
-            f"The actions of {args.env_id} are {env.action_space}, not a vector (Box): "
-            "ppo_multidiscrete.py takes Discrete and MultiDiscrete ones."
-        )
-    if env.observation_space.shape is None or len(env.observation_space.shape) != 1:
-        env = gym.wrappers.FlattenObservation(env)
-    return env
+    options = {"render_mode": "rgb_array"} if args.capture_video else {}
+    env = gym.make(args.env_id, disable_env_checker=True, **options)
+    actions, observations = env.action_space, env.observation_space
+    if actions.dtype not in (np.float32, np.float64) or len(actions.shape) != 1:
+        raise ValueError(f"{args.env_id} has other actions than a vector of floats: {actions}.")
+    if not observations.is_np_flattenable:
+        raise ValueError(f"{args.env_id} has observations that are no vector: {observations}.")
+    return gym.wrappers.FlattenObservation(env)
 
 
 # Copied from ppo_continuous_action.py
@@ -216,39 +216,34 @@ class Environments:
             self.begin(i, running["seed"])
             if any(any(self.advance(i, action)[1:]) for action in running["actions"].numpy()):
                 break
-        return np.array_equal(self.obs, state["obs"].numpy())
+        same = np.array_equal(self.obs, state["obs"].numpy())
+        if not same:
+            print("The environments do not repeat themselves: new episodes begin.")
+        return same
 
 
 # Copied from ppo_continuous_action.py
 class RunningMeanStd:
-    """Mean and population variance of all rows seen, shared by all environments as in ppo2.
+    """Mean and population variance of all rows seen, by all environments together as in ppo2.
 
     [common/running_mean_std.py L5-33]
     """
 
     def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
-        self.mean, self.var, self.count = np.asarray(mean), np.asarray(var), count
+        self.mean, self.var, self.count = np.array(mean), np.array(var), count
 
     def update(self, x: np.ndarray) -> None:
-        """Merge the rows of `x`, (rows, *shape), with the formula of Chan et al. 1979."""
-        rows, total = len(x), self.count + len(x)
+        """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
         # One row needs no reduction, which would cost more than all the rest.
-        x_mean, x_var = (x[0], 0.0) if rows == 1 else (x.mean(axis=0), x.var(axis=0))
-        delta = x_mean - self.mean
-        between = delta * delta * (self.count * rows / total)
-        self.mean = self.mean + delta * (rows / total)
-        self.var = (self.var * self.count + x_var * rows + between) / total
-        self.count = total
+        x_mean, x_var = (x[0], 0.0) if len(x) == 1 else (x.mean(axis=0), x.var(axis=0))
+        self.count += len(x)
+        delta, share = x_mean - self.mean, len(x) / self.count
+        self.mean = self.mean + delta * share
+        self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
 
-    def state(self) -> dict[str, Any]:
-        """What `RunningMeanStd(**state)` makes the same statistics of."""
-        return {"mean": torch.tensor(self.mean), "var": torch.tensor(self.var), "count": self.count}
-
-
-# Copied from ppo_continuous_action.py
-def clip(x: np.ndarray, low: np.ndarray | float, high: np.ndarray | float) -> np.ndarray:
-    """`np.clip` without its overhead, which on one row is several times the work."""
-    return np.minimum(np.maximum(x, low), high)
+    def state(self) -> list[Any]:
+        """What `RunningMeanStd(*state)` makes the same statistics of, as plain numbers."""
+        return [self.mean.tolist(), self.var.tolist(), self.count]
 
 
 # Copied from ppo_continuous_action.py
@@ -259,7 +254,7 @@ def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndar
     # Detail 28/37: observation normalization (norm_obs) [common/vec_env/vec_normalize.py L36-42]
     obs = (obs - stats.mean) / np.sqrt(stats.var + 1e-8)
     # Detail 29/37: observation clipping (clip_obs) [common/vec_env/vec_normalize.py L39]
-    return clip(obs, -args.clip_obs, args.clip_obs)
+    return np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)  # np.clip is slower
 
 
 # Copied from ppo_continuous_action.py
@@ -282,7 +277,7 @@ def scale_rewards(
         scaled[t] = reward / math.sqrt(stats.var + 1e-8)
         running[done[t]] = 0.0
     # Detail 31/37: reward clipping (clip_reward) [common/vec_env/vec_normalize.py L32]
-    return clip(scaled, -args.clip_reward, args.clip_reward)
+    return np.clip(scaled, -args.clip_reward, args.clip_reward)
 
 
 # === Agent ===
@@ -543,59 +538,57 @@ def train(args: Args) -> dict[str, Any]:
     update = compiled(kl_penalty_update) if args.compile else kl_penalty_update
 
     obs = np.zeros((args.num_steps + 1, *envs.obs.shape), dtype=np.float32)  # (T+1, N, D)
-    final_obs = np.zeros_like(obs[1:])  # where an episode was truncated
+    final_obs = np.zeros_like(obs[1:])  # where a time limit ended an episode
     actions = np.zeros((args.num_steps, args.num_envs, low.size), dtype=np.float32)
     rewards = np.zeros((args.num_steps, args.num_envs))
     terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
-    stats = {"obs": RunningMeanStd(np.zeros(envs.obs.shape[1]), np.ones(envs.obs.shape[1]))}
-    stats["return"] = RunningMeanStd(0.0, 1.0)
-    discounted_return = np.zeros(args.num_envs)
+    obs_stats = RunningMeanStd(np.zeros(obs.shape[2]), np.ones(obs.shape[2]))
+    return_stats = RunningMeanStd(0.0, 1.0)
+    running_returns = np.zeros(args.num_envs)
     kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
     updates: list[dict[str, float]] = []
 
-    run_dir = Path(args.resume or f"runs/{args.run_name}")
-    saved = open_run(args, run_dir, ("env_id", "num_envs", "shared_network"))
+    run_dir, saved, writer = open_run(args, ["env_id", "num_envs", "shared_network"])
     if saved:
         agent.load_state_dict(saved["agent"])
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
-        stats = {name: RunningMeanStd(**state) for name, state in saved["stats"].items()}
+        obs_stats = RunningMeanStd(*saved["obs_stats"])
+        return_stats = RunningMeanStd(*saved["return_stats"])
         updates = saved["updates"]
         kl_coef = saved["kl_coef"] if args.kl_mode == "adaptive" else kl_coef
     if saved and envs.replay(saved):
-        discounted_return = saved["discounted_return"].numpy()
+        running_returns = saved["running_returns"].numpy()
     else:
-        stats["obs"].update(envs.reset(np.random.default_rng([args.seed, len(updates)])))
-    obs[-1] = normalize_obs(envs.obs, stats["obs"], args)
-    writer = open_log(args, run_dir, envs.global_step)
+        obs_stats.update(envs.reset(np.random.default_rng([args.seed, len(updates)])))
+    obs[-1] = normalize_obs(envs.obs, obs_stats, args)
     remaining = range(envs.global_step // args.batch_size + 1, args.num_iterations + 1)
 
     for iteration in (progress := tqdm(remaining, mininterval=1)):
         # --- Collect: T steps in each of the N environments, under frozen weights ---
         start_time = time.perf_counter()
         rng = np.random.default_rng([args.seed, iteration])
-        layers = numpy_layers(agent.policy)
-        noise = rng.standard_normal(actions.shape, dtype=np.float32)
-        noise *= agent.log_std.exp().numpy(force=True)
+        layers, std = numpy_layers(agent.policy), agent.log_std.exp().numpy(force=True)
+        noise = std * rng.standard_normal(actions.shape, dtype=np.float32)
         first_episode = len(envs.episodes)
         obs[0] = obs[-1]
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
         for t in range(args.num_steps):
             actions[t] = numpy_mlp(layers, obs[t]) + noise[t]
             # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
-            env_actions = clip(actions[t], low, high)
+            env_actions = np.minimum(np.maximum(actions[t], low), high)
             raw_obs, rewards[t], terminated[t], truncated[t] = envs.step(env_actions, rng)
-            stats["obs"].update(raw_obs)
-            obs[t + 1] = normalize_obs(raw_obs, stats["obs"], args)
+            obs_stats.update(raw_obs)
+            obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)
             if truncated[t].any():
-                final_obs[t] = normalize_obs(envs.final_obs, stats["obs"], args)
-            if not (np.isfinite(obs[t + 1]).all() and np.isfinite(rewards[t]).all()):
-                raise ValueError(f"{args.env_id} returned NaN or infinity at {envs.global_step}.")
+                final_obs[t] = normalize_obs(envs.final_obs, obs_stats, args)
+            if not math.isfinite(raw_obs.sum() + envs.final_obs.sum()):
+                raise ValueError(f"An observation is NaN or infinite at step {envs.global_step}.")
         rollout_time = time.perf_counter()
 
         # --- Advantages: values and log-probabilities in one pass, then GAE ---
         done = terminated | truncated
         failed = done if args.truncation_is_terminal else terminated
-        scaled_rewards = scale_rewards(rewards, done, discounted_return, stats["return"], args)
+        scaled_rewards = scale_rewards(rewards, done, running_returns, return_stats, args)
         with torch.no_grad():
             t_obs, t_final_obs, t_actions, t_rewards, t_failed, t_done = (
                 torch.tensor(x, dtype=torch.float32, device=device)
@@ -657,8 +650,8 @@ def train(args: Args) -> dict[str, Any]:
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
             state = {"agent": agent.state_dict(), "adam": adam, "updates": updates, **envs.state()}
-            state |= {"stats": {name: x.state() for name, x in stats.items()}}
-            state |= {"discounted_return": torch.tensor(discounted_return), "kl_coef": kl_coef}
+            state |= {"obs_stats": obs_stats.state(), "return_stats": return_stats.state()}
+            state |= {"running_returns": torch.tensor(running_returns), "kl_coef": kl_coef}
             save_checkpoint(run_dir, args, state)
     writer.close()
     return {"agent": agent, "episodes": envs.episodes, "updates": updates, "args": args}
@@ -692,13 +685,16 @@ def warn(updates: list[dict[str, float]]) -> None:
 
 # Copied from ppo_continuous_action.py
 def compiled(function: Callable) -> Callable:
-    """Compile `function` into one graph, if there is a compiler."""
+    """Compile `function` into one graph; without a C++ compiler, warn and return it as it is."""
     if not shutil.which(os.environ.get("CXX", "g++")):
-        print("Warning: without a C++ compiler (g++) the update is slower.")
+        print("Warning: the update is slow without a C++ compiler such as g++.")
         return function
+    torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # trusts what the processor says it can
-    return torch.compile(function)
+    torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
+    # Agent and settings stay the same in a run: to check them at each call takes a fifth of it.
+    guards = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
+    return torch.compile(function, options=guards)
 
 
 # Copied from ppo_continuous_action.py
@@ -706,7 +702,7 @@ def means(rows: list[dict[str, Tensor]]) -> dict[str, float]:
     """Mean of each metric over minibatches; raise ValueError if one is not finite."""
     metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
     if not all(map(math.isfinite, metrics.values())):
-        raise ValueError(f"The losses are not finite, lower --learning-rate: {metrics}")
+        raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
     return metrics
 
 
@@ -724,29 +720,24 @@ def details(args: Args) -> str:
 
 
 # Copied from ppo_continuous_action.py
-def open_log(args: Args, run_dir: Path, global_step: int) -> SummaryWriter:
-    """Start TensorBoard, and Weights & Biases, which copies what TensorBoard gets."""
+def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], SummaryWriter]:
+    """Folder, checkpoint ({} for a new run) and log; `fixed` are settings that must not change."""
+    run_dir = Path(args.resume or f"runs/{args.run_name}")
+    saved = load_checkpoint(run_dir) if args.resume else {}
+    if not saved and (run_dir / "checkpoint.pt").exists():
+        raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
+    if saved and any(saved["args"][name] != getattr(args, name) for name in fixed):
+        raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
+    config = dataclasses.asdict(args)
     if args.track:
         import wandb
 
-        config = dataclasses.asdict(args)
         wandb.init(id=run_dir.name, resume="allow", config=config, sync_tensorboard=True)
     # What a killed run has logged after its last checkpoint is hidden.
-    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)
-    writer.add_text("settings", str(args))
+    writer = SummaryWriter(str(run_dir), purge_step=saved.get("global_step", 0) + 1)
+    writer.add_text("settings", "  \n".join(f"{name}: {config[name]}" for name in config))
     writer.add_text("details", details(args))
-    return writer
-
-
-# Copied from ppo_continuous_action.py
-def open_run(args: Args, run_dir: Path, fixed: tuple[str, ...]) -> dict[str, Any] | None:
-    """The checkpoint to continue from, or None; raise ValueError if a `fixed` setting differs."""
-    if not args.resume and (run_dir / "checkpoint.pt").exists():
-        raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    saved = load_checkpoint(run_dir) if args.resume else None
-    if saved and any(saved["args"][name] != getattr(args, name) for name in fixed):
-        raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
-    return saved
+    return run_dir, saved, writer
 
 
 # Copied from ppo_continuous_action.py
@@ -773,7 +764,7 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True) if sound else {}
     except Exception:  # whatever a foreign or damaged file can raise
         content = {}
-    if content.get("script") != SCRIPT:
+    if not isinstance(content, dict) or content.get("script") != SCRIPT:
         raise ValueError(f"{path} is damaged, or was not made by {SCRIPT}.py.")
     return content
 
@@ -784,7 +775,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
     saved = load_checkpoint(args.evaluate)
     given = {name: getattr(args, name) for name in ("evaluate", "eval_episodes", "capture_video")}
     args = Args(**{**saved["args"], **given})
-    stats, results = RunningMeanStd(**saved["stats"]["obs"]), {}
+    obs_stats, results = RunningMeanStd(*saved["obs_stats"]), {}
     for kind in ("mean", "sampled"):
         env = make_env(args)
         if args.capture_video:
@@ -798,9 +789,9 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         rng = np.random.default_rng([args.seed, 2**32])  # no iteration of training has this number
         obs = envs.reset(rng)
         while len(envs.episodes) < args.eval_episodes:
-            action = numpy_mlp(layers, normalize_obs(obs, stats, args).astype(np.float32))
+            action = numpy_mlp(layers, normalize_obs(obs, obs_stats, args).astype(np.float32))
             action += std * rng.standard_normal(std.shape, dtype=np.float32)
-            obs, *_ = envs.step(clip(action, low, high), rng)
+            obs, *_ = envs.step(np.clip(action, low, high), rng)
         env.close()
         results[kind] = [episode["return"] for episode in envs.episodes]
         print(f"{kind} action: {np.mean(results[kind]):.1f} ± {np.std(results[kind]):.1f}")

@@ -9,7 +9,7 @@
     python ppo_multidiscrete.py --env-id CartPole-v1 --total-timesteps 500_000
     python ppo_multidiscrete.py --env-id HalfCheetah-v4 --bins 11
     python ppo_multidiscrete.py --env-id Taxi-v4 --mask-invalid-actions --total-timesteps 100_352 \\
-        --num-envs 8 --num-steps 128 --learning-rate 3e-3 --ent-coef 0.01
+        --num-envs 8 --num-steps 128 --num-minibatches 4 --learning-rate 3e-3 --ent-coef 0.01
 
 The policy is a product of categorical distributions, one for each component of the action: of a
 MultiDiscrete space, of a Discrete one (a single component), or of a Box, each dimension of which is
@@ -148,17 +148,10 @@ def make_env(args: Args) -> gym.Env:
     options = {"render_mode": "rgb_array"} if args.capture_video else {}
     env = gym.make(args.env_id, disable_env_checker=True, **options)
     actions, observations = env.action_space, env.observation_space
-    is_box = isinstance(actions, gym.spaces.Box) and actions.dtype.kind == "f"
-    if not (is_box or isinstance(actions, gym.spaces.Discrete | gym.spaces.MultiDiscrete)):
-        hint = "Discrete, MultiDiscrete and Box of floats fit"
-        raise ValueError(f"The actions of {args.env_id} are {actions}; {hint}.")
-    if is_box and not actions.is_bounded():
-        raise ValueError(f"The actions of {args.env_id}, {actions}, have no bounds to cut between.")
-    if not observations.is_np_flattenable:
-        raise ValueError(f"The observations of {args.env_id} cannot be flattened into a vector.")
-    is_vector = isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1
-    env = env if is_vector else gym.wrappers.FlattenObservation(env)
-    return Components(env, args)
+    is_vector = actions.dtype in (np.float32, np.float64) and len(actions.shape) == 1
+    if not is_vector or not observations.is_np_flattenable:
+        raise ValueError(f"{args.env_id} has {actions} and {observations}: no vectors of floats.")
+    return Components(gym.wrappers.FlattenObservation(env), args)
 
 
 class Components(gym.Wrapper):
@@ -182,7 +175,7 @@ class Components(gym.Wrapper):
         self.exists = np.arange(sizes.max()) < sizes[:, None]  # (k, n)
         self.mask, self.masked = self.exists, args.mask_invalid_actions
 
-    def look(self, info: dict[str, Any]) -> None:
+    def read_mask(self, info: dict[str, Any]) -> None:
         """Read the mask, one vector for all components, or one for each."""
         mask = info.get("action_mask")
         if mask is None and self.env.has_wrapper_attr("action_masks"):
@@ -201,7 +194,7 @@ class Components(gym.Wrapper):
         """Begin an episode."""
         obs, info = self.env.reset(**settings)
         if self.masked:
-            self.look(info)
+            self.read_mask(info)
         return obs, info
 
     def step(self, action: np.ndarray) -> tuple:
@@ -209,7 +202,7 @@ class Components(gym.Wrapper):
         action = self.values[self.components, action].reshape(self.env.action_space.shape)[()]
         obs, reward, terminated, truncated, info = self.env.step(action)
         if self.masked and not (terminated or truncated):
-            self.look(info)
+            self.read_mask(info)
         return obs, reward, terminated, truncated, info
 
 
@@ -284,38 +277,26 @@ class Environments:
 
 # Copied from ppo_continuous_action.py
 class RunningMeanStd:
-    """Mean and population variance of all rows seen, shared by all environments as in ppo2.
+    """Mean and population variance of all rows seen, by all environments together as in ppo2.
 
     [common/running_mean_std.py L5-33]
     """
 
-    def __init__(self, shape: tuple[int, ...] = ()) -> None:
-        self.mean, self.var, self.count = np.zeros(shape), np.ones(shape), 1e-4
+    def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
+        self.mean, self.var, self.count = np.array(mean), np.array(var), count
 
     def update(self, x: np.ndarray) -> None:
-        """Merge the rows of `x`, (rows, *shape), with the formula of Chan et al. 1979."""
-        rows, total = len(x), self.count + len(x)
+        """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
         # One row needs no reduction, which would cost more than all the rest.
-        x_mean, x_var = (x[0], 0.0) if rows == 1 else (x.mean(axis=0), x.var(axis=0))
-        delta = x_mean - self.mean
-        between = delta * delta * (self.count * rows / total)
-        self.mean = self.mean + delta * (rows / total)
-        self.var = (self.var * self.count + x_var * rows + between) / total
-        self.count = total
+        x_mean, x_var = (x[0], 0.0) if len(x) == 1 else (x.mean(axis=0), x.var(axis=0))
+        self.count += len(x)
+        delta, share = x_mean - self.mean, len(x) / self.count
+        self.mean = self.mean + delta * share
+        self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
 
-    def state(self) -> tuple[Tensor, Tensor, float]:
-        """What `load` takes."""
-        return torch.tensor(self.mean), torch.tensor(self.var), float(self.count)
-
-    def load(self, state: tuple[Tensor, Tensor, float]) -> None:
-        """Go back to what `state` returned."""
-        self.mean, self.var, self.count = state[0].numpy(), state[1].numpy(), state[2]
-
-
-# Copied from ppo_continuous_action.py
-def clip(x: np.ndarray, low: np.ndarray | float, high: np.ndarray | float) -> np.ndarray:
-    """`np.clip` without its overhead, which on one row is several times the work."""
-    return np.minimum(np.maximum(x, low), high)
+    def state(self) -> list[Any]:
+        """What `RunningMeanStd(*state)` makes the same statistics of, as plain numbers."""
+        return [self.mean.tolist(), self.var.tolist(), self.count]
 
 
 # Copied from ppo_continuous_action.py
@@ -326,7 +307,7 @@ def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndar
     # Detail 28/37: observation normalization (norm_obs) [common/vec_env/vec_normalize.py L36-42]
     obs = (obs - stats.mean) / np.sqrt(stats.var + 1e-8)
     # Detail 29/37: observation clipping (clip_obs) [common/vec_env/vec_normalize.py L39]
-    return clip(obs, -args.clip_obs, args.clip_obs)
+    return np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)  # np.clip is slower
 
 
 # Copied from ppo_continuous_action.py
@@ -349,7 +330,7 @@ def scale_rewards(
         scaled[t] = reward / math.sqrt(stats.var + 1e-8)
         running[done[t]] = 0.0
     # Detail 31/37: reward clipping (clip_reward) [common/vec_env/vec_normalize.py L32]
-    return clip(scaled, -args.clip_reward, args.clip_reward)
+    return np.clip(scaled, -args.clip_reward, args.clip_reward)
 
 
 # === Agent ===
@@ -495,8 +476,8 @@ def value_loss(
 def approx_kl(logratio: Tensor) -> Tensor:
     """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
 
-    k3 is unbiased like k1 = mean(-log r), never negative and less noisy; ppo2 logs the biased
-    k2 = mean((log r)^2) / 2 (Schulman 2020, "Approximating KL divergence").
+    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
+    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
     """
     return (logratio.exp() - 1 - logratio).mean()
 
@@ -600,17 +581,17 @@ def train(args: Args) -> dict[str, Any]:
     actions = np.zeros((args.num_steps, args.num_envs, mask_shape[0]), dtype=np.int64)
     rewards = np.zeros((args.num_steps, args.num_envs))
     terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
-    obs_stats, return_stats = RunningMeanStd(obs.shape[2:]), RunningMeanStd()
+    obs_stats = RunningMeanStd(np.zeros(obs.shape[2]), np.ones(obs.shape[2]))
+    return_stats = RunningMeanStd(0.0, 1.0)
     running_returns = np.zeros(args.num_envs)
     updates: list[dict[str, float]] = []
 
-    run_dir = Path(args.resume or f"runs/{args.run_name}")
-    saved = open_run(args, run_dir, ("env_id", "num_envs", "shared_network", "bins"))
+    run_dir, saved, writer = open_run(args, ["env_id", "num_envs", "shared_network", "bins"])
     if saved:
         agent.load_state_dict(saved["agent"])
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
-        obs_stats.load(saved["obs_stats"])
-        return_stats.load(saved["return_stats"])
+        obs_stats = RunningMeanStd(*saved["obs_stats"])
+        return_stats = RunningMeanStd(*saved["return_stats"])
         updates = saved["updates"]
     if saved and envs.replay(saved):
         running_returns = saved["running_returns"].numpy()
@@ -618,7 +599,6 @@ def train(args: Args) -> dict[str, Any]:
         obs_stats.update(envs.reset(np.random.default_rng([args.seed, len(updates)])))
     obs[-1] = normalize_obs(envs.obs, obs_stats, args)
     masks[-1] = [env.mask for env in envs.envs]
-    writer = open_log(args, run_dir, envs.global_step)
     remaining = range(envs.global_step // args.batch_size + 1, args.num_iterations + 1)
 
     for iteration in (progress := tqdm(remaining, mininterval=1)):
@@ -635,7 +615,8 @@ def train(args: Args) -> dict[str, Any]:
             env_actions = actions[t] = choose(logits + noise[t], masks[t])
             raw_obs, rewards[t], terminated[t], truncated[t] = envs.step(env_actions, rng)
             masks[t + 1] = [env.mask for env in envs.envs]
-            obs_stats.update(raw_obs)
+            if args.norm_obs:
+                obs_stats.update(raw_obs)
             obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)
             if truncated[t].any():
                 final_obs[t] = normalize_obs(envs.final_obs, obs_stats, args)
@@ -681,7 +662,8 @@ def train(args: Args) -> dict[str, Any]:
             for mb in order.split(args.minibatch_size):
                 mb_metrics.append(update(agent, weights, adam, batch, mb, *schedule, args))
             # Extra: early stopping on target_kl (target_kl) [Spinning Up: 1.5 times it, each step]
-            if means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"] > args.target_kl:
+            epoch_kls = [x["losses/approx_kl"] for x in mb_metrics[-args.num_minibatches :]]
+            if sum(epoch_kls) / args.num_minibatches > args.target_kl:
                 break
         metrics = means(mb_metrics)
         update_time = time.perf_counter()
@@ -742,17 +724,16 @@ def warn(updates: list[dict[str, float]]) -> None:
 
 # Copied from ppo_continuous_action.py
 def compiled(function: Callable) -> Callable:
-    """Compile `function` into one graph, if there is a compiler."""
+    """Compile `function` into one graph; without a C++ compiler, warn and return it as it is."""
     if not shutil.which(os.environ.get("CXX", "g++")):
-        print("Warning: without a C++ compiler (g++) the update is slower.")
+        print("Warning: the update is slow without a C++ compiler such as g++.")
         return function
     torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
-    # Agent and settings never change during a run: to check them at each call takes a fifth of it.
-    return torch.compile(
-        function, options={"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
-    )
+    # Agent and settings stay the same in a run: to check them at each call takes a fifth of it.
+    guards = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
+    return torch.compile(function, options=guards)
 
 
 # Copied from ppo_continuous_action.py
@@ -760,7 +741,7 @@ def means(rows: list[dict[str, Tensor]]) -> dict[str, float]:
     """Mean of each metric over minibatches; raise ValueError if one is not finite."""
     metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
     if not all(map(math.isfinite, metrics.values())):
-        raise ValueError(f"The losses are not finite, lower --learning-rate: {metrics}")
+        raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
     return metrics
 
 
@@ -778,29 +759,24 @@ def details(args: Args) -> str:
 
 
 # Copied from ppo_continuous_action.py
-def open_log(args: Args, run_dir: Path, global_step: int) -> SummaryWriter:
-    """Start TensorBoard, and Weights & Biases, which copies what TensorBoard gets."""
+def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], SummaryWriter]:
+    """Folder, checkpoint ({} for a new run) and log; `fixed` are settings that must not change."""
+    run_dir = Path(args.resume or f"runs/{args.run_name}")
+    saved = load_checkpoint(run_dir) if args.resume else {}
+    if not saved and (run_dir / "checkpoint.pt").exists():
+        raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
+    if saved and any(saved["args"][name] != getattr(args, name) for name in fixed):
+        raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
+    config = dataclasses.asdict(args)
     if args.track:
         import wandb
 
-        config = dataclasses.asdict(args)
         wandb.init(id=run_dir.name, resume="allow", config=config, sync_tensorboard=True)
     # What a killed run has logged after its last checkpoint is hidden.
-    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)
-    writer.add_text("settings", str(args))
+    writer = SummaryWriter(str(run_dir), purge_step=saved.get("global_step", 0) + 1)
+    writer.add_text("settings", "  \n".join(f"{name}: {config[name]}" for name in config))
     writer.add_text("details", details(args))
-    return writer
-
-
-# Copied from ppo_continuous_action.py
-def open_run(args: Args, run_dir: Path, fixed: tuple[str, ...]) -> dict[str, Any] | None:
-    """The checkpoint to continue from, or None; raise ValueError if a `fixed` setting differs."""
-    if not args.resume and (run_dir / "checkpoint.pt").exists():
-        raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    saved = load_checkpoint(run_dir) if args.resume else None
-    if saved and any(saved["args"][name] != getattr(args, name) for name in fixed):
-        raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
-    return saved
+    return run_dir, saved, writer
 
 
 # Copied from ppo_continuous_action.py
@@ -837,8 +813,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
     saved = load_checkpoint(args.evaluate)
     given = {name: getattr(args, name) for name in ("evaluate", "eval_episodes", "capture_video")}
     args = Args(**{**saved["args"], **given})
-    obs_stats, results = RunningMeanStd(), {}
-    obs_stats.load(saved["obs_stats"])
+    obs_stats, results = RunningMeanStd(*saved["obs_stats"]), {}
     for kind in ("best", "sampled"):
         env = components = make_env(args)
         if args.capture_video:
@@ -867,13 +842,15 @@ def main() -> None:
         args = tyro.cli(Args)
         if args.resume:  # takes the settings of the run, except for flags that are given
             args = tyro.cli(Args, default=Args(**load_checkpoint(args.resume)["args"]))
-        args.run_name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{int(time.time())}"
+        name = f"{args.env_id.replace('/', '-')}__{SCRIPT}__{args.seed}__{int(time.time())}"
+        args.run_name = args.run_name or name
         if args.details:
             print(details(args))
         else:
             evaluate(args) if args.evaluate else train(args)
     except (ValueError, OSError, ImportError, gym.error.Error) as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print(f"Continue with --resume {args.resume or 'runs/' + args.run_name}")
