@@ -3,10 +3,11 @@
 import dataclasses
 import importlib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import fake_envs
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -42,12 +43,13 @@ class Script:
         "FakeWalk-Frames-v0": "Discrete",
         "FakeEndless-Box-v0": "FakeEndless-Box-v0",
     }
-    sick: ClassVar[dict[str, Any]] = {"learning_rate": 0.5}  # settings that ruin a run
-    levels: ClassVar[dict[str, tuple]] = {}  # of metrics of its own, as in LEVELS of the tests
+    space = "Box"
+    settings: ClassVar[dict[str, Any]] = {}  # other than those of `args`
+    loss, update = "ppo_loss", "ppo_update"  # names of the functions
+    value_clip = "clip_coef"  # the setting
 
-    def __init__(self, name: str, space: str, **settings: Any) -> None:
-        self.name, self.space, self.settings = name, space, settings
-        self.path = ROOT / f"{name}.py"
+    def __init__(self, name: str) -> None:
+        self.name, self.path = name, ROOT / f"{name}.py"
 
     @property
     def module(self) -> ModuleType:
@@ -105,10 +107,10 @@ class Script:
         return recorder
 
     def record_steps(self, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-        """Where ppo_update does everything: the gradient shows in Adam's running mean."""
-        real = self.module.ppo_update
+        """Where one function does everything, the gradient shows in Adam's running mean."""
+        real = getattr(self.module, self.update)
 
-        def ppo_update(agent, weights, adam, batch, mb, learning_rate, clip_coef, args):
+        def update(agent, weights, adam, batch, mb, learning_rate, clip_coef, args):
             data, before = [x[mb].clone() for x in batch], adam["mean"].clone()
             metrics = real(agent, weights, adam, batch, mb, learning_rate, clip_coef, args)
             gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
@@ -116,7 +118,140 @@ class Script:
             recorder.steps.append(Step(data, *numbers, gradient, dict(metrics)))
             return metrics
 
-        monkeypatch.setattr(self.module, "ppo_update", ppo_update)
+        monkeypatch.setattr(self.module, self.update, update)
+
+
+class KLPenalty(Script):
+    """The first of its schedules, in the place of the clip range, is the weight of the penalty."""
+
+    loss, update, value_clip = "kl_penalty_loss", "kl_penalty_update", "value_clip_coef"
+
+    def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        return agent.get_action_and_value(*step.data[:2])[1:4]
+
+
+class MultiDiscrete(Script):
+    """Minibatches end with the masks of the valid choices."""
+
+    space = "Discrete"
+    unsuitable: ClassVar[dict[str, str]] = {
+        "FakeEndless-Discrete-v0": "FakeEndless-Discrete-v0",
+        "FakeUnbounded-Box-v0": "FakeUnbounded-Box-v0",
+    }
+
+    def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        obs, actions, masks = step.data[0], step.data[1], step.data[6]
+        return agent.get_action_and_value(obs, masks, actions)[1:]
+
+    def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
+        return np.array([x.argmax().item() for x in self.logits(agent, obs)])
+
+    def logits(self, agent: nn.Module, obs: Tensor) -> list[Tensor]:
+        """Logits of the components, of 3 and 2 choices."""
+        logits = agent.policy(obs).unflatten(-1, (2, 3))
+        return [logits[0], logits[1, :2]]
+
+
+class Atari(Script):
+    """Observations are stacks of four frames, the network is small here; Adam is PyTorch's."""
+
+    space = "Frames"
+    settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
+    unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "CartPole-v1"}
+    frames = 4
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        return {}
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Fake games instead of those of the emulator, without frames to skip or lives to lose."""
+        import ale_py
+
+        real = self.module.make_env
+
+        def make_env(args, video=None):
+            if not args.env_id.startswith("Fake"):
+                return real(args, video)
+            env = gym.make(args.env_id, render_mode="rgb_array", disable_env_checker=True).unwrapped
+            if video:
+                env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", name_prefix=video)
+            return Score(env)
+
+        monkeypatch.setattr(self.module, "make_env", make_env)
+        monkeypatch.setattr(self.module, "Agent", self.small_agent())
+        monkeypatch.setattr(ale_py, "ALEState", bytes)
+
+    def small_agent(self) -> type[nn.Module]:
+        """The script's agent with averages of the stripes of a frame instead of convolutions."""
+        layer_init = self.module.layer_init
+
+        class SmallAgent(self.module.Agent):
+            def __init__(self, num_actions, args):
+                nn.Module.__init__(self)
+                self.bfloat16 = args.bfloat16
+                first = layer_init(nn.Linear(4 * 9, 64), 1.0)
+                self.cnn = nn.Sequential(nn.AvgPool2d(28), nn.Flatten(), first, nn.Tanh())
+                self.policy = layer_init(nn.Linear(64, num_actions), 0.01)
+                self.value = layer_init(nn.Linear(64, 1), 1.0)
+
+        return SmallAgent
+
+    def identity(self, obs: Tensor) -> list[tuple[int, ...]]:
+        newest = obs[..., -1, :, :].flatten(0, -3)
+        return [tuple(row) for row in (newest[:, [0, 28, 56], 0].long() // 8).tolist()]
+
+    def value(self, agent: nn.Module, episode: list[np.ndarray]) -> float:
+        black = [np.zeros((84, 84), np.uint8)] * self.frames
+        stack = np.stack([*black, *episode][-self.frames :])
+        return agent.get_value(torch.from_numpy(stack)[None]).item()
+
+    def record_steps(self, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+        real_loss, real_step = getattr(self.module, self.loss), torch.optim.Adam.step
+        calls = []
+
+        def loss(agent, minibatch, clip_coef, args):
+            loss, metrics = real_loss(agent, minibatch, clip_coef, args)
+            calls.append(([x.clone() for x in minibatch], clip_coef.item(), metrics))
+            return loss, metrics
+
+        def clip_grad_norm_(parameters, max_norm):
+            norm = real_clip(parameters, max_norm)
+            calls[-1][2]["losses/grad_norm"] = norm
+            return norm
+
+        def step(adam, closure=None):
+            (group,) = adam.param_groups
+            gradient = torch.cat([x.grad.flatten() for x in group["params"]])
+            data, clip_coef, metrics = calls[-1]
+            recorder.steps.append(Step(data, clip_coef, group["lr"], gradient, metrics))
+            return real_step(adam, closure)
+
+        real_clip = nn.utils.clip_grad_norm_
+        monkeypatch.setattr(self.module, self.loss, loss)
+        monkeypatch.setattr(nn.utils, "clip_grad_norm_", clip_grad_norm_)
+        monkeypatch.setattr(torch.optim.Adam, "step", step)
+
+
+class Score(gym.Wrapper):
+    """What the Atari scripts expect of a game: the score of a whole one, and an emulator."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        state = SimpleNamespace(__getstate__=lambda: b"random numbers")
+        clone = SimpleNamespace(cloneState=lambda include_rng: state, restoreState=lambda _: None)
+        self.unwrapped.ale = clone
+
+    def reset(self, **settings: Any) -> tuple:
+        self.score = {"return": 0.0, "length": 0}
+        return self.env.reset(**settings)
+
+    def step(self, action: int) -> tuple:
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        self.score["return"] += reward
+        self.score["length"] += 1
+        over = terminated or truncated
+        return obs, float(np.sign(reward)), terminated, truncated, self.score if over else {}
 
 
 def record_gae(module: ModuleType, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
@@ -132,7 +267,10 @@ def record_gae(module: ModuleType, monkeypatch: pytest.MonkeyPatch, recorder: Re
 
 
 SCRIPTS = {
-    "continuous": Script("ppo_continuous_action", "Box"),
+    "continuous": Script("ppo_continuous_action"),
+    "kl": KLPenalty("ppo_kl_penalty"),
+    "multidiscrete": MultiDiscrete("ppo_multidiscrete"),
+    "atari": Atari("ppo_atari"),
 }
 ALL = list(SCRIPTS)
 VECTOR = [name for name in ALL if not name.startswith("atari")]

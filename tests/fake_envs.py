@@ -44,8 +44,10 @@ class Fake(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.draws.append(self.np_random.random())
-        self.episode, self.t = self.episode + 1, 0
+        if self.t > 0 or self.episode < 0:  # an episode without a step does not count
+            self.draws.append(0.0)
+            self.episode, self.t = self.episode + 1, 0
+        self.draws[-1] = self.np_random.random()
         return self.observe(), {}
 
     def step(self, action):
@@ -63,8 +65,8 @@ class Counter(Fake):
     end = "truncated"
 
     def observe(self):
-        numbers = [self.index, self.episode, self.t]
-        return frame(numbers) if self.space == "Frames" else np.array(numbers, np.float64)
+        numbers = np.array([self.index, self.episode, self.t], np.float64)
+        return frame(8 * numbers) if self.space == "Frames" else numbers
 
     def advance(self, action):
         last = self.t == 5
@@ -136,6 +138,14 @@ class Endless(Fake):
         self.observation_space = gym.spaces.Sequence(gym.spaces.Box(-1, 1, (1,)))
 
 
+class Unbounded(Walk):
+    """Its actions have no limits."""
+
+    def __init__(self, space: str) -> None:
+        super().__init__(space)
+        self.action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
 class Target(Fake):
     """One-step episodes; reward falls with the distance of the action from the observation.
 
@@ -164,6 +174,7 @@ KINDS = {
     "NaNReward": NaNReward,
     "Interrupted": Interrupted,
     "Endless": Endless,
+    "Unbounded": Unbounded,
     "Target": Target,
 }
 for kind, cls in KINDS.items():

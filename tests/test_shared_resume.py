@@ -119,7 +119,7 @@ def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
     before = len(fake_envs.Fake.made)
     old = script.module.load_checkpoint("runs/run0")
     result = resume(script, "runs/run0", total_timesteps=160)
-    assert "new episodes" in capsys.readouterr().out
+    assert "do not repeat themselves: new" in capsys.readouterr().out
     assert [x["global_step"] for x in result["updates"]] == [32, 64, 96, 128, 160]
     assert result["episodes"][: len(old["episodes"])] == old["episodes"]
     draws = [env.draws[-1] for env in fake_envs.Fake.made]

@@ -103,7 +103,7 @@ def test_the_run_does_not_depend_on_how_often_it_is_saved(script, tiny):
 @pytest.mark.parametrize("env", ["NaNObs", "NaNReward"])
 def test_a_bad_number_from_the_environment_stops_the_run_at_its_step(script, tiny, env):
     args = tiny(env, checkpoint_interval=1)
-    sentence = "observation .* step 40" if env == "NaNObs" else "not finite"
+    sentence = "observation .* step 40" if env == "NaNObs" else "not finite|infinite"
     with pytest.raises(ValueError, match=sentence) as info:
         script.module.train(args)
     assert "\n" not in str(info.value)
@@ -115,7 +115,7 @@ def test_a_bad_number_from_the_environment_stops_the_run_at_its_step(script, tin
 
 def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny, monkeypatch):
     args = tiny(checkpoint_interval=1)
-    real, calls = script.module.ppo_loss, []
+    real, calls = getattr(script.module, script.loss), []
 
     def poisoned(*arguments):
         loss, metrics = real(*arguments)
@@ -123,8 +123,8 @@ def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny, monkeypatch):
         bad = len(calls) > args.update_epochs * args.num_minibatches  # the second iteration
         return loss, {k: x * float("nan") if bad else x for k, x in metrics.items()}
 
-    monkeypatch.setattr(script.module, "ppo_loss", poisoned)
-    with pytest.raises(ValueError, match=r"losses are not finite, lower --learning-rate"):
+    monkeypatch.setattr(script.module, script.loss, poisoned)
+    with pytest.raises(ValueError, match="losses are .*(not finite|infinite)"):
         script.module.train(args)
     saved = script.module.load_checkpoint(f"runs/{args.run_name}")
     assert len(saved["updates"]) == 1
@@ -145,7 +145,7 @@ SWITCHES = {
     "gae_lambda": 1.0,
     "norm_adv": False,
     "anneal_clip": True,
-    "clip_coef": 0.1,
+    "clip_coef": 0.3,
     "clip_vloss": False,
     "ent_coef": 0.1,
     "vf_coef": 1.0,
@@ -164,7 +164,7 @@ def test_every_switch_changes_the_run(script, tiny):
     for name in names:
         value = SWITCHES[name]
         if getattr(plain_args, name) == value:
-            value = not value
+            value = not value  # a switch that is the other way round here
         switched = script.module.train(tiny("Walk", **{**settings, name: value}))
         switched = torch.nn.utils.parameters_to_vector(switched["agent"].parameters())
         same = plain.shape == switched.shape and torch.equal(plain, switched)

@@ -23,8 +23,8 @@ def test_learning_rate_falls_linearly_and_is_held_within_an_iteration(script, ti
 
 
 def test_without_annealing_the_learning_rate_stays(script, tiny, recorded):
-    script.module.train(tiny(anneal_lr=False))
-    np.testing.assert_allclose(per_iteration(recorded, "learning_rate", 3), 3e-4, rtol=1e-6)
+    script.module.train(tiny(anneal_lr=False, learning_rate=0.004))
+    np.testing.assert_allclose(per_iteration(recorded, "learning_rate", 3), 0.004, rtol=1e-6)
 
 
 @on(*[name for name in ALL if name != "kl"])
@@ -194,4 +194,4 @@ def test_without_a_compiler_the_run_is_eager_with_one_warning(script, tiny, monk
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(torch, "compile", lambda f, **kw: pytest.fail("compiled"))
     script.module.train(tiny(compile=True))
-    assert capsys.readouterr().out.count("Warning: without a C++ compiler") == 1
+    assert capsys.readouterr().out.count("without a C++ compiler") == 1
