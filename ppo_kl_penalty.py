@@ -146,10 +146,9 @@ def make_env(args: Args) -> gym.Env:
     options = {"render_mode": "rgb_array"} if args.capture_video else {}
     env = gym.make(args.env_id, disable_env_checker=True, **options)
     actions, observations = env.action_space, env.observation_space
-    if actions.dtype not in (np.float32, np.float64) or len(actions.shape) != 1:
-        raise ValueError(f"{args.env_id} has other actions than a vector of floats: {actions}.")
-    if not observations.is_np_flattenable:
-        raise ValueError(f"{args.env_id} has observations that are no vector: {observations}.")
+    is_vector = actions.dtype in (np.float32, np.float64) and len(actions.shape) == 1
+    if not is_vector or not observations.is_np_flattenable:
+        raise ValueError(f"{args.env_id} has {actions} and {observations}: no vectors of floats.")
     return gym.wrappers.FlattenObservation(env)
 
 
@@ -435,8 +434,8 @@ def clipped_value_loss(
 def approx_kl(logratio: Tensor) -> Tensor:
     """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
 
-    k3 is unbiased like k1 = mean(-log r), never negative and less noisy; ppo2 logs the biased
-    k2 = mean((log r)^2) / 2 (Schulman 2020, "Approximating KL divergence").
+    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
+    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
     """
     return (logratio.exp() - 1 - logratio).mean()
 
@@ -805,13 +804,15 @@ def main() -> None:
         args = tyro.cli(Args)
         if args.resume:  # takes the settings of the run, except for flags that are given
             args = tyro.cli(Args, default=Args(**load_checkpoint(args.resume)["args"]))
-        args.run_name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{int(time.time())}"
+        name = f"{args.env_id.replace('/', '-')}__{SCRIPT}__{args.seed}__{int(time.time())}"
+        args.run_name = args.run_name or name
         if args.details:
             print(details(args))
         else:
             evaluate(args) if args.evaluate else train(args)
     except (ValueError, OSError, ImportError, gym.error.Error) as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print(f"Continue with --resume {args.resume or 'runs/' + args.run_name}")

@@ -148,9 +148,11 @@ def make_env(args: Args) -> gym.Env:
     options = {"render_mode": "rgb_array"} if args.capture_video else {}
     env = gym.make(args.env_id, disable_env_checker=True, **options)
     actions, observations = env.action_space, env.observation_space
-    is_vector = actions.dtype in (np.float32, np.float64) and len(actions.shape) == 1
-    if not is_vector or not observations.is_np_flattenable:
-        raise ValueError(f"{args.env_id} has {actions} and {observations}: no vectors of floats.")
+    bounded = actions.dtype in (np.float32, np.float64) and actions.is_bounded()
+    fits = bounded or isinstance(actions, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+    if not fits or not observations.is_np_flattenable:
+        hint = "actions must be discrete or have bounds, observations numbers"
+        raise ValueError(f"{args.env_id} has {actions} and {observations}: {hint}.")
     return Components(gym.wrappers.FlattenObservation(env), args)
 
 
