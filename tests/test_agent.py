@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import multivariate_normal
 
-from ppo_continuous_action import Agent, Args, layer_init, numpy_layers, numpy_mlp, ppo_loss
+from ppo_continuous_action import Agent, Args, layer_init, numpy_layers, numpy_mlp
 
 
 def make_agent(obs_size=17, action_size=6, **settings):
@@ -25,19 +25,17 @@ def linear_layers(network):
     return [x for x in network.modules() if isinstance(x, torch.nn.Linear)]
 
 
-def test_layer_init_is_orthogonal_with_gain_and_constant_bias():
-    layer = layer_init(torch.nn.Linear(30, 20), 1.7, bias=0.3)
+def test_layer_init_is_orthogonal_with_gain_and_bias_0():
+    layer = layer_init(torch.nn.Linear(30, 20), 1.7)
     assert gain_of(layer.weight) == pytest.approx(1.7)
-    assert (layer.bias == 0.3).all()
+    assert (layer.bias == 0).all()
 
 
 def test_gains_are_sqrt_2_then_a_hundredth_for_the_policy_and_1_for_the_value():
     agent = make_agent()
-    for trunk in (agent.policy_trunk, agent.value_trunk):
-        gains = [gain_of(layer.weight) for layer in linear_layers(trunk)]
-        assert gains == pytest.approx([math.sqrt(2)] * 2, abs=1e-4)
-    assert gain_of(agent.action_mean.weight) == pytest.approx(0.01, abs=1e-5)
-    assert gain_of(agent.value_head.weight) == pytest.approx(1.0, abs=1e-4)
+    for network, head in ((agent.policy, 0.01), (agent.value, 1.0)):
+        gains = [gain_of(layer.weight) for layer in linear_layers(network)]
+        assert gains == pytest.approx([math.sqrt(2)] * 2 + [head], abs=1e-4)
     assert all((layer.bias == 0).all() for layer in linear_layers(agent))
 
 
@@ -57,20 +55,18 @@ def test_parameter_counts_of_shared_and_separate_networks(shared, count):
 def test_policy_loss_reaches_the_value_trunk_only_if_it_is_shared(shared):
     agent = make_agent(shared_network=shared)
     agent.get_action_and_value(torch.randn(5, 17), torch.randn(5, 6))[1].sum().backward()
-    reached = [
-        x.grad is not None and x.grad.abs().sum() > 0 for x in agent.value_trunk.parameters()
-    ]
-    assert all(reached) if shared else not any(reached)
-    assert agent.value_head.weight.grad is None
+    first, second, head = linear_layers(agent.value)
+    for x in (first.weight, first.bias, second.weight, second.bias):
+        assert (x.grad is not None and bool(x.grad.any())) is shared
+    assert head.weight.grad is None
 
 
-def test_trunks_are_two_tanh_layers_of_64():
-    trunk = make_agent(3, 2).policy_trunk
-    obs = torch.randn(7, 3)
-    first, second = linear_layers(trunk)
-    expected = torch.tanh(second(torch.tanh(first(obs))))
-    assert expected.shape == (7, 64)
-    torch.testing.assert_close(trunk(obs), expected)
+def test_networks_are_two_tanh_layers_of_64_and_a_head():
+    network, obs = make_agent(3, 2).policy, torch.randn(7, 3)
+    first, second, head = linear_layers(network)
+    assert first.out_features == second.out_features == 64
+    expected = head(torch.tanh(second(torch.tanh(first(obs)))))
+    torch.testing.assert_close(network(obs), expected)
 
 
 def test_log_std_is_a_zero_parameter_and_the_same_in_every_state():
@@ -88,8 +84,9 @@ def test_joint_log_prob_and_entropy_are_those_of_a_diagonal_gaussian():
     obs, action = torch.randn(4, 17), torch.randn(4, 6) * 3
     with torch.no_grad():
         returned, logprob, entropy, value = agent.get_action_and_value(obs, action)
-        mean = agent.action_mean(agent.policy_trunk(obs)).numpy()
+        mean = agent.policy(obs).numpy()
     assert returned is action and logprob.shape == entropy.shape == value.shape == (4,)
+    torch.testing.assert_close(value, agent.get_value(obs))
     covariance = np.diag(np.exp(2 * np.linspace(-1, 1, 6)))
     for i in range(4):
         policy = multivariate_normal(mean[i], covariance)
@@ -101,112 +98,20 @@ def test_sampled_actions_have_the_moments_of_the_policy():
     agent = make_agent(3, 2)
     with torch.no_grad():
         agent.log_std.copy_(torch.tensor([[-1.0, 0.5]]))
-        obs = torch.ones(100_000, 3)
-        actions = agent.get_action_and_value(obs)[0]
-        mean = agent.action_mean(agent.policy_trunk(obs[:1]))
+        actions = agent.get_action_and_value(torch.ones(100_000, 3))[0]
+        mean = agent.policy(torch.ones(1, 3))
     torch.testing.assert_close(actions.mean(0), mean[0], atol=0.02, rtol=0)
     torch.testing.assert_close(actions.std(0), agent.log_std[0].detach().exp(), atol=0.02, rtol=0)
 
 
 def test_leading_axes_are_kept():
-    agent = make_agent(3, 2)
-    obs = torch.randn(5, 4, 3)
-    assert agent.get_value(obs).shape == (5, 4)
-    action, logprob, _, _ = agent.get_action_and_value(obs)
-    assert action.shape == (5, 4, 2) and logprob.shape == (5, 4)
+    agent, obs = make_agent(3, 2), torch.randn(5, 4, 3)
+    action, *others = agent.get_action_and_value(obs)
+    assert action.shape == (5, 4, 2) and agent.get_value(obs).shape == (5, 4)
+    assert all(x.shape == (5, 4) for x in others)
 
 
 def test_numpy_actor_equals_the_network():
-    agent = make_agent()
-    obs = torch.randn(8, 17)
-    layers = numpy_layers(agent.policy_trunk, agent.action_mean)
-    with torch.no_grad():
-        expected = agent.action_mean(agent.policy_trunk(obs)).numpy()
-    np.testing.assert_allclose(numpy_mlp(layers, obs.numpy()), expected, atol=1e-6)
-
-
-def numpy_ppo2_loss(parameters, minibatch, clip_coef, clip_vloss, norm_adv, ent_coef, vf_coef):
-    """A second statement of ppo2's loss, from baselines' model.py, in numpy and float64."""
-    obs, actions, logprobs, old_values, advantages, returns = (x.numpy() for x in minibatch)
-    p = {name: x.detach().double().numpy() for name, x in parameters.items()}
-
-    def network(trunk, head):
-        h = np.tanh(obs @ p[f"{trunk}.0.weight"].T + p[f"{trunk}.0.bias"])
-        h = np.tanh(h @ p[f"{trunk}.2.weight"].T + p[f"{trunk}.2.bias"])
-        return h @ p[f"{head}.weight"].T + p[f"{head}.bias"]
-
-    mean, vpred = network("policy_trunk", "action_mean"), network("value_trunk", "value_head")[:, 0]
-    logstd = p["log_std"]
-    neglogpac = 0.5 * np.sum(((actions - mean) / np.exp(logstd)) ** 2, axis=-1)
-    neglogpac += 0.5 * np.log(2 * np.pi) * actions.shape[-1] + np.sum(logstd)
-    if norm_adv:
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    ratio = np.exp(-neglogpac - logprobs)
-    losses = -advantages * ratio
-    losses2 = -advantages * np.clip(ratio, 1 - clip_coef, 1 + clip_coef)
-    pg_loss = np.mean(np.maximum(losses, losses2))
-    vf_losses = np.square(vpred - returns)
-    if clip_vloss:
-        clipped = old_values + np.clip(vpred - old_values, -clip_coef, clip_coef)
-        vf_losses = np.maximum(vf_losses, np.square(clipped - returns))
-    vf_loss = 0.5 * np.mean(vf_losses)
-    entropy = np.sum(logstd + 0.5 * np.log(2 * np.pi * np.e))
-    metrics = [
-        pg_loss,
-        vf_loss,
-        entropy,
-        np.mean(-np.log(ratio)),
-        np.mean(ratio - 1 - np.log(ratio)),
-        np.mean(np.abs(ratio - 1) > clip_coef),
-    ]
-    return pg_loss - entropy * ent_coef + vf_loss * vf_coef, metrics
-
-
-def random_minibatch(agent, size=64):
-    generator = torch.Generator().manual_seed(3)
-
-    def noise(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    obs, actions = noise(size, 17), noise(size, 6)
-    with torch.no_grad():
-        _, logprobs, _, values = agent.get_action_and_value(obs, actions)
-    logprobs, values = logprobs + 0.3 * noise(size), values + 0.3 * noise(size)
-    return obs, actions, logprobs, values, 2 + 3 * noise(size), noise(size)
-
-
-@pytest.mark.parametrize("clip_vloss", [True, False])
-@pytest.mark.parametrize("norm_adv", [True, False])
-def test_loss_and_its_gradient_equal_a_numpy_statement_of_ppo2(clip_vloss, norm_adv):
-    agent = make_agent().double()
-    with torch.no_grad():
-        agent.log_std.copy_(torch.linspace(-0.5, 0.5, 6))
-    minibatch = random_minibatch(agent)
-    settings = (0.2, clip_vloss, norm_adv, 0.01, 0.5)
-    loss, metrics = ppo_loss(agent, minibatch, *settings)
-    parameters = dict(agent.named_parameters())
-    expected, expected_metrics = numpy_ppo2_loss(parameters, minibatch, *settings)
-    assert loss.item() == pytest.approx(expected, rel=1e-10)
-    assert metrics.tolist() == pytest.approx(expected_metrics, rel=1e-8)
-
-    loss.backward()
-    torch.manual_seed(1)
-    for name, parameter in parameters.items():
-        direction = torch.randn_like(parameter)
-        step = 1e-6
-        up = numpy_ppo2_loss(
-            {**parameters, name: parameter + step * direction}, minibatch, *settings
-        )
-        down = numpy_ppo2_loss(
-            {**parameters, name: parameter - step * direction}, minibatch, *settings
-        )
-        slope = (up[0] - down[0]) / (2 * step)
-        assert (parameter.grad * direction).sum().item() == pytest.approx(slope, rel=1e-4, abs=1e-7)
-
-
-def test_entropy_bonus_lowers_the_loss_by_its_weight_times_the_entropy():
-    agent = make_agent().double()
-    minibatch = random_minibatch(agent)
-    plain = ppo_loss(agent, minibatch, 0.2, True, True, 0.0, 0.5)[0]
-    bonus = ppo_loss(agent, minibatch, 0.2, True, True, 0.1, 0.5)[0]
-    assert (plain - bonus).item() == pytest.approx(0.1 * 6 * 1.4189385, rel=1e-6)
+    agent, obs = make_agent(), torch.randn(8, 17)
+    found = numpy_mlp(numpy_layers(agent.policy), obs.numpy())
+    np.testing.assert_allclose(found, agent.policy(obs).detach().numpy(), atol=1e-6)

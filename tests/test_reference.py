@@ -1,4 +1,4 @@
-"""The same arrays through Stable-Baselines3: advantages, and one whole update."""
+"""One whole update against Stable-Baselines3 and against a second statement of ppo2, in numpy."""
 
 import gymnasium as gym
 import numpy as np
@@ -8,9 +8,124 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.logger import configure
 
-from ppo_continuous_action import Agent, Args, gae, loss_gradient, normalize
+import ppo_continuous_action as ppo
 
 STEPS, ENVS, OBS, ACTIONS = 32, 2, 5, 3
+
+
+def make_agent(**settings):
+    """Agent, its settings and its weights as one vector; far from the start: ratios are clipped."""
+    torch.manual_seed(0)
+    args = ppo.Args(**settings)
+    agent = ppo.Agent(OBS, ACTIONS, args)
+    with torch.no_grad():
+        agent.policy[-1].weight.mul_(100)
+        agent.log_std.copy_(torch.linspace(-0.5, 0.5, ACTIONS))
+    return agent, args
+
+
+def update(agent, args, batch, orders, learning_rate=3e-4, clip_coef=0.2):
+    """The script's gradient steps over minibatches of 16 in the given orders; their metrics."""
+    weights = torch.nn.utils.parameters_to_vector(agent.parameters()).detach()
+    torch.nn.utils.vector_to_parameters(weights, agent.parameters())
+    adam = {"mean": torch.zeros_like(weights), "square": torch.zeros_like(weights)}
+    adam["step"] = torch.zeros((), dtype=torch.float64)
+    schedule = torch.tensor([learning_rate, clip_coef], dtype=torch.float64)
+    return [
+        ppo.ppo_update(agent, weights, adam, batch, mb, *schedule, args)
+        for order in orders
+        for mb in torch.from_numpy(order).split(16)
+    ]
+
+
+ORDERS = [np.random.default_rng(i).permutation(STEPS * ENVS) for i in range(2)]
+
+# --- ppo2 in numpy: losses, gradients and Adam by hand, from baselines' model.py ---
+
+
+def network(p, name, x):
+    """Output of a tanh network and its layers' inputs."""
+    inputs = [x]
+    for i in (0, 2):
+        inputs.append(np.tanh(inputs[-1] @ p[f"{name}.{i}.weight"].T + p[f"{name}.{i}.bias"]))
+    return inputs[-1] @ p[f"{name}.4.weight"].T + p[f"{name}.4.bias"], inputs
+
+
+def backward(p, name, inputs, d_output):
+    """Gradients of a network's parameters, from that of its output."""
+    gradients = {}
+    for i, x in zip((4, 2, 0), reversed(inputs)):
+        gradients[f"{name}.{i}.weight"], gradients[f"{name}.{i}.bias"] = (
+            d_output.T @ x,
+            d_output.sum(0),
+        )
+        d_output = d_output @ p[f"{name}.{i}.weight"] * (1 - x**2)
+    return gradients
+
+
+def ppo2_gradients(p, minibatch, clip, clip_vloss, ent_coef, vf_coef):
+    obs, actions, logprobs, old_values, advantages, returns = minibatch
+    size, log_std = len(obs), p["log_std"]
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    mean, policy_inputs = network(p, "policy", obs)
+    values, value_inputs = network(p, "value", obs)
+    z = (actions - mean) / np.exp(log_std)
+    neglogp = 0.5 * (z**2).sum(1) + 0.5 * np.log(2 * np.pi) * ACTIONS + log_std.sum()
+    ratio = np.exp(-neglogp - logprobs)
+    losses, clipped = -advantages * ratio, -advantages * np.clip(ratio, 1 - clip, 1 + clip)
+    d_logp = np.where(losses >= clipped, losses, 0.0) / size
+
+    errors = values[:, 0] - returns
+    clipped_errors = old_values + np.clip(values[:, 0] - old_values, -clip, clip) - returns
+    moves = (errors**2 >= clipped_errors**2) | (not clip_vloss)
+    d_values = vf_coef * np.where(moves, errors, 0.0)[:, None] / size
+
+    gradients = backward(p, "value", value_inputs, d_values)
+    gradients |= backward(p, "policy", policy_inputs, d_logp[:, None] * z / np.exp(log_std))
+    gradients["log_std"] = (d_logp[:, None] * (z**2 - 1)).sum(0, keepdims=True) - ent_coef
+    counts = (losses < clipped).mean(), (~moves).mean()
+    return gradients, np.maximum(losses, clipped).mean(), counts
+
+
+@pytest.mark.parametrize("clip_vloss", [True, False])
+def test_one_whole_update_equals_ppo2_in_numpy(clip_vloss):
+    settings = {"clip_vloss": clip_vloss, "ent_coef": 0.01, "max_grad_norm": 0.5}
+    agent, args = make_agent(**settings)
+    agent = agent.double()
+    rng = np.random.default_rng(0)
+    n = STEPS * ENVS
+    obs, actions = (
+        torch.tensor(rng.normal(size=(n, OBS))),
+        torch.tensor(rng.normal(size=(n, ACTIONS))),
+    )
+    with torch.no_grad():
+        _, logprobs, _, values = agent.get_action_and_value(obs, actions)
+    noise = torch.tensor(rng.normal(size=(4, n)))
+    batch = [obs, actions, logprobs + 0.3 * noise[0], values + 0.3 * noise[1], *noise[2:]]
+    p = {name: x.detach().numpy().copy() for name, x in agent.named_parameters()}
+    metrics = update(agent, args, batch, ORDERS)
+
+    m, v = ({name: np.zeros_like(x) for name, x in p.items()} for _ in range(2))
+    held = []
+    for t in range(1, 9):
+        mb = np.concatenate(ORDERS).reshape(8, 16)[t - 1]
+        minibatch = [x.numpy()[mb] for x in batch]
+        gradients, pg_loss, counts = ppo2_gradients(p, minibatch, 0.2, clip_vloss, 0.01, 0.5)
+        assert metrics[t - 1]["losses/policy_loss"].item() == pytest.approx(pg_loss, rel=1e-6)
+        norm = np.sqrt(sum((x**2).sum() for x in gradients.values()))
+        rate = 3e-4 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        for name, gradient in gradients.items():
+            gradient = gradient * 0.5 / max(norm, 0.5)
+            m[name] = 0.9 * m[name] + 0.1 * gradient
+            v[name] = 0.999 * v[name] + 0.001 * gradient**2
+            p[name] = p[name] - rate * m[name] / (np.sqrt(v[name]) + 1e-5)
+        held.append([norm > 0.5, *counts])
+    assert (np.mean(held, axis=0) > [0, 0.1, 0.1 if clip_vloss else -1]).all()  # everything clips
+    for name, x in agent.named_parameters():
+        np.testing.assert_allclose(x.detach().numpy(), p[name], rtol=0, atol=1e-8)
+
+
+# --- Stable-Baselines3 ---
 
 
 class Spaces(gym.Env):
@@ -40,9 +155,8 @@ def rollout(seed=0):
 
 def sb3_buffer(data, gamma, gae_lambda, logprobs=None):
     """Fill Stable-Baselines3's buffer as its collect_rollouts does, time limits included."""
-    buffer = RolloutBuffer(
-        STEPS, Spaces.observation_space, Spaces.action_space, "cpu", gae_lambda, gamma, ENVS
-    )
+    spaces = Spaces.observation_space, Spaces.action_space
+    buffer = RolloutBuffer(STEPS, *spaces, "cpu", gae_lambda, gamma, ENVS)
     starts = np.ones(ENVS)
     for t in range(STEPS):
         truncated = data["done"][t] & ~data["terminated"][t]
@@ -60,7 +174,7 @@ def our_gae(data, gamma, gae_lambda):
     truncated = data["done"] & ~data["terminated"]
     next_values = np.where(truncated, data["final_values"], next_values)
     arrays = (data["rewards"], data["values"], next_values, data["terminated"], data["done"])
-    return gae(*(torch.from_numpy(x.astype(np.float32)) for x in arrays), gamma, gae_lambda)
+    return ppo.gae(*(torch.from_numpy(x.astype(np.float32)) for x in arrays), gamma, gae_lambda)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -73,7 +187,7 @@ def test_gae_equals_the_buffer_of_stable_baselines3(seed):
 
 
 def sb3_model(agent, **settings):
-    """A Stable-Baselines3 PPO with the network, the weights and the Adam of `agent`."""
+    """A Stable-Baselines3 PPO with the network and the weights of `agent`, and pairs of them."""
     model = PPO(
         "MlpPolicy",
         Spaces(),
@@ -84,38 +198,38 @@ def sb3_model(agent, **settings):
         policy_kwargs={
             "net_arch": {"pi": [64, 64], "vf": [64, 64]},
             "activation_fn": torch.nn.Tanh,
-            "optimizer_kwargs": {"eps": 1e-5},
+            "optimizer_kwargs": {"eps": 1e-15},
         },
         device="cpu",
         **settings,
     )
     policy = model.policy
     pairs = [
-        (policy.mlp_extractor.policy_net, agent.policy_trunk),
-        (policy.mlp_extractor.value_net, agent.value_trunk),
-        (policy.action_net, agent.action_mean),
-        (policy.value_net, agent.value_head),
+        (policy.mlp_extractor.policy_net, agent.policy[:4]),
+        (policy.mlp_extractor.value_net, agent.value[:4]),
+        (policy.action_net, agent.policy[4]),
+        (policy.value_net, agent.value[4]),
     ]
     for theirs, ours in pairs:
         theirs.load_state_dict(ours.state_dict())
     with torch.no_grad():
         policy.log_std.copy_(agent.log_std[0])
     model.set_logger(configure(None, []))
-    return model, [*pairs, (policy, agent)]
+    return model, pairs
 
 
-@pytest.mark.parametrize("normalize_advantage", [False, True])
-def test_one_whole_update_equals_stable_baselines3(normalize_advantage, monkeypatch):
+@pytest.mark.parametrize("norm_adv", [False, True])
+def test_one_whole_update_equals_stable_baselines3(norm_adv, monkeypatch):
     """Same batch, weights and minibatch order, two epochs: the same weights afterwards.
 
     Conventions set equal: SB3's value loss lacks the factor 1/2, so vf_coef is 0.5 there and 1
-    here; its value clipping is another one and off; its advantages are divided by the sample std,
-    so they are scaled here by sqrt((n - 1) / n) after the normalization.
+    here; its value clipping is another one and off; Adam's epsilon, which it adds in another place,
+    is next to nothing; its advantages are divided by the sample std.
     """
-    torch.manual_seed(0)
-    agent = Agent(OBS, ACTIONS, Args())
-    with torch.no_grad():  # far from the start, so that ratios are clipped
-        agent.action_mean.weight.mul_(100)
+    settings = {"clip_vloss": False, "vf_coef": 1.0, "ent_coef": 0.01, "adam_eps": 1e-15}
+    agent, args = make_agent(norm_adv=norm_adv, **settings)
+    real = ppo.normalize
+    monkeypatch.setattr(ppo, "normalize", lambda x: real(x) * ((len(x) - 1) / len(x)) ** 0.5)
     data = rollout()
     obs, actions = torch.from_numpy(data["obs"]), torch.from_numpy(data["actions"])
     with torch.no_grad():
@@ -124,41 +238,23 @@ def test_one_whole_update_equals_stable_baselines3(normalize_advantage, monkeypa
     data["values"] = values.numpy()
 
     model, pairs = sb3_model(
-        agent, n_epochs=2, vf_coef=0.5, ent_coef=0.01, normalize_advantage=normalize_advantage
+        agent, n_epochs=2, vf_coef=0.5, ent_coef=0.01, normalize_advantage=norm_adv
     )
-    model.n_envs = ENVS
+    model.n_envs, model._current_progress_remaining = ENVS, 1.0
     model.rollout_buffer = sb3_buffer(data, 0.99, 0.95, logprobs)
-    orders = [np.random.default_rng(i).permutation(STEPS * ENVS) for i in range(2)]
-    queue = list(orders)
+    queue = list(ORDERS)
     monkeypatch.setattr(np.random, "permutation", lambda n: queue.pop(0))
-    model._current_progress_remaining = 1.0
     model.train()
     assert not queue
 
-    advantages, returns = our_gae(data, 0.99, 0.95)
+    batch = (obs, actions, logprobs, values, *our_gae(data, 0.99, 0.95))
     # Their buffer is flattened environment by environment, ours step by step.
-    batch = [
-        x.transpose(0, 1).flatten(0, 1)
-        for x in (obs, actions, logprobs, values, advantages, returns)
-    ]
-    weights = torch.nn.utils.parameters_to_vector(agent.parameters()).detach()
-    torch.nn.utils.vector_to_parameters(weights, agent.parameters())
-    start = weights.clone()
-    optimizer = torch.optim.Adam([weights], 3e-4, eps=1e-5)
-    clipped = 0.0
-    for order in orders:
-        for indices in torch.from_numpy(order).split(16):
-            minibatch = [x[indices] for x in batch]
-            if normalize_advantage:
-                minibatch[4] = normalize(minibatch[4]) * (15 / 16) ** 0.5
-            weights.grad, metrics = loss_gradient(
-                agent, tuple(minibatch), 0.2, False, False, 0.01, 1.0
-            )
-            torch.nn.utils.clip_grad_norm_(weights, 0.5)
-            optimizer.step()
-            clipped += metrics[-1].item()
-    assert clipped > 0 and (weights - start).abs().max() > 1e-3
-    for theirs, ours in pairs[:-1]:
+    batch = [x.transpose(0, 1).flatten(0, 1) for x in batch]
+    start = agent.policy[0].weight.clone()
+    metrics = update(agent, args, batch, ORDERS)
+    assert all(x["losses/clipfrac"] > 0 for x in metrics)
+    assert (agent.policy[0].weight - start).abs().max() > 1e-3
+    for theirs, ours in pairs:
         for x, y in zip(theirs.parameters(), ours.parameters(), strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-5)
-    torch.testing.assert_close(pairs[-1][0].log_std, agent.log_std[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.policy.log_std, agent.log_std[0], rtol=0, atol=1e-5)

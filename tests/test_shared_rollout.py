@@ -1,5 +1,7 @@
 """What enters the batch of every script: no ghost transitions, bootstrap, seeds, bad numbers."""
 
+import math
+
 import fake_envs
 import numpy as np
 import pytest
@@ -63,6 +65,61 @@ def test_bootstrap_is_the_value_of_the_own_successor(script, tiny, recorded, end
                 assert target.item() == pytest.approx(1 + 0.9 * future, abs=1e-5)
 
 
+# --- Details 27 and 28 ---
+
+
+@on("continuous", "kl")
+def test_environments_get_clipped_actions_and_the_batch_has_unclipped_ones(script, tiny, recorded):
+    agent = script.module.train(tiny(num_envs=1, total_timesteps=16, learning_rate=0.0))["agent"]
+    received = np.array(fake_envs.Fake.made[0].actions)
+    epoch = recorded.steps[:4]
+    actions = torch.cat([step.data[1] for step in epoch])
+    assert np.abs(received).max() == np.float32(0.1) and actions.abs().max() > 1  # sigma is 1
+    assert sorted(map(tuple, received)) == sorted(map(tuple, actions.clamp(-0.1, 0.1).tolist()))
+    obs, logprobs = (torch.cat([step.data[i] for step in epoch]) for i in (0, 2))
+    squares = (actions - agent.policy(obs).detach()) ** 2
+    expected = (-0.5 * squares - 0.5 * math.log(2 * math.pi)).sum(-1)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
+
+
+@on(*VECTOR)
+def test_observations_are_normalized_by_all_environments_up_to_now(script, tiny, recorded):
+    """Final observations too, without being counted."""
+    args = tiny(norm_obs=True, clip_obs=2.0, num_envs=3, total_timesteps=48, learning_rate=0.0)
+    agent = script.module.train(args)["agent"]
+    time = range(args.num_steps + 1)
+    raw = np.array([[(n, t // 5, t % 5) for n in range(3)] for t in time], np.float64)
+    total = 1e-4 + 3 * (1 + np.arange(17))[:, None]  # the prior counts as a ten thousandth
+    mean = raw.sum(1).cumsum(0) / total
+    var = (1e-4 + (raw**2).sum(1).cumsum(0)) / total - mean**2
+
+    def normalized(obs, t):
+        return np.clip((obs - mean[t]) / np.sqrt(var[t] + 1e-8), -2, 2)
+
+    expected = np.concatenate([normalized(raw[t], t) for t in time[:-1]])
+    found = torch.cat([step.data[0] for step in recorded.steps[:4]]).numpy()
+    distance = np.abs(found[:, None] - expected).max(-1)
+    assert distance.min(0).max() < 1e-3 and distance.min(1).max() < 1e-3
+    count = script.module.load_checkpoint("runs/run0")["obs_stats"][2]
+    assert np.ravel(count)[0] == pytest.approx(1e-4 + 3 * 17)
+
+    (batch,) = recorded.gae
+    for t in (4, 9, 14):
+        final = normalized(np.array([(n, t // 5, 5) for n in range(3)]), t + 1)
+        values = agent.get_value(torch.tensor(final, dtype=torch.float32)).detach()
+        torch.testing.assert_close(batch["next_values"][t], values, rtol=0, atol=1e-3)
+
+
+@on(*VECTOR)
+def test_rewards_in_the_batch_are_scaled_over_all_rollouts(script, tiny, recorded):
+    script.module.train(tiny(num_envs=1, total_timesteps=48, scale_rewards=True, gamma=0.9))
+    rewards = torch.cat([batch["rewards"] for batch in recorded.gae]).flatten().numpy()
+    returns = [sum(0.9**i for i in range(t % 5 + 1)) for t in range(48)]  # anew in each episode
+    for t in (10, 20, 47):  # the prior weighs a ten thousandth of a row
+        expected = 1 / np.std(returns[: t + 1])
+        assert rewards[t] == pytest.approx(min(10, expected), rel=1e-3)
+
+
 # --- Seeds ---
 
 
@@ -103,7 +160,7 @@ def test_the_run_does_not_depend_on_how_often_it_is_saved(script, tiny):
 @pytest.mark.parametrize("env", ["NaNObs", "NaNReward"])
 def test_a_bad_number_from_the_environment_stops_the_run_at_its_step(script, tiny, env):
     args = tiny(env, checkpoint_interval=1)
-    sentence = "observation .* step 40" if env == "NaNObs" else "not finite|infinite"
+    sentence = "observation .* step 40" if env == "NaNObs" else "Rewards .* infinite"
     with pytest.raises(ValueError, match=sentence) as info:
         script.module.train(args)
     assert "\n" not in str(info.value)
@@ -124,7 +181,7 @@ def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny, monkeypatch):
         return loss, {k: x * float("nan") if bad else x for k, x in metrics.items()}
 
     monkeypatch.setattr(script.module, script.loss, poisoned)
-    with pytest.raises(ValueError, match="losses are .*(not finite|infinite)"):
+    with pytest.raises(ValueError, match="losses are NaN or infinite"):
         script.module.train(args)
     saved = script.module.load_checkpoint(f"runs/{args.run_name}")
     assert len(saved["updates"]) == 1
