@@ -10,60 +10,49 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(ROOT.glob("ppo_*.py"))
-# These have the same role but not the same text in each script.
-MAY_DIFFER = {"Args", "Agent", "make_env", "make_envs", "train", "evaluate", "play"}
+# These have the same role but not the same text in each script; a marked copy is one even so.
+MAY_DIFFER = {"Args", "Agent", "Environments", "make_env", "ppo_loss", "train", "evaluate", "main"}
 MARKER = re.compile(r"# Copied from (ppo_\w+\.py)\n\Z")
 
 
-def blocks(source: str) -> dict[str, tuple[int, int]]:
-    """Name of each top-level function and class -> its span in characters, decorators included."""
-    starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    spans = {}
+def blocks(source: str) -> dict[str, tuple[str, str | None, int]]:
+    """Name of each top-level function and class -> its text, decorators included, home, start."""
+    lines, found = source.splitlines(keepends=True), {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            first = min([node.lineno] + [x.lineno for x in node.decorator_list])
-            spans[node.name] = (starts[first - 1], starts[node.end_lineno])
-    return spans
+            first = min([node.lineno, *(x.lineno for x in node.decorator_list)]) - 1
+            before, text = "".join(lines[:first]), "".join(lines[first : node.end_lineno])
+            home = MARKER.search(before)
+            found[node.name] = text, home and home[1], len(before)
+    return found
 
 
 def problems(sources: dict[str, str]) -> list[str]:
     """What is wrong with the copies in `sources`, script name -> text."""
-    found = []
-    spans = {name: blocks(source) for name, source in sources.items()}
-    shared = {block for name in spans for block in spans[name]} - MAY_DIFFER
-    for block in sorted(shared):
-        holders = [name for name in sources if block in spans[name]]
-        marked = {}
-        for name in holders:
-            match = MARKER.search(sources[name][: spans[name][block][0]])
-            if match:
-                marked[name] = match[1]
-        for name, home in marked.items():
-            if home not in holders or home in marked:
-                found.append(f"{name}: {block} is marked as copied from {home}, not its home")
-        if len(holders) < 2:
-            continue
-        unmarked = [name for name in holders if name not in marked]
-        if len(unmarked) != 1:
-            found.append(f"{block} needs exactly one home, without marker; has {unmarked}")
-        texts = {sources[name][slice(*spans[name][block])] for name in holders}
-        if len(texts) > 1:
-            found.append(f"{block} differs between {', '.join(holders)}")
+    found, scripts = [], {name: blocks(source) for name, source in sources.items()}
+    for name, script in scripts.items():
+        for block, (text, home, _) in script.items():
+            if home:
+                original, copied_from, _ = scripts.get(home, {}).get(block, ("", None, 0))
+                if not original or copied_from:
+                    found.append(f"{name}: {home} is not the home of {block}")
+                elif text != original:
+                    found.append(f"{name}: {block} differs from the one in {home}")
+            elif block not in MAY_DIFFER:
+                others = [x for x in scripts if x > name and block in scripts[x]]
+                unmarked = [x for x in others if not scripts[x][block][1]]
+                if unmarked:
+                    found.append(f"{block} has several homes: {', '.join([name, *unmarked])}")
     return found
 
 
 def fix(sources: dict[str, str]) -> dict[str, str]:
     """Rewrite every marked block from the script that its marker names."""
-    spans = {name: blocks(source) for name, source in sources.items()}
-    fixed = {}
+    scripts, fixed = {name: blocks(source) for name, source in sources.items()}, {}
     for name, source in sources.items():
-        for block, (start, end) in reversed(spans[name].items()):  # from the end: spans stay valid
-            match = MARKER.search(source[:start])
-            if match and block in spans.get(match[1], {}):
-                home = sources[match[1]][slice(*spans[match[1]][block])]
-                source = source[:start] + home + source[end:]
+        for block, (text, home, start) in reversed(scripts[name].items()):  # starts stay valid
+            original = scripts.get(home, {}).get(block, (text,))[0]
+            source = source[:start] + original + source[start + len(text) :]
         fixed[name] = source
     return fixed
 
@@ -72,29 +61,35 @@ def test_copies_are_byte_identical_and_marked():
     assert problems({path.name: path.read_text() for path in SCRIPTS}) == []
 
 
+def test_exceptions_are_needed():
+    scripts = [blocks(path.read_text()) for path in SCRIPTS]
+    texts = {name: {x[name][0] for x in scripts if name in x} for name in MAY_DIFFER}
+    assert [name for name in MAY_DIFFER if len(texts[name]) < 2] == []
+
+
 HOME = "def f(x):\n    return x\n\n\n@cache\ndef g():\n    pass\n"
+MARKED = "# Copied from ppo_a.py\n"
 
 
-def test_a_changed_comment_an_extra_line_or_a_decorator_is_found():
-    marked = "# Copied from ppo_a.py\n"
+def test_what_is_wrong_is_found_and_mended():
     for copy in (
-        marked + "def f(x):\n    return x  # same\n",
-        marked + "def f(x):\n    return x\n    return y\n",
-        marked + "def g():\n    pass\n",
+        MARKED + "def f(x):\n    return x  # same\n",
+        MARKED + "def f(x):\n    return x\n    return y\n",
+        MARKED + "def g():\n    pass\n",
+        "x = 1\n\n\n" + MARKED + "def f(x):\n    return -x\n\n\ny = 2\n",
     ):
-        assert any("differs" in x for x in problems({"ppo_a.py": HOME, "ppo_b.py": copy}))
-
-
-def test_an_unmarked_copy_or_a_wrong_home_is_found():
-    assert problems({"ppo_a.py": HOME, "ppo_b.py": "def f(x):\n    return x\n"})
-    assert problems({"ppo_a.py": HOME, "ppo_b.py": "# Copied from ppo_c.py\ndef h():\n    pass\n"})
-
-
-def test_fix_restores_the_home_text():
-    broken = "x = 1\n\n\n# Copied from ppo_a.py\ndef f(x):\n    return -x\n\n\ny = 2\n"
-    sources = fix({"ppo_a.py": HOME, "ppo_b.py": broken})
-    assert problems(sources) == []
-    assert sources["ppo_b.py"].startswith("x = 1") and sources["ppo_b.py"].endswith("y = 2\n")
+        sources = {"ppo_a.py": HOME, "ppo_b.py": copy}
+        assert "differs" in problems(sources)[0]
+        mended = fix(sources)
+        assert problems(mended) == [] and mended["ppo_a.py"] == HOME
+        assert mended["ppo_b.py"].split(MARKED)[0] == copy.split(MARKED)[0]
+        assert mended["ppo_b.py"].endswith("y = 2\n") == copy.endswith("y = 2\n")
+    unmarked = "def f(x):\n    return x\n"
+    assert "homes" in problems({"ppo_a.py": HOME, "ppo_b.py": unmarked})[0]
+    assert "not the home" in problems({"ppo_a.py": HOME, "ppo_b.py": MARKED + "def h(): 0\n"})[0]
+    nested = {"ppo_a.py": HOME, "ppo_b.py": MARKED + unmarked}
+    nested["ppo_c.py"] = "# Copied from ppo_b.py\n" + unmarked
+    assert "not the home" in problems(nested)[0]
 
 
 if __name__ == "__main__":

@@ -1,160 +1,194 @@
 """The detail tags: complete, unique, with fixed titles; and the table made from them."""
 
+import dataclasses
+import importlib
 import itertools
 import re
 from pathlib import Path
 
 import pytest
 
-import ppo_continuous_action as ppo
-
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(ROOT.glob("ppo_*.py"))
-TAG = re.compile(r"# Detail (\w+)/(\d+)( omitted)?: (.*)")
+# Number, kind, title, settings, source; behind the settings a remark may stand.
+TAG = re.compile(
+    r"# (?:Detail (\w+/\d+)|(Extra|Deviation)): ([^([]+?)(?: \(([\w, ]+)\)(?:, [^[]+)?)?"
+    r"(?: \[(.+)\])?"
+)
+FILE = r"(?:\w+: )?(?:[\w-]+/)*\w+\.py L\d+(?:-\d+)?(?:, L\d+(?:-\d+)?)*"
 
 TITLES = {
-    1: "vectorized architecture",
-    2: "orthogonal and constant initialization",
-    3: "Adam epsilon",
-    4: "learning rate annealing",
-    5: "generalized advantage estimation",
-    6: "minibatch updates",
-    7: "advantage normalization",
-    8: "clipped surrogate objective",
-    9: "value function loss clipping",
-    10: "overall loss and entropy bonus",
-    11: "global gradient clipping",
-    12: "debug variables",
-    13: "shared or separate networks",
-    14: "no-op reset",
-    15: "max and skip",
-    16: "episodic life",
-    17: "fire reset",
-    18: "warp frame",
-    19: "reward clipping to sign",
-    20: "frame stack",
-    21: "shared Nature CNN",
-    22: "image scaling",
-    23: "normal distribution",
-    24: "state-independent log std",
-    25: "independent action components",
-    26: "separate networks",
-    27: "action clipping and storage",
-    28: "observation normalization",
-    29: "observation clipping",
-    30: "reward scaling",
-    31: "reward clipping",
-    32: "layer initialization",
-    33: "zero initial states",
-    34: "reset at episode end",
-    35: "sequential minibatches",
-    36: "rebuild states in training",
-    37: "independent action components",
+    "1/37": "vectorized architecture",
+    "2/37": "orthogonal and constant initialization",
+    "3/37": "Adam epsilon",
+    "4/37": "learning rate annealing",
+    "5/37": "generalized advantage estimation",
+    "6/37": "minibatch updates",
+    "7/37": "advantage normalization",
+    "8/37": "clipped surrogate objective",
+    "9/37": "value function loss clipping",
+    "10/37": "overall loss and entropy bonus",
+    "11/37": "global gradient clipping",
+    "12/37": "debug variables",
+    "13/37": "shared or separate networks",
+    "14/37": "no-op reset",
+    "15/37": "max and skip",
+    "16/37": "episodic life",
+    "17/37": "fire reset",
+    "18/37": "warp frame",
+    "19/37": "reward clipping to sign",
+    "20/37": "frame stack",
+    "21/37": "shared Nature CNN",
+    "22/37": "image scaling",
+    "23/37": "normal distribution",
+    "24/37": "state-independent log std",
+    "25/37": "independent action components",
+    "26/37": "separate networks",
+    "27/37": "action clipping and storage",
+    "28/37": "observation normalization",
+    "29/37": "observation clipping",
+    "30/37": "reward scaling",
+    "31/37": "reward clipping",
+    "32/37": "layer initialization",
+    "33/37": "zero initial states",
+    "34/37": "reset at episode end",
+    "35/37": "sequential minibatches",
+    "36/37": "rebuild states in training",
+    "37/37": "independent action components",
+    "K1/3": "KL-penalized objective",
+    "K2/3": "exact KL divergence",
+    "K3/3": "adaptive penalty coefficient",
+    "R1/21": "query and response concatenated",
+    "R2/21": "special padding token, truncated inputs",
+    "R3/21": "positions skip padding tokens",
+    "R4/21": "fixed-length responses without padding",
+    "R5/21": "learning-rate annealing",
+    "R6/21": "different seeds for processes",
+    "R7/21": "reward only at the last token",
+    "R8/21": "reward head initialization",
+    "R9/21": "normalization before and after training",
+    "R10/21": "logits scaled by the temperature",
+    "R11/21": "value head initialization",
+    "R12/21": "queries start and end with a period",
+    "R13/21": "disable dropout",
+    "R14/21": "rejection sampling",
+    "R15/21": "discount factor 1",
+    "R16/21": "batches of responses",
+    "R17/21": "per-token KL penalty",
+    "R18/21": "per-minibatch whitening, of rewards too",
+    "R19/21": "clipped value function",
+    "R20/21": "adaptive KL",
+    "R21/21": "TensorFlow's Adam epsilon",
 }
-# Which of them each script must really have; the others it names as omitted.
-USED = {
-    "ppo_continuous_action.py": {*range(1, 14), *range(23, 32)},
-    "ppo_kl_penalty.py": {*range(1, 14), *range(23, 32)} - {8},
-    "ppo_atari.py": {*range(1, 14), *range(14, 23)},
-    "ppo_atari_lstm.py": {*range(1, 14), *range(14, 23), *range(32, 37)},
-    "ppo_multidiscrete.py": {*range(1, 14), 37},
-    "ppo_rlhf_toy.py": {5, 8, 9},
+
+
+def series(first, last, prefix="", total=37):
+    return {f"{prefix}{i}/{total}" for i in range(first, last + 1)}
+
+
+CORE, ATARI, CONTINUOUS = series(1, 13), series(14, 22), series(23, 31)
+OWED = {
+    "ppo_continuous_action.py": CORE | CONTINUOUS,
+    "ppo_kl_penalty.py": CORE - {"8/37"} | CONTINUOUS | series(1, 3, "K", 3),
+    "ppo_multidiscrete.py": CORE | series(28, 31) | {"26/37", "37/37"},
+    "ppo_atari.py": CORE | ATARI,
+    "ppo_atari_lstm.py": CORE | ATARI | series(32, 36),
+    "ppo_rlhf_toy.py": CORE - {"2/37", "7/37"} | series(1, 21, "R", 21) - {"R6/21", "R12/21"},
+}
+ANNEALING, STOPPING = "clip range annealing", "early stopping on target_kl"
+PARALLEL, MASKING = "parallelized gradient update", "invalid action masking"
+LIMITS = "time limits are no failures"
+ALSO = {  # extras and deviations
+    "ppo_continuous_action.py": {ANNEALING, STOPPING, LIMITS},
+    "ppo_kl_penalty.py": {LIMITS},
+    "ppo_multidiscrete.py": {ANNEALING, STOPPING, MASKING, LIMITS},
+    "ppo_atari.py": {ANNEALING, STOPPING, PARALLEL, LIMITS},
+    "ppo_atari_lstm.py": {ANNEALING, STOPPING, LIMITS},
+    "ppo_rlhf_toy.py": {
+        "an episode ends at the stop word",
+        "rewards are scaled, their mean is not restored",
+    },
 }
 
 
 def tags(path):
-    """(number, total, omitted, title) of each tag, in the order of the file."""
-    found = []
-    for line in path.read_text().splitlines():
-        match = TAG.match(line.strip())
-        if match:
-            number, total, omitted, rest = match.groups()
-            found.append((number, total, bool(omitted), re.split(r"; | \[", rest)[0], rest))
-    return found
+    """Line, number or kind, title, settings, source of each tag, in the order of the file."""
+    for line, text in enumerate(path.read_text().splitlines(), 1):
+        text = text.strip()
+        if re.match(r"# (Detail|Extra|Deviation)\b", text):
+            match = TAG.fullmatch(text)
+            assert match, f"malformed: {text}"
+            number, kind, title, settings, _, source = match.groups()
+            yield line, number or kind, title, settings.split(", ") if settings else [], source
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_each_script_has_each_of_the_37_exactly_once_under_its_title(path):
-    core = [tag for tag in tags(path) if tag[1] == "37"]
-    assert sorted(int(tag[0]) for tag in core) == list(range(1, 38))
-    assert {int(tag[0]): tag[3] for tag in core} == TITLES
+on_each = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_each_script_really_has_the_details_it_is_there_to_show(path):
-    used = {int(tag[0]) for tag in tags(path) if tag[1] == "37" and not tag[2]}
-    assert USED[path.name] <= used
+@on_each
+def test_each_script_has_each_number_it_owes_once_under_its_title(path):
+    numbered = [(number, title) for _, number, title, *_ in tags(path) if "/" in number]
+    assert sorted(numbered) == sorted((number, TITLES[number]) for number in OWED[path.name])
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_used_details_name_their_source_and_omitted_ones_a_reason(path):
-    for number, _, omitted, _, rest in tags(path):
-        assert re.search(r"; \S.*\S$" if omitted else r" \[.+\]$", rest), (number, rest)
+@on_each
+def test_extras_and_deviations_are_the_known_ones(path):
+    others = [title for _, kind, title, *_ in tags(path) if "/" not in kind]
+    assert sorted(others) == sorted(ALSO[path.name])
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_the_line_below_a_tag_is_code_or_another_tag(path):
-    lines = [line.strip() for line in path.read_text().splitlines()]
-    for line, below in itertools.pairwise(lines):
-        match = TAG.match(line)
-        if match and not match[3]:
-            assert below and (not below.startswith("#") or TAG.match(below)), line
+@on_each
+def test_details_have_a_source_and_settings_that_exist(path):
+    fields = {x.name for x in dataclasses.fields(importlib.import_module(path.stem).Args)}
+    for _, number, _, settings, source in tags(path):
+        assert source or number == "Deviation"
+        assert set(settings) <= fields, (number, settings)
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_series_of_a_script_are_complete(path):
-    series = {}
-    for number, total, *_ in tags(path):
-        series.setdefault(total, []).append(int(re.sub(r"\D", "", number)))
-    for total, numbers in series.items():
-        assert sorted(numbers) == list(range(1, int(total) + 1))
+@on_each
+def test_links_are_well_formed(path):
+    """[file.py L12-34, L56; other.py L7], numbers ascending; or a paper."""
+    for link in re.findall(r"\[[^\[\]\n]*\.py\b[^\[\]\n]*\]", path.read_text()):
+        for part in link[1:-1].split("; "):
+            assert re.fullmatch(FILE, part) or ".py" not in part, link
+            numbers = [int(x) for x in re.findall(r"(?<=[L-])\d+", part.partition(".py ")[2])]
+            assert numbers == sorted(set(numbers)), link
+    for *_, source in tags(path):
+        assert not source or re.search(rf"^{FILE}|^paper, |^Spinning Up|\d{{4}}$", source), source
 
 
-def table(**settings):
-    rows = ppo.detail_table(ppo.Args(**settings), Path(ppo.__file__).read_text())
-    return {row[0]: row[1:] for row in rows}
+@on_each
+def test_below_a_tag_stands_code_or_another_tag(path):
+    for line, below in itertools.pairwise(path.read_text().splitlines()):
+        if TAG.fullmatch(line.strip()):
+            below = below.strip()
+            assert below and (not below.startswith("#") or TAG.fullmatch(below)), line
 
 
-def test_table_lists_all_37_with_the_settings_of_the_run():
-    rows = ppo.detail_table(ppo.Args(), Path(ppo.__file__).read_text())
-    assert [row[0] for row in rows[:37]] == [f"{n}/37" for n in range(1, 38)]
-    assert [row[1] for row in rows[:37]] == list(TITLES.values())
-    assert sorted(row[0] for row in rows[37:]) == ["Deviation"] + ["Extra"] * 3
-    rows = table()
-    assert rows["3/37"][1] == "learning_rate=0.0003, adam_eps=1e-05"
-    assert rows["5/37"][1] == "gamma=0.99, gae_lambda=0.95"
-    assert rows["9/37"][1] == "clip_coef=0.2, clip_vloss=True"
-    assert table(clip_vloss=False)["9/37"][1] == "clip_coef=0.2, clip_vloss=False"
-    assert rows["16/37"][1].startswith("not here: ")
-    assert rows["25/37"][1] == "on"
+@on_each
+def test_second_sites_refer_to_a_tag_of_the_script(path):
+    numbers = {number.split("/")[0] for _, number, *_ in tags(path)}
+    assert {x for x in re.findall(r"# as Detail (\w+)", path.read_text())} <= numbers
 
 
-def test_table_points_at_the_line_of_the_tag():
-    lines = Path(ppo.__file__).read_text().splitlines()
-    for number, (title, _, line) in table().items():
-        if "/" in number:
-            assert f"Detail {number}" in lines[line - 1] and title in lines[line - 1]
+@on_each
+def test_the_table_has_every_tag_with_its_line_and_the_values_in_force(path):
+    module = importlib.import_module(path.stem)
+    args, rows = module.Args(), {}
+    for row in module.details(args).splitlines()[2:]:
+        _, number, title, values, line, _ = (x.strip() for x in row.split("|"))
+        rows[int(line)] = number, title, values
+    expected = {}
+    for line, number, title, settings, _ in tags(path):
+        values = ", ".join(f"{name}={getattr(args, name)}" for name in settings)
+        expected[line] = number, title, values or "on"
+    assert rows == expected
 
 
-def test_every_switch_shows_in_the_table():
-    rows = ppo.detail_table(ppo.Args(), Path(ppo.__file__).read_text())
-    shown = set(re.findall(r"(\w+)=", " ".join(row[2] for row in rows)))
-    assert {
-        "truncation_is_terminal",
-        "norm_obs",
-        "clip_obs",
-        "scale_rewards",
-        "clip_reward",
-        "anneal_lr",
-        "adam_eps",
-        "gae_lambda",
-        "norm_adv",
-        "anneal_clip",
-        "clip_vloss",
-        "ent_coef",
-        "vf_coef",
-        "max_grad_norm",
-        "target_kl",
-        "orthogonal_init",
-        "shared_network",
-    } <= shown
+def test_every_switch_of_the_continuous_script_shows_in_its_table():
+    ppo = importlib.import_module("ppo_continuous_action")
+    shown = set(re.findall(r"(\w+)=", ppo.details(ppo.Args())))
+    switches = {"truncation_is_terminal", "norm_obs", "clip_obs", "scale_rewards", "clip_reward"}
+    switches |= {"anneal_lr", "adam_eps", "gae_lambda", "norm_adv", "anneal_clip", "clip_vloss"}
+    switches |= {"ent_coef", "vf_coef", "max_grad_norm", "target_kl", "orthogonal_init"}
+    assert switches | {"shared_network"} <= shown
