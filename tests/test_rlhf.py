@@ -1,7 +1,7 @@
+# ruff: noqa: E501 - a table of code at the end
 """ppo_rlhf_toy.py: its task, models, details R1-R21, stages, runs and their results."""
 
 import copy
-import dataclasses
 import itertools
 import json
 import math
@@ -39,6 +39,7 @@ def random_words(rows: int, length: int, seed: int = 0) -> torch.Tensor:
 
 def louder(model: nn.Module, by: float) -> nn.Module:
     """A copy with random numbers added to all weights, so that it tells its inputs apart."""
+    torch.manual_seed(0)
     model = copy.deepcopy(model)
     with torch.no_grad():
         for weight in model.parameters():
@@ -48,8 +49,15 @@ def louder(model: nn.Module, by: float) -> nn.Module:
 
 @pytest.fixture
 def model() -> TinyGPT:
-    torch.manual_seed(0)
     return louder(TinyGPT(len(rlhf.TOY_WORDS), 24), 0.1)
+
+
+@pytest.fixture
+def agent(model) -> Agent:
+    """A policy whose values differ."""
+    agent = Agent(model)
+    nn.init.normal_(agent.value_head.weight)
+    return agent
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -68,54 +76,42 @@ def empty_folder(monkeypatch, tmp_path):
 
 def small_args(**changes) -> Args:
     """Settings of a run of a few seconds."""
-    settings = {
-        "run_name": "run",
-        "device": "cpu",
-        "sft_documents": 200,
-        "sft_steps": 20,
-        "num_pairs": 140,
-        "num_updates": 2,
-        "batch_size": 16,
-        **changes,
-    }
-    return Args(**settings)
+    sizes = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "batch_size": 16}
+    sizes |= {"num_updates": 2, "update_epochs": 2}
+    return Args(**{"run_name": "run", "device": "cpu", **sizes, **changes})
 
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory):
-    """Task, SFT model, preferences, judges and folder of a small run, not to be changed."""
+    """Task, SFT model, preferences and judges of a small run, not to be changed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("stages"))
         args = small_args()
         task = rlhf.toy_task(args)
         sft = rlhf.train_sft(args, task)
         preferences = rlhf.make_preferences(args, task, sft)
-        reward_model, quality = rlhf.train_reward_model(args, sft, preferences)
-        assert quality["accuracy"] > 0.4 and "correlation" in quality
+        reward_model, _ = rlhf.train_reward_model(args, sft, preferences)
         return task, sft, preferences, Judges(Agent(sft), reward_model, preferences.sample_gold)
 
 
 def run_ppo(stages, **changes):
-    """Agent and updates of a PPO run in a folder of its own."""
-    task, _, _, judges = stages
+    """Agent and updates of a PPO run in an empty folder."""
     shutil.rmtree("runs", ignore_errors=True)
-    return rlhf.train_ppo(small_args(**changes), task, judges)
+    return rlhf.train_ppo(small_args(**changes), stages[0], stages[3])
 
 
-def collect(stages, count=32, seed=0, kl_coef=0.0, agent=None, **changes):
+def collect(stages, count=32, kl_coef=0.0, agent=None, **changes):
     task, _, _, judges = stages
-    generator = torch.Generator().manual_seed(seed)
-    agent = agent or judges.reference
+    agent, generator = agent or judges.reference, torch.Generator().manual_seed(0)
     return rlhf.collect(small_args(**changes), task, agent, judges, count, kl_coef, generator)
 
 
-def make_rollout(agent: Agent, rows: int = 8, length: int = 10, seed: int = 0) -> Rollout:
+def make_rollout(agent: Agent, rows: int = 8, length: int = 10) -> Rollout:
     """Responses of different lengths with random rewards, judged by the agent itself."""
-    queries, responses = random_queries(rows, seed), random_words(rows, length, seed)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
+    queries, responses = random_queries(rows), random_words(rows, length)
     lengths = torch.randint(3, length + 1, (rows, 1), generator=generator)
-    index = torch.arange(length)
-    mask, last = index < lengths, index == lengths - 1
+    mask, last = torch.arange(length) < lengths, torch.arange(length) == lengths - 1
     responses = responses.where(mask, PAD)
     with torch.no_grad():
         words, values = agent.get_action_and_value(queries, responses, 1.0)
@@ -125,15 +121,30 @@ def make_rollout(agent: Agent, rows: int = 8, length: int = 10, seed: int = 0) -
 
 
 def record(monkeypatch, owner, name: str) -> list:
-    """The arguments of all calls of a function from now on."""
+    """Arguments and result of all calls of a function from now on."""
     calls, original = [], getattr(owner, name)
 
     def recording(*args, **kwargs):
-        calls.append(args)
-        return original(*args, **kwargs)
+        result = original(*args, **kwargs)
+        calls.append((*args, result))
+        return result
 
     monkeypatch.setattr(owner, name, recording)
     return calls
+
+
+def record_steps(monkeypatch, kind: type) -> list[dict[str, float]]:
+    """Settings and norm of the gradient of all steps of an optimizer from now on."""
+    steps, original = [], kind.step
+
+    def step(self, *args):
+        (group,) = self.param_groups
+        norm = torch.cat([p.grad.flatten() for p in group["params"]]).norm().item()
+        steps.append({"lr": group["lr"], "eps": group["eps"], "norm": norm})
+        return original(self, *args)
+
+    monkeypatch.setattr(kind, "step", step)
+    return steps
 
 
 # --- The task ---
@@ -165,23 +176,16 @@ def test_gold_of_texts_written_by_hand(text, gold):
     assert rlhf.gold_reward("hotel", text.split()) == pytest.approx(gold)
 
 
-def test_grammar_writes_clean_reviews_that_fit():
+def test_grammar_writes_clean_reviews_that_fit(monkeypatch):
+    monkeypatch.setattr(rlhf, "ADJECTIVES", dict.fromkeys(rlhf.ADJECTIVES, 0.0))
+    monkeypatch.setattr(rlhf, "VERBS", dict.fromkeys(rlhf.VERBS, 0.0))
     rng = random.Random(0)
     for _ in range(300):
         words = rlhf.write_review("movie", rng)
         assert len(words) <= 18 and set(words) <= set(rlhf.TOY_WORDS)
-        if words[-1] == ".":
-            # No penalty applies: it would take at least 0.5 from what praise and aspects give.
-            nouns = [word for word in words if word in rlhf.NOUNS]
-            assert {rlhf.NOUNS[noun] for noun in nouns} == {"movie"}
-            valence = 2 * math.atanh(
-                rlhf.gold_reward("movie", words) / 2 - 0.2 * min(len(nouns), 3)
-            )
-            assert abs(valence) < 12
-            bait = re.sub(r"^\w+ , | , \w+ \.$", "", " ".join(words).replace(" .", " ."))
-            assert rlhf.gold_reward("movie", words) == pytest.approx(
-                rlhf.gold_reward("movie", f"{bait.removesuffix(' .')} .".split())
-            )
+        if words[-1] == ".":  # without praise, gold is that of the aspects: there is no penalty
+            aspects = len(set(words) & set(rlhf.TOPICS["movie"]))
+            assert rlhf.gold_reward("movie", words) == pytest.approx(0.4 * min(aspects, 3))
     assert len(rlhf.TOY_WORDS) == len(set(rlhf.TOY_WORDS)) == 79
 
 
@@ -196,31 +200,26 @@ def test_labeller_flips_as_bradley_terry_says():
 
 def test_labels_name_the_better_review_as_chosen(stages):
     task, _, preferences, _ = stages
-    gold = [task.gold(preferences.queries, x) for x in (preferences.chosen, preferences.rejected)]
-    assert gold[0].mean() > gold[1].mean() + 0.5
+    chosen, rejected = (task.gold(preferences.queries, x) for x in preferences[1:3])
+    assert chosen.mean() > rejected.mean() + 0.5
 
 
-# --- R1 to R13: models, sampling, reward model ---
+# --- R1 to R13: models and sampling ---
 
 
-def test_r1_query_changes_score_and_values_and_each_response_token_has_a_value(model):
-    agent, reward = Agent(model), RewardModel(model)
-    nn.init.normal_(agent.value_head.weight)
-    responses = random_words(4, 7)
+def test_r1_score_and_values_depend_on_the_query_and_each_response_token_has_a_value(agent):
+    reward, responses = RewardModel(agent.policy), random_words(4, 7)
     first, second = random_queries(4, seed=1), random_queries(4, seed=2)
     outputs = []
     for queries in (first, second):
         words, values = agent.get_action_and_value(queries, responses, 1.0)
-        outputs.append((reward.score(queries, responses), values, words))
-    assert outputs[0][1].shape == (4, 7)
-    differs = (first != second).any(1)
+        assert values.shape == (4, 7) and words.shape == (4, 7, 79)
+        outputs.append([reward.score(queries, responses), values[:, 0], words[:, 0, 5]])
     for a, b in zip(*outputs, strict=True):
-        assert (a != b)[differs].flatten(1).any(1).all() if a.ndim > 1 else (a != b)[differs].all()
+        assert torch.equal(a != b, (first != second).any(1))
 
 
-def test_r1_values_and_logits_sit_one_position_before_their_token(model):
-    agent = Agent(model)
-    nn.init.normal_(agent.value_head.weight)
+def test_r1_values_and_logits_sit_one_position_before_their_token(agent):
     queries, responses = random_queries(4), random_words(4, 7)
     words, values = agent.get_action_and_value(queries, responses, 1.0)
     changed = responses.clone()
@@ -232,18 +231,17 @@ def test_r1_values_and_logits_sit_one_position_before_their_token(model):
 
 
 def test_r2_rows_are_padded_or_cut_to_the_exact_length_with_a_token_of_its_own():
-    rows = rlhf.pad_rows([[5], [6, 7, 8, 9]], 3)
-    assert rows.tolist() == [[5, PAD, PAD], [6, 7, 8]]
-    assert TOKEN["."] != PAD and rlhf.TOY_WORDS[PAD] == "<pad>" and rlhf.TOY_WORDS[BOS] == "<bos>"
+    assert rlhf.pad_rows([[5], [6, 7, 8, 9]], 3).tolist() == [[5, PAD, PAD], [6, 7, 8]]
+    assert rlhf.TOY_WORDS[PAD] == "<pad>" and rlhf.TOY_WORDS[BOS] == "<bos>"
 
 
-def test_r3_positions_and_outputs_skip_padding(model):
+def test_r3_positions_and_outputs_skip_padding(model, monkeypatch):
     text = random_words(1, 4)
     padded = torch.cat([text[:, :1], torch.zeros(1, 2, dtype=torch.long), text[:, 1:]], 1)
-    seen = []
-    model.position_embedding.register_forward_hook(lambda module, inputs, _: seen.append(inputs[0]))
-    hidden, _ = model(padded)
-    assert seen[0].tolist() == [[0, 1, 1, 1, 2, 3]]
+    with monkeypatch.context() as patch:
+        looked_up = record(patch, nn.Embedding, "forward")
+        hidden, _ = model(padded)
+    assert looked_up[1][1].tolist() == [[0, 1, 1, 1, 2, 3]]
     plain, _ = model(text)
     torch.testing.assert_close(hidden[:, [0, 3, 4, 5]], plain)
     # At padding stands the output of the last real token.
@@ -251,9 +249,9 @@ def test_r3_positions_and_outputs_skip_padding(model):
 
 
 def test_r4_responses_go_on_after_a_stop_and_hold_no_special_token(model):
-    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         model.never_written[TOKEN["."]] += 4  # stops are common now
+    generator = torch.Generator().manual_seed(0)
     responses = rlhf.sample_responses(model, random_queries(64), 18, 1.0, generator)
     assert responses.shape == (64, 18)
     assert (responses == TOKEN["."])[:, :9].any(1).float().mean() > 0.5
@@ -261,9 +259,12 @@ def test_r4_responses_go_on_after_a_stop_and_hold_no_special_token(model):
     assert (responses[:, -1] != TOKEN["."]).any()
 
 
-def test_cached_sampling_equals_full_recomputation(model):
+def test_cached_sampling_equals_full_recomputation_and_reads_no_word_twice(model, monkeypatch):
     queries = random_queries(5)
-    cached = rlhf.sample_responses(model, queries, 8, 0.7, torch.Generator().manual_seed(1))
+    with monkeypatch.context() as patch:
+        calls = record(patch, rlhf.Block, "forward")
+        cached = rlhf.sample_responses(model, queries, 8, 0.7, torch.Generator().manual_seed(1))
+    assert [x.shape[1] for _, x, *_ in calls[::2]] == [6, *[1] * 7]
     generator, texts = torch.Generator().manual_seed(1), queries
     for _ in range(8):
         logits = model.logits(model(texts)[0][:, -1]) / 0.7
@@ -272,18 +273,21 @@ def test_cached_sampling_equals_full_recomputation(model):
     assert torch.equal(texts[:, 6:], cached)
 
 
-def test_the_cache_spares_reading_a_word_twice(model, monkeypatch):
-    calls = record(monkeypatch, rlhf.Block, "forward")
-    rlhf.sample_responses(model, random_queries(5), 4, 1.0, torch.Generator().manual_seed(1))
-    assert [x.shape[1] for _, x, *_ in calls] == [6, 6, 1, 1, 1, 1, 1, 1]
-
-
-def test_sampling_follows_the_softmax_of_the_scaled_logits(model):
-    queries = random_queries(1).expand(20_000, -1)
+def test_r10_sampling_follows_the_softmax_of_the_scaled_logits(model):
+    queries = random_queries(1).expand(5000, -1)
     drawn = rlhf.sample_responses(model, queries, 1, 0.7, torch.Generator().manual_seed(0))
-    share = torch.bincount(drawn.flatten(), minlength=len(rlhf.TOY_WORDS)) / 20_000
+    share = torch.bincount(drawn.flatten(), minlength=len(rlhf.TOY_WORDS)) / 5000
     expected = (model.logits(model(queries[:1])[0][0, -1]) / 0.7).softmax(-1)
-    assert (share - expected).abs().max() < 4 * math.sqrt(0.25 / 20_000)
+    assert (share - expected).abs().max() < 4 * math.sqrt(0.25 / 5000)
+
+
+def test_r10_log_probabilities_are_those_of_sampling_at_a_temperature(agent):
+    queries, responses, cache = random_queries(6), random_words(6, 9), None
+    words, _ = agent.get_action_and_value(queries, responses, 0.7)
+    for t in range(9):  # token by token, as the sampler runs
+        hidden, cache = agent.policy(torch.cat([queries, responses[:, :t]], 1), cache)
+        expected = (agent.policy.logits(hidden[:, -1]) / 0.7).log_softmax(-1)
+        torch.testing.assert_close(words[:, t], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_r7_score_is_that_of_the_last_real_token(model):
@@ -291,302 +295,217 @@ def test_r7_score_is_that_of_the_last_real_token(model):
     queries, responses = random_queries(4), random_words(4, 8)
     padded = torch.cat([responses, torch.zeros(4, 5, dtype=torch.long)], 1)
     score = reward.score(queries, responses)
-    assert score.shape == (4,)
     torch.testing.assert_close(reward.score(queries, padded), score)
-    assert (reward.score(queries, responses[:, :-1]) != score).all()
-    changed = torch.cat([responses[:, :-1], (responses[:, -1:] + 1).clamp(max=78)], 1)
-    assert (reward.score(queries, changed) != score)[changed[:, -1] != responses[:, -1]].all()
+    changed = responses.clone()
+    changed[:, -1] = torch.where(responses[:, -1] == 5, 6, 5)
+    assert score.shape == (4,) and (reward.score(queries, changed) != score).all()
 
 
 def test_r8_reward_head_has_the_documented_spread():
     torch.manual_seed(0)
     reward = RewardModel(TinyGPT(10, 4, width=768))
     assert reward.head.weight.std().item() == pytest.approx(0.03606, rel=0.1)
-    assert reward.head.bias.item() == 0
-    assert reward.gain.item() == 1 and reward.bias.item() == 0
+    assert (reward.head.bias.item(), reward.gain.item(), reward.bias.item()) == (0, 1, 0)
 
 
-def test_r9_normalization_centers_scales_keeps_the_order_and_starts_anew(model):
-    reward = RewardModel(model)
-    samples = random_queries(200), random_words(200, 9)
-    before = rlhf.score_texts(reward, *samples)
-    rlhf.normalize_reward_model(reward, *samples)
-    after = rlhf.score_texts(reward, *samples)
-    assert after.mean().item() == pytest.approx(0, abs=1e-5)
-    assert after.std(correction=0).item() == pytest.approx(1, abs=1e-5)
-    assert torch.equal(before.argsort(), after.argsort())
-    with torch.no_grad():
-        reward.gain.fill_(7.0)
-        reward.bias.fill_(-3.0)
-    rlhf.normalize_reward_model(reward, *samples)
-    torch.testing.assert_close(rlhf.score_texts(reward, *samples), after)
+def test_13_r11_values_share_the_trunk_and_are_exactly_zero_at_first(model, agent):
+    inputs = random_queries(5), random_words(5, 9), 1.0
+    assert (Agent(model).get_action_and_value(*inputs)[1] == 0).all()
+    agent.get_action_and_value(*inputs)[1].sum().backward()
+    assert (agent.policy.blocks[0].mlp_hidden.weight.grad != 0).any()
 
 
-def test_samples_that_all_score_the_same_are_one_sentence(model, monkeypatch):
-    monkeypatch.setattr(rlhf, "score_texts", lambda *args: torch.full((8,), 0.5))
-    with pytest.raises(ValueError, match="score the same"):
-        rlhf.normalize_reward_model(RewardModel(model), None, None)
-
-
-def test_r9_reward_model_is_normalized_before_and_after_training(stages, monkeypatch):
-    _, sft, preferences, judges = stages
-    samples = preferences.sample_queries, preferences.samples
-    scores = rlhf.score_texts(judges.reward_model, *samples)
-    assert scores.mean().item() == pytest.approx(0, abs=1e-4)
-    assert scores.std(correction=0).item() == pytest.approx(1, abs=1e-4)
-    order = []
-    normalize, step = rlhf.normalize_reward_model, torch.optim.AdamW.step
-    monkeypatch.setattr(
-        rlhf, "normalize_reward_model", lambda *a: (order.append("normalize"), normalize(*a))
-    )
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *a: (order.append("step"), step(*a)))
-    rlhf.train_reward_model(small_args(reward_epochs=1), sft, preferences)
-    assert order == ["normalize", *["step"] * 4, "normalize"]  # 120 pairs by 32
-
-
-def test_reward_model_learns_from_all_comparisons_but_those_held_out(stages, monkeypatch):
-    _, sft, preferences, _ = stages
-    before, seen = copy.deepcopy(sft.state_dict()), []
-    score = RewardModel.score
-
-    def recording(self, queries, responses):
-        if torch.is_grad_enabled():
-            seen.append(torch.cat([queries, responses], 1).chunk(2))
-        return score(self, queries, responses)
-
-    monkeypatch.setattr(RewardModel, "score", recording)
-    rlhf.train_reward_model(small_args(reward_epochs=2), sft, preferences)
-    for which, answers in enumerate((preferences.chosen, preferences.rejected)):
-        texts = sorted(torch.cat([preferences.queries, answers], 1)[:120].tolist())
-        learned = torch.cat([minibatch[which] for minibatch in seen]).tolist()
-        assert sorted(learned[:120]) == sorted(learned[120:]) == texts
-        assert learned[:120] != learned[120:] and learned[:120] != texts
-    assert all(torch.equal(x, before[name]) for name, x in sft.state_dict().items())
-
-
-def test_reward_model_loss_is_that_of_bradley_terry(stages, monkeypatch):
-    _, sft, preferences, _ = stages
-    outputs, logged = [], record(monkeypatch, rlhf, "log")
-    score = RewardModel.score
-
-    def recording(self, *texts):
-        outputs.append(score(self, *texts))
-        return outputs[-1]
-
-    monkeypatch.setattr(RewardModel, "score", recording)
-    rlhf.train_reward_model(small_args(), sft, preferences)
-    good, bad = next(x for x in outputs if x.requires_grad).chunk(2)
-    expected = (1 + (bad - good).exp()).log().mean().item()
-    assert logged[0][2]["losses/loss"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_r10_log_probabilities_are_those_of_sampling_at_a_temperature(model):
-    agent = Agent(model)
-    queries, responses = random_queries(6), random_words(6, 9)
-    words, _ = agent.get_action_and_value(queries, responses, 0.7)
-    cache = None
-    for t in range(9):  # token by token, as the sampler runs
-        hidden, cache = model(torch.cat([queries, responses[:, :t]], 1), cache)
-        expected = (model.logits(hidden[:, -1]) / 0.7).log_softmax(-1)
-        torch.testing.assert_close(words[:, t], expected, atol=1e-4, rtol=1e-4)
-
-
-def test_r11_initial_values_are_exactly_zero(model):
-    _, values = Agent(model).get_action_and_value(random_queries(5), random_words(5, 9), 1.0)
-    assert (values == 0).all()
-
-
-def test_r13_no_dropout_even_in_training_mode(model):
-    agent = Agent(model).train()
+def test_r13_no_dropout_even_in_training_mode(agent):
     inputs = (random_queries(5), random_words(5, 9), 1.0)
-    first, second = agent.get_action_and_value(*inputs), agent.get_action_and_value(*inputs)
+    first, second = (agent.train().get_action_and_value(*inputs) for _ in range(2))
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
-    assert not any(isinstance(module, nn.Dropout) for module in agent.modules())
 
 
 # --- Supervised fine-tuning ---
 
 
 def test_sft_warms_up_decays_and_clips_the_gradient(monkeypatch):
-    steps = []
-    original = torch.optim.AdamW.step
-
-    def spy(self, *a):
-        (group,) = self.param_groups
-        norm = torch.cat([x.grad.flatten() for x in group["params"]]).norm().item()
-        steps.append((group["lr"], norm))
-        return original(self, *a)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    steps = record_steps(monkeypatch, torch.optim.AdamW)
     logged = record(monkeypatch, rlhf, "log")
     args = small_args(sft_steps=60, sft_batch_size=4, sft_learning_rate=0.01)
     rlhf.train_sft(args, rlhf.toy_task(args))
-    rates = [lr / 0.01 for lr, _ in steps]
-    assert rates == pytest.approx([(1 - t / 60) * min(1, (t + 1) / 50) for t in range(60)])
-    assert max(norm for _, norm in steps) <= 1.001
-    assert max(metrics["losses/grad_norm"] for _, _, metrics in logged) > 1.1
+    rates = [0.01 * (1 - t / 60) * min(1, (t + 1) / 50) for t in range(60)]
+    assert [step["lr"] for step in steps] == pytest.approx(rates)
+    assert max(step["norm"] for step in steps) <= 1.001
+    assert max(metrics["losses/grad_norm"] for _, _, metrics, _ in logged) > 1.1
 
 
-def test_sft_loss_is_the_surprise_at_each_next_word(model):
+def test_sft_loss_is_the_surprise_at_each_next_word_and_never_reads_padding(model):
     words = random_words(3, 6)
     logprobs = model.logits(model(words[:, :5])[0]).log_softmax(-1)
-    expected = -logprobs.gather(2, words[:, 1:, None]).mean()
     loss = rlhf.language_model_loss(model, rlhf.pad_rows(words.tolist(), 9))
-    torch.testing.assert_close(loss, expected)
-
-
-def test_the_pad_embedding_is_never_used(model):
-    texts = rlhf.pad_rows(torch.cat([random_queries(3), random_words(3, 5)], 1).tolist(), 24)
-    loss = rlhf.language_model_loss(model, texts)
+    torch.testing.assert_close(loss, -logprobs.gather(2, words[:, 1:, None]).mean())
     loss.backward()
     assert (model.word_embedding.weight.grad[PAD] == 0).all()
+
+
+# --- R9 and the reward model ---
+
+
+def test_r9_normalization_centers_scales_keeps_the_order_and_starts_anew(model, monkeypatch):
+    reward = RewardModel(model)
+    samples = random_queries(200), random_words(200, 9)
+    before = rlhf.score_texts(reward, *samples)
+    rlhf.normalize_reward_model(reward, *samples)
+    after = rlhf.score_texts(reward, *samples)
+    torch.testing.assert_close(after, (before - before.mean()) / before.std(correction=0))
     with torch.no_grad():
-        model.word_embedding.weight[PAD] = 1e3
-    assert torch.equal(rlhf.language_model_loss(model, texts), loss)
+        reward.gain.fill_(7.0)
+        reward.bias.fill_(-3.0)
+    rlhf.normalize_reward_model(reward, *samples)
+    torch.testing.assert_close(rlhf.score_texts(reward, *samples), after)
+    monkeypatch.setattr(rlhf, "score_texts", lambda *args: torch.full((8,), 0.5))
+    with pytest.raises(ValueError, match="score the same"):
+        rlhf.normalize_reward_model(reward, *samples)
 
 
-# --- R14 to R17: what a rollout holds ---
+def test_r9_r5_reward_model_is_normalized_before_and_after_training(stages, monkeypatch):
+    _, sft, preferences, _ = stages
+    scales, original = [], rlhf.normalize_reward_model
+
+    def normalize(*args):
+        original(*args)
+        scales.append((len(steps), args[0].gain.item()))
+
+    steps = record_steps(monkeypatch, torch.optim.AdamW)
+    monkeypatch.setattr(rlhf, "normalize_reward_model", normalize)
+    model, quality = rlhf.train_reward_model(small_args(), sft, preferences)
+    assert [count for count, _ in scales] == [0, 4]  # 60 pairs by 32, twice
+    assert scales[1][1] == model.gain.item() != scales[0][1]
+    assert [step["lr"] for step in steps] == pytest.approx([2e-3 * (1 - i / 4) for i in range(4)])
+    chosen, rejected = (
+        rlhf.score_texts(model, preferences.queries[60:], x[60:]) for x in preferences[1:3]
+    )
+    assert quality["accuracy"] == pytest.approx((chosen > rejected).float().mean().item())
+    scores = rlhf.score_texts(model, preferences.sample_queries, preferences.samples)
+    correlation = torch.corrcoef(torch.stack([scores, preferences.sample_gold]))[0, 1].item()
+    assert quality["correlation"] == pytest.approx(correlation, abs=1e-5)
+
+
+def test_reward_model_learns_from_all_comparisons_but_those_held_out(stages, monkeypatch):
+    _, sft, preferences, _ = stages
+    before = copy.deepcopy(sft.state_dict())
+    calls, logged = record(monkeypatch, RewardModel, "score"), record(monkeypatch, rlhf, "log")
+    rlhf.train_reward_model(small_args(), sft, preferences)
+    learned = [call[1:] for call in calls if call[3].requires_grad]
+    good, bad = learned[0][2].chunk(2)  # the loss is that of Bradley and Terry
+    loss = (1 + (bad - good).exp()).log().mean().item()
+    assert logged[0][2]["losses/loss"] == pytest.approx(loss, rel=1e-5)
+    seen = [torch.cat(call[:2], 1).chunk(2) for call in learned]
+    for which, answers in enumerate((preferences.chosen, preferences.rejected)):
+        texts = torch.cat([preferences.queries, answers], 1)[:60].tolist()
+        order = torch.cat([minibatch[which] for minibatch in seen]).tolist()
+        assert sorted(order[:60]) == sorted(order[60:]) == sorted(texts)
+        assert order[:60] != order[60:] and order[:60] != texts
+    assert all(torch.equal(x, before[name]) for name, x in sft.state_dict().items())
+
+
+# --- R14, R17: what a rollout holds ---
 
 
 def test_r14_truncation_after_the_first_stop_that_counts():
     stop, plain = 13, 7
     responses = torch.full((4, 24), plain)
-    responses[0, 10] = stop
-    responses[1, 16] = stop
+    responses[0, 10] = responses[1, 16] = stop
     responses[2, [10, 20]] = stop
     kept, lengths, stopped = rlhf.truncate_responses(responses, stop, 16)
-    assert stopped.tolist() == [False, True, True, False]
-    assert lengths.tolist() == [24, 17, 21, 24]
+    assert stopped.tolist() == [False, True, True, False] and lengths.tolist() == [24, 17, 21, 24]
     assert kept[1, 16] == stop and (kept[1, 17:] == PAD).all() and (kept[1, :16] == plain).all()
     assert kept[2, 10] == stop and kept[2, 20] == stop and (kept[2, 21:] == PAD).all()
     assert torch.equal(kept[[0, 3]], responses[[0, 3]])
 
 
-def test_r14_a_missing_stop_replaces_the_score(stages):
-    rollout, metrics = collect(stages, missing_stop_score=-11.0)
-    stopped = (rollout.responses == TOKEN["."])[:, 4:].any(1)
-    assert 0 < stopped.sum() < 32
-    scores = rollout.rewards.sum(1)
-    assert (scores[~stopped] == -11).all() and (scores[stopped] > -11).all()
-    assert metrics["objective/score"] == pytest.approx(scores.mean().item(), abs=1e-4)
-    assert metrics["text/stop_rate"] == pytest.approx(stopped.float().mean().item())
-
-
-def test_r17_reward_is_a_penalty_per_word_and_one_score_at_the_last(stages):
+def test_r14_r17_reward_is_a_penalty_per_word_and_one_score_at_the_last(stages):
     _, _, _, judges = stages
-    torch.manual_seed(0)
     agent = louder(judges.reference, 0.03)
-    rollout, metrics = collect(stages, kl_coef=3.0, agent=agent, temperature=0.8)
-    judged = rollout.queries, rollout.responses, 0.8
+    settings = {"temperature": 0.8, "missing_stop_score": -5.0}
+    rollout, metrics = collect(stages, kl_coef=3.0, agent=agent, **settings)
+    queries, responses, mask = rollout.queries, rollout.responses, rollout.mask
     with torch.no_grad():
-        words, ref_words = (x.get_action_and_value(*judged)[0] for x in (agent, judges.reference))
-        proxy = judges.reward_model.score(rollout.queries, rollout.responses)
-    logprobs, ref_logprobs = (
-        rlhf.log_probability(x, rollout.responses) for x in (words, ref_words)
-    )
+        words, _ = agent.get_action_and_value(queries, responses, 0.8)
+        ref_words, _ = judges.reference.get_action_and_value(queries, responses, 0.8)
+        proxy = judges.reward_model.score(queries, responses)
+    logprobs = words.gather(2, responses[..., None]).squeeze(2)
+    difference = logprobs - ref_words.gather(2, responses[..., None]).squeeze(2)
     assert torch.equal(rollout.logprobs, logprobs)
-    stopped = (rollout.responses == TOKEN["."])[:, 4:].any(1)
-    expected = -3.0 * (logprobs - ref_logprobs) + rollout.last * proxy.where(stopped, -1.0)[:, None]
-    torch.testing.assert_close(rollout.rewards[rollout.mask], expected[rollout.mask])
-    assert (rollout.last.sum(1) == 1).all()
-    assert metrics["objective/proxy"] == pytest.approx(proxy.mean().item(), abs=1e-4)
-    # The KL in nats per response, estimated and exact, of the words of the episodes alone.
-    kl = (logprobs - ref_logprobs).where(rollout.mask, 0.0).sum(1).mean().item()
-    assert metrics["objective/kl"] == pytest.approx(kl, abs=1e-4)
-    total = 0.0
-    for query, response in zip(rollout.queries, rollout.responses, strict=True):
-        judged = query[None], response[response != PAD][None], 0.8  # there is nothing to mask
-        (p,), (q,) = (x.get_action_and_value(*judged)[0] for x in (agent, judges.reference))
-        total += (p.exp() * (p - q)).sum().item()
-    assert metrics["objective/kl_exact"] == pytest.approx(total / 32, rel=1e-4)
-    assert metrics["objective/kl_exact"] > 0.1
+    stopped = (responses == TOKEN["."])[:, 4:].any(1)
+    scores = proxy.where(stopped, -5.0)
+    assert 0 < stopped.sum() < 32
+    expected = -3.0 * difference + rollout.last * scores[:, None]
+    torch.testing.assert_close(rollout.rewards[mask], expected[mask])
+    exact = (words.exp() * (words - ref_words)).sum(2)[mask].sum().item() / 32
+    expected = {
+        "objective/kl": difference[mask].sum().item() / 32,
+        "objective/kl_exact": exact,
+        "objective/kl_coef": 3.0,
+        "objective/proxy": proxy.mean().item(),
+        "objective/score": scores.mean().item(),
+        "objective/score_std": scores.std(correction=0).item(),
+        "text/stop_rate": stopped.float().mean().item(),
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert exact > 0.1 and exact == pytest.approx(expected["objective/kl"], rel=0.5)
 
 
-def test_the_episode_ends_at_the_stop_or_on_request_with_the_sample(stages):
-    rollout, _ = collect(stages, mask_after_stop=False)
-    assert rollout.mask.all() and rollout.last[:, -1].all() and (rollout.responses != PAD).all()
+def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_later(stages):
     rollout, _ = collect(stages)
+    assert rollout.queries.shape == (32, 6) and rollout.responses.shape == (32, 18)
+    assert len({tuple(x) for x in rollout.queries.tolist()}) > 10
     assert torch.equal(rollout.mask, rollout.responses != PAD)
     lengths = rollout.mask.sum(1)
     ends = rollout.responses.gather(1, lengths[:, None] - 1).squeeze(1)
     assert ((ends == TOKEN["."]) | (lengths == 18)).all() and (lengths < 18).any()
     assert torch.equal(rollout.last.int().argmax(1), lengths - 1)
     assert (rollout.last.sum(1) == 1).all()
+    whole, _ = collect(stages, mask_after_stop=False)
+    assert whole.mask.all() and whole.last[:, -1].all() and (whole.responses != PAD).all()
+    assert torch.equal(whole.responses[rollout.mask], rollout.responses[rollout.mask])
+    assert torch.equal(whole.rewards.sum(1), rollout.rewards.sum(1))  # the judge sees no junk
 
 
-def test_1_a_batch_is_one_response_to_each_of_many_queries(stages):
-    rollout, _ = collect(stages, count=48)
-    assert rollout.queries.shape == (48, 6) and rollout.responses.shape == (48, 18)
-    assert len({tuple(query) for query in rollout.queries.tolist()}) > 10
-    assert len({tuple(response) for response in rollout.responses.tolist()}) > 40
-
-
-def test_gold_is_in_standard_deviations_of_the_sft_samples(stages):
+def test_texts_are_described_and_gold_is_in_standard_deviations_of_sft_samples(stages):
     task, _, preferences, judges = stages
-    queries, responses = preferences.sample_queries, preferences.samples
-    gold = task.gold(queries, responses).numpy()
-    words = rlhf.describe(task, queries[:9], responses[:9], judges)
-    expected = (gold[:9].mean() - gold.mean()) / gold.std()
-    assert words["objective/gold"] == pytest.approx(expected, abs=1e-5)
-
-
-def test_texts_are_described_by_length_stops_repetition_and_variety(stages):
-    task, _, _, judges = stages
     rows = ["wow , the bed was bad .", "wow wow wow wow", "wow wow wow wow", "the the . the ."]
     responses = rlhf.pad_rows([[TOKEN[w] for w in row.split()] for row in rows], 8)
     found = rlhf.describe(task, random_queries(4), responses, judges)
     assert found["text/length"] == (7 + 4 + 4 + 5) / 4 and found["text/stop_rate"] == 0.5
     assert found["text/repetition"] == pytest.approx((0 + 0.75 + 0.75 + 0.6) / 4)
     assert found["text/unique"] == 0.75
+    gold, scale = task.gold(random_queries(4), responses), preferences.sample_gold
+    expected = (gold.mean().item() - scale.mean().item()) / scale.std(correction=0).item()
+    assert found["objective/gold"] == pytest.approx(expected, abs=1e-5)
 
 
-# --- R15, R18, R19 and the loss ---
+# --- R15, R18, R19: the loss ---
 
 
-def capture_losses(monkeypatch) -> dict:
-    captured = {}
-    originals = rlhf.policy_loss, rlhf.clipped_value_loss
-
-    def policy_loss(logratio, advantages, clip_coef):
-        captured.update(logratio=logratio, advantages=advantages, clip_coef=clip_coef)
-        return originals[0](logratio, advantages, clip_coef)
-
-    def clipped_value_loss(new_values, values, returns, clip_coef):
-        captured.update(returns=returns, value_clip=clip_coef)
-        return originals[1](new_values, values, returns, clip_coef)
-
-    monkeypatch.setattr(rlhf, "policy_loss", policy_loss)
-    monkeypatch.setattr(rlhf, "clipped_value_loss", clipped_value_loss)
-    return captured
-
-
-def without_whitening(monkeypatch):
+def test_r15_a_final_reward_reaches_back_undiscounted_but_for_lambda(agent, monkeypatch):
     monkeypatch.setattr(rlhf, "whiten", lambda x, mean: x)
-
-
-def test_r15_a_final_reward_reaches_back_undiscounted_but_for_lambda(model, monkeypatch):
-    without_whitening(monkeypatch)
-    captured = capture_losses(monkeypatch)
-    rollout = make_rollout(Agent(model))
-    rollout = rollout._replace(rewards=3.0 * rollout.last)
-    rlhf.ppo_loss(Agent(model), rollout, Args())
+    losses = record(monkeypatch, rlhf, "policy_loss")
+    rollout = make_rollout(agent)
+    rollout = rollout._replace(rewards=3.0 * rollout.last, values=0 * rollout.values)
+    rlhf.ppo_loss(agent, rollout, Args())
     to_go = rollout.mask.sum(1, keepdim=True) - 1 - torch.arange(10)
-    expected = (3.0 * 0.95**to_go)[rollout.mask]
-    torch.testing.assert_close(captured["advantages"], expected)
-    torch.testing.assert_close(captured["returns"], expected)
+    torch.testing.assert_close(losses[0][1], (3.0 * 0.95**to_go)[rollout.mask])
     assert Args().gamma == 1
 
 
-def test_r15_the_next_value_is_that_of_the_next_word_and_0_after_the_last(model, monkeypatch):
-    without_whitening(monkeypatch)
-    captured = capture_losses(monkeypatch)
-    agent = Agent(model)
-    rollout = make_rollout(agent)._replace(values=torch.randn(8, 10))
+def test_r15_the_next_value_is_that_of_the_next_word_and_0_after_the_last(agent, monkeypatch):
+    monkeypatch.setattr(rlhf, "whiten", lambda x, mean: x)
+    losses = record(monkeypatch, rlhf, "policy_loss")
+    targets = record(monkeypatch, rlhf, "clipped_value_loss")
+    rollout = make_rollout(agent)
     for gamma in (1.0, 0.5):
         rlhf.ppo_loss(agent, rollout, Args(gae_lambda=0.0, gamma=gamma))
-        advantages = rollout.rewards - rollout.values
-        advantages[:, :-1] += gamma * rollout.values[:, 1:] * ~rollout.last[:, :-1]
-        torch.testing.assert_close(captured["advantages"], advantages[rollout.mask])
+        returns = rollout.rewards.clone()
+        returns[:, :-1] += gamma * rollout.values[:, 1:] * ~rollout.last[:, :-1]
+        torch.testing.assert_close(targets[-1][2], returns[rollout.mask])
+        torch.testing.assert_close(losses[-1][1], (returns - rollout.values)[rollout.mask])
 
 
 def test_r18_whitening_by_the_catalogue():
@@ -599,68 +518,39 @@ def test_r18_whitening_by_the_catalogue():
     torch.testing.assert_close(rlhf.whiten(small, "zero"), small / math.sqrt(2e-8))
 
 
-def test_r18_rewards_and_advantages_are_whitened_per_minibatch(model, monkeypatch):
-    captured = capture_losses(monkeypatch)
-    agent = Agent(model)
+@pytest.mark.parametrize("mode", ["scale", "restore"])
+def test_r18_rewards_and_advantages_of_a_minibatch_are_whitened(agent, monkeypatch, mode):
+    losses, rewards = record(monkeypatch, rlhf, "policy_loss"), record(monkeypatch, rlhf, "gae")
     rollout = make_rollout(agent)
-    rlhf.ppo_loss(agent, rollout, Args())
-    assert captured["advantages"].mean().item() == pytest.approx(0, abs=1e-5)
-    assert captured["advantages"].std(correction=0).item() == pytest.approx(1, abs=1e-5)
-    returns = captured["returns"]
-    # Scaled rewards forget the scale of the rewards.
-    rlhf.ppo_loss(agent, rollout._replace(rewards=10 * rollout.rewards), Args())
-    torch.testing.assert_close(captured["returns"], returns)
-    rlhf.ppo_loss(agent, rollout, Args(reward_whitening="restore"))
-    assert not torch.allclose(captured["returns"], returns)
+    _, metrics = rlhf.ppo_loss(agent, rollout, Args(reward_whitening=mode))
+    white = rlhf.whiten(rollout.rewards[rollout.mask], mode)
+    torch.testing.assert_close(rewards[0][0].T[rollout.mask], white)
+    advantages = rewards[0][-1][0].T[rollout.mask]
+    torch.testing.assert_close(losses[0][1], rlhf.whiten(advantages, "zero"))
+    spread = advantages.std(correction=0).item()
+    assert metrics["advantages/std"].item() == pytest.approx(spread) != pytest.approx(1, abs=0.01)
 
 
-def test_whitening_that_restores_the_mean_pays_by_the_word_and_scaling_does_not(model, monkeypatch):
-    """A score at the end only: words without reward must stay without, however many there are."""
-    captured = capture_losses(monkeypatch)
-    agent = Agent(model)
-    rollout = make_rollout(agent)
-    rollout = rollout._replace(rewards=2.0 * rollout.last)
-    total = {}
-    for mode in ("scale", "restore"):
-        rlhf.ppo_loss(agent, rollout, Args(reward_whitening=mode, gae_lambda=1.0))
-        returns = torch.zeros(rollout.mask.shape)
-        returns[rollout.mask] = captured["returns"]
-        total[mode] = returns[:, 0]
-    lengths = rollout.mask.sum(1).float()
-    assert torch.allclose(total["scale"], total["scale"][:1])
-    rewards = rollout.rewards[rollout.mask]
-    mean, std = rewards.mean(), rewards.std(correction=0)
-    toll = mean * (1 - 1 / std)  # of every word
-    torch.testing.assert_close(total["restore"], lengths * toll + 2 / std, atol=1e-4, rtol=1e-4)
-    assert toll.abs() > 0.01
-
-
-def test_r19_the_value_clip_range_is_its_own(model, monkeypatch):
-    captured = capture_losses(monkeypatch)
-    rollout = make_rollout(Agent(model))
-    moved = Agent(model)
-    nn.init.constant_(moved.value_head.bias, 1.0)
-
-    def v_loss(**settings):
-        return rlhf.ppo_loss(moved, rollout, Args(**settings))[1]["losses/value_loss"]
-
-    assert v_loss(clip_coef=0.2) == v_loss(clip_coef=0.4)
-    assert v_loss(value_clip_coef=0.2) != v_loss(value_clip_coef=math.inf)
-    v_loss(value_clip_coef=0.3, clip_coef=0.1)
-    assert captured["value_clip"] == 0.3 and captured["clip_coef"] == 0.1
+def test_r19_the_value_clip_range_is_its_own(agent, monkeypatch):
+    rollout, clips = make_rollout(agent), record(monkeypatch, rlhf, "clipped_value_loss")
+    nn.init.constant_(agent.value_head.bias, 1.0)
+    losses = []
+    for value_clip_coef in (0.3, math.inf):
+        args = Args(value_clip_coef=value_clip_coef, clip_coef=0.1)
+        losses.append(rlhf.ppo_loss(agent, rollout, args)[1]["losses/value_loss"].item())
+        assert clips[-1][3] == value_clip_coef
+    assert losses[0] > losses[1]
 
 
 def loss_and_gradients(agent, rollout, args):
     agent.zero_grad()
     loss, _ = rlhf.ppo_loss(agent, rollout, args)
     loss.backward()
-    return loss, [p.grad.clone() for p in agent.parameters() if p.grad is not None]
+    return loss, [p.grad.clone() for p in agent.parameters()]
 
 
 @pytest.mark.parametrize("whitening", ["scale", "restore"])
-def test_padding_contents_change_neither_loss_nor_gradients(model, whitening):
-    agent = Agent(model)
-    nn.init.normal_(agent.value_head.weight)
+def test_padding_contents_change_neither_loss_nor_gradients(agent, whitening):
     args = Args(reward_whitening=whitening)
     rollout = make_rollout(agent)
     # New log-probabilities differ from the old ones, so that every term has a gradient.
@@ -671,76 +561,87 @@ def test_padding_contents_change_neither_loss_nor_gradients(model, whitening):
         values=rollout.values.where(rollout.mask, -1e6),
         rewards=rollout.rewards.where(rollout.mask, 1e6),
     )
-    assert not torch.equal(garbage.responses, rollout.responses)
     loss, gradients = loss_and_gradients(agent, rollout, args)
     garbage_loss, garbage_gradients = loss_and_gradients(agent, garbage, args)
     assert torch.equal(loss, garbage_loss)
-    for a, b in zip(gradients, garbage_gradients, strict=True):
-        assert torch.equal(a, b)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, garbage_gradients, strict=True))
 
 
-def test_ratio_is_the_new_probability_over_the_old_one(model, monkeypatch):
-    captured = capture_losses(monkeypatch)
-    agent = Agent(model)
+def test_10_12_loss_and_debug_variables_follow_from_the_ratio(agent, monkeypatch):
+    losses = record(monkeypatch, rlhf, "policy_loss")
     rollout, shift = make_rollout(agent), torch.randn(8, 10)
-    shifted = rollout._replace(logprobs=rollout.logprobs + shift)
-    _, metrics = rlhf.ppo_loss(agent, shifted, Args(clip_coef=0.5))
-    logratio = -shift[rollout.mask]
-    torch.testing.assert_close(captured["logratio"], logratio, atol=1e-5, rtol=0)
-    outside = ((logratio.exp() < 0.5) | (logratio.exp() > 1.5)).float().mean().item()
-    assert metrics["losses/clipfrac"].item() == pytest.approx(outside)
-    assert metrics["losses/old_approx_kl"].item() == pytest.approx(
-        -logratio.mean().item(), abs=1e-5
-    )
-    k3 = (logratio.exp() - 1 - logratio).mean().item()
-    assert metrics["losses/approx_kl"].item() == pytest.approx(k3, rel=1e-3)
+    shifted = rollout._replace(logprobs=rollout.logprobs + shift, values=rollout.values + 1)
+    loss, metrics = rlhf.ppo_loss(agent, shifted, Args(clip_coef=0.5, vf_coef=0.7))
+    logratio = -shift[rollout.mask]  # of the new to the old policy
+    torch.testing.assert_close(losses[0][0], logratio, atol=1e-5, rtol=0)
+    words, _ = agent.get_action_and_value(rollout.queries, rollout.responses, 1.0)
+    ratio = logratio.exp()
+    expected = {
+        "losses/policy_loss": losses[0][-1],
+        "losses/entropy": torch.distributions.Categorical(logits=words)
+        .entropy()[rollout.mask]
+        .mean(),
+        "losses/old_approx_kl": -logratio.mean(),
+        "losses/approx_kl": (ratio - 1 - logratio).mean(),
+        "losses/clipfrac": ((ratio < 0.5) | (ratio > 1.5)).float().mean(),
+    }
+    for name, value in expected.items():
+        assert metrics[name].item() == pytest.approx(value.item(), rel=1e-3, abs=1e-5), name
+    total = metrics["losses/policy_loss"] + 0.7 * metrics["losses/value_loss"]
+    assert loss.item() == pytest.approx(total.item(), rel=1e-5)
+    assert metrics["losses/value_loss"] > 0.1
 
 
-def test_10_overall_loss_is_policy_loss_plus_weighted_value_loss(model):
-    agent = Agent(model)
-    nn.init.normal_(agent.value_head.weight)
-    for vf_coef in (0.1, 0.7):
-        loss, metrics = rlhf.ppo_loss(agent, make_rollout(agent), Args(vf_coef=vf_coef))
-        expected = metrics["losses/policy_loss"] + vf_coef * metrics["losses/value_loss"]
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+# --- R5, R16, R20, R21: PPO ---
 
 
-# --- PPO ---
+@pytest.mark.parametrize(("anneal", "rates"), [(True, [5e-4, 2.5e-4]), (False, [5e-4, 5e-4])])
+def test_3_4_r5_r21_rates_and_epsilons_of_all_steps(stages, monkeypatch, anneal, rates):
+    steps = record_steps(monkeypatch, torch.optim.Adam)
+    _, updates = run_ppo(stages, anneal_lr=anneal, adam_eps=1e-6)
+    assert [step["lr"] for step in steps] == pytest.approx([x for x in rates for _ in range(8)])
+    assert [row["charts/learning_rate"] for row in updates] == pytest.approx(rates)
+    epsilons = [1e-6 / math.sqrt(1 - 0.999**t) for t in range(1, 17)]
+    assert [step["eps"] for step in steps] == pytest.approx(epsilons)
 
 
-def test_4_r5_learning_rates_fall_linearly_and_never_reach_zero(stages, monkeypatch):
-    _, sft, preferences, _ = stages
-    rates = {torch.optim.AdamW: [], torch.optim.Adam: []}
-    for kind, seen in rates.items():
-        step = kind.step
-
-        def spy(self, *a, seen=seen, step=step):
-            seen.append(self.param_groups[0]["lr"])
-            return step(self, *a)
-
-        monkeypatch.setattr(kind, "step", spy)
-    rlhf.train_reward_model(small_args(), sft, preferences)
-    assert rates[torch.optim.AdamW] == pytest.approx([2e-3 * (1 - i / 8) for i in range(8)])
-    for anneal, expected in ((True, [5e-4, 2.5e-4]), (False, [5e-4, 5e-4])):
-        rates[torch.optim.Adam].clear()
-        _, updates = run_ppo(stages, anneal_lr=anneal)
-        assert rates[torch.optim.Adam] == pytest.approx([x for x in expected for _ in range(16)])
-        assert [row["charts/learning_rate"] for row in updates] == pytest.approx(expected)
+def test_r21_such_an_epsilon_makes_pytorch_take_the_steps_of_tensorflow():
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    optimizer = torch.optim.Adam([weight], lr=0.1)
+    expected, m, v = torch.zeros(5, dtype=torch.float64), 0, 0
+    for t in range(1, 8):
+        weight.grad = gradient = 1e-5 * torch.randn(5, dtype=torch.float64)
+        optimizer.param_groups[0]["eps"] = 1e-5 / math.sqrt(1 - 0.999**t)
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
+        rate = 0.1 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        expected = expected - rate * m / (v.sqrt() + 1e-5)
+        torch.testing.assert_close(weight.data, expected)
 
 
 def test_6_r16_each_epoch_is_a_fresh_permutation_of_whole_responses(stages, monkeypatch):
     batches = record(monkeypatch, rlhf, "ppo_loss")
-    steps = record(monkeypatch, torch.optim.Adam, "step")
-    run_ppo(stages, num_updates=1)
-    assert len(batches) == len(steps) == 4 * 4
-    assert all(len(mb.queries) == 4 for _, mb, _ in batches)
-    epochs = [
-        torch.cat([mb.logprobs[:, 0] for _, mb, _ in batches[i : i + 4]]) for i in range(0, 16, 4)
-    ]
-    assert len(set(epochs[0].tolist())) == 16
-    for epoch in epochs:
-        assert torch.equal(epoch.sort().values, epochs[0].sort().values)
-    assert not torch.equal(epochs[0], epochs[1])
+    steps = record_steps(monkeypatch, torch.optim.Adam)
+    _, (row,) = run_ppo(stages, num_updates=1)
+    assert len(batches) == len(steps) == 2 * 4
+    firsts = torch.stack([mb.logprobs[:, 0] for _, mb, *_ in batches]).view(2, 16)
+    assert len(set(firsts[0].tolist())) == 16
+    for epoch in firsts[1:]:
+        assert sorted(epoch.tolist()) == sorted(firsts[0].tolist()) and (epoch != firsts[0]).any()
+    # What is logged are means over all minibatches.
+    for name in batches[0][-1][1]:
+        seen = [metrics[name].item() for *_, (_, metrics) in batches]
+        assert row[name] == pytest.approx(sum(seen) / 8, rel=1e-4), name
+
+
+def test_11_gradient_norm_is_clipped_over_all_weights(stages, monkeypatch):
+    steps = record_steps(monkeypatch, torch.optim.Adam)
+    run_ppo(stages, max_grad_norm=math.inf, num_updates=1)
+    assert max(step["norm"] for step in steps) > 0.02
+    steps.clear()
+    _, (row,) = run_ppo(stages, max_grad_norm=0.01, num_updates=1)
+    assert max(step["norm"] for step in steps) <= 0.01 * 1.001 and row["losses/grad_norm"] > 0.02
 
 
 def test_ratio_is_one_as_long_as_no_step_is_taken(stages):
@@ -759,18 +660,7 @@ def test_kl_is_zero_at_first_then_positive_and_the_reference_stays(stages):
     for model, before in zip((sft, judges.reference, judges.reward_model), frozen, strict=True):
         assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     pairs = zip(agent.parameters(), judges.reference.parameters(), strict=True)
-    assert all(not torch.equal(a, b) for a, b in pairs)
-
-
-def test_rewards_of_an_update_are_those_at_the_beta_it_logs(stages, monkeypatch):
-    batches = record(monkeypatch, rlhf, "ppo_loss")
-    settings = {"kl_mode": "fixed", "kl_coef": 3.0, "learning_rate": 0.01, "update_epochs": 1}
-    _, updates = run_ppo(stages, **settings)
-    for row, minibatches in zip(updates, (batches[:4], batches[4:]), strict=True):
-        earned = torch.cat([mb.rewards.where(mb.mask, 0.0).sum(1) for _, mb, _ in minibatches])
-        expected = row["objective/score"] - row["objective/kl_coef"] * row["objective/kl"]
-        assert earned.mean().item() == pytest.approx(expected, abs=1e-3)
-    assert updates[1]["objective/kl"] > 0.01
+    assert not any(torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize(
@@ -780,84 +670,30 @@ def test_r20_beta_moves_in_proportion_to_the_clipped_error(kl, expected):
     assert rlhf.proportional_kl_coef(0.15, kl, 6.0, 512, 10_000) == pytest.approx(expected)
 
 
-def test_r20_the_controller_runs_once_per_update_on_the_rollout_kl(stages):
-    _, updates = run_ppo(stages, num_updates=3)
+def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(stages, monkeypatch):
+    batches = record(monkeypatch, rlhf, "ppo_loss")
+    _, updates = run_ppo(stages, num_updates=3, update_epochs=1, kl_coef=3.0, learning_rate=0.01)
     for before, after in itertools.pairwise(updates):
-        expected = rlhf.proportional_kl_coef(
-            before["objective/kl_coef"], before["objective/kl"], 6.0, 16, 500
-        )
-        assert after["objective/kl_coef"] == pytest.approx(expected)
-    assert updates[0]["objective/kl_coef"] == 0.5 != updates[1]["objective/kl_coef"]
+        beta, kl = before["objective/kl_coef"], before["objective/kl"]
+        expected = rlhf.proportional_kl_coef(beta, kl, 6.0, 16, 500)
+        assert after["objective/kl_coef"] == pytest.approx(expected) != pytest.approx(beta)
+    for i, row in enumerate(updates):
+        minibatches = batches[4 * i : 4 * i + 4]
+        earned = torch.cat([mb.rewards.where(mb.mask, 0.0).sum(1) for _, mb, *_ in minibatches])
+        expected = row["objective/score"] - row["objective/kl_coef"] * row["objective/kl"]
+        assert earned.mean().item() == pytest.approx(expected, abs=1e-3)
+    assert updates[2]["objective/kl"] > 0.01
     for mode, beta in (("fixed", 0.5), ("none", 0.0)):
         _, updates = run_ppo(stages, kl_mode=mode)
         assert [row["objective/kl_coef"] for row in updates] == [beta, beta]
-
-
-def test_3_r21_training_makes_the_steps_of_tensorflow(stages, monkeypatch):
-    """Every step equals TensorFlow's Adam, written out; the gradients are tiny, so that it shows."""
-    step, state, checked = torch.optim.Adam.step, {}, []
-
-    def spy(self, *a):
-        (group,) = self.param_groups
-        before = [p.detach().double().clone() for p in group["params"]]
-        for p in group["params"]:
-            p.grad.mul_(1e-3)
-        result = step(self, *a)
-        for p, old in zip(group["params"], before, strict=True):
-            t, m, v = state.get(p, (0, 0.0, 0.0))
-            gradient = p.grad.double()
-            t, m, v = t + 1, 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
-            state[p] = t, m, v
-            rate = 0.02 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-            torch.testing.assert_close(
-                p.double(), old - rate * m / (v.sqrt() + 2e-6), atol=1e-5, rtol=1e-3
-            )
-            checked.append(t)
-        return result
-
-    monkeypatch.setattr(torch.optim.Adam, "step", spy)
-    agent, _ = run_ppo(stages, adam_eps=2e-6, learning_rate=0.02, update_epochs=2)
-    assert len(checked) == 16 * len(list(agent.parameters())) and max(checked) == 16
-
-
-def test_11_gradient_norm_is_clipped_over_all_weights(stages, monkeypatch):
-    norms, step = [], torch.optim.Adam.step
-
-    def spy(self, *a):
-        grads = [p.grad.flatten() for p in self.param_groups[0]["params"]]
-        norms.append(torch.cat(grads).norm().item())
-        return step(self, *a)
-
-    monkeypatch.setattr(torch.optim.Adam, "step", spy)
-    run_ppo(stages, max_grad_norm=0.01, num_updates=1)
-    assert max(norms) <= 0.01 * 1.001
-    norms.clear()
-    run_ppo(stages, max_grad_norm=math.inf, num_updates=1)
-    assert max(norms) > 0.02
-
-
-def test_12_logged_losses_are_means_over_all_minibatches(stages, monkeypatch):
-    seen, original = [], rlhf.ppo_loss
-
-    def spy(agent, mb, args):
-        loss, metrics = original(agent, mb, args)
-        seen.append(metrics)
-        return loss, metrics
-
-    monkeypatch.setattr(rlhf, "ppo_loss", spy)
-    _, (row,) = run_ppo(stages, num_updates=1)
-    assert len(seen) == 16
-    for name in seen[0]:
-        assert row[name] == pytest.approx(sum(x[name].item() for x in seen) / 16, rel=1e-4), name
-    assert row["advantages/std"] != pytest.approx(1, abs=1e-3)
 
 
 def test_nan_stops_the_run_with_a_sentence(stages, monkeypatch):
     """A gradient that is NaN although the loss was finite."""
     original = rlhf.ppo_loss
 
-    def ppo_loss(agent, mb, args):
-        loss, metrics = original(agent, mb, args)
+    def ppo_loss(*args):
+        loss, metrics = original(*args)
         return loss * math.nan, metrics
 
     monkeypatch.setattr(rlhf, "ppo_loss", ppo_loss)
@@ -866,8 +702,7 @@ def test_nan_stops_the_run_with_a_sentence(stages, monkeypatch):
 
 
 def test_what_is_unhealthy_is_said_once_with_a_remedy(stages, monkeypatch, capsys):
-    judge = "score", lambda self, queries, responses: torch.zeros(len(responses))
-    monkeypatch.setattr(RewardModel, *judge)
+    monkeypatch.setattr(RewardModel, "score", lambda self, q, responses: torch.zeros(len(q)))
     _, updates = run_ppo(stages, missing_stop_score=0.0)
     assert capsys.readouterr().out.count("All scores are equal: check the reward model") == 1
     healthy = updates[0] | {"objective/score_std": 1.0}
@@ -891,67 +726,50 @@ def test_every_policy_answers_the_same_queries_and_its_kl_is_exact(stages):
     for metrics, texts in found:
         assert metrics["objective/kl"] == metrics["objective/kl_exact"] and len(texts) == 5
     queries = [[text.partition(":")[0] for text in texts] for _, texts in found]
-    assert queries[0] == queries[1] and found[0][1] != found[1][1]
-    assert found[1] == found[2] and found[1][0]["objective/kl"] > 0.1
-    assert abs(found[0][0]["objective/kl"]) < 1e-5
+    assert queries[0] == queries[1] and found[0][1] != found[1][1] and found[1] == found[2]
+    assert abs(found[0][0]["objective/kl"]) < 1e-5 and found[1][0]["objective/kl"] > 0.1
 
 
 def test_best_of_n_takes_the_best_of_each_group(stages):
-    task, _, _, judges = stages
-    results = rlhf.best_of_n(small_args(), task, judges)
+    results = rlhf.best_of_n(small_args(), stages[0], stages[3])
     assert list(results) == ["best-of-1", "best-of-4", "best-of-16"]
     kl = [row["objective/kl"] for row in results.values()]
     assert kl == pytest.approx([0, math.log(4) - 0.75, math.log(16) - 15 / 16])
     proxy = [row["objective/proxy"] for row in results.values()]
     # The means of the largest of 1, 4 and 16 normal numbers are 0, 1.03 and 1.77.
-    assert proxy == sorted(proxy) and proxy[0] == pytest.approx(0, abs=0.3)
-    assert 0.6 < proxy[1] < 1.4 and 1.2 < proxy[2] < 2.6
+    assert abs(proxy[0]) < 0.3 and 0.6 < proxy[1] < 1.4 and 1.2 < proxy[2] < 2.6
 
 
 # --- Whole runs ---
 
 
-def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
+def logged(folder: Path, tag: str) -> list:
+    """Steps and values of a curve, or texts."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder))
     events.Reload()
-    return [(event.step, event.value) for event in events.Scalars(tag)]
-
-
-def texts(folder: Path, tag: str) -> str:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return events.Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode()
-
-
-def weights(run: dict) -> list[torch.Tensor]:
-    return list(run["agent"].state_dict().values())
+    if tag in events.Tags()["scalars"]:
+        return [(event.step, event.value) for event in events.Scalars(tag)]
+    tensors = events.Tensors(f"{tag}/text_summary")
+    return [event.tensor_proto.string_val[0].decode() for event in tensors]
 
 
 def same(first: dict, second: dict) -> bool:
-    """Whether two runs have the same weights, metrics (but the timings) and results."""
-    courses = [
-        [
-            {k: x for k, x in row.items() if "per_second" not in k}
-            for rows in run["updates"].values()
-            for row in rows
-        ]
-        for run in (first, second)
-    ]
-    equal = all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
-    return equal and courses[0] == courses[1] and first["results"] == second["results"]
+    """Whether two runs have the same weights, results and metrics (but the timing)."""
+    states = [run["agent"].state_dict().values() for run in (first, second)]
+    timing = {"charts/tokens_per_second_update": 0.0}
+    rows = [[x | timing for y in run["updates"].values() for x in y] for run in (first, second)]
+    equal = all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+    return equal and rows[0] == rows[1] and first["results"] == second["results"]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A finished run and its folder, not to be touched."""
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("finished")
-        patch.chdir(folder)
-        return rlhf.train(small_args()), folder / "runs" / "run"
+        patch.chdir(tmp_path_factory.mktemp("finished"))
+        return rlhf.train(small_args()), Path("runs/run").resolve()
 
 
 @pytest.fixture
@@ -962,32 +780,26 @@ def copied(finished):
 
 
 def test_whole_pipeline_leaves_results_texts_and_curves(capsys):
-    run = rlhf.train(small_args(compare=True))
+    run, folder = rlhf.train(small_args(compare=True, seed=2)), Path("runs/run")
     models = ["sft", "ppo-adaptive-6", "ppo-none", "ppo-fixed-0.05"]
     assert list(run["results"]) == [*models, "best-of-1", "best-of-4", "best-of-16"]
-    assert {name: len(rows) for name, rows in run["updates"].items()} == dict.fromkeys(
-        models[1:], 2
-    )
-    printed, folder = capsys.readouterr().out, Path("runs/run")
-    saved = json.loads((folder / "results.json").read_text())
+    saved, printed = json.loads((folder / "results.json").read_text()), capsys.readouterr().out
     assert saved["results"] == run["results"] and saved["quality"] == run["quality"]
-    assert saved["args"]["seed"] == 1 and set(saved["texts"]) == set(models)
+    assert saved["args"]["seed"] == 2 and list(saved["texts"]) == models
     gold = f"{run['results']['ppo-none']['objective/gold']:.2f}"
     assert re.search(rf"\| ppo-none +\| +{gold} \|", printed)
-    assert saved["texts"]["sft"][0] in printed and saved["texts"]["sft"][0] in texts(
-        folder, "samples"
-    )
-    assert "ppo-none" in texts(folder, "results") and "seed=1" in texts(folder, "settings")
-    assert texts(folder, "details") == rlhf.details(run["args"])
+    assert saved["texts"]["sft"][0] in printed and "ppo-none" in logged(folder, "results")[0]
+    assert saved["texts"]["sft"][0] in logged(folder, "samples")[0]
+    assert logged(folder, "details") == [rlhf.details(run["args"])]
     for name in models[1:]:
         checkpoint = torch.load(folder / name / "checkpoint.pt", weights_only=True)
-        assert checkpoint["updates"] == run["updates"][name] and checkpoint["args"]["seed"] == 1
-        logged = scalars(folder / name, "objective/kl")
-        assert [step for step, _ in logged] == [1, 2]
-        expected = [row["objective/kl"] for row in run["updates"][name]]
-        assert [x for _, x in logged] == pytest.approx(expected, abs=1e-5)
-    assert len(scalars(folder / "sft", "losses/loss")) == 20
-    assert len(scalars(folder / "reward_model", "losses/loss")) == 8
+        assert checkpoint["updates"] == run["updates"][name] and checkpoint["args"]["seed"] == 2
+        curve = [
+            (t, pytest.approx(row["objective/kl"], abs=1e-5))
+            for t, row in enumerate(run["updates"][name], 1)
+        ]
+        assert logged(folder / name, "objective/kl") == curve and len(curve) == 2
+    assert len(logged(folder / "sft", "losses/loss")) == 10
 
 
 def test_same_seed_same_run_and_another_seed_another(finished):
@@ -1008,37 +820,30 @@ def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(finished, monk
         patch.setattr(rlhf, "save_checkpoint", interrupt)
         with pytest.raises(KeyboardInterrupt):
             rlhf.train(small_args())
-    resumed = rlhf.train(small_args(resume="runs/run"))
-    assert same(finished[0], resumed)
-    for name in ("sft", "reward_model", "ppo-adaptive-6"):
-        tag = "losses/policy_loss" if name.startswith("ppo") else "losses/loss"
-        steps = [step for step, _ in scalars(Path("runs/run", name), tag)]
-        assert steps == list(range(1, len(steps) + 1)), name
+    assert same(finished[0], rlhf.train(small_args(resume="runs/run")))
+    steps = [step for step, _ in logged(Path("runs/run/reward_model"), "losses/loss")]
+    assert steps == [1, 2, 3, 4]
 
 
-def test_finished_stages_are_reused_and_only_what_depends_on_a_change_is_redone(
-    copied, capsys, monkeypatch
-):
-    trained = record(monkeypatch, rlhf, "save_checkpoint")
+def test_only_what_depends_on_a_changed_setting_is_redone(copied, capsys, monkeypatch):
+    saved = record(monkeypatch, rlhf, "save_checkpoint")
 
-    def names():
-        found = [folder.name for folder, *_ in trained]
-        trained.clear()
-        return found
+    def resume(*expected, **changes):
+        run = rlhf.train(small_args(resume="runs/run", **changes))
+        assert [folder.name for folder, *_ in saved] == list(expected)
+        saved.clear()
+        return run
 
-    assert same(copied, rlhf.train(small_args(resume="runs/run"))) and names() == []
+    assert same(copied, resume())
     assert capsys.readouterr().out.count("taken from runs/run") == 5
-    other = {"kl_mode": "fixed", "kl_coef": 0.1}
-    reused = rlhf.train(small_args(resume="runs/run", **other))
-    assert names() == ["ppo-fixed-0.1"]
-    assert same(reused, rlhf.train(small_args(run_name="fresh", **other)))
-    names()
-    rlhf.train(small_args(resume="runs/run", learning_rate=1e-3))
-    assert names() == ["ppo-adaptive-6", "ppo-none"]
-    changed = rlhf.train(small_args(resume="runs/run", reward_epochs=1))
-    assert names() == ["sft", "preferences", "reward_model", "ppo-adaptive-6", "ppo-none"]
+    fixed = {"kl_mode": "fixed", "kl_coef": 0.1}
+    reused, fresh = resume("ppo-fixed-0.1", **fixed), rlhf.train(small_args(run_name="x", **fixed))
+    assert same(reused, fresh)
+    saved.clear()
+    resume("ppo-adaptive-6", "ppo-none", learning_rate=1e-3)
+    stages = ("sft", "preferences", "reward_model", "ppo-adaptive-6", "ppo-none")
+    assert not same(copied, resume(*stages, reward_epochs=1))
     assert "reward_model: made anew, for other settings" in capsys.readouterr().out
-    assert not same(copied, changed)
 
 
 # --- Your own texts and labels ---
@@ -1076,11 +881,9 @@ def test_own_vocabulary_lengths_and_held_out_pairs():
     for answers, words in ((chosen, {"fine"}), (rejected, {"bad", "very"})):
         assert ((answers == task.stop).sum(1) == 1).all()
         assert all(words <= set(task.split_words(row)) for row in answers)
-    # 21 pairs, 3 held out: the other 18 are the SFT's.
-    assert len(task.documents) == 18
+    assert len(task.documents) == 18  # 21 pairs, 3 held out: the SFT's are the others
     for document, query, answer in zip(task.documents, queries, chosen, strict=False):
-        expected = task.split_words(query) + task.split_words(answer)
-        assert task.split_words(document) == expected
+        assert task.split_words(document) == task.split_words(query) + task.split_words(answer)
 
 
 def test_a_long_prompt_leaves_room_for_its_answer():
@@ -1098,10 +901,7 @@ GOOD = '{"prompt": "p", "chosen": "a", "rejected": "b"}'
 @pytest.mark.parametrize(
     "line",
     [
-        "{not json",
-        "[1, 2]",
-        "3",
-        '{"prompt": "p", "chosen": "a"}',
+        *("{not json", "[1, 2]", "3", '{"prompt": "p", "chosen": "a"}'),
         '{"prompt": "p", "chosen": 3, "rejected": "b"}',
         '{"prompt": "p", "chosen": " ", "rejected": "b"}',
         '{"prompt": "p", "chosen": "a", "rejected": "A"}',
@@ -1128,114 +928,77 @@ def test_labels_as_other_programs_write_them():
 def command_line(monkeypatch, line: str) -> int:
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *line.split()])
     try:
-        rlhf.main()
+        return rlhf.main() or 0
     except SystemExit as leaving:
         return leaving.code
-    return 0
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "message"),
     [
-        "--num-minibatches 3",
-        "--batch-size 0",
-        "--learning-rate -1",
-        "--gamma 1.5",
-        "--kl-coef -0.1",
-        "--num-pairs 5",
-        "--kl-horizon 20",
-        "--kl-coef 0",
-        "--kl-mode none --compare --kl-horizon 20",
-        "--temperature 0",
-        "--preferences absent.jsonl",
-        "--resume absent",
-        pytest.param(
-            "--device cuda",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
-        ),
+        ("--num-minibatches 3", "must divide --batch-size"),
+        ("--batch-size 0", "greater than 0"),
+        ("--gamma 1.5", "less than or equal to 1"),
+        ("--num-pairs 5", "greater than or equal to 14"),
+        ("--kl-horizon 20", "beta turns negative"),
+        ("--kl-mode none --compare --kl-horizon 20", "beta turns negative"),
+        ("--kl-coef 0", "stays 0"),
+        ("--preferences absent.jsonl", "No such file or directory: 'absent.jsonl'"),
+        ("--preferences few.jsonl", "holds 1 comparisons; at least 14"),
+        ("--preferences bytes.jsonl", "utf-8"),
+        ("--resume absent", "There is no absent/sft/checkpoint.pt"),
+        ("--run-name run", "runs/run holds a run: add --resume runs/run"),
     ],
 )
-def test_bad_input_is_a_sentence_and_code_2(monkeypatch, capsys, line):
-    assert command_line(monkeypatch, f"{line} --run-name x") == 2
-    error = capsys.readouterr().err
-    assert "Error" in error or "error" in error
-    assert "Traceback" not in error and not list(Path().rglob("checkpoint.pt"))
-
-
-def test_too_few_labels_and_what_is_no_text_are_refused(monkeypatch, capsys):
+def test_bad_input_is_a_sentence_and_code_2(copied, monkeypatch, capsys, line, message):
     Path("few.jsonl").write_text(GOOD)
-    assert command_line(monkeypatch, "--preferences few.jsonl --run-name a") == 2
-    assert "holds 1 comparisons; at least 14" in capsys.readouterr().err
     Path("bytes.jsonl").write_bytes(b"\xff\xfe\xff")
-    assert command_line(monkeypatch, "--preferences bytes.jsonl --run-name b") == 2
-    assert "utf-8" in capsys.readouterr().err
+    assert command_line(monkeypatch, f"--run-name x {line}") == 2
+    assert message in " ".join(re.sub("[│╭╮╰╯─]", "", capsys.readouterr().err).split())
+    assert not Path("runs/x/sft/checkpoint.pt").exists()
 
 
 def test_a_resumed_run_has_its_own_settings_but_for_flags_beside_it(copied, monkeypatch, capsys):
-    asked = []
-    monkeypatch.setattr(rlhf, "train", asked.append)
-    assert command_line(monkeypatch, "--resume runs/run --kl-coef 0.25") == 0
-    assert asked[0] == small_args(resume="runs/run", kl_coef=0.25)
-    monkeypatch.undo()
+    def interrupted(args):
+        assert args == small_args(resume="runs/run", kl_coef=0.25)
+        raise KeyboardInterrupt
 
-
-def test_a_folder_that_holds_a_run_is_left_alone(copied, monkeypatch, capsys):
-    before = Path("runs/run/sft/checkpoint.pt").read_bytes()
-    assert command_line(monkeypatch, "--run-name run") == 2
-    assert "holds a run: add --resume runs/run" in capsys.readouterr().err
-    assert Path("runs/run/sft/checkpoint.pt").read_bytes() == before
+    monkeypatch.setattr(rlhf, "train", interrupted)
+    assert command_line(monkeypatch, "--resume runs/run --kl-coef 0.25") == 130
+    assert capsys.readouterr().out.strip() == "Continue with --resume runs/run"
 
 
 def test_details_are_printed_with_the_settings_in_force(monkeypatch, capsys):
     assert command_line(monkeypatch, "--details --target-kl 3") == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-    found = {row[0].strip("| "): (row[1], row[2]) for row in rows}
-    numbers = {int(name[1:-3]) for name in found if name.endswith("/21")}
-    assert numbers == set(range(1, 22)) - {6, 12}  # which the top of the file explains
-    core = {int(name[:-3]) for name in found if name.endswith("/37")}
-    assert core == {1, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13}
-    assert found["R20/21"] == ("adaptive KL", "target_kl=3.0, kl_horizon=500")
-    lines = SCRIPT.read_text().splitlines()
-    assert all(row[1] in lines[int(row[3].strip(" |")) - 1] for row in rows)
+    found = {row[0].strip("| "): row[1:3] for row in rows}
+    numbers = [{name[:-3] for name in found if name.endswith(x)} for x in ("/37", "/21")]
+    # The top of the file explains where the others are.
+    assert numbers[0] == {str(n) for n in (1, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13)}
+    assert numbers[1] == {f"R{n}" for n in range(1, 22) if n not in (6, 12)}
+    assert found["R20/21"] == ["adaptive KL", "target_kl=3.0, kl_horizon=500"]
 
 
-def test_weights_and_biases_offline_run_can_be_read_back():
-    """In a process of its own, since wandb keeps state."""
+def test_the_script_alone_runs_and_its_weights_and_biases_log_can_be_read_back():
+    Path("alone.py").write_bytes(SCRIPT.read_bytes())
     sizes = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --num-updates 2 --batch-size 16"
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT), *f"{sizes} --track --run-name mine".split()],
-        capture_output=True, text=True,
-        env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
-    )  # fmt: skip
+    command = [sys.executable, "alone.py", *f"{sizes} --track --run-name mine".split()]
+    quiet = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    result = subprocess.run(command, capture_output=True, text=True, env=quiet)
     assert result.returncode == 0, result.stderr
-    (log,) = Path().glob("**/offline-run-*/run-*.wandb")
-    values = {}
-    for record_ in wandb_records(log):
-        if record_.WhichOneof("record_type") == "history":
-            for item in record_.history.item:
-                key = item.key or "/".join(item.nested_key)
-                values.setdefault(key, []).append(json.loads(item.value_json))
+    values, (path,) = {}, Path().glob("**/offline-run-*/run-*.wandb")
+    for entry in wandb_records(path):
+        for item in entry.history.item if entry.WhichOneof("record_type") == "history" else ():
+            key = item.key or "/".join(item.nested_key)
+            values.setdefault(key, []).append(json.loads(item.value_json))
     saved = torch.load("runs/mine/ppo-adaptive-6/checkpoint.pt", weights_only=True)
-    logged = [x for x in values["ppo-adaptive-6/objective/kl"]]
-    assert logged == pytest.approx([row["objective/kl"] for row in saved["updates"]], abs=1e-5)
+    expected = [row["objective/kl"] for row in saved["updates"]]
+    assert values["ppo-adaptive-6/objective/kl"] == pytest.approx(expected, abs=1e-5)
     assert len(values["sft/losses/loss"]) == 5
 
 
-@pytest.mark.slow
-def test_script_copied_alone_runs_and_is_resumed_from_the_command_line():
-    Path("alone.py").write_bytes(SCRIPT.read_bytes())
-    sizes = "--sft-documents 100 --sft-steps 8 --num-pairs 14 --num-updates 2 --batch-size 8"
-    for line in (f"--run-name x {sizes}", "--resume runs/x --kl-mode fixed"):
-        done = subprocess.run(
-            [sys.executable, "alone.py", *line.split()], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-    assert "sft: taken from" in done.stdout and "ppo-fixed-0.5" in done.stdout
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_gpu_agrees_with_cpu(model):
-    agent = Agent(model)
+def test_gpu_agrees_with_cpu(agent):
     rollout = make_rollout(agent)
     loss, gradients = loss_and_gradients(agent, rollout, Args())
     on_gpu = Rollout(*(x.cuda() for x in rollout))
@@ -1244,5 +1007,123 @@ def test_gpu_agrees_with_cpu(model):
     for a, b in zip(gradients, gpu_gradients, strict=True):
         torch.testing.assert_close(b.cpu(), a, atol=1e-4, rtol=1e-3)
     run = rlhf.train(small_args(device="cuda"))
-    again = rlhf.train(small_args(device="cuda", resume="runs/run"))
-    assert run["results"] == again["results"]
+    assert same(run, rlhf.train(small_args(device="cuda", resume="runs/run")))
+
+
+# What is broken, by what, and the tests that must notice. Copied functions are broken at home.
+# fmt: off
+MUTATIONS = [
+    ("2 * math.tanh(valence", "-2 * math.tanh(valence", "gold_of"),
+    ("+ 0.4 * min(", "+ 0.0 * min(", "gold_of"),
+    ("- 4 * (len(body) - legal)", "- 0 * (len(body) - legal)", "gold_of"),
+    ("- 0.5 * min(len(content) - len(set(content)), 6)", "", "gold_of"),
+    ("- 0.5 * min(sum(NOUNS[noun] != topic for noun in nouns), 4)", "", "gold_of"),
+    ("- 1.0 * (not stopped)", "", "gold_of"),
+    ("(NEGATION if negated else 1.0)", "1.0", "gold_of"),
+    ("* ADVERBS.get(adverb, 1.0)", "", "gold_of"),
+    ("NOUNS[noun] == topic}", "True}", "gold_of"),
+    ("(opener, *clauses, closer)", "(*clauses, closer)", "gold_of"),
+    ("(opener, *clauses, closer)", "(opener, *clauses)", "gold_of"),
+    ('(" and ", " but ", " , ")', '(" and ",)', "gold_of"),
+    ("rng.sample(TOPICS[topic], num_clauses)", "rng.sample(list(NOUNS), num_clauses)", "grammar"),
+    ("if w not in used and v * sign >= 0", "if v * sign >= 0", "grammar"),
+    ("torch.sigmoid((gold_first - gold_second)", "torch.sigmoid((gold_second - gold_first)", "labeller"),
+    ("generator=generator) < odds", "generator=generator) < odds.round()", "labeller"),
+    ("torch.where(prefers, first, second), torch.where(prefers, second, first)", "second, first", "labels_name"),
+    ("hidden, _ = self.policy(torch.cat([queries, responses], dim=1))", "hidden, _ = self.policy(torch.cat([0 * queries + 1, responses], dim=1))", "r1_"),
+    ("slice(queries.shape[1] - 1, -1)", "slice(queries.shape[1], None)", "r1_ or r10_"),
+    ("row[:length] + [PAD]", "row[-length:] + [PAD]", "r2_"),
+    ("+ [PAD] * (length", "+ [BOS] * (length", "r2_"),
+    ("positions = real.cumsum(dim=1) - real.long()", "positions = torch.ones_like(tokens).cumsum(dim=1) - 1", "r3_"),
+    ("(causal & real[:, None])", "causal.expand(len(tokens), -1, -1)", "r3_ or r7_"),
+    ("self.final_norm(x.gather(1, last_real[..., None].expand_as(x)))", "self.final_norm(x)", "r3_ or r7_"),
+    ("device=tokens.device).tril()", "device=tokens.device)", "r1_values"),
+    ("for _ in range(length):", "for _ in range(length - 1):", "r4_"),
+    ("never[[PAD, BOS]] = -1e9", "pass", "r4_"),
+    ("if past:", "if False:", "cached or r10_log"),
+    ("model(tokens, cache)", "model(tokens)", "cached"),
+    ("gumbel = -torch", "gumbel = torch", "softmax_of"),
+    ("model.logits(hidden[:, -1]) / temperature", "model.logits(hidden[:, -1])", "cached or softmax_of"),
+    ("return rewards[:, -1]", "return rewards[:, -2]", "r7_"),
+    ("std=1 / math.sqrt(width + 1)", "std=0.02", "r8_"),
+    ("nn.init.zeros_(self.head.bias)", "pass", "r8_"),
+    ("nn.init.constant_(model.gain, 1 / std)", "pass", "r9_"),
+    ("nn.init.constant_(model.bias, -mean / std)", "pass", "r9_"),
+    ("nn.init.ones_(model.gain)", "pass", "r9_normalization"),
+    ("nn.init.zeros_(model.bias)", "pass", "r9_normalization"),
+    ("normalize_reward_model(model, sample_queries, samples)\n    num_learned", "num_learned", "r9_r5"),
+    ("normalize_reward_model(model, sample_queries, samples)\n\n", "\n", "r9_r5"),
+    ("self.policy.logits(hidden[:, before]) / temperature", "self.policy.logits(hidden[:, before])", "r10_log"),
+    ("nn.init.zeros_(self.value_head.weight)", "pass", "r11_"),
+    ("nn.init.zeros_(self.value_head.bias)", "pass", "r11_"),
+    ("self.value_head(hidden).squeeze(-1)", "self.value_head(hidden.detach()).squeeze(-1)", "13_"),
+    ("dropout_p=0.0", "dropout_p=0.1", "r13_"),
+    (" * min(1.0, step / 50)", "", "warms_up"),
+    ("(1 - (step - 1) / args.sft_steps) *", "1.0 *", "warms_up"),
+    ("clip_grad_norm_(model.parameters(), 1.0)", "clip_grad_norm_(model.parameters(), math.inf)", "warms_up"),
+    ("real = documents[:, 1:] != PAD", "real = documents[:, 1:] >= PAD", "sft_loss"),
+    ("documents[:, 1:][real])", "documents[:, :-1][real])", "sft_loss"),
+    ("decay = 1 - (step - 1) / len(minibatches)", "decay = 1.0", "r9_r5"),
+    ("F.logsigmoid(good - bad)", "F.logsigmoid(bad - good)", "learns_from_all"),
+    ("order = torch.randperm(num_learned, generator=generator)", "order = torch.arange(num_learned)", "learns_from_all"),
+    ("len(preferences.queries) // HELD_OUT", "0", "learns_from_all or r9_r5"),
+    ("self.trunk = copy.deepcopy(language_model)", "self.trunk = language_model", "learns_from_all"),
+    ("task.sample_queries(count, generator)", "task.sample_queries(1, generator).expand(count, -1)", "1_a_batch"),
+    ("proxy.where(stopped, args.missing_stop_score)", "proxy", "r14_"),
+    (" & (index >= earliest_stop)", "", "r14_truncation"),
+    ("stops.int().argmax(dim=1) + 1", "stops.int().argmax(dim=1)", "r14_truncation"),
+    ("return responses.where(index < lengths[:, None], PAD)", "return responses", "r14_truncation"),
+    ("responses = kept if args.mask_after_stop else sampled", "responses = kept", "1_a_batch"),
+    ("ends = lengths if args.mask_after_stop else", "ends =", "1_a_batch"),
+    ("judges.reward_model.score(queries, kept)", "judges.reward_model.score(queries, sampled)", "1_a_batch"),
+    ("index == ends[:, None] - 1", "index == len(index) - 1", "1_a_batch"),
+    ("rewards = -kl_coef * kl", "rewards = kl_coef * kl", "r17_"),
+    ("+ scores[:, None] * last", "+ scores[:, None]", "r17_"),
+    ("+ scores[:, None] * last", "+ proxy[:, None] * last", "r17_"),
+    ("kl = logprobs - log_probability(ref_words, responses)", "kl = log_probability(ref_words, responses) - logprobs", "r17_"),
+    ("exact_kl = (words.exp() *", "exact_kl = (ref_words.exp() *", "r17_"),
+    ("scale.mean()) / scale.std(correction=0)", "0.0)", "described"),
+    ("gamma: Fraction = 1.0", "gamma: Fraction = 0.99", "r15_"),
+    ("gae(*time_first, args.gamma, args.gae_lambda)", "gae(*time_first, 1.0, args.gae_lambda)", "r15_"),
+    ("next_values, mb.last, mb.last)", "next_values, 0 * mb.last, mb.last)", "padding_contents"),
+    ("next_values, mb.last, mb.last)", "next_values, mb.last, 0 * mb.last)", "padding_contents"),
+    ("F.pad(mb.values[:, 1:], (0, 1))", "mb.values", "r15_"),
+    ("rewards[mask] = whiten(mb.rewards[mask], args.reward_whitening)", "rewards[mask] = mb.rewards[mask]", "r18_rewards"),
+    ("white_advantages = whiten(advantages, \"zero\")", "white_advantages = advantages", "r18_rewards"),
+    ('center = 0.0 if mean == "scale" else x.mean()', "center = x.mean()", "r18_whitening"),
+    ('white + center if mean == "restore" else white', "white", "r18_whitening"),
+    ("torch.rsqrt(x.var(correction=0) + 1e-8)", "torch.rsqrt(x.var() + 1e-8)", "r18_whitening"),
+    ("returns, args.value_clip_coef)", "returns, args.clip_coef)", "r19_"),
+    ("log_probability(words, mb.responses) - mb.logprobs", "mb.logprobs - log_probability(words, mb.responses)", "10_12_"),
+    ("pg_loss + args.vf_coef * v_loss", "pg_loss + v_loss", "10_12_"),
+    ("-logratio.mean(),", "logratio.mean(),", "10_12_"),
+    ("(frac if args.anneal_lr else 1.0)", "1.0", "r5_r21"),
+    ("frac = 1 - (update - 1) / args.num_updates", "frac = 1 - update / args.num_updates", "r5_r21"),
+    ("args.adam_eps / math.sqrt(1 - 0.999**gradient_steps)", "args.adam_eps", "r5_r21"),
+    ("1 - 0.999**gradient_steps", "1 - 0.999**update", "r5_r21"),
+    ("update(lr=learning_rate, eps=eps)", "update(lr=learning_rate)", "r5_r21"),
+    ("order = torch.randperm(args.batch_size, generator=generator)", "order = torch.arange(args.batch_size)", "r16_"),
+    ("order = torch.randperm(args.batch_size, generator=generator)", "order = torch.randint(args.batch_size, (args.batch_size,), generator=generator)", "r16_"),
+    ("order.split(args.batch_size // args.num_minibatches)", "order.split(args.num_minibatches * 2)", "r16_"),
+    ("metrics |= means(minibatch_metrics)", "metrics |= means(minibatch_metrics[-1:])", "r16_"),
+    ("clip_grad_norm_(agent.parameters(), args.max_grad_norm)", "clip_grad_norm_(agent.parameters(), math.inf)", "11_"),
+    ("min(max(kl / target_kl - 1, -0.2), 0.2)", "kl / target_kl - 1", "r20_beta_moves"),
+    ("(1 + error * num_episodes", "(1 - error * num_episodes", "r20_beta_moves"),
+    ("(1 + error * num_episodes / horizon)", "(1 + error / horizon)", "r20_beta_moves"),
+    ('if args.kl_mode == "adaptive":', 'if args.kl_mode != "none":', "r20_beta_follows"),
+    ('if args.kl_mode == "adaptive":', 'if args.kl_mode == "fixed":', "r20_beta_follows"),
+    ('0.0 if args.kl_mode == "none" else args.kl_coef', "args.kl_coef", "r20_beta_follows"),
+    ("judges, args.batch_size, kl_coef, generator", "judges, args.batch_size, 0.5, generator", "r20_beta_follows"),
+    ("agent = copy.deepcopy(judges.reference)", "agent = judges.reference", "kl_is_zero"),
+    ("self.policy = copy.deepcopy(language_model).requires_grad_(True)", "self.policy = copy.deepcopy(language_model)", "kl_is_zero"),
+    ("warn(updates)\n", "pass\n", "unhealthy"),
+    ('metrics["objective/kl"] = metrics["objective/kl_exact"]', "pass", "every_policy"),
+    (".argmax(dim=1) + torch.arange", ".argmin(dim=1) + torch.arange", "best_of"),
+    ("torch.arange(len(scores) // n) * n", "torch.arange(len(scores) // n)", "best_of"),
+    ("math.log(n) - (n - 1) / n", "math.log(n)", "best_of"),
+    ("return saved if same else None", "return saved", "depends_on"),
+    ('end = None if name.startswith("ppo") else names.index("kl_mode")', "end = None", "depends_on"),
+    ("prompt[:query_length] + answer", "prompt + answer", "long_prompt"),
+    ("[: -(len(pairs) // HELD_OUT)]", "", "own_vocabulary"),
+]
+# fmt: on
