@@ -118,7 +118,7 @@ def tags(path):
         if re.match(r"# (Detail|Extra|Deviation)\b", text):
             match = TAG.fullmatch(text)
             assert match, f"malformed: {text}"
-            number, kind, title, settings, _, source = match.groups()
+            number, kind, title, settings, source = match.groups()
             yield line, number or kind, title, settings.split(", ") if settings else [], source
 
 
