@@ -30,8 +30,8 @@ V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
 
 Deviations from LHP:
 - An episode ends with the stop word; LHP trains on all sampled tokens, with junk behind it.
-- Rewards are only divided by their standard deviation. LHP restores their mean too; that moves 0, so
-  that where lengths differ every token is paid or charged for, and lengths explode or collapse.
+- Rewards are only divided by their standard deviation. LHP restores their mean too, which moves 0:
+  where lengths differ every token is paid or charged for, and lengths explode or collapse.
 - Several epochs for the reward model, AdamW at its defaults, normalization on truncated samples;
   for PPO gradient clipping, a constant learning rate and a KL horizon for a run 100 times shorter.
 
@@ -60,7 +60,7 @@ import torch
 import torch.nn.functional as F
 import tyro
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm, trange
 
@@ -254,7 +254,7 @@ def gold_reward(topic: str, words: list[str]) -> float:
     )
 
 
-def prefers_first(gold_first: Tensor, gold_second: Tensor, generator: torch.Generator) -> Tensor:
+def prefers_first(gold_first: Tensor, gold_second: Tensor, generator: Generator) -> Tensor:
     """The simulated labeller (Bradley-Terry): right more often the more two texts differ, (N,)."""
     odds = torch.sigmoid((gold_first - gold_second) / LABEL_NOISE)
     return torch.rand(odds.shape, generator=generator) < odds
@@ -271,7 +271,7 @@ class Task(NamedTuple):
     earliest_stop: int  # index in a response before which it does not
     labelled: tuple[Tensor, Tensor, Tensor] | None = None  # your own queries, chosen, rejected
 
-    def sample_queries(self, count: int, generator: torch.Generator) -> Tensor:
+    def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
         return self.queries[torch.randint(len(self.queries), (count,), generator=generator)]
 
@@ -435,7 +435,7 @@ class TinyGPT(nn.Module):
 
 @torch.no_grad()
 def sample_responses(
-    model: TinyGPT, queries: Tensor, length: int, temperature: float, generator: torch.Generator
+    model: TinyGPT, queries: Tensor, length: int, temperature: float, generator: Generator
 ) -> Tensor:
     """Continue queries (B, Q) by `length` words each, drawn from the model: (B, length).
 
@@ -482,7 +482,7 @@ class Agent(nn.Module):
         super().__init__()
         # The copy of a frozen model is frozen: without unfreezing it, PPO would learn nothing.
         self.policy = copy.deepcopy(language_model).requires_grad_(True)
-        # Detail 13/37: shared or separate networks; shared [ppo2: common/policies.py L156-166]
+        # Detail 13/37: shared or separate networks [ppo2: common/policies.py L156-166]
         self.value_head = nn.Linear(self.policy.word_embedding.embedding_dim, 1)
         # Detail R11/21: value head initialization [LHP: language/model.py L368]
         nn.init.zeros_(self.value_head.weight)
@@ -566,8 +566,8 @@ def clipped_value_loss(
 def approx_kl(logratio: Tensor) -> Tensor:
     """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
 
-    k3 is unbiased like k1 = mean(-log r), never negative and less noisy; ppo2 logs the biased
-    k2 = mean((log r)^2) / 2 (Schulman 2020, "Approximating KL divergence").
+    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
+    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
     """
     return (logratio.exp() - 1 - logratio).mean()
 
@@ -663,7 +663,7 @@ class Preferences(NamedTuple):
 
 
 def write_answers(
-    args: Args, task: Task, model: TinyGPT, queries: Tensor, generator: torch.Generator
+    args: Args, task: Task, model: TinyGPT, queries: Tensor, generator: Generator
 ) -> Tensor:
     """Truncated responses (B, R) of the model to queries (B, Q), sampled in chunks."""
     length, temperature = task.response_length, args.temperature
@@ -785,13 +785,15 @@ class Rollout(NamedTuple):
 class Judges(NamedTuple):
     """What responses are measured by."""
 
+    task: Task  # knows the gold reward
+    reward_model: RewardModel  # the proxy
     reference: Agent  # the SFT model
-    reward_model: RewardModel
-    sample_gold: Tensor | None  # of the SFT model's samples: their spread is the unit of gold
+    sample_gold: Tensor | None  # gold of its samples, whose spread is the unit of gold
 
 
-def describe(task: Task, queries: Tensor, responses: Tensor, judges: Judges) -> dict[str, float]:
+def describe(queries: Tensor, responses: Tensor, judges: Judges) -> dict[str, float]:
     """What truncated responses (B, R) look like, and what they are worth, where gold is known."""
+    task = judges.task
     words = [task.split_words(response) for response in responses]
     stopped = [w[-1:] == [task.words[task.stop]] and len(w) > task.earliest_stop for w in words]
     metrics = {
@@ -808,20 +810,13 @@ def describe(task: Task, queries: Tensor, responses: Tensor, judges: Judges) -> 
 
 @torch.no_grad()
 def collect(
-    args: Args,
-    task: Task,
-    agent: Agent,
-    judges: Judges,
-    count: int,
-    kl_coef: float,
-    generator: torch.Generator,
+    args: Args, agent: Agent, judges: Judges, count: int, kl_coef: float, generator: Generator
 ) -> tuple[Rollout, dict[str, float]]:
     """Responses to so many queries, with the rewards for a weight `kl_coef` of the KL; metrics."""
+    task, temperature = judges.task, args.temperature
     queries = task.sample_queries(count, generator).to(args.device)
     # Detail 1/37: vectorized architecture (batch_size) [ppo2/runner.py L26-42]
-    sampled = sample_responses(
-        agent.policy, queries, task.response_length, args.temperature, generator
-    )
+    sampled = sample_responses(agent.policy, queries, task.response_length, temperature, generator)
     kept, lengths, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
     proxy = judges.reward_model.score(queries, kept)
     # Detail R14/21: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
@@ -832,8 +827,8 @@ def collect(
     index = torch.arange(sampled.shape[1], device=args.device)
     mask, last = index < ends[:, None], index == ends[:, None] - 1
 
-    words, values = agent.get_action_and_value(queries, responses, args.temperature)
-    ref_words, _ = judges.reference.get_action_and_value(queries, responses, args.temperature)
+    words, values = agent.get_action_and_value(queries, responses, temperature)
+    ref_words, _ = judges.reference.get_action_and_value(queries, responses, temperature)
     logprobs = log_probability(words, responses)
     # The estimate k1 of the KL to the reference, which may be negative, and the KL over all words.
     kl = logprobs - log_probability(ref_words, responses)
@@ -849,7 +844,7 @@ def collect(
         "objective/score": scores.mean().item(),
         "objective/score_std": scores.std(correction=0).item(),
     }
-    metrics |= describe(task, queries, kept, judges)
+    metrics |= describe(queries, kept, judges)
     return Rollout(queries, responses, logprobs, values, rewards, mask, last), metrics
 
 
@@ -890,7 +885,7 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, dict[str, T
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
-def train_ppo(args: Args, task: Task, judges: Judges) -> tuple[Agent, list[dict[str, float]]]:
+def train_ppo(args: Args, judges: Judges) -> tuple[Agent, list[dict[str, float]]]:
     """Optimize the reward model's score, penalized by the KL to the SFT model.
 
     Returns the trained agent, and one dictionary of metrics per update.
@@ -906,7 +901,7 @@ def train_ppo(args: Args, task: Task, judges: Judges) -> tuple[Agent, list[dict[
     gradient_steps, updates = 0, []
     for update in trange(1, args.num_updates + 1, desc=args.ppo_run, disable=None):
         # --- Collect: responses and what they earn, under frozen weights ---
-        rollout, metrics = collect(args, task, agent, judges, args.batch_size, kl_coef, generator)
+        rollout, metrics = collect(args, agent, judges, args.batch_size, kl_coef, generator)
 
         # --- Update: K epochs of minibatches; advantages are made per minibatch ---
         start_time = time.perf_counter()
@@ -962,21 +957,21 @@ COLUMNS += ("text/repetition", "text/unique")
 BEST_OF_N = (4, 16, 64, 256, 1024)
 
 
-def evaluate(args: Args, task: Task, agent: Agent, judges: Judges) -> tuple[dict, list[str]]:
+def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[dict, list[str]]:
     """Metrics and some texts of fresh responses of a policy; the same queries for every policy."""
     generator = stage_generator(args, "evaluate")
-    rollout, metrics = collect(args, task, agent, judges, NUM_EVALUATED, 0.0, generator)
+    rollout, metrics = collect(args, agent, judges, NUM_EVALUATED, 0.0, generator)
     metrics["objective/kl"] = metrics["objective/kl_exact"]
     lines = torch.cat([rollout.queries, rollout.responses], dim=1)[:5]
-    return metrics, [" ".join(task.split_words(line)[1:]) for line in lines]
+    return metrics, [" ".join(judges.task.split_words(line)[1:]) for line in lines]
 
 
-def best_of_n(args: Args, task: Task, judges: Judges) -> dict[str, dict[str, float]]:
+def best_of_n(args: Args, judges: Judges) -> dict[str, dict[str, float]]:
     """Answer with the sample that the reward model likes best out of n: PPO's simple rival.
 
     Each group of the largest n samples is cut into smaller groups, so that no sample is idle.
     """
-    generator = stage_generator(args, "best-of-n")
+    generator, task = stage_generator(args, "best-of-n"), judges.task
     queries = task.queries[torch.randperm(len(task.queries), generator=generator)]
     queries = queries[:32].repeat_interleave(max(BEST_OF_N), dim=0)
     responses = write_answers(args, task, judges.reference.policy, queries, generator)
@@ -986,7 +981,7 @@ def best_of_n(args: Args, task: Task, judges: Judges) -> dict[str, dict[str, flo
         results[f"best-of-{n}"] = {
             "objective/proxy": scores[best].mean().item(),
             "objective/kl": math.log(n) - (n - 1) / n,  # Stiennon et al. 2020, appendix G.3
-        } | describe(task, queries[best], responses[best], judges)
+        } | describe(queries[best], responses[best], judges)
     return results
 
 
@@ -1000,7 +995,7 @@ def train(args: Args) -> dict[str, Any]:
     update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
     Raises ValueError where something given does not fit.
     """
-    args = open_run(args)
+    args = start_run(args)
     kl_settings = [{}, {"kl_mode": "none", "kl_coef": 0.0}]  # the second hacks the reward
     if args.compare:
         kl_settings += [{"kl_mode": "adaptive"}, {"kl_mode": "fixed", "kl_coef": 0.05}]
@@ -1010,16 +1005,16 @@ def train(args: Args) -> dict[str, Any]:
     sft = train_sft(args, task)
     preferences = make_preferences(args, task, sft)
     reward_model, quality = train_reward_model(args, sft, preferences)
-    judges = Judges(Agent(sft).to(args.device), reward_model, preferences.sample_gold)
+    judges = Judges(task, reward_model, Agent(sft).to(args.device), preferences.sample_gold)
     agents, updates = {"sft": judges.reference}, {}
     for name, run in {run.ppo_run: run for run in runs}.items():
-        agents[name], updates[name] = train_ppo(run, task, judges)
+        agents[name], updates[name] = train_ppo(run, judges)
 
     results, texts = {}, {}
     for name, agent in agents.items():
-        results[name], texts[name] = evaluate(args, task, agent, judges)
+        results[name], texts[name] = evaluate(args, agent, judges)
     if args.compare:
-        results |= best_of_n(args, task, judges)
+        results |= best_of_n(args, judges)
     report(args, quality, results, texts)
     found = {"updates": updates, "results": results, "quality": quality}
     return {"agent": agents[args.ppo_run], **found, "args": args}
@@ -1039,12 +1034,12 @@ HEALTH = [
 ]
 
 
-def stage_generator(args: Args, purpose: str) -> torch.Generator:
+def stage_generator(args: Args, purpose: str) -> Generator:
     """A random generator of its own for each purpose: reused stages change nothing after them."""
-    return torch.Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
+    return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
 
 
-def open_run(args: Args) -> Args:
+def start_run(args: Args) -> Args:
     """Check settings and folder, start the logs; returns the settings with the device chosen."""
     args.check()
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -1103,7 +1098,7 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True) if sound else {}
     except Exception:  # whatever a foreign or damaged file can raise
         content = {}
-    if content.get("script") != SCRIPT:
+    if not isinstance(content, dict) or content.get("script") != SCRIPT:
         raise ValueError(f"{path} is damaged, or was not made by {SCRIPT}.py.")
     return content
 
@@ -1113,7 +1108,7 @@ def means(rows: list[dict[str, Tensor]]) -> dict[str, float]:
     """Mean of each metric over minibatches; raise ValueError if one is not finite."""
     metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
     if not all(map(math.isfinite, metrics.values())):
-        raise ValueError(f"The losses are not finite, lower --learning-rate: {metrics}")
+        raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
     return metrics
 
 

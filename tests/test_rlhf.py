@@ -91,19 +91,20 @@ def stages(tmp_path_factory):
         sft = rlhf.train_sft(args, task)
         preferences = rlhf.make_preferences(args, task, sft)
         reward_model, _ = rlhf.train_reward_model(args, sft, preferences)
-        return task, sft, preferences, Judges(Agent(sft), reward_model, preferences.sample_gold)
+        judges = Judges(task, reward_model, Agent(sft), preferences.sample_gold)
+        return task, sft, preferences, judges
 
 
 def run_ppo(stages, **changes):
     """Agent and updates of a PPO run in an empty folder."""
     shutil.rmtree("runs", ignore_errors=True)
-    return rlhf.train_ppo(small_args(**changes), stages[0], stages[3])
+    return rlhf.train_ppo(small_args(**changes), stages[3])
 
 
 def collect(stages, count=32, kl_coef=0.0, agent=None, **changes):
-    task, _, _, judges = stages
-    agent, generator = agent or judges.reference, torch.Generator().manual_seed(0)
-    return rlhf.collect(small_args(**changes), task, agent, judges, count, kl_coef, generator)
+    judges, generator = stages[3], torch.Generator().manual_seed(0)
+    agent = agent or judges.reference
+    return rlhf.collect(small_args(**changes), agent, judges, count, kl_coef, generator)
 
 
 def make_rollout(agent: Agent, rows: int = 8, length: int = 10) -> Rollout:
@@ -472,7 +473,7 @@ def test_texts_are_described_and_gold_is_in_standard_deviations_of_sft_samples(s
     task, _, preferences, judges = stages
     rows = ["wow , the bed was bad .", "wow wow wow wow", "wow wow wow wow", "the the . the ."]
     responses = rlhf.pad_rows([[TOKEN[w] for w in row.split()] for row in rows], 8)
-    found = rlhf.describe(task, random_queries(4), responses, judges)
+    found = rlhf.describe(random_queries(4), responses, judges)
     assert found["text/length"] == (7 + 4 + 4 + 5) / 4 and found["text/stop_rate"] == 0.5
     assert found["text/repetition"] == pytest.approx((0 + 0.75 + 0.75 + 0.6) / 4)
     assert found["text/unique"] == 0.75
@@ -697,7 +698,7 @@ def test_nan_stops_the_run_with_a_sentence(stages, monkeypatch):
         return loss * math.nan, metrics
 
     monkeypatch.setattr(rlhf, "ppo_loss", ppo_loss)
-    with pytest.raises(ValueError, match="not finite, lower --learning-rate"):
+    with pytest.raises(ValueError, match="NaN or infinite"):
         run_ppo(stages)
 
 
@@ -720,9 +721,9 @@ def test_what_is_unhealthy_is_said_once_with_a_remedy(stages, monkeypatch, capsy
 
 
 def test_every_policy_answers_the_same_queries_and_its_kl_is_exact(stages):
-    task, _, _, judges = stages
+    _, _, _, judges = stages
     other = louder(judges.reference, 0.05)
-    found = [rlhf.evaluate(small_args(), task, x, judges) for x in (judges.reference, other, other)]
+    found = [rlhf.evaluate(small_args(), x, judges) for x in (judges.reference, other, other)]
     for metrics, texts in found:
         assert metrics["objective/kl"] == metrics["objective/kl_exact"] and len(texts) == 5
     queries = [[text.partition(":")[0] for text in texts] for _, texts in found]
@@ -731,7 +732,7 @@ def test_every_policy_answers_the_same_queries_and_its_kl_is_exact(stages):
 
 
 def test_best_of_n_takes_the_best_of_each_group(stages):
-    results = rlhf.best_of_n(small_args(), stages[0], stages[3])
+    results = rlhf.best_of_n(small_args(), stages[3])
     assert list(results) == ["best-of-1", "best-of-4", "best-of-16"]
     kl = [row["objective/kl"] for row in results.values()]
     assert kl == pytest.approx([0, math.log(4) - 0.75, math.log(16) - 15 / 16])
