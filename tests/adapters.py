@@ -74,6 +74,11 @@ class Script:
         }
         return self.module.Args(**settings)
 
+    def agent(self, obs_size: int, action_size: int, **settings: Any) -> nn.Module:
+        """An agent of the script, always the same one."""
+        torch.manual_seed(0)
+        return self.module.Agent(obs_size, action_size, self.module.Args(**settings))
+
     @property
     def raw(self) -> dict[str, Any]:
         """Settings that leave observations and rewards as they are."""
@@ -138,6 +143,10 @@ class MultiDiscrete(Script):
         "FakeEndless-Discrete-v0": "FakeEndless-Discrete-v0",
         "FakeUnbounded-Box-v0": "FakeUnbounded-Box-v0",
     }
+
+    def agent(self, obs_size: int, action_size: int, **settings: Any) -> nn.Module:
+        """One component with so many choices."""
+        return super().agent(obs_size, (1, action_size), **settings)
 
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         obs, actions, masks = step.data[0], step.data[1], step.data[6]
@@ -268,7 +277,7 @@ def record_gae(module: ModuleType, monkeypatch: pytest.MonkeyPatch, recorder: Re
 
 SCRIPTS = {
     "continuous": Script("ppo_continuous_action"),
-    "kl": KLPenalty("ppo_kl_penalty"),
+    "kl_penalty": KLPenalty("ppo_kl_penalty"),
     "multidiscrete": MultiDiscrete("ppo_multidiscrete"),
     "atari": Atari("ppo_atari"),
 }

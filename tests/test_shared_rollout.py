@@ -68,7 +68,25 @@ def test_bootstrap_is_the_value_of_the_own_successor(script, tiny, recorded, end
 # --- Details 27 and 28 ---
 
 
-@on("continuous", "kl")
+@on("continuous", "kl_penalty")
+def test_actions_are_samples_of_the_policy_and_new_ones_in_each_iteration(
+    script, tiny, recorded, monkeypatch
+):
+    class Narrow(script.module.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            torch.nn.init.constant_(self.log_std, -2.0)
+
+    monkeypatch.setattr(script.module, "Agent", Narrow)
+    settings = {"num_steps": 256, "total_timesteps": 1024, "learning_rate": 0.0, "norm_obs": False}
+    agent = script.module.train(tiny(**settings, update_epochs=1))["agent"]
+    obs, actions = (torch.cat([step.data[i] for step in recorded.steps]) for i in (0, 1))
+    noise = (actions - agent.policy(obs).detach()) * math.exp(2)
+    assert abs(noise.mean()) < 0.1 and noise.std().item() == pytest.approx(1, abs=0.1)
+    assert len({round(x, 4) for x in noise.flatten().tolist()}) > 0.95 * noise.numel()
+
+
+@on("continuous", "kl_penalty")
 def test_environments_get_clipped_actions_and_the_batch_has_unclipped_ones(script, tiny, recorded):
     agent = script.module.train(tiny(num_envs=1, total_timesteps=16, learning_rate=0.0))["agent"]
     received = np.array(fake_envs.Fake.made[0].actions)

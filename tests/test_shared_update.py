@@ -27,7 +27,7 @@ def test_without_annealing_the_learning_rate_stays(script, tiny, recorded):
     np.testing.assert_allclose(per_iteration(recorded, "learning_rate", 3), 0.004, rtol=1e-6)
 
 
-@on(*[name for name in ALL if name != "kl"])
+@on(*[name for name in ALL if name != "kl_penalty"])
 def test_clip_range_falls_on_the_same_line_only_if_asked_to(script, tiny, recorded):
     script.module.train(tiny(total_timesteps=128, anneal_clip=True, clip_coef=0.4))
     ranges = per_iteration(recorded, "clip_coef", 4)
@@ -44,22 +44,21 @@ def test_clip_range_falls_on_the_same_line_only_if_asked_to(script, tiny, record
 def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
     script, tiny, recorded
 ):
-    script.module.train(tiny(total_timesteps=32, **script.raw))
-    batch = recorded.gae[0]
-    time, envs = batch["values"].shape
-    epochs = np.array_split(np.array(recorded.steps, dtype=object), 2)
+    script.module.train(tiny(total_timesteps=64, **script.raw))
+    steps, envs = recorded.gae[0]["values"].shape
     orders = []
-    for epoch in epochs:
+    for k, epoch in enumerate(np.array_split(np.array(recorded.steps, dtype=object), 4)):
+        batch, first = recorded.gae[k // 2], k // 2 * steps
         assert len({step.data[4].numel() for step in epoch}) == 1  # equal parts
         rows = [row for step in epoch for row in script.identity(step.data[0])]
-        expected = {(n, t // 5, t % 5): (t, n) for t in range(time) for n in range(envs)}
-        assert sorted(rows) == sorted(expected)
+        places = [(5 * episode + t - first, n) for n, episode, t in rows]
+        assert sorted(places) == list(np.ndindex(steps, envs))
         for column, name in ((3, "values"), (4, "advantages"), (5, "returns")):
             stored = torch.cat([step.data[column].flatten() for step in epoch]).tolist()
-            assert stored == [batch[name][expected[row]].item() for row in rows]
-        orders.append(rows)
-    assert orders[0] != orders[1]
-    assert orders[0] != sorted(orders[0]) and orders[1] != sorted(orders[1])
+            assert stored == [batch[name][place].item() for place in places]
+        orders.append(places)
+    assert len({str(order) for order in orders}) == 4  # a new one in each epoch and iteration
+    assert all(order != sorted(order) for order in orders)
 
 
 # --- Details 7, 8, 12: what the loss sees ---
@@ -123,6 +122,44 @@ def test_coefficients_weigh_their_part_of_the_loss(script, tiny, recorded, setti
         assert (found - value * expected).norm() < 0.01 * expected.norm()
 
 
+@on(*[name for name in ALL if name != "kl_penalty"])
+@pytest.mark.parametrize("switch", [True, False])
+def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
+    """With noise on the old log-probabilities and values: all is clipped somewhere."""
+    settings = {"norm_adv": switch, "clip_vloss": switch, "ent_coef": 0.03, "vf_coef": 0.7}
+    args = tiny("Walk", total_timesteps=32, learning_rate=0.0, **settings)
+    agent = script.module.train(args)["agent"]
+    step = recorded.steps[0]
+    for x in step.data[2:4]:
+        x += 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        loss, metrics = script.module.ppo_loss(agent, step.data, torch.tensor(0.2), args)
+        new_logprobs, entropy, values = (x.double() for x in script.outputs(agent, step))
+    logprobs, old_values, advantages, returns = (x.double() for x in step.data[2:6])
+    if switch:
+        advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
+    ratio = (new_logprobs - logprobs).exp()
+    gains = torch.minimum(advantages * ratio, advantages * ratio.clip(0.8, 1.2))
+    errors = (values - returns) ** 2
+    if switch:
+        held = old_values + (values - old_values).clip(-0.2, 0.2)
+        errors = torch.maximum(errors, (held - returns) ** 2)
+    expected = {
+        "losses/policy_loss": -gains.mean(),
+        "losses/value_loss": errors.mean() / 2,
+        "losses/entropy": entropy.mean(),
+        "losses/old_approx_kl": -ratio.log().mean(),
+        "losses/approx_kl": (ratio - 1 - ratio.log()).mean(),
+        "losses/clipfrac": ((ratio < 0.8) | (ratio > 1.2)).double().mean(),
+        "losses/value_clipfrac": ((values - old_values).abs() > 0.2).double().mean(),
+    }
+    assert min(expected["losses/clipfrac"], expected["losses/value_clipfrac"]) > 0.1
+    for name, value in expected.items():
+        assert metrics[name].item() == pytest.approx(value.item(), rel=1e-3, abs=1e-5), name
+    total = expected["losses/policy_loss"] - 0.03 * entropy.mean() + 0.7 * errors.mean() / 2
+    assert loss.item() == pytest.approx(total.item(), rel=1e-3)
+
+
 # --- Detail 11: gradient clipping ---
 
 
@@ -146,7 +183,7 @@ def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recor
 # --- A3: early stopping ---
 
 
-@on(*[name for name in ALL if name != "kl"])
+@on(*[name for name in ALL if name != "kl_penalty"])
 def test_target_kl_ends_the_epochs_and_the_next_iteration_trains_again(script, tiny, recorded):
     args = tiny("Walk", target_kl=1e-12, update_epochs=5, learning_rate=0.003)
     stopped = script.module.train(args)["updates"]
@@ -156,7 +193,7 @@ def test_target_kl_ends_the_epochs_and_the_next_iteration_trains_again(script, t
     assert [x["charts/epochs"] for x in full] == [5, 5, 5]
 
 
-@on(*[name for name in ALL if name != "kl"])
+@on(*[name for name in ALL if name != "kl_penalty"])
 def test_target_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorded):
     settings = {"total_timesteps": 32, "update_epochs": 6, "learning_rate": 0.003}
     args = tiny("Walk", **settings)
