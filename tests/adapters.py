@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -95,6 +96,12 @@ class Script:
         """Value of the last of an episode's observations."""
         return agent.get_value(torch.tensor(episode[-1][None], dtype=torch.float32)).item()
 
+    order: Sequence[int] = range(9)  # places of Step.data in a minibatch
+
+    def minibatch(self, step: Step) -> list[Tensor]:
+        """What the loss was given."""
+        return [x for _, x in sorted(zip(self.order, step.data), key=lambda pair: pair[0])]
+
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values of a minibatch under the agent."""
         return agent.get_action_and_value(*step.data[:2])[1:]
@@ -168,6 +175,7 @@ class Atari(Script):
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
     unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "CartPole-v1"}
     frames = 4
+    order = range(6)
 
     @property
     def raw(self) -> dict[str, Any]:
@@ -193,13 +201,13 @@ class Atari(Script):
 
     def small_agent(self) -> type[nn.Module]:
         """The script's agent with averages of the stripes of a frame instead of convolutions."""
-        layer_init = self.module.layer_init
+        layer_init, frames = self.module.layer_init, self.frames
 
         class SmallAgent(self.module.Agent):
             def __init__(self, num_actions, args):
                 nn.Module.__init__(self)
                 self.bfloat16 = args.bfloat16
-                first = layer_init(nn.Linear(4 * 9, 64), 1.0)
+                first = layer_init(nn.Linear(9 * frames, 64), 1.0)
                 self.cnn = nn.Sequential(nn.AvgPool2d(28), nn.Flatten(), first, nn.Tanh())
                 self.policy = layer_init(nn.Linear(64, num_actions), 0.01)
                 self.value = layer_init(nn.Linear(64, 1), 1.0)
@@ -221,7 +229,8 @@ class Atari(Script):
 
         def loss(agent, minibatch, clip_coef, args):
             loss, metrics = real_loss(agent, minibatch, clip_coef, args)
-            calls.append(([x.clone() for x in minibatch], clip_coef.item(), metrics))
+            data = [minibatch[i].clone() for i in self.order]
+            calls.append((data, clip_coef.item(), metrics))
             return loss, metrics
 
         def clip_grad_norm_(parameters, max_norm):
@@ -240,6 +249,39 @@ class Atari(Script):
         monkeypatch.setattr(self.module, self.loss, loss)
         monkeypatch.setattr(nn.utils, "clip_grad_norm_", clip_grad_norm_)
         monkeypatch.setattr(torch.optim.Adam, "step", step)
+
+
+class AtariLSTM(Atari):
+    """Minibatches are whole sequences of some environments: starts and states stand behind."""
+
+    settings: ClassVar[dict[str, Any]] = {**Atari.settings, "num_envs": 4, "num_steps": 8}
+    frames = 1
+    order = (0, 3, 4, 5, 6, 7, 1, 2)
+
+    def small_agent(self) -> type[nn.Module]:
+        layer_init, size = self.module.layer_init, self.module.HIDDEN_SIZE
+
+        class SmallAgent(super().small_agent()):
+            def __init__(self, num_actions, args):
+                super().__init__(num_actions, args)
+                self.lstm_input = layer_init(nn.Linear(64, 4 * size), 1.0)
+                self.lstm_recurrent = nn.Linear(size, 4 * size, bias=False)
+                self.policy = layer_init(nn.Linear(size, num_actions), 0.01)
+                self.value = layer_init(nn.Linear(size, 1), 1.0)
+
+        return SmallAgent
+
+    def value(self, agent: nn.Module, episode: list[np.ndarray]) -> float:
+        frames, starts = (
+            torch.tensor(np.array(episode))[:, None, None],
+            torch.zeros(len(episode), 1),
+        )
+        starts[0] = 1.0
+        return agent.get_value(frames, starts, agent.initial_state(1))[-1].item()
+
+    def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        obs, actions, starts, state = (step.data[i] for i in (0, 1, 6, 7))
+        return agent.get_action_and_value(obs, starts, state, actions)[1:4]
 
 
 class Score(gym.Wrapper):
@@ -280,9 +322,10 @@ SCRIPTS = {
     "kl_penalty": KLPenalty("ppo_kl_penalty"),
     "multidiscrete": MultiDiscrete("ppo_multidiscrete"),
     "atari": Atari("ppo_atari"),
+    "lstm": AtariLSTM("ppo_atari_lstm"),
 }
 ALL = list(SCRIPTS)
-VECTOR = [name for name in ALL if not name.startswith("atari")]
+VECTOR = ["continuous", "kl_penalty", "multidiscrete"]
 
 
 def on(*names: str) -> pytest.MarkDecorator:

@@ -119,12 +119,12 @@ class NaNReward(Walk):
 
 
 class Interrupted(Walk):
-    """Somebody presses Ctrl-C after 60 steps, once."""
+    """Somebody presses Ctrl-C after 30 steps, once."""
 
     pressed: ClassVar[list[int]] = []
 
     def advance(self, action):
-        if self.steps == 60 and not self.pressed:
+        if self.steps == 30 and not self.pressed:
             self.pressed.append(self.steps)
             raise KeyboardInterrupt
         return super().advance(action)

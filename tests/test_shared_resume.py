@@ -147,7 +147,7 @@ def test_resume_takes_the_settings_of_the_run_and_flags_override_them(script, ti
 def test_what_shapes_the_network_cannot_change(script, tiny, cli):
     script.module.train(tiny("Walk"))
     before = Path("runs/run0/checkpoint.pt").read_bytes()
-    for change in (f"--env-id {script.env_id('Truncated')}", "--num-envs 4"):
+    for change in (f"--env-id {script.env_id('Truncated')}", "--num-envs 8"):
         code, _, err = cli(f"--resume runs/run0 --total-timesteps 960 {change}")
         assert code == 2 and err.startswith("Error: ") and "env_id, num_envs" in err
     assert Path("runs/run0/checkpoint.pt").read_bytes() == before

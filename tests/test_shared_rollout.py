@@ -213,7 +213,6 @@ SWITCHES = {
     "clip_obs": 1.0,
     "scale_rewards": False,
     "clip_reward": 0.1,
-    "num_envs": 4,
     "gamma": 0.9,
     "anneal_lr": False,
     "adam_eps": 1e-8,

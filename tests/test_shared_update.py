@@ -133,7 +133,8 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
     for x in step.data[2:4]:
         x += 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        loss, metrics = script.module.ppo_loss(agent, step.data, torch.tensor(0.2), args)
+        minibatch = script.minibatch(step)
+        loss, metrics = script.module.ppo_loss(agent, minibatch, torch.tensor(0.2), args)
         new_logprobs, entropy, values = (x.double() for x in script.outputs(agent, step))
     logprobs, old_values, advantages, returns = (x.double() for x in step.data[2:6])
     if switch:
