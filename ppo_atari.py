@@ -8,24 +8,24 @@
 
     python ppo_atari.py --env-id Breakout
 
-The algorithm is that of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in
-ppo2 = openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022)
-numbers what that code does beyond the paper. Each detail is a comment above the statement that
-does it, with its settings in parentheses and its place in ppo2 in brackets; `--details` lists them.
-Here: 1-13 (core), 14-22 (Atari) and three of the four auxiliary ones; 23-31 are in
-ppo_continuous_action.py, 32-36 in ppo_atari_lstm.py, 37 in ppo_multidiscrete.py.
+The algorithm of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in ppo2 =
+openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what
+that code does beyond the paper. Each detail is a comment above the statement that does it, with its
+settings in parentheses and its place in ppo2 in brackets; `--details` lists them. Here are 1-13
+(core), 14-22 (Atari) and three of the four auxiliary ones; 23-31 are in ppo_continuous_action.py,
+32-36 in ppo_atari_lstm.py, 37 in ppo_multidiscrete.py.
 
-The games are those of ale-py; one step of the agent is four frames. With `torchrun --nproc-per-node
-4 ppo_atari.py`, each of four processes plays num_envs games, and their gradients are averaged.
 Shapes: T = num_steps, N = num_envs, k = frames in a stack, A = actions, B = minibatch size.
+The games are those of ale-py; one step of the agent is four frames. `torchrun --nproc-per-node 4
+ppo_atari.py` plays num_envs games in each of four processes, and averages their gradients.
 
 Deviations from ppo2: where a time limit cuts a game off, the value of its final observation is
 bootstrapped (`--truncation-is-terminal` restores ppo2), and the limit is the usual 108,000 frames,
-not gym's 400,000; where the presses that begin a life end it, the observation is of the next one,
-not of the one before; Adam is PyTorch's, which adds epsilon to the corrected root of the squares,
-TensorFlow's to the uncorrected one; gradients are scaled by max_grad_norm / (norm + 1e-6), without
-the 1e-6 there; the logged KL is k3, not k2; orthogonal matrices come from a QR decomposition, not
-an SVD, which is equal in distribution.
+not 400,000; where one of the presses that begin a life ends it, the next life's observation is
+returned, not the old one; Adam is PyTorch's, which adds epsilon to the root after its correction,
+not before; gradients are scaled to max_grad_norm / (norm + 1e-6), without 1e-6 there; the logged
+KL is k3, not k2; orthogonal matrices come from a QR decomposition, not an SVD, which is equal in
+distribution.
 """
 
 import dataclasses
@@ -131,7 +131,7 @@ class Args:
         return self.total_timesteps // (self.batch_size * WORLD_SIZE)
 
     def check(self) -> None:
-        """Raise ValueError where settings do not fit together; the limits of one are its type."""
+        """Raise ValueError where settings do not fit together; their types limit single ones."""
         batch = f"the batch of num_steps * num_envs = {self.batch_size} steps"
         if self.batch_size % self.num_minibatches or self.minibatch_size < 2:
             raise ValueError(f"--num-minibatches must divide {batch} into parts of at least two.")
@@ -149,7 +149,6 @@ class NoopReset(gym.Wrapper):
     """Begin each game with 1 to 30 frames of doing nothing, so that no two games start alike."""
 
     def reset(self, **kwargs: Any) -> tuple:
-        """Reset the game and press action 0."""
         frame, info = self.env.reset(**kwargs)
         # Detail 14/37: no-op reset [common/atari_wrappers.py L12-39]
         noops = self.unwrapped.np_random.integers(1, NOOP_MAX + 1)
@@ -161,13 +160,12 @@ class NoopReset(gym.Wrapper):
 
 
 class MaxAndSkip(gym.Wrapper):
-    """Hold each action for 4 frames and show the brighter of the last two, pixel by pixel.
+    """Hold each action for 4 frames, sum their rewards, show the maximum of the last two.
 
     The console draws some objects in every second frame only; the maximum shows them all.
     """
 
     def step(self, action: int) -> tuple:
-        """Return the maximum of the last two frames and the sum of the rewards."""
         frames, total_reward = [], 0.0
         for _ in range(FRAME_SKIP):
             frame, reward, terminated, truncated, info = self.env.step(action)
@@ -214,13 +212,9 @@ class EpisodicLife(gym.Wrapper):
 
 
 class FireReset(gym.Wrapper):
-    """Press FIRE, then action 2, after each reset: some games stand still until then.
-
-    Outside EpisodicLife, therefore also after each lost life.
-    """
+    """Press FIRE, then action 2, to begin each life: some games stand still until then."""
 
     def reset(self, **kwargs: Any) -> tuple:
-        """Reset, then make the two steps."""
         frame, info = self.env.reset(**kwargs)
         # Detail 17/37: fire reset [common/atari_wrappers.py L41-59]
         for action in (1, 2):
@@ -231,14 +225,13 @@ class FireReset(gym.Wrapper):
 
 
 class WarpFrame(gym.ObservationWrapper):
-    """Turn the (210, 160, 3) screen into an (84, 84) grey image."""
+    """Turn the (210, 160, 3) screen grey, then into (84, 84); the other order rounds otherwise."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         self.observation_space = gym.spaces.Box(0, 255, (84, 84), np.uint8)
 
     def observation(self, frame: np.ndarray) -> np.ndarray:
-        """Grey first, then resize; the other order differs by rounding."""
         import cv2
 
         # Detail 18/37: warp frame [common/atari_wrappers.py L134-185]
@@ -247,10 +240,9 @@ class WarpFrame(gym.ObservationWrapper):
 
 
 class ClipReward(gym.RewardWrapper):
-    """Learn from the sign of the reward: one set of hyper-parameters then fits every game."""
+    """Learn from the sign, -1, 0 or +1, of each reward: one set of settings then fits all games."""
 
     def reward(self, reward: float) -> float:
-        """-1, 0 or +1: the sign of the sum over the skipped frames, not a limit of +-1."""
         # Detail 19/37: reward clipping to sign [common/atari_wrappers.py L125-131]
         return float(np.sign(reward))
 
@@ -295,8 +287,8 @@ class Environments:
     while it runs: a resumed run plays them again, through all its lives, and is where it was.
     """
 
-    def __init__(self, envs: list[gym.Env]) -> None:
-        self.envs = envs
+    def __init__(self, envs: list[gym.Env], processes: int = 1) -> None:
+        self.envs, self.processes = envs, processes  # all of which take the same steps
         self.obs = np.zeros((len(envs), NUM_FRAMES, 84, 84), dtype=np.uint8)
         self.final_obs = self.obs.copy()  # where a life or a game has just ended
         self.running: list[dict[str, Any]] = [{} for _ in envs]
@@ -337,6 +329,7 @@ class Environments:
         for i, env in enumerate(self.envs):
             seed = rng.integers(2**31).item()
             env.unwrapped.reset(seed=seed)  # the emulator's random numbers go on from here
+            env.set_wrapper_attr("game_over", True)  # a replay may have left it in a game
             self.begin(i, seed)
         return self.obs
 
@@ -346,7 +339,7 @@ class Environments:
         Returns stacks (N, k, 84, 84), the first of a new life or game where one begins, overwritten
         by the next step, and rewards, terminated, truncated (N,).
         """
-        self.global_step += len(self.envs) * WORLD_SIZE
+        self.global_step += len(self.envs) * self.processes
         outcomes = map(self.advance, range(len(self.envs)), actions)
         rewards, terminated, truncated, scores = zip(*outcomes)
         for i, score in enumerate(scores):
@@ -487,8 +480,8 @@ def normalize(x: Tensor) -> Tensor:
 def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
 
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The ratio gains
-    nothing outside [1 - clip_coef, 1 + clip_coef]: of two losses the larger one counts.
+    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
+    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -502,7 +495,8 @@ def value_loss(
 ) -> Tensor:
     """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
 
-    A value gains nothing by moving more than `clip_coef` from `values`, those at collection time.
+    The gradient is zero where a value has moved towards its target by more than `clip_coef` from
+    `values`, those at collection time.
     """
     clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
@@ -579,25 +573,21 @@ def train(args: Args) -> dict[str, Any]:
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if use_gpu else "cpu")
     torch.manual_seed(args.seed)  # the same in all processes, which begin with equal weights
 
-    envs = Environments([make_env(args) for _ in range(args.num_envs)])
+    envs = Environments([make_env(args) for _ in range(args.num_envs)], WORLD_SIZE)
     num_actions = envs.envs[0].action_space.n.item()
     agent = Agent(num_actions, args).to(device)
     # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
     adam = torch.optim.Adam(agent.parameters(), eps=args.adam_eps, fused=True)
     loss_function = compiled(ppo_loss) if args.compile else ppo_loss
 
-    obs_size = (args.num_steps + 1, *envs.obs.shape)  # (T+1, N, k, 84, 84)
-    obs = torch.zeros(obs_size, dtype=torch.uint8, device=device)
-    final_obs = np.zeros(obs_size, dtype=np.uint8)  # where a time limit ended a game
-    actions = torch.zeros(obs_size[:2], dtype=torch.int64, device=device)[:-1]  # (T, N)
-    logprobs, values = torch.zeros_like(actions).float(), torch.zeros_like(actions).float()
+    obs = torch.zeros((args.num_steps + 1, *envs.obs.shape), dtype=torch.uint8, device=device)
     rewards = np.zeros((args.num_steps, args.num_envs))
     terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
     updates: list[dict[str, float]] = []
 
     checkpoint = [{}]  # is read by the first process, and sent to the others
     if RANK == 0:
-        run_dir, checkpoint[0], writer = open_run(args, ["env_id", "num_envs"])
+        run_dir, checkpoint[0], writer = open_run(args, ["env_id", "num_envs", "num_steps"])
     if WORLD_SIZE > 1:
         dist.broadcast_object_list(checkpoint)
     if saved := checkpoint[0]:
@@ -615,19 +605,20 @@ def train(args: Args) -> dict[str, Any]:
         # Eight frames keep a thread busy; more would wait, spinning, and slow down the games.
         torch.set_num_threads(min(args.torch_threads, max(1, args.num_envs // 8)))
         rng = np.random.default_rng([args.seed, iteration, RANK])
-        noise = rng.gumbel(size=(*rewards.shape, num_actions))
-        noise = torch.tensor(noise, dtype=torch.float32, device=device)
-        first_episode = len(envs.episodes)
+        noise = rng.gumbel(size=(*rewards.shape, num_actions)).astype(np.float32)
+        t_noise = torch.tensor(noise, device=device)
+        first_episode, outputs = len(envs.episodes), []
+        final_obs = []  # where a time limit ends a game
         obs[0] = torch.from_numpy(envs.obs)
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
         for t in range(args.num_steps):
             with torch.no_grad():
-                outputs = agent.get_action_and_value(obs[t], noise=noise[t])
-            actions[t], logprobs[t], _, values[t] = outputs
-            stacks, rewards[t], terminated[t], truncated[t] = envs.step(actions[t].tolist(), rng)
+                outputs.append(agent.get_action_and_value(obs[t], noise=t_noise[t]))
+            actions = outputs[-1][0].tolist()
+            stacks, rewards[t], terminated[t], truncated[t] = envs.step(actions, rng)
             obs[t + 1] = torch.from_numpy(stacks)
             if truncated[t].any():
-                final_obs[t] = envs.final_obs
+                final_obs.append(envs.final_obs[truncated[t]])
         rollout_time = time.perf_counter()
 
         # --- Advantages: the value of what comes next, then GAE ---
@@ -637,12 +628,13 @@ def train(args: Args) -> dict[str, Any]:
         t_rewards, t_failed, t_done = (
             torch.tensor(x, dtype=torch.float32, device=device) for x in (rewards, failed, done)
         )
+        actions, logprobs, _, values = map(torch.stack, zip(*outputs))  # (T, N)
         with torch.no_grad():
             next_values = torch.cat([values[1:], agent.get_value(obs[-1])[None]])
             # Deviation: time limits are no failures (truncation_is_terminal)
-            if truncated.any():
-                last_obs = torch.tensor(final_obs[:-1][truncated], device=device)
-                next_values[truncated] = agent.get_value(last_obs)
+            if final_obs:
+                t_final_obs = torch.tensor(np.concatenate(final_obs), device=device)
+                next_values[truncated] = agent.get_value(t_final_obs)
         advantages, returns = gae(
             t_rewards, values, next_values, t_failed, t_done, args.gamma, args.gae_lambda
         )
@@ -731,9 +723,10 @@ HEALTH = [
 def warn(updates: list[dict[str, float]]) -> None:
     """Print what HEALTH says of the last iteration, unless it said so of the one before."""
     for name, sign, threshold, patience, sentence in HEALTH:
-        bad = [(x[name] > threshold) == (sign == ">") for x in updates[-patience - 1 :]]
-        if len(bad) >= patience and all(bad[-patience:]) and not all(bad[:-patience] or [False]):
-            tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
+        recent = [x[name] for x in updates[-patience - 1 :]]
+        bad = [x > threshold if sign == ">" else x < threshold for x in recent]
+        if sum(bad) == patience and all(bad[-patience:]):
+            tqdm.write(f"Warning: {name} is {recent[-1]:.3g}. {sentence}")
 
 
 # Copied from ppo_continuous_action.py
@@ -775,6 +768,8 @@ def details(args: Args) -> str:
 # Copied from ppo_continuous_action.py
 def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], SummaryWriter]:
     """Folder, checkpoint ({} for a new run) and log; `fixed` are settings that must not change."""
+    name = f"{args.env_id.replace('/', '-')}__{SCRIPT}__{args.seed}__{int(time.time())}"
+    args.run_name = args.run_name or name
     run_dir = Path(args.resume or f"runs/{args.run_name}")
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
@@ -825,8 +820,8 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
 def evaluate(args: Args) -> dict[str, list[float]]:
     """Play whole games with a trained model; print and return their scores."""
     saved = load_checkpoint(args.evaluate)
-    given = {name: getattr(args, name) for name in ("evaluate", "eval_episodes", "capture_video")}
-    args = Args(**{**saved["args"], **given})
+    names = ("evaluate", "eval_episodes", "capture_video", "seed")
+    args = Args(**{**saved["args"], **{name: getattr(args, name) for name in names}})
     results = {}
     for kind in ("greedy", "sampled"):
         env = make_env(args, video=kind if args.capture_video else None)
@@ -854,16 +849,19 @@ def main() -> None:
             args = tyro.cli(Args, default=Args(**PAPER))
         if args.resume:  # the settings of the run, except for flags that are given
             args = tyro.cli(Args, default=Args(**load_checkpoint(args.resume)["args"]))
-        args.run_name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{int(time.time())}"
         if args.details:
             print(details(args))
+        elif args.evaluate:
+            evaluate(args)
         else:
-            evaluate(args) if args.evaluate else train(args)
+            train(args)
     except (ValueError, OSError, ImportError, gym.error.Error) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print(f"Continue with --resume {args.resume or 'runs/' + args.run_name}")
+        run_dir = Path(args.resume or f"runs/{args.run_name}")
+        saved = (run_dir / "checkpoint.pt").exists()
+        print(f"Continue with --resume {run_dir}" if saved else "Stopped; nothing is saved yet.")
         sys.exit(130)
 
 

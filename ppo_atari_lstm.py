@@ -124,7 +124,7 @@ class Args:
         return self.total_timesteps // self.batch_size
 
     def check(self) -> None:
-        """Raise ValueError where settings do not fit together; the limits of one are its type."""
+        """Raise ValueError where settings do not fit together; their types limit single ones."""
         batch = f"the batch of num_steps * num_envs = {self.batch_size} steps"
         if self.num_envs % self.num_minibatches or self.batch_size < 2 * self.num_minibatches:
             raise ValueError(f"--num-minibatches must divide num_envs, {self.num_envs}.")
@@ -280,7 +280,6 @@ def make_env(args: Args, video: str | None = None) -> gym.Env:
     return ClipReward(env)
 
 
-# Copied from ppo_atari.py
 class Environments:
     """N games stepped in turn; where a life or a game ends, the next begins in the same step.
 
@@ -518,8 +517,8 @@ def normalize(x: Tensor) -> Tensor:
 def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
 
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The ratio gains
-    nothing outside [1 - clip_coef, 1 + clip_coef]: of two losses the larger one counts.
+    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
+    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -533,7 +532,8 @@ def value_loss(
 ) -> Tensor:
     """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
 
-    A value gains nothing by moving more than `clip_coef` from `values`, those at collection time.
+    The gradient is zero where a value has moved towards its target by more than `clip_coef` from
+    `values`, those at collection time.
     """
     clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
@@ -758,9 +758,10 @@ HEALTH = [
 def warn(updates: list[dict[str, float]]) -> None:
     """Print what HEALTH says of the last iteration, unless it said so of the one before."""
     for name, sign, threshold, patience, sentence in HEALTH:
-        bad = [(x[name] > threshold) == (sign == ">") for x in updates[-patience - 1 :]]
-        if len(bad) >= patience and all(bad[-patience:]) and not all(bad[:-patience] or [False]):
-            tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
+        recent = [x[name] for x in updates[-patience - 1 :]]
+        bad = [x > threshold if sign == ">" else x < threshold for x in recent]
+        if sum(bad) == patience and all(bad[-patience:]):
+            tqdm.write(f"Warning: {name} is {recent[-1]:.3g}. {sentence}")
 
 
 # Copied from ppo_continuous_action.py
@@ -802,6 +803,8 @@ def details(args: Args) -> str:
 # Copied from ppo_continuous_action.py
 def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], SummaryWriter]:
     """Folder, checkpoint ({} for a new run) and log; `fixed` are settings that must not change."""
+    name = f"{args.env_id.replace('/', '-')}__{SCRIPT}__{args.seed}__{int(time.time())}"
+    args.run_name = args.run_name or name
     run_dir = Path(args.resume or f"runs/{args.run_name}")
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
@@ -852,8 +855,8 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
 def evaluate(args: Args) -> dict[str, list[float]]:
     """Play whole games with a trained model; print and return their scores."""
     saved = load_checkpoint(args.evaluate)
-    given = {name: getattr(args, name) for name in ("evaluate", "eval_episodes", "capture_video")}
-    args = Args(**{**saved["args"], **given})
+    names = ("evaluate", "eval_episodes", "capture_video", "seed")
+    args = Args(**{**saved["args"], **{name: getattr(args, name) for name in names}})
     results = {}
     for kind in ("greedy", "sampled"):
         env = make_env(args, video=kind if args.capture_video else None)
@@ -885,16 +888,19 @@ def main() -> None:
             args = tyro.cli(Args, default=Args(**PAPER))
         if args.resume:  # the settings of the run, except for flags that are given
             args = tyro.cli(Args, default=Args(**load_checkpoint(args.resume)["args"]))
-        args.run_name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{int(time.time())}"
         if args.details:
             print(details(args))
+        elif args.evaluate:
+            evaluate(args)
         else:
-            evaluate(args) if args.evaluate else train(args)
+            train(args)
     except (ValueError, OSError, ImportError, gym.error.Error) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print(f"Continue with --resume {args.resume or 'runs/' + args.run_name}")
+        run_dir = Path(args.resume or f"runs/{args.run_name}")
+        saved = (run_dir / "checkpoint.pt").exists()
+        print(f"Continue with --resume {run_dir}" if saved else "Stopped; nothing is saved yet.")
         sys.exit(130)
 
 

@@ -114,7 +114,7 @@ class Args:
         return self.total_timesteps // self.batch_size
 
     def check(self) -> None:
-        """Raise ValueError where settings do not fit together; the limits of one are its type."""
+        """Raise ValueError where settings do not fit together; their types limit single ones."""
         batch = f"the batch of num_steps * num_envs = {self.batch_size} steps"
         if self.batch_size % self.num_minibatches or self.minibatch_size < 2:
             raise ValueError(f"--num-minibatches must divide {batch} into parts of at least two.")
@@ -130,7 +130,7 @@ class Args:
 def make_env(args: Args) -> gym.Env:
     """Make one environment; raise ValueError if its actions or observations are no vectors."""
     warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
-    options = {"render_mode": "rgb_array"} if args.capture_video else {}
+    options = {"render_mode": "rgb_array"} if args.evaluate and args.capture_video else {}
     env = gym.make(args.env_id, disable_env_checker=True, **options)
     actions, observations = env.action_space, env.observation_space
     is_vector = actions.dtype in (np.float32, np.float64) and len(actions.shape) == 1
@@ -197,11 +197,12 @@ class Environments:
     def replay(self, state: dict[str, Any]) -> bool:
         """Play the running episodes of `state` again; return whether they came out the same."""
         self.episodes, self.global_step = state["episodes"], state["global_step"]
+        same = True
         for i, running in enumerate(state["running"]):
             self.begin(i, running["seed"])
-            if any(any(self.advance(i, action)[1:]) for action in running["actions"].numpy()):
-                break
-        same = np.array_equal(self.obs, state["obs"].numpy())
+            for action in running["actions"].numpy():
+                same = same and not any(self.advance(i, action)[1:])
+        same = same and np.array_equal(self.obs, state["obs"].numpy())
         if not same:
             print("The environments do not repeat themselves: new episodes begin.")
         return same
@@ -218,7 +219,7 @@ class RunningMeanStd:
 
     def update(self, x: np.ndarray) -> None:
         """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
-        # One row needs no reduction, which would cost more than all the rest.
+        # A reduction of one row would cost more than the rest of this function.
         x_mean, x_var = (x[0], 0.0) if len(x) == 1 else (x.mean(axis=0), x.var(axis=0))
         self.count += len(x)
         delta, share = x_mean - self.mean, len(x) / self.count
@@ -226,7 +227,7 @@ class RunningMeanStd:
         self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
 
     def state(self) -> list[Any]:
-        """What `RunningMeanStd(*state)` makes the same statistics of, as plain numbers."""
+        """Plain numbers, of which `RunningMeanStd(*state)` makes the same statistics."""
         return [self.mean.tolist(), self.var.tolist(), self.count]
 
 
@@ -241,23 +242,23 @@ def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndar
 
 
 def scale_rewards(
-    rewards: np.ndarray, done: np.ndarray, running: np.ndarray, stats: RunningMeanStd, args: Args
+    rewards: np.ndarray, done: np.ndarray, discounted: np.ndarray, stats: RunningMeanStd, args: Args
 ) -> np.ndarray:
     """Divide rewards (T, N) by the std of the discounted return so far, without centering.
 
     The policy never sees rewards, so they can wait for the end of the rollout. `done` (T, N) marks
-    the last steps of episodes. The return R = gamma R + r of the `running` episodes (N,) and its
-    statistics, one number for all environments, are carried on to the next rollout.
+    the last steps of episodes. The `discounted` returns R = gamma R + r of the running ones (N,),
+    changed in place, and their statistics are carried on to the next rollout.
     """
     if not args.scale_rewards:
         return rewards
     scaled = np.empty_like(rewards)
     for t, reward in enumerate(rewards):
-        running[:] = args.gamma * running + reward
-        stats.update(running)
+        discounted[:] = args.gamma * discounted + reward
+        stats.update(discounted)
         # Detail 30/37: reward scaling (scale_rewards) [common/vec_env/vec_normalize.py L26-33]
         scaled[t] = reward / math.sqrt(stats.var + 1e-8)
-        running[done[t]] = 0.0
+        discounted[done[t]] = 0.0
     # Detail 31/37: reward clipping (clip_reward) [common/vec_env/vec_normalize.py L32]
     return np.clip(scaled, -args.clip_reward, args.clip_reward)
 
@@ -311,7 +312,7 @@ class Agent(nn.Module):
 
 
 def numpy_layers(network: nn.Sequential) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Weight (in, out) and bias (out,) of the linear layers, every other one of a tanh network."""
+    """Weight (in, out) and bias (out,) of the linear layers, between which tanh layers stand."""
     return [(x.weight.numpy(force=True).T, x.bias.numpy(force=True)) for x in network[::2]]
 
 
@@ -361,8 +362,8 @@ def normalize(x: Tensor) -> Tensor:
 def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
 
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The ratio gains
-    nothing outside [1 - clip_coef, 1 + clip_coef]: of two losses the larger one counts.
+    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
+    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -375,7 +376,8 @@ def value_loss(
 ) -> Tensor:
     """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
 
-    A value gains nothing by moving more than `clip_coef` from `values`, those at collection time.
+    The gradient is zero where a value has moved towards its target by more than `clip_coef` from
+    `values`, those at collection time.
     """
     clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
@@ -482,17 +484,18 @@ def train(args: Args) -> dict[str, Any]:
     adam["step"] = torch.zeros((), dtype=torch.float64, device=device)
     update = compiled(ppo_update) if args.compile else ppo_update
 
-    obs = np.zeros((args.num_steps + 1, *envs.obs.shape), dtype=np.float32)  # (T+1, N, D)
+    # The rollout, (T, N, ...); its last observation becomes the first one of the next rollout.
+    obs = np.zeros((args.num_steps + 1, *envs.obs.shape), dtype=np.float32)
     final_obs = np.zeros_like(obs[1:])  # where a time limit ended an episode
     actions = np.zeros((args.num_steps, args.num_envs, low.size), dtype=np.float32)
     rewards = np.zeros((args.num_steps, args.num_envs))
     terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
     obs_stats = RunningMeanStd(np.zeros(obs.shape[2]), np.ones(obs.shape[2]))
     return_stats = RunningMeanStd(0.0, 1.0)
-    running_returns = np.zeros(args.num_envs)
+    discounted_returns = np.zeros(args.num_envs)
     updates: list[dict[str, float]] = []
 
-    run_dir, saved, writer = open_run(args, ["env_id", "num_envs", "shared_network"])
+    run_dir, saved, writer = open_run(args, ["env_id", "num_envs", "num_steps", "shared_network"])
     if saved:
         agent.load_state_dict(saved["agent"])
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
@@ -500,7 +503,7 @@ def train(args: Args) -> dict[str, Any]:
         return_stats = RunningMeanStd(*saved["return_stats"])
         updates = saved["updates"]
     if saved and envs.replay(saved):
-        running_returns = saved["running_returns"].numpy()
+        discounted_returns = saved["discounted_returns"].numpy()
     else:
         obs_stats.update(envs.reset(np.random.default_rng([args.seed, len(updates)])))
     obs[-1] = normalize_obs(envs.obs, obs_stats, args)
@@ -531,18 +534,18 @@ def train(args: Args) -> dict[str, Any]:
         # --- Advantages: values and log-probabilities in one pass, then GAE ---
         done = terminated | truncated
         failed = done if args.truncation_is_terminal else terminated
-        scaled_rewards = scale_rewards(rewards, done, running_returns, return_stats, args)
+        scaled_rewards = scale_rewards(rewards, done, discounted_returns, return_stats, args)
         with torch.no_grad():
-            t_obs, t_final_obs, t_actions, t_rewards, t_failed, t_done = (
+            b_obs, b_final_obs, b_actions, b_rewards, b_failed, b_done = (
                 torch.tensor(x, dtype=torch.float32, device=device)
                 for x in (obs, final_obs[truncated], actions, scaled_rewards, failed, done)
             )
-            _, logprobs, _, values = agent.get_action_and_value(t_obs[:-1], t_actions)  # (T, N)
-            next_values = torch.cat([values[1:], agent.get_value(t_obs[-1:])])
+            _, logprobs, _, values = agent.get_action_and_value(b_obs[:-1], b_actions)  # (T, N)
+            next_values = torch.cat([values[1:], agent.get_value(b_obs[-1:])])
             # Deviation: time limits are no failures (truncation_is_terminal)
-            next_values[truncated] = agent.get_value(t_final_obs)
+            next_values[truncated] = agent.get_value(b_final_obs)
             advantages, returns = gae(
-                t_rewards, values, next_values, t_failed, t_done, args.gamma, args.gae_lambda
+                b_rewards, values, next_values, b_failed, b_done, args.gamma, args.gae_lambda
             )
 
         # --- Update: K epochs of minibatches ---
@@ -551,12 +554,12 @@ def train(args: Args) -> dict[str, Any]:
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
-        # As tensors: the update is compiled for all values of these, but for one of each of args.
+        # As tensors: numbers in args are constants of the compiled update, and these two change.
         schedule = (
             torch.tensor(learning_rate, device=device),
             torch.tensor(clip_coef, device=device),
         )
-        batch = (t_obs[:-1], t_actions, logprobs, values, advantages, returns)
+        batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns)
         batch = [x.flatten(0, 1) for x in batch]  # (T*N, ...)
         mb_metrics = []
         for _ in range(args.update_epochs):
@@ -595,7 +598,7 @@ def train(args: Args) -> dict[str, Any]:
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
             state = {"agent": agent.state_dict(), "adam": adam, "updates": updates, **envs.state()}
             state |= {"obs_stats": obs_stats.state(), "return_stats": return_stats.state()}
-            state |= {"running_returns": torch.tensor(running_returns)}
+            state |= {"discounted_returns": torch.tensor(discounted_returns)}
             save_checkpoint(run_dir, args, state)
     writer.close()
     return {"agent": agent, "episodes": envs.episodes, "updates": updates, "args": args}
@@ -620,9 +623,10 @@ HEALTH = [
 def warn(updates: list[dict[str, float]]) -> None:
     """Print what HEALTH says of the last iteration, unless it said so of the one before."""
     for name, sign, threshold, patience, sentence in HEALTH:
-        bad = [(x[name] > threshold) == (sign == ">") for x in updates[-patience - 1 :]]
-        if len(bad) >= patience and all(bad[-patience:]) and not all(bad[:-patience] or [False]):
-            tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
+        recent = [x[name] for x in updates[-patience - 1 :]]
+        bad = [x > threshold if sign == ">" else x < threshold for x in recent]
+        if sum(bad) == patience and all(bad[-patience:]):
+            tqdm.write(f"Warning: {name} is {recent[-1]:.3g}. {sentence}")
 
 
 def compiled(function: Callable) -> Callable:
@@ -660,6 +664,8 @@ def details(args: Args) -> str:
 
 def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], SummaryWriter]:
     """Folder, checkpoint ({} for a new run) and log; `fixed` are settings that must not change."""
+    name = f"{args.env_id.replace('/', '-')}__{SCRIPT}__{args.seed}__{int(time.time())}"
+    args.run_name = args.run_name or name
     run_dir = Path(args.resume or f"runs/{args.run_name}")
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
@@ -708,14 +714,14 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
 def evaluate(args: Args) -> dict[str, list[float]]:
     """Play episodes with a trained model and frozen statistics; print and return the returns."""
     saved = load_checkpoint(args.evaluate)
-    given = {name: getattr(args, name) for name in ("evaluate", "eval_episodes", "capture_video")}
-    args = Args(**{**saved["args"], **given})
+    names = ("evaluate", "eval_episodes", "capture_video", "seed")
+    args = Args(**{**saved["args"], **{name: getattr(args, name) for name in names}})
     obs_stats, results = RunningMeanStd(*saved["obs_stats"]), {}
     for kind in ("mean", "sampled"):
         env = make_env(args)
         if args.capture_video:
-            first = {"episode_trigger": lambda k: k < args.eval_episodes, "name_prefix": kind}
-            env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", **first)
+            films = {"episode_trigger": lambda k: k < args.eval_episodes, "name_prefix": kind}
+            env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", **films)
         envs, low, high = Environments([env]), env.action_space.low, env.action_space.high
         agent = Agent(envs.obs.shape[1], low.size, args)
         agent.load_state_dict(saved["agent"])
@@ -739,18 +745,20 @@ def main() -> None:
         args = tyro.cli(Args)
         if args.resume:  # takes the settings of the run, except for flags that are given
             args = tyro.cli(Args, default=Args(**load_checkpoint(args.resume)["args"]))
-        name = f"{args.env_id.replace('/', '-')}__{SCRIPT}__{args.seed}__{int(time.time())}"
-        args.run_name = args.run_name or name
         if args.details:
             print(details(args))
+        elif args.evaluate:
+            evaluate(args)
         else:
-            evaluate(args) if args.evaluate else train(args)
+            train(args)
     except (ValueError, OSError, ImportError, gym.error.Error) as error:
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print(f"Continue with --resume {args.resume or 'runs/' + args.run_name}")
+        run_dir = Path(args.resume or f"runs/{args.run_name}")
+        saved = (run_dir / "checkpoint.pt").exists()
+        print(f"Continue with --resume {run_dir}" if saved else "Stopped; nothing is saved yet.")
         sys.exit(130)
 
 

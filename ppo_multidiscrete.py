@@ -129,7 +129,7 @@ class Args:
         return self.total_timesteps // self.batch_size
 
     def check(self) -> None:
-        """Raise ValueError where settings do not fit together; the limits of one are its type."""
+        """Raise ValueError where settings do not fit together; their types limit single ones."""
         batch = f"the batch of num_steps * num_envs = {self.batch_size} steps"
         if self.batch_size % self.num_minibatches or self.minibatch_size < 2:
             raise ValueError(f"--num-minibatches must divide {batch} into parts of at least two.")
@@ -145,7 +145,7 @@ class Args:
 def make_env(args: Args) -> gym.Env:
     """Make one environment, of k choices a step; raise ValueError if its spaces do not fit."""
     warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
-    options = {"render_mode": "rgb_array"} if args.capture_video else {}
+    options = {"render_mode": "rgb_array"} if args.evaluate and args.capture_video else {}
     env = gym.make(args.env_id, disable_env_checker=True, **options)
     actions, observations = env.action_space, env.observation_space
     bounded = actions.dtype in (np.float32, np.float64) and actions.is_bounded()
@@ -267,11 +267,12 @@ class Environments:
     def replay(self, state: dict[str, Any]) -> bool:
         """Play the running episodes of `state` again; return whether they came out the same."""
         self.episodes, self.global_step = state["episodes"], state["global_step"]
+        same = True
         for i, running in enumerate(state["running"]):
             self.begin(i, running["seed"])
-            if any(any(self.advance(i, action)[1:]) for action in running["actions"].numpy()):
-                break
-        same = np.array_equal(self.obs, state["obs"].numpy())
+            for action in running["actions"].numpy():
+                same = same and not any(self.advance(i, action)[1:])
+        same = same and np.array_equal(self.obs, state["obs"].numpy())
         if not same:
             print("The environments do not repeat themselves: new episodes begin.")
         return same
@@ -289,7 +290,7 @@ class RunningMeanStd:
 
     def update(self, x: np.ndarray) -> None:
         """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
-        # One row needs no reduction, which would cost more than all the rest.
+        # A reduction of one row would cost more than the rest of this function.
         x_mean, x_var = (x[0], 0.0) if len(x) == 1 else (x.mean(axis=0), x.var(axis=0))
         self.count += len(x)
         delta, share = x_mean - self.mean, len(x) / self.count
@@ -297,7 +298,7 @@ class RunningMeanStd:
         self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
 
     def state(self) -> list[Any]:
-        """What `RunningMeanStd(*state)` makes the same statistics of, as plain numbers."""
+        """Plain numbers, of which `RunningMeanStd(*state)` makes the same statistics."""
         return [self.mean.tolist(), self.var.tolist(), self.count]
 
 
@@ -314,23 +315,23 @@ def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndar
 
 # Copied from ppo_continuous_action.py
 def scale_rewards(
-    rewards: np.ndarray, done: np.ndarray, running: np.ndarray, stats: RunningMeanStd, args: Args
+    rewards: np.ndarray, done: np.ndarray, discounted: np.ndarray, stats: RunningMeanStd, args: Args
 ) -> np.ndarray:
     """Divide rewards (T, N) by the std of the discounted return so far, without centering.
 
     The policy never sees rewards, so they can wait for the end of the rollout. `done` (T, N) marks
-    the last steps of episodes. The return R = gamma R + r of the `running` episodes (N,) and its
-    statistics, one number for all environments, are carried on to the next rollout.
+    the last steps of episodes. The `discounted` returns R = gamma R + r of the running ones (N,),
+    changed in place, and their statistics are carried on to the next rollout.
     """
     if not args.scale_rewards:
         return rewards
     scaled = np.empty_like(rewards)
     for t, reward in enumerate(rewards):
-        running[:] = args.gamma * running + reward
-        stats.update(running)
+        discounted[:] = args.gamma * discounted + reward
+        stats.update(discounted)
         # Detail 30/37: reward scaling (scale_rewards) [common/vec_env/vec_normalize.py L26-33]
         scaled[t] = reward / math.sqrt(stats.var + 1e-8)
-        running[done[t]] = 0.0
+        discounted[done[t]] = 0.0
     # Detail 31/37: reward clipping (clip_reward) [common/vec_env/vec_normalize.py L32]
     return np.clip(scaled, -args.clip_reward, args.clip_reward)
 
@@ -389,7 +390,7 @@ class Agent(nn.Module):
 
 # Copied from ppo_continuous_action.py
 def numpy_layers(network: nn.Sequential) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Weight (in, out) and bias (out,) of the linear layers, every other one of a tanh network."""
+    """Weight (in, out) and bias (out,) of the linear layers, between which tanh layers stand."""
     return [(x.weight.numpy(force=True).T, x.bias.numpy(force=True)) for x in network[::2]]
 
 
@@ -451,8 +452,8 @@ def normalize(x: Tensor) -> Tensor:
 def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
 
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The ratio gains
-    nothing outside [1 - clip_coef, 1 + clip_coef]: of two losses the larger one counts.
+    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
+    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -466,7 +467,8 @@ def value_loss(
 ) -> Tensor:
     """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
 
-    A value gains nothing by moving more than `clip_coef` from `values`, those at collection time.
+    The gradient is zero where a value has moved towards its target by more than `clip_coef` from
+    `values`, those at collection time.
     """
     clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
@@ -588,7 +590,9 @@ def train(args: Args) -> dict[str, Any]:
     running_returns = np.zeros(args.num_envs)
     updates: list[dict[str, float]] = []
 
-    run_dir, saved, writer = open_run(args, ["env_id", "num_envs", "shared_network", "bins"])
+    run_dir, saved, writer = open_run(
+        args, ["env_id", "num_envs", "num_steps", "shared_network", "bins"]
+    )
     if saved:
         agent.load_state_dict(saved["agent"])
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
@@ -719,9 +723,10 @@ HEALTH = [
 def warn(updates: list[dict[str, float]]) -> None:
     """Print what HEALTH says of the last iteration, unless it said so of the one before."""
     for name, sign, threshold, patience, sentence in HEALTH:
-        bad = [(x[name] > threshold) == (sign == ">") for x in updates[-patience - 1 :]]
-        if len(bad) >= patience and all(bad[-patience:]) and not all(bad[:-patience] or [False]):
-            tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
+        recent = [x[name] for x in updates[-patience - 1 :]]
+        bad = [x > threshold if sign == ">" else x < threshold for x in recent]
+        if sum(bad) == patience and all(bad[-patience:]):
+            tqdm.write(f"Warning: {name} is {recent[-1]:.3g}. {sentence}")
 
 
 # Copied from ppo_continuous_action.py
@@ -763,6 +768,8 @@ def details(args: Args) -> str:
 # Copied from ppo_continuous_action.py
 def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], SummaryWriter]:
     """Folder, checkpoint ({} for a new run) and log; `fixed` are settings that must not change."""
+    name = f"{args.env_id.replace('/', '-')}__{SCRIPT}__{args.seed}__{int(time.time())}"
+    args.run_name = args.run_name or name
     run_dir = Path(args.resume or f"runs/{args.run_name}")
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
@@ -844,18 +851,20 @@ def main() -> None:
         args = tyro.cli(Args)
         if args.resume:  # takes the settings of the run, except for flags that are given
             args = tyro.cli(Args, default=Args(**load_checkpoint(args.resume)["args"]))
-        name = f"{args.env_id.replace('/', '-')}__{SCRIPT}__{args.seed}__{int(time.time())}"
-        args.run_name = args.run_name or name
         if args.details:
             print(details(args))
+        elif args.evaluate:
+            evaluate(args)
         else:
-            evaluate(args) if args.evaluate else train(args)
+            train(args)
     except (ValueError, OSError, ImportError, gym.error.Error) as error:
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print(f"Continue with --resume {args.resume or 'runs/' + args.run_name}")
+        run_dir = Path(args.resume or f"runs/{args.run_name}")
+        saved = (run_dir / "checkpoint.pt").exists()
+        print(f"Continue with --resume {run_dir}" if saved else "Stopped; nothing is saved yet.")
         sys.exit(130)
 
 

@@ -539,8 +539,8 @@ def gae(
 def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
 
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The ratio gains
-    nothing outside [1 - clip_coef, 1 + clip_coef]: of two losses the larger one counts.
+    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
+    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -1116,9 +1116,10 @@ def means(rows: list[dict[str, Tensor]]) -> dict[str, float]:
 def warn(updates: list[dict[str, float]]) -> None:
     """Print what HEALTH says of the last iteration, unless it said so of the one before."""
     for name, sign, threshold, patience, sentence in HEALTH:
-        bad = [(x[name] > threshold) == (sign == ">") for x in updates[-patience - 1 :]]
-        if len(bad) >= patience and all(bad[-patience:]) and not all(bad[:-patience] or [False]):
-            tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
+        recent = [x[name] for x in updates[-patience - 1 :]]
+        bad = [x > threshold if sign == ">" else x < threshold for x in recent]
+        if sum(bad) == patience and all(bad[-patience:]):
+            tqdm.write(f"Warning: {name} is {recent[-1]:.3g}. {sentence}")
 
 
 # Copied from ppo_continuous_action.py
