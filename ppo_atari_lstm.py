@@ -566,7 +566,7 @@ def ppo_loss(
     and actions, logprobs, values, advantages, returns (T, B).
     """
     obs, starts, state, actions, logprobs, values, advantages, returns = minibatch
-    # Detail 36/37: rebuild states in training [ppo2/runner.py L23; ppo2/ppo2.py L179-180]
+    # Detail 36/37: rebuild states in training [ppo2/ppo2.py L179-180]
     outputs = agent.get_action_and_value(obs, starts, state, actions)
     _, new_logprobs, entropy, new_values, _ = outputs
     logratio = new_logprobs - logprobs
@@ -608,7 +608,8 @@ def train(args: Args) -> dict[str, Any]:
     agent = Agent(num_actions, args).to(device)
     # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
     adam = torch.optim.Adam(agent.parameters(), eps=args.adam_eps, fused=True)
-    loss_function = compiled(ppo_loss) if args.compile else ppo_loss
+    # On the CPU, the T unrolled steps take minutes to compile and run no faster.
+    loss_function = compiled(ppo_loss) if args.compile and use_gpu else ppo_loss
 
     obs = torch.zeros((args.num_steps + 1, *envs.obs.shape), dtype=torch.uint8, device=device)
     starts = torch.ones((args.num_steps + 1, args.num_envs), device=device)
