@@ -423,7 +423,8 @@ def clipped_value_loss(
 ) -> Tensor:
     """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
 
-    A value gains nothing by moving more than `clip_coef` from `values`, those at collection time.
+    The gradient is zero where a value has moved towards its target by more than `clip_coef` from
+    `values`, those at collection time.
     """
     clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
     # Detail 9/37: value function loss clipping (value_clip_coef) [ppo2/model.py L68-75]
@@ -537,14 +538,15 @@ def train(args: Args) -> dict[str, Any]:
     adam["step"] = torch.zeros((), dtype=torch.float64, device=device)
     update = compiled(kl_penalty_update) if args.compile else kl_penalty_update
 
-    obs = np.zeros((args.num_steps + 1, *envs.obs.shape), dtype=np.float32)  # (T+1, N, D)
+    # The rollout, (T, N, ...); its last observation becomes the first one of the next rollout.
+    obs = np.zeros((args.num_steps + 1, *envs.obs.shape), dtype=np.float32)
     final_obs = np.zeros_like(obs[1:])  # where a time limit ended an episode
     actions = np.zeros((args.num_steps, args.num_envs, low.size), dtype=np.float32)
     rewards = np.zeros((args.num_steps, args.num_envs))
     terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
     obs_stats = RunningMeanStd(np.zeros(obs.shape[2]), np.ones(obs.shape[2]))
     return_stats = RunningMeanStd(0.0, 1.0)
-    running_returns = np.zeros(args.num_envs)
+    discounted_returns = np.zeros(args.num_envs)
     kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
     updates: list[dict[str, float]] = []
 
@@ -557,7 +559,7 @@ def train(args: Args) -> dict[str, Any]:
         updates = saved["updates"]
         kl_coef = saved["kl_coef"] if args.kl_mode == "adaptive" else kl_coef
     if saved and envs.replay(saved):
-        running_returns = saved["running_returns"].numpy()
+        discounted_returns = saved["discounted_returns"].numpy()
     else:
         obs_stats.update(envs.reset(np.random.default_rng([args.seed, len(updates)])))
     obs[-1] = normalize_obs(envs.obs, obs_stats, args)
@@ -588,31 +590,31 @@ def train(args: Args) -> dict[str, Any]:
         # --- Advantages: values and log-probabilities in one pass, then GAE ---
         done = terminated | truncated
         failed = done if args.truncation_is_terminal else terminated
-        scaled_rewards = scale_rewards(rewards, done, running_returns, return_stats, args)
+        scaled_rewards = scale_rewards(rewards, done, discounted_returns, return_stats, args)
         with torch.no_grad():
-            t_obs, t_final_obs, t_actions, t_rewards, t_failed, t_done = (
+            b_obs, b_final_obs, b_actions, b_rewards, b_failed, b_done = (
                 torch.tensor(x, dtype=torch.float32, device=device)
                 for x in (obs, final_obs[truncated], actions, scaled_rewards, failed, done)
             )
-            _, logprobs, _, values, old_mean = agent.get_action_and_value(t_obs[:-1], t_actions)
+            _, logprobs, _, values, old_mean = agent.get_action_and_value(b_obs[:-1], b_actions)
             old_log_std = agent.log_std.expand_as(old_mean).clone()  # stays as the weights change
-            next_values = torch.cat([values[1:], agent.get_value(t_obs[-1:])])
+            next_values = torch.cat([values[1:], agent.get_value(b_obs[-1:])])
             # Deviation: time limits are no failures (truncation_is_terminal)
-            next_values[truncated] = agent.get_value(t_final_obs)
+            next_values[truncated] = agent.get_value(b_final_obs)
             advantages, returns = gae(
-                t_rewards, values, next_values, t_failed, t_done, args.gamma, args.gae_lambda
+                b_rewards, values, next_values, b_failed, b_done, args.gamma, args.gae_lambda
             )
 
         # --- Update: K epochs of minibatches ---
         frac = 1 - (iteration - 1) / args.num_iterations  # 1 in the first one, 1/U in the last
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
-        # As tensors: the update is compiled for all values of these, but for one of each of args.
+        # As tensors: numbers in args are constants of the compiled update, and these two change.
         schedule = (
             torch.tensor(learning_rate, device=device),
             torch.tensor(kl_coef, device=device),
         )
-        batch = (t_obs[:-1], t_actions, logprobs, values, advantages, returns)
+        batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns)
         batch = [x.flatten(0, 1) for x in (*batch, old_mean, old_log_std)]  # (T*N, ...)
         mb_metrics = []
         for _ in range(args.update_epochs):
@@ -622,7 +624,7 @@ def train(args: Args) -> dict[str, Any]:
                 mb_metrics.append(update(agent, weights, adam, batch, mb, *schedule, args))
         metrics = means(mb_metrics) | {"charts/kl_coef": kl_coef}
         with torch.no_grad():
-            kl = gaussian_kl(old_mean, old_log_std, agent.policy(t_obs[:-1]), agent.log_std)
+            kl = gaussian_kl(old_mean, old_log_std, agent.policy(b_obs[:-1]), agent.log_std)
         metrics["kl/after"] = kl.mean().item()
         # Detail K3/3: adaptive penalty coefficient (kl_mode, target_kl) [paper, section 4]
         if args.kl_mode == "adaptive":
@@ -651,7 +653,7 @@ def train(args: Args) -> dict[str, Any]:
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
             state = {"agent": agent.state_dict(), "adam": adam, "updates": updates, **envs.state()}
             state |= {"obs_stats": obs_stats.state(), "return_stats": return_stats.state()}
-            state |= {"running_returns": torch.tensor(running_returns), "kl_coef": kl_coef}
+            state |= {"discounted_returns": torch.tensor(discounted_returns), "kl_coef": kl_coef}
             save_checkpoint(run_dir, args, state)
     writer.close()
     return {"agent": agent, "episodes": envs.episodes, "updates": updates, "args": args}

@@ -579,7 +579,8 @@ def train(args: Args) -> dict[str, Any]:
     adam["step"] = torch.zeros((), dtype=torch.float64, device=device)
     update = compiled(ppo_update) if args.compile else ppo_update
 
-    obs = np.zeros((args.num_steps + 1, *envs.obs.shape), dtype=np.float32)  # (T+1, N, D)
+    # The rollout, (T, N, ...); its last observation becomes the first one of the next rollout.
+    obs = np.zeros((args.num_steps + 1, *envs.obs.shape), dtype=np.float32)
     final_obs = np.zeros_like(obs[1:])  # where a time limit ended an episode
     masks = np.zeros((args.num_steps + 1, args.num_envs, *mask_shape), dtype=bool)  # (T+1, N, k, n)
     actions = np.zeros((args.num_steps, args.num_envs, mask_shape[0]), dtype=np.int64)
@@ -587,12 +588,11 @@ def train(args: Args) -> dict[str, Any]:
     terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
     obs_stats = RunningMeanStd(np.zeros(obs.shape[2]), np.ones(obs.shape[2]))
     return_stats = RunningMeanStd(0.0, 1.0)
-    running_returns = np.zeros(args.num_envs)
+    discounted_returns = np.zeros(args.num_envs)
     updates: list[dict[str, float]] = []
 
-    run_dir, saved, writer = open_run(
-        args, ["env_id", "num_envs", "num_steps", "shared_network", "bins"]
-    )
+    fixed = ["env_id", "num_envs", "num_steps", "shared_network", "bins"]
+    run_dir, saved, writer = open_run(args, fixed)
     if saved:
         agent.load_state_dict(saved["agent"])
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
@@ -600,7 +600,7 @@ def train(args: Args) -> dict[str, Any]:
         return_stats = RunningMeanStd(*saved["return_stats"])
         updates = saved["updates"]
     if saved and envs.replay(saved):
-        running_returns = saved["running_returns"].numpy()
+        discounted_returns = saved["discounted_returns"].numpy()
     else:
         obs_stats.update(envs.reset(np.random.default_rng([args.seed, len(updates)])))
     obs[-1] = normalize_obs(envs.obs, obs_stats, args)
@@ -633,19 +633,19 @@ def train(args: Args) -> dict[str, Any]:
         # --- Advantages: values and log-probabilities in one pass, then GAE ---
         done = terminated | truncated
         failed = done if args.truncation_is_terminal else terminated
-        scaled_rewards = scale_rewards(rewards, done, running_returns, return_stats, args)
+        scaled_rewards = scale_rewards(rewards, done, discounted_returns, return_stats, args)
         with torch.no_grad():
-            t_obs, t_final_obs, t_rewards, t_failed, t_done = (
+            b_obs, b_final_obs, b_rewards, b_failed, b_done = (
                 torch.tensor(x, dtype=torch.float32, device=device)
                 for x in (obs, final_obs[truncated], scaled_rewards, failed, done)
             )
-            t_actions, t_masks = (torch.tensor(x, device=device) for x in (actions, masks[:-1]))
-            _, logprobs, _, values = agent.get_action_and_value(t_obs[:-1], t_masks, t_actions)
-            next_values = torch.cat([values[1:], agent.get_value(t_obs[-1:])])
+            b_actions, b_masks = (torch.tensor(x, device=device) for x in (actions, masks[:-1]))
+            _, logprobs, _, values = agent.get_action_and_value(b_obs[:-1], b_masks, b_actions)
+            next_values = torch.cat([values[1:], agent.get_value(b_obs[-1:])])
             # Deviation: time limits are no failures (truncation_is_terminal)
-            next_values[truncated] = agent.get_value(t_final_obs)
+            next_values[truncated] = agent.get_value(b_final_obs)
             advantages, returns = gae(
-                t_rewards, values, next_values, t_failed, t_done, args.gamma, args.gae_lambda
+                b_rewards, values, next_values, b_failed, b_done, args.gamma, args.gae_lambda
             )
 
         # --- Update: K epochs of minibatches ---
@@ -654,12 +654,12 @@ def train(args: Args) -> dict[str, Any]:
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
-        # As tensors: the update is compiled for all values of these, but for one of each of args.
+        # As tensors: numbers in args are constants of the compiled update, and these two change.
         schedule = (
             torch.tensor(learning_rate, device=device),
             torch.tensor(clip_coef, device=device),
         )
-        batch = (t_obs[:-1], t_actions, logprobs, values, advantages, returns, t_masks)
+        batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns, b_masks)
         batch = [x.flatten(0, 1) for x in batch]  # (T*N, ...)
         mb_metrics = []
         for _ in range(args.update_epochs):
@@ -697,7 +697,7 @@ def train(args: Args) -> dict[str, Any]:
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
             state = {"agent": agent.state_dict(), "adam": adam, "updates": updates, **envs.state()}
             state |= {"obs_stats": obs_stats.state(), "return_stats": return_stats.state()}
-            state |= {"running_returns": torch.tensor(running_returns)}
+            state |= {"discounted_returns": torch.tensor(discounted_returns)}
             save_checkpoint(run_dir, args, state)
     writer.close()
     return {"agent": agent, "episodes": envs.episodes, "updates": updates, "args": args}
@@ -820,14 +820,14 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
 def evaluate(args: Args) -> dict[str, list[float]]:
     """Play episodes with a trained model and frozen statistics; print and return the returns."""
     saved = load_checkpoint(args.evaluate)
-    given = {name: getattr(args, name) for name in ("evaluate", "eval_episodes", "capture_video")}
-    args = Args(**{**saved["args"], **given})
+    names = ("evaluate", "eval_episodes", "capture_video", "seed")
+    args = Args(**{**saved["args"], **{name: getattr(args, name) for name in names}})
     obs_stats, results = RunningMeanStd(*saved["obs_stats"]), {}
     for kind in ("best", "sampled"):
         env = components = make_env(args)
         if args.capture_video:
-            first = {"episode_trigger": lambda k: k < args.eval_episodes, "name_prefix": kind}
-            env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", **first)
+            films = {"episode_trigger": lambda k: k < args.eval_episodes, "name_prefix": kind}
+            env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", **films)
         envs, shape = Environments([env]), components.mask.shape
         agent = Agent(envs.obs.shape[1], shape, args)
         agent.load_state_dict(saved["agent"])
