@@ -258,6 +258,10 @@ class AtariLSTM(Atari):
     frames = 1
     order = (0, 3, 4, 5, 6, 7, 1, 2)
 
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self.module, "HIDDEN_SIZE", 16)
+        super().patch(monkeypatch)
+
     def small_agent(self) -> type[nn.Module]:
         layer_init, size = self.module.layer_init, self.module.HIDDEN_SIZE
 

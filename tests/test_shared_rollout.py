@@ -185,7 +185,7 @@ def test_a_bad_number_from_the_environment_stops_the_run_at_its_step(script, tin
     saved = script.module.load_checkpoint(f"runs/{args.run_name}")
     assert len(saved["updates"]) == 1
     assert all(torch.isfinite(x).all() for x in saved["agent"].values())
-    assert all(torch.isfinite(saved[x][0]).all() for x in saved if x.endswith("_stats"))
+    assert all(np.isfinite(np.hstack(saved[x])).all() for x in saved if x.endswith("_stats"))
 
 
 def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny, monkeypatch):
@@ -205,41 +205,14 @@ def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny, monkeypatch):
     assert len(saved["updates"]) == 1
 
 
-# --- Switches ---
+# --- Settings that no other test of the loop varies ---
 
-SWITCHES = {
-    "truncation_is_terminal": True,
-    "norm_obs": False,
-    "clip_obs": 1.0,
-    "scale_rewards": False,
-    "clip_reward": 0.1,
-    "gamma": 0.9,
-    "anneal_lr": False,
-    "adam_eps": 1e-8,
-    "gae_lambda": 1.0,
-    "norm_adv": False,
-    "anneal_clip": True,
-    "clip_coef": 0.3,
-    "clip_vloss": False,
-    "ent_coef": 0.1,
-    "vf_coef": 1.0,
-    "max_grad_norm": 0.1,
-    "orthogonal_init": False,
-    "shared_network": True,
-}
+OTHERS = {"clip_reward": 0.1, "adam_eps": 0.1, "gae_lambda": 0.5, "gamma": 0.5, "clip_coef": 0.01}
 
 
-def test_every_switch_changes_the_run(script, tiny):
-    settings = {"learning_rate": 0.02, "total_timesteps": 64}
-    plain = script.module.train(tiny("Walk", **settings))
-    plain = torch.nn.utils.parameters_to_vector(plain["agent"].parameters())
-    names = [name for name in SWITCHES if hasattr(plain_args := tiny("Walk"), name)]
-    assert len(names) > 8
-    for name in names:
-        value = SWITCHES[name]
-        if getattr(plain_args, name) == value:
-            value = not value  # a switch that is the other way round here
-        switched = script.module.train(tiny("Walk", **{**settings, name: value}))
-        switched = torch.nn.utils.parameters_to_vector(switched["agent"].parameters())
-        same = plain.shape == switched.shape and torch.equal(plain, switched)
-        assert not same, name
+def test_settings_reach_the_update(script, tiny):
+    settings = {"learning_rate": 0.02, "total_timesteps": 32}
+    plain = script.module.train(tiny("Walk", **settings))["agent"]
+    for name in OTHERS.keys() & vars(tiny()).keys():
+        other = script.module.train(tiny("Walk", **settings, **{name: OTHERS[name]}))["agent"]
+        assert not same_weights(plain, other), name
