@@ -1,563 +1,329 @@
-"""ppo_atari_lstm.py: details 32-36, the loop around the state, and a task that needs memory."""
+"""ppo_atari_lstm.py: the LSTM, and its state on the way through rollouts, updates and resumes.
 
-import inspect
+What it shares with the other scripts is tested in test_shared_*.py.
+"""
+
+import copy
+import functools
 import math
-import sys
-from dataclasses import fields, replace
-from pathlib import Path
-from types import SimpleNamespace
 
+import fake_envs
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from adapters import on
+from conftest import same_weights
 from torch import nn
+from torch.distributions import Categorical
 
-import ppo_atari
-import ppo_atari_lstm
-from ppo_atari_lstm import Agent, Args, FrameStack, RunError, act_in_sequence, evaluate, train
-
-TINY = {
-    "env_id": "Pong",
-    "num_envs": 4,
-    "num_steps": 6,
-    "num_minibatches": 2,
-    "update_epochs": 2,
-    "total_timesteps": 48,
-    "async_envs": False,
-    "torch_threads": 1,
-    "device": "cpu",
-}
-
-
-def tiny(tmp_path, **changes):
-    return Args(**{**TINY, "output_dir": str(tmp_path), "run_name": "run", **changes})
-
-
-@pytest.fixture
-def agent():
-    torch.manual_seed(0)
-    agent = Agent(6, Args())
-    # Larger heads than at the start, so that differences between states are seen in the outputs.
-    nn.init.orthogonal_(agent.action_head.weight, 1.0)
-    return agent
-
-
-def frames(steps, envs, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shape = (steps, envs, 1, 84, 84)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-
-
-def random_state(envs):
-    return torch.randn(2, envs, 128, generator=torch.Generator().manual_seed(1))
-
-
-# --- Details 32 and 33 -----------------------------------------------------------------------
-
-
-def test_lstm_matrices_are_orthogonal_with_gain_1_and_the_bias_is_0(agent):
-    assert agent.lstm_input.weight.shape == (512, 512)
-    assert agent.lstm_recurrent.weight.shape == (512, 128)
-    for layer in (agent.lstm_input, agent.lstm_recurrent):
-        weight = layer.weight.detach()
-        assert torch.allclose(weight.T @ weight, torch.eye(weight.shape[1]), atol=1e-4)
-    assert not agent.lstm_input.bias.any()  # the forget gate's quarter included
-    assert agent.lstm_recurrent.bias is None
-
-
-def test_gains_of_the_other_layers():
-    agent = Agent(6, Args())
-    gains = {"cnn": math.sqrt(2), "action_head": 0.01, "value_head": 1.0}
-    for name, weight in agent.named_parameters():
-        part = name.split(".")[0]
-        if part in gains and name.endswith("weight"):
-            matrix = weight.flatten(1)
-            matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-            assert torch.allclose(
-                matrix @ matrix.T, gains[part] ** 2 * torch.eye(len(matrix)), atol=1e-4
-            )
-        elif name.endswith("bias"):
-            assert not weight.any()
-
-
-def test_parameter_count(agent):
-    cnn = 1_684_128 - 3 * 32 * 8 * 8  # one frame instead of four
-    lstm = 512 * 512 + 512 + 128 * 512
-    assert sum(x.numel() for x in agent.parameters()) == cnn + lstm + 6 * 129 + 129
-
-
-def test_first_state_is_zero(agent):
-    state = agent.initial_state(3)
-    assert state.shape == (2, 3, 128) and not state.any()
-
-
-@pytest.mark.parametrize("method", ["get_value", "get_action_and_value"])
-def test_first_convolution_sees_1_for_pixel_255(agent, method):
-    seen = []
-    agent.cnn[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    obs = torch.tensor([0, 51, 255], dtype=torch.uint8).repeat(84 * 28).view(1, 1, 1, 84, 84)
-    getattr(agent, method)(obs, torch.zeros(1, 1), agent.initial_state(1))
-    assert len(seen) == 1 and torch.equal(seen[0].unique(), torch.tensor([0.0, 0.2, 1.0]))
-
-
-def test_convolutions_compute_in_channels_last_order(agent):
-    """The order that they are fastest in; with one channel it has to be asked for by strides."""
-    outputs = []
-    agent.cnn[0].register_forward_hook(lambda layer, inputs, output: outputs.append(output))
-    agent.get_value(frames(2, 3), torch.zeros(2, 3), random_state(3))
-    assert outputs[0].is_contiguous(memory_format=torch.channels_last)
-
-
-def test_policy_and_value_share_cnn_and_lstm(agent):
-    obs, starts, state = frames(2, 3), torch.zeros(2, 3), random_state(3)
-    action = torch.zeros(2, 3, dtype=torch.int64)
-    _, logprob, _, value, _ = agent.get_action_and_value(obs, starts, state, action)
-    shared = [agent.cnn[0].weight, agent.lstm_input.weight, agent.lstm_recurrent.weight]
-    for loss in (logprob.sum(), value.sum()):
-        assert all(x.any() for x in torch.autograd.grad(loss, shared, retain_graph=True))
-
-
-# --- The cell, detail 34 -----------------------------------------------------------------------
-
-
-def test_cell_equals_torch_lstm(agent):
-    """PyTorch's own LSTM with the same weights, its gates in the order i, f, g, o."""
-    lstm = nn.LSTM(512, 128)
-    lstm.weight_ih_l0.data = agent.lstm_input.weight.data
-    lstm.weight_hh_l0.data = agent.lstm_recurrent.weight.data
-    lstm.bias_ih_l0.data = torch.randn(512, generator=torch.Generator().manual_seed(2))
-    agent.lstm_input.bias.data = lstm.bias_ih_l0.data
-    lstm.bias_hh_l0.data.zero_()
-    obs, state = frames(5, 3), random_state(3)
-    outputs, last = agent.remember(obs, torch.zeros(5, 3), state)
-    features = agent.features(obs.flatten(0, 1)).view(5, 3, 512)
-    expected, (h, c) = lstm(features, (state[:1].contiguous(), state[1:].contiguous()))
-    assert torch.allclose(outputs, expected, atol=1e-5)
-    assert torch.allclose(last, torch.cat([h, c]), atol=1e-5)
-
+import ppo_atari_lstm as ppo
 
 STARTS = torch.tensor([[1, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0], [1, 1, 0]]).float()
 
 
-def test_whole_sequence_equals_step_by_step(agent):
-    obs, state = frames(5, 3), random_state(3)
-    whole = agent.get_action_and_value(obs, STARTS, state, noise=0.0)
-    stepwise, values = state, agent.get_value(obs, STARTS, state)
-    for t in range(5):
-        one = agent.get_action_and_value(obs[t : t + 1], STARTS[t : t + 1], stepwise)
-        stepwise = one[-1]
-        for a, b in zip(whole[:4], one[:4]):
-            assert torch.allclose(a[t].float(), b[0].float(), atol=1e-5)
-        assert torch.allclose(values[t], one[3][0], atol=1e-5)
-    assert torch.allclose(whole[-1], stepwise, atol=1e-5)
-
-
-def test_a_start_forgets_everything_before_it(agent):
-    obs = frames(5, 3).float().requires_grad_()
-    state = random_state(3).requires_grad_()
-    outputs, _ = agent.remember(obs, STARTS, state)
-    fresh, _ = agent.remember(obs[2:3], STARTS[2:3], agent.initial_state(3))
-    assert torch.allclose(outputs[2, 1], fresh[0, 1], atol=1e-6)  # equals a zero state's
-    obs_gradient, state_gradient = torch.autograd.grad(outputs[3, 1].sum(), (obs, state))
-    assert not obs_gradient[:2].any() and not state_gradient.any()  # both parts of the state
-    assert obs_gradient[2:4, 1].any() and not obs_gradient[:, [0, 2]].any()
-
-
-def test_without_a_start_the_state_goes_on(agent):
-    obs, state = frames(5, 3).float().requires_grad_(), random_state(3).requires_grad_()
-    outputs, _ = agent.remember(obs, STARTS, state)
-    obs_gradient, state_gradient = torch.autograd.grad(outputs[4, 2].sum(), (obs, state))
-    assert all(obs_gradient[t, 2].any() for t in range(5))
-    assert state_gradient[0, 2].any() and state_gradient[1, 2].any()
-
-
-def test_acting_is_one_step_of_the_sequence(agent):
-    obs, state = frames(1, 3), random_state(3)
-    noise = torch.from_numpy(np.random.default_rng(0).gumbel(size=(3, 6))).float()
-    action, logprob, value, last = act_in_sequence(agent, (obs[0], STARTS[0], state, noise))
-    expected = agent.get_action_and_value(obs, STARTS[:1], state, noise=noise[None])
-    for a, b in zip((action, logprob, value), (expected[0], expected[1], expected[3])):
-        assert torch.equal(a, b[0])
-    assert torch.equal(last, expected[-1])
-    given = agent.get_action_and_value(obs, STARTS[:1], state, action[None])
-    assert torch.equal(given[1][0], logprob)
-
-
-def test_policy_is_the_categorical_of_the_logits(agent):
-    obs, starts, state = frames(2, 3), torch.zeros(2, 3), random_state(3)
-    logits = agent.action_head(agent.remember(obs, starts, state)[0])
-    noise = 9 * torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(4))
-    action, logprob, entropy, *_ = agent.get_action_and_value(obs, starts, state, noise=noise)
-    policy = torch.distributions.Categorical(logits=logits)
-    assert torch.equal(action, (logits + noise).argmax(-1))
-    assert torch.allclose(logprob, policy.log_prob(action), atol=1e-6)
-    assert torch.allclose(entropy, policy.entropy(), atol=1e-6)
-
-
-@pytest.mark.parametrize(("clip_vloss", "norm_adv"), [(True, True), (False, False)])
-def test_loss_of_sequences_is_that_of_their_samples(clip_vloss, norm_adv):
-    """Given the agent's outputs, against ppo_atari.py's loss of the same samples in one row."""
+@pytest.fixture(scope="module")
+def agent():
+    """The agent as it is, with the whole CNN and 128 units; nobody changes it."""
     torch.manual_seed(0)
-    outputs, stored = torch.randn(4, 6, 3), torch.randn(5, 6, 3)
-    settings = (0.1, clip_vloss, norm_adv, 0.01, 0.5)
-    recurrent = SimpleNamespace(get_action_and_value=lambda *x: (*outputs, None))
-    plain = SimpleNamespace(get_action_and_value=lambda *x: outputs.flatten(1))
-    loss = ppo_atari_lstm.sequence_loss(recurrent, (None, None, None, *stored), *settings)
-    expected = ppo_atari.ppo_loss(plain, (None, *stored.flatten(1)), *settings)
-    torch.testing.assert_close(loss, expected)
+    return ppo.Agent(6, ppo.Args())
 
 
-# --- The loop ----------------------------------------------------------------------------------
+def inputs():
+    """Frames (5, 3, 1, 84, 84) and a state (2, 3, 128)."""
+    generator = torch.Generator().manual_seed(0)
+    obs = torch.randint(0, 256, (5, 3, 1, 84, 84), dtype=torch.uint8, generator=generator)
+    return obs, torch.randn(2, 3, 128, generator=generator)
 
 
-class CountingGame(gym.Env):
-    """Frames of brightness 10 g + t for game g of this environment; 4 steps, then cut off."""
-
-    def __init__(self, index, truncate):
-        self.observation_space = gym.spaces.Box(0, 255, (84, 84), np.uint8)
-        self.action_space = gym.spaces.Discrete(6)
-        self.index, self.truncate, self.game = index, truncate, -1
-
-    def frame(self):
-        return np.full((84, 84), 60 * self.index + 10 * self.game + self.t, np.uint8)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.game, self.t = self.game + 1, 0
-        return self.frame(), {}
-
-    def step(self, action):
-        self.t += 1
-        over = self.t == 4
-        return self.frame(), 1.0, over and not self.truncate, over and self.truncate, {}
+def assert_close(a, b, atol=1e-5):
+    assert a.shape == b.shape
+    np.testing.assert_allclose(a.detach(), b.detach(), rtol=0, atol=atol)
 
 
-def use_counting_games(monkeypatch, truncate=True):
-    def make_envs(args):
-        thunks = [lambda i=i: CountingGame(i, truncate) for i in range(args.num_envs)]
-        envs = FrameStack(SyncVectorEnv(thunks, autoreset_mode=AutoresetMode.SAME_STEP), 1)
-        envs.call = lambda name, *rest: [None] * args.num_envs
-        return envs
-
-    monkeypatch.setattr(ppo_atari_lstm, "make_envs", make_envs)
+# --- Details 2, 13, 21, 22, 32-34: the network ---
 
 
-def record(monkeypatch, name):
-    """Arguments (tensors copied) and result of every call of a function of the script."""
-    calls, function = [], getattr(ppo_atari_lstm, name)
-
-    def copied(x):
-        if isinstance(x, tuple):
-            return tuple(copied(y) for y in x)
-        return x.clone() if isinstance(x, torch.Tensor) else x
-
-    def recording(*args):
-        kept = copied(args)
-        result = function(*args)
-        calls.append((kept, copied(result)))
-        return result
-
-    monkeypatch.setattr(ppo_atari_lstm, name, recording)
-    return calls
+def assert_layer(layer, shape, gain):
+    """Its Gram matrix, on the shorter side, is the identity times gain squared; its bias is 0."""
+    assert layer.weight.shape == shape and (layer.bias is None or (layer.bias == 0).all())
+    matrix = layer.weight.detach().flatten(1).double()
+    matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    assert_close(matrix @ matrix.T / gain**2, torch.eye(len(matrix)).double(), atol=1e-4)
 
 
-def test_state_is_reset_by_the_done_flag_before_the_step(tmp_path, monkeypatch):
-    """starts[t] is 1 where the frame seen at t is the first of its game, across rollouts too."""
-    use_counting_games(monkeypatch)
-    calls = record(monkeypatch, "act_in_sequence")
-    train(tiny(tmp_path))
-    for step, ((_, (obs, starts, state, _)), _) in enumerate(calls):
-        t = step % 4  # of the game; rollouts are 6 steps long
-        assert (obs[:, 0, 0, 0] % 10).tolist() == [t] * 4
-        assert starts.tolist() == [float(t == 0)] * 4
-        if step > 0:
-            assert torch.equal(state, calls[step - 1][1][3])  # carried on, not refreshed
+def test_both_matrices_of_the_lstm_are_orthogonal_and_its_one_bias_is_0(agent):
+    assert_layer(agent.lstm_input, (4 * 128, 512), 1.0)
+    assert_layer(agent.lstm_recurrent, (4 * 128, 128), 1.0)
+    assert agent.lstm_input.bias.shape == (4 * 128,) and agent.lstm_recurrent.bias is None
 
 
-def test_minibatches_are_whole_sequences_of_some_environments(tmp_path, monkeypatch):
-    use_counting_games(monkeypatch)
-    calls = record(monkeypatch, "sequence_gradient")
-    train(tiny(tmp_path, update_epochs=3, num_envs=4, total_timesteps=24))
-    assert len(calls) == 6  # 3 epochs of 2 minibatches
+def test_shapes_and_gains_of_the_other_layers(agent):
+    shapes = [(32, 1, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136)]
+    for i, shape in zip((0, 2, 4, 7), shapes, strict=True):
+        assert_layer(agent.cnn[i], shape, math.sqrt(2))
+    assert [agent.cnn[i].stride for i in (0, 2, 4)] == [(4, 4), (2, 2), (1, 1)]
+    assert_layer(agent.policy, (6, 128), 0.01)
+    assert_layer(agent.value, (1, 128), 1.0)
+
+
+def test_first_convolution_sees_1_for_pixel_255_in_channels_last_order(agent):
+    seen = []
+    hook = agent.cnn[0].register_forward_hook(lambda _, x, y: seen.append((x[0], y)))
+    obs = torch.tensor([0, 51, 255], dtype=torch.uint8).repeat(84 * 28).view(1, 1, 1, 84, 84)
+    agent.get_value(obs.repeat(5, 3, 1, 1, 1), STARTS, inputs()[1])
+    hook.remove()
+    ((pixels, output),) = seen  # one call for all steps
+    assert pixels.shape == (15, 1, 84, 84)
+    assert torch.equal(pixels[0], obs[0, 0] / 255)  # the strides have not moved a pixel
+    assert output.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_policy_and_value_share_cnn_and_lstm(agent):
+    obs, state = inputs()
+    outputs = agent.get_action_and_value(obs, STARTS, state, STARTS.long())
+    shared = [agent.cnn[0].weight, agent.lstm_input.weight, agent.lstm_recurrent.weight]
+    for x in (outputs[1], outputs[3]):
+        assert all(g.any() for g in torch.autograd.grad(x.sum(), shared, retain_graph=True))
+
+
+def test_cell_is_that_of_torch_with_the_gates_in_the_order_input_forget_candidate_output(agent):
+    agent, lstm = copy.deepcopy(agent), nn.LSTM(512, 128)
+    nn.init.normal_(agent.lstm_input.bias)
+    lstm.weight_ih_l0.data, lstm.bias_ih_l0.data = agent.lstm_input.weight, agent.lstm_input.bias
+    lstm.weight_hh_l0.data, lstm.bias_hh_l0.data = agent.lstm_recurrent.weight, torch.zeros(512)
+    obs, state = inputs()
+    outputs, last = agent.remember(obs, torch.zeros(5, 3), state)
+    features = agent.features(obs.flatten(0, 1)).view(5, 3, 512)
+    expected, (output, cell) = lstm(features, (state[:1].contiguous(), state[1:].contiguous()))
+    assert_close(outputs, expected)
+    assert_close(last, torch.cat([output, cell]))
+
+
+@torch.no_grad()
+def test_whole_sequence_equals_step_by_step_with_starts_inside(agent):
+    obs, state = inputs()
+    noise = 0.01 * torch.randn(5, 3, 6, generator=torch.Generator().manual_seed(4))
+    *whole, last = agent.get_action_and_value(obs, STARTS, state, noise=noise)
+    action, logprob, entropy, value = whole
+    logits = agent.policy(agent.remember(obs, STARTS, state)[0])
+    assert torch.equal(action, (logits + noise).argmax(-1)) and len(action.unique()) > 1
+    assert_close(logprob, Categorical(logits=logits).log_prob(action), atol=1e-6)
+    assert_close(entropy, Categorical(logits=logits).entropy(), atol=1e-6)
+    assert torch.equal(agent.get_value(obs, STARTS, state), value) and value.shape == (5, 3)
+    for now in (slice(t, t + 1) for t in range(5)):
+        *one, state = agent.get_action_and_value(obs[now], STARTS[now], state, noise=noise[now])
+        for x, y in zip(whole, one, strict=True):
+            assert_close(x[now], y)
+    assert_close(last, state)
+
+
+def test_a_start_is_a_fresh_zero_state_and_lets_no_gradient_through(agent):
+    obs, state = (x.float().requires_grad_() for x in inputs())
+    outputs, _ = agent.remember(obs, STARTS, state)
+    zero = agent.initial_state(3)
+    assert zero.shape == (2, 3, 128) and not zero.any()
+    fresh, _ = agent.remember(obs[2:4], torch.zeros(2, 3), zero)
+    assert_close(outputs[2:4, 1], fresh[:, 1], atol=1e-6)
+    to_obs, to_state = torch.autograd.grad(outputs[3, 1].sum(), (obs, state), retain_graph=True)
+    assert not to_obs[:2].any() and not to_state.any()  # nothing from before the start
+    assert all(to_obs[t, 1].any() for t in (2, 3)) and not to_obs[:, [0, 2]].any()
+    to_obs, to_state = torch.autograd.grad(outputs[4, 2].sum(), (obs, state))
+    assert all(to_obs[t, 2].any() for t in range(5))  # without a start all of it counts
+    assert to_state[:, 2].any(dim=1).all() and not to_state[:, :2].any()
+
+
+# --- Details 1, 20, 35, 36: the state in training, resumed runs and evaluation ---
+
+
+class Uneven(fake_envs.Counter):
+    """Episodes of environment n take 3 + n steps; number 1 then fails, the others are cut off."""
+
+    def advance(self, action):
+        last, failed = self.t == 3 + self.index, self.index == 1
+        return self.observe(), 1.0, last and failed, last and not failed, {}
+
+
+gym.register("FakeUneven-Frames-v0", functools.partial(Uneven, "Frames"))
+
+
+def place(n, step):
+    """Environment, episode and step in it, at a step of the training."""
+    return n, step // (3 + n), step % (3 + n)
+
+
+def history(places):
+    """Frames (S, 1, 1, 84, 84) and starts (S, 1) of a sequence of places."""
+    frames = np.stack([fake_envs.frame(8 * np.array(x)) for x in places])
+    starts = torch.tensor([[float(t == 0)] for *_, t in places])
+    return torch.from_numpy(frames)[:, None, None], starts
+
+
+@on("lstm")
+def test_minibatches_are_whole_environments_in_the_order_of_time(script, tiny, recorded):
+    """Each once per epoch, in a new order; also of starts and actions."""
+    ppo.train(tiny("Uneven", num_envs=6, total_timesteps=3 * 6 * 8))
     orders = []
-    for (_, minibatch, *_), _ in calls:
-        obs, starts, state, *rest = minibatch
-        pixels = obs[:, :, 0, 0, 0].int()
-        assert obs.shape == (6, 2, 1, 84, 84) and state.shape == (2, 2, 128)
-        assert all(x.shape == (6, 2) for x in (starts, *rest))
-        envs = (pixels[0] // 60).tolist()
-        orders.append(envs)
-        for column, env in enumerate(envs):
-            expected = [60 * env + 10 * (t // 4) + t % 4 for t in range(6)]
-            assert pixels[:, column].tolist() == expected  # in the order of time
-    for first, second in zip(orders[::2], orders[1::2]):
-        assert sorted(first + second) == [0, 1, 2, 3]
-    assert len({tuple(x) for x in orders}) > 2  # shuffled anew in each epoch
+    for k, step in enumerate(recorded.steps):
+        rollout = range(k // 4 * 8, k // 4 * 8 + 8)
+        obs, actions, *_, starts, _ = step.data
+        assert [x.shape[:2] for x in step.data] == [(8, 3)] * 7 + [(2, 3)]
+        orders.append([n for n, _, _ in script.identity(obs[0])])
+        for column, n in enumerate(orders[-1]):
+            places = [place(n, s) for s in rollout]
+            assert script.identity(obs[:, column]) == places
+            assert starts[:, column].tolist() == [t == 0 for *_, t in places]
+            received = [fake_envs.Fake.made[n].actions[s].item() for s in rollout]
+            assert actions[:, column].tolist() == received
+    epochs = [a + b for a, b in zip(orders[::2], orders[1::2], strict=True)]
+    assert len(epochs) == 6 and all(sorted(x) == list(range(6)) for x in epochs)
+    assert len({str(x) for x in epochs}) > 3
 
 
-def test_each_sequence_begins_with_the_state_from_before_its_rollout(tmp_path, monkeypatch):
-    use_counting_games(monkeypatch)
-    acting, training = (
-        record(monkeypatch, "act_in_sequence"),
-        record(monkeypatch, "sequence_gradient"),
-    )
-    train(tiny(tmp_path))
-    per_rollout = 4  # 2 epochs of 2 minibatches
-    for rollout in range(2):
-        before = acting[6 * rollout][0][1][2]
-        assert before.any() == (rollout > 0)  # zeros only at the very start
-        for (_, minibatch, *_), _ in training[per_rollout * rollout : per_rollout * (rollout + 1)]:
-            envs = (minibatch[0][0, :, 0, 0, 0].int() // 60).tolist()
-            assert torch.equal(minibatch[2], before[:, envs])
+@on("lstm")
+@torch.no_grad()
+def test_training_begins_with_the_state_that_the_whole_past_has_left(script, tiny, recorded):
+    """From the first frame of the run, through rollouts that end inside of games and with them."""
+    with torch.enable_grad():
+        result = ppo.train(tiny("Uneven", total_timesteps=5 * 4 * 8, learning_rate=0.0))
+    assert all(x["losses/approx_kl"] < 1e-9 for x in result["updates"])  # the ratio is 1
+    agent, none = result["agent"], result["agent"].initial_state(1)
+    for k, step in enumerate(recorded.steps):
+        obs, actions, logprobs, values, *_, state = step.data
+        first = k // 4 * 8
+        for column, (n, _, _) in enumerate(script.identity(obs[0])):
+            frames, starts = history([place(n, s) for s in range(first + 8)])
+            past = agent.remember(frames[:first], starts[:first], none)[1] if k >= 4 else none
+            assert_close(state[:, column], past[:, 0])
+            given = torch.cat([torch.zeros(first), actions[:, column]]).long()[:, None]
+            whole = agent.get_action_and_value(frames, starts, none, given)
+            assert_close(logprobs[:, column], whole[1][first:, 0], atol=1e-6)
+            assert_close(values[:, column], whole[3][first:, 0])
 
 
-def test_recomputed_probabilities_equal_the_stored_ones(tmp_path, monkeypatch):
-    """Ratio 1 in the first minibatch of each rollout, and in all while the weights stand still."""
-    use_counting_games(monkeypatch)
-    updates = train(tiny(tmp_path, learning_rate=0.0))["updates"]
-    for update in updates:
-        assert abs(update["losses/old_approx_kl"]) < 1e-6
-        assert abs(update["losses/approx_kl"]) < 1e-6 and update["losses/clipfrac"] == 0
+@on("lstm")
+@torch.no_grad()
+def test_a_truncated_game_is_bootstrapped_under_its_own_last_state(script, tiny, recorded):
+    """Two games may end in a step and many in a rollout: each has its own state."""
+    with torch.enable_grad():
+        agent = ppo.train(tiny("Uneven", learning_rate=0.0))["agent"]
+    for k, batch in enumerate(recorded.gae):
+        for t, n in np.ndindex(8, 4):
+            _, episode, now = place(n, 8 * k + t)
+            last = now == 2 + n
+            assert batch["done"][t, n] == last and batch["terminated"][t, n] == (last and n == 1)
+            if not (last and n == 1):  # up to the final frame, not the first of a new game
+                frames, starts = history([(n, episode, s) for s in range(now + 2)])
+                value = agent.get_value(frames, starts, agent.initial_state(1))[-1].item()
+                assert batch["next_values"][t, n].item() == pytest.approx(value, abs=1e-5)
 
 
-@pytest.mark.parametrize(("truncate", "setting"), [(True, True), (False, False)])
-def test_failures_are_not_bootstrapped(tmp_path, monkeypatch, truncate, setting):
-    """Games that were lost, and games cut off with --truncation-is-terminal."""
-    use_counting_games(monkeypatch, truncate)
-    advantages = record(monkeypatch, "gae")
-    train(tiny(tmp_path, truncation_is_terminal=setting))
-    (_, values, next_values, terminated, done, *_), _ = advantages[0]
-    assert terminated[:, 0].nonzero().flatten().tolist() == [3]
-    assert torch.equal(terminated, done)
-    assert torch.equal(next_values[3], values[4])  # of no consequence, and of no other game
+@on("lstm")
+def test_epsilon_and_the_limit_of_the_gradient_reach_adam(script, tiny, recorded):
+    still = ppo.train(tiny("Uneven", learning_rate=0.0))["agent"].parameters()
+    recorded.steps.clear()
+    agent = ppo.train(tiny("Uneven", adam_eps=1e9, max_grad_norm=0.01))["agent"]
+    for x, y in zip(still, agent.parameters(), strict=True):  # all steps are tiny
+        assert_close(x, y, atol=1e-9)
+    norms = [step.gradient.norm().item() for step in recorded.steps]
+    assert norms == pytest.approx([0.01] * len(norms), rel=1e-3)
 
 
-def test_bootstrap_values_use_the_state_at_that_point(tmp_path, monkeypatch):
-    """After the rollout: the carried state. Where a game is cut off: the state that led there."""
-    use_counting_games(monkeypatch)
-    advantages, acting = record(monkeypatch, "gae"), record(monkeypatch, "act_in_sequence")
-    result = train(tiny(tmp_path, learning_rate=0.0))
-    (_, values, next_values, terminated, done, *_), _ = advantages[0]
-    assert not terminated.any() and done[:, 0].nonzero().flatten().tolist() == [3]
-    first_of_next = advantages[1][0][1][0]
-    assert torch.allclose(next_values[5], first_of_next, atol=1e-6)
-    last = torch.stack([torch.full((1, 84, 84), 60 * i + 4, dtype=torch.uint8) for i in range(4)])
-    state = acting[3][1][3]
-    with torch.no_grad():
-        expected = result["agent"].get_value(last[None], torch.zeros(1, 4), state)[0]
-    assert torch.allclose(next_values[3], expected, atol=1e-6)
-    assert not torch.allclose(next_values[3], values[4], atol=1e-4)
+def test_minibatches_that_split_an_environment_are_refused():
+    ppo.Args(num_envs=8, num_minibatches=8).check()
+    with pytest.raises(ValueError, match="--num-minibatches must divide num_envs, 6"):
+        ppo.Args(num_envs=6, num_minibatches=4).check()  # though it divides the 6 * 128 samples
 
 
-def test_schedules_epsilon_and_clipping_reach_adam(tmp_path, monkeypatch):
-    use_counting_games(monkeypatch)
-    calls, seen = record(monkeypatch, "sequence_gradient"), []
-
-    class Adam(torch.optim.Adam):
-        def step(self, closure=None):
-            (group,) = self.param_groups
-            seen.append((group["lr"], group["eps"], group["params"][0].grad.norm().item()))
-            return super().step(closure)
-
-    monkeypatch.setattr(torch.optim, "Adam", Adam)
-    settings = {"learning_rate": 0.002, "adam_eps": 1e-4, "max_grad_norm": 0.01}
-    train(tiny(tmp_path, clip_coef=0.2, anneal_clip=True, **settings))
-    assert [rate for rate, _, _ in seen] == pytest.approx([0.002] * 4 + [0.001] * 4)
-    assert {eps for _, eps, _ in seen} == {1e-4}
-    assert max(norm for _, _, norm in seen) <= 0.01 * 1.001
-    clips = [clip_coef.item() for (_, _, clip_coef, *_), _ in calls]
-    assert clips == pytest.approx([0.2] * 4 + [0.1] * 4)
+@on("lstm")
+def test_a_resumed_run_goes_on_with_states_and_starts_bit_for_bit(tiny, recorded, monkeypatch):
+    """Games whose frames do not say how many were played before."""
+    monkeypatch.setattr(Uneven, "observe", lambda x: fake_envs.frame([x.index, 0, 8 * x.t]))
+    settings = {"anneal_lr": False, "learning_rate": 0.01}
+    whole = ppo.train(tiny("Uneven", total_timesteps=192, **settings))
+    fake_envs.Fake.made.clear()
+    ppo.train(tiny("Uneven", **settings))  # up to a step that is the last of some games
+    assert ppo.load_checkpoint("runs/run1")["starts"].tolist() == [1.0, 1.0, 0.0, 1.0]
+    expected, recorded.steps = recorded.steps[12:24], []
+    fake_envs.Fake.made.clear()
+    resumed = ppo.train(tiny("Uneven", total_timesteps=192, **settings, resume="runs/run1"))
+    for a, b in zip(expected, recorded.steps, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a.data, b.data, strict=True))
+    assert same_weights(whole["agent"], resumed["agent"])
 
 
-def test_gradients_of_all_processes_are_averaged_before_the_step(tmp_path, monkeypatch):
-    use_counting_games(monkeypatch)
-    start = train(tiny(tmp_path, run_name="start", learning_rate=0.0))
-    monkeypatch.setattr(ppo_atari_lstm, "average_over_processes", lambda x: x.zero_())
-    assert same_weights(train(tiny(tmp_path)), start)
+@on("lstm")
+def test_where_games_do_not_repeat_themselves_new_ones_begin(script, tiny, recorded, capsys):
+    """With zero states."""
+    ppo.train(tiny("Uneven"))
+    recorded.steps.clear()  # environments made now have other numbers
+    ppo.train(tiny("Uneven", total_timesteps=128, resume="runs/run0"))
+    assert "do not repeat themselves" in capsys.readouterr().out
+    *_, starts, state = recorded.steps[0].data
+    assert (starts[0] == 1).all() and (state == 0).all()
 
 
-def test_metrics_are_means_over_all_minibatches_and_settings_reach_the_loss(tmp_path, monkeypatch):
-    use_counting_games(monkeypatch)
-    calls = record(monkeypatch, "sequence_gradient")
-    settings = {"clip_vloss": False, "norm_adv": False, "ent_coef": 0.02, "vf_coef": 0.7}
-    updates = train(tiny(tmp_path, **settings))["updates"]
-    assert {tuple(arguments[3:]) for arguments, _ in calls} == {(False, False, 0.02, 0.7)}
-    for update, own in zip(updates, (calls[:4], calls[4:]), strict=True):  # 2 epochs of 2
-        expected = torch.stack([metrics for _, (_, metrics) in own]).mean(0)
-        logged = [update[name] for name in ppo_atari_lstm.LOSS_METRICS]
-        assert logged == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-7)
-
-
-def test_target_kl_stops_the_epochs(tmp_path, monkeypatch):
-    use_counting_games(monkeypatch)
-    updates = train(tiny(tmp_path, target_kl=0.0, learning_rate=0.01))["updates"]
-    assert [x["charts/epochs"] for x in updates] == [1, 1]
-
-
-def test_rollout_stores_one_frame_of_one_byte_per_pixel(tmp_path, monkeypatch):
-    stored = []
-    monkeypatch.setattr(
-        ppo_atari_lstm,
-        "act_in_sequence",
-        lambda agent, inputs: stored.append(inputs[0]) or act_in_sequence(agent, inputs),
-    )
-    train(tiny(tmp_path))
-    assert stored[0].dtype == torch.uint8 and stored[0].shape == (4, 1, 84, 84)
-    assert stored[0].untyped_storage().nbytes() == (6 + 1) * 4 * 84 * 84
-
-
-def test_games_and_defaults_are_those_of_the_other_atari_script():
-    """`make_env` has another text in the other scripts, so that no test of copies looks at it."""
-    first, second = (inspect.getsource(x.make_env) for x in (ppo_atari, ppo_atari_lstm))
-    assert first == second
-    for name in ("FRAME_SKIP", "NOOP_MAX", "MAX_GAME_STEPS", "WITHOUT_NOOP", "PAPER"):
-        assert getattr(ppo_atari, name) == getattr(ppo_atari_lstm, name)
-    defaults = [
-        {field.name: field.default for field in fields(x.Args)} for x in (ppo_atari, ppo_atari_lstm)
-    ]
-    assert defaults[0] == defaults[1]
-    assert vars(ppo_atari.Args(paper=True)) == vars(Args(paper=True))
-
-
-def test_environments_must_divide_into_minibatches():
-    with pytest.raises(RunError, match="must divide the 6 environments"):
-        Args(num_envs=6, num_minibatches=4)
-
-
-def same_weights(first, second):
-    pairs = zip(first["agent"].parameters(), second["agent"].parameters(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
-
-
-def test_resumed_run_equals_the_uninterrupted_one_bitwise(tmp_path, monkeypatch):
-    settings = {"total_timesteps": 96, "checkpoint_interval": 2}
-    whole = train(tiny(tmp_path, run_name="whole", **settings))
-    first = tiny(tmp_path, run_name="halves", **settings)
-    asked = iter([None, ppo_atari_lstm.signal.SIGTERM])
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(ppo_atari_lstm.StopRequest, "in_any_process", lambda self: next(asked))
-        train(first)
-    resumed = train(replace(first, resume=str(tmp_path / "halves")))
-    assert len(resumed["updates"]) == 4 and same_weights(whole, resumed)
-
-
-def test_evaluation_carries_the_state(tmp_path, monkeypatch):
-    monkeypatch.setattr(ppo_atari_lstm, "MAX_GAME_STEPS", 40)
-    args = tiny(tmp_path)
-    train(args)
-    calls = record(monkeypatch, "act_in_sequence")
-    results = evaluate(replace(args, evaluate=str(tmp_path / "run"), eval_episodes=2))
-    assert {name: len(x) for name, x in results.items()} == {"greedy": 2, "sampled": 2}
-    starts = [inputs[1].item() for (_, inputs), _ in calls]
-    assert sum(starts) == 4 and starts[0] == 1.0  # one per game
-    for ((_, inputs), _), (_, before) in zip(calls[1:30], calls[:29]):
-        assert torch.equal(inputs[2], before[3])
-
-
-def test_fast_path_trains(tmp_path):
-    assert len(train(tiny(tmp_path, env_backend="ale"))["updates"]) == 2
-
-
-def test_table_shows_what_runs_here():
-    source = Path(ppo_atari_lstm.__file__).read_text()
-    values = {x: v for x, _, v, _ in ppo_atari_lstm.detail_table(Args(), source)}
-    used = [n for n in range(1, 38) if not values[f"{n}/37"].startswith("not here")]
-    assert used == [*range(1, 23), *range(32, 37)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--env-id Pnog", "did you mean Pong?"),
-        ("--env-id Pendulum-v1", "ppo_continuous_action.py"),
-        ("--num-minibatches 3", "must divide the 8 environments"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["ppo_atari_lstm.py", *arguments.split()])
-    with pytest.raises(SystemExit) as stopped:
-        ppo_atari_lstm.main()
-    error = capsys.readouterr().err
-    assert stopped.value.code == 2
-    assert words in error and error.count("\n") == 1 and error.startswith("Error: ")
-
-
-def test_command_line_runs_pong_end_to_end(tmp_path, monkeypatch, capsys):
-    arguments = "--env-id ALE/Pong-v5 --num-envs 2 --num-steps 8 --num-minibatches 2"
-    arguments += " --total-timesteps 32 --torch-threads 1 --device cpu --async-envs True"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["ppo_atari_lstm.py", *arguments.split()])
-    ppo_atari_lstm.main()
-    assert "Done. Model: runs/Pong__ppo_atari_lstm__1__" in capsys.readouterr().out
-
-
-# --- A task that needs memory --------------------------------------------------------------------
-
-
-class Recall(gym.Env):
-    """The first frame shows a cue, bright or dark; two frames later its name earns 1, else -1."""
-
-    def __init__(self):
-        self.observation_space = gym.spaces.Box(0, 255, (84, 84), np.uint8)
-        self.action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.cue = 0, int(self.np_random.integers(2))
-        return np.full((84, 84), (50, 250)[self.cue], np.uint8), {}
-
-    def step(self, action):
-        self.t += 1
-        over = self.t == 3
-        reward = (1.0 if action == self.cue else -1.0) * over
-        info = {"episode": {"r": reward, "l": 3}} if over else {}
-        return np.full((84, 84), 150, np.uint8), reward, over, False, info
-
-
-class SmallAgent(Agent):
-    """The recurrent agent with eyes for brightness only, so that the task takes seconds."""
-
-    def __init__(self, num_actions, args):
-        super().__init__(num_actions, args)
-        layer = nn.Linear(1, 512)
-        self.cnn = nn.Sequential(nn.AvgPool2d(84), nn.Flatten(), layer, nn.Tanh())
-
-
-class ForgetfulAgent(SmallAgent):
-    """The same agent, its state cleared at every step."""
+@on("lstm")
+def test_evaluation_carries_the_state_and_resets_it_at_each_game(script, tiny, monkeypatch):
+    """One environment for each policy: number 0 is cut off, number 1 fails."""
+    ppo.train(tiny("Uneven"))
+    fake_envs.Fake.made.clear()
+    calls, real = [], ppo.Agent.remember
 
     def remember(self, obs, starts, state):
-        return super().remember(obs, torch.ones_like(starts), state)
+        result = real(self, obs, starts, state)
+        calls.append((script.identity(obs[0])[0], starts.item(), state, result[1]))
+        return result
+
+    monkeypatch.setattr(ppo.Agent, "remember", remember)
+    ppo.evaluate(tiny(evaluate="runs/run0", eval_episodes=3))
+    for n, some in ((0, calls[:9]), (1, calls[9:])):
+        places, starts, before, after = zip(*some)
+        assert list(places) == [place(n, s) for s in range(3 * (3 + n))]
+        assert list(starts) == [t == 0 for *_, t in places]
+        assert not before[0].any() and all(map(torch.equal, before[1:], after))
 
 
-def recalled(tmp_path, monkeypatch, agent_class):
-    """Mean reward of the last 100 episodes after a short training."""
-
-    def make_envs(args):
-        thunks = [Recall] * args.num_envs
-        envs = FrameStack(SyncVectorEnv(thunks, autoreset_mode=AutoresetMode.SAME_STEP), 1)
-        envs.call = lambda name, *rest: [None] * args.num_envs
-        return envs
-
-    monkeypatch.setattr(ppo_atari_lstm, "make_envs", make_envs)
-    monkeypatch.setattr(ppo_atari_lstm, "Agent", agent_class)
-    args = tiny(
-        tmp_path,
-        num_envs=16,
-        num_steps=20,
-        num_minibatches=4,
-        update_epochs=4,
-        total_timesteps=8_000,
-        learning_rate=2e-3,
-        compile=False,
-        run_name=agent_class.__name__,
-    )
-    return np.mean([x["return"] for x in train(args)["episodes"][-100:]])
-
-
-def test_memory_solves_what_the_same_agent_without_memory_cannot(tmp_path, monkeypatch):
-    assert recalled(tmp_path, monkeypatch, SmallAgent) > 0.7
-    assert abs(recalled(tmp_path, monkeypatch, ForgetfulAgent)) < 0.4
+# Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
+MUTATIONS = [
+    ("8, stride=4), gain)", "8, stride=4), 1.0)", "shapes_and_gains"),
+    ("num_actions), 0.01)", "num_actions), 1.0)", "shapes_and_gains"),
+    ("scaled = obs / 255.0", "scaled = obs / 1.0", "pixel_255"),
+    (", (84 * 84, 1, 84, 1))", ", (84 * 84, 84 * 84, 84, 1))", "pixel_255"),
+    ("self.policy(outputs)", "self.policy(outputs.detach())", "share"),
+    ("self.value(outputs).squeeze", "self.value(outputs.detach()).squeeze", "share"),
+    ("(logits + noise).argmax", "logits.argmax", "step_by_step"),
+    ("-(logprobs.exp() * logprobs)", "-(logits.exp() * logprobs)", "step_by_step"),
+    ("4 * HIDDEN_SIZE), 1.0)", "4 * HIDDEN_SIZE), gain)", "both_matrices"),
+    ("nn.init.orthogonal_(self.lstm_recurrent.weight, 1.0)", "pass", "both_matrices"),
+    ("return torch.zeros((2, num_envs", "return torch.ones((2, num_envs", "fresh"),
+    ("output * (1 - start), cell * (1 - start)", "output * (1 - start), cell", "fresh"),
+    ("write, keep, candidate, read =", "keep, write, candidate, read =", "gates"),
+    ("(envs.obs), starts[-1]", "(envs.obs), starts[0]", "order_of_time"),
+    ("terminated[t] | truncated[t])", "terminated[t])", "order_of_time"),
+    ("starts = torch.ones((", "starts = torch.zeros((", "order_of_time"),
+    ("*output, state = agent", "*output, _ = agent", "whole_past"),
+    ("eps=args.adam_eps", "eps=1e-5", "epsilon"),
+    ("parameters(), args.max_grad_norm)", "parameters(), 0.5)", "epsilon"),
+    ("np.concatenate([self.obs[i, 1:], frame[None]])", "self.obs[i]", "order_of_time"),
+    ("starts[-1:], state)", "starts[-1:], rollout_state)", "own_last_state"),
+    ("final_states.append(state[", "final_states.append(rollout_state[", "own_last_state"),
+    ("no_starts = torch.zeros", "no_starts = torch.ones", "own_last_state"),
+    ("torch.cat(final_states, dim=1)", "torch.cat(final_states[::-1], dim=1)", "own_last_state"),
+    ("next_values[truncated] = agent", "agent", "own_last_state"),
+    ("rng.permutation(args.num_envs)", "np.arange(args.num_envs)", "order_of_time"),
+    ("rng.permutation(args.num_envs)", "rng.integers(6, size=6)", "order_of_time"),
+    ("order.chunk(args", "order.split(args", "order_of_time"),
+    ("[x[:, mb] for x in batch]", "[x[:, mb].flip(0) for x in batch]", "order_of_time"),
+    ("starts[:-1], rollout_state)", "starts[:-1], state)", "whole_past"),
+    ("rollout_state = state  #", "rollout_state = 0 * state  #", "whole_past"),
+    ("(obs, starts, state, actions)", "(obs, starts, 0 * state, actions)", "whole_past"),
+    ("if self.num_envs % self", "if self.batch_size % self", "refused"),
+    ('starts[-1], state = saved["starts"].to(device)', "_, state = 0", "resumed"),
+    ('saved["state"].to(device)', "state", "resumed"),
+    ("if saved and envs.replay(saved):", "if saved and (envs.replay(saved), 1):", "new_ones"),
+    ("action, *_, state = agent", "action, *_ = agent", "evaluation"),
+    ("starts[:] = float(terminated[0] or truncated[0])", "pass", "evaluation"),
+    ("float(terminated[0] or truncated[0])", "float(terminated[0])", "evaluation"),
+    ("initial_state(1), torch.ones", "initial_state(1), torch.zeros", "evaluation"),
+]  # fmt: skip
