@@ -144,10 +144,10 @@ def test_resume_takes_the_settings_of_the_run_and_flags_override_them(script, ti
     assert saved["updates"][-1]["charts/learning_rate"] == pytest.approx(3e-4)
 
 
-def test_what_shapes_the_network_cannot_change(script, tiny, cli):
+def test_what_shapes_the_run_cannot_change(script, tiny, cli):
     script.module.train(tiny("Walk"))
     before = Path("runs/run0/checkpoint.pt").read_bytes()
-    for change in (f"--env-id {script.env_id('Truncated')}", "--num-envs 8"):
+    for change in (f"--env-id {script.env_id('Truncated')}", "--num-envs 8", "--num-steps 4"):
         code, _, err = cli(f"--resume runs/run0 --total-timesteps 960 {change}")
         assert code == 2 and err.startswith("Error: ") and "env_id, num_envs" in err
     assert Path("runs/run0/checkpoint.pt").read_bytes() == before
@@ -162,10 +162,13 @@ def test_a_run_is_not_overwritten(script, tiny, cli):
 
 
 def test_ctrl_c_says_how_to_continue_and_that_works(script, tiny, cli):
-    settings = {"total_timesteps": 192, "checkpoint_interval": 1}
+    settings = {"total_timesteps": 256, "checkpoint_interval": 1}
     whole = script.module.train(tiny("Walk", **settings))
     code, out, _ = cli(flags(tiny("Interrupted", **settings)))
     assert code == 130
+    fake_envs.Interrupted.pressed.clear()
+    early = flags(tiny("Interrupted", **settings, num_steps=64, num_minibatches=2))
+    assert cli(early)[:2] == (130, "Stopped; nothing is saved yet.\n")
     command = out.splitlines()[-1].removeprefix("Continue with ")
     assert command == "--resume runs/run1"
     code, _, err = cli(command)
