@@ -17,11 +17,12 @@ fixed ones 0.62 to 0.72; for neither clipping nor penalty -0.39 (`--kl-mode none
 The rest follows ppo2 = openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et
 al. 2022) numbers what that code does beyond the paper. Each detail is a comment above the statement
 that does it, with its settings in parentheses and its place in ppo2 in brackets; `--details` lists
-them. Here: 1-13 (core) without 8, and 23-31 (continuous actions); 8 is in ppo_continuous_action.py,
-14-22 in ppo_atari.py, 32-36 in ppo_atari_lstm.py, 37 in ppo_multidiscrete.py.
+them. Here are 1-13 (core) without 8, and 23-31 (continuous actions); 8 is in
+ppo_continuous_action.py, 14-22 in ppo_atari.py, 32-36 in ppo_atari_lstm.py, 37 in
+ppo_multidiscrete.py.
 
-Every environment with a Box action space fits; observations are flattened into vectors.
 Shapes: T = num_steps, N = num_envs, D = observation size, A = action size, B = minibatch size.
+Observations of other shapes are flattened; actions must be vectors.
 
 What the paper leaves open: beta changes once per iteration, after the last epoch, by the mean KL of
 the whole batch; it stays within 2**-20 and 2**20, so that it can come back; the value function

@@ -16,12 +16,12 @@ MultiDiscrete space, of a Discrete one (a single component), or of a Box, each d
 cut into bins; on MuJoCo's joints such a policy rivals a Gaussian one (Tang & Agrawal 2020, arXiv
 1901.10500). Observations are flattened into vectors, Discrete ones are one-hot.
 
-The algorithm is that of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in
-ppo2 = openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022)
-numbers what that code does beyond the paper. Each detail is a comment above the statement that
-does it, with its settings in parentheses and its place in ppo2 in brackets; `--details` lists them.
-Here: 1-13 (core), 26 and 28-31 (from continuous actions), 37 (MultiDiscrete) and three of the four
-auxiliary ones; 14-22 are in ppo_atari.py, 23-25 and 27 in ppo_continuous_action.py, 32-36 in
+The algorithm of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in ppo2 =
+openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what
+that code does beyond the paper. Each detail is a comment above the statement that does it, with its
+settings in parentheses and its place in ppo2 in brackets; `--details` lists them. Here are 1-13
+(core), 26 and 28-31 (from continuous actions), 37 (MultiDiscrete) and three of the four auxiliary
+ones; 14-22 are in ppo_atari.py, 23-25 and 27 in ppo_continuous_action.py, 32-36 in
 ppo_atari_lstm.py.
 
 Shapes: T = num_steps, N = num_envs, D = observation size, B = minibatch size, k = components of an
