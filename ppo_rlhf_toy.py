@@ -7,23 +7,23 @@
 
     python ppo_rlhf_toy.py
 
-About two minutes on one CPU core, nothing to download. A tiny GPT learns to write reviews
-(supervised fine-tuning, SFT); a simulated labeller compares pairs of its reviews; a reward model,
-the proxy, learns from the comparisons; PPO then optimizes the proxy, kept near the SFT model by a
-KL penalty with the weight beta. The gold reward, which the labeller judges by, can be computed
-exactly from a text. So over-optimization is measured, not guessed: with beta = 0 the proxy rises
-while gold collapses (the policy hacks the reward); with an adaptive beta both rise. `--compare`
-adds a fixed beta and best-of-n sampling; `--preferences` takes your own texts and labels.
+Two minutes on one CPU core, nothing to download. A tiny GPT learns to write reviews (supervised
+fine-tuning, SFT); a simulated labeller compares pairs of its reviews; a reward model, the proxy,
+learns from the comparisons; PPO optimizes the proxy, kept near the SFT model by a KL penalty of the
+weight beta. The gold reward, which the labeller judges by, can be computed from a text. So
+over-optimization is measured, not guessed: with beta = 0 the proxy rises while gold collapses (the
+policy hacks the reward), with an adaptive beta both rise. `--compare` adds a fixed beta and
+best-of-n sampling; `--preferences` takes your own texts and labels.
 
 The algorithm is that of Ziegler et al. 2019 (arXiv 1909.08593) as released in
-LHP = openai/lm-human-preferences@cbfd210b. "The N Implementation Details of RLHF with PPO" (Huang
-et al. 2023) lists what that code does: here R1-R21, comments on the line above the statement that
-does it, beside those of the 37 details of PPO (ppo2 = openai/baselines@ea25b9e8) that apply. In
-parentheses stand the settings concerned; `--details` lists all. Where the article and LHP disagree
-(R17: sign, R20: reference of the KL), this file follows LHP. Not here: R6, since there is only one
-process (see ppo_atari.py); R12, since queries are not cut out of running text; of the 37, 2 and 7
-(R8, R11 and R18 instead), 14-22 (ppo_atari.py), 23-31 (ppo_continuous_action.py), 32-36
-(ppo_atari_lstm.py), 37 (ppo_multidiscrete.py).
+LHP = openai/lm-human-preferences@cbfd210b. R1-R21 of "The N Implementation Details of RLHF with
+PPO" (Huang et al. 2023) are comments above the statements that do what they say, beside those of
+the 37 details of PPO (ppo2 = openai/baselines@ea25b9e8) that apply; in parentheses stand the
+settings concerned. `--details` lists them. Where the article and LHP disagree (R17: sign, R20:
+reference of the KL), this file follows LHP. Not here: R6 (processes, see ppo_atari.py), R12
+(queries are not cut out of running text), 2 and 7 (R8, R11 and R18 instead), 14-22
+(ppo_atari.py), 23-31 (ppo_continuous_action.py), 32-36 (ppo_atari_lstm.py), 37
+(ppo_multidiscrete.py).
 
 Shapes: B = responses in a batch, Q = tokens of a query, R = tokens of a response, L = Q + R,
 V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
@@ -77,8 +77,8 @@ class Args:
     track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
     resume: str | None = None  # continue the run in this folder; flags given beside it override
     details: bool = False  # print the implementation details with their values here, and exit
-    compare: bool = False  # beside the run and one with beta = 0: fixed beta, best-of-n sampling
-    # The result of a stage depends on all settings from here to the end of its group.
+    compare: bool = False  # also make runs with an adaptive and a fixed beta, and best-of-n
+    # In a resumed run PPO is redone if a setting below differs, the rest if it is not one of PPO.
     seed: NonNegativeInt = 1  # seed of everything that is random in the run
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CPU, networks are small
     preferences: str | None = None  # your own labels: JSON lines with prompt, chosen, rejected
@@ -99,7 +99,7 @@ class Args:
     reward_learning_rate: PositiveFloat = 2e-3  # AdamW's step size; falls to 0 [LHP: 5e-5]
 
     # --- PPO ---
-    kl_mode: Literal["adaptive", "fixed", "none"] = "adaptive"  # beta steers to target_kl; or is 0
+    kl_mode: Literal["adaptive", "fixed", "none"] = "adaptive"  # beta: steered, constant, or 0
     kl_coef: NonNegativeFloat = 0.5  # weight of the KL penalty, beta, at the start [LHP: 0.15]
     target_kl: PositiveFloat = 6.0  # KL to the SFT model with an adaptive beta, in nats [LHP: 6]
     kl_horizon: PositiveInt = 500  # episodes over which beta adapts [LHP: 10000 of 1,000,000]
@@ -554,7 +554,8 @@ def clipped_value_loss(
 ) -> Tensor:
     """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
 
-    A value gains nothing by moving more than `clip_coef` from `values`, those at collection time.
+    The gradient is zero where a value has moved towards its target by more than `clip_coef` from
+    `values`, those at collection time.
     """
     clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
     # Detail 9/37: value function loss clipping (value_clip_coef) [ppo2/model.py L68-75]
@@ -585,9 +586,9 @@ def truncate_responses(responses: Tensor, stop: int, earliest_stop: int) -> tupl
     return responses.where(index < lengths[:, None], PAD), lengths, stopped
 
 
-def log_probability(word_logprobs: Tensor, responses: Tensor) -> Tensor:
+def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
     """Log-probabilities (B, R) of the words that were written, out of those of all (B, R, V)."""
-    return word_logprobs.gather(-1, responses[..., None]).squeeze(-1)
+    return all_logprobs.gather(-1, responses[..., None]).squeeze(-1)
 
 
 def whiten(x: Tensor, mean: Literal["zero", "restore", "scale"]) -> Tensor:
@@ -642,6 +643,7 @@ def train_sft(args: Args, task: Task) -> TinyGPT:
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         log(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
+    writer.close()
     save_checkpoint(args.run_dir / "sft", args, {"model": model.state_dict(), "words": task.words})
     return model.requires_grad_(False)
 
@@ -754,6 +756,7 @@ def train_reward_model(
         loss.backward()
         optimizer.step()
         log(writer, step, means([{"losses/loss": loss.detach()}]))
+    writer.close()
     normalize_reward_model(model, sample_queries, samples)
 
     queries, chosen, rejected = (x[num_learned:] for x in comparisons)
@@ -827,12 +830,12 @@ def collect(
     index = torch.arange(sampled.shape[1], device=args.device)
     mask, last = index < ends[:, None], index == ends[:, None] - 1
 
-    words, values = agent.get_action_and_value(queries, responses, temperature)
-    ref_words, _ = judges.reference.get_action_and_value(queries, responses, temperature)
-    logprobs = log_probability(words, responses)
+    all_logprobs, values = agent.get_action_and_value(queries, responses, temperature)
+    ref_all_logprobs, _ = judges.reference.get_action_and_value(queries, responses, temperature)
+    logprobs = log_probability(all_logprobs, responses)
     # The estimate k1 of the KL to the reference, which may be negative, and the KL over all words.
-    kl = logprobs - log_probability(ref_words, responses)
-    exact_kl = (words.exp() * (words - ref_words)).sum(-1)
+    kl = logprobs - log_probability(ref_all_logprobs, responses)
+    exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
     # The article prints the penalty without its minus.
     # Detail R17/21: per-token KL penalty (kl_coef) [LHP: train_policy.py L149-155]
     rewards = -kl_coef * kl + scores[:, None] * last
@@ -865,8 +868,10 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, dict[str, T
     # Detail R18/21: per-minibatch whitening, of rewards too [LHP: train_policy.py L324-338]
     white_advantages = whiten(advantages, "zero")
 
-    words, new_values = agent.get_action_and_value(mb.queries, mb.responses, args.temperature)
-    logratio = (log_probability(words, mb.responses) - mb.logprobs)[mask]
+    all_logprobs, new_values = agent.get_action_and_value(
+        mb.queries, mb.responses, args.temperature
+    )
+    logratio = (log_probability(all_logprobs, mb.responses) - mb.logprobs)[mask]
     pg_loss = policy_loss(logratio, white_advantages, args.clip_coef)
     # Detail R19/21: clipped value function (value_clip_coef) [LHP: train_policy.py L343-348]
     v_loss = clipped_value_loss(new_values[mask], mb.values[mask], returns, args.value_clip_coef)
@@ -876,7 +881,7 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, dict[str, T
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
-        "losses/entropy": -(words.exp() * words).sum(-1)[mask].mean(),
+        "losses/entropy": -(all_logprobs.exp() * all_logprobs).sum(-1)[mask].mean(),
         "losses/old_approx_kl": -logratio.mean(),
         "losses/approx_kl": approx_kl(logratio),
         "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
@@ -929,12 +934,12 @@ def train_ppo(args: Args, judges: Judges) -> tuple[Agent, list[dict[str, float]]
                 optimizer.param_groups[0].update(lr=learning_rate, eps=eps)
                 optimizer.step()
                 minibatch_metrics.append({**loss_metrics, "losses/grad_norm": norm})
-        words = args.update_epochs * rollout.mask.sum().item()
+        num_tokens = args.update_epochs * rollout.mask.sum().item()
 
         # --- Log, adapt beta ---
         metrics |= means(minibatch_metrics)
         metrics["charts/learning_rate"] = learning_rate
-        metrics["charts/tokens_per_second_update"] = words / (time.perf_counter() - start_time)
+        metrics["charts/tokens_per_second_update"] = num_tokens / (time.perf_counter() - start_time)
         updates.append(metrics)
         log(writer, update, metrics)
         warn(updates)
@@ -944,6 +949,7 @@ def train_ppo(args: Args, judges: Judges) -> tuple[Agent, list[dict[str, float]]
             kl_coef = proportional_kl_coef(
                 kl_coef, metrics["objective/kl"], args.target_kl, args.batch_size, args.kl_horizon
             )
+    writer.close()
     state = {"agent": agent.state_dict(), "updates": updates}
     save_checkpoint(args.run_dir / args.ppo_run, args, state)
     return agent, updates
@@ -952,8 +958,6 @@ def train_ppo(args: Args, judges: Judges) -> tuple[Agent, list[dict[str, float]]
 # === Evaluation ===
 
 NUM_EVALUATED = 512
-COLUMNS = ("objective/gold", "objective/proxy", "objective/kl", "text/stop_rate", "text/length")
-COLUMNS += ("text/repetition", "text/unique")
 BEST_OF_N = (4, 16, 64, 256, 1024)
 
 
@@ -1016,8 +1020,8 @@ def train(args: Args) -> dict[str, Any]:
     if args.compare:
         results |= best_of_n(args, judges)
     report(args, quality, results, texts)
-    found = {"updates": updates, "results": results, "quality": quality}
-    return {"agent": agents[args.ppo_run], **found, "args": args}
+    outcome = {"updates": updates, "results": results, "quality": quality, "args": args}
+    return {"agent": agents[args.ppo_run], **outcome}
 
 
 # === Operations: stages, health, details, logs, results ===
@@ -1143,13 +1147,16 @@ def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
 
 def report(args: Args, quality: dict, results: dict[str, dict], texts: dict[str, list]) -> None:
     """Print the evaluation; keep it in TensorBoard and, for programs, in results.json."""
-    columns = [name for name in COLUMNS if name in results["sft"]]
+    columns = ["objective/gold", "objective/proxy", "objective/kl", "text/stop_rate", "text/length"]
+    columns += ["text/repetition", "text/unique"]
+    columns = [name for name in columns if name in results["sft"]]  # where gold is known
     table = [f"| {'model':14} |" + "".join(f"{x.split('/')[1]:>11} |" for x in columns)]
     table.append("|---|" + "---:|" * len(columns))
     for name, row in results.items():
         table.append(f"| {name:14} |" + "".join(f"{row[x]:11.2f} |" for x in columns))
     samples = "\n\n".join(f"{name}:\n- " + "\n- ".join(lines) for name, lines in texts.items())
-    print("\n".join(table), samples, sep="\n\n")
+    judge = "Reward model: " + ", ".join(f"{name} {x:.3f}" for name, x in quality.items())
+    print(judge, "\n".join(table), samples, f"Logs and results: {args.run_dir}", sep="\n\n")
     with SummaryWriter(str(args.run_dir)) as writer:
         writer.add_text("results", "\n".join(table))
         writer.add_text("samples", samples)

@@ -789,6 +789,7 @@ def test_whole_pipeline_leaves_results_texts_and_curves(capsys):
     assert saved["args"]["seed"] == 2 and list(saved["texts"]) == models
     gold = f"{run['results']['ppo-none']['objective/gold']:.2f}"
     assert re.search(rf"\| ppo-none +\| +{gold} \|", printed)
+    assert "Reward model: accuracy 0." in printed and "Logs and results: runs/run" in printed
     assert saved["texts"]["sft"][0] in printed and "ppo-none" in logged(folder, "results")[0]
     assert saved["texts"]["sft"][0] in logged(folder, "samples")[0]
     assert logged(folder, "details") == [rlhf.details(run["args"])]
@@ -801,6 +802,21 @@ def test_whole_pipeline_leaves_results_texts_and_curves(capsys):
         ]
         assert logged(folder / name, "objective/kl") == curve and len(curve) == 2
     assert len(logged(folder / "sft", "losses/loss")) == 10
+
+
+def test_the_frontier_is_drawn_from_what_a_run_leaves(copied):
+    from benchmark import rlhf_frontier
+
+    run = rlhf_frontier.read_run(Path("runs/run"))
+    assert run["updates"] == copied["updates"] and run["quality"] == copied["quality"]
+    picture = rlhf_frontier.draw_frontier(run, Path("frontier.png")).read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
+    kl = [0.5, 1.0, 4.0, 9.0, 20.0]
+    for method, bend in (("rl", math.log), ("bon", float)):
+        gold = [math.sqrt(x) * (1.3 - 0.4 * bend(math.sqrt(x))) for x in kl]
+        assert rlhf_frontier.gao_fit(kl, gold, method) == pytest.approx((1.3, 0.4))
+    with pytest.raises(ValueError, match="no finished run"):
+        rlhf_frontier.read_run(Path("runs"))
 
 
 def test_same_seed_same_run_and_another_seed_another(finished):
@@ -1039,7 +1055,7 @@ MUTATIONS = [
     ("(causal & real[:, None])", "causal.expand(len(tokens), -1, -1)", "r3_ or r7_"),
     ("self.final_norm(x.gather(1, last_real[..., None].expand_as(x)))", "self.final_norm(x)", "r3_ or r7_"),
     ("device=tokens.device).tril()", "device=tokens.device)", "r1_values"),
-    ("for _ in range(length):", "for _ in range(length - 1):", "r4_"),
+    ("for _ in range(length):", "for _ in range(length - 1):", "cached"),
     ("never[[PAD, BOS]] = -1e9", "pass", "r4_"),
     ("if past:", "if False:", "cached or r10_log"),
     ("model(tokens, cache)", "model(tokens)", "cached"),
@@ -1076,13 +1092,13 @@ MUTATIONS = [
     ("return responses.where(index < lengths[:, None], PAD)", "return responses", "r14_truncation"),
     ("responses = kept if args.mask_after_stop else sampled", "responses = kept", "1_a_batch"),
     ("ends = lengths if args.mask_after_stop else", "ends =", "1_a_batch"),
-    ("judges.reward_model.score(queries, kept)", "judges.reward_model.score(queries, sampled)", "1_a_batch"),
+    ("judges.reward_model.score(queries, kept)", "judges.reward_model.score(queries, sampled)", "r17_"),
     ("index == ends[:, None] - 1", "index == len(index) - 1", "1_a_batch"),
     ("rewards = -kl_coef * kl", "rewards = kl_coef * kl", "r17_"),
     ("+ scores[:, None] * last", "+ scores[:, None]", "r17_"),
     ("+ scores[:, None] * last", "+ proxy[:, None] * last", "r17_"),
-    ("kl = logprobs - log_probability(ref_words, responses)", "kl = log_probability(ref_words, responses) - logprobs", "r17_"),
-    ("exact_kl = (words.exp() *", "exact_kl = (ref_words.exp() *", "r17_"),
+    ("kl = logprobs - log_probability(ref_all_logprobs, responses)", "kl = log_probability(ref_all_logprobs, responses) - logprobs", "r17_"),
+    ("exact_kl = (all_logprobs.exp() *", "exact_kl = (ref_all_logprobs.exp() *", "r17_"),
     ("scale.mean()) / scale.std(correction=0)", "0.0)", "described"),
     ("gamma: Fraction = 1.0", "gamma: Fraction = 0.99", "r15_"),
     ("gae(*time_first, args.gamma, args.gae_lambda)", "gae(*time_first, 1.0, args.gae_lambda)", "r15_"),
@@ -1095,7 +1111,7 @@ MUTATIONS = [
     ('white + center if mean == "restore" else white', "white", "r18_whitening"),
     ("torch.rsqrt(x.var(correction=0) + 1e-8)", "torch.rsqrt(x.var() + 1e-8)", "r18_whitening"),
     ("returns, args.value_clip_coef)", "returns, args.clip_coef)", "r19_"),
-    ("log_probability(words, mb.responses) - mb.logprobs", "mb.logprobs - log_probability(words, mb.responses)", "10_12_"),
+    ("log_probability(all_logprobs, mb.responses) - mb.logprobs", "mb.logprobs - log_probability(all_logprobs, mb.responses)", "10_12_"),
     ("pg_loss + args.vf_coef * v_loss", "pg_loss + v_loss", "10_12_"),
     ("-logratio.mean(),", "logratio.mean(),", "10_12_"),
     ("(frac if args.anneal_lr else 1.0)", "1.0", "r5_r21"),
