@@ -127,7 +127,8 @@ class Args:
         """Raise ValueError where settings do not fit together; their types limit single ones."""
         batch = f"the batch of num_steps * num_envs = {self.batch_size} steps"
         if self.num_envs % self.num_minibatches or self.batch_size < 2 * self.num_minibatches:
-            raise ValueError(f"--num-minibatches must divide num_envs, {self.num_envs}.")
+            hint = f"must divide num_envs, {self.num_envs}, into parts of two or more samples"
+            raise ValueError(f"--num-minibatches {hint}.")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must not be less than {batch}.")
         if self.device == "cuda" and not torch.cuda.is_available():
