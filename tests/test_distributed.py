@@ -49,7 +49,8 @@ seen["step"] = result["updates"][-1]["global_step"]
 torch.save(seen, f"rank{ppo.RANK}.pt")
 """
 FLAGS = """--env-id Pong --num-steps 8 --num-envs 2 --num-minibatches 2 --update-epochs 2
---device cpu --torch-threads 1 --no-compile --max-grad-norm inf --learning-rate 0.01 --checkpoint-interval 1"""
+--device cpu --torch-threads 1 --no-compile --max-grad-norm inf --learning-rate 0.01
+--checkpoint-interval 1"""
 
 
 @pytest.fixture
