@@ -103,18 +103,21 @@ def test_resuming_a_finished_run_changes_nothing(script, tiny):
     assert same(before, content(script, "runs/run0"))
 
 
-@pytest.mark.parametrize("change", ["observation", "length"])
+@pytest.mark.parametrize("change", ["observation", "length", "end"])
 def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
     script, tiny, monkeypatch, capsys, change
 ):
     """With a sentence; weights, Adam and logs are continued nonetheless."""
     script.module.train(tiny("Walk"))
+    observe, advance = fake_envs.Walk.observe, fake_envs.Walk.advance
     if change == "observation":
-        real = fake_envs.Walk.observe
-        monkeypatch.setattr(fake_envs.Walk, "observe", lambda self: real(self) + 1)
-    else:  # the running episodes end during the replay
+        monkeypatch.setattr(fake_envs.Walk, "observe", lambda self: observe(self) + 1)
+    elif change == "length":
         monkeypatch.setattr(fake_envs.Walk, "advance", fake_envs.Terminated.advance)
         monkeypatch.setattr(fake_envs.Walk, "end", "terminated", raising=False)
+    else:  # the observations are the same, but the episodes are over
+        ended = (False, True, {})
+        monkeypatch.setattr(fake_envs.Walk, "advance", lambda *x: (*advance(*x)[:2], *ended))
     capsys.readouterr()
     before = len(fake_envs.Fake.made)
     old = script.module.load_checkpoint("runs/run0")
