@@ -21,8 +21,8 @@ class SmallAgent(ppo.Agent):
         self.cnn = nn.Sequential(nn.AvgPool2d(28), nn.Flatten(), nn.Linear(36, 16), nn.Tanh())
         self.policy, self.value = nn.Linear(16, num_actions), nn.Linear(16, 1)
 
-seen = {"obs": [], "weights": [], "own": [], "kl": []}
-real_loss, real_step = ppo.ppo_loss, torch.optim.Adam.step
+seen = {"obs": [], "weights": [], "own": [], "seeds": []}
+real_loss, real_step, real_begin = ppo.ppo_loss, torch.optim.Adam.step, ppo.Environments.begin
 
 def loss(agent, minibatch, clip_coef, args):
     loss, metrics = real_loss(agent, minibatch, clip_coef, args)
@@ -38,7 +38,12 @@ def step(adam, closure=None):
     seen["weights"].append(torch.cat([x.detach().flatten() for x in group["params"]]))
     return result
 
+def begin(self, i, seed):
+    seen["seeds"].append(seed)
+    real_begin(self, i, seed)
+
 ppo.Agent, ppo.ppo_loss, torch.optim.Adam.step = SmallAgent, loss, step
+ppo.Environments.begin = begin
 sys.argv = ["ppo_atari.py", *sys.argv[1:]]
 args = ppo.tyro.cli(ppo.Args)
 if args.resume:
@@ -79,6 +84,7 @@ def test_processes_share_gradients_and_weights_but_not_games(probe, tmp_path):
     assert not torch.equal(one["own"][-1], two["own"][-1])
     torch.testing.assert_close(one["average"], (one["own"][-1] + two["own"][-1]) / 2)
     assert not any(torch.equal(a, b) for a, b in zip(one["obs"], two["obs"]))
+    assert len({*one["seeds"], *two["seeds"]}) == 4
     assert one["step"] == two["step"] == 64  # of both processes together
 
     assert [x.name for x in (tmp_path / "runs").iterdir()] == ["two"]
