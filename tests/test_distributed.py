@@ -102,9 +102,8 @@ def test_processes_resume_with_new_games(probe):
     assert resumed[0]["kl"][:2] == one["kl"]
 
 
-def test_average_leaves_a_single_process_alone(monkeypatch):
-    x = torch.tensor([1.0, 4.0])
-    ppo.average([x])
+def test_average_leaves_a_single_process_alone():
+    ppo.average([x := torch.tensor([1.0, 4.0])])
     assert x.tolist() == [1.0, 4.0]
 
 
