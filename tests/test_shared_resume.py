@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -129,6 +131,43 @@ def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
     assert len(set(draws[before:])) == len(draws[before:])
     later = [x for x in result["episodes"] if x["global_step"] > 96]
     assert all(x["length"] <= 12 and x["global_step"] > 96 + x["length"] - 1 for x in later)
+
+
+REAL = {
+    "continuous": "HalfCheetah-v4 --num-steps 256 --num-minibatches 8 --total-timesteps 20480",
+    "kl_penalty": "Hopper-v4 --num-steps 256 --num-minibatches 8 --total-timesteps 20480",
+    "multidiscrete": "CartPole-v1 --num-steps 256 --num-minibatches 8 --total-timesteps 40960",
+    "atari": "Breakout --num-steps 16 --total-timesteps 7680",
+    "lstm": "Breakout --num-steps 16 --total-timesteps 7680",
+}
+
+
+@pytest.mark.slow
+def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(script, request):
+    name = request.node.callspec.params["script"]
+    command = f"{sys.executable} {script.path} --no-compile --device cpu --checkpoint-interval 2 "
+
+    def start(flags):
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen((command + flags).split(), **quiet)
+
+    def steps():
+        path = Path("runs/cut/checkpoint.pt")
+        return script.module.load_checkpoint("runs/cut")["global_step"] if path.exists() else 0
+
+    assert start(f"--env-id {REAL[name]} --run-name whole").wait() == 0
+    flags, rng = f"--env-id {REAL[name]} --run-name cut", random.Random(0)
+    for _ in range(5):
+        process, before = start(flags), steps()
+        while process.poll() is None and steps() == before:
+            time.sleep(0.05)
+        time.sleep(rng.random())
+        assert process.poll() is None, "was not killed in time"
+        process.kill()
+        process.wait()
+        flags = "--resume runs/cut"
+    assert start(flags).wait() == 0
+    assert same(content(script, "runs/whole"), content(script, "runs/cut"))
 
 
 # --- The command line ---
