@@ -11,12 +11,12 @@ def last_returns(result, count=100):
 
 @on("continuous")
 def test_one_step_target_is_learned_in_seconds(script):
-    """Random actions cost about 0.95 per episode; seeds 1-5 end between 0.10 and 0.14."""
+    """Random actions cost about 0.95 per episode; seeds 1-5 end between 0.28 and 0.31."""
     args = script.args(
-        env_id="FakeTarget-Box-v0", num_envs=8, num_steps=64, total_timesteps=15_360,
+        env_id="FakeTarget-Box-v0", num_envs=8, num_steps=64, total_timesteps=10_240,
         learning_rate=3e-3, update_epochs=8, num_minibatches=4, gamma=0.0,
     )  # fmt: skip
-    assert last_returns(script.module.train(args), 1000) > -0.25
+    assert last_returns(script.module.train(args), 1000) > -0.4
 
 
 @pytest.mark.slow
