@@ -482,7 +482,6 @@ class Agent(nn.Module):
         super().__init__()
         # The copy of a frozen model is frozen: without unfreezing it, PPO would learn nothing.
         self.policy = copy.deepcopy(language_model).requires_grad_(True)
-        # Detail 13/37: shared or separate networks [ppo2: common/policies.py L156-166]
         self.value_head = nn.Linear(self.policy.word_embedding.embedding_dim, 1)
         # Detail R11/21: value head initialization [LHP: language/model.py L368]
         nn.init.zeros_(self.value_head.weight)
@@ -500,6 +499,7 @@ class Agent(nn.Module):
         before = slice(queries.shape[1] - 1, -1)  # a word is predicted one position earlier
         # Detail R10/21: logits scaled by the temperature (temperature) [LHP: policy.py L121]
         logits = self.policy.logits(hidden[:, before]) / temperature
+        # Detail 13/37: shared or separate networks [ppo2: common/policies.py L156-166]
         return logits.log_softmax(dim=-1), self.value_head(hidden).squeeze(-1)[:, before]
 
 
@@ -995,7 +995,7 @@ def best_of_n(args: Args, judges: Judges) -> dict[str, dict[str, float]]:
 def train(args: Args) -> dict[str, Any]:
     """Run the four stages, except those that the run's folder holds already; then evaluate.
 
-    Returns `agent` of the main PPO run; `updates`, of each PPO run one dictionary of metrics per
+    Returns `agent` of the first PPO run; `updates`, of each PPO run a dictionary of metrics per
     update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
     Raises ValueError where something given does not fit.
     """
@@ -1049,9 +1049,7 @@ def start_run(args: Args) -> Args:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs an NVIDIA GPU and a CUDA build of PyTorch.")
     if not args.resume and (args.run_dir / "sft/checkpoint.pt").exists():
-        raise ValueError(
-            f"{args.run_dir} holds a run: add --resume {args.run_dir}, or another --run-name."
-        )
+        raise ValueError(f"{args.run_dir} holds a run: --resume it, or take another --run-name.")
     torch.set_num_threads(1)  # as fast for networks of this size
     if args.track:
         import wandb

@@ -463,6 +463,9 @@ def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_
     assert ((ends == TOKEN["."]) | (lengths == 18)).all() and (lengths < 18).any()
     assert torch.equal(rollout.last.int().argmax(1), lengths - 1)
     assert (rollout.last.sum(1) == 1).all()
+    cold, _ = collect(stages, temperature=1e-4)  # answers to the same query are the same
+    texts = {tuple(x) for x in torch.cat([cold.queries, cold.responses], 1).tolist()}
+    assert len(texts) == len({tuple(x) for x in cold.queries.tolist()})
     whole, _ = collect(stages, mask_after_stop=False)
     assert whole.mask.all() and whole.last[:, -1].all() and (whole.responses != PAD).all()
     assert torch.equal(whole.responses[rollout.mask], rollout.responses[rollout.mask])
@@ -673,7 +676,8 @@ def test_r20_beta_moves_in_proportion_to_the_clipped_error(kl, expected):
 
 def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(stages, monkeypatch):
     batches = record(monkeypatch, rlhf, "ppo_loss")
-    _, updates = run_ppo(stages, num_updates=3, update_epochs=1, kl_coef=3.0, learning_rate=0.01)
+    settings = {"num_updates": 3, "update_epochs": 1, "kl_coef": 3.0, "learning_rate": 0.01}
+    _, updates = run_ppo(stages, **settings)
     for before, after in itertools.pairwise(updates):
         beta, kl = before["objective/kl_coef"], before["objective/kl"]
         expected = rlhf.proportional_kl_coef(beta, kl, 6.0, 16, 500)
@@ -683,7 +687,11 @@ def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(stages,
         earned = torch.cat([mb.rewards.where(mb.mask, 0.0).sum(1) for _, mb, *_ in minibatches])
         expected = row["objective/score"] - row["objective/kl_coef"] * row["objective/kl"]
         assert earned.mean().item() == pytest.approx(expected, abs=1e-3)
-    assert updates[2]["objective/kl"] > 0.01
+    target = updates[1]["objective/kl"]  # once it is met, beta stays
+    beta, same_beta = (
+        x["objective/kl_coef"] for x in run_ppo(stages, **settings, target_kl=target)[1][1:]
+    )
+    assert target > 0.01 and beta == pytest.approx(same_beta)
     for mode, beta in (("fixed", 0.5), ("none", 0.0)):
         _, updates = run_ppo(stages, kl_mode=mode)
         assert [row["objective/kl_coef"] for row in updates] == [beta, beta]
@@ -964,7 +972,7 @@ def command_line(monkeypatch, line: str) -> int:
         ("--preferences few.jsonl", "holds 1 comparisons; at least 14"),
         ("--preferences bytes.jsonl", "utf-8"),
         ("--resume absent", "There is no absent/sft/checkpoint.pt"),
-        ("--run-name run", "runs/run holds a run: add --resume runs/run"),
+        ("--run-name run", "runs/run holds a run: --resume it, or take another --run-name"),
     ],
 )
 def test_bad_input_is_a_sentence_and_code_2(copied, monkeypatch, capsys, line, message):
@@ -1126,6 +1134,10 @@ MUTATIONS = [
     ("clip_grad_norm_(agent.parameters(), args.max_grad_norm)", "clip_grad_norm_(agent.parameters(), math.inf)", "11_"),
     ("min(max(kl / target_kl - 1, -0.2), 0.2)", "kl / target_kl - 1", "r20_beta_moves"),
     ("(1 + error * num_episodes", "(1 - error * num_episodes", "r20_beta_moves"),
+    ('metrics["objective/kl"], args.target_kl', 'metrics["objective/kl_exact"], args.target_kl', "r20_beta_follows"),
+    ("args.batch_size, args.kl_horizon", "args.batch_size, 10_000", "r20_beta_follows"),
+    ("agent.policy, queries, task.response_length, temperature", "agent.policy, queries, task.response_length, 1.0", "1_a_batch"),
+    ("judges.reference.get_action_and_value", "agent.get_action_and_value", "r17_"),
     ("(1 + error * num_episodes / horizon)", "(1 + error / horizon)", "r20_beta_moves"),
     ('if args.kl_mode == "adaptive":', 'if args.kl_mode != "none":', "r20_beta_follows"),
     ('if args.kl_mode == "adaptive":', 'if args.kl_mode == "fixed":', "r20_beta_follows"),
