@@ -33,7 +33,6 @@ import difflib
 import math
 import os
 import re
-import shutil
 import sys
 import time
 import zipfile
@@ -76,7 +75,7 @@ class Args:
     paper: bool = False  # the paper's 3 epochs, vf_coef 2, annealed clip; flags beside it win
     run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one, for the CNN
-    torch_threads: PositiveInt = min(8, os.cpu_count() or 1)  # of the update, per process
+    torch_threads: PositiveInt = min(8, os.cpu_count() or 1)  # of the update
     bfloat16: bool = False  # compute the CNN in bfloat16; weights, heads, losses stay in float32
     compile: bool = True  # compile the update into one graph, where there is a C++ compiler
     track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
@@ -633,8 +632,8 @@ def train(args: Args) -> dict[str, Any]:
             next_values = torch.cat([values[1:], agent.get_value(obs[-1])[None]])
             # Deviation: time limits are no failures (truncation_is_terminal)
             if final_obs:
-                t_final_obs = torch.tensor(np.concatenate(final_obs), device=device)
-                next_values[truncated] = agent.get_value(t_final_obs)
+                b_final_obs = torch.tensor(np.concatenate(final_obs), device=device)
+                next_values[truncated] = agent.get_value(b_final_obs)
         advantages, returns = gae(
             t_rewards, values, next_values, t_failed, t_done, args.gamma, args.gae_lambda
         )
@@ -731,16 +730,27 @@ def warn(updates: list[dict[str, float]]) -> None:
 
 # Copied from ppo_continuous_action.py
 def compiled(function: Callable) -> Callable:
-    """Compile `function` into one graph; without a C++ compiler, warn and return it as it is."""
-    if not shutil.which(os.environ.get("CXX", "g++")):
-        print("Warning: the update is slow without a C++ compiler such as g++.")
-        return function
+    """Compile `function` into one graph when it is first called; if that fails, warn and go on."""
     torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
     # Agent and settings stay the same in a run: to check them at each call takes a fifth of it.
     guards = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
-    return torch.compile(function, options=guards)
+    fastest = torch.compile(function, options=guards)
+
+    def call(*args: Any) -> Any:
+        nonlocal fastest
+        try:
+            return fastest(*args)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).strip().partition("\n")[0]
+            tqdm.write(
+                f"Warning: the update runs uncompiled and so slower (is g++ there?): {reason}"
+            )
+            fastest = function
+            return function(*args)
+
+    return call
 
 
 # Copied from ppo_continuous_action.py

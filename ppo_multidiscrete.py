@@ -39,7 +39,6 @@ import dataclasses
 import math
 import os
 import re
-import shutil
 import sys
 import time
 import warnings
@@ -731,16 +730,27 @@ def warn(updates: list[dict[str, float]]) -> None:
 
 # Copied from ppo_continuous_action.py
 def compiled(function: Callable) -> Callable:
-    """Compile `function` into one graph; without a C++ compiler, warn and return it as it is."""
-    if not shutil.which(os.environ.get("CXX", "g++")):
-        print("Warning: the update is slow without a C++ compiler such as g++.")
-        return function
+    """Compile `function` into one graph when it is first called; if that fails, warn and go on."""
     torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
     # Agent and settings stay the same in a run: to check them at each call takes a fifth of it.
     guards = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
-    return torch.compile(function, options=guards)
+    fastest = torch.compile(function, options=guards)
+
+    def call(*args: Any) -> Any:
+        nonlocal fastest
+        try:
+            return fastest(*args)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).strip().partition("\n")[0]
+            tqdm.write(
+                f"Warning: the update runs uncompiled and so slower (is g++ there?): {reason}"
+            )
+            fastest = function
+            return function(*args)
+
+    return call
 
 
 # Copied from ppo_continuous_action.py
