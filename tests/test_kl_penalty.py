@@ -5,9 +5,7 @@ What it shares with the other scripts is tested in test_shared_*.py.
 
 import dataclasses
 import math
-import statistics
 
-import fake_envs  # noqa: F401 - registers the environments
 import numpy as np
 import pytest
 import torch
@@ -39,18 +37,18 @@ def steps(monkeypatch):
     seen, real = [], ppo.kl_penalty_update
 
     def kl_penalty_update(agent, weights, adam, batch, mb, learning_rate, kl_coef, args):
-        batch_now = [x.clone() for x in batch]
-        seen.append({"batch": batch_now, "kl_coef": kl_coef.item(), "weights": weights.clone()})
+        copies = {"batch": [x.clone() for x in batch], "weights": weights.clone()}
+        seen.append({"kl_coef": kl_coef.item(), **copies})
         return real(agent, weights, adam, batch, mb, learning_rate, kl_coef, args)
 
     monkeypatch.setattr(ppo, "kl_penalty_update", kl_penalty_update)
     return seen
 
 
-def make_agent(obs_size=5, action_size=3):
+def make_agent():
     """An agent in double precision whose policy differs clearly between states."""
     torch.manual_seed(0)
-    agent = ppo.Agent(obs_size, action_size, ppo.Args()).double()
+    agent = ppo.Agent(5, 3, ppo.Args()).double()
     for parameter in agent.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return agent
@@ -264,11 +262,6 @@ def test_the_old_policy_is_the_one_that_acted_and_stays_as_it_is(tiny, steps):
         assert not torch.allclose(agent.log_std, old_log_std[0], rtol=0, atol=1e-3)
 
 
-def test_without_learning_the_kl_is_0(tiny):
-    for update in ppo.train(tiny(learning_rate=0.0))["updates"]:
-        assert abs(update["kl/after"]) < 1e-6 and abs(update["losses/kl"]) < 1e-6
-
-
 def test_beta_survives_a_resume(tiny):
     settings = {"env_id": "FakeWalk-Box-v0", "anneal_lr": False, "kl_coef": 0.3, "target_kl": 1e-6}
     whole = ppo.train(tiny(**settings))
@@ -320,24 +313,21 @@ def test_adaptive_penalty_holds_the_kl_near_its_target(tiny, target_kl):
     settings = {"num_envs": 1, "num_steps": 2048, "num_minibatches": 32, "update_epochs": 10}
     settings |= {"learning_rate": 3e-4, "anneal_lr": False, "compile": True}
     args = tiny(env_id="Hopper-v4", total_timesteps=50 * 2048, target_kl=target_kl, **settings)
-    kls = np.array([x["kl/after"] for x in ppo.train(args)["updates"]])
-    assert target_kl / 1.5 <= statistics.median(kls[25:]) <= target_kl * 1.5
+    kls = [x["kl/after"] for x in ppo.train(args)["updates"]]
+    assert target_kl / 1.5 <= np.median(kls[25:]) <= target_kl * 1.5
 
 
 # Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
 MUTATIONS = [
-    # K1
     ("(kl_coef * kl - logratio", "(-kl_coef * kl - logratio", "objective_by_hand"),
     ("- logratio.exp() * adv", "- logratio * adv", "objective_by_hand"),
     ("- logratio.exp() * adv", "- logratio.exp().clamp(0.8, 1.2) * adv", "objective_by_hand"),
-    # K2
     ("distance**2 - 1)).sum(-1)", "distance**2 - 1)).mean(-1)", "kl_by_hand"),
     ("(-2 * log_ratio).exp()", "(-log_ratio).exp()", "kl_by_hand"),
     ("(-new_log_std).exp()", "(-old_log_std).exp()", "torch_from_old"),
     ("(old_mean, old_log_std, new_mean, agent.log_std)",
      "(new_mean, agent.log_std, old_mean, old_log_std)", "loss_is_surrogate"),
     (".expand_as(old_mean).clone()", ".expand_as(old_mean)", "old_policy"),
-    # K3
     ("if kl < target_kl / 1.5:", "if kl < target_kl:", "beta_halves"),
     ("elif kl > target_kl * 1.5:", "elif kl > target_kl:", "beta_halves"),
     ("kl_coef /= 2", "kl_coef /= 1.5", "beta_halves"),
