@@ -28,21 +28,13 @@ class Step:
     metrics: dict[str, Tensor]
 
 
-class Recorder:
-    """What passes through the functions that `train` calls, in the order of the calls."""
-
-    def __init__(self) -> None:
-        self.gae: list[dict[str, Tensor]] = []
-        self.steps: list[Step] = []
-
-
 class Script:
     """A script whose environments have vectors as observations and as actions."""
 
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
         "FakeWalk-Discrete-v0": "MultiDiscrete",
         "FakeWalk-Frames-v0": "Discrete",
-        "FakeEndless-Box-v0": "FakeEndless-Box-v0",
+        "FakeWalk-Endless-v0": "Sequence",
     }
     space = "Box"
     settings: ClassVar[dict[str, Any]] = {}  # other than those of `args`
@@ -60,19 +52,10 @@ class Script:
         return f"Fake{kind}-{self.space}-v0"
 
     def args(self, **changes: Any) -> Any:
-        """Settings of a run of three iterations on the Counter, whose numbers stay as they are."""
-        settings = {
-            "env_id": self.env_id("Truncated"),
-            "num_envs": 2,
-            "num_steps": 16,
-            "total_timesteps": 96,
-            "num_minibatches": 4,
-            "update_epochs": 2,
-            "device": "cpu",
-            "compile": False,
-            **self.settings,
-            **changes,
-        }
+        """Settings of a run of three iterations on the Counter."""
+        settings = {"env_id": self.env_id("Truncated"), "num_envs": 2, "num_steps": 16}
+        settings |= {"total_timesteps": 96, "num_minibatches": 4, "update_epochs": 2}
+        settings |= {"device": "cpu", "compile": False, **self.settings, **changes}
         return self.module.Args(**settings)
 
     def agent(self, obs_size: int, action_size: int, **settings: Any) -> nn.Module:
@@ -111,14 +94,21 @@ class Script:
         low, high = fake_envs.SPACES["Box"][1].low, fake_envs.SPACES["Box"][1].high
         return agent.policy(obs).clamp(torch.tensor(low), torch.tensor(high)).numpy(force=True)
 
-    def record(self, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-        """Record the arguments of gae and every gradient step from now on."""
-        recorder = Recorder()
-        record_gae(self.module, monkeypatch, recorder)
-        self.record_steps(monkeypatch, recorder)
+    def record(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+        """Record from now on the arguments and results of gae, and every gradient step."""
+        recorder, real = SimpleNamespace(gae=[], steps=[]), self.module.gae
+        names = ["rewards", "values", "next_values", "terminated", "done", "advantages", "returns"]
+
+        def gae(*args):
+            result = real(*args)
+            recorder.gae.append({name: x.clone() for name, x in zip(names, (*args[:5], *result))})
+            return result
+
+        monkeypatch.setattr(self.module, "gae", gae)
+        self.record_steps(monkeypatch, recorder.steps)
         return recorder
 
-    def record_steps(self, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    def record_steps(self, monkeypatch: pytest.MonkeyPatch, steps: list[Step]) -> None:
         """Where one function does everything, the gradient shows in Adam's running mean."""
         real = getattr(self.module, self.update)
 
@@ -127,7 +117,7 @@ class Script:
             metrics = real(agent, weights, adam, batch, mb, learning_rate, clip_coef, args)
             gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
             numbers = clip_coef.item(), learning_rate.item()
-            recorder.steps.append(Step(data, *numbers, gradient, dict(metrics)))
+            steps.append(Step(data, *numbers, gradient, dict(metrics)))
             return metrics
 
         monkeypatch.setattr(self.module, self.update, update)
@@ -147,8 +137,8 @@ class MultiDiscrete(Script):
 
     space = "Discrete"
     unsuitable: ClassVar[dict[str, str]] = {
-        "FakeEndless-Discrete-v0": "FakeEndless-Discrete-v0",
-        "FakeUnbounded-Box-v0": "FakeUnbounded-Box-v0",
+        "FakeWalk-Endless-v0": "Sequence",
+        "FakeWalk-Unbounded-v0": "inf",
     }
 
     def agent(self, obs_size: int, action_size: int, **settings: Any) -> nn.Module:
@@ -160,12 +150,8 @@ class MultiDiscrete(Script):
         return agent.get_action_and_value(obs, masks, actions)[1:]
 
     def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
-        return np.array([x.argmax().item() for x in self.logits(agent, obs)])
-
-    def logits(self, agent: nn.Module, obs: Tensor) -> list[Tensor]:
-        """Logits of the components, of 3 and 2 choices."""
-        logits = agent.policy(obs).unflatten(-1, (2, 3))
-        return [logits[0], logits[1, :2]]
+        logits = agent.policy(obs).unflatten(-1, (2, 3))  # components of 3 and of 2 choices
+        return np.array([logits[0].argmax().item(), logits[1, :2].argmax().item()])
 
 
 class Atari(Script):
@@ -191,9 +177,8 @@ class Atari(Script):
             if not args.env_id.startswith("Fake"):
                 return real(args, video)
             env = gym.make(args.env_id, render_mode="rgb_array", disable_env_checker=True).unwrapped
-            if video:
-                env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", name_prefix=video)
-            return Score(env)
+            films = {"video_folder": f"{args.evaluate}/videos", "name_prefix": video}
+            return Score(gym.wrappers.RecordVideo(env, **films) if video else env)
 
         monkeypatch.setattr(self.module, "make_env", make_env)
         monkeypatch.setattr(self.module, "Agent", self.small_agent())
@@ -223,7 +208,7 @@ class Atari(Script):
         stack = np.stack([*black, *episode][-self.frames :])
         return agent.get_value(torch.from_numpy(stack)[None]).item()
 
-    def record_steps(self, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    def record_steps(self, monkeypatch: pytest.MonkeyPatch, steps: list[Step]) -> None:
         real_loss, real_step = getattr(self.module, self.loss), torch.optim.Adam.step
         calls = []
 
@@ -242,7 +227,7 @@ class Atari(Script):
             (group,) = adam.param_groups
             gradient = torch.cat([x.grad.flatten() for x in group["params"]])
             data, clip_coef, metrics = calls[-1]
-            recorder.steps.append(Step(data, clip_coef, group["lr"], gradient, metrics))
+            steps.append(Step(data, clip_coef, group["lr"], gradient, metrics))
             return real_step(adam, closure)
 
         real_clip = nn.utils.clip_grad_norm_
@@ -276,11 +261,8 @@ class AtariLSTM(Atari):
         return SmallAgent
 
     def value(self, agent: nn.Module, episode: list[np.ndarray]) -> float:
-        frames, starts = (
-            torch.tensor(np.array(episode))[:, None, None],
-            torch.zeros(len(episode), 1),
-        )
-        starts[0] = 1.0
+        starts = torch.eye(len(episode))[:, :1]
+        frames = torch.tensor(np.array(episode))[:, None, None]
         return agent.get_value(frames, starts, agent.initial_state(1))[-1].item()
 
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
@@ -309,18 +291,6 @@ class Score(gym.Wrapper):
         return obs, float(np.sign(reward)), terminated, truncated, self.score if over else {}
 
 
-def record_gae(module: ModuleType, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    real = module.gae
-    names = ["rewards", "values", "next_values", "terminated", "done", "advantages", "returns"]
-
-    def gae(*args):
-        result = real(*args)
-        recorder.gae.append({name: x.clone() for name, x in zip(names, (*args[:5], *result))})
-        return result
-
-    monkeypatch.setattr(module, "gae", gae)
-
-
 SCRIPTS = {
     "continuous": Script("ppo_continuous_action"),
     "kl_penalty": KLPenalty("ppo_kl_penalty"),
@@ -340,20 +310,17 @@ def on(*names: str) -> pytest.MarkDecorator:
 def counter_episode(script: Script, env: int, episode: int, t: int) -> list[np.ndarray]:
     """The Counter's observations from the first of an episode to the t-th."""
     counter = fake_envs.Counter(script.space)
-    counter.index, counter.episode = env, episode
-    observations = []
-    for counter.t in range(t + 1):
-        observations.append(counter.observe())
-    return observations
+    counter.index, counter.episode, counter.t = env, episode, -1
+    return [counter.step(None)[0] for _ in range(t + 1)]
 
 
 def flags(args: Any) -> str:
     """The command line that gives these settings."""
     words = []
     for name, value in vars(args).items():
-        flag = f"--{name.replace('_', '-')}"
+        name = name.replace("_", "-")
         if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-", 1))
+            words.append(f"--{name}" if value else f"--no-{name}")
         elif value is not None:
-            words.append(f"{flag} {value}")
+            words.append(f"--{name} {value}")
     return " ".join(words)

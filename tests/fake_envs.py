@@ -9,23 +9,20 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
+NUMBERS = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
 # What is observed, and what can be done.
 SPACES = {
-    "Box": (
-        gym.spaces.Box(-np.inf, np.inf, (3,), np.float64),
-        gym.spaces.Box(-0.1, 0.1, (2,), np.float32),
-    ),
-    "Discrete": (
-        gym.spaces.Box(-np.inf, np.inf, (3,), np.float64),
-        gym.spaces.MultiDiscrete([3, 2]),
-    ),
+    "Box": (NUMBERS, gym.spaces.Box(-0.1, 0.1, (2,), np.float32)),
+    "Discrete": (NUMBERS, gym.spaces.MultiDiscrete([3, 2])),
     "Frames": (gym.spaces.Box(0, 255, (84, 84), np.uint8), gym.spaces.Discrete(6)),
+    "Unbounded": (NUMBERS, gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)),
+    "Endless": (gym.spaces.Sequence(NUMBERS), gym.spaces.Box(-0.1, 0.1, (2,), np.float32)),
 }
 
 
-def frame(numbers: Any) -> np.ndarray:
+def frame(numbers: np.ndarray) -> np.ndarray:
     """An image of three stripes, as bright as the numbers say."""
-    return np.repeat(np.asarray(numbers, np.uint8), 28)[:, None].repeat(84, axis=1)
+    return np.repeat(numbers.astype(np.uint8), 28)[:, None].repeat(84, axis=1)
 
 
 class Fake(gym.Env):
@@ -48,7 +45,11 @@ class Fake(gym.Env):
             self.draws.append(0.0)
             self.episode, self.t = self.episode + 1, 0
         self.draws[-1] = self.np_random.random()
+        self.begin()
         return self.observe(), {}
+
+    def begin(self):
+        pass
 
     def step(self, action):
         self.actions.append(np.array(action))
@@ -89,10 +90,8 @@ class Walk(Fake):
     12 steps.
     """
 
-    def reset(self, *, seed=None, options=None):
-        gym.Env.reset(self, seed=seed)
+    def begin(self):
         self.x = self.np_random.normal(size=3)
-        return super().reset(seed=seed)
 
     def observe(self):
         return frame(128 + 20 * np.clip(self.x, -6, 6)) if self.space == "Frames" else self.x.copy()
@@ -130,22 +129,6 @@ class Interrupted(Walk):
         return super().advance(action)
 
 
-class Endless(Fake):
-    """Its observations have no fixed length."""
-
-    def __init__(self, space: str) -> None:
-        super().__init__(space)
-        self.observation_space = gym.spaces.Sequence(gym.spaces.Box(-1, 1, (1,)))
-
-
-class Unbounded(Walk):
-    """Its actions have no limits."""
-
-    def __init__(self, space: str) -> None:
-        super().__init__(space)
-        self.action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-
-
 class Target(Fake):
     """One-step episodes; reward falls with the distance of the action from the observation.
 
@@ -157,26 +140,17 @@ class Target(Fake):
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
         self.action_space = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
 
-    def observe(self):
+    def begin(self):
         self.x = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+
+    def observe(self):
         return self.x
 
     def advance(self, action):
         return self.x, -float(abs(action[0] - self.x[0])), True, False, {}
 
 
-KINDS = {
-    "Truncated": Counter,
-    "Terminated": Terminated,
-    "Both": Both,
-    "Walk": Walk,
-    "NaNObs": NaNObs,
-    "NaNReward": NaNReward,
-    "Interrupted": Interrupted,
-    "Endless": Endless,
-    "Unbounded": Unbounded,
-    "Target": Target,
-}
-for kind, cls in KINDS.items():
+for cls in (Counter, Terminated, Both, Walk, NaNObs, NaNReward, Interrupted, Target):
+    kind = "Truncated" if cls is Counter else cls.__name__
     for space in SPACES:
         gym.register(f"Fake{kind}-{space}-v0", functools.partial(cls, space))

@@ -18,67 +18,35 @@ TAG = re.compile(
 FILE = r"(?:\w+: )?(?:[\w-]+/)*\w+\.py L\d+(?:-\d+)?(?:, L\d+(?:-\d+)?)*"
 
 TITLES = {
-    "1/37": "vectorized architecture",
-    "2/37": "orthogonal and constant initialization",
-    "3/37": "Adam epsilon",
-    "4/37": "learning rate annealing",
-    "5/37": "generalized advantage estimation",
-    "6/37": "minibatch updates",
-    "7/37": "advantage normalization",
-    "8/37": "clipped surrogate objective",
-    "9/37": "value function loss clipping",
-    "10/37": "overall loss and entropy bonus",
-    "11/37": "global gradient clipping",
-    "12/37": "debug variables",
-    "13/37": "shared or separate networks",
-    "14/37": "no-op reset",
-    "15/37": "max and skip",
-    "16/37": "episodic life",
-    "17/37": "fire reset",
-    "18/37": "warp frame",
-    "19/37": "reward clipping to sign",
-    "20/37": "frame stack",
-    "21/37": "shared Nature CNN",
-    "22/37": "image scaling",
-    "23/37": "normal distribution",
-    "24/37": "state-independent log std",
-    "25/37": "independent action components",
-    "26/37": "separate networks",
-    "27/37": "action clipping and storage",
-    "28/37": "observation normalization",
-    "29/37": "observation clipping",
-    "30/37": "reward scaling",
-    "31/37": "reward clipping",
-    "32/37": "layer initialization",
-    "33/37": "zero initial states",
-    "34/37": "reset at episode end",
-    "35/37": "sequential minibatches",
-    "36/37": "rebuild states in training",
-    "37/37": "independent action components",
-    "K1/3": "KL-penalized objective",
-    "K2/3": "exact KL divergence",
-    "K3/3": "adaptive penalty coefficient",
-    "R1/21": "query and response concatenated",
-    "R2/21": "special padding token, truncated inputs",
-    "R3/21": "positions skip padding tokens",
-    "R4/21": "fixed-length responses without padding",
-    "R5/21": "learning-rate annealing",
-    "R6/21": "different seeds for processes",
-    "R7/21": "reward only at the last token",
-    "R8/21": "reward head initialization",
-    "R9/21": "normalization before and after training",
-    "R10/21": "logits scaled by the temperature",
-    "R11/21": "value head initialization",
-    "R12/21": "queries start and end with a period",
-    "R13/21": "disable dropout",
-    "R14/21": "rejection sampling",
-    "R15/21": "discount factor 1",
-    "R16/21": "batches of responses",
-    "R17/21": "per-token KL penalty",
-    "R18/21": "per-minibatch whitening, of rewards too",
-    "R19/21": "clipped value function",
-    "R20/21": "adaptive KL",
-    "R21/21": "TensorFlow's Adam epsilon",
+    "{}/37": """
+    vectorized architecture; orthogonal and constant initialization; Adam epsilon; learning rate
+    annealing; generalized advantage estimation; minibatch updates; advantage normalization;
+    clipped surrogate objective; value function loss clipping; overall loss and entropy bonus;
+    global gradient clipping; debug variables; shared or separate networks; no-op reset; max and
+    skip; episodic life; fire reset; warp frame; reward clipping to sign; frame stack; shared
+    Nature CNN; image scaling; normal distribution; state-independent log std; independent
+    action components; separate networks; action clipping and storage; observation
+    normalization; observation clipping; reward scaling; reward clipping; layer initialization;
+    zero initial states; reset at episode end; sequential minibatches; rebuild states in
+    training; independent action components
+    """,
+    "K{}/3": """
+    KL-penalized objective; exact KL divergence; adaptive penalty coefficient
+    """,
+    "R{}/21": """
+    query and response concatenated; special padding token, truncated inputs; positions skip
+    padding tokens; fixed-length responses without padding; learning-rate annealing; different
+    seeds for processes; reward only at the last token; reward head initialization;
+    normalization before and after training; logits scaled by the temperature; value head
+    initialization; queries start and end with a period; disable dropout; rejection sampling;
+    discount factor 1; batches of responses; per-token KL penalty; per-minibatch whitening, of
+    rewards too; clipped value function; adaptive KL; TensorFlow's Adam epsilon
+    """,
+}
+TITLES = {
+    number.format(i): title
+    for number, titles in TITLES.items()
+    for i, title in enumerate(" ".join(titles.split()).split("; "), 1)
 }
 
 

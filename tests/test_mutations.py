@@ -55,12 +55,12 @@ MUTATIONS = [
     ("init(nn.Linear(64, 1), 1.0)", "init(nn.Linear(64, 1), 0.01)", "agent: gains"),
     ("nn.Linear(64, action_size), 0.01)", "nn.Linear(64, action_size), 1.0)", "agent: gains"),
     # 3 Adam
-    ("(adam[\"square\"].sqrt() + args.adam_eps)", "(adam[\"square\"].sqrt() + 1e-8)", "math: adam_is"),
-    ("adam[\"mean\"].lerp_(gradient, 1 - 0.9)", "adam[\"mean\"].lerp_(gradient, 1 - 0.99)", "math: adam_is"),
-    ("adam[\"square\"].lerp_(gradient**2, 1 - 0.999)", "adam[\"square\"].lerp_(gradient**2, 1 - 0.99)", "math: adam_is"),
-    ("(1 - 0.999 ** adam[\"step\"]).sqrt() / (1 - 0.9 ** adam[\"step\"])", "(1 - 0.9 ** adam[\"step\"]) ** -1", "math: adam_is"),
-    ("adam[\"step\"] += 1", "adam[\"step\"] += 2", "math: adam_is"),
-    ("weights -= learning_rate * ", "weights -= 0.5 * learning_rate * ", "math: adam_is"),
+    ("(adam[\"square\"].sqrt() + args.adam_eps)", "(adam[\"square\"].sqrt() + 1e-8)", "reference: equals"),
+    ("adam[\"mean\"].lerp_(gradient, 1 - 0.9)", "adam[\"mean\"].lerp_(gradient, 1 - 0.99)", "reference: equals"),
+    ("adam[\"square\"].lerp_(gradient**2, 1 - 0.999)", "adam[\"square\"].lerp_(gradient**2, 1 - 0.99)", "reference: equals"),
+    ("(1 - 0.999 ** adam[\"step\"]).sqrt() / (1 - 0.9 ** adam[\"step\"])", "(1 - 0.9 ** adam[\"step\"]) ** -1", "reference: equals"),
+    ("adam[\"step\"] += 1", "adam[\"step\"] += 2", "reference: equals"),
+    ("weights -= learning_rate * ", "weights -= 0.5 * learning_rate * ", "reference: equals"),
     # 4 annealing
     ("args.learning_rate * (frac if args.anneal_lr else 1.0)", "args.learning_rate", "shared_update: learning_rate_falls"),
     ("args.learning_rate * (frac if args.anneal_lr else 1.0)", "args.learning_rate * frac", "shared_update: learning_rate_stays"),
@@ -83,8 +83,8 @@ MUTATIONS = [
     # 7 normalization
     ("advantages = normalize(advantages) if args.norm_adv else advantages", "pass", "shared_update: by_hand"),
     ("advantages = normalize(advantages) if args.norm_adv else advantages", "advantages = normalize(advantages)", "shared_update: by_hand"),
-    ("x.std(correction=0) + 1e-8", "x.std() + 1e-8", "math: normalize"),
-    ("(x - x.mean()) /", "x /", "math: normalize"),
+    ("x.std(correction=0) + 1e-8", "x.std() + 1e-8", "shared_update: by_hand"),
+    ("(x - x.mean()) /", "x /", "shared_update: by_hand"),
     # 8 clipped surrogate
     ("ratio.clamp(1 - clip_coef, 1 + clip_coef)", "ratio", "math: policy_loss"),
     ("torch.max(-advantages * ratio, -advantages * clipped_ratio)", "(-advantages * clipped_ratio)", "math: policy_loss"),
@@ -110,9 +110,9 @@ MUTATIONS = [
     ("(logratio.exp() - 1).abs() > clip_coef", "(logratio.exp() - 1) > clip_coef", "shared_update: by_hand"),
     ("(new_values - values).abs() > clip_coef", "(new_values - returns).abs() > clip_coef", "shared_update: by_hand"),
     ("(logratio.exp() - 1 - logratio).mean()", "(-logratio).mean()", "math: k3"),
-    ("(1 - (returns - values).var() / returns.var()).item()", "((returns - values).var() / returns.var()).item()", "math: explained"),
-    ("torch.stack([row[name] for row in rows]).mean().item()", "rows[-1][name].item()", "math: means_are"),
-    ("not all(map(math.isfinite, metrics.values()))", "False", "math: means_are"),
+    ("(1 - (returns - values).var() / returns.var()).item()", "((returns - values).var() / returns.var()).item()", "shared_update: means_over"),
+    ("torch.stack([row[name] for row in rows]).mean().item()", "rows[-1][name].item()", "shared_update: means_over"),
+    ("not all(map(math.isfinite, metrics.values()))", "False", "math: means_refuse"),
     ("metrics = means(mb_metrics)", "metrics = means(mb_metrics[-1:])", "shared_update: means_over_all"),
     # 13 and 26 networks
     ("value_trunk if args.shared_network else trunk()", "value_trunk", "agent: trunk"),
@@ -169,7 +169,7 @@ MUTATIONS = [
     ("if saved and any(saved[\"args\"][name] != getattr(args, name) for name in fixed):", "if False:", "shared_resume: cannot_change"),
     # Evaluation, health, command line
     ("[args.seed, 2**32]", "[args.seed, 0]", "shared_interface: other_seeds"),
-    ("(kind == \"sampled\")", "(kind != \"sampled\")", "shared_interface: saved_weights"),
+    ("(kind == \"sampled\")", "(kind != \"sampled\")", "shared_interface: saved_weights or most_probable"),
     ("if sum(bad) == patience and all(bad[-patience:]):", "if all(bad[-patience:]):", "shared_interface: each_row"),
     ("if sum(bad) == patience and all(bad[-patience:]):", "if sum(bad) == patience:", "shared_interface: each_row"),
     ("x > threshold if sign == \">\" else x < threshold", "x > threshold", "shared_interface: each_row"),

@@ -11,45 +11,34 @@ import numpy as np
 import pytest
 import torch
 from adapters import VECTOR, flags, on
-from conftest import same_weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb_log import wandb_records
 
 # --- Bad input ---
 
-WRONG = {  # command line -> what the refusal names
-    "--env-id Nothing-like-this-v0": "Nothing-like-this",
-    "--env-id nosuchmodule:Foo-v0": "nosuchmodule",
-    "--num-steps many": "--num-steps",
-    "--total-timesteps 1e6": "--total-timesteps",
-    "--num-envs 0": "num_envs",
-    "--num-steps -5": "num_steps",
-    "--gamma 1.5": "gamma",
-    "--gae-lambda -0.1": "gae_lambda",
-    "--learning-rate -1": "learning_rate",
-    "--learning-rate nan": "learning_rate",
-    "--seed -1": "seed",
-    "--num-minibatches 7": "--num-minibatches",
-    "--total-timesteps 3": "--total-timesteps",
-    "--no-such-flag 1": "--no-such-flag",
-    "--evaluate nowhere": "nowhere",
-    "--resume nowhere": "nowhere",
-}
+WRONG = [
+    *("env-id Nothing-like-this", "env-id nosuchmodule:Foo-v0", "num-envs 0", "num-steps -5"),
+    *("num-steps many", "total-timesteps 1e6", "gamma 1.5", "gae-lambda -0.1", "seed -1"),
+    *("learning-rate -1", "learning-rate nan", "num-minibatches 7", "total-timesteps 3"),
+    *("no-such-flag 1", "evaluate nowhere", "resume nowhere"),
+]
 if not torch.cuda.is_available():
-    WRONG["--device cuda"] = "--device cuda"
+    WRONG.append("device cuda")
 
 
 def assert_refused(result, word):
     """Exit code 2 and one sentence, or the parser's box, that has the word."""
     code, _, err = result
-    assert code == 2 and "Traceback" not in err and word in err, err
+    assert code == 2 and "Traceback" not in err and word in err.replace("_", "-"), err
     assert "For full helptext" in err or (err.startswith("Error: ") and err.count("\n") == 1), err
     assert not Path("runs").exists() or not list(Path("runs").rglob("checkpoint.pt"))
 
 
 @pytest.mark.parametrize("line", WRONG)
 def test_bad_input_is_one_sentence_and_exit_code_2(cli, line):
-    assert_refused(cli(line), WRONG[line])
+    flag, value = line.split()
+    named = flag in ("env-id", "evaluate", "resume")
+    assert_refused(cli(f"--{line}"), value.split(":")[0] if named else flag)
 
 
 def test_spaces_that_do_not_fit_are_refused(script, tiny, cli):
@@ -62,32 +51,21 @@ def test_track_without_wandb_is_refused(tiny, cli, monkeypatch):
     assert_refused(cli(flags(tiny(track=True))), "wandb")
 
 
-def test_a_run_from_the_command_line(script, tiny, cli):
-    code, _, err = cli(flags(tiny("Walk", run_name="mine")))
-    assert code == 0, err
-    assert script.module.load_checkpoint("runs/mine")["global_step"] == 96
+def test_a_run_without_a_name_gets_one(script, tiny, cli):
     args = tiny("Walk")
     args.run_name = None
-    assert cli(flags(args))[0] == 0
-    (other,) = (x.name for x in Path("runs").iterdir() if x.name != "mine")
-    assert re.fullmatch(rf"{args.env_id}__{script.name}__1__\d+", other)
+    code, _, err = cli(flags(args))
+    assert code == 0, err
+    (run_dir,) = Path("runs").iterdir()
+    assert re.fullmatch(rf"{args.env_id}__{script.name}__1__\d+", run_dir.name)
+    assert script.module.load_checkpoint(run_dir)["global_step"] == 96
 
 
 # --- Logs ---
 
-PROMISED = {
-    "charts/episodic_return",
-    "charts/episodic_length",
-    "charts/learning_rate",
-    "charts/SPS",
-    "losses/policy_loss",
-    "losses/value_loss",
-    "losses/entropy",
-    "losses/approx_kl",
-    "losses/old_approx_kl",
-    "losses/explained_variance",
-    "losses/grad_norm",
-}
+PROMISED = {f"charts/{x}" for x in ("episodic_return", "episodic_length", "learning_rate", "SPS")}
+PROMISED |= {f"losses/{x}" for x in ("policy_loss", "value_loss", "entropy", "approx_kl")}
+PROMISED |= {f"losses/{x}" for x in ("old_approx_kl", "explained_variance", "grad_norm")}
 
 
 def test_tensorboard_has_the_promised_curves_and_the_details(script, tiny):
@@ -147,9 +125,8 @@ LEVELS = {
 
 
 def test_each_row_of_health_fires_once_in_time_and_is_silent_otherwise(script, capsys):
-    table = {row[0]: row for row in script.module.HEALTH}
-    assert len(table) == len(script.module.HEALTH) >= 5
-    assert table.keys() <= LEVELS.keys()
+    table = [row[0] for row in script.module.HEALTH]
+    assert len(table) >= 5
     fine = {name: LEVELS[name][0] for name in table}
 
     def warnings_of(history):
@@ -185,14 +162,10 @@ def test_values_that_clipping_holds_are_counted_and_warned_about(script, tiny, r
     assert "Warning: losses/value_clipfrac" in capsys.readouterr().out
 
 
-# --- Details ---
-
-
 def test_details_prints_the_table_and_exits(script, tiny, cli):
     args = tiny(gamma=0.875, details=True)
-    code, out, err = cli(flags(args))
-    assert code == 0, err
-    assert out.strip() == script.module.details(args) and "gamma=0.875" in out
+    code, out, _ = cli(flags(args))
+    assert code == 0 and out.strip() == script.module.details(args) and "gamma=0.875" in out
     assert not Path("runs").exists()
 
 
@@ -243,6 +216,22 @@ def test_evaluation_acts_by_the_saved_weights_and_statistics(script, tiny, monke
         np.testing.assert_allclose(action, expected, atol=1e-5)
 
 
+@on("atari", "lstm")
+def test_greedy_evaluation_takes_the_most_probable_action(script, tiny, monkeypatch):
+    class Decided(script.module.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            torch.nn.init.zeros_(self.policy.weight)
+            self.policy.bias.data[3] = 0.5
+
+    monkeypatch.setattr(script.module, "Agent", Decided)
+    script.module.train(tiny("Walk", learning_rate=0.0, total_timesteps=32))
+    fake_envs.Fake.made.clear()
+    script.module.evaluate(tiny(evaluate="runs/run0", eval_episodes=5))
+    greedy, sampled = ({x.item() for x in env.actions} for env in fake_envs.Fake.made)
+    assert greedy == {3} and len(sampled) > 3
+
+
 @pytest.mark.slow
 def test_evaluation_films_every_episode(script, tiny, cli):
     script.module.train(tiny("Walk"))
@@ -250,13 +239,3 @@ def test_evaluation_films_every_episode(script, tiny, cli):
     assert code == 0, err
     names = {x.name for x in Path("runs/run0/videos").glob("*.mp4") if x.stat().st_size > 0}
     assert len(names) == 4 and sum(x.startswith("sampled") for x in names) == 2
-
-
-@on("continuous")
-def test_the_model_reads_back_as_it_was(script, tiny):
-    result = script.module.train(tiny("Walk"))
-    saved = script.module.load_checkpoint("runs/run0")
-    args = script.module.Args(**saved["args"])
-    agent = script.module.Agent(3, 2, args)
-    agent.load_state_dict(saved["agent"])
-    assert same_weights(agent, result["agent"])

@@ -1,7 +1,6 @@
 """Checkpoints of every script: a killed run goes on bit for bit, damaged files are refused."""
 
 import dataclasses
-import io
 import random
 import subprocess
 import sys
@@ -63,27 +62,29 @@ def content(script, run_dir):
     return saved
 
 
+def assert_same_result(a, b):
+    """Two results of `train`, apart from settings."""
+    assert same_weights(a["agent"], b["agent"]) and len(a["episodes"]) > 5
+    assert same([a["episodes"], a["updates"]], [b["episodes"], b["updates"]])
+
+
 # --- Resuming ---
 
 
 @pytest.mark.parametrize("kill_step", [90, 140])
 def test_a_killed_run_goes_on_bit_for_bit(script, tiny, kill_at, kill_step):
     settings = {"total_timesteps": 192, "checkpoint_interval": 2, "learning_rate": 0.003}
-    whole = tiny("Walk", **settings)
-    result = script.module.train(whole)
-    cut = tiny("Walk", **settings)
+    result = script.module.train(tiny("Walk", **settings))
     kill_at(kill_step)
     with pytest.raises(Killed):
-        script.module.train(cut)
+        script.module.train(tiny("Walk", **settings))
     kill_at(10**9)
     fake_envs.Fake.made.clear()
     resumed = resume(script, "runs/run1")
     # Of what was before the checkpoint, only the running episodes are played again.
     replayed = sum(env.steps for env in fake_envs.Fake.made) - (192 - kill_step // 64 * 64)
-    assert 0 < replayed < 12 * cut.num_envs
-    assert same_weights(result["agent"], resumed["agent"])
-    assert len(result["episodes"]) > 5 and result["episodes"] == resumed["episodes"]
-    assert same(result["updates"], resumed["updates"])
+    assert 0 < replayed < 12 * len(fake_envs.Fake.made)
+    assert_same_result(result, resumed)
     assert same(content(script, "runs/run0"), content(script, "runs/run1"))
 
 
@@ -92,17 +93,7 @@ def test_a_finished_run_can_be_extended(script, tiny):
     whole = script.module.train(tiny("Walk", total_timesteps=192, **settings))
     script.module.train(tiny("Walk", **settings))
     longer = resume(script, "runs/run1", total_timesteps=192)
-    assert same_weights(whole["agent"], longer["agent"])
-    assert whole["episodes"] == longer["episodes"] and same(whole["updates"], longer["updates"])
-
-
-def test_resuming_a_finished_run_changes_nothing(script, tiny):
-    result = script.module.train(tiny("Walk"))
-    before = content(script, "runs/run0")
-    again = resume(script, "runs/run0")
-    assert same_weights(result["agent"], again["agent"])
-    assert result["episodes"] == again["episodes"]
-    assert same(before, content(script, "runs/run0"))
+    assert_same_result(whole, longer)
 
 
 @pytest.mark.parametrize("change", ["observation", "length", "end"])
@@ -120,15 +111,11 @@ def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
     else:  # the observations are the same, but the episodes are over
         ended = (False, True, {})
         monkeypatch.setattr(fake_envs.Walk, "advance", lambda *x: (*advance(*x)[:2], *ended))
-    capsys.readouterr()
-    before = len(fake_envs.Fake.made)
     old = script.module.load_checkpoint("runs/run0")
     result = resume(script, "runs/run0", total_timesteps=160)
     assert "do not repeat themselves: new" in capsys.readouterr().out
     assert [x["global_step"] for x in result["updates"]] == [32, 64, 96, 128, 160]
     assert result["episodes"][: len(old["episodes"])] == old["episodes"]
-    draws = [env.draws[-1] for env in fake_envs.Fake.made]
-    assert len(set(draws[before:])) == len(draws[before:])
     later = [x for x in result["episodes"] if x["global_step"] > 96]
     assert all(x["length"] <= 12 and x["global_step"] > 96 + x["length"] - 1 for x in later)
 
@@ -186,20 +173,14 @@ def test_resume_takes_the_settings_of_the_run_and_flags_override_them(script, ti
     assert saved["updates"][-1]["charts/learning_rate"] == pytest.approx(3e-4)
 
 
-def test_what_shapes_the_run_cannot_change(script, tiny, cli):
-    script.module.train(tiny("Walk"))
-    before = Path("runs/run0/checkpoint.pt").read_bytes()
-    for change in (f"--env-id {script.env_id('Truncated')}", "--num-envs 8", "--num-steps 4"):
-        code, _, err = cli(f"--resume runs/run0 --total-timesteps 960 {change}")
-        assert code == 2 and err.startswith("Error: ") and "env_id, num_envs" in err
-    assert Path("runs/run0/checkpoint.pt").read_bytes() == before
-
-
-def test_a_run_is_not_overwritten(script, tiny, cli):
+def test_a_run_is_not_overwritten_and_what_shapes_it_cannot_change(script, tiny, cli):
     script.module.train(tiny("Walk"))
     before = Path("runs/run0/checkpoint.pt").read_bytes()
     with pytest.raises(ValueError, match=r"--resume runs/run0.*--run-name"):
-        script.module.train(dataclasses.replace(tiny("Walk"), run_name="run0"))
+        script.module.train(tiny("Walk", run_name="run0"))
+    for change in (f"--env-id {script.env_id('Truncated')}", "--num-envs 8", "--num-steps 4"):
+        code, _, err = cli(f"--resume runs/run0 --total-timesteps 960 {change}")
+        assert code == 2 and err.startswith("Error: ") and "env_id, num_envs" in err
     assert Path("runs/run0/checkpoint.pt").read_bytes() == before
 
 
@@ -245,39 +226,50 @@ def test_resumed_curves_have_each_step_once(script, tiny, kill_at):
 # --- Files ---
 
 
-def test_the_checkpoint_holds_the_whole_result_and_runs_no_code(script, tiny):
+def test_the_checkpoint_holds_the_whole_result_and_no_code(script, tiny):
     result = script.module.train(tiny("Walk"))
     saved = torch.load("runs/run0/checkpoint.pt", weights_only=True)
-    assert saved["args"] == dataclasses.asdict(result["args"])
-    assert saved["script"] == script.name
-    assert saved["episodes"] == result["episodes"] != [] and same(
-        saved["updates"], result["updates"]
-    )
+    assert saved["args"] == dataclasses.asdict(result["args"]) and saved["script"] == script.name
+    assert same([saved["episodes"], saved["updates"]], [result["episodes"], result["updates"]])
     assert {"global_step", "return", "length"} == saved["episodes"][0].keys()
-    agent = result["agent"].state_dict()
-    assert same({k: v.cpu() for k, v in agent.items()}, dict(saved["agent"]))
+    assert same(dict(saved["agent"]), dict(result["agent"].state_dict()))
     assert not list(Path("runs/run0").glob("*.tmp"))
 
 
-def test_checkpoints_are_made_at_their_interval_and_at_the_end(script, tiny, monkeypatch):
-    saves, real = [], script.module.save_checkpoint
-
-    def save_checkpoint(run_dir, args, state):
-        saves.append(state["global_step"])
-        real(run_dir, args, state)
-
-    monkeypatch.setattr(script.module, "save_checkpoint", save_checkpoint)
-    script.module.train(tiny(checkpoint_interval=2, total_timesteps=160))
-    assert saves == [64, 128, 160]
-
-
 @on(*[name for name in ALL if name != "continuous"])
-def test_a_checkpoint_of_another_script_is_refused(script, tiny, cli, monkeypatch):
+def test_a_checkpoint_of_another_script_is_refused(script, cli):
     other = SCRIPTS["continuous"]
     other.module.train(other.args(env_id=other.env_id("Walk"), run_name="foreign"))
     for flag in ("--resume", "--evaluate"):
         code, _, err = cli(f"{flag} runs/foreign")
         assert code == 2 and f"not made by {script.name}" in err
+
+
+def damaged(good, count):
+    """Files with one wrong bit, or cut short."""
+    rng = random.Random(0)
+    for k in range(count):
+        position, data = rng.randrange(len(good)), bytearray(good)
+        data[position] ^= 1 << rng.randrange(8)
+        yield bytes(data) if k % 10 else good[:position]
+
+
+@on("continuous")
+@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
+def test_a_damaged_checkpoint_is_never_taken_for_another(script, tiny, count):
+    script.module.train(tiny("Walk"))
+    path = Path("runs/run0/checkpoint.pt")
+    good, intact, refused = path.read_bytes(), script.module.load_checkpoint("runs/run0"), 0
+    for data in damaged(good, count):
+        path.write_bytes(data)
+        try:
+            loaded = script.module.load_checkpoint("runs/run0")
+        except ValueError as error:
+            refused += 1
+            assert "checkpoint.pt is damaged" in str(error) and "\n" not in str(error)
+        else:  # the bit is in a place that says nothing, such as the date of a file
+            assert same(loaded, intact)
+    assert refused > 0.9 * count
 
 
 class Bomb:
@@ -287,53 +279,16 @@ class Bomb:
         return (open, ("executed", "w"))
 
 
-def damaged(good, count):
-    """Files with one wrong bit, or cut short."""
-    rng = random.Random(0)
-    for k in range(count):
-        if k % 10:
-            position = rng.randrange(len(good))
-            data = bytearray(good)
-            data[position] ^= 1 << rng.randrange(8)
-            yield f"bit flipped at {position}", bytes(data)
-        else:
-            length = rng.randrange(len(good))
-            yield f"cut at {length}", good[:length]
-
-
-@on("continuous")
-@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
-def test_a_damaged_checkpoint_is_never_taken_for_another(script, tiny, count):
-    script.module.train(tiny("Walk"))
-    path = Path("runs/run0/checkpoint.pt")
-    good, intact = path.read_bytes(), script.module.load_checkpoint("runs/run0")
-    refused = 0
-    for name, data in damaged(good, count):
-        path.write_bytes(data)
-        try:
-            loaded = script.module.load_checkpoint("runs/run0")
-        except ValueError as error:
-            refused += 1
-            assert "checkpoint.pt is damaged" in str(error) and "\n" not in str(error)
-        else:  # the bit is in a place that says nothing, such as the date of a file
-            assert same(loaded, intact) and dict.keys(loaded) == dict.keys(intact), name
-    assert refused > 0.9 * count
-
-
 @on("continuous")
 def test_a_foreign_file_is_refused_and_not_executed(script, cli):
-    Path("runs/odd").mkdir(parents=True)
     path = Path("runs/odd/checkpoint.pt")
-    for odd in ([1, 2], {"agent": {}}, {"script": script.name, "args": Bomb()}, Bomb(), "text"):
+    path.parent.mkdir(parents=True)
+    for odd in ([1, 2], {"agent": {}}, "text", {"script": script.name, "args": Bomb()}, Bomb()):
         torch.save(odd, path)
         code, _, err = cli("--resume runs/odd")
         assert code == 2 and err.startswith("Error: ") and err.count("\n") == 1, odd
-    path.write_text("hello")
-    assert cli("--evaluate runs/odd")[0] == 2
     assert not Path("executed").exists()
-    buffer = io.BytesIO()
-    torch.save(Bomb(), buffer)  # the bomb is live
-    torch.load(io.BytesIO(buffer.getvalue()), weights_only=False).close()
+    torch.load(path, weights_only=False).close()  # the bomb is live
     assert Path("executed").exists()
 
 
