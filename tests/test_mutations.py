@@ -13,7 +13,6 @@ import importlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -64,7 +63,7 @@ MUTATIONS = [
     ("weights -= learning_rate * ", "weights -= 0.5 * learning_rate * ", "reference: equals"),
     # 4 annealing
     ("args.learning_rate * (frac if args.anneal_lr else 1.0)", "args.learning_rate", "shared_update: learning_rate_falls"),
-    ("args.learning_rate * (frac if args.anneal_lr else 1.0)", "args.learning_rate * frac", "shared_update: learning_rate_falls"),
+    ("args.learning_rate * (frac if args.anneal_lr else 1.0)", "args.learning_rate * frac", "shared_update: learning_rate_stays"),
     ("frac = 1 - (iteration - 1) / args.num_iterations", "frac = 1 - iteration / args.num_iterations", "shared_update: learning_rate_falls"),
     # 5 advantages
     ("* next_values * (1 - terminated) - values", "* next_values - values", "math: gae"),
@@ -142,8 +141,8 @@ MUTATIONS = [
     ("self.count += len(x)", "self.count += 1", "math: batching"),
     # 30 and 31 rewards
     ("reward / math.sqrt(stats.var + 1e-8)", "(reward - stats.mean) / math.sqrt(stats.var + 1e-8)", "math: center"),
-    ("discounted[:] = args.gamma * discounted + reward", "discounted[:] = discounted + reward", "math: baselines"),
-    ("discounted[done[t]] = 0.0", "pass", "math: baselines"),
+    ("discounted[:] = args.gamma * discounted + reward", "discounted[:] = discounted + reward", "math: restarts or baselines"),
+    ("discounted[done[t]] = 0.0", "pass", "math: restarts or baselines"),
     ("np.clip(scaled, -args.clip_reward, args.clip_reward)", "scaled", "math: center or baselines"),
     ("scale_rewards(rewards, done, discounted_returns, return_stats, args)", "scale_rewards(rewards, done, 0 * discounted_returns, return_stats, args)", "shared_rollout: rewards_in"),
     # Extras
@@ -216,19 +215,21 @@ def inside(line: int, spans: list[tuple[int, int]]) -> bool:
 
 def rows() -> list[Row]:
     found = []
+    for old, new, test in MUTATIONS:
+        file, expression = test.split(": ")
+        for script in SCRIPTS:
+            text = source(script)
+            spans = copied(text)
+            if script != HOME:
+                own = text.count(old) == 1 and not inside(position(text, old)[0], spans)
+                if not own or script == "rlhf" or file not in SHARED:
+                    continue
+            chosen = f"({expression}) and {script}" if file in SHARED else expression
+            found.append(Row(script, old, new, [f"tests/test_{file}.py", "-k", chosen]))
     for script, (_, files) in SCRIPTS.items():
         for file in files:
             for old, new, test in more_rows(ROOT / f"tests/{file}.py"):
                 found.append(Row(script, old, new, [f"tests/{file}.py", "-k", test]))
-        text, own = source(script), {row.old for row in found if row.script == script}
-        for old, new, test in MUTATIONS:
-            file, expression = test.split(": ")
-            if script != HOME:
-                there = text.count(old) == 1 and not inside(position(text, old)[0], copied(text))
-                if not there or old in own or file not in SHARED or script == "rlhf":
-                    continue
-            chosen = f"({expression}) and {script}" if file in SHARED else expression
-            found.append(Row(script, old, new, [f"tests/test_{file}.py", "-k", chosen]))
     return found
 
 
@@ -240,11 +241,18 @@ def more_rows(path: Path) -> list[tuple[str, str, str]]:
     return []
 
 
-ROWS = rows()
+def is_first_edition(script: str) -> bool:
+    return len(source(script).splitlines()) > 1500
+
+
+ROWS = [row for row in rows() if not is_first_edition(row.script)]
 
 
 def run(row: Row) -> tuple[int, str]:
-    """Exit code and output of a row's tests on a broken copy of the project, in a forked process."""
+    """Exit code and output of a row's tests on a broken copy of the project, in a forked process.
+
+    What takes long to import is there already; nothing of the project is.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for path in (*ROOT.glob("tests/*.py"), *ROOT.glob("ppo_*.py"), ROOT / "pyproject.toml"):
@@ -255,7 +263,6 @@ def run(row: Row) -> tuple[int, str]:
         script.write_text(source(row.script).replace(row.old, row.new))
         child = os.fork()
         if child == 0:
-            signal.alarm(600)
             os.chdir(folder)
             sys.path[0] = str(folder / "tests")
             with open("output", "w") as file:
@@ -283,13 +290,17 @@ def test_each_selection_names_tests_that_exist():
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_tagged_line_is_broken_by_a_row(script):
     """Those in marked copies at their home."""
+    if is_first_edition(script):
+        pytest.skip(f"{SCRIPTS[script][0]}.py is still that of the first edition")
     text = source(script)
+    spans = copied(text)
     statements = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.stmt)]
     broken = [position(text, x.old) for x in ROWS if x.script == script and x.old in text]
     lines, missing = text.splitlines(), []
-    tag = re.compile(r"\s*# (Detail \w+/\d+|Extra|Deviation): ")
     for line, content in enumerate(lines, 1):
-        if tag.match(content) and not inside(line, copied(text)):
+        if re.match(r"\s*# (Detail \w+/\d+|Extra|Deviation): ", content) and not inside(
+            line, spans
+        ):
             below = next(i for i in range(line, len(lines)) if lines[i].strip()[:1] != "#") + 1
             ends = [x.end_lineno for x in statements if x.lineno == below]
             if not any(first <= max(ends) and last >= below for first, last in broken):
@@ -308,7 +319,15 @@ def main(words: list[str]) -> int:
     scripts = [x for x in words if x in SCRIPTS] or list(SCRIPTS)
     others = [x for x in words if x not in SCRIPTS]
     chosen = [x for x in ROWS if x.script in scripts and all(word in str(x) for word in others)]
-    for name in ("gymnasium", "torch._dynamo", "torch.utils.tensorboard", "tyro", "pydantic"):
+    for name in (
+        "gymnasium",
+        "scipy.stats",
+        "torch.utils.tensorboard",
+        "torch._dynamo",
+        "tyro",
+        "tqdm",
+        "pydantic",
+    ):
         importlib.import_module(name)
     unnoticed = 0
     for i, row in enumerate(chosen, 1):
