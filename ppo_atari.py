@@ -53,6 +53,7 @@ from tqdm import tqdm
 
 # === Settings ===
 
+Tensors = dict[str, Tensor]
 FRAME_SKIP = 4  # frames that one step of the agent lasts [common/atari_wrappers.py L270]
 NOOP_MAX = 30  # most no-op frames before a game [common/atari_wrappers.py L269]
 MAX_GAME_STEPS = 108_000 // FRAME_SKIP  # steps before a game is truncated: half an hour of play
@@ -88,7 +89,7 @@ class Args:
 
     # --- Environment ---
     env_id: str = "Breakout"  # Atari game, also as BreakoutNoFrameskip-v4 or ALE/Breakout-v5
-    num_envs: PositiveInt = 8  # environments N, stepped in turn [ppo2: 1 for MuJoCo, 8 for Atari]
+    num_envs: PositiveInt = 8  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
     sticky_actions: Fraction = 0.0  # chance that a frame repeats the last action [Machado: 0.25]
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
 
@@ -108,7 +109,7 @@ class Args:
     ent_coef: NonNegativeFloat = 0.01  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: NonNegativeFloat = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
     max_grad_norm: PositiveFloat = 0.5  # largest norm of the whole gradient [ppo2: 0.5; inf: off]
-    target_kl: PositiveFloat = math.inf  # stop an iteration's epochs above this mean KL of one
+    target_kl: PositiveFloat = math.inf  # end an iteration's epochs when one's mean KL exceeds it
 
     def __post_init__(self) -> None:
         """Bring the names that a game has in different versions of Gym to the one of ale-py."""
@@ -458,8 +459,8 @@ def gae(
 
     Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
     """
-    deltas = rewards + gamma * next_values * (1 - terminated) - values
     # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
+    deltas = rewards + gamma * next_values * (1 - terminated) - values
     decays = gamma * gae_lambda * (1 - done)
     advantage, advantages = torch.zeros_like(deltas[0]), []
     for delta, decay in zip(deltas.flip(0).unbind(), decays.flip(0).unbind(), strict=True):
@@ -497,8 +498,8 @@ def value_loss(
     The gradient is zero where a value has moved towards its target by more than `clip_coef` from
     `values`, those at collection time.
     """
-    clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
+    clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
     errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
 
@@ -522,7 +523,7 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 # Copied from ppo_continuous_action.py
 def ppo_loss(
     agent: Agent, minibatch: list[Tensor], clip_coef: Tensor, args: Args
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, Tensors]:
     """Overall loss (paper, equation 9, negated), and debug variables by CleanRL's names.
 
     The minibatch is obs (B, D), actions (B, A), logprobs, values, advantages, returns (B,).
@@ -706,26 +707,31 @@ def train(args: Args) -> dict[str, Any]:
 
 SCRIPT = Path(__file__).stem
 
-# Metric, sign, threshold, iterations in a row, what it means and what to do.
+# Metric, its lowest and highest healthy value, patience in iterations, what to do.
 HEALTH = [
-    ("losses/approx_kl", ">", 0.05, 1, "The policy moves too far: lower --learning-rate."),
-    ("losses/clipfrac", ">", 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
-    ("losses/value_clipfrac", ">", 0.8, 20, "Values are held: scale rewards or --no-clip-vloss."),
-    ("losses/explained_variance", "<", 0.0, 20, "Values are useless: check the scale of rewards."),
-    ("losses/grad_norm", ">", 100.0, 1, "Gradients explode: lower --learning-rate."),
-    ("advantages/std", "<", 1e-6, 1, "All advantages are equal: check the rewards."),
-    ("policy/entropy_share", "<", 0.01, 1, "The policy has stopped exploring: raise --ent-coef."),
+    ("losses/approx_kl", 0, 0.05, 1, "The policy moves too far: lower --learning-rate."),
+    ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
+    ("losses/value_clipfrac", 0, 0.8, 20, "Values are held: scale rewards or --no-clip-vloss."),
+    ("losses/explained_variance", 0, 1, 20, "Values are useless: check the scale of rewards."),
+    ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
+    ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
+    (
+        "policy/entropy_share",
+        0.01,
+        math.inf,
+        1,
+        "The policy has stopped exploring: raise --ent-coef.",
+    ),
 ]
 
 
 # Copied from ppo_continuous_action.py
 def warn(updates: list[dict[str, float]]) -> None:
-    """Print what HEALTH says of the last iteration, unless it said so of the one before."""
-    for name, sign, threshold, patience, sentence in HEALTH:
-        recent = [x[name] for x in updates[-patience - 1 :]]
-        bad = [x > threshold if sign == ">" else x < threshold for x in recent]
+    """Print what to do where a metric has just become unhealthy for `patience` iterations."""
+    for name, low, high, patience, sentence in HEALTH:
+        bad = [x[name] < low or x[name] > high for x in updates[-patience - 1 :]]
         if sum(bad) == patience and all(bad[-patience:]):
-            tqdm.write(f"Warning: {name} is {recent[-1]:.3g}. {sentence}")
+            tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
 
 
 # Copied from ppo_continuous_action.py
@@ -744,9 +750,7 @@ def compiled(function: Callable) -> Callable:
             return fastest(*args)
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = str(error).strip().partition("\n")[0]
-            tqdm.write(
-                f"Warning: the update runs uncompiled and so slower (is g++ there?): {reason}"
-            )
+            tqdm.write(f"Warning: the update runs uncompiled, slower (is g++ there?): {reason}")
             fastest = function
             return function(*args)
 
@@ -754,7 +758,7 @@ def compiled(function: Callable) -> Callable:
 
 
 # Copied from ppo_continuous_action.py
-def means(rows: list[dict[str, Tensor]]) -> dict[str, float]:
+def means(rows: list[Tensors]) -> dict[str, float]:
     """Mean of each metric over minibatches; raise ValueError if one is not finite."""
     metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
     if not all(map(math.isfinite, metrics.values())):
@@ -790,7 +794,12 @@ def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], Summar
     if args.track:
         import wandb
 
-        wandb.init(id=run_dir.name, resume="allow", config=config, sync_tensorboard=True)
+        try:
+            wandb.init(id=run_dir.name, resume="allow", config=config, sync_tensorboard=True)
+        except wandb.Error as error:
+            raise ValueError(
+                f"Weights & Biases (WANDB_MODE=offline needs none): {error}"
+            ) from error
     # What a killed run has logged after its last checkpoint is hidden.
     writer = SummaryWriter(str(run_dir), purge_step=saved.get("global_step", 0) + 1)
     writer.add_text("settings", "  \n".join(f"{name}: {config[name]}" for name in config))

@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0", "numpy==2.4.6",
-#   "pydantic==2.14.3", "tensorboard==2.21.0", "threadpoolctl==3.8.0", "torch==2.13.0",
-#   "tqdm==4.70.1", "tyro==1.0.16", "wandb==0.31.0"]
+#   "pydantic==2.14.3", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.16",
+#   "wandb==0.31.0"]
 # ///
 """Proximal policy optimization (PPO) for continuous actions, in one file.
 
@@ -20,7 +20,8 @@ Observations of other shapes are flattened; actions must be vectors.
 
 Deviations from ppo2: where a time limit cuts an episode off, the value of its final observation is
 bootstrapped (`--truncation-is-terminal` restores ppo2); the logged KL is k3, not k2; orthogonal
-matrices come from a QR decomposition, not an SVD, which is equal in distribution.
+matrices come from a QR decomposition, not an SVD, which is equal in distribution; each episode has
+a seed of its own; NaN actions are not replaced by 0.
 """
 
 import dataclasses
@@ -41,7 +42,6 @@ import pydantic
 import torch
 import tyro
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.utils.tensorboard import SummaryWriter
@@ -49,6 +49,7 @@ from tqdm import tqdm
 
 # === Settings ===
 
+Tensors = dict[str, Tensor]
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
 
 
@@ -70,7 +71,7 @@ class Args:
 
     # --- Environment ---
     env_id: str = "HalfCheetah-v4"  # Gymnasium environment; the top of the file says what fits
-    num_envs: PositiveInt = 1  # environments N, stepped in turn [ppo2: 1 for MuJoCo, 8 for Atari]
+    num_envs: PositiveInt = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
     norm_obs: bool = True  # normalize observations by their running mean and standard deviation
     clip_obs: PositiveFloat = 10.0  # largest normalized observation [ppo2: 10; inf: off]
@@ -93,7 +94,7 @@ class Args:
     ent_coef: NonNegativeFloat = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: NonNegativeFloat = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
     max_grad_norm: PositiveFloat = 0.5  # largest norm of the whole gradient [ppo2: 0.5; inf: off]
-    target_kl: PositiveFloat = math.inf  # stop an iteration's epochs above this mean KL of one
+    target_kl: PositiveFloat = math.inf  # end an iteration's epochs when one's mean KL exceeds it
     orthogonal_init: bool = True  # initialize orthogonally, heads with small gains; else PyTorch's
     shared_network: bool = False  # policy and value function share a trunk [ppo2: not for MuJoCo]
 
@@ -147,7 +148,7 @@ class Environments:
 
     def __init__(self, envs: list[gym.Env]) -> None:
         self.envs = envs
-        self.obs = np.zeros((len(envs), *envs[0].observation_space.shape))
+        self.obs = np.zeros((len(envs), *envs[0].observation_space.shape))  # (N, D)
         self.final_obs = self.obs.copy()  # where an episode has just ended
         self.running: list[dict[str, Any]] = [{} for _ in envs]
         self.episodes: list[dict[str, Any]] = []  # the finished ones
@@ -165,17 +166,16 @@ class Environments:
         self.running[i]["return"] += float(reward)
         return reward, terminated, truncated
 
-    def reset(self, rng: np.random.Generator) -> np.ndarray:
-        """Begin an episode in each environment; return the observations (N, D)."""
+    def reset(self, rng: np.random.Generator) -> None:
+        """Begin an episode in each environment."""
         for i in range(len(self.envs)):
             self.begin(i, rng.integers(2**31).item())
-        return self.obs
 
-    def step(self, actions: np.ndarray, rng: np.random.Generator) -> tuple:
-        """Take one step, `actions` (N, A), which are kept, and begin new episodes where some end.
+    def step(self, actions: np.ndarray, rng: np.random.Generator) -> tuple[tuple, ...]:
+        """Take one step, `actions` (N, A), which are kept; begin new episodes where some end.
 
-        Returns observations (N, D), the first of a new episode where one begins, overwritten by the
-        next step, and rewards, terminated, truncated (N,).
+        Returns rewards, terminated, truncated (N,). In `obs` is then the first observation of a new
+        episode where one has begun, and in `final_obs` the last one of the old.
         """
         self.global_step += len(self.envs)
         rewards, terminated, truncated = zip(*map(self.advance, range(len(self.envs)), actions))
@@ -185,7 +185,7 @@ class Environments:
                 self.episodes.append({"global_step": self.global_step, **episode})
                 self.final_obs[i] = self.obs[i]
                 self.begin(i, rng.integers(2**31).item())
-        return self.obs, rewards, terminated, truncated
+        return rewards, terminated, truncated
 
     def state(self) -> dict[str, Any]:
         """The running episodes, for `replay`, and the finished ones."""
@@ -196,22 +196,18 @@ class Environments:
     def replay(self, state: dict[str, Any]) -> bool:
         """Play the running episodes of `state` again; return whether they came out the same."""
         self.episodes, self.global_step = state["episodes"], state["global_step"]
-        same = True
         for i, running in enumerate(state["running"]):
             self.begin(i, running["seed"])
             for action in running["actions"].numpy():
-                same = same and not any(self.advance(i, action)[1:])
-        same = same and np.array_equal(self.obs, state["obs"].numpy())
+                self.advance(i, action)
+        same = np.array_equal(self.obs, state["obs"].numpy())
         if not same:
             print("The environments do not repeat themselves: new episodes begin.")
         return same
 
 
 class RunningMeanStd:
-    """Mean and population variance of all rows seen, by all environments together as in ppo2.
-
-    [common/running_mean_std.py L5-33]
-    """
+    """Mean and population variance of all rows of all environments [running_mean_std.py L5-33]."""
 
     def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
         self.mean, self.var, self.count = np.array(mean), np.array(var), count
@@ -224,10 +220,6 @@ class RunningMeanStd:
         delta, share = x_mean - self.mean, len(x) / self.count
         self.mean = self.mean + delta * share
         self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
-
-    def state(self) -> list[Any]:
-        """Plain numbers, of which `RunningMeanStd(*state)` makes the same statistics."""
-        return [self.mean.tolist(), self.var.tolist(), self.count]
 
 
 def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndarray:
@@ -310,16 +302,16 @@ class Agent(nn.Module):
         return action, logprob, entropy, self.get_value(obs)
 
 
-def numpy_layers(network: nn.Sequential) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Weight (in, out) and bias (out,) of the linear layers, between which tanh layers stand."""
-    return [(x.weight.numpy(force=True).T, x.bias.numpy(force=True)) for x in network[::2]]
+def in_numpy(network: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
+    """The tanh network as a function of a few rows (N, in), four times as fast as PyTorch's."""
+    *hidden, last = [(x.weight.numpy(force=True).T, x.bias.numpy(force=True)) for x in network[::2]]
 
+    def forward(x: np.ndarray) -> np.ndarray:
+        for weight, bias in hidden:
+            x = np.tanh(x @ weight + bias)
+        return x @ last[0] + last[1]
 
-def numpy_mlp(layers: list[tuple[np.ndarray, np.ndarray]], x: np.ndarray) -> np.ndarray:
-    """Output (N, out) for a few rows (N, in), for which PyTorch's calls take four times as long."""
-    for weight, bias in layers[:-1]:
-        x = np.tanh(x @ weight + bias)
-    return x @ layers[-1][0] + layers[-1][1]
+    return forward
 
 
 # === The math: pure functions, the same text in every script ===
@@ -342,8 +334,8 @@ def gae(
 
     Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
     """
-    deltas = rewards + gamma * next_values * (1 - terminated) - values
     # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
+    deltas = rewards + gamma * next_values * (1 - terminated) - values
     decays = gamma * gae_lambda * (1 - done)
     advantage, advantages = torch.zeros_like(deltas[0]), []
     for delta, decay in zip(deltas.flip(0).unbind(), decays.flip(0).unbind(), strict=True):
@@ -378,8 +370,8 @@ def value_loss(
     The gradient is zero where a value has moved towards its target by more than `clip_coef` from
     `values`, those at collection time.
     """
-    clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
+    clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
     errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
 
@@ -400,7 +392,7 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 
 def ppo_loss(
     agent: Agent, minibatch: list[Tensor], clip_coef: Tensor, args: Args
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, Tensors]:
     """Overall loss (paper, equation 9, negated), and debug variables by CleanRL's names.
 
     The minibatch is obs (B, D), actions (B, A), logprobs, values, advantages, returns (B,).
@@ -428,21 +420,15 @@ def ppo_loss(
 
 
 def ppo_update(
-    agent: Agent,
-    weights: Tensor,
-    adam: dict[str, Tensor],
-    batch: list[Tensor],
-    mb: Tensor,
-    learning_rate: Tensor,
-    clip_coef: Tensor,
-    args: Args,
-) -> dict[str, Tensor]:
-    """One step of Adam, in place, on the vector `weights`, which holds the agent's parameters.
+    agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensor, args: Args
+) -> Tensors:
+    """One step of Adam, in place, on the samples `mb` (B,) of the batch (T*N, ...).
 
-    Written out so that loss, gradient and step compile into one graph. `adam` has the averages of
-    the gradient and its square, and the number of steps; `mb` has the minibatch's places in the
-    batch (T*N, ...). Returns the metrics.
+    Written out so that loss, gradient and step compile into one graph. `adam` has the vector of all
+    weights, of which the agent's parameters are views, the averages of the gradient and its square,
+    and the number of steps; `schedule` has learning rate and clip range. Returns the metrics.
     """
+    learning_rate, clip_coef = schedule
     loss, metrics = ppo_loss(agent, [x[mb] for x in batch], clip_coef, args)
     gradients = torch.autograd.grad(loss, list(agent.parameters()))
     gradient = torch.cat([x.flatten() for x in gradients])
@@ -455,7 +441,7 @@ def ppo_update(
     bias_correction = (1 - 0.999 ** adam["step"]).sqrt() / (1 - 0.9 ** adam["step"])
     # Detail 3/37: Adam epsilon (adam_eps), where TensorFlow adds it [ppo2/model.py L98-100]
     direction = adam["mean"] / (adam["square"].sqrt() + args.adam_eps)
-    weights -= learning_rate * bias_correction.float() * direction
+    adam["weights"] -= learning_rate * bias_correction.float() * direction
     return metrics
 
 
@@ -472,14 +458,12 @@ def train(args: Args) -> dict[str, Any]:
     device = torch.device("cuda" if args.device == "cuda" else "cpu")
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # as fast for networks of this size
-    threadpool_limits(1)  # the same for numpy
 
     envs = Environments([make_env(args) for _ in range(args.num_envs)])
     low, high = envs.envs[0].action_space.low, envs.envs[0].action_space.high
     agent = Agent(envs.obs.shape[1], low.size, args).to(device)
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
-    nn.utils.vector_to_parameters(weights, agent.parameters())  # which are views of it from now on
-    adam = {name: torch.zeros_like(weights) for name in ("mean", "square")}
+    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
     adam["step"] = torch.zeros((), dtype=torch.float64, device=device)
     update = compiled(ppo_update) if args.compile else ppo_update
 
@@ -496,15 +480,15 @@ def train(args: Args) -> dict[str, Any]:
 
     run_dir, saved, writer = open_run(args, ["env_id", "num_envs", "num_steps", "shared_network"])
     if saved:
-        agent.load_state_dict(saved["agent"])
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
-        obs_stats = RunningMeanStd(*saved["obs_stats"])
-        return_stats = RunningMeanStd(*saved["return_stats"])
+        obs_stats, return_stats = (RunningMeanStd(*x) for x in saved["stats"])
         updates = saved["updates"]
+    nn.utils.vector_to_parameters(adam["weights"], agent.parameters())  # as views of the vector
     if saved and envs.replay(saved):
         discounted_returns = saved["discounted_returns"].numpy()
     else:
-        obs_stats.update(envs.reset(np.random.default_rng([args.seed, len(updates)])))
+        envs.reset(np.random.default_rng([args.seed, len(updates)]))
+        obs_stats.update(envs.obs)
     obs[-1] = normalize_obs(envs.obs, obs_stats, args)
     remaining = range(envs.global_step // args.batch_size + 1, args.num_iterations + 1)
 
@@ -512,21 +496,21 @@ def train(args: Args) -> dict[str, Any]:
         # --- Collect: T steps in each of the N environments, under frozen weights ---
         start_time = time.perf_counter()
         rng = np.random.default_rng([args.seed, iteration])
-        layers, std = numpy_layers(agent.policy), agent.log_std.exp().numpy(force=True)
+        policy, std = in_numpy(agent.policy), agent.log_std.exp().numpy(force=True)
         noise = std * rng.standard_normal(actions.shape, dtype=np.float32)
         first_episode = len(envs.episodes)
         obs[0] = obs[-1]
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
         for t in range(args.num_steps):
-            actions[t] = numpy_mlp(layers, obs[t]) + noise[t]
+            actions[t] = policy(obs[t]) + noise[t]
             # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
             env_actions = np.minimum(np.maximum(actions[t], low), high)
-            raw_obs, rewards[t], terminated[t], truncated[t] = envs.step(env_actions, rng)
-            obs_stats.update(raw_obs)
-            obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)
+            rewards[t], terminated[t], truncated[t] = envs.step(env_actions, rng)
+            obs_stats.update(envs.obs)
+            obs[t + 1] = normalize_obs(envs.obs, obs_stats, args)
             if truncated[t].any():
                 final_obs[t] = normalize_obs(envs.final_obs, obs_stats, args)
-            if not math.isfinite(raw_obs.sum() + envs.final_obs.sum()):
+            if not math.isfinite(envs.obs.sum() + envs.final_obs.sum()):
                 raise ValueError(f"An observation is NaN or infinite at step {envs.global_step}.")
         rollout_time = time.perf_counter()
 
@@ -553,11 +537,8 @@ def train(args: Args) -> dict[str, Any]:
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
-        # As tensors: numbers in args are constants of the compiled update, and these two change.
-        schedule = (
-            torch.tensor(learning_rate, device=device),
-            torch.tensor(clip_coef, device=device),
-        )
+        # A tensor: numbers in `args` are constants of the compiled update, and these two change.
+        schedule = torch.tensor([learning_rate, clip_coef], device=device)
         batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns)
         batch = [x.flatten(0, 1) for x in batch]  # (T*N, ...)
         mb_metrics = []
@@ -565,10 +546,9 @@ def train(args: Args) -> dict[str, Any]:
             order = torch.tensor(rng.permutation(args.batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             for mb in order.split(args.minibatch_size):
-                mb_metrics.append(update(agent, weights, adam, batch, mb, *schedule, args))
+                mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
             # Extra: early stopping on target_kl (target_kl) [Spinning Up: 1.5 times it, each step]
-            epoch_kls = [x["losses/approx_kl"] for x in mb_metrics[-args.num_minibatches :]]
-            if sum(epoch_kls) / args.num_minibatches > args.target_kl:
+            if means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"] > args.target_kl:
                 break
         metrics = means(mb_metrics)
         update_time = time.perf_counter()
@@ -596,8 +576,8 @@ def train(args: Args) -> dict[str, Any]:
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
             state = {"agent": agent.state_dict(), "adam": adam, "updates": updates, **envs.state()}
-            state |= {"obs_stats": obs_stats.state(), "return_stats": return_stats.state()}
-            state |= {"discounted_returns": torch.tensor(discounted_returns)}
+            stats = [[x.mean.tolist(), x.var.tolist(), x.count] for x in (obs_stats, return_stats)]
+            state |= {"stats": stats, "discounted_returns": torch.tensor(discounted_returns)}
             save_checkpoint(run_dir, args, state)
     writer.close()
     return {"agent": agent, "episodes": envs.episodes, "updates": updates, "args": args}
@@ -607,25 +587,24 @@ def train(args: Args) -> dict[str, Any]:
 
 SCRIPT = Path(__file__).stem
 
-# Metric, sign, threshold, iterations in a row, what it means and what to do.
+# Metric, its lowest and highest healthy value, patience in iterations, what to do.
 HEALTH = [
-    ("losses/approx_kl", ">", 0.05, 1, "The policy moves too far: lower --learning-rate."),
-    ("losses/clipfrac", ">", 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
-    ("losses/value_clipfrac", ">", 0.8, 20, "Values are held: scale rewards or --no-clip-vloss."),
-    ("losses/explained_variance", "<", 0.0, 20, "Values are useless: check the scale of rewards."),
-    ("losses/grad_norm", ">", 100.0, 1, "Gradients explode: lower --learning-rate."),
-    ("advantages/std", "<", 1e-6, 1, "All advantages are equal: check the rewards."),
-    ("policy/log_std", "<", -4.0, 1, "The policy has stopped exploring: raise --ent-coef."),
+    ("losses/approx_kl", 0, 0.05, 1, "The policy moves too far: lower --learning-rate."),
+    ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
+    ("losses/value_clipfrac", 0, 0.8, 20, "Values are held: scale rewards or --no-clip-vloss."),
+    ("losses/explained_variance", 0, 1, 20, "Values are useless: check the scale of rewards."),
+    ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
+    ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
+    ("policy/log_std", -4, math.inf, 1, "The policy has stopped exploring: raise --ent-coef."),
 ]
 
 
 def warn(updates: list[dict[str, float]]) -> None:
-    """Print what HEALTH says of the last iteration, unless it said so of the one before."""
-    for name, sign, threshold, patience, sentence in HEALTH:
-        recent = [x[name] for x in updates[-patience - 1 :]]
-        bad = [x > threshold if sign == ">" else x < threshold for x in recent]
+    """Print what to do where a metric has just become unhealthy for `patience` iterations."""
+    for name, low, high, patience, sentence in HEALTH:
+        bad = [x[name] < low or x[name] > high for x in updates[-patience - 1 :]]
         if sum(bad) == patience and all(bad[-patience:]):
-            tqdm.write(f"Warning: {name} is {recent[-1]:.3g}. {sentence}")
+            tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
 
 
 def compiled(function: Callable) -> Callable:
@@ -643,16 +622,14 @@ def compiled(function: Callable) -> Callable:
             return fastest(*args)
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = str(error).strip().partition("\n")[0]
-            tqdm.write(
-                f"Warning: the update runs uncompiled and so slower (is g++ there?): {reason}"
-            )
+            tqdm.write(f"Warning: the update runs uncompiled, slower (is g++ there?): {reason}")
             fastest = function
             return function(*args)
 
     return call
 
 
-def means(rows: list[dict[str, Tensor]]) -> dict[str, float]:
+def means(rows: list[Tensors]) -> dict[str, float]:
     """Mean of each metric over minibatches; raise ValueError if one is not finite."""
     metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
     if not all(map(math.isfinite, metrics.values())):
@@ -686,7 +663,12 @@ def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], Summar
     if args.track:
         import wandb
 
-        wandb.init(id=run_dir.name, resume="allow", config=config, sync_tensorboard=True)
+        try:
+            wandb.init(id=run_dir.name, resume="allow", config=config, sync_tensorboard=True)
+        except wandb.Error as error:
+            raise ValueError(
+                f"Weights & Biases (WANDB_MODE=offline needs none): {error}"
+            ) from error
     # What a killed run has logged after its last checkpoint is hidden.
     writer = SummaryWriter(str(run_dir), purge_step=saved.get("global_step", 0) + 1)
     writer.add_text("settings", "  \n".join(f"{name}: {config[name]}" for name in config))
@@ -726,7 +708,7 @@ def evaluate(args: Args) -> dict[str, list[float]]:
     saved = load_checkpoint(args.evaluate)
     names = ("evaluate", "eval_episodes", "capture_video", "seed")
     args = Args(**{**saved["args"], **{name: getattr(args, name) for name in names}})
-    obs_stats, results = RunningMeanStd(*saved["obs_stats"]), {}
+    obs_stats, results = RunningMeanStd(*saved["stats"][0]), {}
     for kind in ("mean", "sampled"):
         env = make_env(args)
         if args.capture_video:
@@ -735,14 +717,14 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         envs, low, high = Environments([env]), env.action_space.low, env.action_space.high
         agent = Agent(envs.obs.shape[1], low.size, args)
         agent.load_state_dict(saved["agent"])
-        layers = numpy_layers(agent.policy)
-        std = agent.log_std.exp().numpy(force=True) * (kind == "sampled")
+        policy, std = in_numpy(agent.policy), agent.log_std.exp().numpy(force=True)
         rng = np.random.default_rng([args.seed, 2**32])  # no iteration of training has this number
-        obs = envs.reset(rng)
+        envs.reset(rng)
         while len(envs.episodes) < args.eval_episodes:
-            action = numpy_mlp(layers, normalize_obs(obs, obs_stats, args).astype(np.float32))
-            action += std * rng.standard_normal(std.shape, dtype=np.float32)
-            obs, *_ = envs.step(np.clip(action, low, high), rng)
+            action = policy(normalize_obs(envs.obs, obs_stats, args).astype(np.float32))
+            if kind == "sampled":
+                action += std * rng.standard_normal(std.shape, dtype=np.float32)
+            envs.step(np.clip(action, low, high), rng)
         env.close()
         results[kind] = [episode["return"] for episode in envs.episodes]
         print(f"{kind} action: {np.mean(results[kind]):.1f} ± {np.std(results[kind]):.1f}")

@@ -69,6 +69,8 @@ Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
 
 # === Settings ===
 
+Tensors = dict[str, Tensor]
+
 
 @pydantic.dataclasses.dataclass(config={"extra": "forbid"})
 class Args:
@@ -524,8 +526,8 @@ def gae(
 
     Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
     """
-    deltas = rewards + gamma * next_values * (1 - terminated) - values
     # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
+    deltas = rewards + gamma * next_values * (1 - terminated) - values
     decays = gamma * gae_lambda * (1 - done)
     advantage, advantages = torch.zeros_like(deltas[0]), []
     for delta, decay in zip(deltas.flip(0).unbind(), decays.flip(0).unbind(), strict=True):
@@ -557,8 +559,8 @@ def clipped_value_loss(
     The gradient is zero where a value has moved towards its target by more than `clip_coef` from
     `values`, those at collection time.
     """
-    clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
     # Detail 9/37: value function loss clipping (value_clip_coef) [ppo2/model.py L68-75]
+    clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
     errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
 
@@ -851,7 +853,7 @@ def collect(
     return Rollout(queries, responses, logprobs, values, rewards, mask, last), metrics
 
 
-def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, dict[str, Tensor]]:
+def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
     """PPO's loss on a minibatch of whole responses, and the debug variables.
 
     Everything is selected by `mb.mask` before it is averaged, so padding cannot leak in.
@@ -1030,11 +1032,11 @@ SCRIPT = Path(__file__).stem
 
 # Metric, sign, threshold, updates in a row, what it means and what to do.
 HEALTH = [
-    ("losses/approx_kl", ">", 0.5, 1, "The policy moves too far: lower --learning-rate."),
-    ("losses/clipfrac", ">", 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
-    ("objective/kl", ">", 30.0, 1, "The KL has run away: raise --kl-coef, or lower --target-kl."),
-    ("objective/score_std", "<", 1e-6, 1, "All scores are equal: check the reward model."),
-    ("text/repetition", ">", 0.5, 5, "The reward may be hacked: read texts, lower --target-kl."),
+    ("losses/approx_kl", 0, 0.5, 1, "The policy moves too far: lower --learning-rate."),
+    ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
+    ("objective/kl", 0, 30, 1, "The KL has run away: raise --kl-coef, or lower --target-kl."),
+    ("objective/score_std", 1e-6, math.inf, 1, "All scores are equal: check the reward model."),
+    ("text/repetition", 0, 0.5, 5, "The reward may be hacked: read texts, lower --target-kl."),
 ]
 
 
@@ -1106,7 +1108,7 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
 
 
 # Copied from ppo_continuous_action.py
-def means(rows: list[dict[str, Tensor]]) -> dict[str, float]:
+def means(rows: list[Tensors]) -> dict[str, float]:
     """Mean of each metric over minibatches; raise ValueError if one is not finite."""
     metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
     if not all(map(math.isfinite, metrics.values())):
@@ -1116,12 +1118,11 @@ def means(rows: list[dict[str, Tensor]]) -> dict[str, float]:
 
 # Copied from ppo_continuous_action.py
 def warn(updates: list[dict[str, float]]) -> None:
-    """Print what HEALTH says of the last iteration, unless it said so of the one before."""
-    for name, sign, threshold, patience, sentence in HEALTH:
-        recent = [x[name] for x in updates[-patience - 1 :]]
-        bad = [x > threshold if sign == ">" else x < threshold for x in recent]
+    """Print what to do where a metric has just become unhealthy for `patience` iterations."""
+    for name, low, high, patience, sentence in HEALTH:
+        bad = [x[name] < low or x[name] > high for x in updates[-patience - 1 :]]
         if sum(bad) == patience and all(bad[-patience:]):
-            tqdm.write(f"Warning: {name} is {recent[-1]:.3g}. {sentence}")
+            tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
 
 
 # Copied from ppo_continuous_action.py

@@ -26,9 +26,8 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def wrap(self, owner: Any, name: str) -> None:
-        """Replace the attribute `name` of a module or class by itself with a timer around it."""
-        function: Callable = getattr(owner, name)
+    def timed(self, function: Callable) -> Callable:
+        """The function with a timer around it."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
@@ -36,7 +35,11 @@ class Stopwatch:
             self.seconds += time.perf_counter() - start
             return result
 
-        setattr(owner, name, timed)
+        return timed
+
+    def wrap(self, owner: Any, name: str) -> None:
+        """Replace the attribute `name` of a module or class by itself with a timer around it."""
+        setattr(owner, name, self.timed(getattr(owner, name)))
 
 
 def load(path: Path) -> ModuleType:
@@ -52,7 +55,7 @@ def breakdown(script: Path, physics: str, arguments: list[str]) -> dict[str, flo
     """Train and return microseconds per environment step by activity.
 
     Args:
-        script: file with `Args`, `Environments`, `numpy_mlp`, `train`, and `warn`, which it calls
+        script: file with `Args`, `Environments`, `in_numpy`, `train`, and `warn`, which it calls
             once per iteration.
         physics: `module:Class.method` that advances the simulation.
         arguments: command line of the script.
@@ -72,7 +75,8 @@ def breakdown(script: Path, physics: str, arguments: list[str]) -> dict[str, flo
     class_name, method = names.split(".")
     simulating.wrap(getattr(importlib.import_module(module_name), class_name), method)
     stepping.wrap(module.Environments, "step")
-    acting.wrap(module, "numpy_mlp")
+    in_numpy = module.in_numpy
+    module.in_numpy = lambda network: acting.timed(in_numpy(network))
     updates = module.train(tyro.cli(module.Args, args=arguments))["updates"]
 
     whole, physics_alone, step, act = np.subtract(readings[-1], readings[0])

@@ -112,12 +112,12 @@ class Script:
         """Where one function does everything, the gradient shows in Adam's running mean."""
         real = getattr(self.module, self.update)
 
-        def update(agent, weights, adam, batch, mb, learning_rate, clip_coef, args):
+        def update(agent, adam, batch, mb, schedule, args):
             data, before = [x[mb].clone() for x in batch], adam["mean"].clone()
-            metrics = real(agent, weights, adam, batch, mb, learning_rate, clip_coef, args)
+            metrics = real(agent, adam, batch, mb, schedule, args)
             gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
-            numbers = clip_coef.item(), learning_rate.item()
-            steps.append(Step(data, *numbers, gradient, dict(metrics)))
+            learning_rate, clip_coef = schedule.tolist()
+            steps.append(Step(data, clip_coef, learning_rate, gradient, dict(metrics)))
             return metrics
 
         monkeypatch.setattr(self.module, self.update, update)

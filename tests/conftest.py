@@ -14,8 +14,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def script(request, monkeypatch, tmp_path):
     """Each script in turn, in an empty folder and with the fake environments."""
     script = adapters.SCRIPTS[request.param]
-    if len(script.path.read_text().splitlines()) > 1500:
-        pytest.skip(f"{script.name}.py is still that of the first edition")
     monkeypatch.chdir(tmp_path)
     fake_envs.Fake.made.clear()
     fake_envs.Interrupted.pressed.clear()

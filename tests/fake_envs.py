@@ -4,6 +4,7 @@ Their ids are a behavior and a space: "FakeTruncated-Box-v0", "FakeWalk-Frames-v
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -20,9 +21,9 @@ SPACES = {
 }
 
 
-def frame(numbers: np.ndarray) -> np.ndarray:
+def frame(numbers: Sequence[float] | np.ndarray) -> np.ndarray:
     """An image of three stripes, as bright as the numbers say."""
-    return np.repeat(numbers.astype(np.uint8), 28)[:, None].repeat(84, axis=1)
+    return np.repeat(np.asarray(numbers).astype(np.uint8), 28)[:, None].repeat(84, axis=1)
 
 
 class Fake(gym.Env):

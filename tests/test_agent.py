@@ -8,7 +8,7 @@ import torch
 from adapters import VECTOR, on
 from scipy.stats import multivariate_normal
 
-from ppo_continuous_action import layer_init, numpy_layers, numpy_mlp
+from ppo_continuous_action import in_numpy, layer_init
 
 GAUSSIAN = ["continuous", "kl_penalty"]
 
@@ -122,5 +122,5 @@ def test_leading_axes_are_kept(script):
 @on("continuous")
 def test_numpy_actor_equals_the_network(script):
     agent, obs = script.agent(17, 6), torch.randn(8, 17)
-    found = numpy_mlp(numpy_layers(agent.policy), obs.numpy())
+    found = in_numpy(agent.policy)(obs.numpy())
     np.testing.assert_allclose(found, agent.policy(obs).detach().numpy(), atol=1e-6)

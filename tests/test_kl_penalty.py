@@ -36,10 +36,10 @@ def steps(monkeypatch):
     """What every gradient step gets, and the weights before it."""
     seen, real = [], ppo.kl_penalty_update
 
-    def kl_penalty_update(agent, weights, adam, batch, mb, learning_rate, kl_coef, args):
-        copies = {"batch": [x.clone() for x in batch], "weights": weights.clone()}
-        seen.append({"kl_coef": kl_coef.item(), **copies})
-        return real(agent, weights, adam, batch, mb, learning_rate, kl_coef, args)
+    def kl_penalty_update(agent, adam, batch, mb, schedule, args):
+        copies = {"batch": [x.clone() for x in batch], "weights": adam["weights"].clone()}
+        seen.append({"kl_coef": schedule[1].item(), **copies})
+        return real(agent, adam, batch, mb, schedule, args)
 
     monkeypatch.setattr(ppo, "kl_penalty_update", kl_penalty_update)
     return seen
@@ -339,8 +339,8 @@ MUTATIONS = [
     ('saved["kl_coef"] if args', "kl_coef if args", "survives"),
     # Details whose text is this script's own.
     ("normalize(advantages) if args.norm_adv else", "", "loss_normalizes"),
-    ("torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)",
-     "(new_values - returns) ** 2", "loss_normalizes"),
+    ("(new_values - values).clamp(-clip_coef, clip_coef)", "(new_values - values)",
+     "loss_normalizes"),
     ("0.5 * errors.mean()", "errors.mean()", "loss_is_surrogate"),
     ("pg_loss - args.ent_coef", "pg_loss + args.ent_coef", "loss_is_surrogate"),
     ("+ args.vf_coef * v_loss", "+ v_loss", "loss_is_surrogate"),

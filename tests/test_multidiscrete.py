@@ -139,9 +139,9 @@ def minibatches(monkeypatch):
     """The data and the metrics of every minibatch."""
     seen, real = [], ppo.ppo_update
 
-    def ppo_update(agent, weights, adam, batch, mb, *rest):
+    def ppo_update(agent, adam, batch, mb, *rest):
         data = [x[mb].clone() for x in batch]
-        metrics = real(agent, weights, adam, batch, mb, *rest)
+        metrics = real(agent, adam, batch, mb, *rest)
         names = ("obs", "actions", "logprobs", "values", "advantages", "returns", "masks")
         seen.append(dict(zip(names, data, strict=True)) | metrics)
         return metrics
@@ -206,7 +206,7 @@ def test_both_samplers_draw_every_combination_with_its_probability(masked):
     mask = (random_masks(1, seed=4) if masked else EXISTS[None]).expand(count, 3, 4)
     probability = agent.get_action_and_value(obs.expand(24, 5), mask[:24], EVERY)[1].exp()
     drawn = agent.get_action_and_value(obs.expand(count, 5), mask)[0]
-    logits = ppo.numpy_mlp(ppo.numpy_layers(agent.policy), obs.numpy()).reshape(1, 3, 4)
+    logits = ppo.in_numpy(agent.policy)(obs.numpy()).reshape(1, 3, 4)
     noise = np.random.default_rng(0).gumbel(size=(count, 3, 4))
     chosen = torch.from_numpy(ppo.choose(logits + noise, mask.numpy()))
     for actions in (drawn, chosen):
@@ -217,9 +217,8 @@ def test_both_samplers_draw_every_combination_with_its_probability(masked):
 def test_rollouts_sample_from_the_policy(make_args, minibatches, monkeypatch):
     """With known logits in place of the network's; 4 standard errors of a half are 0.03."""
     shares = np.array([[0.7, 0.2, 0.1, 1.0], [0.1, 0.9, 1.0, 1.0], [0.4, 0.3, 0.2, 0.1]])
-    monkeypatch.setattr(
-        ppo, "numpy_mlp", lambda layers, x: np.log(shares.ravel() * np.ones((8, 1)))
-    )
+    logits = np.log(shares.ravel() * np.ones((8, 1)))
+    monkeypatch.setattr(ppo, "in_numpy", lambda network: lambda obs: logits)
     settings = {"num_envs": 8, "num_steps": 512, "total_timesteps": 4096, "update_epochs": 1}
     ppo.train(make_args(env_id="MdIdentity-v0", mask_invalid_actions=False, **settings))
     actions = torch.cat([x["actions"] for x in minibatches])

@@ -28,11 +28,11 @@ def update(agent, args, batch, orders, learning_rate=3e-4, clip_coef=0.2):
     """The script's gradient steps over minibatches of 16 in the given orders; their metrics."""
     weights = torch.nn.utils.parameters_to_vector(agent.parameters()).detach()
     torch.nn.utils.vector_to_parameters(weights, agent.parameters())
-    adam = {"mean": torch.zeros_like(weights), "square": torch.zeros_like(weights)}
+    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
     adam["step"] = torch.zeros((), dtype=torch.float64)
     schedule = torch.tensor([learning_rate, clip_coef], dtype=torch.float64)
     return [
-        ppo.ppo_update(agent, weights, adam, batch, mb, *schedule, args)
+        ppo.ppo_update(agent, adam, batch, mb, schedule, args)
         for order in orders
         for mb in torch.from_numpy(order).split(16)
     ]
@@ -138,62 +138,26 @@ class Spaces(gym.Env):
         return np.zeros(OBS, np.float32), {}
 
 
-def rollout(seed=0):
-    rng = np.random.default_rng(seed)
-    done = rng.random((STEPS, ENVS)) < 0.2
-    return {
-        "obs": rng.normal(size=(STEPS, ENVS, OBS)).astype(np.float32),
-        "actions": rng.normal(size=(STEPS, ENVS, ACTIONS)).astype(np.float32),
-        "rewards": rng.normal(size=(STEPS, ENVS)).astype(np.float32),
-        "values": rng.normal(size=(STEPS, ENVS)).astype(np.float32),
-        "done": done,
-        "terminated": done & (rng.random((STEPS, ENVS)) < 0.5),
-        "final_values": rng.normal(size=(STEPS, ENVS)).astype(np.float32),
-        "last_values": rng.normal(size=ENVS).astype(np.float32),
-    }
-
-
-def sb3_buffer(data, gamma, gae_lambda, logprobs=None):
+def sb3_buffer(data, logprobs, values):
     """Fill Stable-Baselines3's buffer as its collect_rollouts does, time limits included."""
     spaces = Spaces.observation_space, Spaces.action_space
-    buffer = RolloutBuffer(STEPS, *spaces, "cpu", gae_lambda, gamma, ENVS)
+    buffer = RolloutBuffer(STEPS, *spaces, "cpu", 0.95, 0.99, ENVS)
     starts = np.ones(ENVS)
     for t in range(STEPS):
         truncated = data["done"][t] & ~data["terminated"][t]
-        rewards = data["rewards"][t] + gamma * data["final_values"][t] * truncated
-        logprob = torch.zeros(ENVS) if logprobs is None else logprobs[t]
-        values = torch.from_numpy(data["values"][t])
-        buffer.add(data["obs"][t], data["actions"][t], rewards, starts, values, logprob)
+        rewards = data["rewards"][t] + 0.99 * data["final_values"][t] * truncated
+        buffer.add(data["obs"][t], data["actions"][t], rewards, starts, values[t], logprobs[t])
         starts = data["done"][t]
     buffer.compute_returns_and_advantage(torch.from_numpy(data["last_values"]), starts)
     return buffer
 
 
-def our_gae(data, gamma, gae_lambda):
-    next_values = np.concatenate([data["values"][1:], data["last_values"][None]])
-    truncated = data["done"] & ~data["terminated"]
-    next_values = np.where(truncated, data["final_values"], next_values)
-    arrays = (data["rewards"], data["values"], next_values, data["terminated"], data["done"])
-    return ppo.gae(*(torch.from_numpy(x.astype(np.float32)) for x in arrays), gamma, gae_lambda)
-
-
 def sb3_model(agent, **settings):
     """A Stable-Baselines3 PPO with the network and the weights of `agent`, and pairs of them."""
-    model = PPO(
-        "MlpPolicy",
-        Spaces(),
-        learning_rate=3e-4,
-        n_steps=STEPS,
-        batch_size=16,
-        max_grad_norm=0.5,
-        policy_kwargs={
-            "net_arch": {"pi": [64, 64], "vf": [64, 64]},
-            "activation_fn": torch.nn.Tanh,
-            "optimizer_kwargs": {"eps": 1e-15},
-        },
-        device="cpu",
-        **settings,
-    )
+    net_arch, optimizer = {"pi": [64, 64], "vf": [64, 64]}, {"eps": 1e-15}
+    policy = {"net_arch": net_arch, "activation_fn": torch.nn.Tanh, "optimizer_kwargs": optimizer}
+    settings |= {"learning_rate": 3e-4, "n_steps": STEPS, "batch_size": 16, "max_grad_norm": 0.5}
+    model = PPO("MlpPolicy", Spaces(), policy_kwargs=policy, device="cpu", **settings)
     policy = model.policy
     pairs = [
         (policy.mlp_extractor.policy_net, agent.policy[:4]),
@@ -221,24 +185,34 @@ def test_one_whole_update_equals_stable_baselines3(norm_adv, monkeypatch):
     agent, args = make_agent(norm_adv=norm_adv, **settings)
     real = ppo.normalize
     monkeypatch.setattr(ppo, "normalize", lambda x: real(x) * ((len(x) - 1) / len(x)) ** 0.5)
-    data = rollout()
-    obs, actions = torch.from_numpy(data["obs"]), torch.from_numpy(data["actions"])
+    rng = np.random.default_rng(0)
+    shapes = {"obs": (STEPS, ENVS, OBS), "actions": (STEPS, ENVS, ACTIONS), "last_values": ENVS}
+    shapes |= {"rewards": (STEPS, ENVS), "final_values": (STEPS, ENVS)}
+    data = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    data["done"], failed = rng.random((2, STEPS, ENVS)) < [[[0.2]], [[0.5]]]
+    data["terminated"] = data["done"] & failed
+    t = {name: torch.from_numpy(x) for name, x in data.items()}
     with torch.no_grad():
-        _, logprobs, _, values = agent.get_action_and_value(obs, actions)
+        _, logprobs, _, values = agent.get_action_and_value(t["obs"], t["actions"])
     logprobs = logprobs + 0.2 * torch.randn(STEPS, ENVS)
-    data["values"] = values.numpy()
 
     model, pairs = sb3_model(
         agent, n_epochs=2, vf_coef=0.5, ent_coef=0.01, normalize_advantage=norm_adv
     )
     model.n_envs, model._current_progress_remaining = ENVS, 1.0
-    model.rollout_buffer = sb3_buffer(data, 0.99, 0.95, logprobs)
+    model.rollout_buffer = sb3_buffer(data, logprobs, values)
+    theirs = model.rollout_buffer.advantages.copy()
     queue = list(ORDERS)
     monkeypatch.setattr(np.random, "permutation", lambda n: queue.pop(0))
     model.train()
     assert not queue
 
-    batch = (obs, actions, logprobs, values, *our_gae(data, 0.99, 0.95))
+    next_values = torch.cat([values[1:], t["last_values"][None]])
+    next_values = torch.where(t["done"] & ~t["terminated"], t["final_values"], next_values)
+    ends = t["terminated"].float(), t["done"].float()
+    advantages, returns = ppo.gae(t["rewards"], values, next_values, *ends, 0.99, 0.95)
+    np.testing.assert_allclose(advantages, theirs, atol=1e-5)
+    batch = (t["obs"], t["actions"], logprobs, values, advantages, returns)
     # Their buffer is flattened environment by environment, ours step by step.
     batch = [x.transpose(0, 1).flatten(0, 1) for x in batch]
     start = agent.policy[0].weight.clone()

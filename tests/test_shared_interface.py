@@ -203,7 +203,7 @@ def test_evaluation_acts_by_the_saved_weights_and_statistics(script, tiny, monke
     seen, real = [], script.module.normalize_obs
 
     def normalize_obs(obs, stats, args):
-        assert np.array_equal(stats.mean, saved["obs_stats"][0])  # frozen
+        assert np.array_equal(stats.mean, saved["stats"][0][0])  # frozen
         seen.append(real(obs, stats, args)[0].copy())
         return seen[-1][None]
 

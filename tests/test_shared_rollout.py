@@ -109,7 +109,7 @@ def test_observations_are_normalized_by_all_environments_up_to_now(script, tiny,
     found = torch.cat([step.data[0] for step in recorded.steps[:4]]).numpy()
     distance = np.abs(found[:, None] - expected).max(-1)
     assert distance.min(0).max() < 1e-3 and distance.min(1).max() < 1e-3
-    count = script.module.load_checkpoint("runs/run0")["obs_stats"][2]
+    count = script.module.load_checkpoint("runs/run0")["stats"][0][2]
     assert np.ravel(count)[0] == pytest.approx(1e-4 + 3 * 17)
 
     (batch,) = recorded.gae

@@ -20,9 +20,7 @@ def test_learning_rate_falls_linearly_and_is_held_within_an_iteration(script, ti
     np.testing.assert_allclose(rates, rates[:, :1].repeat(rates.shape[1], axis=1))
     np.testing.assert_allclose(rates[:, 0], [0.004, 0.003, 0.002, 0.001], rtol=1e-6)
     np.testing.assert_allclose([x["charts/learning_rate"] for x in updates], rates[:, 0], rtol=1e-6)
-
-
-def test_without_annealing_the_learning_rate_stays(script, tiny, recorded):
+    recorded.steps.clear()
     script.module.train(tiny(anneal_lr=False, learning_rate=0.004))
     np.testing.assert_allclose(per_iteration(recorded, "learning_rate", 3), 0.004, rtol=1e-6)
 
