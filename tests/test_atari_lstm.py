@@ -244,7 +244,8 @@ def test_a_resumed_run_goes_on_with_states_and_starts_bit_for_bit(tiny, recorded
     fake_envs.Fake.made.clear()
     ppo.train(tiny("Uneven", **settings))  # up to a step that is the last of some games
     assert ppo.load_checkpoint("runs/run1")["starts"].tolist() == [1.0, 1.0, 0.0, 1.0]
-    expected, recorded.steps = recorded.steps[12:24], []
+    expected = recorded.steps[12:24]
+    recorded.steps.clear()
     fake_envs.Fake.made.clear()
     resumed = ppo.train(tiny("Uneven", total_timesteps=192, **settings, resume="runs/run1"))
     for a, b in zip(expected, recorded.steps, strict=True):
