@@ -432,12 +432,6 @@ def approx_kl(logratio: Tensor) -> Tensor:
     return (logratio.exp() - 1 - logratio).mean()
 
 
-# Copied from ppo_continuous_action.py
-def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant."""
-    return (1 - (returns - values).var() / returns.var()).item()
-
-
 def kl_penalty_loss(
     agent: Agent, minibatch: list[Tensor], kl_coef: Tensor, args: Args
 ) -> tuple[Tensor, Tensors]:
@@ -613,7 +607,7 @@ def train(args: Args) -> dict[str, Any]:
 
         # --- Log and save ---
         metrics |= {
-            "losses/explained_variance": explained_variance(values, returns),
+            "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
             "policy/log_std": agent.log_std.mean().item(),
             "advantages/std": advantages.std(correction=0).item(),
             "charts/learning_rate": learning_rate,
@@ -653,7 +647,7 @@ HEALTH = [
     ("losses/explained_variance", 0, 1, 20, "Values are useless: check the scale of rewards."),
     ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
     ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
-    ("policy/log_std", -4, math.inf, 1, "The policy has stopped exploring: raise --ent-coef."),
+    ("policy/log_std", -4, math.inf, 1, "Exploration has ended: raise --ent-coef."),
 ]
 
 

@@ -259,10 +259,17 @@ def newest(obs):
     return obs[0, :, 0, 0].tolist()
 
 
+def played(envs, rng, actions):
+    """Observations, rewards, terminated and truncated of each step."""
+    steps = ((envs.step([action], rng), envs.obs) for action in actions)
+    return [[obs.copy(), *map(np.array, outcome)] for outcome, obs in steps]
+
+
 def test_frame_stack_holds_the_last_four_newest_last_and_begins_black():
     envs, rng = games([ALIVE] * 5 + [(0.0, 0, True)]), np.random.default_rng(0)
-    assert newest(envs.reset(rng)) == [0, 0, 0, 100]  # the game is loaded, then begun
-    stacks = [newest(envs.step([1], rng)[0]) for _ in range(6)]
+    envs.reset(rng)
+    assert newest(envs.obs) == [0, 0, 0, 100]  # the game is loaded, then begun
+    stacks = [newest(obs) for obs, *_ in played(envs, rng, [1] * 6)]
     assert stacks[0] == [0, 0, 100, 101] and stacks[4] == [102, 103, 104, 105]
     assert stacks[5] == [0, 0, 0, 150] and newest(envs.final_obs) == [103, 104, 105, 106]
 
@@ -271,9 +278,9 @@ def test_frame_stack_of_a_new_life_holds_nothing_of_the_old_one():
     envs, rng = games([ALIVE, (0.0, 2, False), (0.0, 2, False)]), np.random.default_rng(0)
     envs.reset(rng)
     envs.step([1], rng)
-    obs, _, terminated, truncated = envs.step([1], rng)
+    _, terminated, truncated = envs.step([1], rng)
     assert terminated == (True,) and truncated == (False,)
-    assert newest(envs.final_obs) == [0, 100, 101, 102] and newest(obs) == [0, 0, 0, 103]
+    assert newest(envs.final_obs) == [0, 100, 101, 102] and newest(envs.obs) == [0, 0, 0, 103]
     assert envs.episodes == [] and envs.running[0]["actions"] == [1, 1]  # the game goes on
 
 
@@ -282,7 +289,7 @@ def test_finished_games_are_noted_with_their_raw_score_and_a_new_seed_begins_the
     envs, rng = games(script, 2), np.random.default_rng(0)
     envs.reset(rng)
     seeds = [x["seed"] for x in envs.running]
-    rewards = [envs.step([1, 0], rng)[1] for _ in range(3)]
+    rewards = [envs.step([1, 0], rng)[0] for _ in range(3)]
     assert rewards == [(1.0, 1.0), (-1.0, -1.0), (1.0, 1.0)]
     score = {"global_step": 6, "return": -4.0, "length": 4}  # the no-op after a life counts
     assert envs.episodes == [score, score]
@@ -391,12 +398,13 @@ def test_environments_equal_a_raw_emulator_bit_for_bit(game, steps, monkeypatch)
     actions = np.random.default_rng(1).integers(0, envs.envs[0].action_space.n, steps).tolist()
     raw = RawGame(game, np.random.default_rng(7), ppo_atari.MAX_GAME_STEPS)
     (first, _), *expected = raw.play(actions)
-    assert np.array_equal(envs.reset(rng), first[None])
+    envs.reset(rng)
+    assert np.array_equal(envs.obs, first[None])
     ends = set()
     for action, (raw_obs, (*raw_flags, raw_final)) in zip(actions, expected, strict=True):
-        obs, *flags = envs.step([action], rng)
+        flags = envs.step([action], rng)
         assert [x[0] for x in flags] == raw_flags
-        assert np.array_equal(obs[0], raw_obs)
+        assert np.array_equal(envs.obs[0], raw_obs)
         assert raw_final is None or np.array_equal(envs.final_obs[0], raw_final)
         ends.add((flags[1][0], flags[2][0]))
     assert [(x["return"], x["length"]) for x in envs.episodes] == raw.episodes != []
@@ -408,10 +416,6 @@ def test_environments_equal_a_raw_emulator_bit_for_bit(game, steps, monkeypatch)
 
 def breakout(**settings):
     return Environments([make_env(Args(**{"env_id": "Breakout", **settings}))])
-
-
-def played(envs, rng, actions):
-    return [[np.array(x).copy() for x in envs.step([action], rng)] for action in actions]
 
 
 def saved_state(envs):
