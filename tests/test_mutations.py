@@ -169,6 +169,7 @@ MUTATIONS = [
     ("if not saved and (run_dir / \"checkpoint.pt\").exists():", "if False:", "shared_resume: overwritten"),
     ("if saved and any(saved[\"args\"][name] != getattr(args, name) for name in fixed):", "if False:", "shared_resume: cannot_change"),
     # Evaluation, health, command line
+    ("except wandb.Error as error", "except OSError as error", "shared_interface: cannot_start"),
     ("[args.seed, 2**32]", "[args.seed, 0]", "shared_interface: other_seeds"),
     ("kind == \"sampled\"", "kind != \"sampled\"", "shared_interface: saved_weights or most_probable"),
     ("if sum(bad) == patience and all(bad[-patience:]):", "if all(bad[-patience:]):", "shared_interface: each_row"),

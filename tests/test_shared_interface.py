@@ -10,6 +10,7 @@ import fake_envs
 import numpy as np
 import pytest
 import torch
+import wandb
 from adapters import VECTOR, flags, on
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb_log import wandb_records
@@ -49,6 +50,15 @@ def test_spaces_that_do_not_fit_are_refused(script, tiny, cli):
 def test_track_without_wandb_is_refused(tiny, cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert_refused(cli(flags(tiny(track=True))), "wandb")
+
+
+def test_tracking_that_cannot_start_is_refused(tiny, cli, monkeypatch):
+    def init(**settings):
+        raise wandb.Error("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", init)
+    assert_refused(cli(flags(tiny(track=True))), "No API key")
+    assert not Path("runs").exists()
 
 
 def test_a_run_without_a_name_gets_one(script, tiny, cli):
