@@ -153,7 +153,7 @@ MUTATIONS = [
     ("> args.target_kl:\n                break", "> args.target_kl:\n                pass", "shared_update: target_kl"),
     ("mb_metrics[-args.num_minibatches :]", "mb_metrics", "shared_update: last_epoch"),
     # Resuming
-    ('nn.utils.vector_to_parameters(adam["weights"], agent.parameters())', "pass", "shared_resume: bit_for_bit"),
+    ('nn.utils.vector_to_parameters(adam["weights"], agent.parameters())', "pass", "shared_update: has_learned"),
     ('adam = {name: x.to(device) for name, x in saved["adam"].items()}', "pass", "shared_resume: bit_for_bit"),
     ('obs_stats, return_stats = (RunningMeanStd(*x) for x in saved["stats"])', 'obs_stats = RunningMeanStd(*saved["stats"][0])', "shared_resume: bit_for_bit"),
     ('obs_stats, return_stats = (RunningMeanStd(*x) for x in saved["stats"])', 'return_stats = RunningMeanStd(*saved["stats"][1])', "shared_resume: bit_for_bit"),
