@@ -48,7 +48,9 @@ class FakeGame(gym.Env):
         return self.frame(), reward, over, False, {}
 
 
-ALIVE, LOST, OVER = (0.0, 3, False), (0.0, 2, False), (0.0, 0, True)
+ALIVE = (0.0, 3, False)
+LOST = (0.0, 2, False)
+OVER = (0.0, 0, True)
 
 
 def begun(wrapper, *script):
