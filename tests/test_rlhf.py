@@ -26,7 +26,7 @@ import ppo_rlhf_toy as rlhf
 from ppo_rlhf_toy import BOS, PAD, Agent, Args, Judges, RewardModel, Rollout, TinyGPT
 
 torch.set_num_threads(1)
-rlhf.NUM_SAMPLES, rlhf.NUM_EVALUATED, rlhf.BEST_OF_N = 64, 32, (1, 4, 16)
+vars(rlhf).update(NUM_SAMPLES=64, NUM_EVALUATED=32, BEST_OF_N=(1, 4, 16))
 SCRIPT = Path(rlhf.__file__)
 TOKEN = {word: index for index, word in enumerate(rlhf.TOY_WORDS)}
 STOP = TOKEN["."]
@@ -132,16 +132,14 @@ def record(monkeypatch, owner, name: str) -> list:
 
 def record_steps(monkeypatch, kind: type) -> list[SimpleNamespace]:
     """Learning rate, gradient and change of all weights in all steps of an optimizer from now on."""
-    steps, original = [], kind.step
+    steps, original, flat = [], kind.step, nn.utils.parameters_to_vector
 
-    def step(self, *args):
+    def step(self):
         (group,) = self.param_groups
-        before = nn.utils.parameters_to_vector(group["params"])
-        gradient = torch.cat([p.grad.flatten() for p in group["params"]])
-        result = original(self, *args)
-        change = (nn.utils.parameters_to_vector(group["params"]) - before).detach()
+        before, gradient = flat(group["params"]), flat([p.grad for p in group["params"]])
+        original(self)
+        change = (flat(group["params"]) - before).detach()
         steps.append(SimpleNamespace(lr=group["lr"], gradient=gradient, change=change))
-        return result
 
     monkeypatch.setattr(kind, "step", step)
     return steps
@@ -192,12 +190,10 @@ def test_grammar_writes_clean_reviews_that_fit(monkeypatch):
 @pytest.mark.parametrize("difference", [0.2, 0.4, 1.0])
 def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference):
     """The first text of each pair holds the word 1, the second 0, and it is better."""
-    words = iter([1, 0, 0])
-    shape = lambda agent, task, queries, generator: torch.full((len(queries), 1), next(words))  # noqa: E731
-    monkeypatch.setattr(rlhf, "write_answers", shape)
+    texts = iter([torch.ones(20_000, 1).long(), torch.zeros(20_000, 1).long(), torch.zeros(64, 1)])
+    monkeypatch.setattr(rlhf, "write_answers", lambda *args: next(texts))
     monkeypatch.setattr(rlhf.Task, "gold", lambda self, queries, texts: difference * texts[:, 0])
-    args = small_args(num_pairs=20_000)
-    found = rlhf.make_preferences(args, judges.task, judges.reference)
+    found = rlhf.make_preferences(small_args(num_pairs=20_000), judges.task, judges.reference)
     expected = 1 / (1 + math.exp(-difference / rlhf.LABEL_NOISE))
     share = found.chosen.float().mean().item()
     assert share == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 20_000))
@@ -327,9 +323,7 @@ def test_r9_normalization_centers_scales_keeps_the_order_and_starts_anew(model, 
     reward, samples = RewardModel(model), (random_queries(200), random_words(200, 9))
     before = rlhf.score_texts(reward, *samples)
     expected = (before - before.mean()) / before.std(correction=0)
-    for gain, bias in ((1.0, 0.0), (7.0, -3.0)):
-        nn.init.constant_(reward.gain, gain)
-        nn.init.constant_(reward.bias, bias)
+    for _ in range(2):
         rlhf.normalize_reward_model(reward, *samples)
         torch.testing.assert_close(rlhf.score_texts(reward, *samples), expected)
     monkeypatch.setattr(rlhf, "score_texts", lambda *args: torch.full((8,), 0.5))
@@ -1019,6 +1013,7 @@ MUTATIONS = [
     ("(1 + error * num_episodes", "(1 - error * num_episodes", "r20_beta_moves"),
     ('metrics["objective/kl"], args.target_kl', 'metrics["objective/kl_exact"], args.target_kl', "r20_beta_follows"),
     ("args.batch_size, args.kl_horizon", "args.batch_size, 10_000", "r20_beta_follows"),
+    ("sampled = agent.sample_responses", "sampled = judges.reference.sample_responses", "every_policy"),
     ("judges.reference.get_action_and_value", "agent.get_action_and_value", "r17_"),
     ("(1 + error * num_episodes / horizon)", "(1 + error / horizon)", "r20_beta_moves"),
     ('if args.kl_mode == "adaptive":', 'if args.kl_mode != "none":', "r20_beta_follows"),
