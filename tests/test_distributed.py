@@ -82,12 +82,9 @@ def test_processes_resume_with_new_games(probe):
 
 # Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
 MUTATIONS = [
-    ("average([*(x.grad for x in agent.parameters()), *metrics.values()])",
-     "average(metrics.values())", "share_gradients"),
-    ("average([*(x.grad for x in agent.parameters()), *metrics.values()])",
-     "average(x.grad for x in agent.parameters())", "share_gradients"),
+    ("[*(x.grad for x in agent.parameters()), *metrics", "[*metrics", "share_gradients"),
+    ("agent.parameters()), *metrics.values()])", "agent.parameters())])", "share_gradients"),
     ("x /= WORLD_SIZE", "x /= 1", "share_gradients"),
     ("[args.seed, len(updates), RANK]", "[args.seed, len(updates)]", "share_gradients"),
-    ("for _ in range(args.num_envs)], WORLD_SIZE)", "for _ in range(args.num_envs)])",
-     "share_gradients"),
+    ("range(args.num_envs)], WORLD_SIZE)", "range(args.num_envs)])", "share_gradients"),
 ]  # fmt: skip

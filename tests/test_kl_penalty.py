@@ -158,15 +158,15 @@ def test_the_old_policy_is_the_one_that_acted_and_stays_as_it_is(longer, steps):
     agent = ppo.train(longer(learning_rate=0.01))["agent"]
     for start in range(0, len(steps), 12):
         torch.nn.utils.vector_to_parameters(steps[start]["weights"], agent.parameters())
-        obs, actions, logprobs, *_, old_mean, old_log_std = steps[start]["batch"]
+        batch = steps[start]["batch"]
+        obs, actions, logprobs, *_, old_mean, old_log_std = batch
         with torch.no_grad():
             torch.testing.assert_close(old_mean, agent.policy(obs), rtol=0, atol=1e-6)
         assert torch.equal(old_log_std, agent.log_std.detach().expand_as(old_mean))
         logprob = gaussian(old_mean, old_log_std).log_prob(actions)
         torch.testing.assert_close(logprobs, logprob, rtol=0, atol=1e-4)
         for step in steps[start : start + 12]:
-            assert torch.equal(step["batch"][6], old_mean)
-            assert torch.equal(step["batch"][7], old_log_std)
+            assert all(map(torch.equal, step["batch"], batch))
         torch.nn.utils.vector_to_parameters(steps[start + 11]["weights"], agent.parameters())
         assert not torch.allclose(agent.log_std, old_log_std[0], rtol=0, atol=1e-3)
 
