@@ -333,6 +333,7 @@ def test_r9_normalization_centers_scales_keeps_the_order_and_starts_anew(model, 
 
 def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finished, monkeypatch):
     preferences, sft = finished.preferences, finished.judges.reference.policy
+    before = copy.deepcopy(sft.state_dict())
     steps = record_steps(monkeypatch, torch.optim.AdamW)
     calls, logged = record(monkeypatch, RewardModel, "score"), record(monkeypatch, rlhf, "log")
     model, quality = rlhf.train_reward_model(small_args(), sft, preferences)
@@ -351,6 +352,7 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
         order = torch.cat([minibatch[which] for minibatch in seen]).tolist()
         assert sorted(order[:60]) == sorted(order[60:]) == sorted(texts)
         assert order[:60] != order[60:] and order[:60] != texts
+    assert all(torch.equal(x, before[name]) for name, x in sft.state_dict().items())
 
     good, bad = (rlhf.score_texts(model, preferences[0][60:], x[60:]) for x in preferences[1:3])
     assert quality["accuracy"] == pytest.approx((good > bad).float().mean().item())
@@ -522,15 +524,17 @@ def test_padding_contents_change_neither_loss_nor_gradients(agent, rollout, sett
 # --- R5, R16, R20, R21: PPO ---
 
 
+THREE_UPDATES = {"num_updates": 3, "kl_coef": 3.0, "learning_rate": 0.01, "anneal_lr": True}
+THREE_UPDATES |= {"max_grad_norm": 0.1, "adam_eps": 2e-5}
+
+
 @pytest.fixture(scope="module")
 def ppo(finished, tmp_path_factory):
     """A PPO run: agent, updates, calls of its loss, steps of its optimizer."""
-    settings = {"num_updates": 3, "kl_coef": 3.0, "learning_rate": 0.01, "anneal_lr": True}
-    settings |= {"max_grad_norm": 0.1, "adam_eps": 2e-5}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("ppo"))
         batches, steps = record(patch, rlhf, "ppo_loss"), record_steps(patch, torch.optim.Adam)
-        agent, updates = run_ppo(finished.judges, **settings)
+        agent, updates = run_ppo(finished.judges, **THREE_UPDATES)
     return SimpleNamespace(agent=agent, updates=updates, batches=batches, steps=steps)
 
 
@@ -594,6 +598,9 @@ def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(judges,
         earned = torch.cat([mb.rewards.where(mb.mask, 0.0).sum(1) for _, mb, *_ in minibatches])
         expected = row["objective/score"] - row["objective/kl_coef"] * row["objective/kl"]
         assert earned.mean().item() == pytest.approx(expected, abs=1e-3)
+    target = ppo.updates[1]["objective/kl"]  # once it is met, beta stays
+    _, (_, met, after) = run_ppo(judges, **THREE_UPDATES, target_kl=target)
+    assert target > 0.01 and met["objective/kl_coef"] == pytest.approx(after["objective/kl_coef"])
     for mode, beta in (("fixed", 0.5), ("none", 0.0)):
         _, updates = run_ppo(judges, kl_mode=mode)
         assert [row["objective/kl_coef"] for row in updates] == [beta, beta]
