@@ -720,9 +720,10 @@ def train(args: Args) -> dict[str, Any]:
         warn(updates)
         for name, value in updates[-1].items():
             writer.add_scalar(name, value, envs.global_step)
-        for episode in envs.episodes[first_episode:]:
-            for name in ("return", "length"):
-                writer.add_scalar(f"charts/episodic_{name}", episode[name], episode["global_step"])
+        ended = envs.episodes[first_episode:]
+        for name in ("return", "length") if ended else ():
+            mean = np.mean([episode[name] for episode in ended])
+            writer.add_scalar(f"charts/episodic_{name}", mean, envs.global_step)
         recent = [episode["return"] for episode in envs.episodes[-100:]] or [math.nan]
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
@@ -765,8 +766,8 @@ def compiled(function: Callable) -> Callable:
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
     # Agent and settings stay the same in a run: to check them at each call takes a fifth of it.
-    guards = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
-    fastest = torch.compile(function, options=guards)
+    options = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe, "size_asserts": False}
+    fastest = torch.compile(function, options=options)
 
     def call(*args: Any) -> Any:
         nonlocal fastest
