@@ -205,6 +205,7 @@ def details(folders: Folders) -> str:
         for variant in row["variants"].split():
             if variant in effect:
                 label = SUITES["ablation"].variants[variant].label
+                label = re.sub(r"^(\d[\d and]*|extra:) ", "", label)
                 runs = "" if effect[variant][1] else " (one run)"
                 worth.append(f"{label}: {with_interval(*effect[variant], '{:+.0%}'.format)}{runs}")
         rows.append((*key, row["sentence"], "<br>".join(worth), ", ".join(links)))
