@@ -88,17 +88,17 @@ def measured(contest: str, folders: Folders) -> list[dict[str, Any]]:
     """What to show of a contest: the latest of the measurements with most complete repetitions."""
     path, groups = folders.results / "throughput.jsonl", {}
     for line in lines_of(path) if path.exists() else []:
-        if line["contest"] == contest:
-            groups.setdefault((line["commit"], *line["modified"]), []).append(line)
+        if line["contest"] == contest:  # of equal measurements the later one counts
+            group = groups.setdefault((line["commit"], *line["modified"]), {})
+            group[line.get("repetition"), line.get("contender")] = line
     most, shown = 0, []
-    for lines in groups.values():
-        repetitions = [x["repetition"] for x in lines if "repetition" in x]
-        complete = {x for x in repetitions if repetitions.count(x) == len(lines[0]["contenders"])}
-        if complete and len(complete) >= most:
-            most, shown = (
-                len(complete),
-                [x for x in lines if x.get("repetition", -1) in complete | {-1}],
-            )
+    for group in groups.values():
+        turns = [turn for turn, _ in group if turn is not None]
+        size = len(next(iter(group.values()))["contenders"])
+        complete = {turn for turn in turns if turns.count(turn) == size}
+        if len(complete) >= max(1, most):
+            most = len(complete)
+            shown = [line for (turn, _), line in group.items() if turn in {None, *complete}]
     return shown
 
 

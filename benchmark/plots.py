@@ -180,7 +180,8 @@ def plot_rows(suite: str, found: Found, folders: Folders) -> Figure:
         others = tables.published_effects(tables.shared_environments(suite, folders))
         runs, label = [x[::2] for x in strata.values()], "change of the final return; {}"
     else:
-        values, strata = tables.averages(suite, folders), tables.normalized_scores(suite, folders)
+        strata = tables.normalized_scores(suite, folders)
+        values = tables.estimates(strata, statistics.mean_of_strata)
         printed = (float(row["score"]) for row in reference("table1"))
         others = {"table1": dict(zip(names, printed, strict=True))}
         runs, label = list(filter(None, strata.values())), "average normalized score; {}"

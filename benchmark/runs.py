@@ -99,7 +99,7 @@ class Run:
 
 
 class Steps(Run):
-    """A run in environment steps; a step is one of all environments together."""
+    """A run in environment steps, those of all its environments together."""
 
     @property
     def checkpoint(self) -> Path:
@@ -118,9 +118,9 @@ class Steps(Run):
     def is_finished(self) -> bool:
         if not self.progress():
             return False
-        settings = read_checkpoint(self.checkpoint)["args"]
-        batch = settings["num_steps"] * settings["num_envs"]
-        return self.total_steps - self.progress() < batch  # no whole iteration fits any more
+        args = read_checkpoint(self.checkpoint)["args"]
+        left = self.total_steps - self.progress()
+        return left < args["num_steps"] * args["num_envs"]  # no whole iteration fits any more
 
     def result(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         saved = read_checkpoint(self.checkpoint)
@@ -257,7 +257,7 @@ def select(
 
 
 @contextlib.contextmanager
-def lock(run: Run) -> Iterator[IO | None]:
+def lock(run: Run, kind: int = fcntl.LOCK_EX) -> Iterator[IO | None]:
     """Hold the run's lock; None if another process holds it.
 
     Leaving the context closes our copy; a worker that has inherited it keeps the lock, even if the
@@ -266,23 +266,18 @@ def lock(run: Run) -> Iterator[IO | None]:
     run.folder.mkdir(parents=True, exist_ok=True)
     with (run.folder / "lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield None
-            return
+            file = None
         yield file
 
 
 def is_locked(run: Run) -> bool:
     """Whether somebody is working on the run; several may ask at the same time."""
-    if not (run.folder / "lock").exists():
+    if not run.folder.exists():
         return False
-    with (run.folder / "lock").open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    with lock(run, fcntl.LOCK_SH) as held:
+        return held is None
 
 
 def read_note(run: Run) -> dict[str, Any]:

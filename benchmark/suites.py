@@ -46,13 +46,8 @@ class Suite:
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
 MUJOCO7 = (
-    "HalfCheetah-v4",
-    "Hopper-v4",
-    "InvertedDoublePendulum-v4",
-    "InvertedPendulum-v4",
-    "Reacher-v4",
-    "Swimmer-v4",
-    "Walker2d-v4",
+    *("HalfCheetah-v4", "Hopper-v4", "InvertedDoublePendulum-v4", "InvertedPendulum-v4"),
+    *("Reacher-v4", "Swimmer-v4", "Walker2d-v4"),
 )
 THREE = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4")
 

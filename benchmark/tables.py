@@ -13,6 +13,7 @@ from benchmark.suites import SUITES
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|\[[-+]?\d[^]]*\]|–)?")
 Interval = tuple[float, float] | None
+Estimate = tuple[float, Interval]
 Name = tuple[str, str]  # suite and variant
 
 # Columns of published numbers, by the name of their source in reference/scores.csv.
@@ -149,6 +150,15 @@ def improvement(a: Name, b: Name, environments: Iterable[str], folders: Folders)
     return with_interval(statistics.improvement(*strata), ends, "{:.2f}".format)
 
 
+def estimates(strata: dict[str, list[np.ndarray]], statistic: Callable) -> dict[str, Estimate]:
+    """A statistic of the strata of each variant that has any, and its interval."""
+    return {
+        name: (float(statistic(*x)), statistics.interval(x, statistic))
+        for name, x in strata.items()
+        if x
+    }
+
+
 SCORE_CELLS = ("seeds", "last 100 episodes", "IQM", "95 % interval", "whole run", "hours per run")
 
 
@@ -242,21 +252,10 @@ def normalized_scores(suite: str, folders: Folders) -> dict[str, list[np.ndarray
     }
 
 
-def averages(suite: str, folders: Folders) -> dict[str, tuple[float, Interval]]:
-    """Average normalized score of each setting and its interval; {} before there are any."""
-    return {
-        name: (
-            float(statistics.mean_of_strata(*strata)),
-            statistics.interval(strata, statistics.mean_of_strata),
-        )
-        for name, strata in normalized_scores(suite, folders).items()
-        if strata
-    }
-
-
 def normalized_table(suite: str, folders: Folders) -> str:
     """Average normalized score of each setting beside that of the paper, and its raw returns."""
-    strata, average = normalized_scores(suite, folders), averages(suite, folders)
+    strata = normalized_scores(suite, folders)
+    average = estimates(strata, statistics.mean_of_strata)
     found = {name: by_environment(suite, name, folders) for name in strata}
     environments = [
         env for env in SUITES[suite].environments if any(env in x for x in found.values())
@@ -289,15 +288,9 @@ def effect_strata(suite: str, folders: Folders) -> dict[str, list[np.ndarray]]:
     return {name: strata for name, strata in found.items() if strata}
 
 
-def effects(suite: str, folders: Folders) -> dict[str, tuple[float, Interval]]:
+def effects(suite: str, folders: Folders) -> dict[str, Estimate]:
     """Effect of each variant on the mean score relative to the baseline's, and its interval."""
-    return {
-        name: (
-            float(statistics.relative_effect(*strata)),
-            statistics.interval(strata, statistics.relative_effect),
-        )
-        for name, strata in effect_strata(suite, folders).items()
-    }
+    return estimates(effect_strata(suite, folders), statistics.relative_effect)
 
 
 def chance(suite: str, folders: Folders) -> str:
@@ -371,31 +364,29 @@ def models_table(suite: str, folders: Folders) -> str:
     results = [x for found in by_environment(suite, variant, folders).values() for x in found]
     over_seeds = []
     for model in results[0].record["models"]:
-        cells = []
-        for key in MODEL_COLUMNS.values():
-            values = [x.record["models"][model][key] for x in results]
-            spread = f" ± {np.std(values):.2f}" if len(values) > 1 else ""
-            cells.append(f"{np.mean(values):.2f}{spread}")
-        over_seeds.append((model, *cells))
+        values = [
+            [x.record["models"][model][key] for x in results] for key in MODEL_COLUMNS.values()
+        ]
+        spreads = [f" ± {np.std(x):.2f}" if len(x) > 1 else "" for x in values]
+        over_seeds.append((model, *(f"{np.mean(x):.2f}{y}" for x, y in zip(values, spreads))))
     per_seed = []
     for result in results:
-        record, models = result.record, result.record["models"]
+        record = result.record
         judged = [row for row in result.curve if row["stage"] == record["judged"]]
         kl, rate = ([float(row[x]) for row in judged] for x in ("kl", "tokens_per_second"))
 
-        def cell(model: str, column: str, form: str = ".2f", models: dict = models) -> str:
-            return format(models[model][MODEL_COLUMNS[column]], form)
+        def cells(model: str, *columns: str, form: str = ".2f", record: dict = record) -> list[str]:
+            return [format(record["models"][model][MODEL_COLUMNS[x]], form) for x in columns]
 
         per_seed.append(
             (
                 record["seed"],
                 *(f"{record['reward_model'][x]:.3f}" for x in ("accuracy", "correlation")),
-                *(cell(record["judged"], x) for x in ("gold", "proxy")),
-                *(cell(record["judged"], x, ".3f") for x in ("stop rate", "unique")),
+                *cells(record["judged"], "gold", "proxy"),
+                *cells(record["judged"], "stop rate", "unique", form=".3f"),
                 f"{np.mean(kl[-20:]):.2f} ({record['settings']['target_kl']:g})",
                 f"{kl[0]:.0e}",
-                *(cell("ppo-none", x) for x in ("gold", "proxy", "KL")),
-                cell("best-of-16", "gold"),
+                *(*cells("ppo-none", "gold", "proxy", "KL"), *cells("best-of-16", "gold")),
                 f"{record['seconds'] / 60:.1f}" if record["seconds"] else "–",
                 f"{np.median(rate):.0f}",
                 record["peak_mib"] or "–",
@@ -444,8 +435,7 @@ TABLES: dict[str, Callable[[str, Folders], str]] = {
 
 def suite_table(suite: str, folders: Folders) -> str:
     """Everything about a suite: scores, comparisons with its baseline, what is missing."""
-    begun = bool(done(suite, folders))
-    table = TABLES[SUITES[suite].table](suite, folders) if begun else ""
+    table = TABLES[SUITES[suite].table](suite, folders) if done(suite, folders) else ""
     return table + what_is_missing(suite, folders)
 
 

@@ -681,6 +681,7 @@ def test_a_contest_continues_and_fewer_repetitions_replace_none(
         return [*program, *progress, *contender.flags.split()], folder / "progress.txt"
 
     monkeypatch.setattr(throughput.Contender, "command", command)
+    monkeypatch.setattr(throughput, "changed_since", lambda commit: [])
     contest = throughput.Contest("Two", tuple(contenders))
     monkeypatch.setattr(throughput, "CONTESTS", {"two": contest})
     place = ["--results", str(folders.results), "throughput", "--repetitions"]
