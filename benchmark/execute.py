@@ -72,7 +72,7 @@ def run_one(run: Run, commit: str, stop: threading.Event | None = None) -> Outco
                 return Outcome("stopped", text)
             crashes, error = crashes + 1, reason(run, code)
             note = read_note(run)
-            write_note(run, note | {"crashes": note["crashes"] + 1, "error": error})
+            write_note(run, note | {"crashes": note.get("crashes", 0) + 1, "error": error})
             if crashes == ATTEMPTS:
                 return Outcome("failed", error)
             say(f"{run.name} crashed ({error}); once more")
@@ -107,7 +107,7 @@ def start(run: Run, commit: str, held: IO) -> subprocess.Popen:
         shutil.rmtree(run.log, ignore_errors=True)  # nothing to continue from
         note = {"commit": commit, "starts": 0, "crashes": note.get("crashes", 0)}
         write_text(run.folder / run.definition.script, source_at(commit, run.definition.script))
-    note["starts"] += 1
+    note["starts"] = note.get("starts", 0) + 1
     note.pop("error", None)
     write_note(run, note)
     step = run.progress()

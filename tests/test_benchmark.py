@@ -40,46 +40,33 @@ def write_result(folders, suite, environment, seed, returns, variant="", **more)
     mean = float(np.mean(returns)) if returns else None
     settings = {"total_timesteps": 1_000_000, "target_kl": 0.01}
     record = {**key, "score": mean, "mean_return": mean and mean / 2, "hours": 0.5, **more}
-    row = {"step": 10_000, "episodes": 0, "return": "", "kl_after": 0.02}
-    rows = (
-        [{**key, **row, "return": mean * i / 100, "step": 10_000 * i} for i in range(1, 101)]
-        if returns
-        else [{**key, **row}]
-    )
+    rows = [{**key, "step": 10_000 * i, "kl_after": 0.02, "episodes": 1} for i in range(1, 101)]
+    for row in rows:
+        row["return"] = mean * row["step"] / 1e6 if returns else ""
     results.merge(suite, [record | {"settings": settings}], rows, folders)
 
 
 # --- Statistics ---
 
 
-def test_interquartile_mean_ignores_the_outer_quarters():
+def test_interquartile_mean_ignores_the_outer_quarters_of_four_or_more():
     assert statistics.interquartile_mean(np.array([100, 1, 3, 2, 5, 4, 6, 7])) == 4.5
-
-
-def test_interquartile_mean_of_three_is_their_mean():
     assert statistics.interquartile_mean(np.array([1.0, 2.0, 6.0])) == 3.0
 
 
-def test_interval_lies_within_the_scores_around_their_mean():
+def test_interval_is_stratified_and_lies_within_the_scores_around_their_mean():
     low, high = statistics.interval([np.arange(10.0)], np.mean)
     assert 2 < low < 4.5 < high < 7
     assert statistics.interval([np.arange(10.0)], np.mean) == (low, high)
     assert statistics.interval([np.array([3.0, 4.0])], np.mean) is None
-
-
-def test_bootstrap_is_stratified():
     # Environments on different scales but without spread between seeds: nothing is uncertain.
     strata = [np.array([1.0, 1.0, 1.0]), np.array([9.0, 9.0, 9.0])]
     assert statistics.interval(strata, statistics.mean_of_strata) == (5.0, 5.0)
 
 
-def test_improvement_counts_pairs_and_half_of_ties():
-    a, b = np.array([1.0, 3.0]), np.array([2.0, 3.0])
+def test_improvement_counts_pairs_and_half_of_ties_and_averages_over_environments():
     # Of the four pairs (1,2) (1,3) (3,2) (3,3) one is won and one is a tie.
-    assert statistics.improvement(a, b) == 0.375
-
-
-def test_improvement_averages_over_environments():
+    assert statistics.improvement(np.array([1.0, 3.0]), np.array([2.0, 3.0])) == 0.375
     up, down = np.array([5.0, 6.0]), np.array([1.0, 2.0])
     assert statistics.improvement(up, down, down, up) == 0.5
     assert statistics.improvement(up, down, up, down) == 1.0
@@ -481,9 +468,7 @@ def test_trace_of_the_kl_has_a_line_per_seed_and_its_target(folders, drawn, tmp_
         write_result(folders, "kl_vs_clip", "Hopper-v4", seed, [5.0], "adaptive-0.01")
     (path,) = plots.update("kl_vs_clip", "trace", folders, tmp_path)
     assert path.name == "kl_vs_clip_trace.png"
-    first, second, target = drawn[0].axes[0].lines
-    assert set(first.get_ydata()) == set(second.get_ydata()) == {0.02}
-    assert set(target.get_ydata()) == {0.01}
+    assert [set(x.get_ydata()) for x in drawn[0].axes[0].lines] == [{0.02}, {0.02}, {0.01}]
 
 
 def test_rlhf_result_tables_and_figure(folders, tmp_path):
@@ -789,6 +774,20 @@ def test_committed_results_name_commit_and_settings_that_exist(suite):
         if has_history():
             known = settings_of(source_at(record["commit"], record["script"]))
             assert set(record["settings"]) == known - runs.NOT_SETTINGS, key
+
+
+def test_no_module_imports_one_that_comes_after_it():
+    order = ["provenance", "suites", "runs", "results", "execute", "statistics", "tables", "plots"]
+    order += ["pages", "throughput", "peers", "random_policy", "rlhf_frontier", "__main__"]
+    sources = {x.stem: x.read_text() for x in (ROOT / "benchmark").glob("*.py")}
+    assert set(sources) == {"__init__", *order}
+    for index, name in enumerate(order):
+        imported = re.findall(r"^ *from benchmark\.(\w+) import", sources[name], re.MULTILINE)
+        for line in re.findall(r"^ *from benchmark import ([\w, ]+)", sources[name], re.MULTILINE):
+            imported += line.strip().split(", ")
+        assert set(imported) <= set(order[:index]), name
+    for name in ("tables", "plots", "pages"):  # what shows does not need what measures
+        assert not re.search(r"import.*\bthroughput\b", sources[name])
 
 
 def test_help_of_every_command():

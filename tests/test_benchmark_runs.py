@@ -218,20 +218,21 @@ def test_a_finished_suite_is_not_run_again(bench):
     assert record["hours"] == pytest.approx(2000 * (1 / 200 + 1 / 200) / 3600, abs=1e-6)
 
 
-def test_a_killed_worker_is_continued_once_from_its_checkpoint(bench):
+@pytest.mark.parametrize(("iteration", "again"), [(2, 1), (7, 6)])
+def test_a_killed_worker_is_continued_once_from_its_checkpoint_if_any(bench, iteration, again):
     process = bench.start("run", "tiny", "--workers", "1", pace=0.05)
-    bench.wait_for_iteration(NAMES[0], 7)
+    bench.wait_for_iteration(NAMES[0], iteration)
     os.kill(bench.starts(NAMES[0])[0][0], signal.SIGKILL)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 0
     assert "A-v1/seed1 crashed (killed by SIGKILL); once more" in output
-    assert "A-v1/seed1 continues from step 500" in output
-    assert [first for _, first in bench.starts(NAMES[0])] == [1, 6]
+    assert ("A-v1/seed1 continues from step 500" in output) == (again == 6)
+    assert [first for _, first in bench.starts(NAMES[0])] == [1, again]
     assert len(bench.starts(NAMES[1])) == len(bench.starts(NAMES[2])) == 1
     bench.check_complete()
     record = bench.records()[NAMES[0]]
-    assert (record["starts"], record["crashes"]) == (2, 1)
-    assert re.search(r"seed1 \d+%, \d+ steps/s, 0.0 hours left", output)
+    assert record["crashes"] == 1 and record["starts"] == (2 if again == 6 else 1)
+    assert re.search(r"\d+%, \d+ steps/s, 0.0 hours left", output)
 
 
 def test_a_worker_outlives_its_killed_benchmark_and_is_not_started_twice(bench):
@@ -262,15 +263,6 @@ def test_benchmark_and_worker_killed(bench):
     assert bench.run("status", "tiny", "--only", NAMES[0]).split()[1] == "interrupted"
     bench.run("run", "tiny", pace=0)
     assert [first for _, first in bench.starts(NAMES[0])] == [1, 6]
-    bench.check_complete()
-
-
-def test_a_worker_that_is_killed_before_its_first_checkpoint_starts_anew(bench):
-    process = bench.start("run", "tiny", "--workers", "1", pace=0.05)
-    bench.wait_for_iteration(NAMES[0], 2)
-    os.kill(bench.starts(NAMES[0])[0][0], signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert [first for _, first in bench.starts(NAMES[0])] == [1, 1]
     bench.check_complete()
 
 
@@ -463,21 +455,10 @@ def ancestors(pid):
         pid = int(stat.read_text().rpartition(")")[2].split()[1]) if stat.exists() else 0
 
 
-def test_without_ray_cluster_there_is_a_sentence(bench, monkeypatch):
-    pytest.importorskip("ray")
-    for address in ("", "nonsense"):
-        if address:
-            monkeypatch.setenv("RAY_ADDRESS", address)
-        output = bench.run("run", "tiny", "--cluster", "ray", code=2)
-        assert output.splitlines()[-1].startswith("Error: There is no Ray cluster at ")
-
-
 @pytest.mark.slow
 def test_a_node_of_a_ray_cluster_is_lost(bench, monkeypatch):
     cluster_utils = pytest.importorskip("ray.cluster_utils")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("PACE", "0.2")  # the nodes' processes inherit it
-    monkeypatch.setenv("PYTHONPATH", str(bench.folder))
     small = {"object_store_memory": 80_000_000}
     cluster = cluster_utils.Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **small}
@@ -486,23 +467,20 @@ def test_a_node_of_a_ray_cluster_is_lost(bench, monkeypatch):
         nodes = [cluster.add_node(num_cpus=1, **small) for _ in range(2)]
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         process = bench.start("run", "tiny", "--cluster", "ray", pace=0.2)
-        first, second = NAMES[0], NAMES[1]
-        bench.wait_for_iteration(first, 7)
-        bench.wait_for_iteration(second, 1)
-        workers = {name: bench.starts(name)[0][0] for name in (first, second)}
+        bench.wait_for_iteration(NAMES[0], 7)
+        bench.wait_for_iteration(NAMES[1], 1)
+        first, second = (list(ancestors(bench.starts(name)[0][0])) for name in NAMES[:2])
         raylets = [node.all_processes["raylet"][0].process.pid for node in nodes]
-        owners = {x: [r for r in raylets if r in ancestors(pid)] for x, pid in workers.items()}
-        assert owners[first] != owners[second]  # both nodes are at work
-        lost = raylets.index(owners[first][0])
-        doomed = list(ancestors(workers[first]))
+        (lost,) = (index for index, raylet in enumerate(raylets) if raylet in first)
+        assert raylets[lost] not in second  # both nodes are at work
         cluster.remove_node(nodes[lost], allow_graceful=False)
-        for pid in doomed[: doomed.index(raylets[lost])]:  # a lost node takes all with it
+        for pid in first[: first.index(raylets[lost])]:  # a lost node takes all with it
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         output = process.communicate(timeout=120)[0]
         assert process.returncode == 0, output
-        assert [iteration for _, iteration in bench.starts(first)] in ([1, 6], [1, 11])
-        assert len(bench.starts(second)) == 1
+        assert [iteration for _, iteration in bench.starts(NAMES[0])] in ([1, 6], [1, 11])
+        assert len(bench.starts(NAMES[1])) == 1
         bench.check_complete()
     finally:
         cluster.shutdown()
