@@ -34,47 +34,27 @@ DETAILS = ROOT / "DETAILS.md"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WHOLE_RUN = 1_000_000  # steps for which the time of a whole run is projected
 
-# Script: what it shows; suite, variant and environment of its score; CleanRL's; contest of speed.
-SCRIPTS = {
-    "ppo_continuous_action.py": (
-        *("details 1–13 and 23–31", "figure3", "", "HalfCheetah-v4"),
-        *(("CleanRL pr-424", "CleanRL v1.0.0-12"), "continuous"),
-    ),
-    "ppo_kl_penalty.py": (
-        *("the paper's other objective", "kl_vs_clip", "adaptive-0.01", "Hopper-v4"),
-        *((), "kl_penalty"),
-    ),
-    "ppo_atari.py": ("details 1–22", "pong", "", "Pong", ("CleanRL pr-424",), "atari"),
-    "ppo_atari_lstm.py": (
-        *("details 1–22 and 32–36", "pong_lstm", "lstm", "Pong"),
-        *(("CleanRL pr-424, LSTM",), "atari_lstm"),
-    ),
-    "ppo_multidiscrete.py": (
-        *("detail 37, action masks", "cartpole", "", "CartPole-v1"),
-        *(("CleanRL pr-424",), "multidiscrete"),
-    ),
-    "ppo_rlhf_toy.py": ("RLHF with PPO", "rlhf", "", "reviews", (), ""),
-}
-
 
 def scripts_table(folders: Folders) -> str:
     """Every script with its size, score beside a published one, time and speed."""
     rows = []
-    for script, (shows, suite, variant, environment, sources, contest) in SCRIPTS.items():
-        results = by_environment(suite, variant, folders).get(environment, [])
+    for row in reference("scripts"):
+        script, environment = row["script"], row["environment"]
+        results = by_environment(row["suite"], row["variant"], folders).get(environment, [])
         scores = facts(results, "score")
         ends = statistics.interval([scores], np.mean)
         rows.append(
             (
                 f"[{script}]({script})",
-                shows,
+                row["shows"],
                 len((ROOT / script).read_text().splitlines()),
                 environment,
                 f"{plus_minus(scores)} {brackets(ends) if ends else ''}".strip(),
                 count(results) if results else "–",
-                "; ".join(published(environment, x) for x in sources) or "–",
+                "; ".join(published(environment, x) for x in row["sources"].split("; ") if x)
+                or "–",
                 median((x.record["hours"] for x in results), ".2f"),
-                speed(contest, folders),
+                speed(row["contest"], folders),
             )
         )
     header = ("script", "shows", "lines", "environment", "our return [95 %]", "seeds")
@@ -190,7 +170,7 @@ def details(folders: Folders) -> str:
         BenchmarkError: reference/details.csv has no sentence for a tag.
     """
     scripts: dict[tuple[str, str], list[str]] = {}
-    for script in SCRIPTS:
+    for script in (row["script"] for row in reference("scripts")):
         for line in (ROOT / script).read_text().splitlines():
             if tag := TAG.fullmatch(line.strip()):
                 scripts.setdefault((tag[1] or tag[2].lower(), tag[3]), []).append(script)

@@ -134,10 +134,9 @@ def plot_frontier(suite: str, found: Found, folders: Folders) -> Figure:
     best = [name for name in models[0] if name.startswith("best-of-")]
     figure, panels = plt.subplots(1, 2, figsize=(8, 3))
     for axes, reward in zip(panels, ("proxy", "gold"), strict=True):
-        for color, stage in enumerate(dict.fromkeys(row["stage"] for row in results[0].curve)):
-            rows = [[row for row in x.curve if row["stage"] == stage] for x in results]
-            points = [[(float(y["kl"]), float(y[reward])) for y in path] for path in rows]
-            draw_paths(axes, points, f"C{color}", stage)
+        for color, stage in enumerate(results[0].curve["stage"].unique()):
+            paths = [x.curve.loc[x.curve["stage"] == stage, ["kl", reward]] for x in results]
+            draw_paths(axes, paths, f"C{color}", stage)
         keys = "objective/kl", f"objective/{reward}"
         points = [[[x[name][key] for key in keys] for name in best] for x in models]
         path = draw_paths(axes, points, "k", "best-of-n")
@@ -253,7 +252,9 @@ def digest(suite: str, kind: str, folders: Folders) -> str:
     results = [
         x for own in found.values() for of_environment in own.values() for x in of_environment
     ]
-    content = json.dumps([(x.record, x.curve) for x in results]).encode()
+    content = json.dumps(
+        [(x.record, x.curve.to_csv(float_format="%.6g")) for x in results]
+    ).encode()
     files = [(REFERENCE / name).read_bytes() for name in KINDS[kind][2]]
     return hashlib.sha256(b"".join([content, *files])).hexdigest()
 

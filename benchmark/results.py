@@ -9,13 +9,13 @@ import csv
 import dataclasses
 import fcntl
 import functools
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from benchmark.provenance import BenchmarkError, machine
 from benchmark.runs import Folders, Run, once_per_version, read_note, suite_named, write_text
@@ -35,14 +35,15 @@ class Result:
     """File of the curves of its suite."""
 
     @property
-    def curve(self) -> list[dict[str, str]]:
-        """Its rows of the CSV file; a cell is empty where a stretch of steps has no data."""
-        return curves_in(self.path).get(key_of(self.record), [])
+    def curve(self) -> pd.DataFrame:
+        """Its rows of the CSV file; a value is missing where a stretch of steps has no data."""
+        curves = curves_in(self.path)
+        return curves.get(key_of(self.record), curves[None])
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values of a column, without its empty cells."""
-        rows = [row for row in self.curve if row.get(name)]
-        return tuple(np.array([float(row[x]) for row in rows]) for x in ("step", name))
+        """Steps and values of a column, where it has any."""
+        rows = self.curve.dropna(subset=[name])
+        return rows["step"].to_numpy(), rows[name].to_numpy()
 
 
 # --- Writing ---
@@ -68,27 +69,26 @@ def add(run: Run) -> dict[str, Any]:
         **machine(),
     }
     record = {**identity, **made, **facts}
-    merge(run.suite, [record], [{**identity, **row} for row in rows], run.folders)
+    merge(run.suite, [record], rows.assign(**identity), run.folders)
     return record
 
 
-def merge(suite: str, records: list[dict], rows: list[dict], folders: Folders) -> None:
+def merge(suite: str, records: list[dict], rows: pd.DataFrame, folders: Folders) -> None:
     """Put runs in the place of those with the same keys, or beside them.
 
     The curves come first: whoever is killed in between leaves a run that is not done.
     """
-    new = {key_of(record) for record in records}
     records_path, rows_path = (folders.results / f"{suite}.{x}" for x in ("jsonl", "csv"))
     with merging(folders.results):
         if records_path.exists():
+            new = {key_of(record) for record in records}
             records = [x for x in lines_of(records_path) if key_of(x) not in new] + records
-            rows = [x for x in rows_of(rows_path) if key_of(x) not in new] + rows
-        text = io.StringIO()
-        columns = dict.fromkeys(name for row in rows for name in row)
-        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted(rows, key=key_of))
-        write_text(rows_path, text.getvalue())
+            old = table_of(rows_path)
+            kept = [key not in new for key in zip(*(old[name] for name in KEY))]
+            rows = pd.concat([old[kept], rows])
+        columns = [*KEY, *(name for name in rows if name not in KEY)]
+        rows = rows[columns].sort_values(list(KEY), kind="stable")
+        write_text(rows_path, rows.to_csv(index=False, float_format="%.6g"))
         lines = [json.dumps(x, ensure_ascii=False) for x in sorted(records, key=key_of)]
         write_text(records_path, "\n".join([*lines, ""]))
 
@@ -113,10 +113,9 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+def table_of(path: Path) -> pd.DataFrame:
+    """The curves of a suite as they are on disk."""
+    return pd.read_csv(path, dtype={"variant": str}).fillna({"variant": ""})
 
 
 @once_per_version
@@ -126,12 +125,10 @@ def records_in(path: Path) -> dict[Key, dict[str, Any]]:
 
 
 @once_per_version
-def curves_in(path: Path) -> dict[Key, list[dict[str, str]]]:
-    """The curves of a suite; one whose merge was killed has no record."""
-    curves: dict[Key, list[dict[str, str]]] = {}
-    for row in rows_of(path):
-        curves.setdefault(key_of(row), []).append(row)
-    return curves
+def curves_in(path: Path) -> dict[Key | None, pd.DataFrame]:
+    """The curves of a suite, of which one whose merge was killed has no record; None: no rows."""
+    table = table_of(path)
+    return {None: table[:0], **dict(iter(table.groupby(list(KEY))))}
 
 
 def done(suite: str, folders: Folders) -> dict[Key, dict[str, Any]]:
@@ -171,4 +168,5 @@ def random_returns(environment: str) -> float:
 @functools.cache
 def reference(name: str) -> list[dict[str, str]]:
     """Rows of a file of published numbers."""
-    return rows_of(REFERENCE / f"{name}.csv")
+    with (REFERENCE / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))

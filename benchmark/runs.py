@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import pandas as pd
 
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.suites import RLHF, SUITES, Suite, Variant
@@ -59,7 +60,7 @@ class Run:
         progress(): steps made up to the last checkpoint, 0 before the first;
         is_finished(): whether the script has done all its work;
         result(): what is kept of a finished run: facts, of which `score` and `hours`, which are
-            None where unknown, and a curve, whose rows have equal keys, of which `step`.
+            None where unknown, and a curve, of whose columns one is `step`.
     """
 
     suite: str
@@ -122,7 +123,7 @@ class Steps(Run):
         left = self.total_steps - self.progress()
         return left < args["num_steps"] * args["num_envs"]  # no whole iteration fits any more
 
-    def result(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def result(self) -> tuple[dict[str, Any], pd.DataFrame]:
         saved = read_checkpoint(self.checkpoint)
         episodes, updates = saved["episodes"], saved["updates"]
         returns = [x["return"] for x in episodes]
@@ -168,11 +169,11 @@ class Stages(Run):
     def is_finished(self) -> bool:
         return (self.log / "results.json").exists()
 
-    def result(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def result(self) -> tuple[dict[str, Any], pd.DataFrame]:
         report = json.loads((self.log / "results.json").read_text())
         rows = [
             {"stage": stage, "step": step}
-            | {column: f"{update[name]:.5g}" for name, column in STAGE_METRICS.items()}
+            | {column: update[name] for name, column in STAGE_METRICS.items()}
             for stage, path in self.stages().items()
             for step, update in enumerate(read_checkpoint(path)["updates"], start=1)
         ]
@@ -189,7 +190,7 @@ class Stages(Run):
             "models": report["results"],
             "settings": plain(report["args"]),
         }
-        return facts, rows
+        return facts, pd.DataFrame(rows)
 
 
 KINDS = {RLHF: Stages}  # of all other scripts: Steps
@@ -335,7 +336,7 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
     return {k: None if v == math.inf else v for k, v in settings.items() if k not in NOT_SETTINGS}
 
 
-def thin(episodes: list[dict], updates: list[dict], total_steps: int) -> list[dict[str, Any]]:
+def thin(episodes: list[dict], updates: list[dict], total_steps: int) -> pd.DataFrame:
     """Average both logs over `BINS` equal stretches of steps.
 
     Args:
@@ -345,20 +346,16 @@ def thin(episodes: list[dict], updates: list[dict], total_steps: int) -> list[di
 
     Returns:
         A row per stretch that has any data: its end as step, the number of episodes that ended in
-        it, their mean return and the mean of each metric, to six digits; empty where it has none.
+        it, their mean return and the mean of each metric, which is missing where it has none.
     """
-    stretches: dict[int, tuple[list, list]] = {}
-    for kind, log in enumerate((episodes, updates)):
-        for row in log:
-            index = min(BINS, max(1, math.ceil(row["global_step"] / total_steps * BINS)))
-            stretches.setdefault(index, ([], []))[kind].append(row)
 
-    def mean(rows: list[dict], name: str) -> str:
-        return f"{np.mean([x[name] for x in rows]):.6g}" if rows and name in rows[0] else ""
+    def by_stretch(log: list[dict], columns: dict[str, str]) -> Any:
+        table = pd.DataFrame(log, columns=["global_step", *columns], dtype=float)
+        stretch = np.ceil(table.pop("global_step") * BINS / total_steps).clip(1, BINS)
+        return table.rename(columns=columns).groupby(stretch)
 
-    return [
-        {"step": round(index * total_steps / BINS), "episodes": len(ended)}
-        | {"return": mean(ended, "return")}
-        | {column: mean(made, name) for name, column in STEP_METRICS.items()}
-        for index, (ended, made) in sorted(stretches.items())
-    ]
+    ended, made = by_stretch(episodes, {"return": "return"}), by_stretch(updates, STEP_METRICS)
+    parts = [ended.size().rename("episodes"), ended.mean(), made.mean()]
+    table = pd.concat(parts, axis=1).sort_index().rename_axis("step").reset_index()
+    table["step"] = (table["step"] * total_steps / BINS).round()
+    return table.fillna({"episodes": 0}).astype({"step": int, "episodes": int})

@@ -16,18 +16,6 @@ Interval = tuple[float, float] | None
 Estimate = tuple[float, Interval]
 Name = tuple[str, str]  # suite and variant
 
-# Columns of published numbers, by the name of their source in reference/scores.csv.
-PUBLISHED = {
-    "paper, Fig. 3 (v1, read off)": "paper, Figure 3",
-    "ppo2 (v2, 6 seeds)": "baselines ppo2, benchmark page",
-    "ppo2 (v2, 3 seeds)": "baselines ppo2, runs of openrlbenchmark",
-    "ppo2 (Huang et al., 3 seeds)": "baselines ppo2, runs of Huang et al.",
-    "paper, Table 6 (10M steps)": "paper, Table 6",
-    "ppo2 (10M steps)": "baselines ppo2, Atari page",
-    "CleanRL (3 seeds)": "CleanRL pr-424",
-    "CleanRL, earlier (3 seeds)": "CleanRL v1.0.0-12",
-    "Spinning Up (v3, 10 seeds)": "Spinning Up, PyTorch",
-}
 # Changes of one detail that others have measured: file, column of the choice, and its two values.
 PUBLISHED_EFFECTS = {
     "raw-advantages": ("andrychowicz2021", "setting", "off", "on", "C67"),
@@ -180,7 +168,8 @@ def scores_table(suite: str, folders: Folders) -> str:
     if list(SUITES[suite].variants) != [""]:
         return variants_table(suite, folders)
     found = by_environment(suite, "", folders)
-    known = {x: y for x, y in PUBLISHED.items() if any(published(env, y) != "–" for env in found)}
+    columns = {row["column"]: row["source"] for row in reference("columns")}
+    known = {x: y for x, y in columns.items() if any(published(env, y) != "–" for env in found)}
     rows = []
     for environment, results in found.items():
         *scores, hours = score_cells(results)
@@ -372,8 +361,8 @@ def models_table(suite: str, folders: Folders) -> str:
     per_seed = []
     for result in results:
         record = result.record
-        judged = [row for row in result.curve if row["stage"] == record["judged"]]
-        kl, rate = ([float(row[x]) for row in judged] for x in ("kl", "tokens_per_second"))
+        judged = result.curve[result.curve["stage"] == record["judged"]]
+        kl, rate = judged["kl"].to_numpy(), judged["tokens_per_second"]
 
         def cells(model: str, *columns: str, form: str = ".2f", record: dict = record) -> list[str]:
             return [format(record["models"][model][MODEL_COLUMNS[x]], form) for x in columns]

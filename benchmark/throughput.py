@@ -16,16 +16,17 @@ import json
 import os
 import pkgutil
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from benchmark.provenance import ROOT, THREADS, BenchmarkError, changed_since, commit_named, machine
 from benchmark.results import append, lines_of
@@ -71,95 +72,16 @@ class Contest:
     """`module:Class.method` that advances the simulation: shows where the first one's time goes."""
 
 
-SB3 = "Stable-Baselines3 PPO"
-HALF_CHEETAH = "HalfCheetah-v4, 1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
-MUJOCO = "gymnasium.envs.mujoco.mujoco_env:MujocoEnv.do_simulation"
-CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv.step"
-VECTOR_STEPS = 204_800  # of our scripts: the fourth checkpoint
-CLASSIC, RAW = "--env-id CartPole-v1", "--no-norm-obs --no-scale-rewards"  # as Stable-Baselines3
-SMALL = (
-    f"{CLASSIC} --num-envs 4 --num-steps 128 --num-minibatches 4 --update-epochs 4 "
-    "--learning-rate 2.5e-4 --ent-coef 0.01"
-)
-GAME = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
-PONG = (
-    "--env-id PongNoFrameskip-v4 --num-envs 8 --num-steps 128 --num-minibatches 4 "
-    "--update-epochs 4 --learning-rate 2.5e-4 --clip-coef 0.1 --ent-coef 0.01"
-)
+def contests() -> dict[str, Contest]:
+    """Those of contests.toml."""
+    found = tomllib.loads((ROOT / "benchmark" / "contests.toml").read_text())
+    return {
+        name: Contest(**{**x, "contenders": tuple(Contender(**y) for y in x["contenders"])})
+        for name, x in found.items()
+    }
 
 
-def pong(script: str) -> tuple[Contender, ...]:
-    """Our script on Pong with both precisions, and a checkpoint every fourth iteration."""
-    flags = f"{PONG} --torch-threads 2 --checkpoint-interval 4"
-    return (
-        Contender(f"{script}, float32", 16_384, flags, script, 1.5),
-        Contender(f"{script}, bfloat16", 16_384, f"{flags} --bfloat16", script, 2.0),
-    )
-
-
-def more_environments(count: int) -> Contender:
-    """The default batch of 2048 samples, from more environments."""
-    flags = f"--num-envs {count} --num-steps {2048 // count}"
-    return Contender(f"{count} environments", VECTOR_STEPS, flags, "ppo_continuous_action.py")
-
-
-CONTESTS = {
-    "continuous": Contest(
-        HALF_CHEETAH,
-        (
-            Contender("ppo_continuous_action.py", VECTOR_STEPS, target=5.3),
-            Contender(SB3, 24_576, "--env-id HalfCheetah-v4", "peers"),
-        ),
-        physics=MUJOCO,
-    ),
-    "kl_penalty": Contest(
-        HALF_CHEETAH,
-        (
-            Contender("ppo_kl_penalty.py", VECTOR_STEPS, target=0.9),
-            Contender("ppo_continuous_action.py", VECTOR_STEPS),
-        ),
-        physics=MUJOCO,
-    ),
-    "multidiscrete": Contest(
-        "CartPole-v1, 1 environment, 2048 steps, 32 minibatches of 64, 10 epochs",
-        (
-            Contender("ppo_multidiscrete.py", VECTOR_STEPS, f"{CLASSIC} {RAW}", target=3.5),
-            Contender(SB3, 24_576, f"{CLASSIC} --kind classic", "peers"),
-        ),
-        physics=CARTPOLE,
-    ),
-    "multidiscrete_small": Contest(
-        "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
-        (
-            Contender("ppo_multidiscrete.py", 500_224, f"{SMALL} {RAW}", target=4.0),
-            Contender(SB3, 40_960, f"{SMALL} --kind classic", "peers"),
-        ),
-        physics=CARTPOLE,
-    ),
-    "atari": Contest(
-        GAME,
-        (
-            *pong("ppo_atari.py"),
-            Contender(f"{SB3}, CnnPolicy", 10_240, f"{PONG} --kind atari", "peers"),
-        ),
-        threads=2,
-    ),
-    "atari_lstm": Contest(
-        f"{GAME}, LSTM",
-        (
-            *pong("ppo_atari_lstm.py"),
-            Contender(
-                *("sb3-contrib RecurrentPPO, CnnLstmPolicy", 10_240),
-                *(f"{PONG} --kind atari-lstm", "peers"),
-            ),
-        ),
-        threads=2,
-    ),
-    "scaling": Contest(
-        "ppo_continuous_action.py on HalfCheetah-v4 with more environments",
-        tuple(map(more_environments, (1, 4, 16, 64))),
-    ),
-}
+CONTESTS = contests()
 
 
 # --- Measuring ---
@@ -188,23 +110,19 @@ def rates(points: list[tuple[int, float, float]]) -> dict[str, float]:
     }
 
 
-def process_tree(root: int) -> dict[int, float]:
-    """Processor seconds of a process and all its descendants, by process number (Linux).
+def process_tree(root: int) -> list[psutil.Process]:
+    """A process and all its descendants, even those that began a session of their own."""
+    process = psutil.Process(root)
+    return [process, *process.children(recursive=True)]
 
-    Each one's includes its children that have ended. The tree, not the session, because a child may
-    begin a session of its own.
-    """
-    parents, seconds = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # ended meanwhile
-            fields = path.read_text().rpartition(")")[2].split()
-            pid = int(path.parent.name)
-            parents[pid] = int(fields[1])
-            seconds[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    tree = [root]
-    for pid in tree:  # grows while it is read
-        tree += [child for child, parent in parents.items() if parent == pid]
-    return {pid: seconds[pid] for pid in tree if pid in seconds}
+
+def processor_seconds(root: int) -> float:
+    """What a process and all its descendants have used, those that have ended included."""
+    total = 0.0
+    for process in process_tree(root):
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
+            total += sum(process.cpu_times()[:4])  # user, system, and those of ended children
+    return total
 
 
 def environment_of(folder: Path, threads: int) -> dict[str, str]:
@@ -241,13 +159,13 @@ def measure(contender: Contender, threads: int) -> dict[str, float]:
                     pid, status, usage = os.wait4(process.pid, os.WNOHANG)
                     step, now = last_step(progress), time.perf_counter() - start
                     if step > (points[-1][0] if points else 0):
-                        points.append((step, now, sum(process_tree(process.pid).values())))
+                        points.append((step, now, processor_seconds(process.pid)))
                 failed = bool(pid and status)
             finally:
                 if not pid:
                     for descendant in process_tree(process.pid):
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(descendant, signal.SIGKILL)
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            descendant.kill()
                     _, status, usage = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)
             output.seek(0)

@@ -9,13 +9,13 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import tyro
@@ -40,9 +40,9 @@ def write_result(folders, suite, environment, seed, returns, variant="", **more)
     mean = float(np.mean(returns)) if returns else None
     settings = {"total_timesteps": 1_000_000, "target_kl": 0.01}
     record = {**key, "score": mean, "mean_return": mean and mean / 2, "hours": 0.5, **more}
-    rows = [{**key, "step": 10_000 * i, "kl_after": 0.02, "episodes": 1} for i in range(1, 101)]
-    for row in rows:
-        row["return"] = mean * row["step"] / 1e6 if returns else ""
+    steps = 10_000 * np.arange(1, 101)
+    rows = pd.DataFrame({**key, "step": steps, "kl_after": 0.02, "episodes": 1})
+    rows["return"] = mean * steps / 1e6 if returns else math.nan
     results.merge(suite, [record | {"settings": settings}], rows, folders)
 
 
@@ -94,17 +94,19 @@ def test_a_number_has_a_decimal_unless_that_is_a_fourth_digit(value, text):
 
 
 def test_thin_averages_by_stretch_of_steps():
-    episodes = [
-        {"global_step": 1, "return": 1.0},
-        {"global_step": 10, "return": 3.0},  # the end belongs to the stretch
-        {"global_step": 11, "return": 7.0},
+    episodes = [  # the end of a stretch belongs to it
+        {"global_step": step, "return": x}
+        for step, x in ((1, 1.0), (70, 3.0), (61, 5.0), (71, 7.0))
     ]
-    rows = runs.thin(episodes, [{"global_step": 20, "losses/approx_kl": 0.5}], 1000)
-    empty = dict.fromkeys(runs.STEP_METRICS.values(), "")
-    assert rows == [
-        {**empty, "step": 10, "episodes": 2, "return": "2"},
-        {**empty, "step": 20, "episodes": 1, "return": "7", "approx_kl": "0.5"},
-    ]
+    table = runs.thin(episodes, [{"global_step": 90, "losses/approx_kl": 0.5}], 1000)
+    assert table["step"].tolist() == [10, 70, 80, 90]
+    assert table["episodes"].tolist() == [1, 2, 1, 0]
+    assert table["return"].tolist()[:3] == [1.0, 4.0, 7.0]
+    assert table["approx_kl"].tolist()[3] == 0.5
+    assert table.isna().sum().to_dict() == {
+        **dict.fromkeys(runs.STEP_METRICS.values(), 4),
+        **{"step": 0, "episodes": 0, "return": 1, "approx_kl": 3},
+    }
 
 
 def test_result_of_a_run_in_steps(folders):
@@ -129,10 +131,10 @@ def test_result_of_a_run_in_steps(folders):
     assert facts["score"] == np.mean(range(51, 151)) and facts["mean_return"] == 75.5
     assert facts["seconds"] == 20 + 10 + 10 + 5 + 1000 + 1000
     assert facts["hours"] == pytest.approx(3000 * (1 / 50 + 1 / 100) / 3600, abs=1e-6)
-    assert sum(row["episodes"] for row in rows) == facts["episodes"] == 150
+    assert rows["episodes"].sum() == facts["episodes"] == 150
     torch.save(saved | {"global_step": 4000, "episodes": []}, run.checkpoint)
     facts, rows = run.result()
-    assert facts["score"] is None and {row["return"] for row in rows} == {""}
+    assert facts["score"] is None and rows["return"].isna().all()
 
 
 def test_runs_without_finished_episodes_are_counted_but_have_no_score(folders, tmp_path):
@@ -492,8 +494,8 @@ def test_rlhf_result_tables_and_figure(folders, tmp_path):
     results.add(run)
     (result,) = results.by_environment("rlhf", "", folders)["reviews"]
     assert result.record["settings"] == {"seed": 2, "target_kl": 6.0, "value_clip_coef": None}
-    assert [row["stage"] for row in result.curve] == ["ppo-adaptive-6"] * 3 + ["ppo-none"] * 3
-    assert result.curve[5]["kl"] == "90" and "losses/loss" not in result.curve[0]
+    assert list(result.curve["stage"]) == ["ppo-adaptive-6"] * 3 + ["ppo-none"] * 3
+    assert result.curve["kl"].tolist() == [6.5] * 3 + [90.0] * 3
     assert result.record["score"] == 1.25
     text = tables.suite_table("rlhf", folders)
     assert "| ppo-none | -5.00 | 0.50 |" in text
@@ -604,14 +606,14 @@ def test_processor_time_counts_workers_with_sessions_of_their_own():
     )
     command = [sys.executable, "-c", launcher]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    tree = {}
+    tree = []
     try:
         assert process.stdout.readline() == "done\n"
         tree = throughput.process_tree(process.pid)
-        assert len(tree) == 2 and 0.25 < sum(tree.values()) < 5
+        assert len(tree) == 2 and 0.25 < throughput.processor_seconds(process.pid) < 5
     finally:
-        for pid in tree:
-            os.kill(pid, signal.SIGKILL)
+        for descendant in tree:
+            descendant.kill()
         process.wait()
 
 
@@ -769,7 +771,7 @@ def test_committed_results_name_commit_and_settings_that_exist(suite):
             trained = [x for x in record["models"] if x.startswith("ppo-")]
             assert len(result.curve) == len(trained) * record["settings"]["num_updates"]
         else:
-            assert sum(int(row["episodes"]) for row in result.curve) == record["episodes"]
+            assert result.curve["episodes"].sum() == record["episodes"]
         assert record["settings"]["seed"] == record["seed"]
         if has_history():
             known = settings_of(source_at(record["commit"], record["script"]))
@@ -813,7 +815,7 @@ def test_two_runs_of_the_real_script_end_to_end(folders, capfd, monkeypatch):
         assert result.record["steps"] == 4096
         assert result.record["settings"]["env_id"] == "InvertedPendulum-v4"
         assert 0 < result.record["score"] < 1000
-        assert sum(int(row["episodes"]) for row in result.curve) == result.record["episodes"]
+        assert result.curve["episodes"].sum() == result.record["episodes"]
         assert len(result.column("approx_kl")[0]) == 2  # one per iteration
     assert first.record["score"] != second.record["score"]
     assert len(first.record["commit"]) == 40

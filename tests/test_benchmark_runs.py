@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from benchmark import execute, results, runs
@@ -187,8 +188,8 @@ class Bench:
         assert tuple(self.records()) == NAMES
         for record in self.records().values():
             assert (record["steps"], record["episodes"], record["score"]) == (2000, 20, 10.5)
-        rows = results.rows_of(self.folder / "benchmark/results/tiny.csv")
-        assert len(rows) == 3 * 20 and sum(int(row["episodes"]) for row in rows) == 60
+        rows = results.table_of(self.folder / "benchmark/results/tiny.csv")
+        assert len(rows) == rows["episodes"].sum() == 3 * 20
 
 
 IGNORED = ("results", "figures", "reference", "__pycache__")
@@ -362,8 +363,8 @@ def test_an_interrupted_run_of_stages_makes_each_once(bench):
     assert stages == ["sft", "ppo-adaptive-6", "ppo-none", "ppo-none"]
     record = bench.records("stages")["reviews/seed1"]
     assert (record["score"], record["hours"], record["starts"]) == (1.5, None, 2)
-    rows = results.rows_of(bench.folder / "benchmark/results/stages.csv")
-    assert [row["step"] for row in rows] == ["1", "2", "3"] * 2
+    rows = results.table_of(bench.folder / "benchmark/results/stages.csv")
+    assert list(rows["step"]) == [1, 2, 3] * 2
 
 
 def test_a_cluster_and_workers_exclude_each_other(bench):
@@ -407,7 +408,7 @@ def test_a_checkpoint_is_read_once_however_often_its_step_is_asked_for(folders, 
 
 def merge_one(folders, seed, score=1.0):
     key = {"environment": "InvertedPendulum-v4", "variant": "", "seed": seed}
-    rows = [{**key, "step": step, "return": score} for step in (1, 2)]
+    rows = pd.DataFrame({**key, "step": [1, 2], "return": score})
     results.merge("smoke", [{**key, "score": score}], rows, folders)
 
 
