@@ -253,7 +253,7 @@ def digest(suite: str, kind: str, folders: Folders) -> str:
         x for own in found.values() for of_environment in own.values() for x in of_environment
     ]
     content = json.dumps(
-        [(x.record, x.curve.to_csv(float_format="%.6g")) for x in results]
+        [(x.record, x.curve.to_csv(index=False, float_format="%.6g")) for x in results]
     ).encode()
     files = [(REFERENCE / name).read_bytes() for name in KINDS[kind][2]]
     return hashlib.sha256(b"".join([content, *files])).hexdigest()
