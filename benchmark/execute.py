@@ -8,6 +8,7 @@ a suite, and a process that outlives its benchmark is not started twice.
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import signal
@@ -165,7 +166,8 @@ def run_all(runs: list[Run], missing: list[Run], submit: Submit) -> dict[Run, Ou
         ended, _ = concurrent.futures.wait(pending, POLL_SECONDS, return_when="FIRST_COMPLETED")
         for future in ended:
             run, error = pending.pop(future), future.exception()
-            outcome = Outcome("failed", str(error)) if error else future.result()
+            lines = str(error).strip().splitlines() or [repr(error)]
+            outcome = Outcome("failed", lines[-1]) if error else future.result()
             if outcome.kind == "elsewhere":
                 pending[submit(run)] = run
                 if run not in awaited:
@@ -197,7 +199,12 @@ def run_local(runs: list[Run], missing: list[Run], commit: str, workers: int) ->
     before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
     try:
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            outcomes = run_all(runs, missing, lambda run: pool.submit(run_one, run, commit, stop))
+            try:
+                submit = functools.partial(pool.submit, run_one, commit=commit, stop=stop)
+                outcomes = run_all(runs, missing, submit)
+            except BaseException:
+                stop.set()  # else the pool would wait for the ends of all runs
+                raise
     finally:
         for number, handler in zip(numbers, before):
             signal.signal(number, handler)

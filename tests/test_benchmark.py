@@ -243,6 +243,7 @@ def test_list_shows_suites_and_the_runs_of_one(folders, capsys):
         (["run", "figure3", "--only", "Hoper-v4"], "No run of figure3 fits Hoper-v4"),
         (["run", "figure3", "--workers", "0"], "--workers must be positive"),
         (["run", "smoke", "--commit", "nonsense"], "git rev-parse"),
+        (["run", "smoke", "--cluster", "ray", "--workers", "3"], "--workers is for local runs"),
         (["status", "figure4"], "There is no suite figure4"),
         (["plot", "figure4"], "There is no suite figure4"),
         (["plot", "ablation"], "No run of ablation is finished"),
@@ -790,13 +791,6 @@ def test_no_module_imports_one_that_comes_after_it():
         assert set(imported) <= set(order[:index]), name
     for name in ("tables", "plots", "pages"):  # what shows does not need what measures
         assert not re.search(r"import.*\bthroughput\b", sources[name])
-
-
-def test_help_of_every_command():
-    command = [sys.executable, "-m", "benchmark", "--help"]
-    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    names = ["run", "list", "status", "report", "plot", "compare", "throughput"]
-    assert all(f"    {name} " in text for name in names)
 
 
 def test_a_reader_may_close_the_pipe():

@@ -367,11 +367,6 @@ def test_an_interrupted_run_of_stages_makes_each_once(bench):
     assert list(rows["step"]) == [1, 2, 3] * 2
 
 
-def test_a_cluster_and_workers_exclude_each_other(bench):
-    output = bench.run("run", "tiny", "--cluster", "ray", "--workers", "3", code=2)
-    assert output.startswith("Error: --workers is for local runs")
-
-
 # --- Locks and merging ---
 
 
