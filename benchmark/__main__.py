@@ -10,18 +10,8 @@ from pathlib import Path
 
 from benchmark import execute, results
 from benchmark.provenance import BenchmarkError, commit_named, source_at
-from benchmark.runs import Folders, Run, read_note, select, suite_named
+from benchmark.runs import Folders, read_note, select, suite_named
 from benchmark.suites import SUITES
-
-
-def single_command(run: Run, commit: str) -> str:
-    """Command line that makes exactly this run, whatever its seed."""
-    usual, folders = Folders(), run.folders
-    place = ["--results", str(folders.results)] if folders.results != usual.results else []
-    place += ["--runs", str(folders.runs)] if folders.runs != usual.runs else []
-    which = [run.suite, "--seeds", str(run.seed), "--only", run.name]
-    command = [*place, "run", *which, "--workers", "1", "--commit", commit]
-    return shlex.join(["python", "-m", "benchmark", *command])
 
 
 def run_command(args: argparse.Namespace) -> None:
@@ -36,9 +26,6 @@ def run_command(args: argparse.Namespace) -> None:
         source_at(commit, script)  # what the commit lacks is to be said before anything is begun
     done = results.done(args.suite, args.folders)
     missing = [run for run in runs if run.key not in done]
-    if args.dry_run:
-        print(*(single_command(run, commit) for run in missing), sep="\n")
-        return
     if args.cluster == "ray":
         outcomes = execute.run_ray(runs, missing, commit)
     else:
@@ -115,25 +102,25 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, default=default.runs, help="folder of unfinished runs")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, function: Callable, suite: str | None = None) -> Callable:
+    def command(name: str, function: Callable, suite: dict | None = None) -> Callable:
         added = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
         added.set_defaults(function=function)
-        if suite:
-            added.add_argument("suite", metavar="SUITE", nargs=suite, help=names)
+        if suite is not None:
+            added.add_argument("suite", metavar="SUITE", help=names, **suite)
         return added.add_argument
 
     for name, function in (("run", run_command), ("status", status_command)):
-        add = command(name, function, suite=1)
+        add = command(name, function, suite={})
         add("--seeds", type=int, nargs="+", help="instead of the suite's own")
         add("--only", metavar="PATTERN", help="e.g. Hopper-v4 or '*/seed[12]'")
         if name == "run":
             add("--workers", type=int, help="runs at a time on this machine (2)")
             add("--cluster", choices=["ray"], help="use a Ray cluster, not local processes")
             add("--commit", default="HEAD", help="version of the scripts to run (HEAD)")
-            add("--dry-run", action="store_true", help="print one command per missing run")
-    command("list", list_command, suite="?")("--only", metavar="PATTERN", help="as for run")
+    optional = {"nargs": "?"}
+    command("list", list_command, optional)("--only", metavar="PATTERN", help="as for run")
     command("report", report_command)
-    command("plot", plot_command, suite="?")
+    command("plot", plot_command, optional)
     add = command("compare", compare_command)
     add("a", metavar="A")
     add("b", metavar="B")
@@ -141,8 +128,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("contests", nargs="*", metavar="CONTEST", help="e.g. continuous; all if none is named")
     add("--repetitions", type=int, default=3, help="of each contender at this commit (3)")
     args = parser.parse_args(arguments)
-    if isinstance(getattr(args, "suite", None), list):
-        (args.suite,) = args.suite
     args.folders = Folders(args.results.resolve(), args.runs.resolve())
     return args
 
@@ -157,10 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-    except (
-        BenchmarkError,
-        OSError,
-    ) as error:  # of the system: a folder that is a file, a full disk
+    except (BenchmarkError, OSError) as error:  # OSError: a folder that is a file, a full disk
         name = getattr(error, "filename", None) or "The benchmark"
         text = f"{name}: {error.strerror}." if isinstance(error, OSError) else error
         print(f"Error: {text}", file=sys.stderr)

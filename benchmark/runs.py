@@ -217,11 +217,6 @@ def make_run(name: str, environment: str, variant: str, seed: int, folders: Fold
     return kind(name, environment, variant, seed, definition, steps, folders)
 
 
-def matches(name: str, pattern: str) -> bool:
-    """Whether a shell pattern fits the whole name of a run or one of its parts."""
-    return any(fnmatch.fnmatchcase(x, pattern) for x in (name, *name.split("/")))
-
-
 def select(
     suite_name: str, folders: Folders, seeds: Iterable[int] | None = None, only: str | None = None
 ) -> list[Run]:
@@ -231,7 +226,7 @@ def select(
         suite_name: key of `SUITES`.
         folders: where they live.
         seeds: instead of the suite's own.
-        only: pattern for `matches`.
+        only: shell pattern for the whole name of a run or one of its parts.
 
     Raises:
         BenchmarkError: nothing is selected, or a seed is negative.
@@ -245,7 +240,7 @@ def select(
     by_seed = [(e, s) for s in every for e in wanted if s in wanted[e]]
     pairs = list(dict.fromkeys([*pairs, *by_seed]))
     runs = [make_run(suite_name, e, v, s, folders) for e, s in pairs for v in suite.variants]
-    runs = [run for run in runs if only is None or matches(run.name, only)]
+    runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only or "*")]
     if not runs:
         raise BenchmarkError(
             f"No run of {suite_name} fits {only}; names look like "

@@ -23,7 +23,7 @@ from PIL import Image
 
 import ppo_continuous_action
 from benchmark import pages, plots, results, runs, statistics, suites, tables, throughput
-from benchmark.__main__ import main, parse
+from benchmark.__main__ import main
 from benchmark.provenance import ROOT, BenchmarkError, git, source_at
 
 FOLDERS = runs.Folders()
@@ -210,19 +210,6 @@ def test_every_variant_is_a_valid_command_line(suite):
         else:
             assert args.env_id == run.environment
             assert args.num_iterations > 0
-
-
-def test_dry_run_prints_a_command_for_each_run(folders, capsys):
-    place = ["--results", str(folders.results), "--runs", str(folders.runs)]
-    main([*place, "run", "smoke", "--dry-run"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2
-    for seed, line in enumerate(lines, start=1):
-        assert line.startswith("python -m benchmark --results ")
-        args = parse(shlex.split(line)[3:])
-        (run,) = runs.select(args.suite, args.folders, args.seeds, args.only)
-        assert run == runs.make_run("smoke", "InvertedPendulum-v4", "", seed, folders)
-        assert args.commit == git("rev-parse", "HEAD").strip()  # also if HEAD moves on
 
 
 def test_list_shows_suites_and_the_runs_of_one(folders, capsys):
