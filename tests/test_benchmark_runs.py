@@ -1,8 +1,8 @@
 """Running suites: interruption of every kind neither repeats nor loses a run.
 
-The tool runs unchanged in a small repository of its own. Its scripts are stand-ins with the
-interface of ours (flags, checkpoints), which the tests can interrupt at will; its module torch
-reads their checkpoints, which are JSON.
+The tool runs unchanged in a small repository of its own. Its scripts are stand-ins (stand_ins/)
+with the interface of ours, which the tests can interrupt at will; its module torch reads their
+checkpoints, which are JSON.
 """
 
 import contextlib
@@ -23,96 +23,13 @@ import pytest
 from benchmark import execute, results, runs
 from benchmark.provenance import ROOT
 
+STAND_INS = Path(__file__).parent / "stand_ins"
 NAMES = ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1")
-
-# Saves after every fifth iteration; leaves lines in starts.txt and iterations.txt.
-STAND_IN = """
-import json, os, pathlib, sys, time
-flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-seed = int(flags["--seed"])
-run = pathlib.Path(flags["--resume"] if "--resume" in flags else "runs/" + flags["--run-name"])
-run.mkdir(parents=True, exist_ok=True)
-checkpoint = run / "checkpoint.pt"
-if checkpoint.exists() != ("--resume" in flags):
-    sys.exit("Error: no folder for this run")
-args = {"seed": seed, "total_timesteps": 2000, "num_steps": 100, "num_envs": 1, "run_name": "run"}
-saved = {"args": args, "episodes": [], "updates": [], "global_step": 0}
-saved = json.loads(checkpoint.read_text()) if checkpoint.exists() else saved
-first = saved["global_step"] // 100 + 1
-with open("starts.txt", "a") as file:
-    print(os.getpid(), first, file=file)
-held = b"x" * (80 << 20)  # so that its memory is not that of its parent
-for iteration in range(first, 21):
-    time.sleep(float(os.environ["PACE"]))
-    if os.environ.get("CRASH") == str(seed) and iteration == 8:
-        sys.exit("Error: out of luck")
-    step = saved["global_step"] = 100 * iteration
-    saved["episodes"].append({"global_step": step, "return": 1.0 * iteration, "length": 100})
-    saved["updates"].append(
-        {"global_step": step, "charts/SPS_rollout": 200, "charts/SPS_update": 200})
-    if iteration % 5 == 0:
-        (run / "checkpoint.tmp").write_text(json.dumps(saved))
-        os.replace(run / "checkpoint.tmp", checkpoint)
-    with open("iterations.txt", "a") as file:
-        print(iteration, file=file)
-"""
-
-# Two PPO runs of three updates, each a stage; a stage that is finished is not made again.
-STAGED = """
-import json, os, pathlib, sys, time
-run = pathlib.Path("runs/run")
-with open("starts.txt", "a") as file:
-    print(os.getpid(), "--resume" in sys.argv, file=file)
-if (run / "sft/checkpoint.pt").exists() != ("--resume" in sys.argv):
-    sys.exit("Error: no folder for this run")
-for stage in ("sft", "ppo-adaptive-6", "ppo-none"):
-    if not (run / stage / "checkpoint.pt").exists():
-        with open("iterations.txt", "a") as file:
-            print(stage, file=file)
-        time.sleep(float(os.environ["PACE"]))
-        (run / stage).mkdir(parents=True, exist_ok=True)
-        names = ("gold", "proxy", "kl")
-        update = {f"objective/{name}": 1.0 for name in names}
-        update["charts/tokens_per_second_update"] = 100.0
-        (run / stage / "checkpoint.tmp").write_text(json.dumps({"updates": [update] * 3}))
-        os.replace(run / stage / "checkpoint.tmp", run / stage / "checkpoint.pt")
-models = {stage: {"objective/gold": 1.5} for stage in ("ppo-adaptive-6", "ppo-none")}
-content = {"args": {"seed": 1}, "quality": {"accuracy": 0.8}, "results": models}
-(run / "results.tmp").write_text(json.dumps(content))
-os.replace(run / "results.tmp", run / "results.json")
-"""
 
 SUITES = """
 ENVIRONMENTS = {"A-v1": (1, 2), "B-v1": (1,)}
 SUITES["tiny"] = Suite("nothing", ENVIRONMENTS, {"": Variant("stand_in.py")}, 2000)
 SUITES["stages"] = Suite("nothing", {"reviews": (1,)}, {"": Variant(RLHF, "--compare")}, 6)
-"""
-
-# What of Ray the tool uses: each task is a process, and cancelling interrupts it.
-RAY = """
-import concurrent.futures, multiprocessing, os, signal, types
-exceptions = types.SimpleNamespace(RayError=RuntimeError)
-init = shutdown = lambda **options: print("ray", options)
-class Reference:
-    def __init__(self, function, arguments):
-        self.pipe, there = multiprocessing.Pipe()
-        self.process = multiprocessing.Process(target=self.work, args=(there, function, arguments))
-        self.process.start()
-        self.result = concurrent.futures.ThreadPoolExecutor().submit(self.pipe.recv)
-    def work(self, pipe, function, arguments):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.setsid()
-        pipe.send(function(*arguments))
-    def future(self):
-        return self.result
-def remote(**options):
-    assert options["num_cpus"] == 1
-    return lambda function: types.SimpleNamespace(remote=lambda *x: Reference(function, x))
-def cancel(reference):
-    if reference.process.is_alive():
-        os.kill(reference.process.pid, signal.SIGINT)
-def wait(references, num_returns):
-    concurrent.futures.wait([x.result for x in references])
 """
 
 
@@ -122,8 +39,8 @@ class Bench:
     def __init__(self, folder):
         self.folder, self.processes = folder, []
         shutil.copytree(ROOT / "benchmark", folder / "benchmark", ignore=lambda *_: IGNORED)
-        self.write("stand_in.py", STAND_IN)
-        self.write("ppo_rlhf_toy.py", STAGED)
+        self.write("stand_in.py", (STAND_INS / "script.py").read_text())
+        self.write("ppo_rlhf_toy.py", (STAND_INS / "stages.py").read_text())
         self.write(
             "torch.py", "import json\ndef load(path, **_): return json.loads(path.read_text())"
         )
@@ -270,7 +187,7 @@ def test_benchmark_and_worker_killed(bench):
 @pytest.mark.parametrize("cluster", [(), ("--cluster", "ray")], ids=["local", "ray"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_benchmark_stops_its_workers(bench, number, cluster):
-    bench.write("ray.py", RAY)
+    bench.write("ray.py", (STAND_INS / "ray.py").read_text())
     process = bench.start("run", "tiny", *cluster, pace=0.1)
     bench.wait_for_iteration(NAMES[0], 6)
     bench.wait_for_iteration(NAMES[2], 1)
@@ -334,7 +251,7 @@ def test_two_benchmarks_share_a_suite(bench):
 
 @pytest.mark.parametrize("cluster", [(), ("--cluster", "ray")], ids=["local", "ray"])
 def test_a_run_that_crashes_twice_is_reported_and_the_others_go_on(bench, cluster):
-    bench.write("ray.py", RAY)
+    bench.write("ray.py", (STAND_INS / "ray.py").read_text())
     output = bench.run("run", "tiny", *cluster, pace=0, crash=2, code=2)
     assert [first for _, first in bench.starts(NAMES[1])] == [1, 6]
     assert "A-v1/seed2 crashed (Error: out of luck); once more" in output
