@@ -1,4 +1,4 @@
-"""python -m benchmark run|list|status|report|plot|compare|throughput"""
+"""python -m benchmark run|list|status|report|plot|compare|summary|throughput"""
 
 import argparse
 import os
@@ -87,6 +87,13 @@ def compare_command(args: argparse.Namespace) -> None:
     print(tables.compare(args.a, args.b, args.folders))
 
 
+def summary_command(args: argparse.Namespace) -> None:
+    """Show the scores of your own runs, with an interval."""
+    from benchmark import tables
+
+    print(tables.summary(args.folders_of_runs))
+
+
 def throughput_command(args: argparse.Namespace) -> None:
     """Measure steps per second of our scripts beside their peers."""
     from benchmark import throughput
@@ -124,6 +131,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = command("compare", compare_command)
     add("a", metavar="A")
     add("b", metavar="B")
+    add = command("summary", summary_command)
+    add("folders_of_runs", metavar="RUN", nargs="+", type=Path, help="e.g. runs/hopper-1")
     add = command("throughput", throughput_command)
     add("contests", nargs="*", metavar="CONTEST", help="e.g. continuous; all if none is named")
     add("--repetitions", type=int, default=3, help="of each contender at this commit (3)")

@@ -10,20 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmark import statistics
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import by_environment, lines_of, reference
 from benchmark.runs import Folders
 from benchmark.suites import SUITES
 from benchmark.tables import (
-    brackets,
-    count,
+    SCORE_CELLS,
     effects,
-    facts,
     markdown,
-    median,
-    plus_minus,
     published,
+    score_cells,
     suite_table,
     suites_table,
     with_interval,
@@ -41,23 +37,23 @@ def scripts_table(folders: Folders) -> str:
     for row in reference("scripts"):
         script, environment = row["script"], row["environment"]
         results = by_environment(row["suite"], row["variant"], folders).get(environment, [])
-        scores = facts(results, "score")
-        ends = statistics.interval([scores], np.mean)
+        seeds, scores, middle, ends, _, hours = score_cells(results)
+        theirs = [published(environment, x) for x in row["sources"].split("; ") if x]
         rows.append(
             (
                 f"[{script}]({script})",
                 row["shows"],
                 len((ROOT / script).read_text().splitlines()),
                 environment,
-                f"{plus_minus(scores)} {brackets(ends) if ends else ''}".strip(),
-                count(results) if results else "–",
-                "; ".join(published(environment, x) for x in row["sources"].split("; ") if x)
-                or "–",
-                median((x.record["hours"] for x in results), ".2f"),
+                seeds,
+                scores,
+                middle if ends == "–" else f"{middle} {ends}",
+                "; ".join(theirs) or "–",
+                hours,
                 speed(row["contest"], folders),
             )
         )
-    header = ("script", "shows", "lines", "environment", "our return [95 %]", "seeds")
+    header = ("script", "shows", "lines", "environment", *SCORE_CELLS[:2], "IQM [95 %]")
     return markdown((*header, "CleanRL's", "hours", "speed against its peer"), rows)
 
 

@@ -90,9 +90,9 @@ def plot_curves(suite: str, found: Found, folders: Folders) -> Figure:
     return figure
 
 
-def one_panel_each(environments: list[str]) -> tuple[Figure, dict[str, Axes]]:
-    """A figure with a panel over environment steps for each environment, three in a row."""
-    columns = min(3, len(environments))
+def one_panel_each(environments: list[str], width: int = 3) -> tuple[Figure, dict[str, Axes]]:
+    """A figure with a panel over environment steps for each environment, so many in a row."""
+    columns = min(width, len(environments))
     rows = -(-len(environments) // columns)
     size = (3.2 * columns, 2.4 * rows) if len(environments) > 1 else (6.4, 3.2)
     figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
@@ -120,6 +120,22 @@ def plot_trace(suite: str, found: Found, folders: Folders) -> Figure:
         axes.axhspan(target / 1.5, target * 1.5, color=PPO2, alpha=0.15, label=band)
         axes.set_yscale("log")
     figure.supylabel("KL(old || new), mean of five updates")
+    return figure
+
+
+def plot_health(suite: str, found: Found, folders: Folders) -> Figure:
+    """The run with the median score, in TensorBoard's terms, and where its metrics belong."""
+    (variant,) = SUITES[suite].variants
+    environment = environments_of(suite, found)[0]
+    results = sorted(found[suite, variant][environment], key=lambda x: x.record["score"])
+    result = results[len(results) // 2]
+    bands = {"approx_kl": (0.005, 0.02), "clipfrac": (0.1, 0.25), "explained_variance": (0.5, 1)}
+    figure, panels = one_panel_each(["charts/episodic_return", *(f"losses/{x}" for x in bands)], 4)
+    for axes, column in zip(panels.values(), ("return", *bands), strict=True):
+        axes.plot(*result.column(column), color="C0", linewidth=1)
+        if column in bands:
+            axes.axhspan(*bands[column], color="C2", alpha=0.15, label="healthy")
+    axes.set_ylim(-0.5, 1)  # it begins far below 0
     return figure
 
 
@@ -225,6 +241,7 @@ def runs_behind(rows: list[list[np.ndarray]]) -> str:
 KINDS: dict[str, tuple[Callable[[str, Found, Folders], Figure], str, tuple[str, ...]]] = {
     "curves": (plot_curves, "", ("ppo2_curves.csv", "scores.csv")),
     "trace": (plot_trace, "_trace", ()),
+    "health": (plot_health, "_health", ()),
     "frontier": (plot_frontier, "", ()),
     "rows": (
         *(plot_rows, ""),

@@ -40,7 +40,7 @@ class Suite:
     """Its name in tables and figures; empty where it is a variant of this suite."""
     table: Literal["scores", "normalized", "effects", "editions", "models"] = "scores"
     """Its question, of those that `benchmark.tables` can answer."""
-    figures: tuple[Literal["curves", "trace", "rows", "frontier"], ...] = ("curves",)
+    figures: tuple[Literal["curves", "trace", "health", "rows", "frontier"], ...] = ("curves",)
     """Of those that `benchmark.plots` can draw."""
 
 
@@ -136,6 +136,7 @@ SUITES = {
         },
         variants={"": Variant(CONTINUOUS)},
         first=(*((THREE[0], k) for k in (1, 2, 3)), (THREE[1], 1), (THREE[2], 1)),
+        figures=("curves", "health"),
     ),
     "kl_vs_clip": Suite(
         reproduces="Schulman et al. 2017, section 4: the adaptive KL penalty against clipping",
@@ -233,6 +234,7 @@ def again(name: str, environments: dict[str, tuple[int, ...]]) -> Suite:
         baseline=(name, ""),
         baseline_label="first edition",
         table="models" if first.table == "models" else "editions",
+        figures=first.figures[:1],
     )
 
 

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from benchmark import statistics
 from benchmark.provenance import BenchmarkError
 from benchmark.results import Result, by_environment, done, random_returns, reference, variant_named
-from benchmark.runs import Folders, select
+from benchmark.runs import LAST_EPISODES, Folders, read_checkpoint, select
 from benchmark.suites import SUITES
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|\[[-+]?\d[^]]*\]|–)?")
@@ -220,6 +221,31 @@ def compare(a: str, b: str, folders: Folders) -> str:
     ]
     rows.append(("all", "", "", improvement(*names, shared, folders)))
     return markdown(("mean ± std (seeds)", a, b, f"P({a} better)"), rows)
+
+
+def summary(paths: Iterable[Path]) -> str:
+    """Scores of anybody's runs, given by their folders, by script and environment.
+
+    Raises:
+        BenchmarkError: a folder has no checkpoint of an agent, or no episode ended in it.
+    """
+    scores: dict[tuple[str, str], list[float]] = {}
+    for path in paths:
+        if not (path / "checkpoint.pt").exists():
+            raise BenchmarkError(f"There is no {path / 'checkpoint.pt'}.")
+        saved = read_checkpoint(path / "checkpoint.pt")
+        returns = [x["return"] for x in saved.get("episodes", [])[-LAST_EPISODES:]]
+        if not returns:
+            raise BenchmarkError(f"No episode has ended in {path}.")
+        key = saved["script"], saved["args"]["env_id"]
+        scores.setdefault(key, []).append(float(np.mean(returns)))
+    rows = []
+    for key, own in scores.items():
+        own = np.array(own)
+        ends = statistics.interval([own], statistics.interquartile_mean)
+        middle = number(statistics.interquartile_mean(own))
+        rows.append((*key, len(own), plus_minus(own), middle, brackets(ends)))
+    return markdown(("script", "environment", *SCORE_CELLS[:4]), rows)
 
 
 # --- Normalized scores: the paper's Table 1 ---

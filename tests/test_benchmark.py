@@ -93,6 +93,22 @@ def test_a_number_has_a_decimal_unless_that_is_a_fourth_digit(value, text):
 # --- From logs to results ---
 
 
+def test_summary_of_runs_of_ones_own(tmp_path, capsys):
+    for k in range(3):
+        (tmp_path / f"run{k}").mkdir()
+        episodes = [{"return": 1e9}, *[{"return": 10.0 * k}] * runs.LAST_EPISODES]
+        saved = {"script": "ppo_x", "args": {"env_id": "Hopper-v4"}, "episodes": episodes}
+        torch.save(saved, tmp_path / f"run{k}" / "checkpoint.pt")
+    main(["summary", *map(str, sorted(tmp_path.iterdir()))])
+    row = "| ppo_x | Hopper-v4 | 3 | 10.0 ± 8.2 | 10.0 | [0.0, 20.0] |"
+    assert row in capsys.readouterr().out
+    with pytest.raises(BenchmarkError, match="There is no .*checkpoint.pt"):
+        tables.summary([tmp_path])
+    torch.save(saved | {"episodes": []}, tmp_path / "checkpoint.pt")
+    with pytest.raises(BenchmarkError, match="No episode has ended"):
+        tables.summary([tmp_path])
+
+
 def test_thin_averages_by_stretch_of_steps():
     episodes = [  # the end of a stretch belongs to it
         {"global_step": step, "return": x}
