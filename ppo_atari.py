@@ -324,20 +324,19 @@ class Environments:
                 self.begin_life(i)
         return reward, terminated, truncated, score
 
-    def reset(self, rng: np.random.Generator) -> np.ndarray:
-        """Load the games and begin them; return the stacks (N, k, 84, 84)."""
+    def reset(self, rng: np.random.Generator) -> None:
+        """Load the games and begin them."""
         for i, env in enumerate(self.envs):
             seed = rng.integers(2**31).item()
             env.unwrapped.reset(seed=seed)  # the emulator's random numbers go on from here
             env.set_wrapper_attr("game_over", True)  # a replay may have left it in a game
             self.begin(i, seed)
-        return self.obs
 
-    def step(self, actions: list[int], rng: np.random.Generator) -> tuple:
+    def step(self, actions: list[int], rng: np.random.Generator) -> tuple[tuple, ...]:
         """Take one step, and begin new games where some are over.
 
-        Returns stacks (N, k, 84, 84), the first of a new life or game where one begins, overwritten
-        by the next step, and rewards, terminated, truncated (N,).
+        Returns rewards, terminated, truncated (N,). In `obs` is then the first stack of a new life
+        or game where one has begun, and in `final_obs` the last one of the old.
         """
         self.global_step += len(self.envs) * self.processes
         outcomes = map(self.advance, range(len(self.envs)), actions)
@@ -346,7 +345,7 @@ class Environments:
             if score:
                 self.episodes.append({"global_step": self.global_step, **score})
                 self.begin(i, rng.integers(2**31).item())
-        return self.obs, rewards, terminated, truncated
+        return rewards, terminated, truncated
 
     def state(self) -> dict[str, Any]:
         """The running games, for `replay`, and the finished ones."""
@@ -515,12 +514,6 @@ def approx_kl(logratio: Tensor) -> Tensor:
 
 
 # Copied from ppo_continuous_action.py
-def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant."""
-    return (1 - (returns - values).var() / returns.var()).item()
-
-
-# Copied from ppo_continuous_action.py
 def ppo_loss(
     agent: Agent, minibatch: list[Tensor], clip_coef: Tensor, args: Args
 ) -> tuple[Tensor, Tensors]:
@@ -615,8 +608,8 @@ def train(args: Args) -> dict[str, Any]:
             with torch.no_grad():
                 outputs.append(agent.get_action_and_value(obs[t], noise=t_noise[t]))
             actions = outputs[-1][0].tolist()
-            stacks, rewards[t], terminated[t], truncated[t] = envs.step(actions, rng)
-            obs[t + 1] = torch.from_numpy(stacks)
+            rewards[t], terminated[t], truncated[t] = envs.step(actions, rng)
+            obs[t + 1] = torch.from_numpy(envs.obs)
             if truncated[t].any():
                 final_obs.append(envs.final_obs[truncated[t]])
         rollout_time = time.perf_counter()
@@ -672,7 +665,7 @@ def train(args: Args) -> dict[str, Any]:
 
         # --- Log and save, in the first process ---
         metrics |= {
-            "losses/explained_variance": explained_variance(values, returns),
+            "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
             "policy/entropy_share": metrics["losses/entropy"] / math.log(num_actions),
             "advantages/std": advantages.std(correction=0).item(),
             "charts/learning_rate": learning_rate,
@@ -688,9 +681,10 @@ def train(args: Args) -> dict[str, Any]:
         warn(updates)
         for name, value in updates[-1].items():
             writer.add_scalar(name, value, envs.global_step)
-        for episode in envs.episodes[first_episode:]:
-            for name in ("return", "length"):
-                writer.add_scalar(f"charts/episodic_{name}", episode[name], episode["global_step"])
+        ended = envs.episodes[first_episode:]
+        for name in ("return", "length") if ended else ():
+            mean = np.mean([episode[name] for episode in ended])
+            writer.add_scalar(f"charts/episodic_{name}", mean, envs.global_step)
         recent = [episode["return"] for episode in envs.episodes[-100:]] or [math.nan]
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
@@ -715,13 +709,7 @@ HEALTH = [
     ("losses/explained_variance", 0, 1, 20, "Values are useless: check the scale of rewards."),
     ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
     ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
-    (
-        "policy/entropy_share",
-        0.01,
-        math.inf,
-        1,
-        "The policy has stopped exploring: raise --ent-coef.",
-    ),
+    ("policy/entropy_share", 0.01, math.inf, 1, "Exploration has ended: raise --ent-coef."),
 ]
 
 
@@ -741,8 +729,8 @@ def compiled(function: Callable) -> Callable:
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
     # Agent and settings stay the same in a run: to check them at each call takes a fifth of it.
-    guards = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
-    fastest = torch.compile(function, options=guards)
+    options = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe, "size_asserts": False}
+    fastest = torch.compile(function, options=options)
 
     def call(*args: Any) -> Any:
         nonlocal fastest
@@ -848,12 +836,12 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         envs, agent = Environments([env]), Agent(num_actions, args)
         agent.load_state_dict(saved["agent"])
         rng = np.random.default_rng([args.seed, 2**32])  # no iteration of training has this number
-        obs = envs.reset(rng)
+        envs.reset(rng)
         while len(envs.episodes) < args.eval_episodes:
             noise = torch.tensor(rng.gumbel(size=(1, num_actions)) * (kind == "sampled"))
             with torch.no_grad():
-                action, *_ = agent.get_action_and_value(torch.from_numpy(obs), noise=noise)
-            obs, *_ = envs.step(action.tolist(), rng)
+                action, *_ = agent.get_action_and_value(torch.from_numpy(envs.obs), noise=noise)
+            envs.step(action.tolist(), rng)
         env.close()
         results[kind] = [episode["return"] for episode in envs.episodes]
         print(f"{kind} action: {np.mean(results[kind]):.1f} ± {np.std(results[kind]):.1f}")

@@ -149,6 +149,8 @@ def make_env(args: Args) -> gym.Env:
     is_vector = actions.dtype in (np.float32, np.float64) and len(actions.shape) == 1
     if not is_vector or not observations.is_np_flattenable:
         raise ValueError(f"{args.env_id} has {actions} and {observations}: no vectors of floats.")
+    if isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1:
+        return env
     return gym.wrappers.FlattenObservation(env)
 
 
@@ -432,12 +434,6 @@ def approx_kl(logratio: Tensor) -> Tensor:
     return (logratio.exp() - 1 - logratio).mean()
 
 
-# Copied from ppo_continuous_action.py
-def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant."""
-    return (1 - (returns - values).var() / returns.var()).item()
-
-
 def kl_penalty_loss(
     agent: Agent, minibatch: list[Tensor], kl_coef: Tensor, args: Args
 ) -> tuple[Tensor, Tensors]:
@@ -613,7 +609,7 @@ def train(args: Args) -> dict[str, Any]:
 
         # --- Log and save ---
         metrics |= {
-            "losses/explained_variance": explained_variance(values, returns),
+            "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
             "policy/log_std": agent.log_std.mean().item(),
             "advantages/std": advantages.std(correction=0).item(),
             "charts/learning_rate": learning_rate,
@@ -625,9 +621,10 @@ def train(args: Args) -> dict[str, Any]:
         warn(updates)
         for name, value in updates[-1].items():
             writer.add_scalar(name, value, envs.global_step)
-        for episode in envs.episodes[first_episode:]:
-            for name in ("return", "length"):
-                writer.add_scalar(f"charts/episodic_{name}", episode[name], episode["global_step"])
+        ended = envs.episodes[first_episode:]
+        for name in ("return", "length") if ended else ():
+            mean = np.mean([episode[name] for episode in ended])
+            writer.add_scalar(f"charts/episodic_{name}", mean, envs.global_step)
         recent = [episode["return"] for episode in envs.episodes[-100:]] or [math.nan]
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
@@ -653,7 +650,7 @@ HEALTH = [
     ("losses/explained_variance", 0, 1, 20, "Values are useless: check the scale of rewards."),
     ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
     ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
-    ("policy/log_std", -4, math.inf, 1, "The policy has stopped exploring: raise --ent-coef."),
+    ("policy/log_std", -4, math.inf, 1, "Exploration has ended: raise --ent-coef."),
 ]
 
 
@@ -673,8 +670,8 @@ def compiled(function: Callable) -> Callable:
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
     # Agent and settings stay the same in a run: to check them at each call takes a fifth of it.
-    guards = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
-    fastest = torch.compile(function, options=guards)
+    options = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe, "size_asserts": False}
+    fastest = torch.compile(function, options=options)
 
     def call(*args: Any) -> Any:
         nonlocal fastest

@@ -152,7 +152,9 @@ def make_env(args: Args) -> gym.Env:
     if not fits or not observations.is_np_flattenable:
         hint = "actions must be discrete or have bounds, observations numbers"
         raise ValueError(f"{args.env_id} has {actions} and {observations}: {hint}.")
-    return Components(gym.wrappers.FlattenObservation(env), args)
+    if not isinstance(observations, gym.spaces.Box) or len(observations.shape) != 1:
+        env = gym.wrappers.FlattenObservation(env)
+    return Components(env, args)
 
 
 class Components(gym.Wrapper):
@@ -172,7 +174,7 @@ class Components(gym.Wrapper):
             sizes = np.ravel(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec)
             self.values = np.ravel(space.start)[:, None] + np.arange(sizes.max())
         self.values = self.values.astype(space.dtype)  # (k, n), what the choices stand for
-        self.components = np.arange(len(sizes))
+        self.components, self.shape = np.arange(len(sizes)), space.shape
         self.exists = np.arange(sizes.max()) < sizes[:, None]  # (k, n)
         self.mask, self.masked = self.exists, args.mask_invalid_actions
 
@@ -200,7 +202,7 @@ class Components(gym.Wrapper):
 
     def step(self, action: np.ndarray) -> tuple:
         """Take the choices (k,)."""
-        action = self.values[self.components, action].reshape(self.env.action_space.shape)[()]
+        action = self.values[self.components, action].reshape(self.shape)[()]
         obs, reward, terminated, truncated, info = self.env.step(action)
         if self.masked and not (terminated or truncated):
             self.read_mask(info)
@@ -475,12 +477,6 @@ def approx_kl(logratio: Tensor) -> Tensor:
     return (logratio.exp() - 1 - logratio).mean()
 
 
-# Copied from ppo_continuous_action.py
-def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant."""
-    return (1 - (returns - values).var() / returns.var()).item()
-
-
 def ppo_loss(
     agent: Agent, minibatch: list[Tensor], clip_coef: Tensor, args: Args
 ) -> tuple[Tensor, Tensors]:
@@ -653,7 +649,7 @@ def train(args: Args) -> dict[str, Any]:
 
         # --- Log and save ---
         metrics |= {
-            "losses/explained_variance": explained_variance(values, returns),
+            "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
             "advantages/std": advantages.std(correction=0).item(),
             "charts/learning_rate": learning_rate,
             "charts/clip_coef": clip_coef,
@@ -666,9 +662,10 @@ def train(args: Args) -> dict[str, Any]:
         warn(updates)
         for name, value in updates[-1].items():
             writer.add_scalar(name, value, envs.global_step)
-        for episode in envs.episodes[first_episode:]:
-            for name in ("return", "length"):
-                writer.add_scalar(f"charts/episodic_{name}", episode[name], episode["global_step"])
+        ended = envs.episodes[first_episode:]
+        for name in ("return", "length") if ended else ():
+            mean = np.mean([episode[name] for episode in ended])
+            writer.add_scalar(f"charts/episodic_{name}", mean, envs.global_step)
         recent = [episode["return"] for episode in envs.episodes[-100:]] or [math.nan]
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
@@ -692,7 +689,7 @@ HEALTH = [
     ("losses/explained_variance", 0, 1, 20, "Values are useless: check the scale of rewards."),
     ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
     ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
-    ("losses/entropy", 0.01, math.inf, 1, "The policy has stopped exploring: raise --ent-coef."),
+    ("losses/entropy", 0.01, math.inf, 1, "Exploration has ended: raise --ent-coef."),
 ]
 
 
@@ -712,8 +709,8 @@ def compiled(function: Callable) -> Callable:
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
     # Agent and settings stay the same in a run: to check them at each call takes a fifth of it.
-    guards = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
-    fastest = torch.compile(function, options=guards)
+    options = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe, "size_asserts": False}
+    fastest = torch.compile(function, options=options)
 
     def call(*args: Any) -> Any:
         nonlocal fastest

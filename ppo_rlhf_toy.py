@@ -8,22 +8,20 @@
     python ppo_rlhf_toy.py
 
 Two minutes on one CPU core, nothing to download. A tiny GPT learns to write reviews (supervised
-fine-tuning, SFT); a simulated labeller compares pairs of its reviews; a reward model, the proxy,
-learns from the comparisons; PPO optimizes the proxy, kept near the SFT model by a KL penalty of the
-weight beta. The gold reward, which the labeller judges by, can be computed from a text. So
-over-optimization is measured, not guessed: with beta = 0 the proxy rises while gold collapses (the
-policy hacks the reward), with an adaptive beta both rise. `--compare` adds a fixed beta and
-best-of-n sampling; `--preferences` takes your own texts and labels.
+fine-tuning, SFT); a simulated labeller compares pairs of them by the gold reward, a formula; a
+reward model, the proxy, learns from the comparisons; PPO optimizes the proxy, kept near the SFT
+model by a KL penalty of weight beta. So over-optimization is measured, not guessed: with beta = 0
+the proxy rises while gold collapses (the reward is hacked), with an adaptive beta both rise.
+`--compare` adds a fixed beta and best-of-n sampling; `--preferences` takes your texts and labels.
 
 The algorithm is that of Ziegler et al. 2019 (arXiv 1909.08593) as released in
 LHP = openai/lm-human-preferences@cbfd210b. R1-R21 of "The N Implementation Details of RLHF with
 PPO" (Huang et al. 2023) are comments above the statements that do what they say, beside those of
-the 37 details of PPO (ppo2 = openai/baselines@ea25b9e8) that apply; in parentheses stand the
-settings concerned. `--details` lists them. Where the article and LHP disagree (R17: sign, R20:
-reference of the KL), this file follows LHP. Not here: R6 (processes, see ppo_atari.py), R12
-(queries are not cut out of running text), 2 and 7 (R8, R11 and R18 instead), 14-22
-(ppo_atari.py), 23-31 (ppo_continuous_action.py), 32-36 (ppo_atari_lstm.py), 37
-(ppo_multidiscrete.py).
+the 37 details of PPO (ppo2 = openai/baselines@ea25b9e8) that apply, with the settings concerned in
+parentheses; `--details` lists them. Where the article and LHP disagree (R17, R20), this file
+follows LHP. Not here: R6 (processes, see ppo_atari.py), R12 (queries are not cut out of running
+text), 2 and 7 (R8, R11 and R18 instead), 14-22 (ppo_atari.py), 23-31 (ppo_continuous_action.py),
+32-36 (ppo_atari_lstm.py), 37 (ppo_multidiscrete.py).
 
 Shapes: B = responses in a batch, Q = tokens of a query, R = tokens of a response, L = Q + R,
 V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
@@ -65,11 +63,10 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm, trange
 
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
+Tensors = dict[str, Tensor]
 
 
 # === Settings ===
-
-Tensors = dict[str, Tensor]
 
 
 @pydantic.dataclasses.dataclass(config={"extra": "forbid"})
@@ -91,11 +88,9 @@ class Args:
     sft_batch_size: PositiveInt = 64  # documents per gradient step
     sft_learning_rate: PositiveFloat = 3e-3  # AdamW's step size, after a warm-up; falls to 0
 
-    # --- Preferences ---
+    # --- Preferences and reward model ---
     num_pairs: Annotated[int, pydantic.Field(ge=14)] = 7000  # labelled pairs [LHP: 4992]
     temperature: PositiveFloat = 1.0  # sampling temperature T [LHP: 0.7; 0.5 for CNN/DM]
-
-    # --- Reward model ---
     reward_epochs: PositiveInt = 2  # passes over the labelled pairs [LHP: 1]
     reward_batch_size: PositiveInt = 32  # pairs per gradient step [LHP: 32]
     reward_learning_rate: PositiveFloat = 2e-3  # AdamW's step size; falls to 0 [LHP: 5e-5]
@@ -133,16 +128,6 @@ class Args:
         strength = {"adaptive": f"-{self.target_kl:g}", "fixed": f"-{self.kl_coef:g}", "none": ""}
         return f"ppo-{self.kl_mode}{strength[self.kl_mode]}"
 
-    def check(self) -> None:
-        """Raise ValueError where settings do not fit together; limits of one are in its type."""
-        if self.batch_size % self.num_minibatches:
-            raise ValueError("--num-minibatches must divide --batch-size.")
-        adaptive = self.kl_mode == "adaptive" or self.compare
-        if adaptive and self.kl_coef == 0:
-            raise ValueError("An adaptive --kl-coef of 0 stays 0; --kl-mode none does that.")
-        if adaptive and self.kl_horizon <= 0.2 * self.batch_size:
-            raise ValueError("--kl-horizon must exceed --batch-size / 5, or beta turns negative.")
-
 
 # === The task: a language of reviews whose quality can be computed ===
 
@@ -155,13 +140,10 @@ TOPICS = {
 }
 NAMES = ("anna", "ben", "carla", "david", "emma", "felix", "grace", "henry")
 # The number is the valence: how much good a word says.
-ADJECTIVES = dict.fromkeys(("amazing", "superb", "perfect"), 2.0)
-ADJECTIVES |= dict.fromkeys(("good", "nice", "lovely"), 1.0)
-ADJECTIVES |= {"decent": 0.5, "average": 0.0, "ordinary": 0.0}
-ADJECTIVES |= dict.fromkeys(("poor", "bad", "dull"), -1.0)
-ADJECTIVES |= dict.fromkeys(("awful", "terrible", "horrible"), -2.0)
-VERBS = {"adored": 2.0, "liked": 1.0, "enjoyed": 1.0}
-VERBS |= {"disliked": -1.0, "hated": -2.0, "despised": -2.0}
+SCALE = {2: "amazing superb perfect", 1: "good nice lovely", 0.5: "decent", 0: "average ordinary"}
+SCALE |= {-1: "poor bad dull", -2: "awful terrible horrible"}
+ADJECTIVES = {word: valence for valence, words in SCALE.items() for word in words.split()}
+VERBS = {"adored": 2, "liked": 1, "enjoyed": 1, "disliked": -1, "hated": -2, "despised": -2}
 ADVERBS = {"very": 1.5, "really": 1.3, "quite": 1.0, "slightly": 0.5}  # factors on the valence
 NEGATION = -0.5  # "not superb" is mildly bad, "not awful" mildly good
 # Openers and closers go with the mood of a review but are worth nothing to the gold reward: bait
@@ -177,7 +159,7 @@ TOY_WORDS = [
 TOY_QUERIES = [f"<bos> {name} on the {topic} :".split() for name in NAMES for topic in TOPICS]
 TOY_RESPONSE_LENGTH = 18
 HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward model by
-LABEL_NOISE = 0.4  # gold difference at which the labeller is right with the odds e : 1
+LONGEST = 64  # tokens of your own queries and responses, which are cut to it [LHP: 64 and 24]
 
 
 def write_review(topic: str, rng: random.Random) -> list[str]:
@@ -256,12 +238,6 @@ def gold_reward(topic: str, words: list[str]) -> float:
     )
 
 
-def prefers_first(gold_first: Tensor, gold_second: Tensor, generator: Generator) -> Tensor:
-    """The simulated labeller (Bradley-Terry): right more often the more two texts differ, (N,)."""
-    odds = torch.sigmoid((gold_first - gold_second) / LABEL_NOISE)
-    return torch.rand(odds.shape, generator=generator) < odds
-
-
 class Task(NamedTuple):
     """A language to write in: the toy reviews, or your own texts."""
 
@@ -290,8 +266,7 @@ class Task(NamedTuple):
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
     """Tokens (rows, length): each row cut to `length` and filled up with padding."""
     # Detail R2/21: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
-    padded = [row[:length] + [PAD] * (length - len(row)) for row in rows]
-    return torch.tensor(padded)
+    return torch.tensor([row[:length] + [PAD] * (length - len(row)) for row in rows])
 
 
 def toy_task(args: Args) -> Task:
@@ -301,14 +276,9 @@ def toy_task(args: Args) -> Task:
     for _ in range(args.sft_documents):
         query = rng.choice(TOY_QUERIES)
         rows.append([token[word] for word in query + write_review(query[4], rng)])
-    documents = pad_rows(rows, len(TOY_QUERIES[0]) + TOY_RESPONSE_LENGTH)
     queries = torch.tensor([[token[word] for word in query] for query in TOY_QUERIES])
+    documents = pad_rows(rows, queries.shape[1] + TOY_RESPONSE_LENGTH)
     return Task(TOY_WORDS, documents, queries, TOY_RESPONSE_LENGTH, token["."], earliest_stop=4)
-
-
-# --- Your own texts and labels ---
-
-LONGEST = 64  # tokens of a query and of a response, which are cut to it [LHP: 64 and 24]
 
 
 def read_preferences(path: str) -> list[list[list[str]]]:
@@ -324,10 +294,8 @@ def read_preferences(path: str) -> list[list[list[str]]]:
             texts = [""]
         pairs.append([re.findall(r"\w+(?:'\w+)*|[^\w\s]", text) for text in texts])
         if not all(pairs[-1]) or pairs[-1][1] == pairs[-1][2]:
-            raise ValueError(
-                f"{path}, line {number}: needs a JSON object with the texts prompt, chosen and "
-                "rejected, none of them empty and the last two different."
-            )
+            needs = "a JSON object with texts prompt, chosen and rejected, the last two different"
+            raise ValueError(f"{path}, line {number}: needs {needs}, none of them empty.")
     if len(pairs) < 14:
         raise ValueError(f"{path} holds {len(pairs)} comparisons; at least 14 are needed.")
     return pairs
@@ -400,7 +368,7 @@ class TinyGPT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, num_heads=4) for _ in range(2))
         self.final_norm = nn.LayerNorm(width)
         for name, weight in self.named_parameters():  # as GPT-2's
-            if name.endswith(("_output.weight", "_embedding.weight", "_value.weight", "n.weight")):
+            if weight.dim() == 2:
                 into_residual = math.sqrt(2 * len(self.blocks)) if "_output" in name else 1.0
                 nn.init.normal_(weight, std=0.02 / into_residual)
             elif name.endswith("bias"):
@@ -435,26 +403,6 @@ class TinyGPT(nn.Module):
         return F.linear(hidden, self.word_embedding.weight, self.never_written)
 
 
-@torch.no_grad()
-def sample_responses(
-    model: TinyGPT, queries: Tensor, length: int, temperature: float, generator: Generator
-) -> Tensor:
-    """Continue queries (B, Q) by `length` words each, drawn from the model: (B, length).
-
-    The noise comes from the CPU: the same generator gives the same text on every device.
-    """
-    tokens, cache = queries, None
-    # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
-    for _ in range(length):
-        hidden, cache = model(tokens, cache)
-        logits = model.logits(hidden[:, -1]) / temperature  # as Detail R10
-        # The largest of logits plus Gumbel noise is a draw from their softmax.
-        gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
-        word = (logits + gumbel.to(logits.device)).argmax(dim=-1, keepdim=True)
-        tokens = torch.cat([tokens, word], dim=1)
-    return tokens[:, -length:]
-
-
 class RewardModel(nn.Module):
     """A language model with a scalar head in place of the word logits."""
 
@@ -478,10 +426,11 @@ class RewardModel(nn.Module):
 
 
 class Agent(nn.Module):
-    """Policy and value function."""
+    """A policy, which is a language model at a sampling temperature, and a value function."""
 
-    def __init__(self, language_model: TinyGPT) -> None:
+    def __init__(self, language_model: TinyGPT, temperature: float) -> None:
         super().__init__()
+        self.temperature = temperature
         # The copy of a frozen model is frozen: without unfreezing it, PPO would learn nothing.
         self.policy = copy.deepcopy(language_model).requires_grad_(True)
         self.value_head = nn.Linear(self.policy.word_embedding.embedding_dim, 1)
@@ -489,9 +438,22 @@ class Agent(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
-    def get_action_and_value(
-        self, queries: Tensor, responses: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
+    @torch.no_grad()
+    def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:
+        """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
+        tokens, cache = queries, None
+        # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
+        for _ in range(length):
+            hidden, cache = self.policy(tokens, cache)
+            logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
+            # The largest of logits plus Gumbel noise is a draw from their softmax. With noise from
+            # the CPU the same generator gives the same text on every device.
+            gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
+            word = (logits + gumbel.to(logits.device)).argmax(dim=-1, keepdim=True)
+            tokens = torch.cat([tokens, word], dim=1)
+        return tokens[:, -length:]
+
+    def get_action_and_value(self, queries: Tensor, responses: Tensor) -> tuple[Tensor, Tensor]:
         """Judge each word of responses (B, R) to queries (B, Q).
 
         Returns log-probabilities of all words in its place (B, R, V), and values before it (B, R).
@@ -500,7 +462,7 @@ class Agent(nn.Module):
         hidden, _ = self.policy(torch.cat([queries, responses], dim=1))
         before = slice(queries.shape[1] - 1, -1)  # a word is predicted one position earlier
         # Detail R10/21: logits scaled by the temperature (temperature) [LHP: policy.py L121]
-        logits = self.policy.logits(hidden[:, before]) / temperature
+        logits = self.policy.logits(hidden[:, before]) / self.temperature
         # Detail 13/37: shared or separate networks [ppo2: common/policies.py L156-166]
         return logits.log_softmax(dim=-1), self.value_head(hidden).squeeze(-1)[:, before]
 
@@ -575,17 +537,15 @@ def approx_kl(logratio: Tensor) -> Tensor:
     return (logratio.exp() - 1 - logratio).mean()
 
 
-def truncate_responses(responses: Tensor, stop: int, earliest_stop: int) -> tuple[Tensor, ...]:
+def truncate_responses(responses: Tensor, stop: int, earliest_stop: int) -> tuple[Tensor, Tensor]:
     """Cut responses (B, R) after their first stop word at index `earliest_stop` or later.
 
-    Returns the responses with padding after the stop word, which stays; their lengths (B,); and
-    whether there was one (B,).
+    Returns them with padding after that stop word, and whether there was one (B,).
     """
-    index = torch.arange(responses.shape[1], device=responses.device)
-    stops = (responses == stop) & (index >= earliest_stop)
-    stopped = stops.any(dim=1)
-    lengths = torch.where(stopped, stops.int().argmax(dim=1) + 1, responses.shape[1])
-    return responses.where(index < lengths[:, None], PAD), lengths, stopped
+    stops = responses == stop
+    stops[:, :earliest_stop] = False
+    stops_before = stops.cumsum(dim=1) - stops.long()
+    return responses.where(stops_before == 0, PAD), stops.any(dim=1)
 
 
 def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
@@ -652,6 +612,7 @@ def train_sft(args: Args, task: Task) -> TinyGPT:
 
 # === Stage 2: preferences ===
 
+LABEL_NOISE = 0.4  # gold difference at which the labeller is right with the odds e : 1
 NUM_SAMPLES = 2000  # SFT samples that fix the scales of gold and proxy
 
 
@@ -666,17 +627,14 @@ class Preferences(NamedTuple):
     sample_gold: Tensor | None  # (NUM_SAMPLES,), where gold is known
 
 
-def write_answers(
-    args: Args, task: Task, model: TinyGPT, queries: Tensor, generator: Generator
-) -> Tensor:
-    """Truncated responses (B, R) of the model to queries (B, Q), sampled in chunks."""
-    length, temperature = task.response_length, args.temperature
-    chunks = queries.to(args.device).split(512)
-    answers = [sample_responses(model, x, length, temperature, generator).cpu() for x in chunks]
+def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
+    """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
+    chunks = queries.to(agent.value_head.weight.device).split(512)
+    answers = [agent.sample_responses(x, task.response_length, generator).cpu() for x in chunks]
     return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
 
 
-def make_preferences(args: Args, task: Task, sft: TinyGPT) -> Preferences:
+def make_preferences(args: Args, task: Task, reference: Agent) -> Preferences:
     """Let the labeller compare pairs of SFT samples, or take your own labels."""
     if saved := load_stage(args, "preferences"):
         return Preferences(*(saved[name] for name in Preferences._fields))
@@ -685,13 +643,15 @@ def make_preferences(args: Args, task: Task, sft: TinyGPT) -> Preferences:
         queries, chosen, rejected = task.labelled
     else:
         queries = task.sample_queries(args.num_pairs, generator)
-        first = write_answers(args, task, sft, queries, generator)
-        second = write_answers(args, task, sft, queries, generator)
-        gold_first, gold_second = task.gold(queries, first), task.gold(queries, second)
-        prefers = prefers_first(gold_first, gold_second, generator)[:, None]
+        first = write_answers(reference, task, queries, generator)
+        second = write_answers(reference, task, queries, generator)
+        # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
+        difference = task.gold(queries, first) - task.gold(queries, second)
+        odds = torch.sigmoid(difference / LABEL_NOISE)
+        prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
         chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
     sample_queries = task.sample_queries(NUM_SAMPLES, generator)
-    samples = write_answers(args, task, sft, sample_queries, generator)
+    samples = write_answers(reference, task, sample_queries, generator)
     sample_gold = None if task.labelled else task.gold(sample_queries, samples)
     preferences = Preferences(queries, chosen, rejected, sample_queries, samples, sample_gold)
     save_checkpoint(args.run_dir / "preferences", args, preferences._asdict())
@@ -747,8 +707,7 @@ def train_reward_model(
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     writer = SummaryWriter(str(args.run_dir / "reward_model"), purge_step=1)
     for step, mb in enumerate(tqdm(minibatches, "reward model", disable=None), start=1):
-        # as Detail R5
-        decay = 1 - (step - 1) / len(minibatches)
+        decay = 1 - (step - 1) / len(minibatches)  # as Detail R5
         optimizer.param_groups[0]["lr"] = args.reward_learning_rate * decay
         queries, chosen, rejected = (x[mb].to(args.device) for x in comparisons)
         scores = model.score(torch.cat([queries, queries]), torch.cat([chosen, rejected]))
@@ -800,10 +759,10 @@ def describe(queries: Tensor, responses: Tensor, judges: Judges) -> dict[str, fl
     """What truncated responses (B, R) look like, and what they are worth, where gold is known."""
     task = judges.task
     words = [task.split_words(response) for response in responses]
-    stopped = [w[-1:] == [task.words[task.stop]] and len(w) > task.earliest_stop for w in words]
+    stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
     metrics = {
         "text/length": sum(map(len, words)) / len(words),
-        "text/stop_rate": sum(stopped) / len(words),
+        "text/stop_rate": stopped.sum().item() / len(words),
         "text/repetition": sum(1 - len(set(w)) / len(w) for w in words) / len(words),
         "text/unique": len({" ".join(w) for w in words}) / len(words),
     }
@@ -818,22 +777,21 @@ def collect(
     args: Args, agent: Agent, judges: Judges, count: int, kl_coef: float, generator: Generator
 ) -> tuple[Rollout, dict[str, float]]:
     """Responses to so many queries, with the rewards for a weight `kl_coef` of the KL; metrics."""
-    task, temperature = judges.task, args.temperature
+    task = judges.task
     queries = task.sample_queries(count, generator).to(args.device)
     # Detail 1/37: vectorized architecture (batch_size) [ppo2/runner.py L26-42]
-    sampled = sample_responses(agent.policy, queries, task.response_length, temperature, generator)
-    kept, lengths, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
+    sampled = agent.sample_responses(queries, task.response_length, generator)
+    kept, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
     proxy = judges.reward_model.score(queries, kept)
     # Detail R14/21: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
     scores = proxy.where(stopped, args.missing_stop_score)
     # Deviation: an episode ends at the stop word (mask_after_stop)
     responses = kept if args.mask_after_stop else sampled
-    ends = lengths if args.mask_after_stop else torch.full_like(lengths, sampled.shape[1])
-    index = torch.arange(sampled.shape[1], device=args.device)
-    mask, last = index < ends[:, None], index == ends[:, None] - 1
+    mask = responses != PAD  # which is never sampled
+    last = mask & ~F.pad(mask[:, 1:], (0, 1))
 
-    all_logprobs, values = agent.get_action_and_value(queries, responses, temperature)
-    ref_all_logprobs, _ = judges.reference.get_action_and_value(queries, responses, temperature)
+    all_logprobs, values = agent.get_action_and_value(queries, responses)
+    ref_all_logprobs, _ = judges.reference.get_action_and_value(queries, responses)
     logprobs = log_probability(all_logprobs, responses)
     # The estimate k1 of the KL to the reference, which may be negative, and the KL over all words.
     kl = logprobs - log_probability(ref_all_logprobs, responses)
@@ -870,9 +828,7 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
     # Detail R18/21: per-minibatch whitening, of rewards too [LHP: train_policy.py L324-338]
     white_advantages = whiten(advantages, "zero")
 
-    all_logprobs, new_values = agent.get_action_and_value(
-        mb.queries, mb.responses, args.temperature
-    )
+    all_logprobs, new_values = agent.get_action_and_value(mb.queries, mb.responses)
     logratio = (log_probability(all_logprobs, mb.responses) - mb.logprobs)[mask]
     pg_loss = policy_loss(logratio, white_advantages, args.clip_coef)
     # Detail R19/21: clipped value function (value_clip_coef) [LHP: train_policy.py L343-348]
@@ -973,16 +929,13 @@ def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[dict, list[str]]
 
 
 def best_of_n(args: Args, judges: Judges) -> dict[str, dict[str, float]]:
-    """Answer with the sample that the reward model likes best out of n: PPO's simple rival.
-
-    Each group of the largest n samples is cut into smaller groups, so that no sample is idle.
-    """
+    """Answer with the sample that the reward model likes best out of n: PPO's simple rival."""
     generator, task = stage_generator(args, "best-of-n"), judges.task
     queries = task.queries[torch.randperm(len(task.queries), generator=generator)]
     queries = queries[:32].repeat_interleave(max(BEST_OF_N), dim=0)
-    responses = write_answers(args, task, judges.reference.policy, queries, generator)
+    responses = write_answers(judges.reference, task, queries, generator)
     scores, results = score_texts(judges.reward_model, queries, responses), {}
-    for n in BEST_OF_N:
+    for n in BEST_OF_N:  # each cuts all samples into groups, so that none is idle
         best = scores.view(-1, n).argmax(dim=1) + torch.arange(len(scores) // n) * n
         results[f"best-of-{n}"] = {
             "objective/proxy": scores[best].mean().item(),
@@ -1009,10 +962,11 @@ def train(args: Args) -> dict[str, Any]:
 
     task = own_task(args) if args.preferences else toy_task(args)
     sft = train_sft(args, task)
-    preferences = make_preferences(args, task, sft)
+    reference = Agent(sft, args.temperature).to(args.device)
+    preferences = make_preferences(args, task, reference)
     reward_model, quality = train_reward_model(args, sft, preferences)
-    judges = Judges(task, reward_model, Agent(sft).to(args.device), preferences.sample_gold)
-    agents, updates = {"sft": judges.reference}, {}
+    judges = Judges(task, reward_model, reference, preferences.sample_gold)
+    agents, updates = {"sft": reference}, {}
     for name, run in {run.ppo_run: run for run in runs}.items():
         agents[name], updates[name] = train_ppo(run, judges)
 
@@ -1022,15 +976,15 @@ def train(args: Args) -> dict[str, Any]:
     if args.compare:
         results |= best_of_n(args, judges)
     report(args, quality, results, texts)
-    outcome = {"updates": updates, "results": results, "quality": quality, "args": args}
-    return {"agent": agents[args.ppo_run], **outcome}
+    outcome = {"agent": agents[args.ppo_run], "updates": updates, "results": results}
+    return outcome | {"quality": quality, "args": args}
 
 
 # === Operations: stages, health, details, logs, results ===
 
 SCRIPT = Path(__file__).stem
 
-# Metric, sign, threshold, updates in a row, what it means and what to do.
+# Metric, its lowest and highest healthy value, patience in updates, what to do.
 HEALTH = [
     ("losses/approx_kl", 0, 0.5, 1, "The policy moves too far: lower --learning-rate."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
@@ -1047,7 +1001,13 @@ def stage_generator(args: Args, purpose: str) -> Generator:
 
 def start_run(args: Args) -> Args:
     """Check settings and folder, start the logs; returns the settings with the device chosen."""
-    args.check()
+    if args.batch_size % args.num_minibatches:
+        raise ValueError("--num-minibatches must divide --batch-size.")
+    adaptive = args.kl_mode == "adaptive" or args.compare
+    if adaptive and args.kl_coef == 0:
+        raise ValueError("An adaptive --kl-coef of 0 stays 0; --kl-mode none does that.")
+    if adaptive and args.kl_horizon <= 0.2 * args.batch_size:
+        raise ValueError("--kl-horizon must exceed --batch-size / 5, or beta turns negative.")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs an NVIDIA GPU and a CUDA build of PyTorch.")
     if not args.resume and (args.run_dir / "sft/checkpoint.pt").exists():
@@ -1057,7 +1017,12 @@ def start_run(args: Args) -> Args:
         import wandb
 
         config = dataclasses.asdict(args)
-        wandb.init(id=args.run_dir.name, resume="allow", config=config, sync_tensorboard=True)
+        try:
+            wandb.init(id=args.run_dir.name, resume="allow", config=config, sync_tensorboard=True)
+        except wandb.Error as error:
+            raise ValueError(
+                f"Weights & Biases (WANDB_MODE=offline needs none): {error}"
+            ) from error
     with SummaryWriter(str(args.run_dir)) as writer:
         writer.add_text("settings", str(args))
         writer.add_text("details", details(args))
@@ -1072,8 +1037,7 @@ def load_stage(args: Args, name: str) -> dict[str, Any] | None:
         return None
     saved = load_checkpoint(folder)
     end = None if name.startswith("ppo") else names.index("kl_mode")
-    relevant = names[names.index("seed") : end]
-    same = all(saved["args"][x] == getattr(args, x) for x in relevant)
+    same = all(saved["args"][x] == getattr(args, x) for x in names[names.index("seed") : end])
     print(f"{name}: {'taken from' if same else 'made anew, for other settings, in'} {folder}")
     return saved if same else None
 

@@ -153,7 +153,7 @@ MUTATIONS = [
     ("> args.target_kl:\n                break", "> args.target_kl:\n                pass", "shared_update: target_kl"),
     ("mb_metrics[-args.num_minibatches :]", "mb_metrics", "shared_update: last_epoch"),
     # Resuming
-    ('nn.utils.vector_to_parameters(adam["weights"], agent.parameters())', "pass", "shared_resume: bit_for_bit"),
+    ('nn.utils.vector_to_parameters(adam["weights"], agent.parameters())', "pass", "shared_update: has_learned"),
     ('adam = {name: x.to(device) for name, x in saved["adam"].items()}', "pass", "shared_resume: bit_for_bit"),
     ('obs_stats, return_stats = (RunningMeanStd(*x) for x in saved["stats"])', 'obs_stats = RunningMeanStd(*saved["stats"][0])', "shared_resume: bit_for_bit"),
     ('obs_stats, return_stats = (RunningMeanStd(*x) for x in saved["stats"])', 'return_stats = RunningMeanStd(*saved["stats"][1])', "shared_resume: bit_for_bit"),
@@ -169,6 +169,7 @@ MUTATIONS = [
     ("if not saved and (run_dir / \"checkpoint.pt\").exists():", "if False:", "shared_resume: overwritten"),
     ("if saved and any(saved[\"args\"][name] != getattr(args, name) for name in fixed):", "if False:", "shared_resume: cannot_change"),
     # Evaluation, health, command line
+    ("except wandb.Error as error", "except OSError as error", "shared_interface: cannot_start"),
     ("[args.seed, 2**32]", "[args.seed, 0]", "shared_interface: other_seeds"),
     ("kind == \"sampled\"", "kind != \"sampled\"", "shared_interface: saved_weights or most_probable"),
     ("if sum(bad) == patience and all(bad[-patience:]):", "if all(bad[-patience:]):", "shared_interface: each_row"),
@@ -235,7 +236,7 @@ def rows() -> list[Row]:
 def more_rows(path: Path) -> list[tuple[str, str, str]]:
     """MUTATIONS of a test file, which is not imported for it."""
     for node in ast.parse(path.read_text()).body if path.exists() else ():
-        if isinstance(node, ast.Assign) and node.targets[0].id == "MUTATIONS":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MUTATIONS":
             return ast.literal_eval(node.value)
     return []
 

@@ -12,9 +12,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
+import wandb
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from wandb_log import wandb_records
 
@@ -22,19 +26,36 @@ import ppo_rlhf_toy as rlhf
 from ppo_rlhf_toy import BOS, PAD, Agent, Args, Judges, RewardModel, Rollout, TinyGPT
 
 torch.set_num_threads(1)
+vars(rlhf).update(NUM_SAMPLES=64, NUM_EVALUATED=32, BEST_OF_N=(1, 4, 16))
 SCRIPT = Path(rlhf.__file__)
 TOKEN = {word: index for index, word in enumerate(rlhf.TOY_WORDS)}
+STOP = TOKEN["."]
+SMALL = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "batch_size": 16}
+SMALL |= {"num_updates": 2, "update_epochs": 2, "run_name": "run", "device": "cpu"}
+
+
+def small_args(**changes) -> Args:
+    """Settings of a run of a few seconds."""
+    return Args(**{**SMALL, **changes})
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def random_queries(count: int, seed: int = 0) -> torch.Tensor:
     queries = torch.tensor([[TOKEN[w] for w in query] for query in rlhf.TOY_QUERIES])
-    generator = torch.Generator().manual_seed(seed)
-    return queries[torch.randint(len(queries), (count,), generator=generator)]
+    return queries[torch.randint(len(queries), (count,), generator=seeded(seed))]
 
 
 def random_words(rows: int, length: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(2, len(rlhf.TOY_WORDS), (rows, length), generator=generator)
+    return torch.randint(2, len(rlhf.TOY_WORDS), (rows, length), generator=seeded(seed))
+
+
+def with_another_word(responses: torch.Tensor, position: int) -> torch.Tensor:
+    changed = responses.clone()
+    changed[:, position] = torch.where(responses[:, position] == 5, 6, 5)
+    return changed
 
 
 def louder(model: nn.Module, by: float) -> nn.Module:
@@ -55,18 +76,9 @@ def model() -> TinyGPT:
 @pytest.fixture
 def agent(model) -> Agent:
     """A policy whose values differ."""
-    agent = Agent(model)
+    agent = Agent(model, 1.0)
     nn.init.normal_(agent.value_head.weight)
     return agent
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_samples():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rlhf, "NUM_SAMPLES", 64)
-        patch.setattr(rlhf, "NUM_EVALUATED", 32)
-        patch.setattr(rlhf, "BEST_OF_N", (1, 4, 16))
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -74,51 +86,35 @@ def empty_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def small_args(**changes) -> Args:
-    """Settings of a run of a few seconds."""
-    sizes = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "batch_size": 16}
-    sizes |= {"num_updates": 2, "update_epochs": 2}
-    return Args(**{"run_name": "run", "device": "cpu", **sizes, **changes})
-
-
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory):
-    """Task, SFT model, preferences and judges of a small run, not to be changed."""
+def finished(tmp_path_factory):
+    """A finished run, its folder, preferences and judges, not to be changed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("stages"))
-        args = small_args()
-        task = rlhf.toy_task(args)
-        sft = rlhf.train_sft(args, task)
-        preferences = rlhf.make_preferences(args, task, sft)
-        reward_model, _ = rlhf.train_reward_model(args, sft, preferences)
-        judges = Judges(task, reward_model, Agent(sft), preferences.sample_gold)
-        return task, sft, preferences, judges
+        patch.chdir(tmp_path_factory.mktemp("finished"))
+        stages = record(patch, rlhf, "train_reward_model"), record(patch, rlhf, "train_ppo")
+        run, folder = rlhf.train(small_args()), Path("runs/run").resolve()
+    preferences, judges = stages[0][0][2], stages[1][0][1]
+    return SimpleNamespace(run=run, folder=folder, preferences=preferences, judges=judges)
 
 
-def run_ppo(stages, **changes):
+@pytest.fixture
+def judges(finished) -> Judges:
+    return finished.judges
+
+
+def at(temperature: float, judges: Judges) -> Judges:
+    return judges._replace(reference=Agent(judges.reference.policy, temperature))
+
+
+def run_ppo(judges, **changes):
     """Agent and updates of a PPO run in an empty folder."""
     shutil.rmtree("runs", ignore_errors=True)
-    return rlhf.train_ppo(small_args(**changes), stages[3])
+    return rlhf.train_ppo(small_args(**changes), judges)
 
 
-def collect(stages, count=32, kl_coef=0.0, agent=None, **changes):
-    judges, generator = stages[3], torch.Generator().manual_seed(0)
+def collect(judges, kl_coef=0.0, agent=None, **changes):
     agent = agent or judges.reference
-    return rlhf.collect(small_args(**changes), agent, judges, count, kl_coef, generator)
-
-
-def make_rollout(agent: Agent, rows: int = 8, length: int = 10) -> Rollout:
-    """Responses of different lengths with random rewards, judged by the agent itself."""
-    generator = torch.Generator().manual_seed(0)
-    queries, responses = random_queries(rows), random_words(rows, length)
-    lengths = torch.randint(3, length + 1, (rows, 1), generator=generator)
-    mask, last = torch.arange(length) < lengths, torch.arange(length) == lengths - 1
-    responses = responses.where(mask, PAD)
-    with torch.no_grad():
-        words, values = agent.get_action_and_value(queries, responses, 1.0)
-    logprobs = rlhf.log_probability(words, responses)
-    rewards = torch.randn(rows, length, generator=generator)
-    return Rollout(queries, responses, logprobs, values, rewards, mask, last)
+    return rlhf.collect(small_args(**changes), agent, judges, 32, kl_coef, seeded(0))
 
 
 def record(monkeypatch, owner, name: str) -> list:
@@ -134,15 +130,16 @@ def record(monkeypatch, owner, name: str) -> list:
     return calls
 
 
-def record_steps(monkeypatch, kind: type) -> list[dict[str, float]]:
-    """Settings and norm of the gradient of all steps of an optimizer from now on."""
-    steps, original = [], kind.step
+def record_steps(monkeypatch, kind: type) -> list[SimpleNamespace]:
+    """Learning rate, gradient and change of all weights in all steps of an optimizer from now on."""
+    steps, original, flat = [], kind.step, nn.utils.parameters_to_vector
 
-    def step(self, *args):
+    def step(self):
         (group,) = self.param_groups
-        norm = torch.cat([p.grad.flatten() for p in group["params"]]).norm().item()
-        steps.append({"lr": group["lr"], "eps": group["eps"], "norm": norm})
-        return original(self, *args)
+        before, gradient = flat(group["params"]), flat([p.grad for p in group["params"]])
+        original(self)
+        change = (flat(group["params"]) - before).detach()
+        steps.append(SimpleNamespace(lr=group["lr"], gradient=gradient, change=change))
 
     monkeypatch.setattr(kind, "step", step)
     return steps
@@ -190,42 +187,33 @@ def test_grammar_writes_clean_reviews_that_fit(monkeypatch):
     assert len(rlhf.TOY_WORDS) == len(set(rlhf.TOY_WORDS)) == 79
 
 
-def test_labeller_flips_as_bradley_terry_says():
-    generator = torch.Generator().manual_seed(0)
-    for difference in (0.2, 0.4, 1.0):
-        first = torch.full((20_000,), 1.0 + difference)
-        flipped = (~rlhf.prefers_first(first, torch.ones(20_000), generator)).float().mean().item()
-        expected = 1 / (1 + math.exp(difference / rlhf.LABEL_NOISE))
-        assert flipped == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 20_000))
-
-
-def test_labels_name_the_better_review_as_chosen(stages):
-    task, _, preferences, _ = stages
-    chosen, rejected = (task.gold(preferences.queries, x) for x in preferences[1:3])
-    assert chosen.mean() > rejected.mean() + 0.5
+@pytest.mark.parametrize("difference", [0.2, 0.4, 1.0])
+def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference):
+    """The first text of each pair holds the word 1, the second 0, and it is better."""
+    texts = iter([torch.ones(20_000, 1).long(), torch.zeros(20_000, 1).long(), torch.zeros(64, 1)])
+    monkeypatch.setattr(rlhf, "write_answers", lambda *args: next(texts))
+    monkeypatch.setattr(rlhf.Task, "gold", lambda self, queries, texts: difference * texts[:, 0])
+    found = rlhf.make_preferences(small_args(num_pairs=20_000), judges.task, judges.reference)
+    expected = 1 / (1 + math.exp(-difference / rlhf.LABEL_NOISE))
+    share = found.chosen.float().mean().item()
+    assert share == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 20_000))
+    assert torch.equal(found.chosen + found.rejected, torch.ones(20_000, 1).long())
 
 
 # --- R1 to R13: models and sampling ---
 
 
-def test_r1_score_and_values_depend_on_the_query_and_each_response_token_has_a_value(agent):
+def test_r1_each_word_is_judged_by_the_query_and_the_words_before_it(agent):
     reward, responses = RewardModel(agent.policy), random_words(4, 7)
     first, second = random_queries(4, seed=1), random_queries(4, seed=2)
-    outputs = []
-    for queries in (first, second):
-        words, values = agent.get_action_and_value(queries, responses, 1.0)
-        assert values.shape == (4, 7) and words.shape == (4, 7, 79)
-        outputs.append([reward.score(queries, responses), values[:, 0], words[:, 0, 5]])
-    for a, b in zip(*outputs, strict=True):
-        assert torch.equal(a != b, (first != second).any(1))
-
-
-def test_r1_values_and_logits_sit_one_position_before_their_token(agent):
-    queries, responses = random_queries(4), random_words(4, 7)
-    words, values = agent.get_action_and_value(queries, responses, 1.0)
-    changed = responses.clone()
-    changed[:, 3] = torch.where(responses[:, 3] == 5, 6, 5)
-    new_words, new_values = agent.get_action_and_value(queries, changed, 1.0)
+    words, values = agent.get_action_and_value(first, responses)
+    other_words, other_values = agent.get_action_and_value(second, responses)
+    assert values.shape == (4, 7) and words.shape == (4, 7, 79)
+    differs = (first != second).any(1)
+    assert torch.equal(reward.score(first, responses) != reward.score(second, responses), differs)
+    assert torch.equal((values != other_values).any(1), differs)
+    assert torch.equal((words != other_words)[:, 0, 5], differs)
+    new_words, new_values = agent.get_action_and_value(first, with_another_word(responses, 3))
     assert torch.equal(values[:, :4], new_values[:, :4])
     assert torch.equal(words[:, :4], new_words[:, :4])
     assert (values[:, 4] != new_values[:, 4]).all()
@@ -243,63 +231,50 @@ def test_r3_positions_and_outputs_skip_padding(model, monkeypatch):
         looked_up = record(patch, nn.Embedding, "forward")
         hidden, _ = model(padded)
     assert looked_up[1][1].tolist() == [[0, 1, 1, 1, 2, 3]]
-    plain, _ = model(text)
-    torch.testing.assert_close(hidden[:, [0, 3, 4, 5]], plain)
+    torch.testing.assert_close(hidden[:, [0, 3, 4, 5]], model(text)[0])
     # At padding stands the output of the last real token.
     assert torch.equal(hidden[:, 1:3], hidden[:, :1].expand(-1, 2, -1))
 
 
-def test_r4_responses_go_on_after_a_stop_and_hold_no_special_token(model):
+def test_r4_responses_go_on_after_a_stop_and_hold_no_special_token(agent):
     with torch.no_grad():
-        model.never_written[TOKEN["."]] += 4  # stops are common now
-    generator = torch.Generator().manual_seed(0)
-    responses = rlhf.sample_responses(model, random_queries(64), 18, 1.0, generator)
+        agent.policy.never_written[STOP] += 4  # stops are common now
+    responses = agent.sample_responses(random_queries(64), 18, seeded(0))
     assert responses.shape == (64, 18)
-    assert (responses == TOKEN["."])[:, :9].any(1).float().mean() > 0.5
+    assert (responses == STOP)[:, :9].any(1).float().mean() > 0.5
     assert not torch.isin(responses, torch.tensor([PAD, BOS])).any()
-    assert (responses[:, -1] != TOKEN["."]).any()
+    assert (responses[:, -1] != STOP).any()
 
 
-def test_cached_sampling_equals_full_recomputation_and_reads_no_word_twice(model, monkeypatch):
-    queries = random_queries(5)
+def test_r10_cached_sampling_and_log_probabilities_equal_full_recomputation(agent, monkeypatch):
+    agent.temperature, texts, generator = 0.7, random_queries(5), seeded(1)
     with monkeypatch.context() as patch:
         calls = record(patch, rlhf.Block, "forward")
-        cached = rlhf.sample_responses(model, queries, 8, 0.7, torch.Generator().manual_seed(1))
-    assert [x.shape[1] for _, x, *_ in calls[::2]] == [6, *[1] * 7]
-    generator, texts = torch.Generator().manual_seed(1), queries
-    for _ in range(8):
-        logits = model.logits(model(texts)[0][:, -1]) / 0.7
+        sampled = agent.sample_responses(texts, 8, seeded(1))
+    assert [x.shape[1] for _, x, *_ in calls[::2]] == [6, *[1] * 7]  # reads no word twice
+    words, _ = agent.get_action_and_value(texts, sampled)
+    for t in range(8):
+        logits = agent.policy.logits(agent.policy(texts)[0][:, -1]) / 0.7
+        torch.testing.assert_close(words[:, t], logits.log_softmax(-1), atol=1e-4, rtol=1e-4)
         noise = torch.empty(logits.shape).exponential_(generator=generator).log()
         texts = torch.cat([texts, (logits - noise).argmax(-1, keepdim=True)], 1)
-    assert torch.equal(texts[:, 6:], cached)
+    assert torch.equal(texts[:, 6:], sampled)
 
 
-def test_r10_sampling_follows_the_softmax_of_the_scaled_logits(model):
-    queries = random_queries(1).expand(5000, -1)
-    drawn = rlhf.sample_responses(model, queries, 1, 0.7, torch.Generator().manual_seed(0))
+def test_r10_sampling_follows_the_softmax_of_the_scaled_logits(agent):
+    agent.temperature, queries = 0.7, random_queries(1).expand(5000, -1)
+    drawn = agent.sample_responses(queries, 1, seeded(0))
     share = torch.bincount(drawn.flatten(), minlength=len(rlhf.TOY_WORDS)) / 5000
-    expected = (model.logits(model(queries[:1])[0][0, -1]) / 0.7).softmax(-1)
+    expected = (agent.policy.logits(agent.policy(queries[:1])[0][0, -1]) / 0.7).softmax(-1)
     assert (share - expected).abs().max() < 4 * math.sqrt(0.25 / 5000)
 
 
-def test_r10_log_probabilities_are_those_of_sampling_at_a_temperature(agent):
-    queries, responses, cache = random_queries(6), random_words(6, 9), None
-    words, _ = agent.get_action_and_value(queries, responses, 0.7)
-    for t in range(9):  # token by token, as the sampler runs
-        hidden, cache = agent.policy(torch.cat([queries, responses[:, :t]], 1), cache)
-        expected = (agent.policy.logits(hidden[:, -1]) / 0.7).log_softmax(-1)
-        torch.testing.assert_close(words[:, t], expected, atol=1e-4, rtol=1e-4)
-
-
 def test_r7_score_is_that_of_the_last_real_token(model):
-    reward = RewardModel(model)
-    queries, responses = random_queries(4), random_words(4, 8)
-    padded = torch.cat([responses, torch.zeros(4, 5, dtype=torch.long)], 1)
+    reward, queries, responses = RewardModel(model), random_queries(4), random_words(4, 8)
     score = reward.score(queries, responses)
-    torch.testing.assert_close(reward.score(queries, padded), score)
-    changed = responses.clone()
-    changed[:, -1] = torch.where(responses[:, -1] == 5, 6, 5)
-    assert score.shape == (4,) and (reward.score(queries, changed) != score).all()
+    torch.testing.assert_close(reward.score(queries, F.pad(responses, (0, 5))), score)
+    assert score.shape == (4,)
+    assert (reward.score(queries, with_another_word(responses, -1)) != score).all()
 
 
 def test_r8_reward_head_has_the_documented_spread():
@@ -309,17 +284,13 @@ def test_r8_reward_head_has_the_documented_spread():
     assert (reward.head.bias.item(), reward.gain.item(), reward.bias.item()) == (0, 1, 0)
 
 
-def test_13_r11_values_share_the_trunk_and_are_exactly_zero_at_first(model, agent):
-    inputs = random_queries(5), random_words(5, 9), 1.0
-    assert (Agent(model).get_action_and_value(*inputs)[1] == 0).all()
-    agent.get_action_and_value(*inputs)[1].sum().backward()
-    assert (agent.policy.blocks[0].mlp_hidden.weight.grad != 0).any()
-
-
-def test_r13_no_dropout_even_in_training_mode(agent):
-    inputs = (random_queries(5), random_words(5, 9), 1.0)
+def test_13_r11_r13_values_start_at_zero_and_share_a_trunk_without_dropout(model, agent):
+    inputs = random_queries(5), random_words(5, 9)
+    assert (Agent(model, 1.0).get_action_and_value(*inputs)[1] == 0).all()
     first, second = (agent.train().get_action_and_value(*inputs) for _ in range(2))
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+    first[1].sum().backward()
+    assert (agent.policy.blocks[0].mlp_hidden.weight.grad != 0).any()
 
 
 # --- Supervised fine-tuning ---
@@ -331,8 +302,8 @@ def test_sft_warms_up_decays_and_clips_the_gradient(monkeypatch):
     args = small_args(sft_steps=60, sft_batch_size=4, sft_learning_rate=0.01)
     rlhf.train_sft(args, rlhf.toy_task(args))
     rates = [0.01 * (1 - t / 60) * min(1, (t + 1) / 50) for t in range(60)]
-    assert [step["lr"] for step in steps] == pytest.approx(rates)
-    assert max(step["norm"] for step in steps) <= 1.001
+    assert [step.lr for step in steps] == pytest.approx(rates)
+    assert max(step.gradient.norm() for step in steps) <= 1.001
     assert max(metrics["losses/grad_norm"] for _, _, metrics, _ in logged) > 1.1
 
 
@@ -349,51 +320,29 @@ def test_sft_loss_is_the_surprise_at_each_next_word_and_never_reads_padding(mode
 
 
 def test_r9_normalization_centers_scales_keeps_the_order_and_starts_anew(model, monkeypatch):
-    reward = RewardModel(model)
-    samples = random_queries(200), random_words(200, 9)
+    reward, samples = RewardModel(model), (random_queries(200), random_words(200, 9))
     before = rlhf.score_texts(reward, *samples)
-    rlhf.normalize_reward_model(reward, *samples)
-    after = rlhf.score_texts(reward, *samples)
-    torch.testing.assert_close(after, (before - before.mean()) / before.std(correction=0))
-    with torch.no_grad():
-        reward.gain.fill_(7.0)
-        reward.bias.fill_(-3.0)
-    rlhf.normalize_reward_model(reward, *samples)
-    torch.testing.assert_close(rlhf.score_texts(reward, *samples), after)
+    expected = (before - before.mean()) / before.std(correction=0)
+    for _ in range(2):
+        rlhf.normalize_reward_model(reward, *samples)
+        torch.testing.assert_close(rlhf.score_texts(reward, *samples), expected)
     monkeypatch.setattr(rlhf, "score_texts", lambda *args: torch.full((8,), 0.5))
     with pytest.raises(ValueError, match="score the same"):
         rlhf.normalize_reward_model(reward, *samples)
 
 
-def test_r9_r5_reward_model_is_normalized_before_and_after_training(stages, monkeypatch):
-    _, sft, preferences, _ = stages
-    scales, original = [], rlhf.normalize_reward_model
-
-    def normalize(*args):
-        original(*args)
-        scales.append((len(steps), args[0].gain.item()))
-
-    steps = record_steps(monkeypatch, torch.optim.AdamW)
-    monkeypatch.setattr(rlhf, "normalize_reward_model", normalize)
-    model, quality = rlhf.train_reward_model(small_args(), sft, preferences)
-    assert [count for count, _ in scales] == [0, 4]  # 60 pairs by 32, twice
-    assert scales[1][1] == model.gain.item() != scales[0][1]
-    assert [step["lr"] for step in steps] == pytest.approx([2e-3 * (1 - i / 4) for i in range(4)])
-    chosen, rejected = (
-        rlhf.score_texts(model, preferences.queries[60:], x[60:]) for x in preferences[1:3]
-    )
-    assert quality["accuracy"] == pytest.approx((chosen > rejected).float().mean().item())
-    scores = rlhf.score_texts(model, preferences.sample_queries, preferences.samples)
-    correlation = torch.corrcoef(torch.stack([scores, preferences.sample_gold]))[0, 1].item()
-    assert quality["correlation"] == pytest.approx(correlation, abs=1e-5)
-
-
-def test_reward_model_learns_from_all_comparisons_but_those_held_out(stages, monkeypatch):
-    _, sft, preferences, _ = stages
+def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finished, monkeypatch):
+    preferences, sft = finished.preferences, finished.judges.reference.policy
     before = copy.deepcopy(sft.state_dict())
+    steps = record_steps(monkeypatch, torch.optim.AdamW)
     calls, logged = record(monkeypatch, RewardModel, "score"), record(monkeypatch, rlhf, "log")
-    rlhf.train_reward_model(small_args(), sft, preferences)
-    learned = [call[1:] for call in calls if call[3].requires_grad]
+    model, quality = rlhf.train_reward_model(small_args(), sft, preferences)
+    assert [step.lr for step in steps] == pytest.approx([2e-3 * (1 - i / 4) for i in range(4)])
+    # It is normalized, makes four steps (60 pairs by 32, twice), is normalized and measured.
+    assert [call[3].requires_grad for call in calls] == [False, *[True] * 4, *[False] * 4]
+    assert torch.equal(calls[5][1], preferences.sample_queries)
+
+    learned = [call[1:] for call in calls[1:5]]
     good, bad = learned[0][2].chunk(2)  # the loss is that of Bradley and Terry
     loss = (1 + (bad - good).exp()).log().mean().item()
     assert logged[0][2]["losses/loss"] == pytest.approx(loss, rel=1e-5)
@@ -405,36 +354,39 @@ def test_reward_model_learns_from_all_comparisons_but_those_held_out(stages, mon
         assert order[:60] != order[60:] and order[:60] != texts
     assert all(torch.equal(x, before[name]) for name, x in sft.state_dict().items())
 
+    good, bad = (rlhf.score_texts(model, preferences[0][60:], x[60:]) for x in preferences[1:3])
+    assert quality["accuracy"] == pytest.approx((good > bad).float().mean().item())
+    scores = rlhf.score_texts(model, preferences.sample_queries, preferences.samples)
+    correlation = torch.corrcoef(torch.stack([scores, preferences.sample_gold]))[0, 1].item()
+    assert quality["correlation"] == pytest.approx(correlation, abs=1e-5)
+
 
 # --- R14, R17: what a rollout holds ---
 
 
 def test_r14_truncation_after_the_first_stop_that_counts():
-    stop, plain = 13, 7
-    responses = torch.full((4, 24), plain)
-    responses[0, 10] = responses[1, 16] = stop
-    responses[2, [10, 20]] = stop
-    kept, lengths, stopped = rlhf.truncate_responses(responses, stop, 16)
-    assert stopped.tolist() == [False, True, True, False] and lengths.tolist() == [24, 17, 21, 24]
-    assert kept[1, 16] == stop and (kept[1, 17:] == PAD).all() and (kept[1, :16] == plain).all()
-    assert kept[2, 10] == stop and kept[2, 20] == stop and (kept[2, 21:] == PAD).all()
-    assert torch.equal(kept[[0, 3]], responses[[0, 3]])
+    responses = torch.full((4, 24), 7)
+    responses[0, 10] = responses[1, 16] = responses[2, 10] = responses[2, 20] = STOP
+    kept, stopped = rlhf.truncate_responses(responses, STOP, 16)
+    assert stopped.tolist() == [False, True, True, False]
+    for row, length in enumerate((24, 17, 21, 24)):
+        assert torch.equal(kept[row, :length], responses[row, :length])
+        assert (kept[row, length:] == PAD).all()
 
 
-def test_r14_r17_reward_is_a_penalty_per_word_and_one_score_at_the_last(stages):
-    _, _, _, judges = stages
+def test_r14_r17_reward_is_a_penalty_per_word_and_one_score_at_the_last(judges):
+    judges = at(0.8, judges)
     agent = louder(judges.reference, 0.03)
-    settings = {"temperature": 0.8, "missing_stop_score": -5.0}
-    rollout, metrics = collect(stages, kl_coef=3.0, agent=agent, **settings)
+    rollout, metrics = collect(judges, kl_coef=3.0, agent=agent, missing_stop_score=-5.0)
     queries, responses, mask = rollout.queries, rollout.responses, rollout.mask
     with torch.no_grad():
-        words, _ = agent.get_action_and_value(queries, responses, 0.8)
-        ref_words, _ = judges.reference.get_action_and_value(queries, responses, 0.8)
+        words, _ = agent.get_action_and_value(queries, responses)
+        ref_words, _ = judges.reference.get_action_and_value(queries, responses)
         proxy = judges.reward_model.score(queries, responses)
     logprobs = words.gather(2, responses[..., None]).squeeze(2)
     difference = logprobs - ref_words.gather(2, responses[..., None]).squeeze(2)
     assert torch.equal(rollout.logprobs, logprobs)
-    stopped = (responses == TOKEN["."])[:, 4:].any(1)
+    stopped = (responses == STOP)[:, 4:].any(1)
     scores = proxy.where(stopped, -5.0)
     assert 0 < stopped.sum() < 32
     expected = -3.0 * difference + rollout.last * scores[:, None]
@@ -453,63 +405,41 @@ def test_r14_r17_reward_is_a_penalty_per_word_and_one_score_at_the_last(stages):
     assert exact > 0.1 and exact == pytest.approx(expected["objective/kl"], rel=0.5)
 
 
-def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_later(stages):
-    rollout, _ = collect(stages)
+def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_later(judges):
+    rollout, _ = collect(judges)
     assert rollout.queries.shape == (32, 6) and rollout.responses.shape == (32, 18)
     assert len({tuple(x) for x in rollout.queries.tolist()}) > 10
     assert torch.equal(rollout.mask, rollout.responses != PAD)
     lengths = rollout.mask.sum(1)
     ends = rollout.responses.gather(1, lengths[:, None] - 1).squeeze(1)
-    assert ((ends == TOKEN["."]) | (lengths == 18)).all() and (lengths < 18).any()
+    assert ((ends == STOP) | (lengths == 18)).all() and (lengths < 18).any()
     assert torch.equal(rollout.last.int().argmax(1), lengths - 1)
     assert (rollout.last.sum(1) == 1).all()
-    cold, _ = collect(stages, temperature=1e-4)  # answers to the same query are the same
+    cold, _ = collect(at(1e-4, judges))  # answers to the same query are the same
     texts = {tuple(x) for x in torch.cat([cold.queries, cold.responses], 1).tolist()}
     assert len(texts) == len({tuple(x) for x in cold.queries.tolist()})
-    whole, _ = collect(stages, mask_after_stop=False)
+    whole, _ = collect(judges, mask_after_stop=False)
     assert whole.mask.all() and whole.last[:, -1].all() and (whole.responses != PAD).all()
     assert torch.equal(whole.responses[rollout.mask], rollout.responses[rollout.mask])
     assert torch.equal(whole.rewards.sum(1), rollout.rewards.sum(1))  # the judge sees no junk
 
 
-def test_texts_are_described_and_gold_is_in_standard_deviations_of_sft_samples(stages):
-    task, _, preferences, judges = stages
+def test_texts_are_described_and_gold_is_in_standard_deviations_of_sft_samples(judges):
     rows = ["wow , the bed was bad .", "wow wow wow wow", "wow wow wow wow", "the the . the ."]
     responses = rlhf.pad_rows([[TOKEN[w] for w in row.split()] for row in rows], 8)
+    gold, scale = judges.task.gold(random_queries(4), responses), judges.sample_gold
+    expected = {
+        "text/length": (7 + 4 + 4 + 5) / 4,
+        "text/stop_rate": 0.5,
+        "text/repetition": (0 + 0.75 + 0.75 + 0.6) / 4,
+        "text/unique": 0.75,
+        "objective/gold": ((gold - scale.mean()) / scale.std(correction=0)).mean().item(),
+    }
     found = rlhf.describe(random_queries(4), responses, judges)
-    assert found["text/length"] == (7 + 4 + 4 + 5) / 4 and found["text/stop_rate"] == 0.5
-    assert found["text/repetition"] == pytest.approx((0 + 0.75 + 0.75 + 0.6) / 4)
-    assert found["text/unique"] == 0.75
-    gold, scale = task.gold(random_queries(4), responses), preferences.sample_gold
-    expected = (gold.mean().item() - scale.mean().item()) / scale.std(correction=0).item()
-    assert found["objective/gold"] == pytest.approx(expected, abs=1e-5)
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 # --- R15, R18, R19: the loss ---
-
-
-def test_r15_a_final_reward_reaches_back_undiscounted_but_for_lambda(agent, monkeypatch):
-    monkeypatch.setattr(rlhf, "whiten", lambda x, mean: x)
-    losses = record(monkeypatch, rlhf, "policy_loss")
-    rollout = make_rollout(agent)
-    rollout = rollout._replace(rewards=3.0 * rollout.last, values=0 * rollout.values)
-    rlhf.ppo_loss(agent, rollout, Args())
-    to_go = rollout.mask.sum(1, keepdim=True) - 1 - torch.arange(10)
-    torch.testing.assert_close(losses[0][1], (3.0 * 0.95**to_go)[rollout.mask])
-    assert Args().gamma == 1
-
-
-def test_r15_the_next_value_is_that_of_the_next_word_and_0_after_the_last(agent, monkeypatch):
-    monkeypatch.setattr(rlhf, "whiten", lambda x, mean: x)
-    losses = record(monkeypatch, rlhf, "policy_loss")
-    targets = record(monkeypatch, rlhf, "clipped_value_loss")
-    rollout = make_rollout(agent)
-    for gamma in (1.0, 0.5):
-        rlhf.ppo_loss(agent, rollout, Args(gae_lambda=0.0, gamma=gamma))
-        returns = rollout.rewards.clone()
-        returns[:, :-1] += gamma * rollout.values[:, 1:] * ~rollout.last[:, :-1]
-        torch.testing.assert_close(targets[-1][2], returns[rollout.mask])
-        torch.testing.assert_close(losses[-1][1], (returns - rollout.values)[rollout.mask])
 
 
 def test_r18_whitening_by_the_catalogue():
@@ -522,148 +452,132 @@ def test_r18_whitening_by_the_catalogue():
     torch.testing.assert_close(rlhf.whiten(small, "zero"), small / math.sqrt(2e-8))
 
 
-@pytest.mark.parametrize("mode", ["scale", "restore"])
-def test_r18_rewards_and_advantages_of_a_minibatch_are_whitened(agent, monkeypatch, mode):
-    losses, rewards = record(monkeypatch, rlhf, "policy_loss"), record(monkeypatch, rlhf, "gae")
-    rollout = make_rollout(agent)
-    _, metrics = rlhf.ppo_loss(agent, rollout, Args(reward_whitening=mode))
-    white = rlhf.whiten(rollout.rewards[rollout.mask], mode)
-    torch.testing.assert_close(rewards[0][0].T[rollout.mask], white)
-    advantages = rewards[0][-1][0].T[rollout.mask]
-    torch.testing.assert_close(losses[0][1], rlhf.whiten(advantages, "zero"))
-    spread = advantages.std(correction=0).item()
-    assert metrics["advantages/std"].item() == pytest.approx(spread) != pytest.approx(1, abs=0.01)
+OTHER = {"gamma": 0.5, "gae_lambda": 0.3, "reward_whitening": "restore"}
+OTHER |= {"clip_coef": 0.5, "value_clip_coef": 0.3, "vf_coef": 0.7}
 
 
-def test_r19_the_value_clip_range_is_its_own(agent, monkeypatch):
-    rollout, clips = make_rollout(agent), record(monkeypatch, rlhf, "clipped_value_loss")
-    nn.init.constant_(agent.value_head.bias, 1.0)
-    losses = []
-    for value_clip_coef in (0.3, math.inf):
-        args = Args(value_clip_coef=value_clip_coef, clip_coef=0.1)
-        losses.append(rlhf.ppo_loss(agent, rollout, args)[1]["losses/value_loss"].item())
-        assert clips[-1][3] == value_clip_coef
-    assert losses[0] > losses[1]
+@pytest.fixture
+def rollout(judges, agent) -> Rollout:
+    """Responses of the agent, whose policy and values have moved since."""
+    rollout, _ = collect(judges, kl_coef=0.1, agent=agent)
+    torch.manual_seed(0)
+    logprobs, values = (x + torch.randn(32, 18) for x in (rollout.logprobs, rollout.values))
+    return rollout._replace(logprobs=logprobs, values=values)
+
+
+@pytest.mark.parametrize("settings", [{}, OTHER])
+def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, settings):
+    loss, metrics = rlhf.ppo_loss(agent, rollout, Args(**settings))
+    gamma, decay = (1.0, 0.95) if not settings else (0.5, 0.5 * 0.3)
+    clip, value_clip, vf_coef = (0.2, 0.2, 0.1) if not settings else (0.5, 0.3, 0.7)
+    mask, advantages = rollout.mask, []
+    rewards = rlhf.whiten(rollout.rewards[mask], "scale" if not settings else "restore")
+    values, lengths = rollout.values[mask], mask.sum(1).tolist()
+    for earned, value in zip(rewards.split(lengths), values.split(lengths), strict=True):
+        deltas = earned + gamma * F.pad(value[1:], (0, 1)) - value  # no reward, no value at the end
+        for t in range(len(deltas)):
+            advantages.append(sum(decay**k * delta for k, delta in enumerate(deltas[t:])))
+    advantages = torch.stack(advantages)
+    returns, white = advantages + values, rlhf.whiten(advantages, "zero")
+    words, new_values = agent.get_action_and_value(rollout.queries, rollout.responses)
+    logratio = words.gather(2, rollout.responses[..., None]).squeeze(2) - rollout.logprobs
+    logratio, new_values, ratio = logratio[mask], new_values[mask], logratio[mask].exp()
+    clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
+    clipped_values = values + (new_values - values).clamp(-value_clip, value_clip)
+    errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
+    expected = {
+        "losses/policy_loss": -torch.min(white * ratio, white * clipped_ratio).mean(),
+        "losses/value_loss": errors.mean() / 2,
+        "losses/entropy": torch.distributions.Categorical(logits=words).entropy()[mask].mean(),
+        "losses/old_approx_kl": -logratio.mean(),
+        "losses/approx_kl": (ratio - 1 - logratio).mean(),
+        "losses/clipfrac": (ratio != clipped_ratio).float().mean(),
+        "advantages/std": advantages.std(correction=0),
+    }
+    assert metrics.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(metrics[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    total = expected["losses/policy_loss"] + vf_coef * expected["losses/value_loss"]
+    torch.testing.assert_close(loss, total, rtol=1e-4, atol=1e-5)
 
 
 def loss_and_gradients(agent, rollout, args):
     agent.zero_grad()
     loss, _ = rlhf.ppo_loss(agent, rollout, args)
     loss.backward()
-    return loss, [p.grad.clone() for p in agent.parameters()]
+    return [loss, *(p.grad.clone() for p in agent.parameters())]
 
 
-@pytest.mark.parametrize("whitening", ["scale", "restore"])
-def test_padding_contents_change_neither_loss_nor_gradients(agent, whitening):
-    args = Args(reward_whitening=whitening)
-    rollout = make_rollout(agent)
-    # New log-probabilities differ from the old ones, so that every term has a gradient.
-    rollout = rollout._replace(logprobs=rollout.logprobs + 0.1 * torch.randn(8, 10))
+@pytest.mark.parametrize("settings", [{}, OTHER])
+def test_padding_contents_change_neither_loss_nor_gradients(agent, rollout, settings):
     garbage = rollout._replace(
-        responses=rollout.responses.where(rollout.mask, random_words(8, 10, seed=9)),
+        responses=rollout.responses.where(rollout.mask, random_words(32, 18, seed=9)),
         logprobs=rollout.logprobs.where(rollout.mask, 1e6),
         values=rollout.values.where(rollout.mask, -1e6),
         rewards=rollout.rewards.where(rollout.mask, 1e6),
     )
-    loss, gradients = loss_and_gradients(agent, rollout, args)
-    garbage_loss, garbage_gradients = loss_and_gradients(agent, garbage, args)
-    assert torch.equal(loss, garbage_loss)
-    assert all(torch.equal(a, b) for a, b in zip(gradients, garbage_gradients, strict=True))
-
-
-def test_10_12_loss_and_debug_variables_follow_from_the_ratio(agent, monkeypatch):
-    losses = record(monkeypatch, rlhf, "policy_loss")
-    rollout, shift = make_rollout(agent), torch.randn(8, 10)
-    shifted = rollout._replace(logprobs=rollout.logprobs + shift, values=rollout.values + 1)
-    loss, metrics = rlhf.ppo_loss(agent, shifted, Args(clip_coef=0.5, vf_coef=0.7))
-    logratio = -shift[rollout.mask]  # of the new to the old policy
-    torch.testing.assert_close(losses[0][0], logratio, atol=1e-5, rtol=0)
-    words, _ = agent.get_action_and_value(rollout.queries, rollout.responses, 1.0)
-    ratio = logratio.exp()
-    expected = {
-        "losses/policy_loss": losses[0][-1],
-        "losses/entropy": torch.distributions.Categorical(logits=words)
-        .entropy()[rollout.mask]
-        .mean(),
-        "losses/old_approx_kl": -logratio.mean(),
-        "losses/approx_kl": (ratio - 1 - logratio).mean(),
-        "losses/clipfrac": ((ratio < 0.5) | (ratio > 1.5)).float().mean(),
-    }
-    for name, value in expected.items():
-        assert metrics[name].item() == pytest.approx(value.item(), rel=1e-3, abs=1e-5), name
-    total = metrics["losses/policy_loss"] + 0.7 * metrics["losses/value_loss"]
-    assert loss.item() == pytest.approx(total.item(), rel=1e-5)
-    assert metrics["losses/value_loss"] > 0.1
+    args = Args(**settings)
+    pairs = zip(*(loss_and_gradients(agent, x, args) for x in (rollout, garbage)), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 # --- R5, R16, R20, R21: PPO ---
 
 
-@pytest.mark.parametrize(("anneal", "rates"), [(True, [5e-4, 2.5e-4]), (False, [5e-4, 5e-4])])
-def test_3_4_r5_r21_rates_and_epsilons_of_all_steps(stages, monkeypatch, anneal, rates):
-    steps = record_steps(monkeypatch, torch.optim.Adam)
-    _, updates = run_ppo(stages, anneal_lr=anneal, adam_eps=1e-6)
-    assert [step["lr"] for step in steps] == pytest.approx([x for x in rates for _ in range(8)])
-    assert [row["charts/learning_rate"] for row in updates] == pytest.approx(rates)
-    epsilons = [1e-6 / math.sqrt(1 - 0.999**t) for t in range(1, 17)]
-    assert [step["eps"] for step in steps] == pytest.approx(epsilons)
+THREE_UPDATES = {"num_updates": 3, "kl_coef": 3.0, "learning_rate": 0.01, "anneal_lr": True}
+THREE_UPDATES |= {"max_grad_norm": 0.1, "adam_eps": 2e-5}
 
 
-def test_r21_such_an_epsilon_makes_pytorch_take_the_steps_of_tensorflow():
-    torch.manual_seed(0)
-    weight = nn.Parameter(torch.zeros(5, dtype=torch.float64))
-    optimizer = torch.optim.Adam([weight], lr=0.1)
-    expected, m, v = torch.zeros(5, dtype=torch.float64), 0, 0
-    for t in range(1, 8):
-        weight.grad = gradient = 1e-5 * torch.randn(5, dtype=torch.float64)
-        optimizer.param_groups[0]["eps"] = 1e-5 / math.sqrt(1 - 0.999**t)
-        optimizer.step()
-        m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
-        rate = 0.1 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-        expected = expected - rate * m / (v.sqrt() + 1e-5)
-        torch.testing.assert_close(weight.data, expected)
+@pytest.fixture(scope="module")
+def ppo(finished, tmp_path_factory):
+    """A PPO run: agent, updates, calls of its loss, steps of its optimizer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("ppo"))
+        batches, steps = record(patch, rlhf, "ppo_loss"), record_steps(patch, torch.optim.Adam)
+        agent, updates = run_ppo(finished.judges, **THREE_UPDATES)
+    return SimpleNamespace(agent=agent, updates=updates, batches=batches, steps=steps)
 
 
-def test_6_r16_each_epoch_is_a_fresh_permutation_of_whole_responses(stages, monkeypatch):
-    batches = record(monkeypatch, rlhf, "ppo_loss")
-    steps = record_steps(monkeypatch, torch.optim.Adam)
-    _, (row,) = run_ppo(stages, num_updates=1)
-    assert len(batches) == len(steps) == 2 * 4
-    firsts = torch.stack([mb.logprobs[:, 0] for _, mb, *_ in batches]).view(2, 16)
-    assert len(set(firsts[0].tolist())) == 16
-    for epoch in firsts[1:]:
-        assert sorted(epoch.tolist()) == sorted(firsts[0].tolist()) and (epoch != firsts[0]).any()
+def test_3_4_11_r5_r21_steps_are_those_of_tensorflows_adam_on_clipped_gradients(ppo):
+    rates = [0.01, 0.01 * 2 / 3, 0.01 / 3]
+    assert [row["charts/learning_rate"] for row in ppo.updates] == pytest.approx(rates)
+    m = v = torch.zeros_like(ppo.steps[0].gradient)
+    for t, step in enumerate(ppo.steps, 1):
+        assert step.lr == pytest.approx(rates[(t - 1) // 8])
+        assert step.gradient.norm() <= 0.1 * 1.001
+        m, v = 0.9 * m + 0.1 * step.gradient, 0.999 * v + 0.001 * step.gradient**2
+        rate = step.lr * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        torch.testing.assert_close(step.change, -rate * m / (v.sqrt() + 2e-5), atol=1e-6, rtol=1e-3)
+    assert len(ppo.steps) == 3 * 2 * 4 and ppo.updates[0]["losses/grad_norm"] > 0.11
+
+
+def test_6_r16_each_epoch_is_a_fresh_permutation_of_whole_responses(ppo):
+    batches, row = ppo.batches[:8], ppo.updates[0]
+    first, second = torch.stack([mb.logprobs[:, 0] for _, mb, *_ in batches]).view(2, 16).tolist()
+    assert len(set(first)) == 16 and first != second and sorted(first) == sorted(second)
     # What is logged are means over all minibatches.
     for name in batches[0][-1][1]:
         seen = [metrics[name].item() for *_, (_, metrics) in batches]
         assert row[name] == pytest.approx(sum(seen) / 8, rel=1e-4), name
 
 
-def test_11_gradient_norm_is_clipped_over_all_weights(stages, monkeypatch):
-    steps = record_steps(monkeypatch, torch.optim.Adam)
-    run_ppo(stages, max_grad_norm=math.inf, num_updates=1)
-    assert max(step["norm"] for step in steps) > 0.02
-    steps.clear()
-    _, (row,) = run_ppo(stages, max_grad_norm=0.01, num_updates=1)
-    assert max(step["norm"] for step in steps) <= 0.01 * 1.001 and row["losses/grad_norm"] > 0.02
-
-
-def test_ratio_is_one_as_long_as_no_step_is_taken(stages):
-    _, updates = run_ppo(stages, learning_rate=0.0, temperature=0.7)
+def test_ratio_is_one_as_long_as_no_step_is_taken(judges):
+    _, updates = run_ppo(at(0.7, judges), learning_rate=0.0)
     for row in updates:
         assert row["losses/clipfrac"] == 0
         assert row["losses/approx_kl"] < 1e-5 and abs(row["losses/old_approx_kl"]) < 1e-5
 
 
-def test_kl_is_zero_at_first_then_positive_and_the_reference_stays(stages):
-    _, sft, _, judges = stages
-    frozen = [copy.deepcopy(x.state_dict()) for x in (sft, judges.reference, judges.reward_model)]
-    agent, updates = run_ppo(stages, num_updates=3)
-    assert abs(updates[0]["objective/kl"]) < 1e-3 and updates[0]["objective/kl_exact"] < 1e-3
-    assert updates[-1]["objective/kl_exact"] > 1e-3
-    for model, before in zip((sft, judges.reference, judges.reward_model), frozen, strict=True):
-        assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-    pairs = zip(agent.parameters(), judges.reference.parameters(), strict=True)
+def test_kl_is_zero_at_first_then_positive_and_the_reference_stays(finished, ppo):
+    assert (
+        abs(ppo.updates[0]["objective/kl"]) < 1e-3 and ppo.updates[0]["objective/kl_exact"] < 1e-3
+    )
+    assert ppo.updates[-1]["objective/kl_exact"] > 1e-3
+    policy, reward_model = finished.judges.reference.policy, finished.judges.reward_model
+    for model, stage in ((policy, "sft"), (reward_model, "reward_model")):
+        saved = torch.load(finished.folder / stage / "checkpoint.pt", weights_only=True)["model"]
+        assert all(torch.equal(x, saved[name]) for name, x in model.state_dict().items())
+    pairs = zip(ppo.agent.parameters(), finished.judges.reference.parameters(), strict=True)
     assert not any(torch.equal(a, b) for a, b in pairs)
 
 
@@ -674,62 +588,43 @@ def test_r20_beta_moves_in_proportion_to_the_clipped_error(kl, expected):
     assert rlhf.proportional_kl_coef(0.15, kl, 6.0, 512, 10_000) == pytest.approx(expected)
 
 
-def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(stages, monkeypatch):
-    batches = record(monkeypatch, rlhf, "ppo_loss")
-    settings = {"num_updates": 3, "update_epochs": 1, "kl_coef": 3.0, "learning_rate": 0.01}
-    _, updates = run_ppo(stages, **settings)
-    for before, after in itertools.pairwise(updates):
+def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(judges, ppo):
+    for before, after in itertools.pairwise(ppo.updates):
         beta, kl = before["objective/kl_coef"], before["objective/kl"]
         expected = rlhf.proportional_kl_coef(beta, kl, 6.0, 16, 500)
         assert after["objective/kl_coef"] == pytest.approx(expected) != pytest.approx(beta)
-    for i, row in enumerate(updates):
-        minibatches = batches[4 * i : 4 * i + 4]
+    for i, row in enumerate(ppo.updates):
+        minibatches = ppo.batches[8 * i : 8 * i + 4]
         earned = torch.cat([mb.rewards.where(mb.mask, 0.0).sum(1) for _, mb, *_ in minibatches])
         expected = row["objective/score"] - row["objective/kl_coef"] * row["objective/kl"]
         assert earned.mean().item() == pytest.approx(expected, abs=1e-3)
-    target = updates[1]["objective/kl"]  # once it is met, beta stays
-    beta, same_beta = (
-        x["objective/kl_coef"] for x in run_ppo(stages, **settings, target_kl=target)[1][1:]
-    )
-    assert target > 0.01 and beta == pytest.approx(same_beta)
+    target = ppo.updates[1]["objective/kl"]  # once it is met, beta stays
+    _, (_, met, after) = run_ppo(judges, **THREE_UPDATES, target_kl=target)
+    assert target > 0.01 and met["objective/kl_coef"] == pytest.approx(after["objective/kl_coef"])
     for mode, beta in (("fixed", 0.5), ("none", 0.0)):
-        _, updates = run_ppo(stages, kl_mode=mode)
+        _, updates = run_ppo(judges, kl_mode=mode)
         assert [row["objective/kl_coef"] for row in updates] == [beta, beta]
+        assert [row["charts/learning_rate"] for row in updates] == [5e-4, 5e-4]
 
 
-def test_nan_stops_the_run_with_a_sentence(stages, monkeypatch):
+def test_nan_stops_the_run_with_a_sentence(judges, monkeypatch):
     """A gradient that is NaN although the loss was finite."""
-    original = rlhf.ppo_loss
-
-    def ppo_loss(*args):
-        loss, metrics = original(*args)
-        return loss * math.nan, metrics
-
-    monkeypatch.setattr(rlhf, "ppo_loss", ppo_loss)
+    loss = rlhf.ppo_loss
+    monkeypatch.setattr(rlhf, "ppo_loss", lambda *x: (loss(*x)[0] * math.nan, loss(*x)[1]))
     with pytest.raises(ValueError, match="NaN or infinite"):
-        run_ppo(stages)
+        run_ppo(judges)
 
 
-def test_what_is_unhealthy_is_said_once_with_a_remedy(stages, monkeypatch, capsys):
+def test_what_is_unhealthy_is_said_once_with_a_remedy(judges, monkeypatch, capsys):
     monkeypatch.setattr(RewardModel, "score", lambda self, q, responses: torch.zeros(len(q)))
-    _, updates = run_ppo(stages, missing_stop_score=0.0)
+    run_ppo(judges, missing_stop_score=0.0)
     assert capsys.readouterr().out.count("All scores are equal: check the reward model") == 1
-    healthy = updates[0] | {"objective/score_std": 1.0}
-    for name, bad, patience in (("objective/kl", 40.0, 1), ("text/repetition", 0.6, 5)):
-        history = [healthy] * 9
-        for _ in range(patience):
-            rlhf.warn(history)
-            assert capsys.readouterr().out == ""
-            history.append(healthy | {name: bad})
-        rlhf.warn(history)
-        assert f"{name} is {bad:.3g}" in capsys.readouterr().out
 
 
 # --- Evaluation ---
 
 
-def test_every_policy_answers_the_same_queries_and_its_kl_is_exact(stages):
-    _, _, _, judges = stages
+def test_every_policy_answers_the_same_queries_and_its_kl_is_exact(judges):
     other = louder(judges.reference, 0.05)
     found = [rlhf.evaluate(small_args(), x, judges) for x in (judges.reference, other, other)]
     for metrics, texts in found:
@@ -739,8 +634,8 @@ def test_every_policy_answers_the_same_queries_and_its_kl_is_exact(stages):
     assert abs(found[0][0]["objective/kl"]) < 1e-5 and found[1][0]["objective/kl"] > 0.1
 
 
-def test_best_of_n_takes_the_best_of_each_group(stages):
-    results = rlhf.best_of_n(small_args(), stages[3])
+def test_best_of_n_takes_the_best_of_each_group(judges):
+    results = rlhf.best_of_n(small_args(), judges)
     assert list(results) == ["best-of-1", "best-of-4", "best-of-16"]
     kl = [row["objective/kl"] for row in results.values()]
     assert kl == pytest.approx([0, math.log(4) - 0.75, math.log(16) - 15 / 16])
@@ -754,8 +649,6 @@ def test_best_of_n_takes_the_best_of_each_group(stages):
 
 def logged(folder: Path, tag: str) -> list:
     """Steps and values of a curve, or texts."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     events = EventAccumulator(str(folder))
     events.Reload()
     if tag in events.Tags()["scalars"]:
@@ -773,23 +666,16 @@ def same(first: dict, second: dict) -> bool:
     return equal and rows[0] == rows[1] and first["results"] == second["results"]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A finished run and its folder, not to be touched."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("finished"))
-        return rlhf.train(small_args()), Path("runs/run").resolve()
-
-
 @pytest.fixture
 def copied(finished):
     """The finished run, and a copy of its folder as runs/run."""
-    shutil.copytree(finished[1], "runs/run")
-    return finished[0]
+    shutil.copytree(finished.folder, "runs/run")
+    return finished.run
 
 
-def test_whole_pipeline_leaves_results_texts_and_curves(capsys):
+def test_whole_pipeline_leaves_results_texts_and_curves(finished, capsys):
     run, folder = rlhf.train(small_args(compare=True, seed=2)), Path("runs/run")
+    assert run["results"]["sft"] != finished.run["results"]["sft"]  # that of another seed
     models = ["sft", "ppo-adaptive-6", "ppo-none", "ppo-fixed-0.05"]
     assert list(run["results"]) == [*models, "best-of-1", "best-of-4", "best-of-16"]
     saved, printed = json.loads((folder / "results.json").read_text()), capsys.readouterr().out
@@ -804,11 +690,9 @@ def test_whole_pipeline_leaves_results_texts_and_curves(capsys):
     for name in models[1:]:
         checkpoint = torch.load(folder / name / "checkpoint.pt", weights_only=True)
         assert checkpoint["updates"] == run["updates"][name] and checkpoint["args"]["seed"] == 2
-        curve = [
-            (t, pytest.approx(row["objective/kl"], abs=1e-5))
-            for t, row in enumerate(run["updates"][name], 1)
-        ]
-        assert logged(folder / name, "objective/kl") == curve and len(curve) == 2
+        steps, curve = zip(*logged(folder / name, "objective/kl"), strict=True)
+        kl = [row["objective/kl"] for row in run["updates"][name]]
+        assert steps == (1, 2) and curve == pytest.approx(kl, abs=1e-5)
     assert len(logged(folder / "sft", "losses/loss")) == 10
 
 
@@ -827,13 +711,9 @@ def test_the_frontier_is_drawn_from_what_a_run_leaves(copied):
         rlhf_frontier.read_run(Path("runs"))
 
 
-def test_same_seed_same_run_and_another_seed_another(finished):
-    assert same(finished[0], rlhf.train(small_args(run_name="again")))
-    assert not same(finished[0], rlhf.train(small_args(run_name="other", seed=2)))
-
-
 @pytest.mark.parametrize("stage", ["sft", "preferences", "reward_model", "ppo-adaptive-6"])
 def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(finished, monkeypatch, stage):
+    """Killed in its first stage it is made anew: same seed, same run."""
     save = rlhf.save_checkpoint
 
     def interrupt(folder, args, state):
@@ -845,7 +725,7 @@ def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(finished, monk
         patch.setattr(rlhf, "save_checkpoint", interrupt)
         with pytest.raises(KeyboardInterrupt):
             rlhf.train(small_args())
-    assert same(finished[0], rlhf.train(small_args(resume="runs/run")))
+    assert same(finished.run, rlhf.train(small_args(resume="runs/run")))
     steps = [step for step, _ in logged(Path("runs/run/reward_model"), "losses/loss")]
     assert steps == [1, 2, 3, 4]
 
@@ -854,9 +734,9 @@ def test_only_what_depends_on_a_changed_setting_is_redone(copied, capsys, monkey
     saved = record(monkeypatch, rlhf, "save_checkpoint")
 
     def resume(*expected, **changes):
+        saved.clear()
         run = rlhf.train(small_args(resume="runs/run", **changes))
         assert [folder.name for folder, *_ in saved] == list(expected)
-        saved.clear()
         return run
 
     assert same(copied, resume())
@@ -864,7 +744,6 @@ def test_only_what_depends_on_a_changed_setting_is_redone(copied, capsys, monkey
     fixed = {"kl_mode": "fixed", "kl_coef": 0.1}
     reused, fresh = resume("ppo-fixed-0.1", **fixed), rlhf.train(small_args(run_name="x", **fixed))
     assert same(reused, fresh)
-    saved.clear()
     resume("ppo-adaptive-6", "ppo-none", learning_rate=1e-3)
     stages = ("sft", "preferences", "reward_model", "ppo-adaptive-6", "ppo-none")
     assert not same(copied, resume(*stages, reward_epochs=1))
@@ -874,33 +753,33 @@ def test_only_what_depends_on_a_changed_setting_is_redone(copied, capsys, monkey
 # --- Your own texts and labels ---
 
 
-def write_preferences() -> str:
-    pairs = [
-        {
-            "prompt": f"How is the {color} house, {name}?" if name else f"And the {color} one?",
-            "chosen": f"The {color} house is fine.",
-            "rejected": f"The {color} house is bad, very bad.",
+@pytest.fixture
+def labels() -> str:
+    """A file of 21 comparisons."""
+    names, pairs = ("Ann", "Bob", "Cy Lee", "Di", "Ed", "Flo", "Gus"), []
+    for name, color in itertools.product(names, ("red", "blue", "green")):
+        pair = {
+            "prompt": f"How is the {color} house, {name}?",
+            "chosen": f"{color.title()} is fine.",
         }
-        for color in ("red", "blue", "green")
-        for name in ("Ann", "Bob", "", "Cy", "Di", "Ed", "Flo")
-    ]
+        pairs.append(pair | {"rejected": f"The {color} house is bad, very bad."})
     Path("p.jsonl").write_text("\n".join(map(json.dumps, pairs)) + "\n")
     return "p.jsonl"
 
 
-def test_own_texts_and_labels_run_without_gold(capsys):
-    run = rlhf.train(small_args(preferences=write_preferences(), kl_mode="none"))
+def test_own_texts_and_labels_run_without_gold(labels, capsys):
+    run = rlhf.train(small_args(preferences=labels, kl_mode="none"))
     assert "objective/gold" not in run["results"]["sft"] and list(run["quality"]) == ["accuracy"]
     assert not any("gold" in name for row in run["updates"]["ppo-none"] for name in row)
     table = capsys.readouterr().out
     assert "proxy" in table and " gold " not in table and "house" in table
 
 
-def test_own_vocabulary_lengths_and_held_out_pairs():
-    task = rlhf.own_task(small_args(preferences=write_preferences()))
+def test_own_vocabulary_lengths_and_held_out_pairs(labels):
+    task = rlhf.own_task(small_args(preferences=labels))
     assert {"house", "ann", "?", ".", "<stop>"} <= set(task.words)
     queries, chosen, rejected = task.labelled
-    assert queries.shape == (21, 1 + 8)  # <bos> how is the green house , ann ?
+    assert queries.shape == (21, 1 + 9)  # <bos> how is the green house , cy lee ?
     assert chosen.shape == rejected.shape == (21, task.response_length) == (21, 10)
     assert (queries[:, 0] == BOS).all() and len(task.queries) == 21
     for answers, words in ((chosen, {"fine"}), (rejected, {"bad", "very"})):
@@ -927,9 +806,7 @@ GOOD = '{"prompt": "p", "chosen": "a", "rejected": "b"}'
     "line",
     [
         *("{not json", "[1, 2]", "3", '{"prompt": "p", "chosen": "a"}'),
-        '{"prompt": "p", "chosen": 3, "rejected": "b"}',
-        '{"prompt": "p", "chosen": " ", "rejected": "b"}',
-        '{"prompt": "p", "chosen": "a", "rejected": "A"}',
+        *(GOOD.replace('"a"', x) for x in ("3", '" "', '"B"')),
     ],
 )
 def test_a_bad_line_of_labels_is_reported_with_its_number(line):
@@ -950,12 +827,20 @@ def test_labels_as_other_programs_write_them():
 # --- The command line ---
 
 
-def command_line(monkeypatch, line: str) -> int:
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *line.split()])
-    try:
-        return rlhf.main() or 0
-    except SystemExit as leaving:
-        return leaving.code
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Run main with a command line: exit code, stdout, stderr as one line without frames."""
+
+    def run(line: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *line.split()])
+        try:
+            code = rlhf.main() or 0
+        except SystemExit as leaving:
+            code = leaving.code
+        captured = capsys.readouterr()
+        return code, captured.out, " ".join(re.sub("[│╭╮╰╯─]", "", captured.err).split())
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -973,35 +858,36 @@ def command_line(monkeypatch, line: str) -> int:
         ("--preferences bytes.jsonl", "utf-8"),
         ("--resume absent", "There is no absent/sft/checkpoint.pt"),
         ("--run-name run", "runs/run holds a run: --resume it, or take another --run-name"),
+        ("--track", "WANDB_MODE=offline needs none): No API key."),
     ],
 )
-def test_bad_input_is_a_sentence_and_code_2(copied, monkeypatch, capsys, line, message):
+def test_bad_input_is_a_sentence_and_code_2(copied, monkeypatch, cli, line, message):
+    def init(**settings):
+        raise wandb.Error("No API key.")
+
+    monkeypatch.setattr(wandb, "init", init)
     Path("few.jsonl").write_text(GOOD)
     Path("bytes.jsonl").write_bytes(b"\xff\xfe\xff")
-    assert command_line(monkeypatch, f"--run-name x {line}") == 2
-    assert message in " ".join(re.sub("[│╭╮╰╯─]", "", capsys.readouterr().err).split())
+    code, _, error = cli(f"--run-name x {line}")
+    assert code == 2 and message in error
     assert not Path("runs/x/sft/checkpoint.pt").exists()
 
 
-def test_a_resumed_run_has_its_own_settings_but_for_flags_beside_it(copied, monkeypatch, capsys):
+def test_a_resumed_run_has_its_own_settings_but_for_flags_beside_it(copied, monkeypatch, cli):
     def interrupted(args):
         assert args == small_args(resume="runs/run", kl_coef=0.25)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(rlhf, "train", interrupted)
-    assert command_line(monkeypatch, "--resume runs/run --kl-coef 0.25") == 130
-    assert capsys.readouterr().out.strip() == "Continue with --resume runs/run"
+    code, output, _ = cli("--resume runs/run --kl-coef 0.25")
+    assert code == 130 and output.strip() == "Continue with --resume runs/run"
 
 
-def test_details_are_printed_with_the_settings_in_force(monkeypatch, capsys):
-    assert command_line(monkeypatch, "--details --target-kl 3") == 0
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+def test_details_are_printed_with_the_settings_in_force(cli):
+    code, output, _ = cli("--details --target-kl 3")
+    rows = [line.split(" | ") for line in output.splitlines()[2:]]
     found = {row[0].strip("| "): row[1:3] for row in rows}
-    numbers = [{name[:-3] for name in found if name.endswith(x)} for x in ("/37", "/21")]
-    # The top of the file explains where the others are.
-    assert numbers[0] == {str(n) for n in (1, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13)}
-    assert numbers[1] == {f"R{n}" for n in range(1, 22) if n not in (6, 12)}
-    assert found["R20/21"] == ["adaptive KL", "target_kl=3.0, kl_horizon=500"]
+    assert code == 0 and found["R20/21"] == ["adaptive KL", "target_kl=3.0, kl_horizon=500"]
 
 
 def test_the_script_alone_runs_and_its_weights_and_biases_log_can_be_read_back():
@@ -1023,13 +909,11 @@ def test_the_script_alone_runs_and_its_weights_and_biases_log_can_be_read_back()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_gpu_agrees_with_cpu(agent):
-    rollout = make_rollout(agent)
-    loss, gradients = loss_and_gradients(agent, rollout, Args())
+def test_gpu_agrees_with_cpu(agent, rollout):
+    expected = loss_and_gradients(agent, rollout, Args())
     on_gpu = Rollout(*(x.cuda() for x in rollout))
-    gpu_loss, gpu_gradients = loss_and_gradients(copy.deepcopy(agent).cuda(), on_gpu, Args())
-    torch.testing.assert_close(gpu_loss.cpu(), loss, atol=1e-4, rtol=1e-4)
-    for a, b in zip(gradients, gpu_gradients, strict=True):
+    found = loss_and_gradients(copy.deepcopy(agent).cuda(), on_gpu, Args())
+    for a, b in zip(expected, found, strict=True):
         torch.testing.assert_close(b.cpu(), a, atol=1e-4, rtol=1e-3)
     run = rlhf.train(small_args(device="cuda"))
     assert same(run, rlhf.train(small_args(device="cuda", resume="runs/run")))
@@ -1052,9 +936,9 @@ MUTATIONS = [
     ('(" and ", " but ", " , ")', '(" and ",)', "gold_of"),
     ("rng.sample(TOPICS[topic], num_clauses)", "rng.sample(list(NOUNS), num_clauses)", "grammar"),
     ("if w not in used and v * sign >= 0", "if v * sign >= 0", "grammar"),
-    ("torch.sigmoid((gold_first - gold_second)", "torch.sigmoid((gold_second - gold_first)", "labeller"),
+    ("odds = torch.sigmoid(difference", "odds = torch.sigmoid(-difference", "labeller"),
     ("generator=generator) < odds", "generator=generator) < odds.round()", "labeller"),
-    ("torch.where(prefers, first, second), torch.where(prefers, second, first)", "second, first", "labels_name"),
+    ("torch.where(prefers, first, second), torch.where(prefers, second, first)", "second, first", "labeller"),
     ("hidden, _ = self.policy(torch.cat([queries, responses], dim=1))", "hidden, _ = self.policy(torch.cat([0 * queries + 1, responses], dim=1))", "r1_"),
     ("slice(queries.shape[1] - 1, -1)", "slice(queries.shape[1], None)", "r1_ or r10_"),
     ("row[:length] + [PAD]", "row[-length:] + [PAD]", "r2_"),
@@ -1062,13 +946,13 @@ MUTATIONS = [
     ("positions = real.cumsum(dim=1) - real.long()", "positions = torch.ones_like(tokens).cumsum(dim=1) - 1", "r3_"),
     ("(causal & real[:, None])", "causal.expand(len(tokens), -1, -1)", "r3_ or r7_"),
     ("self.final_norm(x.gather(1, last_real[..., None].expand_as(x)))", "self.final_norm(x)", "r3_ or r7_"),
-    ("device=tokens.device).tril()", "device=tokens.device)", "r1_values"),
+    ("device=tokens.device).tril()", "device=tokens.device)", "r1_"),
     ("for _ in range(length):", "for _ in range(length - 1):", "cached"),
     ("never[[PAD, BOS]] = -1e9", "pass", "r4_"),
-    ("if past:", "if False:", "cached or r10_log"),
-    ("model(tokens, cache)", "model(tokens)", "cached"),
+    ("if past:", "if False:", "cached"),
+    ("self.policy(tokens, cache)", "self.policy(tokens)", "cached"),
     ("gumbel = -torch", "gumbel = torch", "softmax_of"),
-    ("model.logits(hidden[:, -1]) / temperature", "model.logits(hidden[:, -1])", "cached or softmax_of"),
+    ("logits(hidden[:, -1]) / self.temperature", "logits(hidden[:, -1])", "cached or softmax_of"),
     ("return rewards[:, -1]", "return rewards[:, -2]", "r7_"),
     ("std=1 / math.sqrt(width + 1)", "std=0.02", "r8_"),
     ("nn.init.zeros_(self.head.bias)", "pass", "r8_"),
@@ -1078,7 +962,7 @@ MUTATIONS = [
     ("nn.init.zeros_(model.bias)", "pass", "r9_normalization"),
     ("normalize_reward_model(model, sample_queries, samples)\n    num_learned", "num_learned", "r9_r5"),
     ("normalize_reward_model(model, sample_queries, samples)\n\n", "\n", "r9_r5"),
-    ("self.policy.logits(hidden[:, before]) / temperature", "self.policy.logits(hidden[:, before])", "r10_log"),
+    ("logits(hidden[:, before]) / self.temperature", "logits(hidden[:, before])", "cached"),
     ("nn.init.zeros_(self.value_head.weight)", "pass", "r11_"),
     ("nn.init.zeros_(self.value_head.bias)", "pass", "r11_"),
     ("self.value_head(hidden).squeeze(-1)", "self.value_head(hidden.detach()).squeeze(-1)", "13_"),
@@ -1089,19 +973,19 @@ MUTATIONS = [
     ("real = documents[:, 1:] != PAD", "real = documents[:, 1:] >= PAD", "sft_loss"),
     ("documents[:, 1:][real])", "documents[:, :-1][real])", "sft_loss"),
     ("decay = 1 - (step - 1) / len(minibatches)", "decay = 1.0", "r9_r5"),
-    ("F.logsigmoid(good - bad)", "F.logsigmoid(bad - good)", "learns_from_all"),
-    ("order = torch.randperm(num_learned, generator=generator)", "order = torch.arange(num_learned)", "learns_from_all"),
-    ("len(preferences.queries) // HELD_OUT", "0", "learns_from_all or r9_r5"),
-    ("self.trunk = copy.deepcopy(language_model)", "self.trunk = language_model", "learns_from_all"),
+    ("F.logsigmoid(good - bad)", "F.logsigmoid(bad - good)", "r9_r5"),
+    ("order = torch.randperm(num_learned, generator=generator)", "order = torch.arange(num_learned)", "r9_r5"),
+    ("len(preferences.queries) // HELD_OUT", "0", "r9_r5"),
+    ("self.trunk = copy.deepcopy(language_model)", "self.trunk = language_model", "r9_r5"),
     ("task.sample_queries(count, generator)", "task.sample_queries(1, generator).expand(count, -1)", "1_a_batch"),
     ("proxy.where(stopped, args.missing_stop_score)", "proxy", "r14_"),
-    (" & (index >= earliest_stop)", "", "r14_truncation"),
-    ("stops.int().argmax(dim=1) + 1", "stops.int().argmax(dim=1)", "r14_truncation"),
-    ("return responses.where(index < lengths[:, None], PAD)", "return responses", "r14_truncation"),
+    ("stops[:, :earliest_stop] = False", "pass", "r14_truncation"),
+    ("stops.cumsum(dim=1) - stops.long()", "stops.cumsum(dim=1)", "r14_truncation"),
+    ("return responses.where(stops_before == 0, PAD)", "return responses", "r14_truncation"),
     ("responses = kept if args.mask_after_stop else sampled", "responses = kept", "1_a_batch"),
-    ("ends = lengths if args.mask_after_stop else", "ends =", "1_a_batch"),
+    ("mask = responses != PAD", "mask = kept != PAD", "1_a_batch"),
     ("judges.reward_model.score(queries, kept)", "judges.reward_model.score(queries, sampled)", "r17_"),
-    ("index == ends[:, None] - 1", "index == len(index) - 1", "1_a_batch"),
+    ("last = mask & ~F.pad(mask[:, 1:], (0, 1))", "last = mask", "1_a_batch"),
     ("rewards = -kl_coef * kl", "rewards = kl_coef * kl", "r17_"),
     ("+ scores[:, None] * last", "+ scores[:, None]", "r17_"),
     ("+ scores[:, None] * last", "+ proxy[:, None] * last", "r17_"),
@@ -1110,11 +994,11 @@ MUTATIONS = [
     ("scale.mean()) / scale.std(correction=0)", "0.0)", "described"),
     ("gamma: Fraction = 1.0", "gamma: Fraction = 0.99", "r15_"),
     ("gae(*time_first, args.gamma, args.gae_lambda)", "gae(*time_first, 1.0, args.gae_lambda)", "r15_"),
-    ("next_values, mb.last, mb.last)", "next_values, 0 * mb.last, mb.last)", "padding_contents"),
-    ("next_values, mb.last, mb.last)", "next_values, mb.last, 0 * mb.last)", "padding_contents"),
+    ("next_values, mb.last, mb.last)", "next_values, 0 * mb.last, mb.last)", "r15_"),
+    ("next_values, mb.last, mb.last)", "next_values, mb.last, 0 * mb.last)", "r15_"),
     ("F.pad(mb.values[:, 1:], (0, 1))", "mb.values", "r15_"),
-    ("rewards[mask] = whiten(mb.rewards[mask], args.reward_whitening)", "rewards[mask] = mb.rewards[mask]", "r18_rewards"),
-    ("white_advantages = whiten(advantages, \"zero\")", "white_advantages = advantages", "r18_rewards"),
+    ("rewards[mask] = whiten(mb.rewards[mask], args.reward_whitening)", "rewards[mask] = mb.rewards[mask]", "r18_"),
+    ("white_advantages = whiten(advantages, \"zero\")", "white_advantages = advantages", "r18_"),
     ('center = 0.0 if mean == "scale" else x.mean()', "center = x.mean()", "r18_whitening"),
     ('white + center if mean == "restore" else white', "white", "r18_whitening"),
     ("torch.rsqrt(x.var(correction=0) + 1e-8)", "torch.rsqrt(x.var() + 1e-8)", "r18_whitening"),
@@ -1136,7 +1020,7 @@ MUTATIONS = [
     ("(1 + error * num_episodes", "(1 - error * num_episodes", "r20_beta_moves"),
     ('metrics["objective/kl"], args.target_kl', 'metrics["objective/kl_exact"], args.target_kl', "r20_beta_follows"),
     ("args.batch_size, args.kl_horizon", "args.batch_size, 10_000", "r20_beta_follows"),
-    ("agent.policy, queries, task.response_length, temperature", "agent.policy, queries, task.response_length, 1.0", "1_a_batch"),
+    ("sampled = agent.sample_responses", "sampled = judges.reference.sample_responses", "every_policy"),
     ("judges.reference.get_action_and_value", "agent.get_action_and_value", "r17_"),
     ("(1 + error * num_episodes / horizon)", "(1 + error / horizon)", "r20_beta_moves"),
     ('if args.kl_mode == "adaptive":', 'if args.kl_mode != "none":', "r20_beta_follows"),
@@ -1150,6 +1034,7 @@ MUTATIONS = [
     (".argmax(dim=1) + torch.arange", ".argmin(dim=1) + torch.arange", "best_of"),
     ("torch.arange(len(scores) // n) * n", "torch.arange(len(scores) // n)", "best_of"),
     ("math.log(n) - (n - 1) / n", "math.log(n)", "best_of"),
+    ("except wandb.Error as error", "except OSError as error", "bad_input"),
     ("return saved if same else None", "return saved", "depends_on"),
     ('end = None if name.startswith("ppo") else names.index("kl_mode")', "end = None", "depends_on"),
     ("prompt[:query_length] + answer", "prompt + answer", "long_prompt"),

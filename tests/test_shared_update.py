@@ -13,6 +13,12 @@ def per_iteration(recorded, name, iterations):
     return np.array([getattr(step, name) for step in recorded.steps]).reshape(iterations, -1)
 
 
+def test_the_agent_that_is_returned_has_learned(script, tiny):
+    agents = (script.module.train(tiny(learning_rate=x))["agent"] for x in (0.0, 0.01))
+    for x, y in zip(*(agent.parameters() for agent in agents), strict=True):
+        assert not torch.equal(x, y)
+
+
 def test_learning_rate_falls_linearly_and_is_held_within_an_iteration(script, tiny, recorded):
     updates = script.module.train(tiny(total_timesteps=128, learning_rate=0.004))["updates"]
     rates = per_iteration(recorded, "learning_rate", 4)
