@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 import torch
 import tyro
@@ -102,7 +103,7 @@ def test_summary_of_runs_of_ones_own(tmp_path, capsys):
     main(["summary", *map(str, sorted(tmp_path.iterdir()))])
     row = "| ppo_x | Hopper-v4 | 3 | 10.0 ± 8.2 | 10.0 | [0.0, 20.0] |"
     assert row in capsys.readouterr().out
-    with pytest.raises(BenchmarkError, match="There is no .*checkpoint.pt"):
+    with pytest.raises(BenchmarkError, match="There is no"):
         tables.summary([tmp_path])
     torch.save(saved | {"episodes": []}, tmp_path / "checkpoint.pt")
     with pytest.raises(BenchmarkError, match="No episode has ended"):
@@ -506,8 +507,6 @@ def test_rlhf_result_tables_and_figure(folders, tmp_path):
     assert "| 2 | 0.800 | 0.700 | 1.25 | 0.50 | 0.500 | 0.500 | 6.50 (6) | 6e+00 | -5.00 " in text
     assert text.count(" | 512 |\n") == 1
     assert "Missing: 4 of 5 runs" in text
-    row = next(x for x in pages.scripts_table(folders).splitlines() if "[ppo_rlhf_toy.py]" in x)
-    assert "| reviews | 1.2 | 1 |" in row
     (path,) = plots.update("rlhf", "frontier", folders, tmp_path)
     assert path.stat().st_size > 10_000
 
@@ -516,10 +515,12 @@ def test_rlhf_result_tables_and_figure(folders, tmp_path):
 
 
 def test_table_of_scripts(folders):
-    write_result(folders, "figure3", "HalfCheetah-v4", 1, [1500.0])
+    for seed in (1, 2, 3):
+        write_result(folders, "second_edition", "HalfCheetah-v4", seed, [500.0 * seed], "second")
     text = pages.scripts_table(folders)
     row = next(x for x in text.splitlines() if "[ppo_continuous_action.py]" in x)
-    assert "| HalfCheetah-v4 | 1500 | 1 | 1443 ± 46; 2906 ± 1129 | 0.50 | – |" in row
+    ours, theirs = "3 | 1000 ± 408 | 1000 [500, 1500]", "1443 ± 46; 2906 ± 1129"
+    assert f"| HalfCheetah-v4 | {ours} | {theirs} | 0.50 | – |" in row
 
 
 def test_details_name_every_tag_and_the_scripts_that_have_it(folders):
@@ -714,29 +715,23 @@ def test_peers_and_profile(tmp_path):
 
 
 def test_stopped_throughput_leaves_no_process_behind(tmp_path):
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "benchmark",
-            "--results",
-            tmp_path / "r",
-            "throughput",
-            "continuous",
-        ],
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
+    command = [sys.executable, "-m", "benchmark", "--results", tmp_path / "r", "throughput"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([*command, "continuous"], cwd=ROOT, env=env)
     deadline = time.monotonic() + 120
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    pids = []
     try:
-        while not list(tmp_path.glob("*/output")) or not (pids := children.read_text().split()):
+        while not pids:  # until the first contender runs
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.01)
+            children = psutil.Process(process.pid).children()
+            pids = [
+                x.pid for x in children if str(ROOT / "ppo_continuous_action.py") in x.cmdline()
+            ]
     finally:
         process.terminate()
     assert process.wait(60) == 130
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(map(psutil.pid_exists, pids))
     assert not list(tmp_path.iterdir())
 
 
