@@ -44,9 +44,9 @@ def git(*arguments: str) -> str:
         raise BenchmarkError(f"git {' '.join(arguments)}: {reason}.") from error
 
 
-def head() -> str:
-    """The commit that is checked out."""
-    return git("rev-parse", "HEAD").strip()
+def commit_named(name: str) -> str:
+    """The full name of a commit."""
+    return git("rev-parse", "--verify", f"{name}^{{commit}}").strip()
 
 
 def source_at(commit: str, script: str) -> str:
@@ -76,8 +76,7 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
         return platform.processor() or platform.machine()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    names = {key.strip(): value.strip() for key, value in fields.items()}
+    names = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
     flags = names.get("flags", "").split()
     widest = next((x for x in ("avx512f", "avx2") if x in flags), "no avx2")
     return f"{names.get('model name', platform.machine())} ({widest})"

@@ -33,12 +33,8 @@ def main() -> None:
     found = {}
     for environment in MUJOCO7:
         returns = random_returns(environment, EPISODES, seed=1)
-        found[environment] = {
-            "mean": round(float(returns.mean()), 3),
-            "std": round(float(returns.std()), 3),
-            "episodes": EPISODES,
-            "seed": 1,
-        }
+        mean, std = (round(float(x), 3) for x in (returns.mean(), returns.std()))
+        found[environment] = {"mean": mean, "std": std, "episodes": EPISODES, "seed": 1}
     found["versions"] = versions()
     (REFERENCE / "random_policy.json").write_text(json.dumps(found, indent=1) + "\n")
 

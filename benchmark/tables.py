@@ -1,9 +1,31 @@
-"""Markdown tables."""
+"""Tables of suites, in Markdown, from committed results and published numbers."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmark import statistics
+from benchmark.provenance import BenchmarkError
+from benchmark.results import Result, by_environment, done, random_returns, reference, variant_named
+from benchmark.runs import LAST_EPISODES, Folders, read_checkpoint, select
+from benchmark.suites import SUITES
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|\[[-+]?\d[^]]*\]|–)?")
+Interval = tuple[float, float] | None
+Estimate = tuple[float, Interval]
+Name = tuple[str, str]  # suite and variant
+
+# Changes of one detail that others have measured: file, column of the choice, and its two values.
+PUBLISHED_EFFECTS = {
+    "raw-advantages": ("andrychowicz2021", "setting", "off", "on", "C67"),
+    "shared-network": ("andrychowicz2021", "setting", "shared", "separate", "C47"),
+    "no-clip": ("engstrom2020", "algorithm", "PPO-NoClip", "PPO", None),
+}
+
+
+# --- Cells ---
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence]) -> str:
@@ -11,8 +33,433 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence]) -> str:
     cells = [[str(cell) for cell in row] for row in rows]
     columns = zip(*cells, strict=True) if cells else [[""]] * len(header)
     rules = ["--:" if all(map(NUMERIC.fullmatch, column)) else "---" for column in columns]
-    lines = [" | ".join(row) for row in (header, *cells)]
+    lines = [f"| {' | '.join(row)} |" for row in (header, *cells)]
+    return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:], ""])
+
+
+def digits(value: float) -> int:
+    """Decimals of a number: one, or none where that would be a fourth digit."""
+    return int(abs(round(float(value), 1)) < 100)
+
+
+def number(value: float) -> str:
+    """A number with three digits or more."""
+    return f"{value:.{digits(value)}f}"
+
+
+def with_spread(mean: float, spread: float | None) -> str:
+    """Mean ± spread, to the same decimals."""
+    return number(mean) + (f" ± {spread:.{digits(mean)}f}" if spread is not None else "")
+
+
+def plus_minus(scores: np.ndarray) -> str:
+    """Mean ± population standard deviation over seeds (as CleanRL's tables), or a dash."""
+    spread = np.std(scores) if len(scores) > 1 else None
+    return with_spread(np.mean(scores), spread) if len(scores) else "–"
+
+
+def with_interval(value: float, ends: Interval, form: Callable[[float], str]) -> str:
+    """A value, and its interval if there is one."""
+    return form(value) + (f" {brackets(ends, form)}" if ends else "")
+
+
+def brackets(ends: Interval, form: Callable[[float], str] = number) -> str:
+    """An interval, or a dash where there is none."""
+    return f"[{form(ends[0])}, {form(ends[1])}]" if ends else "–"
+
+
+def median(values: Iterable[float | None], form: str) -> str:
+    """The median of the known values, or a dash."""
+    known = [x for x in values if x is not None]
+    return format(np.median(known), form) if known else "–"
+
+
+def facts(results: list[Result], name: str) -> np.ndarray:
+    """A fact of each result that has it; a run in which no episode ended has no score."""
+    return np.array([x.record[name] for x in results if x.record.get(name) is not None])
+
+
+def count(results: list[Result]) -> str:
+    """How many results there are, and how many of them have a score."""
+    scored = len(facts(results, "score"))
+    return str(scored) if scored == len(results) else f"{scored} of {len(results)}"
+
+
+def scores_cell(results: list[Result]) -> str:
+    """Mean ± spread of the scores and their number, or a dash where there are no results."""
+    return f"{plus_minus(facts(results, 'score'))} ({count(results)})" if results else "–"
+
+
+def published(environment: str, source: str) -> str:
+    """Mean ± spread of a published result, the range of several readings of it, or a dash."""
+    name = environment.partition("-")[0]
+    rows = [
+        row
+        for row in reference("scores")
+        if row["source"].partition(", read by")[0] == source and row["environment"] == name
+    ]
+    if not rows:
+        return "–"
+    about = "≈ " if rows[0]["how_seen"] == "read off the plot" else ""
+    means = sorted(float(row["mean"]) for row in rows)
+    if len(means) > 1:
+        return f"{about}{number(means[0])} to {number(means[-1])}"
+    return about + with_spread(means[0], float(rows[0]["spread"]) if rows[0]["spread"] else None)
+
+
+# --- Scores by environment ---
+
+
+def labels(suite: str) -> dict[Name, str]:
+    """Names in tables and figures by suite and variant, first that of a baseline elsewhere."""
+    baseline = SUITES[suite].baseline
+    names = {(suite, name): variant.label for name, variant in SUITES[suite].variants.items()}
+    return names if baseline is None else {baseline: SUITES[suite].baseline_label} | names
+
+
+def scores_by_environment(name: Name, folders: Folders) -> dict[str, np.ndarray]:
+    """Scores of a variant, in environments in which it has any."""
+    found = by_environment(*name, folders)
+    scores = {env: facts(results, "score") for env, results in found.items()}
+    return {env: x for env, x in scores.items() if len(x)}
+
+
+def pairs(a: Name, b: Name, environments: Iterable[str], folders: Folders) -> list[np.ndarray]:
+    """Scores of A and B in turns, of each environment that both have."""
+    ours, theirs = scores_by_environment(a, folders), scores_by_environment(b, folders)
+    return [x[env] for env in environments if env in ours and env in theirs for x in (ours, theirs)]
+
+
+def improvement(a: Name, b: Name, environments: Iterable[str], folders: Folders) -> str:
+    """Probability of improvement of A over B with its interval; a dash for B or few seeds."""
+    strata = pairs(a, b, environments, folders)
+    ends = statistics.interval(strata, statistics.improvement) if strata else None
+    if a == b or ends is None:  # of runs that are compared one by one it would be 0 or 1
+        return "–"
+    return with_interval(statistics.improvement(*strata), ends, "{:.2f}".format)
+
+
+def estimates(strata: dict[str, list[np.ndarray]], statistic: Callable) -> dict[str, Estimate]:
+    """A statistic of the strata of each variant that has any, and its interval."""
+    return {
+        name: (float(statistic(*x)), statistics.interval(x, statistic))
+        for name, x in strata.items()
+        if x
+    }
+
+
+SCORE_CELLS = ("seeds", "last 100 episodes", "IQM", "95 % interval", "whole run", "hours per run")
+
+
+def score_cells(results: list[Result]) -> tuple[str, ...]:
+    """The cells of SCORE_CELLS for the runs of one environment."""
+    scores = facts(results, "score")
     return (
-        "\n".join([f"| {lines[0]} |", f"|{'|'.join(rules)}|", *(f"| {x} |" for x in lines[1:])])
-        + "\n"
+        count(results),
+        plus_minus(scores),
+        number(statistics.interquartile_mean(scores)) if len(scores) else "–",
+        brackets(statistics.interval([scores], statistics.interquartile_mean)),
+        plus_minus(facts(results, "mean_return")),
+        median((x.record["hours"] for x in results), ".2f"),
     )
+
+
+def scores_table(suite: str, folders: Folders) -> str:
+    """Our scores beside the published ones; of several variants, beside the baseline's."""
+    if list(SUITES[suite].variants) != [""]:
+        return variants_table(suite, folders)
+    found = by_environment(suite, "", folders)
+    columns = {row["column"]: row["source"] for row in reference("columns")}
+    known = {x: y for x, y in columns.items() if any(published(env, y) != "–" for env in found)}
+    rows = []
+    for environment, results in found.items():
+        *scores, hours = score_cells(results)
+        others = (published(environment, source) for source in known.values())
+        rows.append((environment, *scores, *others, hours))
+    return markdown(("environment", *SCORE_CELLS[:-1], *known, SCORE_CELLS[-1]), rows)
+
+
+def variants_table(suite: str, folders: Folders) -> str:
+    """Scores of each variant (rows) in each environment (columns), and against the baseline."""
+    names, baseline = labels(suite), SUITES[suite].baseline
+    environments = list(SUITES[suite].environments)
+    rows = []
+    for name, label in names.items():
+        found = by_environment(*name, folders)
+        rows.append([label or "ours", *(scores_cell(found.get(env, [])) for env in environments)])
+        if baseline:
+            rows[-1].append(improvement(name, baseline, environments, folders))
+    against = [f"P(better than {names[baseline]})"] if baseline else []
+    return markdown(("mean ± std (seeds)", *environments, *against), rows)
+
+
+def editions_table(suite: str, folders: Folders) -> str:
+    """The same runs made by both editions of a script, environment by environment."""
+    rows = []
+    for environment in SUITES[suite].environments:
+        for name, label in labels(suite).items():
+            if results := by_environment(*name, folders).get(environment):
+                better = improvement(name, SUITES[suite].baseline, [environment], folders)
+                rows.append((environment, label, *score_cells(results), better))
+    return markdown(("environment", "scripts", *SCORE_CELLS, "P(better than first)"), rows)
+
+
+def compare(a: str, b: str, folders: Folders) -> str:
+    """Two variants, each `suite` or `suite/variant`, environment by environment and over all.
+
+    Raises:
+        BenchmarkError: they have no environment in common.
+    """
+    names = variant_named(a), variant_named(b)
+    ours, theirs = (by_environment(*name, folders) for name in names)
+    shared = [env for env in ours if env in theirs]
+    if not shared:
+        raise BenchmarkError(f"{a} and {b} have no results in a common environment.")
+    rows = [
+        (env, *(scores_cell(x[env]) for x in (ours, theirs)), improvement(*names, [env], folders))
+        for env in shared
+    ]
+    rows.append(("all", "", "", improvement(*names, shared, folders)))
+    return markdown(("mean ± std (seeds)", a, b, f"P({a} better)"), rows)
+
+
+def summary(paths: Iterable[Path]) -> str:
+    """Scores of anybody's runs, given by their folders, by script and environment.
+
+    Raises:
+        BenchmarkError: a folder has no checkpoint of an agent, or no episode ended in it.
+    """
+    scores: dict[tuple[str, str], list[float]] = {}
+    for path in paths:
+        if not (path / "checkpoint.pt").exists():
+            raise BenchmarkError(f"There is no {path / 'checkpoint.pt'}.")
+        saved = read_checkpoint(path / "checkpoint.pt")
+        returns = [x["return"] for x in saved.get("episodes", [])[-LAST_EPISODES:]]
+        if not returns:
+            raise BenchmarkError(f"No episode has ended in {path}.")
+        key = saved["script"], saved["args"]["env_id"]
+        scores.setdefault(key, []).append(float(np.mean(returns)))
+    rows = []
+    for key, own in scores.items():
+        own = np.array(own)
+        ends = statistics.interval([own], statistics.interquartile_mean)
+        middle = number(statistics.interquartile_mean(own))
+        rows.append((*key, len(own), plus_minus(own), middle, brackets(ends)))
+    return markdown(("script", "environment", *SCORE_CELLS[:4]), rows)
+
+
+# --- Normalized scores: the paper's Table 1 ---
+
+
+def normalized_scores(suite: str, folders: Folders) -> dict[str, list[np.ndarray]]:
+    """Normalized scores of each setting's runs, by environment, as in the paper's Table 1.
+
+    Per environment the random policy gives 0 and the best run of all settings 1. Only environments
+    that every setting has, since the best run is not known before.
+    """
+    names = SUITES[suite].variants
+    found = {name: scores_by_environment((suite, name), folders) for name in names}
+    shared = [env for env in SUITES[suite].environments if all(env in x for x in found.values())]
+    best = {env: max(max(x[env]) for x in found.values()) for env in shared}
+    return {
+        name: [statistics.normalized(x[env], random_returns(env), best[env]) for env in shared]
+        for name, x in found.items()
+    }
+
+
+def normalized_table(suite: str, folders: Folders) -> str:
+    """Average normalized score of each setting beside that of the paper, and its raw returns."""
+    strata = normalized_scores(suite, folders)
+    average = estimates(strata, statistics.mean_of_strata)
+    found = {name: by_environment(suite, name, folders) for name in strata}
+    environments = [
+        env for env in SUITES[suite].environments if any(env in x for x in found.values())
+    ]
+    rows = []
+    for name, paper in zip(strata, reference("table1"), strict=True):
+        score = with_interval(*average[name], "{:.2f}".format) if name in average else "–"
+        runs = f"{sum(map(len, strata[name]))} in {len(strata[name])}"
+        returns = [scores_cell(found[name].get(env, [])) for env in environments]
+        rows.append((SUITES[suite].variants[name].label, paper["score"], score, runs, *returns))
+    header = ("average normalized score", "paper, 21 in 7", "ours", "runs in environments")
+    return markdown((*header, *environments), rows)
+
+
+# --- Effects of details ---
+
+
+def shared_environments(suite: str, folders: Folders) -> list[str]:
+    """Environments that the baseline and every variant with any result have."""
+    names = [(suite, name) for name in SUITES[suite].variants]
+    found = [x for x in (scores_by_environment(name, folders) for name in names) if x]
+    found.append(scores_by_environment(SUITES[suite].baseline, folders))
+    return [env for env in SUITES[suite].environments if all(env in x for x in found)]
+
+
+def effect_strata(suite: str, folders: Folders) -> dict[str, list[np.ndarray]]:
+    """Scores of each variant and of the baseline in turns, of the shared environments."""
+    shared, baseline = shared_environments(suite, folders), SUITES[suite].baseline
+    found = {x: pairs((suite, x), baseline, shared, folders) for x in SUITES[suite].variants}
+    return {name: strata for name, strata in found.items() if strata}
+
+
+def effects(suite: str, folders: Folders) -> dict[str, Estimate]:
+    """Effect of each variant on the mean score relative to the baseline's, and its interval."""
+    return estimates(effect_strata(suite, folders), statistics.relative_effect)
+
+
+def chance(suite: str, folders: Folders) -> str:
+    """What effects of single runs are to be held against; empty where there is no such effect."""
+    strata = effect_strata(suite, folders)
+    if not strata or all(len(x) > 1 for rows in strata.values() for x in rows[::2]):
+        return ""
+    usual = next(iter(strata.values()))[1::2]
+    if any(len(x) < 2 for x in usual):
+        return "\nThe effect of a single run against a single run says nothing.\n"
+    # Of one run against the mean of n others, in units of that mean; an effect averages over
+    # environments, whose runs are independent.
+    spreads = [np.std(x, ddof=1) / abs(np.mean(x)) * np.sqrt(1 + 1 / len(x)) for x in usual]
+    return (
+        "\nThe effect of a single run says little: by chance alone, one more run of the default "
+        f"would show one of about ± {np.linalg.norm(spreads) / len(spreads):.0%} "
+        "(one standard deviation).\n"
+    )
+
+
+def published_effects(environments: list[str]) -> dict[str, dict[str, float]]:
+    """By source and variant: the relative change that others found in these environments."""
+    environments = [env.partition("-")[0] for env in environments]
+    found: dict[str, dict[str, float]] = {}
+    for variant, (source, column, changed, usual, choice) in PUBLISHED_EFFECTS.items():
+        scores = {
+            (row["environment"].partition("-")[0], row[column]): float(
+                row.get("mean") or row["p95_score"]
+            )
+            for row in reference(source)
+            if choice in (None, row.get("choice"))
+        }
+        known = [env for env in environments if (env, changed) in scores]
+        if known:
+            changes = [scores[env, changed] / scores[env, usual] - 1 for env in known]
+            found.setdefault(source, {})[variant] = float(np.mean(changes))
+    return found
+
+
+def effects_table(suite: str, folders: Folders) -> str:
+    """Scores and effect of switching off one detail at a time, beside what others found."""
+    environments = list(SUITES[suite].environments)
+    others = {row["variant"]: row["finding"] for row in reference("findings")}
+    effect = effects(suite, folders)
+    rows = []
+    for (owner, name), label in labels(suite).items():
+        found = by_environment(owner, name, folders)
+        cells = [scores_cell(found.get(env, [])) for env in environments]
+        change = with_interval(*effect[name], "{:+.0%}".format) if name in effect else "–"
+        rows.append((label, *cells, change, others.get(name, "")))
+    header = ("detail and change", *environments, "effect", "elsewhere")
+    return markdown(header, rows) + chance(suite, folders)
+
+
+# --- Models of RLHF ---
+
+MODEL_COLUMNS = {
+    "gold": "objective/gold",
+    "proxy": "objective/proxy",
+    "KL": "objective/kl",
+    "stop rate": "text/stop_rate",
+    "unique": "text/unique",
+    "repetition": "text/repetition",
+    "words": "text/length",
+}
+
+
+def models_table(suite: str, folders: Folders) -> str:
+    """Every model of the RLHF runs over seeds, and per seed what the runs are judged by."""
+    (variant,) = SUITES[suite].variants
+    results = [x for found in by_environment(suite, variant, folders).values() for x in found]
+    over_seeds = []
+    for model in results[0].record["models"]:
+        values = [
+            [x.record["models"][model][key] for x in results] for key in MODEL_COLUMNS.values()
+        ]
+        spreads = [f" ± {np.std(x):.2f}" if len(x) > 1 else "" for x in values]
+        over_seeds.append((model, *(f"{np.mean(x):.2f}{y}" for x, y in zip(values, spreads))))
+    per_seed = []
+    for result in results:
+        record = result.record
+        judged = result.curve[result.curve["stage"] == record["judged"]]
+        kl, rate = judged["kl"].to_numpy(), judged["tokens_per_second"]
+
+        def cells(model: str, *columns: str, form: str = ".2f", record: dict = record) -> list[str]:
+            return [format(record["models"][model][MODEL_COLUMNS[x]], form) for x in columns]
+
+        per_seed.append(
+            (
+                record["seed"],
+                *(f"{record['reward_model'][x]:.3f}" for x in ("accuracy", "correlation")),
+                *cells(record["judged"], "gold", "proxy"),
+                *cells(record["judged"], "stop rate", "unique", form=".3f"),
+                f"{np.mean(kl[-20:]):.2f} ({record['settings']['target_kl']:g})",
+                f"{kl[0]:.0e}",
+                *(*cells("ppo-none", "gold", "proxy", "KL"), *cells("best-of-16", "gold")),
+                f"{record['seconds'] / 60:.1f}" if record["seconds"] else "–",
+                f"{np.median(rate):.0f}",
+                record["peak_mib"] or "–",
+            )
+        )
+    header = (
+        *("seed", "RM accuracy", "RM correlation", "adaptive: gold", "proxy", "stop rate"),
+        *("unique", "KL of the last 20 updates (target)", "KL at update 1", "β = 0: gold"),
+        *("proxy", "KL", "best of 16: gold", "minutes", "tokens/s in updates", "memory, MiB"),
+    )
+    first = markdown(("mean ± std over seeds", *MODEL_COLUMNS), over_seeds)
+    return f"{first}\n{markdown(header, per_seed)}"
+
+
+# --- Whole suites ---
+
+
+def what_is_missing(suite: str, folders: Folders) -> str:
+    """How far an incomplete suite is, and the command that continues it; empty if complete."""
+    records, runs = done(suite, folders), select(suite, folders)
+    missing = sum(run.key not in records for run in runs)
+    if not missing:
+        return ""
+    begun = {
+        env: {seed for x, _, seed in records if x == env} for env in SUITES[suite].environments
+    }
+    begun = {env: seeds for env, seeds in begun.items() if seeds}
+    single = begun and all(len(seeds) == 1 for seeds in begun.values())
+    pilot = f"This is a pilot of one seed in {' and '.join(begun)}. " if single else ""
+    hours = [x["hours"] for x in records.values() if x["hours"]]
+    cost = f", about {np.median(hours) * missing:.0f} h of one core" if hours else ""
+    return (
+        f"\n{pilot}Missing: {missing} of {len(runs)} runs{cost}. To continue: "
+        f"`python -m benchmark run {suite}`.\n"
+    )
+
+
+TABLES: dict[str, Callable[[str, Folders], str]] = {
+    "scores": scores_table,
+    "normalized": normalized_table,
+    "effects": effects_table,
+    "editions": editions_table,
+    "models": models_table,
+}
+
+
+def suite_table(suite: str, folders: Folders) -> str:
+    """Everything about a suite: scores, comparisons with its baseline, what is missing."""
+    table = TABLES[SUITES[suite].table](suite, folders) if done(suite, folders) else ""
+    return table + what_is_missing(suite, folders)
+
+
+def suites_table(folders: Folders) -> str:
+    """All suites and how complete they are."""
+    rows = []
+    for name, suite in SUITES.items():
+        if name != "smoke":
+            records, runs = done(name, folders), select(name, folders)
+            share = f"{sum(run.key in records for run in runs)} of {len(runs)}"
+            rows.append((f"`{name}`", share, suite.reproduces))
+    return markdown(("suite", "runs done", "what it reproduces"), rows)

@@ -1,0 +1,229 @@
+"""Generated pages: blocks of README.md and benchmark/README.md, and all of DETAILS.md.
+
+A block begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; everything between is
+rewritten from committed results, everything else is left alone.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmark.provenance import ROOT, BenchmarkError
+from benchmark.results import by_environment, lines_of, reference
+from benchmark.runs import Folders
+from benchmark.suites import SUITES
+from benchmark.tables import (
+    SCORE_CELLS,
+    effects,
+    markdown,
+    published,
+    score_cells,
+    suite_table,
+    suites_table,
+    with_interval,
+)
+
+PAGES = (ROOT / "benchmark" / "README.md", ROOT / "README.md")
+DETAILS = ROOT / "DETAILS.md"
+BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+WHOLE_RUN = 1_000_000  # steps for which the time of a whole run is projected
+
+
+def scripts_table(folders: Folders) -> str:
+    """Every script with its size, score beside a published one, time and speed."""
+    rows = []
+    for row in reference("scripts"):
+        script, environment = row["script"], row["environment"]
+        results = by_environment(row["suite"], row["variant"], folders).get(environment, [])
+        seeds, scores, middle, ends, _, hours = score_cells(results)
+        theirs = [published(environment, x) for x in row["sources"].split("; ") if x]
+        rows.append(
+            (
+                f"[{script}]({script})",
+                row["shows"],
+                len((ROOT / script).read_text().splitlines()),
+                environment,
+                seeds,
+                scores,
+                middle if ends == "–" else f"{middle} {ends}",
+                "; ".join(theirs) or "–",
+                hours,
+                speed(row["contest"], folders),
+            )
+        )
+    header = ("script", "shows", "lines", "environment", *SCORE_CELLS[:2], "IQM [95 %]")
+    return markdown((*header, "CleanRL's", "hours", "speed against its peer"), rows)
+
+
+# --- Throughput ---
+
+
+def measured(contest: str, folders: Folders) -> list[dict[str, Any]]:
+    """What to show of a contest: the latest of the measurements with most complete repetitions."""
+    path, groups = folders.results / "throughput.jsonl", {}
+    for line in lines_of(path) if path.exists() else []:
+        if line["contest"] == contest:  # of equal measurements the later one counts
+            group = groups.setdefault((line["commit"], *line["modified"]), {})
+            group[line.get("repetition"), line.get("contender")] = line
+    most, shown = 0, []
+    for group in groups.values():
+        turns = [turn for turn, _ in group if turn is not None]
+        size = len(next(iter(group.values()))["contenders"])
+        complete = {turn for turn in turns if turns.count(turn) == size}
+        if len(complete) >= max(1, most):
+            most = len(complete)
+            shown = [line for (turn, _), line in group.items() if turn in {None, *complete}]
+    return shown
+
+
+def ratios(lines: list[dict[str, Any]], name: str, key: str) -> np.ndarray:
+    """Rate of a contender over that of the last one, per repetition."""
+    rates = {x: [y[key] for y in lines if y.get("contender") == x] for x in lines[0]["contenders"]}
+    return np.divide(rates[name], rates[lines[0]["contenders"][-1]])
+
+
+def speed(contest: str, folders: Folders) -> str:
+    """Ratio to the rate of the peer of a contest, or a dash."""
+    if not (lines := measured(contest, folders)):
+        return "–"
+    first, *_, peer = lines[0]["contenders"]
+    ratio = np.median(ratios(lines, first, "steps_per_second"))
+    return f"{ratio:.1f} × {peer.partition(',')[0]}"
+
+
+def spread(values: np.ndarray, digits: int = 0) -> str:
+    """Median and range."""
+    low, middle, high = np.min(values), np.median(values), np.max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def contest_tables(lines: list[dict[str, Any]]) -> str:
+    """The contenders of a contest, their ratios to the last one, and where the time goes."""
+    measurements = [x for x in lines if "repetition" in x]
+    first, names = measurements[0], measurements[0]["contenders"]
+    rows = []
+    for name in names:
+        own = [x for x in measurements if x["contender"] == name]
+        keys = ("steps_per_second", "steps_per_cpu_second", "start_seconds", "peak_mib")
+        rate, cpu_rate, start, memory = (np.array([x[key] for x in own]) for key in keys)
+        minutes = (start + WHOLE_RUN / rate) / 60
+        cells = spread(rate), spread(cpu_rate), spread(start, 1), spread(minutes, 1)
+        rows.append((name, *cells, f"{np.max(memory):.0f}"))
+    header = ("Median (range)", "steps/s", "steps/s of processor time", "start-up, s")
+    header += ("1M steps, projected, min", "memory of the largest process, MiB")
+    text = (
+        f"**{first['title']}**, {len(own)} repetitions in turns, {first['processor']}, commit "
+        f"{first['commit'][:7]}.\n\n{markdown(header, rows)}"
+    )
+    targets = {x["contender"]: x["target"] for x in measurements if x["target"]}
+    text += "\n" if targets else ""
+    for name in names[:-1] if targets else ():
+        clock, cpu = (ratios(lines, name, f"steps_per_{x}second") for x in ("", "cpu_"))
+        target = f"; target {targets[name]:g}" if name in targets else ""
+        text += (
+            f"- {name} / {names[-1]}: {spread(clock, 2)} by the clock, {spread(cpu, 2)} by "
+            f"processor time{target}.\n"
+        )
+    for line in lines:
+        text += profile_table(names[0], line["profile"]) if "profile" in line else ""
+    if first["modified"]:
+        text += f"\nMeasured with changes since that commit in {', '.join(first['modified'])}.\n"
+    return text
+
+
+def profile_table(name: str, parts: dict[str, float]) -> str:
+    """Where the time of a contender goes."""
+    total = sum(parts.values())
+    rows = [(part, f"{value:.1f}", f"{value / total:.0%}") for part, value in parts.items()]
+    rows.append(("whole step", f"{total:.1f}", "100%"))
+    return (
+        f"\nWhere the time of {name} goes (one run with timers):\n\n"
+        + markdown(("per environment step", "µs", "share"), rows)
+        + f"\nThe physics alone would allow {1e6 / parts['physics']:.0f} steps/s; "
+        f"the script reaches {parts['physics'] / total:.0%} of that limit.\n"
+    )
+
+
+def throughput_tables(folders: Folders) -> str:
+    """All measured contests, in the order in which they were first measured."""
+    path = folders.results / "throughput.jsonl"
+    contests = dict.fromkeys(x["contest"] for x in lines_of(path)) if path.exists() else {}
+    shown = (measured(contest, folders) for contest in contests)
+    return "\n".join(contest_tables(lines) for lines in shown if lines)
+
+
+# --- Details ---
+
+TAG = re.compile(r"# (?:Detail (\w+/\d+)|(Extra|Deviation)): ([^\[(;]+?)(?: [\[(].*)?")
+
+
+def details(folders: Folders) -> str:
+    """DETAILS.md: every tag of the scripts, what it does, and what the ablation says it is worth.
+
+    Raises:
+        BenchmarkError: reference/details.csv has no sentence for a tag.
+    """
+    scripts: dict[tuple[str, str], list[str]] = {}
+    for script in (row["script"] for row in reference("scripts")):
+        for line in (ROOT / script).read_text().splitlines():
+            if tag := TAG.fullmatch(line.strip()):
+                scripts.setdefault((tag[1] or tag[2].lower(), tag[3]), []).append(script)
+    sentences = {(row["detail"], row["name"]): row for row in reference("details")}
+    if lacking := [x for x in scripts if x not in sentences]:
+        raise BenchmarkError(f"reference/details.csv lacks a sentence for: {lacking[0]}.")
+    effect = effects("ablation", folders)
+    rows = []
+    for key, row in sentences.items():
+        links = (f"[{x.removeprefix('ppo_').removesuffix('.py')}]({x})" for x in scripts[key])
+        worth = []
+        for variant in row["variants"].split():
+            if variant in effect:
+                label = SUITES["ablation"].variants[variant].label
+                label = re.sub(r"^(\d[\d and]*|extra:) ", "", label)
+                runs = "" if effect[variant][1] else " (one run)"
+                worth.append(f"{label}: {with_interval(*effect[variant], '{:+.0%}'.format)}{runs}")
+        rows.append((*key, row["sentence"], "<br>".join(worth), ", ".join(links)))
+    header = ("detail", "name", "what it does", "without it", "scripts")
+    text = (ROOT / "benchmark" / "reference" / "details.md").read_text()
+    return text + "\n" + markdown(header, rows)
+
+
+# --- Writing ---
+
+
+def block(name: str, folders: Folders) -> str:
+    """Text of a generated block.
+
+    Raises:
+        BenchmarkError: there is no block of this name.
+    """
+    blocks = {"suites": suites_table, "throughput": throughput_tables, "scripts": scripts_table}
+    if name in blocks:
+        return blocks[name](folders)
+    if name in SUITES:
+        return suite_table(name, folders)
+    raise BenchmarkError(f"There is no block {name}; there are {', '.join((*blocks, *SUITES))}.")
+
+
+def filled(text: str, folders: Folders) -> str:
+    """A page with all its blocks rewritten."""
+    return BLOCK.sub(lambda x: f"{x[1]}\n{block(x[2], folders)}\n{x[3]}", text)
+
+
+def write(folders: Folders) -> list[Path]:
+    """Rewrite the pages; return those that changed.
+
+    Raises:
+        BenchmarkError: there is no folder of results, with which all tables would be lost.
+    """
+    if not folders.results.is_dir():
+        raise BenchmarkError(f"There is no folder {folders.results}.")
+    texts = {page: filled(page.read_text(), folders) for page in PAGES} | {
+        DETAILS: details(folders)
+    }
+    changed = [x for x, text in texts.items() if not x.exists() or x.read_text() != text]
+    for page in changed:
+        page.write_text(texts[page])
+    return changed
