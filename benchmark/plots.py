@@ -129,7 +129,7 @@ def plot_health(suite: str, found: Found, folders: Folders) -> Figure:
     environment = environments_of(suite, found)[0]
     results = sorted(found[suite, variant][environment], key=lambda x: x.record["score"])
     result = results[len(results) // 2]
-    bands = {"approx_kl": (0.005, 0.02), "clipfrac": (0.1, 0.25), "explained_variance": (0.5, 1)}
+    bands = {"approx_kl": (0.005, 0.025), "clipfrac": (0.1, 0.3), "explained_variance": (0.5, 1)}
     figure, panels = one_panel_each(["charts/episodic_return", *(f"losses/{x}" for x in bands)], 4)
     for axes, column in zip(panels.values(), ("return", *bands), strict=True):
         axes.plot(*result.column(column), color="C0", linewidth=1)
