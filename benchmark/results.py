@@ -29,10 +29,8 @@ Key = tuple[str, str, int]
 class Result:
     """A finished run."""
 
-    record: dict[str, Any]
-    """Settings, commit, versions, time, memory and score."""
-    path: Path
-    """File of the curves of its suite."""
+    record: dict[str, Any]  # settings, commit, versions, time, memory and score
+    path: Path  # file of the curves of its suite
 
     @property
     def curve(self) -> pd.DataFrame:

@@ -41,13 +41,10 @@ class Contender:
     """A command that shows its steps: our scripts by checkpoints, others by lines of a file."""
 
     name: str
-    steps: int
-    """Steps after which it is killed: enough for ten iterations or more after the start."""
+    steps: int  # after which it is killed: enough for ten iterations or more after the start
     flags: str = ""
-    script: str = ""
-    """One of our scripts, if it is not its own name; "peers": Stable-Baselines3."""
-    target: float | None = None
-    """Ratio to the rate of the contest's last contender that is to be reached."""
+    script: str = ""  # one of ours, if it is not its own name; "peers": Stable-Baselines3
+    target: float | None = None  # ratio to the rate of the last contender that is to be reached
 
     def command(self, folder: Path) -> tuple[list[str], Path]:
         """The command line and the file to watch; to be run in `folder`."""
@@ -66,22 +63,14 @@ class Contest:
 
     title: str
     contenders: tuple[Contender, ...]
-    threads: int = 1
-    """Of every contender."""
-    physics: str = ""
-    """`module:Class.method` that advances the simulation: shows where the first one's time goes."""
+    threads: int = 1  # of every contender
+    physics: str = ""  # `module:Class.method` that advances the simulation, for the first's profile
 
 
-def contests() -> dict[str, Contest]:
-    """Those of contests.toml."""
-    found = tomllib.loads((ROOT / "benchmark" / "contests.toml").read_text())
-    return {
-        name: Contest(**{**x, "contenders": tuple(Contender(**y) for y in x["contenders"])})
-        for name, x in found.items()
-    }
-
-
-CONTESTS = contests()
+CONTESTS = {
+    name: Contest(**{**x, "contenders": tuple(Contender(**y) for y in x["contenders"])})
+    for name, x in tomllib.loads((ROOT / "benchmark/contests.toml").read_text()).items()
+}
 
 
 # --- Measuring ---
@@ -179,12 +168,6 @@ def measure(contender: Contender, threads: int) -> dict[str, float]:
     return {**rates(points), "peak_mib": usage.ru_maxrss / 1024}  # Linux counts KiB
 
 
-def relative_command(contender: Contender) -> str:
-    """The command line without the paths of this machine."""
-    command, _ = contender.command(Path("runs"))
-    return " ".join(["python", *command[1:]]).replace(f"{ROOT}/", "")
-
-
 def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
     """Make the measurements of contests that are missing at this commit, and keep each.
 
@@ -214,8 +197,9 @@ def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
                 continue
             found = measure(contender, contest.threads)
             which = {"repetition": turn, "contender": contender.name, "target": contender.target}
-            line = {**about, **which, "command": relative_command(contender), **machine(), **found}
-            append(path, line)
+            command = " ".join(["python", *contender.command(Path("runs"))[0][1:]])
+            which["command"] = command.replace(f"{ROOT}/", "")  # without paths of this machine
+            append(path, {**about, **which, **machine(), **found})
             rate = f"{found['steps_per_second']:.0f} steps/s"
             print(f"{name} {turn + 1}/{repetitions} {contender.name}: {rate}", flush=True)
         print(f"{name}: all {repetitions} repetitions are there.", flush=True)
@@ -245,28 +229,6 @@ def profile(contest: Contest) -> dict[str, float]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-class Stopwatch:
-    """Total seconds spent in wrapped functions; costs 0.3 microseconds per call."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def timed(self, function: Callable) -> Callable:
-        """The function with a timer around it."""
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            result = function(*args, **kwargs)
-            self.seconds += time.perf_counter() - start
-            return result
-
-        return timed
-
-    def wrap(self, owner: Any, name: str) -> None:
-        """Put a timer around an attribute of a module or class."""
-        setattr(owner, name, self.timed(getattr(owner, name)))
-
-
 def breakdown(script: Path, physics: str, arguments: list[str]) -> dict[str, float]:
     """Train and return microseconds per environment step by activity, without the first iteration.
 
@@ -281,19 +243,31 @@ def breakdown(script: Path, physics: str, arguments: list[str]) -> dict[str, flo
     spec = importlib.util.spec_from_file_location(script.stem, script)
     module = sys.modules[script.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    simulating, stepping, acting = Stopwatch(), Stopwatch(), Stopwatch()
-    readings = []  # clock and stopwatches after the update of each iteration
+    spent = {"physics": 0.0, "step": 0.0, "act": 0.0}  # seconds so far
+    readings = []  # clock and `spent` after the update of each iteration
     warn, in_numpy = module.warn, module.in_numpy
 
     def read(updates: list[dict[str, float]]) -> None:
-        readings.append((time.perf_counter(), *(x.seconds for x in (simulating, stepping, acting))))
+        readings.append((time.perf_counter(), *spent.values()))
         warn(updates)
 
+    def timed(name: str, function: Callable) -> Callable:
+        """The function with a timer around it, which costs 0.3 microseconds per call."""
+
+        def timing(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*args, **kwargs)
+            spent[name] += time.perf_counter() - start
+            return result
+
+        return timing
+
     module.warn = read
-    module.in_numpy = lambda network: acting.timed(in_numpy(network))
-    stepping.wrap(module.Environments, "step")
+    module.in_numpy = lambda network: timed("act", in_numpy(network))
+    module.Environments.step = timed("step", module.Environments.step)
     place, _, method = physics.rpartition(".")
-    simulating.wrap(pkgutil.resolve_name(place), method)
+    owner = pkgutil.resolve_name(place)
+    setattr(owner, method, timed("physics", getattr(owner, method)))
     updates = module.train(tyro.cli(module.Args, args=arguments))["updates"]
 
     whole, physics_alone, step, act = np.subtract(readings[-1], readings[0])

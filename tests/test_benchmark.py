@@ -694,11 +694,11 @@ def test_a_contest_continues_and_fewer_repetitions_replace_none(
     text = pages.throughput_tables(folders)
     assert "**Two**, 2 repetitions in turns" in text and "- ours / theirs, slow: " in text
     assert "; target 2.\n" in text
-    assert re.fullmatch(r"[2-4]\.\d × theirs", pages.speed("two", folders))
+    assert re.fullmatch(r"[2-4]\.\d × theirs", pages.speed(pages.measured(folders)["two"]))
     for fewer, rate in ((True, 1.0), (False, 7.0)):  # at another commit
         for line in lines[: 2 if fewer else 4]:
             results.append(path, line | {"commit": str(rate), "steps_per_second": rate})
-        assert (pages.speed("two", folders) == "1.0 × theirs") == (not fewer)
+        assert (pages.speed(pages.measured(folders)["two"]) == "1.0 × theirs") == (not fewer)
 
 
 @pytest.mark.slow
@@ -779,7 +779,7 @@ def test_committed_results_name_commit_and_settings_that_exist(suite):
 
 def test_no_module_imports_one_that_comes_after_it():
     order = ["provenance", "suites", "runs", "results", "execute", "statistics", "tables", "plots"]
-    order += ["pages", "throughput", "peers", "random_policy", "rlhf_frontier", "__main__"]
+    order += ["pages", "throughput", "peers", "random_policy", "__main__"]
     sources = {x.stem: x.read_text() for x in (ROOT / "benchmark").glob("*.py")}
     assert set(sources) == {"__init__", *order}
     for index, name in enumerate(order):
