@@ -18,7 +18,15 @@ import numpy as np
 import pandas as pd
 
 from benchmark.provenance import BenchmarkError, machine
-from benchmark.runs import Folders, Run, once_per_version, read_note, suite_named, write_text
+from benchmark.runs import (
+    Folders,
+    Run,
+    once_per_version,
+    read_note,
+    select,
+    suite_named,
+    write_text,
+)
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 KEY = ("environment", "variant", "seed")
@@ -133,6 +141,12 @@ def done(suite: str, folders: Folders) -> dict[Key, dict[str, Any]]:
     """The records of a suite, those of added seeds included."""
     path = folders.results / f"{suite}.jsonl"
     return records_in(path) if path.exists() else {}
+
+
+def how_complete(suite: str, folders: Folders) -> tuple[int, int]:
+    """How many of a suite's own runs are done, and how many there are."""
+    runs, records = select(suite, folders), done(suite, folders)
+    return sum(run.key in records for run in runs), len(runs)
 
 
 def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list[Result]]:
