@@ -65,10 +65,9 @@ def measured(folders: Folders) -> dict[str, pd.DataFrame]:
 
     A row per repetition and contender; one without them has the profile.
     """
-    path = folders.results / "throughput.jsonl"
-    if not path.exists():
+    rows = pd.DataFrame(lines_of(folders.results / "throughput.jsonl"))
+    if rows.empty:
         return {}
-    rows = pd.DataFrame(lines_of(path))
     place = ["contest", "commit", rows["modified"].str.join(" ")]
     shown, most = {}, {}
     for (contest, *_), group in rows.groupby(place, sort=False):
@@ -194,11 +193,7 @@ def details(folders: Folders) -> str:
 
 
 def block(name: str, folders: Folders) -> str:
-    """Text of a generated block.
-
-    Raises:
-        BenchmarkError: there is no block of this name.
-    """
+    """Text of a generated block, or a BenchmarkError if there is none of this name."""
     blocks = {"suites": suites_table, "throughput": throughput_tables, "scripts": scripts_table}
     if name in blocks:
         return blocks[name](folders)
@@ -213,12 +208,8 @@ def filled(text: str, folders: Folders) -> str:
 
 
 def write(folders: Folders) -> list[Path]:
-    """Rewrite the pages; return those that changed.
-
-    Raises:
-        BenchmarkError: there is no folder of results, with which all tables would be lost.
-    """
-    if not folders.results.is_dir():
+    """Rewrite the pages; return those that changed."""
+    if not folders.results.is_dir():  # all tables would be lost
         raise BenchmarkError(f"There is no folder {folders.results}.")
     texts = {page: filled(page.read_text(), folders) for page in PAGES} | {
         DETAILS: details(folders)

@@ -101,8 +101,7 @@ def rates(points: list[tuple[int, float, float]]) -> dict[str, float]:
 
 def process_tree(root: int) -> list[psutil.Process]:
     """A process and all its descendants, even those that began a session of their own."""
-    process = psutil.Process(root)
-    return [process, *process.children(recursive=True)]
+    return [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
 
 
 def processor_seconds(root: int) -> float:
@@ -122,15 +121,11 @@ def environment_of(folder: Path, threads: int) -> dict[str, str]:
 
 
 def measure(contender: Contender, threads: int) -> dict[str, float]:
-    """Run a contender until it has made its steps, and watch it; its rates and memory.
-
-    Raises:
-        BenchmarkError: it failed, or showed its steps less than three times.
-    """
+    """Rates and memory of a contender until it has made its steps; a BenchmarkError if it fails."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command, progress = contender.command(folder)
-        points: list[tuple[int, float, float]] = []
+        points = [(0, 0.0, 0.0)]  # start, and whenever it has shown its steps
         with (folder / "output").open("w+") as output:
             start = time.perf_counter()
             process = subprocess.Popen(
@@ -143,13 +138,12 @@ def measure(contender: Contender, threads: int) -> dict[str, float]:
             )
             pid = 0
             try:
-                while not pid and (not points or points[-1][0] < contender.steps):
+                while not pid and points[-1][0] < contender.steps:
                     time.sleep(POLL_SECONDS)
                     pid, status, usage = os.wait4(process.pid, os.WNOHANG)
                     step, now = last_step(progress), time.perf_counter() - start
-                    if step > (points[-1][0] if points else 0):
+                    if step > points[-1][0]:
                         points.append((step, now, processor_seconds(process.pid)))
-                failed = bool(pid and status)
             finally:
                 if not pid:
                     for descendant in process_tree(process.pid):
@@ -159,13 +153,13 @@ def measure(contender: Contender, threads: int) -> dict[str, float]:
                 process.returncode = os.waitstatus_to_exitcode(status)
             output.seek(0)
             lines = output.read().splitlines()
-    if failed:
+    if pid and status:
         said = [line.strip("│ ") for line in lines if re.search("[a-z]", line)]
         reason = said[-1] if said else f"exit code {process.returncode}"
         raise BenchmarkError(f"{contender.name} failed: {reason}")
-    if len(points) < 3:
+    if len(points) < 4:
         raise BenchmarkError(f"{contender.name} made too few steps to be measured.")
-    return {**rates(points), "peak_mib": usage.ru_maxrss / 1024}  # Linux counts KiB
+    return {**rates(points[1:]), "peak_mib": usage.ru_maxrss / 1024}  # Linux counts KiB
 
 
 def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
@@ -189,7 +183,7 @@ def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
         contest = CONTESTS[name]
         about = {"contest": name, "title": contest.title, **where}
         about["contenders"] = [x.name for x in contest.contenders]
-        lines = lines_of(path) if path.exists() and not where["modified"] else []
+        lines = [] if where["modified"] else lines_of(path)
         before = [x for x in lines if x.items() >= about.items()]
         done = {(x["repetition"], x["contender"]) for x in before if "repetition" in x}
         for turn, contender in ((k, x) for k in range(repetitions) for x in contest.contenders):
