@@ -84,6 +84,12 @@ def scores_cell(results: list[Result]) -> str:
     return f"{plus_minus(facts(results, 'score'))} ({count(results)})" if results else "–"
 
 
+def scores_row(name: Name, environments: Iterable[str], folders: Folders) -> list[str]:
+    """The cells of a variant in these environments."""
+    found = by_environment(*name, folders)
+    return [scores_cell(found.get(env, [])) for env in environments]
+
+
 def published(environment: str, source: str) -> str:
     """Mean ± spread of a published result, the range of several readings of it, or a dash."""
     name = environment.partition("-")[0]
@@ -184,8 +190,7 @@ def variants_table(suite: str, folders: Folders) -> str:
     environments = list(SUITES[suite].environments)
     rows = []
     for name, label in names.items():
-        found = by_environment(*name, folders)
-        rows.append([label or "ours", *(scores_cell(found.get(env, [])) for env in environments)])
+        rows.append([label or "ours", *scores_row(name, environments, folders)])
         if baseline:
             rows[-1].append(improvement(name, baseline, environments, folders))
     against = [f"P(better than {names[baseline]})"] if baseline else []
@@ -204,11 +209,7 @@ def editions_table(suite: str, folders: Folders) -> str:
 
 
 def compare(a: str, b: str, folders: Folders) -> str:
-    """Two variants, each `suite` or `suite/variant`, environment by environment and over all.
-
-    Raises:
-        BenchmarkError: they have no environment in common.
-    """
+    """Two variants, each `suite` or `suite/variant`, environment by environment and over all."""
     names = variant_named(a), variant_named(b)
     ours, theirs = (by_environment(*name, folders) for name in names)
     shared = [env for env in ours if env in theirs]
@@ -223,11 +224,7 @@ def compare(a: str, b: str, folders: Folders) -> str:
 
 
 def summary(paths: Iterable[Path]) -> str:
-    """Scores of anybody's runs, given by their folders, by script and environment.
-
-    Raises:
-        BenchmarkError: a folder has no checkpoint of an agent, or no episode ended in it.
-    """
+    """Scores of anybody's runs, given by their folders, by script and environment."""
     scores: dict[tuple[str, str], list[float]] = {}
     for path in paths:
         if not (path / "checkpoint.pt").exists():
@@ -265,15 +262,13 @@ def normalized_table(suite: str, folders: Folders) -> str:
     """Average normalized score of each setting beside that of the paper, and its raw returns."""
     strata = normalized_scores(suite, folders)
     average = estimates(strata, statistics.mean_of_strata)
-    found = {name: by_environment(suite, name, folders) for name in strata}
-    environments = [
-        env for env in SUITES[suite].environments if any(env in x for x in found.values())
-    ]
+    begun = {env for env, *_ in done(suite, folders)}
+    environments = [env for env in SUITES[suite].environments if env in begun]
     rows = []
     for name, paper in zip(strata, reference("table1"), strict=True):
         score = with_interval(*average[name], "{:.2f}".format) if name in average else "–"
         runs = f"{sum(map(len, strata[name]))} in {len(strata[name])}"
-        returns = [scores_cell(found[name].get(env, [])) for env in environments]
+        returns = scores_row((suite, name), environments, folders)
         rows.append((SUITES[suite].variants[name].label, paper["score"], score, runs, *returns))
     header = ("average normalized score", "paper, 21 in 7", "ours", "runs in environments")
     return markdown((*header, *environments), rows)
@@ -284,9 +279,8 @@ def normalized_table(suite: str, folders: Folders) -> str:
 
 def shared_environments(suite: str, folders: Folders) -> list[str]:
     """Environments that the baseline and every variant with any result have."""
-    names = [(suite, name) for name in SUITES[suite].variants]
-    found = [x for x in (scores_by_environment(name, folders) for name in names) if x]
-    found.append(scores_by_environment(SUITES[suite].baseline, folders))
+    found = [scores_by_environment((suite, name), folders) for name in SUITES[suite].variants]
+    found = [*filter(None, found), scores_by_environment(SUITES[suite].baseline, folders)]
     return [env for env in SUITES[suite].environments if all(env in x for x in found)]
 
 
@@ -341,9 +335,8 @@ def effects_table(suite: str, folders: Folders) -> str:
     others = {row["variant"]: row["finding"] for row in reference("findings")}
     effect = effects(suite, folders)
     rows = []
-    for (owner, name), label in labels(suite).items():
-        found = by_environment(owner, name, folders)
-        cells = [scores_cell(found.get(env, [])) for env in environments]
+    for key, label in labels(suite).items():
+        cells, name = scores_row(key, environments, folders), key[1]
         change = with_interval(*effect[name], "{:+.0%}".format) if name in effect else "–"
         rows.append((label, *cells, change, others.get(name, "")))
     header = ("detail and change", *environments, "effect", "elsewhere")
