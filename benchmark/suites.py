@@ -4,10 +4,7 @@ import dataclasses
 from typing import Literal
 
 CONTINUOUS = "ppo_continuous_action.py"
-KL_PENALTY = "ppo_kl_penalty.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
-ATARI = "ppo_atari.py"
-ATARI_LSTM = "ppo_atari_lstm.py"
 RLHF = "ppo_rlhf_toy.py"
 
 
@@ -79,7 +76,7 @@ def objectives(of_clipping: str, of_penalty: str) -> dict[str, Variant]:
     for x in ("0.3", "1", "3", "10"):
         modes[f"fixed-{x}"] = f"fixed --kl-coef {x}", f"fixed KL, β = {x}"
     variants = {
-        name: Variant(KL_PENALTY, f"--kl-mode {mode} {of_penalty}", label)
+        name: Variant("ppo_kl_penalty.py", f"--kl-mode {mode} {of_penalty}", label)
         for name, (mode, label) in modes.items()
     }
     return {"none": variants.pop("none"), **clipping(of_clipping, "clipping, ε = {}"), **variants}
@@ -174,13 +171,13 @@ SUITES = {
     "pong": Suite(
         reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, in a fifth of the steps",
         environments={"Pong": (1,)},
-        variants={"": Variant(ATARI, FAST_ATARI)},
+        variants={"": Variant("ppo_atari.py", FAST_ATARI)},
         total_timesteps=2_000_896,
     ),
     "pong_lstm": Suite(
         reproduces="Huang et al. 2022: Pong from single frames, in a fifth of the steps",
         environments={"Pong": (1,)},
-        variants={"lstm": Variant(ATARI_LSTM, FAST_ATARI, "one frame and an LSTM")},
+        variants={"lstm": Variant("ppo_atari_lstm.py", FAST_ATARI, "one frame and an LSTM")},
         total_timesteps=2_000_896,
         baseline=("pong", ""),
         baseline_label="four frames, no memory",

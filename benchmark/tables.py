@@ -243,7 +243,7 @@ def summary(paths: Iterable[Path]) -> str:
 
 
 def normalized_scores(suite: str, folders: Folders) -> dict[str, list[np.ndarray]]:
-    """Normalized scores of each setting's runs, by environment, as in the paper's Table 1.
+    """Normalized scores of each setting's runs, by environment (paper, section 6.1).
 
     Per environment the random policy gives 0 and the best run of all settings 1. Only environments
     that every setting has, since the best run is not known before.
@@ -251,9 +251,10 @@ def normalized_scores(suite: str, folders: Folders) -> dict[str, list[np.ndarray
     names = SUITES[suite].variants
     found = {name: scores_by_environment((suite, name), folders) for name in names}
     shared = [env for env in SUITES[suite].environments if all(env in x for x in found.values())]
-    best = {env: max(max(x[env]) for x in found.values()) for env in shared}
+    low = {env: random_returns(env) for env in shared}
+    high = {env: max(max(x[env]) for x in found.values()) for env in shared}
     return {
-        name: [statistics.normalized(x[env], random_returns(env), best[env]) for env in shared]
+        name: [(x[env] - low[env]) / (high[env] - low[env]) for env in shared]
         for name, x in found.items()
     }
 

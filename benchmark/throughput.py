@@ -8,10 +8,9 @@ it. On a machine that does other work too, only the ratios mean something; the o
 is disturbed least. Every measurement is kept at once, as a line of results/throughput.jsonl.
 """
 
-import argparse
 import contextlib
 import dataclasses
-import importlib.util
+import importlib
 import json
 import os
 import pkgutil
@@ -208,10 +207,10 @@ def profile(contest: Contest) -> dict[str, float]:
     """Microseconds per step by activity, of a contest's first script in a process of its own."""
     first = contest.contenders[0]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmark.throughput", str(ROOT / first.name)]
-        command += ["--physics", contest.physics, "--run-name", "run", *first.flags.split()]
+        command = [sys.executable, "-m", "benchmark.throughput", first.name, contest.physics]
+        command += ["--run-name", "run", "--total-timesteps", str(first.steps)]
         result = subprocess.run(
-            [*command, "--total-timesteps", str(first.steps)],
+            [*command, *first.flags.split()],
             cwd=folder,
             env=environment_of(Path(folder), contest.threads),
             capture_output=True,
@@ -223,20 +222,15 @@ def profile(contest: Contest) -> dict[str, float]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def breakdown(script: Path, physics: str, arguments: list[str]) -> dict[str, float]:
+def breakdown(script: str, physics: str, arguments: list[str]) -> dict[str, float]:
     """Train and return microseconds per environment step by activity, without the first iteration.
 
-    Args:
-        script: file with `Args`, `Environments`, `in_numpy`, `train`, and `warn`, which it calls
-            once per iteration.
-        physics: `module:Class.method` that advances the simulation.
-        arguments: command line of the script.
+    The script has `Args`, `Environments`, `in_numpy`, and `train`, which calls `warn` once per
+    iteration; physics is the `module:Class.method` that advances the simulation.
     """
     import tyro
 
-    spec = importlib.util.spec_from_file_location(script.stem, script)
-    module = sys.modules[script.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module(script.removesuffix(".py"))
     spent = {"physics": 0.0, "step": 0.0, "act": 0.0}  # seconds so far
     readings = []  # clock and `spent` after the update of each iteration
     warn, in_numpy = module.warn, module.in_numpy
@@ -264,15 +258,15 @@ def breakdown(script: Path, physics: str, arguments: list[str]) -> dict[str, flo
     setattr(owner, method, timed("physics", getattr(owner, method)))
     updates = module.train(tyro.cli(module.Args, args=arguments))["updates"]
 
-    whole, physics_alone, step, act = np.subtract(readings[-1], readings[0])
+    whole, simulation, step, act = np.subtract(readings[-1], readings[0])
     steps = updates[-1]["global_step"] - updates[0]["global_step"]
     batch = steps / len(updates[1:])
     rollout, update = (
         sum(batch / x[f"charts/SPS_{part}"] for x in updates[1:]) for part in ("rollout", "update")
     )
     seconds = {
-        "physics": physics_alone,
-        "rest of the environments": step - physics_alone,
+        "physics": simulation,
+        "rest of the environments": step - simulation,
         "acting": act,
         "storing and normalizing": rollout - step - act,
         "advantages and update": update,
@@ -282,10 +276,6 @@ def breakdown(script: Path, physics: str, arguments: list[str]) -> dict[str, flo
 
 
 if __name__ == "__main__":  # in a process of its own, for `profile`
-    parser = argparse.ArgumentParser()
-    parser.add_argument("script", type=Path)
-    parser.add_argument("--physics", required=True)
-    args, rest = parser.parse_known_args()
     with contextlib.redirect_stdout(sys.stderr):
-        found = breakdown(args.script, args.physics, rest)
+        found = breakdown(*sys.argv[1:3], sys.argv[3:])
     print(json.dumps(found))

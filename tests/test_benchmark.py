@@ -28,6 +28,7 @@ from benchmark.__main__ import main
 from benchmark.provenance import ROOT, BenchmarkError, git, source_at
 
 FOLDERS = runs.Folders()
+HAS_GIT = shutil.which("git") is not None and (ROOT / ".git").exists()
 
 
 @pytest.fixture
@@ -77,10 +78,6 @@ def test_improvement_counts_pairs_and_half_of_ties_and_averages_over_environment
     up, down = np.array([5.0, 6.0]), np.array([1.0, 2.0])
     assert statistics.improvement(up, down, down, up) == 0.5
     assert statistics.improvement(up, down, up, down) == 1.0
-
-
-def test_normalized_scores():
-    assert statistics.normalized(np.array([-10, 0, 10, -30]), -10, 10).tolist() == [0, 0.5, 1, -1]
 
 
 def test_relative_effect_is_averaged_over_environments():
@@ -558,7 +555,7 @@ def test_pages_are_written_where_they_differ(folders, monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory):
     """Only the results that git knows, so that a suite may run while the tests do."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
+    if not HAS_GIT:
         return FOLDERS
     folder = tmp_path_factory.mktemp("committed")
     for name in git("ls-files", "-z", "benchmark/results").split("\0")[:-1]:
@@ -588,11 +585,9 @@ def test_committed_figures_show_the_committed_results(suite, kind, committed):
 
 
 def test_rates_leave_out_start_and_first_iteration():
-    points = [(100, 7.0, 5.0), (200, 9.0, 6.0), (300, 11.0, 7.0)]
-    rates = throughput.rates(points)
-    assert rates["steps_per_second"] == 50  # 200 steps in 4 seconds
-    assert rates["steps_per_cpu_second"] == 100
-    assert rates["start_seconds"] == 5.0  # 7 s, of which 100 steps take 2
+    rates = throughput.rates([(100, 7.0, 5.0), (200, 9.0, 6.0), (300, 11.0, 7.0)])
+    # 200 steps in 4 seconds; the first 100 ended after 7, of which they take 2.
+    assert list(rates.values()) == [50, 100, 5.0]
 
 
 def test_processor_time_counts_workers_with_sessions_of_their_own():
@@ -745,9 +740,7 @@ def options(flags):
 
 def has_history():
     """Whether the commits that results name can be looked up."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        return False
-    return git("rev-parse", "--is-shallow-repository").strip() == "false"
+    return HAS_GIT and git("rev-parse", "--is-shallow-repository").strip() == "false"
 
 
 @pytest.mark.parametrize("suite", suites.SUITES)
