@@ -40,9 +40,8 @@ def list_command(args: argparse.Namespace) -> None:
     """Show the suites, or the runs and command lines of one."""
     if args.suite is None:
         for name, suite in SUITES.items():
-            runs, done = select(name, args.folders), results.done(name, args.folders)
-            count = sum(run.key in done for run in runs)
-            print(f"{name:<26}{count:>4} of {len(runs):>3} runs done; {suite.reproduces}")
+            made, total = results.how_complete(name, args.folders)
+            print(f"{name:<26}{made:>4} of {total:>3} runs done; {suite.reproduces}")
         return
     for run in select(args.suite, args.folders, only=args.only):
         print(f"{run.name:<34} {shlex.join(['python', run.definition.script, *run.flags])}")

@@ -148,10 +148,10 @@ def state(run: Run) -> str:
 
 # --- Many runs ---
 
-Submit = Callable[[Run], concurrent.futures.Future]
 
-
-def run_all(runs: list[Run], missing: list[Run], submit: Submit) -> dict[Run, Outcome]:
+def run_all(
+    runs: list[Run], missing: list[Run], submit: Callable[[Run], concurrent.futures.Future]
+) -> dict[Run, Outcome]:
     """Hand all missing runs to `submit`, say how far they are, and return how each ended."""
     outcomes: dict[Run, Outcome] = {}
 
@@ -190,11 +190,7 @@ def run_all(runs: list[Run], missing: list[Run], submit: Submit) -> dict[Run, Ou
 
 
 def run_local(runs: list[Run], missing: list[Run], commit: str, workers: int) -> dict[Run, Outcome]:
-    """Make runs, so many at a time, each watched by a thread.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C or SIGTERM came; all runs have been stopped.
-    """
+    """Make so many runs at a time; a KeyboardInterrupt after Ctrl-C or SIGTERM has stopped all."""
     stop, numbers = threading.Event(), (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
     try:

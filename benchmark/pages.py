@@ -6,9 +6,9 @@ rewritten from committed results, everything else is left alone.
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import by_environment, lines_of, reference
@@ -33,7 +33,7 @@ WHOLE_RUN = 1_000_000  # steps for which the time of a whole run is projected
 
 def scripts_table(folders: Folders) -> str:
     """Every script with its size, score beside a published one, time and speed."""
-    rows = []
+    rows, contests = [], measured(folders)
     for row in reference("scripts"):
         script, environment = row["script"], row["environment"]
         results = by_environment(row["suite"], row["variant"], folders).get(environment, [])
@@ -50,7 +50,7 @@ def scripts_table(folders: Folders) -> str:
                 middle if ends == "–" else f"{middle} {ends}",
                 "; ".join(theirs) or "–",
                 hours,
-                speed(row["contest"], folders),
+                speed(contests.get(row["contest"])),
             )
         )
     header = ("script", "shows", "lines", "environment", *SCORE_CELLS[:2], "IQM [95 %]")
@@ -60,74 +60,76 @@ def scripts_table(folders: Folders) -> str:
 # --- Throughput ---
 
 
-def measured(contest: str, folders: Folders) -> list[dict[str, Any]]:
-    """What to show of a contest: the latest of the measurements with most complete repetitions."""
-    path, groups = folders.results / "throughput.jsonl", {}
-    for line in lines_of(path) if path.exists() else []:
-        if line["contest"] == contest:  # of equal measurements the later one counts
-            group = groups.setdefault((line["commit"], *line["modified"]), {})
-            group[line.get("repetition"), line.get("contender")] = line
-    most, shown = 0, []
-    for group in groups.values():
-        turns = [turn for turn, _ in group if turn is not None]
-        size = len(next(iter(group.values()))["contenders"])
-        complete = {turn for turn in turns if turns.count(turn) == size}
-        if len(complete) >= max(1, most):
-            most = len(complete)
-            shown = [line for (turn, _), line in group.items() if turn in {None, *complete}]
+def measured(folders: Folders) -> dict[str, pd.DataFrame]:
+    """By contest, as first measured: the latest measurement with most complete repetitions.
+
+    A row per repetition and contender; one without them has the profile.
+    """
+    rows = pd.DataFrame(lines_of(folders.results / "throughput.jsonl"))
+    if rows.empty:
+        return {}
+    place = ["contest", "commit", rows["modified"].str.join(" ")]
+    shown, most = {}, {}
+    for (contest, *_), group in rows.groupby(place, sort=False):
+        group = group.drop_duplicates(["repetition", "contender"], keep="last")
+        found = group.groupby("repetition")["contender"].transform("count")
+        complete = found == len(group["contenders"].iloc[0])
+        if complete.sum() >= max(1, most.get(contest, 0)):
+            shown[contest] = group[complete | group["repetition"].isna()]
+            most[contest] = complete.sum()
     return shown
 
 
-def ratios(lines: list[dict[str, Any]], name: str, key: str) -> np.ndarray:
-    """Rate of a contender over that of the last one, per repetition."""
-    rates = {x: [y[key] for y in lines if y.get("contender") == x] for x in lines[0]["contenders"]}
-    return np.divide(rates[name], rates[lines[0]["contenders"][-1]])
+def ratios(rows: pd.DataFrame, key: str) -> pd.DataFrame:
+    """Rate of each contender over that of the last one, per repetition."""
+    rates = rows.dropna(subset=["repetition"]).pivot(
+        index="repetition", columns="contender", values=key
+    )
+    return rates.div(rates[rows["contenders"].iloc[0][-1]], axis=0)
 
 
-def speed(contest: str, folders: Folders) -> str:
+def speed(rows: pd.DataFrame | None) -> str:
     """Ratio to the rate of the peer of a contest, or a dash."""
-    if not (lines := measured(contest, folders)):
+    if rows is None:
         return "–"
-    first, *_, peer = lines[0]["contenders"]
-    ratio = np.median(ratios(lines, first, "steps_per_second"))
-    return f"{ratio:.1f} × {peer.partition(',')[0]}"
+    first, *_, peer = rows["contenders"].iloc[0]
+    return f"{ratios(rows, 'steps_per_second')[first].median():.1f} × {peer.partition(',')[0]}"
 
 
-def spread(values: np.ndarray, digits: int = 0) -> str:
+def spread(values: pd.Series, digits: int = 0) -> str:
     """Median and range."""
     low, middle, high = np.min(values), np.median(values), np.max(values)
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def contest_tables(lines: list[dict[str, Any]]) -> str:
+def contest_tables(rows: pd.DataFrame) -> str:
     """The contenders of a contest, their ratios to the last one, and where the time goes."""
-    measurements = [x for x in lines if "repetition" in x]
-    first, names = measurements[0], measurements[0]["contenders"]
-    rows = []
-    for name in names:
-        own = [x for x in measurements if x["contender"] == name]
-        keys = ("steps_per_second", "steps_per_cpu_second", "start_seconds", "peak_mib")
-        rate, cpu_rate, start, memory = (np.array([x[key] for x in own]) for key in keys)
-        minutes = (start + WHOLE_RUN / rate) / 60
-        cells = spread(rate), spread(cpu_rate), spread(start, 1), spread(minutes, 1)
-        rows.append((name, *cells, f"{np.max(memory):.0f}"))
+    runs, profiles = rows.dropna(subset=["repetition"]), rows[rows["repetition"].isna()]
+    first, by_contender = runs.iloc[0], runs.groupby("contender")
+    cells = []
+    for name in first["contenders"]:
+        own = by_contender.get_group(name)
+        minutes = (own["start_seconds"] + WHOLE_RUN / own["steps_per_second"]) / 60
+        rates = spread(own["steps_per_second"]), spread(own["steps_per_cpu_second"])
+        seconds = spread(own["start_seconds"], 1), spread(minutes, 1)
+        cells.append((name, *rates, *seconds, f"{own['peak_mib'].max():.0f}"))
     header = ("Median (range)", "steps/s", "steps/s of processor time", "start-up, s")
     header += ("1M steps, projected, min", "memory of the largest process, MiB")
     text = (
         f"**{first['title']}**, {len(own)} repetitions in turns, {first['processor']}, commit "
-        f"{first['commit'][:7]}.\n\n{markdown(header, rows)}"
+        f"{first['commit'][:7]}.\n\n{markdown(header, cells)}"
     )
-    targets = {x["contender"]: x["target"] for x in measurements if x["target"]}
-    text += "\n" if targets else ""
-    for name in names[:-1] if targets else ():
-        clock, cpu = (ratios(lines, name, f"steps_per_{x}second") for x in ("", "cpu_"))
+    targets = by_contender["target"].first().dropna()
+    clock, cpu = (ratios(rows, f"steps_per_{x}second") for x in ("", "cpu_"))
+    *names, peer = first["contenders"]
+    text += "\n" if len(targets) else ""
+    for name in names if len(targets) else ():
         target = f"; target {targets[name]:g}" if name in targets else ""
         text += (
-            f"- {name} / {names[-1]}: {spread(clock, 2)} by the clock, {spread(cpu, 2)} by "
+            f"- {name} / {peer}: {spread(clock[name], 2)} by the clock, {spread(cpu[name], 2)} by "
             f"processor time{target}.\n"
         )
-    for line in lines:
-        text += profile_table(names[0], line["profile"]) if "profile" in line else ""
+    text += "".join(profile_table(names[0], parts) for parts in profiles.get("profile", ()))
     if first["modified"]:
         text += f"\nMeasured with changes since that commit in {', '.join(first['modified'])}.\n"
     return text
@@ -147,11 +149,8 @@ def profile_table(name: str, parts: dict[str, float]) -> str:
 
 
 def throughput_tables(folders: Folders) -> str:
-    """All measured contests, in the order in which they were first measured."""
-    path = folders.results / "throughput.jsonl"
-    contests = dict.fromkeys(x["contest"] for x in lines_of(path)) if path.exists() else {}
-    shown = (measured(contest, folders) for contest in contests)
-    return "\n".join(contest_tables(lines) for lines in shown if lines)
+    """All measured contests."""
+    return "\n".join(map(contest_tables, measured(folders).values()))
 
 
 # --- Details ---
@@ -194,11 +193,7 @@ def details(folders: Folders) -> str:
 
 
 def block(name: str, folders: Folders) -> str:
-    """Text of a generated block.
-
-    Raises:
-        BenchmarkError: there is no block of this name.
-    """
+    """Text of a generated block, or a BenchmarkError if there is none of this name."""
     blocks = {"suites": suites_table, "throughput": throughput_tables, "scripts": scripts_table}
     if name in blocks:
         return blocks[name](folders)
@@ -213,12 +208,8 @@ def filled(text: str, folders: Folders) -> str:
 
 
 def write(folders: Folders) -> list[Path]:
-    """Rewrite the pages; return those that changed.
-
-    Raises:
-        BenchmarkError: there is no folder of results, with which all tables would be lost.
-    """
-    if not folders.results.is_dir():
+    """Rewrite the pages; return those that changed."""
+    if not folders.results.is_dir():  # all tables would be lost
         raise BenchmarkError(f"There is no folder {folders.results}.")
     texts = {page: filled(page.read_text(), folders) for page in PAGES} | {
         DETAILS: details(folders)

@@ -166,10 +166,7 @@ def plot_frontier(suite: str, found: Found, folders: Folders) -> Figure:
 
 
 def draw_paths(axes: Axes, points: list, color: str, label: str) -> np.ndarray:
-    """Paths (seeds, points, 2) of KL and reward, over the root of the KL; a dot ends their mean.
-
-    Returns the mean path.
-    """
+    """Draw paths (seeds, points, 2) of KL and reward over the root of the KL; return their mean."""
     paths = np.array(points)
     paths[..., 0] = np.sqrt(np.maximum(paths[..., 0], 0))
     axes.plot(*paths.T, color, linewidth=0.4, alpha=0.5)
@@ -183,10 +180,7 @@ def draw_paths(axes: Axes, points: list, color: str, label: str) -> np.ndarray:
 
 
 def plot_rows(suite: str, found: Found, folders: Folders) -> Figure:
-    """What the table of a suite says of each variant, with its interval, beside others' values.
-
-    Effects stand in their order, worst first if all have intervals; hollow markers have none.
-    """
+    """What a suite's table says of each variant, beside others' values; hollow: no interval."""
     names = {name: variant.label for name, variant in SUITES[suite].variants.items()}
     if SUITES[suite].table == "effects":
         values, strata = tables.effects(suite, folders), tables.effect_strata(suite, folders)
@@ -279,11 +273,7 @@ def digest(suite: str, kind: str, folders: Folders) -> str:
 def update(
     suite: str, kind: str, folders: Folders, figures: Path = FIGURES, always: bool = True
 ) -> Iterator[Path]:
-    """Draw a figure of a suite, unless it already shows these results; the path if it was drawn.
-
-    Raises:
-        BenchmarkError: the results are not enough for a figure.
-    """
+    """Draw a figure of a suite, unless it already shows these results; the path if it was drawn."""
     draw, ending, _ = KINDS[kind]
     path, found = figures / f"{suite}{ending}.png", results_of(suite, folders)
     if not any(found[key] for key in found if key[0] == suite):

@@ -1,5 +1,6 @@
 """What a number must carry to be repeated: commit, versions, processor."""
 
+import contextlib
 import importlib.metadata
 import platform
 import subprocess
@@ -23,11 +24,7 @@ class BenchmarkError(Exception):
 
 
 def git(*arguments: str) -> str:
-    """Output of a git command in this repository, as it is.
-
-    Raises:
-        BenchmarkError: git fails or is missing.
-    """
+    """Output of a git command in this repository, or a BenchmarkError if it fails."""
     try:
         return subprocess.run(
             ["git", *arguments],
@@ -63,10 +60,8 @@ def versions() -> dict[str, str]:
     """Python and the installed ones of `PACKAGES`."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -18,7 +18,15 @@ import numpy as np
 import pandas as pd
 
 from benchmark.provenance import BenchmarkError, machine
-from benchmark.runs import Folders, Run, once_per_version, read_note, suite_named, write_text
+from benchmark.runs import (
+    Folders,
+    Run,
+    once_per_version,
+    read_note,
+    select,
+    suite_named,
+    write_text,
+)
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 KEY = ("environment", "variant", "seed")
@@ -29,10 +37,8 @@ Key = tuple[str, str, int]
 class Result:
     """A finished run."""
 
-    record: dict[str, Any]
-    """Settings, commit, versions, time, memory and score."""
-    path: Path
-    """File of the curves of its suite."""
+    record: dict[str, Any]  # settings, commit, versions, time, memory and score
+    path: Path  # file of the curves of its suite
 
     @property
     def curve(self) -> pd.DataFrame:
@@ -62,13 +68,13 @@ def add(run: Run) -> dict[str, Any]:
     """Add a finished run to the results of its suite; returns its record."""
     facts, rows = run.result()
     note, identity = read_note(run), dict(zip(KEY, run.key))
-    made = {
-        "script": run.definition.script,
-        "flags": " ".join(run.flags),
+    record = {
+        **identity,
+        **{"script": run.definition.script, "flags": " ".join(run.flags)},
         **{name: note.get(name) for name in ("commit", "starts", "crashes", "peak_mib")},
         **machine(),
+        **facts,
     }
-    record = {**identity, **made, **facts}
     merge(run.suite, [record], rows.assign(**identity), run.folders)
     return record
 
@@ -89,15 +95,18 @@ def merge(suite: str, records: list[dict], rows: pd.DataFrame, folders: Folders)
         columns = [*KEY, *(name for name in rows if name not in KEY)]
         rows = rows[columns].sort_values(list(KEY), kind="stable")
         write_text(rows_path, rows.to_csv(index=False, float_format="%.6g"))
-        lines = [json.dumps(x, ensure_ascii=False) for x in sorted(records, key=key_of)]
-        write_text(records_path, "\n".join([*lines, ""]))
+        write_lines(records_path, sorted(records, key=key_of))
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Replace a JSONL file."""
+    write_text(path, "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in lines))
 
 
 def append(path: Path, line: dict[str, Any]) -> None:
     """Add a line to a JSONL file, which is never half written."""
     with merging(path.parent):
-        text = path.read_text() if path.exists() else ""
-        write_text(path, text + json.dumps(line, ensure_ascii=False) + "\n")
+        write_lines(path, [*lines_of(path), line])
 
 
 # --- Reading ---
@@ -109,8 +118,8 @@ def key_of(row: dict[str, Any]) -> Key:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines of a JSONL file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The lines of a JSONL file; none before it exists."""
+    return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
 
 
 def table_of(path: Path) -> pd.DataFrame:
@@ -137,6 +146,12 @@ def done(suite: str, folders: Folders) -> dict[Key, dict[str, Any]]:
     return records_in(path) if path.exists() else {}
 
 
+def how_complete(suite: str, folders: Folders) -> tuple[int, int]:
+    """How many of a suite's own runs are done, and how many there are."""
+    runs, records = select(suite, folders), done(suite, folders)
+    return sum(run.key in records for run in runs), len(runs)
+
+
 def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list[Result]]:
     """Results of a variant by environment, in the order of the suite, seeds in theirs."""
     found: dict[str, list[Result]] = {env: [] for env in suite_named(suite).environments}
@@ -147,11 +162,7 @@ def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list
 
 
 def variant_named(name: str) -> tuple[str, str]:
-    """Suite and variant of `suite` or `suite/variant`.
-
-    Raises:
-        BenchmarkError: there is no such variant.
-    """
+    """Suite and variant of `suite` or `suite/variant`, or a BenchmarkError if there is none."""
     suite, _, variant = name.partition("/")
     variants = suite_named(suite).variants
     if variant not in variants:

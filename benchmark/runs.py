@@ -14,7 +14,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -59,8 +59,7 @@ class Run:
         flags: those of the script that decide the result;
         progress(): steps made up to the last checkpoint, 0 before the first;
         is_finished(): whether the script has done all its work;
-        result(): what is kept of a finished run: facts, of which `score` and `hours`, which are
-            None where unknown, and a curve, of whose columns one is `step`.
+        result(): facts, of which `score` and `hours` (None: unknown), and a curve over `step`.
     """
 
     suite: str
@@ -145,10 +144,9 @@ class Steps(Run):
 
 
 class Stages(Run):
-    """A run of stages, of which each leaves a checkpoint: supervised, reward model, several PPO.
+    """A run of stages, each with a checkpoint; a step is an update of one of its PPO runs.
 
-    There are no environment steps and no episodes; a step is an update of a PPO run. The evaluation
-    of all models comes last and leaves results.json.
+    The evaluation of all models comes last and leaves results.json.
     """
 
     @property
@@ -200,11 +198,7 @@ KINDS = {RLHF: Stages}  # of all other scripts: Steps
 
 
 def suite_named(name: str) -> Suite:
-    """The suite of this name.
-
-    Raises:
-        BenchmarkError: there is none.
-    """
+    """The suite of this name, or a BenchmarkError that names those that there are."""
     if name not in SUITES:
         raise BenchmarkError(f"There is no suite {name}; there are: {', '.join(SUITES)}.")
     return SUITES[name]
@@ -218,13 +212,11 @@ def make_run(name: str, environment: str, variant: str, seed: int, folders: Fold
 
 
 def select(
-    suite_name: str, folders: Folders, seeds: Iterable[int] | None = None, only: str | None = None
+    suite_name: str, folders: Folders, seeds: Sequence[int] = (), only: str | None = None
 ) -> list[Run]:
     """The runs of a suite in the order in which they are to be made.
 
     Args:
-        suite_name: key of `SUITES`.
-        folders: where they live.
         seeds: instead of the suite's own.
         only: shell pattern for the whole name of a run or one of its parts.
 
@@ -234,11 +226,9 @@ def select(
     suite = suite_named(suite_name)
     if negative := [seed for seed in seeds or () if seed < 0]:
         raise BenchmarkError(f"A seed must not be negative: {negative[0]}.")
-    wanted = {env: list(seeds or own) for env, own in suite.environments.items()}
-    pairs = [(env, seed) for env, seed in suite.first if seed in wanted[env]]
-    every = sorted(set().union(*wanted.values()))
-    by_seed = [(e, s) for s in every for e in wanted if s in wanted[e]]
-    pairs = list(dict.fromkeys([*pairs, *by_seed]))
+    wanted = [(env, seed) for env, own in suite.environments.items() for seed in seeds or own]
+    pairs = [x for x in suite.first if x in wanted] + sorted(wanted, key=lambda x: x[1])
+    pairs = dict.fromkeys(pairs)  # each once
     runs = [make_run(suite_name, e, v, s, folders) for e, s in pairs for v in suite.variants]
     runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only or "*")]
     if not runs:
@@ -254,11 +244,7 @@ def select(
 
 @contextlib.contextmanager
 def lock(run: Run, kind: int = fcntl.LOCK_EX) -> Iterator[IO | None]:
-    """Hold the run's lock; None if another process holds it.
-
-    Leaving the context closes our copy; a worker that has inherited it keeps the lock, even if the
-    benchmark that started it is killed.
-    """
+    """Hold the run's lock; None if another process holds it, as a worker does that inherits it."""
     run.folder.mkdir(parents=True, exist_ok=True)
     with (run.folder / "lock").open("w") as file:
         try:
@@ -283,7 +269,7 @@ def read_note(run: Run) -> dict[str, Any]:
 
 
 def write_note(run: Run, note: dict[str, Any]) -> None:
-    """Replace the note as a whole, so that it is never half written."""
+    """Replace the note."""
     write_text(run.folder / "note.json", json.dumps(note, indent=1) + "\n")
 
 
@@ -332,12 +318,7 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def thin(episodes: list[dict], updates: list[dict], total_steps: int) -> pd.DataFrame:
-    """Average both logs over `BINS` equal stretches of steps.
-
-    Args:
-        episodes: rows with global_step and return.
-        updates: rows with global_step and metrics, one per iteration.
-        total_steps: the end of the last stretch.
+    """Average episodes and updates, which have a global_step, over `BINS` equal stretches of steps.
 
     Returns:
         A row per stretch that has any data: its end as step, the number of episodes that ended in

@@ -70,8 +70,3 @@ def relative_effect(*strata: np.ndarray, axis: int = -1) -> Any:
     means = [np.mean(x, axis=axis) for x in strata]
     pairs = zip(means[::2], means[1::2], strict=True)
     return np.mean([(a - b) / np.abs(b) for a, b in pairs], axis=0)
-
-
-def normalized(scores: np.ndarray, lowest: float, highest: float) -> np.ndarray:
-    """Shift and scale so that `lowest` gives 0 and `highest` 1 (paper, section 6.1)."""
-    return (np.asarray(scores) - lowest) / (highest - lowest)

@@ -4,10 +4,7 @@ import dataclasses
 from typing import Literal
 
 CONTINUOUS = "ppo_continuous_action.py"
-KL_PENALTY = "ppo_kl_penalty.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
-ATARI = "ppo_atari.py"
-ATARI_LSTM = "ppo_atari_lstm.py"
 RLHF = "ppo_rlhf_toy.py"
 
 
@@ -17,8 +14,7 @@ class Variant:
 
     script: str
     flags: str = ""
-    label: str = ""
-    """Name in tables and figures; empty where a suite has only one variant."""
+    label: str = ""  # in tables and figures; empty where a suite has only one variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,22 +22,14 @@ class Suite:
     """Every variant in every environment with every seed."""
 
     reproduces: str
-    environments: dict[str, tuple[int, ...]]
-    """Seeds by environment; RLHF has the toy reviews in its place."""
-    variants: dict[str, Variant]
-    """By name; a single one may have the empty name."""
-    total_timesteps: int = 1_000_000
-    """Environment steps of a run; of RLHF, which has none, PPO updates of all its runs."""
-    first: tuple[tuple[str, int], ...] = ()
-    """Environments and seeds to run before all others, which follow seed by seed."""
-    baseline: tuple[str, str] | None = None
-    """Suite and variant against which the variants are compared."""
-    baseline_label: str = ""
-    """Its name in tables and figures; empty where it is a variant of this suite."""
+    environments: dict[str, tuple[int, ...]]  # and their seeds; RLHF has the toy reviews there
+    variants: dict[str, Variant]  # by name; a single one may have the empty name
+    total_timesteps: int = 1_000_000  # of RLHF, which has none: PPO updates of all its runs
+    first: tuple[tuple[str, int], ...] = ()  # to run before all others, which follow seed by seed
+    baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
+    baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
     table: Literal["scores", "normalized", "effects", "editions", "models"] = "scores"
-    """Its question, of those that `benchmark.tables` can answer."""
     figures: tuple[Literal["curves", "trace", "health", "rows", "frontier"], ...] = ("curves",)
-    """Of those that `benchmark.plots` can draw."""
 
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
@@ -88,10 +76,23 @@ def objectives(of_clipping: str, of_penalty: str) -> dict[str, Variant]:
     for x in ("0.3", "1", "3", "10"):
         modes[f"fixed-{x}"] = f"fixed --kl-coef {x}", f"fixed KL, β = {x}"
     variants = {
-        name: Variant(KL_PENALTY, f"--kl-mode {mode} {of_penalty}", label)
+        name: Variant("ppo_kl_penalty.py", f"--kl-mode {mode} {of_penalty}", label)
         for name, (mode, label) in modes.items()
     }
     return {"none": variants.pop("none"), **clipping(of_clipping, "clipping, ε = {}"), **variants}
+
+
+def table1(name: str, settings: str, protocol: tuple[str, str]) -> Suite:
+    """The paper's Table 1 with flags for clipping and for penalties."""
+    return Suite(
+        reproduces=f"Schulman et al. 2017, Table 1, with the settings of {settings}",
+        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
+        variants=objectives(*protocol),
+        first=(("Hopper-v4", 1), ("Swimmer-v4", 1)),
+        baseline=(name, "clip-0.2"),
+        table="normalized",
+        figures=("rows",),
+    )
 
 
 # One switch of the default at a time; the first column of numbers is that of the 37 details.
@@ -146,15 +147,7 @@ SUITES = {
         baseline_label="clipping, ε = 0.2",
         figures=("curves", "trace"),
     ),
-    "table1": Suite(
-        reproduces="Schulman et al. 2017, Table 1, with the settings of the code of 2017",
-        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
-        variants=objectives(*PROTOCOL_2017),
-        first=(("Hopper-v4", 1), ("Swimmer-v4", 1)),
-        baseline=("table1", "clip-0.2"),
-        table="normalized",
-        figures=("rows",),
-    ),
+    "table1": table1("table1", "the code of 2017", PROTOCOL_2017),
     "first_release": Suite(
         reproduces="openai/baselines@da997060, whose value clipping `table1` leaves out",
         environments={"Hopper-v4": (1,)},
@@ -162,15 +155,7 @@ SUITES = {
         baseline=("table1", "clip-0.2"),
         baseline_label="clipping, ε = 0.2",
     ),
-    "table1_ppo2": Suite(
-        reproduces="Schulman et al. 2017, Table 1, with the settings of ppo2",
-        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
-        variants=objectives(*PROTOCOL_PPO2),
-        first=(("Hopper-v4", 1), ("Swimmer-v4", 1)),
-        baseline=("table1_ppo2", "clip-0.2"),
-        table="normalized",
-        figures=("rows",),
-    ),
+    "table1_ppo2": table1("table1_ppo2", "ppo2", PROTOCOL_PPO2),
     "ablation": Suite(
         reproduces="what each detail is worth, beside Engstrom et al. 2020",
         environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)),
@@ -186,13 +171,13 @@ SUITES = {
     "pong": Suite(
         reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, in a fifth of the steps",
         environments={"Pong": (1,)},
-        variants={"": Variant(ATARI, FAST_ATARI)},
+        variants={"": Variant("ppo_atari.py", FAST_ATARI)},
         total_timesteps=2_000_896,
     ),
     "pong_lstm": Suite(
         reproduces="Huang et al. 2022: Pong from single frames, in a fifth of the steps",
         environments={"Pong": (1,)},
-        variants={"lstm": Variant(ATARI_LSTM, FAST_ATARI, "one frame and an LSTM")},
+        variants={"lstm": Variant("ppo_atari_lstm.py", FAST_ATARI, "one frame and an LSTM")},
         total_timesteps=2_000_896,
         baseline=("pong", ""),
         baseline_label="four frames, no memory",

@@ -5,11 +5,20 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from benchmark import statistics
 from benchmark.provenance import BenchmarkError
-from benchmark.results import Result, by_environment, done, random_returns, reference, variant_named
-from benchmark.runs import LAST_EPISODES, Folders, read_checkpoint, select
+from benchmark.results import (
+    Result,
+    by_environment,
+    done,
+    how_complete,
+    random_returns,
+    reference,
+    variant_named,
+)
+from benchmark.runs import LAST_EPISODES, Folders, read_checkpoint
 from benchmark.suites import SUITES
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|\[[-+]?\d[^]]*\]|–)?")
@@ -17,11 +26,11 @@ Interval = tuple[float, float] | None
 Estimate = tuple[float, Interval]
 Name = tuple[str, str]  # suite and variant
 
-# Changes of one detail that others have measured: file, column of the choice, and its two values.
+# Changes of one detail that others have measured: file, columns of score and choice, two choices.
 PUBLISHED_EFFECTS = {
-    "raw-advantages": ("andrychowicz2021", "setting", "off", "on", "C67"),
-    "shared-network": ("andrychowicz2021", "setting", "shared", "separate", "C47"),
-    "no-clip": ("engstrom2020", "algorithm", "PPO-NoClip", "PPO", None),
+    "raw-advantages": ("andrychowicz2021", "p95_score", "setting", "off", "on", "C67"),
+    "shared-network": ("andrychowicz2021", "p95_score", "setting", "shared", "separate", "C47"),
+    "no-clip": ("engstrom2020", "mean", "algorithm", "PPO-NoClip", "PPO", None),
 }
 
 
@@ -37,25 +46,16 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence]) -> str:
     return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:], ""])
 
 
-def digits(value: float) -> int:
-    """Decimals of a number: one, or none where that would be a fourth digit."""
-    return int(abs(round(float(value), 1)) < 100)
-
-
-def number(value: float) -> str:
-    """A number with three digits or more."""
-    return f"{value:.{digits(value)}f}"
-
-
-def with_spread(mean: float, spread: float | None) -> str:
-    """Mean ± spread, to the same decimals."""
-    return number(mean) + (f" ± {spread:.{digits(mean)}f}" if spread is not None else "")
+def number(value: float, spread: float | None = None) -> str:
+    """A number, and its spread if known; with a decimal unless that would be a fourth digit."""
+    form = f".{int(abs(round(float(value), 1)) < 100)}f"
+    return format(value, form) + (f" ± {spread:{form}}" if spread is not None else "")
 
 
 def plus_minus(scores: np.ndarray) -> str:
     """Mean ± population standard deviation over seeds (as CleanRL's tables), or a dash."""
     spread = np.std(scores) if len(scores) > 1 else None
-    return with_spread(np.mean(scores), spread) if len(scores) else "–"
+    return number(np.mean(scores), spread) if len(scores) else "–"
 
 
 def with_interval(value: float, ends: Interval, form: Callable[[float], str]) -> str:
@@ -66,12 +66,6 @@ def with_interval(value: float, ends: Interval, form: Callable[[float], str]) ->
 def brackets(ends: Interval, form: Callable[[float], str] = number) -> str:
     """An interval, or a dash where there is none."""
     return f"[{form(ends[0])}, {form(ends[1])}]" if ends else "–"
-
-
-def median(values: Iterable[float | None], form: str) -> str:
-    """The median of the known values, or a dash."""
-    known = [x for x in values if x is not None]
-    return format(np.median(known), form) if known else "–"
 
 
 def facts(results: list[Result], name: str) -> np.ndarray:
@@ -90,6 +84,12 @@ def scores_cell(results: list[Result]) -> str:
     return f"{plus_minus(facts(results, 'score'))} ({count(results)})" if results else "–"
 
 
+def scores_row(name: Name, environments: Iterable[str], folders: Folders) -> list[str]:
+    """The cells of a variant in these environments."""
+    found = by_environment(*name, folders)
+    return [scores_cell(found.get(env, [])) for env in environments]
+
+
 def published(environment: str, source: str) -> str:
     """Mean ± spread of a published result, the range of several readings of it, or a dash."""
     name = environment.partition("-")[0]
@@ -104,7 +104,7 @@ def published(environment: str, source: str) -> str:
     means = sorted(float(row["mean"]) for row in rows)
     if len(means) > 1:
         return f"{about}{number(means[0])} to {number(means[-1])}"
-    return about + with_spread(means[0], float(rows[0]["spread"]) if rows[0]["spread"] else None)
+    return about + number(means[0], float(rows[0]["spread"]) if rows[0]["spread"] else None)
 
 
 # --- Scores by environment ---
@@ -153,15 +153,20 @@ SCORE_CELLS = ("seeds", "last 100 episodes", "IQM", "95 % interval", "whole run"
 
 def score_cells(results: list[Result]) -> tuple[str, ...]:
     """The cells of SCORE_CELLS for the runs of one environment."""
-    scores = facts(results, "score")
+    scores, hours = facts(results, "score"), facts(results, "hours")
     return (
         count(results),
-        plus_minus(scores),
-        number(statistics.interquartile_mean(scores)) if len(scores) else "–",
-        brackets(statistics.interval([scores], statistics.interquartile_mean)),
+        *centers(scores),
         plus_minus(facts(results, "mean_return")),
-        median((x.record["hours"] for x in results), ".2f"),
+        f"{np.median(hours):.2f}" if len(hours) else "–",
     )
+
+
+def centers(scores: np.ndarray) -> tuple[str, str, str]:
+    """Mean ± spread, interquartile mean and its interval."""
+    ends = statistics.interval([scores], statistics.interquartile_mean)
+    middle = number(statistics.interquartile_mean(scores)) if len(scores) else "–"
+    return plus_minus(scores), middle, brackets(ends)
 
 
 def scores_table(suite: str, folders: Folders) -> str:
@@ -185,8 +190,7 @@ def variants_table(suite: str, folders: Folders) -> str:
     environments = list(SUITES[suite].environments)
     rows = []
     for name, label in names.items():
-        found = by_environment(*name, folders)
-        rows.append([label or "ours", *(scores_cell(found.get(env, [])) for env in environments)])
+        rows.append([label or "ours", *scores_row(name, environments, folders)])
         if baseline:
             rows[-1].append(improvement(name, baseline, environments, folders))
     against = [f"P(better than {names[baseline]})"] if baseline else []
@@ -205,11 +209,7 @@ def editions_table(suite: str, folders: Folders) -> str:
 
 
 def compare(a: str, b: str, folders: Folders) -> str:
-    """Two variants, each `suite` or `suite/variant`, environment by environment and over all.
-
-    Raises:
-        BenchmarkError: they have no environment in common.
-    """
+    """Two variants, each `suite` or `suite/variant`, environment by environment and over all."""
     names = variant_named(a), variant_named(b)
     ours, theirs = (by_environment(*name, folders) for name in names)
     shared = [env for env in ours if env in theirs]
@@ -224,11 +224,7 @@ def compare(a: str, b: str, folders: Folders) -> str:
 
 
 def summary(paths: Iterable[Path]) -> str:
-    """Scores of anybody's runs, given by their folders, by script and environment.
-
-    Raises:
-        BenchmarkError: a folder has no checkpoint of an agent, or no episode ended in it.
-    """
+    """Scores of anybody's runs, given by their folders, by script and environment."""
     scores: dict[tuple[str, str], list[float]] = {}
     for path in paths:
         if not (path / "checkpoint.pt").exists():
@@ -239,12 +235,7 @@ def summary(paths: Iterable[Path]) -> str:
             raise BenchmarkError(f"No episode has ended in {path}.")
         key = saved["script"], saved["args"]["env_id"]
         scores.setdefault(key, []).append(float(np.mean(returns)))
-    rows = []
-    for key, own in scores.items():
-        own = np.array(own)
-        ends = statistics.interval([own], statistics.interquartile_mean)
-        middle = number(statistics.interquartile_mean(own))
-        rows.append((*key, len(own), plus_minus(own), middle, brackets(ends)))
+    rows = [(*key, len(own), *centers(np.array(own))) for key, own in scores.items()]
     return markdown(("script", "environment", *SCORE_CELLS[:4]), rows)
 
 
@@ -252,7 +243,7 @@ def summary(paths: Iterable[Path]) -> str:
 
 
 def normalized_scores(suite: str, folders: Folders) -> dict[str, list[np.ndarray]]:
-    """Normalized scores of each setting's runs, by environment, as in the paper's Table 1.
+    """Normalized scores of each setting's runs, by environment (paper, section 6.1).
 
     Per environment the random policy gives 0 and the best run of all settings 1. Only environments
     that every setting has, since the best run is not known before.
@@ -260,9 +251,10 @@ def normalized_scores(suite: str, folders: Folders) -> dict[str, list[np.ndarray
     names = SUITES[suite].variants
     found = {name: scores_by_environment((suite, name), folders) for name in names}
     shared = [env for env in SUITES[suite].environments if all(env in x for x in found.values())]
-    best = {env: max(max(x[env]) for x in found.values()) for env in shared}
+    low = {env: random_returns(env) for env in shared}
+    high = {env: max(max(x[env]) for x in found.values()) for env in shared}
     return {
-        name: [statistics.normalized(x[env], random_returns(env), best[env]) for env in shared]
+        name: [(x[env] - low[env]) / (high[env] - low[env]) for env in shared]
         for name, x in found.items()
     }
 
@@ -271,15 +263,13 @@ def normalized_table(suite: str, folders: Folders) -> str:
     """Average normalized score of each setting beside that of the paper, and its raw returns."""
     strata = normalized_scores(suite, folders)
     average = estimates(strata, statistics.mean_of_strata)
-    found = {name: by_environment(suite, name, folders) for name in strata}
-    environments = [
-        env for env in SUITES[suite].environments if any(env in x for x in found.values())
-    ]
+    begun = {env for env, *_ in done(suite, folders)}
+    environments = [env for env in SUITES[suite].environments if env in begun]
     rows = []
     for name, paper in zip(strata, reference("table1"), strict=True):
         score = with_interval(*average[name], "{:.2f}".format) if name in average else "–"
         runs = f"{sum(map(len, strata[name]))} in {len(strata[name])}"
-        returns = [scores_cell(found[name].get(env, [])) for env in environments]
+        returns = scores_row((suite, name), environments, folders)
         rows.append((SUITES[suite].variants[name].label, paper["score"], score, runs, *returns))
     header = ("average normalized score", "paper, 21 in 7", "ours", "runs in environments")
     return markdown((*header, *environments), rows)
@@ -290,9 +280,8 @@ def normalized_table(suite: str, folders: Folders) -> str:
 
 def shared_environments(suite: str, folders: Folders) -> list[str]:
     """Environments that the baseline and every variant with any result have."""
-    names = [(suite, name) for name in SUITES[suite].variants]
-    found = [x for x in (scores_by_environment(name, folders) for name in names) if x]
-    found.append(scores_by_environment(SUITES[suite].baseline, folders))
+    found = [scores_by_environment((suite, name), folders) for name in SUITES[suite].variants]
+    found = [*filter(None, found), scores_by_environment(SUITES[suite].baseline, folders)]
     return [env for env in SUITES[suite].environments if all(env in x for x in found)]
 
 
@@ -328,20 +317,16 @@ def chance(suite: str, folders: Folders) -> str:
 
 def published_effects(environments: list[str]) -> dict[str, dict[str, float]]:
     """By source and variant: the relative change that others found in these environments."""
-    environments = [env.partition("-")[0] for env in environments]
+    names = [env.partition("-")[0] for env in environments]
     found: dict[str, dict[str, float]] = {}
-    for variant, (source, column, changed, usual, choice) in PUBLISHED_EFFECTS.items():
-        scores = {
-            (row["environment"].partition("-")[0], row[column]): float(
-                row.get("mean") or row["p95_score"]
-            )
-            for row in reference(source)
-            if choice in (None, row.get("choice"))
-        }
-        known = [env for env in environments if (env, changed) in scores]
-        if known:
-            changes = [scores[env, changed] / scores[env, usual] - 1 for env in known]
-            found.setdefault(source, {})[variant] = float(np.mean(changes))
+    for variant, (source, score, column, changed, usual, choice) in PUBLISHED_EFFECTS.items():
+        rows = [x for x in reference(source) if choice in (None, x.get("choice"))]
+        rows = [x | {"environment": x["environment"].partition("-")[0]} for x in rows]
+        table = pd.DataFrame(rows).pivot(index="environment", columns=column, values=score)
+        table = table.astype(float).reindex(names).dropna(subset=[changed])
+        if len(table):
+            mean = float((table[changed] / table[usual] - 1).mean())
+            found.setdefault(source, {})[variant] = mean
     return found
 
 
@@ -351,9 +336,8 @@ def effects_table(suite: str, folders: Folders) -> str:
     others = {row["variant"]: row["finding"] for row in reference("findings")}
     effect = effects(suite, folders)
     rows = []
-    for (owner, name), label in labels(suite).items():
-        found = by_environment(owner, name, folders)
-        cells = [scores_cell(found.get(env, [])) for env in environments]
+    for key, label in labels(suite).items():
+        cells, name = scores_row(key, environments, folders), key[1]
         change = with_interval(*effect[name], "{:+.0%}".format) if name in effect else "–"
         rows.append((label, *cells, change, others.get(name, "")))
     header = ("detail and change", *environments, "effect", "elsewhere")
@@ -377,36 +361,30 @@ def models_table(suite: str, folders: Folders) -> str:
     """Every model of the RLHF runs over seeds, and per seed what the runs are judged by."""
     (variant,) = SUITES[suite].variants
     results = [x for found in by_environment(suite, variant, folders).values() for x in found]
+    tables = [pd.DataFrame(x.record["models"]).T[[*MODEL_COLUMNS.values()]] for x in results]
     over_seeds = []
-    for model in results[0].record["models"]:
-        values = [
-            [x.record["models"][model][key] for x in results] for key in MODEL_COLUMNS.values()
-        ]
-        spreads = [f" ± {np.std(x):.2f}" if len(x) > 1 else "" for x in values]
-        over_seeds.append((model, *(f"{np.mean(x):.2f}{y}" for x, y in zip(values, spreads))))
+    for model, own in pd.concat(tables).groupby(level=0, sort=False):
+        spreads = [f" ± {x:.2f}" if len(own) > 1 else "" for x in own.std(ddof=0)]
+        over_seeds.append((model, *(f"{x:.2f}{y}" for x, y in zip(own.mean(), spreads))))
     per_seed = []
     for result in results:
         record = result.record
-        judged = result.curve[result.curve["stage"] == record["judged"]]
-        kl, rate = judged["kl"].to_numpy(), judged["tokens_per_second"]
-
-        def cells(model: str, *columns: str, form: str = ".2f", record: dict = record) -> list[str]:
-            return [format(record["models"][model][MODEL_COLUMNS[x]], form) for x in columns]
-
-        per_seed.append(
-            (
-                record["seed"],
-                *(f"{record['reward_model'][x]:.3f}" for x in ("accuracy", "correlation")),
-                *cells(record["judged"], "gold", "proxy"),
-                *cells(record["judged"], "stop rate", "unique", form=".3f"),
-                f"{np.mean(kl[-20:]):.2f} ({record['settings']['target_kl']:g})",
-                f"{kl[0]:.0e}",
-                *(*cells("ppo-none", "gold", "proxy", "KL"), *cells("best-of-16", "gold")),
-                f"{record['seconds'] / 60:.1f}" if record["seconds"] else "–",
-                f"{np.median(rate):.0f}",
-                record["peak_mib"] or "–",
-            )
+        quality, models = record["reward_model"], record["models"]
+        judged, free = models[record["judged"]], models["ppo-none"]
+        updates = result.curve[result.curve["stage"] == record["judged"]]
+        cells = (
+            *(f"{quality[x]:.3f}" for x in ("accuracy", "correlation")),
+            *(f"{judged[f'objective/{x}']:.2f}" for x in ("gold", "proxy")),
+            *(f"{judged[f'text/{x}']:.3f}" for x in ("stop_rate", "unique")),
+            f"{updates['kl'].tail(20).mean():.2f} ({record['settings']['target_kl']:g})",
+            f"{updates['kl'].iloc[0]:.0e}",
+            *(f"{free[f'objective/{x}']:.2f}" for x in ("gold", "proxy", "kl")),
+            f"{models['best-of-16']['objective/gold']:.2f}",
+            f"{record['seconds'] / 60:.1f}" if record["seconds"] else "–",
+            f"{updates['tokens_per_second'].median():.0f}",
+            record["peak_mib"] or "–",
         )
+        per_seed.append((record["seed"], *cells))
     header = (
         *("seed", "RM accuracy", "RM correlation", "adaptive: gold", "proxy", "stop rate"),
         *("unique", "KL of the last 20 updates (target)", "KL at update 1", "β = 0: gold"),
@@ -421,20 +399,18 @@ def models_table(suite: str, folders: Folders) -> str:
 
 def what_is_missing(suite: str, folders: Folders) -> str:
     """How far an incomplete suite is, and the command that continues it; empty if complete."""
-    records, runs = done(suite, folders), select(suite, folders)
-    missing = sum(run.key not in records for run in runs)
+    made, total = how_complete(suite, folders)
+    records, missing = done(suite, folders), total - made
     if not missing:
         return ""
-    begun = {
-        env: {seed for x, _, seed in records if x == env} for env in SUITES[suite].environments
-    }
-    begun = {env: seeds for env, seeds in begun.items() if seeds}
-    single = begun and all(len(seeds) == 1 for seeds in begun.values())
-    pilot = f"This is a pilot of one seed in {' and '.join(begun)}. " if single else ""
+    begun = {(env, seed) for env, _, seed in records}
+    names = [env for env in SUITES[suite].environments if any(env in x for x in begun)]
+    single = names and len(begun) == len(names)
+    pilot = f"This is a pilot of one seed in {' and '.join(names)}. " if single else ""
     hours = [x["hours"] for x in records.values() if x["hours"]]
     cost = f", about {np.median(hours) * missing:.0f} h of one core" if hours else ""
     return (
-        f"\n{pilot}Missing: {missing} of {len(runs)} runs{cost}. To continue: "
+        f"\n{pilot}Missing: {missing} of {total} runs{cost}. To continue: "
         f"`python -m benchmark run {suite}`.\n"
     )
 
@@ -456,10 +432,9 @@ def suite_table(suite: str, folders: Folders) -> str:
 
 def suites_table(folders: Folders) -> str:
     """All suites and how complete they are."""
-    rows = []
-    for name, suite in SUITES.items():
-        if name != "smoke":
-            records, runs = done(name, folders), select(name, folders)
-            share = f"{sum(run.key in records for run in runs)} of {len(runs)}"
-            rows.append((f"`{name}`", share, suite.reproduces))
+    rows = [
+        (f"`{name}`", "{} of {}".format(*how_complete(name, folders)), suite.reproduces)
+        for name, suite in SUITES.items()
+        if name != "smoke"
+    ]
     return markdown(("suite", "runs done", "what it reproduces"), rows)

@@ -8,10 +8,9 @@ it. On a machine that does other work too, only the ratios mean something; the o
 is disturbed least. Every measurement is kept at once, as a line of results/throughput.jsonl.
 """
 
-import argparse
 import contextlib
 import dataclasses
-import importlib.util
+import importlib
 import json
 import os
 import pkgutil
@@ -41,13 +40,10 @@ class Contender:
     """A command that shows its steps: our scripts by checkpoints, others by lines of a file."""
 
     name: str
-    steps: int
-    """Steps after which it is killed: enough for ten iterations or more after the start."""
+    steps: int  # after which it is killed: enough for ten iterations or more after the start
     flags: str = ""
-    script: str = ""
-    """One of our scripts, if it is not its own name; "peers": Stable-Baselines3."""
-    target: float | None = None
-    """Ratio to the rate of the contest's last contender that is to be reached."""
+    script: str = ""  # one of ours, if it is not its own name; "peers": Stable-Baselines3
+    target: float | None = None  # ratio to the rate of the last contender that is to be reached
 
     def command(self, folder: Path) -> tuple[list[str], Path]:
         """The command line and the file to watch; to be run in `folder`."""
@@ -66,22 +62,14 @@ class Contest:
 
     title: str
     contenders: tuple[Contender, ...]
-    threads: int = 1
-    """Of every contender."""
-    physics: str = ""
-    """`module:Class.method` that advances the simulation: shows where the first one's time goes."""
+    threads: int = 1  # of every contender
+    physics: str = ""  # `module:Class.method` that advances the simulation, for the first's profile
 
 
-def contests() -> dict[str, Contest]:
-    """Those of contests.toml."""
-    found = tomllib.loads((ROOT / "benchmark" / "contests.toml").read_text())
-    return {
-        name: Contest(**{**x, "contenders": tuple(Contender(**y) for y in x["contenders"])})
-        for name, x in found.items()
-    }
-
-
-CONTESTS = contests()
+CONTESTS = {
+    name: Contest(**{**x, "contenders": tuple(Contender(**y) for y in x["contenders"])})
+    for name, x in tomllib.loads((ROOT / "benchmark/contests.toml").read_text()).items()
+}
 
 
 # --- Measuring ---
@@ -112,8 +100,7 @@ def rates(points: list[tuple[int, float, float]]) -> dict[str, float]:
 
 def process_tree(root: int) -> list[psutil.Process]:
     """A process and all its descendants, even those that began a session of their own."""
-    process = psutil.Process(root)
-    return [process, *process.children(recursive=True)]
+    return [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
 
 
 def processor_seconds(root: int) -> float:
@@ -133,15 +120,11 @@ def environment_of(folder: Path, threads: int) -> dict[str, str]:
 
 
 def measure(contender: Contender, threads: int) -> dict[str, float]:
-    """Run a contender until it has made its steps, and watch it; its rates and memory.
-
-    Raises:
-        BenchmarkError: it failed, or showed its steps less than three times.
-    """
+    """Rates and memory of a contender until it has made its steps; a BenchmarkError if it fails."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command, progress = contender.command(folder)
-        points: list[tuple[int, float, float]] = []
+        points = [(0, 0.0, 0.0)]  # start, and whenever it has shown its steps
         with (folder / "output").open("w+") as output:
             start = time.perf_counter()
             process = subprocess.Popen(
@@ -154,13 +137,12 @@ def measure(contender: Contender, threads: int) -> dict[str, float]:
             )
             pid = 0
             try:
-                while not pid and (not points or points[-1][0] < contender.steps):
+                while not pid and points[-1][0] < contender.steps:
                     time.sleep(POLL_SECONDS)
                     pid, status, usage = os.wait4(process.pid, os.WNOHANG)
                     step, now = last_step(progress), time.perf_counter() - start
-                    if step > (points[-1][0] if points else 0):
+                    if step > points[-1][0]:
                         points.append((step, now, processor_seconds(process.pid)))
-                failed = bool(pid and status)
             finally:
                 if not pid:
                     for descendant in process_tree(process.pid):
@@ -170,19 +152,13 @@ def measure(contender: Contender, threads: int) -> dict[str, float]:
                 process.returncode = os.waitstatus_to_exitcode(status)
             output.seek(0)
             lines = output.read().splitlines()
-    if failed:
+    if pid and status:
         said = [line.strip("│ ") for line in lines if re.search("[a-z]", line)]
         reason = said[-1] if said else f"exit code {process.returncode}"
         raise BenchmarkError(f"{contender.name} failed: {reason}")
-    if len(points) < 3:
+    if len(points) < 4:
         raise BenchmarkError(f"{contender.name} made too few steps to be measured.")
-    return {**rates(points), "peak_mib": usage.ru_maxrss / 1024}  # Linux counts KiB
-
-
-def relative_command(contender: Contender) -> str:
-    """The command line without the paths of this machine."""
-    command, _ = contender.command(Path("runs"))
-    return " ".join(["python", *command[1:]]).replace(f"{ROOT}/", "")
+    return {**rates(points[1:]), "peak_mib": usage.ru_maxrss / 1024}  # Linux counts KiB
 
 
 def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
@@ -206,7 +182,7 @@ def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
         contest = CONTESTS[name]
         about = {"contest": name, "title": contest.title, **where}
         about["contenders"] = [x.name for x in contest.contenders]
-        lines = lines_of(path) if path.exists() and not where["modified"] else []
+        lines = [] if where["modified"] else lines_of(path)
         before = [x for x in lines if x.items() >= about.items()]
         done = {(x["repetition"], x["contender"]) for x in before if "repetition" in x}
         for turn, contender in ((k, x) for k in range(repetitions) for x in contest.contenders):
@@ -214,8 +190,9 @@ def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
                 continue
             found = measure(contender, contest.threads)
             which = {"repetition": turn, "contender": contender.name, "target": contender.target}
-            line = {**about, **which, "command": relative_command(contender), **machine(), **found}
-            append(path, line)
+            command = " ".join(["python", *contender.command(Path("runs"))[0][1:]])
+            which["command"] = command.replace(f"{ROOT}/", "")  # without paths of this machine
+            append(path, {**about, **which, **machine(), **found})
             rate = f"{found['steps_per_second']:.0f} steps/s"
             print(f"{name} {turn + 1}/{repetitions} {contender.name}: {rate}", flush=True)
         print(f"{name}: all {repetitions} repetitions are there.", flush=True)
@@ -230,10 +207,10 @@ def profile(contest: Contest) -> dict[str, float]:
     """Microseconds per step by activity, of a contest's first script in a process of its own."""
     first = contest.contenders[0]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmark.throughput", str(ROOT / first.name)]
-        command += ["--physics", contest.physics, "--run-name", "run", *first.flags.split()]
+        command = [sys.executable, "-m", "benchmark.throughput", first.name, contest.physics]
+        command += ["--run-name", "run", "--total-timesteps", str(first.steps)]
         result = subprocess.run(
-            [*command, "--total-timesteps", str(first.steps)],
+            [*command, *first.flags.split()],
             cwd=folder,
             env=environment_of(Path(folder), contest.threads),
             capture_output=True,
@@ -245,66 +222,51 @@ def profile(contest: Contest) -> dict[str, float]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-class Stopwatch:
-    """Total seconds spent in wrapped functions; costs 0.3 microseconds per call."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def timed(self, function: Callable) -> Callable:
-        """The function with a timer around it."""
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            result = function(*args, **kwargs)
-            self.seconds += time.perf_counter() - start
-            return result
-
-        return timed
-
-    def wrap(self, owner: Any, name: str) -> None:
-        """Put a timer around an attribute of a module or class."""
-        setattr(owner, name, self.timed(getattr(owner, name)))
-
-
-def breakdown(script: Path, physics: str, arguments: list[str]) -> dict[str, float]:
+def breakdown(script: str, physics: str, arguments: list[str]) -> dict[str, float]:
     """Train and return microseconds per environment step by activity, without the first iteration.
 
-    Args:
-        script: file with `Args`, `Environments`, `in_numpy`, `train`, and `warn`, which it calls
-            once per iteration.
-        physics: `module:Class.method` that advances the simulation.
-        arguments: command line of the script.
+    The script has `Args`, `Environments`, `in_numpy`, and `train`, which calls `warn` once per
+    iteration; physics is the `module:Class.method` that advances the simulation.
     """
     import tyro
 
-    spec = importlib.util.spec_from_file_location(script.stem, script)
-    module = sys.modules[script.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    simulating, stepping, acting = Stopwatch(), Stopwatch(), Stopwatch()
-    readings = []  # clock and stopwatches after the update of each iteration
+    module = importlib.import_module(script.removesuffix(".py"))
+    spent = {"physics": 0.0, "step": 0.0, "act": 0.0}  # seconds so far
+    readings = []  # clock and `spent` after the update of each iteration
     warn, in_numpy = module.warn, module.in_numpy
 
     def read(updates: list[dict[str, float]]) -> None:
-        readings.append((time.perf_counter(), *(x.seconds for x in (simulating, stepping, acting))))
+        readings.append((time.perf_counter(), *spent.values()))
         warn(updates)
 
+    def timed(name: str, function: Callable) -> Callable:
+        """The function with a timer around it, which costs 0.3 microseconds per call."""
+
+        def timing(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*args, **kwargs)
+            spent[name] += time.perf_counter() - start
+            return result
+
+        return timing
+
     module.warn = read
-    module.in_numpy = lambda network: acting.timed(in_numpy(network))
-    stepping.wrap(module.Environments, "step")
+    module.in_numpy = lambda network: timed("act", in_numpy(network))
+    module.Environments.step = timed("step", module.Environments.step)
     place, _, method = physics.rpartition(".")
-    simulating.wrap(pkgutil.resolve_name(place), method)
+    owner = pkgutil.resolve_name(place)
+    setattr(owner, method, timed("physics", getattr(owner, method)))
     updates = module.train(tyro.cli(module.Args, args=arguments))["updates"]
 
-    whole, physics_alone, step, act = np.subtract(readings[-1], readings[0])
+    whole, simulation, step, act = np.subtract(readings[-1], readings[0])
     steps = updates[-1]["global_step"] - updates[0]["global_step"]
     batch = steps / len(updates[1:])
     rollout, update = (
         sum(batch / x[f"charts/SPS_{part}"] for x in updates[1:]) for part in ("rollout", "update")
     )
     seconds = {
-        "physics": physics_alone,
-        "rest of the environments": step - physics_alone,
+        "physics": simulation,
+        "rest of the environments": step - simulation,
         "acting": act,
         "storing and normalizing": rollout - step - act,
         "advantages and update": update,
@@ -314,10 +276,6 @@ def breakdown(script: Path, physics: str, arguments: list[str]) -> dict[str, flo
 
 
 if __name__ == "__main__":  # in a process of its own, for `profile`
-    parser = argparse.ArgumentParser()
-    parser.add_argument("script", type=Path)
-    parser.add_argument("--physics", required=True)
-    args, rest = parser.parse_known_args()
     with contextlib.redirect_stdout(sys.stderr):
-        found = breakdown(args.script, args.physics, rest)
+        found = breakdown(*sys.argv[1:3], sys.argv[3:])
     print(json.dumps(found))

@@ -28,11 +28,18 @@ from benchmark.__main__ import main
 from benchmark.provenance import ROOT, BenchmarkError, git, source_at
 
 FOLDERS = runs.Folders()
+HAS_GIT = shutil.which("git") is not None and (ROOT / ".git").exists()
 
 
 @pytest.fixture
 def folders(tmp_path):
     return runs.Folders(tmp_path / "results", tmp_path / "runs")
+
+
+def write_results(folders, suite, environment, scores, variant=""):
+    """Results of seeds 1, 2, ... with one episode each, of these returns."""
+    for seed, score in enumerate(scores, start=1):
+        write_result(folders, suite, environment, seed, [score], variant)
 
 
 def write_result(folders, suite, environment, seed, returns, variant="", **more):
@@ -71,10 +78,6 @@ def test_improvement_counts_pairs_and_half_of_ties_and_averages_over_environment
     up, down = np.array([5.0, 6.0]), np.array([1.0, 2.0])
     assert statistics.improvement(up, down, down, up) == 0.5
     assert statistics.improvement(up, down, up, down) == 1.0
-
-
-def test_normalized_scores():
-    assert statistics.normalized(np.array([-10, 0, 10, -30]), -10, 10).tolist() == [0, 0.5, 1, -1]
 
 
 def test_relative_effect_is_averaged_over_environments():
@@ -176,21 +179,22 @@ def test_runs_without_finished_episodes_are_counted_but_have_no_score(folders, t
 # --- Suites and selection ---
 
 
+def selected(seeds=(), only=None):
+    return [run.name for run in runs.select("figure3", FOLDERS, seeds, only)]
+
+
 def test_first_runs_come_first_then_seed_by_seed():
-    names = [run.name for run in runs.select("figure3", FOLDERS)]
+    names = selected()
     assert names[:4] == [f"HalfCheetah-v4/seed{k}" for k in (1, 2, 3)] + ["Hopper-v4/seed1"]
     assert names.index("Reacher-v4/seed1") < names.index("Hopper-v4/seed2")
     assert len(names) == len(set(names)) == 6 * 5 + 10 + 2 + 2
 
 
 def test_only_selects_by_part_or_whole_name():
-    def selected(only, seeds=None):
-        return [run.name for run in runs.select("figure3", FOLDERS, seeds, only)]
-
-    assert selected("Ant-v4") == ["Ant-v4/seed1", "Ant-v4/seed2"]
-    assert selected("HalfCheetah-v4/seed1") == ["HalfCheetah-v4/seed1"]  # and not seed10
-    assert selected("*/seed10") == ["HalfCheetah-v4/seed10"]
-    assert selected("Ant-v4", seeds=[7]) == ["Ant-v4/seed7"]
+    assert selected(only="Ant-v4") == ["Ant-v4/seed1", "Ant-v4/seed2"]
+    assert selected(only="HalfCheetah-v4/seed1") == ["HalfCheetah-v4/seed1"]  # and not seed10
+    assert selected(only="*/seed10") == ["HalfCheetah-v4/seed10"]
+    assert selected([7], "Ant-v4") == ["Ant-v4/seed7"]
 
 
 def test_table1_has_the_papers_settings():
@@ -257,34 +261,27 @@ def test_list_shows_suites_and_the_runs_of_one(folders, capsys):
         (["throughput", "chess"], "There is no contest chess"),
         (["throughput", "--repetitions", "0"], "--repetitions must be positive"),
         (["report"], "There is no folder"),
+        (["run", "multidiscrete_vs_gaussian", "--commit", "FIRST"], "ppo_multidiscrete.py"),
         (["--runs", __file__, "run", "smoke"], "smoke/InvertedPendulum-v4"),
     ],
 )
 def test_what_cannot_be_done_gets_one_sentence(arguments, sentence, folders, capsys):
+    if arguments[-1] == "FIRST":  # which has not all scripts
+        arguments = [*arguments[:-1], git("rev-list", "--max-parents=0", "HEAD").split()[-1]]
     with pytest.raises(SystemExit) as end:
         main(["--results", str(folders.results), "--runs", str(folders.runs), *arguments])
     captured = capsys.readouterr()
     assert end.value.code == 2
     assert sentence in captured.err + captured.out
     assert captured.err.startswith("Error: ") and len(captured.err.splitlines()) == 1
-    assert not folders.results.exists()
-
-
-def test_a_script_that_the_commit_does_not_have_gets_a_sentence(folders, capsys):
-    first = git("rev-list", "--max-parents=0", "HEAD").split()[-1]
-    place = ["--results", str(folders.results), "--runs", str(folders.runs)]
-    with pytest.raises(SystemExit):
-        main([*place, "run", "multidiscrete_vs_gaussian", "--commit", first])
-    assert "ppo_multidiscrete.py" in capsys.readouterr().err
-    assert not folders.runs.exists()
+    assert not folders.results.exists() and not folders.runs.exists()
 
 
 # --- Tables and figures ---
 
 
 def test_scores_table_by_hand(folders):
-    for seed, score in enumerate((1000, 2000, 3000, 4000, 9000), start=1):
-        write_result(folders, "figure3", "Hopper-v4", seed, [score] * 100)
+    write_results(folders, "figure3", "Hopper-v4", (1000, 2000, 3000, 4000, 9000))
     row = tables.scores_table("figure3", folders).splitlines()[2]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:4] == ["Hopper-v4", "5", "3800 ± 2786", "3000"]
@@ -361,10 +358,9 @@ def drawn(monkeypatch):
 
 
 def test_effects_of_details_against_the_default(folders, drawn, tmp_path):
-    for seed in (1, 2, 3):
-        write_result(folders, "figure3", "Hopper-v4", seed, [1700.0 + 100 * seed])
-        write_result(folders, "figure3", "Walker2d-v4", seed, [1.0])
-        write_result(folders, "ablation", "Hopper-v4", seed, [950.0], "raw-rewards")
+    write_results(folders, "figure3", "Hopper-v4", (1800.0, 1900.0, 2000.0))
+    write_results(folders, "figure3", "Walker2d-v4", [1.0] * 3)
+    write_results(folders, "ablation", "Hopper-v4", [950.0] * 3, "raw-rewards")
     assert "chance" not in tables.effects_table("ablation", folders)
     # An environment that not all rows have is in no average.
     write_result(folders, "ablation", "Walker2d-v4", 1, [9.0], "raw-rewards")
@@ -391,8 +387,7 @@ def test_effects_of_details_against_the_default(folders, drawn, tmp_path):
     # In the order of the details, as long as some effect is one of chance.
     assert ours == [(pytest.approx(-0.25), "white"), (pytest.approx(-0.5), "C0")]
     assert axes.get_xlabel().endswith("1 to 3 runs in 1 environment per row")
-    for seed in (2, 3):
-        write_result(folders, "ablation", "Hopper-v4", seed, [1425.0], "shared-network")
+    write_results(folders, "ablation", "Hopper-v4", [1425.0] * 3, "shared-network")
     assert list(plots.update("ablation", "rows", folders, tmp_path))
     (axes,) = drawn[1].axes
     assert axes.lines[0].get_xdata()[0] == pytest.approx(-0.5)  # worst first
@@ -404,8 +399,7 @@ def test_chance_falls_with_the_number_of_environments(folders):
     assert tables.chance("ablation", folders).endswith("against a single run says nothing.\n")
     assert "nan" not in tables.suite_table("ablation", folders)
     for env in ("Hopper-v4", "Walker2d-v4"):
-        for seed in (1, 2, 3):
-            write_result(folders, "figure3", env, seed, [900.0 + 50 * seed])
+        write_results(folders, "figure3", env, (950.0, 1000.0, 1050.0))
         write_result(folders, "ablation", env, 1, [900.0], "raw-rewards")
     one = 0.05 * np.sqrt(4 / 3)  # standard deviation 50 of 1000
     assert f"± {one / np.sqrt(2):.0%} (one" in tables.chance("ablation", folders)
@@ -425,9 +419,8 @@ def test_published_effects_are_of_the_same_environments():
 
 
 def test_both_editions_stand_side_by_side(folders):
-    for seed in (1, 2, 3):
-        write_result(folders, "figure3", "Hopper-v4", seed, [10.0 * seed])
-        write_result(folders, "second_edition", "Hopper-v4", seed, [11.0 * seed], "second")
+    write_results(folders, "figure3", "Hopper-v4", (10.0, 20.0, 30.0))
+    write_results(folders, "second_edition", "Hopper-v4", (11.0, 22.0, 33.0), "second")
     table = tables.suite_table("second_edition", folders)
     assert "| Hopper-v4 | first edition | 3 | 20.0 ± 8.2 | 20.0 | [10.0, 30.0] | 10.0" in table
     assert "| Hopper-v4 | second edition | 3 | 22.0 ± 9.0 | 22.0 | [11.0, 33.0] | 11.0" in table
@@ -435,8 +428,7 @@ def test_both_editions_stand_side_by_side(folders):
 
 
 def test_figure_has_a_panel_per_environment_and_a_line_per_seed(folders, drawn, tmp_path):
-    for seed in (1, 2, 3):
-        write_result(folders, "figure3", "Hopper-v4", seed, [100.0 * seed])
+    write_results(folders, "figure3", "Hopper-v4", (100.0, 200.0, 300.0))
     write_result(folders, "figure3", "Ant-v4", 1, [5.0])
     (path,) = plots.update("figure3", "curves", folders, tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -471,8 +463,7 @@ def test_a_figure_is_drawn_again_only_after_what_it_shows_has_changed(
 
 
 def test_trace_of_the_kl_has_a_line_per_seed_and_its_target(folders, drawn, tmp_path):
-    for seed in (1, 2):
-        write_result(folders, "kl_vs_clip", "Hopper-v4", seed, [5.0], "adaptive-0.01")
+    write_results(folders, "kl_vs_clip", "Hopper-v4", [5.0, 5.0], "adaptive-0.01")
     (path,) = plots.update("kl_vs_clip", "trace", folders, tmp_path)
     assert path.name == "kl_vs_clip_trace.png"
     assert [set(x.get_ydata()) for x in drawn[0].axes[0].lines] == [{0.02}, {0.02}, {0.01}]
@@ -515,8 +506,7 @@ def test_rlhf_result_tables_and_figure(folders, tmp_path):
 
 
 def test_table_of_scripts(folders):
-    for seed in (1, 2, 3):
-        write_result(folders, "second_edition", "HalfCheetah-v4", seed, [500.0 * seed], "second")
+    write_results(folders, "second_edition", "HalfCheetah-v4", (500.0, 1000.0, 1500.0), "second")
     text = pages.scripts_table(folders)
     row = next(x for x in text.splitlines() if "[ppo_continuous_action.py]" in x)
     ours, theirs = "3 | 1000 ± 408 | 1000 [500, 1500]", "1443 ± 46; 2906 ± 1129"
@@ -542,9 +532,8 @@ def test_details_name_every_tag_and_the_scripts_that_have_it(folders):
     write_result(folders, "figure3", "Hopper-v4", 1, [10.0])
     write_result(folders, "ablation", "Hopper-v4", 1, [5.0], "lambda-1")
     assert "| λ = 1: -50% (one run) |" in pages.details(folders)
-    for seed in (1, 2, 3):
-        write_result(folders, "figure3", "Hopper-v4", seed, [10.0])
-        write_result(folders, "ablation", "Hopper-v4", seed, [5.0], "lambda-1")
+    write_results(folders, "figure3", "Hopper-v4", [10.0] * 3)
+    write_results(folders, "ablation", "Hopper-v4", [5.0] * 3, "lambda-1")
     assert "| λ = 1: -50% [-50%, -50%] |" in pages.details(folders)
 
 
@@ -566,7 +555,7 @@ def test_pages_are_written_where_they_differ(folders, monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory):
     """Only the results that git knows, so that a suite may run while the tests do."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
+    if not HAS_GIT:
         return FOLDERS
     folder = tmp_path_factory.mktemp("committed")
     for name in git("ls-files", "-z", "benchmark/results").split("\0")[:-1]:
@@ -596,11 +585,9 @@ def test_committed_figures_show_the_committed_results(suite, kind, committed):
 
 
 def test_rates_leave_out_start_and_first_iteration():
-    points = [(100, 7.0, 5.0), (200, 9.0, 6.0), (300, 11.0, 7.0)]
-    rates = throughput.rates(points)
-    assert rates["steps_per_second"] == 50  # 200 steps in 4 seconds
-    assert rates["steps_per_cpu_second"] == 100
-    assert rates["start_seconds"] == 5.0  # 7 s, of which 100 steps take 2
+    rates = throughput.rates([(100, 7.0, 5.0), (200, 9.0, 6.0), (300, 11.0, 7.0)])
+    # 200 steps in 4 seconds; the first 100 ended after 7, of which they take 2.
+    assert list(rates.values()) == [50, 100, 5.0]
 
 
 def test_processor_time_counts_workers_with_sessions_of_their_own():
@@ -694,11 +681,11 @@ def test_a_contest_continues_and_fewer_repetitions_replace_none(
     text = pages.throughput_tables(folders)
     assert "**Two**, 2 repetitions in turns" in text and "- ours / theirs, slow: " in text
     assert "; target 2.\n" in text
-    assert re.fullmatch(r"[2-4]\.\d × theirs", pages.speed("two", folders))
+    assert re.fullmatch(r"[2-4]\.\d × theirs", pages.speed(pages.measured(folders)["two"]))
     for fewer, rate in ((True, 1.0), (False, 7.0)):  # at another commit
         for line in lines[: 2 if fewer else 4]:
             results.append(path, line | {"commit": str(rate), "steps_per_second": rate})
-        assert (pages.speed("two", folders) == "1.0 × theirs") == (not fewer)
+        assert (pages.speed(pages.measured(folders)["two"]) == "1.0 × theirs") == (not fewer)
 
 
 @pytest.mark.slow
@@ -753,9 +740,7 @@ def options(flags):
 
 def has_history():
     """Whether the commits that results name can be looked up."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        return False
-    return git("rev-parse", "--is-shallow-repository").strip() == "false"
+    return HAS_GIT and git("rev-parse", "--is-shallow-repository").strip() == "false"
 
 
 @pytest.mark.parametrize("suite", suites.SUITES)
@@ -779,7 +764,7 @@ def test_committed_results_name_commit_and_settings_that_exist(suite):
 
 def test_no_module_imports_one_that_comes_after_it():
     order = ["provenance", "suites", "runs", "results", "execute", "statistics", "tables", "plots"]
-    order += ["pages", "throughput", "peers", "random_policy", "rlhf_frontier", "__main__"]
+    order += ["pages", "throughput", "peers", "random_policy", "__main__"]
     sources = {x.stem: x.read_text() for x in (ROOT / "benchmark").glob("*.py")}
     assert set(sources) == {"__init__", *order}
     for index, name in enumerate(order):

@@ -24,6 +24,7 @@ from benchmark import execute, results, runs
 from benchmark.provenance import ROOT
 
 STAND_INS = Path(__file__).parent / "stand_ins"
+PENDULUM = "InvertedPendulum-v4"
 NAMES = ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1")
 
 SUITES = """
@@ -76,11 +77,13 @@ class Bench:
         self.processes.append(process)
         return process
 
-    def run(self, *arguments, code=0, **options):
-        process = self.start(*arguments, **options)
-        output = process.communicate(timeout=60)[0]
+    def end(self, process, code=0):
+        output = process.communicate(timeout=120)[0]
         assert process.returncode == code, output
         return output
+
+    def run(self, *arguments, code=0, **options):
+        return self.end(self.start(*arguments, **options), code)
 
     def lines(self, name, file, suite="tiny"):
         path = self.folder / "runs" / "benchmark" / suite / name / file
@@ -141,8 +144,7 @@ def test_a_killed_worker_is_continued_once_from_its_checkpoint_if_any(bench, ite
     process = bench.start("run", "tiny", "--workers", "1", pace=0.05)
     bench.wait_for_iteration(NAMES[0], iteration)
     os.kill(bench.starts(NAMES[0])[0][0], signal.SIGKILL)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 0
+    output = bench.end(process)
     assert "A-v1/seed1 crashed (killed by SIGKILL); once more" in output
     assert ("A-v1/seed1 continues from step 500" in output) == (again == 6)
     assert [first for _, first in bench.starts(NAMES[0])] == [1, again]
@@ -192,8 +194,7 @@ def test_a_stopped_benchmark_stops_its_workers(bench, number, cluster):
     bench.wait_for_iteration(NAMES[0], 6)
     bench.wait_for_iteration(NAMES[2], 1)
     process.send_signal(number)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 130, output
+    output = bench.end(process, 130)
     workers = [bench.starts(name)[0][0] for name in (NAMES[0], NAMES[2])]
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     if not cluster:
@@ -209,9 +210,7 @@ def test_a_run_stopped_by_somebody_else_is_no_success(bench):
     process = bench.start("run", "tiny", "--only", NAMES[0], pace=0.05)
     bench.wait_for_iteration(NAMES[0], 7)
     os.kill(bench.starts(NAMES[0])[0][0], signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 2
-    assert "A-v1/seed1 stopped: stopped at step 500" in output
+    assert "A-v1/seed1 stopped: stopped at step 500" in bench.end(process, 2)
     bench.run("run", "tiny", pace=0)
     bench.check_complete()
 
@@ -293,7 +292,7 @@ def folders(tmp_path):
 
 
 def test_two_who_ask_at_the_same_time_do_not_see_each_other(folders):
-    run = runs.make_run("smoke", "InvertedPendulum-v4", "", 1, folders)
+    run = runs.make_run("smoke", PENDULUM, "", 1, folders)
     assert execute.state(run) == "waiting"
     with runs.lock(run) as held:
         assert held and execute.state(run) == "running"
@@ -305,7 +304,7 @@ def test_two_who_ask_at_the_same_time_do_not_see_each_other(folders):
 
 
 def test_a_checkpoint_is_read_once_however_often_its_step_is_asked_for(folders, monkeypatch):
-    run = runs.make_run("smoke", "InvertedPendulum-v4", "", 1, folders)
+    run = runs.make_run("smoke", PENDULUM, "", 1, folders)
     run.checkpoint.parent.mkdir(parents=True)
     reads = []
     monkeypatch.setattr(
@@ -319,7 +318,7 @@ def test_a_checkpoint_is_read_once_however_often_its_step_is_asked_for(folders, 
 
 
 def merge_one(folders, seed, score=1.0):
-    key = {"environment": "InvertedPendulum-v4", "variant": "", "seed": seed}
+    key = {"environment": PENDULUM, "variant": "", "seed": seed}
     rows = pd.DataFrame({**key, "step": [1, 2], "return": score})
     results.merge("smoke", [{**key, "score": score}], rows, folders)
 
@@ -333,7 +332,7 @@ def test_many_may_merge_at_once(folders):
     for process in processes:
         process.join()
     assert [key[2] for key in results.done("smoke", folders)] == list(seeds)
-    found = results.by_environment("smoke", "", folders)["InvertedPendulum-v4"]
+    found = results.by_environment("smoke", "", folders)[PENDULUM]
     assert [len(result.curve) for result in found] == [2] * 12
 
 
@@ -349,11 +348,11 @@ def test_a_killed_merge_loses_nothing(folders, monkeypatch):
     monkeypatch.setattr(results, "write_text", killed)
     with pytest.raises(InterruptedError):
         merge_one(folders, 2, score=3.0)
-    (only,) = results.by_environment("smoke", "", folders)["InvertedPendulum-v4"]
+    (only,) = results.by_environment("smoke", "", folders)[PENDULUM]
     assert only.record["seed"] == 1 and len(only.curve) == 2
     monkeypatch.undo()
     merge_one(folders, 2, score=4.0)
-    _, second = results.by_environment("smoke", "", folders)["InvertedPendulum-v4"]
+    _, second = results.by_environment("smoke", "", folders)[PENDULUM]
     assert second.column("return")[1].tolist() == [4.0, 4.0]
 
 
@@ -390,8 +389,7 @@ def test_a_node_of_a_ray_cluster_is_lost(bench, monkeypatch):
         for pid in first[: first.index(raylets[lost])]:  # a lost node takes all with it
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        output = process.communicate(timeout=120)[0]
-        assert process.returncode == 0, output
+        bench.end(process)
         assert [iteration for _, iteration in bench.starts(NAMES[0])] in ([1, 6], [1, 11])
         assert len(bench.starts(NAMES[1])) == 1
         bench.check_complete()
