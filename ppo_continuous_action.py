@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0", "numpy==2.4.6",
-#   "pydantic==2.14.3", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.16",
-#   "wandb==0.31.0"]
+#   "pydantic==2.14.3", "tensorboard==2.21.0", "threadpoolctl==3.8.0", "torch==2.13.0",
+#   "tqdm==4.70.1", "tyro==1.0.16", "wandb==0.31.0"]
 # ///
 """Proximal policy optimization (PPO) for continuous actions, in one file.
 
@@ -40,6 +40,7 @@ from typing import Annotated, Any, Literal
 import gymnasium as gym
 import numpy as np
 import pydantic
+import threadpoolctl
 import torch
 import tyro
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -85,6 +86,7 @@ class Args:
     update_epochs: PositiveInt = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
     learning_rate: NonNegativeFloat = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
+    desired_kl: PositiveFloat | None = None  # adapt the step size to this KL [paper: humanoids]
     adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: Fraction = 0.99  # discount factor [paper: 0.99]
     gae_lambda: Fraction = 0.95  # 0: one-step advantages; 1: sums of all rewards [paper: 0.95]
@@ -98,6 +100,7 @@ class Args:
     target_kl: PositiveFloat = math.inf  # end an iteration's epochs when one's mean KL exceeds it
     orthogonal_init: bool = True  # initialize orthogonally, heads with small gains; else PyTorch's
     shared_network: bool = False  # policy and value function share a trunk [ppo2: not for MuJoCo]
+    anneal_log_std: tuple[float, float] | None = None  # not learned [paper, humanoids: -0.7 -1.6]
 
     @property
     def batch_size(self) -> int:
@@ -121,6 +124,8 @@ class Args:
             raise ValueError(f"--num-minibatches must divide {batch} into parts of at least two.")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must not be less than {batch}.")
+        if self.desired_kl and self.anneal_lr:
+            raise ValueError("--desired-kl sets the step size too: it needs --no-anneal-lr.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda needs a GPU and a build of PyTorch for it.")
 
@@ -288,7 +293,8 @@ class Agent(nn.Module):
         self.value = nn.Sequential(*value_trunk, init(nn.Linear(64, 1), 1.0))
         self.policy = nn.Sequential(*policy_trunk, init(nn.Linear(64, action_size), 0.01))
         # Detail 24/37: state-independent log std [common/distributions.py L104-105]
-        self.log_std = nn.Parameter(torch.zeros(1, action_size))
+        log_std = torch.zeros(1, action_size)
+        self.log_std = nn.Buffer(log_std) if args.anneal_log_std else nn.Parameter(log_std)
 
     def get_value(self, obs: Tensor) -> Tensor:
         """Values (...) of observations (..., D)."""
@@ -392,6 +398,17 @@ def approx_kl(logratio: Tensor) -> Tensor:
     return (logratio.exp() - 1 - logratio).mean()
 
 
+def adapt_learning_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
+    """The next step size of Adam, after an update that has moved the policy by `kl`.
+
+    The paper (Table 4) adjusts it but does not print its rule; this is that of baselines' ACKTR
+    [acktr/acktr_cont.py] within the limits of rsl_rl.
+    """
+    # Extra: learning rate adapted to the KL (desired_kl) [paper, Table 4]
+    factor = 1 / 1.5 if kl > 2 * desired_kl else 1.5 if kl < desired_kl / 2 else 1.0
+    return min(max(factor * learning_rate, 1e-5), 1e-2)
+
+
 def ppo_loss(
     agent: Agent, minibatch: list[Tensor], clip_coef: Tensor, args: Args
 ) -> tuple[Tensor, Tensors]:
@@ -459,7 +476,7 @@ def train(args: Args) -> dict[str, Any]:
     args.check()
     device = torch.device("cuda" if args.device == "cuda" else "cpu")
     torch.manual_seed(args.seed)
-    torch.set_num_threads(1)  # as fast for networks of this size
+    threadpoolctl.threadpool_limits(1)  # PyTorch and NumPy: as fast for networks of this size
 
     envs = Environments([make_env(args) for _ in range(args.num_envs)])
     low, high = envs.envs[0].action_space.low, envs.envs[0].action_space.high
@@ -499,6 +516,11 @@ def train(args: Args) -> dict[str, Any]:
         # --- Collect: T steps in each of the N environments, under frozen weights ---
         start_time = time.perf_counter()
         rng = np.random.default_rng([args.seed, iteration])
+        frac = 1 - (iteration - 1) / args.num_iterations  # 1 in the first one, 1/U in the last
+        if args.anneal_log_std:
+            first, last = args.anneal_log_std
+            # Extra: log std annealed instead of learned (anneal_log_std) [paper, Table 4]
+            agent.log_std.fill_(last + (first - last) * frac)
         policy, std = in_numpy(agent.policy), agent.log_std.exp().numpy(force=True)
         noise = std * rng.standard_normal(actions.shape, dtype=np.float32)
         first_episode = len(envs.episodes)
@@ -535,9 +557,11 @@ def train(args: Args) -> dict[str, Any]:
             )
 
         # --- Update: K epochs of minibatches ---
-        frac = 1 - (iteration - 1) / args.num_iterations  # 1 in the first one, 1/U in the last
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
+        if args.desired_kl and updates:
+            rate, kl = updates[-1]["charts/learning_rate"], updates[-1]["losses/last_approx_kl"]
+            learning_rate = adapt_learning_rate(rate, kl, args.desired_kl)
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
         # A tensor: numbers in `args` are constants of the compiled update, and these two change.
@@ -550,8 +574,9 @@ def train(args: Args) -> dict[str, Any]:
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             for mb in order.split(args.minibatch_size):
                 mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
+            last_kl = means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"]
             # Extra: early stopping on target_kl (target_kl) [Spinning Up: 1.5 times it, each step]
-            if means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"] > args.target_kl:
+            if last_kl > args.target_kl:
                 break
         metrics = means(mb_metrics)
         update_time = time.perf_counter()
@@ -559,6 +584,7 @@ def train(args: Args) -> dict[str, Any]:
         # --- Log and save ---
         metrics |= {
             "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
+            "losses/last_approx_kl": last_kl,
             "policy/log_std": agent.log_std.mean().item(),
             "advantages/std": advantages.std(correction=0).item(),
             "charts/learning_rate": learning_rate,

@@ -23,6 +23,7 @@ import pandas as pd
 
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.suites import RLHF, SUITES, Suite, Variant
+from benchmark.walking import walk
 
 BINS = 100  # points of a stored curve, as many as baselines' published ones have
 LAST_EPISODES = 100  # the paper's Table 1 scores a run by the mean of its last 100 episodes
@@ -140,6 +141,8 @@ class Steps(Run):
             "mean_return": round(float(np.mean(returns)), 6) if returns else None,
             "settings": plain(saved["args"]),
         }
+        if SUITES[self.suite].table == "walking":
+            facts["walk"] = walk(self.folder / self.definition.script, self.log)
         return facts, thin(episodes, updates, self.total_steps)
 
 

@@ -25,6 +25,7 @@ NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|\[[-+]?\d[^]]*\]|–)?")
 Interval = tuple[float, float] | None
 Estimate = tuple[float, Interval]
 Name = tuple[str, str]  # suite and variant
+RETURNS_REACHED = (1000, 2000, 4000)
 
 # Changes of one detail that others have measured: file, columns of score and choice, two choices.
 PUBLISHED_EFFECTS = {
@@ -206,6 +207,31 @@ def editions_table(suite: str, folders: Folders) -> str:
                 better = improvement(name, SUITES[suite].baseline, [environment], folders)
                 rows.append((environment, label, *score_cells(results), better))
     return markdown(("environment", "scripts", *SCORE_CELLS, "P(better than first)"), rows)
+
+
+def walking_table(suite: str, folders: Folders) -> str:
+    """A row per run: when it reached returns, how it ended, and how its mean action walks."""
+    rows = []
+    for environment in SUITES[suite].environments:
+        for name, label in labels(suite).items():
+            for result in by_environment(*name, folders).get(environment, []):
+                steps, returns = result.column("return")
+                reached = (steps[returns >= x][:1] / 1e6 for x in RETURNS_REACHED)
+                walk = result.record["walk"]
+                speeds = np.array(walk["speeds"])
+                ends = statistics.interval([speeds], statistics.mean_of_strata)
+                rows.append(
+                    (
+                        *(environment, label, result.record["seed"]),
+                        *(f"{x[0]:.2f}" if len(x) else "–" for x in reached),
+                        *(number(result.record["score"]), plus_minus(np.array(walk["returns"]))),
+                        number(np.mean(walk["lengths"])),
+                        with_interval(speeds.mean(), ends, "{:.2f}".format),
+                    )
+                )
+    reached = (f"M steps to {x}" for x in RETURNS_REACHED)
+    header = ("environment", "settings", "seed", *reached, "last 100 episodes", "mean action")
+    return markdown((*header, "its length", "its speed, m/s"), rows)
 
 
 def compare(a: str, b: str, folders: Folders) -> str:
@@ -420,6 +446,7 @@ TABLES: dict[str, Callable[[str, Folders], str]] = {
     "normalized": normalized_table,
     "effects": effects_table,
     "editions": editions_table,
+    "walking": walking_table,
     "models": models_table,
 }
 
