@@ -293,8 +293,8 @@ class Agent(nn.Module):
         self.value = nn.Sequential(*value_trunk, init(nn.Linear(64, 1), 1.0))
         self.policy = nn.Sequential(*policy_trunk, init(nn.Linear(64, action_size), 0.01))
         # Detail 24/37: state-independent log std [common/distributions.py L104-105]
-        log_std = torch.zeros(1, action_size)
-        self.log_std = nn.Buffer(log_std) if args.anneal_log_std else nn.Parameter(log_std)
+        log_std = nn.Parameter(torch.zeros(1, action_size))
+        self.log_std = nn.Buffer(log_std.detach()) if args.anneal_log_std else log_std
 
     def get_value(self, obs: Tensor) -> Tensor:
         """Values (...) of observations (..., D)."""
@@ -401,8 +401,8 @@ def approx_kl(logratio: Tensor) -> Tensor:
 def adapt_learning_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
     """The next step size of Adam, after an update that has moved the policy by `kl`.
 
-    The paper (Table 4) adjusts it but does not print its rule; this is that of baselines' ACKTR
-    [acktr/acktr_cont.py] within the limits of rsl_rl.
+    The paper (Table 4) adjusts it but does not print its rule. This one is that of baselines' ACKTR
+    (2017), within the limits of rsl_rl, which asks it before each gradient step.
     """
     # Extra: learning rate adapted to the KL (desired_kl) [paper, Table 4]
     factor = 1 / 1.5 if kl > 2 * desired_kl else 1.5 if kl < desired_kl / 2 else 1.0
@@ -497,7 +497,8 @@ def train(args: Args) -> dict[str, Any]:
     discounted_returns = np.zeros(args.num_envs)
     updates: list[dict[str, float]] = []
 
-    run_dir, saved, writer = open_run(args, ["env_id", "num_envs", "num_steps", "shared_network"])
+    fixed = ["env_id", "num_envs", "num_steps", "shared_network", "anneal_log_std"]
+    run_dir, saved, writer = open_run(args, fixed)
     if saved:
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
         obs_stats, return_stats = (RunningMeanStd(*x) for x in saved["stats"])
@@ -688,7 +689,7 @@ def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], Summar
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
         raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    if saved and any(saved["args"][name] != getattr(args, name) for name in fixed):
+    if saved and any(saved["args"].get(name) != getattr(args, name) for name in fixed):
         raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
     config = dataclasses.asdict(args)
     if args.track:
