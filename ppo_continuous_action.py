@@ -306,10 +306,10 @@ class Agent(nn.Module):
         """Actions (..., A), sampled unless given, and their log-probability, entropy, value."""
         mean = self.policy(obs)
         # Detail 23/37: normal distribution [common/distributions.py L96-106]
-        policy = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
-        action = policy.sample() if action is None else action
+        dist = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
+        action = dist.sample() if action is None else action
         # Detail 25/37: independent action components [common/distributions.py L238-246]
-        logprob, entropy = policy.log_prob(action).sum(-1), policy.entropy().sum(-1)
+        logprob, entropy = dist.log_prob(action).sum(-1), dist.entropy().sum(-1)
         return action, logprob, entropy, self.get_value(obs)
 
 

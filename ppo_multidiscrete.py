@@ -376,10 +376,10 @@ class Agent(nn.Module):
         logits = self.policy(obs).unflatten(-1, self.mask_shape)
         # Extra: invalid action masking (mask_invalid_actions) [Huang & Ontanon 2020]
         logits = torch.where(mask, logits, -1e8)  # of minus infinity, p log p would be NaN
-        policy = Categorical(logits=logits, validate_args=False)
-        action = policy.sample() if action is None else action
+        dist = Categorical(logits=logits, validate_args=False)
+        action = dist.sample() if action is None else action
         # Detail 37/37: independent action components [common/distributions.py L206-222]
-        logprob, entropy = policy.log_prob(action).sum(-1), policy.entropy().sum(-1)
+        logprob, entropy = dist.log_prob(action).sum(-1), dist.entropy().sum(-1)
         return action, logprob, entropy, self.get_value(obs)
 
 

@@ -126,8 +126,8 @@ MUTATIONS = [
     ("policy(obs[t]) + noise[t]", "policy(obs[t])", "shared_rollout: samples_of_the_policy"),
     ("nn.Parameter(torch.zeros(1, action_size))", "torch.zeros(1, action_size)", "agent: log_std"),
     ("nn.Parameter(torch.zeros(1, action_size))", "nn.Parameter(torch.ones(1, action_size))", "agent: log_std"),
-    ("policy.log_prob(action).sum(-1)", "policy.log_prob(action).mean(-1)", "agent: joint"),
-    ("policy.entropy().sum(-1)", "policy.entropy().mean(-1)", "agent: joint"),
+    ("dist.log_prob(action).sum(-1)", "dist.log_prob(action).mean(-1)", "agent: joint"),
+    ("dist.entropy().sum(-1)", "dist.entropy().mean(-1)", "agent: joint"),
     # 27 actions
     ("env_actions = np.minimum(np.maximum(actions[t], low), high)", "env_actions = actions[t]", "shared_rollout: clipped_actions"),
     ("env_actions = np.minimum(np.maximum(actions[t], low), high)", "env_actions = actions[t] = np.minimum(np.maximum(actions[t], low), high)", "shared_rollout: clipped_actions"),
