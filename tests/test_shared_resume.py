@@ -130,18 +130,21 @@ def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
     assert all(x["length"] <= 12 and x["global_step"] > 96 + x["length"] - 1 for x in later)
 
 
-REAL = {
-    "continuous": "HalfCheetah-v4 --num-steps 256 --num-minibatches 8 --total-timesteps 20480",
-    "kl_penalty": "Hopper-v4 --num-steps 256 --num-minibatches 8 --total-timesteps 20480",
-    "multidiscrete": "CartPole-v1 --num-steps 256 --num-minibatches 8 --total-timesteps 40960",
-    "atari": "Breakout --num-steps 16 --total-timesteps 7680",
-    "lstm": "Breakout --num-steps 16 --total-timesteps 7680",
-}
+SHORT = "--num-steps 256 --num-minibatches 8 --total-timesteps"
+HUMANOID = f"--num-envs 4 --no-anneal-lr --desired-kl 0.01 --anneal-log-std -0.7 -1.6 {SHORT}"
+REAL = [
+    ("continuous", f"HalfCheetah-v4 {SHORT} 20480"),
+    ("continuous", f"Humanoid-v4 {HUMANOID} 40960"),
+    ("kl_penalty", f"Hopper-v4 {SHORT} 20480"),
+    ("multidiscrete", f"CartPole-v1 {SHORT} 40960"),
+    ("atari", "Breakout --num-steps 16 --total-timesteps 7680"),
+    ("lstm", "Breakout --num-steps 16 --total-timesteps 7680"),
+]
 
 
 @pytest.mark.slow
-def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(script, request):
-    name = request.node.callspec.params["script"]
+@pytest.mark.parametrize(("script", "run"), REAL, indirect=["script"])
+def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(script, run):
     command = f"{sys.executable} {script.path} --no-compile --device cpu --checkpoint-interval 2 "
 
     def start(flags):
@@ -152,8 +155,8 @@ def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(scri
         path = Path("runs/cut/checkpoint.pt")
         return script.module.load_checkpoint("runs/cut")["global_step"] if path.exists() else 0
 
-    assert start(f"--env-id {REAL[name]} --run-name whole").wait() == 0
-    flags, rng = f"--env-id {REAL[name]} --run-name cut", random.Random(0)
+    assert start(f"--env-id {run} --run-name whole").wait() == 0
+    flags, rng = f"--env-id {run} --run-name cut", random.Random(0)
     for _ in range(5):
         process, before = start(flags), steps()
         while process.poll() is None and steps() == before:
