@@ -49,6 +49,10 @@ class Folders:
     results: Path = ROOT / "benchmark" / "results"
     runs: Path = ROOT / "runs" / "benchmark"
 
+    def absolute(self) -> "Folders":
+        """The same for processes that work in another folder."""
+        return Folders(self.results.absolute(), self.runs.absolute())
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -113,7 +117,7 @@ class Steps(Run):
         ]
 
     def progress(self) -> int:
-        return steps_saved(self.checkpoint) if self.checkpoint.exists() else 0
+        return steps_saved(self.checkpoint)
 
     def is_finished(self) -> bool:
         if not self.progress():
@@ -223,13 +227,12 @@ def select(
     Raises:
         BenchmarkError: nothing is selected, or a seed is negative.
     """
-    suite = suite_named(suite_name)
-    if negative := [seed for seed in seeds or () if seed < 0]:
-        raise BenchmarkError(f"A seed must not be negative: {negative[0]}.")
+    suite, folders = suite_named(suite_name), folders.absolute()
+    if seeds and min(seeds) < 0:
+        raise BenchmarkError(f"A seed must not be negative: {min(seeds)}.")
     wanted = [(env, seed) for env, own in suite.environments.items() for seed in seeds or own]
-    pairs = [x for x in suite.first if x in wanted] + sorted(wanted, key=lambda x: x[1])
-    pairs = dict.fromkeys(pairs)  # each once
-    runs = [make_run(suite_name, e, v, s, folders) for e, s in pairs for v in suite.variants]
+    wanted = sorted(dict.fromkeys(wanted), key=lambda x: x[1])  # each once, seed by seed
+    runs = [make_run(suite_name, e, v, s, folders) for e, s in wanted for v in suite.variants]
     runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only or "*")]
     if not runs:
         raise BenchmarkError(
@@ -296,15 +299,17 @@ def once_per_version(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
     cached = functools.cache(lambda path, *version: read(path))
 
     def reading(path: Path) -> Any:
-        found = path.stat()
-        return cached(path, found.st_mtime_ns, found.st_ino, found.st_size)
+        found = path.stat() if path.exists() else None
+        return cached(path, *((found.st_mtime_ns, found.st_ino, found.st_size) if found else ()))
 
     return reading
 
 
 @once_per_version
 def steps_saved(path: Path) -> int:
-    """Environment steps, or else updates, up to a checkpoint."""
+    """Environment steps, or else updates, up to a checkpoint; none before there is one."""
+    if not path.exists():
+        return 0
     saved = read_checkpoint(path)
     return saved["global_step"] if "global_step" in saved else len(saved["updates"])
 

@@ -198,7 +198,7 @@ def test_a_stopped_benchmark_stops_its_workers(bench, number, cluster):
     workers = [bench.starts(name)[0][0] for name in (NAMES[0], NAMES[2])]
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     if not cluster:
-        assert re.search(r"A-v1/seed1 stopped: stopped at step \d+", output)
+        assert re.search(r"A-v1/seed1 stopped at step \d+", output)
         assert not bench.starts(NAMES[1])
     bench.run("run", "tiny", pace=0)
     bench.check_complete()
@@ -210,7 +210,7 @@ def test_a_run_stopped_by_somebody_else_is_no_success(bench):
     process = bench.start("run", "tiny", "--only", NAMES[0], pace=0.05)
     bench.wait_for_iteration(NAMES[0], 7)
     os.kill(bench.starts(NAMES[0])[0][0], signal.SIGTERM)
-    assert "A-v1/seed1 stopped: stopped at step 500" in bench.end(process, 2)
+    assert "A-v1/seed1 stopped at step 500" in bench.end(process, 2)
     bench.run("run", "tiny", pace=0)
     bench.check_complete()
 
