@@ -79,9 +79,7 @@ def run_one(run: Run, commit: str, stop: threading.Event | None = None) -> Outco
             say(f"{run.name} crashed ({error}); once more")
         record = results.add(run)
     score = "no episode ended" if record["score"] is None else f"score {record['score']:.2f}"
-    hours = f", {record['hours']:.2f} h" if record["hours"] else ""
-    script = "" if record["commit"] == commit else f" (script of {record['commit'][:7]})"
-    return Outcome("done", f"{score}{hours}{script}")
+    return Outcome("done", score + (f", {record['hours']:.2f} h" if record["hours"] else ""))
 
 
 def work(run: Run, commit: str, held: IO, stop: threading.Event) -> int:

@@ -145,7 +145,6 @@ def summary(paths: Iterable[Path]) -> str:
 
 # --- Variants side by side ---
 
-
 STATISTICS = {
     "scores": statistics.improvement,
     "effects": statistics.relative_effect,
@@ -295,36 +294,30 @@ def models_table(suite: str, folders: Folders) -> str:
 # --- Whole suites ---
 
 
-def what_is_missing(suite: str, folders: Folders) -> str:
-    """How far an incomplete suite is, and the command that continues it; empty if complete."""
-    made, total = how_complete(suite, folders)
-    if made == total:
-        return ""
-    hours = [x["hours"] for x in done(suite, folders).values() if x["hours"]]
-    cost = f", about {np.median(hours) * (total - made):.0f} h of one core" if hours else ""
-    return (
-        f"\nMissing: {total - made} of {total} runs{cost}. To continue: "
-        f"`python -m benchmark run {suite}`.\n"
-    )
-
-
 def suite_table(suite: str, folders: Folders) -> str:
-    """All about a suite: scores, comparisons with its baseline, what is missing."""
+    """Scores of a suite and what they are compared with; empty before its first result."""
+    if not done(suite, folders):
+        return ""
+    if SUITES[suite].table == "models":
+        return models_table(suite, folders)
     table = scores_table if list(SUITES[suite].variants) == [""] else variants_table
-    table = models_table if SUITES[suite].table == "models" else table
-    return (table(suite, folders) if done(suite, folders) else "") + what_is_missing(suite, folders)
+    return table(suite, folders)
 
 
 def suites_table(folders: Folders) -> str:
-    """All suites and how complete they are."""
-    return markdown(
-        [
+    """All suites, how complete they are, and what all their runs together take."""
+    rows = []
+    for name, suite in SUITES.items():
+        if name == "smoke":
+            continue
+        made, total = how_complete(name, folders)
+        hours = [x["hours"] for x in done(name, folders).values() if x["hours"]]
+        rows.append(
             {
                 "suite": f"`{name}`",
-                "runs done": "{} of {}".format(*how_complete(name, folders)),
+                "runs done": f"{made} of {total}",
+                "hours of all": f"{np.median(hours) * total:.1f}" if hours else "–",
                 "what it reproduces": suite.reproduces,
             }
-            for name, suite in SUITES.items()
-            if name != "smoke"
-        ]
-    )
+        )
+    return markdown(rows)
