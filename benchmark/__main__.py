@@ -26,9 +26,9 @@ HERE = Folders()
 def run(
     suite: Positional[str],
     seeds: tuple[int, ...] = (),
-    only: str | None = None,
+    only: str = "*",
     workers: int | None = None,
-    cluster: Literal["ray"] | None = None,
+    cluster: Literal["local", "ray"] = "local",
     commit: str = "HEAD",
     folders: Place = HERE,
 ) -> None:
@@ -39,13 +39,13 @@ def run(
         seeds: instead of the suite's own
         only: pattern of names, e.g. Hopper-v4 or '*/seed[12]'
         workers: runs at a time on this machine (2)
-        cluster: use a Ray cluster, not local processes
+        cluster: this machine, or a Ray cluster
         commit: version of the scripts to run
     """
     runs = select(suite, folders, seeds, only)
     if workers is not None and workers < 1:
         raise BenchmarkError("--workers must be positive.")
-    if workers and cluster:
+    if workers and cluster == "ray":
         raise BenchmarkError("--workers is for local runs; a cluster makes one per processor core.")
     commit = commit_named(commit)
     for script in {run.definition.script for run in runs}:
@@ -62,7 +62,7 @@ def run(
 
 @app.command(name="list")
 def list_suites(
-    suite: Positional[str | None] = None, only: str | None = None, folders: Place = HERE
+    suite: Positional[str | None] = None, only: str = "*", folders: Place = HERE
 ) -> None:
     """Show the suites, or the runs and command lines of one."""
     if suite is None:
@@ -78,7 +78,7 @@ def list_suites(
 def status(
     suite: Positional[str],
     seeds: tuple[int, ...] = (),
-    only: str | None = None,
+    only: str = "*",
     folders: Place = HERE,
 ) -> None:
     """Show how far the runs of a suite are."""

@@ -216,7 +216,7 @@ def make_run(name: str, environment: str, variant: str, seed: int, folders: Fold
 
 
 def select(
-    suite_name: str, folders: Folders, seeds: Sequence[int] = (), only: str | None = None
+    suite_name: str, folders: Folders, seeds: Sequence[int] = (), only: str = "*"
 ) -> list[Run]:
     """The runs of a suite in the order in which they are to be made.
 
@@ -233,7 +233,7 @@ def select(
     wanted = [(env, seed) for env, own in suite.environments.items() for seed in seeds or own]
     wanted = sorted(dict.fromkeys(wanted), key=lambda x: x[1])  # each once, seed by seed
     runs = [make_run(suite_name, e, v, s, folders) for e, s in wanted for v in suite.variants]
-    runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only or "*")]
+    runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
     if not runs:
         raise BenchmarkError(
             f"No run of {suite_name} fits {only}; names look like "

@@ -189,7 +189,7 @@ def test_runs_without_finished_episodes_are_counted_but_have_no_score(folders, t
 
 
 def test_runs_go_seed_by_seed_and_only_selects_by_part_or_whole_name():
-    def selected(seeds=(), only=None):
+    def selected(seeds=(), only="*"):
         return [run.name for run in runs.select("figure3", FOLDERS, seeds, only)]
 
     names = selected()
