@@ -144,6 +144,10 @@ class Steps(Run):
             "mean_return": round(float(np.mean(returns)), 6) if returns else None,
             "settings": plain(saved["args"]),
         }
+        if SUITES[self.suite].table == "walking":
+            from benchmark.walking import walk  # moviepy takes a second to import
+
+            facts["walk"] = walk(self.folder / self.definition.script, self.log)
         return facts, thin(episodes, updates, self.total_steps)
 
 

@@ -28,7 +28,7 @@ class Suite:
     total_timesteps: int = 1_000_000  # of RLHF, which has none: PPO updates of all its runs
     baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
-    table: Literal["scores", "normalized", "effects", "models"] = "scores"
+    table: Literal["scores", "normalized", "effects", "models", "walking"] = "scores"
     figures: tuple[Literal["curves", "trace", "health", "rows", "frontier"], ...] = ("curves",)
 
 
@@ -98,6 +98,13 @@ ABLATIONS = {
     "target-kl": ("extra: early stopping at KL 0.02", "--target-kl 0.02"),
 }
 
+# The paper's Table 4 for its 3D humanoids, with 32 actors, as it has for walking; 128 are for the
+# harder tasks.
+TABLE4 = "--num-envs 32 --num-steps 512 --num-minibatches 4 --update-epochs 15"
+ADAPTED = "--no-anneal-lr --desired-kl 0.01"
+ANNEALED = "--anneal-log-std -0.7 -1.6"
+HUMANOID = Variant(CONTINUOUS, f"{TABLE4} {ADAPTED} {ANNEALED}", "settings of Table 4")
+
 FAST_ATARI = "--torch-threads 1 --bfloat16"  # makes 2M steps affordable on one core
 # ppo2 normalizes and separates for MuJoCo only.
 CLASSIC_CONTROL = "--no-norm-obs --no-scale-rewards --shared-network"
@@ -149,6 +156,33 @@ SUITES = {
         baseline_label="default",
         table="effects",
         figures=("rows",),
+    ),
+    "humanoid": Suite(
+        reproduces="Schulman et al. 2017, section 6.3 and Table 4, in Gymnasium's Humanoid-v4",
+        environments={"Humanoid-v4": (1, 2, 3)},
+        variants={"": HUMANOID},
+        total_timesteps=4_096_000,
+        table="walking",
+    ),
+    "humanoid_controls": Suite(
+        reproduces="what each of these settings is worth",
+        environments={"Humanoid-v4": (1,)},
+        variants={
+            "learned-log-std": Variant(CONTINUOUS, f"{TABLE4} {ADAPTED}", "log std learned"),
+            "annealed-lr": Variant(CONTINUOUS, f"{TABLE4} {ANNEALED}", "step size annealed"),
+            "ppo2-batch": Variant(CONTINUOUS, f"{ADAPTED} {ANNEALED}", "batches of ppo2"),
+        },
+        total_timesteps=4_096_000,
+        baseline=("humanoid", ""),
+        baseline_label=HUMANOID.label,
+        table="walking",
+    ),
+    "humanoid_elsewhere": Suite(
+        reproduces="the same settings beside the default in other environments",
+        environments=dict.fromkeys(("Ant-v4", "Walker2d-v4"), (1,)),
+        variants={"default": Variant(CONTINUOUS, "", "default"), "table4": HUMANOID},
+        total_timesteps=2_000_000,
+        table="walking",
     ),
     "pong": Suite(
         reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, in a fifth of the steps",

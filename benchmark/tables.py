@@ -25,6 +25,7 @@ from benchmark.suites import SUITES
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
 Name = tuple[str, str]  # suite and variant
 Scores = dict[str, np.ndarray]  # by environment
+RETURNS_REACHED = (1000, 2000, 4000)
 
 
 # --- Cells ---
@@ -249,6 +250,33 @@ def published_effects(environments: list[str]) -> dict[tuple[str, str], float]:
     return change.groupby([rows["source"], rows["variant"]]).mean().to_dict()
 
 
+# --- Walking ---
+
+
+def walking_table(suite: str, folders: Folders) -> str:
+    """A row per run: when it reached returns, how it ended, and how its mean action walks."""
+    rows = []
+    for environment in SUITES[suite].environments:
+        for name, label in labels(suite).items():
+            for result in by_environment(*name, folders).get(environment, []):
+                steps, returns = result.column("return")
+                walk = {key: np.array(x) for key, x in result.record["walk"].items()}
+                speed = estimate([walk["speeds"]], statistics.mean_of_strata)
+                first = {x: steps[returns >= x][:1] / 1e6 for x in RETURNS_REACHED}
+                rows.append(
+                    {"environment": environment, "settings": label, "seed": result.record["seed"]}
+                    | {
+                        f"M steps to {x}": f"{y[0]:.2f}" if len(y) else "–"
+                        for x, y in first.items()
+                    }
+                    | {"last 100 episodes": number(result.record["score"])}
+                    | {"mean action": plus_minus(walk["returns"])}
+                    | {"its length": number(np.mean(walk["lengths"]))}
+                    | {"its speed, m/s": with_interval(speed, "{:.2f}".format)}
+                )
+    return markdown(rows)
+
+
 # --- Models of RLHF ---
 
 MODEL_COLUMNS = {
@@ -298,9 +326,8 @@ def suite_table(suite: str, folders: Folders) -> str:
     """Scores of a suite and what they are compared with; empty before its first result."""
     if not done(suite, folders):
         return ""
-    if SUITES[suite].table == "models":
-        return models_table(suite, folders)
     table = scores_table if list(SUITES[suite].variants) == [""] else variants_table
+    table = {"models": models_table, "walking": walking_table}.get(SUITES[suite].table, table)
     return table(suite, folders)
 
 

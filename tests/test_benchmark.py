@@ -55,13 +55,14 @@ def drawn(monkeypatch):
     plots.plt.close("all")
 
 
-def add(folders, name, environment, *scores):
+def add(folders, name, environment, *scores, **more):
     """Runs of `suite/variant`, seeds 1, 2, ..., whose curves rise to their scores (None: none)."""
     suite, _, variant = name.partition("/")
     for seed, score in enumerate(scores, start=1):
         key = {"environment": environment, "variant": variant, "seed": seed}
         record = {**key, "score": score, "mean_return": score and score / 2, "hours": 0.5}
         record["settings"] = {"total_timesteps": 1_000_000, "target_kl": 0.01}
+        record |= more
         steps = 10_000 * np.arange(1, 101)
         metrics = dict.fromkeys(runs.STEP_METRICS.values(), 0.02)
         rows = pd.DataFrame({**key, "step": steps, "episodes": 1, **metrics})
@@ -422,6 +423,14 @@ def test_a_figure_is_drawn_again_only_after_what_it_shows_has_changed(
     assert update()
 
 
+def test_walking_table_by_hand(folders):
+    walk = {"returns": [1.0, 2.0, 3.0], "lengths": [10, 20, 60], "speeds": [0.5] * 3}
+    add(folders, "humanoid_elsewhere/table4", "Ant-v4", 1500.0, walk=walk)
+    reached = "0.67 | – | –"  # 1000, 2000 and 4000
+    row = f"| 1 | {reached} | 1500 | 2.0 ± 0.8 | 30.0 | 0.50 [0.50, 0.50] |"
+    assert row in tables.suite_table("humanoid_elsewhere", folders)
+
+
 def test_rlhf_result_tables_and_figure(folders, tmp_path):
     """A finished run of the script as the script leaves it, with invented numbers."""
     run = runs.make_run("rlhf", "reviews", "", 2, folders)
@@ -651,17 +660,17 @@ def options(flags):
 @pytest.mark.parametrize("suite", suites.SUITES)
 def test_committed_results_name_commit_and_settings_that_exist(suite):
     has_history = HAS_GIT and git("rev-parse", "--is-shallow-repository").strip() == "false"
-    curves = results.curves_in(FOLDERS.results / f"{suite}.csv") if suite != "smoke" else {}
     for key, record in results.done(suite, FOLDERS).items():
         run = runs.make_run(suite, *key, FOLDERS)
+        curve = results.curves_in(FOLDERS.results / f"{suite}.csv")[key]
         assert record["script"] == run.definition.script, key
         if "wandb_project" not in record["settings"]:  # the first edition had other flags
             assert options(record["flags"]) == options(" ".join(run.flags)), key
         if isinstance(run, runs.Stages):
             trained = [x for x in record["models"] if x.startswith("ppo-")]
-            assert len(curves[key]) == len(trained) * record["settings"]["num_updates"]
+            assert len(curve) == len(trained) * record["settings"]["num_updates"]
         else:
-            assert curves[key]["episodes"].sum() == record["episodes"]
+            assert curve["episodes"].sum() == record["episodes"]
         assert record["settings"]["seed"] == record["seed"]
         if has_history:
             known = settings_of(source_at(record["commit"], record["script"]))
@@ -669,8 +678,8 @@ def test_committed_results_name_commit_and_settings_that_exist(suite):
 
 
 def test_no_module_imports_one_that_comes_after_it():
-    order = ["provenance", "suites", "runs", "results", "execute", "statistics", "tables", "plots"]
-    order += ["pages", "throughput", "peers", "random_policy", "__main__"]
+    order = ["provenance", "suites", "walking", "runs", "results", "execute", "statistics"]
+    order += ["tables", "plots", "pages", "throughput", "peers", "random_policy", "__main__"]
     sources = {x.stem: x.read_text() for x in (ROOT / "benchmark").glob("*.py")}
     assert set(sources) == {"__init__", *order}
     for index, name in enumerate(order):

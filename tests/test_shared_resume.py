@@ -88,6 +88,19 @@ def test_a_killed_run_goes_on_bit_for_bit(script, tiny, kill_at, kill_step):
     assert same(content(script, "runs/run0"), content(script, "runs/run1"))
 
 
+@on("continuous")
+def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, tiny, kill_at):
+    settings = {"total_timesteps": 192, "checkpoint_interval": 2, "anneal_log_std": (-0.5, -1.5)}
+    settings |= {"anneal_lr": False, "learning_rate": 0.001, "desired_kl": 1e-3}
+    result = script.module.train(tiny("Walk", **settings))
+    assert len({x["charts/learning_rate"] for x in result["updates"]}) > 2
+    kill_at(90)
+    with pytest.raises(Killed):
+        script.module.train(tiny("Walk", **settings))
+    kill_at(10**9)
+    assert_same_result(result, resume(script, "runs/run1"))
+
+
 def test_a_finished_run_can_be_extended(script, tiny):
     settings = {"anneal_lr": False, "learning_rate": 0.003}
     whole = script.module.train(tiny("Walk", total_timesteps=192, **settings))
@@ -175,7 +188,8 @@ def test_a_run_is_not_overwritten_and_what_shapes_it_cannot_change(script, tiny,
     before = Path("runs/run0/checkpoint.pt").read_bytes()
     with pytest.raises(ValueError, match=r"--resume runs/run0.*--run-name"):
         script.module.train(tiny("Walk", run_name="run0"))
-    for change in (f"--env-id {script.env_id('Truncated')}", "--num-envs 8", "--num-steps 4"):
+    changes = [f"--env-id {script.env_id('Truncated')}", "--num-envs 8", "--num-steps 4"]
+    for change in changes + ["--anneal-log-std 0 -1"] * (script.name == "ppo_continuous_action"):
         code, _, err = cli(f"--resume runs/run0 --total-timesteps 960 {change}")
         assert code == 2 and err.startswith("Error: ") and "env_id, num_envs" in err
     assert Path("runs/run0/checkpoint.pt").read_bytes() == before
