@@ -148,6 +148,8 @@ def make_env(args: Args) -> gym.Env:
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     options = {"render_mode": "rgb_array"} if args.evaluate and args.capture_video else {}
     env = gym.make(args.env_id, disable_env_checker=True, **options)
+    if options and hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
+        env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body; Gymnasium's stays behind
     actions, observations = env.action_space, env.observation_space
     is_vector = actions.dtype in (np.float32, np.float64) and len(actions.shape) == 1
     if not is_vector or not observations.is_np_flattenable:

@@ -149,6 +149,8 @@ def make_env(args: Args) -> gym.Env:
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     options = {"render_mode": "rgb_array"} if args.evaluate and args.capture_video else {}
     env = gym.make(args.env_id, disable_env_checker=True, **options)
+    if options and hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
+        env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body; Gymnasium's stays behind
     actions, observations = env.action_space, env.observation_space
     bounded = actions.dtype in (np.float32, np.float64) and actions.is_bounded()
     fits = bounded or isinstance(actions, gym.spaces.Discrete | gym.spaces.MultiDiscrete)

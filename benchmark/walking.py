@@ -59,7 +59,7 @@ def strip(film: Path, picture: Path, start: float) -> None:
     with moviepy.VideoFileClip(str(film)) as clip:
         frames = [clip.get_frame(start + k * SECONDS_BETWEEN) for k in range(FRAMES)]
     height, width, _ = frames[0].shape
-    parts = [x[height // 2 :, width // 4 : -width // 4] for x in frames]
+    parts = [x[height * 3 // 8 :, width // 4 : -width // 4] for x in frames]
     Image.fromarray(np.hstack(parts)).quantize(128).save(picture, optimize=True)
 
 

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import gymnasium as gym
 import moviepy
+import mujoco
 import numpy as np
 import pytest
 from PIL import Image
@@ -32,5 +34,13 @@ def test_strip_shows_eight_moments_in_turn(tmp_path):
     moviepy.ImageSequenceClip(frames, fps=20).write_videofile(str(film), logger=None)
     strip(film, tmp_path / "strip.png", start=0.35)
     picture = np.asarray(Image.open(tmp_path / "strip.png").convert("L"), dtype=float)
-    assert picture.shape == (32, 8 * 32)
+    assert picture.shape == (40, 8 * 32)
     assert picture[:, 16::32].mean(0) == pytest.approx(range(20, 100, 10), abs=4)
+
+
+def test_films_follow_the_body_where_there_is_a_camera_that_does():
+    for env_id, camera in (("Humanoid-v4", 0), ("InvertedPendulum-v4", -1)):
+        env = ppo.make_env(ppo.Args(env_id=env_id, evaluate="runs/run", capture_video=True))
+        assert env.unwrapped.mujoco_renderer.camera_id == camera
+    followed = gym.make("Humanoid-v4").unwrapped.model.camera("track")
+    assert followed.id == 0 and followed.mode == mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM
