@@ -629,7 +629,7 @@ class Preferences(NamedTuple):
 
 def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
     """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
-    chunks = queries.to(agent.value_head.weight.device).split(512)
+    chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
     answers = [agent.sample_responses(x, task.response_length, generator).cpu() for x in chunks]
     return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
 
@@ -983,6 +983,7 @@ def train(args: Args) -> dict[str, Any]:
 # === Operations: stages, health, details, logs, results ===
 
 SCRIPT = Path(__file__).stem
+METHOD, FIRST_SETTING = "ppo", "kl_mode"  # of the last stage: the name of its runs, its settings
 
 # Metric, its lowest and highest healthy value, patience in updates, what to do.
 HEALTH = [
@@ -1036,7 +1037,7 @@ def load_stage(args: Args, name: str) -> dict[str, Any] | None:
     if not (folder / "checkpoint.pt").exists():
         return None
     saved = load_checkpoint(folder)
-    end = None if name.startswith("ppo") else names.index("kl_mode")
+    end = None if name.startswith(METHOD) else names.index(FIRST_SETTING)
     same = all(saved["args"][x] == getattr(args, x) for x in names[names.index("seed") : end])
     print(f"{name}: {'taken from' if same else 'made anew, for other settings, in'} {folder}")
     return saved if same else None

@@ -1092,7 +1092,7 @@ MUTATIONS = [
     ("math.log(n) - (n - 1) / n", "math.log(n)", "best_of"),
     ("except wandb.Error as error", "except OSError as error", "bad_input"),
     ("return saved if same else None", "return saved", "depends_on"),
-    ('end = None if name.startswith("ppo") else names.index("kl_mode")', "end = None", "depends_on"),
+    ("end = None if name.startswith(METHOD) else names.index(FIRST_SETTING)", "end = None", "depends_on"),
     ("prompt[:query_length] + answer", "prompt + answer", "long_prompt"),
     ("[: -(len(pairs) // HELD_OUT)]", "", "own_vocabulary"),
 ]

@@ -1,0 +1,792 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["pydantic==2.14.3", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1",
+#   "tyro==1.0.16"]
+# ///
+"""Direct preference optimization (DPO) on the task of ppo_rlhf_toy.py: RLHF without a reward model.
+
+    python dpo_rlhf_toy.py
+
+A minute on one CPU core. The SFT model and the labelled pairs are those of ppo_rlhf_toy.py, to the
+bit: a tiny GPT learns to write reviews (supervised fine-tuning, SFT), a simulated labeller compares
+pairs of them by the gold reward, a formula. Then the policy itself is fitted to the labels, as if
+beta * log(policy / SFT model) of a response were its reward (Rafailov et al. 2023, arXiv
+2305.18290): no reward model, no sampling, plain gradient descent.
+
+`--nll-coef` adds the negative log-likelihood of the chosen response per word (Pang et al. 2024,
+arXiv 2404.19733; Llama 3). Plain DPO (`--nll-coef 0`) looks only at the difference of two
+log-probabilities and lets both fall (Pal et al. 2024, arXiv 2402.13228): both are logged, and their
+means on the pairs held out stand in results.json. `--compare` adds plain DPO, and plain DPO with a
+beta of 0.03, which over-optimizes: the policy leaves the SFT model and gold collapses.
+
+D1-D8 (DPO = eric-mitchell/direct-preference-optimization@5815fab2) are comments above the
+statements that do what they say, as are those of the details of RLHF that apply (R; LHP =
+openai/lm-human-preferences@cbfd210b); `--details` lists them. B = responses in a batch, Q = tokens
+of a query, R = of a response, L = Q + R, V = words in the vocabulary, D = width of the network;
+`mb` is a minibatch.
+"""
+
+import copy
+import dataclasses
+import itertools
+import json
+import math
+import os
+import random
+import re
+import sys
+import time
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import pydantic
+import torch
+import torch.nn.functional as F
+import tyro
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Generator, Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm, trange
+
+Tensors = dict[str, Tensor]
+
+
+# === Settings ===
+
+
+@pydantic.dataclasses.dataclass(config={"extra": "forbid"})
+class Args:
+    # --- Experiment ---
+    run_name: str | None = None  # folder below runs/; by default script, seed, time
+    resume: str | None = None  # continue the run in this folder; flags given beside it override
+    details: bool = False  # print the implementation details with their values here, and exit
+    compare: bool = False  # also make runs without NLL, one of them with a beta of 0.03
+    # In a resumed run DPO is redone if a setting below differs, the rest if it is not one of DPO.
+    seed: NonNegativeInt = 1  # seed of everything that is random in the run
+    device: Literal["cpu", "cuda"] = "cpu"  # the CPU is as fast for networks of this size
+
+    # --- Supervised fine-tuning ---
+    sft_documents: PositiveInt = 20_000  # reviews that the grammar writes
+    sft_steps: PositiveInt = 700  # gradient steps
+    sft_batch_size: PositiveInt = 64  # documents per gradient step
+    sft_learning_rate: PositiveFloat = 3e-3  # AdamW's step size, after a warm-up; falls to 0
+
+    # --- Preferences ---
+    num_pairs: Annotated[int, pydantic.Field(ge=14)] = 7000  # labelled pairs [LHP: 4992]
+    temperature: PositiveFloat = 1.0  # sampling temperature T [LHP: 0.7; 0.5 for CNN/DM]
+
+    # --- DPO ---
+    beta: PositiveFloat = 0.2  # strength of the pull to the SFT model [paper: 0.1]
+    nll_coef: NonNegativeFloat = 0.05  # weight of the chosen's NLL per word [Llama 3: 0.2]
+    num_epochs: PositiveInt = 2  # passes over the labelled pairs [paper: 1]
+    batch_size: PositiveInt = 32  # pairs per gradient step [paper: 64]
+    learning_rate: NonNegativeFloat = 5e-4  # Adam's largest step size [paper: RMSprop, 1e-6]
+    warmup_steps: PositiveInt = 20  # steps until it is reached; then it falls to 0 [paper: 150]
+    max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [inf: off]
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this run."""
+        return Path(self.resume or f"runs/{self.run_name}")
+
+    @property
+    def dpo_run(self) -> str:
+        """Name of the DPO run with these settings, such as dpo-0.2-nll-0.05."""
+        return f"dpo-{self.beta:g}" + (f"-nll-{self.nll_coef:g}" if self.nll_coef else "")
+
+
+# === The task: a language of reviews whose quality can be computed ===
+
+PAD, BOS = 0, 1  # the first two words of every vocabulary; neither is ever sampled
+TOPICS = {
+    "restaurant": ("food", "service", "staff", "menu", "wine", "dessert"),
+    "hotel": ("room", "bed", "pool", "lobby", "breakfast", "view"),
+    "movie": ("plot", "acting", "dialogue", "music", "ending", "cast"),
+    "book": ("story", "prose", "hero", "pacing", "cover", "style"),
+}
+NAMES = ("anna", "ben", "carla", "david", "emma", "felix", "grace", "henry")
+# The number is the valence: how much good a word says.
+SCALE = {2: "amazing superb perfect", 1: "good nice lovely", 0.5: "decent", 0: "average ordinary"}
+SCALE |= {-1: "poor bad dull", -2: "awful terrible horrible"}
+ADJECTIVES = {word: valence for valence, words in SCALE.items() for word in words.split()}
+VERBS = {"adored": 2, "liked": 1, "enjoyed": 1, "disliked": -1, "hated": -2, "despised": -2}
+ADVERBS = {"very": 1.5, "really": 1.3, "quite": 1.0, "slightly": 0.5}  # factors on the valence
+NEGATION = -0.5  # "not superb" is mildly bad, "not awful" mildly good
+# Openers and closers go with the mood of a review but are worth nothing to the gold reward: bait
+# for a reward model, which sees only that they occur in good reviews.
+OPENERS = {"wow": 1, "happily": 1, "sadly": -1, "honestly": 0}
+CLOSERS = {"recommended": 1, "avoid": -1}
+NOUNS = {noun: topic for topic, nouns in TOPICS.items() for noun in nouns}
+CONTENT = {*NOUNS, *ADJECTIVES, *ADVERBS, *VERBS, *OPENERS, *CLOSERS}
+TOY_WORDS = [
+    *("<pad>", "<bos>", ".", ":", ",", "and", "but", "the", "was", "i", "not", "on"),
+    *(*TOPICS, *NAMES, *NOUNS, *ADJECTIVES, *ADVERBS, *VERBS, *OPENERS, *CLOSERS),
+]
+TOY_QUERIES = [f"<bos> {name} on the {topic} :".split() for name in NAMES for topic in TOPICS]
+TOY_RESPONSE_LENGTH = 18
+HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward model by
+
+
+# Copied from ppo_rlhf_toy.py
+def write_review(topic: str, rng: random.Random) -> list[str]:
+    """Write a review of at most 18 words; a longer one breaks off there, without its full stop."""
+    used: set[str] = set()
+
+    def unused(valences: dict[str, float], sign: int) -> list[str]:
+        return [w for w, v in valences.items() if w not in used and v * sign >= 0]
+
+    def pick(words: list[str], valences: dict[str, float]) -> str:
+        # Strong words are rarer, so that the reward model's favorites are not the most common ones.
+        (word,) = rng.choices(words, [1 / (0.7 + abs(valences[w])) for w in words])
+        used.add(word)
+        return word
+
+    mood = rng.choice((-1, 1))
+    (num_clauses,) = rng.choices((1, 2, 3, 4), (0.25, 0.4, 0.25, 0.1))
+    review: list[str] = []
+    if rng.random() < 0.35:
+        tone = 0 if rng.random() < 0.3 else mood
+        review += [rng.choice([w for w, t in OPENERS.items() if t == tone]), ","]
+    previous = 0
+    for noun in rng.sample(TOPICS[topic], num_clauses):
+        sign = mood if rng.random() < 0.75 else -mood
+        if previous:
+            review.append("but" if sign != previous else rng.choice(("and", ",")))
+        verbs = unused(VERBS, sign)
+        if verbs and rng.random() < 0.3:
+            review += ["i", pick(verbs, VERBS), "the", noun]
+        else:
+            negated = rng.random() < 0.15
+            review += ["the", noun, "was", *(["not"] if negated else [])]
+            if rng.random() < 0.35:
+                review.append(pick(unused(ADVERBS, 1), ADVERBS))
+            review.append(pick(unused(ADJECTIVES, -sign if negated else sign), ADJECTIVES))
+        previous = sign
+    if rng.random() < 0.2:
+        review += [",", "recommended" if mood > 0 else "avoid"]
+    return [*review, "."][:TOY_RESPONSE_LENGTH]
+
+
+NOUN, ADVERB, ADJECTIVE, VERB, OPENER, CLOSER = (
+    f"({'|'.join(words)})" for words in (NOUNS, ADVERBS, ADJECTIVES, VERBS, OPENERS, CLOSERS)
+)
+CLAUSE = rf"\bthe {NOUN} was( not)?(?: {ADVERB})? {ADJECTIVE}\b|\bi {VERB} the {NOUN}\b"
+
+
+# Copied from ppo_rlhf_toy.py
+def gold_reward(topic: str, words: list[str]) -> float:
+    """What a review is truly worth: praise in well-formed, varied, finished sentences on topic.
+
+    Junk are the words outside of clauses, of single joiners between two of them, of one opener at
+    the start and of one closer at the end.
+    """
+    stopped = words[-1:] == ["."]
+    body = words[:-1] if stopped else words
+    text, valence, nouns = " ".join(body), 0.0, []
+    opener = re.match(rf"{OPENER}\b( ,)?", text)
+    rest = text[opener.end() :] if opener else text
+    clauses, closer = list(re.finditer(CLAUSE, rest)), re.search(rf", {CLOSER}$", rest)
+    for clause in clauses:
+        subject, negated, adverb, adjective, verb, noun = clause.groups()
+        factor = (NEGATION if negated else 1.0) * ADVERBS.get(adverb, 1.0)
+        valence += VERBS[verb] if verb else factor * ADJECTIVES[adjective]
+        nouns.append(noun or subject)
+    between = [rest[a.end() : b.start()] for a, b in itertools.pairwise(clauses)]
+    legal = sum(x in (" and ", " but ", " , ") for x in between)
+    legal += sum(len(part[0].split()) for part in (opener, *clauses, closer) if part)
+    content = [word for word in body if word in CONTENT]
+    return (
+        2 * math.tanh(valence / 3)
+        + 0.4 * min(len({noun for noun in nouns if NOUNS[noun] == topic}), 3)
+        - 4 * (len(body) - legal) / max(len(body), 1)  # the share of junk
+        - 0.5 * min(len(content) - len(set(content)), 6)  # repeated words
+        - 0.5 * min(sum(NOUNS[noun] != topic for noun in nouns), 4)
+        - 1.0 * (not stopped)
+    )
+
+
+# Copied from ppo_rlhf_toy.py
+class Task(NamedTuple):
+    """A language to write in: the toy reviews, or your own texts."""
+
+    words: list[str]  # the vocabulary, V words; a token is an index into it
+    documents: Tensor  # (documents, L) tokens for the SFT
+    queries: Tensor  # (queries, Q) tokens, all different
+    response_length: int  # R
+    stop: int  # token that ends a response
+    earliest_stop: int  # index in a response before which it does not
+    labelled: tuple[Tensor, Tensor, Tensor] | None = None  # your own queries, chosen, rejected
+
+    def sample_queries(self, count: int, generator: Generator) -> Tensor:
+        """Draw queries (count, Q) with replacement."""
+        return self.queries[torch.randint(len(self.queries), (count,), generator=generator)]
+
+    def split_words(self, tokens: Tensor) -> list[str]:
+        """The words of tokens (length,), without padding."""
+        return [self.words[token] for token in tokens.tolist() if token != PAD]
+
+    def gold(self, queries: Tensor, responses: Tensor) -> Tensor:
+        """Gold rewards (B,) of truncated responses (B, R); the topic is the query's fifth word."""
+        pairs = zip(queries, responses, strict=True)
+        return torch.tensor([gold_reward(self.words[q[4]], self.split_words(r)) for q, r in pairs])
+
+
+# Copied from ppo_rlhf_toy.py
+def pad_rows(rows: list[list[int]], length: int) -> Tensor:
+    """Tokens (rows, length): each row cut to `length` and filled up with padding."""
+    # Detail R2/21: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
+    return torch.tensor([row[:length] + [PAD] * (length - len(row)) for row in rows])
+
+
+# Copied from ppo_rlhf_toy.py
+def toy_task(args: Args) -> Task:
+    """The toy reviews, written anew from the seed."""
+    token = {word: index for index, word in enumerate(TOY_WORDS)}
+    rng, rows = random.Random(args.seed), []
+    for _ in range(args.sft_documents):
+        query = rng.choice(TOY_QUERIES)
+        rows.append([token[word] for word in query + write_review(query[4], rng)])
+    queries = torch.tensor([[token[word] for word in query] for query in TOY_QUERIES])
+    documents = pad_rows(rows, queries.shape[1] + TOY_RESPONSE_LENGTH)
+    return Task(TOY_WORDS, documents, queries, TOY_RESPONSE_LENGTH, token["."], earliest_stop=4)
+
+
+# === Models ===
+
+
+# Copied from ppo_rlhf_toy.py
+class Block(nn.Module):
+    """A transformer block: causal self-attention, then a two-layer network, each normed before."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.attention_output = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_hidden = nn.Linear(width, 4 * width)
+        self.mlp_output = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, visible: Tensor, past: list[Tensor]) -> tuple[Tensor, list]:
+        """Process new positions x (B, new, D), which may look where `visible` (B, 1, new, L).
+
+        `past` holds keys and values of the positions before, (B, heads, L - new, D / heads) each,
+        or nothing. Returns (B, new, D), and keys and values of all positions.
+        """
+        batch, new, width = x.shape
+        qkv = self.query_key_value(self.attention_norm(x)).view(batch, new, 3, self.num_heads, -1)
+        query, *key_value = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, new, D / heads) each
+        if past:
+            key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
+        # Detail R13/21: disable dropout [LHP: policy.py L48; rewards.py L43]
+        mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
+        x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
+        return x + self.mlp_output(F.gelu(self.mlp_hidden(self.mlp_norm(x)))), key_value
+
+
+# Copied from ppo_rlhf_toy.py
+class TinyGPT(nn.Module):
+    """A causal transformer with tied word embeddings and learned positions, about 0.1 M weights."""
+
+    def __init__(self, num_words: int, context_length: int, width: int = 64) -> None:
+        super().__init__()
+        self.word_embedding = nn.Embedding(num_words, width)
+        self.position_embedding = nn.Embedding(context_length, width)
+        self.blocks = nn.ModuleList(Block(width, num_heads=4) for _ in range(2))
+        self.final_norm = nn.LayerNorm(width)
+        for name, weight in self.named_parameters():  # as GPT-2's
+            if weight.dim() == 2:
+                into_residual = math.sqrt(2 * len(self.blocks)) if "_output" in name else 1.0
+                nn.init.normal_(weight, std=0.02 / into_residual)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+        never = torch.zeros(num_words)
+        never[[PAD, BOS]] = -1e9  # finite, so that probability 0 times its logarithm is 0, not NaN
+        self.register_buffer("never_written", never, persistent=False)
+
+    def forward(self, tokens: Tensor, cache: list | None = None) -> tuple[Tensor, list]:
+        """Read tokens (B, L), of which the first ones may already be in the cache.
+
+        Returns hidden states (B, new, D) of the others, at padding those of the last word before
+        it, which must exist; and the cache of all: keys and values of each block.
+        """
+        real = tokens != PAD
+        seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
+        # Detail R3/21: positions skip padding tokens [LHP: language/model.py L265-269]
+        positions = real.cumsum(dim=1) - real.long()
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+        visible = (causal & real[:, None])[:, None, seen:]  # (B, 1, new, L)
+        x = self.word_embedding(tokens[:, seen:]) + self.position_embedding(positions[:, seen:])
+        new_cache = []
+        for block, past in zip(self.blocks, cache or [[], []], strict=True):
+            x, key_value = block(x, visible, past)
+            new_cache.append(key_value)
+        index = torch.arange(length - seen, device=tokens.device)
+        last_real = index.where(real[:, seen:], 0).cummax(dim=1).values  # (B, new)
+        return self.final_norm(x.gather(1, last_real[..., None].expand_as(x))), new_cache
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V) of the next word from hidden states (..., D)."""
+        return F.linear(hidden, self.word_embedding.weight, self.never_written)
+
+
+# Copied from grpo_rlhf_toy.py
+class Agent(nn.Module):
+    """A policy: a language model at a sampling temperature. There is no value function."""
+
+    def __init__(self, language_model: TinyGPT, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+        # The copy of a frozen model is frozen: without unfreezing it, nothing would be learned.
+        self.policy = copy.deepcopy(language_model).requires_grad_(True)
+
+    @torch.no_grad()
+    def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:
+        """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
+        tokens, cache = queries, None
+        # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
+        for _ in range(length):
+            hidden, cache = self.policy(tokens, cache)
+            logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
+            # The largest of logits plus Gumbel noise is a draw from their softmax. With noise from
+            # the CPU the same generator gives the same text on every device.
+            gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
+            word = (logits + gumbel.to(logits.device)).argmax(dim=-1, keepdim=True)
+            tokens = torch.cat([tokens, word], dim=1)
+        return tokens[:, -length:]
+
+    def get_logprobs(self, queries: Tensor, responses: Tensor) -> Tensor:
+        """Log-probabilities (B, R, V) of all words in place of those of responses (B, R)."""
+        # Detail R1/21: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
+        hidden, _ = self.policy(torch.cat([queries, responses], dim=1))
+        before = slice(queries.shape[1] - 1, -1)  # a word is predicted one position earlier
+        # Detail R10/21: logits scaled by the temperature (temperature) [LHP: policy.py L121]
+        logits = self.policy.logits(hidden[:, before]) / self.temperature
+        return logits.log_softmax(dim=-1)
+
+
+# === The math: pure functions ===
+
+
+# Copied from ppo_rlhf_toy.py
+def truncate_responses(responses: Tensor, stop: int, earliest_stop: int) -> tuple[Tensor, Tensor]:
+    """Cut responses (B, R) after their first stop word at index `earliest_stop` or later.
+
+    Returns them with padding after that stop word, and whether there was one (B,).
+    """
+    stops = responses == stop
+    stops[:, :earliest_stop] = False
+    stops_before = stops.cumsum(dim=1) - stops.long()
+    return responses.where(stops_before == 0, PAD), stops.any(dim=1)
+
+
+# Copied from ppo_rlhf_toy.py
+def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
+    """Log-probabilities (B, R) of the words that were written, out of those of all (B, R, V)."""
+    return all_logprobs.gather(-1, responses[..., None]).squeeze(-1)
+
+
+# Copied from ppo_rlhf_toy.py
+def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
+    """Mean cross-entropy, in nats per word, of predicting documents (B, L) word by word."""
+    hidden, _ = model(documents[:, :-1])
+    real = documents[:, 1:] != PAD
+    return F.cross_entropy(model.logits(hidden[real]), documents[:, 1:][real])
+
+
+def dpo_loss(
+    logprobs: Tensor, ref_logprobs: Tensor, beta: float
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """DPO's loss, a scalar (Rafailov et al. 2023, equation 7).
+
+    Log-probabilities are those of the chosen responses, then those of the rejected ones to the same
+    queries (2 B,), under the policy and the reference. Returns also the implicit rewards of
+    both (B,).
+    """
+    # Detail D4/8: implicit reward (beta) [DPO: trainers.py L74-75]
+    chosen, rejected = (beta * (logprobs - ref_logprobs)).chunk(2)
+    # Detail D5/8: logistic loss of the difference [DPO: trainers.py L73]
+    return -F.logsigmoid(chosen - rejected).mean(), (chosen, rejected)
+
+
+# === Stage 1: supervised fine-tuning ===
+
+
+# Copied from ppo_rlhf_toy.py
+def train_sft(args: Args, task: Task) -> TinyGPT:
+    """Teach a new language model the task's documents; returns it frozen: it is the reference."""
+    torch.manual_seed(args.seed)
+    model = TinyGPT(len(task.words), task.documents.shape[1]).to(args.device)
+    if saved := load_stage(args, "sft"):
+        model.load_state_dict(saved["model"])
+        return model.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    generator = stage_generator(args, "sft")
+    writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
+    for step in trange(1, args.sft_steps + 1, desc="sft", disable=None):
+        decay = (1 - (step - 1) / args.sft_steps) * min(1.0, step / 50)  # the latter a warm-up
+        optimizer.param_groups[0]["lr"] = decay * args.sft_learning_rate
+        chosen = torch.randint(len(task.documents), (args.sft_batch_size,), generator=generator)
+        loss = language_model_loss(model, task.documents[chosen].to(args.device))
+        optimizer.zero_grad()
+        loss.backward()
+        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        log(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
+    writer.close()
+    save_checkpoint(args.run_dir / "sft", args, {"model": model.state_dict(), "words": task.words})
+    return model.requires_grad_(False)
+
+
+# === Stage 2: preferences ===
+
+LABEL_NOISE = 0.4  # gold difference at which the labeller is right with the odds e : 1
+NUM_SAMPLES = 2000  # SFT samples that fix the scales of gold and proxy
+
+
+# Copied from ppo_rlhf_toy.py
+class Preferences(NamedTuple):
+    """Comparisons, the last of them held out, and what the SFT model writes by itself."""
+
+    queries: Tensor  # (pairs, Q)
+    chosen: Tensor  # (pairs, R), truncated
+    rejected: Tensor  # (pairs, R), truncated
+    sample_queries: Tensor  # (NUM_SAMPLES, Q)
+    samples: Tensor  # (NUM_SAMPLES, R), truncated
+    sample_gold: Tensor | None  # (NUM_SAMPLES,), where gold is known
+
+
+# Copied from ppo_rlhf_toy.py
+def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
+    """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
+    chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
+    answers = [agent.sample_responses(x, task.response_length, generator).cpu() for x in chunks]
+    return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
+
+
+# Copied from ppo_rlhf_toy.py
+def make_preferences(args: Args, task: Task, reference: Agent) -> Preferences:
+    """Let the labeller compare pairs of SFT samples, or take your own labels."""
+    if saved := load_stage(args, "preferences"):
+        return Preferences(*(saved[name] for name in Preferences._fields))
+    generator = stage_generator(args, "preferences")
+    if task.labelled:
+        queries, chosen, rejected = task.labelled
+    else:
+        queries = task.sample_queries(args.num_pairs, generator)
+        first = write_answers(reference, task, queries, generator)
+        second = write_answers(reference, task, queries, generator)
+        # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
+        difference = task.gold(queries, first) - task.gold(queries, second)
+        odds = torch.sigmoid(difference / LABEL_NOISE)
+        prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
+        chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
+    sample_queries = task.sample_queries(NUM_SAMPLES, generator)
+    samples = write_answers(reference, task, sample_queries, generator)
+    sample_gold = None if task.labelled else task.gold(sample_queries, samples)
+    preferences = Preferences(queries, chosen, rejected, sample_queries, samples, sample_gold)
+    save_checkpoint(args.run_dir / "preferences", args, preferences._asdict())
+    return preferences
+
+
+# === Stage 3: DPO ===
+
+
+class Judges(NamedTuple):
+    """What responses are measured by."""
+
+    task: Task  # knows the gold reward
+    reference: Agent  # the SFT model
+    sample_gold: Tensor | None  # gold of its samples, whose spread is the unit of gold
+
+
+# Copied from ppo_rlhf_toy.py
+def describe(queries: Tensor, responses: Tensor, judges: Judges) -> dict[str, float]:
+    """What truncated responses (B, R) look like, and what they are worth, where gold is known."""
+    task = judges.task
+    words = [task.split_words(response) for response in responses]
+    stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
+    metrics = {
+        "text/length": sum(map(len, words)) / len(words),
+        "text/stop_rate": stopped.sum().item() / len(words),
+        "text/repetition": sum(1 - len(set(w)) / len(w) for w in words) / len(words),
+        "text/unique": len({" ".join(w) for w in words}) / len(words),
+    }
+    if (scale := judges.sample_gold) is not None:
+        gold = (task.gold(queries, responses) - scale.mean()) / scale.std(correction=0)
+        metrics["objective/gold"] = gold.mean().item()
+    return metrics
+
+
+def pair_logprobs(agent: Agent, queries: Tensor, chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Log-probabilities of chosen (B, R), then of rejected responses to queries (B, Q): (2 B,)."""
+    # Detail D2/8: chosen and rejected in one pass [DPO: trainers.py L192-202]
+    responses = torch.cat([chosen, rejected])
+    all_logprobs = agent.get_logprobs(torch.cat([queries, queries]), responses)
+    logprobs = log_probability(all_logprobs, responses)
+    # Detail D3/8: sum over the words of a response [DPO: trainers.py L105]
+    return logprobs.where(responses != PAD, 0.0).sum(dim=1)
+
+
+def train_dpo(
+    args: Args, judges: Judges, comparisons: list[Tensor]
+) -> tuple[Agent, list[dict[str, float]]]:
+    """Fit the policy to comparisons: queries (pairs, Q), chosen and rejected (pairs, R).
+
+    Returns the trained agent, and one dictionary of metrics per gradient step.
+    """
+    # Detail D1/8: policy starts as the reference [section 4 of Rafailov et al. 2023]
+    agent = copy.deepcopy(judges.reference)
+    if saved := load_stage(args, args.dpo_run):
+        agent.load_state_dict(saved["agent"])
+        return agent, saved["updates"]
+    minibatches, updates = [], []
+    for epoch in range(args.num_epochs):
+        generator = stage_generator(args, f"dpo epoch {epoch}")
+        order = torch.randperm(len(comparisons[0]), generator=generator)
+        minibatches += order.split(args.batch_size)
+    optimizer = torch.optim.Adam(agent.parameters(), fused=True)
+    writer = SummaryWriter(str(args.run_dir / args.dpo_run), purge_step=1)
+    for step, mb in enumerate(tqdm(minibatches, args.dpo_run, disable=None), start=1):
+        decay = 1 - (step - 1) / len(minibatches)
+        # Detail D7/8: learning-rate warm-up (learning_rate, warmup_steps) [DPO: trainers.py L251]
+        learning_rate = args.learning_rate * decay * min(1.0, step / args.warmup_steps)
+        optimizer.param_groups[0]["lr"] = learning_rate
+        pairs = [x[mb].to(args.device) for x in comparisons]
+        logprobs = pair_logprobs(agent, *pairs)
+        with torch.no_grad():
+            ref_logprobs = pair_logprobs(judges.reference, *pairs)
+        preference_loss, (good, bad) = dpo_loss(logprobs, ref_logprobs, args.beta)
+        chosen, rejected = logprobs.chunk(2)
+        # Detail D6/8: likelihood of the chosen response (nll_coef) [Pang et al. 2024]
+        nll = -(chosen / (pairs[1] != PAD).sum(dim=1)).mean()
+        loss = preference_loss + args.nll_coef * nll
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+        optimizer.step()
+        # Detail D8/8: both log-probabilities logged [DPO: trainers.py L230, L239]
+        metrics = {
+            "losses/loss": loss,
+            "losses/preference_loss": preference_loss,
+            "losses/nll": nll,
+            "losses/grad_norm": norm,
+            "rewards/accuracy": (good > bad).float().mean(),
+            "rewards/margin": (good - bad).mean(),
+            "logprobs/chosen": chosen.mean(),
+            "logprobs/rejected": rejected.mean(),
+        }
+        updates.append(means([{name: x.detach() for name, x in metrics.items()}]))
+        updates[-1]["charts/learning_rate"] = learning_rate
+        log(writer, step, updates[-1])
+    writer.close()
+    state = {"agent": agent.state_dict(), "updates": updates}
+    save_checkpoint(args.run_dir / args.dpo_run, args, state)
+    return agent, updates
+
+
+# === Evaluation and the pipeline ===
+
+NUM_EVALUATED = 512
+
+
+@torch.no_grad()
+def evaluate(
+    args: Args, agent: Agent, judges: Judges, held_out: list[Tensor]
+) -> tuple[dict, list[str]]:
+    """Metrics and some texts of fresh responses of a policy; the same queries for every policy.
+
+    Of the comparisons held out, the mean log-probability of the chosen and the rejected responses,
+    and the share in which the implicit reward of the chosen ones is higher.
+    """
+    generator = stage_generator(args, "evaluate")
+    queries = judges.task.sample_queries(NUM_EVALUATED, generator)
+    responses = write_answers(agent, judges.task, queries, generator)
+    texts = queries.to(args.device), responses.to(args.device)
+    all_logprobs, ref_all_logprobs = (x.get_logprobs(*texts) for x in (agent, judges.reference))
+    kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1).cpu()
+    pairs = [x.to(args.device) for x in held_out]
+    logprobs, ref_logprobs = (pair_logprobs(x, *pairs) for x in (agent, judges.reference))
+    _, (good, bad) = dpo_loss(logprobs, ref_logprobs, args.beta)
+    chosen, rejected = logprobs.chunk(2)
+    metrics = {
+        "objective/kl": kl.where(responses != PAD, 0.0).sum(1).mean().item(),
+        "rewards/accuracy": (good > bad).float().mean().item(),
+        "logprobs/chosen": chosen.mean().item(),
+        "logprobs/rejected": rejected.mean().item(),
+    }
+    lines = [judges.task.split_words(x)[1:] for x in torch.cat([queries, responses], dim=1)[:5]]
+    return metrics | describe(queries, responses, judges), [" ".join(line) for line in lines]
+
+
+def train(args: Args) -> dict[str, Any]:
+    """Run the three stages, except those that the run's folder holds already; then evaluate.
+
+    Returns `agent` of the first DPO run; `updates`, of each DPO run a dictionary of metrics per
+    gradient step; `results`, of each model its evaluation; `quality` of the first policy as a
+    reward model; and `args`. Raises ValueError where something given does not fit.
+    """
+    start_run(args)
+    task = toy_task(args)
+    sft = train_sft(args, task)
+    reference = Agent(sft, args.temperature).to(args.device)
+    preferences = make_preferences(args, task, reference)
+    num_learned = len(preferences.queries) - len(preferences.queries) // HELD_OUT
+    learned, held_out = zip(*(x.tensor_split([num_learned]) for x in preferences[:3]), strict=True)
+    judges = Judges(task, reference, preferences.sample_gold)
+
+    forms = [{}]
+    if args.compare:
+        forms += [{"nll_coef": 0.0}, {"nll_coef": 0.0, "beta": 0.03}]
+    agents, updates = {"sft": reference}, {}
+    for run in (dataclasses.replace(args, **form) for form in forms):
+        agents[run.dpo_run], updates[run.dpo_run] = train_dpo(run, judges, learned)
+
+    results, texts = {}, {}
+    for name, agent in agents.items():
+        results[name], texts[name] = evaluate(args, agent, judges, held_out)
+    quality = {"implicit accuracy": results[args.dpo_run]["rewards/accuracy"]}
+    report(args, quality, results, texts)
+    outcome = {"agent": agents[args.dpo_run], "updates": updates, "results": results}
+    return outcome | {"quality": quality, "args": args}
+
+
+# === Operations: stages, details, logs, results ===
+
+SCRIPT = Path(__file__).stem
+METHOD, FIRST_SETTING = "dpo", "beta"  # of the last stage: the name of its runs, its settings
+
+
+# Copied from ppo_rlhf_toy.py
+def stage_generator(args: Args, purpose: str) -> Generator:
+    """A random generator of its own for each purpose: reused stages change nothing after them."""
+    return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
+
+
+def start_run(args: Args) -> None:
+    """Check settings and folder, start the logs."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda needs an NVIDIA GPU and a CUDA build of PyTorch.")
+    if not args.resume and (args.run_dir / "sft/checkpoint.pt").exists():
+        raise ValueError(f"{args.run_dir} holds a run: --resume it, or take another --run-name.")
+    torch.set_num_threads(1)  # as fast for networks of this size
+    with SummaryWriter(str(args.run_dir)) as writer:
+        writer.add_text("settings", str(args))
+        writer.add_text("details", details(args))
+
+
+# Copied from ppo_rlhf_toy.py
+def load_stage(args: Args, name: str) -> dict[str, Any] | None:
+    """What this run has made of a stage, unless settings have changed on which it depends."""
+    folder, names = args.run_dir / name, [field.name for field in dataclasses.fields(args)]
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "checkpoint.pt").exists():
+        return None
+    saved = load_checkpoint(folder)
+    end = None if name.startswith(METHOD) else names.index(FIRST_SETTING)
+    same = all(saved["args"][x] == getattr(args, x) for x in names[names.index("seed") : end])
+    print(f"{name}: {'taken from' if same else 'made anew, for other settings, in'} {folder}")
+    return saved if same else None
+
+
+# Copied from ppo_continuous_action.py
+def save_checkpoint(run_dir: Path, args: Args, state: dict[str, Any]) -> None:
+    """Write tensors and plain values into a file that is complete or absent, whatever happens."""
+    path = run_dir / "checkpoint.pt"
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+# Copied from ppo_continuous_action.py
+def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
+    """Read the checkpoint in a folder, running no code; raise ValueError if it is not sound."""
+    path = Path(run_dir) / "checkpoint.pt"
+    if not path.exists():
+        raise ValueError(f"There is no {path}; --checkpoint-interval says how soon one is made.")
+    try:
+        with zipfile.ZipFile(path) as file:
+            sound = file.testzip() is None  # torch.load does not look at the checksums
+        content = torch.load(path, map_location="cpu", weights_only=True) if sound else {}
+    except Exception:  # whatever a foreign or damaged file can raise
+        content = {}
+    if not isinstance(content, dict) or content.get("script") != SCRIPT:
+        raise ValueError(f"{path} is damaged, or was not made by {SCRIPT}.py.")
+    return content
+
+
+# Copied from ppo_continuous_action.py
+def means(rows: list[Tensors]) -> dict[str, float]:
+    """Mean of each metric over minibatches; raise ValueError if one is not finite."""
+    metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
+    if not all(map(math.isfinite, metrics.values())):
+        raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
+    return metrics
+
+
+# Copied from ppo_continuous_action.py
+def details(args: Args) -> str:
+    """The implementation details with the settings in force here and their lines, as Markdown."""
+    tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
+    table = ["| detail | name | in force | line |", "|---|---|---|--:|"]
+    for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
+        if match := tag.match(text):
+            names = match[3].split(", ") if match[3] else []
+            values = ", ".join(f"{name}={getattr(args, name)}" for name in names)
+            table.append(f"| {match[1]} | {match[2].strip()} | {values or 'on'} | {line} |")
+    return "\n".join(table)
+
+
+# Copied from ppo_rlhf_toy.py
+def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
+    """Write the metrics of one step to TensorBoard."""
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, step)
+
+
+# Copied from ppo_rlhf_toy.py
+def report(args: Args, quality: dict, results: dict[str, dict], texts: dict[str, list]) -> None:
+    """Print the evaluation; keep it in TensorBoard and, for programs, in results.json."""
+    columns = ["objective/gold", "objective/proxy", "objective/kl", "text/stop_rate", "text/length"]
+    columns += ["text/repetition", "text/unique"]
+    columns = [name for name in columns if name in results["sft"]]  # where gold is known
+    table = [f"| {'model':14} |" + "".join(f"{x.split('/')[1]:>11} |" for x in columns)]
+    table.append("|---|" + "---:|" * len(columns))
+    for name, row in results.items():
+        table.append(f"| {name:14} |" + "".join(f"{row[x]:11.2f} |" for x in columns))
+    samples = "\n\n".join(f"{name}:\n- " + "\n- ".join(lines) for name, lines in texts.items())
+    judge = "Reward model: " + ", ".join(f"{name} {x:.3f}" for name, x in quality.items())
+    print(judge, "\n".join(table), samples, f"Logs and results: {args.run_dir}", sep="\n\n")
+    with SummaryWriter(str(args.run_dir)) as writer:
+        writer.add_text("results", "\n".join(table))
+        writer.add_text("samples", samples)
+    content = {"args": dataclasses.asdict(args), "quality": quality, "results": results}
+    (args.run_dir / "results.tmp").write_text(json.dumps(content | {"texts": texts}, indent=1))
+    os.replace(args.run_dir / "results.tmp", args.run_dir / "results.json")
+
+
+# Copied from ppo_rlhf_toy.py
+def main() -> None:
+    """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
+    try:
+        args = tyro.cli(Args)
+        if args.resume:  # takes the settings of the run, except for flags that are given
+            args = tyro.cli(Args, default=Args(**load_checkpoint(f"{args.resume}/sft")["args"]))
+        args.run_name = args.run_name or f"{SCRIPT}__{args.seed}__{int(time.time())}"
+        print(details(args)) if args.details else train(args)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(f"Continue with --resume {args.run_dir}")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+# ruff: noqa: E501 - a table of code at the end
+"""grpo_rlhf_toy.py: its stages and judgement are PPO's, its loss the paper's; details G1-G8."""
+
+import copy
+import itertools
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+import grpo_rlhf_toy as grpo
+import ppo_rlhf_toy as rlhf
+from grpo_rlhf_toy import PAD, Args, Rollout
+
+torch.set_num_threads(1)
+for module in (grpo, rlhf):
+    module.NUM_SAMPLES, module.NUM_EVALUATED = 64, 32
+SMALL = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "batch_size": 16}
+SMALL |= {"num_updates": 2, "run_name": "run", "device": "cpu"}
+RUNS = ["grpo-adaptive-6", "grpo-adaptive-6-std-own-length-kl-in-loss", "grpo-none"]
+
+
+def small_args(**changes) -> Args:
+    """Settings of a run of a few seconds."""
+    return Args(**{**SMALL, **changes})
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make_stages(module) -> tuple:
+    """What comes before the last stage in one of the two scripts, and the SFT model's evaluation."""
+    args = module.Args(**SMALL)
+    task = module.toy_task(args)
+    sft = module.train_sft(args, task)
+    reference = module.Agent(sft, 1.0)
+    preferences = module.make_preferences(args, task, reference)
+    reward_model, quality = module.train_reward_model(args, sft, preferences)
+    judges = module.Judges(task, reward_model, reference, preferences.sample_gold)
+    return judges, preferences, quality, *module.evaluate(args, reference, judges)
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as context:
+        context.chdir(tmp_path_factory.mktemp("stages"))
+        return make_stages(grpo)
+
+
+@pytest.fixture
+def judges(stages) -> grpo.Judges:
+    return stages[0]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def run_grpo(judges, **changes):
+    """Updates of a GRPO run in an empty folder, and the arguments of each call of its loss."""
+    shutil.rmtree("runs", ignore_errors=True)
+    with patch.object(grpo, "grpo_loss", wraps=grpo.grpo_loss) as loss:
+        _, updates = grpo.train_grpo(small_args(**changes), judges)
+    return updates, [call.args for call in loss.call_args_list]
+
+
+# --- What it shares with ppo_rlhf_toy.py ---
+
+
+def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(stages):
+    expected = make_stages(rlhf)
+    for model in ("reference", "reward_model"):
+        ppo_weights = getattr(expected[0], model).state_dict()
+        weights = getattr(stages[0], model).state_dict()
+        assert all(torch.equal(x, ppo_weights[name]) for name, x in weights.items())
+    assert all(torch.equal(a, b) for a, b in zip(stages[1], expected[1], strict=True))
+    assert stages[2:] == expected[2:]
+
+
+def test_agent_is_that_of_ppo_but_for_the_values(judges):
+    agents = [module.Agent(judges.reference.policy, 0.7) for module in (grpo, rlhf)]
+    queries = judges.task.sample_queries(8, seeded(0))
+    sampled, expected = (x.sample_responses(queries, 18, seeded(1)) for x in agents)
+    assert torch.equal(sampled, expected) and sampled.shape == (8, 18)
+    logprobs, _ = agents[1].get_action_and_value(queries, sampled)
+    assert torch.equal(agents[0].get_logprobs(queries, sampled), logprobs)
+
+
+# --- Advantages, weights, loss ---
+
+
+def test_g2_g3_advantages_by_hand_and_rloo_compares_with_the_mean_of_the_others():
+    rewards = torch.tensor([1.0, 2.0, 3.0, 6.0, 5.0, 5.0, 5.0, 5.0])
+    expected = torch.tensor([-2.0, -1.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0])
+    assert torch.equal(grpo.group_advantages(rewards, 4, False), expected)
+    spread = math.sqrt((4 + 1 + 0 + 9) / 3) + 1e-4
+    torch.testing.assert_close(grpo.group_advantages(rewards, 4, True), expected / spread)
+    for size in (2, 4):
+        groups = rewards.view(-1, size)
+        others = (groups.sum(1, keepdim=True) - groups) / (size - 1)
+        rloo = grpo.group_advantages(rewards, size, False) * size / (size - 1)
+        torch.testing.assert_close(rloo, (groups - others).flatten())
+
+
+def test_g5_weights_by_hand():
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]).bool()
+    words = torch.tensor([10.0, 20, 1, 2, 3, 4])
+    for own_length, mean in ((False, (30 / 4 + 10 / 4) / 2), (True, (30 / 2 + 10 / 4) / 2)):
+        weights = grpo.word_weights(mask, own_length)
+        assert (weights * words).mean().item() == pytest.approx(mean)
+
+
+def numpy_loss(new, mb: Rollout, advantages, beta: float, args: Args) -> float:
+    """Equations 3 and 4 of DeepSeekMath, word by word, with the options of the script."""
+    new, old, ref = (x.double().numpy() for x in (new, mb.logprobs, mb.ref_logprobs))
+    total = 0.0
+    for i, advantage in enumerate(advantages.tolist()):
+        length = int(mb.mask[i].sum())
+        for t in range(length):
+            ratio, to_ref = np.exp(new[i, t] - old[i, t]), np.exp(ref[i, t] - new[i, t])
+            gain = min(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
+            k3 = to_ref - np.log(to_ref) - 1 if args.kl_in_loss else 0.0
+            total -= (gain - beta * k3) / (length if args.own_length else mb.mask.shape[1])
+    return total / len(new)
+
+
+@pytest.mark.parametrize("kl_in_loss", [False, True])
+@pytest.mark.parametrize("own_length", [False, True])
+def test_g4_g5_g7_loss_equals_an_independent_statement(judges, kl_in_loss, own_length):
+    agent, generator = judges.reference, seeded(0)
+    queries = judges.task.sample_queries(8, generator)
+    mask = torch.arange(10) < torch.randint(1, 11, (8, 1), generator=generator)
+    responses = torch.randint(2, 79, (8, 10), generator=generator).where(mask, PAD)
+    new = agent.get_logprobs(queries, responses).gather(2, responses[..., None]).squeeze(2).detach()
+    old, ref = (new + x * torch.randn(8, 10, generator=generator) for x in (0.3, 0.5))
+    mb = Rollout(queries, responses, old, ref, torch.zeros(8), mask)
+    advantages = torch.randn(8, generator=generator)
+    args = small_args(kl_in_loss=kl_in_loss, own_length=own_length)
+    loss, metrics = grpo.grpo_loss(agent, mb, advantages, 0.7, args)
+    assert loss.item() == pytest.approx(numpy_loss(new, mb, advantages, 0.7, args), rel=1e-4)
+    garbage = [responses.where(mask, 7), old.where(mask, 1e6), ref.where(mask, 1e6)]
+    mb = mb._replace(**dict(zip(("responses", "logprobs", "ref_logprobs"), garbage)))
+    assert torch.equal(grpo.grpo_loss(agent, mb, advantages, 0.7, args)[0], loss)
+    logratio = (new - old)[mask]
+    assert metrics["losses/old_approx_kl"].item() == pytest.approx(-logratio.mean().item())
+    assert metrics["losses/clipfrac"] == ((logratio.exp() - 1).abs() > 0.2).float().mean() > 0
+
+
+# --- Why k3 in the loss is weak: exact gradients, with three words and two places ---
+
+# The policy writes word 0 half of the time; so these are all responses, each as often as it is due.
+POLICY = torch.tensor([0.5, 0.25, 0.25]).double().log().expand(4, 3)
+ALL = torch.tensor([[a, b] for a in (0, 0, 1, 2) for b in (0, 0, 1, 2)])
+
+
+def gradient(ref: torch.Tensor, kind: str) -> torch.Tensor:
+    """Gradient of a KL penalty at POLICY; row 0 is the first place, row 1 + w the second after w."""
+    logits = POLICY.clone().requires_grad_(True)
+    new, old = logits.log_softmax(-1), ref.log_softmax(-1)
+    if kind in ("KL(policy || ref)", "KL(ref || policy) of each word"):
+        reach = torch.cat([torch.ones(1).double(), new[0].exp()])  # how often each row is used
+        forward = (reach.detach(), (old.exp() * (old - new)).sum(1))
+        loss = torch.dot(
+            *(forward if "word" in kind else (reach, (new.exp() * (new - old)).sum(1)))
+        )
+    else:
+        spread = lambda x: torch.stack([x[0].expand(16, 3), x[1 + ALL[:, 0]]], dim=1)  # noqa: E731
+        logprobs, ref_logprobs = (grpo.log_probability(spread(x), ALL) for x in (new.detach(), old))
+        rewards = (ref_logprobs - logprobs).sum(1)
+        mb = Rollout(ALL, ALL, logprobs, ref_logprobs, rewards, torch.ones(16, 2).bool())
+        in_loss = kind == "k3 in the loss"
+        advantages = 0 * rewards if in_loss else grpo.group_advantages(rewards, 16, False)
+        policy = SimpleNamespace(get_logprobs=lambda queries, responses: spread(new))
+        loss = 2 * grpo.grpo_loss(policy, mb, advantages, 1.0, Args(kl_in_loss=in_loss))[0]
+    return torch.autograd.grad(loss, logits)[0]  # the loss is that per word of two
+
+
+def test_g6_g7_k1_in_the_reward_is_the_gradient_of_the_kl_and_k3_in_the_loss_another():
+    ref = torch.randn(4, 3, generator=seeded(0)).double()
+    true, other = (
+        gradient(ref, "KL(policy || ref)"),
+        gradient(ref, "KL(ref || policy) of each word"),
+    )
+    torch.testing.assert_close(gradient(ref, "k1 in the reward"), true)
+    torch.testing.assert_close(gradient(ref, "k3 in the loss"), other)
+    assert (true - other).abs().max() > 0.1
+
+
+def test_g7_k3_pulls_no_overused_word_back_by_more_than_one_and_does_not_see_where_it_leads():
+    for rarity in (2.0, 5.0, 10.0, 20.0):  # of word 0 in the SFT model
+        ref = torch.tensor([-rarity, 0.0, 0.0]).double().expand(4, 3)
+        k1, k3 = (gradient(ref, kind)[0, 0] for kind in ("k1 in the reward", "k3 in the loss"))
+        assert 0.3 < k3 < 0.5 and k1 > 0.25 * rarity  # written half of the time: 0.5 is 1 per use
+    ref = POLICY.clone()
+    ref[1] = torch.tensor([0.0, 0.0, 9.0])  # word 0 is as common as it should be, the next is not
+    assert gradient(ref, "k1 in the reward")[0, 0] > 0.5
+    assert gradient(ref, "k3 in the loss")[0].abs().max() < 1e-9
+
+
+# --- Collecting and training ---
+
+
+@pytest.mark.parametrize("kl_in_loss", [False, True])
+def test_g6_r14_reward_is_the_score_minus_the_kl_of_the_whole_response(judges, kl_in_loss):
+    torch.manual_seed(0)
+    agent, args = copy.deepcopy(judges.reference), small_args(kl_in_loss=kl_in_loss)
+    for weight in agent.parameters():
+        weight.data += 0.03 * torch.randn_like(weight)
+    args.missing_stop_score = -5.0
+    queries = judges.task.sample_queries(32, seeded(0))
+    rollout, metrics = grpo.collect(args, agent, judges, queries, 3.0, seeded(1))
+    inputs, mask = (queries, rollout.responses), rollout.responses != PAD
+    with torch.no_grad():
+        words, ref_words = (x.get_logprobs(*inputs) for x in (agent, judges.reference))
+        proxy = judges.reward_model.score(*inputs)
+    difference = (words - ref_words).gather(2, rollout.responses[..., None]).squeeze(2)
+    kl = difference.where(mask, 0.0).sum(1)
+    stopped = (rollout.responses == grpo.TOY_WORDS.index("."))[:, 4:].any(1)
+    scores = proxy.where(stopped, -5.0)
+    assert 0 < stopped.sum() < 32 and torch.equal(rollout.mask, mask)
+    torch.testing.assert_close(rollout.rewards, scores if kl_in_loss else scores - 3.0 * kl)
+    exact = (words.exp() * (words - ref_words)).sum(2)[mask].sum() / 32
+    expected = {"kl": kl.mean(), "kl_exact": exact, "proxy": proxy.mean(), "score": scores.mean()}
+    for name, value in expected.items():
+        assert metrics[f"objective/{name}"] == pytest.approx(value.item(), rel=1e-4), name
+
+
+def test_g1_g8_6_each_pass_is_a_permutation_of_whole_groups_with_their_advantages(judges):
+    spies = [patch.object(grpo, x, wraps=getattr(grpo, x)) for x in ("collect", "group_advantages")]
+    with spies[0] as collect, spies[1] as advantages:
+        (row,), losses = run_grpo(judges, num_updates=1, group_size=4, update_epochs=2, std=True)
+    queries, rewards = collect.call_args.args[3].view(4, 4, -1), advantages.call_args.args[0]
+    assert (queries == queries[:, :1]).all() and len(queries[:, 0].unique(dim=0)) > 1
+    expected = torch.stack([rewards, grpo.group_advantages(rewards, 4, True)], dim=1)
+    assert row["advantages/std"] == pytest.approx(expected[:, 1].std(correction=0).item())
+    pairs = [torch.stack([mb.rewards, x], dim=1) for _, mb, x, *_ in losses]
+    first, second = torch.stack(pairs).view(2, 16, 2).tolist()
+    assert len(losses) == 2 * 4 and first not in (second, expected.tolist())
+    assert sorted(first) == sorted(second) == sorted(expected.tolist())
+
+
+def test_ratio_is_one_as_long_as_no_step_is_taken_and_then_the_kl_grows(judges):
+    before = copy.deepcopy(judges.reference.state_dict())
+    for row in run_grpo(judges, learning_rate=0.0)[0]:
+        assert row["losses/clipfrac"] == 0
+        assert abs(row["losses/approx_kl"]) < 1e-5 and abs(row["losses/k3"]) < 1e-5
+    (first, last), _ = run_grpo(judges)
+    assert abs(first["objective/kl"]) < 1e-3 and last["objective/kl_exact"] > 0.01
+    after = judges.reference.state_dict()
+    assert all(torch.equal(x, before[name]) for name, x in after.items())
+    # Steps are of the size of the learning rate unless the gradient is as small as Adam's epsilon.
+    (_, last), _ = run_grpo(judges, max_grad_norm=1e-12)
+    assert last["objective/kl_exact"] < 1e-6 and last["losses/grad_norm"] > 0.01
+
+
+def test_r20_beta_follows_the_kl_and_weighs_the_next_rollout(judges):
+    updates, losses = run_grpo(judges, num_updates=3, kl_coef=3.0)
+    for before, after in itertools.pairwise(updates):
+        beta, kl = before["objective/kl_coef"], before["objective/kl"]
+        expected = grpo.proportional_kl_coef(beta, kl, 6.0, 16, 500)
+        assert after["objective/kl_coef"] == pytest.approx(expected) != pytest.approx(beta)
+    for i, row in enumerate(updates):
+        beta, minibatches = row["objective/kl_coef"], losses[4 * i : 4 * i + 4]
+        earned = torch.cat([mb.rewards for _, mb, *_ in minibatches]).mean().item()
+        expected = row["objective/score"] - beta * row["objective/kl"]
+        assert earned == pytest.approx(expected, abs=1e-4)
+        assert {x[3] for x in minibatches} == {beta}
+    for mode, beta in (("fixed", 0.5), ("none", 0.0)):
+        updates, _ = run_grpo(judges, kl_mode=mode)
+        assert [row["objective/kl_coef"] for row in updates] == [beta, beta]
+
+
+# --- Whole runs ---
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run in all forms and its folder, not to be touched."""
+    with pytest.MonkeyPatch.context() as context:
+        context.chdir(tmp_path_factory.mktemp("finished"))
+        return grpo.train(small_args(compare=True)), Path("runs/run").resolve()
+
+
+def test_whole_pipeline_leaves_results_and_updates_of_each_form(finished):
+    run, folder = finished
+    saved = json.loads((folder / "results.json").read_text())
+    assert saved["results"] == run["results"] and saved["quality"] == run["quality"]
+    assert list(saved["results"]) == list(saved["texts"]) == ["sft", *RUNS]
+    for name in RUNS:
+        checkpoint = torch.load(folder / name / "checkpoint.pt", weights_only=True)
+        assert checkpoint["updates"] == run["updates"][name] and len(checkpoint["updates"]) == 2
+        assert {"objective/gold", "objective/kl", "text/unique"} <= saved["results"][name].keys()
+    assert run["updates"][RUNS[0]][1] != run["updates"][RUNS[1]][1]
+
+
+def test_a_killed_run_resumes_and_what_depends_on_a_changed_setting_is_redone(finished):
+    save, saved = grpo.save_checkpoint, []
+
+    def interrupt(folder, args, state):
+        saved.append(folder.name)
+        if saved == ["sft", "preferences", "reward_model"]:
+            raise KeyboardInterrupt
+        save(folder, args, state)
+
+    with patch.object(grpo, "save_checkpoint", interrupt):
+        with pytest.raises(KeyboardInterrupt):
+            grpo.train(small_args())
+        run = grpo.train(small_args(resume="runs/run"))
+        assert run["results"] == {x: finished[0]["results"][x] for x in ("sft", RUNS[0])}
+        grpo.train(small_args(resume="runs/run", std=True, clip_coef=0.1))
+        grpo.train(small_args(resume="runs/run", clip_coef=0.1))
+    expected = ["sft", "preferences", "reward_model", "reward_model", RUNS[0]]
+    assert saved == [*expected, f"{RUNS[0]}-std", RUNS[0]]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--num-minibatches 3", "must both divide --batch-size"),
+        ("--group-size 3", "must both divide --batch-size"),
+        ("--group-size 1", "greater than or equal to 2"),
+        ("--kl-horizon 20", "beta turns negative"),
+        ("--kl-coef 0", "stays 0"),
+        ("--resume absent", "There is no absent/sft/checkpoint.pt"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_code_2(monkeypatch, capsys, line, message):
+    monkeypatch.setattr(sys, "argv", ["grpo_rlhf_toy.py", *line.split()])
+    with pytest.raises(SystemExit, match="2"):
+        grpo.main()
+    assert message in capsys.readouterr().err and not Path("runs").exists()
+
+
+# What is broken, by what, and the tests that must notice. Copied functions are broken at home.
+# fmt: off
+MUTATIONS = [
+    ("for _ in range(length):", "for _ in range(length - 1):", "agent_is"),
+    ("hidden, _ = self.policy(torch.cat([queries, responses], dim=1))", "hidden, _ = self.policy(torch.cat([0 * queries + 1, responses], dim=1))", "agent_is"),
+    ("logits(hidden[:, before]) / self.temperature", "logits(hidden[:, before])", "agent_is"),
+    ("requires_grad_(True)\n\n    @torch", "requires_grad_(False)\n\n    @torch", "kl_grows"),
+    ("queries = queries.repeat_interleave(args.group_size, dim=0)", "queries = queries.repeat(args.group_size, 1)", "g1_"),
+    ("groups - groups.mean(dim=1, keepdim=True)", "groups - groups.mean()", "g2_"),
+    ("groups.std(dim=1, keepdim=True)", "groups.std(dim=1, keepdim=True, correction=0)", "g3_"),
+    ("advantages = advantages / (groups", "advantages = advantages * (groups", "g3_"),
+    ("    if std:", "    if True:", "g2_"),
+    ("advantages[:, None].expand_as(mask)[mask]", "advantages.repeat(mask.shape[1]).view(mask.shape)[mask]", "g4_"),
+    ("lengths if own_length else torch.full_like(lengths, mask.shape[1])", "lengths", "g5_weights"),
+    ("lengths if own_length else torch.full_like(lengths, mask.shape[1])", "torch.full_like(lengths, mask.shape[1])", "g5_weights"),
+    ("weights * word_advantages", "word_advantages", "g4_g5"),
+    ("scores if args.kl_in_loss else scores - kl_coef * kl", "scores - kl_coef * kl", "g6_r14"),
+    ("scores if args.kl_in_loss else scores - kl_coef * kl", "scores", "g6_r14"),
+    ("(logprobs - ref_logprobs).where", "(ref_logprobs - logprobs).where", "g6_r14"),
+    ("proxy.where(stopped, args.missing_stop_score)", "proxy", "g6_r14"),
+    ("loss = pg_loss + kl_coef * (weights * k3).mean()", "loss = pg_loss + kl_coef * k3.mean()", "g4_g5_g7"),
+    ("    if args.kl_in_loss:", "    if True:", "g4_g5_g7"),
+    ("(mb.ref_logprobs - logprobs)[mask]", "(logprobs - mb.ref_logprobs)[mask]", "g7_"),
+    ("for _ in range(args.update_epochs):", "for _ in range(1):", "g8_"),
+    ("order.split(args.batch_size // args.num_minibatches)", "order.split(args.batch_size)", "g8_6_"),
+    ("torch.randperm(args.batch_size, generator=generator)", "torch.arange(args.batch_size)", "g8_6_"),
+    ("advantages[mb], kl_coef, args)", "advantages[: len(mb)], kl_coef, args)", "g8_6_"),
+    ("clip_grad_norm_(agent.parameters(), args.max_grad_norm)", "clip_grad_norm_(agent.parameters(), math.inf)", "ratio_is_one"),
+    ("-logratio.mean(),", "logratio.mean(),", "g4_g5"),
+    ('metrics["objective/kl"], args.target_kl', '0.0, args.target_kl', "r20_"),
+    ('if args.kl_mode == "adaptive":\n            #', 'if args.kl_mode != "none":\n            #', "r20_"),
+    ('0.0 if args.kl_mode == "none" else args.kl_coef', "args.kl_coef", "r20_"),
+    ("agent = copy.deepcopy(judges.reference)", "agent = judges.reference", "kl_grows"),
+    ('METHOD, FIRST_SETTING = "grpo"', 'METHOD, FIRST_SETTING = "ppo"', "depends_on"),
+]
+# fmt: on
