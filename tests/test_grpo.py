@@ -2,10 +2,10 @@
 """grpo_rlhf_toy.py: its stages and judgement are PPO's, its loss the paper's; details G1-G8."""
 
 import copy
+import dataclasses
 import itertools
 import json
 import math
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,14 +22,12 @@ from grpo_rlhf_toy import PAD, Args, Rollout
 torch.set_num_threads(1)
 for module in (grpo, rlhf):
     module.NUM_SAMPLES, module.NUM_EVALUATED = 64, 32
-SMALL = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "batch_size": 16}
-SMALL |= {"num_updates": 2, "run_name": "run", "device": "cpu"}
-RUNS = ["grpo-adaptive-6", "grpo-adaptive-6-std-own-length-kl-in-loss", "grpo-none"]
+SMALL = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "batch_size": 16, "device": "cpu"}
 
 
 def small_args(**changes) -> Args:
     """Settings of a run of a few seconds."""
-    return Args(**{**SMALL, **changes})
+    return Args(**{**SMALL, "run_name": "run", "num_updates": 2, **changes})
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -38,7 +36,7 @@ def seeded(seed: int) -> torch.Generator:
 
 def make_stages(module) -> tuple:
     """What comes before the last stage in one of the two scripts, and the SFT model's evaluation."""
-    args = module.Args(**SMALL)
+    args = module.Args(**SMALL, run_name=module.__name__)
     task = module.toy_task(args)
     sft = module.train_sft(args, task)
     reference = module.Agent(sft, 1.0)
@@ -66,14 +64,11 @@ def empty_folder(monkeypatch, tmp_path):
 
 
 def run_grpo(judges, **changes):
-    """Updates of a GRPO run in an empty folder, and the arguments of each call of its loss."""
-    shutil.rmtree("runs", ignore_errors=True)
+    """Updates of a GRPO run, and the arguments of each call of its loss."""
+    args = small_args(run_name=str(changes), **changes)
     with patch.object(grpo, "grpo_loss", wraps=grpo.grpo_loss) as loss:
-        _, updates = grpo.train_grpo(small_args(**changes), judges)
+        _, updates = grpo.train_grpo(args, judges)
     return updates, [call.args for call in loss.call_args_list]
-
-
-# --- What it shares with ppo_rlhf_toy.py ---
 
 
 def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(stages):
@@ -87,12 +82,12 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(stages):
 
 
 def test_agent_is_that_of_ppo_but_for_the_values(judges):
-    agents = [module.Agent(judges.reference.policy, 0.7) for module in (grpo, rlhf)]
+    agent, ppo_agent = (module.Agent(judges.reference.policy, 0.7) for module in (grpo, rlhf))
     queries = judges.task.sample_queries(8, seeded(0))
-    sampled, expected = (x.sample_responses(queries, 18, seeded(1)) for x in agents)
-    assert torch.equal(sampled, expected) and sampled.shape == (8, 18)
-    logprobs, _ = agents[1].get_action_and_value(queries, sampled)
-    assert torch.equal(agents[0].get_logprobs(queries, sampled), logprobs)
+    sampled = agent.sample_responses(queries, 18, seeded(1))
+    assert torch.equal(sampled, ppo_agent.sample_responses(queries, 18, seeded(1)))
+    logprobs, _ = ppo_agent.get_action_and_value(queries, sampled)
+    assert torch.equal(agent.get_logprobs(queries, sampled), logprobs)
 
 
 # --- Advantages, weights, loss ---
@@ -109,14 +104,6 @@ def test_g2_g3_advantages_by_hand_and_rloo_compares_with_the_mean_of_the_others(
         others = (groups.sum(1, keepdim=True) - groups) / (size - 1)
         rloo = grpo.group_advantages(rewards, size, False) * size / (size - 1)
         torch.testing.assert_close(rloo, (groups - others).flatten())
-
-
-def test_g5_weights_by_hand():
-    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]).bool()
-    words = torch.tensor([10.0, 20, 1, 2, 3, 4])
-    for own_length, mean in ((False, (30 / 4 + 10 / 4) / 2), (True, (30 / 2 + 10 / 4) / 2)):
-        weights = grpo.word_weights(mask, own_length)
-        assert (weights * words).mean().item() == pytest.approx(mean)
 
 
 def numpy_loss(new, mb: Rollout, advantages, beta: float, args: Args) -> float:
@@ -140,16 +127,15 @@ def test_g4_g5_g7_loss_equals_an_independent_statement(judges, kl_in_loss, own_l
     queries = judges.task.sample_queries(8, generator)
     mask = torch.arange(10) < torch.randint(1, 11, (8, 1), generator=generator)
     responses = torch.randint(2, 79, (8, 10), generator=generator).where(mask, PAD)
-    new = agent.get_logprobs(queries, responses).gather(2, responses[..., None]).squeeze(2).detach()
+    new = grpo.log_probability(agent.get_logprobs(queries, responses), responses).detach()
     old, ref = (new + x * torch.randn(8, 10, generator=generator) for x in (0.3, 0.5))
-    mb = Rollout(queries, responses, old, ref, torch.zeros(8), mask)
+    # What stands outside the mask must not matter.
+    padded = responses.where(mask, 7), old.where(mask, 1e6), ref.where(mask, -1e6)
+    mb = Rollout(queries, *padded, torch.zeros(8), mask)
     advantages = torch.randn(8, generator=generator)
-    args = small_args(kl_in_loss=kl_in_loss, own_length=own_length)
+    args = Args(kl_in_loss=kl_in_loss, own_length=own_length)
     loss, metrics = grpo.grpo_loss(agent, mb, advantages, 0.7, args)
     assert loss.item() == pytest.approx(numpy_loss(new, mb, advantages, 0.7, args), rel=1e-4)
-    garbage = [responses.where(mask, 7), old.where(mask, 1e6), ref.where(mask, 1e6)]
-    mb = mb._replace(**dict(zip(("responses", "logprobs", "ref_logprobs"), garbage)))
-    assert torch.equal(grpo.grpo_loss(agent, mb, advantages, 0.7, args)[0], loss)
     logratio = (new - old)[mask]
     assert metrics["losses/old_approx_kl"].item() == pytest.approx(-logratio.mean().item())
     assert metrics["losses/clipfrac"] == ((logratio.exp() - 1).abs() > 0.2).float().mean() > 0
@@ -162,48 +148,47 @@ POLICY = torch.tensor([0.5, 0.25, 0.25]).double().log().expand(4, 3)
 ALL = torch.tensor([[a, b] for a in (0, 0, 1, 2) for b in (0, 0, 1, 2)])
 
 
-def gradient(ref: torch.Tensor, kind: str) -> torch.Tensor:
-    """Gradient of a KL penalty at POLICY; row 0 is the first place, row 1 + w the second after w."""
+def gradients(ref: torch.Tensor) -> list[torch.Tensor]:
+    """Gradients of the KL, of the forward KL of each word, of k1 in the reward, of k3 in the loss.
+
+    They are those of logits (4, 3): row 0 for the first place, row 1 + w for the second after w.
+    """
     logits = POLICY.clone().requires_grad_(True)
     new, old = logits.log_softmax(-1), ref.log_softmax(-1)
-    if kind in ("KL(policy || ref)", "KL(ref || policy) of each word"):
-        reach = torch.cat([torch.ones(1).double(), new[0].exp()])  # how often each row is used
-        forward = (reach.detach(), (old.exp() * (old - new)).sum(1))
-        loss = torch.dot(
-            *(forward if "word" in kind else (reach, (new.exp() * (new - old)).sum(1)))
-        )
-    else:
-        spread = lambda x: torch.stack([x[0].expand(16, 3), x[1 + ALL[:, 0]]], dim=1)  # noqa: E731
-        logprobs, ref_logprobs = (grpo.log_probability(spread(x), ALL) for x in (new.detach(), old))
-        rewards = (ref_logprobs - logprobs).sum(1)
-        mb = Rollout(ALL, ALL, logprobs, ref_logprobs, rewards, torch.ones(16, 2).bool())
-        in_loss = kind == "k3 in the loss"
-        advantages = 0 * rewards if in_loss else grpo.group_advantages(rewards, 16, False)
-        policy = SimpleNamespace(get_logprobs=lambda queries, responses: spread(new))
-        loss = 2 * grpo.grpo_loss(policy, mb, advantages, 1.0, Args(kl_in_loss=in_loss))[0]
-    return torch.autograd.grad(loss, logits)[0]  # the loss is that per word of two
+    reach = torch.cat([torch.ones(1).double(), new[0].exp()])  # how often each row is used
+    losses = [reach @ (new.exp() * (new - old)).sum(1)]
+    losses.append(reach.detach() @ (old.exp() * (old - new)).sum(1))
+
+    place = lambda x: torch.stack([x[0].expand(16, 3), x[1 + ALL[:, 0]]], dim=1)  # noqa: E731
+    logprobs, ref_logprobs = (grpo.log_probability(place(x), ALL) for x in (new.detach(), old))
+    rewards = (ref_logprobs - logprobs).sum(1)
+    mb = Rollout(ALL, ALL, logprobs, ref_logprobs, rewards, torch.ones(16, 2).bool())
+    policy = SimpleNamespace(get_logprobs=lambda queries, responses: place(new))
+    for in_loss, advantages in (
+        (False, grpo.group_advantages(rewards, 16, False)),
+        (True, 0 * rewards),
+    ):
+        loss, _ = grpo.grpo_loss(policy, mb, advantages, 1.0, Args(kl_in_loss=in_loss))
+        losses.append(2 * loss)  # which is that per word of two
+    return [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in losses]
 
 
-def test_g6_g7_k1_in_the_reward_is_the_gradient_of_the_kl_and_k3_in_the_loss_another():
-    ref = torch.randn(4, 3, generator=seeded(0)).double()
-    true, other = (
-        gradient(ref, "KL(policy || ref)"),
-        gradient(ref, "KL(ref || policy) of each word"),
-    )
-    torch.testing.assert_close(gradient(ref, "k1 in the reward"), true)
-    torch.testing.assert_close(gradient(ref, "k3 in the loss"), other)
-    assert (true - other).abs().max() > 0.1
+def test_g7_k1_in_the_reward_has_the_gradient_of_the_kl_and_k3_in_the_loss_another():
+    kl, forward_kl, k1, k3 = gradients(torch.randn(4, 3, generator=seeded(0)).double())
+    torch.testing.assert_close(k1, kl)
+    torch.testing.assert_close(k3, forward_kl)
+    assert (kl - forward_kl).abs().max() > 0.1
 
 
 def test_g7_k3_pulls_no_overused_word_back_by_more_than_one_and_does_not_see_where_it_leads():
     for rarity in (2.0, 5.0, 10.0, 20.0):  # of word 0 in the SFT model
-        ref = torch.tensor([-rarity, 0.0, 0.0]).double().expand(4, 3)
-        k1, k3 = (gradient(ref, kind)[0, 0] for kind in ("k1 in the reward", "k3 in the loss"))
-        assert 0.3 < k3 < 0.5 and k1 > 0.25 * rarity  # written half of the time: 0.5 is 1 per use
+        *_, k1, k3 = gradients(torch.tensor([-rarity, 0.0, 0.0]).double().expand(4, 3))
+        # Word 0 is written half of the time: 0.5 is 1 per use.
+        assert 0.3 < k3[0, 0] < 0.5 and k1[0, 0] > 0.25 * rarity
     ref = POLICY.clone()
     ref[1] = torch.tensor([0.0, 0.0, 9.0])  # word 0 is as common as it should be, the next is not
-    assert gradient(ref, "k1 in the reward")[0, 0] > 0.5
-    assert gradient(ref, "k3 in the loss")[0].abs().max() < 1e-9
+    *_, k1, k3 = gradients(ref)
+    assert k1[0, 0] > 0.5 and k3[0].abs().max() < 1e-9
 
 
 # --- Collecting and training ---
@@ -212,18 +197,16 @@ def test_g7_k3_pulls_no_overused_word_back_by_more_than_one_and_does_not_see_whe
 @pytest.mark.parametrize("kl_in_loss", [False, True])
 def test_g6_r14_reward_is_the_score_minus_the_kl_of_the_whole_response(judges, kl_in_loss):
     torch.manual_seed(0)
-    agent, args = copy.deepcopy(judges.reference), small_args(kl_in_loss=kl_in_loss)
+    agent, queries = copy.deepcopy(judges.reference), judges.task.sample_queries(32, seeded(0))
     for weight in agent.parameters():
         weight.data += 0.03 * torch.randn_like(weight)
-    args.missing_stop_score = -5.0
-    queries = judges.task.sample_queries(32, seeded(0))
+    args = small_args(kl_in_loss=kl_in_loss, missing_stop_score=-5.0)
     rollout, metrics = grpo.collect(args, agent, judges, queries, 3.0, seeded(1))
     inputs, mask = (queries, rollout.responses), rollout.responses != PAD
     with torch.no_grad():
         words, ref_words = (x.get_logprobs(*inputs) for x in (agent, judges.reference))
         proxy = judges.reward_model.score(*inputs)
-    difference = (words - ref_words).gather(2, rollout.responses[..., None]).squeeze(2)
-    kl = difference.where(mask, 0.0).sum(1)
+    kl = grpo.log_probability(words - ref_words, rollout.responses).where(mask, 0.0).sum(1)
     stopped = (rollout.responses == grpo.TOY_WORDS.index("."))[:, 4:].any(1)
     scores = proxy.where(stopped, -5.0)
     assert 0 < stopped.sum() < 32 and torch.equal(rollout.mask, mask)
@@ -237,27 +220,24 @@ def test_g6_r14_reward_is_the_score_minus_the_kl_of_the_whole_response(judges, k
 def test_g1_g8_6_each_pass_is_a_permutation_of_whole_groups_with_their_advantages(judges):
     spies = [patch.object(grpo, x, wraps=getattr(grpo, x)) for x in ("collect", "group_advantages")]
     with spies[0] as collect, spies[1] as advantages:
-        (row,), losses = run_grpo(judges, num_updates=1, group_size=4, update_epochs=2, std=True)
+        _, losses = run_grpo(judges, num_updates=1, group_size=4, update_epochs=2, std=True)
     queries, rewards = collect.call_args.args[3].view(4, 4, -1), advantages.call_args.args[0]
     assert (queries == queries[:, :1]).all() and len(queries[:, 0].unique(dim=0)) > 1
-    expected = torch.stack([rewards, grpo.group_advantages(rewards, 4, True)], dim=1)
-    assert row["advantages/std"] == pytest.approx(expected[:, 1].std(correction=0).item())
-    pairs = [torch.stack([mb.rewards, x], dim=1) for _, mb, x, *_ in losses]
-    first, second = torch.stack(pairs).view(2, 16, 2).tolist()
-    assert len(losses) == 2 * 4 and first not in (second, expected.tolist())
-    assert sorted(first) == sorted(second) == sorted(expected.tolist())
+    pairs = torch.cat([torch.stack([mb.rewards, x], dim=1) for _, mb, x, *_ in losses]).tolist()
+    expected = torch.stack([rewards, grpo.group_advantages(rewards, 4, True)], dim=1).tolist()
+    assert len(losses) == 2 * 4 and pairs[:16] not in (pairs[16:], expected)
+    assert sorted(pairs[:16]) == sorted(pairs[16:]) == sorted(expected)
 
 
-def test_ratio_is_one_as_long_as_no_step_is_taken_and_then_the_kl_grows(judges):
+def test_11_ratio_is_one_as_long_as_no_step_is_taken_and_then_the_kl_grows(judges):
     before = copy.deepcopy(judges.reference.state_dict())
     for row in run_grpo(judges, learning_rate=0.0)[0]:
-        assert row["losses/clipfrac"] == 0
-        assert abs(row["losses/approx_kl"]) < 1e-5 and abs(row["losses/k3"]) < 1e-5
+        assert row["losses/clipfrac"] == 0 and max(row["losses/approx_kl"], row["losses/k3"]) < 1e-5
     (first, last), _ = run_grpo(judges)
     assert abs(first["objective/kl"]) < 1e-3 and last["objective/kl_exact"] > 0.01
     after = judges.reference.state_dict()
     assert all(torch.equal(x, before[name]) for name, x in after.items())
-    # Steps are of the size of the learning rate unless the gradient is as small as Adam's epsilon.
+    # Adam makes up for the size of a gradient, but not if it is clipped far below its epsilon.
     (_, last), _ = run_grpo(judges, max_grad_norm=1e-12)
     assert last["objective/kl_exact"] < 1e-6 and last["losses/grad_norm"] > 0.01
 
@@ -272,8 +252,7 @@ def test_r20_beta_follows_the_kl_and_weighs_the_next_rollout(judges):
         beta, minibatches = row["objective/kl_coef"], losses[4 * i : 4 * i + 4]
         earned = torch.cat([mb.rewards for _, mb, *_ in minibatches]).mean().item()
         expected = row["objective/score"] - beta * row["objective/kl"]
-        assert earned == pytest.approx(expected, abs=1e-4)
-        assert {x[3] for x in minibatches} == {beta}
+        assert earned == pytest.approx(expected, abs=1e-4) and {x[3] for x in minibatches} == {beta}
     for mode, beta in (("fixed", 0.5), ("none", 0.0)):
         updates, _ = run_grpo(judges, kl_mode=mode)
         assert [row["objective/kl_coef"] for row in updates] == [beta, beta]
@@ -282,62 +261,67 @@ def test_r20_beta_follows_the_kl_and_weighs_the_next_rollout(judges):
 # --- Whole runs ---
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A finished run in all forms and its folder, not to be touched."""
-    with pytest.MonkeyPatch.context() as context:
-        context.chdir(tmp_path_factory.mktemp("finished"))
-        return grpo.train(small_args(compare=True)), Path("runs/run").resolve()
+def check_runs(module, args, first_stages: list[str], models: list[str], **change) -> dict:
+    """A run leaves its results, and the same ones if it is killed in its third stage and resumed.
 
-
-def test_whole_pipeline_leaves_results_and_updates_of_each_form(finished):
-    run, folder = finished
+    A changed setting of the last stage makes that one anew. Returns the undisturbed run.
+    """
+    run, folder = module.train(args), args.run_dir
     saved = json.loads((folder / "results.json").read_text())
     assert saved["results"] == run["results"] and saved["quality"] == run["quality"]
-    assert list(saved["results"]) == list(saved["texts"]) == ["sft", *RUNS]
-    for name in RUNS:
+    assert list(saved["results"]) == list(saved["texts"]) == ["sft", *models]
+    for name in models:
         checkpoint = torch.load(folder / name / "checkpoint.pt", weights_only=True)
-        assert checkpoint["updates"] == run["updates"][name] and len(checkpoint["updates"]) == 2
+        assert checkpoint["updates"] == run["updates"][name]
         assert {"objective/gold", "objective/kl", "text/unique"} <= saved["results"][name].keys()
-    assert run["updates"][RUNS[0]][1] != run["updates"][RUNS[1]][1]
 
+    save, made = module.save_checkpoint, []
 
-def test_a_killed_run_resumes_and_what_depends_on_a_changed_setting_is_redone(finished):
-    save, saved = grpo.save_checkpoint, []
-
-    def interrupt(folder, args, state):
-        saved.append(folder.name)
-        if saved == ["sft", "preferences", "reward_model"]:
+    def interrupt(folder, *rest):
+        made.append(folder.name)
+        if made == first_stages:
             raise KeyboardInterrupt
-        save(folder, args, state)
+        save(folder, *rest)
 
-    with patch.object(grpo, "save_checkpoint", interrupt):
+    with patch.object(module, "save_checkpoint", interrupt):
         with pytest.raises(KeyboardInterrupt):
-            grpo.train(small_args())
-        run = grpo.train(small_args(resume="runs/run"))
-        assert run["results"] == {x: finished[0]["results"][x] for x in ("sft", RUNS[0])}
-        grpo.train(small_args(resume="runs/run", std=True, clip_coef=0.1))
-        grpo.train(small_args(resume="runs/run", clip_coef=0.1))
-    expected = ["sft", "preferences", "reward_model", "reward_model", RUNS[0]]
-    assert saved == [*expected, f"{RUNS[0]}-std", RUNS[0]]
+            module.train(dataclasses.replace(args, run_name="killed"))
+        resumed = dataclasses.replace(args, resume="runs/killed")
+        assert module.train(resumed)["results"] == run["results"]
+        module.train(dataclasses.replace(resumed, **change))
+    assert made == [*first_stages, first_stages[-1], *models, *models]
+    return run
+
+
+def test_whole_runs_of_each_form_can_be_killed_and_resumed():
+    models = ["grpo-adaptive-6", "grpo-adaptive-6-std-own-length-kl-in-loss", "grpo-none"]
+    stages = ["sft", "preferences", "reward_model"]
+    run = check_runs(grpo, small_args(compare=True), stages, models, clip_coef=0.1)
+    assert len(run["updates"]["grpo-none"]) == 2
+    assert run["results"][models[0]] != run["results"][models[1]]
+
+
+def check_message(module, line: str, message: str, monkeypatch, capsys) -> None:
+    """A command line ends with exit code 2 and a message, and makes nothing."""
+    monkeypatch.setattr(sys, "argv", [module.__file__, *line.split()])
+    with pytest.raises(SystemExit, match="2"):
+        module.main()
+    assert message in capsys.readouterr().err and not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--num-minibatches 3", "must both divide --batch-size"),
-        ("--group-size 3", "must both divide --batch-size"),
+        ("--num-minibatches 3", "Error: --num-minibatches and --group-size must both divide"),
+        ("--group-size 3", "Error: --num-minibatches and --group-size must both divide"),
         ("--group-size 1", "greater than or equal to 2"),
-        ("--kl-horizon 20", "beta turns negative"),
-        ("--kl-coef 0", "stays 0"),
-        ("--resume absent", "There is no absent/sft/checkpoint.pt"),
+        ("--kl-horizon 20", "Error: --kl-horizon must exceed --batch-size / 5"),
+        ("--kl-coef 0", "Error: An adaptive --kl-coef of 0 stays 0"),
+        ("--resume absent", "Error: There is no absent/sft/checkpoint.pt"),
     ],
 )
-def test_bad_input_is_a_sentence_and_code_2(monkeypatch, capsys, line, message):
-    monkeypatch.setattr(sys, "argv", ["grpo_rlhf_toy.py", *line.split()])
-    with pytest.raises(SystemExit, match="2"):
-        grpo.main()
-    assert message in capsys.readouterr().err and not Path("runs").exists()
+def test_bad_input_is_a_sentence(line, message, monkeypatch, capsys):
+    check_message(grpo, line, message, monkeypatch, capsys)
 
 
 # What is broken, by what, and the tests that must notice. Copied functions are broken at home.
@@ -353,8 +337,8 @@ MUTATIONS = [
     ("advantages = advantages / (groups", "advantages = advantages * (groups", "g3_"),
     ("    if std:", "    if True:", "g2_"),
     ("advantages[:, None].expand_as(mask)[mask]", "advantages.repeat(mask.shape[1]).view(mask.shape)[mask]", "g4_"),
-    ("lengths if own_length else torch.full_like(lengths, mask.shape[1])", "lengths", "g5_weights"),
-    ("lengths if own_length else torch.full_like(lengths, mask.shape[1])", "torch.full_like(lengths, mask.shape[1])", "g5_weights"),
+    ("lengths if own_length else torch.full_like(lengths, mask.shape[1])", "lengths", "g4_g5"),
+    ("lengths if own_length else torch.full_like(lengths, mask.shape[1])", "torch.full_like(lengths, mask.shape[1])", "g4_g5"),
     ("weights * word_advantages", "word_advantages", "g4_g5"),
     ("scores if args.kl_in_loss else scores - kl_coef * kl", "scores - kl_coef * kl", "g6_r14"),
     ("scores if args.kl_in_loss else scores - kl_coef * kl", "scores", "g6_r14"),
@@ -367,12 +351,12 @@ MUTATIONS = [
     ("order.split(args.batch_size // args.num_minibatches)", "order.split(args.batch_size)", "g8_6_"),
     ("torch.randperm(args.batch_size, generator=generator)", "torch.arange(args.batch_size)", "g8_6_"),
     ("advantages[mb], kl_coef, args)", "advantages[: len(mb)], kl_coef, args)", "g8_6_"),
-    ("clip_grad_norm_(agent.parameters(), args.max_grad_norm)", "clip_grad_norm_(agent.parameters(), math.inf)", "ratio_is_one"),
+    ("clip_grad_norm_(agent.parameters(), args.max_grad_norm)", "clip_grad_norm_(agent.parameters(), math.inf)", "11_"),
     ("-logratio.mean(),", "logratio.mean(),", "g4_g5"),
     ('metrics["objective/kl"], args.target_kl', '0.0, args.target_kl', "r20_"),
     ('if args.kl_mode == "adaptive":\n            #', 'if args.kl_mode != "none":\n            #', "r20_"),
     ('0.0 if args.kl_mode == "none" else args.kl_coef', "args.kl_coef", "r20_"),
     ("agent = copy.deepcopy(judges.reference)", "agent = judges.reference", "kl_grows"),
-    ('METHOD, FIRST_SETTING = "grpo"', 'METHOD, FIRST_SETTING = "ppo"', "depends_on"),
+    ('METHOD, FIRST_SETTING = "grpo"', 'METHOD, FIRST_SETTING = "ppo"', "whole_runs"),
 ]
 # fmt: on
