@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = sorted(ROOT.glob("ppo_*.py"))
+SCRIPTS = sorted(ROOT.glob("*.py"))
 # These have the same role but not the same text in each script; a marked copy is one even so.
 MAY_DIFFER = {"Args", "Agent", "Environments", "make_env", "ppo_loss", "train", "evaluate", "main"}
-MARKER = re.compile(r"# Copied from (ppo_\w+\.py)\n\Z")
+MAY_DIFFER |= {"Judges", "Rollout", "collect", "start_run"}  # of the RLHF scripts
+MARKER = re.compile(r"# Copied from (\w+\.py)\n\Z")
 
 
 def blocks(source: str) -> dict[str, tuple[str, str | None, int]]:
@@ -61,6 +62,23 @@ def fix(sources: dict[str, str]) -> dict[str, str]:
 
 def test_copies_are_byte_identical_and_marked():
     assert problems({path.name: path.read_text() for path in SCRIPTS}) == []
+
+
+def test_rlhf_scripts_have_the_same_constants_and_sample_alike():
+    """Which stand outside of copied blocks: the task above all."""
+    texts = {}
+    for path in ROOT.glob("*_rlhf_toy.py"):
+        tree = ast.parse(path.read_text())
+        (agent,) = (x for x in tree.body if getattr(x, "name", "") == "Agent")
+        for node in tree.body:
+            if isinstance(node, ast.Assign | ast.AugAssign):
+                texts.setdefault(ast.unparse(node).split("= ")[0], set()).add(ast.unparse(node))
+        for node in agent.body:
+            if isinstance(node, ast.FunctionDef) and node.name == "sample_responses":
+                texts.setdefault(node.name, set()).add(ast.unparse(node))
+    assert len(texts) > 20 and "sample_responses" in texts
+    (different,) = (name for name, found in texts.items() if len(found) > 1)
+    assert "METHOD" in different
 
 
 def test_exceptions_are_needed():

@@ -32,6 +32,8 @@ SCRIPTS = {
     "atari": ("ppo_atari", ["test_atari", "test_atari_envs", "test_distributed"]),
     "lstm": ("ppo_atari_lstm", ["test_atari_lstm"]),
     "rlhf": ("ppo_rlhf_toy", ["test_rlhf"]),
+    "grpo": ("grpo_rlhf_toy", ["test_grpo"]),
+    "dpo": ("dpo_rlhf_toy", ["test_dpo"]),
 }
 
 # Files whose tests run on several scripts, which their names end with.
@@ -226,7 +228,12 @@ def rows() -> list[Row]:
             file, expression = test.split(": ")
             if script != HOME:
                 there = text.count(old) == 1 and not inside(position(text, old)[0], copied(text))
-                if not there or old in own or file not in SHARED or script == "rlhf":
+                if (
+                    not there
+                    or old in own
+                    or file not in SHARED
+                    or SCRIPTS[script][0].endswith("rlhf_toy")
+                ):
                     continue
             chosen = f"({expression}) and {script}" if file in SHARED else expression
             found.append(Row(script, old, new, [f"tests/test_{file}.py", "-k", chosen]))
@@ -236,7 +243,7 @@ def rows() -> list[Row]:
 def more_rows(path: Path) -> list[tuple[str, str, str]]:
     """MUTATIONS of a test file, which is not imported for it."""
     for node in ast.parse(path.read_text()).body if path.exists() else ():
-        if isinstance(node, ast.Assign) and node.targets[0].id == "MUTATIONS":
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "MUTATIONS":
             return ast.literal_eval(node.value)
     return []
 
@@ -248,7 +255,7 @@ def run(row: Row) -> tuple[int, str]:
     """Exit code and output of a row's tests on a broken copy of the project, in a forked process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for path in (*ROOT.glob("tests/*.py"), *ROOT.glob("ppo_*.py"), ROOT / "pyproject.toml"):
+        for path in (*ROOT.glob("tests/*.py"), *ROOT.glob("*.py"), ROOT / "pyproject.toml"):
             target = folder / path.relative_to(ROOT)
             target.parent.mkdir(exist_ok=True)
             shutil.copy(path, target)
