@@ -178,8 +178,7 @@ MUTATIONS = [
     # 1 and 3, 11: the loop
     ("noise=t_noise[t]", "noise=0.0", "is_sampled"),
     ("eps=args.adam_eps", "eps=1e-8", "reach_adam"),
-    ("nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)",
-     "nn.utils.clip_grad_norm_(agent.parameters(), math.inf)", "reach_adam"),
+    ("(agent.parameters(), args.max_grad_norm)", "(agent.parameters(), math.inf)", "reach_adam"),
     ('adam.load_state_dict(saved["adam"])', "pass", "bit_for_bit"),
     ("tyro.cli(Args, default=Args(**PAPER))", "Args(**PAPER)", "paper"),
     ('"vf_coef": 2.0', '"vf_coef": 1.0', "paper"),

@@ -1,4 +1,7 @@
-"""The Atari environments: details 14-20 on fake games, and the whole against the raw emulator."""
+"""The Atari environments: the same as on the raw emulator, bit for bit.
+
+That comparison has all of the details 14-20; fake games add what happens seldom.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -83,19 +86,6 @@ def test_noop_reset_starts_over_when_the_game_ends_meanwhile():
     assert np.array_equal(frame, game.frame())
 
 
-def test_max_and_skip_sums_four_rewards_and_shows_the_maximum_of_the_last_two_frames():
-    """Pixel by pixel."""
-    env = begun(ppo.MaxAndSkip, *((float(r), 3, False) for r in (1, 2, 3, 4)))
-    frames = np.zeros((4, 210, 160, 3), np.uint8)
-    frames[:2], frames[2, :, :80], frames[3, :, 80:] = 20, 9, 8
-    shown = iter(frames)
-    env.unwrapped.frame = lambda: next(shown)
-    frame, *others = env.step(2)
-    assert env.unwrapped.calls == ["reset", 2, 2, 2, 2]
-    assert others == [10.0, False, False, {}]
-    assert (frame[:, :80] == 9).all() and (frame[:, 80:] == 8).all()
-
-
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_max_and_skip_stops_when_the_game_ends(length):
     env = begun(ppo.MaxAndSkip, *[(1.0, 3, False)] * (length - 1), (1.0, 0, True))
@@ -126,24 +116,6 @@ def test_a_life_begins_with_a_noop_and_with_a_reset_if_that_ends_the_game(script
     assert not env.step(1)[2]  # the lives that are left are now the normal state
 
 
-def test_score_is_that_of_the_whole_game_and_stands_in_the_info_of_its_end_only():
-    rows = [(2.0, 3, False), (5.0, 2, False), (0.5, 2, False), (0.0, 1, False), (7.0, 0, True)]
-    env = begun(ppo.EpisodicLife, *rows)
-    assert [env.step(1)[4] for _ in range(2)] == [{}, {}]
-    env.reset()  # the next life begins with a no-op
-    assert [env.step(1)[4] for _ in range(2)] == [{}, {"return": 14.5, "length": 5}]
-    env.reset()
-    assert env.score == {"return": 0.0, "length": 0}
-
-
-def test_fire_reset_presses_actions_1_and_2_after_a_lost_life_too():
-    env = begun(lambda game: ppo.FireReset(ppo.EpisodicLife(game)), ALIVE, ALIVE, LOST, LOST)
-    env.step(0)
-    frame, _ = env.reset()
-    assert env.unwrapped.calls == ["reset", 1, 2, 0, 0, 1, 2]
-    assert np.array_equal(frame, env.unwrapped.frame())
-
-
 def test_episode_that_ends_under_the_fire_press_is_reset():
     game = FakeGame(OVER, ALIVE)
     frame, _ = ppo.FireReset(game).reset()
@@ -151,69 +123,21 @@ def test_episode_that_ends_under_the_fire_press_is_reset():
     assert np.array_equal(frame, game.frame())
 
 
-def area_resize(image: np.ndarray, size: int) -> np.ndarray:
-    """Mean over the source area that each target pixel covers, written out as two matrices."""
-
-    def weights(source):
-        edges = np.arange(size + 1) * source / size
-        low = np.maximum(edges[:-1, None], np.arange(source))
-        high = np.minimum(edges[1:, None], np.arange(source) + 1)
-        return np.clip(high - low, 0, None) * size / source  # (size, source)
-
-    return weights(image.shape[0]) @ image @ weights(image.shape[1]).T
-
-
-def test_warp_frame_is_luma_then_area_interpolation():
-    env = ppo.WarpFrame(FakeGame())
-    screen = np.random.default_rng(0).integers(0, 256, (210, 160, 3), dtype=np.uint8)
-    luma = np.rint(screen @ np.array([0.299, 0.587, 0.114]))
-    frame = env.observation(screen)
-    assert frame.shape == env.observation_space.shape == (84, 84) and frame.dtype == np.uint8
-    assert np.abs(frame - area_resize(luma, 84)).max() <= 1.01  # rounding of two integer steps
-    for level in (0, 1, 77, 255):
-        assert (env.observation(np.full_like(screen, level)) == level).all()
-
-
 def test_clip_reward_is_the_sign():
     env = ppo.ClipReward(FakeGame())
     assert [env.reward(r) for r in (-5, -0.1, 0, 0.1, 7)] == [-1, -1, 0, 1, 1]
 
 
-# --- Detail 20, and what the container does with it ---
-
-
-def begin(script, num_envs=1, processes=1):
-    """Fake games that have begun."""
-    games = (ppo.EpisodicLife(FakeGame(*script)) for _ in range(num_envs))
-    envs = ppo.Environments([ppo.ClipReward(ppo.WarpFrame(x)) for x in games], processes)
-    envs.reset(np.random.default_rng(0))
-    return envs
-
-
-def played(envs, rng, actions):
-    """Observations, rewards, terminated and truncated of each step."""
-    steps = ((envs.step([action], rng), envs.obs) for action in actions)
-    return [[obs.copy(), *map(np.array, outcome)] for outcome, obs in steps]
-
-
-def test_frame_stack_holds_the_last_four_newest_last_and_begins_black_in_each_life_and_game():
-    envs = begin([ALIVE, LOST, LOST, *[LOST] * 4, OVER])
-    rng, stacks, final = np.random.default_rng(0), [envs.obs[0, :, 0, 0].tolist()], []
-    for terminated in (False, True, False, False, False, False, True):
-        assert envs.step([1], rng)[1:] == ((terminated,), (False,))
-        stacks.append(envs.obs[0, :, 0, 0].tolist())
-        final += [envs.final_obs[0, :, 0, 0].tolist()] * terminated
-        assert len(envs.episodes) == (len(stacks) == 8)  # one game, of two lives
-    assert stacks[:3] == [[0, 0, 0, 100], [0, 0, 100, 101], [0, 0, 0, 103]]  # 102: a no-op
-    assert stacks[3] == [0, 0, 103, 104] and stacks[6] == [104, 105, 106, 107]
-    assert stacks[7] == [0, 0, 0, 150]
-    assert final == [[0, 100, 101, 102], [105, 106, 107, 108]]
+# --- The container, and the order of the wrappers ---
 
 
 def test_finished_games_are_noted_with_their_raw_score_and_a_new_seed_begins_the_next():
     """At the step of all three processes."""
     script = [(3.0, 3, False), (-8.0, 2, False), (0.0, 2, False), (1.0, 0, True)]
-    envs, rng = begin(script, num_envs=2, processes=3), np.random.default_rng(1)
+    games = [ppo.EpisodicLife(FakeGame(*script)) for _ in range(2)]
+    envs = ppo.Environments([ppo.ClipReward(ppo.WarpFrame(x)) for x in games], processes=3)
+    rng = np.random.default_rng(0)
+    envs.reset(rng)
     seeds = [x["seed"] for x in envs.running]
     rewards = [envs.step([1, 0], rng)[0] for _ in range(3)]
     assert rewards == [(1.0, 1.0), (-1.0, -1.0), (1.0, 1.0)]
@@ -321,6 +245,12 @@ def test_environments_equal_a_raw_emulator_bit_for_bit(game, steps, monkeypatch)
 # --- Games that go on after a restart ---
 
 
+def played(envs, rng, actions):
+    """Observations, rewards, terminated and truncated of each step."""
+    steps = ((envs.step([action], rng), envs.obs) for action in actions)
+    return [[obs.copy(), *map(np.array, outcome)] for outcome, obs in steps]
+
+
 @pytest.mark.parametrize("game", ["Breakout", "Seaquest"])
 @pytest.mark.parametrize("sticky", [0.0, 0.25])
 def test_replayed_game_goes_on_bit_for_bit_through_lost_lives(game, sticky):
@@ -356,10 +286,9 @@ def test_failed_replay_begins_new_games_as_a_fresh_run_does(capsys):
     assert other.envs[0].get_wrapper_attr("score")["length"] == 2  # the presses that begin it
 
 
-@pytest.mark.parametrize("sticky", [0.0, 0.9])
-def test_sticky_actions_reach_the_emulator(sticky):
-    ale = ppo.make_env(ppo.Args(sticky_actions=sticky)).unwrapped.ale
-    assert ale.getFloat("repeat_action_probability") == np.float32(sticky)
+def test_sticky_actions_reach_the_emulator():
+    ale = ppo.make_env(ppo.Args(sticky_actions=0.75)).unwrapped.ale
+    assert ale.getFloat("repeat_action_probability") == 0.75
 
 
 # --- Names of games ---
@@ -386,28 +315,27 @@ MUTATIONS = [
     ("self.env.step(0)\n            if terminated or truncated:",
      "self.env.step(0)\n            if False:", "ends_meanwhile"),
     # 15 max and skip
-    ("np.maximum(frames[-1], frames[-2:][0])", "frames[-1]", "maximum"),
-    ("np.maximum(frames[-1], frames[-2:][0])", "np.maximum.reduce(frames)", "maximum"),
-    ("FRAME_SKIP = 4", "FRAME_SKIP = 3", "sums_four"),
-    ("total_reward += float(reward)", "total_reward = float(reward)", "sums_four"),
+    ("np.maximum(frames[-1], frames[-2:][0])", "frames[-1]", "bit_for_bit"),
+    ("np.maximum(frames[-1], frames[-2:][0])", "np.maximum.reduce(frames)", "bit_for_bit"),
+    ("FRAME_SKIP = 4", "FRAME_SKIP = 3", "bit_for_bit"),
+    ("total_reward += float(reward)", "total_reward = float(reward)", "bit_for_bit"),
     # 16 episodic life
     ("terminated or 0 < lives < self.lives", "terminated or lives < self.lives", "each_lost_life"),
     ("terminated or 0 < lives < self.lives", "terminated", "each_lost_life"),
     ("self.lives = lives\n", "pass\n", "each_lost_life"),
     ("if not self.game_over:\n            frame", "if False:\n            frame", "with_a_noop"),
-    ("self.score if self.game_over else {}", "self.score", "whole_game"),
+    ("self.score if self.game_over else {}", "self.score", "bit_for_bit"),
     # 17 fire reset
-    ("for action in (1, 2):", "for action in (1,):", "presses_actions"),
+    ("for action in (1, 2):", "for action in (1,):", "bit_for_bit"),
     ('== "FIRE":', '== "FIRES":', "order_of_ppo2"),
     # 18 warp frame
-    ("cv2.COLOR_RGB2GRAY", "cv2.COLOR_BGR2GRAY", "luma"),
-    ("cv2.INTER_AREA", "cv2.INTER_NEAREST", "luma"),
+    ("cv2.COLOR_RGB2GRAY", "cv2.COLOR_BGR2GRAY", "bit_for_bit"),
+    ("cv2.INTER_AREA", "cv2.INTER_NEAREST", "bit_for_bit"),
     # 19 reward clipping
     ("float(np.sign(reward))", "float(np.clip(reward, -1, 1))", "is_the_sign"),
     # 20 frame stack
-    ("np.concatenate([self.obs[i, 1:], frame[None]])",
-     "np.concatenate([frame[None], self.obs[i, :-1]])", "frame_stack"),
-    ("self.obs[i] = 0", "self.obs[i] = self.obs[i, -1]", "frame_stack"),
+    ("([self.obs[i, 1:], frame[None]])", "([frame[None], self.obs[i, :-1]])", "bit_for_bit"),
+    ("self.obs[i] = 0", "self.obs[i] = self.obs[i, -1]", "bit_for_bit"),
     ("if not score:\n                self.begin_life(i)", "self.begin_life(i)", "bit_for_bit"),
     # The container
     ("self.episodes.append({\"global_step\": self.global_step, **score})", "pass", "raw_score"),

@@ -43,14 +43,11 @@ def assert_close(a, b, atol=1e-5):
 # --- Details 2, 13, 21, 22, 32-34: the network ---
 
 
-def test_both_matrices_of_the_lstm_are_orthogonal_and_its_one_bias_is_0(agent):
+def test_shapes_and_gains_are_as_in_ppo2_and_the_lstm_has_one_bias(agent):
+    assert_nature_network(agent, frames=1, features=128)
     assert_layer(agent.lstm_input, (4 * 128, 512), 1.0)
     assert_layer(agent.lstm_recurrent, (4 * 128, 128), 1.0)
     assert agent.lstm_input.bias.shape == (4 * 128,) and agent.lstm_recurrent.bias is None
-
-
-def test_shapes_and_gains_of_the_other_layers(agent):
-    assert_nature_network(agent, frames=1, features=128)
 
 
 def test_first_convolution_sees_1_for_pixel_255_in_channels_last_order(agent):
@@ -272,8 +269,8 @@ MUTATIONS = [
     ("self.value(outputs).squeeze", "self.value(outputs.detach()).squeeze", "share"),
     ("(logits + noise).argmax", "logits.argmax", "step_by_step"),
     ("-(logprobs.exp() * logprobs)", "-(logits.exp() * logprobs)", "step_by_step"),
-    ("4 * HIDDEN_SIZE), 1.0)", "4 * HIDDEN_SIZE), gain)", "both_matrices"),
-    ("nn.init.orthogonal_(self.lstm_recurrent.weight, 1.0)", "pass", "both_matrices"),
+    ("4 * HIDDEN_SIZE), 1.0)", "4 * HIDDEN_SIZE), gain)", "shapes_and_gains"),
+    ("nn.init.orthogonal_(self.lstm_recurrent.weight, 1.0)", "pass", "shapes_and_gains"),
     ("return torch.zeros((2, num_envs", "return torch.ones((2, num_envs", "fresh"),
     ("output * (1 - start), cell * (1 - start)", "output * (1 - start), cell", "fresh"),
     ("write, keep, candidate, read =", "keep, write, candidate, read =", "gates"),

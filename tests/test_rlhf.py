@@ -12,11 +12,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 import wandb
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from wandb_log import wandb_records
 
@@ -24,7 +26,7 @@ import ppo_rlhf_toy as rlhf
 from ppo_rlhf_toy import BOS, PAD, Agent, Args, Judges, RewardModel, Rollout, TinyGPT
 
 torch.set_num_threads(1)
-rlhf.NUM_SAMPLES, rlhf.NUM_EVALUATED, rlhf.BEST_OF_N = 64, 32, (1, 4, 16)
+vars(rlhf).update(NUM_SAMPLES=64, NUM_EVALUATED=32, BEST_OF_N=(1, 4, 16))
 SCRIPT = Path(rlhf.__file__)
 TOKEN = {word: index for index, word in enumerate(rlhf.TOY_WORDS)}
 STOP = TOKEN["."]
@@ -85,21 +87,19 @@ def empty_folder(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory):
-    """Preferences and judges of a small run, not to be changed."""
+def finished(tmp_path_factory):
+    """A finished run, its folder, preferences and judges, not to be changed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("stages"))
-        args = small_args()
-        task = rlhf.toy_task(args)
-        sft = rlhf.train_sft(args, task)
-        preferences = rlhf.make_preferences(args, task, Agent(sft, 1.0))
-        reward_model, _ = rlhf.train_reward_model(args, sft, preferences)
-        return preferences, Judges(task, reward_model, Agent(sft, 1.0), preferences.sample_gold)
+        patch.chdir(tmp_path_factory.mktemp("finished"))
+        stages = record(patch, rlhf, "train_reward_model"), record(patch, rlhf, "train_ppo")
+        run, folder = rlhf.train(small_args()), Path("runs/run").resolve()
+    preferences, judges = stages[0][0][2], stages[1][0][1]
+    return SimpleNamespace(run=run, folder=folder, preferences=preferences, judges=judges)
 
 
 @pytest.fixture
-def judges(stages) -> Judges:
-    return stages[1]
+def judges(finished) -> Judges:
+    return finished.judges
 
 
 def at(temperature: float, judges: Judges) -> Judges:
@@ -117,19 +117,6 @@ def collect(judges, kl_coef=0.0, agent=None, **changes):
     return rlhf.collect(small_args(**changes), agent, judges, 32, kl_coef, seeded(0))
 
 
-def make_rollout(agent: Agent, rows: int = 8, length: int = 10) -> Rollout:
-    """Responses of different lengths with random rewards, judged by the agent itself."""
-    generator, queries = seeded(0), random_queries(rows)
-    lengths = torch.randint(3, length + 1, (rows, 1), generator=generator)
-    mask, last = torch.arange(length) < lengths, torch.arange(length) == lengths - 1
-    responses = random_words(rows, length).where(mask, PAD)
-    with torch.no_grad():
-        words, values = agent.get_action_and_value(queries, responses)
-    logprobs = rlhf.log_probability(words, responses)
-    rewards = torch.randn(rows, length, generator=generator)
-    return Rollout(queries, responses, logprobs, values, rewards, mask, last)
-
-
 def record(monkeypatch, owner, name: str) -> list:
     """Arguments and result of all calls of a function from now on."""
     calls, original = [], getattr(owner, name)
@@ -143,15 +130,16 @@ def record(monkeypatch, owner, name: str) -> list:
     return calls
 
 
-def record_steps(monkeypatch, kind: type) -> list[dict[str, float]]:
-    """Settings and norm of the gradient of all steps of an optimizer from now on."""
-    steps, original = [], kind.step
+def record_steps(monkeypatch, kind: type) -> list[SimpleNamespace]:
+    """Learning rate, gradient and change of all weights in all steps of an optimizer from now on."""
+    steps, original, flat = [], kind.step, nn.utils.parameters_to_vector
 
-    def step(self, *args):
+    def step(self):
         (group,) = self.param_groups
-        norm = torch.cat([p.grad.flatten() for p in group["params"]]).norm().item()
-        steps.append({"lr": group["lr"], "eps": group["eps"], "norm": norm})
-        return original(self, *args)
+        before, gradient = flat(group["params"]), flat([p.grad for p in group["params"]])
+        original(self)
+        change = (flat(group["params"]) - before).detach()
+        steps.append(SimpleNamespace(lr=group["lr"], gradient=gradient, change=change))
 
     monkeypatch.setattr(kind, "step", step)
     return steps
@@ -202,12 +190,10 @@ def test_grammar_writes_clean_reviews_that_fit(monkeypatch):
 @pytest.mark.parametrize("difference", [0.2, 0.4, 1.0])
 def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference):
     """The first text of each pair holds the word 1, the second 0, and it is better."""
-    words = iter([1, 0, 0])
-    shape = lambda agent, task, queries, generator: torch.full((len(queries), 1), next(words))  # noqa: E731
-    monkeypatch.setattr(rlhf, "write_answers", shape)
+    texts = iter([torch.ones(20_000, 1).long(), torch.zeros(20_000, 1).long(), torch.zeros(64, 1)])
+    monkeypatch.setattr(rlhf, "write_answers", lambda *args: next(texts))
     monkeypatch.setattr(rlhf.Task, "gold", lambda self, queries, texts: difference * texts[:, 0])
-    args = small_args(num_pairs=20_000)
-    found = rlhf.make_preferences(args, judges.task, judges.reference)
+    found = rlhf.make_preferences(small_args(num_pairs=20_000), judges.task, judges.reference)
     expected = 1 / (1 + math.exp(-difference / rlhf.LABEL_NOISE))
     share = found.chosen.float().mean().item()
     assert share == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 20_000))
@@ -316,8 +302,8 @@ def test_sft_warms_up_decays_and_clips_the_gradient(monkeypatch):
     args = small_args(sft_steps=60, sft_batch_size=4, sft_learning_rate=0.01)
     rlhf.train_sft(args, rlhf.toy_task(args))
     rates = [0.01 * (1 - t / 60) * min(1, (t + 1) / 50) for t in range(60)]
-    assert [step["lr"] for step in steps] == pytest.approx(rates)
-    assert max(step["norm"] for step in steps) <= 1.001
+    assert [step.lr for step in steps] == pytest.approx(rates)
+    assert max(step.gradient.norm() for step in steps) <= 1.001
     assert max(metrics["losses/grad_norm"] for _, _, metrics, _ in logged) > 1.1
 
 
@@ -337,9 +323,7 @@ def test_r9_normalization_centers_scales_keeps_the_order_and_starts_anew(model, 
     reward, samples = RewardModel(model), (random_queries(200), random_words(200, 9))
     before = rlhf.score_texts(reward, *samples)
     expected = (before - before.mean()) / before.std(correction=0)
-    for gain, bias in ((1.0, 0.0), (7.0, -3.0)):
-        nn.init.constant_(reward.gain, gain)
-        nn.init.constant_(reward.bias, bias)
+    for _ in range(2):
         rlhf.normalize_reward_model(reward, *samples)
         torch.testing.assert_close(rlhf.score_texts(reward, *samples), expected)
     monkeypatch.setattr(rlhf, "score_texts", lambda *args: torch.full((8,), 0.5))
@@ -347,25 +331,18 @@ def test_r9_normalization_centers_scales_keeps_the_order_and_starts_anew(model, 
         rlhf.normalize_reward_model(reward, *samples)
 
 
-def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(stages, monkeypatch):
-    preferences, judges = stages
-    sft, scales, original = judges.reference.policy, [], rlhf.normalize_reward_model
+def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finished, monkeypatch):
+    preferences, sft = finished.preferences, finished.judges.reference.policy
     before = copy.deepcopy(sft.state_dict())
-
-    def normalize(*args):
-        original(*args)
-        scales.append((len(steps), args[0].gain.item()))
-
     steps = record_steps(monkeypatch, torch.optim.AdamW)
     calls, logged = record(monkeypatch, RewardModel, "score"), record(monkeypatch, rlhf, "log")
-    monkeypatch.setattr(rlhf, "normalize_reward_model", normalize)
     model, quality = rlhf.train_reward_model(small_args(), sft, preferences)
-    # It is normalized before and after four steps: 60 pairs by 32, twice.
-    assert [count for count, _ in scales] == [0, 4]
-    assert scales[1][1] == model.gain.item() != scales[0][1]
-    assert [step["lr"] for step in steps] == pytest.approx([2e-3 * (1 - i / 4) for i in range(4)])
+    assert [step.lr for step in steps] == pytest.approx([2e-3 * (1 - i / 4) for i in range(4)])
+    # It is normalized, makes four steps (60 pairs by 32, twice), is normalized and measured.
+    assert [call[3].requires_grad for call in calls] == [False, *[True] * 4, *[False] * 4]
+    assert torch.equal(calls[5][1], preferences.sample_queries)
 
-    learned = [call[1:] for call in calls if call[3].requires_grad]
+    learned = [call[1:] for call in calls[1:5]]
     good, bad = learned[0][2].chunk(2)  # the loss is that of Bradley and Terry
     loss = (1 + (bad - good).exp()).log().mean().item()
     assert logged[0][2]["losses/loss"] == pytest.approx(loss, rel=1e-5)
@@ -465,22 +442,6 @@ def test_texts_are_described_and_gold_is_in_standard_deviations_of_sft_samples(j
 # --- R15, R18, R19: the loss ---
 
 
-@pytest.mark.parametrize("settings", [{}, {"gamma": 0.5}, {"gamma": 0.5, "gae_lambda": 0.0}])
-def test_r15_rewards_reach_back_from_the_last_word(agent, monkeypatch, settings):
-    monkeypatch.setattr(rlhf, "whiten", lambda x, mean: x)
-    losses = record(monkeypatch, rlhf, "policy_loss")
-    targets = record(monkeypatch, rlhf, "clipped_value_loss")
-    rollout = make_rollout(agent)
-    rlhf.ppo_loss(agent, rollout, Args(**settings))
-    gamma, gae_lambda = settings.get("gamma", 1.0), settings.get("gae_lambda", 0.95)
-    expected, values = torch.zeros(8, 11), F.pad(rollout.values * rollout.mask, (0, 1))
-    for t in reversed(range(10)):  # after the last word all values are 0
-        delta = rollout.rewards[:, t] + gamma * values[:, t + 1] - values[:, t]
-        expected[:, t] = (delta + gamma * gae_lambda * expected[:, t + 1]) * rollout.mask[:, t]
-    torch.testing.assert_close(losses[0][1], expected[:, :-1][rollout.mask])
-    torch.testing.assert_close(targets[0][2], (expected + values)[:, :-1][rollout.mask])
-
-
 def test_r18_whitening_by_the_catalogue():
     x = torch.tensor([1.0, 2.0, 3.0, 6.0])
     expected = torch.tensor([1.93096, 2.46548, 3.0, 4.60357])
@@ -491,6 +452,55 @@ def test_r18_whitening_by_the_catalogue():
     torch.testing.assert_close(rlhf.whiten(small, "zero"), small / math.sqrt(2e-8))
 
 
+OTHER = {"gamma": 0.5, "gae_lambda": 0.3, "reward_whitening": "restore"}
+OTHER |= {"clip_coef": 0.5, "value_clip_coef": 0.3, "vf_coef": 0.7}
+
+
+@pytest.fixture
+def rollout(judges, agent) -> Rollout:
+    """Responses of the agent, whose policy and values have moved since."""
+    rollout, _ = collect(judges, kl_coef=0.1, agent=agent)
+    torch.manual_seed(0)
+    logprobs, values = (x + torch.randn(32, 18) for x in (rollout.logprobs, rollout.values))
+    return rollout._replace(logprobs=logprobs, values=values)
+
+
+@pytest.mark.parametrize("settings", [{}, OTHER])
+def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, settings):
+    loss, metrics = rlhf.ppo_loss(agent, rollout, Args(**settings))
+    gamma, decay = (1.0, 0.95) if not settings else (0.5, 0.5 * 0.3)
+    clip, value_clip, vf_coef = (0.2, 0.2, 0.1) if not settings else (0.5, 0.3, 0.7)
+    mask, advantages = rollout.mask, []
+    rewards = rlhf.whiten(rollout.rewards[mask], "scale" if not settings else "restore")
+    values, lengths = rollout.values[mask], mask.sum(1).tolist()
+    for earned, value in zip(rewards.split(lengths), values.split(lengths), strict=True):
+        deltas = earned + gamma * F.pad(value[1:], (0, 1)) - value  # no reward, no value at the end
+        for t in range(len(deltas)):
+            advantages.append(sum(decay**k * delta for k, delta in enumerate(deltas[t:])))
+    advantages = torch.stack(advantages)
+    returns, white = advantages + values, rlhf.whiten(advantages, "zero")
+    words, new_values = agent.get_action_and_value(rollout.queries, rollout.responses)
+    logratio = words.gather(2, rollout.responses[..., None]).squeeze(2) - rollout.logprobs
+    logratio, new_values, ratio = logratio[mask], new_values[mask], logratio[mask].exp()
+    clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
+    clipped_values = values + (new_values - values).clamp(-value_clip, value_clip)
+    errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
+    expected = {
+        "losses/policy_loss": -torch.min(white * ratio, white * clipped_ratio).mean(),
+        "losses/value_loss": errors.mean() / 2,
+        "losses/entropy": torch.distributions.Categorical(logits=words).entropy()[mask].mean(),
+        "losses/old_approx_kl": -logratio.mean(),
+        "losses/approx_kl": (ratio - 1 - logratio).mean(),
+        "losses/clipfrac": (ratio != clipped_ratio).float().mean(),
+        "advantages/std": advantages.std(correction=0),
+    }
+    assert metrics.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(metrics[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    total = expected["losses/policy_loss"] + vf_coef * expected["losses/value_loss"]
+    torch.testing.assert_close(loss, total, rtol=1e-4, atol=1e-5)
+
+
 def loss_and_gradients(agent, rollout, args):
     agent.zero_grad()
     loss, _ = rlhf.ppo_loss(agent, rollout, args)
@@ -498,95 +508,51 @@ def loss_and_gradients(agent, rollout, args):
     return [loss, *(p.grad.clone() for p in agent.parameters())]
 
 
-@pytest.mark.parametrize("mode", ["scale", "restore"])
-def test_r18_rewards_and_advantages_of_all_words_but_padding_are_whitened(agent, monkeypatch, mode):
-    losses, rewards = record(monkeypatch, rlhf, "policy_loss"), record(monkeypatch, rlhf, "gae")
-    rollout, args = make_rollout(agent), Args(reward_whitening=mode)
-    _, metrics = rlhf.ppo_loss(agent, rollout, args)
-    white = rlhf.whiten(rollout.rewards[rollout.mask], mode)
-    torch.testing.assert_close(rewards[0][0].T[rollout.mask], white)
-    advantages = rewards[0][-1][0].T[rollout.mask]
-    torch.testing.assert_close(losses[0][1], rlhf.whiten(advantages, "zero"))
-    spread = advantages.std(correction=0).item()
-    assert metrics["advantages/std"].item() == pytest.approx(spread) != pytest.approx(1, abs=0.01)
-    # New log-probabilities differ from the old ones, so that every term has a gradient.
-    rollout = rollout._replace(logprobs=rollout.logprobs + 0.1 * torch.randn(8, 10))
+@pytest.mark.parametrize("settings", [{}, OTHER])
+def test_padding_contents_change_neither_loss_nor_gradients(agent, rollout, settings):
     garbage = rollout._replace(
-        responses=rollout.responses.where(rollout.mask, random_words(8, 10, seed=9)),
+        responses=rollout.responses.where(rollout.mask, random_words(32, 18, seed=9)),
         logprobs=rollout.logprobs.where(rollout.mask, 1e6),
         values=rollout.values.where(rollout.mask, -1e6),
         rewards=rollout.rewards.where(rollout.mask, 1e6),
     )
+    args = Args(**settings)
     pairs = zip(*(loss_and_gradients(agent, x, args) for x in (rollout, garbage)), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
-
-
-def test_r19_the_value_clip_range_is_its_own(agent, monkeypatch):
-    rollout, clips = make_rollout(agent), record(monkeypatch, rlhf, "clipped_value_loss")
-    nn.init.constant_(agent.value_head.bias, 1.0)
-    for value_clip_coef in (0.3, math.inf):
-        rlhf.ppo_loss(agent, rollout, Args(value_clip_coef=value_clip_coef, clip_coef=0.1))
-        assert clips[-1][3] == value_clip_coef
-    assert clips[0][-1] > clips[1][-1]
-
-
-def test_10_12_loss_and_debug_variables_follow_from_the_ratio(agent, monkeypatch):
-    losses = record(monkeypatch, rlhf, "policy_loss")
-    rollout, shift = make_rollout(agent), torch.randn(8, 10)
-    shifted = rollout._replace(logprobs=rollout.logprobs + shift, values=rollout.values + 1)
-    loss, metrics = rlhf.ppo_loss(agent, shifted, Args(clip_coef=0.5, vf_coef=0.7))
-    logratio = -shift[rollout.mask]  # of the new to the old policy
-    torch.testing.assert_close(losses[0][0], logratio, atol=1e-5, rtol=0)
-    words, _ = agent.get_action_and_value(rollout.queries, rollout.responses)
-    ratio, entropy = logratio.exp(), torch.distributions.Categorical(logits=words).entropy()
-    expected = {
-        "losses/policy_loss": losses[0][-1],
-        "losses/entropy": entropy[rollout.mask].mean(),
-        "losses/old_approx_kl": -logratio.mean(),
-        "losses/approx_kl": (ratio - 1 - logratio).mean(),
-        "losses/clipfrac": ((ratio < 0.5) | (ratio > 1.5)).float().mean(),
-    }
-    for name, value in expected.items():
-        assert metrics[name].item() == pytest.approx(value.item(), rel=1e-3, abs=1e-5), name
-    total = metrics["losses/policy_loss"] + 0.7 * metrics["losses/value_loss"]
-    assert loss.item() == pytest.approx(total.item(), rel=1e-5)
-    assert metrics["losses/value_loss"] > 0.1
 
 
 # --- R5, R16, R20, R21: PPO ---
 
 
-@pytest.mark.parametrize(("anneal", "rates"), [(True, [5e-4, 2.5e-4]), (False, [5e-4, 5e-4])])
-def test_3_4_r5_r21_rates_and_epsilons_of_all_steps(judges, monkeypatch, anneal, rates):
-    steps = record_steps(monkeypatch, torch.optim.Adam)
-    _, updates = run_ppo(judges, anneal_lr=anneal, adam_eps=1e-6)
-    assert [step["lr"] for step in steps] == pytest.approx([x for x in rates for _ in range(8)])
-    assert [row["charts/learning_rate"] for row in updates] == pytest.approx(rates)
-    epsilons = [1e-6 / math.sqrt(1 - 0.999**t) for t in range(1, 17)]
-    assert [step["eps"] for step in steps] == pytest.approx(epsilons)
+THREE_UPDATES = {"num_updates": 3, "kl_coef": 3.0, "learning_rate": 0.01, "anneal_lr": True}
+THREE_UPDATES |= {"max_grad_norm": 0.1, "adam_eps": 2e-5}
 
 
-def test_r21_such_an_epsilon_makes_pytorch_take_the_steps_of_tensorflow():
-    torch.manual_seed(0)
-    weight = nn.Parameter(torch.zeros(5, dtype=torch.float64))
-    optimizer = torch.optim.Adam([weight], lr=0.1)
-    expected, m, v = torch.zeros(5, dtype=torch.float64), 0, 0
-    for t in range(1, 8):
-        weight.grad = gradient = 1e-5 * torch.randn(5, dtype=torch.float64)
-        optimizer.param_groups[0]["eps"] = 1e-5 / math.sqrt(1 - 0.999**t)
-        optimizer.step()
-        m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
-        rate = 0.1 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-        expected = expected - rate * m / (v.sqrt() + 1e-5)
-        torch.testing.assert_close(weight.data, expected)
+@pytest.fixture(scope="module")
+def ppo(finished, tmp_path_factory):
+    """A PPO run: agent, updates, calls of its loss, steps of its optimizer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("ppo"))
+        batches, steps = record(patch, rlhf, "ppo_loss"), record_steps(patch, torch.optim.Adam)
+        agent, updates = run_ppo(finished.judges, **THREE_UPDATES)
+    return SimpleNamespace(agent=agent, updates=updates, batches=batches, steps=steps)
 
 
-def test_6_11_r16_each_epoch_is_a_permutation_of_responses_in_clipped_steps(judges, monkeypatch):
-    batches = record(monkeypatch, rlhf, "ppo_loss")
-    steps = record_steps(monkeypatch, torch.optim.Adam)
-    _, (row,) = run_ppo(judges, num_updates=1, max_grad_norm=0.01)
-    assert max(step["norm"] for step in steps) <= 0.01 * 1.001 and row["losses/grad_norm"] > 0.02
-    assert len(batches) == len(steps) == 2 * 4
+def test_3_4_11_r5_r21_steps_are_those_of_tensorflows_adam_on_clipped_gradients(ppo):
+    rates = [0.01, 0.01 * 2 / 3, 0.01 / 3]
+    assert [row["charts/learning_rate"] for row in ppo.updates] == pytest.approx(rates)
+    m = v = torch.zeros_like(ppo.steps[0].gradient)
+    for t, step in enumerate(ppo.steps, 1):
+        assert step.lr == pytest.approx(rates[(t - 1) // 8])
+        assert step.gradient.norm() <= 0.1 * 1.001
+        m, v = 0.9 * m + 0.1 * step.gradient, 0.999 * v + 0.001 * step.gradient**2
+        rate = step.lr * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        torch.testing.assert_close(step.change, -rate * m / (v.sqrt() + 2e-5), atol=1e-6, rtol=1e-3)
+    assert len(ppo.steps) == 3 * 2 * 4 and ppo.updates[0]["losses/grad_norm"] > 0.11
+
+
+def test_6_r16_each_epoch_is_a_fresh_permutation_of_whole_responses(ppo):
+    batches, row = ppo.batches[:8], ppo.updates[0]
     first, second = torch.stack([mb.logprobs[:, 0] for _, mb, *_ in batches]).view(2, 16).tolist()
     assert len(set(first)) == 16 and first != second and sorted(first) == sorted(second)
     # What is logged are means over all minibatches.
@@ -602,14 +568,16 @@ def test_ratio_is_one_as_long_as_no_step_is_taken(judges):
         assert row["losses/approx_kl"] < 1e-5 and abs(row["losses/old_approx_kl"]) < 1e-5
 
 
-def test_kl_is_zero_at_first_then_positive_and_the_reference_stays(judges):
-    frozen = [copy.deepcopy(x.state_dict()) for x in (judges.reference, judges.reward_model)]
-    agent, updates = run_ppo(judges, num_updates=3)
-    assert abs(updates[0]["objective/kl"]) < 1e-3 and updates[0]["objective/kl_exact"] < 1e-3
-    assert updates[-1]["objective/kl_exact"] > 1e-3
-    for model, before in zip((judges.reference, judges.reward_model), frozen, strict=True):
-        assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-    pairs = zip(agent.parameters(), judges.reference.parameters(), strict=True)
+def test_kl_is_zero_at_first_then_positive_and_the_reference_stays(finished, ppo):
+    assert (
+        abs(ppo.updates[0]["objective/kl"]) < 1e-3 and ppo.updates[0]["objective/kl_exact"] < 1e-3
+    )
+    assert ppo.updates[-1]["objective/kl_exact"] > 1e-3
+    policy, reward_model = finished.judges.reference.policy, finished.judges.reward_model
+    for model, stage in ((policy, "sft"), (reward_model, "reward_model")):
+        saved = torch.load(finished.folder / stage / "checkpoint.pt", weights_only=True)["model"]
+        assert all(torch.equal(x, saved[name]) for name, x in model.state_dict().items())
+    pairs = zip(ppo.agent.parameters(), finished.judges.reference.parameters(), strict=True)
     assert not any(torch.equal(a, b) for a, b in pairs)
 
 
@@ -620,26 +588,23 @@ def test_r20_beta_moves_in_proportion_to_the_clipped_error(kl, expected):
     assert rlhf.proportional_kl_coef(0.15, kl, 6.0, 512, 10_000) == pytest.approx(expected)
 
 
-def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(judges, monkeypatch):
-    batches = record(monkeypatch, rlhf, "ppo_loss")
-    settings = {"num_updates": 3, "update_epochs": 1, "kl_coef": 3.0, "learning_rate": 0.01}
-    _, updates = run_ppo(judges, **settings)
-    for before, after in itertools.pairwise(updates):
+def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(judges, ppo):
+    for before, after in itertools.pairwise(ppo.updates):
         beta, kl = before["objective/kl_coef"], before["objective/kl"]
         expected = rlhf.proportional_kl_coef(beta, kl, 6.0, 16, 500)
         assert after["objective/kl_coef"] == pytest.approx(expected) != pytest.approx(beta)
-    for i, row in enumerate(updates):
-        minibatches = batches[4 * i : 4 * i + 4]
+    for i, row in enumerate(ppo.updates):
+        minibatches = ppo.batches[8 * i : 8 * i + 4]
         earned = torch.cat([mb.rewards.where(mb.mask, 0.0).sum(1) for _, mb, *_ in minibatches])
         expected = row["objective/score"] - row["objective/kl_coef"] * row["objective/kl"]
         assert earned.mean().item() == pytest.approx(expected, abs=1e-3)
-    target = updates[1]["objective/kl"]  # once it is met, beta stays
-    _, (_, *rest) = run_ppo(judges, **settings, target_kl=target)
-    beta, same_beta = (row["objective/kl_coef"] for row in rest)
-    assert target > 0.01 and beta == pytest.approx(same_beta)
+    target = ppo.updates[1]["objective/kl"]  # once it is met, beta stays
+    _, (_, met, after) = run_ppo(judges, **THREE_UPDATES, target_kl=target)
+    assert target > 0.01 and met["objective/kl_coef"] == pytest.approx(after["objective/kl_coef"])
     for mode, beta in (("fixed", 0.5), ("none", 0.0)):
         _, updates = run_ppo(judges, kl_mode=mode)
         assert [row["objective/kl_coef"] for row in updates] == [beta, beta]
+        assert [row["charts/learning_rate"] for row in updates] == [5e-4, 5e-4]
 
 
 def test_nan_stops_the_run_with_a_sentence(judges, monkeypatch):
@@ -652,17 +617,8 @@ def test_nan_stops_the_run_with_a_sentence(judges, monkeypatch):
 
 def test_what_is_unhealthy_is_said_once_with_a_remedy(judges, monkeypatch, capsys):
     monkeypatch.setattr(RewardModel, "score", lambda self, q, responses: torch.zeros(len(q)))
-    _, updates = run_ppo(judges, missing_stop_score=0.0)
+    run_ppo(judges, missing_stop_score=0.0)
     assert capsys.readouterr().out.count("All scores are equal: check the reward model") == 1
-    healthy = updates[0] | {"objective/score_std": 1.0}
-    for name, bad, patience in (("objective/kl", 40.0, 1), ("text/repetition", 0.6, 5)):
-        history = [healthy] * 9
-        for _ in range(patience):
-            rlhf.warn(history)
-            assert capsys.readouterr().out == ""
-            history.append(healthy | {name: bad})
-        rlhf.warn(history)
-        assert f"{name} is {bad:.3g}" in capsys.readouterr().out
 
 
 # --- Evaluation ---
@@ -693,8 +649,6 @@ def test_best_of_n_takes_the_best_of_each_group(judges):
 
 def logged(folder: Path, tag: str) -> list:
     """Steps and values of a curve, or texts."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     events = EventAccumulator(str(folder))
     events.Reload()
     if tag in events.Tags()["scalars"]:
@@ -712,24 +666,16 @@ def same(first: dict, second: dict) -> bool:
     return equal and rows[0] == rows[1] and first["results"] == second["results"]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A finished run and its folder, not to be touched."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("finished"))
-        return rlhf.train(small_args()), Path("runs/run").resolve()
-
-
 @pytest.fixture
 def copied(finished):
     """The finished run, and a copy of its folder as runs/run."""
-    shutil.copytree(finished[1], "runs/run")
-    return finished[0]
+    shutil.copytree(finished.folder, "runs/run")
+    return finished.run
 
 
 def test_whole_pipeline_leaves_results_texts_and_curves(finished, capsys):
     run, folder = rlhf.train(small_args(compare=True, seed=2)), Path("runs/run")
-    assert run["results"]["sft"] != finished[0]["results"]["sft"]  # that of another seed
+    assert run["results"]["sft"] != finished.run["results"]["sft"]  # that of another seed
     models = ["sft", "ppo-adaptive-6", "ppo-none", "ppo-fixed-0.05"]
     assert list(run["results"]) == [*models, "best-of-1", "best-of-4", "best-of-16"]
     saved, printed = json.loads((folder / "results.json").read_text()), capsys.readouterr().out
@@ -779,7 +725,7 @@ def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(finished, monk
         patch.setattr(rlhf, "save_checkpoint", interrupt)
         with pytest.raises(KeyboardInterrupt):
             rlhf.train(small_args())
-    assert same(finished[0], rlhf.train(small_args(resume="runs/run")))
+    assert same(finished.run, rlhf.train(small_args(resume="runs/run")))
     steps = [step for step, _ in logged(Path("runs/run/reward_model"), "losses/loss")]
     assert steps == [1, 2, 3, 4]
 
@@ -810,15 +756,13 @@ def test_only_what_depends_on_a_changed_setting_is_redone(copied, capsys, monkey
 @pytest.fixture
 def labels() -> str:
     """A file of 21 comparisons."""
-    pairs = [
-        {
-            "prompt": f"How is the {color} house, {name}?" if name else f"And the {color} one?",
-            "chosen": f"The {color} house is fine.",
-            "rejected": f"The {color} house is bad, very bad.",
+    names, pairs = ("Ann", "Bob", "Cy Lee", "Di", "Ed", "Flo", "Gus"), []
+    for name, color in itertools.product(names, ("red", "blue", "green")):
+        pair = {
+            "prompt": f"How is the {color} house, {name}?",
+            "chosen": f"{color.title()} is fine.",
         }
-        for color in ("red", "blue", "green")
-        for name in ("Ann", "Bob", "", "Cy", "Di", "Ed", "Flo")
-    ]
+        pairs.append(pair | {"rejected": f"The {color} house is bad, very bad."})
     Path("p.jsonl").write_text("\n".join(map(json.dumps, pairs)) + "\n")
     return "p.jsonl"
 
@@ -835,7 +779,7 @@ def test_own_vocabulary_lengths_and_held_out_pairs(labels):
     task = rlhf.own_task(small_args(preferences=labels))
     assert {"house", "ann", "?", ".", "<stop>"} <= set(task.words)
     queries, chosen, rejected = task.labelled
-    assert queries.shape == (21, 1 + 8)  # <bos> how is the green house , ann ?
+    assert queries.shape == (21, 1 + 9)  # <bos> how is the green house , cy lee ?
     assert chosen.shape == rejected.shape == (21, task.response_length) == (21, 10)
     assert (queries[:, 0] == BOS).all() and len(task.queries) == 21
     for answers, words in ((chosen, {"fine"}), (rejected, {"bad", "very"})):
@@ -965,11 +909,10 @@ def test_the_script_alone_runs_and_its_weights_and_biases_log_can_be_read_back()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_gpu_agrees_with_cpu(agent):
-    rollout, args = make_rollout(agent), Args()
-    expected = loss_and_gradients(agent, rollout, args)
+def test_gpu_agrees_with_cpu(agent, rollout):
+    expected = loss_and_gradients(agent, rollout, Args())
     on_gpu = Rollout(*(x.cuda() for x in rollout))
-    found = loss_and_gradients(copy.deepcopy(agent).cuda(), on_gpu, args)
+    found = loss_and_gradients(copy.deepcopy(agent).cuda(), on_gpu, Args())
     for a, b in zip(expected, found, strict=True):
         torch.testing.assert_close(b.cpu(), a, atol=1e-4, rtol=1e-3)
     run = rlhf.train(small_args(device="cuda"))
@@ -1054,8 +997,8 @@ MUTATIONS = [
     ("next_values, mb.last, mb.last)", "next_values, 0 * mb.last, mb.last)", "r15_"),
     ("next_values, mb.last, mb.last)", "next_values, mb.last, 0 * mb.last)", "r15_"),
     ("F.pad(mb.values[:, 1:], (0, 1))", "mb.values", "r15_"),
-    ("rewards[mask] = whiten(mb.rewards[mask], args.reward_whitening)", "rewards[mask] = mb.rewards[mask]", "r18_rewards"),
-    ("white_advantages = whiten(advantages, \"zero\")", "white_advantages = advantages", "r18_rewards"),
+    ("rewards[mask] = whiten(mb.rewards[mask], args.reward_whitening)", "rewards[mask] = mb.rewards[mask]", "r18_"),
+    ("white_advantages = whiten(advantages, \"zero\")", "white_advantages = advantages", "r18_"),
     ('center = 0.0 if mean == "scale" else x.mean()', "center = x.mean()", "r18_whitening"),
     ('white + center if mean == "restore" else white', "white", "r18_whitening"),
     ("torch.rsqrt(x.var(correction=0) + 1e-8)", "torch.rsqrt(x.var() + 1e-8)", "r18_whitening"),
@@ -1077,6 +1020,7 @@ MUTATIONS = [
     ("(1 + error * num_episodes", "(1 - error * num_episodes", "r20_beta_moves"),
     ('metrics["objective/kl"], args.target_kl', 'metrics["objective/kl_exact"], args.target_kl', "r20_beta_follows"),
     ("args.batch_size, args.kl_horizon", "args.batch_size, 10_000", "r20_beta_follows"),
+    ("sampled = agent.sample_responses", "sampled = judges.reference.sample_responses", "every_policy"),
     ("judges.reference.get_action_and_value", "agent.get_action_and_value", "r17_"),
     ("(1 + error * num_episodes / horizon)", "(1 + error / horizon)", "r20_beta_moves"),
     ('if args.kl_mode == "adaptive":', 'if args.kl_mode != "none":', "r20_beta_follows"),
