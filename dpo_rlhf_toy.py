@@ -397,19 +397,26 @@ def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
     return F.cross_entropy(model.logits(hidden[real]), documents[:, 1:][real])
 
 
-def dpo_loss(
-    logprobs: Tensor, ref_logprobs: Tensor, beta: float
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """DPO's loss, a scalar (Rafailov et al. 2023, equation 7).
+def dpo_loss(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> tuple[Tensor, Tensors]:
+    """DPO's loss, a scalar (Rafailov et al. 2023, equation 7), and the debug variables.
 
-    Log-probabilities are those of the chosen responses, then those of the rejected ones to the same
-    queries (2 B,), under the policy and the reference. Returns also the implicit rewards of
-    both (B,).
+    Log-probabilities (2 B,), under the policy and under the reference, are those of the chosen
+    responses, then those of the rejected ones to the same queries.
     """
     # Detail D4/8: implicit reward (beta) [DPO: trainers.py L74-75]
-    chosen, rejected = (beta * (logprobs - ref_logprobs)).chunk(2)
+    good, bad = (beta * (logprobs - ref_logprobs)).chunk(2)
     # Detail D5/8: logistic loss of the difference [DPO: trainers.py L73]
-    return -F.logsigmoid(chosen - rejected).mean(), (chosen, rejected)
+    loss = -F.logsigmoid(good - bad).mean()
+    chosen, rejected = logprobs.chunk(2)
+    # Detail D8/8: both log-probabilities logged [DPO: trainers.py L230, L239]
+    metrics = {
+        "losses/preference_loss": loss,
+        "rewards/accuracy": (good > bad).float().mean(),
+        "rewards/margin": (good - bad).mean(),
+        "logprobs/chosen": chosen.mean(),
+        "logprobs/rejected": rejected.mean(),
+    }
+    return loss, {name: x.detach() for name, x in metrics.items()}
 
 
 # === Stage 1: supervised fine-tuning ===
@@ -559,26 +566,16 @@ def train_dpo(
         logprobs = pair_logprobs(agent, *pairs)
         with torch.no_grad():
             ref_logprobs = pair_logprobs(judges.reference, *pairs)
-        preference_loss, (good, bad) = dpo_loss(logprobs, ref_logprobs, args.beta)
-        chosen, rejected = logprobs.chunk(2)
+        loss, metrics = dpo_loss(logprobs, ref_logprobs, args.beta)
+        lengths = (pairs[1] != PAD).sum(dim=1)
         # Detail D6/8: likelihood of the chosen response (nll_coef) [Pang et al. 2024]
-        nll = -(chosen / (pairs[1] != PAD).sum(dim=1)).mean()
-        loss = preference_loss + args.nll_coef * nll
+        nll = -(logprobs.chunk(2)[0] / lengths).mean()
+        loss = loss + args.nll_coef * nll
         optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
         optimizer.step()
-        # Detail D8/8: both log-probabilities logged [DPO: trainers.py L230, L239]
-        metrics = {
-            "losses/loss": loss,
-            "losses/preference_loss": preference_loss,
-            "losses/nll": nll,
-            "losses/grad_norm": norm,
-            "rewards/accuracy": (good > bad).float().mean(),
-            "rewards/margin": (good - bad).mean(),
-            "logprobs/chosen": chosen.mean(),
-            "logprobs/rejected": rejected.mean(),
-        }
+        metrics |= {"losses/loss": loss, "losses/nll": nll, "losses/grad_norm": norm}
         updates.append(means([{name: x.detach() for name, x in metrics.items()}]))
         updates[-1]["charts/learning_rate"] = learning_rate
         log(writer, step, updates[-1])
@@ -599,8 +596,7 @@ def evaluate(
 ) -> tuple[dict, list[str]]:
     """Metrics and some texts of fresh responses of a policy; the same queries for every policy.
 
-    Of the comparisons held out, the mean log-probability of the chosen and the rejected responses,
-    and the share in which the implicit reward of the chosen ones is higher.
+    Its log-probabilities are those of the comparisons held out: queries, chosen, rejected.
     """
     generator = stage_generator(args, "evaluate")
     queries = judges.task.sample_queries(NUM_EVALUATED, generator)
@@ -610,14 +606,8 @@ def evaluate(
     kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1).cpu()
     pairs = [x.to(args.device) for x in held_out]
     logprobs, ref_logprobs = (pair_logprobs(x, *pairs) for x in (agent, judges.reference))
-    _, (good, bad) = dpo_loss(logprobs, ref_logprobs, args.beta)
-    chosen, rejected = logprobs.chunk(2)
-    metrics = {
-        "objective/kl": kl.where(responses != PAD, 0.0).sum(1).mean().item(),
-        "rewards/accuracy": (good > bad).float().mean().item(),
-        "logprobs/chosen": chosen.mean().item(),
-        "logprobs/rejected": rejected.mean().item(),
-    }
+    metrics = means([dpo_loss(logprobs, ref_logprobs, args.beta)[1]])
+    metrics["objective/kl"] = kl.where(responses != PAD, 0.0).sum(1).mean().item()
     lines = [judges.task.split_words(x)[1:] for x in torch.cat([queries, responses], dim=1)[:5]]
     return metrics | describe(queries, responses, judges), [" ".join(line) for line in lines]
 
@@ -641,16 +631,17 @@ def train(args: Args) -> dict[str, Any]:
     forms = [{}]
     if args.compare:
         forms += [{"nll_coef": 0.0}, {"nll_coef": 0.0, "beta": 0.03}]
-    agents, updates = {"sft": reference}, {}
+    models, updates = {"sft": (args, reference)}, {}
     for run in (dataclasses.replace(args, **form) for form in forms):
-        agents[run.dpo_run], updates[run.dpo_run] = train_dpo(run, judges, learned)
+        agent, updates[run.dpo_run] = train_dpo(run, judges, learned)
+        models[run.dpo_run] = run, agent
 
     results, texts = {}, {}
-    for name, agent in agents.items():
-        results[name], texts[name] = evaluate(args, agent, judges, held_out)
+    for name, (run, agent) in models.items():
+        results[name], texts[name] = evaluate(run, agent, judges, held_out)
     quality = {"implicit accuracy": results[args.dpo_run]["rewards/accuracy"]}
     report(args, quality, results, texts)
-    outcome = {"agent": agents[args.dpo_run], "updates": updates, "results": results}
+    outcome = {"agent": models[args.dpo_run][1], "updates": updates, "results": results}
     return outcome | {"quality": quality, "args": args}
 
 
