@@ -243,7 +243,7 @@ def rows() -> list[Row]:
 def more_rows(path: Path) -> list[tuple[str, str, str]]:
     """MUTATIONS of a test file, which is not imported for it."""
     for node in ast.parse(path.read_text()).body if path.exists() else ():
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "MUTATIONS":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MUTATIONS":
             return ast.literal_eval(node.value)
     return []
 
