@@ -10,7 +10,7 @@
 
 The algorithm of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in ppo2 =
 openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what
-that code does beyond the paper. Each detail is a comment above the statement that does it, with its
+it takes to reproduce that code. Each detail is a comment above the statement that does it, with its
 settings in parentheses and its place in ppo2 in brackets; `--details` lists them. Here are 1-13
 (core), 14-22 (Atari) and three of the four auxiliary ones; 23-31 are in ppo_continuous_action.py,
 32-36 in ppo_atari_lstm.py, 37 in ppo_multidiscrete.py.
@@ -23,7 +23,7 @@ Deviations from ppo2: where a time limit cuts a game off, the value of its final
 bootstrapped (`--truncation-is-terminal` restores ppo2), and the limit is the usual 108,000 frames,
 not 400,000; where one of the presses that begin a life ends it, the next life's observation is
 returned, not the old one; Adam is PyTorch's, which adds epsilon to the root after its correction,
-not before; gradients are scaled to max_grad_norm / (norm + 1e-6), without 1e-6 there; the logged
+not before; gradients are scaled by max_grad_norm / (norm + 1e-6), there without 1e-6; the logged
 KL is k3, not k2; orthogonal matrices come from a QR decomposition, not an SVD, which is equal in
 distribution.
 """
@@ -84,7 +84,7 @@ class Args:
     resume: str | None = None  # continue the run in this folder; flags given beside it override
     evaluate: str | None = None  # play episodes with the model in this folder instead of training
     eval_episodes: PositiveInt = 10  # games of each policy, greedy and sampled, with --evaluate
-    capture_video: bool = False  # film them, with --evaluate
+    capture_video: bool = False  # film the episodes of --evaluate
     details: bool = False  # print the implementation details with their values here, and exit
 
     # --- Environment ---
@@ -98,13 +98,13 @@ class Args:
     num_minibatches: PositiveInt = 4  # minibatches per epoch [ppo2: 32 for MuJoCo, 4 for Atari]
     update_epochs: PositiveInt = 4  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
     learning_rate: NonNegativeFloat = 2.5e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
-    anneal_lr: bool = True  # lower it linearly towards 0 [ppo2; in the paper for Atari only]
+    anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
     adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: Fraction = 0.99  # discount factor [paper: 0.99]
     gae_lambda: Fraction = 0.95  # 0: one-step advantages; 1: sums of all rewards [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     clip_coef: PositiveFloat = 0.1  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
-    anneal_clip: bool = False  # lower it linearly towards 0 [paper: Atari only; ppo2: off]
+    anneal_clip: bool = False  # lower that linearly towards 0 [paper: Atari only; ppo2: off]
     clip_vloss: bool = True  # clip the change of values by clip_coef too [ppo2; not in the paper]
     ent_coef: NonNegativeFloat = 0.01  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: NonNegativeFloat = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
@@ -127,7 +127,7 @@ class Args:
 
     @property
     def num_iterations(self) -> int:
-        """Rollouts, each followed by an update (ppo2: U)."""
+        """Rollouts, each followed by an update (U)."""
         return self.total_timesteps // (self.batch_size * WORLD_SIZE)
 
     def check(self) -> None:
@@ -146,7 +146,7 @@ class Args:
 
 
 class NoopReset(gym.Wrapper):
-    """Begin each game with 1 to 30 frames of doing nothing, so that no two games start alike."""
+    """Begin each game with 1 to 30 frames of doing nothing, so that games start differently."""
 
     def reset(self, **kwargs: Any) -> tuple:
         frame, info = self.env.reset(**kwargs)
@@ -437,7 +437,7 @@ class Agent(nn.Module):
         return action, logprob, entropy, self.value(features).squeeze(-1)
 
 
-# === The math: pure functions, the same text in every script ===
+# === The math ===
 
 
 # Copied from ppo_continuous_action.py
@@ -471,7 +471,7 @@ def gae(
 
 # Copied from ppo_continuous_action.py
 def normalize(x: Tensor) -> Tensor:
-    """Shift and scale to mean 0 and std 1; population std (divisor n), as numpy and so ppo2."""
+    """Shift and scale to mean 0 and std 1; population std (divisor n) as in ppo2."""
     return (x - x.mean()) / (x.std(correction=0) + 1e-8)
 
 
@@ -519,7 +519,7 @@ def ppo_loss(
 ) -> tuple[Tensor, Tensors]:
     """Overall loss (paper, equation 9, negated), and debug variables by CleanRL's names.
 
-    The minibatch is obs (B, D), actions (B, A), logprobs, values, advantages, returns (B,).
+    The minibatch is obs and actions (B, ...), logprobs, values, advantages, returns (B,).
     """
     obs, actions, logprobs, values, advantages, returns = minibatch
     _, new_logprobs, entropy, new_values = agent.get_action_and_value(obs, actions)
@@ -624,7 +624,7 @@ def train(args: Args) -> dict[str, Any]:
         actions, logprobs, _, values = map(torch.stack, zip(*outputs))  # (T, N)
         with torch.no_grad():
             next_values = torch.cat([values[1:], agent.get_value(obs[-1])[None]])
-            # Deviation: time limits are no failures (truncation_is_terminal)
+            # Deviation: time limits are not failures (truncation_is_terminal)
             if final_obs:
                 b_final_obs = torch.tensor(np.concatenate(final_obs), device=device)
                 next_values[truncated] = agent.get_value(b_final_obs)
@@ -681,9 +681,10 @@ def train(args: Args) -> dict[str, Any]:
         warn(updates)
         for name, value in updates[-1].items():
             writer.add_scalar(name, value, envs.global_step)
-        for episode in envs.episodes[first_episode:]:
-            for name in ("return", "length"):
-                writer.add_scalar(f"charts/episodic_{name}", episode[name], episode["global_step"])
+        ended = envs.episodes[first_episode:]
+        for name in ("return", "length") if ended else ():
+            mean = np.mean([episode[name] for episode in ended])
+            writer.add_scalar(f"charts/episodic_{name}", mean, envs.global_step)
         recent = [episode["return"] for episode in envs.episodes[-100:]] or [math.nan]
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
@@ -717,7 +718,7 @@ def warn(updates: list[dict[str, float]]) -> None:
     """Print what to do where a metric has just become unhealthy for `patience` iterations."""
     for name, low, high, patience, sentence in HEALTH:
         bad = [x[name] < low or x[name] > high for x in updates[-patience - 1 :]]
-        if sum(bad) == patience and all(bad[-patience:]):
+        if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
             tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
 
 
@@ -727,9 +728,10 @@ def compiled(function: Callable) -> Callable:
     torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
-    # Agent and settings stay the same in a run: to check them at each call takes a fifth of it.
-    guards = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
-    fastest = torch.compile(function, options=guards)
+    # Agent and settings stay the same in a run, so changes of them go unseen: to check them at each
+    # call takes a fifth of an update.
+    options = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe, "size_asserts": False}
+    fastest = torch.compile(function, options=options)
 
     def call(*args: Any) -> Any:
         nonlocal fastest

@@ -10,18 +10,19 @@
 
 The algorithm of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in ppo2 =
 openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what
-that code does beyond the paper. Each detail is a comment above the statement that does it, with its
-settings in parentheses and its place in ppo2 in brackets; `--details` lists them. Here are 1-13
-(core), 23-31 (continuous actions) and two of the four auxiliary ones; 14-22 are in ppo_atari.py,
-32-36 in ppo_atari_lstm.py, 37 in ppo_multidiscrete.py.
+it takes to reproduce that code. Each detail is a comment above the statement that does it, with its
+settings in parentheses and its place below baselines/ in brackets; `--details` lists them. Here are
+1-13 (core), 23-31 (continuous actions) and two of the four auxiliary ones; 14-22 are in
+ppo_atari.py, 32-36 in ppo_atari_lstm.py, 37 in ppo_multidiscrete.py.
 
-Shapes: T = num_steps, N = num_envs, D = observation size, A = action size, B = minibatch size.
-Observations of other shapes are flattened; actions must be vectors.
+U iterations, each of a rollout, T steps in each of N environments, and an update, K epochs over its
+T*N samples in minibatches of B: T = num_steps, N = num_envs, K = update_epochs. An observation has
+D numbers (other shapes are flattened), an action A (only vectors fit).
 
 Deviations from ppo2: where a time limit cuts an episode off, the value of its final observation is
-bootstrapped (`--truncation-is-terminal` restores ppo2); the logged KL is k3, not k2; orthogonal
-matrices come from a QR decomposition, not an SVD, which is equal in distribution; each episode has
-a seed of its own; NaN actions are not replaced by 0.
+bootstrapped (`--truncation-is-terminal` restores ppo2); the logged KL is k3 (see `approx_kl`), not
+k2; orthogonal matrices come from a QR decomposition, not an SVD, which is equal in distribution;
+each episode has a seed of its own; NaN actions are not replaced by 0.
 """
 
 import dataclasses
@@ -66,7 +67,7 @@ class Args:
     resume: str | None = None  # continue the run in this folder; flags given beside it override
     evaluate: str | None = None  # play episodes with the model in this folder instead of training
     eval_episodes: PositiveInt = 10  # episodes of each policy, mean and sampled, with --evaluate
-    capture_video: bool = False  # film them, with --evaluate
+    capture_video: bool = False  # film the episodes of --evaluate
     details: bool = False  # print the implementation details with their values here, and exit
 
     # --- Environment ---
@@ -83,13 +84,13 @@ class Args:
     num_minibatches: PositiveInt = 32  # minibatches per epoch [ppo2: 32 for MuJoCo, 4 for Atari]
     update_epochs: PositiveInt = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
     learning_rate: NonNegativeFloat = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
-    anneal_lr: bool = True  # lower it linearly towards 0 [ppo2; in the paper for Atari only]
+    anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
     adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: Fraction = 0.99  # discount factor [paper: 0.99]
     gae_lambda: Fraction = 0.95  # 0: one-step advantages; 1: sums of all rewards [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     clip_coef: PositiveFloat = 0.2  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
-    anneal_clip: bool = False  # lower it linearly towards 0 [paper: Atari only; ppo2: off]
+    anneal_clip: bool = False  # lower that linearly towards 0 [paper: Atari only; ppo2: off]
     clip_vloss: bool = True  # clip the change of values by clip_coef too [ppo2; not in the paper]
     ent_coef: NonNegativeFloat = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: NonNegativeFloat = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
@@ -110,7 +111,7 @@ class Args:
 
     @property
     def num_iterations(self) -> int:
-        """Rollouts, each followed by an update (ppo2: U)."""
+        """Rollouts, each followed by an update (U)."""
         return self.total_timesteps // self.batch_size
 
     def check(self) -> None:
@@ -136,6 +137,8 @@ def make_env(args: Args) -> gym.Env:
     is_vector = actions.dtype in (np.float32, np.float64) and len(actions.shape) == 1
     if not is_vector or not observations.is_np_flattenable:
         raise ValueError(f"{args.env_id} has {actions} and {observations}: no vectors of floats.")
+    if isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1:
+        return env
     return gym.wrappers.FlattenObservation(env)
 
 
@@ -172,7 +175,7 @@ class Environments:
             self.begin(i, rng.integers(2**31).item())
 
     def step(self, actions: np.ndarray, rng: np.random.Generator) -> tuple[tuple, ...]:
-        """Take one step, `actions` (N, A), which are kept; begin new episodes where some end.
+        """Take one step; begin new episodes where some end. `actions` (N, A) must not change later.
 
         Returns rewards, terminated, truncated (N,). In `obs` is then the first observation of a new
         episode where one has begun, and in `final_obs` the last one of the old.
@@ -209,7 +212,7 @@ class Environments:
 class RunningMeanStd:
     """Mean and population variance of all rows of all environments [running_mean_std.py L5-33]."""
 
-    def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
+    def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:  # rows that these weigh
         self.mean, self.var, self.count = np.array(mean), np.array(var), count
 
     def update(self, x: np.ndarray) -> None:
@@ -235,10 +238,10 @@ def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndar
 def scale_rewards(
     rewards: np.ndarray, done: np.ndarray, discounted: np.ndarray, stats: RunningMeanStd, args: Args
 ) -> np.ndarray:
-    """Divide rewards (T, N) by the std of the discounted return so far, without centering.
+    """Divide rewards (T, N) by the std of the sum of past rewards, discounted by their age.
 
     The policy never sees rewards, so they can wait for the end of the rollout. `done` (T, N) marks
-    the last steps of episodes. The `discounted` returns R = gamma R + r of the running ones (N,),
+    the last steps of episodes. The `discounted` sums R = gamma R + r of the running ones (N,),
     changed in place, and their statistics are carried on to the next rollout.
     """
     if not args.scale_rewards:
@@ -304,6 +307,8 @@ class Agent(nn.Module):
 
 def in_numpy(network: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
     """The tanh network as a function of a few rows (N, in), four times as fast as PyTorch's."""
+    if {type(layer) for layer in network[1::2]} != {nn.Tanh}:
+        raise ValueError("The rollout's copy of the network, in_numpy, knows only tanh.")
     *hidden, last = [(x.weight.numpy(force=True).T, x.bias.numpy(force=True)) for x in network[::2]]
 
     def forward(x: np.ndarray) -> np.ndarray:
@@ -314,7 +319,7 @@ def in_numpy(network: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
     return forward
 
 
-# === The math: pure functions, the same text in every script ===
+# === The math ===
 
 
 def gae(
@@ -346,7 +351,7 @@ def gae(
 
 
 def normalize(x: Tensor) -> Tensor:
-    """Shift and scale to mean 0 and std 1; population std (divisor n), as numpy and so ppo2."""
+    """Shift and scale to mean 0 and std 1; population std (divisor n) as in ppo2."""
     return (x - x.mean()) / (x.std(correction=0) + 1e-8)
 
 
@@ -390,7 +395,7 @@ def ppo_loss(
 ) -> tuple[Tensor, Tensors]:
     """Overall loss (paper, equation 9, negated), and debug variables by CleanRL's names.
 
-    The minibatch is obs (B, D), actions (B, A), logprobs, values, advantages, returns (B,).
+    The minibatch is obs and actions (B, ...), logprobs, values, advantages, returns (B,).
     """
     obs, actions, logprobs, values, advantages, returns = minibatch
     _, new_logprobs, entropy, new_values = agent.get_action_and_value(obs, actions)
@@ -478,7 +483,8 @@ def train(args: Args) -> dict[str, Any]:
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
         obs_stats, return_stats = (RunningMeanStd(*x) for x in saved["stats"])
         updates = saved["updates"]
-    nn.utils.vector_to_parameters(adam["weights"], agent.parameters())  # as views of the vector
+    # From now on each parameter is a view of this vector, and a step of Adam changes the agent.
+    nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
     if saved and envs.replay(saved):
         discounted_returns = saved["discounted_returns"].numpy()
     else:
@@ -497,7 +503,7 @@ def train(args: Args) -> dict[str, Any]:
         obs[0] = obs[-1]
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
         for t in range(args.num_steps):
-            actions[t] = policy(obs[t]) + noise[t]
+            actions[t] = policy(obs[t]) + noise[t]  # a sample of the Gaussian
             # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
             env_actions = np.minimum(np.maximum(actions[t], low), high)
             rewards[t], terminated[t], truncated[t] = envs.step(env_actions, rng)
@@ -520,7 +526,7 @@ def train(args: Args) -> dict[str, Any]:
             )
             _, logprobs, _, values = agent.get_action_and_value(b_obs[:-1], b_actions)  # (T, N)
             next_values = torch.cat([values[1:], agent.get_value(b_obs[-1:])])
-            # Deviation: time limits are no failures (truncation_is_terminal)
+            # Deviation: time limits are not failures (truncation_is_terminal)
             next_values[truncated] = agent.get_value(b_final_obs)
             advantages, returns = gae(
                 b_rewards, values, next_values, b_failed, b_done, args.gamma, args.gae_lambda
@@ -564,9 +570,10 @@ def train(args: Args) -> dict[str, Any]:
         warn(updates)
         for name, value in updates[-1].items():
             writer.add_scalar(name, value, envs.global_step)
-        for episode in envs.episodes[first_episode:]:
-            for name in ("return", "length"):
-                writer.add_scalar(f"charts/episodic_{name}", episode[name], episode["global_step"])
+        ended = envs.episodes[first_episode:]
+        for name in ("return", "length") if ended else ():
+            mean = np.mean([episode[name] for episode in ended])
+            writer.add_scalar(f"charts/episodic_{name}", mean, envs.global_step)
         recent = [episode["return"] for episode in envs.episodes[-100:]] or [math.nan]
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
@@ -598,7 +605,7 @@ def warn(updates: list[dict[str, float]]) -> None:
     """Print what to do where a metric has just become unhealthy for `patience` iterations."""
     for name, low, high, patience, sentence in HEALTH:
         bad = [x[name] < low or x[name] > high for x in updates[-patience - 1 :]]
-        if sum(bad) == patience and all(bad[-patience:]):
+        if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
             tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
 
 
@@ -607,9 +614,10 @@ def compiled(function: Callable) -> Callable:
     torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
-    # Agent and settings stay the same in a run: to check them at each call takes a fifth of it.
-    guards = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
-    fastest = torch.compile(function, options=guards)
+    # Agent and settings stay the same in a run, so changes of them go unseen: to check them at each
+    # call takes a fifth of an update.
+    options = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe, "size_asserts": False}
+    fastest = torch.compile(function, options=options)
 
     def call(*args: Any) -> Any:
         nonlocal fastest

@@ -1086,7 +1086,7 @@ def warn(updates: list[dict[str, float]]) -> None:
     """Print what to do where a metric has just become unhealthy for `patience` iterations."""
     for name, low, high, patience, sentence in HEALTH:
         bad = [x[name] < low or x[name] > high for x in updates[-patience - 1 :]]
-        if sum(bad) == patience and all(bad[-patience:]):
+        if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
             tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
 
 

@@ -1,41 +1,36 @@
-"""python -m benchmark run|list|status|report|plot|compare|throughput"""
+"""python -m benchmark run|list|status|report|plot|compare|summary|throughput"""
 
 import argparse
+import os
 import shlex
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmark import throughput
-from benchmark.commands import guarded
-from benchmark.provenance import BenchmarkError, git, source_at
-from benchmark.ray_cluster import run_on_ray
-from benchmark.runner import Runner
-from benchmark.runs import Folders, read_note, select, single_command, state, suite_named
+from benchmark import execute, results
+from benchmark.provenance import BenchmarkError, commit_named, source_at
+from benchmark.runs import Folders, read_note, select, suite_named
 from benchmark.suites import SUITES
 
 
 def run_command(args: argparse.Namespace) -> None:
     """Make the missing runs of a suite."""
     runs = select(args.suite, args.folders, args.seeds, args.only)
-    if args.workers < 1:
+    if args.workers is not None and args.workers < 1:
         raise BenchmarkError("--workers must be positive.")
-    commit = git("rev-parse", "--verify", f"{args.commit}^{{commit}}").strip()
+    if args.workers and args.cluster:
+        raise BenchmarkError("--workers is for local runs; a cluster makes one per processor core.")
+    commit = commit_named(args.commit)
     for script in {run.definition.script for run in runs}:
         source_at(commit, script)  # what the commit lacks is to be said before anything is begun
-    if args.dry_run:
-        for run in runs:
-            if not run.result.exists():
-                print(shlex.join(["python", "-m", "benchmark", *single_command(run, commit)]))
-        return
+    done = results.done(args.suite, args.folders)
+    missing = [run for run in runs if run.key not in done]
     if args.cluster == "ray":
-        failed = run_on_ray(runs, commit)
+        outcomes = execute.run_ray(runs, missing, commit)
     else:
-        runner = Runner(runs, commit, args.workers)
-        runner.run()
-        failed = runner.failed
-        if runner.stopped:
-            sys.exit(130)
-    if failed:
+        outcomes = execute.run_local(runs, missing, commit, args.workers or 2)
+    if failed := [x for x in outcomes.values() if x.kind != "done"]:
         raise BenchmarkError(
             f"{len(failed)} of {len(runs)} runs failed; their output.txt says why."
         )
@@ -45,9 +40,8 @@ def list_command(args: argparse.Namespace) -> None:
     """Show the suites, or the runs and command lines of one."""
     if args.suite is None:
         for name, suite in SUITES.items():
-            runs = select(name, args.folders)
-            done = sum(run.result.exists() for run in runs)
-            print(f"{name:<26}{done:>4} of {len(runs):>3} runs done; {suite.reproduces}")
+            made, total = results.how_complete(name, args.folders)
+            print(f"{name:<26}{made:>4} of {total:>3} runs done; {suite.reproduces}")
         return
     for run in select(args.suite, args.folders, only=args.only):
         print(f"{run.name:<34} {shlex.join(['python', run.definition.script, *run.flags])}")
@@ -56,85 +50,115 @@ def list_command(args: argparse.Namespace) -> None:
 def status_command(args: argparse.Namespace) -> None:
     """Show how far the runs of a suite are."""
     for run in select(args.suite, args.folders, args.seeds, args.only):
-        current = state(run)
-        share = 1.0 if current == "done" else run.last_step() / run.total_timesteps
-        error = f"  {read_note(run)['error']}" if current == "failed" else ""
-        print(f"{run.name:<44}{current:<12}{share:>5.0%}{error}")
+        state = execute.state(run)
+        share = 1.0 if state == "done" else run.progress() / run.total_steps
+        error = f"  {read_note(run)['error']}" if state == "failed" else ""
+        print(f"{run.name:<44}{state:<12}{share:>5.0%}{error}")
 
 
 def report_command(args: argparse.Namespace) -> None:
-    """Rewrite the generated tables of README.md and benchmark/README.md."""
-    from benchmark import report  # scipy takes a second to import
+    """Rewrite the generated tables of README.md and benchmark/README.md, and DETAILS.md."""
+    from benchmark import pages  # scipy takes a second to import
 
-    for page in report.write_pages(args.folders):
+    for page in pages.write(args.folders):
         print(f"{page} rewritten")
 
 
 def plot_command(args: argparse.Namespace) -> None:
-    """Draw the figures of a suite, or of all that have results."""
+    """Draw the figures of a suite, or those of all suites that are out of date."""
     from benchmark import plots  # matplotlib takes a second to import
 
     for suite in [args.suite] if args.suite else SUITES:
-        suite_named(suite)
-        try:
-            print(*plots.plot_all(suite, args.folders), sep="\n")
-        except BenchmarkError as error:
-            if args.suite:
-                raise
-            print(error)
+        for kind in suite_named(suite).figures:
+            try:
+                for path in plots.update(suite, kind, args.folders, always=bool(args.suite)):
+                    print(path)
+            except BenchmarkError as error:
+                if args.suite:
+                    raise
+                print(error)
 
 
 def compare_command(args: argparse.Namespace) -> None:
     """Compare two variants, each named SUITE or SUITE/VARIANT."""
-    from benchmark import report
+    from benchmark import tables
 
-    print(report.compare(args.a, args.b, args.folders))
+    print(tables.compare(args.a, args.b, args.folders))
+
+
+def summary_command(args: argparse.Namespace) -> None:
+    """Show the scores of your own runs, with an interval."""
+    from benchmark import tables
+
+    print(tables.summary(args.folders_of_runs))
+
+
+def throughput_command(args: argparse.Namespace) -> None:
+    """Measure steps per second of our scripts beside their peers."""
+    from benchmark import throughput
+
+    throughput.measure_all(args.contests, args.repetitions, args.folders)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmark", description=__doc__)
-    default = Folders()
+    default, names = Folders(), ", ".join(SUITES)
     parser.add_argument("--results", type=Path, default=default.results, help="folder of results")
     parser.add_argument("--runs", type=Path, default=default.runs, help="folder of unfinished runs")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(function, name: str) -> argparse.ArgumentParser:
-        subparser = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
-        subparser.set_defaults(function=function)
-        return subparser
+    def command(name: str, function: Callable, suite: dict | None = None) -> Callable:
+        added = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
+        added.set_defaults(function=function)
+        if suite is not None:
+            added.add_argument("suite", metavar="SUITE", help=names, **suite)
+        return added.add_argument
 
-    def selection(subparser: argparse.ArgumentParser) -> None:
-        subparser.add_argument("suite", metavar="SUITE", help=", ".join(SUITES))
-        subparser.add_argument("--seeds", type=int, nargs="+", help="instead of the suite's own")
-        subparser.add_argument("--only", metavar="PATTERN", help="e.g. Hopper-v4 or '*/seed[12]'")
-
-    run = command(run_command, "run")
-    selection(run)
-    run.add_argument("--workers", type=int, default=2, help="runs at a time (2)")
-    run.add_argument("--cluster", choices=["ray"], help="use a Ray cluster, not local processes")
-    run.add_argument("--commit", default="HEAD", help="version of the scripts to run (HEAD)")
-    run.add_argument("--dry-run", action="store_true", help="print one command per missing run")
-    listing = command(list_command, "list")
-    listing.add_argument("suite", nargs="?", metavar="SUITE", help=", ".join(SUITES))
-    listing.add_argument("--only", metavar="PATTERN", help="as for run")
-    selection(command(status_command, "status"))
-    command(report_command, "report")
-    plot = command(plot_command, "plot")
-    plot.add_argument("suite", nargs="?", metavar="SUITE", help=", ".join(SUITES))
-    compare = command(compare_command, "compare")
-    compare.add_argument("a", metavar="A")
-    compare.add_argument("b", metavar="B")
-    throughput.add_arguments(command(throughput.main, "throughput"))
+    for name, function in (("run", run_command), ("status", status_command)):
+        add = command(name, function, suite={})
+        add("--seeds", type=int, nargs="+", help="instead of the suite's own")
+        add("--only", metavar="PATTERN", help="e.g. Hopper-v4 or '*/seed[12]'")
+        if name == "run":
+            add("--workers", type=int, help="runs at a time on this machine (2)")
+            add("--cluster", choices=["ray"], help="use a Ray cluster, not local processes")
+            add("--commit", default="HEAD", help="version of the scripts to run (HEAD)")
+    optional = {"nargs": "?"}
+    command("list", list_command, optional)("--only", metavar="PATTERN", help="as for run")
+    command("report", report_command)
+    command("plot", plot_command, optional)
+    add = command("compare", compare_command)
+    add("a", metavar="A")
+    add("b", metavar="B")
+    add = command("summary", summary_command)
+    add("folders_of_runs", metavar="RUN", nargs="+", type=Path, help="e.g. runs/hopper-1")
+    add = command("throughput", throughput_command)
+    add("contests", nargs="*", metavar="CONTEST", help="e.g. continuous; all if none is named")
+    add("--repetitions", type=int, default=3, help="of each contender at this commit (3)")
     args = parser.parse_args(arguments)
     args.folders = Folders(args.results.resolve(), args.runs.resolve())
     return args
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command."""
+    """Run one command; what cannot be done ends as one sentence and exit code 2."""
     args = parse(arguments)
-    guarded(args.function, args)
+    # SIGTERM is answered as Ctrl-C is, so that no child is left behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        args.function(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    except (BenchmarkError, OSError) as error:  # OSError: a folder that is a file, a full disk
+        name = getattr(error, "filename", None) or "The benchmark"
+        text = f"{name}: {error.strerror}." if isinstance(error, OSError) else error
+        print(f"Error: {text}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Learning curves with bands and one thin line per seed, beside published ones."""
+"""Figures of suites: learning curves with bands and a thin line per seed, rows with intervals."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sized
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import matplotlib
@@ -9,14 +10,14 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
+from PIL import Image
 
-from benchmark import report, statistics
+from benchmark import statistics, tables
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.results import Result, by_environment, reference
+from benchmark.results import REFERENCE, Result, by_environment, reference
 from benchmark.runs import BINS, Folders
 from benchmark.suites import SUITES
 
@@ -31,89 +32,67 @@ STYLE = {
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
 }
+Found = dict[tuple[str, str], dict[str, list[Result]]]  # by suite and variant, by environment
+
+
+# --- Learning curves ---
 
 
 def draw_curves(axes: Axes, results: list[Result], label: str, color: str) -> None:
     """Mean over seeds, its 95 % bootstrap interval where there are three or more, and each seed."""
     total = max(x.record["settings"]["total_timesteps"] for x in results)
     grid = np.linspace(0, total, BINS + 1)[1:]
-    curves = statistics.on_grid([x.column("return") for x in results], grid)
+    known = [points for points in (x.column("return") for x in results) if len(points[0])]
+    axes.set_xlim(0, total)
+    if not known:  # no episode has ended
+        return
+    curves = np.array([np.interp(grid, steps, returns) for steps, returns in known])
     for curve in curves:
         axes.plot(grid, curve, color=color, linewidth=0.5, alpha=0.4)
     axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=label)
-    axes.set_xlim(0, total)
     ends = [statistics.interval([x], np.mean) for x in curves.T]
     if all(ends):
-        ends = np.array(ends)
-        axes.fill_between(grid, ends[:, 0], ends[:, 1], color=color, alpha=0.2, linewidth=0)
+        axes.fill_between(grid, *np.transpose(ends), color=color, alpha=0.2, linewidth=0)
 
 
-def draw_ppo2(axes: Axes, environment: str) -> None:
-    """The curve of baselines' benchmark page, on version 2 of the environment."""
+def draw_published(axes: Axes, environment: str) -> None:
+    """The curve of baselines' benchmark page; final values read off the paper's Figure 3."""
     name = environment.partition("-")[0]
     rows = [row for row in reference("ppo2_curves") if row["environment"] == name]
-    if not rows:
-        return
-    steps, mean, low, high = (
-        np.array([float(row[key]) for row in rows])
-        for key in ("global_step", "return", "low", "high")
-    )
-    which = "10M steps" if name == "Pong" else "v2, 6 seeds"
-    axes.plot(steps, mean, color=PPO2, linewidth=1.2, linestyle="--", label=f"ppo2 2018 ({which})")
-    axes.fill_between(steps, low, high, color=PPO2, alpha=0.12, linewidth=0)
-
-
-def draw_readings(axes: Axes, environment: str) -> None:
-    """Final values that others read off the paper's Figure 3."""
-    name = environment.partition("-")[0]
+    if rows:
+        steps, mean, low, high = (
+            np.array([float(row[key]) for row in rows])
+            for key in ("global_step", "return", "low", "high")
+        )
+        label = f"ppo2 2018 ({'10M steps' if name == 'Pong' else 'v2, 6 seeds'})"
+        axes.plot(steps, mean, color=PPO2, linewidth=1.2, linestyle="--", label=label)
+        axes.fill_between(steps, low, high, color=PPO2, alpha=0.12, linewidth=0)
+    tick = {"color": "black", "marker": "_", "markersize": 9, "linestyle": "none"}
     for row in reference("scores"):
         if row["source"].startswith("paper, Figure 3") and row["environment"] == name:
-            axes.plot(
-                int(row["steps"]),
-                float(row["mean"]),
-                color="black",
-                marker="_",
-                markersize=9,
-                linestyle="none",
-                clip_on=False,
-                label="paper 2017 (v1), read off",
-            )
+            place = int(row["steps"]), float(row["mean"])
+            axes.plot(*place, **tick, clip_on=False, label="paper 2017 (v1), read off")
 
 
-def plot_suite(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
-    """Draw one panel per environment with all variants of a suite and its baseline.
-
-    Raises:
-        BenchmarkError: no run of the suite is finished.
-    """
-    names = {key: label or "ours" for key, label in report.labels(suite).items()}
-    found = {key: by_environment(*key, folders) for key in names}
-    environments = [
-        env
-        for env in SUITES[suite].environments
-        if any(env in found[x] for x in found if x[0] == suite)
-    ]
-    if not environments:
-        raise BenchmarkError(f"No run of {suite} is finished.")
-    with plt.rc_context(STYLE):
-        figure, panels = one_panel_each(environments)
-        for environment, axes in panels.items():
-            draw_ppo2(axes, environment)
-            draw_readings(axes, environment)
-            for index, (key, label) in enumerate(names.items()):
-                if environment in found[key]:
-                    draw_curves(axes, found[key][environment], label, f"C{index}")
-            counts = {len(found[key].get(environment, ())): None for key in names}
-            seeds = " + ".join(str(x) for x in counts if x)
-            axes.set_title(f"{environment}\n{seeds} seed{'s' * (seeds != '1')}")
-        figure.supylabel("episodic return in training")
-        legend(figure)
-        return save(figure, figures / f"{suite}.png", suite, folders)
+def plot_curves(suite: str, found: Found, folders: Folders) -> Figure:
+    """One panel per environment with all variants of a suite and its baseline."""
+    environments = environments_of(suite, found)
+    figure, panels = one_panel_each(environments)
+    for environment, axes in panels.items():
+        draw_published(axes, environment)
+        for index, (key, label) in enumerate(tables.labels(suite).items()):
+            if environment in found[key]:
+                draw_curves(axes, found[key][environment], label or "ours", f"C{index}")
+        counts = {len(x.get(environment, ())): None for x in found.values()}
+        seeds = " + ".join(str(x) for x in counts if x)
+        axes.set_title(f"{environment}\n{seeds} seed{'s' * (seeds != '1')}")
+    figure.supylabel("episodic return in training")
+    return figure
 
 
-def one_panel_each(environments: list[str]) -> tuple[Figure, dict[str, Axes]]:
-    """A figure with a panel over environment steps for each environment, three in a row."""
-    columns = min(3, len(environments))
+def one_panel_each(environments: list[str], width: int = 3) -> tuple[Figure, dict[str, Axes]]:
+    """A figure with a panel over environment steps for each environment, so many in a row."""
+    columns = min(width, len(environments))
     rows = -(-len(environments) // columns)
     size = (3.2 * columns, 2.4 * rows) if len(environments) > 1 else (6.4, 3.2)
     figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
@@ -128,210 +107,190 @@ def one_panel_each(environments: list[str]) -> tuple[Figure, dict[str, Axes]]:
     return figure, panels
 
 
-def plot_kl(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
-    """The KL after the updates of the adaptive penalty, beside its target.
-
-    Raises:
-        BenchmarkError: no run of the suite is finished.
-    """
+def plot_trace(suite: str, found: Found, folders: Folders) -> Figure:
+    """The KL after the updates of the adaptive penalty, beside its target."""
     (variant,) = SUITES[suite].variants
-    found = by_environment(suite, variant, folders)
-    if not found:
-        raise BenchmarkError(f"No run of {suite} is finished.")
-    with plt.rc_context(STYLE):
-        figure, panels = one_panel_each(list(found))
-        for environment, axes in panels.items():
-            for result in found[environment]:
-                axes.plot(*result.column("kl/after"), color="C1", linewidth=0.7, label="each seed")
-                target = result.record["settings"]["target_kl"]
-            axes.axhline(target, color="black", linewidth=0.8, label="target")
-            band = "within a factor 1.5: beta stays"
-            axes.axhspan(target / 1.5, target * 1.5, color=PPO2, alpha=0.15, label=band)
-            axes.set_yscale("log")
-        figure.supylabel("KL(old || new), mean of five updates")
-        legend(figure)
-        return save(figure, figures / f"{suite}_trace.png", suite, folders)
+    figure, panels = one_panel_each(list(found[suite, variant]))
+    for environment, axes in panels.items():
+        for result in found[suite, variant][environment]:
+            axes.plot(*result.column("kl_after"), color="C1", linewidth=0.7, label="each seed")
+            target = result.record["settings"]["target_kl"]
+        axes.axhline(target, color="black", linewidth=0.8, label="target")
+        band = "within a factor 1.5: beta stays"
+        axes.axhspan(target / 1.5, target * 1.5, color=PPO2, alpha=0.15, label=band)
+        axes.set_yscale("log")
+    figure.supylabel("KL(old || new), mean of five updates")
+    return figure
 
 
-def plot_frontier(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
-    """Proxy and gold reward over the distance from the SFT model: each seed thin, the mean thick.
-
-    Raises:
-        BenchmarkError: no run of the suite is finished.
-    """
+def plot_health(suite: str, found: Found, folders: Folders) -> Figure:
+    """The run with the median score, in TensorBoard's terms, and where its metrics belong."""
     (variant,) = SUITES[suite].variants
-    records = [x for results in by_environment(suite, variant, folders).values() for x in results]
-    if not records:
-        raise BenchmarkError(f"No run of {suite} is finished.")
-    runs = list(dict.fromkeys(row["run"] for row in records[0].curve))
-    with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(1, 2, figsize=(8, 3))
-        for axes, reward in zip(panels, ("proxy", "gold"), strict=True):
-
-            def draw(paths: list[list[dict]], color: str, label: str, axes=axes, reward=reward):
-                """Paths of rows with KL and reward, one per seed, of equal length; a dot ends them.
-
-                Returns the mean path.
-                """
-                keys = ("objective/kl", f"objective/{reward}")
-                kl, values = np.array(
-                    [[[float(row[key]) for row in path] for path in paths] for key in keys]
-                )
-                distance = np.sqrt(np.maximum(kl, 0))
-                axes.plot(distance.T, values.T, color, linewidth=0.4, alpha=0.5)
-                x, y = distance.mean(0), values.mean(0)
-                axes.plot(x, y, color, linewidth=1.6, label=label)
-                axes.plot(x[-1], y[-1], "o", color=color, markersize=5)
-                return x, y
-
-            for color, run in enumerate(runs):
-                paths = [[row for row in x.curve if row["run"] == run] for x in records]
-                draw(paths, f"C{color}", run)
-            models = [x.record["models"] for x in records]
-            best = [name for name in models[0] if name.startswith("best-of-")]
-            paths = [[x[name] for name in best] for x in models]
-            distances, rewards = draw(paths, "k", "best-of-n")
-            for index in (0, -1):
-                place = {"xytext": (-3, 4), "textcoords": "offset points", "ha": "right"}
-                n = best[index].removeprefix("best-of-")
-                axes.annotate(n, (distances[index], rewards[index]), **place)
-            axes.axhline(0, color=PPO2, linewidth=0.8)
-            axes.set(title=f"{reward} reward", xlabel="square root of the KL to the SFT model")
-        panels[0].set_ylabel("standard deviations of the SFT model")
-        legend(figure)
-        return save(figure, figures / f"{suite}.png", suite, folders)
+    environment = environments_of(suite, found)[0]
+    results = sorted(found[suite, variant][environment], key=lambda x: x.record["score"])
+    result = results[len(results) // 2]
+    bands = {"approx_kl": (0.005, 0.025), "clipfrac": (0.1, 0.3), "explained_variance": (0.5, 1)}
+    figure, panels = one_panel_each(["charts/episodic_return", *(f"losses/{x}" for x in bands)], 4)
+    for axes, column in zip(panels.values(), ("return", *bands), strict=True):
+        axes.plot(*result.column(column), color="C0", linewidth=1)
+        if column in bands:
+            axes.axhspan(*bands[column], color="C2", alpha=0.15, label="healthy")
+    axes.set_ylim(-0.5, 1)  # it begins far below 0
+    return figure
 
 
-def plot_rows(
-    rows: dict[str, tuple[float, tuple[float, float] | None]],
-    label: str,
-    others: dict[str, dict[str, float]],
-) -> Axes:
-    """A value with its interval per row, hollow where there is none, beside others' by source."""
-    figure, axes = plt.subplots(figsize=(6, 1.1 + 0.22 * len(rows)))
-    for row, (name, (value, ends)) in enumerate(rows.items()):
+# --- RLHF ---
+
+
+def plot_frontier(suite: str, found: Found, folders: Folders) -> Figure:
+    """Proxy and gold reward over the distance from the SFT model; the mean of seeds is thick."""
+    (variant,) = SUITES[suite].variants
+    results = [x for own in found[suite, variant].values() for x in own]
+    models = [x.record["models"] for x in results]
+    best = [name for name in models[0] if name.startswith("best-of-")]
+    figure, panels = plt.subplots(1, 2, figsize=(8, 3))
+    for axes, reward in zip(panels, ("proxy", "gold"), strict=True):
+        for color, stage in enumerate(results[0].curve["stage"].unique()):
+            paths = [x.curve.loc[x.curve["stage"] == stage, ["kl", reward]] for x in results]
+            draw_paths(axes, paths, f"C{color}", stage)
+        keys = "objective/kl", f"objective/{reward}"
+        points = [[[x[name][key] for key in keys] for name in best] for x in models]
+        path = draw_paths(axes, points, "k", "best-of-n")
+        for index in (0, -1):
+            place = {"xytext": (-3, 4), "textcoords": "offset points", "ha": "right"}
+            axes.annotate(best[index].removeprefix("best-of-"), path[index], **place)
+        axes.axhline(0, color=PPO2, linewidth=0.8)
+        axes.set(title=f"{reward} reward", xlabel="square root of the KL to the SFT model")
+    panels[0].set_ylabel("standard deviations of the SFT model")
+    return figure
+
+
+def draw_paths(axes: Axes, points: list, color: str, label: str) -> np.ndarray:
+    """Draw paths (seeds, points, 2) of KL and reward over the root of the KL; return their mean."""
+    paths = np.array(points)
+    paths[..., 0] = np.sqrt(np.maximum(paths[..., 0], 0))
+    axes.plot(*paths.T, color, linewidth=0.4, alpha=0.5)
+    mean = paths.mean(0)
+    axes.plot(*mean.T, color, linewidth=1.6, label=label)
+    axes.plot(*mean[-1], "o", color=color, markersize=5)
+    return mean
+
+
+# --- Rows ---
+
+
+def plot_rows(suite: str, found: Found, folders: Folders) -> Figure:
+    """What a suite's table says of each variant, beside others' values; hollow: no interval."""
+    names = {name: variant.label for name, variant in SUITES[suite].variants.items()}
+    if SUITES[suite].table == "effects":
+        values, strata = tables.effects(suite, folders), tables.effect_strata(suite, folders)
+        if all(ends for _, ends in values.values()):  # else the order would be mostly chance
+            values = dict(sorted(values.items(), key=lambda x: x[1][0]))
+        others = tables.published_effects(tables.shared_environments(suite, folders))
+        runs, label = [x[::2] for x in strata.values()], "change of the final return; {}"
+    else:
+        strata = tables.normalized_scores(suite, folders)
+        values = tables.estimates(strata, statistics.mean_of_strata)
+        printed = (float(row["score"]) for row in reference("table1"))
+        others = {"table1": dict(zip(names, printed, strict=True))}
+        runs, label = list(filter(None, strata.values())), "average normalized score; {}"
+        label += "\n0: random actions, 1: best run of ours, of the paper's"
+    if not values:
+        raise BenchmarkError(f"No run of {suite} can be compared yet.")
+    sources = {
+        "engstrom2020": "Engstrom et al. (tuned apart)",
+        "andrychowicz2021": "Andrychowicz et al. (95th percentile of a sweep)",
+        "table1": "paper, 21 runs in 7 environments",
+    }
+    figure, axes = plt.subplots(figsize=(6, 1.1 + 0.22 * len(values)))
+    for row, (name, (value, ends)) in enumerate(values.items()):
         fill = "C0" if ends else "white"
         axes.plot(value, row, "o", color="C0", markerfacecolor=fill, markersize=4, label="ours")
         if ends:
             axes.plot(ends, [row, row], color="C0", linewidth=1.2, zorder=1)
-        for marker, (source, values) in zip("x+", others.items()):
-            if name in values:
-                axes.plot(values[name], row, marker, color="black", markersize=5, label=source)
+        for marker, source in zip("x+", [x for x in sources if x in others]):
+            if name in others[source]:
+                point = others[source][name], row
+                axes.plot(*point, marker, color="black", markersize=5, label=sources[source])
     axes.axvline(0, color=PPO2, linewidth=0.8)
-    axes.set_yticks(range(len(rows)), rows)
+    axes.set_yticks(range(len(values)), [names[name] for name in values])
     axes.invert_yaxis()
-    axes.set_xlabel(label)
-    legend(figure)
-    return axes
+    axes.set_xlabel(label.format(runs_behind(runs)))
+    if SUITES[suite].table == "effects":
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    return figure
 
 
-def legend(figure: Figure) -> None:
-    """One legend above all panels, with each name once."""
-    handles: dict[str, Artist] = {}
-    for axes in figure.axes:
-        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    columns = max(1, int(figure.get_figwidth() / LEGEND_INCHES))
-    place = {"loc": "outside upper center", "ncols": min(columns, len(handles))}
-    figure.legend(handles.values(), handles.keys(), **place)
-
-
-def runs_behind(rows: Iterable[list[Sized]]) -> str:
+def runs_behind(rows: list[list[np.ndarray]]) -> str:
     """How many runs, by environment, stand behind each row of a figure."""
-    rows = list(rows)
     counts = sorted({sum(map(len, strata)) for strata in rows})
     runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     plurals = ["s" * (x != 1) for x in (counts[-1], len(rows[0]))]
     return f"{runs} run{plurals[0]} in {len(rows[0])} environment{plurals[1]} per row"
 
 
-def plot_effects(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
-    """Forest plot: the effect of each variant, worst first if all have intervals, default at zero.
+# --- Files ---
 
-    Raises:
-        BenchmarkError: no variant can be compared with the default yet.
-    """
-    effects = report.effects(suite, folders)
-    if not effects:
-        raise BenchmarkError(f"No run of {suite} can be compared with the default yet.")
-    labels = {name: SUITES[suite].variants[name].label for name in effects}
-    order = list(effects)
-    if all(ends for _, ends in effects.values()):  # else the order would be mostly chance
-        order.sort(key=lambda x: effects[x][0])
-    rows = {labels[name]: effects[name] for name in order}
-    sources = {
-        "engstrom2020": "Engstrom et al. (tuned apart)",
-        "andrychowicz2021": "Andrychowicz et al. (95th percentile of a sweep)",
-    }
-    environments = report.shared_environments(suite, folders)
-    published = report.published_effects(suite, environments)
-    others = {
-        label: {labels[name]: x for name, x in published[source].items() if name in labels}
-        for source, label in sources.items()
-        if source in published
-    }
-    strata = report.effect_strata(suite, folders)
-    label = f"change of the final return; {runs_behind(x[::2] for x in strata.values())}"
-    with plt.rc_context(STYLE):
-        axes = plot_rows(rows, label, others)
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        return save(axes.figure, figures / f"{suite}.png", suite, folders)
-
-
-def plot_normalized(suite: str, folders: Folders, figures: Path = FIGURES) -> Path:
-    """The average normalized score of each setting beside that of the paper's Table 1.
-
-    Raises:
-        BenchmarkError: no run of the suite is finished.
-    """
-    scores, rows, paper = report.normalized_scores(suite, folders), {}, {}
-    for (name, strata), printed in zip(scores.items(), reference("table1"), strict=True):
-        label = SUITES[suite].variants[name].label
-        if strata:
-            ends = statistics.interval(strata, statistics.mean_of_strata)
-            rows[label] = (float(statistics.mean_of_strata(*strata)), ends)
-            paper[label] = float(printed["score"])
-    if not rows:
-        raise BenchmarkError(f"No run of {suite} is finished.")
-    label = f"average normalized score; {runs_behind(filter(None, scores.values()))}"
-    label += "\n0: random actions, 1: best run of ours, of the paper's"
-    with plt.rc_context(STYLE):
-        axes = plot_rows(rows, label, {"paper, 21 runs in 7 environments": paper})
-        return save(axes.figure, figures / f"{suite}.png", suite, folders)
-
-
-def digest(suite: str, folders: Folders) -> str:
-    """SHA-256 of the results that the figures of a suite show."""
-    suites = {suite, (SUITES[suite].baseline or (suite,))[0]}
-    found = (path for name in suites for path in (folders.results / name).glob("**/seed*"))
-    paths = [path for path in found if path.suffix in (".json", ".csv")]
-    content = b"".join(path.read_bytes() for path in sorted(paths))
-    return hashlib.sha256(content).hexdigest()
-
-
-def save(figure: Figure, path: Path, suite: str, folders: Folders) -> Path:
-    """Write a figure that knows its results, but not its program: equal figures, equal files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"Software": None, "Source": f"results {digest(suite, folders)}"}
-    figure.savefig(path, dpi=130, metadata=metadata)
-    plt.close(figure)
-    return path
-
-
-# Suites whose figures are not, or not only, one of learning curves.
-DRAW: dict[str, tuple[Callable[[str, Folders], Path], ...]] = {
-    "kl_vs_clip": (plot_suite, plot_kl),
-    "table1": (plot_normalized,),
-    "table1_ppo2": (plot_normalized,),
-    "ablation": (plot_effects,),
-    "rlhf": (plot_frontier,),
-    "second_edition_rlhf": (plot_frontier,),
+# What draws a kind of figure, the end of its name, and the published numbers that it shows.
+KINDS: dict[str, tuple[Callable[[str, Found, Folders], Figure], str, tuple[str, ...]]] = {
+    "curves": (plot_curves, "", ("ppo2_curves.csv", "scores.csv")),
+    "trace": (plot_trace, "_trace", ()),
+    "health": (plot_health, "_health", ()),
+    "frontier": (plot_frontier, "", ()),
+    "rows": (
+        *(plot_rows, ""),
+        ("table1.csv", "random_policy.json", "engstrom2020.csv", "andrychowicz2021.csv"),
+    ),
 }
 
 
-def plot_all(suite: str, folders: Folders) -> list[Path]:
-    """Draw every figure of a suite.
+def environments_of(suite: str, found: Found) -> list[str]:
+    """Environments in which a suite has results of its own."""
+    own = [x for (owner, _), x in found.items() if owner == suite]
+    return [env for env in SUITES[suite].environments if any(env in x for x in own)]
 
-    Raises:
-        BenchmarkError: its results are not enough for a figure.
-    """
-    return [draw(suite, folders) for draw in DRAW.get(suite, (plot_suite,))]
+
+def results_of(suite: str, folders: Folders) -> Found:
+    """The results that figures of a suite show: its own, and its baseline's beside them."""
+    found = {key: by_environment(*key, folders) for key in tables.labels(suite)}
+    shown = environments_of(suite, found)
+    return {key: {env: x[env] for env in shown if env in x} for key, x in found.items()}
+
+
+def digest(suite: str, kind: str, folders: Folders) -> str:
+    """SHA-256 of what a figure shows: results and published numbers."""
+    found = results_of(suite, folders)
+    results = [
+        x for own in found.values() for of_environment in own.values() for x in of_environment
+    ]
+    content = json.dumps(
+        [(x.record, x.curve.to_csv(index=False, float_format="%.6g")) for x in results]
+    ).encode()
+    files = [(REFERENCE / name).read_bytes() for name in KINDS[kind][2]]
+    return hashlib.sha256(b"".join([content, *files])).hexdigest()
+
+
+def update(
+    suite: str, kind: str, folders: Folders, figures: Path = FIGURES, always: bool = True
+) -> Iterator[Path]:
+    """Draw a figure of a suite, unless it already shows these results; the path if it was drawn."""
+    draw, ending, _ = KINDS[kind]
+    path, found = figures / f"{suite}{ending}.png", results_of(suite, folders)
+    if not any(found[key] for key in found if key[0] == suite):
+        raise BenchmarkError(f"No run of {suite} is finished.")
+    source = f"results {digest(suite, kind, folders)}"
+    if not always and path.exists() and Image.open(path).text.get("Source") == source:
+        return
+    with plt.rc_context(STYLE):
+        figure = draw(suite, found, folders)
+        handles = {}
+        for axes in figure.axes:  # one legend above all panels, with each name once
+            handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        columns = min(max(1, int(figure.get_figwidth() / LEGEND_INCHES)), len(handles))
+        place = {"loc": "outside upper center", "ncols": columns}
+        figure.legend(handles.values(), handles.keys(), **place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Without the name of the program: equal figures, equal files.
+        figure.savefig(path, dpi=130, metadata={"Software": None, "Source": source})
+        plt.close(figure)
+    yield path

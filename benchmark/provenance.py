@@ -1,5 +1,6 @@
 """What a number must carry to be repeated: commit, versions, processor."""
 
+import contextlib
 import importlib.metadata
 import platform
 import subprocess
@@ -23,11 +24,7 @@ class BenchmarkError(Exception):
 
 
 def git(*arguments: str) -> str:
-    """Output of a git command in this repository, as it is.
-
-    Raises:
-        BenchmarkError: git fails or is missing.
-    """
+    """Output of a git command in this repository, or a BenchmarkError if it fails."""
     try:
         return subprocess.run(
             ["git", *arguments],
@@ -44,9 +41,9 @@ def git(*arguments: str) -> str:
         raise BenchmarkError(f"git {' '.join(arguments)}: {reason}.") from error
 
 
-def head() -> str:
-    """The commit that is checked out."""
-    return git("rev-parse", "HEAD").strip()
+def commit_named(name: str) -> str:
+    """The full name of a commit."""
+    return git("rev-parse", "--verify", f"{name}^{{commit}}").strip()
 
 
 def source_at(commit: str, script: str) -> str:
@@ -63,10 +60,8 @@ def versions() -> dict[str, str]:
     """Python and the installed ones of `PACKAGES`."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -76,8 +71,7 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
         return platform.processor() or platform.machine()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    names = {key.strip(): value.strip() for key, value in fields.items()}
+    names = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
     flags = names.get("flags", "").split()
     widest = next((x for x in ("avx512f", "avx2") if x in flags), "no avx2")
     return f"{names.get('model name', platform.machine())} ({widest})"

@@ -1,97 +1,168 @@
-"""Reads committed results and published numbers."""
+"""Results of finished runs, two files per suite, and published numbers.
 
+`results/SUITE.jsonl` has a line per run, `results/SUITE.csv` the points of its curve. A run counts
+as done once its line is there. Both are sorted, so that it does not matter who finished first.
+"""
+
+import contextlib
 import csv
 import dataclasses
+import fcntl
+import functools
 import json
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from benchmark.provenance import BenchmarkError
-from benchmark.runs import Folders, select, suite_named
+from benchmark.provenance import BenchmarkError, machine
+from benchmark.runs import (
+    Folders,
+    Run,
+    once_per_version,
+    read_note,
+    select,
+    suite_named,
+    write_text,
+)
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
+KEY = ("environment", "variant", "seed")
+Key = tuple[str, str, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
     """A finished run."""
 
-    path: Path
+    record: dict[str, Any]  # settings, commit, versions, time, memory and score
+    path: Path  # file of the curves of its suite
 
-    @cached_property
-    def record(self) -> dict[str, Any]:
-        """Settings, commit, versions, speed and the last returns."""
-        return json.loads(self.path.read_text())
-
-    @cached_property
-    def curve(self) -> list[dict[str, str]]:
-        """Rows of the CSV file; a cell is empty where a stretch of steps has no data."""
-        with self.path.with_suffix(".csv").open(newline="") as file:
-            return list(csv.DictReader(file))
+    @property
+    def curve(self) -> pd.DataFrame:
+        """Its rows of the CSV file; a value is missing where a stretch of steps has no data."""
+        curves = curves_in(self.path)
+        return curves.get(key_of(self.record), curves[None])
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values of a column, without its empty cells."""
-        rows = [row for row in self.curve if row.get(name)]
-        steps = np.array([float(row["global_step"]) for row in rows])
-        return steps, np.array([float(row[name]) for row in rows])
-
-    @property
-    def hours(self) -> float | None:
-        """Hours of training on a machine that does nothing else; None where that is unknown.
-
-        As if every stretch of steps had gone at the median rate, so that pauses, and other work on
-        the machine for less than half of the run, do not count.
-        """
-        if "steps" not in self.record:  # RLHF
-            return self.record["seconds"] and self.record["seconds"] / 3600
-        rollout, update = (self.column(f"charts/SPS_{part}")[1] for part in ("rollout", "update"))
-        return float(np.median(1 / rollout + 1 / update)) * self.record["steps"] / 3600
-
-    @property
-    def final(self) -> float:
-        """Mean return of the last 100 episodes; of RLHF the gold reward with the adaptive KL."""
-        if "models" in self.record:
-            return self.record["models"][self.adaptive]["objective/gold"]
-        return float(np.mean(self.record["last_returns"]))
-
-    @property
-    def adaptive(self) -> str:
-        """Of RLHF: the name of the PPO run with the adaptive KL."""
-        return next(name for name in self.record["models"] if name.startswith("ppo-adaptive"))
-
-    @property
-    def whole(self) -> float:
-        """Mean return of all episodes of the run."""
-        rows = [row for row in self.curve if row["return"]]
-        returns = [float(row["return"]) for row in rows]
-        return float(np.average(returns, weights=[int(row["episodes"]) for row in rows]))
+        """Steps and values of a column, where it has any."""
+        rows = self.curve.dropna(subset=[name])
+        return rows["step"].to_numpy(), rows[name].to_numpy()
 
 
-def load(suite: str, folders: Folders) -> list[Result]:
-    """All results of a suite, those of added seeds included."""
-    suite_named(suite)
-    return [Result(path) for path in sorted((folders.results / suite).glob("**/seed*.json"))]
+# --- Writing ---
+
+
+@contextlib.contextmanager
+def merging(results: Path) -> Iterator[None]:
+    """Wait until nobody else writes results, and let nobody else until this is over."""
+    results.mkdir(parents=True, exist_ok=True)
+    with (results / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def add(run: Run) -> dict[str, Any]:
+    """Add a finished run to the results of its suite; returns its record."""
+    facts, rows = run.result()
+    note, identity = read_note(run), dict(zip(KEY, run.key))
+    record = {
+        **identity,
+        **{"script": run.definition.script, "flags": " ".join(run.flags)},
+        **{name: note.get(name) for name in ("commit", "starts", "crashes", "peak_mib")},
+        **machine(),
+        **facts,
+    }
+    merge(run.suite, [record], rows.assign(**identity), run.folders)
+    return record
+
+
+def merge(suite: str, records: list[dict], rows: pd.DataFrame, folders: Folders) -> None:
+    """Put runs in the place of those with the same keys, or beside them.
+
+    The curves come first: whoever is killed in between leaves a run that is not done.
+    """
+    records_path, rows_path = (folders.results / f"{suite}.{x}" for x in ("jsonl", "csv"))
+    with merging(folders.results):
+        if records_path.exists():
+            new = {key_of(record) for record in records}
+            records = [x for x in lines_of(records_path) if key_of(x) not in new] + records
+            old = table_of(rows_path)
+            kept = [key not in new for key in zip(*(old[name] for name in KEY))]
+            rows = pd.concat([old[kept], rows])
+        columns = [*KEY, *(name for name in rows if name not in KEY)]
+        rows = rows[columns].sort_values(list(KEY), kind="stable")
+        write_text(rows_path, rows.to_csv(index=False, float_format="%.6g"))
+        write_lines(records_path, sorted(records, key=key_of))
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Replace a JSONL file."""
+    write_text(path, "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in lines))
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """Add a line to a JSONL file, which is never half written."""
+    with merging(path.parent):
+        write_lines(path, [*lines_of(path), line])
+
+
+# --- Reading ---
+
+
+def key_of(row: dict[str, Any]) -> Key:
+    """Environment, variant and seed."""
+    return row["environment"], row["variant"], int(row["seed"])
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of a JSONL file; none before it exists."""
+    return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+
+
+def table_of(path: Path) -> pd.DataFrame:
+    """The curves of a suite as they are on disk."""
+    return pd.read_csv(path, dtype={"variant": str}).fillna({"variant": ""})
+
+
+@once_per_version
+def records_in(path: Path) -> dict[Key, dict[str, Any]]:
+    """The records of a suite."""
+    return {key_of(record): record for record in lines_of(path)}
+
+
+@once_per_version
+def curves_in(path: Path) -> dict[Key | None, pd.DataFrame]:
+    """The curves of a suite, of which one whose merge was killed has no record; None: no rows."""
+    table = table_of(path)
+    return {None: table[:0], **dict(iter(table.groupby(list(KEY))))}
+
+
+def done(suite: str, folders: Folders) -> dict[Key, dict[str, Any]]:
+    """The records of a suite, those of added seeds included."""
+    path = folders.results / f"{suite}.jsonl"
+    return records_in(path) if path.exists() else {}
+
+
+def how_complete(suite: str, folders: Folders) -> tuple[int, int]:
+    """How many of a suite's own runs are done, and how many there are."""
+    runs, records = select(suite, folders), done(suite, folders)
+    return sum(run.key in records for run in runs), len(runs)
 
 
 def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list[Result]]:
     """Results of a variant by environment, in the order of the suite, seeds in theirs."""
     found: dict[str, list[Result]] = {env: [] for env in suite_named(suite).environments}
-    for result in load(suite, folders):
-        if result.record["variant"] == variant:
-            found[result.record["environment"]].append(result)
-    ordered = {env: sorted(x, key=lambda r: r.record["seed"]) for env, x in found.items()}
-    return {env: results for env, results in ordered.items() if results}
+    for (environment, owner, _), record in done(suite, folders).items():
+        if owner == variant:
+            found[environment].append(Result(record, folders.results / f"{suite}.csv"))
+    return {env: results for env, results in found.items() if results}
 
 
 def variant_named(name: str) -> tuple[str, str]:
-    """Suite and variant of `suite` or `suite/variant`.
-
-    Raises:
-        BenchmarkError: there is no such variant.
-    """
+    """Suite and variant of `suite` or `suite/variant`, or a BenchmarkError if there is none."""
     suite, _, variant = name.partition("/")
     variants = suite_named(suite).variants
     if variant not in variants:
@@ -100,16 +171,12 @@ def variant_named(name: str) -> tuple[str, str]:
     return suite, variant
 
 
-def missing(suite: str, folders: Folders) -> int:
-    """Runs of a suite that have no result."""
-    return sum(not run.result.exists() for run in select(suite, folders))
-
-
 def random_returns(environment: str) -> float:
     """Mean return of uniformly random actions, as measured by `benchmark.random_policy`."""
     return json.loads((REFERENCE / "random_policy.json").read_text())[environment]["mean"]
 
 
+@functools.cache
 def reference(name: str) -> list[dict[str, str]]:
     """Rows of a file of published numbers."""
     with (REFERENCE / f"{name}.csv").open(newline="") as file:

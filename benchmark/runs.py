@@ -1,45 +1,44 @@
-"""One run: its place on disk, its command line, its state, and what is kept of it.
+"""One run: its place on disk, its command line, how far it is, and what is kept of it.
 
 While it lasts, a run has a folder of its own under `runs/benchmark/`, with a copy of the script as
 it is in one commit; edits made meanwhile therefore change nothing. Its checkpoint is all that is
-read of it: once finished, its episodes and metrics are averaged over `BINS` equal stretches of
-steps and written to `benchmark/results/`.
-
-Two processes never work on the same run: whoever does holds a lock, which a worker inherits and so
-keeps even if the benchmark that started it is killed.
+read of it.
 """
 
 import contextlib
-import csv
 import dataclasses
 import fcntl
 import fnmatch
 import functools
-import io
 import json
 import math
 import os
-import shutil
-import signal
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import pandas as pd
 
-from benchmark.provenance import ROOT, THREADS, BenchmarkError, machine, source_at
+from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.suites import RLHF, SUITES, Suite, Variant
 
 BINS = 100  # points of a stored curve, as many as baselines' published ones have
 LAST_EPISODES = 100  # the paper's Table 1 scores a run by the mean of its last 100 episodes
-STOPPED = {128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT}
-# Metrics of RLHF's updates that are kept.
-RLHF_METRICS = (
-    *("objective/gold", "objective/proxy", "objective/kl", "objective/kl_exact"),
-    *("objective/kl_coef", "text/stop_rate", "text/unique", "charts/tokens_per_second_update"),
-)
+# Columns of the curves, by the scripts' names.
+STEP_METRICS = {
+    "losses/approx_kl": "approx_kl",
+    "losses/clipfrac": "clipfrac",
+    "losses/explained_variance": "explained_variance",
+    "kl/after": "kl_after",
+}
+STAGE_METRICS = {
+    "objective/gold": "gold",
+    "objective/proxy": "proxy",
+    "objective/kl": "kl",
+    "charts/tokens_per_second_update": "tokens_per_second",
+}
 NOT_SETTINGS = {"run_name", "output_dir", "resume"}  # of the place, not of the algorithm
 
 
@@ -53,23 +52,28 @@ class Folders:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A script with one environment, variant and seed."""
+    """A script with one environment, variant and seed.
+
+    Its subclasses are the kinds of scripts. They know:
+        checkpoint: the file that the script can continue from;
+        flags: those of the script that decide the result;
+        progress(): steps made up to the last checkpoint, 0 before the first;
+        is_finished(): whether the script has done all its work;
+        result(): facts, of which `score` and `hours` (None: unknown), and a curve over `step`.
+    """
 
     suite: str
     environment: str
     variant: str
     seed: int
+    definition: Variant
+    total_steps: int
     folders: Folders
 
     @property
-    def definition(self) -> Variant:
-        """Script and flags."""
-        return SUITES[self.suite].variants[self.variant]
-
-    @property
-    def total_timesteps(self) -> int:
-        """Steps asked for; the script makes as many whole iterations as fit."""
-        return SUITES[self.suite].total_timesteps
+    def key(self) -> tuple[str, str, int]:
+        """What tells it from the other runs of its suite."""
+        return self.environment, self.variant, self.seed
 
     @property
     def name(self) -> str:
@@ -88,161 +92,133 @@ class Run:
         return self.folder / "runs" / "run"
 
     @property
-    def checkpoint(self) -> Path:
-        """What the script can continue from."""
-        return self.log / "checkpoint.pt"
-
-    @property
-    def result(self) -> Path:
-        """The JSON file of the result; the CSV file stands beside it."""
-        return self.folders.results / self.suite / f"{self.name}.json"
-
-    @property
-    def flags(self) -> list[str]:
-        """Flags of the script that decide the result."""
-        return [
-            *("--env-id", self.environment, "--seed", str(self.seed)),
-            *("--total-timesteps", str(self.total_timesteps), *self.definition.flags),
-        ]
-
-    @property
     def command(self) -> list[str]:
         """Command line, to be run in the working folder; continues what has a checkpoint."""
         place = ["--resume", "runs/run"] if self.checkpoint.exists() else ["--run-name", "run"]
         return [sys.executable, self.definition.script, *self.flags, *place]
 
-    def last_step(self) -> int:
-        """Steps made up to the last checkpoint; 0 before the first."""
-        return saved_step(self.checkpoint)
+
+class Steps(Run):
+    """A run in environment steps, those of all its environments together."""
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.log / "checkpoint.pt"
+
+    @property
+    def flags(self) -> list[str]:
+        return [
+            *("--env-id", self.environment, "--seed", str(self.seed)),
+            *("--total-timesteps", str(self.total_steps), *self.definition.flags.split()),
+        ]
+
+    def progress(self) -> int:
+        return steps_saved(self.checkpoint) if self.checkpoint.exists() else 0
 
     def is_finished(self) -> bool:
-        """Whether the script has made as many whole iterations as fit."""
-        if not self.last_step():
+        if not self.progress():
             return False
-        settings = read_checkpoint(self.checkpoint)["args"]
-        batch = settings["num_steps"] * settings["num_envs"]
-        return self.total_timesteps - self.last_step() < batch
+        args = read_checkpoint(self.checkpoint)["args"]
+        left = self.total_steps - self.progress()
+        return left < args["num_steps"] * args["num_envs"]  # no whole iteration fits any more
 
-    def collect(self) -> None:
-        """Write the result of a finished run; the JSON file comes last and makes it count."""
+    def result(self) -> tuple[dict[str, Any], pd.DataFrame]:
         saved = read_checkpoint(self.checkpoint)
         episodes, updates = saved["episodes"], saved["updates"]
-        write_csv(self.result.with_suffix(".csv"), thin(episodes, updates, self.total_timesteps))
-        seconds, steps = training_seconds(updates), int(updates[-1]["global_step"])
-        result = {
-            **identity(self),
-            "steps": steps,
-            "seconds": round(seconds, 1),
-            "steps_per_second": round(steps / seconds, 1),
+        returns = [x["return"] for x in episodes]
+        steps = np.diff([0, *(x["global_step"] for x in updates)])
+        rates = np.array([[x[f"charts/SPS_{y}"] for y in ("rollout", "update")] for x in updates])
+        seconds_per_step = (1 / rates).sum(1)
+        facts = {
+            "steps": int(steps.sum()),
             "episodes": len(episodes),
-            "last_returns": None,
+            "seconds": round(float(steps @ seconds_per_step), 1),
+            # As if all had gone at the median rate: pauses, and other work on the machine for less
+            # than half of the run, do not count.
+            "hours": round(float(np.median(seconds_per_step) * steps.sum() / 3600), 6),
+            "score": round(float(np.mean(returns[-LAST_EPISODES:])), 6) if returns else None,
+            "mean_return": round(float(np.mean(returns)), 6) if returns else None,
             "settings": plain(saved["args"]),
         }
-        last_returns = json.dumps([round(x["return"], 4) for x in episodes[-LAST_EPISODES:]])
-        text = json.dumps(result, indent=1)  # with the one long list on one line
-        text = text.replace('"last_returns": null', f'"last_returns": {last_returns}')
-        write_text(self.result, text + "\n")
-
-    def summary(self) -> str:
-        """A finished run in a few words."""
-        result = read_result(self)
-        returns, rate = result["last_returns"], result["steps_per_second"]
-        return (
-            f"return {np.mean(returns):.1f} over the last {len(returns)} episodes, "
-            f"{rate:.0f} steps/s"
-        )
+        return facts, thin(episodes, updates, self.total_steps)
 
 
-@dataclasses.dataclass(frozen=True)
-class RLHFRun(Run):
-    """A run of `ppo_rlhf_toy.py`: several PPO runs, without environment steps and episodes.
+class Stages(Run):
+    """A run of stages, each with a checkpoint; a step is an update of one of its PPO runs.
 
-    Each of its stages leaves a folder with a checkpoint, and the evaluation of all models, which
-    comes last, results.json.
+    The evaluation of all models comes last and leaves results.json.
     """
 
     @property
     def checkpoint(self) -> Path:
-        """What the script can continue from: its first stage."""
         return self.log / "sft" / "checkpoint.pt"
 
     @property
     def flags(self) -> list[str]:
-        """Flags of the script that decide the result."""
-        return ["--seed", str(self.seed), *self.definition.flags]
+        return ["--seed", str(self.seed), *self.definition.flags.split()]
 
-    def last_step(self) -> int:
-        """Updates of the PPO runs that are finished."""
-        return sum(map(len, self.updates().values()))
+    def stages(self) -> dict[str, Path]:
+        """Checkpoints of the PPO runs that are finished."""
+        return {path.parent.name: path for path in sorted(self.log.glob("ppo-*/checkpoint.pt"))}
 
-    def updates(self) -> dict[str, list[dict[str, float]]]:
-        """Metrics of each update of each PPO run that is finished."""
-        paths = sorted(self.log.glob("ppo-*/checkpoint.pt"))
-        return {path.parent.name: read_checkpoint(path)["updates"] for path in paths}
+    def progress(self) -> int:
+        return sum(map(steps_saved, self.stages().values()))
 
     def is_finished(self) -> bool:
-        """Whether the script has done all its work."""
         return (self.log / "results.json").exists()
 
-    def collect(self) -> None:
-        """Keep the evaluation of every model, and some metrics of each PPO run's updates."""
+    def result(self) -> tuple[dict[str, Any], pd.DataFrame]:
         report = json.loads((self.log / "results.json").read_text())
         rows = [
-            {"run": name, "update": number} | {key: f"{row[key]:.5g}" for key in RLHF_METRICS}
-            for name, updates in self.updates().items()
-            for number, row in enumerate(updates, start=1)
+            {"stage": stage, "step": step}
+            | {column: update[name] for name, column in STAGE_METRICS.items()}
+            for stage, path in self.stages().items()
+            for step, update in enumerate(read_checkpoint(path)["updates"], start=1)
         ]
-        write_csv(self.result.with_suffix(".csv"), rows)
         begin, end = self.folder / self.definition.script, self.log / "results.json"
         seconds = end.stat().st_mtime - begin.stat().st_mtime
-        result = {
-            **identity(self),
-            "seconds": round(seconds, 1) if read_note(self)["attempts"] == 1 else None,
+        whole = read_note(self).get("starts") == 1  # else it includes the time between two starts
+        judged = next(name for name in report["results"] if name.startswith("ppo-adaptive"))
+        facts = {
+            "seconds": round(seconds, 1) if whole else None,
+            "hours": round(seconds / 3600, 6) if whole else None,
+            "score": report["results"][judged]["objective/gold"],
+            "judged": judged,
             "reward_model": report["quality"],
             "models": report["results"],
             "settings": plain(report["args"]),
         }
-        write_text(self.result, json.dumps(result, indent=1) + "\n")
-
-    def summary(self) -> str:
-        """A finished run in a few words."""
-        models = read_result(self)["models"]
-        golds = {k: x["objective/gold"] for k, x in models.items() if "best" not in k}
-        return "gold " + ", ".join(f"{x:+.2f} {name}" for name, x in golds.items())
+        return facts, pd.DataFrame(rows)
 
 
-def make_run(suite: str, environment: str, variant: str, seed: int, folders: Folders) -> Run:
-    """The run of a suite, of the kind that its script asks for."""
-    kind = RLHFRun if SUITES[suite].variants[variant].script == RLHF else Run
-    return kind(suite, environment, variant, seed, folders)
+KINDS = {RLHF: Stages}  # of all other scripts: Steps
+
+
+# --- Selection ---
 
 
 def suite_named(name: str) -> Suite:
-    """The suite of this name.
-
-    Raises:
-        BenchmarkError: there is none.
-    """
+    """The suite of this name, or a BenchmarkError that names those that there are."""
     if name not in SUITES:
         raise BenchmarkError(f"There is no suite {name}; there are: {', '.join(SUITES)}.")
     return SUITES[name]
 
 
-def matches(name: str, pattern: str) -> bool:
-    """Whether a shell pattern fits the whole name of a run or one of its parts."""
-    return any(fnmatch.fnmatchcase(x, pattern) for x in (name, *name.split("/")))
+def make_run(name: str, environment: str, variant: str, seed: int, folders: Folders) -> Run:
+    """A run of a suite, of the kind that its script asks for."""
+    definition, steps = SUITES[name].variants[variant], SUITES[name].total_timesteps
+    kind = KINDS.get(definition.script, Steps)
+    return kind(name, environment, variant, seed, definition, steps, folders)
 
 
 def select(
-    suite_name: str, folders: Folders, seeds: Iterable[int] | None = None, only: str | None = None
+    suite_name: str, folders: Folders, seeds: Sequence[int] = (), only: str | None = None
 ) -> list[Run]:
     """The runs of a suite in the order in which they are to be made.
 
     Args:
-        suite_name: key of `SUITES`.
-        folders: where they live.
         seeds: instead of the suite's own.
-        only: pattern for `matches`.
+        only: shell pattern for the whole name of a run or one of its parts.
 
     Raises:
         BenchmarkError: nothing is selected, or a seed is negative.
@@ -250,13 +226,11 @@ def select(
     suite = suite_named(suite_name)
     if negative := [seed for seed in seeds or () if seed < 0]:
         raise BenchmarkError(f"A seed must not be negative: {negative[0]}.")
-    wanted = {env: list(seeds or own) for env, own in suite.environments.items()}
-    pairs = [(env, seed) for env, seed in suite.first if seed in wanted[env]]
-    every = sorted(set().union(*wanted.values()))
-    by_seed = [(e, s) for s in every for e in wanted if s in wanted[e]]
-    pairs = list(dict.fromkeys([*pairs, *by_seed]))
+    wanted = [(env, seed) for env, own in suite.environments.items() for seed in seeds or own]
+    pairs = [x for x in suite.first if x in wanted] + sorted(wanted, key=lambda x: x[1])
+    pairs = dict.fromkeys(pairs)  # each once
     runs = [make_run(suite_name, e, v, s, folders) for e, s in pairs for v in suite.variants]
-    runs = [run for run in runs if only is None or matches(run.name, only)]
+    runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only or "*")]
     if not runs:
         raise BenchmarkError(
             f"No run of {suite_name} fits {only}; names look like "
@@ -265,107 +239,49 @@ def select(
     return runs
 
 
-def single_command(run: Run, commit: str) -> list[str]:
-    """Arguments of the benchmark that make exactly this run, whatever its seed."""
-    own = Folders()
-    place = ["--results", str(run.folders.results)] if run.folders.results != own.results else []
-    place += ["--runs", str(run.folders.runs)] if run.folders.runs != own.runs else []
-    which = [run.suite, "--seeds", str(run.seed), "--only", run.name]
-    return [*place, "run", *which, "--workers", "1", "--commit", commit]
-
-
-# --- State ---
-
-
-def read_rows(path: Path) -> list[dict[str, float]]:
-    """The complete rows of a CSV file of numbers that may be growing; [] if there is none."""
-    if not path.exists():
-        return []
-    complete = path.read_text().rpartition("\n")[0]
-    return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(complete.splitlines())]
+# --- Files ---
 
 
 @contextlib.contextmanager
-def lock(run: Run) -> Iterator[IO | None]:
-    """Hold the run's lock; None if another process holds it.
-
-    Leaving the context closes our copy; a worker that has inherited it keeps the lock.
-    """
+def lock(run: Run, kind: int = fcntl.LOCK_EX) -> Iterator[IO | None]:
+    """Hold the run's lock; None if another process holds it, as a worker does that inherits it."""
     run.folder.mkdir(parents=True, exist_ok=True)
     with (run.folder / "lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield None
-            return
+            file = None
         yield file
 
 
-def state(run: Run) -> str:
-    """One of done, running, failed, interrupted, waiting."""
-    if run.result.exists():
-        return "done"
+def is_locked(run: Run) -> bool:
+    """Whether somebody is working on the run; several may ask at the same time."""
     if not run.folder.exists():
-        return "waiting"
-    with lock(run) as held:
-        if held is None:
-            return "running"
-    if "error" in read_note(run):
-        return "failed"
-    return "interrupted" if run.last_step() else "waiting"
+        return False
+    with lock(run, fcntl.LOCK_SH) as held:
+        return held is None
 
 
 def read_note(run: Run) -> dict[str, Any]:
-    """What was noted about an unfinished run: commit, attempts and, if it failed, the error."""
+    """Of an unfinished run: commit, starts, crashes, peak_mib and, if it failed, the error."""
     path = run.folder / "note.json"
-    return json.loads(path.read_text()) if path.exists() else {"attempts": 0}
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def write_note(run: Run, note: dict[str, Any]) -> None:
-    """Replace the note as a whole, so that it is never half written."""
+    """Replace the note."""
     write_text(run.folder / "note.json", json.dumps(note, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that is complete or absent."""
+    """Write a file that is as it was or as it should be, whatever happens meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Of this process alone: two benchmarks may find a run finished at the same moment.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # of this process alone
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)
-
-
-# --- Start and finish ---
-
-
-def start(run: Run, commit: str, held: IO) -> subprocess.Popen:
-    """Start or continue a run in a process of its own, which inherits the lock `held`.
-
-    Args:
-        run: not running, not done.
-        commit: version of the script for a new run; a begun one keeps its own.
-        held: from `lock`.
-    """
-    script = run.folder / run.definition.script
-    note = read_note(run)
-    if not run.checkpoint.exists():
-        shutil.rmtree(run.log, ignore_errors=True)  # nothing to continue from
-        note = {"attempts": 0, "commit": commit}
-        write_text(script, source_at(commit, run.definition.script))
-    note["attempts"] += 1
-    note.pop("error", None)
-    write_note(run, note)
-    with (run.folder / "output.txt").open("a") as output:
-        return subprocess.Popen(
-            run.command,
-            cwd=run.folder,
-            env={**os.environ, **THREADS, "CUDA_VISIBLE_DEVICES": ""},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is ours to answer
-            pass_fds=[held.fileno()],
-        )
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -375,15 +291,25 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
-def saved_step(path: Path) -> int:
-    """Steps made up to a checkpoint; 0 if there is none."""
-    return step_of_version(path, path.stat().st_mtime_ns) if path.exists() else 0
+def once_per_version(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """The function, called again only after the file was replaced; what it returns is shared."""
+    cached = functools.cache(lambda path, *version: read(path))
+
+    def reading(path: Path) -> Any:
+        found = path.stat()
+        return cached(path, found.st_mtime_ns, found.st_ino, found.st_size)
+
+    return reading
 
 
-@functools.cache
-def step_of_version(path: Path, mtime_ns: int) -> int:
-    """Steps made up to the version of a checkpoint that was written at a time."""
-    return read_checkpoint(path)["global_step"]
+@once_per_version
+def steps_saved(path: Path) -> int:
+    """Environment steps, or else updates, up to a checkpoint."""
+    saved = read_checkpoint(path)
+    return saved["global_step"] if "global_step" in saved else len(saved["updates"])
+
+
+# --- What is kept ---
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
@@ -391,83 +317,21 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
     return {k: None if v == math.inf else v for k, v in settings.items() if k not in NOT_SETTINGS}
 
 
-def reason(run: Run, returncode: int) -> str:
-    """Why a worker failed: the last line it printed, or how it ended."""
-    lines = (run.folder / "output.txt").read_text().strip().splitlines()
-    if returncode < 0:
-        return f"killed by {signal.Signals(-returncode).name}"
-    return lines[-1] if lines else f"exit code {returncode}"
-
-
-def thin(episodes: list[dict], updates: list[dict], total_timesteps: int) -> list[dict[str, Any]]:
-    """Average both logs over `BINS` equal stretches of steps.
-
-    Args:
-        episodes: rows with global_step, return, length.
-        updates: rows with global_step and metrics, one per iteration.
-        total_timesteps: the end of the last stretch.
+def thin(episodes: list[dict], updates: list[dict], total_steps: int) -> pd.DataFrame:
+    """Average episodes and updates, which have a global_step, over `BINS` equal stretches of steps.
 
     Returns:
-        A row per stretch that has any data: its end as global_step, the number of episodes that
-        ended in it, their mean return and length, and the mean of each metric, to five digits.
+        A row per stretch that has any data: its end as step, the number of episodes that ended in
+        it, their mean return and the mean of each metric, which is missing where it has none.
     """
-    rows = []
-    width = total_timesteps / BINS
 
-    def by_bin(log: list[dict]) -> dict[int, list[dict]]:
-        groups: dict[int, list[dict]] = {}
-        for row in log:
-            index = min(BINS, max(1, int(np.ceil(row["global_step"] / width))))
-            groups.setdefault(index, []).append(row)
-        return groups
+    def by_stretch(log: list[dict], columns: dict[str, str]) -> Any:
+        table = pd.DataFrame(log, columns=["global_step", *columns], dtype=float)
+        stretch = np.ceil(table.pop("global_step") * BINS / total_steps).clip(1, BINS)
+        return table.rename(columns=columns).groupby(stretch)
 
-    episode_bins, update_bins = by_bin(episodes), by_bin(updates)
-    metrics = [name for name in (updates[0] if updates else {}) if name != "global_step"]
-    for index in sorted({*episode_bins, *update_bins}):
-        own, steps = episode_bins.get(index, []), update_bins.get(index, [])
-        row = {"global_step": round(index * width), "episodes": len(own)}
-        for name in ("return", "length"):
-            row[name] = f"{np.mean([x[name] for x in own]):.6g}" if own else ""
-        for name in metrics:
-            row[name] = f"{np.mean([x[name] for x in steps]):.5g}" if steps else ""
-        rows.append(row)
-    return rows
-
-
-def training_seconds(updates: list[dict[str, float]]) -> float:
-    """Time of all rollouts and updates; right for interrupted runs too, whose log has no gaps."""
-    steps = np.diff([0, *(row["global_step"] for row in updates)])
-    rollout = np.array([row["charts/SPS_rollout"] for row in updates])
-    update = np.array([row["charts/SPS_update"] for row in updates])
-    return float((steps / rollout + steps / update).sum())
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows of equal keys to a file that is complete or absent."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
-
-
-def identity(run: Run) -> dict[str, Any]:
-    """What a result begins with: which run it is, of what, made by what."""
-    note = read_note(run)
-    return {
-        "suite": run.suite,
-        "environment": run.environment,
-        "variant": run.variant,
-        "seed": run.seed,
-        "script": run.definition.script,
-        "flags": " ".join(run.flags),
-        "commit": note["commit"],
-        "attempts": note["attempts"],
-        "peak_mib": round(note["peak_mib"]) if "peak_mib" in note else None,
-        **machine(),
-    }
-
-
-def read_result(run: Run) -> dict[str, Any]:
-    """What `collect` wrote."""
-    return json.loads(run.result.read_text())
+    ended, made = by_stretch(episodes, {"return": "return"}), by_stretch(updates, STEP_METRICS)
+    parts = [ended.size().rename("episodes"), ended.mean(), made.mean()]
+    table = pd.concat(parts, axis=1).sort_index().rename_axis("step").reset_index()
+    table["step"] = (table["step"] * total_steps / BINS).round()
+    return table.fillna({"episodes": 0}).astype({"step": int, "episodes": int})

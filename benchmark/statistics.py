@@ -66,25 +66,7 @@ def improvement(*strata: np.ndarray, axis: int = -1) -> Any:
 
 
 def relative_effect(*strata: np.ndarray, axis: int = -1) -> Any:
-    """Change of the mean from B to A in units of B's mean, averaged over environments.
-
-    Args:
-        strata: scores of A in environment 1, of B in environment 1, of A in environment 2, ...
-        axis: of the seeds.
-    """
+    """Change of the mean from B to A in units of B's mean; arguments as of `improvement`."""
     means = [np.mean(x, axis=axis) for x in strata]
     pairs = zip(means[::2], means[1::2], strict=True)
     return np.mean([(a - b) / np.abs(b) for a, b in pairs], axis=0)
-
-
-def normalized(scores: np.ndarray, lowest: float, highest: float) -> np.ndarray:
-    """Shift and scale so that `lowest` gives 0 and `highest` 1 (paper, section 6.1)."""
-    return (np.asarray(scores) - lowest) / (highest - lowest)
-
-
-def on_grid(curves: Sequence[tuple[np.ndarray, np.ndarray]], grid: np.ndarray) -> np.ndarray:
-    """Interpolate curves (steps, returns) linearly onto common steps; (curves, len(grid)).
-
-    Before a curve's first and after its last point its value there is kept.
-    """
-    return np.array([np.interp(grid, steps, returns) for steps, returns in curves])

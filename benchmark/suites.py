@@ -1,12 +1,10 @@
 """All suites: what is run, and what it reproduces. To add one, add an entry to `SUITES`."""
 
 import dataclasses
+from typing import Literal
 
 CONTINUOUS = "ppo_continuous_action.py"
-KL_PENALTY = "ppo_kl_penalty.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
-ATARI = "ppo_atari.py"
-ATARI_LSTM = "ppo_atari_lstm.py"
 RLHF = "ppo_rlhf_toy.py"
 
 
@@ -15,9 +13,8 @@ class Variant:
     """A script with the flags that make this variant."""
 
     script: str
-    flags: tuple[str, ...] = ()
-    label: str = ""
-    """Name in tables and figures; empty where a suite has only one variant."""
+    flags: str = ""
+    label: str = ""  # in tables and figures; empty where a suite has only one variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,30 +22,22 @@ class Suite:
     """Every variant in every environment with every seed."""
 
     reproduces: str
-    environments: dict[str, tuple[int, ...]]
-    """Seeds by environment; RLHF has the toy reviews in its place."""
-    variants: dict[str, Variant]
-    """By the name of their folder; a single one may have the empty name and no folder."""
-    total_timesteps: int = 1_000_000
-    """Environment steps of a run; of RLHF, which has none, PPO updates of all its runs."""
-    first: tuple[tuple[str, int], ...] = ()
-    """Environments and seeds to run before all others, which follow seed by seed."""
-    baseline: tuple[str, str] | None = None
-    """Suite and variant against which the variants are compared."""
-    baseline_label: str = ""
-    """Its name in tables and figures; empty where it is a variant of this suite."""
+    environments: dict[str, tuple[int, ...]]  # and their seeds; RLHF has the toy reviews there
+    variants: dict[str, Variant]  # by name; a single one may have the empty name
+    total_timesteps: int = 1_000_000  # of RLHF, which has none: PPO updates of all its runs
+    first: tuple[tuple[str, int], ...] = ()  # to run before all others, which follow seed by seed
+    baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
+    baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
+    table: Literal["scores", "normalized", "effects", "editions", "models"] = "scores"
+    figures: tuple[Literal["curves", "trace", "health", "rows", "frontier"], ...] = ("curves",)
 
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
 MUJOCO7 = (
-    "HalfCheetah-v4",
-    "Hopper-v4",
-    "InvertedDoublePendulum-v4",
-    "InvertedPendulum-v4",
-    "Reacher-v4",
-    "Swimmer-v4",
-    "Walker2d-v4",
+    *("HalfCheetah-v4", "Hopper-v4", "InvertedDoublePendulum-v4", "InvertedPendulum-v4"),
+    *("Reacher-v4", "Swimmer-v4", "Walker2d-v4"),
 )
+THREE = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4")
 
 # In the month of the paper OpenAI published code for the MuJoCo experiments as baselines/pposgd
 # (openai/baselines@da997060). Its pposgd_simple.py, mlp_policy.py and run_mujoco.py have a constant
@@ -59,76 +48,77 @@ MUJOCO7 = (
 # updated at every step instead of once per batch, without a least standard deviation of 0.1;
 # actions clipped to their bounds.
 FIRST_RELEASE = (
-    *("--no-anneal-lr", "--adam-eps", "1e-8", "--max-grad-norm", "inf", "--vf-coef", "1.0"),
-    *("--no-scale-rewards", "--clip-obs", "5.0", "--truncation-is-terminal"),
+    "--no-anneal-lr --adam-eps 1e-8 --max-grad-norm inf --vf-coef 1.0 --no-scale-rewards "
+    "--clip-obs 5.0 --truncation-is-terminal"
 )
 # What the paper most likely ran: that, without one thing. The release also clips the change of each
 # value at ε, as if rewards were scaled; they are not, and then values, which are in the hundreds,
 # hardly move (suite `first_release`). The paper does not mention this clipping, and ppo1, the next
 # version of the release's code, has none.
-PROTOCOL_2017 = {
-    CONTINUOUS: (*FIRST_RELEASE, "--no-clip-vloss"),
-    KL_PENALTY: (*FIRST_RELEASE, "--value-clip-coef", "inf"),
-}
+PROTOCOL_2017 = (f"{FIRST_RELEASE} --no-clip-vloss", f"{FIRST_RELEASE} --value-clip-coef inf")
 # ppo2 is the script's default but for time limits.
-PROTOCOL_PPO2 = dict.fromkeys((CONTINUOUS, KL_PENALTY), ("--truncation-is-terminal",))
+PROTOCOL_PPO2 = ("--truncation-is-terminal", "--truncation-is-terminal")
 
 
-def clipping(protocol: tuple[str, ...], label: str) -> dict[str, Variant]:
+def clipping(protocol: str, label: str) -> dict[str, Variant]:
     """The three ranges of clipping of the paper's Table 1."""
     return {
-        f"clip-{x}": Variant(CONTINUOUS, ("--clip-coef", x, *protocol), label.format(x))
+        f"clip-{x}": Variant(CONTINUOUS, f"--clip-coef {x} {protocol}", label.format(x))
         for x in ("0.1", "0.2", "0.3")
     }
 
 
-def table1_variants(protocols: dict[str, tuple[str, ...]]) -> dict[str, Variant]:
-    """The eleven surrogate objectives of the paper's Table 1; protocols are flags by script."""
-    protocol = protocols[KL_PENALTY]
-    none = Variant(KL_PENALTY, ("--kl-mode", "none", *protocol), "no clipping or penalty")
-    clip = clipping(protocols[CONTINUOUS], "clipping, ε = {}")
-    adaptive = {
-        f"adaptive-{x}": Variant(
-            KL_PENALTY,
-            ("--kl-mode", "adaptive", "--target-kl", x, *protocol),
-            f"adaptive KL, d_targ = {x}",
-        )
-        for x in ("0.003", "0.01", "0.03")
+def objectives(of_clipping: str, of_penalty: str) -> dict[str, Variant]:
+    """The eleven surrogate objectives of the paper's Table 1 with further flags of each script."""
+    modes = {"none": ("none", "no clipping or penalty")}
+    for x in ("0.003", "0.01", "0.03"):
+        modes[f"adaptive-{x}"] = f"adaptive --target-kl {x}", f"adaptive KL, d_targ = {x}"
+    for x in ("0.3", "1", "3", "10"):
+        modes[f"fixed-{x}"] = f"fixed --kl-coef {x}", f"fixed KL, β = {x}"
+    variants = {
+        name: Variant("ppo_kl_penalty.py", f"--kl-mode {mode} {of_penalty}", label)
+        for name, (mode, label) in modes.items()
     }
-    fixed = {
-        f"fixed-{x}": Variant(
-            KL_PENALTY, ("--kl-mode", "fixed", "--kl-coef", x, *protocol), f"fixed KL, β = {x}"
-        )
-        for x in ("0.3", "1", "3", "10")
-    }
-    return {"none": none, **clip, **adaptive, **fixed}
+    return {"none": variants.pop("none"), **clipping(of_clipping, "clipping, ε = {}"), **variants}
+
+
+def table1(name: str, settings: str, protocol: tuple[str, str]) -> Suite:
+    """The paper's Table 1 with flags for clipping and for penalties."""
+    return Suite(
+        reproduces=f"Schulman et al. 2017, Table 1, with the settings of {settings}",
+        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
+        variants=objectives(*protocol),
+        first=(("Hopper-v4", 1), ("Swimmer-v4", 1)),
+        baseline=(name, "clip-0.2"),
+        table="normalized",
+        figures=("rows",),
+    )
 
 
 # One switch of the default at a time; the first column of numbers is that of the 37 details.
 ABLATIONS = {
-    "default-init": ("2 PyTorch's initialization", ("--no-orthogonal-init",)),
-    "adam-eps-1e-8": ("3 Adam epsilon 1e-8", ("--adam-eps", "1e-8")),
-    "constant-lr": ("4 constant learning rate", ("--no-anneal-lr",)),
-    "lambda-1": ("5 λ = 1", ("--gae-lambda", "1.0")),
-    "one-minibatch": ("6 one minibatch per epoch", ("--num-minibatches", "1")),
-    "raw-advantages": ("7 advantages not normalized", ("--no-norm-adv",)),
-    "no-clip": ("8 and 9 nothing clipped", ("--clip-coef", "1e6", "--no-clip-vloss")),
-    "no-value-clip": ("9 value loss not clipped", ("--no-clip-vloss",)),
-    "no-grad-clip": ("11 gradients not clipped", ("--max-grad-norm", "inf")),
-    "shared-network": ("13 and 26 shared network", ("--shared-network",)),
-    "raw-observations": ("28 and 29 raw observations", ("--no-norm-obs",)),
-    "unclipped-observations": ("29 observations not clipped", ("--clip-obs", "inf")),
-    "raw-rewards": ("30 and 31 raw rewards", ("--no-scale-rewards",)),
-    "unclipped-rewards": ("31 rewards not clipped", ("--clip-reward", "inf")),
-    "truncation-is-terminal": ("time limits are failures", ("--truncation-is-terminal",)),
-    "anneal-clip": ("extra: clip range annealed", ("--anneal-clip",)),
-    "target-kl": ("extra: early stopping at KL 0.02", ("--target-kl", "0.02")),
+    "default-init": ("2 PyTorch's initialization", "--no-orthogonal-init"),
+    "adam-eps-1e-8": ("3 Adam epsilon 1e-8", "--adam-eps 1e-8"),
+    "constant-lr": ("4 constant learning rate", "--no-anneal-lr"),
+    "lambda-1": ("5 λ = 1", "--gae-lambda 1.0"),
+    "one-minibatch": ("6 one minibatch per epoch", "--num-minibatches 1"),
+    "raw-advantages": ("7 advantages not normalized", "--no-norm-adv"),
+    "no-clip": ("8 and 9 nothing clipped", "--clip-coef 1e6 --no-clip-vloss"),
+    "no-value-clip": ("9 value loss not clipped", "--no-clip-vloss"),
+    "no-grad-clip": ("11 gradients not clipped", "--max-grad-norm inf"),
+    "shared-network": ("13 and 26 shared network", "--shared-network"),
+    "raw-observations": ("28 and 29 raw observations", "--no-norm-obs"),
+    "unclipped-observations": ("29 observations not clipped", "--clip-obs inf"),
+    "raw-rewards": ("30 and 31 raw rewards", "--no-scale-rewards"),
+    "unclipped-rewards": ("31 rewards not clipped", "--clip-reward inf"),
+    "truncation-is-terminal": ("time limits are failures", "--truncation-is-terminal"),
+    "anneal-clip": ("extra: clip range annealed", "--anneal-clip"),
+    "target-kl": ("extra: early stopping at KL 0.02", "--target-kl 0.02"),
 }
 
-# What makes 2M steps affordable on one core.
-FAST_ATARI = ("--torch-threads", "1", "--bfloat16")
+FAST_ATARI = "--torch-threads 1 --bfloat16"  # makes 2M steps affordable on one core
 # ppo2 normalizes and separates for MuJoCo only.
-CLASSIC_CONTROL = ("--no-norm-obs", "--no-scale-rewards", "--shared-network")
+CLASSIC_CONTROL = "--no-norm-obs --no-scale-rewards --shared-network"
 
 SUITES = {
     "smoke": Suite(
@@ -146,34 +136,18 @@ SUITES = {
             "Humanoid-v4": (1, 2),
         },
         variants={"": Variant(CONTINUOUS)},
-        first=(
-            ("HalfCheetah-v4", 1),
-            ("HalfCheetah-v4", 2),
-            ("HalfCheetah-v4", 3),
-            ("Hopper-v4", 1),
-            ("Walker2d-v4", 1),
-        ),
+        first=(*((THREE[0], k) for k in (1, 2, 3)), (THREE[1], 1), (THREE[2], 1)),
+        figures=("curves", "health"),
     ),
     "kl_vs_clip": Suite(
         reproduces="Schulman et al. 2017, section 4: the adaptive KL penalty against clipping",
         environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
-        variants={
-            "adaptive-0.01": Variant(
-                KL_PENALTY,
-                ("--kl-mode", "adaptive", "--target-kl", "0.01"),
-                "adaptive KL, d_targ = 0.01",
-            )
-        },
+        variants={"adaptive-0.01": objectives("", "")["adaptive-0.01"]},
         baseline=("figure3", ""),
         baseline_label="clipping, ε = 0.2",
+        figures=("curves", "trace"),
     ),
-    "table1": Suite(
-        reproduces="Schulman et al. 2017, Table 1, with the settings of the code of 2017",
-        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
-        variants=table1_variants(PROTOCOL_2017),
-        first=(("Hopper-v4", 1), ("Swimmer-v4", 1)),
-        baseline=("table1", "clip-0.2"),
-    ),
+    "table1": table1("table1", "the code of 2017", PROTOCOL_2017),
     "first_release": Suite(
         reproduces="openai/baselines@da997060, whose value clipping `table1` leaves out",
         environments={"Hopper-v4": (1,)},
@@ -181,13 +155,7 @@ SUITES = {
         baseline=("table1", "clip-0.2"),
         baseline_label="clipping, ε = 0.2",
     ),
-    "table1_ppo2": Suite(
-        reproduces="Schulman et al. 2017, Table 1, with the settings of ppo2",
-        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
-        variants=table1_variants(PROTOCOL_PPO2),
-        first=(("Hopper-v4", 1), ("Swimmer-v4", 1)),
-        baseline=("table1_ppo2", "clip-0.2"),
-    ),
+    "table1_ppo2": table1("table1_ppo2", "ppo2", PROTOCOL_PPO2),
     "ablation": Suite(
         reproduces="what each detail is worth, beside Engstrom et al. 2020",
         environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)),
@@ -197,17 +165,19 @@ SUITES = {
         first=(("Hopper-v4", 1),),
         baseline=("figure3", ""),
         baseline_label="default",
+        table="effects",
+        figures=("rows",),
     ),
     "pong": Suite(
         reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, in a fifth of the steps",
         environments={"Pong": (1,)},
-        variants={"": Variant(ATARI, FAST_ATARI)},
+        variants={"": Variant("ppo_atari.py", FAST_ATARI)},
         total_timesteps=2_000_896,
     ),
     "pong_lstm": Suite(
         reproduces="Huang et al. 2022: Pong from single frames, in a fifth of the steps",
         environments={"Pong": (1,)},
-        variants={"lstm": Variant(ATARI_LSTM, FAST_ATARI, "one frame and an LSTM")},
+        variants={"lstm": Variant("ppo_atari_lstm.py", FAST_ATARI, "one frame and an LSTM")},
         total_timesteps=2_000_896,
         baseline=("pong", ""),
         baseline_label="four frames, no memory",
@@ -220,8 +190,8 @@ SUITES = {
     ),
     "multidiscrete_vs_gaussian": Suite(
         reproduces="Tang and Agrawal 2020: discretized actions rival the Gaussian policy",
-        environments=dict.fromkeys(("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"), (1, 2, 3)),
-        variants={"bins-11": Variant(MULTIDISCRETE, ("--bins", "11"), "11 bins per joint")},
+        environments=dict.fromkeys(THREE, (1, 2, 3)),
+        variants={"bins-11": Variant(MULTIDISCRETE, "--bins 11", "11 bins per joint")},
         baseline=("figure3", ""),
         baseline_label="Gaussian policy",
     ),
@@ -229,29 +199,32 @@ SUITES = {
     "rlhf": Suite(
         reproduces="Gao et al. 2022 in small: over-optimization of a reward model, and its cure",
         environments={"reviews": (1, 2, 3, 4, 5)},
-        variants={"": Variant(RLHF, ("--compare",))},
+        variants={"": Variant(RLHF, "--compare")},
         total_timesteps=3 * 80,
+        table="models",
+        figures=("frontier",),
     ),
 }
 
 
 def again(name: str, environments: dict[str, tuple[int, ...]]) -> Suite:
     """The default of a suite, made by the scripts of the second edition, beside its results."""
+    first = SUITES[name]
     return dataclasses.replace(
-        SUITES[name],
+        first,
         reproduces=f"`{name}` with the second, shorter edition of the scripts",
         environments=environments,
-        variants={"second": dataclasses.replace(SUITES[name].variants[""], label="second edition")},
+        variants={"second": dataclasses.replace(first.variants[""], label="second edition")},
         first=(),
         baseline=(name, ""),
         baseline_label="first edition",
+        table="models" if first.table == "models" else "editions",
+        figures=first.figures[:1],
     )
 
 
 SUITES |= {
-    "second_edition": again(
-        "figure3", dict.fromkeys(("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"), (1, 2, 3, 4, 5))
-    ),
+    "second_edition": again("figure3", dict.fromkeys(THREE, (1, 2, 3, 4, 5))),
     "second_edition_cartpole": again("cartpole", {"CartPole-v1": (1, 2, 3)}),
     "second_edition_pong": again("pong", {"Pong": (1,)}),
     "second_edition_rlhf": again("rlhf", {"reviews": (1, 2, 3)}),

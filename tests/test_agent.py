@@ -124,3 +124,6 @@ def test_numpy_actor_equals_the_network(script):
     agent, obs = script.agent(17, 6), torch.randn(8, 17)
     found = in_numpy(agent.policy)(obs.numpy())
     np.testing.assert_allclose(found, agent.policy(obs).detach().numpy(), atol=1e-6)
+    agent.policy[1] = torch.nn.ReLU()
+    with pytest.raises(ValueError, match="only tanh"):
+        in_numpy(agent.policy)

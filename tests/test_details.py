@@ -79,7 +79,7 @@ OWED = {
 }
 ANNEALING, STOPPING = "clip range annealing", "early stopping on target_kl"
 PARALLEL, MASKING = "parallelized gradient update", "invalid action masking"
-LIMITS = "time limits are no failures"
+LIMITS = "time limits are not failures"
 ALSO = {  # extras and deviations
     "ppo_continuous_action.py": {ANNEALING, STOPPING, LIMITS},
     "ppo_kl_penalty.py": {LIMITS},

@@ -309,7 +309,7 @@ MUTATIONS = [
     ("logits + noise[t]", "logits", "rollouts_sample"),
     ("math.prod(mask_shape)), 0.01)", "math.prod(mask_shape)), 1.0)", "policy_head"),
     ("np.ravel(space.start)[:, None] + ", "0 * np.ravel(space.start)[:, None] + ", "own_form"),
-    ("action_space.shape)[()]", "action_space.shape)", "own_form"),
+    ("reshape(self.shape)[()]", "reshape(self.shape)", "own_form"),
     ("args.bins, axis=-1)", "args.bins + 1, axis=-1)[:, 1:]", "bins_are"),
     ("self.values[self.components, action]", "self.values[0, action]", "bins_are"),
     ('"shared_network", "bins"]', '"shared_network"]', "cannot_change"),

@@ -696,21 +696,6 @@ def test_whole_pipeline_leaves_results_texts_and_curves(finished, capsys):
     assert len(logged(folder / "sft", "losses/loss")) == 10
 
 
-def test_the_frontier_is_drawn_from_what_a_run_leaves(copied):
-    from benchmark import rlhf_frontier
-
-    run = rlhf_frontier.read_run(Path("runs/run"))
-    assert run["updates"] == copied["updates"] and run["quality"] == copied["quality"]
-    picture = rlhf_frontier.draw_frontier(run, Path("frontier.png")).read_bytes()
-    assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
-    kl = [0.5, 1.0, 4.0, 9.0, 20.0]
-    for method, bend in (("rl", math.log), ("bon", float)):
-        gold = [math.sqrt(x) * (1.3 - 0.4 * bend(math.sqrt(x))) for x in kl]
-        assert rlhf_frontier.gao_fit(kl, gold, method) == pytest.approx((1.3, 0.4))
-    with pytest.raises(ValueError, match="no finished run"):
-        rlhf_frontier.read_run(Path("runs"))
-
-
 @pytest.mark.parametrize("stage", ["sft", "preferences", "reward_model", "ppo-adaptive-6"])
 def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(finished, monkeypatch, stage):
     """Killed in its first stage it is made anew: same seed, same run."""

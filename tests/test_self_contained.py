@@ -8,7 +8,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import ppo_continuous_action
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(ROOT.glob("*.py"))
@@ -133,3 +136,13 @@ def test_the_file_alone_in_an_empty_folder_runs(tmp_path, name):
     command = [sys.executable, f"{name}.py", "--evaluate", "runs/mine", "--eval-episodes", "1"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0 and "sampled" in result.stdout, result.stderr
+
+
+def test_the_example_in_the_readme_learns(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ppo_continuous_action, "compiled", lambda function: function)
+    names = {}
+    exec(code, names)
+    returns = [episode["return"] for episode in names["result"]["episodes"]]
+    assert np.mean(returns[:50]) < -9 < -4 < np.mean(returns[-50:])

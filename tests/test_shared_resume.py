@@ -202,7 +202,7 @@ def test_ctrl_c_says_how_to_continue_and_that_works(script, tiny, cli):
 
 def test_resumed_curves_have_each_step_once(script, tiny, kill_at):
     settings = {"total_timesteps": 160, "checkpoint_interval": 2}
-    whole = script.module.train(tiny("Walk", **settings))
+    script.module.train(tiny("Walk", **settings))
     kill_at(110)  # iteration 3 has been logged, but not saved
     with pytest.raises(Killed):
         script.module.train(tiny("Walk", **settings))
@@ -217,7 +217,6 @@ def test_resumed_curves_have_each_step_once(script, tiny, kill_at):
         curves = [[(x.step, x.value) for x in events.Scalars(tag)] for events in (a, b)]
         np.testing.assert_equal(*curves)
     assert [x.step for x in b.Scalars("losses/policy_loss")] == [32, 64, 96, 128, 160]
-    assert len(b.Scalars("charts/episodic_return")) == len(whole["episodes"])
 
 
 # --- Files ---
