@@ -143,6 +143,8 @@ class Args:
 def make_env(args: Args) -> gym.Env:
     """Make one environment; raise ValueError if its actions or observations are no vectors."""
     warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     options = {"render_mode": "rgb_array"} if args.evaluate and args.capture_video else {}
     env = gym.make(args.env_id, disable_env_checker=True, **options)
     actions, observations = env.action_space, env.observation_space

@@ -143,8 +143,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; what cannot be done ends as one sentence and exit code 2."""
     args = parse(arguments)
-    # SIGTERM is answered as Ctrl-C is, so that no child is left behind.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGTERM is answered as Ctrl-C is, so that no child is left behind. A shell that starts this in
+    # the background has SIGINT ignored.
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         args.function(args)
         sys.stdout.flush()
@@ -158,7 +160,8 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -715,6 +715,7 @@ def test_stopped_throughput_leaves_no_process_behind(tmp_path):
             pids = [
                 x.pid for x in children if str(ROOT / "ppo_continuous_action.py") in x.cmdline()
             ]
+        time.sleep(0.5)  # it has begun, but whoever began it may not know yet
     finally:
         process.terminate()
     assert process.wait(60) == 130

@@ -253,3 +253,18 @@ def test_evaluation_films_every_episode(script, tiny, cli):
     assert code == 0, err
     names = {x.name for x in Path("runs/run0/videos").glob("*.mp4") if x.stat().st_size > 0}
     assert len(names) == 4 and sum(x.startswith("sampled") for x in names) == 2
+
+
+@pytest.mark.slow
+@on("continuous", "kl_penalty", "multidiscrete")
+def test_evaluation_films_mujoco_without_a_screen(script):
+    env = {name: x for name, x in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
+    batch = "--num-steps 64 --num-minibatches 2 --total-timesteps 64 --no-compile"
+    for line in (
+        f"--env-id Hopper-v4 --run-name run {batch}",
+        "--evaluate runs/run --eval-episodes 1 --capture-video",
+    ):
+        command = [sys.executable, str(script.path), *line.split()]
+        result = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+    assert len(list(Path("runs/run/videos").glob("*.mp4"))) == 2
