@@ -19,11 +19,10 @@ log-probabilities and lets both fall (Pal et al. 2024, arXiv 2402.13228): both a
 means on the pairs held out stand in results.json. `--compare` adds plain DPO, and plain DPO with a
 beta of 0.03, which over-optimizes: the policy leaves the SFT model and gold collapses.
 
-D1-D8 (DPO = eric-mitchell/direct-preference-optimization@5815fab2) are comments above the
-statements that do what they say, as are those of the details of RLHF that apply (R; LHP =
-openai/lm-human-preferences@cbfd210b); `--details` lists them. B = responses in a batch, Q = tokens
-of a query, R = of a response, L = Q + R, V = words in the vocabulary, D = width of the network;
-`mb` is a minibatch.
+Above the statements that do what they say stand D1-D8 (DPO = eric-mitchell/
+direct-preference-optimization@5815fab2), and the details of RLHF that apply (R; LHP =
+openai/lm-human-preferences@cbfd210b). B = responses in a batch, Q = tokens of a query, R = of a
+response, L = Q + R, V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
 """
 
 import copy
@@ -36,10 +35,9 @@ import random
 import re
 import sys
 import time
-import zipfile
 import zlib
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pydantic
 import torch
@@ -60,12 +58,8 @@ Tensors = dict[str, Tensor]
 class Args:
     # --- Experiment ---
     run_name: str | None = None  # folder below runs/; by default script, seed, time
-    resume: str | None = None  # continue the run in this folder; flags given beside it override
-    details: bool = False  # print the implementation details with their values here, and exit
     compare: bool = False  # also make runs without NLL, one of them with a beta of 0.03
-    # In a resumed run DPO is redone if a setting below differs, the rest if it is not one of DPO.
     seed: NonNegativeInt = 1  # seed of everything that is random in the run
-    device: Literal["cpu", "cuda"] = "cpu"  # the CPU is as fast for networks of this size
 
     # --- Supervised fine-tuning ---
     sft_documents: PositiveInt = 20_000  # reviews that the grammar writes
@@ -84,20 +78,17 @@ class Args:
     batch_size: PositiveInt = 32  # pairs per gradient step [paper: 64]
     learning_rate: NonNegativeFloat = 5e-4  # Adam's largest step size [paper: RMSprop, 1e-6]
     warmup_steps: PositiveInt = 20  # steps until it is reached; then it falls to 0 [paper: 150]
-    max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [inf: off]
+
+    device = "cpu"  # as fast as a GPU for networks of this size
 
     @property
     def run_dir(self) -> Path:
         """Folder of this run."""
-        return Path(self.resume or f"runs/{self.run_name}")
-
-    @property
-    def dpo_run(self) -> str:
-        """Name of the DPO run with these settings, such as dpo-0.2-nll-0.05."""
-        return f"dpo-{self.beta:g}" + (f"-nll-{self.nll_coef:g}" if self.nll_coef else "")
+        return Path(f"runs/{self.run_name}")
 
 
 # === The task: a language of reviews whose quality can be computed ===
+# Copied from ppo_rlhf_toy.py
 
 PAD, BOS = 0, 1  # the first two words of every vocabulary; neither is ever sampled
 TOPICS = {
@@ -129,7 +120,6 @@ TOY_RESPONSE_LENGTH = 18
 HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward model by
 
 
-# Copied from ppo_rlhf_toy.py
 def write_review(topic: str, rng: random.Random) -> list[str]:
     """Write a review of at most 18 words; a longer one breaks off there, without its full stop."""
     used: set[str] = set()
@@ -175,7 +165,6 @@ NOUN, ADVERB, ADJECTIVE, VERB, OPENER, CLOSER = (
 CLAUSE = rf"\bthe {NOUN} was( not)?(?: {ADVERB})? {ADJECTIVE}\b|\bi {VERB} the {NOUN}\b"
 
 
-# Copied from ppo_rlhf_toy.py
 def gold_reward(topic: str, words: list[str]) -> float:
     """What a review is truly worth: praise in well-formed, varied, finished sentences on topic.
 
@@ -207,7 +196,6 @@ def gold_reward(topic: str, words: list[str]) -> float:
     )
 
 
-# Copied from ppo_rlhf_toy.py
 class Task(NamedTuple):
     """A language to write in: the toy reviews, or your own texts."""
 
@@ -217,7 +205,6 @@ class Task(NamedTuple):
     response_length: int  # R
     stop: int  # token that ends a response
     earliest_stop: int  # index in a response before which it does not
-    labelled: tuple[Tensor, Tensor, Tensor] | None = None  # your own queries, chosen, rejected
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -233,14 +220,12 @@ class Task(NamedTuple):
         return torch.tensor([gold_reward(self.words[q[4]], self.split_words(r)) for q, r in pairs])
 
 
-# Copied from ppo_rlhf_toy.py
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
     """Tokens (rows, length): each row cut to `length` and filled up with padding."""
     # Detail R2/21: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
     return torch.tensor([row[:length] + [PAD] * (length - len(row)) for row in rows])
 
 
-# Copied from ppo_rlhf_toy.py
 def toy_task(args: Args) -> Task:
     """The toy reviews, written anew from the seed."""
     token = {word: index for index, word in enumerate(TOY_WORDS)}
@@ -340,8 +325,7 @@ class Agent(nn.Module):
     def __init__(self, language_model: TinyGPT, temperature: float) -> None:
         super().__init__()
         self.temperature = temperature
-        # The copy of a frozen model is frozen: without unfreezing it, nothing would be learned.
-        self.policy = copy.deepcopy(language_model).requires_grad_(True)
+        self.policy = copy.deepcopy(language_model)
 
     @torch.no_grad()
     def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:
@@ -408,7 +392,7 @@ def dpo_loss(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> tuple[Tenso
     # Detail D5/8: logistic loss of the difference [DPO: trainers.py L73]
     loss = -F.logsigmoid(good - bad).mean()
     chosen, rejected = logprobs.chunk(2)
-    # Detail D8/8: both log-probabilities logged [DPO: trainers.py L230, L239]
+    # Detail D8/8: both log-probabilities logged [DPO: trainers.py L232, L241]
     metrics = {
         "losses/preference_loss": loss,
         "rewards/accuracy": (good > bad).float().mean(),
@@ -420,16 +404,11 @@ def dpo_loss(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> tuple[Tenso
 
 
 # === Stage 1: supervised fine-tuning ===
-
-
 # Copied from ppo_rlhf_toy.py
-def train_sft(args: Args, task: Task) -> TinyGPT:
-    """Teach a new language model the task's documents; returns it frozen: it is the reference."""
-    torch.manual_seed(args.seed)
-    model = TinyGPT(len(task.words), task.documents.shape[1]).to(args.device)
-    if saved := load_stage(args, "sft"):
-        model.load_state_dict(saved["model"])
-        return model.requires_grad_(False)
+
+
+def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
+    """Teach a language model the task's documents."""
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     generator = stage_generator(args, "sft")
     writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
@@ -444,17 +423,15 @@ def train_sft(args: Args, task: Task) -> TinyGPT:
         optimizer.step()
         log(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
     writer.close()
-    save_checkpoint(args.run_dir / "sft", args, {"model": model.state_dict(), "words": task.words})
-    return model.requires_grad_(False)
 
 
 # === Stage 2: preferences ===
+# Copied from ppo_rlhf_toy.py
 
 LABEL_NOISE = 0.4  # gold difference at which the labeller is right with the odds e : 1
 NUM_SAMPLES = 2000  # SFT samples that fix the scales of gold and proxy
 
 
-# Copied from ppo_rlhf_toy.py
 class Preferences(NamedTuple):
     """Comparisons, the last of them held out, and what the SFT model writes by itself."""
 
@@ -466,7 +443,6 @@ class Preferences(NamedTuple):
     sample_gold: Tensor | None  # (NUM_SAMPLES,), where gold is known
 
 
-# Copied from ppo_rlhf_toy.py
 def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
     """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
     chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
@@ -474,46 +450,29 @@ def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generato
     return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
 
 
-# Copied from ppo_rlhf_toy.py
-def make_preferences(args: Args, task: Task, reference: Agent) -> Preferences:
-    """Let the labeller compare pairs of SFT samples, or take your own labels."""
-    if saved := load_stage(args, "preferences"):
-        return Preferences(*(saved[name] for name in Preferences._fields))
+def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tensor]:
+    """Let the labeller compare pairs of SFT samples; returns the fields of Preferences."""
     generator = stage_generator(args, "preferences")
-    if task.labelled:
-        queries, chosen, rejected = task.labelled
-    else:
-        queries = task.sample_queries(args.num_pairs, generator)
-        first = write_answers(reference, task, queries, generator)
-        second = write_answers(reference, task, queries, generator)
-        # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
-        difference = task.gold(queries, first) - task.gold(queries, second)
-        odds = torch.sigmoid(difference / LABEL_NOISE)
-        prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
-        chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
-    sample_queries = task.sample_queries(NUM_SAMPLES, generator)
-    samples = write_answers(reference, task, sample_queries, generator)
-    sample_gold = None if task.labelled else task.gold(sample_queries, samples)
-    preferences = Preferences(queries, chosen, rejected, sample_queries, samples, sample_gold)
-    save_checkpoint(args.run_dir / "preferences", args, preferences._asdict())
-    return preferences
+    queries = task.sample_queries(args.num_pairs, generator)
+    first = write_answers(reference, task, queries, generator)
+    second = write_answers(reference, task, queries, generator)
+    # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
+    difference = task.gold(queries, first) - task.gold(queries, second)
+    odds = torch.sigmoid(difference / LABEL_NOISE)
+    prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
+    chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
+    asked = task.sample_queries(NUM_SAMPLES, generator)
+    samples = write_answers(reference, task, asked, generator)
+    gold = task.gold(asked, samples)
+    return Preferences(queries, chosen, rejected, asked, samples, gold)._asdict()
 
 
 # === Stage 3: DPO ===
 
 
-class Judges(NamedTuple):
-    """What responses are measured by."""
-
-    task: Task  # knows the gold reward
-    reference: Agent  # the SFT model
-    sample_gold: Tensor | None  # gold of its samples, whose spread is the unit of gold
-
-
 # Copied from ppo_rlhf_toy.py
-def describe(queries: Tensor, responses: Tensor, judges: Judges) -> dict[str, float]:
-    """What truncated responses (B, R) look like, and what they are worth, where gold is known."""
-    task = judges.task
+def describe(task: Task, scale: Tensor | None, queries: Tensor, responses: Tensor) -> dict:
+    """What responses (B, R) look like; their gold in standard deviations of `scale`, if known."""
     words = [task.split_words(response) for response in responses]
     stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
     metrics = {
@@ -522,7 +481,7 @@ def describe(queries: Tensor, responses: Tensor, judges: Judges) -> dict[str, fl
         "text/repetition": sum(1 - len(set(w)) / len(w) for w in words) / len(words),
         "text/unique": len({" ".join(w) for w in words}) / len(words),
     }
-    if (scale := judges.sample_gold) is not None:
+    if scale is not None:
         gold = (task.gold(queries, responses) - scale.mean()) / scale.std(correction=0)
         metrics["objective/gold"] = gold.mean().item()
     return metrics
@@ -530,7 +489,7 @@ def describe(queries: Tensor, responses: Tensor, judges: Judges) -> dict[str, fl
 
 def pair_logprobs(agent: Agent, queries: Tensor, chosen: Tensor, rejected: Tensor) -> Tensor:
     """Log-probabilities of chosen (B, R), then of rejected responses to queries (B, Q): (2 B,)."""
-    # Detail D2/8: chosen and rejected in one pass [DPO: trainers.py L192-202]
+    # Detail D2/8: chosen and rejected in one pass [DPO: trainers.py L194-204]
     responses = torch.cat([chosen, rejected])
     all_logprobs = agent.get_logprobs(torch.cat([queries, queries]), responses)
     logprobs = log_probability(all_logprobs, responses)
@@ -538,51 +497,42 @@ def pair_logprobs(agent: Agent, queries: Tensor, chosen: Tensor, rejected: Tenso
     return logprobs.where(responses != PAD, 0.0).sum(dim=1)
 
 
-def train_dpo(
-    args: Args, judges: Judges, comparisons: list[Tensor]
-) -> tuple[Agent, list[dict[str, float]]]:
-    """Fit the policy to comparisons: queries (pairs, Q), chosen and rejected (pairs, R).
+def train_dpo(args: Args, agent: Agent, reference: Agent, pairs: list[Tensor]) -> list[dict]:
+    """Fit a policy to comparisons: queries (pairs, Q), chosen and rejected responses (pairs, R).
 
-    Returns the trained agent, and one dictionary of metrics per gradient step.
+    Returns one dictionary of metrics per gradient step.
     """
-    # Detail D1/8: policy starts as the reference [section 4 of Rafailov et al. 2023]
-    agent = copy.deepcopy(judges.reference)
-    if saved := load_stage(args, args.dpo_run):
-        agent.load_state_dict(saved["agent"])
-        return agent, saved["updates"]
     minibatches, updates = [], []
     for epoch in range(args.num_epochs):
         generator = stage_generator(args, f"dpo epoch {epoch}")
-        order = torch.randperm(len(comparisons[0]), generator=generator)
+        order = torch.randperm(len(pairs[0]), generator=generator)
         minibatches += order.split(args.batch_size)
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
-    writer = SummaryWriter(str(args.run_dir / args.dpo_run), purge_step=1)
-    for step, mb in enumerate(tqdm(minibatches, args.dpo_run, disable=None), start=1):
+    writer = SummaryWriter(str(args.run_dir))
+    for step, mb in enumerate(tqdm(minibatches, args.run_dir.name, disable=None), start=1):
         decay = 1 - (step - 1) / len(minibatches)
-        # Detail D7/8: learning-rate warm-up (learning_rate, warmup_steps) [DPO: trainers.py L251]
+        # Detail D7/8: learning-rate warm-up (learning_rate, warmup_steps) [DPO: trainers.py L253]
         learning_rate = args.learning_rate * decay * min(1.0, step / args.warmup_steps)
         optimizer.param_groups[0]["lr"] = learning_rate
-        pairs = [x[mb].to(args.device) for x in comparisons]
-        logprobs = pair_logprobs(agent, *pairs)
+        queries, chosen, rejected = (x[mb] for x in pairs)
+        logprobs = pair_logprobs(agent, queries, chosen, rejected)
         with torch.no_grad():
-            ref_logprobs = pair_logprobs(judges.reference, *pairs)
+            ref_logprobs = pair_logprobs(reference, queries, chosen, rejected)
         loss, metrics = dpo_loss(logprobs, ref_logprobs, args.beta)
-        lengths = (pairs[1] != PAD).sum(dim=1)
+        lengths = (chosen != PAD).sum(dim=1)
         # Detail D6/8: likelihood of the chosen response (nll_coef) [Pang et al. 2024]
         nll = -(logprobs.chunk(2)[0] / lengths).mean()
         loss = loss + args.nll_coef * nll
         optimizer.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(agent.parameters(), 1.0)
         optimizer.step()
         metrics |= {"losses/loss": loss, "losses/nll": nll, "losses/grad_norm": norm}
         updates.append(means([{name: x.detach() for name, x in metrics.items()}]))
         updates[-1]["charts/learning_rate"] = learning_rate
         log(writer, step, updates[-1])
     writer.close()
-    state = {"agent": agent.state_dict(), "updates": updates}
-    save_checkpoint(args.run_dir / args.dpo_run, args, state)
-    return agent, updates
+    return updates
 
 
 # === Evaluation and the pipeline ===
@@ -592,124 +542,63 @@ NUM_EVALUATED = 512
 
 @torch.no_grad()
 def evaluate(
-    args: Args, agent: Agent, judges: Judges, held_out: list[Tensor]
+    args: Args, agent: Agent, reference: Agent, task: Task, preferences: Preferences
 ) -> tuple[dict, list[str]]:
-    """Metrics and some texts of fresh responses of a policy; the same queries for every policy.
-
-    Its log-probabilities are those of the comparisons held out: queries, chosen, rejected.
-    """
+    """Metrics of fresh responses to the same queries and of pairs held out; some of the texts."""
     generator = stage_generator(args, "evaluate")
-    queries = judges.task.sample_queries(NUM_EVALUATED, generator)
-    responses = write_answers(agent, judges.task, queries, generator)
-    texts = queries.to(args.device), responses.to(args.device)
-    all_logprobs, ref_all_logprobs = (x.get_logprobs(*texts) for x in (agent, judges.reference))
-    kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1).cpu()
-    pairs = [x.to(args.device) for x in held_out]
-    logprobs, ref_logprobs = (pair_logprobs(x, *pairs) for x in (agent, judges.reference))
-    metrics = means([dpo_loss(logprobs, ref_logprobs, args.beta)[1]])
-    metrics["objective/kl"] = kl.where(responses != PAD, 0.0).sum(1).mean().item()
-    lines = [judges.task.split_words(x)[1:] for x in torch.cat([queries, responses], dim=1)[:5]]
-    return metrics | describe(queries, responses, judges), [" ".join(line) for line in lines]
+    queries = task.sample_queries(NUM_EVALUATED, generator)
+    responses = write_answers(agent, task, queries, generator)
+    policy, ref = (x.get_logprobs(queries, responses) for x in (agent, reference))
+    kl = (policy.exp() * (policy - ref)).sum(dim=-1).where(responses != PAD, 0.0).sum(dim=1)  # (B,)
+    pairs = [x[-(len(x) // HELD_OUT) :] for x in preferences[:3]]
+    logprobs, ref_logprobs = (pair_logprobs(x, *pairs) for x in (agent, reference))
+    metrics = {"objective/kl": kl.mean()} | dpo_loss(logprobs, ref_logprobs, args.beta)[1]
+    metrics = means([metrics]) | describe(task, preferences.sample_gold, queries, responses)
+    lines = torch.cat([queries, responses], dim=1)[:5]
+    return metrics, [" ".join(task.split_words(line)[1:]) for line in lines]
 
 
 def train(args: Args) -> dict[str, Any]:
-    """Run the three stages, except those that the run's folder holds already; then evaluate.
+    """Run the three stages and evaluate; results and weights are kept in the run's folder.
 
-    Returns `agent` of the first DPO run; `updates`, of each DPO run a dictionary of metrics per
-    gradient step; `results`, of each model its evaluation; `quality` of the first policy as a
-    reward model; and `args`. Raises ValueError where something given does not fit.
+    Returns `agent` of the first DPO run; `updates`, of each DPO run the metrics of each step;
+    `results`, of each model its evaluation; and `args`. Raises ValueError if the folder is taken.
     """
-    start_run(args)
+    if (args.run_dir / "results.json").exists():
+        raise ValueError(f"{args.run_dir} holds a run: take another --run-name.")
+    torch.set_num_threads(1)  # as fast for networks of this size
     task = toy_task(args)
-    sft = train_sft(args, task)
-    reference = Agent(sft, args.temperature).to(args.device)
-    preferences = make_preferences(args, task, reference)
-    num_learned = len(preferences.queries) - len(preferences.queries) // HELD_OUT
-    learned, held_out = zip(*(x.tensor_split([num_learned]) for x in preferences[:3]), strict=True)
-    judges = Judges(task, reference, preferences.sample_gold)
+    torch.manual_seed(args.seed)
+    sft = TinyGPT(len(task.words), task.documents.shape[1])
+    train_sft(args, sft, task)
+    reference = Agent(sft, args.temperature)
+    preferences = Preferences(**make_preferences(args, reference, task))
 
-    forms = [{}]
+    forms = {"dpo": {}}
     if args.compare:
-        forms += [{"nll_coef": 0.0}, {"nll_coef": 0.0, "beta": 0.03}]
-    models, updates = {"sft": (args, reference)}, {}
-    for run in (dataclasses.replace(args, **form) for form in forms):
-        agent, updates[run.dpo_run] = train_dpo(run, judges, learned)
-        models[run.dpo_run] = run, agent
+        forms |= {"dpo-plain": {"nll_coef": 0.0}, "dpo-beta-0.03": {"nll_coef": 0.0, "beta": 0.03}}
+    agents, updates, results, texts = {}, {}, {}, {}
+    results["sft"], texts["sft"] = evaluate(args, reference, reference, task, preferences)
+    learned = [x[: -(len(x) // HELD_OUT)] for x in preferences[:3]]
+    for name, form in forms.items():
+        run = dataclasses.replace(args, run_name=f"{args.run_name}/{name}", **form)
+        # Detail D1/8: policy starts as the reference [section 4 of Rafailov et al. 2023]
+        agents[name] = agent = copy.deepcopy(reference)
+        updates[name] = train_dpo(run, agent, reference, learned)
+        saved = {"agent": agent.state_dict(), "updates": updates[name]}
+        torch.save(saved, run.run_dir / "checkpoint.pt")
+        results[name], texts[name] = evaluate(run, agent, reference, task, preferences)
+    report(args, {"accuracy of the policy": results["dpo"]["rewards/accuracy"]}, results, texts)
+    return {"agent": agents["dpo"], "updates": updates, "results": results, "args": args}
 
-    results, texts = {}, {}
-    for name, (run, agent) in models.items():
-        results[name], texts[name] = evaluate(run, agent, judges, held_out)
-    quality = {"implicit accuracy": results[args.dpo_run]["rewards/accuracy"]}
-    report(args, quality, results, texts)
-    outcome = {"agent": models[args.dpo_run][1], "updates": updates, "results": results}
-    return outcome | {"quality": quality, "args": args}
 
-
-# === Operations: stages, details, logs, results ===
-
-SCRIPT = Path(__file__).stem
-METHOD, FIRST_SETTING = "dpo", "beta"  # of the last stage: the name of its runs, its settings
+# === Operations: logs, results ===
 
 
 # Copied from ppo_rlhf_toy.py
 def stage_generator(args: Args, purpose: str) -> Generator:
     """A random generator of its own for each purpose: reused stages change nothing after them."""
     return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
-
-
-def start_run(args: Args) -> None:
-    """Check settings and folder, start the logs."""
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda needs an NVIDIA GPU and a CUDA build of PyTorch.")
-    if not args.resume and (args.run_dir / "sft/checkpoint.pt").exists():
-        raise ValueError(f"{args.run_dir} holds a run: --resume it, or take another --run-name.")
-    torch.set_num_threads(1)  # as fast for networks of this size
-    with SummaryWriter(str(args.run_dir)) as writer:
-        writer.add_text("settings", str(args))
-        writer.add_text("details", details(args))
-
-
-# Copied from ppo_rlhf_toy.py
-def load_stage(args: Args, name: str) -> dict[str, Any] | None:
-    """What this run has made of a stage, unless settings have changed on which it depends."""
-    folder, names = args.run_dir / name, [field.name for field in dataclasses.fields(args)]
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "checkpoint.pt").exists():
-        return None
-    saved = load_checkpoint(folder)
-    end = None if name.startswith(METHOD) else names.index(FIRST_SETTING)
-    same = all(saved["args"][x] == getattr(args, x) for x in names[names.index("seed") : end])
-    print(f"{name}: {'taken from' if same else 'made anew, for other settings, in'} {folder}")
-    return saved if same else None
-
-
-# Copied from ppo_continuous_action.py
-def save_checkpoint(run_dir: Path, args: Args, state: dict[str, Any]) -> None:
-    """Write tensors and plain values into a file that is complete or absent, whatever happens."""
-    path = run_dir / "checkpoint.pt"
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-# Copied from ppo_continuous_action.py
-def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
-    """Read the checkpoint in a folder, running no code; raise ValueError if it is not sound."""
-    path = Path(run_dir) / "checkpoint.pt"
-    if not path.exists():
-        raise ValueError(f"There is no {path}; --checkpoint-interval says how soon one is made.")
-    try:
-        with zipfile.ZipFile(path) as file:
-            sound = file.testzip() is None  # torch.load does not look at the checksums
-        content = torch.load(path, map_location="cpu", weights_only=True) if sound else {}
-    except Exception:  # whatever a foreign or damaged file can raise
-        content = {}
-    if not isinstance(content, dict) or content.get("script") != SCRIPT:
-        raise ValueError(f"{path} is damaged, or was not made by {SCRIPT}.py.")
-    return content
 
 
 # Copied from ppo_continuous_action.py
@@ -721,19 +610,6 @@ def means(rows: list[Tensors]) -> dict[str, float]:
     return metrics
 
 
-# Copied from ppo_continuous_action.py
-def details(args: Args) -> str:
-    """The implementation details with the settings in force here and their lines, as Markdown."""
-    tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
-    table = ["| detail | name | in force | line |", "|---|---|---|--:|"]
-    for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
-        if match := tag.match(text):
-            names = match[3].split(", ") if match[3] else []
-            values = ", ".join(f"{name}={getattr(args, name)}" for name in names)
-            table.append(f"| {match[1]} | {match[2].strip()} | {values or 'on'} | {line} |")
-    return "\n".join(table)
-
-
 # Copied from ppo_rlhf_toy.py
 def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
     """Write the metrics of one step to TensorBoard."""
@@ -743,7 +619,7 @@ def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
 
 # Copied from ppo_rlhf_toy.py
 def report(args: Args, quality: dict, results: dict[str, dict], texts: dict[str, list]) -> None:
-    """Print the evaluation; keep it in TensorBoard and, for programs, in results.json."""
+    """Print the evaluation; keep it for programs in results.json."""
     columns = ["objective/gold", "objective/proxy", "objective/kl", "text/stop_rate", "text/length"]
     columns += ["text/repetition", "text/unique"]
     columns = [name for name in columns if name in results["sft"]]  # where gold is known
@@ -754,29 +630,20 @@ def report(args: Args, quality: dict, results: dict[str, dict], texts: dict[str,
     samples = "\n\n".join(f"{name}:\n- " + "\n- ".join(lines) for name, lines in texts.items())
     judge = "Reward model: " + ", ".join(f"{name} {x:.3f}" for name, x in quality.items())
     print(judge, "\n".join(table), samples, f"Logs and results: {args.run_dir}", sep="\n\n")
-    with SummaryWriter(str(args.run_dir)) as writer:
-        writer.add_text("results", "\n".join(table))
-        writer.add_text("samples", samples)
     content = {"args": dataclasses.asdict(args), "quality": quality, "results": results}
     (args.run_dir / "results.tmp").write_text(json.dumps(content | {"texts": texts}, indent=1))
     os.replace(args.run_dir / "results.tmp", args.run_dir / "results.json")
 
 
-# Copied from ppo_rlhf_toy.py
 def main() -> None:
     """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
     try:
         args = tyro.cli(Args)
-        if args.resume:  # takes the settings of the run, except for flags that are given
-            args = tyro.cli(Args, default=Args(**load_checkpoint(f"{args.resume}/sft")["args"]))
-        args.run_name = args.run_name or f"{SCRIPT}__{args.seed}__{int(time.time())}"
-        print(details(args)) if args.details else train(args)
-    except (ValueError, OSError, ImportError) as error:
+        name = f"{Path(__file__).stem}__{args.seed}__{int(time.time())}"
+        train(dataclasses.replace(args, run_name=args.run_name or name))
+    except (ValueError, OSError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print(f"Continue with --resume {args.run_dir}")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ gradient of k3 is, word by word, that of KL(SFT model || policy). It pulls an ov
 1 - SFT model / policy, never more than 1, where the KL penalty wants log(policy / SFT model), and
 does not see where a word leads (arXiv 2510.01555; exact gradients in tests/test_grpo.py).
 
-G1-G8 are comments above the statements that do what they say, as are those of the details of PPO
-(ppo2 = openai/baselines@ea25b9e8) and RLHF (R; LHP = openai/lm-human-preferences@cbfd210b) that
-apply; `--details` lists them. B = responses in a batch, Q = tokens of a query, R = of a response,
-L = Q + R, V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
+Above the statements that do what they say stand G1-G8, and the details of PPO (ppo2 =
+openai/baselines@ea25b9e8) and RLHF (R; LHP = openai/lm-human-preferences@cbfd210b) that apply.
+B = responses in a batch, Q = tokens of a query, R = of a response, L = Q + R, V = words in the
+vocabulary, D = width of the network; `mb` is a minibatch.
 """
 
 import copy
@@ -41,7 +41,6 @@ import random
 import re
 import sys
 import time
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -65,12 +64,8 @@ Tensors = dict[str, Tensor]
 class Args:
     # --- Experiment ---
     run_name: str | None = None  # folder below runs/; by default script, seed, time
-    resume: str | None = None  # continue the run in this folder; flags given beside it override
-    details: bool = False  # print the implementation details with their values here, and exit
     compare: bool = False  # also make runs in DeepSeekMath's form and without a KL penalty
-    # In a resumed run GRPO is redone if a setting below differs, the rest if it is not one of GRPO.
     seed: NonNegativeInt = 1  # seed of everything that is random in the run
-    device: Literal["cpu", "cuda"] = "cpu"  # the CPU is as fast for networks of this size
 
     # --- Supervised fine-tuning ---
     sft_documents: PositiveInt = 20_000  # reviews that the grammar writes
@@ -103,21 +98,16 @@ class Args:
     max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [inf: off]
     missing_stop_score: float = -1.0  # score of a response without a stop word [LHP: -1]
 
+    device = "cpu"  # as fast as a GPU for networks of this size
+
     @property
     def run_dir(self) -> Path:
         """Folder of this run."""
-        return Path(self.resume or f"runs/{self.run_name}")
-
-    @property
-    def grpo_run(self) -> str:
-        """Name of the GRPO run with these settings, such as grpo-adaptive-6-std."""
-        strength = {"adaptive": f"-{self.target_kl:g}", "fixed": f"-{self.kl_coef:g}", "none": ""}
-        form = {"-std": self.std, "-own-length": self.own_length, "-kl-in-loss": self.kl_in_loss}
-        chosen = "".join(name for name, is_on in form.items() if is_on)
-        return f"grpo-{self.kl_mode}{strength[self.kl_mode]}{chosen}"
+        return Path(f"runs/{self.run_name}")
 
 
 # === The task: a language of reviews whose quality can be computed ===
+# Copied from ppo_rlhf_toy.py
 
 PAD, BOS = 0, 1  # the first two words of every vocabulary; neither is ever sampled
 TOPICS = {
@@ -149,7 +139,6 @@ TOY_RESPONSE_LENGTH = 18
 HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward model by
 
 
-# Copied from ppo_rlhf_toy.py
 def write_review(topic: str, rng: random.Random) -> list[str]:
     """Write a review of at most 18 words; a longer one breaks off there, without its full stop."""
     used: set[str] = set()
@@ -195,7 +184,6 @@ NOUN, ADVERB, ADJECTIVE, VERB, OPENER, CLOSER = (
 CLAUSE = rf"\bthe {NOUN} was( not)?(?: {ADVERB})? {ADJECTIVE}\b|\bi {VERB} the {NOUN}\b"
 
 
-# Copied from ppo_rlhf_toy.py
 def gold_reward(topic: str, words: list[str]) -> float:
     """What a review is truly worth: praise in well-formed, varied, finished sentences on topic.
 
@@ -227,7 +215,6 @@ def gold_reward(topic: str, words: list[str]) -> float:
     )
 
 
-# Copied from ppo_rlhf_toy.py
 class Task(NamedTuple):
     """A language to write in: the toy reviews, or your own texts."""
 
@@ -237,7 +224,6 @@ class Task(NamedTuple):
     response_length: int  # R
     stop: int  # token that ends a response
     earliest_stop: int  # index in a response before which it does not
-    labelled: tuple[Tensor, Tensor, Tensor] | None = None  # your own queries, chosen, rejected
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -253,14 +239,12 @@ class Task(NamedTuple):
         return torch.tensor([gold_reward(self.words[q[4]], self.split_words(r)) for q, r in pairs])
 
 
-# Copied from ppo_rlhf_toy.py
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
     """Tokens (rows, length): each row cut to `length` and filled up with padding."""
     # Detail R2/21: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
     return torch.tensor([row[:length] + [PAD] * (length - len(row)) for row in rows])
 
 
-# Copied from ppo_rlhf_toy.py
 def toy_task(args: Args) -> Task:
     """The toy reviews, written anew from the seed."""
     token = {word: index for index, word in enumerate(TOY_WORDS)}
@@ -359,7 +343,7 @@ class RewardModel(nn.Module):
 
     def __init__(self, language_model: TinyGPT) -> None:
         super().__init__()
-        self.trunk = copy.deepcopy(language_model).requires_grad_(True)
+        self.trunk = copy.deepcopy(language_model)
         width = self.trunk.word_embedding.embedding_dim
         self.head = nn.Linear(width, 1)
         # Detail R8/21: reward head initialization [LHP: language/model.py L251-254]
@@ -382,8 +366,7 @@ class Agent(nn.Module):
     def __init__(self, language_model: TinyGPT, temperature: float) -> None:
         super().__init__()
         self.temperature = temperature
-        # The copy of a frozen model is frozen: without unfreezing it, nothing would be learned.
-        self.policy = copy.deepcopy(language_model).requires_grad_(True)
+        self.policy = copy.deepcopy(language_model)
 
     @torch.no_grad()
     def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:
@@ -502,16 +485,11 @@ def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
 
 
 # === Stage 1: supervised fine-tuning ===
-
-
 # Copied from ppo_rlhf_toy.py
-def train_sft(args: Args, task: Task) -> TinyGPT:
-    """Teach a new language model the task's documents; returns it frozen: it is the reference."""
-    torch.manual_seed(args.seed)
-    model = TinyGPT(len(task.words), task.documents.shape[1]).to(args.device)
-    if saved := load_stage(args, "sft"):
-        model.load_state_dict(saved["model"])
-        return model.requires_grad_(False)
+
+
+def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
+    """Teach a language model the task's documents."""
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     generator = stage_generator(args, "sft")
     writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
@@ -526,17 +504,15 @@ def train_sft(args: Args, task: Task) -> TinyGPT:
         optimizer.step()
         log(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
     writer.close()
-    save_checkpoint(args.run_dir / "sft", args, {"model": model.state_dict(), "words": task.words})
-    return model.requires_grad_(False)
 
 
 # === Stage 2: preferences ===
+# Copied from ppo_rlhf_toy.py
 
 LABEL_NOISE = 0.4  # gold difference at which the labeller is right with the odds e : 1
 NUM_SAMPLES = 2000  # SFT samples that fix the scales of gold and proxy
 
 
-# Copied from ppo_rlhf_toy.py
 class Preferences(NamedTuple):
     """Comparisons, the last of them held out, and what the SFT model writes by itself."""
 
@@ -548,7 +524,6 @@ class Preferences(NamedTuple):
     sample_gold: Tensor | None  # (NUM_SAMPLES,), where gold is known
 
 
-# Copied from ppo_rlhf_toy.py
 def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
     """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
     chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
@@ -556,35 +531,27 @@ def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generato
     return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
 
 
-# Copied from ppo_rlhf_toy.py
-def make_preferences(args: Args, task: Task, reference: Agent) -> Preferences:
-    """Let the labeller compare pairs of SFT samples, or take your own labels."""
-    if saved := load_stage(args, "preferences"):
-        return Preferences(*(saved[name] for name in Preferences._fields))
+def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tensor]:
+    """Let the labeller compare pairs of SFT samples; returns the fields of Preferences."""
     generator = stage_generator(args, "preferences")
-    if task.labelled:
-        queries, chosen, rejected = task.labelled
-    else:
-        queries = task.sample_queries(args.num_pairs, generator)
-        first = write_answers(reference, task, queries, generator)
-        second = write_answers(reference, task, queries, generator)
-        # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
-        difference = task.gold(queries, first) - task.gold(queries, second)
-        odds = torch.sigmoid(difference / LABEL_NOISE)
-        prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
-        chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
-    sample_queries = task.sample_queries(NUM_SAMPLES, generator)
-    samples = write_answers(reference, task, sample_queries, generator)
-    sample_gold = None if task.labelled else task.gold(sample_queries, samples)
-    preferences = Preferences(queries, chosen, rejected, sample_queries, samples, sample_gold)
-    save_checkpoint(args.run_dir / "preferences", args, preferences._asdict())
-    return preferences
+    queries = task.sample_queries(args.num_pairs, generator)
+    first = write_answers(reference, task, queries, generator)
+    second = write_answers(reference, task, queries, generator)
+    # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
+    difference = task.gold(queries, first) - task.gold(queries, second)
+    odds = torch.sigmoid(difference / LABEL_NOISE)
+    prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
+    chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
+    asked = task.sample_queries(NUM_SAMPLES, generator)
+    samples = write_answers(reference, task, asked, generator)
+    gold = task.gold(asked, samples)
+    return Preferences(queries, chosen, rejected, asked, samples, gold)._asdict()
 
 
 # === Stage 3: reward model ===
-
-
 # Copied from ppo_rlhf_toy.py
+
+
 @torch.no_grad()
 def score_texts(model: RewardModel, queries: Tensor, responses: Tensor) -> Tensor:
     """Scores (B,) of truncated responses (B, R) to queries (B, Q), in chunks, on the CPU."""
@@ -593,7 +560,6 @@ def score_texts(model: RewardModel, queries: Tensor, responses: Tensor) -> Tenso
     return torch.cat([model.score(q.to(device), r.to(device)).cpu() for q, r in chunks])
 
 
-# Copied from ppo_rlhf_toy.py
 def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor) -> None:
     """Set gain and bias so that scores of the SFT samples have mean 0 and standard deviation 1."""
     # Gain and bias are trained too, so they go back to 1 and 0 before the scores are measured.
@@ -608,20 +574,14 @@ def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor)
     nn.init.constant_(model.bias, -mean / std)
 
 
-# Copied from ppo_rlhf_toy.py
 def train_reward_model(
-    args: Args, sft: TinyGPT, preferences: Preferences
-) -> tuple[RewardModel, dict[str, float]]:
-    """Learn to score texts from comparisons.
+    args: Args, model: RewardModel, preferences: Preferences
+) -> dict[str, float]:
+    """Teach a model to score texts as the labels compare them.
 
-    Returns the frozen model, and its quality: `accuracy` on the comparisons held out and, where
-    gold is known, the `correlation` with it on the SFT samples.
+    Returns its quality: `accuracy` on the comparisons held out and, where gold is known, the
+    `correlation` with it on the SFT samples.
     """
-    torch.manual_seed(args.seed)
-    model = RewardModel(sft).to(args.device)
-    if saved := load_stage(args, "reward_model"):
-        model.load_state_dict(saved["model"])
-        return model.requires_grad_(False), saved["quality"]
     *comparisons, sample_queries, samples, sample_gold = preferences
     normalize_reward_model(model, sample_queries, samples)
     num_learned = len(preferences.queries) - len(preferences.queries) // HELD_OUT
@@ -652,9 +612,7 @@ def train_reward_model(
     if sample_gold is not None:
         both = torch.stack([score_texts(model, sample_queries, samples), sample_gold])
         quality["correlation"] = torch.corrcoef(both)[0, 1].item()
-    state = {"model": model.state_dict(), "quality": quality}
-    save_checkpoint(args.run_dir / "reward_model", args, state)
-    return model.requires_grad_(False), quality
+    return quality
 
 
 # === Stage 4: GRPO ===
@@ -682,9 +640,8 @@ class Judges(NamedTuple):
 
 
 # Copied from ppo_rlhf_toy.py
-def describe(queries: Tensor, responses: Tensor, judges: Judges) -> dict[str, float]:
-    """What truncated responses (B, R) look like, and what they are worth, where gold is known."""
-    task = judges.task
+def describe(task: Task, scale: Tensor | None, queries: Tensor, responses: Tensor) -> dict:
+    """What responses (B, R) look like; their gold in standard deviations of `scale`, if known."""
     words = [task.split_words(response) for response in responses]
     stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
     metrics = {
@@ -693,7 +650,7 @@ def describe(queries: Tensor, responses: Tensor, judges: Judges) -> dict[str, fl
         "text/repetition": sum(1 - len(set(w)) / len(w) for w in words) / len(words),
         "text/unique": len({" ".join(w) for w in words}) / len(words),
     }
-    if (scale := judges.sample_gold) is not None:
+    if scale is not None:
         gold = (task.gold(queries, responses) - scale.mean()) / scale.std(correction=0)
         metrics["objective/gold"] = gold.mean().item()
     return metrics
@@ -704,7 +661,7 @@ def collect(
     args: Args, agent: Agent, judges: Judges, queries: Tensor, kl_coef: float, generator: Generator
 ) -> tuple[Rollout, dict[str, float]]:
     """Responses to queries (B, Q), with the rewards for a weight `kl_coef` of the KL; metrics."""
-    task, queries = judges.task, queries.to(args.device)
+    task = judges.task
     sampled = agent.sample_responses(queries, task.response_length, generator)
     responses, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
     proxy = judges.reward_model.score(queries, responses)
@@ -729,7 +686,7 @@ def collect(
         "objective/score": scores.mean().item(),
         "objective/score_std": scores.std(correction=0).item(),
     }
-    metrics |= describe(queries, responses, judges)
+    metrics |= describe(task, judges.sample_gold, queries, responses)
     return Rollout(queries, responses, logprobs, ref_logprobs, rewards, mask), metrics
 
 
@@ -762,21 +719,17 @@ def grpo_loss(
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
-def train_grpo(args: Args, judges: Judges) -> tuple[Agent, list[dict[str, float]]]:
+def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float]]:
     """Optimize the reward model's score, penalized by the KL to the SFT model.
 
-    Returns the trained agent, and one dictionary of metrics per update.
+    Returns one dictionary of metrics per update.
     """
-    agent = copy.deepcopy(judges.reference)
-    if saved := load_stage(args, args.grpo_run):
-        agent.load_state_dict(saved["agent"])
-        return agent, saved["updates"]
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, fused=True)
     generator = stage_generator(args, "grpo")
-    writer = SummaryWriter(str(args.run_dir / args.grpo_run), purge_step=1)
+    writer = SummaryWriter(str(args.run_dir))
     kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
     updates = []
-    for update in trange(1, args.num_updates + 1, desc=args.grpo_run, disable=None):
+    for update in trange(1, args.num_updates + 1, desc=args.run_dir.name, disable=None):
         # --- Collect: groups of responses and what they earn, under frozen weights ---
         queries = judges.task.sample_queries(args.batch_size // args.group_size, generator)
         # Detail G1/8: groups of responses (group_size) [section 4.1.1 of Shao et al. 2024]
@@ -815,9 +768,7 @@ def train_grpo(args: Args, judges: Judges) -> tuple[Agent, list[dict[str, float]
                 kl_coef, metrics["objective/kl"], args.target_kl, args.batch_size, args.kl_horizon
             )
     writer.close()
-    state = {"agent": agent.state_dict(), "updates": updates}
-    save_checkpoint(args.run_dir / args.grpo_run, args, state)
-    return agent, updates
+    return updates
 
 
 # === Evaluation and the pipeline ===
@@ -836,7 +787,7 @@ def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[dict, list[str]]
 
 
 def train(args: Args) -> dict[str, Any]:
-    """Run the four stages, except those that the run's folder holds already; then evaluate.
+    """Run the four stages, then evaluate; results and weights are kept in the run's folder.
 
     Returns `agent` of the first GRPO run; `updates`, of each GRPO run a dictionary of metrics per
     update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
@@ -844,31 +795,35 @@ def train(args: Args) -> dict[str, Any]:
     """
     start_run(args)
     task = toy_task(args)
-    sft = train_sft(args, task)
-    reference = Agent(sft, args.temperature).to(args.device)
-    preferences = make_preferences(args, task, reference)
-    reward_model, quality = train_reward_model(args, sft, preferences)
+    torch.manual_seed(args.seed)
+    sft = TinyGPT(len(task.words), task.documents.shape[1])
+    train_sft(args, sft, task)
+    reference = Agent(sft, args.temperature)
+    preferences = Preferences(**make_preferences(args, reference, task))
+    torch.manual_seed(args.seed)
+    reward_model = RewardModel(sft)
+    quality = train_reward_model(args, reward_model, preferences)
     judges = Judges(task, reward_model, reference, preferences.sample_gold)
 
-    forms = [{}]
+    forms = {"grpo": {}}
     if args.compare:
-        forms += [dict.fromkeys(("std", "own_length", "kl_in_loss"), True), {"kl_mode": "none"}]
-    agents, updates = {"sft": reference}, {}
-    for run in (dataclasses.replace(args, **form) for form in forms):
-        agents[run.grpo_run], updates[run.grpo_run] = train_grpo(run, judges)
-
-    results, texts = {}, {}
-    for name, agent in agents.items():
-        results[name], texts[name] = evaluate(args, agent, judges)
+        forms["grpo-paper"] = dict.fromkeys(("std", "own_length", "kl_in_loss"), True)
+        forms["grpo-no-kl"] = {"kl_mode": "none"}
+    agents, updates, results, texts = {}, {}, {}, {}
+    results["sft"], texts["sft"] = evaluate(args, reference, judges)
+    for name, form in forms.items():
+        run = dataclasses.replace(args, run_name=f"{args.run_name}/{name}", **form)
+        agents[name] = agent = copy.deepcopy(reference)
+        updates[name] = train_grpo(run, agent, judges)
+        saved = {"agent": agent.state_dict(), "updates": updates[name]}
+        torch.save(saved, run.run_dir / "checkpoint.pt")
+        results[name], texts[name] = evaluate(run, agent, judges)
     report(args, quality, results, texts)
-    outcome = {"agent": agents[args.grpo_run], "updates": updates, "results": results}
+    outcome = {"agent": agents["grpo"], "updates": updates, "results": results}
     return outcome | {"quality": quality, "args": args}
 
 
-# === Operations: stages, details, logs, results ===
-
-SCRIPT = Path(__file__).stem
-METHOD, FIRST_SETTING = "grpo", "kl_mode"  # of the last stage: the name of its runs, its settings
+# === Operations: logs, results ===
 
 
 # Copied from ppo_rlhf_toy.py
@@ -878,64 +833,16 @@ def stage_generator(args: Args, purpose: str) -> Generator:
 
 
 def start_run(args: Args) -> None:
-    """Check settings and folder, start the logs."""
+    """Check settings and folder."""
     if args.batch_size % args.num_minibatches or args.batch_size % args.group_size:
         raise ValueError("--num-minibatches and --group-size must both divide --batch-size.")
     if args.kl_mode == "adaptive" and args.kl_coef == 0:
         raise ValueError("An adaptive --kl-coef of 0 stays 0; --kl-mode none does that.")
     if args.kl_mode == "adaptive" and args.kl_horizon <= 0.2 * args.batch_size:
         raise ValueError("--kl-horizon must exceed --batch-size / 5, or beta turns negative.")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda needs an NVIDIA GPU and a CUDA build of PyTorch.")
-    if not args.resume and (args.run_dir / "sft/checkpoint.pt").exists():
-        raise ValueError(f"{args.run_dir} holds a run: --resume it, or take another --run-name.")
+    if (args.run_dir / "results.json").exists():
+        raise ValueError(f"{args.run_dir} holds a run: take another --run-name.")
     torch.set_num_threads(1)  # as fast for networks of this size
-    with SummaryWriter(str(args.run_dir)) as writer:
-        writer.add_text("settings", str(args))
-        writer.add_text("details", details(args))
-
-
-# Copied from ppo_rlhf_toy.py
-def load_stage(args: Args, name: str) -> dict[str, Any] | None:
-    """What this run has made of a stage, unless settings have changed on which it depends."""
-    folder, names = args.run_dir / name, [field.name for field in dataclasses.fields(args)]
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "checkpoint.pt").exists():
-        return None
-    saved = load_checkpoint(folder)
-    end = None if name.startswith(METHOD) else names.index(FIRST_SETTING)
-    same = all(saved["args"][x] == getattr(args, x) for x in names[names.index("seed") : end])
-    print(f"{name}: {'taken from' if same else 'made anew, for other settings, in'} {folder}")
-    return saved if same else None
-
-
-# Copied from ppo_continuous_action.py
-def save_checkpoint(run_dir: Path, args: Args, state: dict[str, Any]) -> None:
-    """Write tensors and plain values into a file that is complete or absent, whatever happens."""
-    path = run_dir / "checkpoint.pt"
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-# Copied from ppo_continuous_action.py
-def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
-    """Read the checkpoint in a folder, running no code; raise ValueError if it is not sound."""
-    path = Path(run_dir) / "checkpoint.pt"
-    if not path.exists():
-        raise ValueError(f"There is no {path}; --checkpoint-interval says how soon one is made.")
-    try:
-        with zipfile.ZipFile(path) as file:
-            sound = file.testzip() is None  # torch.load does not look at the checksums
-        content = torch.load(path, map_location="cpu", weights_only=True) if sound else {}
-    except Exception:  # whatever a foreign or damaged file can raise
-        content = {}
-    if not isinstance(content, dict) or content.get("script") != SCRIPT:
-        raise ValueError(f"{path} is damaged, or was not made by {SCRIPT}.py.")
-    return content
 
 
 # Copied from ppo_continuous_action.py
@@ -947,19 +854,6 @@ def means(rows: list[Tensors]) -> dict[str, float]:
     return metrics
 
 
-# Copied from ppo_continuous_action.py
-def details(args: Args) -> str:
-    """The implementation details with the settings in force here and their lines, as Markdown."""
-    tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
-    table = ["| detail | name | in force | line |", "|---|---|---|--:|"]
-    for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
-        if match := tag.match(text):
-            names = match[3].split(", ") if match[3] else []
-            values = ", ".join(f"{name}={getattr(args, name)}" for name in names)
-            table.append(f"| {match[1]} | {match[2].strip()} | {values or 'on'} | {line} |")
-    return "\n".join(table)
-
-
 # Copied from ppo_rlhf_toy.py
 def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
     """Write the metrics of one step to TensorBoard."""
@@ -969,7 +863,7 @@ def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
 
 # Copied from ppo_rlhf_toy.py
 def report(args: Args, quality: dict, results: dict[str, dict], texts: dict[str, list]) -> None:
-    """Print the evaluation; keep it in TensorBoard and, for programs, in results.json."""
+    """Print the evaluation; keep it for programs in results.json."""
     columns = ["objective/gold", "objective/proxy", "objective/kl", "text/stop_rate", "text/length"]
     columns += ["text/repetition", "text/unique"]
     columns = [name for name in columns if name in results["sft"]]  # where gold is known
@@ -980,29 +874,20 @@ def report(args: Args, quality: dict, results: dict[str, dict], texts: dict[str,
     samples = "\n\n".join(f"{name}:\n- " + "\n- ".join(lines) for name, lines in texts.items())
     judge = "Reward model: " + ", ".join(f"{name} {x:.3f}" for name, x in quality.items())
     print(judge, "\n".join(table), samples, f"Logs and results: {args.run_dir}", sep="\n\n")
-    with SummaryWriter(str(args.run_dir)) as writer:
-        writer.add_text("results", "\n".join(table))
-        writer.add_text("samples", samples)
     content = {"args": dataclasses.asdict(args), "quality": quality, "results": results}
     (args.run_dir / "results.tmp").write_text(json.dumps(content | {"texts": texts}, indent=1))
     os.replace(args.run_dir / "results.tmp", args.run_dir / "results.json")
 
 
-# Copied from ppo_rlhf_toy.py
 def main() -> None:
     """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
     try:
         args = tyro.cli(Args)
-        if args.resume:  # takes the settings of the run, except for flags that are given
-            args = tyro.cli(Args, default=Args(**load_checkpoint(f"{args.resume}/sft")["args"]))
-        args.run_name = args.run_name or f"{SCRIPT}__{args.seed}__{int(time.time())}"
-        print(details(args)) if args.details else train(args)
-    except (ValueError, OSError, ImportError) as error:
+        name = f"{Path(__file__).stem}__{args.seed}__{int(time.time())}"
+        train(dataclasses.replace(args, run_name=args.run_name or name))
+    except (ValueError, OSError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print(f"Continue with --resume {args.run_dir}")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

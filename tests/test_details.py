@@ -156,7 +156,7 @@ def test_second_sites_refer_to_a_tag_of_the_script_or_of_one_that_it_copies(path
     assert {x for x in re.findall(r"# as Detail (\w+)", path.read_text())} <= numbers
 
 
-@on_each
+@pytest.mark.parametrize("path", [*ROOT.glob("ppo_*.py")], ids=lambda path: path.stem)
 def test_the_table_has_every_tag_with_its_line_and_the_values_in_force(path):
     module = importlib.import_module(path.stem)
     args, rows = module.Args(), {}

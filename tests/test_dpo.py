@@ -1,12 +1,14 @@
 # ruff: noqa: E501 - a table of code at the end
 """dpo_rlhf_toy.py: SFT model and pairs are PPO's, its loss the paper's; details D1-D8."""
 
+import copy
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from test_grpo import SMALL, check_runs, empty_folder, make_stages, seeded  # noqa: F401
+from test_grpo import SMALL, check_run, empty_folder, run_main, run_script, seeded  # noqa: F401
 
 import dpo_rlhf_toy as dpo
 import ppo_rlhf_toy as rlhf
@@ -16,30 +18,26 @@ dpo.NUM_SAMPLES, dpo.NUM_EVALUATED = 64, 32
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory):
-    """The reference, comparisons and judges of a small run, not to be changed."""
+def finished(tmp_path_factory):
+    """A small run, not to be changed."""
     with pytest.MonkeyPatch.context() as context:
-        context.chdir(tmp_path_factory.mktemp("stages"))
-        args = Args(**SMALL, run_name="run")
-        task = dpo.toy_task(args)
-        reference = dpo.Agent(dpo.train_sft(args, task), 1.0)
-        preferences = dpo.make_preferences(args, task, reference)
-        return preferences, dpo.Judges(task, reference, preferences.sample_gold)
+        context.chdir(tmp_path_factory.mktemp("finished"))
+        return run_script(dpo)
 
 
-def test_sft_model_pairs_and_evaluation_are_those_of_ppo_to_the_bit(stages):
-    preferences, judges = stages
-    ppo_judges, ppo_preferences, _, ppo_metrics, ppo_texts = make_stages(rlhf)
-    pair = (x.reference.policy.parameters() for x in (judges, ppo_judges))
+def test_sft_model_pairs_and_evaluation_are_those_of_ppo_to_the_bit(finished):
+    ppo = run_script(rlhf, num_updates=1)
+    pair = (x.reference.policy.parameters() for x in (finished, ppo))
     assert all(torch.equal(a, b) for a, b in zip(*pair, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(preferences, ppo_preferences, strict=True))
-    pairs = preferences[:3]
-    metrics, texts = dpo.evaluate(Args(**SMALL), judges.reference, judges, pairs)
-    common = metrics.keys() & ppo_metrics.keys()
-    assert len(common) == 6 and all(metrics[name] == ppo_metrics[name] for name in common)
-    chosen, rejected = dpo.pair_logprobs(judges.reference, *pairs).chunk(2)
+    pairs = zip(finished.preferences, ppo.preferences, strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    metrics, expected = (x.run["results"]["sft"] for x in (finished, ppo))
+    common = metrics.keys() & expected.keys()
+    assert len(common) == 6 and all(metrics[name] == expected[name] for name in common)
+    held_out = [x[60:] for x in finished.preferences[:3]]
+    chosen, rejected = dpo.pair_logprobs(finished.reference, *held_out).chunk(2)
     means = [metrics[f"logprobs/{name}"] for name in ("chosen", "rejected")]
-    assert texts == ppo_texts and means == [chosen.mean().item(), rejected.mean().item()]
+    assert means == pytest.approx([chosen.mean().item(), rejected.mean().item()])
 
 
 def test_d4_d5_loss_equals_an_independent_statement():
@@ -52,9 +50,9 @@ def test_d4_d5_loss_equals_an_independent_statement():
     assert metrics["rewards/accuracy"].item() == pytest.approx((margins > 0).mean())
 
 
-def test_d2_d3_log_probability_of_a_response_is_the_sum_over_its_words_in_one_pass(stages):
-    preferences, (_, reference, _) = stages
-    queries, chosen, rejected = (x[:4] for x in preferences[:3])
+def test_d2_d3_log_probability_of_a_response_is_the_sum_over_its_words_in_one_pass(finished):
+    reference = finished.reference
+    queries, chosen, rejected = (x[:4] for x in finished.preferences[:3])
     spy = patch.object(dpo.Agent, "get_logprobs", autospec=True, side_effect=dpo.Agent.get_logprobs)
     with spy as passes:
         found = dpo.pair_logprobs(reference, queries, chosen, rejected)
@@ -65,25 +63,29 @@ def test_d2_d3_log_probability_of_a_response_is_the_sum_over_its_words_in_one_pa
         assert found[i].item() == pytest.approx(sum(real), rel=1e-5)
 
 
-def test_d1_d6_d7_d8_training_starts_at_the_reference_and_logs_both_log_probabilities(stages):
-    preferences, judges = stages
-    pairs, args = preferences[:3], Args(**SMALL, warmup_steps=4, learning_rate=0.01)
-    before = {name: x.clone() for name, x in judges.reference.policy.state_dict().items()}
+def test_d1_d6_d7_d8_training_starts_at_the_reference_and_logs_both_log_probabilities(finished):
+    pairs, reference, agent = finished.preferences[:3], finished.reference, None
+    before = {name: x.clone() for name, x in reference.policy.state_dict().items()}
+
+    def train(**settings):
+        nonlocal agent
+        agent = copy.deepcopy(reference)
+        return dpo.train_dpo(Args(**SMALL, run_name="x", **settings), agent, reference, pairs)
+
+    assert {row["rewards/margin"] for row in train(learning_rate=0.0)} == {0.0}
     with patch.object(dpo, "pair_logprobs", wraps=dpo.pair_logprobs) as calls:
-        agent, updates = dpo.train_dpo(args, judges, pairs)
+        updates = train(warmup_steps=4, learning_rate=0.01)
     expected = [0.01 * (1 - t / 10) * min(1, (t + 1) / 4) for t in range(10)]
     assert [row["charts/learning_rate"] for row in updates] == pytest.approx(expected)
-    _, idle = dpo.train_dpo(Args(**SMALL, learning_rate=0.0), judges, pairs)
-    assert {row["rewards/margin"] for row in idle} == {0.0}
     after = agent.policy.state_dict()
-    for name, x in judges.reference.policy.state_dict().items():
+    for name, x in reference.policy.state_dict().items():
         assert torch.equal(x, before[name]) and not torch.equal(x, after[name])
     batches = [call.args[1:] for call in calls.call_args_list[::2]]
     seen = torch.cat([torch.cat(batch, dim=1) for batch in batches]).tolist()
     texts = torch.cat(pairs, dim=1).tolist()
     assert sorted(seen[:70]) == sorted(seen[70:]) == sorted(texts)  # two passes over 70 pairs
     assert seen[:70] not in (seen[70:], texts)
-    chosen, rejected = dpo.pair_logprobs(judges.reference, *batches[0]).chunk(2)
+    chosen, rejected = dpo.pair_logprobs(reference, *batches[0]).chunk(2)
     nll = -(chosen / (batches[0][1] != PAD).sum(1)).mean().item()
     expected = {
         "losses/preference_loss": np.log(2),  # policy and reference are still the same
@@ -96,19 +98,42 @@ def test_d1_d6_d7_d8_training_starts_at_the_reference_and_logs_both_log_probabil
     assert updates[-1]["rewards/margin"] > 0.1 and updates[-1]["rewards/accuracy"] > 0.7
 
 
-def test_whole_runs_of_each_form_can_be_killed_and_resumed():
-    models = ["dpo-0.2-nll-0.05", "dpo-0.2", "dpo-0.03"]
-    args = Args(**SMALL, run_name="run", compare=True)
-    run = check_runs(dpo, args, ["sft", "preferences"], models, max_grad_norm=0.1)
+def test_whole_run_with_each_form_learns_from_pairs_that_are_not_held_out():
+    models, args = (
+        ["dpo", "dpo-plain", "dpo-beta-0.03"],
+        Args(**SMALL, run_name="run", compare=True),
+    )
+    with patch.object(dpo, "train_dpo", wraps=dpo.train_dpo) as train:
+        run = check_run(dpo, args, models)
+    forms = [(x.args[0].beta, x.args[0].nll_coef) for x in train.call_args_list[:3]]
+    assert forms == [(0.2, 0.05), (0.2, 0.0), (0.03, 0.0)]
     assert {len(updates) for updates in run["updates"].values()} == {2 * 4}  # 10 pairs are held out
-    assert run["updates"]["dpo-0.2"][0]["losses/loss"] == pytest.approx(np.log(2))
-    assert run["results"]["sft"]["objective/kl"] == 0 < run["results"]["dpo-0.2"]["objective/kl"]
+    # Each begins at the reference.
+    first = [run["updates"][name][0]["losses/preference_loss"] for name in models]
+    assert first == pytest.approx([np.log(2)] * 3)
+    assert run["results"]["sft"]["objective/kl"] == 0 < run["results"]["dpo"]["objective/kl"]
+    assert run["results"]["dpo"] != run["results"]["dpo-plain"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--beta 0", "greater than 0"),
+        ("--num-pairs 5", "greater than or equal to 14"),
+        ("--run-name taken", "runs/taken holds a run: take another --run-name."),
+    ],
+)
+def test_bad_input_is_a_sentence_and_code_2(line, message, monkeypatch, capsys):
+    Path("runs/taken").mkdir(parents=True)
+    Path("runs/taken/results.json").touch()
+    code, error = run_main(dpo, line, monkeypatch, capsys)
+    assert code == 2 and message in error and "Traceback" not in error
 
 
 # What is broken, by what, and the tests that must notice. Copied functions are broken at home.
 # fmt: off
 MUTATIONS = [
-    ("agent = copy.deepcopy(judges.reference)", "agent = judges.reference", "d1_"),
+    ("agents[name] = agent = copy.deepcopy(reference)", "agents[name] = agent = reference", "whole_run"),
     ("responses = torch.cat([chosen, rejected])", "responses = torch.cat([rejected, chosen])", "d2_"),
     ("logprobs.where(responses != PAD, 0.0).sum(dim=1)", "logprobs.sum(dim=1)", "d3_log"),
     ("logprobs.where(responses != PAD, 0.0).sum(dim=1)", "logprobs.where(responses != PAD, 0.0).mean(dim=1)", "d3_log"),
@@ -120,8 +145,9 @@ MUTATIONS = [
     (" * min(1.0, step / args.warmup_steps)", "", "d7_"),
     ("decay = 1 - (step - 1) / len(minibatches)", "decay = 1.0", "d7_"),
     ('"logprobs/rejected": rejected.mean(),', '"logprobs/rejected": chosen.mean(),', "d8_"),
-    ("order = torch.randperm(len(comparisons[0]), generator=generator)", "order = torch.arange(len(comparisons[0]))", "d7_"),
-    ("len(preferences.queries) // HELD_OUT", "0", "whole_runs"),
-    ('METHOD, FIRST_SETTING = "dpo"', 'METHOD, FIRST_SETTING = "ppo"', "whole_runs"),
+    ("order = torch.randperm(len(pairs[0]), generator=generator)", "order = torch.arange(len(pairs[0]))", "d7_"),
+    ("x[: -(len(x) // HELD_OUT)]", "x", "whole_run"),
+    ("x[-(len(x) // HELD_OUT) :]", "x", "evaluation"),
+    ("torch.manual_seed(args.seed)\n    sft", "sft", "sft_model"),
 ]
 # fmt: on

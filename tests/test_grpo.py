@@ -4,6 +4,8 @@
 import copy
 import dataclasses
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -18,7 +20,7 @@ from grpo_rlhf_toy import PAD, Args, Rollout
 torch.set_num_threads(1)
 for module in (grpo, rlhf):
     module.NUM_SAMPLES, module.NUM_EVALUATED = 64, 32
-SMALL = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "batch_size": 16, "device": "cpu"}
+SMALL = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "batch_size": 16}
 
 
 def small_args(**changes) -> Args:
@@ -29,28 +31,39 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def make_stages(module) -> tuple:
-    """What comes before the last stage in one of the two scripts, and the SFT model's evaluation."""
-    args = module.Args(**SMALL, run_name=module.__name__)
-    task = module.toy_task(args)
-    sft = module.train_sft(args, task)
-    reference = module.Agent(sft, 1.0)
-    preferences = module.make_preferences(args, task, reference)
-    reward_model, quality = module.train_reward_model(args, sft, preferences)
-    judges = module.Judges(task, reward_model, reference, preferences.sample_gold)
-    return judges, preferences, quality, *module.evaluate(args, reference, judges)
+def run_script(module, **settings) -> SimpleNamespace:
+    """A run of an RLHF script, and what it makes before its last stage."""
+    calls = {}
+
+    def keep(name):
+        function = getattr(module, name)
+
+        def keeping(*args):
+            result = function(*args)
+            calls.setdefault(name, (*args, result))
+            return result
+
+        return patch.object(module, name, keeping)
+
+    with keep("make_preferences"), keep("evaluate"):
+        run = module.train(module.Args(**SMALL, run_name=module.__name__, **settings))
+    _, reference, _, preferences = calls["make_preferences"]
+    preferences = module.Preferences(**preferences)
+    return SimpleNamespace(
+        run=run, reference=reference, preferences=preferences, judges=calls["evaluate"][2]
+    )
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory):
+def finished(tmp_path_factory):
     with pytest.MonkeyPatch.context() as context:
-        context.chdir(tmp_path_factory.mktemp("stages"))
-        return make_stages(grpo)
+        context.chdir(tmp_path_factory.mktemp("finished"))
+        return run_script(grpo, num_updates=1)
 
 
 @pytest.fixture
-def judges(stages) -> grpo.Judges:
-    return stages[0]
+def judges(finished) -> grpo.Judges:
+    return finished.judges
 
 
 @pytest.fixture(autouse=True)
@@ -60,19 +73,21 @@ def empty_folder(monkeypatch, tmp_path):
 
 def run_grpo(judges, **changes):
     """Updates of a GRPO run, and the arguments of each call of its loss."""
-    args = small_args(run_name=str(changes), **changes)
+    agent = copy.deepcopy(judges.reference)
     with patch.object(grpo, "grpo_loss", wraps=grpo.grpo_loss) as loss:
-        _, updates = grpo.train_grpo(args, judges)
+        updates = grpo.train_grpo(small_args(**changes), agent, judges)
     return updates, [call.args for call in loss.call_args_list]
 
 
-def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(stages):
-    expected = make_stages(rlhf)
+def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(finished):
+    ppo = run_script(rlhf, num_updates=1)
     for model in ("reference", "reward_model"):
-        pair = (getattr(judges, model).parameters() for judges in (stages[0], expected[0]))
+        pair = (getattr(x.judges, model).parameters() for x in (finished, ppo))
         assert all(torch.equal(a, b) for a, b in zip(*pair))  # PPO's last ones are of the value
-    assert all(torch.equal(a, b) for a, b in zip(stages[1], expected[1], strict=True))
-    assert stages[2:] == expected[2:]
+    pairs = zip(finished.preferences, ppo.preferences, strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert finished.run["quality"] == ppo.run["quality"]
+    assert finished.run["results"]["sft"] == ppo.run["results"]["sft"]
 
 
 def test_agent_is_that_of_ppo_but_for_the_values(judges):
@@ -235,55 +250,62 @@ def test_r20_beta_follows_the_kl_and_weighs_the_next_rollout(judges):
         assert [row["objective/kl_coef"] for row in updates] == [beta, beta]
 
 
-def check_runs(module, args, first_stages: list[str], models: list[str], **change) -> dict:
-    """A run leaves its results, killed and resumed too; a change redoes what depends on it."""
+def check_run(module, args, models: list[str]) -> dict:
+    """A run leaves its results, texts, metrics and weights in its folder, which it takes once."""
     run, folder = module.train(args), args.run_dir
     saved = json.loads((folder / "results.json").read_text())
-    assert saved["results"] == run["results"] and saved["quality"] == run["quality"]
+    assert saved["results"] == run["results"] and saved["args"] == dataclasses.asdict(args)
     assert list(saved["results"]) == list(saved["texts"]) == ["sft", *models]
     for name in models:
         checkpoint = torch.load(folder / name / "checkpoint.pt", weights_only=True)
         assert checkpoint["updates"] == run["updates"][name]
         assert {"objective/gold", "objective/kl", "text/unique"} <= saved["results"][name].keys()
-    with pytest.raises(ValueError, match="holds a run: --resume it, or take another --run-name"):
+    weights = torch.load(folder / models[0] / "checkpoint.pt", weights_only=True)["agent"]
+    assert all(torch.equal(weights[x], y) for x, y in run["agent"].state_dict().items())
+    with pytest.raises(ValueError, match="holds a run: take another --run-name"):
         module.train(args)
-    save, made = module.save_checkpoint, []
-
-    def interrupt(folder, *rest):
-        made.append(folder.name)
-        if made == first_stages:
-            raise KeyboardInterrupt
-        save(folder, *rest)
-
-    with patch.object(module, "save_checkpoint", interrupt):
-        with pytest.raises(KeyboardInterrupt):
-            module.train(dataclasses.replace(args, run_name="killed"))
-        resumed = dataclasses.replace(args, resume="runs/killed")
-        assert module.train(resumed)["results"] == run["results"]
-        module.train(dataclasses.replace(resumed, **change))
-    assert made == [*first_stages, first_stages[-1], *models, *models]
+    again = module.train(dataclasses.replace(args, run_name="again"))
+    assert again["results"] == run["results"]  # same seed, same run
     return run
 
 
-def test_whole_runs_of_each_form_can_be_killed_and_resumed():
-    models = ["grpo-adaptive-6", "grpo-adaptive-6-std-own-length-kl-in-loss", "grpo-none"]
-    stages = ["sft", "preferences", "reward_model"]
-    run = check_runs(grpo, small_args(compare=True), stages, models, clip_coef=0.1)
-    assert len(run["updates"]["grpo-none"]) == 2
-    assert run["results"][models[0]] != run["results"][models[1]]
+def test_whole_run_with_each_form():
+    models = ["grpo", "grpo-paper", "grpo-no-kl"]
+    with patch.object(grpo, "train_grpo", wraps=grpo.train_grpo) as train:
+        run = check_run(grpo, small_args(compare=True), models)
+    forms = [call.args[0] for call in train.call_args_list[:3]]
+    settings = [(x.std, x.own_length, x.kl_in_loss) for x in forms]
+    assert settings == [(False,) * 3, (True,) * 3, (False,) * 3]
+    assert [x.kl_mode for x in forms] == ["adaptive", "adaptive", "none"]
+    assert len({x["objective/kl"] for x in run["results"].values()}) == 4
+    assert run["results"]["sft"]["objective/kl"] == 0.0
+
+
+def run_main(module, line: str, monkeypatch, capsys) -> tuple[int, str]:
+    """Exit code of a script's command line, and what it says of it, without frames."""
+    monkeypatch.setattr("sys.argv", [module.__file__, *line.split()])
+    with pytest.raises(SystemExit) as leaving:
+        module.main()
+    text = re.sub("[│╭╮╰╯─]", "", capsys.readouterr().err)
+    return leaving.value.code, " ".join(text.split())
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("line", "message"),
     [
-        ({"group_size": 3}, "--num-minibatches and --group-size must both divide --batch-size"),
-        ({"kl_horizon": 3}, "--kl-horizon must exceed --batch-size / 5"),
-        ({"kl_coef": 0.0}, "An adaptive --kl-coef of 0 stays 0"),
+        ("--group-size 3", "--num-minibatches and --group-size must both divide --batch-size."),
+        ("--num-minibatches 3", "must both divide --batch-size."),
+        ("--kl-horizon 20", "--kl-horizon must exceed --batch-size / 5, or beta turns negative."),
+        ("--kl-coef 0", "An adaptive --kl-coef of 0 stays 0; --kl-mode none does that."),
+        ("--group-size 1", "greater than or equal to 2"),
+        ("--run-name taken", "runs/taken holds a run: take another --run-name."),
     ],
 )
-def test_bad_input_is_a_sentence(changes, message):
-    with pytest.raises(ValueError, match=message):
-        grpo.train(small_args(**changes))
+def test_bad_input_is_a_sentence_and_code_2(line, message, monkeypatch, capsys):
+    Path("runs/taken").mkdir(parents=True)
+    Path("runs/taken/results.json").touch()
+    code, error = run_main(grpo, line, monkeypatch, capsys)
+    assert code == 2 and message in error and "Traceback" not in error
 
 
 # What is broken, by what, and the tests that must notice. Copied functions are broken at home.
@@ -292,7 +314,8 @@ MUTATIONS = [
     ("for _ in range(length):", "for _ in range(length - 1):", "agent_is"),
     ("hidden, _ = self.policy(torch.cat([queries, responses], dim=1))", "hidden, _ = self.policy(torch.cat([0 * queries + 1, responses], dim=1))", "agent_is"),
     ("logits(hidden[:, before]) / self.temperature", "logits(hidden[:, before])", "agent_is"),
-    ("requires_grad_(True)\n\n    @torch", "requires_grad_(False)\n\n    @torch", "kl_grows"),
+    ("self.policy = copy.deepcopy(language_model)", "self.policy = language_model", "kl_grows"),
+    ("agents[name] = agent = copy.deepcopy(reference)", "agents[name] = agent = reference", "whole_run"),
     ("queries = queries.repeat_interleave(args.group_size, dim=0)", "queries = queries.repeat(args.group_size, 1)", "g1_"),
     ("groups - groups.mean(dim=1, keepdim=True)", "groups - groups.mean()", "g2_"),
     ("groups.std(dim=1, keepdim=True)", "groups.std(dim=1, keepdim=True, correction=0)", "g3_"),
@@ -315,6 +338,7 @@ MUTATIONS = [
     ("-logratio.mean(),", "logratio.mean(),", "g4_g5"),
     ('metrics["objective/kl"], args.target_kl', '0.0, args.target_kl', "r20_"),
     ('if args.kl_mode == "adaptive":\n            #', 'if args.kl_mode != "none":\n            #', "r20_"),
-    ('METHOD, FIRST_SETTING = "grpo"', 'METHOD, FIRST_SETTING = "ppo"', "whole_runs"),
+    ("torch.manual_seed(args.seed)\n    sft", "sft", "stages_and"),
+    ("torch.manual_seed(args.seed)\n    reward_model", "reward_model", "stages_and"),
 ]
 # fmt: on

@@ -10,6 +10,7 @@ MUTATIONS in its own test file. `pytest -m slow tests/test_mutations.py` runs al
 import ast
 import functools
 import importlib
+import itertools
 import os
 import re
 import shutil
@@ -197,8 +198,12 @@ def source(script: str) -> str:
 
 @functools.cache
 def copied(text: str) -> list[tuple[int, int]]:
-    """First and last line of each block that is marked as a copy."""
+    """First and last line of each function, class or section that is marked as a copy."""
     lines, found = text.splitlines(), []
+    banners = [i for i, line in enumerate(lines, 1) if line.startswith("# ===")]
+    for first, last in itertools.pairwise([*banners, len(lines) + 1]):
+        if lines[first].startswith("# Copied from "):
+            found.append((first, last - 1))
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             first = min([node.lineno, *(x.lineno for x in node.decorator_list)])
