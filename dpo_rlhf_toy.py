@@ -325,7 +325,7 @@ class Agent(nn.Module):
     def __init__(self, language_model: TinyGPT, temperature: float) -> None:
         super().__init__()
         self.temperature = temperature
-        self.policy = copy.deepcopy(language_model)
+        self.policy = language_model
 
     @torch.no_grad()
     def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:

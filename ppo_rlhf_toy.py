@@ -386,7 +386,7 @@ class Agent(nn.Module):
     def __init__(self, language_model: TinyGPT, temperature: float) -> None:
         super().__init__()
         self.temperature = temperature
-        self.policy = copy.deepcopy(language_model)
+        self.policy = language_model
         self.value_head = nn.Linear(self.policy.word_embedding.embedding_dim, 1)
         # Detail R11/21: value head initialization [LHP: language/model.py L368]
         nn.init.zeros_(self.value_head.weight)

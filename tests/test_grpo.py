@@ -314,7 +314,6 @@ MUTATIONS = [
     ("for _ in range(length):", "for _ in range(length - 1):", "agent_is"),
     ("hidden, _ = self.policy(torch.cat([queries, responses], dim=1))", "hidden, _ = self.policy(torch.cat([0 * queries + 1, responses], dim=1))", "agent_is"),
     ("logits(hidden[:, before]) / self.temperature", "logits(hidden[:, before])", "agent_is"),
-    ("self.policy = copy.deepcopy(language_model)", "self.policy = language_model", "kl_grows"),
     ("agents[name] = agent = copy.deepcopy(reference)", "agents[name] = agent = reference", "whole_run"),
     ("queries = queries.repeat_interleave(args.group_size, dim=0)", "queries = queries.repeat(args.group_size, 1)", "g1_"),
     ("groups - groups.mean(dim=1, keepdim=True)", "groups - groups.mean()", "g2_"),

@@ -1014,7 +1014,6 @@ MUTATIONS = [
     ('0.0 if args.kl_mode == "none" else args.kl_coef', "args.kl_coef", "r20_beta_follows"),
     ("judges, args.batch_size, kl_coef, generator", "judges, args.batch_size, 0.5, generator", "r20_beta_follows"),
     ("agents[name] = copy.deepcopy(reference)", "agents[name] = reference", "whole_pipeline"),
-    ("self.policy = copy.deepcopy(language_model)", "self.policy = language_model", "kl_is_zero"),
     ("warn(updates)\n", "pass\n", "unhealthy"),
     ('metrics["objective/kl"] = metrics["objective/kl_exact"]', "pass", "every_policy"),
     (".argmax(dim=1) + torch.arange", ".argmin(dim=1) + torch.arange", "best_of"),
