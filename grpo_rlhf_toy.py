@@ -93,7 +93,7 @@ class Args:
     batch_size: PositiveInt = 128  # responses per update, B, of whole groups [paper: 1024]
     num_minibatches: PositiveInt = 4  # minibatches per pass, of whole responses [paper: 1]
     update_epochs: PositiveInt = 1  # passes over a batch [paper: 1]
-    learning_rate: NonNegativeFloat = 1e-3  # Adam's step size [paper: 1e-6, for 7 billion weights]
+    learning_rate: NonNegativeFloat = 7e-4  # Adam's step size [paper: 1e-6, for 7 billion weights]
     clip_coef: PositiveFloat = 0.2  # clip range of the policy ratio, epsilon [inf: off]
     max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [inf: off]
     missing_stop_score: float = -1.0  # score of a response without a stop word [LHP: -1]
@@ -366,7 +366,7 @@ class Agent(nn.Module):
     def __init__(self, language_model: TinyGPT, temperature: float) -> None:
         super().__init__()
         self.temperature = temperature
-        self.policy = copy.deepcopy(language_model)
+        self.policy = language_model
 
     @torch.no_grad()
     def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:
