@@ -18,6 +18,7 @@ from benchmark.results import (
     reference,
     variant_named,
 )
+from benchmark.rivals import rivals_table
 from benchmark.runs import LAST_EPISODES, Folders, read_checkpoint
 from benchmark.suites import SUITES
 
@@ -421,6 +422,7 @@ TABLES: dict[str, Callable[[str, Folders], str]] = {
     "effects": effects_table,
     "editions": editions_table,
     "models": models_table,
+    "rivals": rivals_table,
 }
 
 
