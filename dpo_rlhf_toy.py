@@ -382,7 +382,7 @@ def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
 
 
 def dpo_loss(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> tuple[Tensor, Tensors]:
-    """DPO's loss, a scalar (Rafailov et al. 2023, equation 7), and the debug variables.
+    """DPO's loss, a scalar (Rafailov et al. 2023), and the debug variables.
 
     Log-probabilities (2 B,), under the policy and under the reference, are those of the chosen
     responses, then those of the rejected ones to the same queries.
@@ -582,7 +582,7 @@ def train(args: Args) -> dict[str, Any]:
     learned = [x[: -(len(x) // HELD_OUT)] for x in preferences[:3]]
     for name, form in forms.items():
         run = dataclasses.replace(args, run_name=f"{args.run_name}/{name}", **form)
-        # Detail D1/8: policy starts as the reference [section 4 of Rafailov et al. 2023]
+        # Detail D1/8: policy starts as the reference [Rafailov et al. 2023]
         agents[name] = agent = copy.deepcopy(reference)
         updates[name] = train_dpo(run, agent, reference, learned)
         saved = {"agent": agent.state_dict(), "updates": updates[name]}

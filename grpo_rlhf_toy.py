@@ -403,10 +403,10 @@ def group_advantages(rewards: Tensor, group_size: int, std: bool) -> Tensor:
     standard deviation is the sample's, plus 1e-4: a group that is all alike teaches nothing.
     """
     groups = rewards.view(-1, group_size)
-    # Detail G2/8: advantage relative to the group's mean [section 4.1.2 of Shao et al. 2024]
+    # Detail G2/8: advantage relative to the group's mean [Shao et al. 2024]
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if std:
-        # Detail G3/8: division by the group's spread (std) [section 4.1.2 of Shao et al. 2024]
+        # Detail G3/8: division by the group's spread (std) [Shao et al. 2024]
         advantages = advantages / (groups.std(dim=1, keepdim=True) + 1e-4)
     return advantages.flatten()
 
@@ -418,7 +418,7 @@ def word_weights(mask: Tensor, own_length: bool) -> Tensor:
     by their own number: this makes words of short responses weigh more (Dr. GRPO's length bias).
     """
     lengths = mask.sum(dim=1, keepdim=True)
-    # Detail G5/8: length divisor (own_length) [section 3.1 of Liu et al. 2025]
+    # Detail G5/8: length divisor (own_length) [Liu et al. 2025]
     divisors = lengths if own_length else torch.full_like(lengths, mask.shape[1])
     return (mask.sum() / (len(mask) * divisors)).expand_as(mask)[mask]
 
@@ -698,14 +698,14 @@ def grpo_loss(
     all_logprobs = agent.get_logprobs(mb.queries, mb.responses)
     logprobs = log_probability(all_logprobs, mb.responses)
     logratio = (logprobs - mb.logprobs)[mask]  # (words,)
-    # Detail G4/8: one advantage for all words of a response [section 4.1.2 of Shao et al. 2024]
+    # Detail G4/8: one advantage for all words of a response [Shao et al. 2024]
     word_advantages = advantages[:, None].expand_as(mask)[mask]
     loss = pg_loss = policy_loss(logratio, weights * word_advantages, args.clip_coef)
     # Its mean is unbiased for KL(policy || reference), its gradient is not, see the docstring.
     ref_logratio = (mb.ref_logprobs - logprobs)[mask]
     k3 = ref_logratio.exp() - 1 - ref_logratio
     if args.kl_in_loss:
-        # Detail G7/8: KL penalty in the loss, by k3 (kl_in_loss) [equation 4 of Shao et al. 2024]
+        # Detail G7/8: KL penalty in the loss, by k3 (kl_in_loss) [Shao et al. 2024]
         loss = pg_loss + kl_coef * (weights * k3).mean()
     # Detail 12/37: debug variables [ppo2/model.py L115-116]
     metrics = {
@@ -732,7 +732,7 @@ def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float
     for update in trange(1, args.num_updates + 1, desc=args.run_dir.name, disable=None):
         # --- Collect: groups of responses and what they earn, under frozen weights ---
         queries = judges.task.sample_queries(args.batch_size // args.group_size, generator)
-        # Detail G1/8: groups of responses (group_size) [section 4.1.1 of Shao et al. 2024]
+        # Detail G1/8: groups of responses (group_size) [Shao et al. 2024]
         queries = queries.repeat_interleave(args.group_size, dim=0)
         rollout, metrics = collect(args, agent, judges, queries, kl_coef, generator)
 
@@ -742,7 +742,7 @@ def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float
 
         # --- Update ---
         start_time, minibatch_metrics = time.perf_counter(), []
-        # Detail G8/8: few passes over a batch (update_epochs) [section 4.2 of Shao et al. 2024]
+        # Detail G8/8: few passes over a batch (update_epochs) [Shao et al. 2024]
         for _ in range(args.update_epochs):
             order = torch.randperm(args.batch_size, generator=generator)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2.py L157-166]

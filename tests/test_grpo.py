@@ -115,7 +115,7 @@ def test_g2_g3_advantages_by_hand_and_rloo_compares_with_the_mean_of_the_others(
 @pytest.mark.parametrize("kl_in_loss", [False, True])
 @pytest.mark.parametrize("own_length", [False, True])
 def test_g4_g5_g7_loss_equals_an_independent_statement(judges, kl_in_loss, own_length):
-    """Equations 3 and 4 of DeepSeekMath, word by word."""
+    """The objective of DeepSeekMath, word by word."""
     agent, generator = judges.reference, seeded(0)
     queries = judges.task.sample_queries(8, generator)
     lengths = torch.randint(1, 11, (8,), generator=generator)

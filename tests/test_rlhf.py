@@ -689,6 +689,8 @@ def test_whole_pipeline_leaves_results_texts_and_curves(finished, capsys):
     assert "Reward model: accuracy 0." in printed and "Logs and results: runs/run" in printed
     assert saved["texts"]["sft"][0] in printed
     assert logged(folder, "details") == [rlhf.details(run["args"])]
+    kl = [run["results"][name]["objective/kl"] for name in models]
+    assert abs(kl[0]) < 1e-5 < min(kl[1:])
     for name in models[1:]:
         checkpoint = torch.load(folder / name / "checkpoint.pt", weights_only=True)
         assert checkpoint["updates"] == run["updates"][name] and checkpoint["args"]["seed"] == 2
