@@ -20,10 +20,14 @@ Published forms are settings of it:
 - Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): --kl-mode none;
 - RLOO (Ahmadian et al. 2024, arXiv 2402.14740): --kl-mode fixed --num-minibatches 1 --clip-coef
   inf; its advantages are G / (G - 1) times as large, which Adam makes up for.
-`--compare` adds the second with an adaptive beta, and the third. The second is weak here: the
+`--compare` adds the second with an adaptive beta, and the third. The second's penalty is weak: the
 gradient of k3 is, word by word, that of KL(SFT model || policy). It pulls an overused word back by
 1 - SFT model / policy, never more than 1, where the KL penalty wants log(policy / SFT model), and
-does not see where a word leads (arXiv 2510.01555; exact gradients in tests/test_grpo.py).
+does not see where a word leads (arXiv 2510.01555; exact gradients in tests/test_grpo.py). With a
+beta of 0.05 gold falls to 0.2 and less, with the default form it stays above 1.4.
+
+Seeds 1 to 12 end with a gold reward of 1.5 to 1.7 standard deviations of the SFT model's reviews,
+as PPO does, at a KL of 5.3 to 6.6 nats per response.
 
 Above the statements that do what they say stand G1-G8, and the details of PPO (ppo2 =
 openai/baselines@ea25b9e8) and RLHF (R; LHP = openai/lm-human-preferences@cbfd210b) that apply.

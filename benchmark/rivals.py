@@ -55,10 +55,8 @@ def describe(model: str, settings: dict[str, Any]) -> tuple[str, str]:
     return method, f"target {settings['target_kl']:g}"
 
 
-def rivals_table(suite: str, folders: Folders) -> str:
-    """Every model of a suite: mean ± standard deviation over seeds."""
-    from benchmark.tables import markdown
-
+def over_seeds(suite: str, folders: Folders) -> tuple[tuple[str, ...], list[tuple]]:
+    """Header and rows of a table: each model of a suite, mean ± standard deviation over seeds."""
     cells = []
     for (method, penalty), own in models(suite, folders).groupby(["method", "penalty"], sort=False):
         numbers = []
@@ -67,7 +65,7 @@ def rivals_table(suite: str, folders: Folders) -> str:
             spread = f" ± {values.std(ddof=0):.2f}" if len(values) > 1 else ""
             numbers.append(f"{values.mean():.2f}{spread}" if len(values) else "–")
         cells.append((method, penalty, len(own), *numbers))
-    return markdown(("method", "penalty", "seeds", *COLUMNS), cells)
+    return ("method", "penalty", "seeds", *COLUMNS), cells
 
 
 def plot_rivals(suite: str, found: dict, folders: Folders):

@@ -18,7 +18,7 @@ from benchmark.results import (
     reference,
     variant_named,
 )
-from benchmark.rivals import rivals_table
+from benchmark.rivals import over_seeds
 from benchmark.runs import LAST_EPISODES, Folders, read_checkpoint
 from benchmark.suites import SUITES
 
@@ -422,7 +422,7 @@ TABLES: dict[str, Callable[[str, Folders], str]] = {
     "effects": effects_table,
     "editions": editions_table,
     "models": models_table,
-    "rivals": rivals_table,
+    "rivals": lambda suite, folders: markdown(*over_seeds(suite, folders)),
 }
 
 
