@@ -814,7 +814,7 @@ def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], Summar
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
         raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    if saved and any(saved["args"][name] != getattr(args, name) for name in fixed):
+    if saved and any(saved["args"].get(name) != getattr(args, name) for name in fixed):
         raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
     config = dataclasses.asdict(args)
     if args.track:

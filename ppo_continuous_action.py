@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0", "numpy==2.4.6",
-#   "pydantic==2.14.3", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.16",
-#   "wandb==0.31.0"]
+#   "pydantic==2.14.3", "tensorboard==2.21.0", "threadpoolctl==3.8.0", "torch==2.13.0",
+#   "tqdm==4.70.1", "tyro==1.0.16", "wandb==0.31.0"]
 # ///
 """Proximal policy optimization (PPO) for continuous actions, in one file.
 
@@ -40,6 +40,7 @@ from typing import Annotated, Any, Literal
 import gymnasium as gym
 import numpy as np
 import pydantic
+import threadpoolctl
 import torch
 import tyro
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -85,6 +86,7 @@ class Args:
     update_epochs: PositiveInt = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
     learning_rate: NonNegativeFloat = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
+    desired_kl: PositiveFloat | None = None  # adapt the step size to this KL [paper: humanoids]
     adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: Fraction = 0.99  # discount factor [paper: 0.99]
     gae_lambda: Fraction = 0.95  # 0: one-step advantages; 1: sums of all rewards [paper: 0.95]
@@ -98,6 +100,7 @@ class Args:
     target_kl: PositiveFloat = math.inf  # end an iteration's epochs when one's mean KL exceeds it
     orthogonal_init: bool = True  # initialize orthogonally, heads with small gains; else PyTorch's
     shared_network: bool = False  # policy and value function share a trunk [ppo2: not for MuJoCo]
+    anneal_log_std: tuple[float, float] | None = None  # not learned [paper, humanoids: -0.7 -1.6]
 
     @property
     def batch_size(self) -> int:
@@ -121,6 +124,8 @@ class Args:
             raise ValueError(f"--num-minibatches must divide {batch} into parts of at least two.")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must not be less than {batch}.")
+        if self.desired_kl and self.anneal_lr:
+            raise ValueError("--desired-kl sets the step size too: it needs --no-anneal-lr.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda needs a GPU and a build of PyTorch for it.")
 
@@ -288,7 +293,8 @@ class Agent(nn.Module):
         self.value = nn.Sequential(*value_trunk, init(nn.Linear(64, 1), 1.0))
         self.policy = nn.Sequential(*policy_trunk, init(nn.Linear(64, action_size), 0.01))
         # Detail 24/37: state-independent log std [common/distributions.py L104-105]
-        self.log_std = nn.Parameter(torch.zeros(1, action_size))
+        log_std = nn.Parameter(torch.zeros(1, action_size))
+        self.log_std = nn.Buffer(log_std.detach()) if args.anneal_log_std else log_std
 
     def get_value(self, obs: Tensor) -> Tensor:
         """Values (...) of observations (..., D)."""
@@ -300,10 +306,10 @@ class Agent(nn.Module):
         """Actions (..., A), sampled unless given, and their log-probability, entropy, value."""
         mean = self.policy(obs)
         # Detail 23/37: normal distribution [common/distributions.py L96-106]
-        policy = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
-        action = policy.sample() if action is None else action
+        dist = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
+        action = dist.sample() if action is None else action
         # Detail 25/37: independent action components [common/distributions.py L238-246]
-        logprob, entropy = policy.log_prob(action).sum(-1), policy.entropy().sum(-1)
+        logprob, entropy = dist.log_prob(action).sum(-1), dist.entropy().sum(-1)
         return action, logprob, entropy, self.get_value(obs)
 
 
@@ -392,6 +398,17 @@ def approx_kl(logratio: Tensor) -> Tensor:
     return (logratio.exp() - 1 - logratio).mean()
 
 
+def adapt_learning_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
+    """The next step size of Adam, after an update that has moved the policy by `kl`.
+
+    The paper (Table 4) adjusts it but does not print its rule. This one is that of baselines' ACKTR
+    (2017), within the limits of rsl_rl, which asks it before each gradient step.
+    """
+    # Extra: learning rate adapted to the KL (desired_kl) [paper, Table 4]
+    factor = 1 / 1.5 if kl > 2 * desired_kl else 1.5 if kl < desired_kl / 2 else 1.0
+    return min(max(factor * learning_rate, 1e-5), 1e-2)
+
+
 def ppo_loss(
     agent: Agent, minibatch: list[Tensor], clip_coef: Tensor, args: Args
 ) -> tuple[Tensor, Tensors]:
@@ -459,7 +476,7 @@ def train(args: Args) -> dict[str, Any]:
     args.check()
     device = torch.device("cuda" if args.device == "cuda" else "cpu")
     torch.manual_seed(args.seed)
-    torch.set_num_threads(1)  # as fast for networks of this size
+    threadpoolctl.threadpool_limits(1)  # PyTorch and NumPy: as fast for networks of this size
 
     envs = Environments([make_env(args) for _ in range(args.num_envs)])
     low, high = envs.envs[0].action_space.low, envs.envs[0].action_space.high
@@ -480,7 +497,8 @@ def train(args: Args) -> dict[str, Any]:
     discounted_returns = np.zeros(args.num_envs)
     updates: list[dict[str, float]] = []
 
-    run_dir, saved, writer = open_run(args, ["env_id", "num_envs", "num_steps", "shared_network"])
+    fixed = ["env_id", "num_envs", "num_steps", "shared_network", "anneal_log_std"]
+    run_dir, saved, writer = open_run(args, fixed)
     if saved:
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
         obs_stats, return_stats = (RunningMeanStd(*x) for x in saved["stats"])
@@ -499,6 +517,11 @@ def train(args: Args) -> dict[str, Any]:
         # --- Collect: T steps in each of the N environments, under frozen weights ---
         start_time = time.perf_counter()
         rng = np.random.default_rng([args.seed, iteration])
+        frac = 1 - (iteration - 1) / args.num_iterations  # 1 in the first one, 1/U in the last
+        if args.anneal_log_std:
+            first, last = args.anneal_log_std
+            # Extra: log std annealed instead of learned (anneal_log_std) [paper, Table 4]
+            agent.log_std.fill_(last + (first - last) * frac)
         policy, std = in_numpy(agent.policy), agent.log_std.exp().numpy(force=True)
         noise = std * rng.standard_normal(actions.shape, dtype=np.float32)
         first_episode = len(envs.episodes)
@@ -535,9 +558,11 @@ def train(args: Args) -> dict[str, Any]:
             )
 
         # --- Update: K epochs of minibatches ---
-        frac = 1 - (iteration - 1) / args.num_iterations  # 1 in the first one, 1/U in the last
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
+        if args.desired_kl and updates:
+            rate, kl = updates[-1]["charts/learning_rate"], updates[-1]["losses/last_approx_kl"]
+            learning_rate = adapt_learning_rate(rate, kl, args.desired_kl)
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
         # A tensor: numbers in `args` are constants of the compiled update, and these two change.
@@ -550,8 +575,9 @@ def train(args: Args) -> dict[str, Any]:
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             for mb in order.split(args.minibatch_size):
                 mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
+            last_kl = means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"]
             # Extra: early stopping on target_kl (target_kl) [Spinning Up: 1.5 times it, each step]
-            if means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"] > args.target_kl:
+            if last_kl > args.target_kl:
                 break
         metrics = means(mb_metrics)
         update_time = time.perf_counter()
@@ -559,6 +585,7 @@ def train(args: Args) -> dict[str, Any]:
         # --- Log and save ---
         metrics |= {
             "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
+            "losses/last_approx_kl": last_kl,
             "policy/log_std": agent.log_std.mean().item(),
             "advantages/std": advantages.std(correction=0).item(),
             "charts/learning_rate": learning_rate,
@@ -662,7 +689,7 @@ def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], Summar
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
         raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    if saved and any(saved["args"][name] != getattr(args, name) for name in fixed):
+    if saved and any(saved["args"].get(name) != getattr(args, name) for name in fixed):
         raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
     config = dataclasses.asdict(args)
     if args.track:

@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0", "numpy==2.4.6",
-#   "pydantic==2.14.3", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.16",
-#   "wandb==0.31.0"]
+#   "pydantic==2.14.3", "tensorboard==2.21.0", "threadpoolctl==3.8.0", "torch==2.13.0",
+#   "tqdm==4.70.1", "tyro==1.0.16", "wandb==0.31.0"]
 # ///
 """Proximal policy optimization (PPO) with a KL penalty instead of clipping, in one file.
 
@@ -48,6 +48,7 @@ from typing import Annotated, Any, Literal
 import gymnasium as gym
 import numpy as np
 import pydantic
+import threadpoolctl
 import torch
 import tyro
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -317,10 +318,10 @@ class Agent(nn.Module):
         """Actions (..., A), sampled unless given; their log-probability, entropy, value; means."""
         mean = self.policy(obs)
         # Detail 23/37: normal distribution [common/distributions.py L96-106]
-        policy = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
-        action = policy.sample() if action is None else action
+        dist = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
+        action = dist.sample() if action is None else action
         # Detail 25/37: independent action components [common/distributions.py L238-246]
-        logprob, entropy = policy.log_prob(action).sum(-1), policy.entropy().sum(-1)
+        logprob, entropy = dist.log_prob(action).sum(-1), dist.entropy().sum(-1)
         return action, logprob, entropy, self.get_value(obs), mean
 
 
@@ -511,7 +512,7 @@ def train(args: Args) -> dict[str, Any]:
     args.check()
     device = torch.device("cuda" if args.device == "cuda" else "cpu")
     torch.manual_seed(args.seed)
-    torch.set_num_threads(1)  # as fast for networks of this size
+    threadpoolctl.threadpool_limits(1)  # PyTorch and NumPy: as fast for networks of this size
 
     envs = Environments([make_env(args) for _ in range(args.num_envs)])
     low, high = envs.envs[0].action_space.low, envs.envs[0].action_space.high
@@ -723,7 +724,7 @@ def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], Summar
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
         raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    if saved and any(saved["args"][name] != getattr(args, name) for name in fixed):
+    if saved and any(saved["args"].get(name) != getattr(args, name) for name in fixed):
         raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
     config = dataclasses.asdict(args)
     if args.track:

@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0", "numpy==2.4.6",
-#   "pydantic==2.14.3", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.16",
-#   "wandb==0.31.0"]
+#   "pydantic==2.14.3", "tensorboard==2.21.0", "threadpoolctl==3.8.0", "torch==2.13.0",
+#   "tqdm==4.70.1", "tyro==1.0.16", "wandb==0.31.0"]
 # ///
 """Proximal policy optimization (PPO) for several discrete action components, in one file.
 
@@ -50,6 +50,7 @@ from typing import Annotated, Any, Literal
 import gymnasium as gym
 import numpy as np
 import pydantic
+import threadpoolctl
 import torch
 import tyro
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -375,10 +376,10 @@ class Agent(nn.Module):
         logits = self.policy(obs).unflatten(-1, self.mask_shape)
         # Extra: invalid action masking (mask_invalid_actions) [Huang & Ontanon 2020]
         logits = torch.where(mask, logits, -1e8)  # of minus infinity, p log p would be NaN
-        policy = Categorical(logits=logits, validate_args=False)
-        action = policy.sample() if action is None else action
+        dist = Categorical(logits=logits, validate_args=False)
+        action = dist.sample() if action is None else action
         # Detail 37/37: independent action components [common/distributions.py L206-222]
-        logprob, entropy = policy.log_prob(action).sum(-1), policy.entropy().sum(-1)
+        logprob, entropy = dist.log_prob(action).sum(-1), dist.entropy().sum(-1)
         return action, logprob, entropy, self.get_value(obs)
 
 
@@ -550,7 +551,7 @@ def train(args: Args) -> dict[str, Any]:
     args.check()
     device = torch.device("cuda" if args.device == "cuda" else "cpu")
     torch.manual_seed(args.seed)
-    torch.set_num_threads(1)  # as fast for networks of this size
+    threadpoolctl.threadpool_limits(1)  # PyTorch and NumPy: as fast for networks of this size
 
     envs = Environments([make_env(args) for _ in range(args.num_envs)])
     mask_shape = envs.envs[0].mask.shape  # (k, n)
@@ -762,7 +763,7 @@ def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], Summar
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
         raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    if saved and any(saved["args"][name] != getattr(args, name) for name in fixed):
+    if saved and any(saved["args"].get(name) != getattr(args, name) for name in fixed):
         raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
     config = dataclasses.asdict(args)
     if args.track:

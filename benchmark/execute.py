@@ -23,7 +23,7 @@ from benchmark.provenance import ROOT, THREADS, BenchmarkError, source_at
 from benchmark.runs import Run, is_locked, lock, read_note, write_note, write_text
 
 POLL_SECONDS = 0.2
-LINE_SECONDS = 60  # between lines of progress where output is not a terminal
+LINE_SECONDS = 60  # between lines of progress
 ATTEMPTS = 2  # one crash may be the machine's fault
 LOST_NODES = 5  # that one run survives on Ray; each costs it what follows its last checkpoint
 STOPPED = {128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT}  # exit codes, by a person
@@ -69,8 +69,8 @@ def run_one(run: Run, commit: str, stop: threading.Event | None = None) -> Outco
             if run.is_finished():
                 break
             if stop.is_set() or code in STOPPED:
-                text = f"stopped at step {run.progress()}; `run` again continues it"
-                return Outcome("stopped", text)
+                say(f"{run.name} stopped at step {run.progress()}; `run` again continues it")
+                return Outcome("stopped", "by a person")
             crashes, error = crashes + 1, reason(run, code)
             note = read_note(run)
             write_note(run, note | {"crashes": note.get("crashes", 0) + 1, "error": error})
@@ -79,9 +79,7 @@ def run_one(run: Run, commit: str, stop: threading.Event | None = None) -> Outco
             say(f"{run.name} crashed ({error}); once more")
         record = results.add(run)
     score = "no episode ended" if record["score"] is None else f"score {record['score']:.2f}"
-    hours = f", {record['hours']:.2f} h" if record["hours"] else ""
-    script = "" if record["commit"] == commit else f" (script of {record['commit'][:7]})"
-    return Outcome("done", f"{score}{hours}{script}")
+    return Outcome("done", score + (f", {record['hours']:.2f} h" if record["hours"] else ""))
 
 
 def work(run: Run, commit: str, held: IO, stop: threading.Event) -> int:
@@ -151,8 +149,8 @@ def state(run: Run) -> str:
 
 def run_all(
     runs: list[Run], missing: list[Run], submit: Callable[[Run], concurrent.futures.Future]
-) -> dict[Run, Outcome]:
-    """Hand all missing runs to `submit`, say how far they are, and return how each ended."""
+) -> int:
+    """Hand all missing runs to `submit` and say how far they are; returns how many failed."""
     outcomes: dict[Run, Outcome] = {}
 
     def steps() -> int:
@@ -179,37 +177,27 @@ def run_all(
         if (now := time.monotonic()) - line_time >= LINE_SECONDS:
             line_time, made = now, steps()
             rate = (made - first) / (now - start_time)
-            left = sum(run.total_steps for run in missing) - made
-            begun = [run for run in pending.values() if run.progress()]
-            shares = [f"{run.name} {run.progress() / run.total_steps:.0%}" for run in begun]
-            hours = f"{left / rate / 3600:.1f} hours left" if rate else "no step made yet"
-            say(", ".join([*shares, f"{rate:.0f} steps/s", hours]))
-    done = sum(outcome.kind == "done" for outcome in outcomes.values())
-    say(f"{len(runs) - len(missing) + done} of {len(runs)} runs done.")
-    return outcomes
+            total = sum(run.total_steps for run in missing)
+            hours = f"{(total - made) / rate / 3600:.1f} hours left" if rate else "no step made yet"
+            say(f"{made / total:.0%}, {rate:.0f} steps/s, {hours}")
+    failed = sum(outcome.kind != "done" for outcome in outcomes.values())
+    say(f"{len(runs) - failed} of {len(runs)} runs done.")
+    return failed
 
 
-def run_local(runs: list[Run], missing: list[Run], commit: str, workers: int) -> dict[Run, Outcome]:
-    """Make so many runs at a time; a KeyboardInterrupt after Ctrl-C or SIGTERM has stopped all."""
-    stop, numbers = threading.Event(), (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
-    try:
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            try:
-                submit = functools.partial(pool.submit, run_one, commit=commit, stop=stop)
-                outcomes = run_all(runs, missing, submit)
-            except BaseException:
-                stop.set()  # else the pool would wait for the ends of all runs
-                raise
-    finally:
-        for number, handler in zip(numbers, before):
-            signal.signal(number, handler)
-    if stop.is_set():
-        raise KeyboardInterrupt
-    return outcomes
+def run_local(runs: list[Run], missing: list[Run], commit: str, workers: int) -> int:
+    """Make so many runs at a time; a KeyboardInterrupt ends when all have been stopped."""
+    stop = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        try:
+            submit = functools.partial(pool.submit, run_one, commit=commit, stop=stop)
+            return run_all(runs, missing, submit)
+        except BaseException:
+            stop.set()  # else the pool would wait for the ends of all runs
+            raise
 
 
-def run_ray(runs: list[Run], missing: list[Run], commit: str) -> dict[Run, Outcome]:
+def run_ray(runs: list[Run], missing: list[Run], commit: str) -> int:
     """Make runs on the Ray cluster of RAY_ADDRESS or of this machine, one per processor core.
 
     If a node is lost, Ray starts its runs again on another, where they continue.

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.results import by_environment, lines_of, reference
+from benchmark.results import REFERENCE, by_environment, lines_of, reference
 from benchmark.runs import Folders
 from benchmark.suites import SUITES
 from benchmark.tables import (
-    SCORE_CELLS,
-    effects,
+    compared,
+    facts,
     markdown,
     published,
     score_cells,
@@ -28,124 +28,111 @@ from benchmark.tables import (
 PAGES = (ROOT / "benchmark" / "README.md", ROOT / "README.md")
 DETAILS = ROOT / "DETAILS.md"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-WHOLE_RUN = 1_000_000  # steps for which the time of a whole run is projected
 
 
 def scripts_table(folders: Folders) -> str:
     """Every script with its size, score beside a published one, time and speed."""
     rows, contests = [], measured(folders)
-    for row in reference("scripts"):
-        script, environment = row["script"], row["environment"]
-        results = by_environment(row["suite"], row["variant"], folders).get(environment, [])
-        seeds, scores, middle, ends, _, hours = score_cells(results)
-        theirs = [published(environment, x) for x in row["sources"].split("; ") if x]
+    for shown in reference("scripts"):
+        script, environment = shown["script"], shown["environment"]
+        results = by_environment(shown["suite"], shown["variant"], folders).get(environment, [])
+        theirs = [published(environment, x) for x in shown["sources"].split("; ") if x]
+        hours = facts(results, "hours")
         rows.append(
-            (
-                f"[{script}]({script})",
-                row["shows"],
-                len((ROOT / script).read_text().splitlines()),
-                environment,
-                seeds,
-                scores,
-                middle if ends == "–" else f"{middle} {ends}",
-                "; ".join(theirs) or "–",
-                hours,
-                speed(contests.get(row["contest"])),
-            )
+            {
+                "script": f"[{script}]({script})",
+                "shows": shown["shows"],
+                "lines": len((ROOT / script).read_text().splitlines()),
+                "environment": environment,
+            }
+            | score_cells(facts(results, "score"), len(results))
+            | {
+                "CleanRL's": "; ".join(theirs) or "–",
+                "hours": f"{np.median(hours):.2f}" if len(hours) else "–",
+                "speed against its peer": speed(contests.get(shown["contest"])),
+            }
         )
-    header = ("script", "shows", "lines", "environment", *SCORE_CELLS[:2], "IQM [95 %]")
-    return markdown((*header, "CleanRL's", "hours", "speed against its peer"), rows)
+    return markdown(rows)
 
 
 # --- Throughput ---
 
 
 def measured(folders: Folders) -> dict[str, pd.DataFrame]:
-    """By contest, as first measured: the latest measurement with most complete repetitions.
+    """By contest, as first measured: the latest commit of those with most complete repetitions.
 
     A row per repetition and contender; one without them has the profile.
     """
     rows = pd.DataFrame(lines_of(folders.results / "throughput.jsonl"))
     if rows.empty:
         return {}
-    place = ["contest", "commit", rows["modified"].str.join(" ")]
-    shown, most = {}, {}
-    for (contest, *_), group in rows.groupby(place, sort=False):
-        group = group.drop_duplicates(["repetition", "contender"], keep="last")
-        found = group.groupby("repetition")["contender"].transform("count")
-        complete = found == len(group["contenders"].iloc[0])
-        if complete.sum() >= max(1, most.get(contest, 0)):
+    shown: dict[str, pd.DataFrame] = {}
+    most = dict.fromkeys(rows["contest"], 1)
+    for (contest, _), group in rows.groupby(["contest", "commit"], sort=False):
+        made = group.groupby("repetition")["contender"].transform("count")
+        complete = made == len(group["contenders"].iloc[0])
+        if complete.sum() >= most[contest]:
             shown[contest] = group[complete | group["repetition"].isna()]
             most[contest] = complete.sum()
     return shown
 
 
-def ratios(rows: pd.DataFrame, key: str) -> pd.DataFrame:
-    """Rate of each contender over that of the last one, per repetition."""
-    rates = rows.dropna(subset=["repetition"]).pivot(
-        index="repetition", columns="contender", values=key
-    )
-    return rates.div(rates[rows["contenders"].iloc[0][-1]], axis=0)
+def ratios(rows: pd.DataFrame, name: str, rate: str) -> pd.Series:
+    """Rate of a contender over that of its peer, the last one, per repetition."""
+    rates = rows.pivot(index="contender", columns="repetition", values=rate)
+    return (rates.loc[name] / rates.loc[rows["contenders"].iloc[0][-1]]).dropna()
 
 
 def speed(rows: pd.DataFrame | None) -> str:
-    """Ratio to the rate of the peer of a contest, or a dash."""
+    """Ratio of the first contender's rate to that of its peer, or a dash."""
     if rows is None:
         return "–"
     first, *_, peer = rows["contenders"].iloc[0]
-    return f"{ratios(rows, 'steps_per_second')[first].median():.1f} × {peer.partition(',')[0]}"
+    return f"{ratios(rows, first, 'steps_per_second').median():.1f} × {peer.partition(',')[0]}"
 
 
 def spread(values: pd.Series, digits: int = 0) -> str:
     """Median and range."""
-    low, middle, high = np.min(values), np.median(values), np.max(values)
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    low, middle, high = (f"{x:.{digits}f}" for x in values.quantile([0, 0.5, 1]))
+    return f"{middle} ({low} to {high})"
 
 
 def contest_tables(rows: pd.DataFrame) -> str:
-    """The contenders of a contest, their ratios to the last one, and where the time goes."""
-    runs, profiles = rows.dropna(subset=["repetition"]), rows[rows["repetition"].isna()]
-    first, by_contender = runs.iloc[0], runs.groupby("contender")
+    """The contenders of a contest beside the last one, and where the time of the first goes."""
+    about = rows.iloc[0]
+    *_, peer = about["contenders"]
     cells = []
-    for name in first["contenders"]:
-        own = by_contender.get_group(name)
-        minutes = (own["start_seconds"] + WHOLE_RUN / own["steps_per_second"]) / 60
-        rates = spread(own["steps_per_second"]), spread(own["steps_per_cpu_second"])
-        seconds = spread(own["start_seconds"], 1), spread(minutes, 1)
-        cells.append((name, *rates, *seconds, f"{own['peak_mib'].max():.0f}"))
-    header = ("Median (range)", "steps/s", "steps/s of processor time", "start-up, s")
-    header += ("1M steps, projected, min", "memory of the largest process, MiB")
-    text = (
-        f"**{first['title']}**, {len(own)} repetitions in turns, {first['processor']}, commit "
-        f"{first['commit'][:7]}.\n\n{markdown(header, cells)}"
-    )
-    targets = by_contender["target"].first().dropna()
-    clock, cpu = (ratios(rows, f"steps_per_{x}second") for x in ("", "cpu_"))
-    *names, peer = first["contenders"]
-    text += "\n" if len(targets) else ""
-    for name in names if len(targets) else ():
-        target = f"; target {targets[name]:g}" if name in targets else ""
-        text += (
-            f"- {name} / {peer}: {spread(clock[name], 2)} by the clock, {spread(cpu[name], 2)} by "
-            f"processor time{target}.\n"
+    for name in about["contenders"]:
+        own = rows[rows["contender"] == name]
+        by_clock, by_processor = "steps_per_second", "steps_per_cpu_second"
+        cells.append(
+            {
+                "median (range)": name,
+                "steps/s": spread(own[by_clock]),
+                "steps/s of processor time": spread(own[by_processor]),
+                f"× {peer}": spread(ratios(rows, name, by_clock), 2),
+                "× by processor time": spread(ratios(rows, name, by_processor), 2),
+                "target": "–" if own["target"].isna().any() else f"{own['target'].iloc[0]:g}",
+                "start-up, s": spread(own["start_seconds"], 1),
+                "memory, MiB": f"{own['peak_mib'].max():.0f}",
+            }
         )
-    text += "".join(profile_table(names[0], parts) for parts in profiles.get("profile", ()))
-    if first["modified"]:
-        text += f"\nMeasured with changes since that commit in {', '.join(first['modified'])}.\n"
-    return text
+    profiles = rows["profile"].dropna() if "profile" in rows else ()
+    return (
+        f"**{about['title']}**, {len(own)} repetitions in turns, {about['processor']}, commit "
+        f"{about['commit'][:7]}.\n\n{markdown(cells)}"
+        + "".join(profile_table(about["contenders"][0], parts) for parts in profiles)
+    )
 
 
 def profile_table(name: str, parts: dict[str, float]) -> str:
     """Where the time of a contender goes."""
     total = sum(parts.values())
-    rows = [(part, f"{value:.1f}", f"{value / total:.0%}") for part, value in parts.items()]
-    rows.append(("whole step", f"{total:.1f}", "100%"))
-    return (
-        f"\nWhere the time of {name} goes (one run with timers):\n\n"
-        + markdown(("per environment step", "µs", "share"), rows)
-        + f"\nThe physics alone would allow {1e6 / parts['physics']:.0f} steps/s; "
-        f"the script reaches {parts['physics'] / total:.0%} of that limit.\n"
-    )
+    rows = [
+        {"per environment step": part, "µs": f"{value:.1f}", "share": f"{value / total:.0%}"}
+        for part, value in {**parts, "whole step": total}.items()
+    ]
+    return f"\nWhere the time of {name} goes (one run with timers):\n\n{markdown(rows)}"
 
 
 def throughput_tables(folders: Folders) -> str:
@@ -172,21 +159,30 @@ def details(folders: Folders) -> str:
     sentences = {(row["detail"], row["name"]): row for row in reference("details")}
     if lacking := [x for x in scripts if x not in sentences]:
         raise BenchmarkError(f"reference/details.csv lacks a sentence for: {lacking[0]}.")
-    effect = effects("ablation", folders)
+    effects, _ = compared("ablation", folders)
     rows = []
-    for key, row in sentences.items():
-        links = (f"[{x.removeprefix('ppo_').removesuffix('.py')}]({x})" for x in scripts[key])
+    for (number, name), row in sentences.items():
         worth = []
         for variant in row["variants"].split():
-            if variant in effect:
+            if effect := effects.get(("ablation", variant)):
                 label = SUITES["ablation"].variants[variant].label
                 label = re.sub(r"^(\d[\d and]*|extra:) ", "", label)
-                runs = "" if effect[variant][1] else " (one run)"
-                worth.append(f"{label}: {with_interval(*effect[variant], '{:+.0%}'.format)}{runs}")
-        rows.append((*key, row["sentence"], "<br>".join(worth), ", ".join(links)))
-    header = ("detail", "name", "what it does", "without it", "scripts")
-    text = (ROOT / "benchmark" / "reference" / "details.md").read_text()
-    return text + "\n" + markdown(header, rows)
+                runs = "" if effect.ends else " (one run)"
+                worth.append(f"{label}: {with_interval(effect, '{:+.0%}'.format)}{runs}")
+        links = (
+            f"[{x.removeprefix('ppo_').removesuffix('.py')}]({x})" for x in scripts[number, name]
+        )
+        rows.append(
+            {
+                "detail": number,
+                "name": name,
+                "what it does": row["sentence"],
+                "without it": "<br>".join(worth),
+                "scripts": ", ".join(links),
+            }
+        )
+    text = (REFERENCE / "details.md").read_text()
+    return f"{text}\n{markdown(rows)}"
 
 
 # --- Writing ---

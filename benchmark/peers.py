@@ -1,28 +1,24 @@
 """Stable-Baselines3's PPOs with the settings of our scripts, for `benchmark.throughput`.
 
-Writes a line with the step per iteration to --progress. Its threads are those of the environment
-variable OMP_NUM_THREADS, which `benchmark.throughput` sets.
+Writes progress.json into the working folder, a line per iteration. Its threads are those of the
+environment variable OMP_NUM_THREADS, which `benchmark.throughput` sets.
 """
 
 import dataclasses
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import ale_py  # noqa: F401  registers the Atari games
-import gymnasium as gym
 import torch
 import tyro
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_atari_env
-from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
 
 @dataclasses.dataclass
 class Args:
-    progress: Path  # file to write
     env_id: str  # Gymnasium environment
     total_timesteps: int  # environment steps over all environments
     # Preprocessing and network: normalized or plain vectors, stacked frames, frames and LSTM.
@@ -42,52 +38,29 @@ def make_envs(args: Args) -> VecEnv:
     if args.kind.startswith("atari"):
         envs = make_atari_env(args.env_id, args.num_envs, seed=args.seed)
         return VecFrameStack(envs, 4) if args.kind == "atari" else envs
-
-    def make() -> gym.Env:
-        return Monitor(gym.make(args.env_id, disable_env_checker=True))
-
-    envs = DummyVecEnv([make] * args.num_envs)
+    envs = make_vec_env(args.env_id, args.num_envs, env_kwargs={"disable_env_checker": True})
     return VecNormalize(envs, gamma=0.99) if args.kind == "mujoco" else envs
 
 
-def policy_settings(kind: str) -> dict[str, Any]:
-    """The networks of our scripts, as Stable-Baselines3 names them."""
-    if kind == "atari":
-        return {"policy": "CnnPolicy"}
-    if kind == "atari-lstm":
-        # One LSTM of 128 units, which policy and value function share.
-        lstm = {"lstm_hidden_size": 128, "shared_lstm": True, "enable_critic_lstm": False}
-        return {"policy": "CnnLstmPolicy", "policy_kwargs": lstm}
-    # Two hidden layers of 64 tanh units, apart for policy and value function.
-    layers = {"pi": [64, 64], "vf": [64, 64]}
-    return {
-        "policy": "MlpPolicy",
-        "policy_kwargs": {"net_arch": layers, "activation_fn": torch.nn.Tanh},
-    }
-
-
-class Progress(BaseCallback):
-    """Appends the step after each update; the first call comes before the first rollout."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def _on_rollout_start(self) -> None:
-        with self.path.open("a") as file:
-            file.write(f"{self.num_timesteps}\n")
-
-    _on_training_end = _on_rollout_start
-
-    def _on_step(self) -> bool:
-        return True
+# The networks of our scripts: two hidden layers of 64 tanh units, apart for policy and value
+# function; the shared Nature CNN; the same with an LSTM of 128 units, which both share.
+LAYERS = {"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": torch.nn.Tanh}
+LSTM = {"lstm_hidden_size": 128, "shared_lstm": True, "enable_critic_lstm": False}
+POLICIES = {
+    "mujoco": ("MlpPolicy", LAYERS),
+    "classic": ("MlpPolicy", LAYERS),
+    "atari": ("CnnPolicy", {}),
+    "atari-lstm": ("CnnLstmPolicy", LSTM),
+}
 
 
 def main() -> None:
     """Train, and write how far it is."""
     args = tyro.cli(Args)
+    policy, policy_settings = POLICIES[args.kind]
     algorithm = RecurrentPPO if args.kind == "atari-lstm" else PPO
     model = algorithm(
+        policy,
         env=make_envs(args),
         learning_rate=lambda remaining: remaining * args.learning_rate,
         n_steps=args.num_steps,
@@ -102,9 +75,10 @@ def main() -> None:
         max_grad_norm=0.5,
         seed=args.seed,
         device="cpu",
-        **policy_settings(args.kind),
+        policy_kwargs=policy_settings,
     )
-    model.learn(args.total_timesteps, callback=Progress(args.progress))
+    model.set_logger(configure(".", ["json"]))
+    model.learn(args.total_timesteps)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -12,7 +12,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 from PIL import Image
 
 from benchmark import statistics, tables
@@ -33,10 +32,27 @@ STYLE = {
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
 }
-Found = dict[tuple[str, str], dict[str, list[Result]]]  # by suite and variant, by environment
+# Results that a figure shows: of the suite and of its baseline, by label and environment.
+Found = dict[str, dict[str, list[Result]]]
 
 
-# --- Learning curves ---
+# --- Over environment steps ---
+
+
+def one_panel_each(titles: list[str], width: int = 3) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel over environment steps for each title, so many in a row."""
+    columns = min(width, len(titles))
+    rows = -(-len(titles) // columns)
+    size = (3.2 * columns, 2.4 * rows) if len(titles) > 1 else (6.4, 3.2)
+    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    for axes in grid.flat[len(titles) :]:
+        axes.axis("off")
+    for title, axes in zip(titles, grid.flat, strict=False):
+        axes.set_title(title)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x else "0")
+        axes.margins(x=0)
+    figure.supxlabel("environment steps")
+    return figure, list(grid.flat[: len(titles)])
 
 
 def draw_curves(axes: Axes, results: list[Result], label: str, color: str) -> None:
@@ -48,10 +64,9 @@ def draw_curves(axes: Axes, results: list[Result], label: str, color: str) -> No
     if not known:  # no episode has ended
         return
     curves = np.array([np.interp(grid, steps, returns) for steps, returns in known])
-    for curve in curves:
-        axes.plot(grid, curve, color=color, linewidth=0.5, alpha=0.4)
+    axes.plot(grid, curves.T, color=color, linewidth=0.5, alpha=0.4)
     axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=label)
-    ends = [statistics.interval([x], np.mean) for x in curves.T]
+    ends = [statistics.estimate([x], np.mean).ends for x in curves.T]
     if all(ends):
         axes.fill_between(grid, *np.transpose(ends), color=color, alpha=0.2, linewidth=0)
 
@@ -61,10 +76,8 @@ def draw_published(axes: Axes, environment: str) -> None:
     name = environment.partition("-")[0]
     rows = [row for row in reference("ppo2_curves") if row["environment"] == name]
     if rows:
-        steps, mean, low, high = (
-            np.array([float(row[key]) for row in rows])
-            for key in ("global_step", "return", "low", "high")
-        )
+        keys = ("global_step", "return", "low", "high")
+        steps, mean, low, high = ([float(row[key]) for row in rows] for key in keys)
         label = f"ppo2 2018 ({'10M steps' if name == 'Pong' else 'v2, 6 seeds'})"
         axes.plot(steps, mean, color=PPO2, linewidth=1.2, linestyle="--", label=label)
         axes.fill_between(steps, low, high, color=PPO2, alpha=0.12, linewidth=0)
@@ -77,48 +90,33 @@ def draw_published(axes: Axes, environment: str) -> None:
 
 def plot_curves(suite: str, found: Found, folders: Folders) -> Figure:
     """One panel per environment with all variants of a suite and its baseline."""
-    environments = environments_of(suite, found)
-    figure, panels = one_panel_each(environments)
-    for environment, axes in panels.items():
-        draw_published(axes, environment)
-        for index, (key, label) in enumerate(tables.labels(suite).items()):
-            if environment in found[key]:
-                draw_curves(axes, found[key][environment], label or "ours", f"C{index}")
-        counts = {len(x.get(environment, ())): None for x in found.values()}
+    titles = {}
+    shown = (env for env in SUITES[suite].environments if any(env in x for x in found.values()))
+    for environment in shown:
+        counts = dict.fromkeys(len(x.get(environment, ())) for x in found.values())
         seeds = " + ".join(str(x) for x in counts if x)
-        axes.set_title(f"{environment}\n{seeds} seed{'s' * (seeds != '1')}")
+        titles[environment] = f"{environment}\n{seeds} seed{'s' * (seeds != '1')}"
+    figure, panels = one_panel_each(list(titles.values()))
+    for environment, axes in zip(titles, panels):
+        draw_published(axes, environment)
+        for index, (label, results) in enumerate(found.items()):
+            if environment in results:
+                draw_curves(axes, results[environment], label, f"C{index}")
     figure.supylabel("episodic return in training")
     return figure
 
 
-def one_panel_each(environments: list[str], width: int = 3) -> tuple[Figure, dict[str, Axes]]:
-    """A figure with a panel over environment steps for each environment, so many in a row."""
-    columns = min(width, len(environments))
-    rows = -(-len(environments) // columns)
-    size = (3.2 * columns, 2.4 * rows) if len(environments) > 1 else (6.4, 3.2)
-    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
-    for axes in grid.flat[len(environments) :]:
-        axes.axis("off")
-    panels = dict(zip(environments, grid.flat, strict=False))
-    for environment, axes in panels.items():
-        axes.set_title(environment)
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x else "0")
-        axes.margins(x=0)
-    figure.supxlabel("environment steps")
-    return figure, panels
-
-
 def plot_trace(suite: str, found: Found, folders: Folders) -> Figure:
     """The KL after the updates of the adaptive penalty, beside its target."""
-    (variant,) = SUITES[suite].variants
-    figure, panels = one_panel_each(list(found[suite, variant]))
-    for environment, axes in panels.items():
-        for result in found[suite, variant][environment]:
+    *_, ours = found.values()
+    figure, panels = one_panel_each(list(ours))
+    for axes, results in zip(panels, ours.values()):
+        for result in results:
             axes.plot(*result.column("kl_after"), color="C1", linewidth=0.7, label="each seed")
-            target = result.record["settings"]["target_kl"]
+        target = results[0].record["settings"]["target_kl"]
         axes.axhline(target, color="black", linewidth=0.8, label="target")
-        band = "within a factor 1.5: beta stays"
-        axes.axhspan(target / 1.5, target * 1.5, color=PPO2, alpha=0.15, label=band)
+        band = {"color": PPO2, "alpha": 0.15, "label": "within a factor 1.5: beta stays"}
+        axes.axhspan(target / 1.5, target * 1.5, **band)
         axes.set_yscale("log")
     figure.supylabel("KL(old || new), mean of five updates")
     return figure
@@ -126,13 +124,12 @@ def plot_trace(suite: str, found: Found, folders: Folders) -> Figure:
 
 def plot_health(suite: str, found: Found, folders: Folders) -> Figure:
     """The run with the median score, in TensorBoard's terms, and where its metrics belong."""
-    (variant,) = SUITES[suite].variants
-    environment = environments_of(suite, found)[0]
-    results = sorted(found[suite, variant][environment], key=lambda x: x.record["score"])
+    (ours,) = found.values()
+    results = sorted(next(iter(ours.values())), key=lambda x: x.record["score"] or 0.0)
     result = results[len(results) // 2]
     bands = {"approx_kl": (0.005, 0.025), "clipfrac": (0.1, 0.3), "explained_variance": (0.5, 1)}
     figure, panels = one_panel_each(["charts/episodic_return", *(f"losses/{x}" for x in bands)], 4)
-    for axes, column in zip(panels.values(), ("return", *bands), strict=True):
+    for axes, column in zip(panels, ("return", *bands), strict=True):
         axes.plot(*result.column(column), color="C0", linewidth=1)
         if column in bands:
             axes.axhspan(*bands[column], color="C2", alpha=0.15, label="healthy")
@@ -145,8 +142,8 @@ def plot_health(suite: str, found: Found, folders: Folders) -> Figure:
 
 def plot_frontier(suite: str, found: Found, folders: Folders) -> Figure:
     """Proxy and gold reward over the distance from the SFT model; the mean of seeds is thick."""
-    (variant,) = SUITES[suite].variants
-    results = [x for own in found[suite, variant].values() for x in own]
+    *_, ours = found.values()
+    results = [x for own in ours.values() for x in own]
     models = [x.record["models"] for x in results]
     best = [name for name in models[0] if name.startswith("best-of-")]
     figure, panels = plt.subplots(1, 2, figsize=(8, 3))
@@ -182,52 +179,37 @@ def draw_paths(axes: Axes, points: list, color: str, label: str) -> np.ndarray:
 
 def plot_rows(suite: str, found: Found, folders: Folders) -> Figure:
     """What a suite's table says of each variant, beside others' values; hollow: no interval."""
-    names = {name: variant.label for name, variant in SUITES[suite].variants.items()}
-    if SUITES[suite].table == "effects":
-        values, strata = tables.effects(suite, folders), tables.effect_strata(suite, folders)
-        if all(ends for _, ends in values.values()):  # else the order would be mostly chance
-            values = dict(sorted(values.items(), key=lambda x: x[1][0]))
-        others = tables.published_effects(tables.shared_environments(suite, folders))
-        runs, label = [x[::2] for x in strata.values()], "change of the final return; {}"
-    else:
-        strata = tables.normalized_scores(suite, folders)
-        values = tables.estimates(strata, statistics.mean_of_strata)
-        printed = (float(row["score"]) for row in reference("table1"))
-        others = {"table1": dict(zip(names, printed, strict=True))}
-        runs, label = list(filter(None, strata.values())), "average normalized score; {}"
-        label += "\n0: random actions, 1: best run of ours, of the paper's"
+    values, environments = tables.compared(suite, folders)
     if not values:
         raise BenchmarkError(f"No run of {suite} can be compared yet.")
-    sources = {
-        "engstrom2020": "Engstrom et al. (tuned apart)",
-        "andrychowicz2021": "Andrychowicz et al. (95th percentile of a sweep)",
-        "table1": "paper, 21 runs in 7 environments",
-    }
+    if SUITES[suite].table == "effects":
+        quantity = "relative change of the final return"
+        others = tables.published_effects(environments)
+        if all(ends for _, ends in values.values()):  # else the order would be mostly chance
+            values = dict(sorted(values.items(), key=lambda x: x[1].value))
+    else:
+        quantity = "average score, 0: random actions, 1: best run of ours, of the paper's"
+        others = {
+            ("paper, 21 runs in 7 environments", row["variant"]): float(row["score"])
+            for row in reference("table1")
+        }
     figure, axes = plt.subplots(figsize=(6, 1.1 + 0.22 * len(values)))
-    for row, (name, (value, ends)) in enumerate(values.items()):
+    rows = {name: row for row, (_, name) in enumerate(values)}
+    for row, (value, ends) in enumerate(values.values()):
         fill = "C0" if ends else "white"
         axes.plot(value, row, "o", color="C0", markerfacecolor=fill, markersize=4, label="ours")
         if ends:
             axes.plot(ends, [row, row], color="C0", linewidth=1.2, zorder=1)
-        for marker, source in zip("x+", [x for x in sources if x in others]):
-            if name in others[source]:
-                point = others[source][name], row
-                axes.plot(*point, marker, color="black", markersize=5, label=sources[source])
+    markers = dict(zip(dict.fromkeys(source for source, _ in others), "x+"))
+    for (source, name), value in others.items():
+        if name in rows:
+            style = {"color": "black", "markersize": 5, "label": source}
+            axes.plot(value, rows[name], markers[source], **style)
     axes.axvline(0, color=PPO2, linewidth=0.8)
-    axes.set_yticks(range(len(values)), [names[name] for name in values])
+    axes.set_yticks(range(len(values)), [tables.labels(suite)[name] for name in values])
     axes.invert_yaxis()
-    axes.set_xlabel(label.format(runs_behind(runs)))
-    if SUITES[suite].table == "effects":
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlabel(f"{quantity}; environments: {len(environments)}")
     return figure
-
-
-def runs_behind(rows: list[list[np.ndarray]]) -> str:
-    """How many runs, by environment, stand behind each row of a figure."""
-    counts = sorted({sum(map(len, strata)) for strata in rows})
-    runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-    plurals = ["s" * (x != 1) for x in (counts[-1], len(rows[0]))]
-    return f"{runs} run{plurals[0]} in {len(rows[0])} environment{plurals[1]} per row"
 
 
 # --- Files ---
@@ -239,50 +221,42 @@ KINDS: dict[str, tuple[Callable[[str, Found, Folders], Figure], str, tuple[str, 
     "health": (plot_health, "_health", ()),
     "frontier": (plot_frontier, "", ()),
     "rivals": (plot_rivals, "", ()),
-    "rows": (
-        *(plot_rows, ""),
-        ("table1.csv", "random_policy.json", "engstrom2020.csv", "andrychowicz2021.csv"),
-    ),
+    "rows": (plot_rows, "", ("table1.csv", "random_policy.json", "effects.csv")),
 }
-
-
-def environments_of(suite: str, found: Found) -> list[str]:
-    """Environments in which a suite has results of its own."""
-    own = [x for (owner, _), x in found.items() if owner == suite]
-    return [env for env in SUITES[suite].environments if any(env in x for x in own)]
 
 
 def results_of(suite: str, folders: Folders) -> Found:
     """The results that figures of a suite show: its own, and its baseline's beside them."""
-    found = {key: by_environment(*key, folders) for key in tables.labels(suite)}
-    shown = environments_of(suite, found)
-    return {key: {env: x[env] for env in shown if env in x} for key, x in found.items()}
+    names = tables.labels(suite)
+    found = {name: by_environment(*name, folders) for name in names}
+    own = {env for (owner, _), x in found.items() if owner == suite for env in x}
+    if not own:
+        raise BenchmarkError(f"No run of {suite} is finished.")
+    shown = [env for env in SUITES[suite].environments if env in own]
+    return {names[name]: {env: x[env] for env in shown if env in x} for name, x in found.items()}
 
 
-def digest(suite: str, kind: str, folders: Folders) -> str:
+def digest(found: Found, kind: str) -> str:
     """SHA-256 of what a figure shows: results and published numbers."""
-    found = results_of(suite, folders)
-    results = [
-        x for own in found.values() for of_environment in own.values() for x in of_environment
-    ]
-    content = json.dumps(
-        [(x.record, x.curve.to_csv(index=False, float_format="%.6g")) for x in results]
-    ).encode()
+    results = [x for own in found.values() for y in own.values() for x in y]
+    curves = [(x.record, x.curve.to_csv(index=False, float_format="%.6g")) for x in results]
     files = [(REFERENCE / name).read_bytes() for name in KINDS[kind][2]]
-    return hashlib.sha256(b"".join([content, *files])).hexdigest()
+    return hashlib.sha256(b"".join([json.dumps(curves).encode(), *files])).hexdigest()
 
 
 def update(
     suite: str, kind: str, folders: Folders, figures: Path = FIGURES, always: bool = True
-) -> Iterator[Path]:
-    """Draw a figure of a suite, unless it already shows these results; the path if it was drawn."""
+) -> Path | None:
+    """Draw a figure of a suite, unless it already shows these results; its path if it was drawn.
+
+    Raises:
+        BenchmarkError: there is nothing to be drawn yet.
+    """
     draw, ending, _ = KINDS[kind]
     path, found = figures / f"{suite}{ending}.png", results_of(suite, folders)
-    if not any(found[key] for key in found if key[0] == suite):
-        raise BenchmarkError(f"No run of {suite} is finished.")
-    source = f"results {digest(suite, kind, folders)}"
+    source = f"results {digest(found, kind)}"
     if not always and path.exists() and Image.open(path).text.get("Source") == source:
-        return
+        return None
     with plt.rc_context(STYLE):
         figure = draw(suite, found, folders)
         handles = {}
@@ -295,4 +269,4 @@ def update(
         # Without the name of the program: equal figures, equal files.
         figure.savefig(path, dpi=130, metadata={"Software": None, "Source": source})
         plt.close(figure)
-    yield path
+    return path

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.metadata
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -51,32 +52,21 @@ def source_at(commit: str, script: str) -> str:
     return git("show", f"{commit}:{script}")
 
 
-def changed_since(commit: str) -> list[str]:
-    """The programs, without tests, that are not as they were in a commit."""
-    return git("diff", "--name-only", commit, "--", "*.py", ":!tests").splitlines()
-
-
-def versions() -> dict[str, str]:
-    """Python and the installed ones of `PACKAGES`."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
-
-
 def processor() -> str:
     """Model name of the processor; trajectories depend on its vector instructions."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        text = Path("/proc/cpuinfo").read_text()
     except OSError:  # not Linux
         return platform.processor() or platform.machine()
-    names = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
-    flags = names.get("flags", "").split()
-    widest = next((x for x in ("avx512f", "avx2") if x in flags), "no avx2")
-    return f"{names.get('model name', platform.machine())} ({widest})"
+    model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    widest = next((x for x in ("avx512f", "avx2") if re.search(rf"\b{x}\b", text)), "no avx2")
+    return f"{model[1] if model else platform.machine()} ({widest})"
 
 
 def machine() -> dict[str, Any]:
-    """Versions and processor, as they stand in every result."""
-    return {"versions": versions(), "processor": processor()}
+    """Versions of Python and the installed ones of `PACKAGES`, and the processor."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {"versions": versions, "processor": processor()}

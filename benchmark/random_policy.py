@@ -5,7 +5,7 @@ import json
 import gymnasium as gym
 import numpy as np
 
-from benchmark.provenance import versions
+from benchmark.provenance import machine
 from benchmark.results import REFERENCE
 from benchmark.suites import MUJOCO7
 
@@ -28,7 +28,7 @@ def main() -> None:
                 over = terminated or truncated
         mean, std = (round(float(x), 3) for x in (returns.mean(), returns.std()))
         found[environment] = {"mean": mean, "std": std, "episodes": EPISODES, "seed": SEED}
-    found["versions"] = versions()
+    found["versions"] = machine()["versions"]
     (REFERENCE / "random_policy.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

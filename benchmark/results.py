@@ -29,7 +29,7 @@ from benchmark.runs import (
 )
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
-KEY = ("environment", "variant", "seed")
+KEY = ["environment", "variant", "seed"]
 Key = tuple[str, str, int]
 
 
@@ -38,16 +38,10 @@ class Result:
     """A finished run."""
 
     record: dict[str, Any]  # settings, commit, versions, time, memory and score
-    path: Path  # file of the curves of its suite
-
-    @property
-    def curve(self) -> pd.DataFrame:
-        """Its rows of the CSV file; a value is missing where a stretch of steps has no data."""
-        curves = curves_in(self.path)
-        return curves.get(key_of(self.record), curves[None])
+    curve: pd.DataFrame  # a value is missing where a stretch of steps has no data
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values of a column, where it has any."""
+        """Steps and values of a column of the curve, where it has any."""
         rows = self.curve.dropna(subset=[name])
         return rows["step"].to_numpy(), rows[name].to_numpy()
 
@@ -85,16 +79,14 @@ def merge(suite: str, records: list[dict], rows: pd.DataFrame, folders: Folders)
     The curves come first: whoever is killed in between leaves a run that is not done.
     """
     records_path, rows_path = (folders.results / f"{suite}.{x}" for x in ("jsonl", "csv"))
+    new = [key_of(record) for record in records]
     with merging(folders.results):
-        if records_path.exists():
-            new = {key_of(record) for record in records}
-            records = [x for x in lines_of(records_path) if key_of(x) not in new] + records
+        records = [x for x in lines_of(records_path) if key_of(x) not in new] + records
+        if rows_path.exists():
             old = table_of(rows_path)
-            kept = [key not in new for key in zip(*(old[name] for name in KEY))]
-            rows = pd.concat([old[kept], rows])
-        columns = [*KEY, *(name for name in rows if name not in KEY)]
-        rows = rows[columns].sort_values(list(KEY), kind="stable")
-        write_text(rows_path, rows.to_csv(index=False, float_format="%.6g"))
+            rows = pd.concat([old[~pd.MultiIndex.from_frame(old[KEY]).isin(new)], rows])
+        rows = rows.set_index(KEY).sort_index(kind="stable")
+        write_text(rows_path, rows.to_csv(float_format="%.6g"))
         write_lines(records_path, sorted(records, key=key_of))
 
 
@@ -134,16 +126,14 @@ def records_in(path: Path) -> dict[Key, dict[str, Any]]:
 
 
 @once_per_version
-def curves_in(path: Path) -> dict[Key | None, pd.DataFrame]:
-    """The curves of a suite, of which one whose merge was killed has no record; None: no rows."""
-    table = table_of(path)
-    return {None: table[:0], **dict(iter(table.groupby(list(KEY))))}
+def curves_in(path: Path) -> dict[Key, pd.DataFrame]:
+    """The curves of a suite, of which one whose merge was killed has no record."""
+    return dict(iter(table_of(path).groupby(KEY)))
 
 
 def done(suite: str, folders: Folders) -> dict[Key, dict[str, Any]]:
     """The records of a suite, those of added seeds included."""
-    path = folders.results / f"{suite}.jsonl"
-    return records_in(path) if path.exists() else {}
+    return records_in(folders.results / f"{suite}.jsonl")
 
 
 def how_complete(suite: str, folders: Folders) -> tuple[int, int]:
@@ -155,9 +145,10 @@ def how_complete(suite: str, folders: Folders) -> tuple[int, int]:
 def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list[Result]]:
     """Results of a variant by environment, in the order of the suite, seeds in theirs."""
     found: dict[str, list[Result]] = {env: [] for env in suite_named(suite).environments}
-    for (environment, owner, _), record in done(suite, folders).items():
-        if owner == variant:
-            found[environment].append(Result(record, folders.results / f"{suite}.csv"))
+    for key, record in done(suite, folders).items():
+        if record["variant"] == variant:
+            curve = curves_in(folders.results / f"{suite}.csv")[key]
+            found[record["environment"]].append(Result(record, curve))
     return {env: results for env, results in found.items() if results}
 
 

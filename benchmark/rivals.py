@@ -55,17 +55,17 @@ def describe(model: str, settings: dict[str, Any]) -> tuple[str, str]:
     return method, f"target {settings['target_kl']:g}"
 
 
-def over_seeds(suite: str, folders: Folders) -> tuple[tuple[str, ...], list[tuple]]:
-    """Header and rows of a table: each model of a suite, mean ± standard deviation over seeds."""
-    cells = []
+def over_seeds(suite: str, folders: Folders) -> list[dict[str, Any]]:
+    """Rows of a table: each model of a suite, mean ± standard deviation over its seeds."""
+    rows = []
     for (method, penalty), own in models(suite, folders).groupby(["method", "penalty"], sort=False):
-        numbers = []
+        row = {"method": method, "penalty": penalty, "seeds": len(own)}
         for column in COLUMNS:
             values = own[column].dropna().astype(float)
             spread = f" ± {values.std(ddof=0):.2f}" if len(values) > 1 else ""
-            numbers.append(f"{values.mean():.2f}{spread}" if len(values) else "–")
-        cells.append((method, penalty, len(own), *numbers))
-    return ("method", "penalty", "seeds", *COLUMNS), cells
+            row[column] = f"{values.mean():.2f}{spread}" if len(values) else None
+        rows.append(row)
+    return rows
 
 
 def plot_rivals(suite: str, found: dict, folders: Folders):

@@ -51,6 +51,10 @@ class Folders:
     results: Path = ROOT / "benchmark" / "results"
     runs: Path = ROOT / "runs" / "benchmark"
 
+    def absolute(self) -> "Folders":
+        """The same for processes that work in another folder."""
+        return Folders(self.results.absolute(), self.runs.absolute())
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -115,7 +119,7 @@ class Steps(Run):
         ]
 
     def progress(self) -> int:
-        return steps_saved(self.checkpoint) if self.checkpoint.exists() else 0
+        return steps_saved(self.checkpoint)
 
     def is_finished(self) -> bool:
         if not self.progress():
@@ -142,6 +146,10 @@ class Steps(Run):
             "mean_return": round(float(np.mean(returns)), 6) if returns else None,
             "settings": plain(saved["args"]),
         }
+        if SUITES[self.suite].table == "walking":
+            from benchmark.walking import walk  # moviepy takes a second to import
+
+            facts["walk"] = walk(self.folder / self.definition.script, self.log)
         return facts, thin(episodes, updates, self.total_steps)
 
 
@@ -229,7 +237,7 @@ def make_run(name: str, environment: str, variant: str, seed: int, folders: Fold
 
 
 def select(
-    suite_name: str, folders: Folders, seeds: Sequence[int] = (), only: str | None = None
+    suite_name: str, folders: Folders, seeds: Sequence[int] = (), only: str = "*"
 ) -> list[Run]:
     """The runs of a suite in the order in which they are to be made.
 
@@ -240,14 +248,13 @@ def select(
     Raises:
         BenchmarkError: nothing is selected, or a seed is negative.
     """
-    suite = suite_named(suite_name)
-    if negative := [seed for seed in seeds or () if seed < 0]:
-        raise BenchmarkError(f"A seed must not be negative: {negative[0]}.")
+    suite, folders = suite_named(suite_name), folders.absolute()
+    if seeds and min(seeds) < 0:
+        raise BenchmarkError(f"A seed must not be negative: {min(seeds)}.")
     wanted = [(env, seed) for env, own in suite.environments.items() for seed in seeds or own]
-    pairs = [x for x in suite.first if x in wanted] + sorted(wanted, key=lambda x: x[1])
-    pairs = dict.fromkeys(pairs)  # each once
-    runs = [make_run(suite_name, e, v, s, folders) for e, s in pairs for v in suite.variants]
-    runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only or "*")]
+    wanted = sorted(dict.fromkeys(wanted), key=lambda x: x[1])  # each once, seed by seed
+    runs = [make_run(suite_name, e, v, s, folders) for e, s in wanted for v in suite.variants]
+    runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
     if not runs:
         raise BenchmarkError(
             f"No run of {suite_name} fits {only}; names look like "
@@ -313,15 +320,17 @@ def once_per_version(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
     cached = functools.cache(lambda path, *version: read(path))
 
     def reading(path: Path) -> Any:
-        found = path.stat()
-        return cached(path, found.st_mtime_ns, found.st_ino, found.st_size)
+        found = path.stat() if path.exists() else None
+        return cached(path, *((found.st_mtime_ns, found.st_ino, found.st_size) if found else ()))
 
     return reading
 
 
 @once_per_version
 def steps_saved(path: Path) -> int:
-    """Environment steps, or else updates, up to a checkpoint."""
+    """Environment steps, or else updates, up to a checkpoint; none before there is one."""
+    if not path.exists():
+        return 0
     saved = read_checkpoint(path)
     return saved["global_step"] if "global_step" in saved else len(saved["updates"])
 

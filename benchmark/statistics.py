@@ -5,13 +5,46 @@ Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+
+
+class Estimate(NamedTuple):
+    """A statistic of scores, and the ends of its interval if there are seeds enough for one."""
+
+    value: float
+    ends: tuple[float, float] | None
+
+
+def estimate(strata: Sequence[np.ndarray], statistic: Callable[..., Any]) -> Estimate:
+    """`statistic(*strata, axis)` with its stratified bootstrap interval, percentile method.
+
+    Args:
+        strata: scores (seeds,) of each environment; seeds are resampled within each.
+        statistic: of all strata, vectorized over `axis`.
+
+    Returns:
+        No interval where a stratum has fewer than three scores, since the range of two holds the
+        true mean only every other time.
+    """
+    value = float(statistic(*strata, axis=-1))
+    if any(len(x) < 3 for x in strata):
+        return Estimate(value, None)
+    low, high = stats.bootstrap(
+        strata,
+        statistic,
+        n_resamples=RESAMPLES,
+        confidence_level=CONFIDENCE,
+        vectorized=True,
+        method="percentile",
+        rng=np.random.default_rng(0),  # tables must be the same whenever they are made
+    ).confidence_interval
+    return Estimate(value, (float(low), float(high)))
 
 
 def interquartile_mean(scores: np.ndarray, axis: int = -1) -> Any:
@@ -22,33 +55,6 @@ def interquartile_mean(scores: np.ndarray, axis: int = -1) -> Any:
 def mean_of_strata(*strata: np.ndarray, axis: int = -1) -> Any:
     """Mean over strata of the mean of each."""
     return np.mean([np.mean(x, axis=axis) for x in strata], axis=0)
-
-
-def interval(
-    strata: Sequence[np.ndarray], statistic: Callable[..., Any]
-) -> tuple[float, float] | None:
-    """Stratified bootstrap interval of `statistic(*strata, axis)`, percentile method.
-
-    Args:
-        strata: scores (seeds,) of each environment; seeds are resampled within each.
-        statistic: of all strata, vectorized over `axis`.
-
-    Returns:
-        Low and high end; None where a stratum has fewer than three scores, since the range of two
-        holds the true mean only every other time.
-    """
-    if any(len(x) < 3 for x in strata):
-        return None
-    found = stats.bootstrap(
-        strata,
-        statistic,
-        n_resamples=RESAMPLES,
-        confidence_level=CONFIDENCE,
-        vectorized=True,
-        method="percentile",
-        rng=np.random.default_rng(0),  # tables must be the same whenever they are made
-    ).confidence_interval
-    return float(found.low), float(found.high)
 
 
 def improvement(*strata: np.ndarray, axis: int = -1) -> Any:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 CONTINUOUS = "ppo_continuous_action.py"
+KL_PENALTY = "ppo_kl_penalty.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
 RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
 
@@ -25,10 +26,9 @@ class Suite:
     environments: dict[str, tuple[int, ...]]  # and their seeds; RLHF has the toy reviews there
     variants: dict[str, Variant]  # by name; a single one may have the empty name
     total_timesteps: int = 1_000_000  # of RLHF, which has none: PPO updates of all its runs
-    first: tuple[tuple[str, int], ...] = ()  # to run before all others, which follow seed by seed
     baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
-    table: Literal["scores", "normalized", "effects", "editions", "models", "rivals"] = "scores"
+    table: Literal["scores", "normalized", "effects", "models", "walking", "rivals"] = "scores"
     figures: tuple[Literal["curves", "trace", "health", "rows", "frontier", "rivals"], ...] = (
         "curves",
     )
@@ -41,6 +41,22 @@ MUJOCO7 = (
 )
 THREE = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4")
 
+# The eleven surrogate objectives of the paper's Table 1, as fields of `Variant`.
+ADAPTIVE = "adaptive KL, d_targ"
+OBJECTIVES = {
+    "none": (KL_PENALTY, "--kl-mode none", "no clipping or penalty"),
+    "clip-0.1": (CONTINUOUS, "--clip-coef 0.1", "clipping, ε = 0.1"),
+    "clip-0.2": (CONTINUOUS, "--clip-coef 0.2", "clipping, ε = 0.2"),
+    "clip-0.3": (CONTINUOUS, "--clip-coef 0.3", "clipping, ε = 0.3"),
+    "adaptive-0.003": (KL_PENALTY, "--kl-mode adaptive --target-kl 0.003", f"{ADAPTIVE} = 0.003"),
+    "adaptive-0.01": (KL_PENALTY, "--kl-mode adaptive --target-kl 0.01", f"{ADAPTIVE} = 0.01"),
+    "adaptive-0.03": (KL_PENALTY, "--kl-mode adaptive --target-kl 0.03", f"{ADAPTIVE} = 0.03"),
+    "fixed-0.3": (KL_PENALTY, "--kl-mode fixed --kl-coef 0.3", "fixed KL, β = 0.3"),
+    "fixed-1": (KL_PENALTY, "--kl-mode fixed --kl-coef 1", "fixed KL, β = 1"),
+    "fixed-3": (KL_PENALTY, "--kl-mode fixed --kl-coef 3", "fixed KL, β = 3"),
+    "fixed-10": (KL_PENALTY, "--kl-mode fixed --kl-coef 10", "fixed KL, β = 10"),
+}
+
 # In the month of the paper OpenAI published code for the MuJoCo experiments as baselines/pposgd
 # (openai/baselines@da997060). Its pposgd_simple.py, mlp_policy.py and run_mujoco.py have a constant
 # learning rate, Adam with epsilon 1e-8, no gradient clipping, the value loss with weight 1, raw
@@ -49,52 +65,18 @@ THREE = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4")
 # initialization with gain sqrt(2) instead of normalized columns with gain 1; observation statistics
 # updated at every step instead of once per batch, without a least standard deviation of 0.1;
 # actions clipped to their bounds.
-FIRST_RELEASE = (
+RELEASE_2017 = (
     "--no-anneal-lr --adam-eps 1e-8 --max-grad-norm inf --vf-coef 1.0 --no-scale-rewards "
     "--clip-obs 5.0 --truncation-is-terminal"
 )
-# What the paper most likely ran: that, without one thing. The release also clips the change of each
-# value at ε, as if rewards were scaled; they are not, and then values, which are in the hundreds,
-# hardly move (suite `first_release`). The paper does not mention this clipping, and ppo1, the next
-# version of the release's code, has none.
-PROTOCOL_2017 = (f"{FIRST_RELEASE} --no-clip-vloss", f"{FIRST_RELEASE} --value-clip-coef inf")
-# ppo2 is the script's default but for time limits.
-PROTOCOL_PPO2 = ("--truncation-is-terminal", "--truncation-is-terminal")
-
-
-def clipping(protocol: str, label: str) -> dict[str, Variant]:
-    """The three ranges of clipping of the paper's Table 1."""
-    return {
-        f"clip-{x}": Variant(CONTINUOUS, f"--clip-coef {x} {protocol}", label.format(x))
-        for x in ("0.1", "0.2", "0.3")
-    }
-
-
-def objectives(of_clipping: str, of_penalty: str) -> dict[str, Variant]:
-    """The eleven surrogate objectives of the paper's Table 1 with further flags of each script."""
-    modes = {"none": ("none", "no clipping or penalty")}
-    for x in ("0.003", "0.01", "0.03"):
-        modes[f"adaptive-{x}"] = f"adaptive --target-kl {x}", f"adaptive KL, d_targ = {x}"
-    for x in ("0.3", "1", "3", "10"):
-        modes[f"fixed-{x}"] = f"fixed --kl-coef {x}", f"fixed KL, β = {x}"
-    variants = {
-        name: Variant("ppo_kl_penalty.py", f"--kl-mode {mode} {of_penalty}", label)
-        for name, (mode, label) in modes.items()
-    }
-    return {"none": variants.pop("none"), **clipping(of_clipping, "clipping, ε = {}"), **variants}
-
-
-def table1(name: str, settings: str, protocol: tuple[str, str]) -> Suite:
-    """The paper's Table 1 with flags for clipping and for penalties."""
-    return Suite(
-        reproduces=f"Schulman et al. 2017, Table 1, with the settings of {settings}",
-        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
-        variants=objectives(*protocol),
-        first=(("Hopper-v4", 1), ("Swimmer-v4", 1)),
-        baseline=(name, "clip-0.2"),
-        table="normalized",
-        figures=("rows",),
-    )
+# What the paper most likely ran is that, without one thing. The release also clips the change of
+# each value at ε, as if rewards were scaled; they are not, and then values, which are in the
+# hundreds, hardly move. The paper does not mention this clipping, and ppo1, the next version of the
+# release's code, has none.
+PROTOCOL_2017 = {
+    CONTINUOUS: f"{RELEASE_2017} --no-clip-vloss",
+    KL_PENALTY: f"{RELEASE_2017} --value-clip-coef inf",
+}
 
 
 # One switch of the default at a time; the first column of numbers is that of the 37 details.
@@ -118,6 +100,13 @@ ABLATIONS = {
     "target-kl": ("extra: early stopping at KL 0.02", "--target-kl 0.02"),
 }
 
+# The paper's Table 4 for its 3D humanoids, with 32 actors, as it has for walking; 128 are for the
+# harder tasks.
+TABLE4 = "--num-envs 32 --num-steps 512 --num-minibatches 4 --update-epochs 15"
+ADAPTED = "--no-anneal-lr --desired-kl 0.01"
+ANNEALED = "--anneal-log-std -0.7 -1.6"
+HUMANOID = Variant(CONTINUOUS, f"{TABLE4} {ADAPTED} {ANNEALED}", "settings of Table 4")
+
 FAST_ATARI = "--torch-threads 1 --bfloat16"  # makes 2M steps affordable on one core
 # ppo2 normalizes and separates for MuJoCo only.
 CLASSIC_CONTROL = "--no-norm-obs --no-scale-rewards --shared-network"
@@ -138,37 +127,64 @@ SUITES = {
             "Humanoid-v4": (1, 2),
         },
         variants={"": Variant(CONTINUOUS)},
-        first=(*((THREE[0], k) for k in (1, 2, 3)), (THREE[1], 1), (THREE[2], 1)),
         figures=("curves", "health"),
     ),
     "kl_vs_clip": Suite(
         reproduces="Schulman et al. 2017, section 4: the adaptive KL penalty against clipping",
         environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
-        variants={"adaptive-0.01": objectives("", "")["adaptive-0.01"]},
+        variants={"adaptive-0.01": Variant(*OBJECTIVES["adaptive-0.01"])},
         baseline=("figure3", ""),
         baseline_label="clipping, ε = 0.2",
         figures=("curves", "trace"),
     ),
-    "table1": table1("table1", "the code of 2017", PROTOCOL_2017),
-    "first_release": Suite(
-        reproduces="openai/baselines@da997060, whose value clipping `table1` leaves out",
-        environments={"Hopper-v4": (1,)},
-        variants=clipping(FIRST_RELEASE, "values clipped too, ε = {}"),
+    "table1": Suite(
+        reproduces="Schulman et al. 2017, Table 1, with the settings of the code of 2017",
+        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
+        variants={
+            name: Variant(script, f"{flags} {PROTOCOL_2017[script]}", label)
+            for name, (script, flags, label) in OBJECTIVES.items()
+        },
         baseline=("table1", "clip-0.2"),
-        baseline_label="clipping, ε = 0.2",
+        table="normalized",
+        figures=("rows",),
     ),
-    "table1_ppo2": table1("table1_ppo2", "ppo2", PROTOCOL_PPO2),
     "ablation": Suite(
         reproduces="what each detail is worth, beside Engstrom et al. 2020",
         environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)),
         variants={
             name: Variant(CONTINUOUS, flags, label) for name, (label, flags) in ABLATIONS.items()
         },
-        first=(("Hopper-v4", 1),),
         baseline=("figure3", ""),
         baseline_label="default",
         table="effects",
         figures=("rows",),
+    ),
+    "humanoid": Suite(
+        reproduces="Schulman et al. 2017, section 6.3 and Table 4, in Gymnasium's Humanoid-v4",
+        environments={"Humanoid-v4": (1, 2, 3)},
+        variants={"": HUMANOID},
+        total_timesteps=4_096_000,
+        table="walking",
+    ),
+    "humanoid_controls": Suite(
+        reproduces="what each of these settings is worth",
+        environments={"Humanoid-v4": (1,)},
+        variants={
+            "learned-log-std": Variant(CONTINUOUS, f"{TABLE4} {ADAPTED}", "log std learned"),
+            "annealed-lr": Variant(CONTINUOUS, f"{TABLE4} {ANNEALED}", "step size annealed"),
+            "ppo2-batch": Variant(CONTINUOUS, f"{ADAPTED} {ANNEALED}", "batches of ppo2"),
+        },
+        total_timesteps=4_096_000,
+        baseline=("humanoid", ""),
+        baseline_label=HUMANOID.label,
+        table="walking",
+    ),
+    "humanoid_elsewhere": Suite(
+        reproduces="the same settings beside the default in other environments",
+        environments=dict.fromkeys(("Ant-v4", "Walker2d-v4"), (1,)),
+        variants={"default": Variant(CONTINUOUS, "", "default"), "table4": HUMANOID},
+        total_timesteps=2_000_000,
+        table="walking",
     ),
     "pong": Suite(
         reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, in a fifth of the steps",
@@ -249,10 +265,8 @@ def again(name: str, environments: dict[str, tuple[int, ...]]) -> Suite:
         reproduces=f"`{name}` with the second, shorter edition of the scripts",
         environments=environments,
         variants={"second": dataclasses.replace(first.variants[""], label="second edition")},
-        first=(),
         baseline=(name, ""),
         baseline_label="first edition",
-        table="models" if first.table == "models" else "editions",
         figures=first.figures[:1],
     )
 

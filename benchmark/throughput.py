@@ -5,12 +5,14 @@ process with an empty compiler cache, on the same environment with the same sett
 Each is the beginning of a run of a million steps, killed when it has shown its rate, which is that
 between its first checkpoint and its last; start-up (imports, environment, compiling) stands beside
 it. On a machine that does other work too, only the ratios mean something; the one of processor time
-is disturbed least. Every measurement is kept at once, as a line of results/throughput.jsonl.
+is disturbed least. Our scripts are those of the last commit. Every measurement is kept at once, as
+a line of results/throughput.jsonl.
 """
 
 import contextlib
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 import pkgutil
@@ -20,14 +22,14 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from benchmark.provenance import ROOT, THREADS, BenchmarkError, changed_since, commit_named, machine
+from benchmark.provenance import ROOT, THREADS, BenchmarkError, commit_named, machine, source_at
 from benchmark.results import append, lines_of
 from benchmark.runs import Folders, steps_saved
 
@@ -37,23 +39,21 @@ POLL_SECONDS = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A command that shows its steps: our scripts by checkpoints, others by lines of a file."""
+    """A script of this repository with flags, which shows its steps (see `last_step`)."""
 
     name: str
     steps: int  # after which it is killed: enough for ten iterations or more after the start
     flags: str = ""
-    script: str = ""  # one of ours, if it is not its own name; "peers": Stable-Baselines3
+    script: str = ""  # if it is not its own name
     target: float | None = None  # ratio to the rate of the last contender that is to be reached
 
-    def command(self, folder: Path) -> tuple[list[str], Path]:
-        """The command line and the file to watch; to be run in `folder`."""
-        progress = folder / "runs" / "run" / "checkpoint.pt"
-        program = [str(ROOT / (self.script or self.name)), "--run-name", "run"]
-        if self.script == "peers":
-            progress = folder / "progress.txt"
-            program = ["-m", "benchmark.peers", "--progress", str(progress)]
-        steps = ["--total-timesteps", str(WHOLE_RUN)]
-        return [sys.executable, *program, *steps, *self.flags.split()], progress
+    @property
+    def file(self) -> Path:
+        return Path(self.script or self.name)
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["--total-timesteps", str(WHOLE_RUN), *self.flags.split()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +75,13 @@ CONTESTS = {
 # --- Measuring ---
 
 
-def last_step(progress: Path) -> int:
+def last_step(folder: Path) -> int:
     """Steps so far by a checkpoint, or by the last whole line of a file that may be growing."""
-    if not progress.exists():
-        return 0
-    if progress.suffix == ".pt":
-        return steps_saved(progress)
-    return int("0" + progress.read_text().rpartition("\n")[0].rpartition("\n")[2])
+    for checkpoint in folder.glob("runs/*/checkpoint.pt"):
+        return steps_saved(checkpoint)
+    lines = (folder / "progress.json").read_text() if (folder / "progress.json").exists() else ""
+    *lines, _ = lines.split("\n")
+    return json.loads(lines[-1])["time/total_timesteps"] if lines else 0
 
 
 def rates(points: list[tuple[int, float, float]]) -> dict[str, float]:
@@ -98,63 +98,50 @@ def rates(points: list[tuple[int, float, float]]) -> dict[str, float]:
     }
 
 
-def process_tree(root: int) -> list[psutil.Process]:
-    """A process and all its descendants, even those that began a session of their own."""
-    return [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
+@contextlib.contextmanager
+def place(contender: Contender, commit: str, threads: int) -> Iterator[dict[str, Any]]:
+    """Where and how a process of a contender is to be started.
+
+    In a folder with the script of a commit, with so many threads, an empty compiler cache, no GPU.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / contender.file.name).write_text(source_at(commit, str(contender.file)))
+        only = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache", "CUDA_VISIBLE_DEVICES": ""}
+        only |= dict.fromkeys(THREADS, str(threads))
+        yield {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(ROOT), **only}}
 
 
-def processor_seconds(root: int) -> float:
-    """What a process and all its descendants have used, those that have ended included."""
-    total = 0.0
-    for process in process_tree(root):
-        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
-            total += sum(process.cpu_times()[:4])  # user, system, and those of ended children
-    return total
-
-
-def environment_of(folder: Path, threads: int) -> dict[str, str]:
-    """Of a measured process: its threads, an empty compiler cache, and no GPU."""
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
-    threads_of_all = dict.fromkeys(THREADS, str(threads))
-    return {**os.environ, **threads_of_all, **cache, "CUDA_VISIBLE_DEVICES": ""}
-
-
-def measure(contender: Contender, threads: int) -> dict[str, float]:
+def measure(contender: Contender, commit: str, threads: int) -> dict[str, float]:
     """Rates and memory of a contender until it has made its steps; a BenchmarkError if it fails."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        command, progress = contender.command(folder)
-        points = [(0, 0.0, 0.0)]  # start, and whenever it has shown its steps
-        with (folder / "output").open("w+") as output:
-            start = time.perf_counter()
+    points = [(0, 0.0, 0.0)]  # start, and whenever it has shown its steps
+    with place(contender, commit, threads) as options:
+        folder = Path(options["cwd"])
+        start = time.perf_counter()
+        with (folder / "output.txt").open("w") as output:
             process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environment_of(folder, threads),
+                [sys.executable, contender.file.name, *contender.arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                **options,
             )
-            pid = 0
-            try:
-                while not pid and points[-1][0] < contender.steps:
-                    time.sleep(POLL_SECONDS)
-                    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-                    step, now = last_step(progress), time.perf_counter() - start
-                    if step > points[-1][0]:
-                        points.append((step, now, processor_seconds(process.pid)))
-            finally:
-                if not pid:
-                    for descendant in process_tree(process.pid):
-                        with contextlib.suppress(psutil.NoSuchProcess):
-                            descendant.kill()
-                    _, status, usage = os.wait4(process.pid, 0)
-                process.returncode = os.waitstatus_to_exitcode(status)
-            output.seek(0)
-            lines = output.read().splitlines()
-    if pid and status:
-        said = [line.strip("│ ") for line in lines if re.search("[a-z]", line)]
-        reason = said[-1] if said else f"exit code {process.returncode}"
+        watched = psutil.Process(process.pid)
+        try:
+            while points[-1][0] < contender.steps and watched.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(POLL_SECONDS)
+                step, now = last_step(folder), time.perf_counter() - start
+                if step > points[-1][0]:  # user, system, and those of children that have ended
+                    points.append((step, now, sum(watched.cpu_times()[:4])))
+        finally:
+            # The compiler's workers have sessions of their own.
+            for one in (watched, *watched.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        said = re.findall(r"^.*[a-z].*$", (folder / "output.txt").read_text(), re.MULTILINE)
+    if points[-1][0] < contender.steps:
+        reason = said[-1].strip("│ ") if said else f"exit code {process.returncode}"
         raise BenchmarkError(f"{contender.name} failed: {reason}")
     if len(points) < 4:
         raise BenchmarkError(f"{contender.name} made too few steps to be measured.")
@@ -164,58 +151,46 @@ def measure(contender: Contender, threads: int) -> dict[str, float]:
 def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
     """Make the measurements of contests that are missing at this commit, and keep each.
 
-    With changes since that commit all are made anew.
-
     Raises:
         BenchmarkError: there is no such contest, or a contender or its profile failed.
     """
     import torch  # noqa: F401  reads checkpoints; not to be waited for while a contender runs
 
-    for name in names:
-        if name not in CONTESTS:
-            raise BenchmarkError(f"There is no contest {name}; there are: {', '.join(CONTESTS)}.")
+    if unknown := [name for name in names if name not in CONTESTS]:
+        raise BenchmarkError(f"There is no contest {unknown[0]}; there are: {', '.join(CONTESTS)}.")
     if repetitions < 1:
         raise BenchmarkError("--repetitions must be positive.")
     path, commit = folders.results / "throughput.jsonl", commit_named("HEAD")
-    where = {"commit": commit, "modified": changed_since(commit)}
     for name in names or CONTESTS:
         contest = CONTESTS[name]
-        about = {"contest": name, "title": contest.title, **where}
+        about = {"contest": name, "title": contest.title, "commit": commit}
         about["contenders"] = [x.name for x in contest.contenders]
-        lines = [] if where["modified"] else lines_of(path)
-        before = [x for x in lines if x.items() >= about.items()]
-        done = {(x["repetition"], x["contender"]) for x in before if "repetition" in x}
-        for turn, contender in ((k, x) for k in range(repetitions) for x in contest.contenders):
+        before = [x for x in lines_of(path) if x.items() >= about.items()]
+        done = {(x.get("repetition"), x.get("contender")) for x in before}
+        for turn, contender in itertools.product(range(repetitions), contest.contenders):
             if (turn, contender.name) in done:
                 continue
-            found = measure(contender, contest.threads)
+            found = measure(contender, commit, contest.threads)
             which = {"repetition": turn, "contender": contender.name, "target": contender.target}
-            command = " ".join(["python", *contender.command(Path("runs"))[0][1:]])
-            which["command"] = command.replace(f"{ROOT}/", "")  # without paths of this machine
+            which["command"] = " ".join(["python", str(contender.file), *contender.arguments])
             append(path, {**about, **which, **machine(), **found})
             rate = f"{found['steps_per_second']:.0f} steps/s"
             print(f"{name} {turn + 1}/{repetitions} {contender.name}: {rate}", flush=True)
         print(f"{name}: all {repetitions} repetitions are there.", flush=True)
         if contest.physics and not any("profile" in x for x in before):
-            append(path, {**about, "profile": profile(contest), **machine()})
+            append(path, {**about, "profile": profile(contest, commit), **machine()})
 
 
 # --- Where the time goes ---
 
 
-def profile(contest: Contest) -> dict[str, float]:
+def profile(contest: Contest, commit: str) -> dict[str, float]:
     """Microseconds per step by activity, of a contest's first script in a process of its own."""
     first = contest.contenders[0]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmark.throughput", first.name, contest.physics]
-        command += ["--run-name", "run", "--total-timesteps", str(first.steps)]
-        result = subprocess.run(
-            [*command, *first.flags.split()],
-            cwd=folder,
-            env=environment_of(Path(folder), contest.threads),
-            capture_output=True,
-            text=True,
-        )
+    steps = ["--total-timesteps", str(first.steps), *first.flags.split()]
+    program = [sys.executable, "-m", "benchmark.throughput", first.file.stem, contest.physics]
+    with place(first, commit, contest.threads) as options:
+        result = subprocess.run([*program, *steps], capture_output=True, text=True, **options)
     if result.returncode != 0:
         said = result.stderr.splitlines() or [f"exit code {result.returncode}"]
         raise BenchmarkError(f"The profile of {first.name} failed: {said[-1]}")
@@ -230,7 +205,7 @@ def breakdown(script: str, physics: str, arguments: list[str]) -> dict[str, floa
     """
     import tyro
 
-    module = importlib.import_module(script.removesuffix(".py"))
+    module = importlib.import_module(script)
     spent = {"physics": 0.0, "step": 0.0, "act": 0.0}  # seconds so far
     readings = []  # clock and `spent` after the update of each iteration
     warn, in_numpy = module.warn, module.in_numpy
@@ -253,8 +228,8 @@ def breakdown(script: str, physics: str, arguments: list[str]) -> dict[str, floa
     module.warn = read
     module.in_numpy = lambda network: timed("act", in_numpy(network))
     module.Environments.step = timed("step", module.Environments.step)
-    place, _, method = physics.rpartition(".")
-    owner = pkgutil.resolve_name(place)
+    owner, _, method = physics.rpartition(".")
+    owner = pkgutil.resolve_name(owner)
     setattr(owner, method, timed("physics", getattr(owner, method)))
     updates = module.train(tyro.cli(module.Args, args=arguments))["updates"]
 

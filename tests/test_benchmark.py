@@ -29,6 +29,7 @@ from benchmark.provenance import ROOT, BenchmarkError, git, source_at
 
 FOLDERS = runs.Folders()
 HAS_GIT = shutil.which("git") is not None and (ROOT / ".git").exists()
+PENDULUM = "InvertedPendulum-v4"
 
 
 @pytest.fixture
@@ -36,59 +37,76 @@ def folders(tmp_path):
     return runs.Folders(tmp_path / "results", tmp_path / "runs")
 
 
-def write_results(folders, suite, environment, scores, variant=""):
-    """Results of seeds 1, 2, ... with one episode each, of these returns."""
+@pytest.fixture
+def bench(folders):
+    """Run a command of the benchmark with these folders."""
+    return lambda *words: main(
+        [*words, "--results", str(folders.results), "--runs", str(folders.runs)]
+    )
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are drawn in a test."""
+    figures = []
+    monkeypatch.setattr(plots.plt, "close", figures.append)
+    yield figures
+    monkeypatch.undo()
+    plots.plt.close("all")
+
+
+def add(folders, name, environment, *scores, **more):
+    """Runs of `suite/variant`, seeds 1, 2, ..., whose curves rise to their scores (None: none)."""
+    suite, _, variant = name.partition("/")
     for seed, score in enumerate(scores, start=1):
-        write_result(folders, suite, environment, seed, [score], variant)
-
-
-def write_result(folders, suite, environment, seed, returns, variant="", **more):
-    """A result whose last episodes have the given returns and whose curve rises to their mean."""
-    key = {"environment": environment, "variant": variant, "seed": seed}
-    mean = float(np.mean(returns)) if returns else None
-    settings = {"total_timesteps": 1_000_000, "target_kl": 0.01}
-    record = {**key, "score": mean, "mean_return": mean and mean / 2, "hours": 0.5, **more}
-    steps = 10_000 * np.arange(1, 101)
-    rows = pd.DataFrame({**key, "step": steps, "kl_after": 0.02, "episodes": 1})
-    rows["return"] = mean * steps / 1e6 if returns else math.nan
-    results.merge(suite, [record | {"settings": settings}], rows, folders)
+        key = {"environment": environment, "variant": variant, "seed": seed}
+        record = {**key, "score": score, "mean_return": score and score / 2, "hours": 0.5}
+        record["settings"] = {"total_timesteps": 1_000_000, "target_kl": 0.01}
+        record |= more
+        steps = 10_000 * np.arange(1, 101)
+        metrics = dict.fromkeys(runs.STEP_METRICS.values(), 0.02)
+        rows = pd.DataFrame({**key, "step": steps, "episodes": 1, **metrics})
+        rows["return"] = math.nan if score is None else score * steps / 1e6
+        results.merge(suite, [record], rows, folders)
 
 
 # --- Statistics ---
 
 
-def test_interquartile_mean_ignores_the_outer_quarters_of_four_or_more():
-    assert statistics.interquartile_mean(np.array([100, 1, 3, 2, 5, 4, 6, 7])) == 4.5
-    assert statistics.interquartile_mean(np.array([1.0, 2.0, 6.0])) == 3.0
-
-
 def test_interval_is_stratified_and_lies_within_the_scores_around_their_mean():
-    low, high = statistics.interval([np.arange(10.0)], np.mean)
-    assert 2 < low < 4.5 < high < 7
-    assert statistics.interval([np.arange(10.0)], np.mean) == (low, high)
-    assert statistics.interval([np.array([3.0, 4.0])], np.mean) is None
+    value, (low, high) = statistics.estimate([np.arange(10.0)], np.mean)
+    assert 2 < low < value == 4.5 < high < 7
+    assert statistics.estimate([np.arange(10.0)], np.mean).ends == (low, high)
+    assert statistics.estimate([np.array([3.0, 4.0])], np.mean) == (3.5, None)
     # Environments on different scales but without spread between seeds: nothing is uncertain.
     strata = [np.array([1.0, 1.0, 1.0]), np.array([9.0, 9.0, 9.0])]
-    assert statistics.interval(strata, statistics.mean_of_strata) == (5.0, 5.0)
+    assert statistics.estimate(strata, statistics.mean_of_strata) == (5.0, (5.0, 5.0))
 
 
-def test_improvement_counts_pairs_and_half_of_ties_and_averages_over_environments():
-    # Of the four pairs (1,2) (1,3) (3,2) (3,3) one is won and one is a tie.
-    assert statistics.improvement(np.array([1.0, 3.0]), np.array([2.0, 3.0])) == 0.375
-    up, down = np.array([5.0, 6.0]), np.array([1.0, 2.0])
-    assert statistics.improvement(up, down, down, up) == 0.5
-    assert statistics.improvement(up, down, up, down) == 1.0
-
-
-def test_relative_effect_is_averaged_over_environments():
-    # -50 % in the first environment, +10 % in the second, where returns are negative.
-    strata = [np.array([1.0, 1.0]), np.array([2.0, 2.0]), np.array([-9.0]), np.array([-10.0])]
-    assert statistics.relative_effect(*strata) == pytest.approx(-0.2)
+UP, DOWN = (5.0, 6.0), (1.0, 2.0)
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(99.94, "99.9"), (99.97, "100"), (-99.97, "-100"), (5.04, "5.0"), (1e3, "1000")],
+    ("statistic", "strata", "value"),
+    [
+        # The outer quarters of four or more are ignored.
+        ("interquartile_mean", [(100, 1, 3, 2, 5, 4, 6, 7)], 4.5),
+        ("interquartile_mean", [(1, 2, 6)], 3),
+        # Of the four pairs (1,2) (1,3) (3,2) (3,3) one is won and one is a tie.
+        ("improvement", [(1, 3), (2, 3)], 0.375),
+        ("improvement", [UP, DOWN, DOWN, UP], 0.5),
+        ("improvement", [UP, DOWN, UP, DOWN], 1),
+        # -50 % in the first environment, +10 % in the second, where returns are negative.
+        ("relative_effect", [(1, 1), (2, 2), (-9,), (-10,)], -0.2),
+    ],
+)
+def test_statistics_by_hand(statistic, strata, value):
+    found = getattr(statistics, statistic)(*(np.array(x, dtype=float) for x in strata))
+    assert found == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(99.94, "99.9"), (99.97, "100"), (-99.97, "-100"), (5.04, "5.0")]
 )
 def test_a_number_has_a_decimal_unless_that_is_a_fourth_digit(value, text):
     assert tables.number(value) == tables.number(np.float64(value)) == text
@@ -104,7 +122,7 @@ def test_summary_of_runs_of_ones_own(tmp_path, capsys):
         saved = {"script": "ppo_x", "args": {"env_id": "Hopper-v4"}, "episodes": episodes}
         torch.save(saved, tmp_path / f"run{k}" / "checkpoint.pt")
     main(["summary", *map(str, sorted(tmp_path.iterdir()))])
-    row = "| ppo_x | Hopper-v4 | 3 | 10.0 ± 8.2 | 10.0 | [0.0, 20.0] |"
+    row = "| ppo_x | Hopper-v4 | 3 | 10.0 ± 8.2 | 10.0 [0.0, 20.0] |"
     assert row in capsys.readouterr().out
     with pytest.raises(BenchmarkError, match="There is no"):
         tables.summary([tmp_path])
@@ -121,16 +139,12 @@ def test_thin_averages_by_stretch_of_steps():
     table = runs.thin(episodes, [{"global_step": 90, "losses/approx_kl": 0.5}], 1000)
     assert table["step"].tolist() == [10, 70, 80, 90]
     assert table["episodes"].tolist() == [1, 2, 1, 0]
-    assert table["return"].tolist()[:3] == [1.0, 4.0, 7.0]
-    assert table["approx_kl"].tolist()[3] == 0.5
-    assert table.isna().sum().to_dict() == {
-        **dict.fromkeys(runs.STEP_METRICS.values(), 4),
-        **{"step": 0, "episodes": 0, "return": 1, "approx_kl": 3},
-    }
+    assert table["return"].tolist()[:3] == [1.0, 4.0, 7.0] and math.isnan(table["return"][3])
+    assert table["approx_kl"].tolist()[3] == 0.5 and table["approx_kl"].isna().sum() == 3
 
 
 def test_result_of_a_run_in_steps(folders):
-    run = runs.make_run("smoke", "InvertedPendulum-v4", "", 1, folders)
+    run = runs.make_run("smoke", PENDULUM, "", 1, folders)
     assert not run.is_finished() and run.command[-2:] == ["--run-name", "run"]
     run.checkpoint.parent.mkdir(parents=True)
     rates = [(50, 100), (100, 200), (1, 1)]  # the last iteration was paused
@@ -158,50 +172,42 @@ def test_result_of_a_run_in_steps(folders):
 
 
 def test_runs_without_finished_episodes_are_counted_but_have_no_score(folders, tmp_path):
-    for seed, returns in ((1, [10.0]), (2, [])):
-        write_result(folders, "figure3", "Hopper-v4", seed, returns)
-        write_result(folders, "kl_vs_clip", "Hopper-v4", seed, [], "adaptive-0.01")
-        write_result(folders, "ablation", "Hopper-v4", seed, returns[1:], "lambda-1")
-        write_result(folders, "table1", "Hopper-v4", seed, returns[1:], "none")
-    assert "| Hopper-v4 | 1 of 2 | 10.0 | 10.0 | – | 5.0 |" in tables.suite_table(
-        "figure3", folders
+    add(folders, "figure3", "Hopper-v4", 10.0, None)
+    for name in ("kl_vs_clip/adaptive-0.01", "ablation/lambda-1", "table1/none"):
+        add(folders, name, "Hopper-v4", None, None)
+    found = {x: tables.suite_table(x, folders) for x in suites.SUITES}
+    assert "| Hopper-v4 | 1 of 2 | 10.0 | 10.0 | 5.0 |" in found["figure3"]
+    assert "| – (0 of 2) |" in found["kl_vs_clip"]
+    assert "| 5 λ = 1 | – (0 of 2) | – | – | – |" in found["ablation"]
+    assert re.search(
+        r"no clipping or penalty \|.* – \(0 of 2\) \|.*\| – \| -0.39 \|", found["table1"]
     )
-    assert "| – (0 of 2) |" in tables.suite_table("kl_vs_clip", folders)
-    assert "| 5 λ = 1 | – (0 of 2) | – | – | – |" in tables.suite_table("ablation", folders)
-    assert "| no clipping or penalty | -0.39 | – | 0 in 0 |" in tables.suite_table(
-        "table1", folders
-    )
-    assert "– (0 of 2)" in tables.compare("figure3", "kl_vs_clip/adaptive-0.01", folders)
-    assert list(plots.update("figure3", "curves", folders, tmp_path))
-    assert list(plots.update("kl_vs_clip", "trace", folders, tmp_path))
+    for suite, kind in (("figure3", "curves"), ("figure3", "health"), ("kl_vs_clip", "trace")):
+        assert plots.update(suite, kind, folders, tmp_path).exists()
 
 
 # --- Suites and selection ---
 
 
-def selected(seeds=(), only=None):
-    return [run.name for run in runs.select("figure3", FOLDERS, seeds, only)]
+def test_runs_go_seed_by_seed_and_only_selects_by_part_or_whole_name():
+    def selected(seeds=(), only="*"):
+        return [run.name for run in runs.select("figure3", FOLDERS, seeds, only)]
 
-
-def test_first_runs_come_first_then_seed_by_seed():
     names = selected()
-    assert names[:4] == [f"HalfCheetah-v4/seed{k}" for k in (1, 2, 3)] + ["Hopper-v4/seed1"]
+    assert names[:2] == ["HalfCheetah-v4/seed1", "Hopper-v4/seed1"]
     assert names.index("Reacher-v4/seed1") < names.index("Hopper-v4/seed2")
     assert len(names) == len(set(names)) == 6 * 5 + 10 + 2 + 2
-
-
-def test_only_selects_by_part_or_whole_name():
     assert selected(only="Ant-v4") == ["Ant-v4/seed1", "Ant-v4/seed2"]
     assert selected(only="HalfCheetah-v4/seed1") == ["HalfCheetah-v4/seed1"]  # and not seed10
     assert selected(only="*/seed10") == ["HalfCheetah-v4/seed10"]
-    assert selected([7], "Ant-v4") == ["Ant-v4/seed7"]
+    assert selected([7, 7], "Ant-v4") == ["Ant-v4/seed7"]
 
 
 def test_table1_has_the_papers_settings():
-    labels = [x.label for x in suites.SUITES["table1"].variants.values()]
-    for row, label in zip(results.reference("table1"), labels, strict=True):
-        assert label.startswith(row["objective"])
-        assert label.endswith(f"= {row['value']}" if row["value"] else "penalty")
+    variants = suites.SUITES["table1"].variants
+    for row, (name, variant) in zip(results.reference("table1"), variants.items(), strict=True):
+        assert row["variant"] == name and variant.label.startswith(row["objective"])
+        assert variant.label.endswith(f"= {row['value']}" if row["value"] else "penalty")
     assert len(runs.select("table1", FOLDERS)) == 231
 
 
@@ -218,7 +224,7 @@ def test_every_switch_of_the_script_is_ablated():
 @functools.cache
 def settings_class(script):
     """`Args` of a script."""
-    return importlib.import_module(script.removesuffix(".py")).Args
+    return importlib.import_module(script.removesuffix(".py").replace("/", ".")).Args
 
 
 @pytest.mark.parametrize("suite", suites.SUITES)
@@ -228,48 +234,49 @@ def test_every_variant_is_a_valid_command_line(suite):
         assert args.seed == 5
         if run.definition.script == suites.RLHF:
             assert args.num_updates * 3 == run.total_steps
-        elif run.definition.script not in (suites.GRPO, suites.DPO):
-            assert args.env_id == run.environment
-            assert args.num_iterations > 0
+        elif not isinstance(run, runs.Stages):
+            assert args.env_id == run.environment and args.num_iterations > 0
 
 
-def test_list_shows_suites_and_the_runs_of_one(folders, capsys):
-    write_result(folders, "smoke", "InvertedPendulum-v4", 2, [1.0])
-    main(["--results", str(folders.results), "list"])
+def test_list_shows_suites_and_the_runs_of_one(folders, bench, capsys):
+    add(folders, "smoke", PENDULUM, 1.0)
+    bench("list")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(suites.SUITES) and lines[0].split()[:4] == ["smoke", "1", "of", "2"]
-    main(["list", "ablation", "--only", "lambda-1"])
+    bench("list", "ablation", "--only", "lambda-1")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 15 and lines[0].startswith("Hopper-v4/lambda-1/seed1 ")
     assert lines[0].endswith("--seed 1 --total-timesteps 1000000 --gae-lambda 1.0")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("line", "sentence"),
     [
-        (["run", "figure4"], "There is no suite figure4; there are: smoke, figure3"),
-        (["run", "figure3", "--only", "Hoper-v4"], "No run of figure3 fits Hoper-v4"),
-        (["run", "figure3", "--workers", "0"], "--workers must be positive"),
-        (["run", "smoke", "--commit", "nonsense"], "git rev-parse"),
-        (["run", "smoke", "--cluster", "ray", "--workers", "3"], "--workers is for local runs"),
-        (["status", "figure4"], "There is no suite figure4"),
-        (["plot", "figure4"], "There is no suite figure4"),
-        (["plot", "ablation"], "No run of ablation is finished"),
-        (["compare", "figure3", "table1/clip"], "There is no table1/clip; there is table1/none or"),
-        (["compare", "figure3/x", "figure3"], "There is no figure3/x; there is figure3."),
-        (["run", "figure3", "--seeds", "1", "-3"], "A seed must not be negative: -3."),
-        (["throughput", "chess"], "There is no contest chess"),
-        (["throughput", "--repetitions", "0"], "--repetitions must be positive"),
-        (["report"], "There is no folder"),
-        (["run", "multidiscrete_vs_gaussian", "--commit", "FIRST"], "ppo_multidiscrete.py"),
-        (["--runs", __file__, "run", "smoke"], "smoke/InvertedPendulum-v4"),
+        ("run figure4", "There is no suite figure4; there are: smoke, figure3"),
+        ("run figure3 --only Hoper-v4", "No run of figure3 fits Hoper-v4"),
+        ("run figure3 --workers 0", "--workers must be positive"),
+        ("run figure3 --seeds 1 -3", "A seed must not be negative: -3."),
+        ("run smoke --commit nonsense", "git rev-parse"),
+        ("run multidiscrete_vs_gaussian --commit FIRST", "ppo_multidiscrete.py"),
+        ("run smoke --cluster ray --workers 3", "--workers is for local runs"),
+        (f"run smoke --runs {__file__}", f"smoke/{PENDULUM}"),
+        ("status figure4", "There is no suite figure4"),
+        ("plot figure4", "There is no suite figure4"),
+        ("plot ablation", "No run of ablation is finished"),
+        ("compare figure3 table1/clip", "There is no table1/clip; there is table1/none or"),
+        ("compare figure3/x figure3", "There is no figure3/x; there is figure3."),
+        ("throughput chess", "There is no contest chess"),
+        ("throughput --repetitions 0", "--repetitions must be positive"),
+        ("report", "There is no folder"),
     ],
 )
-def test_what_cannot_be_done_gets_one_sentence(arguments, sentence, folders, capsys):
-    if arguments[-1] == "FIRST":  # which has not all scripts
-        arguments = [*arguments[:-1], git("rev-list", "--max-parents=0", "HEAD").split()[-1]]
+def test_what_cannot_be_done_gets_one_sentence(line, sentence, folders, capsys):
+    if "FIRST" in line:  # a commit that has not all scripts
+        line = line.replace("FIRST", git("rev-list", "--max-parents=0", "HEAD").split()[-1])
+    place = ["--results", str(folders.results)]
+    place += [] if "--runs" in line else ["--runs", str(folders.runs)]
     with pytest.raises(SystemExit) as end:
-        main(["--results", str(folders.results), "--runs", str(folders.runs), *arguments])
+        main([*line.split(), *place])
     captured = capsys.readouterr()
     assert end.value.code == 2
     assert sentence in captured.err + captured.out
@@ -281,37 +288,26 @@ def test_what_cannot_be_done_gets_one_sentence(arguments, sentence, folders, cap
 
 
 def test_scores_table_by_hand(folders):
-    write_results(folders, "figure3", "Hopper-v4", (1000, 2000, 3000, 4000, 9000))
-    row = tables.scores_table("figure3", folders).splitlines()[2]
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[:4] == ["Hopper-v4", "5", "3800 ± 2786", "3000"]
-    assert cells[5] == "1900 ± 1393"
-    assert "≈ 2250 to 2330" in cells and "2383 ± 272" in cells
-    assert cells[-1] == "0.50"
-
-
-def test_missing_runs_are_named_with_the_command_that_makes_them(folders):
-    to_continue = "To continue: `python -m benchmark run smoke`.\n"
-    assert tables.suite_table("smoke", folders) == f"\nMissing: 2 of 2 runs. {to_continue}"
-    write_result(folders, "smoke", "InvertedPendulum-v4", 1, [1.0], hours=1.0)
-    assert tables.suite_table("smoke", folders).endswith(
-        "\nThis is a pilot of one seed in InvertedPendulum-v4. Missing: 1 of 2 runs, about 1 h of "
-        f"one core. {to_continue}"
-    )
-    write_result(folders, "smoke", "InvertedPendulum-v4", 2, [1.0])
-    assert "Missing" not in tables.suite_table("smoke", folders)
+    add(folders, "figure3", "Hopper-v4", 1000, 2000, 3000, 4000, 9000)
+    add(folders, "figure3", "Ant-v4", 5.0)
+    hopper, ant = tables.scores_table("figure3", folders).splitlines()[2:]
+    assert hopper.startswith("| Hopper-v4 | 5 | 3800 ± 2786 | 3000 [")
+    assert "] | 1900 ± 1393 | 0.50 | ≈ 2250 to 2330 |" in hopper and "| 2383 ± 272 |" in hopper
+    assert ant.startswith("| Ant-v4 | 1 | 5.0 | 5.0 | 2.5 | 0.50 | – | – |")
 
 
 def test_comparison_of_variants(folders):
-    for seed in (1, 2, 3):
-        write_result(folders, "figure3", "Hopper-v4", seed, [10.0 * seed])
-        write_result(folders, "kl_vs_clip", "Hopper-v4", seed, [5.0 * seed], "adaptive-0.01")
+    for seeds in (1, 2, 3):
+        add(folders, "figure3", "Hopper-v4", *(10.0, 20.0, 30.0)[:seeds])
+        add(folders, "kl_vs_clip/adaptive-0.01", "Hopper-v4", *(5.0, 10.0, 15.0)[:seeds])
         # Of few runs nothing is said, least of all 0 or 1.
         table = tables.compare("figure3", "kl_vs_clip/adaptive-0.01", folders)
-        assert (f"({seed}) | – |" in table) == (seed < 3)
+        assert (f"({seeds}) | – |\n| kl_vs" in table) == (seeds < 3)
     # Of the pairs of (10, 20, 30) and (5, 10, 15) one is lost, one a tie, seven are won.
-    assert "| Hopper-v4 | 20.0 ± 8.2 (3) | 10.0 ± 4.1 (3) | 0.83 [" in table
-    assert "0.17 [" in tables.variants_table("kl_vs_clip", folders)
+    assert "| figure3 | 20.0 ± 8.2 (3) | 0.83 [" in table
+    assert "| kl_vs_clip/adaptive-0.01 | 10.0 ± 4.1 (3) | – |" in table
+    table = tables.suite_table("kl_vs_clip", folders)
+    assert "| clipping, ε = 0.2 | – | 20.0 ± 8.2 (3) |" in table and "0.17 [" in table
     with pytest.raises(BenchmarkError, match="no results in a common environment"):
         tables.compare("figure3", "table1/clip-0.2", folders)
 
@@ -320,117 +316,79 @@ def test_a_suite_of_several_variants_needs_no_baseline(folders, monkeypatch, tmp
     variants = {"a": suites.Variant("x.py", "", "A"), "b": suites.Variant("x.py", "", "B")}
     monkeypatch.setitem(suites.SUITES, "new", suites.Suite("nothing", {"X-v1": (1,)}, variants))
     for variant in variants:
-        write_result(folders, "new", "X-v1", 1, [5.0], variant)
+        add(folders, f"new/{variant}", "X-v1", 5.0)
     assert tables.suite_table("new", folders).splitlines() == [
         *("| mean ± std (seeds) | X-v1 |", "|---|--:|", "| A | 5.0 (1) |", "| B | 5.0 (1) |")
     ]
-    assert list(plots.update("new", "curves", folders, tmp_path))
+    assert plots.update("new", "curves", folders, tmp_path).exists()
 
 
 def test_table1_scores_are_normalized_per_environment(folders, monkeypatch, tmp_path):
     monkeypatch.setattr(tables, "random_returns", {"Hopper-v4": 0.0, "Swimmer-v4": 10.0}.get)
     for name in suites.SUITES["table1"].variants:
-        write_result(folders, "table1", "Hopper-v4", 1, [-50.0], name)
+        add(folders, f"table1/{name}", "Hopper-v4", -50.0)
         if name != "none":
-            write_result(folders, "table1", "Swimmer-v4", 1, [20.0], name)
-    write_result(folders, "table1", "Hopper-v4", 1, [100.0], "clip-0.2")
-    write_result(folders, "table1", "Swimmer-v4", 2, [30.0], "clip-0.2")
+            add(folders, f"table1/{name}", "Swimmer-v4", 20.0)
+    add(folders, "table1/clip-0.2", "Hopper-v4", 100.0)
+    add(folders, "table1/clip-0.2", "Swimmer-v4", 20.0, 30.0)
+
+    def row(label):
+        table = tables.suite_table("table1", folders)
+        return next(x for x in table.splitlines() if x.startswith(f"| {label} |"))
+
     # As long as a setting lacks Swimmer, nobody's average includes it.
-    table = tables.normalized_table("table1", folders)
-    assert "| clipping, ε = 0.2 | 0.82 | 1.00 | 1 in 1 | 100 (1) | 25.0 ± 5.0 (2) |" in table
-    assert "| no clipping or penalty | -0.39 | -0.50 | 1 in 1 | -50.0 (1) | – |" in table
-    write_result(folders, "table1", "Swimmer-v4", 1, [10.0], "none")
-    table = tables.normalized_table("table1", folders)
+    assert "| 25.0 ± 5.0 (2) | – | 1.00 | 0.82 |" in row("clipping, ε = 0.2")
+    assert "| -50.0 (1) |" in row("no clipping or penalty")
+    assert "| -0.50 | -0.39 |" in row("no clipping or penalty")
+    add(folders, "table1/none", "Swimmer-v4", 10.0)
     # The best run of Hopper has 100, that of Swimmer 30: (1 + (0.5 + 1) / 2) / 2.
-    assert "| clipping, ε = 0.2 | 0.82 | 0.88 | 3 in 2 |" in table
-    assert "| no clipping or penalty | -0.39 | -0.25 | 2 in 2 |" in table
-    assert list(plots.update("table1", "rows", folders, tmp_path))
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that are drawn in a test."""
-    figures = []
-    monkeypatch.setattr(plots.plt, "close", figures.append)
-    yield figures
-    monkeypatch.undo()
-    plots.plt.close("all")
+    assert "| 0.88 | 0.82 |" in row("clipping, ε = 0.2")
+    assert "| -0.25 | -0.39 |" in row("no clipping or penalty")
+    assert plots.update("table1", "rows", folders, tmp_path).exists()
 
 
 def test_effects_of_details_against_the_default(folders, drawn, tmp_path):
-    write_results(folders, "figure3", "Hopper-v4", (1800.0, 1900.0, 2000.0))
-    write_results(folders, "figure3", "Walker2d-v4", [1.0] * 3)
-    write_results(folders, "ablation", "Hopper-v4", [950.0] * 3, "raw-rewards")
-    assert "chance" not in tables.effects_table("ablation", folders)
-    # An environment that not all rows have is in no average.
-    write_result(folders, "ablation", "Walker2d-v4", 1, [9.0], "raw-rewards")
-    write_result(folders, "ablation", "Hopper-v4", 1, [1425.0], "shared-network")
-    table = tables.effects_table("ablation", folders)
+    add(folders, "figure3", "Hopper-v4", 1900.0)
+    add(folders, "ablation/shared-network", "Hopper-v4", 1425.0)
+    assert "nan" not in tables.suite_table("ablation", folders)
+    add(folders, "figure3", "Hopper-v4", 1800.0, 1900.0, 2000.0)
+    add(folders, "figure3", "Walker2d-v4", *[1.0] * 3)
+    add(folders, "ablation/raw-rewards", "Hopper-v4", *[950.0] * 3)
+    add(folders, "ablation/raw-rewards", "Walker2d-v4", 9.0)  # not all rows have it: in no average
+    table = tables.suite_table("ablation", folders)
     assert "| default | 1900 ± 82 (3) | 1.0 ± 0.0 (3) | – | – |" in table
     assert "| 30 and 31 raw rewards | 950 ± 0 (3) | 9.0 (1) | – | -50% [-" in table
     assert "| 13 and 26 shared network | 1425 (1) | – | – | -25% | separate" in table
-    # The default's standard deviation is 100 of 1900; its mean of three varies too.
-    assert f"± {100 / 1900 * np.sqrt(4 / 3):.0%} (one standard deviation)" in table
-    found = tables.effects("ablation", folders)
-    assert found["raw-rewards"][0] == pytest.approx(-0.5)
-    assert found["shared-network"] == (pytest.approx(-0.25), None)
-    assert list(plots.update("ablation", "rows", folders, tmp_path))
+    plots.update("ablation", "rows", folders, tmp_path)
     (axes,) = drawn[0].axes
-    points = [
-        (line.get_label(), line.get_xdata()[0], line.get_markerfacecolor())
-        for line in axes.lines
-        if line.get_label()[0] != "_"
-    ]
-    sweep = "Andrychowicz et al. (95th percentile of a sweep)"
-    assert [x[0] for x in points] == ["ours", sweep, "ours"]
-    ours = [x[1:] for x in points if x[0] == "ours"]
+    lines = [x for x in axes.lines if x.get_label()[0] != "_"]
+    points = [(x.get_label(), x.get_xdata()[0], x.get_markerfacecolor()) for x in lines]
     # In the order of the details, as long as some effect is one of chance.
-    assert ours == [(pytest.approx(-0.25), "white"), (pytest.approx(-0.5), "C0")]
-    assert axes.get_xlabel().endswith("1 to 3 runs in 1 environment per row")
-    write_results(folders, "ablation", "Hopper-v4", [1425.0] * 3, "shared-network")
-    assert list(plots.update("ablation", "rows", folders, tmp_path))
-    (axes,) = drawn[1].axes
-    assert axes.lines[0].get_xdata()[0] == pytest.approx(-0.5)  # worst first
-
-
-def test_chance_falls_with_the_number_of_environments(folders):
-    write_result(folders, "figure3", "Hopper-v4", 1, [950.0])
-    write_result(folders, "ablation", "Hopper-v4", 1, [900.0], "raw-rewards")
-    assert tables.chance("ablation", folders).endswith("against a single run says nothing.\n")
-    assert "nan" not in tables.suite_table("ablation", folders)
-    for env in ("Hopper-v4", "Walker2d-v4"):
-        write_results(folders, "figure3", env, (950.0, 1000.0, 1050.0))
-        write_result(folders, "ablation", env, 1, [900.0], "raw-rewards")
-    one = 0.05 * np.sqrt(4 / 3)  # standard deviation 50 of 1000
-    assert f"± {one / np.sqrt(2):.0%} (one" in tables.chance("ablation", folders)
+    assert points[:2] == [
+        *(("ours", pytest.approx(-0.25), "white"), ("ours", pytest.approx(-0.5), "C0"))
+    ]
+    (theirs,) = points[2:]  # the only claim about one of these rows
+    assert theirs[0].startswith("Andrychowicz") and theirs[1] == pytest.approx(1190 / 1360 - 1)
+    add(folders, "ablation/shared-network", "Hopper-v4", *[1425.0] * 3)
+    plots.update("ablation", "rows", folders, tmp_path)
+    assert drawn[1].axes[0].lines[0].get_xdata()[0] == pytest.approx(-0.5)  # worst first
 
 
 def test_published_effects_are_of_the_same_environments():
-    found = tables.published_effects(["Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"])
+    environments = ["Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"]
+    found = {variant: x for (_, variant), x in tables.published_effects(environments).items()}
     # Engstrom et al. 2020, Tables 2 and 3: Walker2d 2867 of 3292, Hopper 2371 of 2513.
-    expected = (2867 / 3292 + 2371 / 2513) / 2 - 1
-    assert found["engstrom2020"] == {"no-clip": pytest.approx(expected)}
+    assert found["no-clip"] == pytest.approx((2867 / 3292 + 2371 / 2513) / 2 - 1)
     # Andrychowicz et al. 2021, choice C47: Hopper, Walker2d and HalfCheetah; off against on.
     expected = (1190 / 1360 + 685 / 660 + 2000 / 2320) / 3 - 1
-    assert found["andrychowicz2021"]["shared-network"] == pytest.approx(expected)
-    found = tables.published_effects(["HalfCheetah-v4"])
-    assert set(found) == {"andrychowicz2021"}  # Engstrom et al. have no HalfCheetah
-    assert found["andrychowicz2021"]["shared-network"] == pytest.approx(2000 / 2320 - 1)
+    assert found["shared-network"] == pytest.approx(expected)
 
 
-def test_both_editions_stand_side_by_side(folders):
-    write_results(folders, "figure3", "Hopper-v4", (10.0, 20.0, 30.0))
-    write_results(folders, "second_edition", "Hopper-v4", (11.0, 22.0, 33.0), "second")
-    table = tables.suite_table("second_edition", folders)
-    assert "| Hopper-v4 | first edition | 3 | 20.0 ± 8.2 | 20.0 | [10.0, 30.0] | 10.0" in table
-    assert "| Hopper-v4 | second edition | 3 | 22.0 ± 9.0 | 22.0 | [11.0, 33.0] | 11.0" in table
-    assert " | 0.50 | 0.67 [" in table  # of the nine pairs six are won
-
-
-def test_figure_has_a_panel_per_environment_and_a_line_per_seed(folders, drawn, tmp_path):
-    write_results(folders, "figure3", "Hopper-v4", (100.0, 200.0, 300.0))
-    write_result(folders, "figure3", "Ant-v4", 1, [5.0])
-    (path,) = plots.update("figure3", "curves", folders, tmp_path)
+def test_figures_have_a_panel_per_environment_and_a_line_per_seed(folders, drawn, tmp_path):
+    add(folders, "figure3", "Hopper-v4", 100.0, 200.0, 300.0)
+    add(folders, "figure3", "Ant-v4", 5.0)
+    add(folders, "kl_vs_clip/adaptive-0.01", "Hopper-v4", 5.0, 5.0)
+    path = plots.update("figure3", "curves", folders, tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
     hopper, ant = drawn[0].axes
     assert [x.get_title() for x in (hopper, ant)] == ["Hopper-v4\n3 seeds", "Ant-v4\n1 seed"]
@@ -439,20 +397,23 @@ def test_figure_has_a_panel_per_environment_and_a_line_per_seed(folders, drawn, 
     mean = hopper.lines[labels.index("ours")].get_ydata()
     assert mean[-1] == pytest.approx(200.0)  # of seeds that end at 100, 200 and 300
     assert len(ant.collections) == 0  # no band from one seed
+    path = plots.update("kl_vs_clip", "trace", folders, tmp_path)
+    assert path.name == "kl_vs_clip_trace.png"
+    assert [set(x.get_ydata()) for x in drawn[1].axes[0].lines] == [{0.02}, {0.02}, {0.01}]
 
 
 def test_a_figure_is_drawn_again_only_after_what_it_shows_has_changed(
     folders, monkeypatch, tmp_path
 ):
     def update():
-        return [x for x in plots.update("kl_vs_clip", "curves", folders, tmp_path, always=False)]
+        return plots.update("kl_vs_clip", "curves", folders, tmp_path, always=False)
 
-    write_result(folders, "figure3", "Hopper-v4", 1, [5.0])
-    write_result(folders, "kl_vs_clip", "Hopper-v4", 1, [5.0], "adaptive-0.01")
+    add(folders, "figure3", "Hopper-v4", 5.0)
+    add(folders, "kl_vs_clip/adaptive-0.01", "Hopper-v4", 5.0)
     assert update() and not update()
-    write_result(folders, "figure3", "Ant-v4", 1, [5.0])  # has no panel
+    add(folders, "figure3", "Ant-v4", 5.0)  # has no panel
     assert not update()
-    write_result(folders, "figure3", "Hopper-v4", 2, [5.0])  # another seed of the baseline
+    add(folders, "figure3", "Hopper-v4", 5.0, 5.0)  # another seed of the baseline
     assert update() and not update()
     copy = tmp_path / "reference"
     shutil.copytree(plots.REFERENCE, copy)
@@ -462,11 +423,12 @@ def test_a_figure_is_drawn_again_only_after_what_it_shows_has_changed(
     assert update()
 
 
-def test_trace_of_the_kl_has_a_line_per_seed_and_its_target(folders, drawn, tmp_path):
-    write_results(folders, "kl_vs_clip", "Hopper-v4", [5.0, 5.0], "adaptive-0.01")
-    (path,) = plots.update("kl_vs_clip", "trace", folders, tmp_path)
-    assert path.name == "kl_vs_clip_trace.png"
-    assert [set(x.get_ydata()) for x in drawn[0].axes[0].lines] == [{0.02}, {0.02}, {0.01}]
+def test_walking_table_by_hand(folders):
+    walk = {"returns": [1.0, 2.0, 3.0], "lengths": [10, 20, 60], "speeds": [0.5] * 3}
+    add(folders, "humanoid_elsewhere/table4", "Ant-v4", 1500.0, walk=walk)
+    reached = "0.67 | – | –"  # 1000, 2000 and 4000
+    row = f"| 1 | {reached} | 1500 | 2.0 ± 0.8 | 30.0 | 0.50 [0.50, 0.50] |"
+    assert row in tables.suite_table("humanoid_elsewhere", folders)
 
 
 def test_rlhf_result_tables_and_figure(folders, tmp_path):
@@ -495,22 +457,12 @@ def test_rlhf_result_tables_and_figure(folders, tmp_path):
     assert result.record["score"] == 1.25
     text = tables.suite_table("rlhf", folders)
     assert "| ppo-none | -5.00 | 0.50 |" in text
-    assert "| 2 | 0.800 | 0.700 | 1.25 | 0.50 | 0.500 | 0.500 | 6.50 (6) | 6e+00 | -5.00 " in text
-    assert text.count(" | 512 |\n") == 1
-    assert "Missing: 4 of 5 runs" in text
-    (path,) = plots.update("rlhf", "frontier", folders, tmp_path)
-    assert path.stat().st_size > 10_000
+    assert re.search(r"\| 2 \| 0.800 \| 0.700 \| 1.25 \| 6.50 \(6\) \| .* \| 0 \| 512 \|\n", text)
+    assert "| `rlhf` | 1 of 5 | 0.0 | Gao" in tables.suites_table(folders)
+    assert plots.update("rlhf", "frontier", folders, tmp_path).stat().st_size > 10_000
 
 
 # --- Pages ---
-
-
-def test_table_of_scripts(folders):
-    write_results(folders, "second_edition", "HalfCheetah-v4", (500.0, 1000.0, 1500.0), "second")
-    text = pages.scripts_table(folders)
-    row = next(x for x in text.splitlines() if "[ppo_continuous_action.py]" in x)
-    ours, theirs = "3 | 1000 ± 408 | 1000 [500, 1500]", "1443 ± 46; 2906 ± 1129"
-    assert f"| HalfCheetah-v4 | {ours} | {theirs} | 0.50 | – |" in row
 
 
 def test_details_name_every_tag_and_the_scripts_that_have_it(folders):
@@ -529,23 +481,23 @@ def test_details_name_every_tag_and_the_scripts_that_have_it(folders):
     assert all(row[2].endswith(".") for row in list(rows.values())[1:])
     used = {x for row in results.reference("details") for x in row["variants"].split()}
     assert used == set(suites.ABLATIONS)
-    write_result(folders, "figure3", "Hopper-v4", 1, [10.0])
-    write_result(folders, "ablation", "Hopper-v4", 1, [5.0], "lambda-1")
-    assert "| λ = 1: -50% (one run) |" in pages.details(folders)
-    write_results(folders, "figure3", "Hopper-v4", [10.0] * 3)
-    write_results(folders, "ablation", "Hopper-v4", [5.0] * 3, "lambda-1")
-    assert "| λ = 1: -50% [-50%, -50%] |" in pages.details(folders)
+    for seeds, worth in ((1, "-50% (one run)"), (3, "-50% [-50%, -50%]")):
+        add(folders, "figure3", "Hopper-v4", *[10.0] * seeds)
+        add(folders, "ablation/lambda-1", "Hopper-v4", *[5.0] * seeds)
+        assert f"| λ = 1: {worth} |" in pages.details(folders)
 
 
 def test_pages_are_written_where_they_differ(folders, monkeypatch, tmp_path):
     page, details = tmp_path / "page.md", tmp_path / "DETAILS.md"
-    page.write_text("Before\n<!-- generated: smoke -->\nold\n<!-- end -->\nafter\n")
+    page.write_text("Before\n<!-- generated: scripts -->\nold\n<!-- end -->\nafter\n")
     monkeypatch.setattr(pages, "PAGES", (page,))
     monkeypatch.setattr(pages, "DETAILS", details)
-    write_result(folders, "smoke", "InvertedPendulum-v4", 1, [3.0])
+    add(folders, "second_edition/second", "HalfCheetah-v4", 500.0, 1000.0, 1500.0)
     assert pages.write(folders) == [page, details]
-    assert page.read_text().startswith("Before\n<!-- generated: smoke -->\n\n| environment |")
+    assert page.read_text().startswith("Before\n<!-- generated: scripts -->\n\n| script |")
     assert page.read_text().endswith("\n<!-- end -->\nafter\n") and "old" not in page.read_text()
+    ours, theirs = "3 | 1000 ± 408 | 1000 [500, 1500]", "1443 ± 46; 2906 ± 1129"
+    assert f"| HalfCheetah-v4 | {ours} | {theirs} | 0.50 | – |" in page.read_text()
     assert pages.write(folders) == []
     page.write_text("<!-- generated: nonsense -->\n<!-- end -->\n")
     with pytest.raises(BenchmarkError, match="no block nonsense"):
@@ -578,7 +530,14 @@ def test_committed_figures_show_the_committed_results(suite, kind, committed):
     path = plots.FIGURES / f"{suite}{plots.KINDS[kind][1]}.png"
     assert path.exists() == (suite != "smoke" and bool(results.done(suite, committed)))
     if path.exists():
-        assert Image.open(path).text["Source"] == f"results {plots.digest(suite, kind, committed)}"
+        digest = plots.digest(plots.results_of(suite, committed), kind)
+        assert Image.open(path).text["Source"] == f"results {digest}"
+
+
+def test_every_published_number_is_read():
+    sources = "".join(x.read_text() for x in (ROOT / "benchmark").glob("*.py"))
+    for path in set(plots.REFERENCE.iterdir()) - {plots.REFERENCE / "README.md"}:
+        assert path.name in sources or f'reference("{path.stem}")' in sources, path
 
 
 # --- Throughput ---
@@ -590,35 +549,11 @@ def test_rates_leave_out_start_and_first_iteration():
     assert list(rates.values()) == [50, 100, 5.0]
 
 
-def test_processor_time_counts_workers_with_sessions_of_their_own():
-    burn = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
-    worker = [sys.executable, "-c", burn + "print('done', flush=True); time.sleep(60)"]
-    launcher = (
-        f"import subprocess; x = subprocess.Popen({worker!r}, start_new_session=True); x.wait()"
-    )
-    command = [sys.executable, "-c", launcher]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    tree = []
-    try:
-        assert process.stdout.readline() == "done\n"
-        tree = throughput.process_tree(process.pid)
-        assert len(tree) == 2 and 0.25 < throughput.processor_seconds(process.pid) < 5
-    finally:
-        for descendant in tree:
-            descendant.kill()
-        process.wait()
-
-
 @pytest.mark.parametrize("contest", throughput.CONTESTS)
 def test_every_contender_has_a_valid_command_line_and_equal_work(contest):
     settings = set()
     for contender in throughput.CONTESTS[contest].contenders:
-        command, progress = contender.command(ROOT / "somewhere")
-        start = next(i for i, word in enumerate(command) if word.endswith(("peers", ".py")))
-        script = contender.script or contender.name
-        args_class = settings_class("benchmark.peers" if script == "peers" else script)
-        args = tyro.cli(args_class, args=command[start + 1 :])
-        assert str(progress).startswith(str(ROOT / "somewhere"))
+        args = tyro.cli(settings_class(str(contender.file)), args=contender.arguments)
         batch = args.num_envs * args.num_steps
         shown = getattr(args, "checkpoint_interval", 1) * batch
         assert max(10 * batch, 3 * shown) <= contender.steps < args.total_timesteps
@@ -626,61 +561,45 @@ def test_every_contender_has_a_valid_command_line_and_equal_work(contest):
     assert len(settings) == 1
 
 
-# One that is finished, a fast one and a slow one; each counts its starts.
+# Shows a step now and then; with a fuse that burns, it fails in between.
 CONTENDER = """
-import pathlib, sys, time
-flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-progress = pathlib.Path(flags["--progress"])
+import json, pathlib, sys, time
+pace, fuse = float(sys.argv[4]), pathlib.Path(sys.argv[5])
 for step in range(0, 60, 10):
-    end = time.process_time() + float(flags["--pace"])
+    end = time.process_time() + pace
     while time.process_time() < end: pass
-    if step == 30 and pathlib.Path(flags.get("--fuse", "none")).exists():
+    if step == 30 and fuse.exists():
         sys.exit("Error: blown")
-    with progress.open("a") as file:
-        print(step, file=file)
+    with open("progress.json", "a") as file:
+        print(json.dumps({"time/total_timesteps": step}), file=file)
 time.sleep(60)
 """
 
 
 def test_a_contest_continues_and_fewer_repetitions_replace_none(
-    folders, monkeypatch, tmp_path, capsys
+    folders, bench, monkeypatch, tmp_path, capsys
 ):
-    (tmp_path / "contender.py").write_text(CONTENDER)
-    contenders = [
-        throughput.Contender(name, 50, f"--pace {pace}{fuse}", "peers", target)
-        for name, pace, fuse, target in (
-            ("ours", 0.02, "", 2.0),
-            ("theirs, slow", 0.06, f" --fuse {tmp_path}/fuse", None),
-        )
-    ]
-
-    def command(contender, folder):
-        progress = ["--progress", str(folder / "progress.txt")]
-        program = [sys.executable, str(tmp_path / "contender.py")]
-        return [*program, *progress, *contender.flags.split()], folder / "progress.txt"
-
-    monkeypatch.setattr(throughput.Contender, "command", command)
-    monkeypatch.setattr(throughput, "changed_since", lambda commit: [])
-    contest = throughput.Contest("Two", tuple(contenders))
+    ours = throughput.Contender("ours", 50, "--pace 0.02 none", "x.py", 2.0)
+    theirs = throughput.Contender("theirs, slow", 50, f"--pace 0.06 {tmp_path}/fuse", "x.py")
+    contest = throughput.Contest("Two", (ours, theirs))
     monkeypatch.setattr(throughput, "CONTESTS", {"two": contest})
-    place = ["--results", str(folders.results), "throughput", "--repetitions"]
+    monkeypatch.setattr(throughput, "source_at", lambda commit, file: CONTENDER)
     (tmp_path / "fuse").touch()
     with pytest.raises(SystemExit):
-        main([*place, "2"])
+        bench("throughput", "--repetitions", "2")
     assert "Error: theirs, slow failed: Error: blown" in capsys.readouterr().err
     path = folders.results / "throughput.jsonl"
     assert [x["contender"] for x in results.lines_of(path)] == ["ours"]
     assert pages.throughput_tables(folders) == ""  # no repetition is complete
     (tmp_path / "fuse").unlink()
-    main([*place, "2"])
+    bench("throughput", "--repetitions", "2")
     lines = results.lines_of(path)
     assert [(x["repetition"], x["contender"]) for x in lines] == [
         *((0, "ours"), (0, "theirs, slow"), (1, "ours"), (1, "theirs, slow"))
     ]
     assert all(x["peak_mib"] > 5 and x["steps_per_second"] > 0 for x in lines)
     text = pages.throughput_tables(folders)
-    assert "**Two**, 2 repetitions in turns" in text and "- ours / theirs, slow: " in text
-    assert "; target 2.\n" in text
+    assert "**Two**, 2 repetitions in turns" in text and "| × theirs, slow |" in text
     assert re.fullmatch(r"[2-4]\.\d × theirs", pages.speed(pages.measured(folders)["two"]))
     for fewer, rate in ((True, 1.0), (False, 7.0)):  # at another commit
         for line in lines[: 2 if fewer else 4]:
@@ -689,22 +608,23 @@ def test_a_contest_continues_and_fewer_repetitions_replace_none(
 
 
 @pytest.mark.slow
-def test_peers_and_profile(tmp_path):
+def test_peers_and_profile():
     """The real ones, each for a few iterations."""
-    contender = throughput.CONTESTS["multidiscrete_small"].contenders[1]
-    found = throughput.measure(throughput.Contender("peer", 2048, contender.flags, "peers"), 1)
-    assert found["steps_per_second"] > 100 and found["peak_mib"] > 100
     contest = throughput.CONTESTS["multidiscrete_small"]
-    short = throughput.Contender("ppo_multidiscrete.py", 4096, contest.contenders[0].flags)
-    parts = throughput.profile(throughput.Contest("short", (short,), 1, contest.physics))
+    ours, peer = contest.contenders
+    short = throughput.Contender("peer", 2048, peer.flags, peer.script)
+    found = throughput.measure(short, "HEAD", 1)
+    assert found["steps_per_second"] > 100 and found["peak_mib"] > 100
+    short = throughput.Contender(ours.name, 4096, ours.flags)
+    parts = throughput.profile(throughput.Contest("short", (short,), 1, contest.physics), "HEAD")
     assert next(iter(parts)) == "physics" and all(value > 0 for value in parts.values())
     assert "| whole step | " in pages.profile_table("x", parts)
 
 
 def test_stopped_throughput_leaves_no_process_behind(tmp_path):
-    command = [sys.executable, "-m", "benchmark", "--results", tmp_path / "r", "throughput"]
+    command = [sys.executable, "-m", "benchmark", "throughput", "continuous"]
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen([*command, "continuous"], cwd=ROOT, env=env)
+    process = subprocess.Popen([*command, "--results", tmp_path / "r"], cwd=ROOT, env=env)
     deadline = time.monotonic() + 120
     pids = []
     try:
@@ -712,9 +632,7 @@ def test_stopped_throughput_leaves_no_process_behind(tmp_path):
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.01)
             children = psutil.Process(process.pid).children()
-            pids = [
-                x.pid for x in children if str(ROOT / "ppo_continuous_action.py") in x.cmdline()
-            ]
+            pids = [x.pid for x in children if "ppo_continuous_action.py" in x.cmdline()]
         time.sleep(0.5)  # it has begun, but whoever began it may not know yet
     finally:
         process.terminate()
@@ -739,33 +657,30 @@ def options(flags):
     return sorted(flags.replace(" --", "\n--").splitlines())
 
 
-def has_history():
-    """Whether the commits that results name can be looked up."""
-    return HAS_GIT and git("rev-parse", "--is-shallow-repository").strip() == "false"
-
-
 @pytest.mark.parametrize("suite", suites.SUITES)
 def test_committed_results_name_commit_and_settings_that_exist(suite):
+    has_history = HAS_GIT and git("rev-parse", "--is-shallow-repository").strip() == "false"
     for key, record in results.done(suite, FOLDERS).items():
         run = runs.make_run(suite, *key, FOLDERS)
-        result = results.Result(record, FOLDERS.results / f"{suite}.csv")
+        curve = results.curves_in(FOLDERS.results / f"{suite}.csv")[key]
         assert record["script"] == run.definition.script, key
         if "wandb_project" not in record["settings"]:  # the first edition had other flags
             assert options(record["flags"]) == options(" ".join(run.flags)), key
         if isinstance(run, runs.Stages):
             trained = [x for x in record["models"] if x.startswith("ppo-")]
-            assert len(result.curve) == len(trained) * record["settings"]["num_updates"]
+            assert len(curve) == len(trained) * record["settings"]["num_updates"]
         else:
-            assert result.curve["episodes"].sum() == record["episodes"]
+            assert curve["episodes"].sum() == record["episodes"]
         assert record["settings"]["seed"] == record["seed"]
-        if has_history():
+        if has_history:
             known = settings_of(source_at(record["commit"], record["script"]))
             assert set(record["settings"]) == known - runs.NOT_SETTINGS, key
 
 
 def test_no_module_imports_one_that_comes_after_it():
-    order = ["provenance", "suites", "runs", "results", "execute", "statistics", "rivals", "tables"]
-    order += ["plots", "pages", "throughput", "peers", "random_policy", "__main__"]
+    order = ["provenance", "suites", "walking", "runs", "results", "execute", "statistics"]
+    order += ["rivals", "tables", "plots", "pages", "throughput", "peers", "random_policy"]
+    order += ["__main__"]
     sources = {x.stem: x.read_text() for x in (ROOT / "benchmark").glob("*.py")}
     assert set(sources) == {"__init__", *order}
     for index, name in enumerate(order):
@@ -783,19 +698,18 @@ def test_a_reader_may_close_the_pipe():
     assert done.stdout.count("\n") == 1 and done.stderr == ""
 
 
-def test_two_runs_of_the_real_script_end_to_end(folders, capfd, monkeypatch):
+def test_two_runs_of_the_real_script_end_to_end(folders, bench, capfd, monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compiling would take most of the time
-    place = ["--results", str(folders.results), "--runs", str(folders.runs)]
-    main([*place, "run", "smoke", "--workers", "2"])
+    bench("run", "smoke", "--workers", "2")
     assert "2 of 2 runs done." in capfd.readouterr().out
-    first, second = results.by_environment("smoke", "", folders)["InvertedPendulum-v4"]
+    first, second = results.by_environment("smoke", "", folders)[PENDULUM]
     for result in (first, second):
         assert result.record["steps"] == 4096
-        assert result.record["settings"]["env_id"] == "InvertedPendulum-v4"
+        assert result.record["settings"]["env_id"] == PENDULUM
         assert 0 < result.record["score"] < 1000
         assert result.curve["episodes"].sum() == result.record["episodes"]
         assert len(result.column("approx_kl")[0]) == 2  # one per iteration
     assert first.record["score"] != second.record["score"]
     assert len(first.record["commit"]) == 40
-    main([*place, "compare", "smoke", "smoke"])
-    assert "| InvertedPendulum-v4 |" in capfd.readouterr().out
+    bench("compare", "smoke", "smoke")
+    assert f"| mean ± std (seeds) | {PENDULUM} |" in capfd.readouterr().out

@@ -69,7 +69,7 @@ class Bench:
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmark", *arguments],
             cwd=self.folder,
-            env={**os.environ, "PACE": str(pace), **({"CRASH": str(crash)} if crash else {})},
+            env={**os.environ, "PACE": str(pace), "CRASH": str(crash)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -98,6 +98,12 @@ class Bench:
         while len(self.lines(name, "iterations.txt", suite)) < iteration:
             assert time.monotonic() < deadline
             time.sleep(0.005)
+
+    def start_until(self, name, iteration, *arguments, pace=0.05, suite="tiny"):
+        """Start the benchmark and wait until a run is there; its process and the worker's."""
+        process = self.start("run", suite, *arguments, pace=pace)
+        self.wait_for_iteration(name, iteration, suite)
+        return process, int(self.lines(name, "starts.txt", suite)[0].split()[0])
 
     def records(self, suite="tiny"):
         path = self.folder / f"benchmark/results/{suite}.jsonl"
@@ -141,9 +147,8 @@ def test_a_finished_suite_is_not_run_again(bench):
 
 @pytest.mark.parametrize(("iteration", "again"), [(2, 1), (7, 6)])
 def test_a_killed_worker_is_continued_once_from_its_checkpoint_if_any(bench, iteration, again):
-    process = bench.start("run", "tiny", "--workers", "1", pace=0.05)
-    bench.wait_for_iteration(NAMES[0], iteration)
-    os.kill(bench.starts(NAMES[0])[0][0], signal.SIGKILL)
+    process, worker = bench.start_until(NAMES[0], iteration, "--workers", "1")
+    os.kill(worker, signal.SIGKILL)
     output = bench.end(process)
     assert "A-v1/seed1 crashed (killed by SIGKILL); once more" in output
     assert ("A-v1/seed1 continues from step 500" in output) == (again == 6)
@@ -156,9 +161,7 @@ def test_a_killed_worker_is_continued_once_from_its_checkpoint_if_any(bench, ite
 
 
 def test_a_worker_outlives_its_killed_benchmark_and_is_not_started_twice(bench):
-    process = bench.start("run", "tiny", "--workers", "1", pace=0.1)
-    bench.wait_for_iteration(NAMES[0], 2)
-    worker = bench.starts(NAMES[0])[0][0]
+    process, worker = bench.start_until(NAMES[0], 2, "--workers", "1", pace=0.1)
     os.kill(worker, signal.SIGSTOP)  # until the other benchmark has seen it
     try:
         process.kill()
@@ -175,11 +178,10 @@ def test_a_worker_outlives_its_killed_benchmark_and_is_not_started_twice(bench):
 
 
 def test_benchmark_and_worker_killed(bench):
-    process = bench.start("run", "tiny", "--workers", "1", pace=0.05)
-    bench.wait_for_iteration(NAMES[0], 7)
+    process, worker = bench.start_until(NAMES[0], 7, "--workers", "1")
     process.kill()
     process.wait()
-    os.kill(bench.starts(NAMES[0])[0][0], signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
     assert bench.run("status", "tiny", "--only", NAMES[0]).split()[1] == "interrupted"
     bench.run("run", "tiny", pace=0)
     assert [first for _, first in bench.starts(NAMES[0])] == [1, 6]
@@ -190,15 +192,14 @@ def test_benchmark_and_worker_killed(bench):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_benchmark_stops_its_workers(bench, number, cluster):
     bench.write("ray.py", (STAND_INS / "ray.py").read_text())
-    process = bench.start("run", "tiny", *cluster, pace=0.1)
-    bench.wait_for_iteration(NAMES[0], 6)
+    process, _ = bench.start_until(NAMES[0], 6, *cluster, pace=0.1)
     bench.wait_for_iteration(NAMES[2], 1)
     process.send_signal(number)
     output = bench.end(process, 130)
     workers = [bench.starts(name)[0][0] for name in (NAMES[0], NAMES[2])]
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     if not cluster:
-        assert re.search(r"A-v1/seed1 stopped: stopped at step \d+", output)
+        assert re.search(r"A-v1/seed1 stopped at step \d+", output)
         assert not bench.starts(NAMES[1])
     bench.run("run", "tiny", pace=0)
     bench.check_complete()
@@ -207,10 +208,9 @@ def test_a_stopped_benchmark_stops_its_workers(bench, number, cluster):
 
 
 def test_a_run_stopped_by_somebody_else_is_no_success(bench):
-    process = bench.start("run", "tiny", "--only", NAMES[0], pace=0.05)
-    bench.wait_for_iteration(NAMES[0], 7)
-    os.kill(bench.starts(NAMES[0])[0][0], signal.SIGTERM)
-    assert "A-v1/seed1 stopped: stopped at step 500" in bench.end(process, 2)
+    process, worker = bench.start_until(NAMES[0], 7, "--only", NAMES[0])
+    os.kill(worker, signal.SIGTERM)
+    assert "A-v1/seed1 stopped at step 500" in bench.end(process, 2)
     bench.run("run", "tiny", pace=0)
     bench.check_complete()
 
@@ -224,8 +224,7 @@ def test_a_suite_goes_on_when_nobody_reads_its_lines_any_more(bench):
 
 
 def test_a_begun_run_keeps_its_script_and_names_it(bench):
-    process = bench.start("run", "tiny", "--only", NAMES[0], pace=0.05)
-    bench.wait_for_iteration(NAMES[0], 7)
+    process, _ = bench.start_until(NAMES[0], 7, "--only", NAMES[0])
     process.terminate()
     process.wait(60)
     old = bench.git("rev-parse", "HEAD")
@@ -240,8 +239,7 @@ def test_a_begun_run_keeps_its_script_and_names_it(bench):
 
 
 def test_two_benchmarks_share_a_suite(bench):
-    first = bench.start("run", "tiny", "--workers", "1", pace=0.03)
-    bench.wait_for_iteration(NAMES[0], 1)
+    first, _ = bench.start_until(NAMES[0], 1, "--workers", "1", pace=0.03)
     second = bench.start("run", "tiny", "--workers", "2", pace=0.03)
     assert first.wait(60) == second.wait(60) == 0
     assert all(len(bench.starts(name)) == 1 for name in NAMES)
@@ -265,8 +263,7 @@ def test_a_run_that_crashes_twice_is_reported_and_the_others_go_on(bench, cluste
 
 
 def test_an_interrupted_run_of_stages_makes_each_once(bench):
-    process = bench.start("run", "stages", pace=0.3)
-    bench.wait_for_iteration("reviews/seed1", 3, "stages")
+    process, _ = bench.start_until("reviews/seed1", 3, pace=0.3, suite="stages")
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     state = bench.run("status", "stages").split()
@@ -378,8 +375,7 @@ def test_a_node_of_a_ray_cluster_is_lost(bench, monkeypatch):
     try:
         nodes = [cluster.add_node(num_cpus=1, **small) for _ in range(2)]
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        process = bench.start("run", "tiny", "--cluster", "ray", pace=0.2)
-        bench.wait_for_iteration(NAMES[0], 7)
+        process, _ = bench.start_until(NAMES[0], 7, "--cluster", "ray", pace=0.2)
         bench.wait_for_iteration(NAMES[1], 1)
         first, second = (list(ancestors(bench.starts(name)[0][0])) for name in NAMES[:2])
         raylets = [node.all_processes["raylet"][0].process.pid for node in nodes]

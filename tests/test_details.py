@@ -78,10 +78,11 @@ OWED = {
     "dpo_rlhf_toy.py": LANGUAGE_MODEL | series(1, 8, "D", 8),
 }
 ANNEALING, STOPPING = "clip range annealing", "early stopping on target_kl"
+LOG_STD, ADAPTED = "log std annealed instead of learned", "learning rate adapted to the KL"
 PARALLEL, MASKING = "parallelized gradient update", "invalid action masking"
 LIMITS = "time limits are not failures"
 ALSO = {  # extras and deviations
-    "ppo_continuous_action.py": {ANNEALING, STOPPING, LIMITS},
+    "ppo_continuous_action.py": {ANNEALING, STOPPING, LOG_STD, ADAPTED, LIMITS},
     "ppo_kl_penalty.py": {LIMITS},
     "ppo_multidiscrete.py": {ANNEALING, STOPPING, MASKING, LIMITS},
     "ppo_atari.py": {ANNEALING, STOPPING, PARALLEL, LIMITS},
@@ -176,4 +177,5 @@ def test_every_switch_of_the_continuous_script_shows_in_its_table():
     switches = {"truncation_is_terminal", "norm_obs", "clip_obs", "scale_rewards", "clip_reward"}
     switches |= {"anneal_lr", "adam_eps", "gae_lambda", "norm_adv", "anneal_clip", "clip_vloss"}
     switches |= {"ent_coef", "vf_coef", "max_grad_norm", "target_kl", "orthogonal_init"}
-    assert switches | {"shared_network"} <= shown
+    switches |= {"shared_network", "anneal_log_std", "desired_kl"}
+    assert switches <= shown

@@ -9,6 +9,20 @@ import torch
 
 import ppo_continuous_action as ppo
 
+
+@pytest.mark.parametrize(
+    ("rate", "kl", "expected"),
+    [
+        *((3e-4, 0.0049, 4.5e-4), (3e-4, 0.0051, 3e-4), (3e-4, 0.0199, 3e-4)),
+        *((3e-4, 0.0201, 2e-4), (9e-3, 0.001, 1e-2), (1.2e-5, 0.1, 1e-5)),
+    ],
+)
+def test_learning_rate_changes_by_half_where_the_kl_is_twice_or_half_of_what_is_desired(
+    rate, kl, expected
+):
+    assert ppo.adapt_learning_rate(rate, kl, 0.01) == pytest.approx(expected)
+
+
 # --- Generalized advantage estimation ---
 
 

@@ -304,8 +304,8 @@ def test_taxi_is_solved_with_masks(masked):
 # Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
 MUTATIONS = [
     (".unflatten(-1, self.mask_shape)", ".unflatten(-1, self.mask_shape[::-1]).mT", "sums_over"),
-    ("policy.log_prob(action).sum(-1)", "policy.log_prob(action).mean(-1)", "sums_over"),
-    ("policy.entropy().sum(-1)", "policy.entropy().mean(-1)", "sums_over"),
+    ("dist.log_prob(action).sum(-1)", "dist.log_prob(action).mean(-1)", "sums_over"),
+    ("dist.entropy().sum(-1)", "dist.entropy().mean(-1)", "sums_over"),
     ("logits + noise[t]", "logits", "rollouts_sample"),
     ("math.prod(mask_shape)), 0.01)", "math.prod(mask_shape)), 1.0)", "policy_head"),
     ("np.ravel(space.start)[:, None] + ", "0 * np.ravel(space.start)[:, None] + ", "own_form"),

@@ -129,8 +129,8 @@ MUTATIONS = [
     ("policy(obs[t]) + noise[t]", "policy(obs[t])", "shared_rollout: samples_of_the_policy"),
     ("nn.Parameter(torch.zeros(1, action_size))", "torch.zeros(1, action_size)", "agent: log_std"),
     ("nn.Parameter(torch.zeros(1, action_size))", "nn.Parameter(torch.ones(1, action_size))", "agent: log_std"),
-    ("policy.log_prob(action).sum(-1)", "policy.log_prob(action).mean(-1)", "agent: joint"),
-    ("policy.entropy().sum(-1)", "policy.entropy().mean(-1)", "agent: joint"),
+    ("dist.log_prob(action).sum(-1)", "dist.log_prob(action).mean(-1)", "agent: joint"),
+    ("dist.entropy().sum(-1)", "dist.entropy().mean(-1)", "agent: joint"),
     # 27 actions
     ("env_actions = np.minimum(np.maximum(actions[t], low), high)", "env_actions = actions[t]", "shared_rollout: clipped_actions"),
     ("env_actions = np.minimum(np.maximum(actions[t], low), high)", "env_actions = actions[t] = np.minimum(np.maximum(actions[t], low), high)", "shared_rollout: clipped_actions"),
@@ -153,7 +153,16 @@ MUTATIONS = [
     # Extras
     ("args.clip_coef * (frac if args.anneal_clip else 1.0)", "args.clip_coef", "shared_update: clip_range"),
     ("args.clip_coef * (frac if args.anneal_clip else 1.0)", "args.clip_coef * frac", "shared_update: clip_range"),
-    ("> args.target_kl:\n                break", "> args.target_kl:\n                pass", "shared_update: target_kl"),
+    ("if last_kl > args.target_kl:\n                break", "if last_kl > args.target_kl:\n                pass", "shared_update: target_kl"),
+    ("nn.Buffer(log_std.detach()) if args", "log_std if args", "shared_update: annealed_log_std"),
+    ("agent.log_std.fill_(last + (first - last) * frac)", "pass", "shared_update: annealed_log_std"),
+    ("(first - last) * frac", "(last - first) * frac", "shared_update: annealed_log_std"),
+    ("1 / 1.5 if kl > 2 * desired_kl", "1 / 1.5 if kl > 1.5 * desired_kl", "math: learning_rate"),
+    ("1.5 if kl < desired_kl / 2", "1.5 if kl < desired_kl", "math: learning_rate"),
+    ("min(max(factor * learning_rate, 1e-5), 1e-2)", "factor * learning_rate", "math: learning_rate"),
+    ("learning_rate = adapt_learning_rate(rate, kl, args.desired_kl)", "pass", "shared_update: follows_the_kl"),
+    ('updates[-1]["losses/last_approx_kl"]', 'updates[-1]["losses/approx_kl"]', "shared_update: follows_the_kl"),
+    ('if self.desired_kl and self.anneal_lr:', 'if False:', "shared_update: follows_the_kl"),
     ("mb_metrics[-args.num_minibatches :]", "mb_metrics", "shared_update: last_epoch"),
     # Resuming
     ('nn.utils.vector_to_parameters(adam["weights"], agent.parameters())', "pass", "shared_update: has_learned"),
@@ -170,7 +179,7 @@ MUTATIONS = [
     ("os.replace(temporary, path)", "os.replace(temporary, path.with_name('other.pt'))", "shared_resume: finished"),
     ("temporary = path.with_suffix(\".tmp\")", "temporary = path", "shared_resume: save_that_fails"),
     ("if not saved and (run_dir / \"checkpoint.pt\").exists():", "if False:", "shared_resume: overwritten"),
-    ("if saved and any(saved[\"args\"][name] != getattr(args, name) for name in fixed):", "if False:", "shared_resume: cannot_change"),
+    ("if saved and any(saved[\"args\"].get(name) != getattr(args, name) for name in fixed):", "if False:", "shared_resume: cannot_change"),
     # Evaluation, health, command line
     ("except wandb.Error as error", "except OSError as error", "shared_interface: cannot_start"),
     ("[args.seed, 2**32]", "[args.seed, 0]", "shared_interface: other_seeds"),

@@ -88,6 +88,19 @@ def test_a_killed_run_goes_on_bit_for_bit(script, tiny, kill_at, kill_step):
     assert same(content(script, "runs/run0"), content(script, "runs/run1"))
 
 
+@on("continuous")
+def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, tiny, kill_at):
+    settings = {"total_timesteps": 192, "checkpoint_interval": 2, "anneal_log_std": (-0.5, -1.5)}
+    settings |= {"anneal_lr": False, "learning_rate": 0.001, "desired_kl": 1e-3}
+    result = script.module.train(tiny("Walk", **settings))
+    assert len({x["charts/learning_rate"] for x in result["updates"]}) > 2
+    kill_at(90)
+    with pytest.raises(Killed):
+        script.module.train(tiny("Walk", **settings))
+    kill_at(10**9)
+    assert_same_result(result, resume(script, "runs/run1"))
+
+
 def test_a_finished_run_can_be_extended(script, tiny):
     settings = {"anneal_lr": False, "learning_rate": 0.003}
     whole = script.module.train(tiny("Walk", total_timesteps=192, **settings))
@@ -117,18 +130,21 @@ def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
     assert all(x["length"] <= 12 and x["global_step"] > 96 + x["length"] - 1 for x in later)
 
 
-REAL = {
-    "continuous": "HalfCheetah-v4 --num-steps 256 --num-minibatches 8 --total-timesteps 20480",
-    "kl_penalty": "Hopper-v4 --num-steps 256 --num-minibatches 8 --total-timesteps 20480",
-    "multidiscrete": "CartPole-v1 --num-steps 256 --num-minibatches 8 --total-timesteps 40960",
-    "atari": "Breakout --num-steps 16 --total-timesteps 7680",
-    "lstm": "Breakout --num-steps 16 --total-timesteps 7680",
-}
+SHORT = "--num-steps 256 --num-minibatches 8 --total-timesteps"
+HUMANOID = f"--num-envs 4 --no-anneal-lr --desired-kl 0.01 --anneal-log-std -0.7 -1.6 {SHORT}"
+REAL = [
+    ("continuous", f"HalfCheetah-v4 {SHORT} 20480"),
+    ("continuous", f"Humanoid-v4 {HUMANOID} 40960"),
+    ("kl_penalty", f"Hopper-v4 {SHORT} 20480"),
+    ("multidiscrete", f"CartPole-v1 {SHORT} 40960"),
+    ("atari", "Breakout --num-steps 16 --total-timesteps 7680"),
+    ("lstm", "Breakout --num-steps 16 --total-timesteps 7680"),
+]
 
 
 @pytest.mark.slow
-def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(script, request):
-    name = request.node.callspec.params["script"]
+@pytest.mark.parametrize(("script", "run"), REAL, indirect=["script"])
+def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(script, run):
     command = f"{sys.executable} {script.path} --no-compile --device cpu --checkpoint-interval 2 "
 
     def start(flags):
@@ -139,8 +155,8 @@ def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(scri
         path = Path("runs/cut/checkpoint.pt")
         return script.module.load_checkpoint("runs/cut")["global_step"] if path.exists() else 0
 
-    assert start(f"--env-id {REAL[name]} --run-name whole").wait() == 0
-    flags, rng = f"--env-id {REAL[name]} --run-name cut", random.Random(0)
+    assert start(f"--env-id {run} --run-name whole").wait() == 0
+    flags, rng = f"--env-id {run} --run-name cut", random.Random(0)
     for _ in range(5):
         process, before = start(flags), steps()
         while process.poll() is None and steps() == before:
@@ -175,7 +191,8 @@ def test_a_run_is_not_overwritten_and_what_shapes_it_cannot_change(script, tiny,
     before = Path("runs/run0/checkpoint.pt").read_bytes()
     with pytest.raises(ValueError, match=r"--resume runs/run0.*--run-name"):
         script.module.train(tiny("Walk", run_name="run0"))
-    for change in (f"--env-id {script.env_id('Truncated')}", "--num-envs 8", "--num-steps 4"):
+    changes = [f"--env-id {script.env_id('Truncated')}", "--num-envs 8", "--num-steps 4"]
+    for change in changes + ["--anneal-log-std 0 -1"] * (script.name == "ppo_continuous_action"):
         code, _, err = cli(f"--resume runs/run0 --total-timesteps 960 {change}")
         assert code == 2 and err.startswith("Error: ") and "env_id, num_envs" in err
     assert Path("runs/run0/checkpoint.pt").read_bytes() == before

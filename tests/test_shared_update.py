@@ -42,6 +42,40 @@ def test_clip_range_falls_on_the_same_line_only_if_asked_to(script, tiny, record
     np.testing.assert_allclose(per_iteration(recorded, "clip_coef", 3), 0.4, rtol=1e-6)
 
 
+# --- The settings of the paper's humanoids ---
+
+
+@on("continuous")
+def test_annealed_log_std_is_on_its_line_and_not_learned(script, tiny, recorded):
+    settings = {"total_timesteps": 128, "anneal_log_std": (-0.7, -1.5), "ent_coef": 1.0}
+    result = script.module.train(tiny("Walk", **settings, learning_rate=0.003))
+    line, actions = np.array([-0.7, -0.9, -1.1, -1.3]), result["agent"].log_std.shape[1]
+    logged = {x: [update[x] for update in result["updates"]] for x in result["updates"][0]}
+    np.testing.assert_allclose(logged["policy/log_std"], line, rtol=1e-6)
+    np.testing.assert_allclose(logged["losses/entropy"], actions * (1.418939 + line), rtol=1e-5)
+    first_steps = recorded.steps[:: len(recorded.steps) // 4]  # of each iteration
+    assert max(x.metrics["losses/approx_kl"] for x in first_steps) < 1e-9
+    assert "log_std" not in dict(result["agent"].named_parameters())
+    assert "log_std" in script.module.load_checkpoint("runs/run0")["agent"]
+
+
+@on("continuous")
+def test_learning_rate_follows_the_kl_of_the_last_epoch(script, tiny, recorded):
+    settings = {"total_timesteps": 224, "anneal_lr": False, "learning_rate": 0.001}
+    updates = script.module.train(tiny("Walk", **settings, desired_kl=1e-3))["updates"]
+    kls = per_iteration(recorded, "metrics", 7)
+    expected, rates = [0.001], [x["charts/learning_rate"] for x in updates]
+    for metrics, update in zip(kls, updates):
+        kl = np.mean([x["losses/approx_kl"].item() for x in metrics[-4:]])
+        assert update["losses/last_approx_kl"] == pytest.approx(kl, rel=1e-5)
+        expected.append(script.module.adapt_learning_rate(expected[-1], kl, 1e-3))
+    np.testing.assert_allclose(rates, expected[:-1], rtol=1e-6)
+    assert len(set(rates)) > 2
+    np.testing.assert_allclose(per_iteration(recorded, "learning_rate", 7)[:, 0], rates, rtol=1e-6)
+    with pytest.raises(ValueError, match="--no-anneal-lr"):
+        script.module.train(tiny(desired_kl=1e-3))
+
+
 # --- Detail 6: minibatches ---
 
 
@@ -222,12 +256,13 @@ def test_target_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorded):
 
 
 @on("continuous")
-def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypatch):
+@pytest.mark.parametrize("settings", [{}, {"anneal_log_std": (0.0, -2.0)}])
+def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypatch, settings):
     functions, real = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **kw: functions.append(f) or real(f, **kw))
-    fast = script.module.train(tiny("Walk", compile=True))
+    fast = script.module.train(tiny("Walk", compile=True, **settings))
     assert len(functions) == 1
-    plain = script.module.train(tiny("Walk"))
+    plain = script.module.train(tiny("Walk", **settings))
     assert len(functions) == 1
     for x, y in zip(fast["agent"].parameters(), plain["agent"].parameters(), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
