@@ -50,6 +50,7 @@ import sys
 import time
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -159,7 +160,6 @@ TOY_WORDS = [
 TOY_QUERIES = [f"<bos> {name} on the {topic} :".split() for name in NAMES for topic in TOPICS]
 TOY_RESPONSE_LENGTH = 18
 HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward model by
-LONGEST = 64  # tokens of your own queries and responses, which are cut to it [LHP: 64 and 24]
 
 
 def write_review(topic: str, rng: random.Random) -> list[str]:
@@ -247,7 +247,6 @@ class Task(NamedTuple):
     response_length: int  # R
     stop: int  # token that ends a response
     earliest_stop: int  # index in a response before which it does not
-    labelled: tuple[Tensor, Tensor, Tensor] | None = None  # your own queries, chosen, rejected
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -279,50 +278,6 @@ def toy_task(args: Args) -> Task:
     queries = torch.tensor([[token[word] for word in query] for query in TOY_QUERIES])
     documents = pad_rows(rows, queries.shape[1] + TOY_RESPONSE_LENGTH)
     return Task(TOY_WORDS, documents, queries, TOY_RESPONSE_LENGTH, token["."], earliest_stop=4)
-
-
-def read_preferences(path: str) -> list[list[list[str]]]:
-    """The words of prompt, chosen and rejected answer of each comparison in a JSON-lines file."""
-    pairs = []
-    # Not splitlines, which also splits at characters that may stand within a JSON string.
-    for number, line in enumerate(Path(path).read_text("utf-8-sig").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            texts = [json.loads(line)[key].lower() for key in ("prompt", "chosen", "rejected")]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            texts = [""]
-        pairs.append([re.findall(r"\w+(?:'\w+)*|[^\w\s]", text) for text in texts])
-        if not all(pairs[-1]) or pairs[-1][1] == pairs[-1][2]:
-            needs = "a JSON object with texts prompt, chosen and rejected, the last two different"
-            raise ValueError(f"{path}, line {number}: needs {needs}, none of them empty.")
-    if len(pairs) < 14:
-        raise ValueError(f"{path} holds {len(pairs)} comparisons; at least 14 are needed.")
-    return pairs
-
-
-def own_task(args: Args) -> Task:
-    """A language made of the words in your own file; there is no gold reward for it.
-
-    The SFT learns from the prompts with their chosen answers, except the comparisons held out.
-    """
-    pairs = read_preferences(args.preferences)
-    random.Random(args.seed).shuffle(pairs)
-    used = {word for pair in pairs for text in pair for word in text}
-    words = ["<pad>", "<bos>", "<stop>", *sorted(used)]
-    token = {word: index for index, word in enumerate(words)}
-    prompts = [[BOS, *map(token.get, prompt)] for prompt, _, _ in pairs]
-    answers = [[*map(token.get, text), token["<stop>"]] for pair in pairs for text in pair[1:]]
-    query_length = min(LONGEST, max(map(len, prompts)))
-    response_length = min(LONGEST, max(map(len, answers)))
-    # Cut before it is joined, a long prompt leaves room for its answer.
-    learned = zip(prompts, answers[::2][: -(len(pairs) // HELD_OUT)])
-    rows = [prompt[:query_length] + answer for prompt, answer in learned]
-    documents = pad_rows(rows, query_length + response_length)
-    queries, answers = pad_rows(prompts, query_length), pad_rows(answers, response_length)
-    labelled = (queries, answers[::2], answers[1::2])
-    distinct = queries.unique(dim=0)
-    return Task(words, documents, distinct, response_length, token["<stop>"], 0, labelled)
 
 
 # === Models ===
@@ -408,7 +363,7 @@ class RewardModel(nn.Module):
 
     def __init__(self, language_model: TinyGPT) -> None:
         super().__init__()
-        self.trunk = copy.deepcopy(language_model).requires_grad_(True)
+        self.trunk = copy.deepcopy(language_model)
         width = self.trunk.word_embedding.embedding_dim
         self.head = nn.Linear(width, 1)
         # Detail R8/21: reward head initialization [LHP: language/model.py L251-254]
@@ -431,8 +386,7 @@ class Agent(nn.Module):
     def __init__(self, language_model: TinyGPT, temperature: float) -> None:
         super().__init__()
         self.temperature = temperature
-        # The copy of a frozen model is frozen: without unfreezing it, PPO would learn nothing.
-        self.policy = copy.deepcopy(language_model).requires_grad_(True)
+        self.policy = language_model
         self.value_head = nn.Linear(self.policy.word_embedding.embedding_dim, 1)
         # Detail R11/21: value head initialization [LHP: language/model.py L368]
         nn.init.zeros_(self.value_head.weight)
@@ -585,13 +539,8 @@ def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
 # === Stage 1: supervised fine-tuning ===
 
 
-def train_sft(args: Args, task: Task) -> TinyGPT:
-    """Teach a new language model the task's documents; returns it frozen: it is the reference."""
-    torch.manual_seed(args.seed)
-    model = TinyGPT(len(task.words), task.documents.shape[1]).to(args.device)
-    if saved := load_stage(args, "sft"):
-        model.load_state_dict(saved["model"])
-        return model.requires_grad_(False)
+def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
+    """Teach a language model the task's documents."""
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     generator = stage_generator(args, "sft")
     writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
@@ -606,8 +555,6 @@ def train_sft(args: Args, task: Task) -> TinyGPT:
         optimizer.step()
         log(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
     writer.close()
-    save_checkpoint(args.run_dir / "sft", args, {"model": model.state_dict(), "words": task.words})
-    return model.requires_grad_(False)
 
 
 # === Stage 2: preferences ===
@@ -629,33 +576,85 @@ class Preferences(NamedTuple):
 
 def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
     """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
-    chunks = queries.to(agent.value_head.weight.device).split(512)
+    chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
     answers = [agent.sample_responses(x, task.response_length, generator).cpu() for x in chunks]
     return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
 
 
-def make_preferences(args: Args, task: Task, reference: Agent) -> Preferences:
-    """Let the labeller compare pairs of SFT samples, or take your own labels."""
-    if saved := load_stage(args, "preferences"):
-        return Preferences(*(saved[name] for name in Preferences._fields))
+def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tensor]:
+    """Let the labeller compare pairs of SFT samples; returns the fields of Preferences."""
     generator = stage_generator(args, "preferences")
-    if task.labelled:
-        queries, chosen, rejected = task.labelled
-    else:
-        queries = task.sample_queries(args.num_pairs, generator)
-        first = write_answers(reference, task, queries, generator)
-        second = write_answers(reference, task, queries, generator)
-        # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
-        difference = task.gold(queries, first) - task.gold(queries, second)
-        odds = torch.sigmoid(difference / LABEL_NOISE)
-        prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
-        chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
-    sample_queries = task.sample_queries(NUM_SAMPLES, generator)
-    samples = write_answers(reference, task, sample_queries, generator)
-    sample_gold = None if task.labelled else task.gold(sample_queries, samples)
-    preferences = Preferences(queries, chosen, rejected, sample_queries, samples, sample_gold)
-    save_checkpoint(args.run_dir / "preferences", args, preferences._asdict())
-    return preferences
+    queries = task.sample_queries(args.num_pairs, generator)
+    first = write_answers(reference, task, queries, generator)
+    second = write_answers(reference, task, queries, generator)
+    # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
+    difference = task.gold(queries, first) - task.gold(queries, second)
+    odds = torch.sigmoid(difference / LABEL_NOISE)
+    prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
+    chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
+    asked = task.sample_queries(NUM_SAMPLES, generator)
+    samples = write_answers(reference, task, asked, generator)
+    gold = task.gold(asked, samples)
+    return Preferences(queries, chosen, rejected, asked, samples, gold)._asdict()
+
+
+# === Your own texts and labels ===
+
+LONGEST = 64  # tokens of your own queries and responses, which are cut to it [LHP: 64 and 24]
+
+
+def read_preferences(path: str) -> list[list[list[str]]]:
+    """The words of prompt, chosen and rejected answer of each comparison in a JSON-lines file."""
+    pairs = []
+    # Not splitlines, which also splits at characters that may stand within a JSON string.
+    for number, line in enumerate(Path(path).read_text("utf-8-sig").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            texts = [json.loads(line)[key].lower() for key in ("prompt", "chosen", "rejected")]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            texts = [""]
+        pairs.append([re.findall(r"\w+(?:'\w+)*|[^\w\s]", text) for text in texts])
+        if not all(pairs[-1]) or pairs[-1][1] == pairs[-1][2]:
+            needs = "a JSON object with texts prompt, chosen and rejected, the last two different"
+            raise ValueError(f"{path}, line {number}: needs {needs}, none of them empty.")
+    if len(pairs) < 14:
+        raise ValueError(f"{path} holds {len(pairs)} comparisons; at least 14 are needed.")
+    return pairs
+
+
+def own_task(args: Args) -> tuple[Task, list[Tensor]]:
+    """A language made of the words in your own file; there is no gold reward for it.
+
+    The SFT learns from the prompts with their chosen answers, except the comparisons held out.
+    Returns the comparisons too: queries (pairs, Q), chosen and rejected (pairs, R).
+    """
+    pairs = read_preferences(args.preferences)
+    random.Random(args.seed).shuffle(pairs)
+    used = {word for pair in pairs for text in pair for word in text}
+    words = ["<pad>", "<bos>", "<stop>", *sorted(used)]
+    token = {word: index for index, word in enumerate(words)}
+    prompts = [[BOS, *map(token.get, prompt)] for prompt, _, _ in pairs]
+    answers = [[*map(token.get, text), token["<stop>"]] for pair in pairs for text in pair[1:]]
+    query_length = min(LONGEST, max(map(len, prompts)))
+    response_length = min(LONGEST, max(map(len, answers)))
+    # Cut before it is joined, a long prompt leaves room for its answer.
+    learned = zip(prompts, answers[::2][: -(len(pairs) // HELD_OUT)])
+    rows = [prompt[:query_length] + answer for prompt, answer in learned]
+    documents = pad_rows(rows, query_length + response_length)
+    queries, answers = pad_rows(prompts, query_length), pad_rows(answers, response_length)
+    task = Task(words, documents, queries.unique(dim=0), response_length, token["<stop>"], 0)
+    return task, [queries, answers[::2], answers[1::2]]
+
+
+def own_preferences(
+    args: Args, reference: Agent, task: Task, labelled: list[Tensor]
+) -> dict[str, Tensor | None]:
+    """The same with your own labels, without gold."""
+    generator = stage_generator(args, "preferences")
+    queries = task.sample_queries(NUM_SAMPLES, generator)
+    samples = write_answers(reference, task, queries, generator)
+    return Preferences(*labelled, queries, samples, None)._asdict()
 
 
 # === Stage 3: reward model ===
@@ -684,18 +683,13 @@ def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor)
 
 
 def train_reward_model(
-    args: Args, sft: TinyGPT, preferences: Preferences
-) -> tuple[RewardModel, dict[str, float]]:
-    """Learn to score texts from comparisons.
+    args: Args, model: RewardModel, preferences: Preferences
+) -> dict[str, float]:
+    """Teach a model to score texts as the labels compare them.
 
-    Returns the frozen model, and its quality: `accuracy` on the comparisons held out and, where
-    gold is known, the `correlation` with it on the SFT samples.
+    Returns its quality: `accuracy` on the comparisons held out and, where gold is known, the
+    `correlation` with it on the SFT samples.
     """
-    torch.manual_seed(args.seed)
-    model = RewardModel(sft).to(args.device)
-    if saved := load_stage(args, "reward_model"):
-        model.load_state_dict(saved["model"])
-        return model.requires_grad_(False), saved["quality"]
     *comparisons, sample_queries, samples, sample_gold = preferences
     normalize_reward_model(model, sample_queries, samples)
     num_learned = len(preferences.queries) - len(preferences.queries) // HELD_OUT
@@ -726,9 +720,7 @@ def train_reward_model(
     if sample_gold is not None:
         both = torch.stack([score_texts(model, sample_queries, samples), sample_gold])
         quality["correlation"] = torch.corrcoef(both)[0, 1].item()
-    state = {"model": model.state_dict(), "quality": quality}
-    save_checkpoint(args.run_dir / "reward_model", args, state)
-    return model.requires_grad_(False), quality
+    return quality
 
 
 # === Stage 4: PPO ===
@@ -755,9 +747,8 @@ class Judges(NamedTuple):
     sample_gold: Tensor | None  # gold of its samples, whose spread is the unit of gold
 
 
-def describe(queries: Tensor, responses: Tensor, judges: Judges) -> dict[str, float]:
-    """What truncated responses (B, R) look like, and what they are worth, where gold is known."""
-    task = judges.task
+def describe(task: Task, scale: Tensor | None, queries: Tensor, responses: Tensor) -> dict:
+    """What responses (B, R) look like; their gold in standard deviations of `scale`, if known."""
     words = [task.split_words(response) for response in responses]
     stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
     metrics = {
@@ -766,7 +757,7 @@ def describe(queries: Tensor, responses: Tensor, judges: Judges) -> dict[str, fl
         "text/repetition": sum(1 - len(set(w)) / len(w) for w in words) / len(words),
         "text/unique": len({" ".join(w) for w in words}) / len(words),
     }
-    if (scale := judges.sample_gold) is not None:
+    if scale is not None:
         gold = (task.gold(queries, responses) - scale.mean()) / scale.std(correction=0)
         metrics["objective/gold"] = gold.mean().item()
     return metrics
@@ -807,7 +798,7 @@ def collect(
         "objective/score": scores.mean().item(),
         "objective/score_std": scores.std(correction=0).item(),
     }
-    metrics |= describe(queries, kept, judges)
+    metrics |= describe(task, judges.sample_gold, queries, kept)
     return Rollout(queries, responses, logprobs, values, rewards, mask, last), metrics
 
 
@@ -848,15 +839,11 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
-def train_ppo(args: Args, judges: Judges) -> tuple[Agent, list[dict[str, float]]]:
+def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[str, float]]]:
     """Optimize the reward model's score, penalized by the KL to the SFT model.
 
-    Returns the trained agent, and one dictionary of metrics per update.
+    Returns `updates`: one dictionary of metrics per update.
     """
-    agent = copy.deepcopy(judges.reference)
-    if saved := load_stage(args, args.ppo_run):
-        agent.load_state_dict(saved["agent"])
-        return agent, saved["updates"]
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
     generator = stage_generator(args, "ppo")
     writer = SummaryWriter(str(args.run_dir / args.ppo_run), purge_step=1)
@@ -908,9 +895,7 @@ def train_ppo(args: Args, judges: Judges) -> tuple[Agent, list[dict[str, float]]
                 kl_coef, metrics["objective/kl"], args.target_kl, args.batch_size, args.kl_horizon
             )
     writer.close()
-    state = {"agent": agent.state_dict(), "updates": updates}
-    save_checkpoint(args.run_dir / args.ppo_run, args, state)
-    return agent, updates
+    return {"updates": updates}
 
 
 # === Evaluation ===
@@ -940,7 +925,7 @@ def best_of_n(args: Args, judges: Judges) -> dict[str, dict[str, float]]:
         results[f"best-of-{n}"] = {
             "objective/proxy": scores[best].mean().item(),
             "objective/kl": math.log(n) - (n - 1) / n,  # Stiennon et al. 2020, appendix G.3
-        } | describe(queries[best], responses[best], judges)
+        } | describe(task, judges.sample_gold, queries[best], responses[best])
     return results
 
 
@@ -960,15 +945,21 @@ def train(args: Args) -> dict[str, Any]:
         kl_settings += [{"kl_mode": "adaptive"}, {"kl_mode": "fixed", "kl_coef": 0.05}]
     runs = [dataclasses.replace(args, **settings) for settings in kl_settings]
 
-    task = own_task(args) if args.preferences else toy_task(args)
-    sft = train_sft(args, task)
+    task, *labelled = own_task(args) if args.preferences else [toy_task(args)]
+    compare = own_preferences if args.preferences else make_preferences
+    torch.manual_seed(args.seed)
+    sft = TinyGPT(len(task.words), task.documents.shape[1]).to(args.device)
+    stage(args, "sft", sft, train_sft, task)
     reference = Agent(sft, args.temperature).to(args.device)
-    preferences = make_preferences(args, task, reference)
-    reward_model, quality = train_reward_model(args, sft, preferences)
+    preferences = Preferences(**stage(args, "preferences", reference, compare, task, *labelled))
+    torch.manual_seed(args.seed)
+    reward_model = RewardModel(sft).to(args.device)
+    quality = stage(args, "reward_model", reward_model, train_reward_model, preferences)
     judges = Judges(task, reward_model, reference, preferences.sample_gold)
     agents, updates = {"sft": reference}, {}
     for name, run in {run.ppo_run: run for run in runs}.items():
-        agents[name], updates[name] = train_ppo(run, judges)
+        agents[name] = copy.deepcopy(reference)
+        updates[name] = stage(run, name, agents[name], train_ppo, judges)["updates"]
 
     results, texts = {}, {}
     for name, agent in agents.items():
@@ -1029,17 +1020,27 @@ def start_run(args: Args) -> Args:
     return dataclasses.replace(args, device="cuda" if args.device == "cuda" else "cpu")
 
 
-def load_stage(args: Args, name: str) -> dict[str, Any] | None:
-    """What this run has made of a stage, unless settings have changed on which it depends."""
+def stage(
+    args: Args, name: str, model: nn.Module, learn: Callable[..., dict | None], *inputs: Any
+) -> dict[str, Any]:
+    """Let `learn(args, model, *inputs)` do its work on a model; returns what it returns.
+
+    Weights and results are kept in the run's folder, and taken from there if this run has made them
+    before, unless settings have changed on which they depend.
+    """
     folder, names = args.run_dir / name, [field.name for field in dataclasses.fields(args)]
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "checkpoint.pt").exists():
-        return None
-    saved = load_checkpoint(folder)
-    end = None if name.startswith("ppo") else names.index("kl_mode")
-    same = all(saved["args"][x] == getattr(args, x) for x in names[names.index("seed") : end])
-    print(f"{name}: {'taken from' if same else 'made anew, for other settings, in'} {folder}")
-    return saved if same else None
+    if (folder / "checkpoint.pt").exists():
+        saved = load_checkpoint(folder)
+        end = None if name.startswith("ppo") else names.index("kl_mode")
+        same = all(saved["args"][x] == getattr(args, x) for x in names[names.index("seed") : end])
+        print(f"{name}: {'taken from' if same else 'made anew, for other settings, in'} {folder}")
+        if same:
+            model.load_state_dict(saved["model"])
+            return {x: saved[x] for x in saved if x not in ("script", "args", "model")}
+    results = learn(args, model, *inputs) or {}
+    save_checkpoint(folder, args, {"model": model.state_dict(), **results})
+    return results
 
 
 # Copied from ppo_continuous_action.py
@@ -1109,7 +1110,7 @@ def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
 
 
 def report(args: Args, quality: dict, results: dict[str, dict], texts: dict[str, list]) -> None:
-    """Print the evaluation; keep it in TensorBoard and, for programs, in results.json."""
+    """Print the evaluation; keep it for programs in results.json."""
     columns = ["objective/gold", "objective/proxy", "objective/kl", "text/stop_rate", "text/length"]
     columns += ["text/repetition", "text/unique"]
     columns = [name for name in columns if name in results["sft"]]  # where gold is known
@@ -1120,9 +1121,6 @@ def report(args: Args, quality: dict, results: dict[str, dict], texts: dict[str,
     samples = "\n\n".join(f"{name}:\n- " + "\n- ".join(lines) for name, lines in texts.items())
     judge = "Reward model: " + ", ".join(f"{name} {x:.3f}" for name, x in quality.items())
     print(judge, "\n".join(table), samples, f"Logs and results: {args.run_dir}", sep="\n\n")
-    with SummaryWriter(str(args.run_dir)) as writer:
-        writer.add_text("results", "\n".join(table))
-        writer.add_text("samples", samples)
     content = {"args": dataclasses.asdict(args), "quality": quality, "results": results}
     (args.run_dir / "results.tmp").write_text(json.dumps(content | {"texts": texts}, indent=1))
     os.replace(args.run_dir / "results.tmp", args.run_dir / "results.json")

@@ -17,6 +17,7 @@ from PIL import Image
 from benchmark import statistics, tables
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import REFERENCE, Result, by_environment, reference
+from benchmark.rivals import plot_rivals
 from benchmark.runs import BINS, Folders
 from benchmark.suites import SUITES
 
@@ -219,6 +220,7 @@ KINDS: dict[str, tuple[Callable[[str, Found, Folders], Figure], str, tuple[str, 
     "trace": (plot_trace, "_trace", ()),
     "health": (plot_health, "_health", ()),
     "frontier": (plot_frontier, "", ()),
+    "rivals": (plot_rivals, "", ()),
     "rows": (plot_rows, "", ("table1.csv", "random_policy.json", "effects.csv")),
 }
 

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.suites import RLHF, SUITES, Suite, Variant
+from benchmark.suites import DPO, GRPO, RLHF, SUITES, Suite, Variant
 
 BINS = 100  # points of a stored curve, as many as baselines' published ones have
 LAST_EPISODES = 100  # the paper's Table 1 scores a run by the mean of its last 100 episodes
@@ -38,6 +38,8 @@ STAGE_METRICS = {
     "objective/proxy": "proxy",
     "objective/kl": "kl",
     "charts/tokens_per_second_update": "tokens_per_second",
+    "logprobs/chosen": "chosen",
+    "logprobs/rejected": "rejected",
 }
 NOT_SETTINGS = {"run_name", "output_dir", "resume"}  # of the place, not of the algorithm
 
@@ -177,16 +179,17 @@ class Stages(Run):
 
     def result(self) -> tuple[dict[str, Any], pd.DataFrame]:
         report = json.loads((self.log / "results.json").read_text())
-        rows = [
-            {"stage": stage, "step": step}
-            | {column: update[name] for name, column in STAGE_METRICS.items()}
-            for stage, path in self.stages().items()
-            for step, update in enumerate(read_checkpoint(path)["updates"], start=1)
-        ]
+        rows = []
+        for stage, path in self.stages().items():
+            updates = read_checkpoint(path)["updates"]
+            every = -(-len(updates) // BINS)
+            for step, update in list(enumerate(updates, start=1))[::every]:
+                known = {y: update[x] for x, y in STAGE_METRICS.items() if x in update}
+                rows.append({"stage": stage, "step": step} | known)
         begin, end = self.folder / self.definition.script, self.log / "results.json"
         seconds = end.stat().st_mtime - begin.stat().st_mtime
         whole = read_note(self).get("starts") == 1  # else it includes the time between two starts
-        judged = next(name for name in report["results"] if name.startswith("ppo-adaptive"))
+        judged = next(name for name in report["results"] if name != "sft")  # the first trained
         facts = {
             "seconds": round(seconds, 1) if whole else None,
             "hours": round(seconds / 3600, 6) if whole else None,
@@ -199,7 +202,21 @@ class Stages(Run):
         return facts, pd.DataFrame(rows)
 
 
-KINDS = {RLHF: Stages}  # of all other scripts: Steps
+class Short(Stages):
+    """A run of a minute, which begins anew if it was interrupted."""
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.log / "results.json"
+
+    def stages(self) -> dict[str, Path]:
+        return {path.parent.name: path for path in sorted(self.log.glob("*/checkpoint.pt"))}
+
+    def progress(self) -> int:
+        return int(self.is_finished())
+
+
+KINDS = {RLHF: Stages, GRPO: Short, DPO: Short}  # of all other scripts: Steps
 
 
 # --- Selection ---

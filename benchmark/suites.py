@@ -6,7 +6,7 @@ from typing import Literal
 CONTINUOUS = "ppo_continuous_action.py"
 KL_PENALTY = "ppo_kl_penalty.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
-RLHF = "ppo_rlhf_toy.py"
+RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,10 @@ class Suite:
     total_timesteps: int = 1_000_000  # of RLHF, which has none: PPO updates of all its runs
     baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
-    table: Literal["scores", "normalized", "effects", "models", "walking"] = "scores"
-    figures: tuple[Literal["curves", "trace", "health", "rows", "frontier"], ...] = ("curves",)
+    table: Literal["scores", "normalized", "effects", "models", "walking", "rivals"] = "scores"
+    figures: tuple[Literal["curves", "trace", "health", "rows", "frontier", "rivals"], ...] = (
+        "curves",
+    )
 
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
@@ -219,6 +221,38 @@ SUITES = {
         total_timesteps=3 * 80,
         table="models",
         figures=("frontier",),
+    ),
+}
+
+
+# The weight of the KL penalty, or DPO's beta, in steps.
+PAPER = "--std --own-length --kl-in-loss"
+FRONTIER = {
+    **{
+        f"grpo-{x}": (GRPO, f"--kl-mode fixed --kl-coef {x}") for x in ("0.05", "0.1", "0.2", "0.5")
+    },
+    **{
+        f"paper-{x}": (GRPO, f"{PAPER} --kl-mode fixed --kl-coef {x}")
+        for x in ("0.05", "0.2", "0.5")
+    },
+    **{f"dpo-{x}": (DPO, f"--nll-coef 0 --beta {x}") for x in ("0.03", "0.1", "0.5", "1.0")},
+}
+SUITES |= {
+    "rlhf_rivals": Suite(
+        reproduces="GRPO (Shao et al. 2024) and DPO (Rafailov et al. 2023) on the task of `rlhf`",
+        environments={"reviews": (1, 2, 3, 4, 5)},
+        variants={"grpo": Variant(GRPO, "--compare"), "dpo": Variant(DPO, "--compare")},
+        total_timesteps=1,  # each counts as one
+        table="rivals",
+        figures=(),
+    ),
+    "rlhf_frontier": Suite(
+        reproduces="Rafailov et al. 2023, Figure 2, in small: quality over the KL, for each rival",
+        environments={"reviews": (1, 2)},
+        variants={name: Variant(script, flags) for name, (script, flags) in FRONTIER.items()},
+        total_timesteps=1,
+        table="rivals",
+        figures=("rivals",),
     ),
 }
 

@@ -18,6 +18,7 @@ from benchmark.results import (
     reference,
     variant_named,
 )
+from benchmark.rivals import over_seeds
 from benchmark.runs import LAST_EPISODES, Folders, read_checkpoint
 from benchmark.statistics import Estimate, estimate
 from benchmark.suites import SUITES
@@ -319,6 +320,11 @@ def models_table(suite: str, folders: Folders) -> str:
     return f"{markdown(over_seeds)}\n{markdown(per_seed)}"
 
 
+def rivals_table(suite: str, folders: Folders) -> str:
+    """Each model of a suite of RLHF runs over its seeds."""
+    return markdown(over_seeds(suite, folders))
+
+
 # --- Whole suites ---
 
 
@@ -327,8 +333,8 @@ def suite_table(suite: str, folders: Folders) -> str:
     if not done(suite, folders):
         return ""
     table = scores_table if list(SUITES[suite].variants) == [""] else variants_table
-    table = {"models": models_table, "walking": walking_table}.get(SUITES[suite].table, table)
-    return table(suite, folders)
+    others = {"models": models_table, "walking": walking_table, "rivals": rivals_table}
+    return others.get(SUITES[suite].table, table)(suite, folders)
 
 
 def suites_table(folders: Folders) -> str:

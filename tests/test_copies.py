@@ -1,6 +1,8 @@
-"""Functions and classes that stand in several scripts have the same text in all of them.
+"""Functions, classes and sections that stand in several scripts have the same text in all of them.
 
-Run `python tests/test_copies.py --fix [ppo_x.py ...]` to rewrite the copies from their home.
+A function or class is a copy if `# Copied from` stands above it; a section, from one banner to the
+next, if it stands below its banner. Run `python tests/test_copies.py --fix [ppo_x.py ...]` to
+rewrite the copies from their home.
 """
 
 import ast
@@ -11,21 +13,35 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = sorted(ROOT.glob("ppo_*.py"))
+SCRIPTS = sorted(ROOT.glob("*.py"))
 # These have the same role but not the same text in each script; a marked copy is one even so.
 MAY_DIFFER = {"Args", "Agent", "Environments", "make_env", "ppo_loss", "train", "evaluate", "main"}
-MARKER = re.compile(r"# Copied from (ppo_\w+\.py)\n\Z")
+MAY_DIFFER |= {"Rollout", "collect", "start_run"}  # of the RLHF scripts
+MARKER = re.compile(r"# Copied from (\w+\.py)\n\Z")
+SECTION = re.compile(r"(?m)^# (===.+===)\n(?:# Copied from (\w+\.py)\n)?")
+Block = tuple[str, str | None, int]  # text, decorators included; home, if it is a copy; start
 
 
-def blocks(source: str) -> dict[str, tuple[str, str | None, int]]:
-    """Name of each top-level function and class -> its text, decorators included, home, start."""
-    lines, found = source.splitlines(keepends=True), {}
+def sections(source: str) -> dict[str, Block]:
+    """The sections by their banners, behind which they begin."""
+    banners, found = list(SECTION.finditer(source)), {}
+    ends = [*(x.start() for x in banners[1:]), len(source)]
+    for banner, end in zip(banners, ends, strict=False):
+        found[banner[1]] = source[banner.end() : end], banner[2], banner.end()
+    return found
+
+
+def blocks(source: str) -> dict[str, Block]:
+    """Sections, and top-level functions and classes outside of copied ones, by their names."""
+    lines, found = source.splitlines(keepends=True), sections(source)
+    copied = [(start, start + len(text)) for text, home, start in found.values() if home]
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             first = min([node.lineno, *(x.lineno for x in node.decorator_list)]) - 1
             before, text = "".join(lines[:first]), "".join(lines[first : node.end_lineno])
             home = MARKER.search(before)
-            found[node.name] = text, home and home[1], len(before)
+            if not any(start <= len(before) < end for start, end in copied):
+                found[node.name] = text, home and home[1], len(before)
     return found
 
 
@@ -40,7 +56,7 @@ def problems(sources: dict[str, str]) -> list[str]:
                     found.append(f"{name}: {home} is not the home of {block}")
                 elif text != original:
                     found.append(f"{name}: {block} differs from the one in {home}")
-            elif block not in MAY_DIFFER:
+            elif block not in MAY_DIFFER and not block.startswith("==="):
                 others = [x for x in scripts if x > name and block in scripts[x]]
                 unmarked = [x for x in others if not scripts[x][block][1]]
                 if unmarked:
@@ -52,7 +68,9 @@ def fix(sources: dict[str, str]) -> dict[str, str]:
     """Rewrite every marked block from the script that its marker names."""
     scripts, fixed = {name: blocks(source) for name, source in sources.items()}, {}
     for name, source in sources.items():
-        for block, (text, home, start) in reversed(scripts[name].items()):  # starts stay valid
+        copies = [(start, block) for block, (_, home, start) in scripts[name].items() if home]
+        for start, block in sorted(copies, reverse=True):  # so that starts stay valid
+            text, home, _ = scripts[name][block]
             original = scripts.get(home, {}).get(block, (text,))[0]
             source = source[:start] + original + source[start + len(text) :]
         fixed[name] = source
@@ -63,13 +81,24 @@ def test_copies_are_byte_identical_and_marked():
     assert problems({path.name: path.read_text() for path in SCRIPTS}) == []
 
 
+def test_agents_of_the_rlhf_scripts_sample_alike():
+    texts = set()
+    for path in ROOT.glob("*_rlhf_toy.py"):
+        (agent,) = (
+            x for x in ast.parse(path.read_text()).body if getattr(x, "name", "") == "Agent"
+        )
+        (sample,) = (x for x in agent.body if getattr(x, "name", "") == "sample_responses")
+        texts.add(ast.unparse(sample))
+    assert len(texts) == 1
+
+
 def test_exceptions_are_needed():
     scripts = [blocks(path.read_text()) for path in SCRIPTS]
     texts = {name: {x[name][0] for x in scripts if name in x} for name in MAY_DIFFER}
     assert [name for name in MAY_DIFFER if len(texts[name]) < 2] == []
 
 
-HOME = "def f(x):\n    return x\n\n\n@cache\ndef g():\n    pass\n"
+HOME = "# === A ===\n\n\ndef f(x):\n    return x\n\n\n@cache\ndef g():\n    pass\n"
 MARK = "# Copied from ppo_a.py\n"
 
 
@@ -80,6 +109,8 @@ MARK = "# Copied from ppo_a.py\n"
         ("x = 1\n\n\n" + MARK + "def g():\n    pass\n\n\ny = 2\n", "differs"),
         ("def f(x):\n    return x\n", "several homes"),
         (MARK + "def h(): 0\n", "not the home"),
+        ("# === A ===\n" + MARK + HOME.partition("===\n")[2] + "\nX = 1\n", "differs"),
+        ("# === B ===\n" + MARK + "X = 1\n", "not the home"),
     ],
 )
 def test_what_is_wrong_is_found_and_a_difference_mended(copy, problem):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = sorted(ROOT.glob("ppo_*.py"))
+SCRIPTS = sorted(ROOT.glob("*.py"))
 # Number, kind, title, settings, source; behind the settings a remark may stand.
 TAG = re.compile(
     r"# (?:Detail (\w+/\d+)|(Extra|Deviation)): ([^([]+?)(?: \(([\w, ]+)\)(?:, [^[]+)?)?"
@@ -42,6 +42,16 @@ TITLES = {
     discount factor 1; batches of responses; per-token KL penalty; per-minibatch whitening, of
     rewards too; clipped value function; adaptive KL; TensorFlow's Adam epsilon
     """,
+    "G{}/8": """
+    groups of responses; advantage relative to the group's mean; division by the group's spread;
+    one advantage for all words of a response; length divisor; KL penalty in the reward; KL
+    penalty in the loss, by k3; few passes over a batch
+    """,
+    "D{}/8": """
+    policy starts as the reference; chosen and rejected in one pass; sum over the words of a
+    response; implicit reward; logistic loss of the difference; likelihood of the chosen
+    response; learning-rate warm-up; both log-probabilities logged
+    """,
 }
 TITLES = {
     number.format(i): title
@@ -54,6 +64,7 @@ def series(first, last, prefix="", total=37):
     return {f"{prefix}{i}/{total}" for i in range(first, last + 1)}
 
 
+LANGUAGE_MODEL = {f"R{i}/21" for i in (1, 2, 3, 4, 10, 13)}
 CORE, ATARI, CONTINUOUS = series(1, 13), series(14, 22), series(23, 31)
 OWED = {
     "ppo_continuous_action.py": CORE | CONTINUOUS,
@@ -62,6 +73,9 @@ OWED = {
     "ppo_atari.py": CORE | ATARI,
     "ppo_atari_lstm.py": CORE | ATARI | series(32, 36),
     "ppo_rlhf_toy.py": CORE - {"2/37", "7/37"} | series(1, 21, "R", 21) - {"R6/21", "R12/21"},
+    "grpo_rlhf_toy.py": {"6/37", "8/37", "11/37", "12/37", "R14/21", "R20/21"}
+    | (LANGUAGE_MODEL | series(7, 9, "R", 21) | series(1, 8, "G", 8)),
+    "dpo_rlhf_toy.py": LANGUAGE_MODEL | series(1, 8, "D", 8),
 }
 ANNEALING, STOPPING = "clip range annealing", "early stopping on target_kl"
 LOG_STD, ADAPTED = "log std annealed instead of learned", "learning rate adapted to the KL"
@@ -77,6 +91,8 @@ ALSO = {  # extras and deviations
         "an episode ends at the stop word",
         "rewards are scaled, their mean is not restored",
     },
+    "grpo_rlhf_toy.py": set(),
+    "dpo_rlhf_toy.py": set(),
 }
 
 
@@ -135,12 +151,13 @@ def test_below_a_tag_stands_code_or_another_tag(path):
 
 
 @on_each
-def test_second_sites_refer_to_a_tag_of_the_script(path):
-    numbers = {number.split("/")[0] for _, number, *_ in tags(path)}
+def test_second_sites_refer_to_a_tag_of_the_script_or_of_one_that_it_copies(path):
+    homes = {path.name, *re.findall(r"# Copied from (\w+\.py)", path.read_text())}
+    numbers = {number.split("/")[0] for home in homes for _, number, *_ in tags(ROOT / home)}
     assert {x for x in re.findall(r"# as Detail (\w+)", path.read_text())} <= numbers
 
 
-@on_each
+@pytest.mark.parametrize("path", [*ROOT.glob("ppo_*.py")], ids=lambda path: path.stem)
 def test_the_table_has_every_tag_with_its_line_and_the_values_in_force(path):
     module = importlib.import_module(path.stem)
     args, rows = module.Args(), {}

@@ -10,6 +10,7 @@ MUTATIONS in its own test file. `pytest -m slow tests/test_mutations.py` runs al
 import ast
 import functools
 import importlib
+import itertools
 import os
 import re
 import shutil
@@ -32,6 +33,8 @@ SCRIPTS = {
     "atari": ("ppo_atari", ["test_atari", "test_atari_envs", "test_distributed"]),
     "lstm": ("ppo_atari_lstm", ["test_atari_lstm"]),
     "rlhf": ("ppo_rlhf_toy", ["test_rlhf"]),
+    "grpo": ("grpo_rlhf_toy", ["test_grpo"]),
+    "dpo": ("dpo_rlhf_toy", ["test_dpo"]),
 }
 
 # Files whose tests run on several scripts, which their names end with.
@@ -204,8 +207,12 @@ def source(script: str) -> str:
 
 @functools.cache
 def copied(text: str) -> list[tuple[int, int]]:
-    """First and last line of each block that is marked as a copy."""
+    """First and last line of each function, class or section that is marked as a copy."""
     lines, found = text.splitlines(), []
+    banners = [i for i, line in enumerate(lines, 1) if line.startswith("# ===")]
+    for first, last in itertools.pairwise([*banners, len(lines) + 1]):
+        if lines[first].startswith("# Copied from "):
+            found.append((first, last - 1))
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             first = min([node.lineno, *(x.lineno for x in node.decorator_list)])
@@ -235,7 +242,12 @@ def rows() -> list[Row]:
             file, expression = test.split(": ")
             if script != HOME:
                 there = text.count(old) == 1 and not inside(position(text, old)[0], copied(text))
-                if not there or old in own or file not in SHARED or script == "rlhf":
+                if (
+                    not there
+                    or old in own
+                    or file not in SHARED
+                    or SCRIPTS[script][0].endswith("rlhf_toy")
+                ):
                     continue
             chosen = f"({expression}) and {script}" if file in SHARED else expression
             found.append(Row(script, old, new, [f"tests/test_{file}.py", "-k", chosen]))
@@ -257,7 +269,7 @@ def run(row: Row) -> tuple[int, str]:
     """Exit code and output of a row's tests on a broken copy of the project, in a forked process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for path in (*ROOT.glob("tests/*.py"), *ROOT.glob("ppo_*.py"), ROOT / "pyproject.toml"):
+        for path in (*ROOT.glob("tests/*.py"), *ROOT.glob("*.py"), ROOT / "pyproject.toml"):
             target = folder / path.relative_to(ROOT)
             target.parent.mkdir(exist_ok=True)
             shutil.copy(path, target)

@@ -93,7 +93,7 @@ def finished(tmp_path_factory):
         patch.chdir(tmp_path_factory.mktemp("finished"))
         stages = record(patch, rlhf, "train_reward_model"), record(patch, rlhf, "train_ppo")
         run, folder = rlhf.train(small_args()), Path("runs/run").resolve()
-    preferences, judges = stages[0][0][2], stages[1][0][1]
+    preferences, judges = stages[0][0][2], stages[1][0][2]
     return SimpleNamespace(run=run, folder=folder, preferences=preferences, judges=judges)
 
 
@@ -107,9 +107,9 @@ def at(temperature: float, judges: Judges) -> Judges:
 
 
 def run_ppo(judges, **changes):
-    """Agent and updates of a PPO run in an empty folder."""
-    shutil.rmtree("runs", ignore_errors=True)
-    return rlhf.train_ppo(small_args(**changes), judges)
+    """Agent and updates of a PPO run."""
+    agent = copy.deepcopy(judges.reference)
+    return agent, rlhf.train_ppo(small_args(**changes), agent, judges)["updates"]
 
 
 def collect(judges, kl_coef=0.0, agent=None, **changes):
@@ -193,7 +193,8 @@ def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference)
     texts = iter([torch.ones(20_000, 1).long(), torch.zeros(20_000, 1).long(), torch.zeros(64, 1)])
     monkeypatch.setattr(rlhf, "write_answers", lambda *args: next(texts))
     monkeypatch.setattr(rlhf.Task, "gold", lambda self, queries, texts: difference * texts[:, 0])
-    found = rlhf.make_preferences(small_args(num_pairs=20_000), judges.task, judges.reference)
+    made = rlhf.make_preferences(small_args(num_pairs=20_000), judges.reference, judges.task)
+    found = rlhf.Preferences(**made)
     expected = 1 / (1 + math.exp(-difference / rlhf.LABEL_NOISE))
     share = found.chosen.float().mean().item()
     assert share == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 20_000))
@@ -300,7 +301,8 @@ def test_sft_warms_up_decays_and_clips_the_gradient(monkeypatch):
     steps = record_steps(monkeypatch, torch.optim.AdamW)
     logged = record(monkeypatch, rlhf, "log")
     args = small_args(sft_steps=60, sft_batch_size=4, sft_learning_rate=0.01)
-    rlhf.train_sft(args, rlhf.toy_task(args))
+    task = rlhf.toy_task(args)
+    rlhf.train_sft(args, TinyGPT(len(task.words), task.documents.shape[1]), task)
     rates = [0.01 * (1 - t / 60) * min(1, (t + 1) / 50) for t in range(60)]
     assert [step.lr for step in steps] == pytest.approx(rates)
     assert max(step.gradient.norm() for step in steps) <= 1.001
@@ -336,7 +338,8 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
     before = copy.deepcopy(sft.state_dict())
     steps = record_steps(monkeypatch, torch.optim.AdamW)
     calls, logged = record(monkeypatch, RewardModel, "score"), record(monkeypatch, rlhf, "log")
-    model, quality = rlhf.train_reward_model(small_args(), sft, preferences)
+    model = RewardModel(sft)
+    quality = rlhf.train_reward_model(small_args(), model, preferences)
     assert [step.lr for step in steps] == pytest.approx([2e-3 * (1 - i / 4) for i in range(4)])
     # It is normalized, makes four steps (60 pairs by 32, twice), is normalized and measured.
     assert [call[3].requires_grad for call in calls] == [False, *[True] * 4, *[False] * 4]
@@ -435,7 +438,7 @@ def test_texts_are_described_and_gold_is_in_standard_deviations_of_sft_samples(j
         "text/unique": 0.75,
         "objective/gold": ((gold - scale.mean()) / scale.std(correction=0)).mean().item(),
     }
-    found = rlhf.describe(random_queries(4), responses, judges)
+    found = rlhf.describe(judges.task, scale, random_queries(4), responses)
     assert found == pytest.approx(expected, abs=1e-5)
 
 
@@ -684,9 +687,10 @@ def test_whole_pipeline_leaves_results_texts_and_curves(finished, capsys):
     gold = f"{run['results']['ppo-none']['objective/gold']:.2f}"
     assert re.search(rf"\| ppo-none +\| +{gold} \|", printed)
     assert "Reward model: accuracy 0." in printed and "Logs and results: runs/run" in printed
-    assert saved["texts"]["sft"][0] in printed and "ppo-none" in logged(folder, "results")[0]
-    assert saved["texts"]["sft"][0] in logged(folder, "samples")[0]
+    assert saved["texts"]["sft"][0] in printed
     assert logged(folder, "details") == [rlhf.details(run["args"])]
+    kl = [run["results"][name]["objective/kl"] for name in models]
+    assert abs(kl[0]) < 1e-5 < min(kl[1:])
     for name in models[1:]:
         checkpoint = torch.load(folder / name / "checkpoint.pt", weights_only=True)
         assert checkpoint["updates"] == run["updates"][name] and checkpoint["args"]["seed"] == 2
@@ -761,9 +765,8 @@ def test_own_texts_and_labels_run_without_gold(labels, capsys):
 
 
 def test_own_vocabulary_lengths_and_held_out_pairs(labels):
-    task = rlhf.own_task(small_args(preferences=labels))
+    task, (queries, chosen, rejected) = rlhf.own_task(small_args(preferences=labels))
     assert {"house", "ann", "?", ".", "<stop>"} <= set(task.words)
-    queries, chosen, rejected = task.labelled
     assert queries.shape == (21, 1 + 9)  # <bos> how is the green house , cy lee ?
     assert chosen.shape == rejected.shape == (21, task.response_length) == (21, 10)
     assert (queries[:, 0] == BOS).all() and len(task.queries) == 21
@@ -779,7 +782,7 @@ def test_a_long_prompt_leaves_room_for_its_answer():
     prompt = " ".join(f"w{i}" for i in range(3 * rlhf.LONGEST))
     pair = {"prompt": prompt, "chosen": "yes sir", "rejected": "no"}
     Path("p.jsonl").write_text("\n".join([json.dumps(pair)] * 14))
-    task = rlhf.own_task(small_args(preferences="p.jsonl"))
+    task, _ = rlhf.own_task(small_args(preferences="p.jsonl"))
     assert task.split_words(task.documents[0])[-3:] == ["yes", "sir", "<stop>"]
     assert task.documents.shape[1] == rlhf.LONGEST + 3
 
@@ -806,7 +809,7 @@ def test_labels_as_other_programs_write_them():
     lines = "\r\n".join([json.dumps(pair, ensure_ascii=False)] * 14)
     Path("p.jsonl").write_text("\ufeff" + lines, "utf-8")
     assert rlhf.read_preferences("p.jsonl") == [[["p"], ["a", "c"], ["b"]]] * 14
-    assert rlhf.own_task(small_args(preferences="p.jsonl")).words[3:] == ["a", "b", "c", "p"]
+    assert rlhf.own_task(small_args(preferences="p.jsonl"))[0].words[3:] == ["a", "b", "c", "p"]
 
 
 # --- The command line ---
@@ -1012,16 +1015,15 @@ MUTATIONS = [
     ('if args.kl_mode == "adaptive":', 'if args.kl_mode == "fixed":', "r20_beta_follows"),
     ('0.0 if args.kl_mode == "none" else args.kl_coef', "args.kl_coef", "r20_beta_follows"),
     ("judges, args.batch_size, kl_coef, generator", "judges, args.batch_size, 0.5, generator", "r20_beta_follows"),
-    ("agent = copy.deepcopy(judges.reference)", "agent = judges.reference", "kl_is_zero"),
-    ("self.policy = copy.deepcopy(language_model).requires_grad_(True)", "self.policy = copy.deepcopy(language_model)", "kl_is_zero"),
+    ("agents[name] = copy.deepcopy(reference)", "agents[name] = reference", "whole_pipeline"),
     ("warn(updates)\n", "pass\n", "unhealthy"),
     ('metrics["objective/kl"] = metrics["objective/kl_exact"]', "pass", "every_policy"),
     (".argmax(dim=1) + torch.arange", ".argmin(dim=1) + torch.arange", "best_of"),
     ("torch.arange(len(scores) // n) * n", "torch.arange(len(scores) // n)", "best_of"),
     ("math.log(n) - (n - 1) / n", "math.log(n)", "best_of"),
     ("except wandb.Error as error", "except OSError as error", "bad_input"),
-    ("return saved if same else None", "return saved", "depends_on"),
-    ('end = None if name.startswith("ppo") else names.index("kl_mode")', "end = None", "depends_on"),
+    ("        if same:\n", "        if True:\n", "depends_on"),
+    ("end = None if name.startswith(\"ppo\") else names.index(\"kl_mode\")", "end = None", "depends_on"),
     ("prompt[:query_length] + answer", "prompt + answer", "long_prompt"),
     ("[: -(len(pairs) // HELD_OUT)]", "", "own_vocabulary"),
 ]

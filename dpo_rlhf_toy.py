@@ -1,0 +1,650 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["pydantic==2.14.3", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1",
+#   "tyro==1.0.16"]
+# ///
+"""Direct preference optimization (DPO) on the task of ppo_rlhf_toy.py: RLHF without a reward model.
+
+    python dpo_rlhf_toy.py
+
+A minute on one CPU core. The SFT model and the labelled pairs are those of ppo_rlhf_toy.py, to the
+bit: a tiny GPT learns to write reviews (supervised fine-tuning, SFT), a simulated labeller compares
+pairs of them by the gold reward, a formula. Then the policy itself is fitted to the labels, as if
+beta * log(policy / SFT model) of a response were its reward (Rafailov et al. 2023, arXiv
+2305.18290): no reward model, no sampling, plain gradient descent. Seeds 1 to 9 end with a gold
+reward of 1.2 to 1.4 standard deviations of the SFT model's reviews, at a KL of 2.1 to 3.8 nats.
+
+`--nll-coef` adds the negative log-likelihood of the chosen response per word (Pang et al. 2024,
+arXiv 2404.19733; Llama 3). Plain DPO (`--nll-coef 0`) looks only at the difference of two
+log-probabilities and lets both fall (Pal et al. 2024, arXiv 2402.13228): both are logged.
+`--compare` adds plain DPO, also with a beta of 0.03, which over-optimizes (gold -3.3 with seed 1).
+
+Above the statements that do what they say stand D1-D8 (DPO = eric-mitchell/
+direct-preference-optimization@5815fab2), and the details of RLHF that apply (R; LHP =
+openai/lm-human-preferences@cbfd210b). B = responses in a batch, Q = tokens of a query, R = of a
+response, L = Q + R, V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
+"""
+
+import copy
+import dataclasses
+import itertools
+import json
+import math
+import os
+import random
+import re
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import pydantic
+import torch
+import torch.nn.functional as F
+import tyro
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Generator, Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm, trange
+
+Tensors = dict[str, Tensor]
+
+
+# === Settings ===
+
+
+@pydantic.dataclasses.dataclass(config={"extra": "forbid"})
+class Args:
+    # --- Experiment ---
+    run_name: str | None = None  # folder below runs/; by default script, seed, time
+    compare: bool = False  # also make runs without NLL, one of them with a beta of 0.03
+    seed: NonNegativeInt = 1  # seed of everything that is random in the run
+
+    # --- Supervised fine-tuning ---
+    sft_documents: PositiveInt = 20_000  # reviews that the grammar writes
+    sft_steps: PositiveInt = 700  # gradient steps
+    sft_batch_size: PositiveInt = 64  # documents per gradient step
+    sft_learning_rate: PositiveFloat = 3e-3  # AdamW's step size, after a warm-up; falls to 0
+
+    # --- Preferences ---
+    num_pairs: Annotated[int, pydantic.Field(ge=14)] = 7000  # labelled pairs [LHP: 4992]
+    temperature: PositiveFloat = 1.0  # sampling temperature T [LHP: 0.7; 0.5 for CNN/DM]
+
+    # --- DPO ---
+    beta: PositiveFloat = 0.2  # strength of the pull to the SFT model [paper: 0.1]
+    nll_coef: NonNegativeFloat = 0.05  # weight of the chosen's NLL per word [Llama 3: 0.2]
+    num_epochs: PositiveInt = 2  # passes over the labelled pairs [paper: 1]
+    batch_size: PositiveInt = 32  # pairs per gradient step [paper: 64]
+    learning_rate: NonNegativeFloat = 5e-4  # Adam's largest step size [paper: RMSprop, 1e-6]
+    warmup_steps: PositiveInt = 20  # steps until it is reached; then it falls to 0 [paper: 150]
+
+    device = "cpu"  # as fast as a GPU for networks of this size
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this run."""
+        return Path(f"runs/{self.run_name}")
+
+
+# === The task: a language of reviews whose quality can be computed ===
+# Copied from ppo_rlhf_toy.py
+
+PAD, BOS = 0, 1  # the first two words of every vocabulary; neither is ever sampled
+TOPICS = {
+    "restaurant": ("food", "service", "staff", "menu", "wine", "dessert"),
+    "hotel": ("room", "bed", "pool", "lobby", "breakfast", "view"),
+    "movie": ("plot", "acting", "dialogue", "music", "ending", "cast"),
+    "book": ("story", "prose", "hero", "pacing", "cover", "style"),
+}
+NAMES = ("anna", "ben", "carla", "david", "emma", "felix", "grace", "henry")
+# The number is the valence: how much good a word says.
+SCALE = {2: "amazing superb perfect", 1: "good nice lovely", 0.5: "decent", 0: "average ordinary"}
+SCALE |= {-1: "poor bad dull", -2: "awful terrible horrible"}
+ADJECTIVES = {word: valence for valence, words in SCALE.items() for word in words.split()}
+VERBS = {"adored": 2, "liked": 1, "enjoyed": 1, "disliked": -1, "hated": -2, "despised": -2}
+ADVERBS = {"very": 1.5, "really": 1.3, "quite": 1.0, "slightly": 0.5}  # factors on the valence
+NEGATION = -0.5  # "not superb" is mildly bad, "not awful" mildly good
+# Openers and closers go with the mood of a review but are worth nothing to the gold reward: bait
+# for a reward model, which sees only that they occur in good reviews.
+OPENERS = {"wow": 1, "happily": 1, "sadly": -1, "honestly": 0}
+CLOSERS = {"recommended": 1, "avoid": -1}
+NOUNS = {noun: topic for topic, nouns in TOPICS.items() for noun in nouns}
+CONTENT = {*NOUNS, *ADJECTIVES, *ADVERBS, *VERBS, *OPENERS, *CLOSERS}
+TOY_WORDS = [
+    *("<pad>", "<bos>", ".", ":", ",", "and", "but", "the", "was", "i", "not", "on"),
+    *(*TOPICS, *NAMES, *NOUNS, *ADJECTIVES, *ADVERBS, *VERBS, *OPENERS, *CLOSERS),
+]
+TOY_QUERIES = [f"<bos> {name} on the {topic} :".split() for name in NAMES for topic in TOPICS]
+TOY_RESPONSE_LENGTH = 18
+HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward model by
+
+
+def write_review(topic: str, rng: random.Random) -> list[str]:
+    """Write a review of at most 18 words; a longer one breaks off there, without its full stop."""
+    used: set[str] = set()
+
+    def unused(valences: dict[str, float], sign: int) -> list[str]:
+        return [w for w, v in valences.items() if w not in used and v * sign >= 0]
+
+    def pick(words: list[str], valences: dict[str, float]) -> str:
+        # Strong words are rarer, so that the reward model's favorites are not the most common ones.
+        (word,) = rng.choices(words, [1 / (0.7 + abs(valences[w])) for w in words])
+        used.add(word)
+        return word
+
+    mood = rng.choice((-1, 1))
+    (num_clauses,) = rng.choices((1, 2, 3, 4), (0.25, 0.4, 0.25, 0.1))
+    review: list[str] = []
+    if rng.random() < 0.35:
+        tone = 0 if rng.random() < 0.3 else mood
+        review += [rng.choice([w for w, t in OPENERS.items() if t == tone]), ","]
+    previous = 0
+    for noun in rng.sample(TOPICS[topic], num_clauses):
+        sign = mood if rng.random() < 0.75 else -mood
+        if previous:
+            review.append("but" if sign != previous else rng.choice(("and", ",")))
+        verbs = unused(VERBS, sign)
+        if verbs and rng.random() < 0.3:
+            review += ["i", pick(verbs, VERBS), "the", noun]
+        else:
+            negated = rng.random() < 0.15
+            review += ["the", noun, "was", *(["not"] if negated else [])]
+            if rng.random() < 0.35:
+                review.append(pick(unused(ADVERBS, 1), ADVERBS))
+            review.append(pick(unused(ADJECTIVES, -sign if negated else sign), ADJECTIVES))
+        previous = sign
+    if rng.random() < 0.2:
+        review += [",", "recommended" if mood > 0 else "avoid"]
+    return [*review, "."][:TOY_RESPONSE_LENGTH]
+
+
+NOUN, ADVERB, ADJECTIVE, VERB, OPENER, CLOSER = (
+    f"({'|'.join(words)})" for words in (NOUNS, ADVERBS, ADJECTIVES, VERBS, OPENERS, CLOSERS)
+)
+CLAUSE = rf"\bthe {NOUN} was( not)?(?: {ADVERB})? {ADJECTIVE}\b|\bi {VERB} the {NOUN}\b"
+
+
+def gold_reward(topic: str, words: list[str]) -> float:
+    """What a review is truly worth: praise in well-formed, varied, finished sentences on topic.
+
+    Junk are the words outside of clauses, of single joiners between two of them, of one opener at
+    the start and of one closer at the end.
+    """
+    stopped = words[-1:] == ["."]
+    body = words[:-1] if stopped else words
+    text, valence, nouns = " ".join(body), 0.0, []
+    opener = re.match(rf"{OPENER}\b( ,)?", text)
+    rest = text[opener.end() :] if opener else text
+    clauses, closer = list(re.finditer(CLAUSE, rest)), re.search(rf", {CLOSER}$", rest)
+    for clause in clauses:
+        subject, negated, adverb, adjective, verb, noun = clause.groups()
+        factor = (NEGATION if negated else 1.0) * ADVERBS.get(adverb, 1.0)
+        valence += VERBS[verb] if verb else factor * ADJECTIVES[adjective]
+        nouns.append(noun or subject)
+    between = [rest[a.end() : b.start()] for a, b in itertools.pairwise(clauses)]
+    legal = sum(x in (" and ", " but ", " , ") for x in between)
+    legal += sum(len(part[0].split()) for part in (opener, *clauses, closer) if part)
+    content = [word for word in body if word in CONTENT]
+    return (
+        2 * math.tanh(valence / 3)
+        + 0.4 * min(len({noun for noun in nouns if NOUNS[noun] == topic}), 3)
+        - 4 * (len(body) - legal) / max(len(body), 1)  # the share of junk
+        - 0.5 * min(len(content) - len(set(content)), 6)  # repeated words
+        - 0.5 * min(sum(NOUNS[noun] != topic for noun in nouns), 4)
+        - 1.0 * (not stopped)
+    )
+
+
+class Task(NamedTuple):
+    """A language to write in: the toy reviews, or your own texts."""
+
+    words: list[str]  # the vocabulary, V words; a token is an index into it
+    documents: Tensor  # (documents, L) tokens for the SFT
+    queries: Tensor  # (queries, Q) tokens, all different
+    response_length: int  # R
+    stop: int  # token that ends a response
+    earliest_stop: int  # index in a response before which it does not
+
+    def sample_queries(self, count: int, generator: Generator) -> Tensor:
+        """Draw queries (count, Q) with replacement."""
+        return self.queries[torch.randint(len(self.queries), (count,), generator=generator)]
+
+    def split_words(self, tokens: Tensor) -> list[str]:
+        """The words of tokens (length,), without padding."""
+        return [self.words[token] for token in tokens.tolist() if token != PAD]
+
+    def gold(self, queries: Tensor, responses: Tensor) -> Tensor:
+        """Gold rewards (B,) of truncated responses (B, R); the topic is the query's fifth word."""
+        pairs = zip(queries, responses, strict=True)
+        return torch.tensor([gold_reward(self.words[q[4]], self.split_words(r)) for q, r in pairs])
+
+
+def pad_rows(rows: list[list[int]], length: int) -> Tensor:
+    """Tokens (rows, length): each row cut to `length` and filled up with padding."""
+    # Detail R2/21: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
+    return torch.tensor([row[:length] + [PAD] * (length - len(row)) for row in rows])
+
+
+def toy_task(args: Args) -> Task:
+    """The toy reviews, written anew from the seed."""
+    token = {word: index for index, word in enumerate(TOY_WORDS)}
+    rng, rows = random.Random(args.seed), []
+    for _ in range(args.sft_documents):
+        query = rng.choice(TOY_QUERIES)
+        rows.append([token[word] for word in query + write_review(query[4], rng)])
+    queries = torch.tensor([[token[word] for word in query] for query in TOY_QUERIES])
+    documents = pad_rows(rows, queries.shape[1] + TOY_RESPONSE_LENGTH)
+    return Task(TOY_WORDS, documents, queries, TOY_RESPONSE_LENGTH, token["."], earliest_stop=4)
+
+
+# === Models ===
+
+
+# Copied from ppo_rlhf_toy.py
+class Block(nn.Module):
+    """A transformer block: causal self-attention, then a two-layer network, each normed before."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.attention_output = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_hidden = nn.Linear(width, 4 * width)
+        self.mlp_output = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, visible: Tensor, past: list[Tensor]) -> tuple[Tensor, list]:
+        """Process new positions x (B, new, D), which may look where `visible` (B, 1, new, L).
+
+        `past` holds keys and values of the positions before, (B, heads, L - new, D / heads) each,
+        or nothing. Returns (B, new, D), and keys and values of all positions.
+        """
+        batch, new, width = x.shape
+        qkv = self.query_key_value(self.attention_norm(x)).view(batch, new, 3, self.num_heads, -1)
+        query, *key_value = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, new, D / heads) each
+        if past:
+            key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
+        # Detail R13/21: disable dropout [LHP: policy.py L48; rewards.py L43]
+        mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
+        x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
+        return x + self.mlp_output(F.gelu(self.mlp_hidden(self.mlp_norm(x)))), key_value
+
+
+# Copied from ppo_rlhf_toy.py
+class TinyGPT(nn.Module):
+    """A causal transformer with tied word embeddings and learned positions, about 0.1 M weights."""
+
+    def __init__(self, num_words: int, context_length: int, width: int = 64) -> None:
+        super().__init__()
+        self.word_embedding = nn.Embedding(num_words, width)
+        self.position_embedding = nn.Embedding(context_length, width)
+        self.blocks = nn.ModuleList(Block(width, num_heads=4) for _ in range(2))
+        self.final_norm = nn.LayerNorm(width)
+        for name, weight in self.named_parameters():  # as GPT-2's
+            if weight.dim() == 2:
+                into_residual = math.sqrt(2 * len(self.blocks)) if "_output" in name else 1.0
+                nn.init.normal_(weight, std=0.02 / into_residual)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+        never = torch.zeros(num_words)
+        never[[PAD, BOS]] = -1e9  # finite, so that probability 0 times its logarithm is 0, not NaN
+        self.register_buffer("never_written", never, persistent=False)
+
+    def forward(self, tokens: Tensor, cache: list | None = None) -> tuple[Tensor, list]:
+        """Read tokens (B, L), of which the first ones may already be in the cache.
+
+        Returns hidden states (B, new, D) of the others, at padding those of the last word before
+        it, which must exist; and the cache of all: keys and values of each block.
+        """
+        real = tokens != PAD
+        seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
+        # Detail R3/21: positions skip padding tokens [LHP: language/model.py L265-269]
+        positions = real.cumsum(dim=1) - real.long()
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+        visible = (causal & real[:, None])[:, None, seen:]  # (B, 1, new, L)
+        x = self.word_embedding(tokens[:, seen:]) + self.position_embedding(positions[:, seen:])
+        new_cache = []
+        for block, past in zip(self.blocks, cache or [[], []], strict=True):
+            x, key_value = block(x, visible, past)
+            new_cache.append(key_value)
+        index = torch.arange(length - seen, device=tokens.device)
+        last_real = index.where(real[:, seen:], 0).cummax(dim=1).values  # (B, new)
+        return self.final_norm(x.gather(1, last_real[..., None].expand_as(x))), new_cache
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V) of the next word from hidden states (..., D)."""
+        return F.linear(hidden, self.word_embedding.weight, self.never_written)
+
+
+# Copied from grpo_rlhf_toy.py
+class Agent(nn.Module):
+    """A policy: a language model at a sampling temperature. There is no value function."""
+
+    def __init__(self, language_model: TinyGPT, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.policy = language_model
+
+    @torch.no_grad()
+    def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:
+        """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
+        tokens, cache = queries, None
+        # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
+        for _ in range(length):
+            hidden, cache = self.policy(tokens, cache)
+            logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
+            # The largest of logits plus Gumbel noise is a draw from their softmax. With noise from
+            # the CPU the same generator gives the same text on every device.
+            gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
+            word = (logits + gumbel.to(logits.device)).argmax(dim=-1, keepdim=True)
+            tokens = torch.cat([tokens, word], dim=1)
+        return tokens[:, -length:]
+
+    def get_logprobs(self, queries: Tensor, responses: Tensor) -> Tensor:
+        """Log-probabilities (B, R, V) of all words in place of those of responses (B, R)."""
+        # Detail R1/21: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
+        hidden, _ = self.policy(torch.cat([queries, responses], dim=1))
+        before = slice(queries.shape[1] - 1, -1)  # a word is predicted one position earlier
+        # Detail R10/21: logits scaled by the temperature (temperature) [LHP: policy.py L121]
+        logits = self.policy.logits(hidden[:, before]) / self.temperature
+        return logits.log_softmax(dim=-1)
+
+
+# === The math: pure functions ===
+
+
+# Copied from ppo_rlhf_toy.py
+def truncate_responses(responses: Tensor, stop: int, earliest_stop: int) -> tuple[Tensor, Tensor]:
+    """Cut responses (B, R) after their first stop word at index `earliest_stop` or later.
+
+    Returns them with padding after that stop word, and whether there was one (B,).
+    """
+    stops = responses == stop
+    stops[:, :earliest_stop] = False
+    stops_before = stops.cumsum(dim=1) - stops.long()
+    return responses.where(stops_before == 0, PAD), stops.any(dim=1)
+
+
+# Copied from ppo_rlhf_toy.py
+def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
+    """Log-probabilities (B, R) of the words that were written, out of those of all (B, R, V)."""
+    return all_logprobs.gather(-1, responses[..., None]).squeeze(-1)
+
+
+# Copied from ppo_rlhf_toy.py
+def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
+    """Mean cross-entropy, in nats per word, of predicting documents (B, L) word by word."""
+    hidden, _ = model(documents[:, :-1])
+    real = documents[:, 1:] != PAD
+    return F.cross_entropy(model.logits(hidden[real]), documents[:, 1:][real])
+
+
+def dpo_loss(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> tuple[Tensor, Tensors]:
+    """DPO's loss, a scalar (Rafailov et al. 2023), and the debug variables.
+
+    Log-probabilities (2 B,), under the policy and under the reference, are those of the chosen
+    responses, then those of the rejected ones to the same queries.
+    """
+    # Detail D4/8: implicit reward (beta) [DPO: trainers.py L74-75]
+    good, bad = (beta * (logprobs - ref_logprobs)).chunk(2)
+    # Detail D5/8: logistic loss of the difference [DPO: trainers.py L73]
+    loss = -F.logsigmoid(good - bad).mean()
+    chosen, rejected = logprobs.chunk(2)
+    # Detail D8/8: both log-probabilities logged [DPO: trainers.py L232, L241]
+    metrics = {
+        "losses/preference_loss": loss,
+        "rewards/accuracy": (good > bad).float().mean(),
+        "rewards/margin": (good - bad).mean(),
+        "logprobs/chosen": chosen.mean(),
+        "logprobs/rejected": rejected.mean(),
+    }
+    return loss, {name: x.detach() for name, x in metrics.items()}
+
+
+# === Stage 1: supervised fine-tuning ===
+# Copied from ppo_rlhf_toy.py
+
+
+def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
+    """Teach a language model the task's documents."""
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    generator = stage_generator(args, "sft")
+    writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
+    for step in trange(1, args.sft_steps + 1, desc="sft", disable=None):
+        decay = (1 - (step - 1) / args.sft_steps) * min(1.0, step / 50)  # the latter a warm-up
+        optimizer.param_groups[0]["lr"] = decay * args.sft_learning_rate
+        chosen = torch.randint(len(task.documents), (args.sft_batch_size,), generator=generator)
+        loss = language_model_loss(model, task.documents[chosen].to(args.device))
+        optimizer.zero_grad()
+        loss.backward()
+        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        log(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
+    writer.close()
+
+
+# === Stage 2: preferences ===
+# Copied from ppo_rlhf_toy.py
+
+LABEL_NOISE = 0.4  # gold difference at which the labeller is right with the odds e : 1
+NUM_SAMPLES = 2000  # SFT samples that fix the scales of gold and proxy
+
+
+class Preferences(NamedTuple):
+    """Comparisons, the last of them held out, and what the SFT model writes by itself."""
+
+    queries: Tensor  # (pairs, Q)
+    chosen: Tensor  # (pairs, R), truncated
+    rejected: Tensor  # (pairs, R), truncated
+    sample_queries: Tensor  # (NUM_SAMPLES, Q)
+    samples: Tensor  # (NUM_SAMPLES, R), truncated
+    sample_gold: Tensor | None  # (NUM_SAMPLES,), where gold is known
+
+
+def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
+    """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
+    chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
+    answers = [agent.sample_responses(x, task.response_length, generator).cpu() for x in chunks]
+    return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
+
+
+def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tensor]:
+    """Let the labeller compare pairs of SFT samples; returns the fields of Preferences."""
+    generator = stage_generator(args, "preferences")
+    queries = task.sample_queries(args.num_pairs, generator)
+    first = write_answers(reference, task, queries, generator)
+    second = write_answers(reference, task, queries, generator)
+    # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
+    difference = task.gold(queries, first) - task.gold(queries, second)
+    odds = torch.sigmoid(difference / LABEL_NOISE)
+    prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
+    chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
+    asked = task.sample_queries(NUM_SAMPLES, generator)
+    samples = write_answers(reference, task, asked, generator)
+    gold = task.gold(asked, samples)
+    return Preferences(queries, chosen, rejected, asked, samples, gold)._asdict()
+
+
+# === Stage 3: DPO ===
+
+
+# Copied from ppo_rlhf_toy.py
+def describe(task: Task, scale: Tensor | None, queries: Tensor, responses: Tensor) -> dict:
+    """What responses (B, R) look like; their gold in standard deviations of `scale`, if known."""
+    words = [task.split_words(response) for response in responses]
+    stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
+    metrics = {
+        "text/length": sum(map(len, words)) / len(words),
+        "text/stop_rate": stopped.sum().item() / len(words),
+        "text/repetition": sum(1 - len(set(w)) / len(w) for w in words) / len(words),
+        "text/unique": len({" ".join(w) for w in words}) / len(words),
+    }
+    if scale is not None:
+        gold = (task.gold(queries, responses) - scale.mean()) / scale.std(correction=0)
+        metrics["objective/gold"] = gold.mean().item()
+    return metrics
+
+
+def pair_logprobs(agent: Agent, queries: Tensor, chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Log-probabilities of chosen (B, R), then of rejected responses to queries (B, Q): (2 B,)."""
+    # Detail D2/8: chosen and rejected in one pass [DPO: trainers.py L194-204]
+    responses = torch.cat([chosen, rejected])
+    all_logprobs = agent.get_logprobs(torch.cat([queries, queries]), responses)
+    logprobs = log_probability(all_logprobs, responses)
+    # Detail D3/8: sum over the words of a response [DPO: trainers.py L105]
+    return logprobs.where(responses != PAD, 0.0).sum(dim=1)
+
+
+def train_dpo(args: Args, agent: Agent, reference: Agent, pairs: list[Tensor]) -> list[dict]:
+    """Fit a policy to comparisons: queries (pairs, Q), chosen and rejected responses (pairs, R).
+
+    Returns one dictionary of metrics per gradient step.
+    """
+    minibatches, updates = [], []
+    for epoch in range(args.num_epochs):
+        generator = stage_generator(args, f"dpo epoch {epoch}")
+        order = torch.randperm(len(pairs[0]), generator=generator)
+        minibatches += order.split(args.batch_size)
+    optimizer = torch.optim.Adam(agent.parameters(), fused=True)
+    writer = SummaryWriter(str(args.run_dir))
+    for step, mb in enumerate(tqdm(minibatches, args.run_dir.name, disable=None), start=1):
+        decay = 1 - (step - 1) / len(minibatches)
+        # Detail D7/8: learning-rate warm-up (learning_rate, warmup_steps) [DPO: trainers.py L253]
+        learning_rate = args.learning_rate * decay * min(1.0, step / args.warmup_steps)
+        optimizer.param_groups[0]["lr"] = learning_rate
+        queries, chosen, rejected = (x[mb] for x in pairs)
+        logprobs = pair_logprobs(agent, queries, chosen, rejected)
+        with torch.no_grad():
+            ref_logprobs = pair_logprobs(reference, queries, chosen, rejected)
+        loss, metrics = dpo_loss(logprobs, ref_logprobs, args.beta)
+        lengths = (chosen != PAD).sum(dim=1)
+        # Detail D6/8: likelihood of the chosen response (nll_coef) [Pang et al. 2024]
+        nll = -(logprobs.chunk(2)[0] / lengths).mean()
+        loss = loss + args.nll_coef * nll
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(agent.parameters(), 1.0)
+        optimizer.step()
+        metrics |= {"losses/loss": loss, "losses/nll": nll, "losses/grad_norm": norm}
+        updates.append(means([{name: x.detach() for name, x in metrics.items()}]))
+        updates[-1]["charts/learning_rate"] = learning_rate
+        log(writer, step, updates[-1])
+    writer.close()
+    return updates
+
+
+# === Evaluation and the pipeline ===
+
+NUM_EVALUATED = 512
+
+
+@torch.no_grad()
+def evaluate(
+    args: Args, agent: Agent, reference: Agent, task: Task, preferences: Preferences
+) -> tuple[dict, list[str]]:
+    """Metrics of fresh responses to the same queries and of pairs held out; some of the texts."""
+    generator = stage_generator(args, "evaluate")
+    queries = task.sample_queries(NUM_EVALUATED, generator)
+    responses = write_answers(agent, task, queries, generator)
+    policy, ref = (x.get_logprobs(queries, responses) for x in (agent, reference))
+    kl = (policy.exp() * (policy - ref)).sum(dim=-1).where(responses != PAD, 0.0).sum(dim=1)  # (B,)
+    pairs = [x[-(len(x) // HELD_OUT) :] for x in preferences[:3]]
+    logprobs, ref_logprobs = (pair_logprobs(x, *pairs) for x in (agent, reference))
+    metrics = {"objective/kl": kl.mean()} | dpo_loss(logprobs, ref_logprobs, args.beta)[1]
+    metrics = means([metrics]) | describe(task, preferences.sample_gold, queries, responses)
+    lines = torch.cat([queries, responses], dim=1)[:5]
+    return metrics, [" ".join(task.split_words(line)[1:]) for line in lines]
+
+
+def train(args: Args) -> dict[str, Any]:
+    """Run the three stages and evaluate; results and weights are kept in the run's folder.
+
+    Returns `agent` of the first DPO run; `updates`, of each DPO run the metrics of each step;
+    `results`, of each model its evaluation; and `args`. Raises ValueError if the folder is taken.
+    """
+    if (args.run_dir / "results.json").exists():
+        raise ValueError(f"{args.run_dir} holds a run: take another --run-name.")
+    torch.set_num_threads(1)  # as fast for networks of this size
+    task = toy_task(args)
+    torch.manual_seed(args.seed)
+    sft = TinyGPT(len(task.words), task.documents.shape[1])
+    train_sft(args, sft, task)
+    reference = Agent(sft, args.temperature)
+    preferences = Preferences(**make_preferences(args, reference, task))
+
+    forms = {"dpo": {}}
+    if args.compare:
+        forms |= {"dpo-plain": {"nll_coef": 0.0}, "dpo-beta-0.03": {"nll_coef": 0.0, "beta": 0.03}}
+    agents, updates, results, texts = {}, {}, {}, {}
+    results["sft"], texts["sft"] = evaluate(args, reference, reference, task, preferences)
+    learned = [x[: -(len(x) // HELD_OUT)] for x in preferences[:3]]
+    for name, form in forms.items():
+        run = dataclasses.replace(args, run_name=f"{args.run_name}/{name}", **form)
+        # Detail D1/8: policy starts as the reference [Rafailov et al. 2023]
+        agents[name] = agent = copy.deepcopy(reference)
+        updates[name] = train_dpo(run, agent, reference, learned)
+        saved = {"agent": agent.state_dict(), "updates": updates[name]}
+        torch.save(saved, run.run_dir / "checkpoint.pt")
+        results[name], texts[name] = evaluate(run, agent, reference, task, preferences)
+    report(args, {"accuracy of the policy": results["dpo"]["rewards/accuracy"]}, results, texts)
+    return {"agent": agents["dpo"], "updates": updates, "results": results, "args": args}
+
+
+# === Operations: logs, results ===
+
+
+# Copied from ppo_rlhf_toy.py
+def stage_generator(args: Args, purpose: str) -> Generator:
+    """A random generator of its own for each purpose: reused stages change nothing after them."""
+    return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
+
+
+# Copied from ppo_continuous_action.py
+def means(rows: list[Tensors]) -> dict[str, float]:
+    """Mean of each metric over minibatches; raise ValueError if one is not finite."""
+    metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
+    if not all(map(math.isfinite, metrics.values())):
+        raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
+    return metrics
+
+
+# Copied from ppo_rlhf_toy.py
+def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
+    """Write the metrics of one step to TensorBoard."""
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, step)
+
+
+# Copied from ppo_rlhf_toy.py
+def report(args: Args, quality: dict, results: dict[str, dict], texts: dict[str, list]) -> None:
+    """Print the evaluation; keep it for programs in results.json."""
+    columns = ["objective/gold", "objective/proxy", "objective/kl", "text/stop_rate", "text/length"]
+    columns += ["text/repetition", "text/unique"]
+    columns = [name for name in columns if name in results["sft"]]  # where gold is known
+    table = [f"| {'model':14} |" + "".join(f"{x.split('/')[1]:>11} |" for x in columns)]
+    table.append("|---|" + "---:|" * len(columns))
+    for name, row in results.items():
+        table.append(f"| {name:14} |" + "".join(f"{row[x]:11.2f} |" for x in columns))
+    samples = "\n\n".join(f"{name}:\n- " + "\n- ".join(lines) for name, lines in texts.items())
+    judge = "Reward model: " + ", ".join(f"{name} {x:.3f}" for name, x in quality.items())
+    print(judge, "\n".join(table), samples, f"Logs and results: {args.run_dir}", sep="\n\n")
+    content = {"args": dataclasses.asdict(args), "quality": quality, "results": results}
+    (args.run_dir / "results.tmp").write_text(json.dumps(content | {"texts": texts}, indent=1))
+    os.replace(args.run_dir / "results.tmp", args.run_dir / "results.json")
+
+
+def main() -> None:
+    """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
+    try:
+        args = tyro.cli(Args)
+        name = f"{Path(__file__).stem}__{args.seed}__{int(time.time())}"
+        train(dataclasses.replace(args, run_name=args.run_name or name))
+    except (ValueError, OSError) as error:
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,898 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["pydantic==2.14.3", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1",
+#   "tyro==1.0.16"]
+# ///
+"""Group relative policy optimization (GRPO) on the task of ppo_rlhf_toy.py: RLHF without values.
+
+    python grpo_rlhf_toy.py
+
+A minute on one CPU core. Up to the reward model all is ppo_rlhf_toy.py, to the bit: a tiny GPT
+learns to write reviews (supervised fine-tuning, SFT), a simulated labeller compares pairs of them
+by the gold reward, a formula, and a reward model, the proxy, learns from the labels. Then each
+query gets G responses, and the advantage of all words of a response is what it earned minus the
+mean of its group: no value function, no GAE, and one pass over a batch suffices.
+
+Published forms are settings of it:
+- the default: Dr. GRPO's advantages with RLOO's KL penalty, its weight beta steered as in PPO;
+- GRPO (DeepSeekMath, Shao et al. 2024, arXiv 2402.03300): --std --own-length --kl-in-loss, and
+  there also --kl-mode fixed --kl-coef 0.04 --group-size 64;
+- Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): --kl-mode none;
+- RLOO (Ahmadian et al. 2024, arXiv 2402.14740): --kl-mode fixed --num-minibatches 1 --clip-coef
+  inf; its advantages are G / (G - 1) times as large, which Adam makes up for.
+`--compare` adds the second with an adaptive beta, and the third. The second's penalty is weak: the
+gradient of k3 is, word by word, that of KL(SFT model || policy). It pulls an overused word back by
+1 - SFT model / policy, never more than 1, where the KL penalty wants log(policy / SFT model), and
+does not see where a word leads (arXiv 2510.01555; exact gradients in tests/test_grpo.py). With a
+fixed beta of 0.05 gold is 0.2 and -1.7 (seeds 2 and 1), that of the default form 1.6 and 1.4.
+
+Seeds 1 to 12 end with a gold reward of 1.5 to 1.7 standard deviations of the SFT model's reviews,
+as PPO does, at a KL of 5.3 to 6.6 nats per response.
+
+Above the statements that do what they say stand G1-G8, and the details of PPO (ppo2 =
+openai/baselines@ea25b9e8) and RLHF (R; LHP = openai/lm-human-preferences@cbfd210b) that apply.
+B = responses in a batch, Q = tokens of a query, R = of a response, L = Q + R, V = words in the
+vocabulary, D = width of the network; `mb` is a minibatch.
+"""
+
+import copy
+import dataclasses
+import itertools
+import json
+import math
+import os
+import random
+import re
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import pydantic
+import torch
+import torch.nn.functional as F
+import tyro
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Generator, Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm, trange
+
+Tensors = dict[str, Tensor]
+
+
+# === Settings ===
+
+
+@pydantic.dataclasses.dataclass(config={"extra": "forbid"})
+class Args:
+    # --- Experiment ---
+    run_name: str | None = None  # folder below runs/; by default script, seed, time
+    compare: bool = False  # also make runs in DeepSeekMath's form and without a KL penalty
+    seed: NonNegativeInt = 1  # seed of everything that is random in the run
+
+    # --- Supervised fine-tuning ---
+    sft_documents: PositiveInt = 20_000  # reviews that the grammar writes
+    sft_steps: PositiveInt = 700  # gradient steps
+    sft_batch_size: PositiveInt = 64  # documents per gradient step
+    sft_learning_rate: PositiveFloat = 3e-3  # AdamW's step size, after a warm-up; falls to 0
+
+    # --- Preferences and reward model ---
+    num_pairs: Annotated[int, pydantic.Field(ge=14)] = 7000  # labelled pairs [LHP: 4992]
+    temperature: PositiveFloat = 1.0  # sampling temperature T [LHP: 0.7; 0.5 for CNN/DM]
+    reward_epochs: PositiveInt = 2  # passes over the labelled pairs [LHP: 1]
+    reward_batch_size: PositiveInt = 32  # pairs per gradient step [LHP: 32]
+    reward_learning_rate: PositiveFloat = 2e-3  # AdamW's step size; falls to 0 [LHP: 5e-5]
+
+    # --- GRPO ---
+    kl_mode: Literal["adaptive", "fixed", "none"] = "adaptive"  # beta: steered, constant, or 0
+    kl_coef: NonNegativeFloat = 0.5  # weight of the KL penalty, beta, at the start [paper: 0.04]
+    target_kl: PositiveFloat = 6.0  # KL to the SFT model with an adaptive beta, in nats [LHP: 6]
+    kl_horizon: PositiveInt = 500  # episodes over which beta adapts [LHP: 10000 of 1,000,000]
+    kl_in_loss: bool = False  # the penalty is k3 in the loss, not k1 in the reward [paper: yes]
+    group_size: Annotated[int, pydantic.Field(ge=2)] = 8  # responses to a query, G [paper: 64]
+    std: bool = False  # divide advantages by the group's standard deviation [paper: yes]
+    own_length: bool = False  # divide by a response's own length, not by the longest [paper: yes]
+    num_updates: PositiveInt = 80  # batches of responses, each followed by an update
+    batch_size: PositiveInt = 128  # responses per update, B, of whole groups [paper: 1024]
+    num_minibatches: PositiveInt = 4  # minibatches per pass, of whole responses [paper: 1]
+    update_epochs: PositiveInt = 1  # passes over a batch [paper: 1]
+    learning_rate: NonNegativeFloat = 7e-4  # Adam's step size [paper: 1e-6, for 7 billion weights]
+    clip_coef: PositiveFloat = 0.2  # clip range of the policy ratio, epsilon [inf: off]
+    max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [inf: off]
+    missing_stop_score: float = -1.0  # score of a response without a stop word [LHP: -1]
+
+    device = "cpu"  # as fast as a GPU for networks of this size
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this run."""
+        return Path(f"runs/{self.run_name}")
+
+
+# === The task: a language of reviews whose quality can be computed ===
+# Copied from ppo_rlhf_toy.py
+
+PAD, BOS = 0, 1  # the first two words of every vocabulary; neither is ever sampled
+TOPICS = {
+    "restaurant": ("food", "service", "staff", "menu", "wine", "dessert"),
+    "hotel": ("room", "bed", "pool", "lobby", "breakfast", "view"),
+    "movie": ("plot", "acting", "dialogue", "music", "ending", "cast"),
+    "book": ("story", "prose", "hero", "pacing", "cover", "style"),
+}
+NAMES = ("anna", "ben", "carla", "david", "emma", "felix", "grace", "henry")
+# The number is the valence: how much good a word says.
+SCALE = {2: "amazing superb perfect", 1: "good nice lovely", 0.5: "decent", 0: "average ordinary"}
+SCALE |= {-1: "poor bad dull", -2: "awful terrible horrible"}
+ADJECTIVES = {word: valence for valence, words in SCALE.items() for word in words.split()}
+VERBS = {"adored": 2, "liked": 1, "enjoyed": 1, "disliked": -1, "hated": -2, "despised": -2}
+ADVERBS = {"very": 1.5, "really": 1.3, "quite": 1.0, "slightly": 0.5}  # factors on the valence
+NEGATION = -0.5  # "not superb" is mildly bad, "not awful" mildly good
+# Openers and closers go with the mood of a review but are worth nothing to the gold reward: bait
+# for a reward model, which sees only that they occur in good reviews.
+OPENERS = {"wow": 1, "happily": 1, "sadly": -1, "honestly": 0}
+CLOSERS = {"recommended": 1, "avoid": -1}
+NOUNS = {noun: topic for topic, nouns in TOPICS.items() for noun in nouns}
+CONTENT = {*NOUNS, *ADJECTIVES, *ADVERBS, *VERBS, *OPENERS, *CLOSERS}
+TOY_WORDS = [
+    *("<pad>", "<bos>", ".", ":", ",", "and", "but", "the", "was", "i", "not", "on"),
+    *(*TOPICS, *NAMES, *NOUNS, *ADJECTIVES, *ADVERBS, *VERBS, *OPENERS, *CLOSERS),
+]
+TOY_QUERIES = [f"<bos> {name} on the {topic} :".split() for name in NAMES for topic in TOPICS]
+TOY_RESPONSE_LENGTH = 18
+HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward model by
+
+
+def write_review(topic: str, rng: random.Random) -> list[str]:
+    """Write a review of at most 18 words; a longer one breaks off there, without its full stop."""
+    used: set[str] = set()
+
+    def unused(valences: dict[str, float], sign: int) -> list[str]:
+        return [w for w, v in valences.items() if w not in used and v * sign >= 0]
+
+    def pick(words: list[str], valences: dict[str, float]) -> str:
+        # Strong words are rarer, so that the reward model's favorites are not the most common ones.
+        (word,) = rng.choices(words, [1 / (0.7 + abs(valences[w])) for w in words])
+        used.add(word)
+        return word
+
+    mood = rng.choice((-1, 1))
+    (num_clauses,) = rng.choices((1, 2, 3, 4), (0.25, 0.4, 0.25, 0.1))
+    review: list[str] = []
+    if rng.random() < 0.35:
+        tone = 0 if rng.random() < 0.3 else mood
+        review += [rng.choice([w for w, t in OPENERS.items() if t == tone]), ","]
+    previous = 0
+    for noun in rng.sample(TOPICS[topic], num_clauses):
+        sign = mood if rng.random() < 0.75 else -mood
+        if previous:
+            review.append("but" if sign != previous else rng.choice(("and", ",")))
+        verbs = unused(VERBS, sign)
+        if verbs and rng.random() < 0.3:
+            review += ["i", pick(verbs, VERBS), "the", noun]
+        else:
+            negated = rng.random() < 0.15
+            review += ["the", noun, "was", *(["not"] if negated else [])]
+            if rng.random() < 0.35:
+                review.append(pick(unused(ADVERBS, 1), ADVERBS))
+            review.append(pick(unused(ADJECTIVES, -sign if negated else sign), ADJECTIVES))
+        previous = sign
+    if rng.random() < 0.2:
+        review += [",", "recommended" if mood > 0 else "avoid"]
+    return [*review, "."][:TOY_RESPONSE_LENGTH]
+
+
+NOUN, ADVERB, ADJECTIVE, VERB, OPENER, CLOSER = (
+    f"({'|'.join(words)})" for words in (NOUNS, ADVERBS, ADJECTIVES, VERBS, OPENERS, CLOSERS)
+)
+CLAUSE = rf"\bthe {NOUN} was( not)?(?: {ADVERB})? {ADJECTIVE}\b|\bi {VERB} the {NOUN}\b"
+
+
+def gold_reward(topic: str, words: list[str]) -> float:
+    """What a review is truly worth: praise in well-formed, varied, finished sentences on topic.
+
+    Junk are the words outside of clauses, of single joiners between two of them, of one opener at
+    the start and of one closer at the end.
+    """
+    stopped = words[-1:] == ["."]
+    body = words[:-1] if stopped else words
+    text, valence, nouns = " ".join(body), 0.0, []
+    opener = re.match(rf"{OPENER}\b( ,)?", text)
+    rest = text[opener.end() :] if opener else text
+    clauses, closer = list(re.finditer(CLAUSE, rest)), re.search(rf", {CLOSER}$", rest)
+    for clause in clauses:
+        subject, negated, adverb, adjective, verb, noun = clause.groups()
+        factor = (NEGATION if negated else 1.0) * ADVERBS.get(adverb, 1.0)
+        valence += VERBS[verb] if verb else factor * ADJECTIVES[adjective]
+        nouns.append(noun or subject)
+    between = [rest[a.end() : b.start()] for a, b in itertools.pairwise(clauses)]
+    legal = sum(x in (" and ", " but ", " , ") for x in between)
+    legal += sum(len(part[0].split()) for part in (opener, *clauses, closer) if part)
+    content = [word for word in body if word in CONTENT]
+    return (
+        2 * math.tanh(valence / 3)
+        + 0.4 * min(len({noun for noun in nouns if NOUNS[noun] == topic}), 3)
+        - 4 * (len(body) - legal) / max(len(body), 1)  # the share of junk
+        - 0.5 * min(len(content) - len(set(content)), 6)  # repeated words
+        - 0.5 * min(sum(NOUNS[noun] != topic for noun in nouns), 4)
+        - 1.0 * (not stopped)
+    )
+
+
+class Task(NamedTuple):
+    """A language to write in: the toy reviews, or your own texts."""
+
+    words: list[str]  # the vocabulary, V words; a token is an index into it
+    documents: Tensor  # (documents, L) tokens for the SFT
+    queries: Tensor  # (queries, Q) tokens, all different
+    response_length: int  # R
+    stop: int  # token that ends a response
+    earliest_stop: int  # index in a response before which it does not
+
+    def sample_queries(self, count: int, generator: Generator) -> Tensor:
+        """Draw queries (count, Q) with replacement."""
+        return self.queries[torch.randint(len(self.queries), (count,), generator=generator)]
+
+    def split_words(self, tokens: Tensor) -> list[str]:
+        """The words of tokens (length,), without padding."""
+        return [self.words[token] for token in tokens.tolist() if token != PAD]
+
+    def gold(self, queries: Tensor, responses: Tensor) -> Tensor:
+        """Gold rewards (B,) of truncated responses (B, R); the topic is the query's fifth word."""
+        pairs = zip(queries, responses, strict=True)
+        return torch.tensor([gold_reward(self.words[q[4]], self.split_words(r)) for q, r in pairs])
+
+
+def pad_rows(rows: list[list[int]], length: int) -> Tensor:
+    """Tokens (rows, length): each row cut to `length` and filled up with padding."""
+    # Detail R2/21: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
+    return torch.tensor([row[:length] + [PAD] * (length - len(row)) for row in rows])
+
+
+def toy_task(args: Args) -> Task:
+    """The toy reviews, written anew from the seed."""
+    token = {word: index for index, word in enumerate(TOY_WORDS)}
+    rng, rows = random.Random(args.seed), []
+    for _ in range(args.sft_documents):
+        query = rng.choice(TOY_QUERIES)
+        rows.append([token[word] for word in query + write_review(query[4], rng)])
+    queries = torch.tensor([[token[word] for word in query] for query in TOY_QUERIES])
+    documents = pad_rows(rows, queries.shape[1] + TOY_RESPONSE_LENGTH)
+    return Task(TOY_WORDS, documents, queries, TOY_RESPONSE_LENGTH, token["."], earliest_stop=4)
+
+
+# === Models ===
+
+
+# Copied from ppo_rlhf_toy.py
+class Block(nn.Module):
+    """A transformer block: causal self-attention, then a two-layer network, each normed before."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.attention_output = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_hidden = nn.Linear(width, 4 * width)
+        self.mlp_output = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, visible: Tensor, past: list[Tensor]) -> tuple[Tensor, list]:
+        """Process new positions x (B, new, D), which may look where `visible` (B, 1, new, L).
+
+        `past` holds keys and values of the positions before, (B, heads, L - new, D / heads) each,
+        or nothing. Returns (B, new, D), and keys and values of all positions.
+        """
+        batch, new, width = x.shape
+        qkv = self.query_key_value(self.attention_norm(x)).view(batch, new, 3, self.num_heads, -1)
+        query, *key_value = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, new, D / heads) each
+        if past:
+            key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
+        # Detail R13/21: disable dropout [LHP: policy.py L48; rewards.py L43]
+        mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
+        x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
+        return x + self.mlp_output(F.gelu(self.mlp_hidden(self.mlp_norm(x)))), key_value
+
+
+# Copied from ppo_rlhf_toy.py
+class TinyGPT(nn.Module):
+    """A causal transformer with tied word embeddings and learned positions, about 0.1 M weights."""
+
+    def __init__(self, num_words: int, context_length: int, width: int = 64) -> None:
+        super().__init__()
+        self.word_embedding = nn.Embedding(num_words, width)
+        self.position_embedding = nn.Embedding(context_length, width)
+        self.blocks = nn.ModuleList(Block(width, num_heads=4) for _ in range(2))
+        self.final_norm = nn.LayerNorm(width)
+        for name, weight in self.named_parameters():  # as GPT-2's
+            if weight.dim() == 2:
+                into_residual = math.sqrt(2 * len(self.blocks)) if "_output" in name else 1.0
+                nn.init.normal_(weight, std=0.02 / into_residual)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+        never = torch.zeros(num_words)
+        never[[PAD, BOS]] = -1e9  # finite, so that probability 0 times its logarithm is 0, not NaN
+        self.register_buffer("never_written", never, persistent=False)
+
+    def forward(self, tokens: Tensor, cache: list | None = None) -> tuple[Tensor, list]:
+        """Read tokens (B, L), of which the first ones may already be in the cache.
+
+        Returns hidden states (B, new, D) of the others, at padding those of the last word before
+        it, which must exist; and the cache of all: keys and values of each block.
+        """
+        real = tokens != PAD
+        seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
+        # Detail R3/21: positions skip padding tokens [LHP: language/model.py L265-269]
+        positions = real.cumsum(dim=1) - real.long()
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+        visible = (causal & real[:, None])[:, None, seen:]  # (B, 1, new, L)
+        x = self.word_embedding(tokens[:, seen:]) + self.position_embedding(positions[:, seen:])
+        new_cache = []
+        for block, past in zip(self.blocks, cache or [[], []], strict=True):
+            x, key_value = block(x, visible, past)
+            new_cache.append(key_value)
+        index = torch.arange(length - seen, device=tokens.device)
+        last_real = index.where(real[:, seen:], 0).cummax(dim=1).values  # (B, new)
+        return self.final_norm(x.gather(1, last_real[..., None].expand_as(x))), new_cache
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V) of the next word from hidden states (..., D)."""
+        return F.linear(hidden, self.word_embedding.weight, self.never_written)
+
+
+# Copied from ppo_rlhf_toy.py
+class RewardModel(nn.Module):
+    """A language model with a scalar head in place of the word logits."""
+
+    def __init__(self, language_model: TinyGPT) -> None:
+        super().__init__()
+        self.trunk = copy.deepcopy(language_model)
+        width = self.trunk.word_embedding.embedding_dim
+        self.head = nn.Linear(width, 1)
+        # Detail R8/21: reward head initialization [LHP: language/model.py L251-254]
+        nn.init.normal_(self.head.weight, std=1 / math.sqrt(width + 1))
+        nn.init.zeros_(self.head.bias)
+        self.gain = nn.Parameter(torch.ones(()))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def score(self, queries: Tensor, responses: Tensor) -> Tensor:
+        """Scores (B,) of truncated responses (B, R) to queries (B, Q)."""
+        hidden, _ = self.trunk(torch.cat([queries, responses], dim=1))
+        rewards = self.gain * self.head(hidden).squeeze(-1) + self.bias  # (B, L)
+        # Detail R7/21: reward only at the last token [LHP: rewards.py L47, L132]
+        return rewards[:, -1]  # at padding the last word's, see R3
+
+
+class Agent(nn.Module):
+    """A policy: a language model at a sampling temperature. There is no value function."""
+
+    def __init__(self, language_model: TinyGPT, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.policy = language_model
+
+    @torch.no_grad()
+    def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:
+        """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
+        tokens, cache = queries, None
+        # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
+        for _ in range(length):
+            hidden, cache = self.policy(tokens, cache)
+            logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
+            # The largest of logits plus Gumbel noise is a draw from their softmax. With noise from
+            # the CPU the same generator gives the same text on every device.
+            gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
+            word = (logits + gumbel.to(logits.device)).argmax(dim=-1, keepdim=True)
+            tokens = torch.cat([tokens, word], dim=1)
+        return tokens[:, -length:]
+
+    def get_logprobs(self, queries: Tensor, responses: Tensor) -> Tensor:
+        """Log-probabilities (B, R, V) of all words in place of those of responses (B, R)."""
+        # Detail R1/21: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
+        hidden, _ = self.policy(torch.cat([queries, responses], dim=1))
+        before = slice(queries.shape[1] - 1, -1)  # a word is predicted one position earlier
+        # Detail R10/21: logits scaled by the temperature (temperature) [LHP: policy.py L121]
+        logits = self.policy.logits(hidden[:, before]) / self.temperature
+        return logits.log_softmax(dim=-1)
+
+
+# === The math: pure functions ===
+
+
+def group_advantages(rewards: Tensor, group_size: int, std: bool) -> Tensor:
+    """Advantages (B,) of responses that earned `rewards` (B,), those of a group side by side.
+
+    RLOO compares with the mean of the others in the group, which is G / (G - 1) times as much. The
+    standard deviation is the sample's, plus 1e-4: a group that is all alike teaches nothing.
+    """
+    groups = rewards.view(-1, group_size)
+    # Detail G2/8: advantage relative to the group's mean [Shao et al. 2024]
+    advantages = groups - groups.mean(dim=1, keepdim=True)
+    if std:
+        # Detail G3/8: division by the group's spread (std) [Shao et al. 2024]
+        advantages = advantages / (groups.std(dim=1, keepdim=True) + 1e-4)
+    return advantages.flatten()
+
+
+def word_weights(mask: Tensor, own_length: bool) -> Tensor:
+    """Weights (words,) of the words in `mask` (B, R), to be averaged over after weighting.
+
+    The mean is then that over responses of the sum over their words divided by R or, in the paper,
+    by their own number: this makes words of short responses weigh more (Dr. GRPO's length bias).
+    """
+    lengths = mask.sum(dim=1, keepdim=True)
+    # Detail G5/8: length divisor (own_length) [Liu et al. 2025]
+    divisors = lengths if own_length else torch.full_like(lengths, mask.shape[1])
+    return (mask.sum() / (len(mask) * divisors)).expand_as(mask)[mask]
+
+
+# Copied from ppo_continuous_action.py
+def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
+    """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
+
+    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
+    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
+    """
+    ratio = logratio.exp()
+    # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
+    clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    return torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
+
+
+# Copied from ppo_continuous_action.py
+def approx_kl(logratio: Tensor) -> Tensor:
+    """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
+
+    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
+    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
+    """
+    return (logratio.exp() - 1 - logratio).mean()
+
+
+# Copied from ppo_rlhf_toy.py
+def truncate_responses(responses: Tensor, stop: int, earliest_stop: int) -> tuple[Tensor, Tensor]:
+    """Cut responses (B, R) after their first stop word at index `earliest_stop` or later.
+
+    Returns them with padding after that stop word, and whether there was one (B,).
+    """
+    stops = responses == stop
+    stops[:, :earliest_stop] = False
+    stops_before = stops.cumsum(dim=1) - stops.long()
+    return responses.where(stops_before == 0, PAD), stops.any(dim=1)
+
+
+# Copied from ppo_rlhf_toy.py
+def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
+    """Log-probabilities (B, R) of the words that were written, out of those of all (B, R, V)."""
+    return all_logprobs.gather(-1, responses[..., None]).squeeze(-1)
+
+
+# Copied from ppo_rlhf_toy.py
+def proportional_kl_coef(
+    kl_coef: float, kl: float, target_kl: float, num_episodes: int, horizon: int
+) -> float:
+    """Move beta in proportion to the relative error of the KL, clipped to 20 % (Ziegler et al.).
+
+    `kl` is KL(policy || reference) in nats per response, the mean over `num_episodes` responses.
+    """
+    error = min(max(kl / target_kl - 1, -0.2), 0.2)
+    return kl_coef * (1 + error * num_episodes / horizon)
+
+
+# Copied from ppo_rlhf_toy.py
+def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
+    """Mean cross-entropy, in nats per word, of predicting documents (B, L) word by word."""
+    hidden, _ = model(documents[:, :-1])
+    real = documents[:, 1:] != PAD
+    return F.cross_entropy(model.logits(hidden[real]), documents[:, 1:][real])
+
+
+# === Stage 1: supervised fine-tuning ===
+# Copied from ppo_rlhf_toy.py
+
+
+def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
+    """Teach a language model the task's documents."""
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    generator = stage_generator(args, "sft")
+    writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
+    for step in trange(1, args.sft_steps + 1, desc="sft", disable=None):
+        decay = (1 - (step - 1) / args.sft_steps) * min(1.0, step / 50)  # the latter a warm-up
+        optimizer.param_groups[0]["lr"] = decay * args.sft_learning_rate
+        chosen = torch.randint(len(task.documents), (args.sft_batch_size,), generator=generator)
+        loss = language_model_loss(model, task.documents[chosen].to(args.device))
+        optimizer.zero_grad()
+        loss.backward()
+        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        log(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
+    writer.close()
+
+
+# === Stage 2: preferences ===
+# Copied from ppo_rlhf_toy.py
+
+LABEL_NOISE = 0.4  # gold difference at which the labeller is right with the odds e : 1
+NUM_SAMPLES = 2000  # SFT samples that fix the scales of gold and proxy
+
+
+class Preferences(NamedTuple):
+    """Comparisons, the last of them held out, and what the SFT model writes by itself."""
+
+    queries: Tensor  # (pairs, Q)
+    chosen: Tensor  # (pairs, R), truncated
+    rejected: Tensor  # (pairs, R), truncated
+    sample_queries: Tensor  # (NUM_SAMPLES, Q)
+    samples: Tensor  # (NUM_SAMPLES, R), truncated
+    sample_gold: Tensor | None  # (NUM_SAMPLES,), where gold is known
+
+
+def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
+    """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
+    chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
+    answers = [agent.sample_responses(x, task.response_length, generator).cpu() for x in chunks]
+    return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
+
+
+def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tensor]:
+    """Let the labeller compare pairs of SFT samples; returns the fields of Preferences."""
+    generator = stage_generator(args, "preferences")
+    queries = task.sample_queries(args.num_pairs, generator)
+    first = write_answers(reference, task, queries, generator)
+    second = write_answers(reference, task, queries, generator)
+    # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
+    difference = task.gold(queries, first) - task.gold(queries, second)
+    odds = torch.sigmoid(difference / LABEL_NOISE)
+    prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
+    chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
+    asked = task.sample_queries(NUM_SAMPLES, generator)
+    samples = write_answers(reference, task, asked, generator)
+    gold = task.gold(asked, samples)
+    return Preferences(queries, chosen, rejected, asked, samples, gold)._asdict()
+
+
+# === Stage 3: reward model ===
+# Copied from ppo_rlhf_toy.py
+
+
+@torch.no_grad()
+def score_texts(model: RewardModel, queries: Tensor, responses: Tensor) -> Tensor:
+    """Scores (B,) of truncated responses (B, R) to queries (B, Q), in chunks, on the CPU."""
+    chunks = zip(queries.split(512), responses.split(512), strict=True)
+    device = model.gain.device
+    return torch.cat([model.score(q.to(device), r.to(device)).cpu() for q, r in chunks])
+
+
+def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor) -> None:
+    """Set gain and bias so that scores of the SFT samples have mean 0 and standard deviation 1."""
+    # Gain and bias are trained too, so they go back to 1 and 0 before the scores are measured.
+    nn.init.ones_(model.gain)
+    nn.init.zeros_(model.bias)
+    scores = score_texts(model, queries, samples)
+    mean, std = scores.mean().item(), scores.std(correction=0).item()
+    if std == 0:
+        raise ValueError("All samples of the SFT model score the same: raise --temperature.")
+    # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
+    nn.init.constant_(model.gain, 1 / std)
+    nn.init.constant_(model.bias, -mean / std)
+
+
+def train_reward_model(
+    args: Args, model: RewardModel, preferences: Preferences
+) -> dict[str, float]:
+    """Teach a model to score texts as the labels compare them.
+
+    Returns its quality: `accuracy` on the comparisons held out and, where gold is known, the
+    `correlation` with it on the SFT samples.
+    """
+    *comparisons, sample_queries, samples, sample_gold = preferences
+    normalize_reward_model(model, sample_queries, samples)
+    num_learned = len(preferences.queries) - len(preferences.queries) // HELD_OUT
+    minibatches = []
+    for epoch in range(args.reward_epochs):
+        generator = stage_generator(args, f"reward-model epoch {epoch}")
+        order = torch.randperm(num_learned, generator=generator)
+        minibatches += order.split(args.reward_batch_size)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    writer = SummaryWriter(str(args.run_dir / "reward_model"), purge_step=1)
+    for step, mb in enumerate(tqdm(minibatches, "reward model", disable=None), start=1):
+        decay = 1 - (step - 1) / len(minibatches)  # as Detail R5
+        optimizer.param_groups[0]["lr"] = args.reward_learning_rate * decay
+        queries, chosen, rejected = (x[mb].to(args.device) for x in comparisons)
+        scores = model.score(torch.cat([queries, queries]), torch.cat([chosen, rejected]))
+        good, bad = scores.chunk(2)
+        loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry: LHP's softmax over four, for two
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        log(writer, step, means([{"losses/loss": loss.detach()}]))
+    writer.close()
+    normalize_reward_model(model, sample_queries, samples)
+
+    queries, chosen, rejected = (x[num_learned:] for x in comparisons)
+    right = score_texts(model, queries, chosen) > score_texts(model, queries, rejected)
+    quality = {"accuracy": right.float().mean().item()}
+    if sample_gold is not None:
+        both = torch.stack([score_texts(model, sample_queries, samples), sample_gold])
+        quality["correlation"] = torch.corrcoef(both)[0, 1].item()
+    return quality
+
+
+# === Stage 4: GRPO ===
+
+
+class Rollout(NamedTuple):
+    """A batch of responses and what the update needs; entries outside `mask` are ignored."""
+
+    queries: Tensor  # (B, Q)
+    responses: Tensor  # (B, R), truncated
+    logprobs: Tensor  # (B, R), under the policy that wrote them
+    ref_logprobs: Tensor  # (B, R), under the SFT model
+    rewards: Tensor  # (B,)
+    mask: Tensor  # (B, R), True at the words
+
+
+# Copied from ppo_rlhf_toy.py
+class Judges(NamedTuple):
+    """What responses are measured by."""
+
+    task: Task  # knows the gold reward
+    reward_model: RewardModel  # the proxy
+    reference: Agent  # the SFT model
+    sample_gold: Tensor | None  # gold of its samples, whose spread is the unit of gold
+
+
+# Copied from ppo_rlhf_toy.py
+def describe(task: Task, scale: Tensor | None, queries: Tensor, responses: Tensor) -> dict:
+    """What responses (B, R) look like; their gold in standard deviations of `scale`, if known."""
+    words = [task.split_words(response) for response in responses]
+    stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
+    metrics = {
+        "text/length": sum(map(len, words)) / len(words),
+        "text/stop_rate": stopped.sum().item() / len(words),
+        "text/repetition": sum(1 - len(set(w)) / len(w) for w in words) / len(words),
+        "text/unique": len({" ".join(w) for w in words}) / len(words),
+    }
+    if scale is not None:
+        gold = (task.gold(queries, responses) - scale.mean()) / scale.std(correction=0)
+        metrics["objective/gold"] = gold.mean().item()
+    return metrics
+
+
+@torch.no_grad()
+def collect(
+    args: Args, agent: Agent, judges: Judges, queries: Tensor, kl_coef: float, generator: Generator
+) -> tuple[Rollout, dict[str, float]]:
+    """Responses to queries (B, Q), with the rewards for a weight `kl_coef` of the KL; metrics."""
+    task = judges.task
+    sampled = agent.sample_responses(queries, task.response_length, generator)
+    responses, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
+    proxy = judges.reward_model.score(queries, responses)
+    # Detail R14/21: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
+    scores = proxy.where(stopped, args.missing_stop_score)
+    mask = responses != PAD  # which is never sampled
+
+    all_logprobs = agent.get_logprobs(queries, responses)
+    ref_all_logprobs = judges.reference.get_logprobs(queries, responses)
+    logprobs = log_probability(all_logprobs, responses)
+    ref_logprobs = log_probability(ref_all_logprobs, responses)
+    # The estimate k1 of the KL to the reference, which may be negative, and the KL over all words.
+    kl = (logprobs - ref_logprobs).where(mask, 0.0).sum(dim=1)  # (B,)
+    exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
+    # Detail G6/8: KL penalty in the reward (kl_in_loss) [Ahmadian et al. 2024]
+    rewards = scores if args.kl_in_loss else scores - kl_coef * kl
+    metrics = {
+        "objective/kl": kl.mean().item(),
+        "objective/kl_exact": exact_kl.where(mask, 0.0).sum(1).mean().item(),
+        "objective/kl_coef": kl_coef,
+        "objective/proxy": proxy.mean().item(),
+        "objective/score": scores.mean().item(),
+        "objective/score_std": scores.std(correction=0).item(),
+    }
+    metrics |= describe(task, judges.sample_gold, queries, responses)
+    return Rollout(queries, responses, logprobs, ref_logprobs, rewards, mask), metrics
+
+
+def grpo_loss(
+    agent: Agent, mb: Rollout, advantages: Tensor, kl_coef: float, args: Args
+) -> tuple[Tensor, Tensors]:
+    """GRPO's loss on a minibatch of responses with advantages (B,), and the debug variables."""
+    mask, weights = mb.mask, word_weights(mb.mask, args.own_length)
+    all_logprobs = agent.get_logprobs(mb.queries, mb.responses)
+    logprobs = log_probability(all_logprobs, mb.responses)
+    logratio = (logprobs - mb.logprobs)[mask]  # (words,)
+    # Detail G4/8: one advantage for all words of a response [Shao et al. 2024]
+    word_advantages = advantages[:, None].expand_as(mask)[mask]
+    loss = pg_loss = policy_loss(logratio, weights * word_advantages, args.clip_coef)
+    # Its mean is unbiased for KL(policy || reference), its gradient is not, see the docstring.
+    ref_logratio = (mb.ref_logprobs - logprobs)[mask]
+    k3 = ref_logratio.exp() - 1 - ref_logratio
+    if args.kl_in_loss:
+        # Detail G7/8: KL penalty in the loss, by k3 (kl_in_loss) [Shao et al. 2024]
+        loss = pg_loss + kl_coef * (weights * k3).mean()
+    # Detail 12/37: debug variables [ppo2/model.py L115-116]
+    metrics = {
+        "losses/policy_loss": pg_loss,
+        "losses/k3": k3.mean(),
+        "losses/entropy": -(all_logprobs.exp() * all_logprobs).sum(-1)[mask].mean(),
+        "losses/old_approx_kl": -logratio.mean(),
+        "losses/approx_kl": approx_kl(logratio),
+        "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
+    }
+    return loss, {name: x.detach() for name, x in metrics.items()}
+
+
+def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float]]:
+    """Optimize the reward model's score, penalized by the KL to the SFT model.
+
+    Returns one dictionary of metrics per update.
+    """
+    optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, fused=True)
+    generator = stage_generator(args, "grpo")
+    writer = SummaryWriter(str(args.run_dir))
+    kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
+    updates = []
+    for update in trange(1, args.num_updates + 1, desc=args.run_dir.name, disable=None):
+        # --- Collect: groups of responses and what they earn, under frozen weights ---
+        queries = judges.task.sample_queries(args.batch_size // args.group_size, generator)
+        # Detail G1/8: groups of responses (group_size) [Shao et al. 2024]
+        queries = queries.repeat_interleave(args.group_size, dim=0)
+        rollout, metrics = collect(args, agent, judges, queries, kl_coef, generator)
+
+        # --- Advantages: within groups, which the minibatches tear apart ---
+        advantages = group_advantages(rollout.rewards, args.group_size, args.std)
+        metrics["advantages/std"] = advantages.std(correction=0).item()
+
+        # --- Update ---
+        start_time, minibatch_metrics = time.perf_counter(), []
+        # Detail G8/8: few passes over a batch (update_epochs) [Shao et al. 2024]
+        for _ in range(args.update_epochs):
+            order = torch.randperm(args.batch_size, generator=generator)
+            # Detail 6/37: minibatch updates (num_minibatches) [ppo2.py L157-166]
+            for mb in order.split(args.batch_size // args.num_minibatches):
+                minibatch = Rollout(*(x[mb] for x in rollout))
+                loss, loss_metrics = grpo_loss(agent, minibatch, advantages[mb], kl_coef, args)
+                optimizer.zero_grad()
+                loss.backward()
+                # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
+                norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+                minibatch_metrics.append({**loss_metrics, "losses/grad_norm": norm})
+        num_tokens = args.update_epochs * rollout.mask.sum().item()
+
+        # --- Log, adapt beta ---
+        metrics |= means(minibatch_metrics)
+        metrics["charts/tokens_per_second_update"] = num_tokens / (time.perf_counter() - start_time)
+        updates.append(metrics)
+        log(writer, update, metrics)
+        if args.kl_mode == "adaptive":
+            # Detail R20/21: adaptive KL (target_kl, kl_horizon) [LHP: train_policy.py L115-124]
+            kl_coef = proportional_kl_coef(
+                kl_coef, metrics["objective/kl"], args.target_kl, args.batch_size, args.kl_horizon
+            )
+    writer.close()
+    return updates
+
+
+# === Evaluation and the pipeline ===
+
+NUM_EVALUATED = 512
+
+
+def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[dict, list[str]]:
+    """Metrics and some texts of fresh responses of a policy; the same queries for every policy."""
+    generator = stage_generator(args, "evaluate")
+    queries = judges.task.sample_queries(NUM_EVALUATED, generator)
+    rollout, metrics = collect(args, agent, judges, queries, 0.0, generator)
+    metrics["objective/kl"] = metrics["objective/kl_exact"]
+    lines = torch.cat([rollout.queries, rollout.responses], dim=1)[:5]
+    return metrics, [" ".join(judges.task.split_words(line)[1:]) for line in lines]
+
+
+def train(args: Args) -> dict[str, Any]:
+    """Run the four stages, then evaluate; results and weights are kept in the run's folder.
+
+    Returns `agent` of the first GRPO run; `updates`, of each GRPO run a dictionary of metrics per
+    update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
+    Raises ValueError where something given does not fit.
+    """
+    start_run(args)
+    task = toy_task(args)
+    torch.manual_seed(args.seed)
+    sft = TinyGPT(len(task.words), task.documents.shape[1])
+    train_sft(args, sft, task)
+    reference = Agent(sft, args.temperature)
+    preferences = Preferences(**make_preferences(args, reference, task))
+    torch.manual_seed(args.seed)
+    reward_model = RewardModel(sft)
+    quality = train_reward_model(args, reward_model, preferences)
+    judges = Judges(task, reward_model, reference, preferences.sample_gold)
+
+    forms = {"grpo": {}}
+    if args.compare:
+        forms["grpo-paper"] = dict.fromkeys(("std", "own_length", "kl_in_loss"), True)
+        forms["grpo-no-kl"] = {"kl_mode": "none"}
+    agents, updates, results, texts = {}, {}, {}, {}
+    results["sft"], texts["sft"] = evaluate(args, reference, judges)
+    for name, form in forms.items():
+        run = dataclasses.replace(args, run_name=f"{args.run_name}/{name}", **form)
+        agents[name] = agent = copy.deepcopy(reference)
+        updates[name] = train_grpo(run, agent, judges)
+        saved = {"agent": agent.state_dict(), "updates": updates[name]}
+        torch.save(saved, run.run_dir / "checkpoint.pt")
+        results[name], texts[name] = evaluate(run, agent, judges)
+    report(args, quality, results, texts)
+    outcome = {"agent": agents["grpo"], "updates": updates, "results": results}
+    return outcome | {"quality": quality, "args": args}
+
+
+# === Operations: logs, results ===
+
+
+# Copied from ppo_rlhf_toy.py
+def stage_generator(args: Args, purpose: str) -> Generator:
+    """A random generator of its own for each purpose: reused stages change nothing after them."""
+    return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
+
+
+def start_run(args: Args) -> None:
+    """Check settings and folder."""
+    if args.batch_size % args.num_minibatches or args.batch_size % args.group_size:
+        raise ValueError("--num-minibatches and --group-size must both divide --batch-size.")
+    if args.kl_mode == "adaptive" and args.kl_coef == 0:
+        raise ValueError("An adaptive --kl-coef of 0 stays 0; --kl-mode none does that.")
+    if args.kl_mode == "adaptive" and args.kl_horizon <= 0.2 * args.batch_size:
+        raise ValueError("--kl-horizon must exceed --batch-size / 5, or beta turns negative.")
+    if (args.run_dir / "results.json").exists():
+        raise ValueError(f"{args.run_dir} holds a run: take another --run-name.")
+    torch.set_num_threads(1)  # as fast for networks of this size
+
+
+# Copied from ppo_continuous_action.py
+def means(rows: list[Tensors]) -> dict[str, float]:
+    """Mean of each metric over minibatches; raise ValueError if one is not finite."""
+    metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
+    if not all(map(math.isfinite, metrics.values())):
+        raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
+    return metrics
+
+
+# Copied from ppo_rlhf_toy.py
+def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
+    """Write the metrics of one step to TensorBoard."""
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, step)
+
+
+# Copied from ppo_rlhf_toy.py
+def report(args: Args, quality: dict, results: dict[str, dict], texts: dict[str, list]) -> None:
+    """Print the evaluation; keep it for programs in results.json."""
+    columns = ["objective/gold", "objective/proxy", "objective/kl", "text/stop_rate", "text/length"]
+    columns += ["text/repetition", "text/unique"]
+    columns = [name for name in columns if name in results["sft"]]  # where gold is known
+    table = [f"| {'model':14} |" + "".join(f"{x.split('/')[1]:>11} |" for x in columns)]
+    table.append("|---|" + "---:|" * len(columns))
+    for name, row in results.items():
+        table.append(f"| {name:14} |" + "".join(f"{row[x]:11.2f} |" for x in columns))
+    samples = "\n\n".join(f"{name}:\n- " + "\n- ".join(lines) for name, lines in texts.items())
+    judge = "Reward model: " + ", ".join(f"{name} {x:.3f}" for name, x in quality.items())
+    print(judge, "\n".join(table), samples, f"Logs and results: {args.run_dir}", sep="\n\n")
+    content = {"args": dataclasses.asdict(args), "quality": quality, "results": results}
+    (args.run_dir / "results.tmp").write_text(json.dumps(content | {"texts": texts}, indent=1))
+    os.replace(args.run_dir / "results.tmp", args.run_dir / "results.json")
+
+
+def main() -> None:
+    """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
+    try:
+        args = tyro.cli(Args)
+        name = f"{Path(__file__).stem}__{args.seed}__{int(time.time())}"
+        train(dataclasses.replace(args, run_name=args.run_name or name))
+    except (ValueError, OSError) as error:
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
