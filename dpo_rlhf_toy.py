@@ -11,13 +11,12 @@ A minute on one CPU core. The SFT model and the labelled pairs are those of ppo_
 bit: a tiny GPT learns to write reviews (supervised fine-tuning, SFT), a simulated labeller compares
 pairs of them by the gold reward, a formula. Then the policy itself is fitted to the labels, as if
 beta * log(policy / SFT model) of a response were its reward (Rafailov et al. 2023, arXiv
-2305.18290): no reward model, no sampling, plain gradient descent. Seeds 1 to 9 end with a gold
-reward of 1.2 to 1.4 standard deviations of the SFT model's reviews, at a KL of 2.1 to 3.8 nats.
+2305.18290): no reward model, no sampling, plain gradient descent.
 
 `--nll-coef` adds the negative log-likelihood of the chosen response per word (Pang et al. 2024,
 arXiv 2404.19733; Llama 3). Plain DPO (`--nll-coef 0`) looks only at the difference of two
 log-probabilities and lets both fall (Pal et al. 2024, arXiv 2402.13228): both are logged.
-`--compare` adds plain DPO, also with a beta of 0.03, which over-optimizes (gold -3.3 with seed 1).
+`--compare` adds plain DPO, also with a beta of 0.03, which over-optimizes.
 
 Above the statements that do what they say stand D1-D8 (DPO = eric-mitchell/
 direct-preference-optimization@5815fab2), and the details of RLHF that apply (R; LHP =
@@ -48,10 +47,10 @@ from torch import Generator, Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm, trange
 
-Tensors = dict[str, Tensor]
-
-
 # === Settings ===
+
+Tensors = dict[str, Tensor]
+NUM_EVALUATED = 512  # responses by which a model is judged
 
 
 @pydantic.dataclasses.dataclass(config={"extra": "forbid"})
@@ -78,7 +77,6 @@ class Args:
     batch_size: PositiveInt = 32  # pairs per gradient step [paper: 64]
     learning_rate: NonNegativeFloat = 5e-4  # Adam's largest step size [paper: RMSprop, 1e-6]
     warmup_steps: PositiveInt = 20  # steps until it is reached; then it falls to 0 [paper: 150]
-
     device = "cpu"  # as fast as a GPU for networks of this size
 
     @property
@@ -509,6 +507,7 @@ def train_dpo(args: Args, agent: Agent, reference: Agent, pairs: list[Tensor]) -
         minibatches += order.split(args.batch_size)
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
     writer = SummaryWriter(str(args.run_dir))
+    writer.add_text("details", details(args))
     for step, mb in enumerate(tqdm(minibatches, args.run_dir.name, disable=None), start=1):
         decay = 1 - (step - 1) / len(minibatches)
         # Detail D7/8: learning-rate warm-up (learning_rate, warmup_steps) [DPO: trainers.py L253]
@@ -519,9 +518,8 @@ def train_dpo(args: Args, agent: Agent, reference: Agent, pairs: list[Tensor]) -
         with torch.no_grad():
             ref_logprobs = pair_logprobs(reference, queries, chosen, rejected)
         loss, metrics = dpo_loss(logprobs, ref_logprobs, args.beta)
-        lengths = (chosen != PAD).sum(dim=1)
         # Detail D6/8: likelihood of the chosen response (nll_coef) [Pang et al. 2024]
-        nll = -(logprobs.chunk(2)[0] / lengths).mean()
+        nll = -(logprobs.chunk(2)[0] / (chosen != PAD).sum(dim=1)).mean()
         loss = loss + args.nll_coef * nll
         optimizer.zero_grad()
         loss.backward()
@@ -536,8 +534,6 @@ def train_dpo(args: Args, agent: Agent, reference: Agent, pairs: list[Tensor]) -
 
 
 # === Evaluation and the pipeline ===
-
-NUM_EVALUATED = 512
 
 
 @torch.no_grad()
@@ -608,6 +604,18 @@ def means(rows: list[Tensors]) -> dict[str, float]:
     if not all(map(math.isfinite, metrics.values())):
         raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
     return metrics
+
+
+# Copied from ppo_continuous_action.py
+def details(args: Args) -> str:
+    """The implementation details with the settings in force here and their lines, as Markdown."""
+    tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
+    table = ["| detail | name | in force | line |", "|---|---|---|--:|"]
+    for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
+        if match := tag.match(text):
+            values = ", ".join(f"{x}={getattr(args, x)}" for x in (match[3] or "").split(", ") if x)
+            table.append(f"| {match[1]} | {match[2].strip()} | {values or 'on'} | {line} |")
+    return "\n".join(table)
 
 
 # Copied from ppo_rlhf_toy.py

@@ -762,8 +762,7 @@ def details(args: Args) -> str:
     table = ["| detail | name | in force | line |", "|---|---|---|--:|"]
     for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
         if match := tag.match(text):
-            names = match[3].split(", ") if match[3] else []
-            values = ", ".join(f"{name}={getattr(args, name)}" for name in names)
+            values = ", ".join(f"{x}={getattr(args, x)}" for x in (match[3] or "").split(", ") if x)
             table.append(f"| {match[1]} | {match[2].strip()} | {values or 'on'} | {line} |")
     return "\n".join(table)
 

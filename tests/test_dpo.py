@@ -40,6 +40,14 @@ def test_sft_model_pairs_and_evaluation_are_those_of_ppo_to_the_bit(finished):
     assert means == pytest.approx([chosen.mean().item(), rejected.mean().item()])
 
 
+def test_details_in_force_are_logged(finished):
+    agent, pairs = copy.deepcopy(finished.reference), [x[:8] for x in finished.preferences[:3]]
+    with patch.object(dpo.SummaryWriter, "add_text") as add_text:
+        dpo.train_dpo(finished.run["args"], agent, finished.reference, pairs)
+    (name, table), _ = add_text.call_args
+    assert name == "details" and "| D4/8 | implicit reward | beta=0.2 |" in table
+
+
 def test_d4_d5_loss_equals_an_independent_statement():
     new, ref = 3 * torch.randn(2, 6, generator=seeded(0)).double()
     loss, metrics = dpo.dpo_loss(new, ref, 0.2)
@@ -140,7 +148,7 @@ MUTATIONS = [
     ("(beta * (logprobs - ref_logprobs))", "(logprobs - ref_logprobs)", "d4_"),
     ("(beta * (logprobs - ref_logprobs))", "(beta * logprobs)", "d4_"),
     ("F.logsigmoid(good - bad)", "F.logsigmoid(bad - good)", "d5_"),
-    ("(logprobs.chunk(2)[0] / lengths)", "logprobs.chunk(2)[0]", "d6_"),
+    ("(logprobs.chunk(2)[0] / (chosen != PAD).sum(dim=1))", "logprobs.chunk(2)[0]", "d6_"),
     ("loss + args.nll_coef * nll", "loss + nll", "d6_"),
     (" * min(1.0, step / args.warmup_steps)", "", "d7_"),
     ("decay = 1 - (step - 1) / len(minibatches)", "decay = 1.0", "d7_"),

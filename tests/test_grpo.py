@@ -90,6 +90,13 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(finished):
     assert finished.run["results"]["sft"] == ppo.run["results"]["sft"]
 
 
+def test_details_in_force_are_logged(judges):
+    with patch.object(grpo.SummaryWriter, "add_text") as add_text:
+        run_grpo(judges, num_updates=1, group_size=4)
+    (name, table), _ = add_text.call_args
+    assert name == "details" and "| G1/8 | groups of responses | group_size=4 |" in table
+
+
 def test_agent_is_that_of_ppo_but_for_the_values(judges):
     agent, ppo_agent = (module.Agent(judges.reference.policy, 0.7) for module in (grpo, rlhf))
     queries = judges.task.sample_queries(8, seeded(0))
@@ -295,8 +302,11 @@ def run_main(module, line: str, monkeypatch, capsys) -> tuple[int, str]:
     [
         ("--group-size 3", "--num-minibatches and --group-size must both divide --batch-size."),
         ("--num-minibatches 3", "must both divide --batch-size."),
-        ("--kl-horizon 20", "--kl-horizon must exceed --batch-size / 5, or beta turns negative."),
-        ("--kl-coef 0", "An adaptive --kl-coef of 0 stays 0; --kl-mode none does that."),
+        (
+            "--kl-horizon 20",
+            "To adapt beta takes --kl-coef > 0 and --kl-horizon > --batch-size / 5.",
+        ),
+        ("--kl-coef 0", "To adapt beta takes --kl-coef > 0 and --kl-horizon > --batch-size / 5."),
         ("--group-size 1", "greater than or equal to 2"),
         ("--run-name taken", "runs/taken holds a run: take another --run-name."),
     ],
