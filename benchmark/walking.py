@@ -14,7 +14,7 @@ import moviepy
 import numpy as np
 from PIL import Image
 
-FRAMES, SECONDS_BETWEEN = 8, 0.15
+FRAMES, SECONDS_BETWEEN = 8, 0.1
 
 
 class Speedometer(gym.Wrapper):

@@ -28,11 +28,11 @@ def test_speeds_agree_with_what_the_rewards_say_of_them(tmp_path, monkeypatch):
 
 
 def test_strip_shows_eight_moments_in_turn(tmp_path):
-    shades = np.repeat(np.arange(0, 250, 10), 3)  # another one every 0.15 s
+    shades = np.repeat(np.arange(0, 250, 10), 2)  # another one every 0.1 s
     frames = [np.full((64, 64, 3), shade, dtype=np.uint8) for shade in shades]
     film = tmp_path / "film.mp4"
     moviepy.ImageSequenceClip(frames, fps=20).write_videofile(str(film), logger=None)
-    strip(film, tmp_path / "strip.png", start=0.35)
+    strip(film, tmp_path / "strip.png", start=0.25)
     picture = np.asarray(Image.open(tmp_path / "strip.png").convert("L"), dtype=float)
     assert picture.shape == (40, 8 * 32)
     assert picture[:, 16::32].mean(0) == pytest.approx(range(20, 100, 10), abs=4)
