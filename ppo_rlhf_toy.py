@@ -106,7 +106,7 @@ class Args:
     num_minibatches: PositiveInt = 4  # minibatches per epoch, of whole responses [LHP: 1]
     update_epochs: PositiveInt = 4  # passes over a batch, K [LHP: 4]
     learning_rate: NonNegativeFloat = 5e-4  # Adam's step size [LHP: 1e-5, for GPT-2]
-    anneal_lr: bool = False  # lower it linearly as LHP does; hacking then shows less clearly
+    anneal_lr: bool = True  # lower it linearly towards 0, as LHP does
     adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [LHP: 1e-5]
     gamma: Fraction = 1.0  # discount factor [LHP: 1]
     gae_lambda: Fraction = 0.95  # 0: one-step advantages, 1: sums of all rewards [LHP: 0.95]

@@ -275,5 +275,4 @@ SUITES |= {
     "second_edition": again("figure3", dict.fromkeys(THREE, (1, 2, 3, 4, 5))),
     "second_edition_cartpole": again("cartpole", {"CartPole-v1": (1, 2, 3)}),
     "second_edition_pong": again("pong", {"Pong": (1,)}),
-    "second_edition_rlhf": again("rlhf", {"reviews": (1, 2, 3)}),
 }
