@@ -31,7 +31,7 @@ Deviations from LHP:
 - Rewards are only divided by their standard deviation. LHP restores their mean too, which moves 0:
   where lengths differ every token is paid or charged for, and lengths explode or collapse.
 - Several epochs for the reward model, AdamW at its defaults, normalization on truncated samples;
-  for PPO gradient clipping, a constant learning rate and a KL horizon for a run 100 times shorter.
+  for PPO gradient clipping and a KL horizon for a run 100 times shorter.
 
 Means over seeds 1 to 5 (benchmark/README.md), gold and proxy in standard deviations of the SFT
 model's reviews, KL in nats per response: adaptive beta: gold 1.5, proxy 2.3, KL 6; beta = 0: -5.7,

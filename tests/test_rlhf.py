@@ -527,7 +527,7 @@ def test_padding_contents_change_neither_loss_nor_gradients(agent, rollout, sett
 # --- R5, R16, R20, R21: PPO ---
 
 
-THREE_UPDATES = {"num_updates": 3, "kl_coef": 3.0, "learning_rate": 0.01, "anneal_lr": True}
+THREE_UPDATES = {"num_updates": 3, "kl_coef": 3.0, "learning_rate": 0.01}
 THREE_UPDATES |= {"max_grad_norm": 0.1, "adam_eps": 2e-5}
 
 
@@ -605,7 +605,7 @@ def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(judges,
     _, (_, met, after) = run_ppo(judges, **THREE_UPDATES, target_kl=target)
     assert target > 0.01 and met["objective/kl_coef"] == pytest.approx(after["objective/kl_coef"])
     for mode, beta in (("fixed", 0.5), ("none", 0.0)):
-        _, updates = run_ppo(judges, kl_mode=mode)
+        _, updates = run_ppo(judges, kl_mode=mode, anneal_lr=False)
         assert [row["objective/kl_coef"] for row in updates] == [beta, beta]
         assert [row["charts/learning_rate"] for row in updates] == [5e-4, 5e-4]
 
