@@ -34,8 +34,8 @@ Deviations from LHP:
   for PPO gradient clipping and a KL horizon for a run 100 times shorter.
 
 Means over seeds 1 to 5 (benchmark/README.md), gold and proxy in standard deviations of the SFT
-model's reviews, KL in nats per response: adaptive beta: gold 1.5, proxy 2.3, KL 6; beta = 0: -5.7,
-3.4, 153; beta = 0.05: 1.4, 2.5, 9; best of 16: 1.3, 1.7, 1.8.
+model's reviews, KL in nats per response: adaptive beta: gold 1.6, proxy 2.4, KL 6; beta = 0: -5.3,
+3.6, 145; beta = 0.05: 1.5, 2.6, 9; best of 16: 1.3, 1.7, 1.8.
 """
 
 import copy
