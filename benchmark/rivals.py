@@ -1,4 +1,4 @@
-"""PPO and its rivals: every model of several suites of RLHF runs, in one table and one figure."""
+"""PPO and its rivals: every model of several suites of RLHF runs, and their figure."""
 
 from typing import Any
 
@@ -53,19 +53,6 @@ def describe(model: str, settings: dict[str, Any]) -> tuple[str, str]:
     if rest.startswith("fixed") or settings["kl_mode"] == "fixed":
         return method, f"β = {rest.removeprefix('fixed-') or settings['kl_coef']}"
     return method, f"target {settings['target_kl']:g}"
-
-
-def over_seeds(suite: str, folders: Folders) -> list[dict[str, Any]]:
-    """Rows of a table: each model of a suite, mean ± standard deviation over its seeds."""
-    rows = []
-    for (method, penalty), own in models(suite, folders).groupby(["method", "penalty"], sort=False):
-        row = {"method": method, "penalty": penalty, "seeds": len(own)}
-        for column in COLUMNS:
-            values = own[column].dropna().astype(float)
-            spread = f" ± {values.std(ddof=0):.2f}" if len(values) > 1 else ""
-            row[column] = f"{values.mean():.2f}{spread}" if len(values) else None
-        rows.append(row)
-    return rows
 
 
 def plot_rivals(suite: str, found: dict, folders: Folders):

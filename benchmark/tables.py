@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmark import statistics
+from benchmark import rivals, statistics
 from benchmark.provenance import BenchmarkError
 from benchmark.results import (
     Result,
@@ -18,7 +18,6 @@ from benchmark.results import (
     reference,
     variant_named,
 )
-from benchmark.rivals import over_seeds
 from benchmark.runs import LAST_EPISODES, Folders, read_checkpoint
 from benchmark.statistics import Estimate, estimate
 from benchmark.suites import SUITES
@@ -322,7 +321,14 @@ def models_table(suite: str, folders: Folders) -> str:
 
 def rivals_table(suite: str, folders: Folders) -> str:
     """Each model of a suite of RLHF runs over its seeds."""
-    return markdown(over_seeds(suite, folders))
+    rows = []
+    for (method, penalty), own in rivals.models(suite, folders).groupby(
+        ["method", "penalty"], sort=False
+    ):
+        row = {"method": method, "penalty": penalty, "seeds": len(own)}
+        values = {x: own[x].dropna().to_numpy(float) for x in rivals.COLUMNS}
+        rows.append(row | {x: plus_minus(y, 2) for x, y in values.items()})
+    return markdown(rows)
 
 
 # --- Whole suites ---
