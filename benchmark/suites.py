@@ -123,8 +123,8 @@ SUITES = {
         environments={
             **dict.fromkeys(MUJOCO7, tuple(range(1, 6))),
             "HalfCheetah-v4": tuple(range(1, 11)),  # its spread is known to be huge
-            "Ant-v4": (1, 2),
-            "Humanoid-v4": (1, 2),
+            "Ant-v4": (1, 2, 3),
+            "Humanoid-v4": (1, 2, 3),
         },
         variants={"": Variant(CONTINUOUS)},
         figures=("curves", "health"),
