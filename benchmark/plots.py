@@ -177,39 +177,75 @@ def draw_paths(axes: Axes, points: list, color: str, label: str) -> np.ndarray:
 # --- Rows ---
 
 
-def plot_rows(suite: str, found: Found, folders: Folders) -> Figure:
-    """What a suite's table says of each variant, beside others' values; hollow: no interval."""
+def draw_rows(axes: Axes, suite: str, values: dict[tables.Name, statistics.Estimate]) -> None:
+    """A row per variant: our value and its interval; the marker is hollow where there is none."""
+    for row, (value, ends) in enumerate(values.values()):
+        unclear = ends and ends[0] <= 0 <= ends[1]
+        color, label = (PPO2, "ours, with 0 in the interval") if unclear else ("C0", "ours")
+        fill = {"markerfacecolor": color if ends else "white", "markersize": 4.5}
+        axes.plot(value, row, "o", color=color, label=label, **fill)
+        if ends:
+            axes.plot(ends, [row, row], color=color, linewidth=1.2, zorder=1)
+    axes.axvline(0, color=PPO2, linewidth=0.8)
+    axes.set_yticks(range(len(values)), [tables.labels(suite)[name] for name in values])
+    axes.set_ylim(len(values) - 0.5, -0.5)
+
+
+def draw_others(
+    axes: Axes, values: dict[tables.Name, statistics.Estimate], others: dict[tuple[str, str], float]
+) -> None:
+    """Others' numbers, by source and variant, in the rows of ours."""
+    rows = {variant: row for row, (_, variant) in enumerate(values)}
+    markers = dict(zip(dict.fromkeys(source for source, _ in others), "x+"))
+    for (source, variant), value in others.items():
+        if variant in rows:
+            style = {"color": "black", "markersize": 5, "label": source}
+            axes.plot(value, rows[variant], markers[source], **style)
+
+
+def plot_normalized(suite: str, found: Found, folders: Folders) -> Figure:
+    """Average normalized scores beside those of the paper."""
+    values, environments = compared(suite, folders)
+    source = "paper, 21 runs in 7 environments"
+    paper = {(source, row["variant"]): float(row["score"]) for row in reference("table1")}
+    figure, axes = plt.subplots(figsize=(6, 1.1 + 0.22 * len(values)))
+    draw_rows(axes, suite, values)
+    draw_others(axes, values, paper)
+    quantity = "average score, 0: random actions, 1: best run of ours, of the paper's"
+    axes.set_xlabel(f"{quantity}; environments: {len(environments)}")
+    return figure
+
+
+def plot_effects(suite: str, found: Found, folders: Folders) -> Figure:
+    """What each detail is worth, with each environment and what others say of it."""
+    values, environments = compared(suite, folders)
+    if all(ends for _, ends in values.values()):  # else the order would be mostly chance
+        values = dict(sorted(values.items(), key=lambda x: x[1].value))
+    figure, axes = plt.subplots(figsize=(9, 1.1 + 0.24 * len(values)))
+    draw_rows(axes, suite, values)
+    each = tables.effects_in_each(suite, folders)
+    for index, (environment, mark) in enumerate(zip(environments, "^sD")):
+        points = [each[name][index] for name in values]
+        style = {"color": "C1", "markersize": 3, "alpha": 0.7, "zorder": 0, "label": environment}
+        axes.plot(points, range(len(values)), mark, **style)
+    draw_others(axes, values, tables.published_effects(environments))
+    claims = {row["variant"]: row["finding"] for row in reference("findings")}
+    for row, (_, variant) in enumerate(values):
+        place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
+        axes.text(1.02, row, claims.get(variant, ""), **place)
+    axes.xaxis.set_major_formatter("{x:+.0%}")
+    axes.set_xlabel("change of the final return: median over environments, 95 % interval")
+    return figure
+
+
+def compared(
+    suite: str, folders: Folders
+) -> tuple[dict[tables.Name, statistics.Estimate], list[str]]:
+    """As `tables.compared`, or a BenchmarkError if there is nothing yet."""
     values, environments = tables.compared(suite, folders)
     if not values:
         raise BenchmarkError(f"No run of {suite} can be compared yet.")
-    if SUITES[suite].table == "effects":
-        quantity = "relative change of the final return"
-        others = tables.published_effects(environments)
-        if all(ends for _, ends in values.values()):  # else the order would be mostly chance
-            values = dict(sorted(values.items(), key=lambda x: x[1].value))
-    else:
-        quantity = "average score, 0: random actions, 1: best run of ours, of the paper's"
-        others = {
-            ("paper, 21 runs in 7 environments", row["variant"]): float(row["score"])
-            for row in reference("table1")
-        }
-    figure, axes = plt.subplots(figsize=(6, 1.1 + 0.22 * len(values)))
-    rows = {name: row for row, (_, name) in enumerate(values)}
-    for row, (value, ends) in enumerate(values.values()):
-        fill = "C0" if ends else "white"
-        axes.plot(value, row, "o", color="C0", markerfacecolor=fill, markersize=4, label="ours")
-        if ends:
-            axes.plot(ends, [row, row], color="C0", linewidth=1.2, zorder=1)
-    markers = dict(zip(dict.fromkeys(source for source, _ in others), "x+"))
-    for (source, name), value in others.items():
-        if name in rows:
-            style = {"color": "black", "markersize": 5, "label": source}
-            axes.plot(value, rows[name], markers[source], **style)
-    axes.axvline(0, color=PPO2, linewidth=0.8)
-    axes.set_yticks(range(len(values)), [tables.labels(suite)[name] for name in values])
-    axes.invert_yaxis()
-    axes.set_xlabel(f"{quantity}; environments: {len(environments)}")
-    return figure
+    return values, environments
 
 
 # --- Files ---
@@ -221,7 +257,8 @@ KINDS: dict[str, tuple[Callable[[str, Found, Folders], Figure], str, tuple[str, 
     "health": (plot_health, "_health", ()),
     "frontier": (plot_frontier, "", ()),
     "rivals": (plot_rivals, "", ()),
-    "rows": (plot_rows, "", ("table1.csv", "random_policy.json", "effects.csv")),
+    "effects": (plot_effects, "", ("effects.csv", "findings.csv")),
+    "normalized": (plot_normalized, "", ("table1.csv", "random_policy.json")),
 }
 
 

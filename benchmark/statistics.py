@@ -72,7 +72,28 @@ def improvement(*strata: np.ndarray, axis: int = -1) -> Any:
 
 
 def relative_effect(*strata: np.ndarray, axis: int = -1) -> Any:
-    """Change of the mean from B to A in units of B's mean; arguments as of `improvement`."""
+    """Change of the mean from B to A in units of B's mean, its median over environments.
+
+    A mean over environments would be that of the one with the most spread. Arguments as of
+    `improvement`.
+    """
     means = [np.mean(x, axis=axis) for x in strata]
     pairs = zip(means[::2], means[1::2], strict=True)
-    return np.mean([(a - b) / np.abs(b) for a, b in pairs], axis=0)
+    return np.median([(a - b) / np.abs(b) for a, b in pairs], axis=0)
+
+
+def rank_correlation(others: Sequence[float]) -> Callable[..., Any]:
+    """Spearman's correlation of the means of variants with others' numbers for them.
+
+    Returns:
+        A statistic of strata: those of variant 1 in every environment, of variant 2, ...
+    """
+
+    def correlation(*strata: np.ndarray, axis: int = -1) -> Any:
+        means = np.array([np.mean(x, axis=axis) for x in strata])
+        means = means.reshape(len(others), -1, *means.shape[1:]).mean(1)
+        ours, theirs = stats.zscore(stats.rankdata(means, axis=0)), stats.zscore(rank)
+        return np.mean(ours.T * theirs, axis=-1)
+
+    rank = stats.rankdata(others)
+    return correlation

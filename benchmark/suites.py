@@ -29,9 +29,9 @@ class Suite:
     baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
     table: Literal["scores", "normalized", "effects", "models", "walking", "rivals"] = "scores"
-    figures: tuple[Literal["curves", "trace", "health", "rows", "frontier", "rivals"], ...] = (
-        "curves",
-    )
+    figures: tuple[
+        Literal["curves", "trace", "health", "effects", "normalized", "frontier", "rivals"], ...
+    ] = ("curves",)
 
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
@@ -146,7 +146,7 @@ SUITES = {
         },
         baseline=("table1", "clip-0.2"),
         table="normalized",
-        figures=("rows",),
+        figures=("normalized",),
     ),
     "ablation": Suite(
         reproduces="what each detail is worth, beside Engstrom et al. 2020",
@@ -157,7 +157,7 @@ SUITES = {
         baseline=("figure3", ""),
         baseline_label="default",
         table="effects",
-        figures=("rows",),
+        figures=("effects",),
     ),
     "humanoid": Suite(
         reproduces="Schulman et al. 2017, section 6.3 and Table 4, in Gymnasium's Humanoid-v4",

@@ -176,42 +176,71 @@ def normalized(scores: dict[Name, Scores], environments: Iterable[str]) -> dict[
     return found
 
 
-def compared(suite: str, folders: Folders) -> tuple[dict[Name, Estimate], list[str]]:
-    """What a suite's table says of each variant with scores, and of which environments.
+def comparable(suite: str, folders: Folders) -> tuple[dict[Name, Scores], list[str]]:
+    """Scores of a suite's variants that have any, and the environments that all of these have.
 
-    These are all that the baseline and every variant with any score have.
+    Both are empty while the baseline has no score in an environment of all.
     """
-    kind, baseline = SUITES[suite].table, SUITES[suite].baseline
     scores = {name: scores_of(name, folders) for name in labels(suite)}
     scores = {name: x for name, x in scores.items() if x}
     shared = [env for env in SUITES[suite].environments if all(env in x for x in scores.values())]
-    if baseline not in scores or not shared:
-        return {}, []
+    return (scores, shared) if SUITES[suite].baseline in scores and shared else ({}, [])
+
+
+def compared(suite: str, folders: Folders) -> tuple[dict[Name, Estimate], list[str]]:
+    """What a suite's table says of each variant with scores, and of which environments."""
+    kind, baseline = SUITES[suite].table, SUITES[suite].baseline
+    scores, shared = comparable(suite, folders)
     if kind == "normalized":
         strata = normalized(scores, shared)
     else:
-        usual = scores.pop(baseline)
-        strata = {name: in_turns(x, usual, shared) for name, x in scores.items()}
+        strata = {
+            name: in_turns(x, scores[baseline], shared)
+            for name, x in scores.items()
+            if name != baseline
+        }
     return {name: estimate(x, STATISTICS[kind]) for name, x in strata.items()}, shared
 
 
 def variants_table(suite: str, folders: Folders) -> str:
-    """Scores of each variant in each environment, what compares them, and what others found."""
-    kind, baseline, names = SUITES[suite].table, SUITES[suite].baseline, labels(suite)
-    found, _ = compared(suite, folders)
-    findings = {row["variant"]: row["finding"] for row in reference("findings")}
+    """Scores of each variant in each environment, and how often it beats the baseline."""
+    names = labels(suite)
+    rows = side_by_side(names, SUITES[suite].environments, folders)
+    if baseline := SUITES[suite].baseline:
+        found, _ = compared(suite, folders)
+        for name, row in zip(names, rows):
+            row[f"P(better than {names[baseline]})"] = probability(found.get(name))
+    return markdown(rows)
+
+
+def effects_table(suite: str, folders: Folders) -> str:
+    """Scores of each variant, its effect against the default, and what others found."""
+    names, (found, _) = labels(suite), compared(suite, folders)
+    claims = {row["variant"]: row["finding"] for row in reference("findings")}
+    rows = side_by_side(names, SUITES[suite].environments, folders)
+    for name, row in zip(names, rows):
+        row["effect"] = with_interval(found.get(name), "{:+.0%}".format)
+        row["elsewhere"] = claims.get(name[1], "")
+    return markdown(rows)
+
+
+def normalized_table(suite: str, folders: Folders) -> str:
+    """Scores of each variant, their average on the paper's scale, and how its order agrees."""
+    names, (found, shared) = labels(suite), compared(suite, folders)
     paper = {row["variant"]: row["score"] for row in reference("table1")}
     rows = side_by_side(names, SUITES[suite].environments, folders)
     for name, row in zip(names, rows):
-        if kind == "effects":
-            row["effect"] = with_interval(found.get(name), "{:+.0%}".format)
-            row["elsewhere"] = findings.get(name[1], "")
-        elif kind == "normalized":
-            row["average normalized score"] = with_interval(found.get(name), "{:.2f}".format)
-            row["paper, 21 runs in 7"] = paper[name[1]]
-        elif baseline:
-            row[f"P(better than {names[baseline]})"] = probability(found.get(name))
-    return markdown(rows)
+        row["average normalized score"] = with_interval(found.get(name), "{:.2f}".format)
+        row["paper, 21 runs in 7"] = paper[name[1]]
+    if len(found) < len(names):
+        return markdown(rows)
+    strata = normalized(comparable(suite, folders)[0], shared)
+    order = statistics.rank_correlation([float(paper[variant]) for _, variant in strata])
+    agreement = estimate([x for own in strata.values() for x in own], order)
+    return (
+        f"{markdown(rows)}\nRank correlation of the two columns: "
+        f"{with_interval(agreement, '{:.2f}'.format)}.\n"
+    )
 
 
 def side_by_side(
@@ -242,12 +271,22 @@ def compare(a: str, b: str, folders: Folders) -> str:
     return markdown(rows)
 
 
+def effects_in_each(suite: str, folders: Folders) -> dict[Name, list[float]]:
+    """The effect of each variant in each environment that all have."""
+    scores, shared = comparable(suite, folders)
+    usual = scores.pop(SUITES[suite].baseline, {})
+    return {
+        name: [float(statistics.relative_effect(x[env], usual[env])) for env in shared]
+        for name, x in scores.items()
+    }
+
+
 def published_effects(environments: list[str]) -> dict[tuple[str, str], float]:
-    """By source and variant: the relative change that others found in these environments."""
+    """By source and variant: the median change that others found over these environments."""
     rows = pd.DataFrame(reference("effects"))
     rows = rows[rows["environment"].isin([env.partition("-")[0] for env in environments])]
     change = rows["changed"].astype(float) / rows["default"].astype(float) - 1
-    return change.groupby([rows["source"], rows["variant"]]).mean().to_dict()
+    return change.groupby([rows["source"], rows["variant"]]).median().to_dict()
 
 
 # --- Walking ---
@@ -333,14 +372,21 @@ def rivals_table(suite: str, folders: Folders) -> str:
 
 # --- Whole suites ---
 
+TABLES = {
+    "effects": effects_table,
+    "normalized": normalized_table,
+    "walking": walking_table,
+    "models": models_table,
+    "rivals": rivals_table,
+}
+
 
 def suite_table(suite: str, folders: Folders) -> str:
     """Scores of a suite and what they are compared with; empty before its first result."""
     if not done(suite, folders):
         return ""
-    table = scores_table if list(SUITES[suite].variants) == [""] else variants_table
-    others = {"models": models_table, "walking": walking_table, "rivals": rivals_table}
-    return others.get(SUITES[suite].table, table)(suite, folders)
+    scores = scores_table if list(SUITES[suite].variants) == [""] else variants_table
+    return {"scores": scores, **TABLES}[SUITES[suite].table](suite, folders)
 
 
 def suites_table(folders: Folders) -> str:
