@@ -6,7 +6,7 @@ import pytest
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.logger import configure
+from stable_baselines3.common.logger import Logger
 
 import ppo_continuous_action as ppo
 
@@ -169,7 +169,7 @@ def sb3_model(agent, **settings):
         theirs.load_state_dict(ours.state_dict())
     with torch.no_grad():
         policy.log_std.copy_(agent.log_std[0])
-    model.set_logger(configure(None, []))
+    model.set_logger(Logger(folder=None, output_formats=[]))
     return model, pairs
 
 
