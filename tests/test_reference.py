@@ -75,9 +75,10 @@ def ppo2_gradients(p, minibatch, clip, clip_vloss, ent_coef, vf_coef):
     losses, clipped = -advantages * ratio, -advantages * np.clip(ratio, 1 - clip, 1 + clip)
     d_logp = np.where(losses >= clipped, losses, 0.0) / size
 
-    errors = values[:, 0] - returns
-    clipped_errors = old_values + np.clip(values[:, 0] - old_values, -clip, clip) - returns
-    moves = (errors**2 >= clipped_errors**2) | (not clip_vloss)
+    errors, change = values[:, 0] - returns, values[:, 0] - old_values
+    clipped_errors = old_values + np.clip(change, -clip, clip) - returns
+    # Where nothing is clipped, the two are equal, but for rounding.
+    moves = (errors**2 >= clipped_errors**2) | (np.abs(change) <= clip) | (not clip_vloss)
     d_values = vf_coef * np.where(moves, errors, 0.0)[:, None] / size
 
     gradients = backward(p, "value", value_inputs, d_values)
