@@ -396,7 +396,7 @@ def suites_table(folders: Folders) -> str:
         if name == "smoke":
             continue
         made, total = how_complete(name, folders)
-        hours = [x["hours"] for x in done(name, folders).values() if x["hours"]]
+        hours = [x["hours"] for x in done(name, folders).values() if x["hours"] is not None]
         rows.append(
             {
                 "suite": f"`{name}`",
