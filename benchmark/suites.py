@@ -130,6 +130,18 @@ SUITES = {
         variants={"": Variant(CONTINUOUS)},
         figures=("curves", "health"),
     ),
+    "swimmer": Suite(
+        reproduces="whether ppo2's time limits explain its higher returns in Swimmer",
+        environments={"Swimmer-v4": tuple(range(1, 11))},
+        variants={
+            "truncation-is-terminal": Variant(
+                CONTINUOUS, "--truncation-is-terminal", "time limits are failures"
+            )
+        },
+        baseline=("figure3", ""),
+        baseline_label="default",
+        figures=(),
+    ),
     "kl_vs_clip": Suite(
         reproduces="Schulman et al. 2017, section 4: the adaptive KL penalty against clipping",
         environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
