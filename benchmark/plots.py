@@ -182,7 +182,7 @@ def draw_rows(axes: Axes, suite: str, values: dict[tables.Name, statistics.Estim
     for row, (value, ends) in enumerate(values.values()):
         unclear = ends and ends[0] <= 0 <= ends[1]
         color, label = (PPO2, "ours, with 0 in the interval") if unclear else ("C0", "ours")
-        fill = {"markerfacecolor": color if ends else "white", "markersize": 4.5}
+        fill = {"markerfacecolor": color if ends else "white", "markersize": 6.5}
         axes.plot(value, row, "o", color=color, label=label, **fill)
         if ends:
             axes.plot(ends, [row, row], color=color, linewidth=1.2, zorder=1)
@@ -211,8 +211,7 @@ def plot_normalized(suite: str, found: Found, folders: Folders) -> Figure:
     figure, axes = plt.subplots(figsize=(6, 1.1 + 0.22 * len(values)))
     draw_rows(axes, suite, values)
     draw_others(axes, values, paper)
-    quantity = "average score, 0: random actions, 1: best run of ours, of the paper's"
-    axes.set_xlabel(f"{quantity}; environments: {len(environments)}")
+    axes.set_xlabel(f"average score in {len(environments)} environments, 0: random, 1: best run")
     return figure
 
 
@@ -226,7 +225,8 @@ def plot_effects(suite: str, found: Found, folders: Folders) -> Figure:
     each = tables.effects_in_each(suite, folders)
     for index, (environment, mark) in enumerate(zip(environments, "^sD")):
         points = [each[name][index] for name in values]
-        style = {"color": "C1", "markersize": 3, "alpha": 0.7, "zorder": 0, "label": environment}
+        # On top: the median of three is one of them.
+        style = {"color": "C1", "markersize": 2.5, "zorder": 3, "label": environment}
         axes.plot(points, range(len(values)), mark, **style)
     draw_others(axes, values, tables.published_effects(environments))
     claims = {row["variant"]: row["finding"] for row in reference("findings")}
