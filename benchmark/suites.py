@@ -99,6 +99,7 @@ ABLATIONS = {
     "anneal-clip": ("extra: clip range annealed", "--anneal-clip"),
     "target-kl": ("extra: early stopping at KL 0.02", "--target-kl 0.02"),
 }
+SWITCHES = {name: Variant(CONTINUOUS, flags, label) for name, (label, flags) in ABLATIONS.items()}
 
 # The paper's Table 4 for its 3D humanoids, with 32 actors, as it has for walking; 128 are for the
 # harder tasks.
@@ -133,11 +134,7 @@ SUITES = {
     "swimmer": Suite(
         reproduces="whether ppo2's time limits explain its higher returns in Swimmer",
         environments={"Swimmer-v4": tuple(range(1, 11))},
-        variants={
-            "truncation-is-terminal": Variant(
-                CONTINUOUS, "--truncation-is-terminal", "time limits are failures"
-            )
-        },
+        variants={"truncation-is-terminal": SWITCHES["truncation-is-terminal"]},
         baseline=("figure3", ""),
         baseline_label="default",
         figures=(),
@@ -164,9 +161,7 @@ SUITES = {
     "ablation": Suite(
         reproduces="what each detail is worth, beside Engstrom et al. 2020",
         environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)),
-        variants={
-            name: Variant(CONTINUOUS, flags, label) for name, (label, flags) in ABLATIONS.items()
-        },
+        variants=SWITCHES,
         baseline=("figure3", ""),
         baseline_label="default",
         table="effects",
