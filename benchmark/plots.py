@@ -16,7 +16,7 @@ from PIL import Image
 
 from benchmark import statistics, tables
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.results import REFERENCE, Result, by_environment, reference
+from benchmark.results import REFERENCE, Result, by_environment, by_variant, reference
 from benchmark.rivals import plot_rivals
 from benchmark.runs import BINS, Folders
 from benchmark.suites import SUITES
@@ -207,7 +207,7 @@ def plot_normalized(suite: str, found: Found, folders: Folders) -> Figure:
     """Average normalized scores beside those of the paper."""
     values, environments = compared(suite, folders)
     source = "paper, 21 runs in 7 environments"
-    paper = {(source, row["variant"]): float(row["score"]) for row in reference("table1")}
+    paper = {(source, x): float(score) for x, score in by_variant("table1", "score").items()}
     figure, axes = plt.subplots(figsize=(6, 1.1 + 0.22 * len(values)))
     draw_rows(axes, suite, values)
     draw_others(axes, values, paper)
@@ -223,13 +223,13 @@ def plot_effects(suite: str, found: Found, folders: Folders) -> Figure:
     figure, axes = plt.subplots(figsize=(9, 1.1 + 0.24 * len(values)))
     draw_rows(axes, suite, values)
     each = tables.effects_in_each(suite, folders)
-    for index, (environment, mark) in enumerate(zip(environments, "^sD")):
+    for index, (environment, mark) in enumerate(zip(environments, "^sDvPX*")):
         points = [each[name][index] for name in values]
         # On top: the median of three is one of them.
         style = {"color": "C1", "markersize": 2.5, "zorder": 3, "label": environment}
         axes.plot(points, range(len(values)), mark, **style)
     draw_others(axes, values, tables.published_effects(environments))
-    claims = {row["variant"]: row["finding"] for row in reference("findings")}
+    claims = by_variant("findings", "finding")
     for row, (_, variant) in enumerate(values):
         place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
         axes.text(1.02, row, claims.get(variant, ""), **place)

@@ -172,3 +172,8 @@ def reference(name: str) -> list[dict[str, str]]:
     """Rows of a file of published numbers."""
     with (REFERENCE / f"{name}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def by_variant(name: str, column: str) -> dict[str, str]:
+    """A column of a file of published numbers by variant."""
+    return {row["variant"]: row[column] for row in reference(name)}

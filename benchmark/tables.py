@@ -12,6 +12,7 @@ from benchmark.provenance import BenchmarkError
 from benchmark.results import (
     Result,
     by_environment,
+    by_variant,
     done,
     how_complete,
     random_returns,
@@ -187,60 +188,47 @@ def comparable(suite: str, folders: Folders) -> tuple[dict[Name, Scores], list[s
     return (scores, shared) if SUITES[suite].baseline in scores and shared else ({}, [])
 
 
+def strata_of(suite: str, folders: Folders) -> tuple[dict[Name, list], list[str]]:
+    """What a suite's table makes an estimate of for each variant, and in which environments."""
+    scores, shared = comparable(suite, folders)
+    if SUITES[suite].table == "normalized":
+        return normalized(scores, shared), shared
+    usual = scores.pop(SUITES[suite].baseline, {})
+    return {name: in_turns(x, usual, shared) for name, x in scores.items()}, shared
+
+
 def compared(suite: str, folders: Folders) -> tuple[dict[Name, Estimate], list[str]]:
     """What a suite's table says of each variant with scores, and of which environments."""
-    kind, baseline = SUITES[suite].table, SUITES[suite].baseline
-    scores, shared = comparable(suite, folders)
-    if kind == "normalized":
-        strata = normalized(scores, shared)
-    else:
-        strata = {
-            name: in_turns(x, scores[baseline], shared)
-            for name, x in scores.items()
-            if name != baseline
-        }
-    return {name: estimate(x, STATISTICS[kind]) for name, x in strata.items()}, shared
+    strata, shared = strata_of(suite, folders)
+    statistic = STATISTICS[SUITES[suite].table]
+    return {name: estimate(x, statistic) for name, x in strata.items()}, shared
 
 
 def variants_table(suite: str, folders: Folders) -> str:
-    """Scores of each variant in each environment, and how often it beats the baseline."""
-    names = labels(suite)
-    rows = side_by_side(names, SUITES[suite].environments, folders)
-    if baseline := SUITES[suite].baseline:
-        found, _ = compared(suite, folders)
-        for name, row in zip(names, rows):
-            row[f"P(better than {names[baseline]})"] = probability(found.get(name))
-    return markdown(rows)
-
-
-def effects_table(suite: str, folders: Folders) -> str:
-    """Scores of each variant, its effect against the default, and what others found."""
-    names, (found, _) = labels(suite), compared(suite, folders)
-    claims = {row["variant"]: row["finding"] for row in reference("findings")}
+    """Scores of each variant, what they amount to beside the baseline, and what others found."""
+    kind, names, (found, _) = SUITES[suite].table, labels(suite), compared(suite, folders)
     rows = side_by_side(names, SUITES[suite].environments, folders)
     for name, row in zip(names, rows):
-        row["effect"] = with_interval(found.get(name), "{:+.0%}".format)
-        row["elsewhere"] = claims.get(name[1], "")
-    return markdown(rows)
+        own = found.get(name)
+        if kind == "effects":
+            row["effect"] = with_interval(own, "{:+.0%}".format)
+            row["elsewhere"] = by_variant("findings", "finding").get(name[1], "")
+        elif kind == "normalized":
+            row["average normalized score"] = with_interval(own, "{:.2f}".format)
+            row["paper, 21 runs in 7"] = by_variant("table1", "score")[name[1]]
+        elif baseline := SUITES[suite].baseline:
+            row[f"P(better than {names[baseline]})"] = probability(own)
+    complete = kind == "normalized" and len(found) == len(names)
+    return markdown(rows) + (agreement(suite, folders) if complete else "")
 
 
-def normalized_table(suite: str, folders: Folders) -> str:
-    """Scores of each variant, their average on the paper's scale, and how its order agrees."""
-    names, (found, shared) = labels(suite), compared(suite, folders)
-    paper = {row["variant"]: row["score"] for row in reference("table1")}
-    rows = side_by_side(names, SUITES[suite].environments, folders)
-    for name, row in zip(names, rows):
-        row["average normalized score"] = with_interval(found.get(name), "{:.2f}".format)
-        row["paper, 21 runs in 7"] = paper[name[1]]
-    if len(found) < len(names):
-        return markdown(rows)
-    strata = normalized(comparable(suite, folders)[0], shared)
+def agreement(suite: str, folders: Folders) -> str:
+    """How the order of normalized scores agrees with that of the paper's Table 1."""
+    strata, _ = strata_of(suite, folders)
+    paper = by_variant("table1", "score")
     order = statistics.rank_correlation([float(paper[variant]) for _, variant in strata])
-    agreement = estimate([x for own in strata.values() for x in own], order)
-    return (
-        f"{markdown(rows)}\nRank correlation of the two columns: "
-        f"{with_interval(agreement, '{:.2f}'.format)}.\n"
-    )
+    found = estimate([x for own in strata.values() for x in own], order)
+    return f"\nRank correlation of the two columns: {with_interval(found, '{:.2f}'.format)}.\n"
 
 
 def side_by_side(
@@ -373,8 +361,6 @@ def rivals_table(suite: str, folders: Folders) -> str:
 # --- Whole suites ---
 
 TABLES = {
-    "effects": effects_table,
-    "normalized": normalized_table,
     "walking": walking_table,
     "models": models_table,
     "rivals": rivals_table,
@@ -385,8 +371,8 @@ def suite_table(suite: str, folders: Folders) -> str:
     """Scores of a suite and what they are compared with; empty before its first result."""
     if not done(suite, folders):
         return ""
-    scores = scores_table if list(SUITES[suite].variants) == [""] else variants_table
-    return {"scores": scores, **TABLES}[SUITES[suite].table](suite, folders)
+    usual = scores_table if list(SUITES[suite].variants) == [""] else variants_table
+    return TABLES.get(SUITES[suite].table, usual)(suite, folders)
 
 
 def suites_table(folders: Folders) -> str:
