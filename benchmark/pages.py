@@ -168,7 +168,7 @@ def details(folders: Folders) -> str:
                 label = SUITES["ablation"].variants[variant].label
                 label = re.sub(r"^(\d[\d and]*|extra:) ", "", label)
                 runs = "" if effect.ends else " (one run)"
-                worth.append(f"{label}: {with_interval(effect, '{:+.0%}'.format)}{runs}")
+                worth.append(f"{label}: {with_interval(effect, '{:+z.0%}'.format)}{runs}")
         links = (
             f"[{x.removeprefix('ppo_').removesuffix('.py')}]({x})" for x in scripts[number, name]
         )

@@ -181,7 +181,7 @@ def draw_rows(axes: Axes, suite: str, values: dict[tables.Name, statistics.Estim
     """A row per variant: our value and its interval; the marker is hollow where there is none."""
     for row, (value, ends) in enumerate(values.values()):
         unclear = ends and ends[0] <= 0 <= ends[1]
-        color, label = (PPO2, "ours, with 0 in the interval") if unclear else ("C0", "ours")
+        color, label = ("0.65", "ours, with 0 in the interval") if unclear else ("C0", "ours")
         fill = {"markerfacecolor": color if ends else "white", "markersize": 6.5}
         axes.plot(value, row, "o", color=color, label=label, **fill)
         if ends:
@@ -199,7 +199,7 @@ def draw_others(
     markers = dict(zip(dict.fromkeys(source for source, _ in others), "x+"))
     for (source, variant), value in others.items():
         if variant in rows:
-            style = {"color": "black", "markersize": 5, "label": source}
+            style = {"color": "black", "markersize": 5, "zorder": 4, "label": source}
             axes.plot(value, rows[variant], markers[source], **style)
 
 

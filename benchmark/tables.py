@@ -211,7 +211,7 @@ def variants_table(suite: str, folders: Folders) -> str:
     for name, row in zip(names, rows):
         own = found.get(name)
         if kind == "effects":
-            row["effect"] = with_interval(own, "{:+.0%}".format)
+            row["effect"] = with_interval(own, "{:+z.0%}".format)
             row["elsewhere"] = by_variant("findings", "finding").get(name[1], "")
         elif kind == "normalized":
             row["average normalized score"] = with_interval(own, "{:.2f}".format)
