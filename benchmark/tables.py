@@ -261,11 +261,10 @@ def compare(a: str, b: str, folders: Folders) -> str:
 
 def effects_in_each(suite: str, folders: Folders) -> dict[Name, list[float]]:
     """The effect of each variant in each environment that all have."""
-    scores, shared = comparable(suite, folders)
-    usual = scores.pop(SUITES[suite].baseline, {})
+    strata, _ = strata_of(suite, folders)
     return {
-        name: [float(statistics.relative_effect(x[env], usual[env])) for env in shared]
-        for name, x in scores.items()
+        name: [float(statistics.relative_effect(*x)) for x in zip(own[::2], own[1::2], strict=True)]
+        for name, own in strata.items()
     }
 
 
