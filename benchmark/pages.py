@@ -167,8 +167,7 @@ def details(folders: Folders) -> str:
             if effect := effects.get(("ablation", variant)):
                 label = SUITES["ablation"].variants[variant].label
                 label = re.sub(r"^(\d[\d and]*|extra:) ", "", label)
-                runs = "" if effect.ends else " (one run)"
-                worth.append(f"{label}: {with_interval(effect, '{:+z.0%}'.format)}{runs}")
+                worth.append(f"{label}: {with_interval(effect, '{:+z.0%}'.format)}")
         links = (
             f"[{x.removeprefix('ppo_').removesuffix('.py')}]({x})" for x in scripts[number, name]
         )

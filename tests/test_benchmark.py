@@ -498,7 +498,7 @@ def test_details_name_every_tag_and_the_scripts_that_have_it(folders):
     assert all(row[2].endswith(".") for row in list(rows.values())[1:])
     used = {x for row in results.reference("details") for x in row["variants"].split()}
     assert used == set(suites.ABLATIONS)
-    for seeds, worth in ((1, "-50% (one run)"), (3, "-50% [-50%, -50%]")):
+    for seeds, worth in ((1, "-50%"), (3, "-50% [-50%, -50%]")):
         add(folders, "figure3", "Hopper-v4", *[10.0] * seeds)
         add(folders, "ablation/lambda-1", "Hopper-v4", *[5.0] * seeds)
         assert f"| λ = 1: {worth} |" in pages.details(folders)
