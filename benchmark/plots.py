@@ -226,7 +226,8 @@ def plot_effects(suite: str, found: Found, folders: Folders) -> Figure:
     for index, (environment, mark) in enumerate(zip(environments, "^sDvPX*")):
         points = [each[name][index] for name in values]
         # On top: the median of three is one of them.
-        style = {"color": "C1", "markersize": 2.5, "zorder": 3, "label": environment}
+        style = {"color": "C1", "markersize": 4, "zorder": 3, "label": environment}
+        style |= {"markeredgecolor": "black", "markeredgewidth": 0.4}
         axes.plot(points, range(len(values)), mark, **style)
     draw_others(axes, values, tables.published_effects(environments))
     claims = by_variant("findings", "finding")
@@ -234,7 +235,7 @@ def plot_effects(suite: str, found: Found, folders: Folders) -> Figure:
         place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
         axes.text(1.02, row, claims.get(variant, ""), **place)
     axes.xaxis.set_major_formatter("{x:+.0%}")
-    axes.set_xlabel("change of the final return: median over environments, 95 % interval")
+    axes.set_xlabel("change of the mean score: median over environments, 95 % interval")
     return figure
 
 

@@ -87,7 +87,7 @@ ABLATIONS = {
     "lambda-1": ("5 λ = 1", "--gae-lambda 1.0"),
     "one-minibatch": ("6 one minibatch per epoch", "--num-minibatches 1"),
     "raw-advantages": ("7 advantages not normalized", "--no-norm-adv"),
-    "no-clip": ("8 and 9 nothing clipped", "--clip-coef 1e6 --no-clip-vloss"),
+    "no-clip": ("8 and 9 policy and value loss not clipped", "--clip-coef 1e6 --no-clip-vloss"),
     "no-value-clip": ("9 value loss not clipped", "--no-clip-vloss"),
     "no-grad-clip": ("11 gradients not clipped", "--max-grad-norm inf"),
     "shared-network": ("13 and 26 shared network", "--shared-network"),
