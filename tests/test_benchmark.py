@@ -682,8 +682,7 @@ def test_committed_results_name_commit_and_settings_that_exist(suite):
         run = runs.make_run(suite, *key, FOLDERS)
         curve = results.curves_in(FOLDERS.results / f"{suite}.csv")[key]
         assert record["script"] == run.definition.script, key
-        if "wandb_project" not in record["settings"]:  # the first edition had other flags
-            assert options(record["flags"]) == options(" ".join(run.flags)), key
+        assert options(record["flags"]) == options(" ".join(run.flags)), key
         if isinstance(run, runs.Stages):
             trained = [x for x in record["models"] if not x.startswith(("sft", "best-of-"))]
             points = record["settings"].get("num_updates", 376 // 4)  # every fourth step of DPO
