@@ -358,6 +358,10 @@ def test_table1_scores_are_normalized_per_environment(folders, monkeypatch, tmp_
     assert "| 0.88 | 0.82 |" in row("clipping, ε = 0.2")
     assert "| -0.25 | -0.39 |" in row("no clipping or penalty")
     assert "Rank correlation of the two columns: " in tables.suite_table("table1", folders)
+    ours, theirs = [-0.25, 0, 0.88] + [0] * 8, results.by_variant("table1", "score").values()
+    ranks = [stats.spearmanr(ours[x:], list(map(float, theirs))[x:]).statistic for x in (0, 1)]
+    said = "Rank correlation of the two columns: {:.2f}; without the first row: {:.2f}.\n"
+    assert tables.suite_table("table1", folders).endswith(said.format(*ranks))
     assert plots.update("table1", "normalized", folders, tmp_path).exists()
 
 
