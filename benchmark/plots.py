@@ -208,7 +208,7 @@ def plot_normalized(suite: str, found: Found, folders: Folders) -> Figure:
     values, environments = compared(suite, folders)
     source = "paper, 21 runs in 7 environments"
     paper = {(source, x): float(score) for x, score in by_variant("table1", "score").items()}
-    figure, axes = plt.subplots(figsize=(6, 1.1 + 0.22 * len(values)))
+    figure, axes = plt.subplots(figsize=(9, 1.1 + 0.24 * len(values)))
     draw_rows(axes, suite, values)
     draw_others(axes, values, paper)
     axes.set_xlabel(f"average score in {len(environments)} environments, 0: random, 1: best run")
