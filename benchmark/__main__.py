@@ -86,7 +86,7 @@ def status(
         state = execute.state(run)
         share = 1.0 if state == "done" else run.progress() / run.total_steps
         error = f"  {read_note(run)['error']}" if state == "failed" else ""
-        print(f"{run.name:<44}{state:<12}{share:>5.0%}{error}")
+        print(f"{run.name:<44} {state:<12}{share:>5.0%}{error}")
 
 
 @app.command
