@@ -177,8 +177,11 @@ def draw_paths(axes: Axes, points: list, color: str, label: str) -> np.ndarray:
 # --- Rows ---
 
 
-def draw_rows(axes: Axes, suite: str, values: dict[tables.Name, statistics.Estimate]) -> None:
+def rows_with_ours(
+    suite: str, values: dict[tables.Name, statistics.Estimate]
+) -> tuple[Figure, Axes]:
     """A row per variant: our value and its interval; the marker is hollow where there is none."""
+    figure, axes = plt.subplots(figsize=(9, 1.1 + 0.24 * len(values)))
     for row, (value, ends) in enumerate(values.values()):
         unclear = ends and ends[0] <= 0 <= ends[1]
         color, label = ("0.65", "ours, with 0 in the interval") if unclear else ("C0", "ours")
@@ -189,6 +192,7 @@ def draw_rows(axes: Axes, suite: str, values: dict[tables.Name, statistics.Estim
     axes.axvline(0, color=PPO2, linewidth=0.8)
     axes.set_yticks(range(len(values)), [tables.labels(suite)[name] for name in values])
     axes.set_ylim(len(values) - 0.5, -0.5)
+    return figure, axes
 
 
 def draw_others(
@@ -208,8 +212,7 @@ def plot_normalized(suite: str, found: Found, folders: Folders) -> Figure:
     values, environments = compared(suite, folders)
     source = "paper, 21 runs in 7 environments"
     paper = {(source, x): float(score) for x, score in by_variant("table1", "score").items()}
-    figure, axes = plt.subplots(figsize=(9, 1.1 + 0.24 * len(values)))
-    draw_rows(axes, suite, values)
+    figure, axes = rows_with_ours(suite, values)
     draw_others(axes, values, paper)
     axes.set_xlabel(f"average score in {len(environments)} environments, 0: random, 1: best run")
     return figure
@@ -220,8 +223,7 @@ def plot_effects(suite: str, found: Found, folders: Folders) -> Figure:
     values, environments = compared(suite, folders)
     if all(ends for _, ends in values.values()):  # else the order would be mostly chance
         values = dict(sorted(values.items(), key=lambda x: x[1].value))
-    figure, axes = plt.subplots(figsize=(9, 1.1 + 0.24 * len(values)))
-    draw_rows(axes, suite, values)
+    figure, axes = rows_with_ours(suite, values)
     each = tables.effects_in_each(suite, folders)
     for index, (environment, mark) in enumerate(zip(environments, "^sDvPX*")):
         points = [each[name][index] for name in values]

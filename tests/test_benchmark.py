@@ -128,6 +128,12 @@ def test_a_number_has_a_decimal_unless_that_is_a_fourth_digit(value, text):
 # --- From logs to results ---
 
 
+def test_status_keeps_its_columns_apart_after_the_longest_names(folders, capsys):
+    main(["status", "table1", "--results", str(folders.results), "--runs", str(folders.runs)])
+    rows = [x.split()[1:] for x in capsys.readouterr().out.splitlines()]
+    assert rows == [["waiting", "0%"]] * 231
+
+
 def test_summary_of_runs_of_ones_own(tmp_path, capsys):
     for k in range(3):
         (tmp_path / f"run{k}").mkdir()
