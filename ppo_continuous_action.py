@@ -403,8 +403,9 @@ def approx_kl(logratio: Tensor) -> Tensor:
 def adapt_learning_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
     """The next step size of Adam, after an update that has moved the policy by `kl`.
 
-    The paper (Table 4) adjusts it but does not print its rule. This one is that of baselines' ACKTR
-    (2017), within the limits of rsl_rl, which asks it before each gradient step.
+    The paper (Table 4) adjusts it by a rule that it does not print; its footnote 3 points to a
+    homework that has this one, which is also that of baselines' ACKTR (2017). The limits
+    are those of rsl_rl, which asks it before each gradient step.
     """
     # Extra: learning rate adapted to the KL (desired_kl) [paper, Table 4]
     factor = 1 / 1.5 if kl > 2 * desired_kl else 1.5 if kl < desired_kl / 2 else 1.0
@@ -563,7 +564,7 @@ def train(args: Args) -> dict[str, Any]:
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         if args.desired_kl and updates:
-            rate, kl = updates[-1]["charts/learning_rate"], updates[-1]["losses/last_approx_kl"]
+            rate, kl = updates[-1]["charts/learning_rate"], updates[-1]["kl/after"]
             learning_rate = adapt_learning_rate(rate, kl, args.desired_kl)
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
@@ -581,13 +582,14 @@ def train(args: Args) -> dict[str, Any]:
             # Extra: early stopping on target_kl (target_kl) [Spinning Up: 1.5 times it, each step]
             if last_kl > args.target_kl:
                 break
-        metrics = means(mb_metrics)
+        with torch.no_grad():
+            _, new_logprobs, *_ = agent.get_action_and_value(b_obs[:-1], b_actions)
+        metrics = means(mb_metrics) | {"kl/after": approx_kl(new_logprobs - logprobs).item()}
         update_time = time.perf_counter()
 
         # --- Log and save ---
         metrics |= {
             "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
-            "losses/last_approx_kl": last_kl,
             "policy/log_std": agent.log_std.mean().item(),
             "advantages/std": advantages.std(correction=0).item(),
             "charts/learning_rate": learning_rate,
@@ -751,7 +753,8 @@ def evaluate(args: Args) -> dict[str, list[float]]:
         agent = Agent(envs.obs.shape[1], low.size, args)
         agent.load_state_dict(saved["agent"])
         policy, std = in_numpy(agent.policy), agent.log_std.exp().numpy(force=True)
-        rng = np.random.default_rng([args.seed, 2**32])  # no iteration of training has this number
+        # No generator of training has a spawn key: [seed, 2**32] would be that of [seed, 0, 1].
+        rng = np.random.default_rng(np.random.SeedSequence(args.seed, spawn_key=(1,)))
         envs.reset(rng)
         while len(envs.episodes) < args.eval_episodes:
             action = policy(normalize_obs(envs.obs, obs_stats, args).astype(np.float32))
