@@ -469,20 +469,28 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tens
 
 
 # Copied from ppo_rlhf_toy.py
-def describe(task: Task, scale: Tensor | None, queries: Tensor, responses: Tensor) -> dict:
-    """What responses (B, R) look like; their gold in standard deviations of `scale`, if known."""
+# Copied from ppo_rlhf_toy.py
+def standard_gold(
+    task: Task, sample_gold: Tensor | None, queries: Tensor, responses: Tensor
+) -> Tensor | None:
+    """Gold (B,), where known, in standard deviations of that of the SFT model above its mean."""
+    if sample_gold is None:
+        return None
+    return (task.gold(queries, responses) - sample_gold.mean()) / sample_gold.std(correction=0)
+
+
+# Copied from ppo_rlhf_toy.py
+def describe(task: Task, responses: Tensor, gold: Tensor | None) -> dict[str, float]:
+    """What truncated responses (B, R) look like, and the mean of their gold (B,) if it is known."""
     words = [task.split_words(response) for response in responses]
     stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
     metrics = {
         "text/length": sum(map(len, words)) / len(words),
         "text/stop_rate": stopped.sum().item() / len(words),
-        "text/repetition": sum(1 - len(set(w)) / len(w) for w in words) / len(words),
+        "text/repetition": sum(1 - len(set(w)) / max(len(w), 1) for w in words) / len(words),
         "text/unique": len({" ".join(w) for w in words}) / len(words),
     }
-    if scale is not None:
-        gold = (task.gold(queries, responses) - scale.mean()) / scale.std(correction=0)
-        metrics["objective/gold"] = gold.mean().item()
-    return metrics
+    return metrics if gold is None else metrics | {"objective/gold": gold.mean().item()}
 
 
 def pair_logprobs(agent: Agent, queries: Tensor, chosen: Tensor, rejected: Tensor) -> Tensor:
@@ -549,7 +557,8 @@ def evaluate(
     pairs = [x[-(len(x) // HELD_OUT) :] for x in preferences[:3]]
     logprobs, ref_logprobs = (pair_logprobs(x, *pairs) for x in (agent, reference))
     metrics = {"objective/kl": kl.mean()} | dpo_loss(logprobs, ref_logprobs, args.beta)[1]
-    metrics = means([metrics]) | describe(task, preferences.sample_gold, queries, responses)
+    gold = standard_gold(task, preferences.sample_gold, queries, responses)
+    metrics = means([metrics]) | describe(task, responses, gold)
     lines = torch.cat([queries, responses], dim=1)[:5]
     return metrics, [" ".join(task.split_words(line)[1:]) for line in lines]
 
@@ -574,7 +583,8 @@ def train(args: Args) -> dict[str, Any]:
     if args.compare:
         forms |= {"dpo-plain": {"nll_coef": 0.0}, "dpo-beta-0.03": {"nll_coef": 0.0, "beta": 0.03}}
     agents, updates, results, texts = {}, {}, {}, {}
-    results["sft"], texts["sft"] = evaluate(args, reference, reference, task, preferences)
+    metrics, texts["sft"] = evaluate(args, reference, reference, task, preferences)
+    results["sft"] = {"method": "SFT", **metrics}
     learned = [x[: -(len(x) // HELD_OUT)] for x in preferences[:3]]
     for name, form in forms.items():
         run = dataclasses.replace(args, run_name=f"{args.run_name}/{name}", **form)
@@ -583,7 +593,8 @@ def train(args: Args) -> dict[str, Any]:
         updates[name] = train_dpo(run, agent, reference, learned)
         saved = {"agent": agent.state_dict(), "updates": updates[name]}
         torch.save(saved, run.run_dir / "checkpoint.pt")
-        results[name], texts[name] = evaluate(run, agent, reference, task, preferences)
+        metrics, texts[name] = evaluate(run, agent, reference, task, preferences)
+        results[name] = {"method": "DPO", "beta": run.beta, "nll_coef": run.nll_coef, **metrics}
     report(args, {"accuracy of the policy": results["dpo"]["rewards/accuracy"]}, results, texts)
     return {"agent": agents["dpo"], "updates": updates, "results": results, "args": args}
 

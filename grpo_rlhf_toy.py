@@ -81,6 +81,7 @@ class Args:
     reward_learning_rate: PositiveFloat = 2e-3  # AdamW's step size; falls to 0 [LHP: 5e-5]
 
     # --- GRPO ---
+    reward: Literal["model", "gold"] = "model"  # gold: no proxy, the formula itself is the reward
     kl_mode: Literal["adaptive", "fixed", "none"] = "adaptive"  # beta: steered, constant, or 0
     kl_coef: NonNegativeFloat = 0.5  # weight of the KL penalty, beta, at the start [paper: 0.04]
     target_kl: PositiveFloat = 6.0  # KL to the SFT model with an adaptive beta, in nats [LHP: 6]
@@ -88,12 +89,13 @@ class Args:
     kl_in_loss: bool = False  # the penalty is k3 in the loss, not k1 in the reward [paper: yes]
     group_size: Annotated[int, pydantic.Field(ge=2)] = 8  # responses to a query, G [paper: 64]
     std: bool = False  # divide advantages by the group's standard deviation [paper: yes]
-    own_length: bool = False  # divide by a response's own length, not by the longest [paper: yes]
+    length_divisor: Literal["longest", "own", "mean"] = "longest"  # of a response [paper: own]
     num_updates: PositiveInt = 80  # batches of responses, each followed by an update
     batch_size: PositiveInt = 128  # responses per update, B, of whole groups [paper: 1024]
     num_minibatches: PositiveInt = 4  # minibatches per pass, of whole responses [paper: 1]
     update_epochs: PositiveInt = 1  # passes over a batch [paper: 1]
     learning_rate: NonNegativeFloat = 7e-4  # Adam's step size [paper: 1e-6, for 7 billion weights]
+    anneal_lr: bool = True  # lower it linearly towards 0, as LHP does
     clip_coef: PositiveFloat = 0.2  # clip range of the policy ratio, epsilon [inf: off]
     max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [inf: off]
     missing_stop_score: float = -1.0  # score of a response without a stop word [LHP: -1]
@@ -410,15 +412,16 @@ def group_advantages(rewards: Tensor, group_size: int, std: bool) -> Tensor:
     return advantages.flatten()
 
 
-def word_weights(mask: Tensor, own_length: bool) -> Tensor:
+def word_weights(mask: Tensor, length_divisor: Literal["longest", "own", "mean"]) -> Tensor:
     """Weights (words,) of the words in `mask` (B, R), to be averaged over after weighting.
 
-    The mean is then that over responses of the sum over their words divided by R or, in the paper,
-    by their own number: this makes words of short responses weigh more (Dr. GRPO's length bias).
+    The mean is then that over responses of the sum over their words divided by R (Dr. GRPO), by
+    their own length (the paper), or by the mean length, so that all words weigh the same (DAPO).
     """
     lengths = mask.sum(dim=1, keepdim=True)
-    # Detail G5/8: length divisor (own_length) [Liu et al. 2025]
-    divisors = lengths if own_length else torch.full_like(lengths, mask.shape[1])
+    longest, mean = torch.full_like(lengths, mask.shape[1]), lengths.float().mean()
+    # Detail G5/8: length divisor (length_divisor) [Liu et al. 2025]
+    divisors = {"longest": longest, "own": lengths, "mean": mean}[length_divisor]
     return (mask.sum() / (len(mask) * divisors)).expand_as(mask)[mask]
 
 
@@ -639,20 +642,28 @@ class Judges(NamedTuple):
 
 
 # Copied from ppo_rlhf_toy.py
-def describe(task: Task, scale: Tensor | None, queries: Tensor, responses: Tensor) -> dict:
-    """What responses (B, R) look like; their gold in standard deviations of `scale`, if known."""
+# Copied from ppo_rlhf_toy.py
+def standard_gold(
+    task: Task, sample_gold: Tensor | None, queries: Tensor, responses: Tensor
+) -> Tensor | None:
+    """Gold (B,), where known, in standard deviations of that of the SFT model above its mean."""
+    if sample_gold is None:
+        return None
+    return (task.gold(queries, responses) - sample_gold.mean()) / sample_gold.std(correction=0)
+
+
+# Copied from ppo_rlhf_toy.py
+def describe(task: Task, responses: Tensor, gold: Tensor | None) -> dict[str, float]:
+    """What truncated responses (B, R) look like, and the mean of their gold (B,) if it is known."""
     words = [task.split_words(response) for response in responses]
     stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
     metrics = {
         "text/length": sum(map(len, words)) / len(words),
         "text/stop_rate": stopped.sum().item() / len(words),
-        "text/repetition": sum(1 - len(set(w)) / len(w) for w in words) / len(words),
+        "text/repetition": sum(1 - len(set(w)) / max(len(w), 1) for w in words) / len(words),
         "text/unique": len({" ".join(w) for w in words}) / len(words),
     }
-    if scale is not None:
-        gold = (task.gold(queries, responses) - scale.mean()) / scale.std(correction=0)
-        metrics["objective/gold"] = gold.mean().item()
-    return metrics
+    return metrics if gold is None else metrics | {"objective/gold": gold.mean().item()}
 
 
 @torch.no_grad()
@@ -664,8 +675,10 @@ def collect(
     sampled = agent.sample_responses(queries, task.response_length, generator)
     responses, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
     proxy = judges.reward_model.score(queries, responses)
+    gold = standard_gold(task, judges.sample_gold, queries, responses)
+    earned = gold if args.reward == "gold" else proxy
     # Detail R14/21: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
-    scores = proxy.where(stopped, args.missing_stop_score)
+    scores = earned.where(stopped, args.missing_stop_score)
     mask = responses != PAD  # which is never sampled
 
     all_logprobs = agent.get_logprobs(queries, responses)
@@ -680,12 +693,11 @@ def collect(
     metrics = {
         "objective/kl": kl.mean().item(),
         "objective/kl_exact": exact_kl.where(mask, 0.0).sum(1).mean().item(),
-        "objective/kl_coef": kl_coef,
         "objective/proxy": proxy.mean().item(),
         "objective/score": scores.mean().item(),
         "objective/score_std": scores.std(correction=0).item(),
     }
-    metrics |= describe(task, judges.sample_gold, queries, responses)
+    metrics |= describe(task, responses, gold)
     return Rollout(queries, responses, logprobs, ref_logprobs, rewards, mask), metrics
 
 
@@ -693,7 +705,7 @@ def grpo_loss(
     agent: Agent, mb: Rollout, advantages: Tensor, kl_coef: float, args: Args
 ) -> tuple[Tensor, Tensors]:
     """GRPO's loss on a minibatch of responses with advantages (B,), and the debug variables."""
-    mask, weights = mb.mask, word_weights(mb.mask, args.own_length)
+    mask, weights = mb.mask, word_weights(mb.mask, args.length_divisor)
     all_logprobs = agent.get_logprobs(mb.queries, mb.responses)
     logprobs = log_probability(all_logprobs, mb.responses)
     logratio = (logprobs - mb.logprobs)[mask]  # (words,)
@@ -723,7 +735,7 @@ def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float
 
     Returns one dictionary of metrics per update.
     """
-    optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, fused=True)
+    optimizer = torch.optim.Adam(agent.parameters(), fused=True)
     generator = stage_generator(args, "grpo")
     writer = SummaryWriter(str(args.run_dir))
     writer.add_text("details", details(args))
@@ -738,9 +750,19 @@ def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float
 
         # --- Advantages: within groups, which the minibatches tear apart ---
         advantages = group_advantages(rollout.rewards, args.group_size, args.std)
-        metrics["advantages/std"] = advantages.std(correction=0).item()
+        spreads = rollout.rewards.view(-1, args.group_size).std(dim=1)
+        metrics |= {
+            "objective/kl_coef": kl_coef,
+            "advantages/std": advantages.std(correction=0).item(),
+            "groups/spread": spreads.mean().item(),
+            "groups/without_spread": (spreads == 0).float().mean().item(),  # they teach nothing
+        }
 
         # --- Update ---
+        frac = 1 - (update - 1) / args.num_updates  # 1 in the first update, 1/U in the last
+        # Detail R5/21: learning-rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
+        learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
+        optimizer.param_groups[0]["lr"] = learning_rate
         minibatch_metrics = []
         # Detail G8/8: few passes over a batch (update_epochs) [Shao et al. 2024]
         for _ in range(args.update_epochs):
@@ -757,7 +779,7 @@ def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float
                 minibatch_metrics.append({**loss_metrics, "losses/grad_norm": norm})
 
         # --- Log, adapt beta ---
-        metrics |= means(minibatch_metrics)
+        metrics |= means(minibatch_metrics) | {"charts/learning_rate": learning_rate}
         updates.append(metrics)
         log(writer, update, metrics)
         if args.kl_mode == "adaptive":
@@ -782,6 +804,10 @@ def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[dict, list[str]]
     return metrics, [" ".join(judges.task.split_words(line)[1:]) for line in lines]
 
 
+# What tells models apart in results.json.
+FORM = ("reward", "kl_mode", "kl_coef", "target_kl", "kl_in_loss", "std", "length_divisor")
+
+
 def train(args: Args) -> dict[str, Any]:
     """Run the four stages, then evaluate; results and weights are kept in the run's folder.
 
@@ -804,17 +830,20 @@ def train(args: Args) -> dict[str, Any]:
 
     forms = {"grpo": {}}
     if args.compare:
-        forms["grpo-paper"] = dict.fromkeys(("std", "own_length", "kl_in_loss"), True)
-        forms["grpo-no-kl"] = {"kl_mode": "none"}
+        forms["grpo-paper"] = {"std": True, "length_divisor": "own", "kl_in_loss": True}
+        forms["grpo-no-kl"] = {"kl_mode": "none", "kl_coef": 0.0}
     agents, updates, results, texts = {}, {}, {}, {}
-    results["sft"], texts["sft"] = evaluate(args, reference, judges)
+    metrics, texts["sft"] = evaluate(args, reference, judges)
+    results["sft"] = {"method": "SFT", **metrics}
     for name, form in forms.items():
         run = dataclasses.replace(args, run_name=f"{args.run_name}/{name}", **form)
         agents[name] = agent = copy.deepcopy(reference)
         updates[name] = train_grpo(run, agent, judges)
         saved = {"agent": agent.state_dict(), "updates": updates[name]}
         torch.save(saved, run.run_dir / "checkpoint.pt")
-        results[name], texts[name] = evaluate(run, agent, judges)
+        metrics, texts[name] = evaluate(run, agent, judges)
+        results[name] = {"method": "GRPO"} | {x: getattr(run, x) for x in FORM} | metrics
+        results[name]["objective/kl_coef"] = updates[name][-1]["objective/kl_coef"]  # at the end
     report(args, quality, results, texts)
     outcome = {"agent": agents["grpo"], "updates": updates, "results": results}
     return outcome | {"quality": quality, "args": args}

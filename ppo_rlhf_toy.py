@@ -97,6 +97,7 @@ class Args:
     reward_learning_rate: PositiveFloat = 2e-3  # AdamW's step size; falls to 0 [LHP: 5e-5]
 
     # --- PPO ---
+    reward: Literal["model", "gold"] = "model"  # gold: no proxy, the formula itself is the reward
     kl_mode: Literal["adaptive", "fixed", "none"] = "adaptive"  # beta: steered, constant, or 0
     kl_coef: NonNegativeFloat = 0.5  # weight of the KL penalty, beta, at the start [LHP: 0.15]
     target_kl: PositiveFloat = 6.0  # KL to the SFT model with an adaptive beta, in nats [LHP: 6]
@@ -747,20 +748,26 @@ class Judges(NamedTuple):
     sample_gold: Tensor | None  # gold of its samples, whose spread is the unit of gold
 
 
-def describe(task: Task, scale: Tensor | None, queries: Tensor, responses: Tensor) -> dict:
-    """What responses (B, R) look like; their gold in standard deviations of `scale`, if known."""
+def standard_gold(
+    task: Task, sample_gold: Tensor | None, queries: Tensor, responses: Tensor
+) -> Tensor | None:
+    """Gold (B,), where known, in standard deviations of that of the SFT model above its mean."""
+    if sample_gold is None:
+        return None
+    return (task.gold(queries, responses) - sample_gold.mean()) / sample_gold.std(correction=0)
+
+
+def describe(task: Task, responses: Tensor, gold: Tensor | None) -> dict[str, float]:
+    """What truncated responses (B, R) look like, and the mean of their gold (B,) if it is known."""
     words = [task.split_words(response) for response in responses]
     stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
     metrics = {
         "text/length": sum(map(len, words)) / len(words),
         "text/stop_rate": stopped.sum().item() / len(words),
-        "text/repetition": sum(1 - len(set(w)) / len(w) for w in words) / len(words),
+        "text/repetition": sum(1 - len(set(w)) / max(len(w), 1) for w in words) / len(words),
         "text/unique": len({" ".join(w) for w in words}) / len(words),
     }
-    if scale is not None:
-        gold = (task.gold(queries, responses) - scale.mean()) / scale.std(correction=0)
-        metrics["objective/gold"] = gold.mean().item()
-    return metrics
+    return metrics if gold is None else metrics | {"objective/gold": gold.mean().item()}
 
 
 @torch.no_grad()
@@ -774,8 +781,10 @@ def collect(
     sampled = agent.sample_responses(queries, task.response_length, generator)
     kept, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
     proxy = judges.reward_model.score(queries, kept)
+    gold = standard_gold(task, judges.sample_gold, queries, kept)
+    earned = gold.to(proxy) if args.reward == "gold" else proxy
     # Detail R14/21: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
-    scores = proxy.where(stopped, args.missing_stop_score)
+    scores = earned.where(stopped, args.missing_stop_score)
     # Deviation: an episode ends at the stop word (mask_after_stop)
     responses = kept if args.mask_after_stop else sampled
     mask = responses != PAD  # which is never sampled
@@ -793,12 +802,11 @@ def collect(
     metrics = {
         "objective/kl": kl.where(mask, 0.0).sum(1).mean().item(),
         "objective/kl_exact": exact_kl.where(mask, 0.0).sum(1).mean().item(),
-        "objective/kl_coef": kl_coef,
         "objective/proxy": proxy.mean().item(),
         "objective/score": scores.mean().item(),
         "objective/score_std": scores.std(correction=0).item(),
     }
-    metrics |= describe(task, judges.sample_gold, queries, kept)
+    metrics |= describe(task, kept, gold)
     return Rollout(queries, responses, logprobs, values, rewards, mask, last), metrics
 
 
@@ -852,6 +860,7 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[s
     for update in trange(1, args.num_updates + 1, desc=args.ppo_run, disable=None):
         # --- Collect: responses and what they earn, under frozen weights ---
         rollout, metrics = collect(args, agent, judges, args.batch_size, kl_coef, generator)
+        metrics["objective/kl_coef"] = kl_coef
 
         # --- Update: K epochs of minibatches; advantages are made per minibatch ---
         start_time = time.perf_counter()
@@ -920,16 +929,22 @@ def best_of_n(args: Args, judges: Judges) -> dict[str, dict[str, float]]:
     queries = queries[:32].repeat_interleave(max(BEST_OF_N), dim=0)
     responses = write_answers(judges.reference, task, queries, generator)
     scores, results = score_texts(judges.reward_model, queries, responses), {}
+    gold = standard_gold(task, judges.sample_gold, queries, responses)
     for n in BEST_OF_N:  # each cuts all samples into groups, so that none is idle
         best = scores.view(-1, n).argmax(dim=1) + torch.arange(len(scores) // n) * n
         results[f"best-of-{n}"] = {
+            "method": "best of n",
+            "n": n,
             "objective/proxy": scores[best].mean().item(),
             "objective/kl": math.log(n) - (n - 1) / n,  # Stiennon et al. 2020, appendix G.3
-        } | describe(task, judges.sample_gold, queries[best], responses[best])
+        } | describe(task, responses[best], gold[best] if gold is not None else None)
     return results
 
 
 # === The pipeline ===
+
+
+FORM = ("reward", "kl_mode", "kl_coef", "target_kl")  # what tells models apart in results.json
 
 
 def train(args: Args) -> dict[str, Any]:
@@ -956,14 +971,16 @@ def train(args: Args) -> dict[str, Any]:
     reward_model = RewardModel(sft).to(args.device)
     quality = stage(args, "reward_model", reward_model, train_reward_model, preferences)
     judges = Judges(task, reward_model, reference, preferences.sample_gold)
-    agents, updates = {"sft": reference}, {}
+
+    agents, updates, results, texts = {}, {}, {}, {}
+    metrics, texts["sft"] = evaluate(args, reference, judges)
+    results["sft"] = {"method": "SFT", **metrics}
     for name, run in {run.ppo_run: run for run in runs}.items():
         agents[name] = copy.deepcopy(reference)
         updates[name] = stage(run, name, agents[name], train_ppo, judges)["updates"]
-
-    results, texts = {}, {}
-    for name, agent in agents.items():
-        results[name], texts[name] = evaluate(args, agent, judges)
+        metrics, texts[name] = evaluate(run, agents[name], judges)
+        results[name] = {"method": "PPO"} | {x: getattr(run, x) for x in FORM} | metrics
+        results[name]["objective/kl_coef"] = updates[name][-1]["objective/kl_coef"]  # at the end
     if args.compare:
         results |= best_of_n(args, judges)
     report(args, quality, results, texts)

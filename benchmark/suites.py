@@ -233,17 +233,23 @@ SUITES = {
 }
 
 
-# The weight of the KL penalty, or DPO's beta, in steps.
-PAPER = "--std --own-length --kl-in-loss"
+# The three changes by which DeepSeekMath's form differs from the default, and all their subsets:
+# none is grpo-0.05 and all are paper-0.05. One more is the third length divisor.
+STD, OWN, K3 = "--std", "--length-divisor own", "--kl-in-loss"
+PAPER = f"{STD} {OWN} {K3}"
+CHANGES = {
+    **{"std": STD, "own": OWN, "k3": K3, "mean": "--length-divisor mean"},
+    **{"std-own": f"{STD} {OWN}", "std-k3": f"{STD} {K3}", "own-k3": f"{OWN} {K3}"},
+}
+# The weight of the KL penalty, or DPO's beta, in steps; then the changes, and the true reward.
+BETA = "--kl-mode fixed --kl-coef"
 FRONTIER = {
-    **{
-        f"grpo-{x}": (GRPO, f"--kl-mode fixed --kl-coef {x}") for x in ("0.05", "0.1", "0.2", "0.5")
-    },
-    **{
-        f"paper-{x}": (GRPO, f"{PAPER} --kl-mode fixed --kl-coef {x}")
-        for x in ("0.05", "0.2", "0.5")
-    },
+    **{f"grpo-{x}": (GRPO, f"{BETA} {x}") for x in ("0.05", "0.1", "0.2", "0.5")},
+    **{f"paper-{x}": (GRPO, f"{PAPER} {BETA} {x}") for x in ("0.05", "0.2", "0.5")},
     **{f"dpo-{x}": (DPO, f"--nll-coef 0 --beta {x}") for x in ("0.03", "0.1", "0.5", "1.0")},
+    **{f"grpo-{name}-0.05": (GRPO, f"{flags} {BETA} 0.05") for name, flags in CHANGES.items()},
+    "gold-6": (GRPO, "--reward gold"),
+    "gold-none": (GRPO, "--reward gold --kl-mode none"),
 }
 SUITES |= {
     "rlhf_rivals": Suite(
@@ -256,7 +262,7 @@ SUITES |= {
     ),
     "rlhf_frontier": Suite(
         reproduces="Rafailov et al. 2023, Figure 2, in small: quality over the KL, for each rival",
-        environments={"reviews": (1, 2)},
+        environments={"reviews": (1, 2, 3)},
         variants={name: Variant(script, flags) for name, (script, flags) in FRONTIER.items()},
         total_timesteps=1,
         table="rivals",
