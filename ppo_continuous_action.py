@@ -449,9 +449,8 @@ def train(
         agent.load_state_dict(saved["agent"])
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
         adam_steps, history = saved["adam_steps"], saved["updates"]
-        obs_stats, return_stats = (
-            RunningMeanStd(**saved[name]) for name in ("obs_stats", "return_stats")
-        )
+        obs_stats = RunningMeanStd(**saved["obs_stats"])
+        return_stats = RunningMeanStd(**saved["return_stats"])
     # From now on the parameters are views of this vector, and a step of Adam changes the agent.
     nn.utils.vector_to_parameters(adam["weights"], learned(agent))
     if saved and envs.replay(saved):
@@ -470,7 +469,7 @@ def train(
         if args.anneal_log_std:
             first, last = args.anneal_log_std
             # Extra: log std annealed instead of learned (anneal_log_std) [paper, Table 4]
-            # How far to explore follows a plan: the gradient would lower it too soon or never.
+            # How far to explore follows a plan; gradients may narrow it too early, or never.
             agent.log_std.fill_(last + (first - last) * frac)
         act = actor(agent, low, high)
         noise = rng.standard_normal(actions.shape, dtype=np.float32)
@@ -563,11 +562,7 @@ def train(
             metrics["policy/log_std"] = agent.log_std.mean().item()
         history.append({"global_step": envs.global_step, **metrics})
         warn(history)
-        if ended := envs.episodes[first_episode:]:
-            metrics["charts/episodic_return"] = np.mean([episode["return"] for episode in ended])
-            metrics["charts/episodic_length"] = np.mean([episode["length"] for episode in ended])
-        for name, value in metrics.items():
-            writer.add_scalar(name, value, envs.global_step)
+        log(writer, history[-1], envs.episodes[first_episode:])
         recent = [episode["return"] for episode in envs.episodes[-100:]] or [math.nan]
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
@@ -729,6 +724,17 @@ def warn(history: list[dict[str, float]]) -> None:
             tqdm.write(f"Warning: {name} is {history[-1][name]:.3g}. {sentence}")
 
 
+def log(writer: SummaryWriter, metrics: dict[str, float], ended: list[dict[str, Any]]) -> None:
+    """Write the metrics of an iteration, and the means of the episodes that ended in it."""
+    if ended:
+        means = {
+            f"charts/episodic_{x}": np.mean([y[x] for y in ended]) for x in ("return", "length")
+        }
+        metrics = metrics | means
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, metrics["global_step"])
+
+
 def learned(agent: nn.Module) -> list[nn.Parameter]:
     """The parameters that learn; a frozen part of the agent has requires_grad = False."""
     return [x for x in agent.parameters() if x.requires_grad]
@@ -771,8 +777,12 @@ def compiled(function: Callable, effect: Callable) -> Callable:
         except Exception as error:  # whatever a compiler can raise; the agent is as it was
             if fastest is function:
                 raise
-            reason = " ".join(str(error).split())[:300]
-            tqdm.write(f"Warning: the update runs uncompiled, slower (is g++ there?): {reason}")
+            constant = re.search(r"- \d+/\d+: (.+?) +#", str(error))
+            if constant:
+                reason = f"it was compiled for {constant[1]}; what changes goes into `schedule`"
+            else:
+                reason = f"{' '.join(str(error).split())[:300]} (is g++ there?)"
+            tqdm.write(f"Warning: from now on the update is not compiled, slower: {reason}")
             fastest, checked = function, True
             return function(*args)
 
@@ -919,8 +929,8 @@ def evaluate(
             episodes.append(episode | {"speeds": float(np.mean(speeds))})
         env.close()
         results[kind] = {name: [x[name] for x in episodes] for name in episodes[0]}
-        means = [f"{name} {np.mean(x):.2f} ± {np.std(x):.2f}" for name, x in results[kind].items()]
-        print(f"{kind} action: {', '.join(means)}")
+        said = [f"{name} {np.mean(x):.2f} ± {np.std(x):.2f}" for name, x in results[kind].items()]
+        print(f"{kind} action: {', '.join(said)}")
     Path(args.evaluate, "evaluation.json").write_text(json.dumps(results, indent=1) + "\n")
     return results
 
