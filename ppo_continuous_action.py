@@ -30,6 +30,7 @@ matrices come from a QR decomposition, not an SVD, which is the same up to signs
 seed of its own; NaN actions are not replaced by 0.
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -602,6 +603,10 @@ def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gy
     if env_factory:
         env = gym.wrappers.PassiveEnvChecker(env_factory())  # says what a first episode does wrong
     else:
+        with contextlib.suppress(ImportError):  # its remark on the model files is not for us
+            import mujoco
+
+            mujoco.set_mju_user_warning(lambda text: "settotalmass" in text or print(text))
         if args.capture_video and sys.platform == "linux":
             os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
         options = {"render_mode": "rgb_array"} if args.evaluate and args.capture_video else {}
