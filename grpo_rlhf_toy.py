@@ -13,16 +13,21 @@ by the gold reward, a formula, and a reward model, the proxy, learns from the la
 query gets G responses, and the advantage of all words of a response is what it earned minus the
 mean of its group: no value function, no GAE, and one pass over a batch suffices.
 
+New here: `group_advantages`, `word_weights`, `collect`, `grpo_loss`, `train_grpo`.
+
 Published forms are settings of it:
 - the default: Dr. GRPO's advantages with RLOO's KL penalty, its weight beta steered as in PPO;
-- GRPO (DeepSeekMath, Shao et al. 2024, arXiv 2402.03300): --std --own-length --kl-in-loss, and
-  there also --kl-mode fixed --kl-coef 0.04 --group-size 64;
+- GRPO (DeepSeekMath, Shao et al. 2024, arXiv 2402.03300): --std --length-divisor own --kl-in-loss;
 - Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): --kl-mode none;
+- DAPO's token-level loss (Yu et al. 2025, arXiv 2503.14476): --length-divisor mean;
 - RLOO (Ahmadian et al. 2024, arXiv 2402.14740): --kl-mode fixed --num-minibatches 1 --clip-coef
   inf; its advantages are G / (G - 1) times as large, which Adam makes up for.
-`--compare` adds the second with an adaptive beta, and the third. The second's penalty is weak: the
-gradient of k3 is, word by word, that of KL(SFT model || policy). It pulls an overused word back by
-1 - SFT model / policy, never more than 1, where the KL penalty wants log(policy / SFT model), and
+`--compare` adds the second with an adaptive beta, and the third. `--reward gold` is the setting of
+verifiable rewards: the formula itself is what is earned, and there is no proxy to be hacked.
+Beta belongs to a scale: DeepSeekMath's own (--kl-mode fixed --kl-coef 0.04 --group-size 64) is far
+too weak here and the reward is hacked; RLOO with the 0.5 that an adaptive beta starts at is held
+too tight, 0.1 suits it. The gradient of k3 is, word by word, that of KL(SFT model || policy): it
+pulls an overused word back by at most 1, where the KL penalty wants log(policy / SFT model), and
 does not see where a word leads (arXiv 2510.01555; exact gradients in tests/test_grpo.py).
 
 Above the statements that do what they say stand G1-G8, and the details of PPO (ppo2 =
@@ -31,6 +36,7 @@ B = responses in a batch, Q = tokens of a query, R = of a response, L = Q + R, V
 vocabulary, D = width of the network; `mb` is a minibatch.
 """
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -57,10 +63,9 @@ from tqdm import tqdm, trange
 # === Settings ===
 
 Tensors = dict[str, Tensor]
-NUM_EVALUATED = 512  # responses by which a model is judged
 
 
-@pydantic.dataclasses.dataclass(config={"extra": "forbid"})
+@pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
     # --- Experiment ---
     run_name: str | None = None  # folder below runs/; by default script, seed, time
@@ -107,10 +112,616 @@ class Args:
         return Path(f"runs/{self.run_name}")
 
 
-# === The task: a language of reviews whose quality can be computed ===
+# === The task, as the pipeline sees it ===
 # Copied from ppo_rlhf_toy.py
 
 PAD, BOS = 0, 1  # the first two words of every vocabulary; neither is ever sampled
+
+
+class Task(NamedTuple):
+    """A language to write in: the toy reviews, or your own texts."""
+
+    words: list[str]  # the vocabulary, V words; a token is an index into it
+    documents: Tensor  # (documents, L) tokens for the SFT
+    queries: Tensor  # (queries, Q) tokens, all different
+    response_length: int  # R
+    stop: int  # token that ends a response
+    earliest_stop: int  # index in a response before which it does not
+    labels: tuple[Tensor, ...] | None = None  # your own: queries, chosen, rejected; without gold
+    gold_mean: float = 0.0  # of the SFT model's samples, as soon as there are any
+    gold_std: float = 1.0  # the same
+
+    def sample_queries(self, count: int, generator: Generator) -> Tensor:
+        """Draw queries (count, Q) with replacement."""
+        return self.queries[torch.randint(len(self.queries), (count,), generator=generator)]
+
+    def split_words(self, tokens: Tensor) -> list[str]:
+        """The words of tokens (length,), without padding."""
+        return [self.words[token] for token in tokens.tolist() if token != PAD]
+
+    def gold(self, queries: Tensor, responses: Tensor) -> Tensor:
+        """Gold rewards (B,) of truncated responses (B, R); the topic is the query's fifth word."""
+        pairs = zip(queries, responses, strict=True)
+        gold = [gold_reward(self.words[q[4]], self.split_words(r)) for q, r in pairs]
+        return (torch.tensor(gold) - self.gold_mean) / self.gold_std
+
+
+def pad_rows(rows: list[list[int]], length: int) -> Tensor:
+    """Tokens (rows, length): each row cut to `length` and filled up with padding."""
+    # Detail R2/21: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
+    # Padding is a word of its own that no text contains; longer rows are cut to the same length.
+    return torch.tensor([row[:length] + [PAD] * (length - len(row)) for row in rows])
+
+
+# === Models ===
+
+
+# Copied from ppo_rlhf_toy.py
+class Block(nn.Module):
+    """A transformer block: causal self-attention, then a two-layer network, each normed before."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.attention_output = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_hidden = nn.Linear(width, 4 * width)
+        self.mlp_output = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, visible: Tensor, past: list[Tensor]) -> tuple[Tensor, list]:
+        """Process new positions x (B, new, D), which may look where `visible` (B, 1, new, L).
+
+        `past` holds keys and values of the positions before, (B, heads, L - new, D / heads) each,
+        or nothing. Returns (B, new, D), and keys and values of all positions.
+        """
+        batch, new, width = x.shape
+        qkv = self.query_key_value(self.attention_norm(x)).view(batch, new, 3, self.num_heads, -1)
+        query, *key_value = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, new, D / heads) each
+        if past:
+            key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
+        # Detail R13/21: disable dropout [LHP: policy.py L48; rewards.py L43]
+        # Without it the ratio of an unchanged policy is exactly 1, as PPO assumes.
+        mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
+        x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
+        return x + self.mlp_output(F.gelu(self.mlp_hidden(self.mlp_norm(x)))), key_value
+
+
+# Copied from ppo_rlhf_toy.py
+class TinyGPT(nn.Module):
+    """A causal transformer with tied word embeddings and learned positions, about 0.1 M weights."""
+
+    def __init__(self, num_words: int, context_length: int, width: int = 64) -> None:
+        super().__init__()
+        self.word_embedding = nn.Embedding(num_words, width)
+        self.position_embedding = nn.Embedding(context_length, width)
+        self.blocks = nn.ModuleList(Block(width, num_heads=4) for _ in range(2))
+        self.final_norm = nn.LayerNorm(width)
+        for name, weight in self.named_parameters():  # as GPT-2's
+            if weight.dim() == 2:
+                into_residual = math.sqrt(2 * len(self.blocks)) if "_output" in name else 1.0
+                nn.init.normal_(weight, std=0.02 / into_residual)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+        never = torch.zeros(num_words)
+        never[[PAD, BOS]] = -1e9  # finite, so that probability 0 times its logarithm is 0, not NaN
+        self.register_buffer("never_written", never, persistent=False)
+
+    def forward(self, tokens: Tensor, cache: list | None = None) -> tuple[Tensor, list]:
+        """Read tokens (B, L), of which the first ones may already be in the cache.
+
+        Returns hidden states (B, new, D) of the others, at padding those of the last word before
+        it, which must exist; and the cache of all: keys and values of each block.
+        """
+        real = tokens != PAD
+        seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
+        # Detail R3/21: positions skip padding tokens [LHP: language/model.py L265-269]
+        # They count real words only, so that padding does not shift a text.
+        positions = real.cumsum(dim=1) - real.long()
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+        visible = (causal & real[:, None])[:, None, seen:]  # (B, 1, new, L)
+        x = self.word_embedding(tokens[:, seen:]) + self.position_embedding(positions[:, seen:])
+        new_cache = []
+        for block, past in zip(self.blocks, cache or [[], []], strict=True):
+            x, key_value = block(x, visible, past)
+            new_cache.append(key_value)
+        index = torch.arange(length - seen, device=tokens.device)
+        last_real = index.where(real[:, seen:], 0).cummax(dim=1).values  # (B, new)
+        return self.final_norm(x.gather(1, last_real[..., None].expand_as(x))), new_cache
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V) of the next word from hidden states (..., D)."""
+        return F.linear(hidden, self.word_embedding.weight, self.never_written)
+
+
+# Copied from ppo_rlhf_toy.py
+class RewardModel(nn.Module):
+    """A language model with a scalar head in place of the word logits."""
+
+    def __init__(self, language_model: TinyGPT) -> None:
+        super().__init__()
+        self.trunk = copy.deepcopy(language_model)
+        width = self.trunk.word_embedding.embedding_dim
+        self.head = nn.Linear(width, 1)
+        # Detail R8/21: reward head initialization [LHP: language/model.py L251-254]
+        # Of normed features, weights of this size make scores with a spread of about 1.
+        nn.init.normal_(self.head.weight, std=1 / math.sqrt(width + 1))
+        nn.init.zeros_(self.head.bias)
+        self.gain = nn.Parameter(torch.ones(()))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def score(self, queries: Tensor, responses: Tensor) -> Tensor:
+        """Scores (B,) of truncated responses (B, R) to queries (B, Q)."""
+        hidden, _ = self.trunk(torch.cat([queries, responses], dim=1))
+        rewards = self.gain * self.head(hidden).squeeze(-1) + self.bias  # (B, L)
+        # Detail R7/21: reward only at the last token [LHP: rewards.py L47, L132]
+        # A text is judged when it is complete; at padding stands its last word's output, see R3.
+        return rewards[:, -1]
+
+
+class Agent(nn.Module):
+    """A policy: a language model at a sampling temperature. There is no value function."""
+
+    def __init__(self, language_model: TinyGPT, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.policy = language_model
+
+    @torch.no_grad()
+    def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:
+        """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
+        tokens, cache = queries, None
+        # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
+        # The stop word does not end the sampling; responses are cut afterwards, see R14.
+        for _ in range(length):
+            hidden, cache = self.policy(tokens, cache)
+            logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
+            # The largest of logits plus Gumbel noise is a draw from their softmax. With noise from
+            # the CPU the same generator gives the same text on every device.
+            gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
+            word = (logits + gumbel.to(logits.device)).argmax(dim=-1, keepdim=True)
+            tokens = torch.cat([tokens, word], dim=1)
+        return tokens[:, -length:]
+
+    def get_logprobs(self, queries: Tensor, responses: Tensor) -> Tensor:
+        """Log-probabilities (B, R, V) of all words in place of those of responses (B, R)."""
+        # Detail R1/21: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
+        # A word is judged by the query and the words before it, by the reward model too.
+        hidden, _ = self.policy(torch.cat([queries, responses], dim=1))
+        before = slice(queries.shape[1] - 1, -1)  # a word is predicted one position earlier
+        # Detail R10/21: logits scaled by the temperature (temperature) [LHP: policy.py L121]
+        # The probabilities must be those that the words were sampled with.
+        logits = self.policy.logits(hidden[:, before]) / self.temperature
+        return logits.log_softmax(dim=-1)
+
+
+# === The math: pure functions ===
+
+
+def group_advantages(rewards: Tensor, group_size: int, std: bool) -> Tensor:
+    """Advantages (B,) of responses that earned `rewards` (B,), those of a group side by side.
+
+    RLOO compares with the mean of the others in the group, which is G / (G - 1) times as much. The
+    standard deviation is the sample's, plus 1e-4: a group that is all alike teaches nothing.
+    """
+    groups = rewards.view(-1, group_size)
+    # Detail G2/8: advantage relative to the group's mean [Shao et al. 2024]
+    # The group's mean takes the place of a value function: what counts is to beat the siblings.
+    advantages = groups - groups.mean(dim=1, keepdim=True)
+    if std:
+        # Detail G3/8: division by the group's spread (std) [Shao et al. 2024]
+        # Queries whose answers differ little then weigh as much as others, and the penalty less.
+        advantages = advantages / (groups.std(dim=1, keepdim=True) + 1e-4)
+    return advantages.flatten()
+
+
+def word_weights(mask: Tensor, length_divisor: Literal["longest", "own", "mean"]) -> Tensor:
+    """Weights (words,) of the words in `mask` (B, R), to be averaged over after weighting.
+
+    The mean is then that over responses of the sum over their words divided by R (Dr. GRPO), by
+    their own length (the paper), or by the mean length, so that all words weigh the same (DAPO).
+    """
+    lengths = mask.sum(dim=1, keepdim=True)
+    longest, mean = torch.full_like(lengths, mask.shape[1]), lengths.float().mean()
+    # Detail G5/8: length divisor (length_divisor) [Liu et al. 2025]
+    # Divided by its own length, each word of a short response weighs more than of a long one.
+    divisors = {"longest": longest, "own": lengths, "mean": mean}[length_divisor]
+    return (mask.sum() / (len(mask) * divisors)).expand_as(mask)[mask]
+
+
+# Copied from ppo_continuous_action.py
+def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
+    """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
+
+    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
+    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
+    """
+    ratio = logratio.exp()
+    # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
+    # The samples tell about policies near the old one only: what moves farther gains nothing.
+    clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    return torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
+
+
+# Copied from ppo_continuous_action.py
+def approx_kl(logratio: Tensor) -> Tensor:
+    """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
+
+    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
+    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
+    """
+    return (logratio.exp() - 1 - logratio).mean()
+
+
+# Copied from ppo_rlhf_toy.py
+def truncate_responses(responses: Tensor, stop: int, earliest_stop: int) -> tuple[Tensor, Tensor]:
+    """Cut responses (B, R) after their first stop word at index `earliest_stop` or later.
+
+    Returns them with padding after that stop word, and whether there was one (B,).
+    """
+    stops = responses == stop
+    stops[:, :earliest_stop] = False
+    stops_before = stops.cumsum(dim=1) - stops.long()
+    return responses.where(stops_before == 0, PAD), stops.any(dim=1)
+
+
+# Copied from ppo_rlhf_toy.py
+def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
+    """Log-probabilities (B, R) of the words that were written, out of those of all (B, R, V)."""
+    return all_logprobs.gather(-1, responses[..., None]).squeeze(-1)
+
+
+# Copied from ppo_rlhf_toy.py
+def proportional_kl_coef(
+    kl_coef: float, kl: float, target_kl: float, num_episodes: int, horizon: int
+) -> float:
+    """Move beta in proportion to the relative error of the KL, clipped to 20 % (Ziegler et al.).
+
+    `kl` is KL(policy || reference) in nats per response, the mean over `num_episodes` responses.
+    """
+    error = min(max(kl / target_kl - 1, -0.2), 0.2)
+    return kl_coef * (1 + error * num_episodes / horizon)
+
+
+# Copied from ppo_rlhf_toy.py
+def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
+    """Mean cross-entropy, in nats per word, of predicting documents (B, L) word by word."""
+    hidden, _ = model(documents[:, :-1])
+    real = documents[:, 1:] != PAD
+    return F.cross_entropy(model.logits(hidden[real]), documents[:, 1:][real])
+
+
+# === Stage 1: supervised fine-tuning ===
+# Copied from ppo_rlhf_toy.py
+
+
+def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
+    """Teach a language model the task's documents."""
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    generator = stage_generator(args, "sft")
+    writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
+    for step in trange(1, args.sft_steps + 1, desc="sft", disable=None):
+        decay = (1 - (step - 1) / args.sft_steps) * min(1.0, step / 50)  # the latter a warm-up
+        optimizer.param_groups[0]["lr"] = decay * args.sft_learning_rate
+        chosen = torch.randint(len(task.documents), (args.sft_batch_size,), generator=generator)
+        loss = language_model_loss(model, task.documents[chosen].to(args.device))
+        optimizer.zero_grad()
+        loss.backward()
+        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        write(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
+    writer.close()
+
+
+# === Stage 2: preferences ===
+# Copied from ppo_rlhf_toy.py
+
+LABEL_NOISE = 0.4  # gold difference at which the labeller is right with the odds e : 1
+NUM_SAMPLES = 2000  # SFT samples that fix the scales of gold and proxy
+HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward model by
+
+
+class Preferences(NamedTuple):
+    """Comparisons, the last of them held out, and what the SFT model writes by itself."""
+
+    queries: Tensor  # (pairs, Q)
+    chosen: Tensor  # (pairs, R), truncated
+    rejected: Tensor  # (pairs, R), truncated
+    sample_queries: Tensor  # (NUM_SAMPLES, Q)
+    samples: Tensor  # (NUM_SAMPLES, R), truncated
+    sample_gold: Tensor | None  # (NUM_SAMPLES,), where gold is known
+
+
+def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tensor | None]:
+    """Labels for pairs of texts, your own or simulated ones; returns the fields of Preferences."""
+    generator = stage_generator(args, "preferences")
+    if not (comparisons := task.labels):
+        queries = task.sample_queries(args.num_pairs, generator)
+        first = write_answers(reference, task, queries, generator)
+        second = write_answers(reference, task, queries, generator)
+        # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
+        difference = task.gold(queries, first) - task.gold(queries, second)
+        odds = torch.sigmoid(difference / LABEL_NOISE)
+        prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
+        chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
+        comparisons = queries, chosen, rejected
+    queries = task.sample_queries(NUM_SAMPLES, generator)
+    samples = write_answers(reference, task, queries, generator)
+    gold = None if task.labels else task.gold(queries, samples)
+    return Preferences(*comparisons, queries, samples, gold)._asdict()
+
+
+# === Stage 3: reward model ===
+# Copied from ppo_rlhf_toy.py
+
+
+def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor) -> None:
+    """Set gain and bias so that scores of the SFT samples have mean 0 and standard deviation 1."""
+    # Gain and bias are trained too, so they go back to 1 and 0 before the scores are measured.
+    nn.init.ones_(model.gain)
+    nn.init.zeros_(model.bias)
+    scores = score_texts(model, queries, samples)
+    mean, std = scores.mean().item(), scores.std(correction=0).item()
+    if std == 0:
+        raise ValueError("All samples of the SFT model score the same: raise --temperature.")
+    # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
+    # The initial policy earns 0 on average, with deviation 1: beta means the same for all models.
+    nn.init.constant_(model.gain, 1 / std)
+    nn.init.constant_(model.bias, -mean / std)
+
+
+def train_reward_model(
+    args: Args, model: RewardModel, preferences: Preferences
+) -> dict[str, float]:
+    """Teach a model to score texts as the labels compare them; returns its quality."""
+    *comparisons, sample_queries, samples, sample_gold = preferences
+    normalize_reward_model(model, sample_queries, samples)
+    num_learned = len(preferences.queries) - len(preferences.queries) // HELD_OUT
+    minibatches = []
+    for epoch in range(args.reward_epochs):
+        generator = stage_generator(args, f"reward-model epoch {epoch}")
+        order = torch.randperm(num_learned, generator=generator)
+        minibatches += order.split(args.reward_batch_size)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    writer = SummaryWriter(str(args.run_dir / "reward_model"), purge_step=1)
+    for step, mb in enumerate(tqdm(minibatches, "reward model", disable=None), start=1):
+        decay = 1 - (step - 1) / len(minibatches)  # as Detail R5
+        optimizer.param_groups[0]["lr"] = args.reward_learning_rate * decay
+        queries, chosen, rejected = (x[mb].to(args.device) for x in comparisons)
+        scores = model.score(torch.cat([queries, queries]), torch.cat([chosen, rejected]))
+        good, bad = scores.chunk(2)
+        loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry: LHP's softmax over four, for two
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        write(writer, step, means([{"losses/loss": loss.detach()}]))
+    writer.close()
+    normalize_reward_model(model, sample_queries, samples)
+
+    queries, chosen, rejected = (x[num_learned:] for x in comparisons)
+    right = score_texts(model, queries, chosen) > score_texts(model, queries, rejected)
+    quality = {"accuracy": right.float().mean().item()}
+    if sample_gold is not None:
+        both = torch.stack([score_texts(model, sample_queries, samples), sample_gold])
+        quality["correlation"] = torch.corrcoef(both)[0, 1].item()
+    return quality
+
+
+# === Stage 4: GRPO ===
+
+
+class Rollout(NamedTuple):
+    """A batch of responses and what the update needs; entries outside `mask` are ignored."""
+
+    queries: Tensor  # (B, Q)
+    responses: Tensor  # (B, R), truncated
+    logprobs: Tensor  # (B, R), under the policy that wrote them
+    ref_logprobs: Tensor  # (B, R), under the SFT model
+    rewards: Tensor  # (B,)
+    mask: Tensor  # (B, R), True at the words
+
+
+# Copied from ppo_rlhf_toy.py
+class Judges(NamedTuple):
+    """What responses are measured by."""
+
+    task: Task  # knows the gold reward
+    reward_model: RewardModel  # the proxy
+    reference: Agent  # the SFT model
+
+
+@torch.no_grad()
+def collect(
+    args: Args, agent: Agent, judges: Judges, queries: Tensor, kl_coef: float, generator: Generator
+) -> tuple[Rollout, dict[str, float]]:
+    """Responses to queries (B, Q), with the rewards for a weight `kl_coef` of the KL; metrics."""
+    task = judges.task
+    sampled = agent.sample_responses(queries, task.response_length, generator)
+    responses, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
+    proxy = judges.reward_model.score(queries, responses)
+    earned = task.gold(queries, responses) if args.reward == "gold" else proxy
+    # Detail R14/21: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
+    # What breaks off gets a fixed low score, whatever the reward model makes of it.
+    scores = earned.where(stopped, args.missing_stop_score)
+    mask = responses != PAD  # which is never sampled
+
+    all_logprobs = agent.get_logprobs(queries, responses)
+    ref_all_logprobs = judges.reference.get_logprobs(queries, responses)
+    logprobs = log_probability(all_logprobs, responses)
+    ref_logprobs = log_probability(ref_all_logprobs, responses)
+    # The estimate k1 of the KL to the reference, which may be negative, and the KL over all words.
+    kl = (logprobs - ref_logprobs).where(mask, 0.0).sum(dim=1)  # (B,)
+    exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
+    # Detail G6/8: KL penalty in the reward (kl_in_loss) [Ahmadian et al. 2024]
+    # As a part of what is earned it sees where a word leads; its gradient is that of the KL.
+    rewards = scores if args.kl_in_loss else scores - kl_coef * kl
+    metrics = describe(task, queries, responses) | {
+        "objective/kl": kl.mean().item(),
+        "objective/kl_exact": exact_kl.where(mask, 0.0).sum(1).mean().item(),
+        "objective/proxy": proxy.mean().item(),
+        "objective/score": scores.mean().item(),
+        "objective/score_std": scores.std(correction=0).item(),
+    }
+    return Rollout(queries, responses, logprobs, ref_logprobs, rewards, mask), metrics
+
+
+def grpo_loss(
+    agent: Agent, mb: Rollout, advantages: Tensor, kl_coef: float, args: Args
+) -> tuple[Tensor, Tensors]:
+    """GRPO's loss on a minibatch of responses with advantages (B,), and the debug variables."""
+    mask, weights = mb.mask, word_weights(mb.mask, args.length_divisor)
+    all_logprobs = agent.get_logprobs(mb.queries, mb.responses)
+    logprobs = log_probability(all_logprobs, mb.responses)
+    logratio = (logprobs - mb.logprobs)[mask]  # (words,)
+    # Detail G4/8: one advantage for all words of a response [Shao et al. 2024]
+    # Which of the words earned it is not asked.
+    word_advantages = advantages[:, None].expand_as(mask)[mask]
+    loss = pg_loss = policy_loss(logratio, weights * word_advantages, args.clip_coef)
+    # Its mean is unbiased for KL(policy || reference), its gradient is not, see the docstring.
+    ref_logratio = (mb.ref_logprobs - logprobs)[mask]
+    k3 = ref_logratio.exp() - 1 - ref_logratio
+    if args.kl_in_loss:
+        # Detail G7/8: KL penalty in the loss, by k3 (kl_in_loss) [Shao et al. 2024]
+        # Its gradient, word by word, is that of KL(SFT model || policy), which is bounded above.
+        loss = pg_loss + kl_coef * (weights * k3).mean()
+    # Detail 12/37: debug variables [ppo2/model.py L115-116]
+    # How far an update moves the policy shows a wrong step size before the reward does.
+    metrics = {
+        "losses/policy_loss": pg_loss,
+        "losses/k3": k3.mean(),
+        "losses/entropy": -(all_logprobs.exp() * all_logprobs).sum(-1)[mask].mean(),
+        "losses/old_approx_kl": -logratio.mean(),
+        "losses/approx_kl": approx_kl(logratio),
+        "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
+    }
+    return loss, {name: x.detach() for name, x in metrics.items()}
+
+
+def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float]]:
+    """Optimize the reward model's score, penalized by the KL to the SFT model.
+
+    Returns one dictionary of metrics per update.
+    """
+    optimizer = torch.optim.Adam(agent.parameters(), fused=True)
+    generator = stage_generator(args, "grpo")
+    writer = SummaryWriter(str(args.run_dir))
+    kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
+    updates = []
+    for iteration in trange(1, args.num_updates + 1, desc=args.run_dir.name, disable=None):
+        # --- Collect: groups of responses and what they earn, under frozen weights ---
+        queries = judges.task.sample_queries(args.batch_size // args.group_size, generator)
+        # Detail G1/8: groups of responses (group_size) [Shao et al. 2024]
+        # Answers of the same policy to the same query can be compared with each other.
+        queries = queries.repeat_interleave(args.group_size, dim=0)
+        rollout, metrics = collect(args, agent, judges, queries, kl_coef, generator)
+
+        # --- Advantages: within groups, which the minibatches tear apart ---
+        advantages = group_advantages(rollout.rewards, args.group_size, args.std)
+        spreads = rollout.rewards.view(-1, args.group_size).std(dim=1)
+        metrics |= {
+            "objective/kl_coef": kl_coef,
+            "advantages/std": advantages.std(correction=0).item(),
+            "groups/spread": spreads.mean().item(),
+            "groups/without_spread": (spreads == 0).float().mean().item(),  # they teach nothing
+        }
+
+        # --- Update ---
+        frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, 1/U in the last
+        # Detail R5/21: learning-rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
+        # The reward model's rate falls in the same way, see stage 3.
+        learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
+        optimizer.param_groups[0]["lr"] = learning_rate
+        minibatch_metrics = []
+        # Detail G8/8: few passes over a batch (update_epochs) [Shao et al. 2024]
+        # With no value function to fit, more passes help little here; the paper makes one, too.
+        for _ in range(args.update_epochs):
+            order = torch.randperm(args.batch_size, generator=generator)
+            # Detail 6/37: minibatch updates (num_minibatches) [ppo2.py L157-166]
+            # Sampling is costly, so a batch serves many steps, each epoch in a new order.
+            for mb in order.split(args.batch_size // args.num_minibatches):
+                minibatch = Rollout(*(x[mb] for x in rollout))
+                loss, loss_metrics = grpo_loss(agent, minibatch, advantages[mb], kl_coef, args)
+                optimizer.zero_grad()
+                loss.backward()
+                # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
+                # One norm over all weights: a rare steep minibatch cannot throw the policy far.
+                norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+                minibatch_metrics.append({**loss_metrics, "losses/grad_norm": norm})
+
+        # --- Log, adapt beta ---
+        metrics |= means(minibatch_metrics) | {"charts/learning_rate": learning_rate}
+        updates.append(metrics)
+        write(writer, iteration, metrics)
+        warn_of(args.run_dir.name, args.kl_mode, updates)
+        if args.kl_mode == "adaptive":
+            # Detail R20/21: adaptive KL (target_kl, kl_horizon) [LHP: train_policy.py L115-124]
+            # Steered by the KL to the SFT model; the article says, to the previous policy.
+            kl_coef = proportional_kl_coef(
+                kl_coef, metrics["objective/kl"], args.target_kl, args.batch_size, args.kl_horizon
+            )
+    writer.close()
+    return updates
+
+
+# === The pipeline ===
+
+# What tells models apart in results.json.
+FORM = ("reward", "kl_mode", "kl_coef", "target_kl", "kl_in_loss", "std", "length_divisor")
+
+
+def train(args: Args) -> dict[str, Any]:
+    """Run the four stages, then evaluate; results and weights are kept in the run's folder.
+
+    Returns `agent` of the first GRPO run; `updates`, of each GRPO run a dictionary of metrics per
+    update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
+    Raises ValueError where something given does not fit.
+    """
+    check(args)
+    args = with_folder(args)
+    torch.set_num_threads(1)  # as fast for networks of this size
+    task = toy_task(args)
+    torch.manual_seed(args.seed)
+    sft = TinyGPT(len(task.words), task.documents.shape[1])
+    train_sft(args, sft, task)
+    reference = Agent(sft, args.temperature)
+    preferences = Preferences(**make_preferences(args, reference, task))
+    task = with_gold_scale(task, preferences)
+    torch.manual_seed(args.seed)
+    reward_model = RewardModel(sft)
+    quality = train_reward_model(args, reward_model, preferences)
+    judges = Judges(task, reward_model, reference)
+
+    forms = {"grpo": {}}
+    if args.compare:
+        forms["grpo-paper"] = {"std": True, "length_divisor": "own", "kl_in_loss": True}
+        forms["grpo-no-kl"] = {"kl_mode": "none", "kl_coef": 0.0}
+    agents, updates, results, texts = {}, {}, {}, {}
+    metrics, texts["sft"] = evaluate(args, reference, judges)
+    results["sft"] = {"method": "SFT", **metrics}
+    for name, form in forms.items():
+        run = dataclasses.replace(args, run_name=f"{args.run_name}/{name}", **form)
+        agents[name] = agent = copy.deepcopy(reference)
+        updates[name] = train_grpo(run, agent, judges)
+        saved = {"agent": agent.state_dict(), "updates": updates[name]}
+        torch.save(saved, run.run_dir / "checkpoint.pt")
+        metrics, texts[name] = evaluate(run, agent, judges)
+        results[name] = {"method": "GRPO"} | {x: getattr(run, x) for x in FORM} | metrics
+        results[name]["objective/kl_coef"] = updates[name][-1]["objective/kl_coef"]  # at the end
+    report(args, "Reward model", quality=quality, results=results, texts=texts)
+    outcome = {"agent": agents["grpo"], "updates": updates, "results": results}
+    return outcome | {"quality": quality, "args": args}
+
+
+# === The algorithm ends here ===
+# Below, nearly all as in ppo_rlhf_toy.py: the toy task (grammar, gold reward), evaluation, health,
+# logs, `main`.
+
+
+# === The toy task: reviews whose quality can be computed ===
+# Copied from ppo_rlhf_toy.py
+
 TOPICS = {
     "restaurant": ("food", "service", "staff", "menu", "wine", "dessert"),
     "hotel": ("room", "bed", "pool", "lobby", "breakfast", "view"),
@@ -137,7 +748,8 @@ TOY_WORDS = [
 ]
 TOY_QUERIES = [f"<bos> {name} on the {topic} :".split() for name in NAMES for topic in TOPICS]
 TOY_RESPONSE_LENGTH = 18
-HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward model by
+GOLD_SCALE = """Gold is in standard deviations of the SFT model's reviews: 0 is their mean, 2.5 is
+the best there is. Labels are noisy: gold itself agrees with 85 % of them."""
 
 
 def write_review(topic: str, rng: random.Random) -> list[str]:
@@ -216,36 +828,6 @@ def gold_reward(topic: str, words: list[str]) -> float:
     )
 
 
-class Task(NamedTuple):
-    """A language to write in: the toy reviews, or your own texts."""
-
-    words: list[str]  # the vocabulary, V words; a token is an index into it
-    documents: Tensor  # (documents, L) tokens for the SFT
-    queries: Tensor  # (queries, Q) tokens, all different
-    response_length: int  # R
-    stop: int  # token that ends a response
-    earliest_stop: int  # index in a response before which it does not
-
-    def sample_queries(self, count: int, generator: Generator) -> Tensor:
-        """Draw queries (count, Q) with replacement."""
-        return self.queries[torch.randint(len(self.queries), (count,), generator=generator)]
-
-    def split_words(self, tokens: Tensor) -> list[str]:
-        """The words of tokens (length,), without padding."""
-        return [self.words[token] for token in tokens.tolist() if token != PAD]
-
-    def gold(self, queries: Tensor, responses: Tensor) -> Tensor:
-        """Gold rewards (B,) of truncated responses (B, R); the topic is the query's fifth word."""
-        pairs = zip(queries, responses, strict=True)
-        return torch.tensor([gold_reward(self.words[q[4]], self.split_words(r)) for q, r in pairs])
-
-
-def pad_rows(rows: list[list[int]], length: int) -> Tensor:
-    """Tokens (rows, length): each row cut to `length` and filled up with padding."""
-    # Detail R2/21: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
-    return torch.tensor([row[:length] + [PAD] * (length - len(row)) for row in rows])
-
-
 def toy_task(args: Args) -> Task:
     """The toy reviews, written anew from the seed."""
     token = {word: index for index, word in enumerate(TOY_WORDS)}
@@ -258,274 +840,12 @@ def toy_task(args: Args) -> Task:
     return Task(TOY_WORDS, documents, queries, TOY_RESPONSE_LENGTH, token["."], earliest_stop=4)
 
 
-# === Models ===
+# === Evaluation ===
+
+NUM_EVALUATED = 512  # responses by which a model is judged
 
 
 # Copied from ppo_rlhf_toy.py
-class Block(nn.Module):
-    """A transformer block: causal self-attention, then a two-layer network, each normed before."""
-
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.attention_output = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.mlp_hidden = nn.Linear(width, 4 * width)
-        self.mlp_output = nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor, visible: Tensor, past: list[Tensor]) -> tuple[Tensor, list]:
-        """Process new positions x (B, new, D), which may look where `visible` (B, 1, new, L).
-
-        `past` holds keys and values of the positions before, (B, heads, L - new, D / heads) each,
-        or nothing. Returns (B, new, D), and keys and values of all positions.
-        """
-        batch, new, width = x.shape
-        qkv = self.query_key_value(self.attention_norm(x)).view(batch, new, 3, self.num_heads, -1)
-        query, *key_value = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, new, D / heads) each
-        if past:
-            key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
-        # Detail R13/21: disable dropout [LHP: policy.py L48; rewards.py L43]
-        mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
-        x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
-        return x + self.mlp_output(F.gelu(self.mlp_hidden(self.mlp_norm(x)))), key_value
-
-
-# Copied from ppo_rlhf_toy.py
-class TinyGPT(nn.Module):
-    """A causal transformer with tied word embeddings and learned positions, about 0.1 M weights."""
-
-    def __init__(self, num_words: int, context_length: int, width: int = 64) -> None:
-        super().__init__()
-        self.word_embedding = nn.Embedding(num_words, width)
-        self.position_embedding = nn.Embedding(context_length, width)
-        self.blocks = nn.ModuleList(Block(width, num_heads=4) for _ in range(2))
-        self.final_norm = nn.LayerNorm(width)
-        for name, weight in self.named_parameters():  # as GPT-2's
-            if weight.dim() == 2:
-                into_residual = math.sqrt(2 * len(self.blocks)) if "_output" in name else 1.0
-                nn.init.normal_(weight, std=0.02 / into_residual)
-            elif name.endswith("bias"):
-                nn.init.zeros_(weight)
-        never = torch.zeros(num_words)
-        never[[PAD, BOS]] = -1e9  # finite, so that probability 0 times its logarithm is 0, not NaN
-        self.register_buffer("never_written", never, persistent=False)
-
-    def forward(self, tokens: Tensor, cache: list | None = None) -> tuple[Tensor, list]:
-        """Read tokens (B, L), of which the first ones may already be in the cache.
-
-        Returns hidden states (B, new, D) of the others, at padding those of the last word before
-        it, which must exist; and the cache of all: keys and values of each block.
-        """
-        real = tokens != PAD
-        seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
-        # Detail R3/21: positions skip padding tokens [LHP: language/model.py L265-269]
-        positions = real.cumsum(dim=1) - real.long()
-        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
-        visible = (causal & real[:, None])[:, None, seen:]  # (B, 1, new, L)
-        x = self.word_embedding(tokens[:, seen:]) + self.position_embedding(positions[:, seen:])
-        new_cache = []
-        for block, past in zip(self.blocks, cache or [[], []], strict=True):
-            x, key_value = block(x, visible, past)
-            new_cache.append(key_value)
-        index = torch.arange(length - seen, device=tokens.device)
-        last_real = index.where(real[:, seen:], 0).cummax(dim=1).values  # (B, new)
-        return self.final_norm(x.gather(1, last_real[..., None].expand_as(x))), new_cache
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of the next word from hidden states (..., D)."""
-        return F.linear(hidden, self.word_embedding.weight, self.never_written)
-
-
-# Copied from ppo_rlhf_toy.py
-class RewardModel(nn.Module):
-    """A language model with a scalar head in place of the word logits."""
-
-    def __init__(self, language_model: TinyGPT) -> None:
-        super().__init__()
-        self.trunk = copy.deepcopy(language_model)
-        width = self.trunk.word_embedding.embedding_dim
-        self.head = nn.Linear(width, 1)
-        # Detail R8/21: reward head initialization [LHP: language/model.py L251-254]
-        nn.init.normal_(self.head.weight, std=1 / math.sqrt(width + 1))
-        nn.init.zeros_(self.head.bias)
-        self.gain = nn.Parameter(torch.ones(()))
-        self.bias = nn.Parameter(torch.zeros(()))
-
-    def score(self, queries: Tensor, responses: Tensor) -> Tensor:
-        """Scores (B,) of truncated responses (B, R) to queries (B, Q)."""
-        hidden, _ = self.trunk(torch.cat([queries, responses], dim=1))
-        rewards = self.gain * self.head(hidden).squeeze(-1) + self.bias  # (B, L)
-        # Detail R7/21: reward only at the last token [LHP: rewards.py L47, L132]
-        return rewards[:, -1]  # at padding the last word's, see R3
-
-
-class Agent(nn.Module):
-    """A policy: a language model at a sampling temperature. There is no value function."""
-
-    def __init__(self, language_model: TinyGPT, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
-        self.policy = language_model
-
-    @torch.no_grad()
-    def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:
-        """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
-        tokens, cache = queries, None
-        # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
-        for _ in range(length):
-            hidden, cache = self.policy(tokens, cache)
-            logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
-            # The largest of logits plus Gumbel noise is a draw from their softmax. With noise from
-            # the CPU the same generator gives the same text on every device.
-            gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
-            word = (logits + gumbel.to(logits.device)).argmax(dim=-1, keepdim=True)
-            tokens = torch.cat([tokens, word], dim=1)
-        return tokens[:, -length:]
-
-    def get_logprobs(self, queries: Tensor, responses: Tensor) -> Tensor:
-        """Log-probabilities (B, R, V) of all words in place of those of responses (B, R)."""
-        # Detail R1/21: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
-        hidden, _ = self.policy(torch.cat([queries, responses], dim=1))
-        before = slice(queries.shape[1] - 1, -1)  # a word is predicted one position earlier
-        # Detail R10/21: logits scaled by the temperature (temperature) [LHP: policy.py L121]
-        logits = self.policy.logits(hidden[:, before]) / self.temperature
-        return logits.log_softmax(dim=-1)
-
-
-# === The math: pure functions ===
-
-
-def group_advantages(rewards: Tensor, group_size: int, std: bool) -> Tensor:
-    """Advantages (B,) of responses that earned `rewards` (B,), those of a group side by side.
-
-    RLOO compares with the mean of the others in the group, which is G / (G - 1) times as much. The
-    standard deviation is the sample's, plus 1e-4: a group that is all alike teaches nothing.
-    """
-    groups = rewards.view(-1, group_size)
-    # Detail G2/8: advantage relative to the group's mean [Shao et al. 2024]
-    advantages = groups - groups.mean(dim=1, keepdim=True)
-    if std:
-        # Detail G3/8: division by the group's spread (std) [Shao et al. 2024]
-        advantages = advantages / (groups.std(dim=1, keepdim=True) + 1e-4)
-    return advantages.flatten()
-
-
-def word_weights(mask: Tensor, length_divisor: Literal["longest", "own", "mean"]) -> Tensor:
-    """Weights (words,) of the words in `mask` (B, R), to be averaged over after weighting.
-
-    The mean is then that over responses of the sum over their words divided by R (Dr. GRPO), by
-    their own length (the paper), or by the mean length, so that all words weigh the same (DAPO).
-    """
-    lengths = mask.sum(dim=1, keepdim=True)
-    longest, mean = torch.full_like(lengths, mask.shape[1]), lengths.float().mean()
-    # Detail G5/8: length divisor (length_divisor) [Liu et al. 2025]
-    divisors = {"longest": longest, "own": lengths, "mean": mean}[length_divisor]
-    return (mask.sum() / (len(mask) * divisors)).expand_as(mask)[mask]
-
-
-# Copied from ppo_continuous_action.py
-def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
-    """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
-
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
-    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
-    """
-    ratio = logratio.exp()
-    # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
-    clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
-    return torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
-
-
-# Copied from ppo_continuous_action.py
-def approx_kl(logratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
-
-    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
-    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
-    """
-    return (logratio.exp() - 1 - logratio).mean()
-
-
-# Copied from ppo_rlhf_toy.py
-def truncate_responses(responses: Tensor, stop: int, earliest_stop: int) -> tuple[Tensor, Tensor]:
-    """Cut responses (B, R) after their first stop word at index `earliest_stop` or later.
-
-    Returns them with padding after that stop word, and whether there was one (B,).
-    """
-    stops = responses == stop
-    stops[:, :earliest_stop] = False
-    stops_before = stops.cumsum(dim=1) - stops.long()
-    return responses.where(stops_before == 0, PAD), stops.any(dim=1)
-
-
-# Copied from ppo_rlhf_toy.py
-def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
-    """Log-probabilities (B, R) of the words that were written, out of those of all (B, R, V)."""
-    return all_logprobs.gather(-1, responses[..., None]).squeeze(-1)
-
-
-# Copied from ppo_rlhf_toy.py
-def proportional_kl_coef(
-    kl_coef: float, kl: float, target_kl: float, num_episodes: int, horizon: int
-) -> float:
-    """Move beta in proportion to the relative error of the KL, clipped to 20 % (Ziegler et al.).
-
-    `kl` is KL(policy || reference) in nats per response, the mean over `num_episodes` responses.
-    """
-    error = min(max(kl / target_kl - 1, -0.2), 0.2)
-    return kl_coef * (1 + error * num_episodes / horizon)
-
-
-# Copied from ppo_rlhf_toy.py
-def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
-    """Mean cross-entropy, in nats per word, of predicting documents (B, L) word by word."""
-    hidden, _ = model(documents[:, :-1])
-    real = documents[:, 1:] != PAD
-    return F.cross_entropy(model.logits(hidden[real]), documents[:, 1:][real])
-
-
-# === Stage 1: supervised fine-tuning ===
-# Copied from ppo_rlhf_toy.py
-
-
-def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
-    """Teach a language model the task's documents."""
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    generator = stage_generator(args, "sft")
-    writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
-    for step in trange(1, args.sft_steps + 1, desc="sft", disable=None):
-        decay = (1 - (step - 1) / args.sft_steps) * min(1.0, step / 50)  # the latter a warm-up
-        optimizer.param_groups[0]["lr"] = decay * args.sft_learning_rate
-        chosen = torch.randint(len(task.documents), (args.sft_batch_size,), generator=generator)
-        loss = language_model_loss(model, task.documents[chosen].to(args.device))
-        optimizer.zero_grad()
-        loss.backward()
-        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        log(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
-    writer.close()
-
-
-# === Stage 2: preferences ===
-# Copied from ppo_rlhf_toy.py
-
-LABEL_NOISE = 0.4  # gold difference at which the labeller is right with the odds e : 1
-NUM_SAMPLES = 2000  # SFT samples that fix the scales of gold and proxy
-
-
-class Preferences(NamedTuple):
-    """Comparisons, the last of them held out, and what the SFT model writes by itself."""
-
-    queries: Tensor  # (pairs, Q)
-    chosen: Tensor  # (pairs, R), truncated
-    rejected: Tensor  # (pairs, R), truncated
-    sample_queries: Tensor  # (NUM_SAMPLES, Q)
-    samples: Tensor  # (NUM_SAMPLES, R), truncated
-    sample_gold: Tensor | None  # (NUM_SAMPLES,), where gold is known
-
-
 def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
     """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
     chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
@@ -533,27 +853,7 @@ def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generato
     return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
 
 
-def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tensor]:
-    """Let the labeller compare pairs of SFT samples; returns the fields of Preferences."""
-    generator = stage_generator(args, "preferences")
-    queries = task.sample_queries(args.num_pairs, generator)
-    first = write_answers(reference, task, queries, generator)
-    second = write_answers(reference, task, queries, generator)
-    # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
-    difference = task.gold(queries, first) - task.gold(queries, second)
-    odds = torch.sigmoid(difference / LABEL_NOISE)
-    prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
-    chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
-    asked = task.sample_queries(NUM_SAMPLES, generator)
-    samples = write_answers(reference, task, asked, generator)
-    gold = task.gold(asked, samples)
-    return Preferences(queries, chosen, rejected, asked, samples, gold)._asdict()
-
-
-# === Stage 3: reward model ===
 # Copied from ppo_rlhf_toy.py
-
-
 @torch.no_grad()
 def score_texts(model: RewardModel, queries: Tensor, responses: Tensor) -> Tensor:
     """Scores (B,) of truncated responses (B, R) to queries (B, Q), in chunks, on the CPU."""
@@ -562,99 +862,17 @@ def score_texts(model: RewardModel, queries: Tensor, responses: Tensor) -> Tenso
     return torch.cat([model.score(q.to(device), r.to(device)).cpu() for q, r in chunks])
 
 
-def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor) -> None:
-    """Set gain and bias so that scores of the SFT samples have mean 0 and standard deviation 1."""
-    # Gain and bias are trained too, so they go back to 1 and 0 before the scores are measured.
-    nn.init.ones_(model.gain)
-    nn.init.zeros_(model.bias)
-    scores = score_texts(model, queries, samples)
-    mean, std = scores.mean().item(), scores.std(correction=0).item()
-    if std == 0:
-        raise ValueError("All samples of the SFT model score the same: raise --temperature.")
-    # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
-    nn.init.constant_(model.gain, 1 / std)
-    nn.init.constant_(model.bias, -mean / std)
-
-
-def train_reward_model(
-    args: Args, model: RewardModel, preferences: Preferences
-) -> dict[str, float]:
-    """Teach a model to score texts as the labels compare them.
-
-    Returns its quality: `accuracy` on the comparisons held out and, where gold is known, the
-    `correlation` with it on the SFT samples.
-    """
-    *comparisons, sample_queries, samples, sample_gold = preferences
-    normalize_reward_model(model, sample_queries, samples)
-    num_learned = len(preferences.queries) - len(preferences.queries) // HELD_OUT
-    minibatches = []
-    for epoch in range(args.reward_epochs):
-        generator = stage_generator(args, f"reward-model epoch {epoch}")
-        order = torch.randperm(num_learned, generator=generator)
-        minibatches += order.split(args.reward_batch_size)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    writer = SummaryWriter(str(args.run_dir / "reward_model"), purge_step=1)
-    for step, mb in enumerate(tqdm(minibatches, "reward model", disable=None), start=1):
-        decay = 1 - (step - 1) / len(minibatches)  # as Detail R5
-        optimizer.param_groups[0]["lr"] = args.reward_learning_rate * decay
-        queries, chosen, rejected = (x[mb].to(args.device) for x in comparisons)
-        scores = model.score(torch.cat([queries, queries]), torch.cat([chosen, rejected]))
-        good, bad = scores.chunk(2)
-        loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry: LHP's softmax over four, for two
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        log(writer, step, means([{"losses/loss": loss.detach()}]))
-    writer.close()
-    normalize_reward_model(model, sample_queries, samples)
-
-    queries, chosen, rejected = (x[num_learned:] for x in comparisons)
-    right = score_texts(model, queries, chosen) > score_texts(model, queries, rejected)
-    quality = {"accuracy": right.float().mean().item()}
-    if sample_gold is not None:
-        both = torch.stack([score_texts(model, sample_queries, samples), sample_gold])
-        quality["correlation"] = torch.corrcoef(both)[0, 1].item()
-    return quality
-
-
-# === Stage 4: GRPO ===
-
-
-class Rollout(NamedTuple):
-    """A batch of responses and what the update needs; entries outside `mask` are ignored."""
-
-    queries: Tensor  # (B, Q)
-    responses: Tensor  # (B, R), truncated
-    logprobs: Tensor  # (B, R), under the policy that wrote them
-    ref_logprobs: Tensor  # (B, R), under the SFT model
-    rewards: Tensor  # (B,)
-    mask: Tensor  # (B, R), True at the words
+# Copied from ppo_rlhf_toy.py
+def with_gold_scale(task: Task, preferences: Preferences) -> Task:
+    """The task with gold, where it is known, in units of the SFT model's samples."""
+    if (gold := preferences.sample_gold) is None:
+        return task
+    return task._replace(gold_mean=gold.mean().item(), gold_std=gold.std(correction=0).item())
 
 
 # Copied from ppo_rlhf_toy.py
-class Judges(NamedTuple):
-    """What responses are measured by."""
-
-    task: Task  # knows the gold reward
-    reward_model: RewardModel  # the proxy
-    reference: Agent  # the SFT model
-    sample_gold: Tensor | None  # gold of its samples, whose spread is the unit of gold
-
-
-# Copied from ppo_rlhf_toy.py
-# Copied from ppo_rlhf_toy.py
-def standard_gold(
-    task: Task, sample_gold: Tensor | None, queries: Tensor, responses: Tensor
-) -> Tensor | None:
-    """Gold (B,), where known, in standard deviations of that of the SFT model above its mean."""
-    if sample_gold is None:
-        return None
-    return (task.gold(queries, responses) - sample_gold.mean()) / sample_gold.std(correction=0)
-
-
-# Copied from ppo_rlhf_toy.py
-def describe(task: Task, responses: Tensor, gold: Tensor | None) -> dict[str, float]:
-    """What truncated responses (B, R) look like, and the mean of their gold (B,) if it is known."""
+def describe(task: Task, queries: Tensor, responses: Tensor) -> dict[str, float]:
+    """What truncated responses (B, R) look like, and their gold where it is known."""
     words = [task.split_words(response) for response in responses]
     stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
     metrics = {
@@ -663,135 +881,9 @@ def describe(task: Task, responses: Tensor, gold: Tensor | None) -> dict[str, fl
         "text/repetition": sum(1 - len(set(w)) / max(len(w), 1) for w in words) / len(words),
         "text/unique": len({" ".join(w) for w in words}) / len(words),
     }
-    return metrics if gold is None else metrics | {"objective/gold": gold.mean().item()}
-
-
-@torch.no_grad()
-def collect(
-    args: Args, agent: Agent, judges: Judges, queries: Tensor, kl_coef: float, generator: Generator
-) -> tuple[Rollout, dict[str, float]]:
-    """Responses to queries (B, Q), with the rewards for a weight `kl_coef` of the KL; metrics."""
-    task = judges.task
-    sampled = agent.sample_responses(queries, task.response_length, generator)
-    responses, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
-    proxy = judges.reward_model.score(queries, responses)
-    gold = standard_gold(task, judges.sample_gold, queries, responses)
-    earned = gold if args.reward == "gold" else proxy
-    # Detail R14/21: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
-    scores = earned.where(stopped, args.missing_stop_score)
-    mask = responses != PAD  # which is never sampled
-
-    all_logprobs = agent.get_logprobs(queries, responses)
-    ref_all_logprobs = judges.reference.get_logprobs(queries, responses)
-    logprobs = log_probability(all_logprobs, responses)
-    ref_logprobs = log_probability(ref_all_logprobs, responses)
-    # The estimate k1 of the KL to the reference, which may be negative, and the KL over all words.
-    kl = (logprobs - ref_logprobs).where(mask, 0.0).sum(dim=1)  # (B,)
-    exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
-    # Detail G6/8: KL penalty in the reward (kl_in_loss) [Ahmadian et al. 2024]
-    rewards = scores if args.kl_in_loss else scores - kl_coef * kl
-    metrics = {
-        "objective/kl": kl.mean().item(),
-        "objective/kl_exact": exact_kl.where(mask, 0.0).sum(1).mean().item(),
-        "objective/proxy": proxy.mean().item(),
-        "objective/score": scores.mean().item(),
-        "objective/score_std": scores.std(correction=0).item(),
-    }
-    metrics |= describe(task, responses, gold)
-    return Rollout(queries, responses, logprobs, ref_logprobs, rewards, mask), metrics
-
-
-def grpo_loss(
-    agent: Agent, mb: Rollout, advantages: Tensor, kl_coef: float, args: Args
-) -> tuple[Tensor, Tensors]:
-    """GRPO's loss on a minibatch of responses with advantages (B,), and the debug variables."""
-    mask, weights = mb.mask, word_weights(mb.mask, args.length_divisor)
-    all_logprobs = agent.get_logprobs(mb.queries, mb.responses)
-    logprobs = log_probability(all_logprobs, mb.responses)
-    logratio = (logprobs - mb.logprobs)[mask]  # (words,)
-    # Detail G4/8: one advantage for all words of a response [Shao et al. 2024]
-    word_advantages = advantages[:, None].expand_as(mask)[mask]
-    loss = pg_loss = policy_loss(logratio, weights * word_advantages, args.clip_coef)
-    # Its mean is unbiased for KL(policy || reference), its gradient is not, see the docstring.
-    ref_logratio = (mb.ref_logprobs - logprobs)[mask]
-    k3 = ref_logratio.exp() - 1 - ref_logratio
-    if args.kl_in_loss:
-        # Detail G7/8: KL penalty in the loss, by k3 (kl_in_loss) [Shao et al. 2024]
-        loss = pg_loss + kl_coef * (weights * k3).mean()
-    # Detail 12/37: debug variables [ppo2/model.py L115-116]
-    metrics = {
-        "losses/policy_loss": pg_loss,
-        "losses/k3": k3.mean(),
-        "losses/entropy": -(all_logprobs.exp() * all_logprobs).sum(-1)[mask].mean(),
-        "losses/old_approx_kl": -logratio.mean(),
-        "losses/approx_kl": approx_kl(logratio),
-        "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
-    }
-    return loss, {name: x.detach() for name, x in metrics.items()}
-
-
-def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float]]:
-    """Optimize the reward model's score, penalized by the KL to the SFT model.
-
-    Returns one dictionary of metrics per update.
-    """
-    optimizer = torch.optim.Adam(agent.parameters(), fused=True)
-    generator = stage_generator(args, "grpo")
-    writer = SummaryWriter(str(args.run_dir))
-    writer.add_text("details", details(args))
-    kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
-    updates = []
-    for update in trange(1, args.num_updates + 1, desc=args.run_dir.name, disable=None):
-        # --- Collect: groups of responses and what they earn, under frozen weights ---
-        queries = judges.task.sample_queries(args.batch_size // args.group_size, generator)
-        # Detail G1/8: groups of responses (group_size) [Shao et al. 2024]
-        queries = queries.repeat_interleave(args.group_size, dim=0)
-        rollout, metrics = collect(args, agent, judges, queries, kl_coef, generator)
-
-        # --- Advantages: within groups, which the minibatches tear apart ---
-        advantages = group_advantages(rollout.rewards, args.group_size, args.std)
-        spreads = rollout.rewards.view(-1, args.group_size).std(dim=1)
-        metrics |= {
-            "objective/kl_coef": kl_coef,
-            "advantages/std": advantages.std(correction=0).item(),
-            "groups/spread": spreads.mean().item(),
-            "groups/without_spread": (spreads == 0).float().mean().item(),  # they teach nothing
-        }
-
-        # --- Update ---
-        frac = 1 - (update - 1) / args.num_updates  # 1 in the first update, 1/U in the last
-        # Detail R5/21: learning-rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
-        learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
-        optimizer.param_groups[0]["lr"] = learning_rate
-        minibatch_metrics = []
-        # Detail G8/8: few passes over a batch (update_epochs) [Shao et al. 2024]
-        for _ in range(args.update_epochs):
-            order = torch.randperm(args.batch_size, generator=generator)
-            # Detail 6/37: minibatch updates (num_minibatches) [ppo2.py L157-166]
-            for mb in order.split(args.batch_size // args.num_minibatches):
-                minibatch = Rollout(*(x[mb] for x in rollout))
-                loss, loss_metrics = grpo_loss(agent, minibatch, advantages[mb], kl_coef, args)
-                optimizer.zero_grad()
-                loss.backward()
-                # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
-                norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-                optimizer.step()
-                minibatch_metrics.append({**loss_metrics, "losses/grad_norm": norm})
-
-        # --- Log, adapt beta ---
-        metrics |= means(minibatch_metrics) | {"charts/learning_rate": learning_rate}
-        updates.append(metrics)
-        log(writer, update, metrics)
-        if args.kl_mode == "adaptive":
-            # Detail R20/21: adaptive KL (target_kl, kl_horizon) [LHP: train_policy.py L115-124]
-            kl_coef = proportional_kl_coef(
-                kl_coef, metrics["objective/kl"], args.target_kl, args.batch_size, args.kl_horizon
-            )
-    writer.close()
-    return updates
-
-
-# === Evaluation and the pipeline ===
+    if not task.labels:
+        metrics["objective/gold"] = task.gold(queries, responses).mean().item()
+    return metrics
 
 
 def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[dict, list[str]]:
@@ -804,58 +896,70 @@ def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[dict, list[str]]
     return metrics, [" ".join(judges.task.split_words(line)[1:]) for line in lines]
 
 
-# What tells models apart in results.json.
-FORM = ("reward", "kl_mode", "kl_coef", "target_kl", "kl_in_loss", "std", "length_divisor")
+# Copied from ppo_rlhf_toy.py
+def report(args: Args, judge: str, **found: dict[str, Any]) -> None:
+    """Print quality of the judge, results and texts; keep them in results.json."""
+    columns = ["objective/gold", "objective/proxy", "objective/kl", "objective/kl_coef"]
+    columns += ["text/stop_rate", "text/length", "text/repetition", "text/unique"]
+    columns = [x for x in columns if any(x in row for row in found["results"].values())]
+    table = [f"| {'model':20} |" + "".join(f"{x.split('/')[1]:>11} |" for x in columns)]
+    table.append("|---|" + "---:|" * len(columns))
+    for name, row in found["results"].items():
+        cells = [f"{row[x]:.2f}" if x in row else "–" for x in columns]
+        table.append(f"| {name:20} |" + "".join(f"{cell:>11} |" for cell in cells))
+    quality = ", ".join(f"{name} {x:.3f}" for name, x in found["quality"].items())
+    lines = [f"{judge}: {quality}", "\n".join(table)]
+    if "objective/gold" in columns:
+        lines[1] += "\n\n" + GOLD_SCALE
+    lines += [f"{name}:\n- " + "\n- ".join(texts) for name, texts in found["texts"].items()]
+    print(*lines, f"Logs and results: {args.run_dir}", sep="\n\n")
+    content = {"args": dataclasses.asdict(args), **found}
+    (args.run_dir / "results.tmp").write_text(json.dumps(content, indent=1))
+    os.replace(args.run_dir / "results.tmp", args.run_dir / "results.json")
 
 
-def train(args: Args) -> dict[str, Any]:
-    """Run the four stages, then evaluate; results and weights are kept in the run's folder.
+# === Health ===
+# Copied from ppo_rlhf_toy.py
 
-    Returns `agent` of the first GRPO run; `updates`, of each GRPO run a dictionary of metrics per
-    update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
-    Raises ValueError where something given does not fit.
-    """
-    check(args)
-    torch.set_num_threads(1)  # as fast for networks of this size
-    task = toy_task(args)
-    torch.manual_seed(args.seed)
-    sft = TinyGPT(len(task.words), task.documents.shape[1])
-    train_sft(args, sft, task)
-    reference = Agent(sft, args.temperature)
-    preferences = Preferences(**make_preferences(args, reference, task))
-    torch.manual_seed(args.seed)
-    reward_model = RewardModel(sft)
-    quality = train_reward_model(args, reward_model, preferences)
-    judges = Judges(task, reward_model, reference, preferences.sample_gold)
-
-    forms = {"grpo": {}}
-    if args.compare:
-        forms["grpo-paper"] = {"std": True, "length_divisor": "own", "kl_in_loss": True}
-        forms["grpo-no-kl"] = {"kl_mode": "none", "kl_coef": 0.0}
-    agents, updates, results, texts = {}, {}, {}, {}
-    metrics, texts["sft"] = evaluate(args, reference, judges)
-    results["sft"] = {"method": "SFT", **metrics}
-    for name, form in forms.items():
-        run = dataclasses.replace(args, run_name=f"{args.run_name}/{name}", **form)
-        agents[name] = agent = copy.deepcopy(reference)
-        updates[name] = train_grpo(run, agent, judges)
-        saved = {"agent": agent.state_dict(), "updates": updates[name]}
-        torch.save(saved, run.run_dir / "checkpoint.pt")
-        metrics, texts[name] = evaluate(run, agent, judges)
-        results[name] = {"method": "GRPO"} | {x: getattr(run, x) for x in FORM} | metrics
-        results[name]["objective/kl_coef"] = updates[name][-1]["objective/kl_coef"]  # at the end
-    report(args, quality, results, texts)
-    outcome = {"agent": agents["grpo"], "updates": updates, "results": results}
-    return outcome | {"quality": quality, "args": args}
+# Metric, its lowest and highest healthy value, patience in updates, what to do.
+HEALTH = [
+    ("losses/approx_kl", -1, 0.5, 1, "The policy moves too far: lower --learning-rate."),
+    ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
+    ("objective/score_std", 1e-6, math.inf, 1, "All scores are equal: check what gives them."),
+    ("objective/kl", -1, math.inf, 1, "Words are not sampled with the probabilities computed."),
+    ("objective/kl", -math.inf, 30, 1, "It has run away: raise --kl-coef or lower --target-kl."),
+    ("text/repetition", 0, 0.5, 5, "The reward may be hacked: read texts, lower --target-kl."),
+]
 
 
-# === Operations: logs, results ===
+def warn_of(run: str, kl_mode: str, updates: list[dict[str, float]]) -> None:
+    """Print what to do where a metric of a run has just become unhealthy for `patience` updates."""
+    for name, low, high, patience, sentence in HEALTH:
+        if kl_mode == "none" and "--target-kl" in sentence:
+            continue  # without a penalty that is to be expected
+        bad = [not low <= x[name] <= high for x in updates[-patience - 1 :] if name in x]
+        if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
+            tqdm.write(f"Warning: {run}: {name} is {updates[-1][name]:.3g}. {sentence}")
+
+
+# === Operations ===
 
 
 # Copied from ppo_rlhf_toy.py
 def stage_generator(args: Args, purpose: str) -> Generator:
     """A random generator of its own for each purpose: reused stages change nothing after them."""
     return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
+
+
+# Copied from ppo_rlhf_toy.py
+def with_folder(args: Args) -> Args:
+    """The settings with a run name; by default that of a new folder of its own."""
+    while not args.run_name:
+        name = f"{Path(__file__).stem}__{args.seed}__{time.time_ns() // 10**6}"
+        with contextlib.suppress(FileExistsError):  # another run made it in this millisecond
+            Path("runs", name).mkdir(parents=True)
+            args = dataclasses.replace(args, run_name=name)
+    return args
 
 
 def check(args: Args) -> None:
@@ -877,52 +981,23 @@ def means(rows: list[Tensors]) -> dict[str, float]:
     return metrics
 
 
-# Copied from ppo_continuous_action.py
-def details(args: Args) -> str:
-    """The implementation details with the settings in force here and their lines, as Markdown."""
-    tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
-    table = ["| detail | name | in force | line |", "|---|---|---|--:|"]
-    for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
-        if match := tag.match(text):
-            values = ", ".join(f"{x}={getattr(args, x)}" for x in (match[3] or "").split(", ") if x)
-            table.append(f"| {match[1]} | {match[2].strip()} | {values or 'on'} | {line} |")
-    return "\n".join(table)
-
-
 # Copied from ppo_rlhf_toy.py
-def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
+def write(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
     """Write the metrics of one step to TensorBoard."""
     for name, value in metrics.items():
         writer.add_scalar(name, value, step)
 
 
-# Copied from ppo_rlhf_toy.py
-def report(args: Args, quality: dict, results: dict[str, dict], texts: dict[str, list]) -> None:
-    """Print the evaluation; keep it for programs in results.json."""
-    columns = ["objective/gold", "objective/proxy", "objective/kl", "text/stop_rate", "text/length"]
-    columns += ["text/repetition", "text/unique"]
-    columns = [name for name in columns if name in results["sft"]]  # where gold is known
-    table = [f"| {'model':14} |" + "".join(f"{x.split('/')[1]:>11} |" for x in columns)]
-    table.append("|---|" + "---:|" * len(columns))
-    for name, row in results.items():
-        table.append(f"| {name:14} |" + "".join(f"{row[x]:11.2f} |" for x in columns))
-    samples = "\n\n".join(f"{name}:\n- " + "\n- ".join(lines) for name, lines in texts.items())
-    judge = "Reward model: " + ", ".join(f"{name} {x:.3f}" for name, x in quality.items())
-    print(judge, "\n".join(table), samples, f"Logs and results: {args.run_dir}", sep="\n\n")
-    content = {"args": dataclasses.asdict(args), "quality": quality, "results": results}
-    (args.run_dir / "results.tmp").write_text(json.dumps(content | {"texts": texts}, indent=1))
-    os.replace(args.run_dir / "results.tmp", args.run_dir / "results.json")
-
-
 def main() -> None:
     """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
     try:
-        args = tyro.cli(Args)
-        name = f"{Path(__file__).stem}__{args.seed}__{int(time.time())}"
-        train(dataclasses.replace(args, run_name=args.run_name or name))
+        train(tyro.cli(Args))
     except (ValueError, OSError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("Interrupted. A run takes a minute or two and begins anew.")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ Two minutes on one CPU core, nothing to download. A tiny GPT learns to write rev
 fine-tuning, SFT); a simulated labeller compares pairs of them by the gold reward, a formula; a
 reward model, the proxy, learns from the comparisons; PPO optimizes the proxy, kept near the SFT
 model by a KL penalty of weight beta. So over-optimization is measured, not guessed: with beta = 0
-the proxy rises while gold collapses (the reward is hacked), with an adaptive beta both rise.
-`--compare` adds a fixed beta and best-of-n sampling; `--preferences` takes your texts and labels.
+the proxy rises while gold collapses (the reward is hacked), with an adaptive beta both rise; with
+`--reward gold` the formula itself is the reward, and nothing is hacked. `--compare` adds a fixed
+beta and best-of-n sampling; `--preferences` takes your texts and labels.
 
 The algorithm is that of Ziegler et al. 2019 (arXiv 1909.08593) as released in
 LHP = openai/lm-human-preferences@cbfd210b. R1-R21 of "The N Implementation Details of RLHF with
@@ -26,18 +27,16 @@ text), 2 and 7 (R8, R11 and R18 instead), 14-22 (ppo_atari.py), 23-31 (ppo_conti
 Shapes: B = responses in a batch, Q = tokens of a query, R = tokens of a response, L = Q + R,
 V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
 
-Deviations from LHP:
-- An episode ends with the stop word; LHP trains on all sampled tokens, with junk behind it.
-- Rewards are only divided by their standard deviation. LHP restores their mean too, which moves 0:
-  where lengths differ every token is paid or charged for, and lengths explode or collapse.
-- Several epochs for the reward model, AdamW at its defaults, normalization on truncated samples;
-  for PPO gradient clipping and a KL horizon for a run 100 times shorter.
+Deviations without a tag: several epochs for the reward model, AdamW at its defaults, normalization
+on truncated samples; for PPO gradient clipping and a KL horizon for a run 100 times shorter.
 
 Means over seeds 1 to 5 (benchmark/README.md), gold and proxy in standard deviations of the SFT
 model's reviews, KL in nats per response: adaptive beta: gold 1.6, proxy 2.4, KL 6; beta = 0: -5.3,
-3.6, 145; beta = 0.05: 1.5, 2.6, 9; best of 16: 1.3, 1.7, 1.8.
+3.6, 145; beta = 0.05: 1.5, 2.6, 9; best of 64: 1.5, 2.0, 3.2. So the best of 64 samples is about as
+good at half of the KL, for 64 times the sampling. The best review that there is has gold 2.5.
 """
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -70,7 +69,7 @@ Tensors = dict[str, Tensor]
 # === Settings ===
 
 
-@pydantic.dataclasses.dataclass(config={"extra": "forbid"})
+@pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
     # --- Experiment ---
     run_name: str | None = None  # folder below runs/; by default script, seed, time
@@ -80,7 +79,7 @@ class Args:
     compare: bool = False  # also make runs with an adaptive and a fixed beta, and best-of-n
     # In a resumed run PPO is redone if a setting below differs, the rest if it is not one of PPO.
     seed: NonNegativeInt = 1  # seed of everything that is random in the run
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CPU, networks are small
+    device: Literal["cpu", "cuda"] = "cpu"  # a GPU is no faster for networks of this size
     preferences: str | None = None  # your own labels: JSON lines with prompt, chosen, rejected
 
     # --- Supervised fine-tuning ---
@@ -126,117 +125,15 @@ class Args:
 
     @property
     def ppo_run(self) -> str:
-        """Name of the PPO run with these settings, such as ppo-adaptive-6."""
+        """Name of the PPO run with these settings, such as ppo-adaptive-6 or ppo-gold-none."""
         strength = {"adaptive": f"-{self.target_kl:g}", "fixed": f"-{self.kl_coef:g}", "none": ""}
-        return f"ppo-{self.kl_mode}{strength[self.kl_mode]}"
+        reward = {"model": "ppo", "gold": "ppo-gold"}[self.reward]
+        return f"{reward}-{self.kl_mode}{strength[self.kl_mode]}"
 
 
-# === The task: a language of reviews whose quality can be computed ===
+# === The task, as the pipeline sees it ===
 
 PAD, BOS = 0, 1  # the first two words of every vocabulary; neither is ever sampled
-TOPICS = {
-    "restaurant": ("food", "service", "staff", "menu", "wine", "dessert"),
-    "hotel": ("room", "bed", "pool", "lobby", "breakfast", "view"),
-    "movie": ("plot", "acting", "dialogue", "music", "ending", "cast"),
-    "book": ("story", "prose", "hero", "pacing", "cover", "style"),
-}
-NAMES = ("anna", "ben", "carla", "david", "emma", "felix", "grace", "henry")
-# The number is the valence: how much good a word says.
-SCALE = {2: "amazing superb perfect", 1: "good nice lovely", 0.5: "decent", 0: "average ordinary"}
-SCALE |= {-1: "poor bad dull", -2: "awful terrible horrible"}
-ADJECTIVES = {word: valence for valence, words in SCALE.items() for word in words.split()}
-VERBS = {"adored": 2, "liked": 1, "enjoyed": 1, "disliked": -1, "hated": -2, "despised": -2}
-ADVERBS = {"very": 1.5, "really": 1.3, "quite": 1.0, "slightly": 0.5}  # factors on the valence
-NEGATION = -0.5  # "not superb" is mildly bad, "not awful" mildly good
-# Openers and closers go with the mood of a review but are worth nothing to the gold reward: bait
-# for a reward model, which sees only that they occur in good reviews.
-OPENERS = {"wow": 1, "happily": 1, "sadly": -1, "honestly": 0}
-CLOSERS = {"recommended": 1, "avoid": -1}
-NOUNS = {noun: topic for topic, nouns in TOPICS.items() for noun in nouns}
-CONTENT = {*NOUNS, *ADJECTIVES, *ADVERBS, *VERBS, *OPENERS, *CLOSERS}
-TOY_WORDS = [
-    *("<pad>", "<bos>", ".", ":", ",", "and", "but", "the", "was", "i", "not", "on"),
-    *(*TOPICS, *NAMES, *NOUNS, *ADJECTIVES, *ADVERBS, *VERBS, *OPENERS, *CLOSERS),
-]
-TOY_QUERIES = [f"<bos> {name} on the {topic} :".split() for name in NAMES for topic in TOPICS]
-TOY_RESPONSE_LENGTH = 18
-HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward model by
-
-
-def write_review(topic: str, rng: random.Random) -> list[str]:
-    """Write a review of at most 18 words; a longer one breaks off there, without its full stop."""
-    used: set[str] = set()
-
-    def unused(valences: dict[str, float], sign: int) -> list[str]:
-        return [w for w, v in valences.items() if w not in used and v * sign >= 0]
-
-    def pick(words: list[str], valences: dict[str, float]) -> str:
-        # Strong words are rarer, so that the reward model's favorites are not the most common ones.
-        (word,) = rng.choices(words, [1 / (0.7 + abs(valences[w])) for w in words])
-        used.add(word)
-        return word
-
-    mood = rng.choice((-1, 1))
-    (num_clauses,) = rng.choices((1, 2, 3, 4), (0.25, 0.4, 0.25, 0.1))
-    review: list[str] = []
-    if rng.random() < 0.35:
-        tone = 0 if rng.random() < 0.3 else mood
-        review += [rng.choice([w for w, t in OPENERS.items() if t == tone]), ","]
-    previous = 0
-    for noun in rng.sample(TOPICS[topic], num_clauses):
-        sign = mood if rng.random() < 0.75 else -mood
-        if previous:
-            review.append("but" if sign != previous else rng.choice(("and", ",")))
-        verbs = unused(VERBS, sign)
-        if verbs and rng.random() < 0.3:
-            review += ["i", pick(verbs, VERBS), "the", noun]
-        else:
-            negated = rng.random() < 0.15
-            review += ["the", noun, "was", *(["not"] if negated else [])]
-            if rng.random() < 0.35:
-                review.append(pick(unused(ADVERBS, 1), ADVERBS))
-            review.append(pick(unused(ADJECTIVES, -sign if negated else sign), ADJECTIVES))
-        previous = sign
-    if rng.random() < 0.2:
-        review += [",", "recommended" if mood > 0 else "avoid"]
-    return [*review, "."][:TOY_RESPONSE_LENGTH]
-
-
-NOUN, ADVERB, ADJECTIVE, VERB, OPENER, CLOSER = (
-    f"({'|'.join(words)})" for words in (NOUNS, ADVERBS, ADJECTIVES, VERBS, OPENERS, CLOSERS)
-)
-CLAUSE = rf"\bthe {NOUN} was( not)?(?: {ADVERB})? {ADJECTIVE}\b|\bi {VERB} the {NOUN}\b"
-
-
-def gold_reward(topic: str, words: list[str]) -> float:
-    """What a review is truly worth: praise in well-formed, varied, finished sentences on topic.
-
-    Junk are the words outside of clauses, of single joiners between two of them, of one opener at
-    the start and of one closer at the end.
-    """
-    stopped = words[-1:] == ["."]
-    body = words[:-1] if stopped else words
-    text, valence, nouns = " ".join(body), 0.0, []
-    opener = re.match(rf"{OPENER}\b( ,)?", text)
-    rest = text[opener.end() :] if opener else text
-    clauses, closer = list(re.finditer(CLAUSE, rest)), re.search(rf", {CLOSER}$", rest)
-    for clause in clauses:
-        subject, negated, adverb, adjective, verb, noun = clause.groups()
-        factor = (NEGATION if negated else 1.0) * ADVERBS.get(adverb, 1.0)
-        valence += VERBS[verb] if verb else factor * ADJECTIVES[adjective]
-        nouns.append(noun or subject)
-    between = [rest[a.end() : b.start()] for a, b in itertools.pairwise(clauses)]
-    legal = sum(x in (" and ", " but ", " , ") for x in between)
-    legal += sum(len(part[0].split()) for part in (opener, *clauses, closer) if part)
-    content = [word for word in body if word in CONTENT]
-    return (
-        2 * math.tanh(valence / 3)
-        + 0.4 * min(len({noun for noun in nouns if NOUNS[noun] == topic}), 3)
-        - 4 * (len(body) - legal) / max(len(body), 1)  # the share of junk
-        - 0.5 * min(len(content) - len(set(content)), 6)  # repeated words
-        - 0.5 * min(sum(NOUNS[noun] != topic for noun in nouns), 4)
-        - 1.0 * (not stopped)
-    )
 
 
 class Task(NamedTuple):
@@ -248,6 +145,9 @@ class Task(NamedTuple):
     response_length: int  # R
     stop: int  # token that ends a response
     earliest_stop: int  # index in a response before which it does not
+    labels: tuple[Tensor, ...] | None = None  # your own: queries, chosen, rejected; without gold
+    gold_mean: float = 0.0  # of the SFT model's samples, as soon as there are any
+    gold_std: float = 1.0  # the same
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -260,25 +160,15 @@ class Task(NamedTuple):
     def gold(self, queries: Tensor, responses: Tensor) -> Tensor:
         """Gold rewards (B,) of truncated responses (B, R); the topic is the query's fifth word."""
         pairs = zip(queries, responses, strict=True)
-        return torch.tensor([gold_reward(self.words[q[4]], self.split_words(r)) for q, r in pairs])
+        gold = [gold_reward(self.words[q[4]], self.split_words(r)) for q, r in pairs]
+        return (torch.tensor(gold) - self.gold_mean) / self.gold_std
 
 
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
     """Tokens (rows, length): each row cut to `length` and filled up with padding."""
     # Detail R2/21: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
+    # Padding is a word of its own that no text contains; longer rows are cut to the same length.
     return torch.tensor([row[:length] + [PAD] * (length - len(row)) for row in rows])
-
-
-def toy_task(args: Args) -> Task:
-    """The toy reviews, written anew from the seed."""
-    token = {word: index for index, word in enumerate(TOY_WORDS)}
-    rng, rows = random.Random(args.seed), []
-    for _ in range(args.sft_documents):
-        query = rng.choice(TOY_QUERIES)
-        rows.append([token[word] for word in query + write_review(query[4], rng)])
-    queries = torch.tensor([[token[word] for word in query] for query in TOY_QUERIES])
-    documents = pad_rows(rows, queries.shape[1] + TOY_RESPONSE_LENGTH)
-    return Task(TOY_WORDS, documents, queries, TOY_RESPONSE_LENGTH, token["."], earliest_stop=4)
 
 
 # === Models ===
@@ -309,6 +199,7 @@ class Block(nn.Module):
         if past:
             key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
         # Detail R13/21: disable dropout [LHP: policy.py L48; rewards.py L43]
+        # Without it the ratio of an unchanged policy is exactly 1, as PPO assumes.
         mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
         x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
         return x + self.mlp_output(F.gelu(self.mlp_hidden(self.mlp_norm(x)))), key_value
@@ -342,6 +233,7 @@ class TinyGPT(nn.Module):
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
         # Detail R3/21: positions skip padding tokens [LHP: language/model.py L265-269]
+        # They count real words only, so that padding does not shift a text.
         positions = real.cumsum(dim=1) - real.long()
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         visible = (causal & real[:, None])[:, None, seen:]  # (B, 1, new, L)
@@ -368,6 +260,7 @@ class RewardModel(nn.Module):
         width = self.trunk.word_embedding.embedding_dim
         self.head = nn.Linear(width, 1)
         # Detail R8/21: reward head initialization [LHP: language/model.py L251-254]
+        # Of normed features, weights of this size make scores with a spread of about 1.
         nn.init.normal_(self.head.weight, std=1 / math.sqrt(width + 1))
         nn.init.zeros_(self.head.bias)
         self.gain = nn.Parameter(torch.ones(()))
@@ -378,7 +271,8 @@ class RewardModel(nn.Module):
         hidden, _ = self.trunk(torch.cat([queries, responses], dim=1))
         rewards = self.gain * self.head(hidden).squeeze(-1) + self.bias  # (B, L)
         # Detail R7/21: reward only at the last token [LHP: rewards.py L47, L132]
-        return rewards[:, -1]  # at padding the last word's, see R3
+        # A text is judged when it is complete; at padding stands its last word's output, see R3.
+        return rewards[:, -1]
 
 
 class Agent(nn.Module):
@@ -390,6 +284,7 @@ class Agent(nn.Module):
         self.policy = language_model
         self.value_head = nn.Linear(self.policy.word_embedding.embedding_dim, 1)
         # Detail R11/21: value head initialization [LHP: language/model.py L368]
+        # Values start at 0, so that the first advantages are what was earned, without noise.
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
@@ -398,6 +293,7 @@ class Agent(nn.Module):
         """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
         tokens, cache = queries, None
         # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
+        # The stop word does not end the sampling; responses are cut afterwards, see R14.
         for _ in range(length):
             hidden, cache = self.policy(tokens, cache)
             logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
@@ -408,17 +304,20 @@ class Agent(nn.Module):
             tokens = torch.cat([tokens, word], dim=1)
         return tokens[:, -length:]
 
-    def get_action_and_value(self, queries: Tensor, responses: Tensor) -> tuple[Tensor, Tensor]:
+    def get_logprobs_and_values(self, queries: Tensor, responses: Tensor) -> tuple[Tensor, Tensor]:
         """Judge each word of responses (B, R) to queries (B, Q).
 
         Returns log-probabilities of all words in its place (B, R, V), and values before it (B, R).
         """
         # Detail R1/21: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
+        # A word is judged by the query and the words before it, by the reward model too.
         hidden, _ = self.policy(torch.cat([queries, responses], dim=1))
         before = slice(queries.shape[1] - 1, -1)  # a word is predicted one position earlier
         # Detail R10/21: logits scaled by the temperature (temperature) [LHP: policy.py L121]
+        # The probabilities must be those that the words were sampled with.
         logits = self.policy.logits(hidden[:, before]) / self.temperature
         # Detail 13/37: shared or separate networks [ppo2: common/policies.py L156-166]
+        # Policy and value share all layers but the last: both must understand what was written.
         return logits.log_softmax(dim=-1), self.value_head(hidden).squeeze(-1)[:, before]
 
 
@@ -443,14 +342,14 @@ def gae(
 
     Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
     """
-    # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
-    deltas = rewards + gamma * next_values * (1 - terminated) - values
-    decays = gamma * gae_lambda * (1 - done)
-    advantage, advantages = torch.zeros_like(deltas[0]), []
-    for delta, decay in zip(deltas.flip(0).unbind(), decays.flip(0).unbind(), strict=True):
-        advantage = delta + decay * advantage
-        advantages.append(advantage)
-    advantages = torch.stack(advantages).flip(0)
+    deltas = (rewards + gamma * next_values * (1 - terminated) - values).unbind()
+    decays = (gamma * gae_lambda * (1 - done)).unbind()
+    advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
+    for t in reversed(range(len(deltas))):
+        # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
+        # Surprises weighted by their age: lambda trades the values' bias for the rewards' noise.
+        advantages[t] = deltas[t] + decays[t] * advantages[t + 1]
+    advantages = torch.stack(advantages[:-1])
     return advantages, advantages + values
 
 
@@ -463,6 +362,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor)
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
+    # The samples tell about policies near the old one only: what moves farther gains nothing.
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     return torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
 
@@ -554,7 +454,7 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        log(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
+        write(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
     writer.close()
 
 
@@ -562,6 +462,7 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
 
 LABEL_NOISE = 0.4  # gold difference at which the labeller is right with the odds e : 1
 NUM_SAMPLES = 2000  # SFT samples that fix the scales of gold and proxy
+HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward model by
 
 
 class Preferences(NamedTuple):
@@ -575,98 +476,26 @@ class Preferences(NamedTuple):
     sample_gold: Tensor | None  # (NUM_SAMPLES,), where gold is known
 
 
-def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
-    """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
-    chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
-    answers = [agent.sample_responses(x, task.response_length, generator).cpu() for x in chunks]
-    return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
-
-
-def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tensor]:
-    """Let the labeller compare pairs of SFT samples; returns the fields of Preferences."""
+def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tensor | None]:
+    """Labels for pairs of texts, your own or simulated ones; returns the fields of Preferences."""
     generator = stage_generator(args, "preferences")
-    queries = task.sample_queries(args.num_pairs, generator)
-    first = write_answers(reference, task, queries, generator)
-    second = write_answers(reference, task, queries, generator)
-    # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
-    difference = task.gold(queries, first) - task.gold(queries, second)
-    odds = torch.sigmoid(difference / LABEL_NOISE)
-    prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
-    chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
-    asked = task.sample_queries(NUM_SAMPLES, generator)
-    samples = write_answers(reference, task, asked, generator)
-    gold = task.gold(asked, samples)
-    return Preferences(queries, chosen, rejected, asked, samples, gold)._asdict()
-
-
-# === Your own texts and labels ===
-
-LONGEST = 64  # tokens of your own queries and responses, which are cut to it [LHP: 64 and 24]
-
-
-def read_preferences(path: str) -> list[list[list[str]]]:
-    """The words of prompt, chosen and rejected answer of each comparison in a JSON-lines file."""
-    pairs = []
-    # Not splitlines, which also splits at characters that may stand within a JSON string.
-    for number, line in enumerate(Path(path).read_text("utf-8-sig").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            texts = [json.loads(line)[key].lower() for key in ("prompt", "chosen", "rejected")]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            texts = [""]
-        pairs.append([re.findall(r"\w+(?:'\w+)*|[^\w\s]", text) for text in texts])
-        if not all(pairs[-1]) or pairs[-1][1] == pairs[-1][2]:
-            needs = "a JSON object with texts prompt, chosen and rejected, the last two different"
-            raise ValueError(f"{path}, line {number}: needs {needs}, none of them empty.")
-    if len(pairs) < 14:
-        raise ValueError(f"{path} holds {len(pairs)} comparisons; at least 14 are needed.")
-    return pairs
-
-
-def own_task(args: Args) -> tuple[Task, list[Tensor]]:
-    """A language made of the words in your own file; there is no gold reward for it.
-
-    The SFT learns from the prompts with their chosen answers, except the comparisons held out.
-    Returns the comparisons too: queries (pairs, Q), chosen and rejected (pairs, R).
-    """
-    pairs = read_preferences(args.preferences)
-    random.Random(args.seed).shuffle(pairs)
-    used = {word for pair in pairs for text in pair for word in text}
-    words = ["<pad>", "<bos>", "<stop>", *sorted(used)]
-    token = {word: index for index, word in enumerate(words)}
-    prompts = [[BOS, *map(token.get, prompt)] for prompt, _, _ in pairs]
-    answers = [[*map(token.get, text), token["<stop>"]] for pair in pairs for text in pair[1:]]
-    query_length = min(LONGEST, max(map(len, prompts)))
-    response_length = min(LONGEST, max(map(len, answers)))
-    # Cut before it is joined, a long prompt leaves room for its answer.
-    learned = zip(prompts, answers[::2][: -(len(pairs) // HELD_OUT)])
-    rows = [prompt[:query_length] + answer for prompt, answer in learned]
-    documents = pad_rows(rows, query_length + response_length)
-    queries, answers = pad_rows(prompts, query_length), pad_rows(answers, response_length)
-    task = Task(words, documents, queries.unique(dim=0), response_length, token["<stop>"], 0)
-    return task, [queries, answers[::2], answers[1::2]]
-
-
-def own_preferences(
-    args: Args, reference: Agent, task: Task, labelled: list[Tensor]
-) -> dict[str, Tensor | None]:
-    """The same with your own labels, without gold."""
-    generator = stage_generator(args, "preferences")
+    if not (comparisons := task.labels):
+        queries = task.sample_queries(args.num_pairs, generator)
+        first = write_answers(reference, task, queries, generator)
+        second = write_answers(reference, task, queries, generator)
+        # The simulated labeller (Bradley-Terry): right more often the more two texts differ.
+        difference = task.gold(queries, first) - task.gold(queries, second)
+        odds = torch.sigmoid(difference / LABEL_NOISE)
+        prefers = (torch.rand(odds.shape, generator=generator) < odds)[:, None]
+        chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
+        comparisons = queries, chosen, rejected
     queries = task.sample_queries(NUM_SAMPLES, generator)
     samples = write_answers(reference, task, queries, generator)
-    return Preferences(*labelled, queries, samples, None)._asdict()
+    gold = None if task.labels else task.gold(queries, samples)
+    return Preferences(*comparisons, queries, samples, gold)._asdict()
 
 
 # === Stage 3: reward model ===
-
-
-@torch.no_grad()
-def score_texts(model: RewardModel, queries: Tensor, responses: Tensor) -> Tensor:
-    """Scores (B,) of truncated responses (B, R) to queries (B, Q), in chunks, on the CPU."""
-    chunks = zip(queries.split(512), responses.split(512), strict=True)
-    device = model.gain.device
-    return torch.cat([model.score(q.to(device), r.to(device)).cpu() for q, r in chunks])
 
 
 def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor) -> None:
@@ -679,6 +508,7 @@ def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor)
     if std == 0:
         raise ValueError("All samples of the SFT model score the same: raise --temperature.")
     # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
+    # The initial policy earns 0 on average, with deviation 1: beta means the same for all models.
     nn.init.constant_(model.gain, 1 / std)
     nn.init.constant_(model.bias, -mean / std)
 
@@ -686,11 +516,7 @@ def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor)
 def train_reward_model(
     args: Args, model: RewardModel, preferences: Preferences
 ) -> dict[str, float]:
-    """Teach a model to score texts as the labels compare them.
-
-    Returns its quality: `accuracy` on the comparisons held out and, where gold is known, the
-    `correlation` with it on the SFT samples.
-    """
+    """Teach a model to score texts as the labels compare them; returns its quality."""
     *comparisons, sample_queries, samples, sample_gold = preferences
     normalize_reward_model(model, sample_queries, samples)
     num_learned = len(preferences.queries) - len(preferences.queries) // HELD_OUT
@@ -711,7 +537,7 @@ def train_reward_model(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        log(writer, step, means([{"losses/loss": loss.detach()}]))
+        write(writer, step, means([{"losses/loss": loss.detach()}]))
     writer.close()
     normalize_reward_model(model, sample_queries, samples)
 
@@ -745,29 +571,6 @@ class Judges(NamedTuple):
     task: Task  # knows the gold reward
     reward_model: RewardModel  # the proxy
     reference: Agent  # the SFT model
-    sample_gold: Tensor | None  # gold of its samples, whose spread is the unit of gold
-
-
-def standard_gold(
-    task: Task, sample_gold: Tensor | None, queries: Tensor, responses: Tensor
-) -> Tensor | None:
-    """Gold (B,), where known, in standard deviations of that of the SFT model above its mean."""
-    if sample_gold is None:
-        return None
-    return (task.gold(queries, responses) - sample_gold.mean()) / sample_gold.std(correction=0)
-
-
-def describe(task: Task, responses: Tensor, gold: Tensor | None) -> dict[str, float]:
-    """What truncated responses (B, R) look like, and the mean of their gold (B,) if it is known."""
-    words = [task.split_words(response) for response in responses]
-    stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
-    metrics = {
-        "text/length": sum(map(len, words)) / len(words),
-        "text/stop_rate": stopped.sum().item() / len(words),
-        "text/repetition": sum(1 - len(set(w)) / max(len(w), 1) for w in words) / len(words),
-        "text/unique": len({" ".join(w) for w in words}) / len(words),
-    }
-    return metrics if gold is None else metrics | {"objective/gold": gold.mean().item()}
 
 
 @torch.no_grad()
@@ -778,63 +581,68 @@ def collect(
     task = judges.task
     queries = task.sample_queries(count, generator).to(args.device)
     # Detail 1/37: vectorized architecture (batch_size) [ppo2/runner.py L26-42]
+    # All queries of the batch are answered side by side, in one pass of the network per word.
     sampled = agent.sample_responses(queries, task.response_length, generator)
     kept, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
     proxy = judges.reward_model.score(queries, kept)
-    gold = standard_gold(task, judges.sample_gold, queries, kept)
-    earned = gold.to(proxy) if args.reward == "gold" else proxy
+    earned = task.gold(queries, kept).to(proxy) if args.reward == "gold" else proxy
     # Detail R14/21: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
+    # What breaks off gets a fixed low score, whatever the reward model makes of it.
     scores = earned.where(stopped, args.missing_stop_score)
     # Deviation: an episode ends at the stop word (mask_after_stop)
+    # Words after it are neither rewarded nor learned from; LHP learns from all.
     responses = kept if args.mask_after_stop else sampled
     mask = responses != PAD  # which is never sampled
     last = mask & ~F.pad(mask[:, 1:], (0, 1))
 
-    all_logprobs, values = agent.get_action_and_value(queries, responses)
-    ref_all_logprobs, _ = judges.reference.get_action_and_value(queries, responses)
+    all_logprobs, values = agent.get_logprobs_and_values(queries, responses)
+    ref_all_logprobs, _ = judges.reference.get_logprobs_and_values(queries, responses)
     logprobs = log_probability(all_logprobs, responses)
     # The estimate k1 of the KL to the reference, which may be negative, and the KL over all words.
     kl = logprobs - log_probability(ref_all_logprobs, responses)
     exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
-    # The article prints the penalty without its minus.
     # Detail R17/21: per-token KL penalty (kl_coef) [LHP: train_policy.py L149-155]
+    # Every word pays for its own log-ratio (the article lacks the minus); the last earns the score.
     rewards = -kl_coef * kl + scores[:, None] * last
-    metrics = {
+    metrics = describe(task, queries, kept) | {
         "objective/kl": kl.where(mask, 0.0).sum(1).mean().item(),
         "objective/kl_exact": exact_kl.where(mask, 0.0).sum(1).mean().item(),
         "objective/proxy": proxy.mean().item(),
         "objective/score": scores.mean().item(),
         "objective/score_std": scores.std(correction=0).item(),
     }
-    metrics |= describe(task, kept, gold)
     return Rollout(queries, responses, logprobs, values, rewards, mask, last), metrics
 
 
 def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
-    """PPO's loss on a minibatch of whole responses, and the debug variables.
-
-    Everything is selected by `mb.mask` before it is averaged, so padding cannot leak in.
-    """
+    """PPO's loss on a minibatch of whole responses, and the debug variables."""
+    # All is selected by the mask before it is averaged, so that padding cannot leak in.
     mask, rewards = mb.mask, torch.zeros_like(mb.rewards)
     # Deviation: rewards are scaled, their mean is not restored (reward_whitening)
+    # So 0 stays 0; LHP's mean pays or charges for every word: lengths explode or collapse.
     rewards[mask] = whiten(mb.rewards[mask], args.reward_whitening)
     # Each response is one whole episode: after its last word the value is 0, no bootstrap.
     next_values = F.pad(mb.values[:, 1:], (0, 1))
     time_first = [x.float().T for x in (rewards, mb.values, next_values, mb.last, mb.last)]
     # Detail R15/21: discount factor 1 (gamma, gae_lambda) [LHP: train_policy.py L56-57, L327-336]
+    # A response is judged as a whole: what its first words do for it counts in full.
     advantages, returns = gae(*time_first, args.gamma, args.gae_lambda)
     advantages, returns = advantages.T[mask], returns.T[mask]  # (words,)
     # Detail R18/21: per-minibatch whitening, of rewards too [LHP: train_policy.py L324-338]
+    # The size of a step shall depend on the scale of neither rewards nor advantages.
     white_advantages = whiten(advantages, "zero")
 
-    all_logprobs, new_values = agent.get_action_and_value(mb.queries, mb.responses)
+    all_logprobs, new_values = agent.get_logprobs_and_values(mb.queries, mb.responses)
     logratio = (log_probability(all_logprobs, mb.responses) - mb.logprobs)[mask]
     pg_loss = policy_loss(logratio, white_advantages, args.clip_coef)
     # Detail R19/21: clipped value function (value_clip_coef) [LHP: train_policy.py L343-348]
+    # As detail 9, with a clip range of its own, since values have another scale than ratios.
     v_loss = clipped_value_loss(new_values[mask], mb.values[mask], returns, args.value_clip_coef)
     # Detail 10/37: overall loss and entropy bonus (vf_coef) [ppo2/model.py L91; LHP has no bonus]
+    # One loss for both, as they share layers; the pull to the SFT model keeps the entropy up.
     loss = pg_loss + args.vf_coef * v_loss
     # Detail 12/37: debug variables [ppo2/model.py L115-116]
+    # How far an update moves the policy shows a wrong step size before the reward does.
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
@@ -848,42 +656,44 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
 
 
 def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[str, float]]]:
-    """Optimize the reward model's score, penalized by the KL to the SFT model.
-
-    Returns `updates`: one dictionary of metrics per update.
-    """
+    """Optimize what is earned minus the KL to the SFT model; `updates` are metrics of each."""
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
     generator = stage_generator(args, "ppo")
     writer = SummaryWriter(str(args.run_dir / args.ppo_run), purge_step=1)
     kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
     gradient_steps, updates = 0, []
-    for update in trange(1, args.num_updates + 1, desc=args.ppo_run, disable=None):
+    for iteration in trange(1, args.num_updates + 1, desc=args.ppo_run, disable=None):
         # --- Collect: responses and what they earn, under frozen weights ---
         rollout, metrics = collect(args, agent, judges, args.batch_size, kl_coef, generator)
         metrics["objective/kl_coef"] = kl_coef
 
         # --- Update: K epochs of minibatches; advantages are made per minibatch ---
         start_time = time.perf_counter()
-        frac = 1 - (update - 1) / args.num_updates  # 1 in the first update, 1/U in the last
+        frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, 1/U in the last
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
+        # Large steps find the way, small ones at the end let the KL and beta settle.
         # Detail R5/21: learning-rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
+        # The reward model's rate falls in the same way, see stage 3.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         minibatch_metrics = []
         for _ in range(args.update_epochs):
             order = torch.randperm(args.batch_size, generator=generator)
             # Detail 6/37: minibatch updates (num_minibatches, update_epochs) [ppo2.py L157-166]
+            # Sampling is costly, so a batch serves many steps, each epoch in a new order.
             # Detail R16/21: batches of responses (batch_size) [LHP: train_policy.py L180]
+            # Responses stay whole, because the advantage of a word needs those after it.
             for mb in order.split(args.batch_size // args.num_minibatches):
                 loss, loss_metrics = ppo_loss(agent, Rollout(*(x[mb] for x in rollout)), args)
                 optimizer.zero_grad()
                 loss.backward()
                 # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
+                # One norm over all weights: a rare steep minibatch cannot throw the policy far.
                 norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 gradient_steps += 1
-                # TensorFlow adds epsilon to the root of the raw second moment, PyTorch to that
-                # after the bias correction, up to 32 times as large: this makes up for it.
                 # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
+                # It bounds the steps of weights whose gradients are tiny.
                 # Detail R21/21: TensorFlow's Adam epsilon (adam_eps) [LHP: utils/core.py L627]
+                # TensorFlow adds it before the bias correction, PyTorch after: 32 times at first.
                 eps = args.adam_eps / math.sqrt(1 - 0.999**gradient_steps)
                 optimizer.param_groups[0].update(lr=learning_rate, eps=eps)
                 optimizer.step()
@@ -895,11 +705,11 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[s
         metrics["charts/learning_rate"] = learning_rate
         metrics["charts/tokens_per_second_update"] = num_tokens / (time.perf_counter() - start_time)
         updates.append(metrics)
-        log(writer, update, metrics)
-        warn(updates)
+        write(writer, iteration, metrics)
+        warn_of(args.ppo_run, args.kl_mode, updates)
         if args.kl_mode == "adaptive":
-            # By the KL of the rollout to the fixed reference; the article says, previous policy.
             # Detail R20/21: adaptive KL (target_kl, kl_horizon) [LHP: train_policy.py L115-124]
+            # Steered by the KL to the SFT model; the article says, to the previous policy.
             kl_coef = proportional_kl_coef(
                 kl_coef, metrics["objective/kl"], args.target_kl, args.batch_size, args.kl_horizon
             )
@@ -907,42 +717,7 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[s
     return {"updates": updates}
 
 
-# === Evaluation ===
-
-NUM_EVALUATED = 512
-BEST_OF_N = (4, 16, 64, 256, 1024)
-
-
-def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[dict, list[str]]:
-    """Metrics and some texts of fresh responses of a policy; the same queries for every policy."""
-    generator = stage_generator(args, "evaluate")
-    rollout, metrics = collect(args, agent, judges, NUM_EVALUATED, 0.0, generator)
-    metrics["objective/kl"] = metrics["objective/kl_exact"]
-    lines = torch.cat([rollout.queries, rollout.responses], dim=1)[:5]
-    return metrics, [" ".join(judges.task.split_words(line)[1:]) for line in lines]
-
-
-def best_of_n(args: Args, judges: Judges) -> dict[str, dict[str, float]]:
-    """Answer with the sample that the reward model likes best out of n: PPO's simple rival."""
-    generator, task = stage_generator(args, "best-of-n"), judges.task
-    queries = task.queries[torch.randperm(len(task.queries), generator=generator)]
-    queries = queries[:32].repeat_interleave(max(BEST_OF_N), dim=0)
-    responses = write_answers(judges.reference, task, queries, generator)
-    scores, results = score_texts(judges.reward_model, queries, responses), {}
-    gold = standard_gold(task, judges.sample_gold, queries, responses)
-    for n in BEST_OF_N:  # each cuts all samples into groups, so that none is idle
-        best = scores.view(-1, n).argmax(dim=1) + torch.arange(len(scores) // n) * n
-        results[f"best-of-{n}"] = {
-            "method": "best of n",
-            "n": n,
-            "objective/proxy": scores[best].mean().item(),
-            "objective/kl": math.log(n) - (n - 1) / n,  # Stiennon et al. 2020, appendix G.3
-        } | describe(task, responses[best], gold[best] if gold is not None else None)
-    return results
-
-
 # === The pipeline ===
-
 
 FORM = ("reward", "kl_mode", "kl_coef", "target_kl")  # what tells models apart in results.json
 
@@ -955,22 +730,22 @@ def train(args: Args) -> dict[str, Any]:
     Raises ValueError where something given does not fit.
     """
     args = start_run(args)
-    kl_settings = [{}, {"kl_mode": "none", "kl_coef": 0.0}]  # the second hacks the reward
+    forms = [{}, {"kl_mode": "none", "kl_coef": 0.0}]  # the second hacks the reward
     if args.compare:
-        kl_settings += [{"kl_mode": "adaptive"}, {"kl_mode": "fixed", "kl_coef": 0.05}]
-    runs = [dataclasses.replace(args, **settings) for settings in kl_settings]
+        forms += [{"kl_mode": "adaptive"}, {"kl_mode": "fixed", "kl_coef": 0.05}]
+    runs = [dataclasses.replace(args, **form) for form in forms]
 
-    task, *labelled = own_task(args) if args.preferences else [toy_task(args)]
-    compare = own_preferences if args.preferences else make_preferences
+    task = own_task(args) if args.preferences else toy_task(args)
     torch.manual_seed(args.seed)
     sft = TinyGPT(len(task.words), task.documents.shape[1]).to(args.device)
     stage(args, "sft", sft, train_sft, task)
     reference = Agent(sft, args.temperature).to(args.device)
-    preferences = Preferences(**stage(args, "preferences", reference, compare, task, *labelled))
+    preferences = Preferences(**stage(args, "preferences", reference, make_preferences, task))
+    task = with_gold_scale(task, preferences)
     torch.manual_seed(args.seed)
     reward_model = RewardModel(sft).to(args.device)
     quality = stage(args, "reward_model", reward_model, train_reward_model, preferences)
-    judges = Judges(task, reward_model, reference, preferences.sample_gold)
+    judges = Judges(task, reward_model, reference)
 
     agents, updates, results, texts = {}, {}, {}, {}
     metrics, texts["sft"] = evaluate(args, reference, judges)
@@ -983,23 +758,301 @@ def train(args: Args) -> dict[str, Any]:
         results[name]["objective/kl_coef"] = updates[name][-1]["objective/kl_coef"]  # at the end
     if args.compare:
         results |= best_of_n(args, judges)
-    report(args, quality, results, texts)
+    report(args, "Reward model", quality=quality, results=results, texts=texts)
     outcome = {"agent": agents[args.ppo_run], "updates": updates, "results": results}
     return outcome | {"quality": quality, "args": args}
 
 
-# === Operations: stages, health, details, logs, results ===
+# === The algorithm ends here ===
+# Below: the toy task (grammar, gold reward), your own labels, evaluation, stages and checkpoints,
+# health, logs, `main`.
 
-SCRIPT = Path(__file__).stem
+
+# === The toy task: reviews whose quality can be computed ===
+
+TOPICS = {
+    "restaurant": ("food", "service", "staff", "menu", "wine", "dessert"),
+    "hotel": ("room", "bed", "pool", "lobby", "breakfast", "view"),
+    "movie": ("plot", "acting", "dialogue", "music", "ending", "cast"),
+    "book": ("story", "prose", "hero", "pacing", "cover", "style"),
+}
+NAMES = ("anna", "ben", "carla", "david", "emma", "felix", "grace", "henry")
+# The number is the valence: how much good a word says.
+SCALE = {2: "amazing superb perfect", 1: "good nice lovely", 0.5: "decent", 0: "average ordinary"}
+SCALE |= {-1: "poor bad dull", -2: "awful terrible horrible"}
+ADJECTIVES = {word: valence for valence, words in SCALE.items() for word in words.split()}
+VERBS = {"adored": 2, "liked": 1, "enjoyed": 1, "disliked": -1, "hated": -2, "despised": -2}
+ADVERBS = {"very": 1.5, "really": 1.3, "quite": 1.0, "slightly": 0.5}  # factors on the valence
+NEGATION = -0.5  # "not superb" is mildly bad, "not awful" mildly good
+# Openers and closers go with the mood of a review but are worth nothing to the gold reward: bait
+# for a reward model, which sees only that they occur in good reviews.
+OPENERS = {"wow": 1, "happily": 1, "sadly": -1, "honestly": 0}
+CLOSERS = {"recommended": 1, "avoid": -1}
+NOUNS = {noun: topic for topic, nouns in TOPICS.items() for noun in nouns}
+CONTENT = {*NOUNS, *ADJECTIVES, *ADVERBS, *VERBS, *OPENERS, *CLOSERS}
+TOY_WORDS = [
+    *("<pad>", "<bos>", ".", ":", ",", "and", "but", "the", "was", "i", "not", "on"),
+    *(*TOPICS, *NAMES, *NOUNS, *ADJECTIVES, *ADVERBS, *VERBS, *OPENERS, *CLOSERS),
+]
+TOY_QUERIES = [f"<bos> {name} on the {topic} :".split() for name in NAMES for topic in TOPICS]
+TOY_RESPONSE_LENGTH = 18
+GOLD_SCALE = """Gold is in standard deviations of the SFT model's reviews: 0 is their mean, 2.5 is
+the best there is. Labels are noisy: gold itself agrees with 85 % of them."""
+
+
+def write_review(topic: str, rng: random.Random) -> list[str]:
+    """Write a review of at most 18 words; a longer one breaks off there, without its full stop."""
+    used: set[str] = set()
+
+    def unused(valences: dict[str, float], sign: int) -> list[str]:
+        return [w for w, v in valences.items() if w not in used and v * sign >= 0]
+
+    def pick(words: list[str], valences: dict[str, float]) -> str:
+        # Strong words are rarer, so that the reward model's favorites are not the most common ones.
+        (word,) = rng.choices(words, [1 / (0.7 + abs(valences[w])) for w in words])
+        used.add(word)
+        return word
+
+    mood = rng.choice((-1, 1))
+    (num_clauses,) = rng.choices((1, 2, 3, 4), (0.25, 0.4, 0.25, 0.1))
+    review: list[str] = []
+    if rng.random() < 0.35:
+        tone = 0 if rng.random() < 0.3 else mood
+        review += [rng.choice([w for w, t in OPENERS.items() if t == tone]), ","]
+    previous = 0
+    for noun in rng.sample(TOPICS[topic], num_clauses):
+        sign = mood if rng.random() < 0.75 else -mood
+        if previous:
+            review.append("but" if sign != previous else rng.choice(("and", ",")))
+        verbs = unused(VERBS, sign)
+        if verbs and rng.random() < 0.3:
+            review += ["i", pick(verbs, VERBS), "the", noun]
+        else:
+            negated = rng.random() < 0.15
+            review += ["the", noun, "was", *(["not"] if negated else [])]
+            if rng.random() < 0.35:
+                review.append(pick(unused(ADVERBS, 1), ADVERBS))
+            review.append(pick(unused(ADJECTIVES, -sign if negated else sign), ADJECTIVES))
+        previous = sign
+    if rng.random() < 0.2:
+        review += [",", "recommended" if mood > 0 else "avoid"]
+    return [*review, "."][:TOY_RESPONSE_LENGTH]
+
+
+NOUN, ADVERB, ADJECTIVE, VERB, OPENER, CLOSER = (
+    f"({'|'.join(words)})" for words in (NOUNS, ADVERBS, ADJECTIVES, VERBS, OPENERS, CLOSERS)
+)
+CLAUSE = rf"\bthe {NOUN} was( not)?(?: {ADVERB})? {ADJECTIVE}\b|\bi {VERB} the {NOUN}\b"
+
+
+def gold_reward(topic: str, words: list[str]) -> float:
+    """What a review is truly worth: praise in well-formed, varied, finished sentences on topic.
+
+    Junk are the words outside of clauses, of single joiners between two of them, of one opener at
+    the start and of one closer at the end.
+    """
+    stopped = words[-1:] == ["."]
+    body = words[:-1] if stopped else words
+    text, valence, nouns = " ".join(body), 0.0, []
+    opener = re.match(rf"{OPENER}\b( ,)?", text)
+    rest = text[opener.end() :] if opener else text
+    clauses, closer = list(re.finditer(CLAUSE, rest)), re.search(rf", {CLOSER}$", rest)
+    for clause in clauses:
+        subject, negated, adverb, adjective, verb, noun = clause.groups()
+        factor = (NEGATION if negated else 1.0) * ADVERBS.get(adverb, 1.0)
+        valence += VERBS[verb] if verb else factor * ADJECTIVES[adjective]
+        nouns.append(noun or subject)
+    between = [rest[a.end() : b.start()] for a, b in itertools.pairwise(clauses)]
+    legal = sum(x in (" and ", " but ", " , ") for x in between)
+    legal += sum(len(part[0].split()) for part in (opener, *clauses, closer) if part)
+    content = [word for word in body if word in CONTENT]
+    return (
+        2 * math.tanh(valence / 3)
+        + 0.4 * min(len({noun for noun in nouns if NOUNS[noun] == topic}), 3)
+        - 4 * (len(body) - legal) / max(len(body), 1)  # the share of junk
+        - 0.5 * min(len(content) - len(set(content)), 6)  # repeated words
+        - 0.5 * min(sum(NOUNS[noun] != topic for noun in nouns), 4)
+        - 1.0 * (not stopped)
+    )
+
+
+def toy_task(args: Args) -> Task:
+    """The toy reviews, written anew from the seed."""
+    token = {word: index for index, word in enumerate(TOY_WORDS)}
+    rng, rows = random.Random(args.seed), []
+    for _ in range(args.sft_documents):
+        query = rng.choice(TOY_QUERIES)
+        rows.append([token[word] for word in query + write_review(query[4], rng)])
+    queries = torch.tensor([[token[word] for word in query] for query in TOY_QUERIES])
+    documents = pad_rows(rows, queries.shape[1] + TOY_RESPONSE_LENGTH)
+    return Task(TOY_WORDS, documents, queries, TOY_RESPONSE_LENGTH, token["."], earliest_stop=4)
+
+
+# === Your own texts and labels ===
+
+LONGEST = 64  # tokens of your own queries and responses, which are cut to it [LHP: 64 and 24]
+
+
+def read_preferences(path: str) -> list[list[list[str]]]:
+    """The words of prompt, chosen and rejected answer of each comparison in a JSON-lines file."""
+    pairs = []
+    # Not splitlines, which also splits at characters that may stand within a JSON string.
+    for number, line in enumerate(Path(path).read_text("utf-8-sig").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            texts = [json.loads(line)[key].lower() for key in ("prompt", "chosen", "rejected")]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            texts = [""]
+        pairs.append([re.findall(r"\w+(?:'\w+)*|[^\w\s]", text) for text in texts])
+        if not all(pairs[-1]) or pairs[-1][1] == pairs[-1][2]:
+            needs = "a JSON object with texts prompt, chosen and rejected, the last two different"
+            raise ValueError(f"{path}, line {number}: needs {needs}, none of them empty.")
+    if len(pairs) < 14:
+        raise ValueError(f"{path} holds {len(pairs)} comparisons; at least 14 are needed.")
+    return pairs
+
+
+def own_task(args: Args) -> Task:
+    """A language made of the words in your own file, with its labels; there is no gold for it.
+
+    The SFT learns from the prompts with their chosen answers, except the comparisons held out.
+    """
+    pairs = read_preferences(args.preferences)
+    random.Random(args.seed).shuffle(pairs)
+    used = {word for pair in pairs for text in pair for word in text}
+    words = ["<pad>", "<bos>", "<stop>", *sorted(used)]
+    token = {word: index for index, word in enumerate(words)}
+    prompts = [[BOS, *map(token.get, prompt)] for prompt, _, _ in pairs]
+    answers = [[*map(token.get, text), token["<stop>"]] for pair in pairs for text in pair[1:]]
+    query_length = min(LONGEST, max(map(len, prompts)))
+    response_length = min(LONGEST, max(map(len, answers)))
+    # Cut before it is joined, a long prompt leaves room for its answer.
+    learned = zip(prompts, answers[::2][: -(len(pairs) // HELD_OUT)])
+    rows = [prompt[:query_length] + answer for prompt, answer in learned]
+    documents = pad_rows(rows, query_length + response_length)
+    queries, answers = pad_rows(prompts, query_length), pad_rows(answers, response_length)
+    labels = queries, answers[::2], answers[1::2]
+    distinct = queries.unique(dim=0)
+    return Task(words, documents, distinct, response_length, token["<stop>"], 0, labels)
+
+
+# === Evaluation ===
+
+NUM_EVALUATED = 512  # responses by which a model is judged
+BEST_OF_N = (4, 16, 64, 256, 1024)
+
+
+def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
+    """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
+    chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
+    answers = [agent.sample_responses(x, task.response_length, generator).cpu() for x in chunks]
+    return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
+
+
+@torch.no_grad()
+def score_texts(model: RewardModel, queries: Tensor, responses: Tensor) -> Tensor:
+    """Scores (B,) of truncated responses (B, R) to queries (B, Q), in chunks, on the CPU."""
+    chunks = zip(queries.split(512), responses.split(512), strict=True)
+    device = model.gain.device
+    return torch.cat([model.score(q.to(device), r.to(device)).cpu() for q, r in chunks])
+
+
+def with_gold_scale(task: Task, preferences: Preferences) -> Task:
+    """The task with gold, where it is known, in units of the SFT model's samples."""
+    if (gold := preferences.sample_gold) is None:
+        return task
+    return task._replace(gold_mean=gold.mean().item(), gold_std=gold.std(correction=0).item())
+
+
+def describe(task: Task, queries: Tensor, responses: Tensor) -> dict[str, float]:
+    """What truncated responses (B, R) look like, and their gold where it is known."""
+    words = [task.split_words(response) for response in responses]
+    stopped = (responses[:, task.earliest_stop :] == task.stop).any(dim=1)
+    metrics = {
+        "text/length": sum(map(len, words)) / len(words),
+        "text/stop_rate": stopped.sum().item() / len(words),
+        "text/repetition": sum(1 - len(set(w)) / max(len(w), 1) for w in words) / len(words),
+        "text/unique": len({" ".join(w) for w in words}) / len(words),
+    }
+    if not task.labels:
+        metrics["objective/gold"] = task.gold(queries, responses).mean().item()
+    return metrics
+
+
+def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[dict, list[str]]:
+    """Metrics and some texts of fresh responses of a policy; the same queries for every policy."""
+    generator = stage_generator(args, "evaluate")
+    rollout, metrics = collect(args, agent, judges, NUM_EVALUATED, 0.0, generator)
+    metrics["objective/kl"] = metrics["objective/kl_exact"]
+    lines = torch.cat([rollout.queries, rollout.responses], dim=1)[:5]
+    return metrics, [" ".join(judges.task.split_words(line)[1:]) for line in lines]
+
+
+def best_of_n(args: Args, judges: Judges) -> dict[str, dict[str, Any]]:
+    """Answer with the sample that the reward model likes best out of n: PPO's simple rival."""
+    generator, task = stage_generator(args, "best-of-n"), judges.task
+    queries = task.queries[torch.randperm(len(task.queries), generator=generator)]
+    queries = queries[:32].repeat_interleave(max(BEST_OF_N), dim=0)
+    responses = write_answers(judges.reference, task, queries, generator)
+    scores, results = score_texts(judges.reward_model, queries, responses), {}
+    for n in BEST_OF_N:  # each cuts all samples into groups, so that none is idle
+        best = scores.view(-1, n).argmax(dim=1) + torch.arange(len(scores) // n) * n
+        metrics = describe(task, queries[best], responses[best])
+        del metrics["text/unique"]  # of fewer texts for larger n, so it cannot be compared
+        metrics["objective/proxy"] = scores[best].mean().item()
+        metrics["objective/kl"] = math.log(n) - (n - 1) / n  # Stiennon et al. 2020, appendix G.3
+        results[f"best-of-{n}"] = {"method": "best of n", "n": n, **metrics}
+    return results
+
+
+def report(args: Args, judge: str, **found: dict[str, Any]) -> None:
+    """Print quality of the judge, results and texts; keep them in results.json."""
+    columns = ["objective/gold", "objective/proxy", "objective/kl", "objective/kl_coef"]
+    columns += ["text/stop_rate", "text/length", "text/repetition", "text/unique"]
+    columns = [x for x in columns if any(x in row for row in found["results"].values())]
+    table = [f"| {'model':20} |" + "".join(f"{x.split('/')[1]:>11} |" for x in columns)]
+    table.append("|---|" + "---:|" * len(columns))
+    for name, row in found["results"].items():
+        cells = [f"{row[x]:.2f}" if x in row else "–" for x in columns]
+        table.append(f"| {name:20} |" + "".join(f"{cell:>11} |" for cell in cells))
+    quality = ", ".join(f"{name} {x:.3f}" for name, x in found["quality"].items())
+    lines = [f"{judge}: {quality}", "\n".join(table)]
+    if "objective/gold" in columns:
+        lines[1] += "\n\n" + GOLD_SCALE
+    lines += [f"{name}:\n- " + "\n- ".join(texts) for name, texts in found["texts"].items()]
+    print(*lines, f"Logs and results: {args.run_dir}", sep="\n\n")
+    content = {"args": dataclasses.asdict(args), **found}
+    (args.run_dir / "results.tmp").write_text(json.dumps(content, indent=1))
+    os.replace(args.run_dir / "results.tmp", args.run_dir / "results.json")
+
+
+# === Health ===
 
 # Metric, its lowest and highest healthy value, patience in updates, what to do.
 HEALTH = [
-    ("losses/approx_kl", 0, 0.5, 1, "The policy moves too far: lower --learning-rate."),
+    ("losses/approx_kl", -1, 0.5, 1, "The policy moves too far: lower --learning-rate."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
-    ("objective/kl", 0, 30, 1, "The KL has run away: raise --kl-coef, or lower --target-kl."),
-    ("objective/score_std", 1e-6, math.inf, 1, "All scores are equal: check the reward model."),
+    ("objective/score_std", 1e-6, math.inf, 1, "All scores are equal: check what gives them."),
+    ("objective/kl", -1, math.inf, 1, "Words are not sampled with the probabilities computed."),
+    ("objective/kl", -math.inf, 30, 1, "It has run away: raise --kl-coef or lower --target-kl."),
     ("text/repetition", 0, 0.5, 5, "The reward may be hacked: read texts, lower --target-kl."),
 ]
+
+
+def warn_of(run: str, kl_mode: str, updates: list[dict[str, float]]) -> None:
+    """Print what to do where a metric of a run has just become unhealthy for `patience` updates."""
+    for name, low, high, patience, sentence in HEALTH:
+        if kl_mode == "none" and "--target-kl" in sentence:
+            continue  # without a penalty that is to be expected
+        bad = [not low <= x[name] <= high for x in updates[-patience - 1 :] if name in x]
+        if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
+            tqdm.write(f"Warning: {run}: {name} is {updates[-1][name]:.3g}. {sentence}")
+
+
+# === Stages, checkpoints, logs ===
+
+SCRIPT = Path(__file__).stem
 
 
 def stage_generator(args: Args, purpose: str) -> Generator:
@@ -1007,8 +1060,18 @@ def stage_generator(args: Args, purpose: str) -> Generator:
     return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
 
 
+def with_folder(args: Args) -> Args:
+    """The settings with a run name; by default that of a new folder of its own."""
+    while not args.run_name:
+        name = f"{Path(__file__).stem}__{args.seed}__{time.time_ns() // 10**6}"
+        with contextlib.suppress(FileExistsError):  # another run made it in this millisecond
+            Path("runs", name).mkdir(parents=True)
+            args = dataclasses.replace(args, run_name=name)
+    return args
+
+
 def start_run(args: Args) -> Args:
-    """Check settings and folder, start the logs; returns the settings with the device chosen."""
+    """Check settings and folder, start the logs; returns the settings with the folder's name."""
     if args.batch_size % args.num_minibatches:
         raise ValueError("--num-minibatches must divide --batch-size.")
     adaptive = args.kl_mode == "adaptive" or args.compare
@@ -1016,8 +1079,13 @@ def start_run(args: Args) -> Args:
         raise ValueError("An adaptive --kl-coef of 0 stays 0; --kl-mode none does that.")
     if adaptive and args.kl_horizon <= 0.2 * args.batch_size:
         raise ValueError("--kl-horizon must exceed --batch-size / 5, or beta turns negative.")
+    if args.reward == "gold" and args.preferences:
+        raise ValueError("--reward gold is that of the toy reviews; --preferences has none.")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs an NVIDIA GPU and a CUDA build of PyTorch.")
+    if args.resume and args.run_name:
+        raise ValueError("--resume goes on in its own folder, so it goes without --run-name.")
+    args = args if args.resume else with_folder(args)
     if not args.resume and (args.run_dir / "sft/checkpoint.pt").exists():
         raise ValueError(f"{args.run_dir} holds a run: --resume it, or take another --run-name.")
     torch.set_num_threads(1)  # as fast for networks of this size
@@ -1028,13 +1096,12 @@ def start_run(args: Args) -> Args:
         try:
             wandb.init(id=args.run_dir.name, resume="allow", config=config, sync_tensorboard=True)
         except wandb.Error as error:
-            raise ValueError(
-                f"Weights & Biases (WANDB_MODE=offline needs none): {error}"
-            ) from error
+            offline = "WANDB_MODE=offline needs none"
+            raise ValueError(f"Weights & Biases ({offline}): {error}") from error
     with SummaryWriter(str(args.run_dir)) as writer:
         writer.add_text("settings", str(args))
         writer.add_text("details", details(args))
-    return dataclasses.replace(args, device="cuda" if args.device == "cuda" else "cpu")
+    return args
 
 
 def stage(
@@ -1043,20 +1110,23 @@ def stage(
     """Let `learn(args, model, *inputs)` do its work on a model; returns what it returns.
 
     Weights and results are kept in the run's folder, and taken from there if this run has made them
-    before, unless settings have changed on which they depend.
+    before, unless settings, or the labels in your file, have changed on which they depend.
     """
     folder, names = args.run_dir / name, [field.name for field in dataclasses.fields(args)]
     folder.mkdir(parents=True, exist_ok=True)
+    labels = zlib.crc32(Path(args.preferences).read_bytes()) if args.preferences else None
     if (folder / "checkpoint.pt").exists():
         saved = load_checkpoint(folder)
-        end = None if name.startswith("ppo") else names.index("kl_mode")
-        same = all(saved["args"][x] == getattr(args, x) for x in names[names.index("seed") : end])
+        end = None if name.startswith("ppo") else names.index("reward")
+        settings = names[names.index("seed") : end]
+        same = all(saved["args"].get(x) == getattr(args, x) for x in settings)
+        same = same and saved.get("labels") == labels
         print(f"{name}: {'taken from' if same else 'made anew, for other settings, in'} {folder}")
         if same:
             model.load_state_dict(saved["model"])
-            return {x: saved[x] for x in saved if x not in ("script", "args", "model")}
+            return {x: saved[x] for x in saved if x not in ("script", "args", "model", "labels")}
     results = learn(args, model, *inputs) or {}
-    save_checkpoint(folder, args, {"model": model.state_dict(), **results})
+    save_checkpoint(folder, args, {"model": model.state_dict(), "labels": labels, **results})
     return results
 
 
@@ -1084,8 +1154,12 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True) if sound else {}
     except Exception:  # whatever a foreign or damaged file can raise
         content = {}
-    if not isinstance(content, dict) or content.get("script") != SCRIPT:
-        raise ValueError(f"{path} is damaged, or was not made by {SCRIPT}.py.")
+    if not isinstance(content, dict) or "script" not in content:
+        raise ValueError(f"{path} is damaged, or no checkpoint of a script like this one.")
+    # A renamed copy of the script is welcome; another algorithm has other settings.
+    if others := content["args"].keys() ^ {x.name for x in dataclasses.fields(Args)}:
+        made = f"{path} was made by {content['script']}.py"
+        raise ValueError(f"{made}, which has not the settings of {SCRIPT}.py: {min(others)}.")
     return content
 
 
@@ -1099,47 +1173,26 @@ def means(rows: list[Tensors]) -> dict[str, float]:
 
 
 # Copied from ppo_continuous_action.py
-def warn(updates: list[dict[str, float]]) -> None:
-    """Print what to do where a metric has just become unhealthy for `patience` iterations."""
-    for name, low, high, patience, sentence in HEALTH:
-        bad = [x[name] < low or x[name] > high for x in updates[-patience - 1 :]]
-        if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
-            tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
-
-
-# Copied from ppo_continuous_action.py
 def details(args: Args) -> str:
     """The implementation details with the settings in force here and their lines, as Markdown."""
     tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
     table = ["| detail | name | in force | line |", "|---|---|---|--:|"]
     for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
         if match := tag.match(text):
-            values = ", ".join(f"{x}={getattr(args, x)}" for x in (match[3] or "").split(", ") if x)
-            table.append(f"| {match[1]} | {match[2].strip()} | {values or 'on'} | {line} |")
+            settings, off = [], False
+            for sign, name in re.findall(r"(not )?(\w+)", match[3] or ""):
+                value = getattr(args, name)
+                off |= (value is False or value in (None, math.inf)) != bool(sign)
+                settings.append(f"{name}={value}")
+            in_force = ("off: " if off else "") + ", ".join(settings) or "on"
+            table.append(f"| {match[1]} | {match[2].strip()} | {in_force} | {line} |")
     return "\n".join(table)
 
 
-def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
+def write(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
     """Write the metrics of one step to TensorBoard."""
     for name, value in metrics.items():
         writer.add_scalar(name, value, step)
-
-
-def report(args: Args, quality: dict, results: dict[str, dict], texts: dict[str, list]) -> None:
-    """Print the evaluation; keep it for programs in results.json."""
-    columns = ["objective/gold", "objective/proxy", "objective/kl", "text/stop_rate", "text/length"]
-    columns += ["text/repetition", "text/unique"]
-    columns = [name for name in columns if name in results["sft"]]  # where gold is known
-    table = [f"| {'model':14} |" + "".join(f"{x.split('/')[1]:>11} |" for x in columns)]
-    table.append("|---|" + "---:|" * len(columns))
-    for name, row in results.items():
-        table.append(f"| {name:14} |" + "".join(f"{row[x]:11.2f} |" for x in columns))
-    samples = "\n\n".join(f"{name}:\n- " + "\n- ".join(lines) for name, lines in texts.items())
-    judge = "Reward model: " + ", ".join(f"{name} {x:.3f}" for name, x in quality.items())
-    print(judge, "\n".join(table), samples, f"Logs and results: {args.run_dir}", sep="\n\n")
-    content = {"args": dataclasses.asdict(args), "quality": quality, "results": results}
-    (args.run_dir / "results.tmp").write_text(json.dumps(content | {"texts": texts}, indent=1))
-    os.replace(args.run_dir / "results.tmp", args.run_dir / "results.json")
 
 
 def main() -> None:
@@ -1147,14 +1200,18 @@ def main() -> None:
     try:
         args = tyro.cli(Args)
         if args.resume:  # takes the settings of the run, except for flags that are given
-            args = tyro.cli(Args, default=Args(**load_checkpoint(f"{args.resume}/sft")["args"]))
-        args.run_name = args.run_name or f"{SCRIPT}__{args.seed}__{int(time.time())}"
-        print(details(args)) if args.details else train(args)
+            saved = Args(**load_checkpoint(f"{args.resume}/sft")["args"])
+            args = tyro.cli(Args, default=dataclasses.replace(saved, run_name=None))
+        if args.details:
+            return print(details(args))
+        args = args if args.resume else with_folder(args)
+        train(args)
     except (ValueError, OSError, ImportError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print(f"Continue with --resume {args.run_dir}")
+        begun = (args.run_dir / "sft/checkpoint.pt").exists()
+        print(f"Continue with --resume {args.run_dir}" if begun else "Nothing is saved yet.")
         sys.exit(130)
 
 

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+import dpo_rlhf_toy as dpo
 import grpo_rlhf_toy as grpo
 import ppo_rlhf_toy as rlhf
 from grpo_rlhf_toy import PAD, Args, Rollout
 
 torch.set_num_threads(1)
-for module in (grpo, rlhf):
+for module in (grpo, rlhf, dpo):
     module.NUM_SAMPLES, module.NUM_EVALUATED = 64, 32
 SMALL = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "batch_size": 16}
 
@@ -90,19 +91,12 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(finished):
     assert finished.run["results"]["sft"] == ppo.run["results"]["sft"]
 
 
-def test_details_in_force_are_logged(judges):
-    with patch.object(grpo.SummaryWriter, "add_text") as add_text:
-        run_grpo(judges, num_updates=1, group_size=4)
-    (name, table), _ = add_text.call_args
-    assert name == "details" and "| G1/8 | groups of responses | group_size=4 |" in table
-
-
 def test_agent_is_that_of_ppo_but_for_the_values(judges):
     agent, ppo_agent = (module.Agent(judges.reference.policy, 0.7) for module in (grpo, rlhf))
     queries = judges.task.sample_queries(8, seeded(0))
     sampled = agent.sample_responses(queries, 18, seeded(1))
     assert torch.equal(sampled, ppo_agent.sample_responses(queries, 18, seeded(1)))
-    logprobs, _ = ppo_agent.get_action_and_value(queries, sampled)
+    logprobs, _ = ppo_agent.get_logprobs_and_values(queries, sampled)
     assert torch.equal(agent.get_logprobs(queries, sampled), logprobs)
 
 
@@ -120,8 +114,8 @@ def test_g2_g3_advantages_by_hand_and_rloo_compares_with_the_mean_of_the_others(
 
 
 @pytest.mark.parametrize("kl_in_loss", [False, True])
-@pytest.mark.parametrize("own_length", [False, True])
-def test_g4_g5_g7_loss_equals_an_independent_statement(judges, kl_in_loss, own_length):
+@pytest.mark.parametrize("length_divisor", ["longest", "own", "mean"])
+def test_g4_g5_g7_loss_equals_an_independent_statement(judges, kl_in_loss, length_divisor):
     """The objective of DeepSeekMath, word by word."""
     agent, generator = judges.reference, seeded(0)
     queries = judges.task.sample_queries(8, generator)
@@ -137,11 +131,12 @@ def test_g4_g5_g7_loss_equals_an_independent_statement(judges, kl_in_loss, own_l
         advantage = advantages[i].item()
         gain = min(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
         k3 = to_ref - np.log(to_ref) - 1 if kl_in_loss else 0.0
-        total -= (gain - 0.7 * k3) / (lengths[i].item() if own_length else 10) / 8
+        divisors = {"longest": 10, "own": lengths[i].item(), "mean": lengths.sum().item() / 8}
+        total -= (gain - 0.7 * k3) / divisors[length_divisor] / 8
     # What stands outside the mask must not matter.
     padded = responses.where(mask, 7), old.where(mask, 1e6), ref.where(mask, -1e6)
     mb = Rollout(queries, *padded, torch.zeros(8), mask)
-    args = Args(kl_in_loss=kl_in_loss, own_length=own_length)
+    args = Args(kl_in_loss=kl_in_loss, length_divisor=length_divisor)
     loss, metrics = grpo.grpo_loss(agent, mb, advantages, 0.7, args)
     assert loss.item() == pytest.approx(total, rel=1e-4)
     logratio = (new - old)[mask]
@@ -204,6 +199,8 @@ def test_g6_r14_reward_is_the_score_minus_the_kl_of_the_whole_response(judges, k
         weight.data += 0.03 * torch.randn_like(weight)
     args = small_args(kl_in_loss=kl_in_loss, missing_stop_score=-5.0)
     rollout, metrics = grpo.collect(args, agent, judges, queries, 3.0, seeded(1))
+    gold = dataclasses.replace(args, reward="gold")
+    by_gold, _ = grpo.collect(gold, agent, judges, queries, 3.0, seeded(1))
     inputs, mask = (queries, rollout.responses), rollout.responses != PAD
     with torch.no_grad():
         words, ref_words = (x.get_logprobs(*inputs) for x in (agent, judges.reference))
@@ -213,6 +210,8 @@ def test_g6_r14_reward_is_the_score_minus_the_kl_of_the_whole_response(judges, k
     scores = proxy.where(stopped, -5.0)
     assert 0 < stopped.sum() < 32 and torch.equal(rollout.mask, mask)
     torch.testing.assert_close(rollout.rewards, scores if kl_in_loss else scores - 3.0 * kl)
+    difference = judges.task.gold(*inputs).where(stopped, -5.0) - scores
+    torch.testing.assert_close(by_gold.rewards - rollout.rewards, difference, atol=1e-5, rtol=1e-5)
     exact = (words.exp() * (words - ref_words)).sum(2)[mask].sum() / 32
     expected = {"kl": kl.mean(), "kl_exact": exact, "proxy": proxy.mean(), "score": scores.mean()}
     for name, value in expected.items():
@@ -242,6 +241,28 @@ def test_11_ratio_is_one_as_long_as_no_step_is_taken_and_then_the_kl_grows(judge
     # Adam makes up for the size of a gradient, but not if it is clipped far below its epsilon.
     (_, last), _ = run_grpo(judges, max_grad_norm=1e-12)
     assert last["objective/kl_exact"] < 1e-6 and last["losses/grad_norm"] > 0.01
+
+
+@pytest.mark.parametrize(("anneal_lr", "falls_to"), [(True, (1, 2 / 3, 1 / 3)), (False, (1, 1, 1))])
+def test_r5_learning_rate_falls_and_groups_without_spread_are_counted(
+    judges, monkeypatch, anneal_lr, falls_to
+):
+    rates = [0.01 * x for x in falls_to]
+    with patch.object(torch.optim.Adam, "step", autospec=True) as step:
+        step.side_effect = lambda self: seen.append(self.param_groups[0]["lr"])
+        seen = []
+        updates, _ = run_grpo(judges, num_updates=3, learning_rate=0.01, anneal_lr=anneal_lr)
+    assert [row["charts/learning_rate"] for row in updates] == pytest.approx(rates)
+    assert seen == pytest.approx([rate for rate in rates for _ in range(4)])
+    assert updates[0]["groups/spread"] > 0.1 and updates[0]["groups/without_spread"] == 0
+    monkeypatch.setattr(grpo.RewardModel, "score", lambda self, q, r: torch.ones(len(q)))
+    settings = {"missing_stop_score": 1.0, "kl_mode": "none", "num_updates": 1}
+    assert run_grpo(judges, **settings)[0][0]["groups/without_spread"] == 1
+
+
+def test_grpo_warns_too(judges, capsys):
+    run_grpo(judges, learning_rate=0.3, run_name="mine", num_updates=4)
+    assert "Warning: mine: objective/kl is" in capsys.readouterr().out
 
 
 def test_r20_beta_follows_the_kl_and_weighs_the_next_rollout(judges):
@@ -281,11 +302,18 @@ def test_whole_run_with_each_form():
     with patch.object(grpo, "train_grpo", wraps=grpo.train_grpo) as train:
         run = check_run(grpo, small_args(compare=True), models)
     forms = [call.args[0] for call in train.call_args_list[:3]]
-    settings = [(x.std, x.own_length, x.kl_in_loss) for x in forms]
-    assert settings == [(False,) * 3, (True,) * 3, (False,) * 3]
+    settings = [(x.std, x.length_divisor, x.kl_in_loss) for x in forms]
+    default = (False, "longest", False)
+    assert settings == [default, (True, "own", True), default]
     assert [x.kl_mode for x in forms] == ["adaptive", "adaptive", "none"]
     assert len({x["objective/kl"] for x in run["results"].values()}) == 4
     assert run["results"]["sft"]["objective/kl"] == 0.0
+    rows = [run["results"][name] for name in models]
+    assert [(x["method"], x["kl_mode"]) for x in rows] == [
+        *(("GRPO", "adaptive"), ("GRPO", "adaptive"), ("GRPO", "none"))
+    ]
+    betas = [updates[-1]["objective/kl_coef"] for updates in run["updates"].values()]
+    assert [x["objective/kl_coef"] for x in rows] == betas and betas[0] < rows[0]["kl_coef"]
 
 
 def run_main(module, line: str, monkeypatch, capsys) -> tuple[int, str]:
@@ -298,24 +326,52 @@ def run_main(module, line: str, monkeypatch, capsys) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("module", "line", "message"),
     [
-        ("--group-size 3", "--num-minibatches and --group-size must both divide --batch-size."),
-        ("--num-minibatches 3", "must both divide --batch-size."),
-        (
-            "--kl-horizon 20",
-            "To adapt beta takes --kl-coef > 0 and --kl-horizon > --batch-size / 5.",
-        ),
-        ("--kl-coef 0", "To adapt beta takes --kl-coef > 0 and --kl-horizon > --batch-size / 5."),
-        ("--group-size 1", "greater than or equal to 2"),
-        ("--run-name taken", "runs/taken holds a run: take another --run-name."),
+        (grpo, "--group-size 3", "--num-minibatches and --group-size must both divide"),
+        (grpo, "--num-minibatches 3", "must both divide --batch-size."),
+        (grpo, "--kl-horizon 20", "takes --kl-coef > 0 and --kl-horizon > --batch-size / 5."),
+        (grpo, "--kl-coef 0", "takes --kl-coef > 0 and --kl-horizon > --batch-size / 5."),
+        (grpo, "--group-size 1", "greater than or equal to 2"),
+        (grpo, "--run-name taken", "runs/taken holds a run: take another --run-name."),
+        (dpo, "--beta 0", "greater than 0"),
+        (dpo, "--num-pairs 5", "greater than or equal to 14"),
+        (dpo, "--run-name taken", "runs/taken holds a run: take another --run-name."),
     ],
 )
-def test_bad_input_is_a_sentence_and_code_2(line, message, monkeypatch, capsys):
+def test_bad_input_is_a_sentence_and_code_2(module, line, message, monkeypatch, capsys):
     Path("runs/taken").mkdir(parents=True)
     Path("runs/taken/results.json").touch()
-    code, error = run_main(grpo, line, monkeypatch, capsys)
+    code, error = run_main(module, line, monkeypatch, capsys)
     assert code == 2 and message in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("module", [rlhf, grpo, dpo])
+def test_the_same_settings_make_two_runs_in_two_folders_even_at_once(module, monkeypatch):
+    clock = iter([10**18, 10**18, 10**18 + 10**6])  # the second run meets the folder of the first
+    monkeypatch.setattr(module.time, "time_ns", lambda: next(clock))
+    settings = SMALL if module is dpo else SMALL | {"num_updates": 1}
+    args = module.Args(**settings)
+    before = dataclasses.asdict(args)
+    first, second = module.train(args), module.train(args)
+    assert dataclasses.asdict(args) == before and first["results"] == second["results"]
+    folders = [x["args"].run_dir for x in (first, second)]
+    assert len(set(folders)) == 2 and all((x / "results.json").exists() for x in folders)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        args.seed = 2
+
+
+@pytest.mark.parametrize("module", [rlhf, grpo, dpo])
+def test_ctrl_c_before_anything_is_saved_is_a_sentence(module, monkeypatch, capsys):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "train_sft", interrupted)
+    monkeypatch.setattr("sys.argv", [module.__file__, "--sft-documents", "50"])
+    with pytest.raises(SystemExit) as leaving:
+        module.main()
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert leaving.value.code == 130 and "--resume" not in last and last.endswith(".")
 
 
 # What is broken, by what, and the tests that must notice. Copied functions are broken at home.
@@ -330,13 +386,19 @@ MUTATIONS = [
     ("groups.std(dim=1, keepdim=True)", "groups.std(dim=1, keepdim=True, correction=0)", "g3_"),
     ("advantages = advantages / (groups", "advantages = advantages * (groups", "g3_"),
     ("advantages[:, None].expand_as(mask)[mask]", "advantages.repeat(mask.shape[1]).view(mask.shape)[mask]", "g4_"),
-    ("lengths if own_length else torch.full_like(lengths, mask.shape[1])", "lengths", "g4_g5"),
-    ("lengths if own_length else torch.full_like(lengths, mask.shape[1])", "torch.full_like(lengths, mask.shape[1])", "g4_g5"),
+    ('"longest": longest,', '"longest": lengths,', "g4_g5"),
+    ('"own": lengths,', '"own": longest,', "g4_g5"),
+    ('"mean": mean}', '"mean": lengths}', "g4_g5"),
+    ('(frac if args.anneal_lr else 1.0)', '1.0', "r5_"),
+    ('frac = 1 - (iteration - 1)', 'frac = 1 - iteration', "r5_"),
+    ('optimizer.param_groups[0]["lr"] = learning_rate\n        minibatch', 'minibatch', "r5_"),
+    ('(spreads == 0).float()', '(spreads > 0).float()', "r5_"),
+    ('task.gold(queries, responses) if args.reward == "gold" else proxy', 'proxy', "g6_r14"),
     ("weights * word_advantages", "word_advantages", "g4_g5"),
     ("scores if args.kl_in_loss else scores - kl_coef * kl", "scores - kl_coef * kl", "g6_r14"),
     ("scores if args.kl_in_loss else scores - kl_coef * kl", "scores", "g6_r14"),
     ("(logprobs - ref_logprobs).where", "(ref_logprobs - logprobs).where", "g6_r14"),
-    ("proxy.where(stopped, args.missing_stop_score)", "proxy", "g6_r14"),
+    ("earned.where(stopped, args.missing_stop_score)", "earned", "g6_r14"),
     ("loss = pg_loss + kl_coef * (weights * k3).mean()", "loss = pg_loss + kl_coef * k3.mean()", "g4_g5_g7"),
     ("    if args.kl_in_loss:", "    if True:", "g4_g5_g7"),
     ("(mb.ref_logprobs - logprobs)[mask]", "(logprobs - mb.ref_logprobs)[mask]", "g7_"),

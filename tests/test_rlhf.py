@@ -36,6 +36,8 @@ SMALL |= {"num_updates": 2, "update_epochs": 2, "run_name": "run", "device": "cp
 
 def small_args(**changes) -> Args:
     """Settings of a run of a few seconds."""
+    if "resume" in changes:
+        changes["run_name"] = None
     return Args(**{**SMALL, **changes})
 
 
@@ -207,14 +209,14 @@ def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference)
 def test_r1_each_word_is_judged_by_the_query_and_the_words_before_it(agent):
     reward, responses = RewardModel(agent.policy), random_words(4, 7)
     first, second = random_queries(4, seed=1), random_queries(4, seed=2)
-    words, values = agent.get_action_and_value(first, responses)
-    other_words, other_values = agent.get_action_and_value(second, responses)
+    words, values = agent.get_logprobs_and_values(first, responses)
+    other_words, other_values = agent.get_logprobs_and_values(second, responses)
     assert values.shape == (4, 7) and words.shape == (4, 7, 79)
     differs = (first != second).any(1)
     assert torch.equal(reward.score(first, responses) != reward.score(second, responses), differs)
     assert torch.equal((values != other_values).any(1), differs)
     assert torch.equal((words != other_words)[:, 0, 5], differs)
-    new_words, new_values = agent.get_action_and_value(first, with_another_word(responses, 3))
+    new_words, new_values = agent.get_logprobs_and_values(first, with_another_word(responses, 3))
     assert torch.equal(values[:, :4], new_values[:, :4])
     assert torch.equal(words[:, :4], new_words[:, :4])
     assert (values[:, 4] != new_values[:, 4]).all()
@@ -253,7 +255,7 @@ def test_r10_cached_sampling_and_log_probabilities_equal_full_recomputation(agen
         calls = record(patch, rlhf.Block, "forward")
         sampled = agent.sample_responses(texts, 8, seeded(1))
     assert [x.shape[1] for _, x, *_ in calls[::2]] == [6, *[1] * 7]  # reads no word twice
-    words, _ = agent.get_action_and_value(texts, sampled)
+    words, _ = agent.get_logprobs_and_values(texts, sampled)
     for t in range(8):
         logits = agent.policy.logits(agent.policy(texts)[0][:, -1]) / 0.7
         torch.testing.assert_close(words[:, t], logits.log_softmax(-1), atol=1e-4, rtol=1e-4)
@@ -287,8 +289,8 @@ def test_r8_reward_head_has_the_documented_spread():
 
 def test_13_r11_r13_values_start_at_zero_and_share_a_trunk_without_dropout(model, agent):
     inputs = random_queries(5), random_words(5, 9)
-    assert (Agent(model, 1.0).get_action_and_value(*inputs)[1] == 0).all()
-    first, second = (agent.train().get_action_and_value(*inputs) for _ in range(2))
+    assert (Agent(model, 1.0).get_logprobs_and_values(*inputs)[1] == 0).all()
+    first, second = (agent.train().get_logprobs_and_values(*inputs) for _ in range(2))
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
     first[1].sum().backward()
     assert (agent.policy.blocks[0].mlp_hidden.weight.grad != 0).any()
@@ -299,7 +301,7 @@ def test_13_r11_r13_values_start_at_zero_and_share_a_trunk_without_dropout(model
 
 def test_sft_warms_up_decays_and_clips_the_gradient(monkeypatch):
     steps = record_steps(monkeypatch, torch.optim.AdamW)
-    logged = record(monkeypatch, rlhf, "log")
+    logged = record(monkeypatch, rlhf, "write")
     args = small_args(sft_steps=60, sft_batch_size=4, sft_learning_rate=0.01)
     task = rlhf.toy_task(args)
     rlhf.train_sft(args, TinyGPT(len(task.words), task.documents.shape[1]), task)
@@ -337,7 +339,10 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
     preferences, sft = finished.preferences, finished.judges.reference.policy
     before = copy.deepcopy(sft.state_dict())
     steps = record_steps(monkeypatch, torch.optim.AdamW)
-    calls, logged = record(monkeypatch, RewardModel, "score"), record(monkeypatch, rlhf, "log")
+    calls, logged = (
+        record(monkeypatch, RewardModel, "score"),
+        record(monkeypatch, rlhf, "write"),
+    )
     model = RewardModel(sft)
     quality = rlhf.train_reward_model(small_args(), model, preferences)
     assert [step.lr for step in steps] == pytest.approx([2e-3 * (1 - i / 4) for i in range(4)])
@@ -383,8 +388,8 @@ def test_r14_r17_reward_is_a_penalty_per_word_and_one_score_at_the_last(judges):
     rollout, metrics = collect(judges, kl_coef=3.0, agent=agent, missing_stop_score=-5.0)
     queries, responses, mask = rollout.queries, rollout.responses, rollout.mask
     with torch.no_grad():
-        words, _ = agent.get_action_and_value(queries, responses)
-        ref_words, _ = judges.reference.get_action_and_value(queries, responses)
+        words, _ = agent.get_logprobs_and_values(queries, responses)
+        ref_words, _ = judges.reference.get_logprobs_and_values(queries, responses)
         proxy = judges.reward_model.score(queries, responses)
     logprobs = words.gather(2, responses[..., None]).squeeze(2)
     difference = logprobs - ref_words.gather(2, responses[..., None]).squeeze(2)
@@ -398,7 +403,6 @@ def test_r14_r17_reward_is_a_penalty_per_word_and_one_score_at_the_last(judges):
     expected = {
         "objective/kl": difference[mask].sum().item() / 32,
         "objective/kl_exact": exact,
-        "objective/kl_coef": 3.0,
         "objective/proxy": proxy.mean().item(),
         "objective/score": scores.mean().item(),
         "objective/score_std": scores.std(correction=0).item(),
@@ -406,6 +410,15 @@ def test_r14_r17_reward_is_a_penalty_per_word_and_one_score_at_the_last(judges):
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     assert exact > 0.1 and exact == pytest.approx(expected["objective/kl"], rel=0.5)
+
+
+def test_with_the_gold_reward_the_formula_is_what_is_earned(judges):
+    rollout, metrics = collect(judges, reward="gold", missing_stop_score=-5.0)
+    gold = judges.task.gold(rollout.queries, rollout.responses)
+    stopped = (rollout.responses == STOP)[:, 4:].any(1)
+    torch.testing.assert_close(rollout.rewards.sum(1), gold.where(stopped, -5.0))
+    assert metrics["objective/gold"] == pytest.approx(gold.mean().item())
+    assert small_args(reward="gold", kl_mode="none").ppo_run == "ppo-gold-none"
 
 
 def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_later(judges):
@@ -427,19 +440,25 @@ def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_
     assert torch.equal(whole.rewards.sum(1), rollout.rewards.sum(1))  # the judge sees no junk
 
 
-def test_texts_are_described_and_gold_is_in_standard_deviations_of_sft_samples(judges):
+def test_texts_are_described_and_gold_is_in_standard_deviations_of_sft_samples(finished, judges):
     rows = ["wow , the bed was bad .", "wow wow wow wow", "wow wow wow wow", "the the . the ."]
     responses = rlhf.pad_rows([[TOKEN[w] for w in row.split()] for row in rows], 8)
-    gold, scale = judges.task.gold(random_queries(4), responses), judges.sample_gold
+    gold = judges.task.gold(random_queries(4), responses)
     expected = {
         "text/length": (7 + 4 + 4 + 5) / 4,
         "text/stop_rate": 0.5,
         "text/repetition": (0 + 0.75 + 0.75 + 0.6) / 4,
         "text/unique": 0.75,
-        "objective/gold": ((gold - scale.mean()) / scale.std(correction=0)).mean().item(),
+        "objective/gold": gold.mean().item(),
     }
-    found = rlhf.describe(judges.task, scale, random_queries(4), responses)
+    found = rlhf.describe(judges.task, random_queries(4), responses)
     assert found == pytest.approx(expected, abs=1e-5)
+    raw, scale = judges.task._replace(gold_mean=0.0, gold_std=1.0), finished.preferences.sample_gold
+    standardized = (raw.gold(random_queries(4), responses) - scale.mean()) / scale.std(correction=0)
+    torch.testing.assert_close(gold, standardized)
+    # A policy that has diverged writes nothing.
+    empty = rlhf.describe(raw, random_queries(4), torch.full((4, 18), PAD))
+    assert empty["text/length"] == 0 and empty["text/repetition"] == 1
 
 
 # --- R15, R18, R19: the loss ---
@@ -482,7 +501,7 @@ def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, sett
             advantages.append(sum(decay**k * delta for k, delta in enumerate(deltas[t:])))
     advantages = torch.stack(advantages)
     returns, white = advantages + values, rlhf.whiten(advantages, "zero")
-    words, new_values = agent.get_action_and_value(rollout.queries, rollout.responses)
+    words, new_values = agent.get_logprobs_and_values(rollout.queries, rollout.responses)
     logratio = words.gather(2, rollout.responses[..., None]).squeeze(2) - rollout.logprobs
     logratio, new_values, ratio = logratio[mask], new_values[mask], logratio[mask].exp()
     clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
@@ -616,12 +635,36 @@ def test_nan_stops_the_run_with_a_sentence(judges, monkeypatch):
     monkeypatch.setattr(rlhf, "ppo_loss", lambda *x: (loss(*x)[0] * math.nan, loss(*x)[1]))
     with pytest.raises(ValueError, match="NaN or infinite"):
         run_ppo(judges)
+    broken = copy.deepcopy(judges.reference)
+    broken.policy.final_norm.weight.data.fill_(math.nan)  # it writes nothing but padding
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        rlhf.train_ppo(small_args(), broken, judges)
 
 
-def test_what_is_unhealthy_is_said_once_with_a_remedy(judges, monkeypatch, capsys):
+def test_what_is_unhealthy_is_said_once_with_a_remedy_and_the_name_of_the_run(
+    judges, monkeypatch, capsys
+):
     monkeypatch.setattr(RewardModel, "score", lambda self, q, responses: torch.zeros(len(q)))
     run_ppo(judges, missing_stop_score=0.0)
-    assert capsys.readouterr().out.count("All scores are equal: check the reward model") == 1
+    assert (
+        capsys.readouterr().out.count("ppo-adaptive-6: objective/score_std is 0. All scores") == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "kl", "sentence"),
+    [
+        ("adaptive", 40.0, "x: objective/kl is 40. It has run away"),
+        ("none", 40.0, ""),  # without a penalty that is to be expected
+        ("adaptive", -0.2, ""),  # k1 is noisy
+        ("none", -2.0, "x: objective/kl is -2. Words are not sampled"),
+    ],
+)
+def test_a_kl_that_is_to_be_expected_is_no_warning(mode, kl, sentence, capsys):
+    """Metrics that a changed policy does not have are skipped."""
+    rlhf.warn_of("x", mode, [{"objective/kl": 1.0}, {"objective/kl": kl}])
+    assert capsys.readouterr().out.startswith(f"Warning: {sentence}" if sentence else "")
+    assert bool(sentence) or capsys.readouterr().out == ""
 
 
 # --- Evaluation ---
@@ -643,6 +686,8 @@ def test_best_of_n_takes_the_best_of_each_group(judges):
     kl = [row["objective/kl"] for row in results.values()]
     assert kl == pytest.approx([0, math.log(4) - 0.75, math.log(16) - 15 / 16])
     proxy = [row["objective/proxy"] for row in results.values()]
+    # Of unequal numbers of texts, shares of different ones could not be compared.
+    assert not any("text/unique" in row for row in results.values())
     # The means of the largest of 1, 4 and 16 normal numbers are 0, 1.03 and 1.77.
     assert abs(proxy[0]) < 0.3 and 0.6 < proxy[1] < 1.4 and 1.2 < proxy[2] < 2.6
 
@@ -682,6 +727,12 @@ def test_whole_pipeline_leaves_results_texts_and_curves(finished, capsys):
     models = ["sft", "ppo-adaptive-6", "ppo-none", "ppo-fixed-0.05"]
     assert list(run["results"]) == [*models, "best-of-1", "best-of-4", "best-of-16"]
     saved, printed = json.loads((folder / "results.json").read_text()), capsys.readouterr().out
+    methods = ["SFT", *["PPO"] * 3, *["best of n"] * 3]
+    assert [row["method"] for row in saved["results"].values()] == methods
+    fixed, adaptive = (saved["results"][x] for x in ("ppo-fixed-0.05", "ppo-adaptive-6"))
+    assert (fixed["kl_mode"], fixed["kl_coef"], fixed["objective/kl_coef"]) == ("fixed", 0.05, 0.05)
+    last = run["updates"]["ppo-adaptive-6"][-1]["objective/kl_coef"]
+    assert adaptive["objective/kl_coef"] == last < adaptive["kl_coef"] == 0.5
     assert saved["results"] == run["results"] and saved["quality"] == run["quality"]
     assert saved["args"]["seed"] == 2 and list(saved["texts"]) == models
     gold = f"{run['results']['ppo-none']['objective/gold']:.2f}"
@@ -761,11 +812,17 @@ def test_own_texts_and_labels_run_without_gold(labels, capsys):
     assert "objective/gold" not in run["results"]["sft"] and list(run["quality"]) == ["accuracy"]
     assert not any("gold" in name for row in run["updates"]["ppo-none"] for name in row)
     table = capsys.readouterr().out
-    assert "proxy" in table and " gold " not in table and "house" in table
+    assert "proxy" in table and "gold" not in table.lower() and "house" in table
+    rlhf.train(small_args(preferences=labels, kl_mode="none", resume="runs/run"))
+    assert capsys.readouterr().out.count("taken from") == 4
+    Path(labels).write_text(Path(labels).read_text().replace("very bad", "not good"))
+    rlhf.train(small_args(preferences=labels, kl_mode="none", resume="runs/run"))
+    assert capsys.readouterr().out.count("made anew") == 4  # as the file is another one
 
 
 def test_own_vocabulary_lengths_and_held_out_pairs(labels):
-    task, (queries, chosen, rejected) = rlhf.own_task(small_args(preferences=labels))
+    task = rlhf.own_task(small_args(preferences=labels))
+    queries, chosen, rejected = task.labels
     assert {"house", "ann", "?", ".", "<stop>"} <= set(task.words)
     assert queries.shape == (21, 1 + 9)  # <bos> how is the green house , cy lee ?
     assert chosen.shape == rejected.shape == (21, task.response_length) == (21, 10)
@@ -782,7 +839,7 @@ def test_a_long_prompt_leaves_room_for_its_answer():
     prompt = " ".join(f"w{i}" for i in range(3 * rlhf.LONGEST))
     pair = {"prompt": prompt, "chosen": "yes sir", "rejected": "no"}
     Path("p.jsonl").write_text("\n".join([json.dumps(pair)] * 14))
-    task, _ = rlhf.own_task(small_args(preferences="p.jsonl"))
+    task = rlhf.own_task(small_args(preferences="p.jsonl"))
     assert task.split_words(task.documents[0])[-3:] == ["yes", "sir", "<stop>"]
     assert task.documents.shape[1] == rlhf.LONGEST + 3
 
@@ -809,7 +866,7 @@ def test_labels_as_other_programs_write_them():
     lines = "\r\n".join([json.dumps(pair, ensure_ascii=False)] * 14)
     Path("p.jsonl").write_text("\ufeff" + lines, "utf-8")
     assert rlhf.read_preferences("p.jsonl") == [[["p"], ["a", "c"], ["b"]]] * 14
-    assert rlhf.own_task(small_args(preferences="p.jsonl"))[0].words[3:] == ["a", "b", "c", "p"]
+    assert rlhf.own_task(small_args(preferences="p.jsonl")).words[3:] == ["a", "b", "c", "p"]
 
 
 # --- The command line ---
@@ -841,6 +898,8 @@ def cli(monkeypatch, capsys):
         ("--kl-horizon 20", "beta turns negative"),
         ("--kl-mode none --compare --kl-horizon 20", "beta turns negative"),
         ("--kl-coef 0", "stays 0"),
+        ("--reward gold --preferences absent.jsonl", "--preferences has none"),
+        ("--resume runs/run --run-name other", "goes without --run-name"),
         ("--preferences absent.jsonl", "No such file or directory: 'absent.jsonl'"),
         ("--preferences few.jsonl", "holds 1 comparisons; at least 14"),
         ("--preferences bytes.jsonl", "utf-8"),
@@ -856,7 +915,7 @@ def test_bad_input_is_a_sentence_and_code_2(copied, monkeypatch, cli, line, mess
     monkeypatch.setattr(wandb, "init", init)
     Path("few.jsonl").write_text(GOOD)
     Path("bytes.jsonl").write_bytes(b"\xff\xfe\xff")
-    code, _, error = cli(f"--run-name x {line}")
+    code, _, error = cli(line if "--resume runs" in line else f"--run-name x {line}")
     assert code == 2 and message in error
     assert not Path("runs/x/sft/checkpoint.pt").exists()
 
@@ -966,7 +1025,9 @@ MUTATIONS = [
     ("len(preferences.queries) // HELD_OUT", "0", "r9_r5"),
     ("self.trunk = copy.deepcopy(language_model)", "self.trunk = language_model", "r9_r5"),
     ("task.sample_queries(count, generator)", "task.sample_queries(1, generator).expand(count, -1)", "1_a_batch"),
-    ("proxy.where(stopped, args.missing_stop_score)", "proxy", "r14_"),
+    ("earned.where(stopped, args.missing_stop_score)", "earned", "r14_"),
+    ('.to(proxy) if args.reward == "gold" else proxy', '.to(proxy)', "r17_"),
+    ('task.gold(queries, kept).to(proxy) if', 'proxy if', "gold_reward"),
     ("stops[:, :earliest_stop] = False", "pass", "r14_truncation"),
     ("stops.cumsum(dim=1) - stops.long()", "stops.cumsum(dim=1)", "r14_truncation"),
     ("return responses.where(stops_before == 0, PAD)", "return responses", "r14_truncation"),
@@ -979,7 +1040,7 @@ MUTATIONS = [
     ("+ scores[:, None] * last", "+ proxy[:, None] * last", "r17_"),
     ("kl = logprobs - log_probability(ref_all_logprobs, responses)", "kl = log_probability(ref_all_logprobs, responses) - logprobs", "r17_"),
     ("exact_kl = (all_logprobs.exp() *", "exact_kl = (ref_all_logprobs.exp() *", "r17_"),
-    ("scale.mean()) / scale.std(correction=0)", "0.0)", "described"),
+    ("(torch.tensor(gold) - self.gold_mean) / self.gold_std", "torch.tensor(gold)", "described"),
     ("gamma: Fraction = 1.0", "gamma: Fraction = 0.99", "r15_"),
     ("gae(*time_first, args.gamma, args.gae_lambda)", "gae(*time_first, 1.0, args.gae_lambda)", "r15_"),
     ("next_values, mb.last, mb.last)", "next_values, 0 * mb.last, mb.last)", "r15_"),
@@ -995,9 +1056,9 @@ MUTATIONS = [
     ("pg_loss + args.vf_coef * v_loss", "pg_loss + v_loss", "10_12_"),
     ("-logratio.mean(),", "logratio.mean(),", "10_12_"),
     ("(frac if args.anneal_lr else 1.0)", "1.0", "r5_r21"),
-    ("frac = 1 - (update - 1) / args.num_updates", "frac = 1 - update / args.num_updates", "r5_r21"),
+    ("frac = 1 - (iteration - 1) / args.num_updates", "frac = 1 - iteration / args.num_updates", "r5_r21"),
     ("args.adam_eps / math.sqrt(1 - 0.999**gradient_steps)", "args.adam_eps", "r5_r21"),
-    ("1 - 0.999**gradient_steps", "1 - 0.999**update", "r5_r21"),
+    ("1 - 0.999**gradient_steps", "1 - 0.999**iteration", "r5_r21"),
     ("update(lr=learning_rate, eps=eps)", "update(lr=learning_rate)", "r5_r21"),
     ("order = torch.randperm(args.batch_size, generator=generator)", "order = torch.arange(args.batch_size)", "r16_"),
     ("order = torch.randperm(args.batch_size, generator=generator)", "order = torch.randint(args.batch_size, (args.batch_size,), generator=generator)", "r16_"),
@@ -1009,21 +1070,22 @@ MUTATIONS = [
     ('metrics["objective/kl"], args.target_kl', 'metrics["objective/kl_exact"], args.target_kl', "r20_beta_follows"),
     ("args.batch_size, args.kl_horizon", "args.batch_size, 10_000", "r20_beta_follows"),
     ("sampled = agent.sample_responses", "sampled = judges.reference.sample_responses", "every_policy"),
-    ("judges.reference.get_action_and_value", "agent.get_action_and_value", "r17_"),
+    ("judges.reference.get_logprobs_and_values", "agent.get_logprobs_and_values", "r17_"),
     ("(1 + error * num_episodes / horizon)", "(1 + error / horizon)", "r20_beta_moves"),
     ('if args.kl_mode == "adaptive":', 'if args.kl_mode != "none":', "r20_beta_follows"),
     ('if args.kl_mode == "adaptive":', 'if args.kl_mode == "fixed":', "r20_beta_follows"),
     ('0.0 if args.kl_mode == "none" else args.kl_coef', "args.kl_coef", "r20_beta_follows"),
     ("judges, args.batch_size, kl_coef, generator", "judges, args.batch_size, 0.5, generator", "r20_beta_follows"),
     ("agents[name] = copy.deepcopy(reference)", "agents[name] = reference", "whole_pipeline"),
-    ("warn(updates)\n", "pass\n", "unhealthy"),
+    ("warn_of(args.ppo_run, args.kl_mode, updates)\n", "pass\n", "unhealthy"),
     ('metrics["objective/kl"] = metrics["objective/kl_exact"]', "pass", "every_policy"),
     (".argmax(dim=1) + torch.arange", ".argmin(dim=1) + torch.arange", "best_of"),
     ("torch.arange(len(scores) // n) * n", "torch.arange(len(scores) // n)", "best_of"),
     ("math.log(n) - (n - 1) / n", "math.log(n)", "best_of"),
     ("except wandb.Error as error", "except OSError as error", "bad_input"),
     ("        if same:\n", "        if True:\n", "depends_on"),
-    ("end = None if name.startswith(\"ppo\") else names.index(\"kl_mode\")", "end = None", "depends_on"),
+    ("same and saved.get(\"labels\") == labels", "same", "own_texts"),
+    ("end = None if name.startswith(\"ppo\") else names.index(\"reward\")", "end = None", "depends_on"),
     ("prompt[:query_length] + answer", "prompt + answer", "long_prompt"),
     ("[: -(len(pairs) // HELD_OUT)]", "", "own_vocabulary"),
 ]
