@@ -1,9 +1,10 @@
 """What the shared tests must know of each script: its smallest run, its networks, its updates."""
 
 import dataclasses
+import functools
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -23,15 +24,39 @@ class Step:
     """One gradient step: what it was given and what it did."""
 
     data: list[Tensor]  # the minibatch: obs, actions, logprobs, values, advantages, returns
-    clip_coef: float
-    learning_rate: float
+    schedule: dict[str, float]  # learning_rate and what else changes during a run
     gradient: Tensor  # one vector, as it enters Adam
     metrics: dict[str, Tensor]
 
 
-class Script:
-    """A script whose environments have vectors as observations and as actions."""
+def details(first: int, last: int, prefix: str = "", total: int = 37) -> set[str]:
+    """Numbers as tags have them: details(1, 2) is {"1/37", "2/37"}."""
+    return {f"{prefix}{i}/{total}" for i in range(first, last + 1)}
 
+
+CORE, ATARI, CONTINUOUS = details(1, 13), details(14, 22), details(23, 31)
+EXTRAS = {"clip range annealing", "early stopping", "time limits are not failures"}
+SHORT = "--num-steps 256 --num-minibatches 8 --total-timesteps"
+HUMANOID = f"--num-envs 4 --no-anneal-lr --adapt-lr-kl 0.01 --anneal-log-std -0.7 -1.6 {SHORT}"
+
+
+class Script:
+    """A script that trains in environments; these have vectors as observations and as actions.
+
+    A new script derives from the class that it is most like, in its own test file, and names an
+    instance ADAPTER there: all that the shared tests ask of it stands in the class.
+    """
+
+    # What it can do; tests choose scripts by these words, or by name: see `on`.
+    features: ClassVar[set[str]] = {"environments", "vector", "gaussian", "clips"}
+    owes: ClassVar[set[str]] = CORE | CONTINUOUS  # numbers of details
+    extras: ClassVar[set[str]] = EXTRAS | {  # titles of extras and deviations
+        "log std annealed instead of learned",
+        "learning rate adapted to the KL",
+    }
+    tests: ClassVar[list[str]] = []  # test files that have MUTATIONS
+    alone = "--env-id Pendulum-v1"  # something small, to run the file by itself
+    real = (f"HalfCheetah-v4 {SHORT} 20480", f"Humanoid-v4 {HUMANOID} 40960")  # to be killed
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
         "FakeWalk-Discrete-v0": "MultiDiscrete",
         "FakeWalk-Frames-v0": "Discrete",
@@ -42,12 +67,12 @@ class Script:
     loss, update = "ppo_loss", "ppo_update"  # names of the functions
     value_clip = "clip_coef"  # the setting
 
-    def __init__(self, name: str) -> None:
-        self.name, self.path = name, ROOT / f"{name}.py"
+    def __init__(self, name: str, file: str) -> None:
+        self.name, self.path = name, ROOT / f"{file}.py"
 
     @property
     def module(self) -> ModuleType:
-        return importlib.import_module(self.name)
+        return importlib.import_module(self.path.stem)
 
     def env_id(self, kind: str) -> str:
         return f"Fake{kind}-{self.space}-v0"
@@ -88,7 +113,7 @@ class Script:
 
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values of a minibatch under the agent."""
-        return agent.get_action_and_value(*step.data[:2])[1:]
+        return agent.evaluate_actions(*step.data[:2])
 
     def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
         """What the environment gets without noise."""
@@ -106,36 +131,44 @@ class Script:
             return result
 
         monkeypatch.setattr(self.module, "gae", gae)
-        self.record_steps(monkeypatch, recorder.steps)
+        update = self.recording(getattr(self.module, self.update), recorder.steps)
+        train = functools.partial(self.module.train, update=update)
+        monkeypatch.setattr(self.module, "train", train)
         return recorder
 
-    def record_steps(self, monkeypatch: pytest.MonkeyPatch, steps: list[Step]) -> None:
-        """Where one function does everything, the gradient shows in Adam's running mean."""
-        real = getattr(self.module, self.update)
+    def recording(self, real: Callable, steps: list[Step]) -> Callable:
+        """An update that notes what it does; the gradient shows in Adam's running mean."""
 
         def update(agent, adam, batch, mb, schedule, args):
             data, before = [x[mb].clone() for x in batch], adam["mean"].clone()
             metrics = real(agent, adam, batch, mb, schedule, args)
             gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
-            learning_rate, clip_coef = schedule.tolist()
-            steps.append(Step(data, clip_coef, learning_rate, gradient, dict(metrics)))
+            numbers = {name: x.item() for name, x in schedule.items()}
+            steps.append(Step(data, numbers, gradient, dict(metrics)))
             return metrics
 
-        monkeypatch.setattr(self.module, self.update, update)
+        return update
 
 
 class KLPenalty(Script):
-    """The first of its schedules, in the place of the clip range, is the weight of the penalty."""
+    """Nothing is clipped but values, by a setting of its own."""
 
+    features: ClassVar[set[str]] = {"environments", "vector", "gaussian"}
+    owes: ClassVar[set[str]] = CORE - {"8/37"} | CONTINUOUS | details(1, 3, "K", 3)
+    extras: ClassVar[set[str]] = {"time limits are not failures"}
+    tests: ClassVar[list[str]] = ["kl_penalty"]
+    real = (f"Hopper-v4 {SHORT} 20480",)
     loss, update, value_clip = "kl_penalty_loss", "kl_penalty_update", "value_clip_coef"
-
-    def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        return agent.get_action_and_value(*step.data[:2])[1:4]
 
 
 class MultiDiscrete(Script):
     """Minibatches end with the masks of the valid choices."""
 
+    features: ClassVar[set[str]] = {"environments", "vector", "clips", "masks"}
+    owes: ClassVar[set[str]] = CORE | details(28, 31) | {"26/37", "37/37"}
+    extras: ClassVar[set[str]] = EXTRAS | {"invalid action masking"}
+    tests: ClassVar[list[str]] = ["multidiscrete"]
+    alone, real = "--env-id CartPole-v1", (f"CartPole-v1 {SHORT} 40960",)
     space = "Discrete"
     unsuitable: ClassVar[dict[str, str]] = {
         "FakeWalk-Endless-v0": "Sequence",
@@ -148,7 +181,7 @@ class MultiDiscrete(Script):
 
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         obs, actions, masks = step.data[0], step.data[1], step.data[6]
-        return agent.get_action_and_value(obs, masks, actions)[1:]
+        return agent.evaluate_actions(obs, masks, actions)
 
     def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
         logits = agent.policy(obs).unflatten(-1, (2, 3))  # components of 3 and of 2 choices
@@ -158,6 +191,12 @@ class MultiDiscrete(Script):
 class Atari(Script):
     """Observations are stacks of four frames, the network is small here; Adam is PyTorch's."""
 
+    features: ClassVar[set[str]] = {"environments", "atari", "clips"}
+    owes: ClassVar[set[str]] = CORE | ATARI
+    extras: ClassVar[set[str]] = EXTRAS | {"parallelized gradient update"}
+    tests: ClassVar[list[str]] = ["atari", "atari_envs", "distributed"]
+    alone = "--env-id Pong"
+    real = ("Breakout --num-steps 16 --total-timesteps 7680",)
     space = "Frames"
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
     unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "CartPole-v1"}
@@ -240,6 +279,10 @@ class Atari(Script):
 class AtariLSTM(Atari):
     """Minibatches are whole sequences of some environments: starts and states stand behind."""
 
+    features: ClassVar[set[str]] = {"environments", "atari", "clips", "recurrent"}
+    owes: ClassVar[set[str]] = CORE | ATARI | details(32, 36)
+    extras: ClassVar[set[str]] = EXTRAS
+    tests: ClassVar[list[str]] = ["atari_lstm"]
     settings: ClassVar[dict[str, Any]] = {**Atari.settings, "num_envs": 4, "num_steps": 8}
     frames = 1
     order = (0, 3, 4, 5, 6, 7, 1, 2)
@@ -292,20 +335,56 @@ class Score(gym.Wrapper):
         return obs, float(np.sign(reward)), terminated, truncated, self.score if over else {}
 
 
+class Toy(Script):
+    """A script of the RLHF family: it trains language models, and no shared test of loops fits."""
+
+    features: ClassVar[set[str]] = {"language"}
+    owes: ClassVar[set[str]] = CORE - {"2/37", "7/37"} | {
+        *(details(1, 21, "R", 21) - {"R6/21", "R12/21"})
+    }
+    extras: ClassVar[set[str]] = {
+        "an episode ends at the stop word",
+        "rewards are scaled, their mean is not restored",
+    }
+    tests: ClassVar[list[str]] = ["rlhf"]
+
+
+LANGUAGE_MODEL = {f"R{i}/21" for i in (1, 2, 3, 4, 10, 13)}
+
+
+class GRPO(Toy):
+    owes: ClassVar[set[str]] = {
+        *("6/37", "8/37", "11/37", "12/37", "R14/21", "R20/21", *LANGUAGE_MODEL),
+        *(details(7, 9, "R", 21) | details(1, 8, "G", 8)),
+    }
+    extras: ClassVar[set[str]] = set()
+    tests: ClassVar[list[str]] = ["grpo"]
+
+
+class DPO(Toy):
+    owes: ClassVar[set[str]] = LANGUAGE_MODEL | details(1, 8, "D", 8)
+    extras: ClassVar[set[str]] = set()
+    tests: ClassVar[list[str]] = ["dpo"]
+
+
 SCRIPTS = {
-    "continuous": Script("ppo_continuous_action"),
-    "kl_penalty": KLPenalty("ppo_kl_penalty"),
-    "multidiscrete": MultiDiscrete("ppo_multidiscrete"),
-    "atari": Atari("ppo_atari"),
-    "lstm": AtariLSTM("ppo_atari_lstm"),
+    x.name: x
+    for x in (
+        Script("continuous", "ppo_continuous_action"),
+        KLPenalty("kl_penalty", "ppo_kl_penalty"),
+        MultiDiscrete("multidiscrete", "ppo_multidiscrete"),
+        Atari("atari", "ppo_atari"),
+        AtariLSTM("lstm", "ppo_atari_lstm"),
+        Toy("rlhf", "ppo_rlhf_toy"),
+        GRPO("grpo", "grpo_rlhf_toy"),
+        DPO("dpo", "dpo_rlhf_toy"),
+    )
 }
-ALL = list(SCRIPTS)
-VECTOR = ["continuous", "kl_penalty", "multidiscrete"]
 
 
-def on(*names: str) -> pytest.MarkDecorator:
-    """Run a test on these scripts, by its argument `script`."""
-    return pytest.mark.parametrize("script", names, indirect=True)
+def on(*words: str) -> pytest.MarkDecorator:
+    """Run a test on the scripts that have one of these names or features, by its `script`."""
+    return pytest.mark.on(*words)
 
 
 def counter_episode(script: Script, env: int, episode: int, t: int) -> list[np.ndarray]:
@@ -358,3 +437,9 @@ def flags(args: Any) -> str:
         elif value is not None:
             words.append(f"--{name} {value}")
     return " ".join(words)
+
+
+for path in sorted((ROOT / "tests").glob("test_*.py")):  # adapters of scripts beyond these
+    if "\nADAPTER = " in path.read_text():
+        adapter = importlib.import_module(path.stem).ADAPTER
+        SCRIPTS[adapter.name] = adapter

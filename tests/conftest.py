@@ -10,7 +10,25 @@ import torch
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.fixture(params=adapters.ALL)
+def pytest_addoption(parser):
+    parser.addoption("--script", help="the only script that is tested, where several would be")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "on(*words): the scripts that have such names or features")
+
+
+def pytest_generate_tests(metafunc):
+    """Tests with a `script` run on those that they are `on`, or on all with environments."""
+    if "script" in metafunc.fixturenames:
+        mark, only = metafunc.definition.get_closest_marker("on"), metafunc.config.option.script
+        words = {*mark.args} if mark else {"environments"}
+        chosen = [x for x in adapters.SCRIPTS.values() if words & {x.name, *x.features}]
+        names = [x.name for x in chosen if only in (None, x.name)]
+        metafunc.parametrize("script", names, indirect=True)
+
+
+@pytest.fixture
 def script(request, monkeypatch, tmp_path):
     """Each script in turn, in an empty folder and with the fake environments."""
     script = adapters.SCRIPTS[request.param]

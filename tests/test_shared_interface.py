@@ -1,5 +1,6 @@
 """What every script shows and refuses: command line, logs, warnings, evaluation."""
 
+import math
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from adapters import VECTOR, flags, on
+from adapters import flags, on
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb_log import wandb_records
 
@@ -62,12 +63,11 @@ def test_tracking_that_cannot_start_is_refused(tiny, cli, monkeypatch):
 
 
 def test_a_run_without_a_name_gets_one(script, tiny, cli):
-    args = tiny("Walk")
-    args.run_name = None
+    args = tiny("Walk", run_name=None)
     code, _, err = cli(flags(args))
     assert code == 0, err
     (run_dir,) = Path("runs").iterdir()
-    assert re.fullmatch(rf"{args.env_id}__{script.name}__1__\d+", run_dir.name)
+    assert re.fullmatch(rf"{args.env_id}__{script.path.stem}__1__\d+-\d+", run_dir.name)
     assert script.module.load_checkpoint(run_dir)["global_step"] == 96
 
 
@@ -122,43 +122,29 @@ def test_weights_and_biases_gets_the_curves_and_the_settings(script, tiny):
     assert {name for row in history for name in row} >= PROMISED
 
 
-# --- Health: a level that is fine, one that is not, iterations that it needs to last ---
-
-LEVELS = {
-    "losses/approx_kl": (0.02, 0.06, 1),
-    "losses/clipfrac": (0.3, 0.6, 1),
-    "losses/value_clipfrac": (0.6, 0.9, 20),
-    "losses/explained_variance": (0.2, -0.2, 20),
-    "losses/grad_norm": (50.0, 150.0, 1),
-    "losses/entropy": (0.1, 0.001, 1),
-    "advantages/std": (0.01, 1e-8, 1),
-    "policy/log_std": (-3.0, -5.0, 1),
-    "policy/entropy_share": (0.1, 0.001, 1),
-    "charts/kl_coef": (1.0, 2.0**20, 1),
-}
+# --- Health ---
 
 
 def test_each_row_of_health_fires_once_in_time_and_is_silent_otherwise(script, capsys):
-    table = [row[0] for row in script.module.HEALTH]
+    table = script.module.HEALTH
     assert len(table) >= 5
-    fine = {name: LEVELS[name][0] for name in table}
+    fine = {name: max(low, min(high, 0.02)) for name, low, high, *_ in table}
 
     def warnings_of(history):
         script.module.warn(history)
         return capsys.readouterr().out
 
     assert not any(warnings_of([fine] * n) for n in range(1, 50))
-    unknown = dict.fromkeys(table, float("nan"))  # as explained variance can be
-    assert not any(warnings_of([unknown] * n) for n in range(1, 25))
-    for name in table:
-        _, bad_level, patience = LEVELS[name]
-        bad = {**fine, name: bad_level}
-        for before in ([], [fine] * 30, [bad] * 40 + [fine]):
-            fired = [warnings_of(before + [bad] * n) for n in range(1, patience + 5)]
-            assert [bool(x) for x in fired] == [n == patience for n in range(1, patience + 5)]
-            line = fired[patience - 1]
-            assert line.startswith(f"Warning: {name} is ") and line.count("\n") == 1
-            assert "--" in line or "rewards" in line  # says what to do
+    assert not any(warnings_of([{"losses/of another agent": 1.0}] * n) for n in range(1, 50))
+    for name, low, high, patience, _ in table:
+        for level in [low - 0.1] + [1.1 * high] * (high < math.inf):
+            bad = {**fine, name: level}
+            for before in ([], [fine] * 30, [bad] * 40 + [fine]):
+                fired = [warnings_of(before + [bad] * n) for n in range(1, patience + 5)]
+                assert [bool(x) for x in fired] == [n == patience for n in range(1, patience + 5)]
+                line = fired[patience - 1]
+                assert line.startswith(f"Warning: {name} is ") and line.count("\n") == 1
+                assert "--" in line or "rewards" in line  # says what to do
 
 
 def test_a_sick_run_is_warned_about(script, tiny, capsys):
@@ -166,7 +152,7 @@ def test_a_sick_run_is_warned_about(script, tiny, capsys):
     assert "Warning: losses/approx_kl is" in capsys.readouterr().out
 
 
-@on(*VECTOR)
+@on("vector")
 def test_values_that_clipping_holds_are_counted_and_warned_about(script, tiny, recorded, capsys):
     """Raw rewards in the hundreds: values cannot get there in steps of clip_coef."""
     settings = {"total_timesteps": 32 * 22, "learning_rate": 0.02}
@@ -193,7 +179,7 @@ def test_evaluation_plays_whole_episodes_of_the_saved_model(script, tiny, cli, c
     code, out, err = cli("--evaluate runs/run0 --eval-episodes 3")  # needs no --env-id
     assert code == 0, err
     assert [env.steps for env in fake_envs.Fake.made] == [15, 15]
-    assert re.findall(r"5\.0 ± 0\.0", out) == ["5.0 ± 0.0"] * 2
+    assert re.findall(r"(\w+) 5\.00? ± 0\.00?", out) == ["returns", "lengths"] * 2
     assert Path("runs/run0/checkpoint.pt").read_bytes() == before
     assert [x.name for x in Path("runs").iterdir()] == ["run0"]
 
@@ -205,19 +191,19 @@ def test_evaluation_repeats_itself_under_other_seeds_than_the_training(script, t
     args = tiny(evaluate="runs/run0", eval_episodes=6)
     first, second = script.module.evaluate(args), script.module.evaluate(args)
     assert first == second
-    best, sampled = first.values()
+    best, sampled = (x["returns"] for x in first.values())
     assert len(best) == len(sampled) == 6 and best != sampled
     assert not trained & {x for env in fake_envs.Fake.made for x in env.draws}
 
 
-@on(*VECTOR)
+@on("vector")
 def test_evaluation_acts_by_the_saved_weights_and_statistics(script, tiny, monkeypatch):
     agent = script.module.train(tiny("Walk", learning_rate=0.02, norm_obs=True))["agent"]
     saved = script.module.load_checkpoint("runs/run0")
     seen, real = [], script.module.normalize_obs
 
     def normalize_obs(obs, stats, args):
-        assert np.array_equal(stats.mean, saved["stats"][0][0])  # frozen
+        assert np.array_equal(stats.mean, saved["obs_stats"]["mean"])  # frozen
         seen.append(real(obs, stats, args)[0].copy())
         return seen[-1][None]
 
@@ -230,7 +216,7 @@ def test_evaluation_acts_by_the_saved_weights_and_statistics(script, tiny, monke
         np.testing.assert_allclose(action, expected, atol=1e-5)
 
 
-@on("atari", "lstm")
+@on("atari")
 def test_greedy_evaluation_takes_the_most_probable_action(script, tiny, monkeypatch):
     class Decided(script.module.Agent):
         def __init__(self, *args):
@@ -256,7 +242,7 @@ def test_evaluation_films_every_episode(script, tiny, cli):
 
 
 @pytest.mark.slow
-@on("continuous", "kl_penalty", "multidiscrete")
+@on("vector")
 def test_evaluation_films_mujoco_without_a_screen(script):
     env = {name: x for name, x in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
     batch = "--num-steps 64 --num-minibatches 2 --total-timesteps 64 --no-compile"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import fake_envs
 import numpy as np
 import pytest
 import torch
-from adapters import ALL, SCRIPTS, flags, on
+from adapters import flags, on
 from conftest import same_weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -91,7 +92,7 @@ def test_a_killed_run_goes_on_bit_for_bit(script, tiny, kill_at, kill_step):
 @on("continuous")
 def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, tiny, kill_at):
     settings = {"total_timesteps": 192, "checkpoint_interval": 2, "anneal_log_std": (-0.5, -1.5)}
-    settings |= {"anneal_lr": False, "learning_rate": 0.001, "desired_kl": 1e-3}
+    settings |= {"anneal_lr": False, "learning_rate": 0.001, "adapt_lr_kl": 1e-3}
     result = script.module.train(tiny("Walk", **settings))
     assert len({x["charts/learning_rate"] for x in result["updates"]}) > 2
     kill_at(90)
@@ -130,21 +131,12 @@ def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
     assert all(x["length"] <= 12 and x["global_step"] > 96 + x["length"] - 1 for x in later)
 
 
-SHORT = "--num-steps 256 --num-minibatches 8 --total-timesteps"
-HUMANOID = f"--num-envs 4 --no-anneal-lr --desired-kl 0.01 --anneal-log-std -0.7 -1.6 {SHORT}"
-REAL = [
-    ("continuous", f"HalfCheetah-v4 {SHORT} 20480"),
-    ("continuous", f"Humanoid-v4 {HUMANOID} 40960"),
-    ("kl_penalty", f"Hopper-v4 {SHORT} 20480"),
-    ("multidiscrete", f"CartPole-v1 {SHORT} 40960"),
-    ("atari", "Breakout --num-steps 16 --total-timesteps 7680"),
-    ("lstm", "Breakout --num-steps 16 --total-timesteps 7680"),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "run"), REAL, indirect=["script"])
+@pytest.mark.parametrize("run", range(2))
 def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(script, run):
+    if run >= len(script.real):
+        pytest.skip("one real run is all that this script has")
+    run = script.real[run]
     command = f"{sys.executable} {script.path} --no-compile --device cpu --checkpoint-interval 2 "
 
     def start(flags):
@@ -192,7 +184,7 @@ def test_a_run_is_not_overwritten_and_what_shapes_it_cannot_change(script, tiny,
     with pytest.raises(ValueError, match=r"--resume runs/run0.*--run-name"):
         script.module.train(tiny("Walk", run_name="run0"))
     changes = [f"--env-id {script.env_id('Truncated')}", "--num-envs 8", "--num-steps 4"]
-    for change in changes + ["--anneal-log-std 0 -1"] * (script.name == "ppo_continuous_action"):
+    for change in changes + ["--anneal-log-std 0 -1"] * (script.name == "continuous"):
         code, _, err = cli(f"--resume runs/run0 --total-timesteps 960 {change}")
         assert code == 2 and err.startswith("Error: ") and "env_id, num_envs" in err
     assert Path("runs/run0/checkpoint.pt").read_bytes() == before
@@ -203,12 +195,8 @@ def test_ctrl_c_says_how_to_continue_and_that_works(script, tiny, cli):
     whole = script.module.train(tiny("Walk", **settings))
     code, out, _ = cli(flags(tiny("Interrupted", **settings)))
     assert code == 130
-    fake_envs.Interrupted.pressed.clear()
-    early = flags(tiny("Interrupted", **settings, num_steps=64, num_minibatches=2))
-    assert cli(early)[:2] == (130, "Stopped; nothing is saved yet.\n")
-    command = out.splitlines()[-1].removeprefix("Continue with ")
-    assert command == "--resume runs/run1"
-    code, _, err = cli(command)
+    assert "--resume with the folder named above" in out and "checkpoints: runs/run1\n" in out
+    code, _, err = cli("--resume runs/run1")
     assert code == 0, err
     saved = script.module.load_checkpoint("runs/run1")
     assert same(dict(saved["agent"]), dict(whole["agent"].state_dict()))
@@ -242,20 +230,27 @@ def test_resumed_curves_have_each_step_once(script, tiny, kill_at):
 def test_the_checkpoint_holds_the_whole_result_and_no_code(script, tiny):
     result = script.module.train(tiny("Walk"))
     saved = torch.load("runs/run0/checkpoint.pt", weights_only=True)
-    assert saved["args"] == dataclasses.asdict(result["args"]) and saved["script"] == script.name
+    assert (
+        saved["args"] == dataclasses.asdict(result["args"]) and saved["script"] == script.path.stem
+    )
     assert same([saved["episodes"], saved["updates"]], [result["episodes"], result["updates"]])
     assert {"global_step", "return", "length"} == saved["episodes"][0].keys()
     assert same(dict(saved["agent"]), dict(result["agent"].state_dict()))
     assert not list(Path("runs/run0").glob("*.tmp"))
 
 
-@on(*[name for name in ALL if name != "continuous"])
-def test_a_checkpoint_of_another_script_is_refused(script, cli):
-    other = SCRIPTS["continuous"]
-    other.module.train(other.args(env_id=other.env_id("Walk"), run_name="foreign"))
+def test_a_renamed_copy_is_welcome_and_another_algorithm_is_named(script, tiny, cli):
+    script.module.train(tiny("Walk", anneal_lr=False))
+    path = Path("runs/run0/checkpoint.pt")
+    torch.save({**torch.load(path, weights_only=True), "script": "my_ppo"}, path)
+    code, _, err = cli("--resume runs/run0 --total-timesteps 128")
+    assert code == 0, err
+    saved = torch.load(path, weights_only=True)
+    assert len(saved["updates"]) == 4 and saved["script"] == script.path.stem
+    torch.save({**saved, "script": "sac", "args": {**saved["args"], "temperature": 1.0}}, path)
     for flag in ("--resume", "--evaluate"):
-        code, _, err = cli(f"{flag} runs/foreign")
-        assert code == 2 and f"not made by {script.name}" in err
+        code, _, err = cli(f"{flag} runs/run0")
+        assert code == 2 and re.search(r"^Error: .* made by sac\.py.* temperature", err), err
 
 
 def damaged(good, count):
