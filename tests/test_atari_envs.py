@@ -34,6 +34,7 @@ class FakeGame(gym.Env):
         self.script, self.calls, self.game, self.row = script, [], 0, 0
         emulator = SimpleNamespace(__getstate__=lambda: b"random numbers")
         self.ale = SimpleNamespace(cloneState=lambda include_rng: emulator)
+        self.ale.restoreState = lambda state: None
         self.ale.lives = lambda: self.lives_left
 
     def frame(self):
@@ -95,24 +96,24 @@ def test_max_and_skip_stops_when_the_game_ends(length):
 
 
 @pytest.mark.parametrize(
-    ("script", "ends"),
+    ("rows", "ends"),
     [
         ([LOST], [True]),
         ([(0.0, 0, False), OVER], [False, True]),  # a game may linger at 0 lives
         ([(0.0, 4, False), ALIVE], [False, True]),  # a life gained ends nothing, its loss does
     ],
 )
-def test_an_episode_ends_with_each_lost_life_and_with_the_game(script, ends):
-    env = begun(ppo.EpisodicLife, *script)
+def test_an_episode_ends_with_each_lost_life_and_with_the_game(rows, ends):
+    env = begun(ppo.EpisodicLife, *rows)
     assert [env.step(1)[2:4] for _ in ends] == [(x, False) for x in ends]
 
 
-@pytest.mark.parametrize("script", [(LOST, LOST, LOST), (LOST, OVER, ALIVE)])
-def test_a_life_begins_with_a_noop_and_with_a_reset_if_that_ends_the_game(script):
-    env = begun(ppo.EpisodicLife, *script)
+@pytest.mark.parametrize("rows", [(LOST, LOST, LOST), (LOST, OVER, ALIVE)])
+def test_a_life_begins_with_a_noop_and_with_a_reset_if_that_ends_the_game(rows):
+    env = begun(ppo.EpisodicLife, *rows)
     env.step(1)
     env.reset()
-    assert env.unwrapped.calls == ["reset", 1, 0] + ["reset"] * (OVER in script)
+    assert env.unwrapped.calls == ["reset", 1, 0] + ["reset"] * (OVER in rows)
     assert not env.step(1)[2]  # the lives that are left are now the normal state
 
 
@@ -121,6 +122,35 @@ def test_episode_that_ends_under_the_fire_press_is_reset():
     frame, _ = ppo.FireReset(game).reset()
     assert game.calls == ["reset", 1, "reset", 2]
     assert np.array_equal(frame, game.frame())
+
+
+def stacked(env):
+    """A game as the container wants it, below which stands the rest of the wrappers."""
+    env = ppo.ClipReward(ppo.WarpFrame(env))
+    return gym.wrappers.FrameStackObservation(env, ppo.NUM_FRAMES, padding_type="zero")
+
+
+@pytest.mark.parametrize("press", range(3))  # the no-op, FIRE, action 2
+def test_a_game_that_ends_under_a_press_that_begins_a_life_is_noted(press, monkeypatch):
+    """Once, also by a resumed run, which plays the press again."""
+    monkeypatch.setattr(ale_py, "ALEState", bytes)
+    presses = [(1.0, 2, False)] * press + [(5.0, 0, True)]
+    script = [ALIVE, ALIVE, LOST, *presses, *[ALIVE] * 20]
+    envs, other = (
+        ppo.Environments([stacked(ppo.FireReset(ppo.EpisodicLife(FakeGame(*script))))])
+        for _ in range(2)
+    )
+    rng = np.random.default_rng(0)
+    envs.reset(rng)
+    envs.step([0], rng)
+    game = {"global_step": 1, "return": press + 5.0, "length": 4 + press}
+    assert envs.episodes == [game]
+    envs.step([0], rng)
+    other.envs[0].unwrapped.game = 1  # as `reset` has already loaded the first one of `envs`
+    assert other.replay(copy.deepcopy(envs.state()))
+    for x in (envs, other):
+        x.step([0], rng)
+        assert x.episodes == [game]
 
 
 def test_clip_reward_is_the_sign():
@@ -135,12 +165,12 @@ def test_finished_games_are_noted_with_their_raw_score_and_a_new_seed_begins_the
     """At the step of all three processes."""
     script = [(3.0, 3, False), (-8.0, 2, False), (0.0, 2, False), (1.0, 0, True)]
     games = [ppo.EpisodicLife(FakeGame(*script)) for _ in range(2)]
-    envs = ppo.Environments([ppo.ClipReward(ppo.WarpFrame(x)) for x in games], processes=3)
+    envs = ppo.Environments([stacked(x) for x in games], processes=3)
     rng = np.random.default_rng(0)
     envs.reset(rng)
     seeds = [x["seed"] for x in envs.running]
     rewards = [envs.step([1, 0], rng)[0] for _ in range(3)]
-    assert rewards == [(1.0, 1.0), (-1.0, -1.0), (1.0, 1.0)]
+    assert np.array(rewards).T.tolist() == [[1.0, -1.0, 1.0]] * 2
     score = {"global_step": 18, "return": -4.0, "length": 4}  # the no-op after a life counts
     assert envs.episodes == [score, score]
     seeds += [x["seed"] for x in envs.running]
@@ -324,7 +354,6 @@ MUTATIONS = [
     ("terminated or 0 < lives < self.lives", "terminated", "each_lost_life"),
     ("self.lives = lives\n", "pass\n", "each_lost_life"),
     ("if not self.game_over:\n            frame", "if False:\n            frame", "with_a_noop"),
-    ("self.score if self.game_over else {}", "self.score", "bit_for_bit"),
     # 17 fire reset
     ("for action in (1, 2):", "for action in (1,):", "bit_for_bit"),
     ('== "FIRE":', '== "FIRES":', "order_of_ppo2"),
@@ -334,11 +363,12 @@ MUTATIONS = [
     # 19 reward clipping
     ("float(np.sign(reward))", "float(np.clip(reward, -1, 1))", "is_the_sign"),
     # 20 frame stack
-    ("([self.obs[i, 1:], frame[None]])", "([frame[None], self.obs[i, :-1]])", "bit_for_bit"),
-    ("self.obs[i] = 0", "self.obs[i] = self.obs[i, -1]", "bit_for_bit"),
-    ("if not score:\n                self.begin_life(i)", "self.begin_life(i)", "bit_for_bit"),
+    ("NUM_FRAMES = 4", "NUM_FRAMES = 3", "bit_for_bit"),
+    ("padding_type=\"zero\"", "padding_type=\"reset\"", "bit_for_bit"),
     # The container
-    ("self.episodes.append({\"global_step\": self.global_step, **score})", "pass", "raw_score"),
+    ("self.scores.append(self.score)", "pass", "raw_score"),
+    ("scores.clear()\n        return", "pass\n        return", "raw_score or is_noted"),
+    ("env.get_wrapper_attr(\"scores\").clear()", "pass", "is_noted"),
     ("len(self.envs) * self.processes", "len(self.envs)", "raw_score"),
     ("env.set_wrapper_attr(\"game_over\", True)", "pass", "failed_replay"),
     ("ale.restoreState(ALEState(running[\"emulator\"]))", "ale", "through_lost_lives"),
