@@ -104,8 +104,7 @@ class Task(NamedTuple):
     stop: int  # token that ends a response
     earliest_stop: int  # index in a response before which it does not
     labels: tuple[Tensor, ...] | None = None  # your own: queries, chosen, rejected; without gold
-    gold_mean: float = 0.0  # of the SFT model's samples, as soon as there are any
-    gold_std: float = 1.0  # the same
+    sample_gold: Tensor | None = None  # gold of texts whose mean and deviation make its scale
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -119,7 +118,8 @@ class Task(NamedTuple):
         """Gold rewards (B,) of truncated responses (B, R); the topic is the query's fifth word."""
         pairs = zip(queries, responses, strict=True)
         gold = [gold_reward(self.words[q[4]], self.split_words(r)) for q, r in pairs]
-        return (torch.tensor(gold) - self.gold_mean) / self.gold_std
+        gold, scale = torch.tensor(gold), self.sample_gold
+        return gold if scale is None else (gold - scale.mean()) / scale.std(correction=0)
 
 
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
@@ -435,7 +435,7 @@ def train(args: Args) -> dict[str, Any]:
     train_sft(args, sft, task)
     reference = Agent(sft, args.temperature)
     preferences = Preferences(**make_preferences(args, reference, task))
-    task = with_gold_scale(task, preferences)
+    task = task._replace(sample_gold=preferences.sample_gold)
 
     forms = {"dpo": {}}
     if args.compare:
@@ -596,14 +596,6 @@ def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generato
     chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
     answers = [agent.sample_responses(x, task.response_length, generator).cpu() for x in chunks]
     return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
-
-
-# Copied from ppo_rlhf_toy.py
-def with_gold_scale(task: Task, preferences: Preferences) -> Task:
-    """The task with gold, where it is known, in units of the SFT model's samples."""
-    if (gold := preferences.sample_gold) is None:
-        return task
-    return task._replace(gold_mean=gold.mean().item(), gold_std=gold.std(correction=0).item())
 
 
 # Copied from ppo_rlhf_toy.py

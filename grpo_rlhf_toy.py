@@ -94,7 +94,7 @@ class Args:
     kl_in_loss: bool = False  # the penalty is k3 in the loss, not k1 in the reward [paper: yes]
     group_size: Annotated[int, pydantic.Field(ge=2)] = 8  # responses to a query, G [paper: 64]
     std: bool = False  # divide advantages by the group's standard deviation [paper: yes]
-    length_divisor: Literal["longest", "own", "mean"] = "longest"  # of a response [paper: own]
+    length_divisor: Literal["longest", "own", "mean"] = "longest"  # of sums over words [paper: own]
     num_updates: PositiveInt = 80  # batches of responses, each followed by an update
     batch_size: PositiveInt = 128  # responses per update, B, of whole groups [paper: 1024]
     num_minibatches: PositiveInt = 4  # minibatches per pass, of whole responses [paper: 1]
@@ -128,8 +128,7 @@ class Task(NamedTuple):
     stop: int  # token that ends a response
     earliest_stop: int  # index in a response before which it does not
     labels: tuple[Tensor, ...] | None = None  # your own: queries, chosen, rejected; without gold
-    gold_mean: float = 0.0  # of the SFT model's samples, as soon as there are any
-    gold_std: float = 1.0  # the same
+    sample_gold: Tensor | None = None  # gold of texts whose mean and deviation make its scale
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -143,7 +142,8 @@ class Task(NamedTuple):
         """Gold rewards (B,) of truncated responses (B, R); the topic is the query's fifth word."""
         pairs = zip(queries, responses, strict=True)
         gold = [gold_reward(self.words[q[4]], self.split_words(r)) for q, r in pairs]
-        return (torch.tensor(gold) - self.gold_mean) / self.gold_std
+        gold, scale = torch.tensor(gold), self.sample_gold
+        return gold if scale is None else (gold - scale.mean()) / scale.std(correction=0)
 
 
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
@@ -575,7 +575,7 @@ def grpo_loss(
     logprobs = log_probability(all_logprobs, mb.responses)
     logratio = (logprobs - mb.logprobs)[mask]  # (words,)
     # Detail G4/8: one advantage for all words of a response [Shao et al. 2024]
-    # Which of the words earned it is not asked.
+    # Which of the words earned it is not asked, so that no values are needed.
     word_advantages = advantages[:, None].expand_as(mask)[mask]
     loss = pg_loss = policy_loss(logratio, weights * word_advantages, args.clip_coef)
     # Its mean is unbiased for KL(policy || reference), its gradient is not, see the docstring.
@@ -583,7 +583,7 @@ def grpo_loss(
     k3 = ref_logratio.exp() - 1 - ref_logratio
     if args.kl_in_loss:
         # Detail G7/8: KL penalty in the loss, by k3 (kl_in_loss) [Shao et al. 2024]
-        # Its gradient, word by word, is that of KL(SFT model || policy), which is bounded above.
+        # Word by word its gradient is that of KL(SFT model || policy), which pulls by at most 1.
         loss = pg_loss + kl_coef * (weights * k3).mean()
     # Detail 12/37: debug variables [ppo2/model.py L115-116]
     # How far an update moves the policy shows a wrong step size before the reward does.
@@ -599,10 +599,7 @@ def grpo_loss(
 
 
 def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float]]:
-    """Optimize the reward model's score, penalized by the KL to the SFT model.
-
-    Returns one dictionary of metrics per update.
-    """
+    """Optimize what responses earn, penalized by the KL to the SFT model; metrics per update."""
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
     generator = stage_generator(args, "grpo")
     writer = SummaryWriter(str(args.run_dir))
@@ -655,9 +652,9 @@ def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float
         updates.append(metrics)
         write(writer, iteration, metrics)
         warn_of(args.run_dir.name, args.kl_mode, updates)
+        # Detail R20/21: adaptive KL (kl_mode, target_kl) [LHP: train_policy.py L115-124]
+        # Beta rises while the KL to the SFT model (the article: to the last policy) is too high.
         if args.kl_mode == "adaptive":
-            # Detail R20/21: adaptive KL (target_kl, kl_horizon) [LHP: train_policy.py L115-124]
-            # Steered by the KL to the SFT model; the article says, to the previous policy.
             kl_coef = proportional_kl_coef(
                 kl_coef, metrics["objective/kl"], args.target_kl, args.batch_size, args.kl_horizon
             )
@@ -687,7 +684,7 @@ def train(args: Args) -> dict[str, Any]:
     train_sft(args, sft, task)
     reference = Agent(sft, args.temperature)
     preferences = Preferences(**make_preferences(args, reference, task))
-    task = with_gold_scale(task, preferences)
+    task = task._replace(sample_gold=preferences.sample_gold)
     torch.manual_seed(args.seed)
     reward_model = RewardModel(sft)
     quality = train_reward_model(args, reward_model, preferences)
@@ -860,14 +857,6 @@ def score_texts(model: RewardModel, queries: Tensor, responses: Tensor) -> Tenso
     chunks = zip(queries.split(512), responses.split(512), strict=True)
     device = model.gain.device
     return torch.cat([model.score(q.to(device), r.to(device)).cpu() for q, r in chunks])
-
-
-# Copied from ppo_rlhf_toy.py
-def with_gold_scale(task: Task, preferences: Preferences) -> Task:
-    """The task with gold, where it is known, in units of the SFT model's samples."""
-    if (gold := preferences.sample_gold) is None:
-        return task
-    return task._replace(gold_mean=gold.mean().item(), gold_std=gold.std(correction=0).item())
 
 
 # Copied from ppo_rlhf_toy.py

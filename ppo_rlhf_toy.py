@@ -146,8 +146,7 @@ class Task(NamedTuple):
     stop: int  # token that ends a response
     earliest_stop: int  # index in a response before which it does not
     labels: tuple[Tensor, ...] | None = None  # your own: queries, chosen, rejected; without gold
-    gold_mean: float = 0.0  # of the SFT model's samples, as soon as there are any
-    gold_std: float = 1.0  # the same
+    sample_gold: Tensor | None = None  # gold of texts whose mean and deviation make its scale
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -161,7 +160,8 @@ class Task(NamedTuple):
         """Gold rewards (B,) of truncated responses (B, R); the topic is the query's fifth word."""
         pairs = zip(queries, responses, strict=True)
         gold = [gold_reward(self.words[q[4]], self.split_words(r)) for q, r in pairs]
-        return (torch.tensor(gold) - self.gold_mean) / self.gold_std
+        gold, scale = torch.tensor(gold), self.sample_gold
+        return gold if scale is None else (gold - scale.mean()) / scale.std(correction=0)
 
 
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
@@ -656,7 +656,7 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
 
 
 def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[str, float]]]:
-    """Optimize what is earned minus the KL to the SFT model; `updates` are metrics of each."""
+    """Optimize what responses earn, penalized by the KL to the SFT model; metrics of `updates`."""
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
     generator = stage_generator(args, "ppo")
     writer = SummaryWriter(str(args.run_dir / args.ppo_run), purge_step=1)
@@ -707,9 +707,9 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[s
         updates.append(metrics)
         write(writer, iteration, metrics)
         warn_of(args.ppo_run, args.kl_mode, updates)
+        # Detail R20/21: adaptive KL (kl_mode, target_kl) [LHP: train_policy.py L115-124]
+        # Beta rises while the KL to the SFT model (the article: to the last policy) is too high.
         if args.kl_mode == "adaptive":
-            # Detail R20/21: adaptive KL (target_kl, kl_horizon) [LHP: train_policy.py L115-124]
-            # Steered by the KL to the SFT model; the article says, to the previous policy.
             kl_coef = proportional_kl_coef(
                 kl_coef, metrics["objective/kl"], args.target_kl, args.batch_size, args.kl_horizon
             )
@@ -741,7 +741,7 @@ def train(args: Args) -> dict[str, Any]:
     stage(args, "sft", sft, train_sft, task)
     reference = Agent(sft, args.temperature).to(args.device)
     preferences = Preferences(**stage(args, "preferences", reference, make_preferences, task))
-    task = with_gold_scale(task, preferences)
+    task = task._replace(sample_gold=preferences.sample_gold)
     torch.manual_seed(args.seed)
     reward_model = RewardModel(sft).to(args.device)
     quality = stage(args, "reward_model", reward_model, train_reward_model, preferences)
@@ -956,13 +956,6 @@ def score_texts(model: RewardModel, queries: Tensor, responses: Tensor) -> Tenso
     chunks = zip(queries.split(512), responses.split(512), strict=True)
     device = model.gain.device
     return torch.cat([model.score(q.to(device), r.to(device)).cpu() for q, r in chunks])
-
-
-def with_gold_scale(task: Task, preferences: Preferences) -> Task:
-    """The task with gold, where it is known, in units of the SFT model's samples."""
-    if (gold := preferences.sample_gold) is None:
-        return task
-    return task._replace(gold_mean=gold.mean().item(), gold_std=gold.std(correction=0).item())
 
 
 def describe(task: Task, queries: Tensor, responses: Tensor) -> dict[str, float]:

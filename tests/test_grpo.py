@@ -408,7 +408,7 @@ MUTATIONS = [
     ("clip_grad_norm_(agent.parameters(), args.max_grad_norm)", "clip_grad_norm_(agent.parameters(), math.inf)", "11_"),
     ("-logratio.mean(),", "logratio.mean(),", "g4_g5"),
     ('metrics["objective/kl"], args.target_kl', '0.0, args.target_kl', "r20_"),
-    ('if args.kl_mode == "adaptive":\n            #', 'if args.kl_mode != "none":\n            #', "r20_"),
+    ('if args.kl_mode == "adaptive":\n', 'if args.kl_mode != "none":\n', "r20_"),
     ("torch.manual_seed(args.seed)\n    sft", "sft", "stages_and"),
     ("torch.manual_seed(args.seed)\n    reward_model", "reward_model", "stages_and"),
 ]

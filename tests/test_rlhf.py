@@ -453,7 +453,7 @@ def test_texts_are_described_and_gold_is_in_standard_deviations_of_sft_samples(f
     }
     found = rlhf.describe(judges.task, random_queries(4), responses)
     assert found == pytest.approx(expected, abs=1e-5)
-    raw, scale = judges.task._replace(gold_mean=0.0, gold_std=1.0), finished.preferences.sample_gold
+    raw, scale = judges.task._replace(sample_gold=None), finished.preferences.sample_gold
     standardized = (raw.gold(random_queries(4), responses) - scale.mean()) / scale.std(correction=0)
     torch.testing.assert_close(gold, standardized)
     # A policy that has diverged writes nothing.
@@ -934,7 +934,7 @@ def test_details_are_printed_with_the_settings_in_force(cli):
     code, output, _ = cli("--details --target-kl 3")
     rows = [line.split(" | ") for line in output.splitlines()[2:]]
     found = {row[0].strip("| "): row[1:3] for row in rows}
-    assert code == 0 and found["R20/21"] == ["adaptive KL", "target_kl=3.0, kl_horizon=500"]
+    assert code == 0 and found["R20/21"] == ["adaptive KL", "kl_mode=adaptive, target_kl=3.0"]
 
 
 def test_the_script_alone_runs_and_its_weights_and_biases_log_can_be_read_back():
@@ -1040,7 +1040,7 @@ MUTATIONS = [
     ("+ scores[:, None] * last", "+ proxy[:, None] * last", "r17_"),
     ("kl = logprobs - log_probability(ref_all_logprobs, responses)", "kl = log_probability(ref_all_logprobs, responses) - logprobs", "r17_"),
     ("exact_kl = (all_logprobs.exp() *", "exact_kl = (ref_all_logprobs.exp() *", "r17_"),
-    ("(torch.tensor(gold) - self.gold_mean) / self.gold_std", "torch.tensor(gold)", "described"),
+    ("(gold - scale.mean()) / scale.std(correction=0)", "gold", "described"),
     ("gamma: Fraction = 1.0", "gamma: Fraction = 0.99", "r15_"),
     ("gae(*time_first, args.gamma, args.gae_lambda)", "gae(*time_first, 1.0, args.gae_lambda)", "r15_"),
     ("next_values, mb.last, mb.last)", "next_values, 0 * mb.last, mb.last)", "r15_"),
