@@ -354,7 +354,7 @@ LANGUAGE_MODEL = {f"R{i}/21" for i in (1, 2, 3, 4, 10, 13)}
 
 class GRPO(Toy):
     owes: ClassVar[set[str]] = {
-        *("6/37", "8/37", "11/37", "12/37", "R14/21", "R20/21", *LANGUAGE_MODEL),
+        *("6/37", "8/37", "11/37", "12/37", "R5/21", "R14/21", "R20/21", *LANGUAGE_MODEL),
         *(details(7, 9, "R", 21) | details(1, 8, "G", 8)),
     }
     extras: ClassVar[set[str]] = set()

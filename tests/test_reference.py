@@ -1,4 +1,6 @@
-"""One whole update against Stable-Baselines3 and against a second statement of ppo2, in numpy."""
+"""Gradient steps against TensorFlow's Adam, and whole updates against Stable-Baselines3."""
+
+import copy
 
 import gymnasium as gym
 import numpy as np
@@ -7,6 +9,7 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.logger import Logger
+from torch import nn
 
 import ppo_continuous_action as ppo
 
@@ -26,104 +29,40 @@ def make_agent(**settings):
 
 def update(agent, args, batch, orders, learning_rate=3e-4, clip_coef=0.2):
     """The script's gradient steps over minibatches of 16 in the given orders; their metrics."""
-    weights = torch.nn.utils.parameters_to_vector(agent.parameters()).detach()
-    torch.nn.utils.vector_to_parameters(weights, agent.parameters())
+    weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
+    nn.utils.vector_to_parameters(weights, agent.parameters())
     adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
-    adam["step"] = torch.zeros((), dtype=torch.float64)
-    schedule = torch.tensor([learning_rate, clip_coef], dtype=torch.float64)
-    return [
-        ppo.ppo_update(agent, adam, batch, mb, schedule, args)
-        for order in orders
-        for mb in torch.from_numpy(order).split(16)
-    ]
+    schedule = {"learning_rate": torch.tensor(learning_rate), "clip_coef": torch.tensor(clip_coef)}
+    metrics = []
+    for step, mb in enumerate(torch.from_numpy(np.concatenate(orders)).split(16), 1):
+        schedule["bias_correction"] = torch.tensor(ppo.bias_correction(step))
+        metrics.append(ppo.ppo_update(agent, adam, batch, mb, schedule, args))
+    return metrics
 
 
 ORDERS = [np.random.default_rng(i).permutation(STEPS * ENVS) for i in range(2)]
 
-# --- ppo2 in numpy: losses, gradients and Adam by hand, from baselines' model.py ---
 
-
-def network(p, name, x):
-    """Output of a tanh network and its layers' inputs."""
-    inputs = [x]
-    for i in (0, 2):
-        inputs.append(np.tanh(inputs[-1] @ p[f"{name}.{i}.weight"].T + p[f"{name}.{i}.bias"]))
-    return inputs[-1] @ p[f"{name}.4.weight"].T + p[f"{name}.4.bias"], inputs
-
-
-def backward(p, name, inputs, d_output):
-    """Gradients of a network's parameters, from that of its output."""
-    gradients = {}
-    for i, x in zip((4, 2, 0), reversed(inputs)):
-        gradients[f"{name}.{i}.weight"], gradients[f"{name}.{i}.bias"] = (
-            d_output.T @ x,
-            d_output.sum(0),
-        )
-        d_output = d_output @ p[f"{name}.{i}.weight"] * (1 - x**2)
-    return gradients
-
-
-def ppo2_gradients(p, minibatch, clip, clip_vloss, ent_coef, vf_coef):
-    obs, actions, logprobs, old_values, advantages, returns = minibatch
-    size, log_std = len(obs), p["log_std"]
-    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    mean, policy_inputs = network(p, "policy", obs)
-    values, value_inputs = network(p, "value", obs)
-    z = (actions - mean) / np.exp(log_std)
-    neglogp = 0.5 * (z**2).sum(1) + 0.5 * np.log(2 * np.pi) * ACTIONS + log_std.sum()
-    ratio = np.exp(-neglogp - logprobs)
-    losses, clipped = -advantages * ratio, -advantages * np.clip(ratio, 1 - clip, 1 + clip)
-    d_logp = np.where(losses >= clipped, losses, 0.0) / size
-
-    errors, change = values[:, 0] - returns, values[:, 0] - old_values
-    clipped_errors = old_values + np.clip(change, -clip, clip) - returns
-    # Where nothing is clipped, the two are equal, but for rounding.
-    moves = (errors**2 >= clipped_errors**2) | (np.abs(change) <= clip) | (not clip_vloss)
-    d_values = vf_coef * np.where(moves, errors, 0.0)[:, None] / size
-
-    gradients = backward(p, "value", value_inputs, d_values)
-    gradients |= backward(p, "policy", policy_inputs, d_logp[:, None] * z / np.exp(log_std))
-    gradients["log_std"] = (d_logp[:, None] * (z**2 - 1)).sum(0, keepdims=True) - ent_coef
-    counts = (losses < clipped).mean(), (~moves).mean()
-    return gradients, np.maximum(losses, clipped).mean(), counts
-
-
-@pytest.mark.parametrize("clip_vloss", [True, False])
-def test_one_whole_update_equals_ppo2_in_numpy(clip_vloss):
-    settings = {"clip_vloss": clip_vloss, "ent_coef": 0.01, "max_grad_norm": 0.5}
-    agent, args = make_agent(**settings)
-    agent = agent.double()
-    rng = np.random.default_rng(0)
-    n = STEPS * ENVS
-    obs, actions = (
-        torch.tensor(rng.normal(size=(n, OBS))),
-        torch.tensor(rng.normal(size=(n, ACTIONS))),
-    )
-    with torch.no_grad():
-        _, logprobs, _, values = agent.get_action_and_value(obs, actions)
-    noise = torch.tensor(rng.normal(size=(4, n)))
-    batch = [obs, actions, logprobs + 0.3 * noise[0], values + 0.3 * noise[1], *noise[2:]]
-    p = {name: x.detach().numpy().copy() for name, x in agent.named_parameters()}
+def test_steps_are_those_of_tensorflows_adam():
+    """With its epsilon before the correction, so large here that the place shows."""
+    agent, args = make_agent(adam_eps=0.01, max_grad_norm=0.1)
+    plain, n = copy.deepcopy(agent), STEPS * ENVS
+    batch = [torch.randn(n, OBS), torch.randn(n, ACTIONS), *torch.randn(4, n)]
     metrics = update(agent, args, batch, ORDERS)
-
-    m, v = ({name: np.zeros_like(x) for name, x in p.items()} for _ in range(2))
-    held = []
-    for t in range(1, 9):
-        mb = np.concatenate(ORDERS).reshape(8, 16)[t - 1]
-        minibatch = [x.numpy()[mb] for x in batch]
-        gradients, pg_loss, counts = ppo2_gradients(p, minibatch, 0.2, clip_vloss, 0.01, 0.5)
-        assert metrics[t - 1]["losses/policy_loss"].item() == pytest.approx(pg_loss, rel=1e-6)
-        norm = np.sqrt(sum((x**2).sum() for x in gradients.values()))
-        rate = 3e-4 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-        for name, gradient in gradients.items():
-            gradient = gradient * 0.5 / max(norm, 0.5)
-            m[name] = 0.9 * m[name] + 0.1 * gradient
-            v[name] = 0.999 * v[name] + 0.001 * gradient**2
-            p[name] = p[name] - rate * m[name] / (np.sqrt(v[name]) + 1e-5)
-        held.append([norm > 0.5, *counts])
-    assert (np.mean(held, axis=0) > [0, 0.1, 0.1 if clip_vloss else -1]).all()  # everything clips
-    for name, x in agent.named_parameters():
-        np.testing.assert_allclose(x.detach().numpy(), p[name], rtol=0, atol=1e-8)
+    assert all(x["losses/grad_norm"] > 0.1 for x in metrics)  # clipped
+    mean = square = torch.zeros(())
+    for t, mb in enumerate(torch.from_numpy(np.concatenate(ORDERS)).split(16), 1):
+        loss, _ = ppo.ppo_loss(plain, [x[mb] for x in batch], {"clip_coef": 0.2}, args)
+        gradients = torch.autograd.grad(loss, list(plain.parameters()))
+        gradient = torch.cat([x.flatten() for x in gradients])
+        gradient *= 0.1 / gradient.norm()
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        rate = 3e-4 * (1 - 0.999**t) ** 0.5 / (1 - 0.9**t)
+        weights = nn.utils.parameters_to_vector(plain.parameters()).detach()
+        weights -= rate * mean / (square.sqrt() + 0.01)
+        nn.utils.vector_to_parameters(weights, plain.parameters())
+    for x, y in zip(agent.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-7)
 
 
 # --- Stable-Baselines3 ---
@@ -156,7 +95,7 @@ def sb3_buffer(data, logprobs, values):
 def sb3_model(agent, **settings):
     """A Stable-Baselines3 PPO with the network and the weights of `agent`, and pairs of them."""
     net_arch, optimizer = {"pi": [64, 64], "vf": [64, 64]}, {"eps": 1e-15}
-    policy = {"net_arch": net_arch, "activation_fn": torch.nn.Tanh, "optimizer_kwargs": optimizer}
+    policy = {"net_arch": net_arch, "activation_fn": nn.Tanh, "optimizer_kwargs": optimizer}
     settings |= {"learning_rate": 3e-4, "n_steps": STEPS, "batch_size": 16, "max_grad_norm": 0.5}
     model = PPO("MlpPolicy", Spaces(), policy_kwargs=policy, device="cpu", **settings)
     policy = model.policy
@@ -194,7 +133,7 @@ def test_one_whole_update_equals_stable_baselines3(norm_adv, monkeypatch):
     data["terminated"] = data["done"] & failed
     t = {name: torch.from_numpy(x) for name, x in data.items()}
     with torch.no_grad():
-        _, logprobs, _, values = agent.get_action_and_value(t["obs"], t["actions"])
+        logprobs, _, values = agent.evaluate_actions(t["obs"], t["actions"])
     logprobs = logprobs + 0.2 * torch.randn(STEPS, ENVS)
 
     model, pairs = sb3_model(
