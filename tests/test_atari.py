@@ -3,6 +3,8 @@
 What it shares with the other scripts is tested in test_shared_*.py.
 """
 
+import functools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -42,25 +44,25 @@ def test_first_convolution_sees_1_for_pixel_255_in_channels_last_order(agent):
 
 
 def test_policy_and_value_share_the_network(agent):
-    _, logprob, _, value = agent.get_action_and_value(images(4), torch.zeros(4, dtype=torch.int64))
+    actions = torch.zeros(4, dtype=torch.int64)
+    logprobs, _, values = agent.evaluate_actions(images(4), actions)
     first = agent.cnn[0].weight
-    for loss in (logprob.sum(), value.sum()):
+    for loss in (logprobs.sum(), values.sum()):
         assert torch.autograd.grad(loss, first, retain_graph=True)[0].any()
-    assert torch.equal(agent.get_value(images(4)), value)
+    assert torch.equal(agent.get_value(images(4)), values)
 
 
-def test_gumbel_noise_samples_from_the_softmax(agent):
-    logits = torch.tensor([1.0, 0.0, -1.0, 0.5, 0.0, -2.0])
+def test_actions_are_samples_of_the_softmax_or_the_most_likely():
+    logits = torch.tensor([1.0, 0.0, -1.0, 0.5, 0.0, -2.0]).expand(40_000, 6)
     policy = torch.distributions.Categorical(logits=logits)
-    agent.features = lambda obs: torch.zeros(len(obs), 512)
-    agent.policy.bias.data = logits
-    noise = torch.from_numpy(np.random.default_rng(0).gumbel(size=(40_000, 6)))
-    actions, logprobs, _, _ = agent.get_action_and_value(torch.zeros(40_000, 1), noise=noise)
+    noise = torch.from_numpy(np.random.default_rng(0).gumbel(size=logits.shape))
+    actions = ppo.draw(logits, noise)
     share = torch.bincount(actions, minlength=6) / 40_000
-    assert torch.allclose(share, policy.probs, atol=0.01)
+    assert torch.allclose(share, policy.probs[0], atol=0.01)
+    logprobs, entropies = ppo.categorical(logits, actions)
     assert torch.allclose(logprobs, policy.log_prob(actions))
-    greedy, _, entropy, _ = agent.get_action_and_value(torch.zeros(1, 1))
-    assert greedy.item() == 0 and torch.allclose(entropy, policy.entropy())
+    assert torch.allclose(entropies, policy.entropy())
+    assert not ppo.draw(logits, 0 * noise).any()
 
 
 def test_bfloat16_changes_little_and_keeps_weights_in_float32(agent):
@@ -75,33 +77,82 @@ def test_bfloat16_changes_little_and_keeps_weights_in_float32(agent):
 # --- The loop ---
 
 
-@on("atari")
-def test_epsilon_and_the_limit_of_the_gradient_reach_adam(tiny, recorded):
-    agent = ppo.train(tiny("Walk", adam_eps=1e-4, max_grad_norm=0.01))["agent"]
-    (group,) = ppo.load_checkpoint("runs/run0")["adam"]["param_groups"]
+@on("atari", "lstm")
+def test_epsilon_and_the_limit_of_the_gradient_reach_adam_also_on_resuming(script, tiny):
+    adams, norms = [], []
+
+    def update(agent, adam, *rest):
+        metrics = script.module.ppo_update(agent, adam, *rest)
+        adams.append(adam)
+        norms.append(torch.cat([x.grad.flatten() for x in agent.parameters()]).norm().item())
+        return metrics
+
+    settings = {"total_timesteps": 64, "max_grad_norm": 0.01}
+    agent = script.module.train(tiny("Walk", adam_eps=1e-4, **settings), update)["agent"]
+    (group,) = adams[0].param_groups
     assert group["eps"] == 1e-4 and len(group["params"]) == len(list(agent.parameters()))
-    norms = [step.gradient.norm().item() for step in recorded.steps]
     assert norms == pytest.approx([0.01] * len(norms), rel=1e-3)
+    steps = len(norms)  # of two iterations
+    script.module.train(tiny("Walk", adam_eps=1e-3, resume="runs/run0"), update)
+    (group,) = adams[-1].param_groups
+    assert group["eps"] == 1e-3
+    assert {x["step"].item() for x in adams[-1].state.values()} == {1.5 * steps}  # goes on
 
 
-@on("atari")
-def test_rollout_stores_one_byte_per_pixel_and_the_policy_is_sampled(tiny, monkeypatch):
-    seen, real = [], ppo.Agent.get_action_and_value
+@on("atari", "lstm")
+def test_only_parameters_that_learn_are_trained(script, tiny, monkeypatch):
+    class Frozen(script.module.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.cnn.requires_grad_(False)
 
-    def record(self, obs, action=None, noise=0.0):
-        result = real(self, obs, action, noise)
-        if action is None:
-            seen.append((obs, noise, result[0]))
-        return result
+    monkeypatch.setattr(script.module, "Agent", Frozen)
+    torch.manual_seed(1)
+    start, trained = Frozen(6, tiny()), script.module.train(tiny("Walk"))["agent"]
+    assert same_weights(start.cnn, trained.cnn) and not same_weights(start.policy, trained.policy)
 
-    monkeypatch.setattr(ppo.Agent, "get_action_and_value", record)
-    ppo.train(tiny("Walk"))
-    obs, noise, _ = seen[0]
-    assert obs.dtype == torch.uint8 and obs.shape == (2, 4, 84, 84) and noise.shape == (2, 6)
-    assert obs.untyped_storage().nbytes() == (16 + 1) * 2 * 4 * 84 * 84
+
+@on("atari", "lstm")
+def test_the_check_of_the_compiled_loss_sees_gradients_and_leaves_the_agent_alone(script, tiny):
+    checked = []
+
+    def loss_function(agent, *rest):
+        vector = script.module.loss_and_gradients(script.module.ppo_loss, agent, *rest)
+        loss, metrics = script.module.ppo_loss(agent, *rest)
+        gradients = torch.autograd.grad(loss, list(agent.parameters()), retain_graph=True)
+        expected = [x.detach().flatten() for x in (loss, *gradients)]
+        checked.append(torch.equal(vector, torch.cat(expected)))
+        checked.append(bool(checked[2:]) or all(x.grad is None for x in agent.parameters()))
+        return loss, metrics
+
+    update = functools.partial(script.module.ppo_update, loss_function=loss_function)
+    script.module.train(tiny("Walk", total_timesteps=32), update)
+    assert checked and all(checked)
+
+
+@on("atari", "lstm")
+def test_rollout_stores_one_byte_per_pixel_and_the_policy_is_sampled(script, tiny, monkeypatch):
+    module, seen, args = script.module, [], tiny("Walk")
+    real_forward, real_draw = module.Agent.forward, module.draw
+
+    def forward(self, obs, *rest):
+        seen.append(obs)
+        return real_forward(self, obs, *rest)
+
+    def draw(logits, noise):
+        seen.extend((noise, real_draw(logits, noise)))
+        return seen[-1]
+
+    monkeypatch.setattr(module.Agent, "forward", forward)
+    monkeypatch.setattr(module, "draw", draw)
+    module.train(args)
+    obs, noise, actions = (seen[i : 3 * args.num_steps : 3] for i in range(3))
+    pixels = obs[0].numel()
+    assert obs[0].dtype == torch.uint8 and pixels == args.num_envs * script.frames * 84 * 84
+    assert obs[0].untyped_storage().nbytes() == (args.num_steps + 1) * pixels
     # The first policy is nearly uniform: actions are the largest noise, and differ.
-    assert all(torch.equal(actions, noise.argmax(-1)) for _, noise, actions in seen[:16])
-    assert len({x.item() for _, _, actions in seen for x in actions}) > 2
+    assert all(torch.equal(x, y.argmax(-1)) for x, y in zip(actions, noise, strict=True))
+    assert len(torch.cat(actions).unique()) > 2
 
 
 # --- With real games ---
@@ -127,9 +178,20 @@ def test_evaluation_films_whole_games(folder, monkeypatch):
     monkeypatch.setattr(ppo, "MAX_GAME_STEPS", 12)
     ppo.train(args(env_id="Pong", total_timesteps=32, update_epochs=1, run_name="run"))
     results = ppo.evaluate(ppo.Args(evaluate="runs/run", eval_episodes=1, capture_video=True))
-    assert {name: len(x) for name, x in results.items()} == {"greedy": 1, "sampled": 1}
+    assert {name: x["lengths"] for name, x in results.items()} == {"best": [12], "sampled": [12]}
+    assert results == json.loads(Path("runs/run/evaluation.json").read_text())
     videos = sorted(x.name for x in Path("runs/run/videos").glob("*.mp4"))
-    assert videos == ["greedy-episode-0.mp4", "sampled-episode-0.mp4"]
+    assert videos == ["best-episode-0.mp4", "sampled-episode-0.mp4"]
+
+
+def test_a_loaded_policy_acts_on_what_make_env_gives(folder):
+    settings = args(env_id="Pong", total_timesteps=32, update_epochs=1, run_name="run")
+    agent, policy = ppo.train(settings)["agent"], ppo.load_policy("runs/run")
+    obs, _ = ppo.make_env(settings).reset(seed=0)
+    best = agent(torch.tensor(obs)[None])[0].argmax().item()
+    assert [policy(obs) for _ in range(3)] == [best] * 3
+    rng = np.random.default_rng(0)
+    assert len({policy(obs, rng) for _ in range(50)}) == 6
 
 
 @pytest.mark.slow
@@ -145,7 +207,7 @@ def test_compiled_run_equals_the_eager_one(folder):
 # --- The command line ---
 
 
-@on("atari")
+@on("atari", "lstm")
 @pytest.mark.parametrize(
     ("line", "settings"),
     [
@@ -155,11 +217,15 @@ def test_compiled_run_equals_the_eager_one(folder):
         ("--vf-coef 0.5 --paper --no-anneal-clip", (3, 0.5, False)),
     ],
 )
-def test_paper_sets_the_papers_settings_and_flags_beside_it_win(cli, monkeypatch, line, settings):
-    given = []
-    monkeypatch.setattr(ppo, "train", given.append)
-    cli(line)
-    assert [(x.update_epochs, x.vf_coef, x.anneal_clip) for x in given] == [settings]
+def test_paper_sets_the_papers_settings_and_flags_beside_it_win(
+    script, tiny, cli, monkeypatch, line, settings
+):
+    """Of a new run and of one that is resumed."""
+    script.module.train(tiny("Walk", update_epochs=4, total_timesteps=32))
+    given, result = [], {"episodes": [], "run_dir": None}
+    monkeypatch.setattr(script.module, "train", lambda args: given.append(args) or result)
+    assert cli(line)[0] == cli(f"--resume runs/run0 {line}")[0] == 0
+    assert [(x.update_epochs, x.vf_coef, x.anneal_clip) for x in given] == [settings] * 2
 
 
 # Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
@@ -170,16 +236,17 @@ MUTATIONS = [
     ("kernel_size=4, stride=2", "kernel_size=4, stride=2, padding=1", "shapes_and"),
     ("nn.Linear(512, num_actions), 0.01)", "nn.Linear(512, num_actions), 1.0)", "shapes_and"),
     ("nn.Linear(512, 1), 1.0)", "nn.Linear(512, 1), 0.01)", "shapes_and"),
-    ("self.value(features).squeeze(-1)", "self.value(features.detach()).squeeze(-1)", "share_the"),
+    ("(features), self.value(features)", "(features), self.value(features.detach())", "share_the"),
     ("scaled = obs / 255.0", "scaled = obs / 1.0", "pixel_255"),
     (".contiguous(memory_format=torch.channels_last)", "", "pixel_255"),
     ("enabled=self.bfloat16", "enabled=False", "bfloat16"),
-    ("-(logprobs.exp() * logprobs).sum(-1)", "-logprobs.sum(-1)", "gumbel"),
+    ("(all_logprobs.exp() * all_logprobs).sum(-1)", "all_logprobs.sum(-1)", "samples_of"),
     # 1 and 3, 11: the loop
-    ("noise=t_noise[t]", "noise=0.0", "is_sampled"),
+    ("draw(logits[t], noise[t])", "draw(logits[t], 0 * noise[t])", "is_sampled"),
+    ("return (logits + noise)", "return logits", "samples_of"),
     ("eps=args.adam_eps", "eps=1e-8", "reach_adam"),
-    ("(agent.parameters(), args.max_grad_norm)", "(agent.parameters(), math.inf)", "reach_adam"),
-    ('adam.load_state_dict(saved["adam"])', "pass", "bit_for_bit"),
-    ("tyro.cli(Args, default=Args(**PAPER))", "Args(**PAPER)", "paper"),
+    ("(learned(agent), args.max_grad_norm)", "(learned(agent), math.inf)", "reach_adam"),
+    ('adam.load_state_dict(adam.state_dict() | {"state": saved["adam"]})', "pass", "reach_adam"),
+    ("defaults |= PAPER if args.paper else {}", "defaults = defaults or PAPER", "paper"),
     ('"vf_coef": 2.0', '"vf_coef": 1.0', "paper"),
 ]  # fmt: skip
