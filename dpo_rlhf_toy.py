@@ -493,8 +493,10 @@ TOY_WORDS = [
 ]
 TOY_QUERIES = [f"<bos> {name} on the {topic} :".split() for name in NAMES for topic in TOPICS]
 TOY_RESPONSE_LENGTH = 18
-GOLD_SCALE = """Gold is in standard deviations of the SFT model's reviews: 0 is their mean, 2.5 is
-the best there is. Labels are noisy: gold itself agrees with 85 % of them."""
+GOLD_SCALE = (
+    "Gold is in standard deviations of the SFT model's reviews: 0 is their mean, about 2.5 the\n"
+    "best there can be. Labels are noisy: gold itself agrees with about 85 % of them."
+)
 
 
 def write_review(topic: str, rng: random.Random) -> list[str]:
