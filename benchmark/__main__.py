@@ -10,16 +10,32 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from benchmark import execute, results
+from benchmark import execute, pages, plots, results, tables, throughput
+from benchmark.definitions import Folders, Suite
 from benchmark.provenance import BenchmarkError, commit_named, source_at
-from benchmark.runs import Folders, read_note, select, suite_named
+from benchmark.run import select
 from benchmark.suites import SUITES
 
-# Tables, plots and throughput are imported where they are needed: scipy, matplotlib and psutil take
-# a second each.
 app = tyro.extras.SubcommandApp()
 Place = Annotated[Folders, tyro.conf.arg(name="")]  # --results and --runs
 HERE = Folders()
+
+
+def suite_named(name: str) -> Suite:
+    """The suite of this name, or a BenchmarkError that names those that there are."""
+    if name not in SUITES:
+        raise BenchmarkError(f"There is no suite {name}; there are: {', '.join(SUITES)}.")
+    return SUITES[name]
+
+
+def variant_named(name: str) -> tables.Name:
+    """Suite and variant of `suite` or `suite/variant`, or a BenchmarkError if there is none."""
+    suite, _, variant = name.partition("/")
+    variants = suite_named(suite).variants
+    if variant not in variants:
+        known = " or ".join(f"{suite}/{x}" if x else suite for x in variants)
+        raise BenchmarkError(f"There is no {name}; there is {known}.")
+    return suite, variant
 
 
 @app.command
@@ -42,101 +58,67 @@ def run(
         cluster: this machine, or a Ray cluster
         commit: version of the scripts to run
     """
-    runs = select(suite, folders, seeds, only)
+    runs = select(suite_named(suite), folders, seeds, only)
     if workers is not None and workers < 1:
         raise BenchmarkError("--workers must be positive.")
     if workers and cluster == "ray":
         raise BenchmarkError("--workers is for local runs; a cluster makes one per processor core.")
     commit = commit_named(commit)
-    for script in {run.definition.script for run in runs}:
+    for script in {run.script for run in runs}:
         source_at(commit, script)  # what the commit lacks is to be said before anything is begun
-    done = results.done(suite, folders)
-    missing = [run for run in runs if run.key not in done]
     if cluster == "ray":
-        failed = execute.run_ray(runs, missing, commit)
+        failed = execute.run_ray(SUITES[suite], runs, folders, commit)
     else:
-        failed = execute.run_local(runs, missing, commit, workers or 2)
+        failed = execute.run_local(SUITES[suite], runs, folders, commit, workers or 2)
     if failed:
         raise BenchmarkError(f"{failed} of {len(runs)} runs failed; their output.txt says why.")
 
 
 @app.command(name="list")
-def list_suites(
-    suite: Positional[str | None] = None, only: str = "*", folders: Place = HERE
-) -> None:
-    """Show the suites, or the runs and command lines of one."""
-    if suite is None:
-        for name, entry in SUITES.items():
-            made, total = results.how_complete(name, folders)
-            print(f"{name:<26}{made:>4} of {total:>3} runs done; {entry.reproduces}")
-        return
-    for run in select(suite, folders, only=only):
-        print(f"{run.name:<34} {shlex.join(['python', run.definition.script, *run.flags])}")
-
-
-@app.command
-def status(
-    suite: Positional[str],
-    seeds: tuple[int, ...] = (),
-    only: str = "*",
-    folders: Place = HERE,
-) -> None:
-    """Show how far the runs of a suite are."""
-    for run in select(suite, folders, seeds, only):
-        state = execute.state(run)
-        share = 1.0 if state == "done" else run.progress() / run.total_steps
-        error = f"  {read_note(run)['error']}" if state == "failed" else ""
-        print(f"{run.name:<44} {state:<12}{share:>5.0%}{error}")
+def list_runs(suite: Positional[str | None] = None, only: str = "*", folders: Place = HERE) -> None:
+    """Show the suites and how complete they are, or how far each run of one is."""
+    for entry in SUITES.values() if suite is None else ():
+        made, total = results.how_complete(entry, folders)
+        print(f"{entry.name:<26}{made:>4} of {total:>3} runs done; {entry.reproduces}")
+    for run in select(suite_named(suite), folders, only=only) if suite else ():
+        command = shlex.join(["python", run.script, *run.flags])
+        print(f"{run.name:<44} {execute.state(run, folders):<12} {command}")
 
 
 @app.command
 def report(folders: Place = HERE) -> None:
-    """Rewrite the generated tables of README.md and benchmark/README.md, and DETAILS.md."""
-    from benchmark import pages
-
+    """Rewrite the generated blocks of README.md, benchmark/README.md and DETAILS.md."""
     for page in pages.write(folders):
         print(f"{page} rewritten")
 
 
 @app.command
 def plot(suite: Positional[str | None] = None, folders: Place = HERE) -> None:
-    """Draw the figures of a suite, or those of all suites that are out of date."""
-    from benchmark import plots
-
-    for name in [suite] if suite else SUITES:
-        for kind in suite_named(name).figures:
-            try:
-                if path := plots.update(name, kind, folders, always=bool(suite)):
-                    print(path)
-            except BenchmarkError as error:
-                if suite:
-                    raise
-                print(error)
+    """Draw the figures of a suite, or those of all suites that have results."""
+    for entry in [suite_named(suite)] if suite else SUITES.values():
+        if suite or results.done(entry.name, folders):
+            for picture in entry.pictures:
+                print(plots.draw(entry, picture, folders))
 
 
 @app.command
 def compare(a: Positional[str], b: Positional[str], folders: Place = HERE) -> None:
     """Compare two variants, each named SUITE or SUITE/VARIANT."""
-    from benchmark import tables
-
-    print(tables.compare(a, b, folders))
+    ours, theirs = variant_named(a), variant_named(b)
+    print(tables.compare(ours, theirs, SUITES[ours[0]].environments, folders))
 
 
 @app.command
 def summary(runs: Positional[tuple[Path, ...]]) -> None:
     """Show the scores of your own runs, given by their folders, with an interval."""
-    from benchmark import tables
-
     print(tables.summary(runs))
 
 
-@app.command
-def throughput(
+@app.command(name="throughput")
+def measure(
     contests: Positional[tuple[str, ...]] = (), repetitions: int = 3, folders: Place = HERE
 ) -> None:
     """Measure steps per second of our scripts beside their peers, in some contests or in all."""
-    from benchmark import throughput
-
     throughput.measure_all(contests, repetitions, folders)
 
 

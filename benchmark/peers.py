@@ -1,7 +1,7 @@
 """Stable-Baselines3's PPOs with the settings of our scripts, for `benchmark.throughput`.
 
-Writes progress.json into the working folder, a line per iteration. Its threads are those of the
-environment variable OMP_NUM_THREADS, which `benchmark.throughput` sets.
+Logs for TensorBoard into the working folder. Its threads are those of the environment variable
+OMP_NUM_THREADS, which `benchmark.throughput` sets.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ def main() -> None:
         device="cpu",
         policy_kwargs=policy_settings,
     )
-    model.set_logger(configure(".", ["json"]))
+    model.set_logger(configure(".", ["tensorboard"]))
     model.learn(args.total_timesteps)
 
 

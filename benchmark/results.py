@@ -4,29 +4,19 @@
 as done once its line is there. Both are sorted, so that it does not matter who finished first.
 """
 
-import contextlib
 import csv
 import dataclasses
 import fcntl
 import functools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from benchmark.provenance import BenchmarkError, machine
-from benchmark.runs import (
-    Folders,
-    Run,
-    once_per_version,
-    read_note,
-    select,
-    suite_named,
-    write_text,
-)
+from benchmark.definitions import Folders, Suite
+from benchmark.run import lock, select, write_text
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 KEY = ["environment", "variant", "seed"]
@@ -38,67 +28,49 @@ class Result:
     """A finished run."""
 
     record: dict[str, Any]  # settings, commit, versions, time, memory and score
-    curve: pd.DataFrame  # a value is missing where a stretch of steps has no data
+    curves: Path  # of its suite
+
+    @property
+    def curve(self) -> pd.DataFrame:
+        """Its points; a value is missing where a stretch of steps has no data."""
+        return curves_in(self.curves, self.curves.stat().st_mtime_ns)[key_of(self.record)]
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values of a column of the curve, where it has any."""
-        rows = self.curve.dropna(subset=[name])
+        rows = self.curve.reindex(columns=["step", name]).dropna()
         return rows["step"].to_numpy(), rows[name].to_numpy()
 
 
 # --- Writing ---
 
 
-@contextlib.contextmanager
-def merging(results: Path) -> Iterator[None]:
-    """Wait until nobody else writes results, and let nobody else until this is over."""
-    results.mkdir(parents=True, exist_ok=True)
-    with (results / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def collect(suite: Suite, folders: Folders) -> None:
+    """Add the results of finished runs that their processes left in their folders.
 
-
-def add(run: Run) -> dict[str, Any]:
-    """Add a finished run to the results of its suite; returns its record."""
-    facts, rows = run.result()
-    note, identity = read_note(run), dict(zip(KEY, run.key))
-    record = {
-        **identity,
-        **{"script": run.definition.script, "flags": " ".join(run.flags)},
-        **{name: note.get(name) for name in ("commit", "starts", "crashes", "peak_mib")},
-        **machine(),
-        **facts,
-    }
-    merge(run.suite, [record], rows.assign(**identity), run.folders)
-    return record
-
-
-def merge(suite: str, records: list[dict], rows: pd.DataFrame, folders: Folders) -> None:
-    """Put runs in the place of those with the same keys, or beside them.
-
-    The curves come first: whoever is killed in between leaves a run that is not done.
+    The curves come first: whoever is killed in between leaves runs that are not done.
     """
-    records_path, rows_path = (folders.results / f"{suite}.{x}" for x in ("jsonl", "csv"))
-    new = [key_of(record) for record in records]
-    with merging(folders.results):
-        records = [x for x in lines_of(records_path) if key_of(x) not in new] + records
-        if rows_path.exists():
-            old = table_of(rows_path)
-            rows = pd.concat([old[~pd.MultiIndex.from_frame(old[KEY]).isin(new)], rows])
-        rows = rows.set_index(KEY).sort_index(kind="stable")
-        write_text(rows_path, rows.to_csv(float_format="%.6g"))
-        write_lines(records_path, sorted(records, key=key_of))
+    folders.results.mkdir(parents=True, exist_ok=True)
+    records_path, curves_path = (folders.results / f"{suite.name}.{x}" for x in ("jsonl", "csv"))
+    with lock(folders.results / ".lock", fcntl.LOCK_EX):  # one writer at a time
+        records = done(suite.name, folders)
+        paths = sorted((folders.runs / suite.name).glob("**/result.json"))
+        found = [json.loads(x.read_text()) for x in paths]
+        new = {key: x for x in found if (key := key_of(x["record"])) not in records}
+        if not new:
+            return
+        tables = [pd.DataFrame(x["curve"]).assign(**dict(zip(KEY, key))) for key, x in new.items()]
+        if curves_path.exists():
+            old = table_of(curves_path)
+            tables = [old[~pd.MultiIndex.from_frame(old[KEY]).isin(list(new))], *tables]
+        rows = pd.concat(tables).set_index(KEY).sort_index(kind="stable")
+        write_text(curves_path, rows.to_csv(float_format="%.6g"))
+        records |= {key: x["record"] for key, x in new.items()}
+        write_lines(records_path, [records[key] for key in sorted(records)])
 
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     """Replace a JSONL file."""
     write_text(path, "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in lines))
-
-
-def append(path: Path, line: dict[str, Any]) -> None:
-    """Add a line to a JSONL file, which is never half written."""
-    with merging(path.parent):
-        write_lines(path, [*lines_of(path), line])
 
 
 # --- Reading ---
@@ -119,47 +91,31 @@ def table_of(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, dtype={"variant": str}).fillna({"variant": ""})
 
 
-@once_per_version
-def records_in(path: Path) -> dict[Key, dict[str, Any]]:
-    """The records of a suite."""
-    return {key_of(record): record for record in lines_of(path)}
-
-
-@once_per_version
-def curves_in(path: Path) -> dict[Key, pd.DataFrame]:
-    """The curves of a suite, of which one whose merge was killed has no record."""
+@functools.lru_cache(maxsize=4)
+def curves_in(path: Path, version: int) -> dict[Key, pd.DataFrame]:
+    """The curves of a suite as of some time, of which a run that is not done may have one."""
     return dict(iter(table_of(path).groupby(KEY)))
 
 
 def done(suite: str, folders: Folders) -> dict[Key, dict[str, Any]]:
     """The records of a suite, those of added seeds included."""
-    return records_in(folders.results / f"{suite}.jsonl")
+    return {key_of(record): record for record in lines_of(folders.results / f"{suite}.jsonl")}
 
 
-def how_complete(suite: str, folders: Folders) -> tuple[int, int]:
+def how_complete(suite: Suite, folders: Folders) -> tuple[int, int]:
     """How many of a suite's own runs are done, and how many there are."""
-    runs, records = select(suite, folders), done(suite, folders)
+    runs, records = select(suite, folders), done(suite.name, folders)
     return sum(run.key in records for run in runs), len(runs)
 
 
 def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list[Result]]:
-    """Results of a variant by environment, in the order of the suite, seeds in theirs."""
-    found: dict[str, list[Result]] = {env: [] for env in suite_named(suite).environments}
-    for key, record in done(suite, folders).items():
+    """Results of a variant by environment, seeds in their order."""
+    found: dict[str, list[Result]] = {}
+    for record in done(suite, folders).values():
         if record["variant"] == variant:
-            curve = curves_in(folders.results / f"{suite}.csv")[key]
-            found[record["environment"]].append(Result(record, curve))
-    return {env: results for env, results in found.items() if results}
-
-
-def variant_named(name: str) -> tuple[str, str]:
-    """Suite and variant of `suite` or `suite/variant`, or a BenchmarkError if there is none."""
-    suite, _, variant = name.partition("/")
-    variants = suite_named(suite).variants
-    if variant not in variants:
-        known = " or ".join(f"{suite}/{x}" if x else suite for x in variants)
-        raise BenchmarkError(f"There is no {name}; there is {known}.")
-    return suite, variant
+            result = Result(record, folders.results / f"{suite}.csv")
+            found.setdefault(record["environment"], []).append(result)
+    return found
 
 
 def random_returns(environment: str) -> float:
@@ -172,8 +128,3 @@ def reference(name: str) -> list[dict[str, str]]:
     """Rows of a file of published numbers."""
     with (REFERENCE / f"{name}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def by_variant(name: str, column: str) -> dict[str, str]:
-    """A column of a file of published numbers by variant."""
-    return {row["variant"]: row[column] for row in reference(name)}

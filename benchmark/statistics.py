@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+import scipy  # loads its modules when they are used: most commands never do
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -35,7 +35,7 @@ def estimate(strata: Sequence[np.ndarray], statistic: Callable[..., Any]) -> Est
     value = float(statistic(*strata, axis=-1))
     if any(len(x) < 3 for x in strata):
         return Estimate(value, None)
-    low, high = stats.bootstrap(
+    low, high = scipy.stats.bootstrap(
         strata,
         statistic,
         n_resamples=RESAMPLES,
@@ -49,7 +49,7 @@ def estimate(strata: Sequence[np.ndarray], statistic: Callable[..., Any]) -> Est
 
 def interquartile_mean(scores: np.ndarray, axis: int = -1) -> Any:
     """Mean of the middle half; of all scores while there are fewer than four."""
-    return stats.trim_mean(scores, 0.25, axis=axis)
+    return scipy.stats.trim_mean(scores, 0.25, axis=axis)
 
 
 def mean_of_strata(*strata: np.ndarray, axis: int = -1) -> Any:
@@ -92,8 +92,11 @@ def rank_correlation(others: Sequence[float]) -> Callable[..., Any]:
     def correlation(*strata: np.ndarray, axis: int = -1) -> Any:
         means = np.array([np.mean(x, axis=axis) for x in strata])
         means = means.reshape(len(others), -1, *means.shape[1:]).mean(1)
-        ours, theirs = stats.zscore(stats.rankdata(means, axis=0)), stats.zscore(rank)
+        ours, theirs = (
+            scipy.stats.zscore(scipy.stats.rankdata(means, axis=0)),
+            scipy.stats.zscore(rank),
+        )
         return np.mean(ours.T * theirs, axis=-1)
 
-    rank = stats.rankdata(others)
+    rank = scipy.stats.rankdata(others)
     return correlation

@@ -1,38 +1,18 @@
-"""All suites: what is run, and what it reproduces. To add one, add an entry to `SUITES`."""
+"""All suites, contests and scripts: what is run, what it reproduces, what is shown of it.
 
-import dataclasses
-from typing import Literal
+To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
+"""
+
+import functools
+
+from benchmark import plots, rlhf, tables
+from benchmark.definitions import Contender, Contest, Picture, Script, Suite, Variant
 
 CONTINUOUS = "ppo_continuous_action.py"
 KL_PENALTY = "ppo_kl_penalty.py"
+ATARI, LSTM = "ppo_atari.py", "ppo_atari_lstm.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
 RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """A script with the flags that make this variant."""
-
-    script: str
-    flags: str = ""
-    label: str = ""  # in tables and figures; empty where a suite has only one variant
-
-
-@dataclasses.dataclass(frozen=True)
-class Suite:
-    """Every variant in every environment with every seed."""
-
-    reproduces: str
-    environments: dict[str, tuple[int, ...]]  # and their seeds; RLHF has the toy reviews there
-    variants: dict[str, Variant]  # by name; a single one may have the empty name
-    total_timesteps: int = 1_000_000  # of RLHF, which has none: PPO updates of all its runs
-    baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
-    baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
-    table: Literal["scores", "normalized", "effects", "models", "walking", "rivals"] = "scores"
-    figures: tuple[
-        Literal["curves", "trace", "health", "effects", "normalized", "frontier", "rivals"], ...
-    ] = ("curves",)
-
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
 MUJOCO7 = (
@@ -48,9 +28,9 @@ OBJECTIVES = {
     "clip-0.1": (CONTINUOUS, "--clip-coef 0.1", "clipping, ε = 0.1"),
     "clip-0.2": (CONTINUOUS, "--clip-coef 0.2", "clipping, ε = 0.2"),
     "clip-0.3": (CONTINUOUS, "--clip-coef 0.3", "clipping, ε = 0.3"),
-    "adaptive-0.003": (KL_PENALTY, "--kl-mode adaptive --target-kl 0.003", f"{ADAPTIVE} = 0.003"),
-    "adaptive-0.01": (KL_PENALTY, "--kl-mode adaptive --target-kl 0.01", f"{ADAPTIVE} = 0.01"),
-    "adaptive-0.03": (KL_PENALTY, "--kl-mode adaptive --target-kl 0.03", f"{ADAPTIVE} = 0.03"),
+    "adaptive-0.003": (KL_PENALTY, "--kl-mode adaptive --penalty-kl 0.003", f"{ADAPTIVE} = 0.003"),
+    "adaptive-0.01": (KL_PENALTY, "--kl-mode adaptive --penalty-kl 0.01", f"{ADAPTIVE} = 0.01"),
+    "adaptive-0.03": (KL_PENALTY, "--kl-mode adaptive --penalty-kl 0.03", f"{ADAPTIVE} = 0.03"),
     "fixed-0.3": (KL_PENALTY, "--kl-mode fixed --kl-coef 0.3", "fixed KL, β = 0.3"),
     "fixed-1": (KL_PENALTY, "--kl-mode fixed --kl-coef 1", "fixed KL, β = 1"),
     "fixed-3": (KL_PENALTY, "--kl-mode fixed --kl-coef 3", "fixed KL, β = 3"),
@@ -79,159 +59,77 @@ PROTOCOL_2017 = {
 }
 
 
-# One switch of the default at a time; the first column of numbers is that of the 37 details.
+# One switch of the default at a time: numbers of the details that are changed, or the title of
+# another tag; label; flags.
 ABLATIONS = {
-    "default-init": ("2 PyTorch's initialization", "--no-orthogonal-init"),
-    "adam-eps-1e-8": ("3 Adam epsilon 1e-8", "--adam-eps 1e-8"),
-    "constant-lr": ("4 constant learning rate", "--no-anneal-lr"),
-    "lambda-1": ("5 λ = 1", "--gae-lambda 1.0"),
-    "one-minibatch": ("6 one minibatch per epoch", "--num-minibatches 1"),
-    "raw-advantages": ("7 advantages not normalized", "--no-norm-adv"),
-    "no-clip": ("8 and 9 policy and value loss not clipped", "--clip-coef 1e6 --no-clip-vloss"),
-    "no-value-clip": ("9 value loss not clipped", "--no-clip-vloss"),
-    "no-grad-clip": ("11 gradients not clipped", "--max-grad-norm inf"),
-    "shared-network": ("13 and 26 shared network", "--shared-network"),
-    "raw-observations": ("28 and 29 raw observations", "--no-norm-obs"),
-    "unclipped-observations": ("29 observations not clipped", "--clip-obs inf"),
-    "raw-rewards": ("30 and 31 raw rewards", "--no-scale-rewards"),
-    "unclipped-rewards": ("31 rewards not clipped", "--clip-reward inf"),
-    "truncation-is-terminal": ("time limits are failures", "--truncation-is-terminal"),
-    "anneal-clip": ("extra: clip range annealed", "--anneal-clip"),
-    "target-kl": ("extra: early stopping at KL 0.02", "--target-kl 0.02"),
+    "default-init": ("2", "PyTorch's initialization", "--no-orthogonal-init"),
+    "adam-eps-1e-8": ("3", "Adam epsilon 1e-8", "--adam-eps 1e-8"),
+    "constant-lr": ("4", "constant learning rate", "--no-anneal-lr"),
+    "lambda-1": ("5", "λ = 1", "--gae-lambda 1.0"),
+    "one-minibatch": ("6", "one minibatch per epoch", "--num-minibatches 1"),
+    "raw-advantages": ("7", "advantages not normalized", "--no-norm-adv"),
+    "no-clip": ("8 and 9", "policy and value loss not clipped", "--clip-coef 1e6 --no-clip-vloss"),
+    "no-value-clip": ("9", "value loss not clipped", "--no-clip-vloss"),
+    "no-grad-clip": ("11", "gradients not clipped", "--max-grad-norm inf"),
+    "shared-network": ("13 and 26", "shared network", "--shared-network"),
+    "raw-observations": ("28 and 29", "raw observations", "--no-norm-obs"),
+    "unclipped-observations": ("29", "observations not clipped", "--clip-obs inf"),
+    "raw-rewards": ("30 and 31", "raw rewards", "--no-scale-rewards"),
+    "unclipped-rewards": ("31", "rewards not clipped", "--clip-reward inf"),
+    "truncation-is-terminal": (
+        *("time limits are not failures", "time limits are failures", "--truncation-is-terminal"),
+    ),
+    "anneal-clip": ("clip range annealing", "extra: clip range annealed", "--anneal-clip"),
+    "target-kl": (*("early stopping", "extra: early stopping at KL 0.02", "--early-stop-kl 0.02"),),
 }
-SWITCHES = {name: Variant(CONTINUOUS, flags, label) for name, (label, flags) in ABLATIONS.items()}
+# What others found: E is Engstrom et al. 2020, A is Andrychowicz et al. 2021.
+ELSEWHERE = {
+    "default-init": "E: needed; A: a small last policy layer helps",
+    "constant-lr": "E: annealing needed; A: it helps a little",
+    "lambda-1": "A: 0.9 is good everywhere",
+    "raw-advantages": "A: matters little",
+    "no-clip": "E: a little worse (tuned apart)",
+    "no-value-clip": "E: not needed; A: clipping hurts",
+    "no-grad-clip": "A: clipping helps a little",
+    "shared-network": "A: worse in 4 of 5 environments",
+    "raw-observations": "A: crucial, but not in Hopper",
+    "unclipped-observations": "A: little evidence that clipping helps",
+    "raw-rewards": "E: scaling needed",
+}
+SWITCHES = {
+    name: Variant(CONTINUOUS, flags, label, tuple(details.split(" and ")), ELSEWHERE.get(name, ""))
+    for name, (details, label, flags) in ABLATIONS.items()
+}
+# Published scores with the default and with one switch changed: Engstrom et al. 2020 (arXiv
+# 2005.12729), Tables 2 and 3, mean reward of at least 80 agents per cell, version 2; Andrychowicz
+# et al. 2021 (arXiv 2006.05990), choices C67 and C47, version 1, read off the figures by a third
+# party.
+ENGSTROM = "Engstrom et al. (tuned apart)"
+ANDRYCHOWICZ = "Andrychowicz et al. (95th percentile of a sweep)"
+PUBLISHED_EFFECTS = {
+    (ANDRYCHOWICZ, "raw-advantages"): {
+        **{"Hopper": (1670, 1625), "Humanoid": (2250, 2030), "Walker2d": (1525, 1585)},
+        **{"HalfCheetah": (1690, 1780), "Ant": (2330, 2255)},
+    },
+    (ANDRYCHOWICZ, "shared-network"): {
+        **{"Hopper": (1360, 1190), "Humanoid": (2670, 2330), "Walker2d": (660, 685)},
+        **{"HalfCheetah": (2320, 2000), "Ant": (2680, 2340)},
+    },
+    (ENGSTROM, "no-clip"): {
+        **{"Walker2d": (3292, 2867), "Hopper": (2513, 2371), "Humanoid": (806, 831)},
+    },
+}
 
 # The paper's Table 4 for its 3D humanoids, with 32 actors, as it has for walking; 128 are for the
 # harder tasks.
 TABLE4 = "--num-envs 32 --num-steps 512 --num-minibatches 4 --update-epochs 15"
-ADAPTED = "--no-anneal-lr --desired-kl 0.01"
+ADAPTED = "--no-anneal-lr --adapt-lr-kl 0.01"
 ANNEALED = "--anneal-log-std -0.7 -1.6"
 HUMANOID = Variant(CONTINUOUS, f"{TABLE4} {ADAPTED} {ANNEALED}", "settings of Table 4")
 
 FAST_ATARI = "--torch-threads 1 --bfloat16"  # makes 2M steps affordable on one core
 # ppo2 normalizes and separates for MuJoCo only.
 CLASSIC_CONTROL = "--no-norm-obs --no-scale-rewards --shared-network"
-
-SUITES = {
-    "smoke": Suite(
-        reproduces="nothing: two short runs that show whether everything works here",
-        environments={"InvertedPendulum-v4": (1, 2)},
-        variants={"": Variant(CONTINUOUS)},
-        total_timesteps=4096,
-    ),
-    "figure3": Suite(
-        reproduces="Schulman et al. 2017, Figure 3 (PPO), and baselines' ppo2",
-        environments={
-            **dict.fromkeys(MUJOCO7, tuple(range(1, 6))),
-            # Their spread is huge: some seeds find a gait that pays twice as much as the others'.
-            **dict.fromkeys(("HalfCheetah-v4", "Swimmer-v4"), tuple(range(1, 11))),
-            "Ant-v4": (1, 2, 3),
-            "Humanoid-v4": (1, 2, 3),
-        },
-        variants={"": Variant(CONTINUOUS)},
-        figures=("curves", "health"),
-    ),
-    "swimmer": Suite(
-        reproduces="whether ppo2's time limits explain its higher returns in Swimmer",
-        environments={"Swimmer-v4": tuple(range(1, 11))},
-        variants={"truncation-is-terminal": SWITCHES["truncation-is-terminal"]},
-        baseline=("figure3", ""),
-        baseline_label="default",
-        figures=(),
-    ),
-    "kl_vs_clip": Suite(
-        reproduces="Schulman et al. 2017, section 4: the adaptive KL penalty against clipping",
-        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
-        variants={"adaptive-0.01": Variant(*OBJECTIVES["adaptive-0.01"])},
-        baseline=("figure3", ""),
-        baseline_label="clipping, ε = 0.2",
-        figures=("curves", "trace"),
-    ),
-    "table1": Suite(
-        reproduces="Schulman et al. 2017, Table 1, with the settings of the code of 2017",
-        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
-        variants={
-            name: Variant(script, f"{flags} {PROTOCOL_2017[script]}", label)
-            for name, (script, flags, label) in OBJECTIVES.items()
-        },
-        baseline=("table1", "clip-0.2"),
-        table="normalized",
-        figures=("normalized",),
-    ),
-    "ablation": Suite(
-        reproduces="what each detail is worth, beside Engstrom et al. 2020",
-        environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)),
-        variants=SWITCHES,
-        baseline=("figure3", ""),
-        baseline_label="default",
-        table="effects",
-        figures=("effects",),
-    ),
-    "humanoid": Suite(
-        reproduces="Schulman et al. 2017, section 6.3 and Table 4, in Gymnasium's Humanoid-v4",
-        environments={"Humanoid-v4": (1, 2, 3)},
-        variants={"": HUMANOID},
-        total_timesteps=4_096_000,
-        table="walking",
-    ),
-    "humanoid_controls": Suite(
-        reproduces="what each of these settings is worth",
-        environments={"Humanoid-v4": (1,)},
-        variants={
-            "learned-log-std": Variant(CONTINUOUS, f"{TABLE4} {ADAPTED}", "log std learned"),
-            "annealed-lr": Variant(CONTINUOUS, f"{TABLE4} {ANNEALED}", "step size annealed"),
-            "ppo2-batch": Variant(CONTINUOUS, f"{ADAPTED} {ANNEALED}", "batches of ppo2"),
-        },
-        total_timesteps=4_096_000,
-        baseline=("humanoid", ""),
-        baseline_label=HUMANOID.label,
-        table="walking",
-    ),
-    "humanoid_elsewhere": Suite(
-        reproduces="the same settings beside the default in other environments",
-        environments=dict.fromkeys(("Ant-v4", "Walker2d-v4"), (1,)),
-        variants={"default": Variant(CONTINUOUS, "", "default"), "table4": HUMANOID},
-        total_timesteps=2_000_000,
-        table="walking",
-    ),
-    "pong": Suite(
-        reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, in a fifth of the steps",
-        environments={"Pong": (1,)},
-        variants={"": Variant("ppo_atari.py", FAST_ATARI)},
-        total_timesteps=2_000_896,
-    ),
-    "pong_lstm": Suite(
-        reproduces="Huang et al. 2022: Pong from single frames, in a fifth of the steps",
-        environments={"Pong": (1,)},
-        variants={"lstm": Variant("ppo_atari_lstm.py", FAST_ATARI, "one frame and an LSTM")},
-        total_timesteps=2_000_896,
-        baseline=("pong", ""),
-        baseline_label="four frames, no memory",
-    ),
-    "cartpole": Suite(
-        reproduces="Huang et al. 2022: CartPole-v1 solved within 500k steps",
-        environments={"CartPole-v1": (1, 2, 3)},
-        variants={"": Variant(MULTIDISCRETE, CLASSIC_CONTROL)},
-        total_timesteps=500_000,
-    ),
-    "multidiscrete_vs_gaussian": Suite(
-        reproduces="Tang and Agrawal 2020: discretized actions rival the Gaussian policy",
-        environments=dict.fromkeys(THREE, (1, 2, 3)),
-        variants={"bins-11": Variant(MULTIDISCRETE, "--bins 11", "11 bins per joint")},
-        baseline=("figure3", ""),
-        baseline_label="Gaussian policy",
-    ),
-    # Three PPO runs on one reward model: adaptive KL, beta = 0 and a fixed beta.
-    "rlhf": Suite(
-        reproduces="Gao et al. 2022 in small: over-optimization of a reward model, and its cure",
-        environments={"reviews": (1, 2, 3, 4, 5)},
-        variants={"": Variant(RLHF, "--compare")},
-        total_timesteps=3 * 80,
-        table="models",
-        figures=("frontier",),
-    ),
-}
-
 
 # The three changes by which DeepSeekMath's form differs from the default, and all their subsets:
 # none is grpo-0.05 and all are paper-0.05. One more is the third length divisor.
@@ -251,21 +149,291 @@ FRONTIER = {
     "gold-6": (GRPO, "--reward gold"),
     "gold-none": (GRPO, "--reward gold --kl-mode none"),
 }
-SUITES |= {
-    "rlhf_rivals": Suite(
+SHOWN = ("rlhf", "rlhf_rivals", "rlhf_frontier")  # in the figure of the last one
+
+CURVES = Picture(plots.curves)
+# Kinds of suites.
+scores = functools.partial(Suite, table=tables.scores_table, pictures=(CURVES,))
+variants = functools.partial(Suite, table=tables.variants_table, pictures=(CURVES,))
+humanoids = functools.partial(
+    Suite,
+    total_timesteps=4_096_000,
+    evaluated=True,
+    table=tables.walking_table,
+    pictures=(CURVES,),
+)
+rivals = functools.partial(
+    Suite,
+    total_timesteps=None,
+    checkpoint="results.json",  # a run of a minute begins anew if it was interrupted
+    table=rlhf.models_table,
+)
+ALL = (
+    scores(
+        name="smoke",
+        reproduces="nothing: two short runs that show whether everything works here",
+        environments={"InvertedPendulum-v4": (1, 2)},
+        variants={"": Variant(CONTINUOUS)},
+        total_timesteps=4096,
+        pictures=(),
+    ),
+    scores(
+        name="figure3",
+        reproduces="Schulman et al. 2017, Figure 3 (PPO), and baselines' ppo2",
+        environments={
+            **dict.fromkeys(MUJOCO7, tuple(range(1, 6))),
+            # Their spread is huge: some seeds find a gait that pays twice as much as the others'.
+            **dict.fromkeys(("HalfCheetah-v4", "Swimmer-v4"), tuple(range(1, 11))),
+            "Ant-v4": (1, 2, 3),
+            "Humanoid-v4": (1, 2, 3),
+        },
+        variants={"": Variant(CONTINUOUS)},
+        pictures=(
+            Picture(
+                plots.curves,
+                caption="One million steps. Blue: our seeds (thin), their mean (thick), its 95 % "
+                "interval (band). Dashed: OpenAI's ppo2 (environments v2). Black ticks: the paper "
+                "(v1), as others read it off.",
+            ),
+            Picture(
+                plots.health,
+                alt="A healthy run",
+                caption="The HalfCheetah-v4 run with the median score.",
+                ending="_health",
+            ),
+        ),
+    ),
+    variants(
+        name="swimmer",
+        reproduces="whether ppo2's time limits explain its higher returns in Swimmer",
+        environments={"Swimmer-v4": tuple(range(1, 11))},
+        variants={"truncation-is-terminal": SWITCHES["truncation-is-terminal"]},
+        baseline=("figure3", ""),
+        baseline_label="default",
+        pictures=(),
+    ),
+    variants(
+        name="kl_vs_clip",
+        reproduces="Schulman et al. 2017, section 4: the adaptive KL penalty against clipping",
+        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
+        variants={"adaptive-0.01": Variant(*OBJECTIVES["adaptive-0.01"])},
+        baseline=("figure3", ""),
+        baseline_label="clipping, ε = 0.2",
+        pictures=(CURVES, Picture(plots.trace, alt="KL after the updates", ending="_trace")),
+    ),
+    Suite(
+        name="table1",
+        reproduces="Schulman et al. 2017, Table 1, with the settings of the code of 2017",
+        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
+        variants={
+            name: Variant(script, f"{flags} {PROTOCOL_2017[script]}", label)
+            for name, (script, flags, label) in OBJECTIVES.items()
+        },
+        baseline=("table1", "clip-0.2"),
+        table=tables.normalized_table,
+        pictures=(
+            Picture(
+                plots.normalized,
+                alt="Average normalized scores, ours and the paper's",
+                caption="Eleven objectives, averaged over seven environments: dots are 21 runs of "
+                "ours with a 95 % interval, × the paper's 21. Compare the order.",
+            ),
+        ),
+    ),
+    Suite(
+        name="ablation",
+        reproduces="what each detail is worth, beside Engstrom et al. 2020",
+        environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)),
+        variants=SWITCHES,
+        baseline=("figure3", ""),
+        baseline_label="default",
+        table=tables.effects_table,
+        pictures=(
+            Picture(
+                functools.partial(plots.effects, published=PUBLISHED_EFFECTS),
+                alt="Effect of each detail",
+                caption="The change of the mean score by one switch: large dots are the median "
+                "over three environments (orange) with its 95 % interval, blue where this leaves "
+                "out 0. × and +, and the notes A and E: Andrychowicz et al. and Engstrom et al.",
+            ),
+        ),
+    ),
+    humanoids(
+        name="humanoid",
+        reproduces="Schulman et al. 2017, section 6.3 and Table 4, in Gymnasium's Humanoid-v4",
+        environments={"Humanoid-v4": (1, 2, 3)},
+        variants={"": HUMANOID},
+    ),
+    humanoids(
+        name="humanoid_controls",
+        reproduces="what each of these settings is worth",
+        environments={"Humanoid-v4": (1,)},
+        variants={
+            "learned-log-std": Variant(CONTINUOUS, f"{TABLE4} {ADAPTED}", "log std learned"),
+            "annealed-lr": Variant(CONTINUOUS, f"{TABLE4} {ANNEALED}", "step size annealed"),
+            "ppo2-batch": Variant(CONTINUOUS, f"{ADAPTED} {ANNEALED}", "batches of ppo2"),
+        },
+        baseline=("humanoid", ""),
+        baseline_label=HUMANOID.label,
+    ),
+    humanoids(
+        name="humanoid_elsewhere",
+        reproduces="the same settings beside the default in other environments",
+        environments=dict.fromkeys(("Ant-v4", "Walker2d-v4"), (1,)),
+        variants={"default": Variant(CONTINUOUS, "", "default"), "table4": HUMANOID},
+        total_timesteps=2_000_000,
+    ),
+    scores(
+        name="pong",
+        reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, in a fifth of the steps",
+        environments={"Pong": (1,)},
+        variants={"": Variant(ATARI, FAST_ATARI)},
+        total_timesteps=2_000_896,
+    ),
+    variants(
+        name="pong_lstm",
+        reproduces="Huang et al. 2022: Pong from single frames, in a fifth of the steps",
+        environments={"Pong": (1,)},
+        variants={"lstm": Variant(LSTM, FAST_ATARI, "one frame and an LSTM")},
+        total_timesteps=2_000_896,
+        baseline=("pong", ""),
+        baseline_label="four frames, no memory",
+    ),
+    scores(
+        name="cartpole",
+        reproduces="Huang et al. 2022: CartPole-v1 solved within 500k steps",
+        environments={"CartPole-v1": (1, 2, 3)},
+        variants={"": Variant(MULTIDISCRETE, CLASSIC_CONTROL)},
+        total_timesteps=500_000,
+    ),
+    variants(
+        name="multidiscrete_vs_gaussian",
+        reproduces="Tang and Agrawal 2020: discretized actions rival the Gaussian policy",
+        environments=dict.fromkeys(THREE, (1, 2, 3)),
+        variants={"bins-11": Variant(MULTIDISCRETE, "--bins 11", "11 bins per joint")},
+        baseline=("figure3", ""),
+        baseline_label="Gaussian policy",
+    ),
+    # Three PPO runs on one reward model: adaptive KL, beta = 0 and a fixed beta.
+    Suite(
+        name="rlhf",
+        reproduces="Gao et al. 2022 in small: over-optimization of a reward model, and its cure",
+        environments={"reviews": (1, 2, 3, 4, 5)},
+        variants={"": Variant(RLHF, "--compare")},
+        total_timesteps=None,
+        checkpoint="sft/checkpoint.pt",
+        table=rlhf.pipeline_table,
+    ),
+    rivals(
+        name="rlhf_rivals",
         reproduces="GRPO (Shao et al. 2024) and DPO (Rafailov et al. 2023) on the task of `rlhf`",
         environments={"reviews": (1, 2, 3, 4, 5)},
         variants={"grpo": Variant(GRPO, "--compare"), "dpo": Variant(DPO, "--compare")},
-        total_timesteps=1,  # each counts as one
-        table="rivals",
-        figures=(),
     ),
-    "rlhf_frontier": Suite(
+    rivals(
+        name="rlhf_frontier",
         reproduces="Rafailov et al. 2023, Figure 2, in small: quality over the KL, for each rival",
         environments={"reviews": (1, 2, 3)},
         variants={name: Variant(script, flags) for name, (script, flags) in FRONTIER.items()},
-        total_timesteps=1,
-        table="rivals",
-        figures=("rivals",),
+        pictures=(
+            Picture(
+                lambda suite, folders: rlhf.frontier([SUITES[x] for x in SHOWN], folders),
+                alt="True quality over the distance from the SFT model, for each method",
+                caption="True quality over the distance from the SFT model; dots are seeds, lines "
+                "join the means of the strengths of a penalty.",
+            ),
+        ),
     ),
+)
+SUITES = {suite.name: suite for suite in ALL}
+
+
+# What `throughput` measures.
+SB3, PEERS = "Stable-Baselines3 PPO", "benchmark/peers.py"
+RECURRENT = "sb3-contrib RecurrentPPO, CnnLstmPolicy"
+SMALL = (
+    "--env-id CartPole-v1 --num-envs 4 --num-steps 128 --num-minibatches 4 --update-epochs 4 "
+    "--learning-rate 2.5e-4 --ent-coef 0.01"
+)
+PONG = (
+    "--env-id PongNoFrameskip-v4 --num-envs 8 --num-steps 128 --num-minibatches 4 "
+    "--update-epochs 4 --learning-rate 2.5e-4 --clip-coef 0.1 --ent-coef 0.01"
+)
+RAW = "--no-norm-obs --no-scale-rewards"
+
+
+def beside_sb3(script: str, steps: int, flags: str, ours: str, kind: str, target: float) -> tuple:
+    """A script and Stable-Baselines3's PPO with the same settings, in a tenth of the steps."""
+    peer = Contender(SB3, steps // 10, f"{flags} --kind {kind}", PEERS)
+    return Contender(script, steps, f"{flags} {ours}", target=target), peer
+
+
+def pong(script: str, peer: str, kind: str) -> tuple:
+    """A script in both precisions, and its peer with the same settings."""
+    ours = f"{PONG} --torch-threads 2"
+    return (
+        Contender(f"{script}, float32", 16384, ours, script, 1.5),
+        Contender(f"{script}, bfloat16", 16384, f"{ours} --bfloat16", script, 2.0),
+        Contender(peer, 10240, f"{PONG} --kind {kind}", PEERS),
+    )
+
+
+HALF_CHEETAH = "--env-id HalfCheetah-v4"
+SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
+PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
+SCRIPTS = {
+    CONTINUOUS: Script(
+        *("details 1–13 and 23–31", "figure3", "HalfCheetah-v4"),
+        contests={
+            "continuous": Contest(
+                f"HalfCheetah-v4, {SIZE}",
+                beside_sb3(CONTINUOUS, 245760, HALF_CHEETAH, "", "mujoco", 5.3),
+            ),
+            "scaling": Contest(
+                f"{CONTINUOUS} on HalfCheetah-v4 with more environments",
+                tuple(
+                    Contender(
+                        f"{x} environments", 204800, f"--num-envs {x} --num-steps {y}", CONTINUOUS
+                    )
+                    for x, y in ((1, 2048), (4, 512), (16, 128), (64, 32))
+                ),
+            ),
+        },
+    ),
+    KL_PENALTY: Script(
+        *("the paper's other objective", "kl_vs_clip", "Hopper-v4", "adaptive-0.01"),
+        contests={
+            "kl_penalty": Contest(
+                f"HalfCheetah-v4, {SIZE}",
+                (Contender(KL_PENALTY, 204800, target=0.9), Contender(CONTINUOUS, 204800)),
+            )
+        },
+    ),
+    ATARI: Script(
+        *("details 1–22", "pong", "Pong"),
+        contests={"atari": Contest(PONG_SIZE, pong(ATARI, f"{SB3}, CnnPolicy", "atari"), 2)},
+    ),
+    LSTM: Script(
+        *("details 1–22 and 32–36", "pong_lstm", "Pong", "lstm"),
+        contests={
+            "atari_lstm": Contest(f"{PONG_SIZE}, LSTM", pong(LSTM, RECURRENT, "atari-lstm"), 2)
+        },
+    ),
+    MULTIDISCRETE: Script(
+        *("detail 37, action masks", "cartpole", "CartPole-v1"),
+        contests={
+            "multidiscrete": Contest(
+                f"CartPole-v1, {SIZE}",
+                beside_sb3(MULTIDISCRETE, 245760, "--env-id CartPole-v1", RAW, "classic", 3.5),
+            ),
+            "multidiscrete_small": Contest(
+                "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
+                beside_sb3(MULTIDISCRETE, 512000, SMALL, RAW, "classic", 4.0),
+            ),
+        },
+    ),
+    RLHF: Script("RLHF with PPO", "rlhf", "reviews"),
+    GRPO: Script("GRPO on the same task", "rlhf_rivals", "reviews", "grpo"),
+    DPO: Script("DPO on the same task", "rlhf_rivals", "reviews", "dpo"),
 }
+CONTESTS = {name: x for script in SCRIPTS.values() for name, x in script.contests.items()}

@@ -7,26 +7,27 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmark import rivals, statistics
+from benchmark import statistics
+from benchmark.definitions import Folders, Suite
 from benchmark.provenance import BenchmarkError
-from benchmark.results import (
-    Result,
-    by_environment,
-    by_variant,
-    done,
-    how_complete,
-    random_returns,
-    reference,
-    variant_named,
-)
-from benchmark.runs import LAST_EPISODES, Folders, read_checkpoint
+from benchmark.record import LAST_EPISODES, read_checkpoint
+from benchmark.results import by_environment, random_returns, reference
 from benchmark.statistics import Estimate, estimate
-from benchmark.suites import SUITES
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
 Name = tuple[str, str]  # suite and variant
 Scores = dict[str, np.ndarray]  # by environment
 RETURNS_REACHED = (1000, 2000, 4000)
+# Columns of published numbers, by their sources in `reference/scores.csv`.
+SOURCES = {
+    "paper, Figure 3": "paper, Fig. 3 (v1, read off)",
+    "baselines ppo2, benchmark page": "ppo2 (v2, 6 seeds)",
+    "baselines ppo2, runs of openrlbenchmark": "ppo2 (v2, 3 seeds)",
+    "baselines ppo2, runs of Huang et al.": "ppo2 (Huang et al., 3 seeds)",
+    "CleanRL pr-424": "CleanRL (3 seeds)",
+    "CleanRL v1.0.0-12": "CleanRL, earlier (3 seeds)",
+    "Spinning Up, PyTorch": "Spinning Up (v3, 10 seeds)",
+}
 
 
 # --- Cells ---
@@ -69,28 +70,34 @@ def probability(found: Estimate | None) -> str:
     return with_interval(found if found and found.ends else None, "{:.2f}".format)
 
 
-def facts(results: list[Result], name: str) -> np.ndarray:
+def facts(results: Iterable, name: str) -> np.ndarray:
     """A fact of each result that has it; a run in which no episode ended has no score."""
     return np.array([x.record[name] for x in results if x.record.get(name) is not None])
+
+
+def seeds(scores: np.ndarray, runs: int) -> str:
+    """The number of runs, and that of those that ended an episode, if some did not."""
+    return str(runs) if len(scores) == runs else f"{len(scores)} of {runs}"
 
 
 def score_cells(scores: np.ndarray, runs: int) -> dict[str, str]:
     """Cells about runs, of which all that ended an episode have a score."""
     middle = estimate([scores], statistics.interquartile_mean) if len(scores) else None
     return {
-        "seeds": str(runs) if len(scores) == runs else f"{len(scores)} of {runs}",
+        "seeds": seeds(scores, runs),
         "last 100 episodes": plus_minus(scores),
         "IQM [95 %]": with_interval(middle),
     }
 
 
-def published(environment: str, source: str) -> str | None:
-    """Mean ± spread of a published result, or the range of several readings of it, if any."""
+def published(environment: str, steps: int, source: str) -> str | None:
+    """Mean ± spread of a published result after as many steps, or the range of its readings."""
     rows = [
         row
         for row in reference("scores")
         if row["source"].partition(", read by")[0] == source
         and row["environment"] == environment.partition("-")[0]
+        and int(row["steps"]) == steps
     ]
     if not rows:
         return None
@@ -110,11 +117,12 @@ def scores_of(name: Name, folders: Folders) -> Scores:
     return {env: x for env, x in scores.items() if len(x)}
 
 
-def scores_table(suite: str, folders: Folders) -> str:
+def scores_table(suite: Suite, folders: Folders) -> str:
     """Scores of a suite's only variant beside the published ones."""
-    rows = []
-    for environment, results in by_environment(suite, "", folders).items():
-        others = {x["column"]: published(environment, x["source"]) for x in reference("columns")}
+    rows, found = [], by_environment(suite.name, "", folders)
+    for environment in filter(found.get, suite.environments):
+        results, steps = found[environment], suite.total_timesteps
+        others = {y: published(environment, steps, x) for x, y in SOURCES.items()}
         rows.append(
             {"environment": environment}
             | score_cells(facts(results, "score"), len(results))
@@ -147,18 +155,12 @@ def summary(paths: Iterable[Path]) -> str:
 
 # --- Variants side by side ---
 
-STATISTICS = {
-    "scores": statistics.improvement,
-    "effects": statistics.relative_effect,
-    "normalized": statistics.mean_of_strata,
-}
 
-
-def labels(suite: str) -> dict[Name, str]:
+def labels(suite: Suite) -> dict[Name, str]:
     """Names in tables and figures by suite and variant, first that of a baseline elsewhere."""
-    baseline = SUITES[suite].baseline
-    names = {(suite, name): x.label or "ours" for name, x in SUITES[suite].variants.items()}
-    return names if baseline in (None, *names) else {baseline: SUITES[suite].baseline_label} | names
+    names = {(suite.name, name): x.title or "ours" for name, x in suite.variants.items()}
+    known = suite.baseline in (None, *names)
+    return names if known else {suite.baseline: suite.baseline_label} | names
 
 
 def in_turns(ours: Scores, theirs: Scores, environments: Iterable[str]) -> list[np.ndarray]:
@@ -166,75 +168,39 @@ def in_turns(ours: Scores, theirs: Scores, environments: Iterable[str]) -> list[
     return [scores[env] for env in environments for scores in (ours, theirs)]
 
 
-def normalized(scores: dict[Name, Scores], environments: Iterable[str]) -> dict[Name, list]:
-    """Scores per environment on a scale from random actions to the best run (paper, 6.1)."""
-    found: dict[Name, list] = {name: [] for name in scores}
-    for environment in environments:
-        low = random_returns(environment)
-        high = max(max(x[environment]) for x in scores.values())
-        for name, x in scores.items():
-            found[name].append((x[environment] - low) / (high - low))
-    return found
-
-
-def comparable(suite: str, folders: Folders) -> tuple[dict[Name, Scores], list[str]]:
+def comparable(suite: Suite, folders: Folders) -> tuple[dict[Name, Scores], list[str]]:
     """Scores of a suite's variants that have any, and the environments that all of these have.
 
     Both are empty while the baseline has no score in an environment of all.
     """
     scores = {name: scores_of(name, folders) for name in labels(suite)}
     scores = {name: x for name, x in scores.items() if x}
-    shared = [env for env in SUITES[suite].environments if all(env in x for x in scores.values())]
-    return (scores, shared) if SUITES[suite].baseline in scores and shared else ({}, [])
+    shared = [env for env in suite.environments if all(env in x for x in scores.values())]
+    return (scores, shared) if suite.baseline in scores and shared else ({}, [])
 
 
-def strata_of(suite: str, folders: Folders) -> tuple[dict[Name, list], list[str]]:
-    """What a suite's table makes an estimate of for each variant, and in which environments."""
+def against_baseline(suite: Suite, folders: Folders) -> tuple[dict[Name, list], list[str]]:
+    """Scores of each variant in turns with those of the baseline, and their environments."""
     scores, shared = comparable(suite, folders)
-    if SUITES[suite].table == "normalized":
-        return normalized(scores, shared), shared
-    usual = scores.pop(SUITES[suite].baseline, {})
+    usual = scores.pop(suite.baseline, {})
     return {name: in_turns(x, usual, shared) for name, x in scores.items()}, shared
 
 
-def compared(suite: str, folders: Folders) -> tuple[dict[Name, Estimate], list[str]]:
-    """What a suite's table says of each variant with scores, and of which environments."""
-    strata, shared = strata_of(suite, folders)
-    statistic = STATISTICS[SUITES[suite].table]
-    return {name: estimate(x, statistic) for name, x in strata.items()}, shared
+def normalized(suite: Suite, folders: Folders) -> tuple[dict[Name, list], list[str]]:
+    """Scores of each variant on a scale from random actions to the best run (paper, 6.1)."""
+    scores, shared = comparable(suite, folders)
+    found: dict[Name, list] = {name: [] for name in scores}
+    for environment in shared:
+        low = random_returns(environment)
+        high = max(max(x[environment]) for x in scores.values())
+        for name, x in scores.items():
+            found[name].append((x[environment] - low) / (high - low))
+    return found, shared
 
 
-def variants_table(suite: str, folders: Folders) -> str:
-    """Scores of each variant, what they amount to beside the baseline, and what others found."""
-    kind, names, (found, _) = SUITES[suite].table, labels(suite), compared(suite, folders)
-    rows = side_by_side(names, SUITES[suite].environments, folders)
-    for name, row in zip(names, rows):
-        own = found.get(name)
-        if kind == "effects":
-            row["effect"] = with_interval(own, "{:+z.0%}".format)
-            row["elsewhere"] = by_variant("findings", "finding").get(name[1], "")
-        elif kind == "normalized":
-            row["average normalized score"] = with_interval(own, "{:.2f}".format)
-            row["paper, 21 runs in 7"] = by_variant("table1", "score")[name[1]]
-        elif baseline := SUITES[suite].baseline:
-            row[f"P(better than {names[baseline]})"] = probability(own)
-    complete = kind == "normalized" and len(found) == len(names)
-    return markdown(rows) + (agreement(suite, folders) if complete else "")
-
-
-def agreement(suite: str, folders: Folders) -> str:
-    """How the order of normalized scores agrees with that of the paper's Table 1.
-
-    Once also without the first row, neither clipping nor penalty: anybody's would come last.
-    """
-    strata, _ = strata_of(suite, folders)
-    paper, texts = by_variant("table1", "score"), []
-    for names in (list(strata), list(strata)[1:]):
-        order = statistics.rank_correlation([float(paper[variant]) for _, variant in names])
-        found = estimate([x for name in names for x in strata[name]], order)
-        texts.append(with_interval(found, "{:.2f}".format))
-    whole, rest = texts
-    return f"\nRank correlation of the two columns: {whole}; without the first row: {rest}.\n"
+def estimates(strata: dict[Name, list], statistic: Callable) -> dict[Name, Estimate]:
+    """A statistic of each variant."""
+    return {name: estimate(x, statistic) for name, x in strata.items()}
 
 
 def side_by_side(
@@ -243,157 +209,114 @@ def side_by_side(
     """A row of scores in each environment for each variant with its label."""
     rows = []
     for name, label in names.items():
-        row = {"mean ± std (seeds)": label}
+        row, found = {"mean ± std (seeds)": label}, by_environment(*name, folders)
         for environment in environments:
-            results = by_environment(*name, folders).get(environment, [])
-            cells = score_cells(facts(results, "score"), len(results))
-            row[environment] = "{last 100 episodes} ({seeds})".format(**cells) if results else "–"
+            results = found.get(environment, [])
+            scores = facts(results, "score")
+            cell = f"{plus_minus(scores)} ({seeds(scores, len(results))})"
+            row[environment] = cell if results else "–"
         rows.append(row)
     return rows
 
 
-def compare(a: str, b: str, folders: Folders) -> str:
-    """Two variants, each `suite` or `suite/variant`, in the environments that both have."""
-    names = {variant_named(a): a, variant_named(b): b}
-    ours, theirs = (scores_of(variant_named(x), folders) for x in (a, b))
-    shared = [env for env in ours if env in theirs]
-    if not shared:
-        raise BenchmarkError(f"{a} and {b} have no results in a common environment.")
-    rows = side_by_side(names, shared, folders)
-    better = estimate(in_turns(ours, theirs, shared), statistics.improvement)
-    rows[0][f"P(better than {b})"] = probability(better)
+def variants_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant, and how probably it beats the baseline, if there is one."""
+    names, (strata, _) = labels(suite), against_baseline(suite, folders)
+    rows, found = (
+        side_by_side(names, suite.environments, folders),
+        estimates(strata, statistics.improvement),
+    )
+    for name, row in zip(names, rows):
+        if suite.baseline:
+            row[f"P(better than {names[suite.baseline]})"] = probability(found.get(name))
     return markdown(rows)
 
 
-def effects_in_each(suite: str, folders: Folders) -> dict[Name, list[float]]:
-    """The effect of each variant in each environment that all have."""
-    strata, _ = strata_of(suite, folders)
-    return {
-        name: [float(statistics.relative_effect(*x)) for x in zip(own[::2], own[1::2], strict=True)]
-        for name, own in strata.items()
-    }
+def effects(suite: Suite, folders: Folders) -> dict[Name, Estimate]:
+    """What each variant changes against the baseline, the median over environments."""
+    return estimates(against_baseline(suite, folders)[0], statistics.relative_effect)
 
 
-def published_effects(environments: list[str]) -> dict[tuple[str, str], float]:
-    """By source and variant: the median change that others found over these environments."""
-    rows = pd.DataFrame(reference("effects"))
-    rows = rows[rows["environment"].isin([env.partition("-")[0] for env in environments])]
-    change = rows["changed"].astype(float) / rows["default"].astype(float) - 1
-    return change.groupby([rows["source"], rows["variant"]]).median().to_dict()
+def effects_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant, what they amount to beside the baseline, and what others found."""
+    names, found = labels(suite), effects(suite, folders)
+    rows = side_by_side(names, suite.environments, folders)
+    for name, row in zip(names, rows):
+        row["effect"] = with_interval(found.get(name), "{:+z.0%}".format)
+        row["elsewhere"] = suite.variants[name[1]].elsewhere if name[0] == suite.name else ""
+    return markdown(rows)
+
+
+def paper_scores() -> dict[str, float]:
+    """Average normalized score of each variant in the paper's Table 1."""
+    return {row["variant"]: float(row["score"]) for row in reference("table1")}
+
+
+def normalized_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant, their average on the paper's scale, and the paper's."""
+    names, (strata, _), paper = labels(suite), normalized(suite, folders), paper_scores()
+    found = estimates(strata, statistics.mean_of_strata)
+    rows = side_by_side(names, suite.environments, folders)
+    for name, row in zip(names, rows):
+        row["average normalized score"] = with_interval(found.get(name), "{:.2f}".format)
+        row["paper, 21 runs in 7"] = f"{paper[name[1]]:.2f}"
+    return markdown(rows) + (agreement(strata) if len(found) == len(names) else "")
+
+
+def agreement(strata: dict[Name, list]) -> str:
+    """How the order of normalized scores agrees with that of the paper's Table 1.
+
+    Once also without the first row, neither clipping nor penalty: anybody's would come last.
+    """
+    paper, texts = paper_scores(), []
+    for names in (list(strata), list(strata)[1:]):
+        order = statistics.rank_correlation([paper[variant] for _, variant in names])
+        found = estimate([x for name in names for x in strata[name]], order)
+        texts.append(with_interval(found, "{:.2f}".format))
+    whole, rest = texts
+    return f"\nRank correlation of the two columns: {whole}; without the first row: {rest}.\n"
+
+
+def compare(a: Name, b: Name, environments: Iterable[str], folders: Folders) -> str:
+    """Two variants in those of the environments that both have."""
+    ours, theirs = scores_of(a, folders), scores_of(b, folders)
+    shared = [env for env in environments if env in ours and env in theirs]
+    texts = {name: "/".join(filter(None, name)) for name in (a, b)}
+    if not shared:
+        raise BenchmarkError(f"{texts[a]} and {texts[b]} have no results in a common environment.")
+    rows = side_by_side(texts, shared, folders)
+    better = estimate(in_turns(ours, theirs, shared), statistics.improvement)
+    rows[0][f"P(better than {texts[b]})"] = probability(better)
+    return markdown(rows)
 
 
 # --- Walking ---
 
 
-def walking_table(suite: str, folders: Folders) -> str:
+def walking_table(suite: Suite, folders: Folders) -> str:
     """A row per run: when it reached returns, how it ended, and how its mean action walks."""
-    rows = []
-    for environment in SUITES[suite].environments:
-        for name, label in labels(suite).items():
-            for result in by_environment(*name, folders).get(environment, []):
-                steps, returns = result.column("return")
-                walk = {key: np.array(x) for key, x in result.record["walk"].items()}
-                speed = estimate([walk["speeds"]], statistics.mean_of_strata)
-                first = {x: steps[returns >= x][:1] / 1e6 for x in RETURNS_REACHED}
-                rows.append(
-                    {"environment": environment, "settings": label, "seed": result.record["seed"]}
-                    | {
-                        f"M steps to {x}": f"{y[0]:.2f}" if len(y) else "–"
-                        for x, y in first.items()
-                    }
-                    | {"last 100 episodes": number(result.record["score"])}
-                    | {"mean action": plus_minus(walk["returns"])}
-                    | {"its length": number(np.mean(walk["lengths"]))}
-                    | {"its speed, m/s": with_interval(speed, "{:.2f}".format)}
-                )
-    return markdown(rows)
+    found = {label: by_environment(*name, folders) for name, label in labels(suite).items()}
+    return markdown(
+        [
+            {"environment": environment, "settings": label} | walking_cells(result)
+            for environment in suite.environments
+            for label, results in found.items()
+            for result in results.get(environment, [])
+        ]
+    )
 
 
-# --- Models of RLHF ---
-
-MODEL_COLUMNS = {
-    "gold": "objective/gold",
-    "proxy": "objective/proxy",
-    "KL": "objective/kl",
-    "stop rate": "text/stop_rate",
-    "unique": "text/unique",
-    "repetition": "text/repetition",
-    "words": "text/length",
-}
-
-
-def models_table(suite: str, folders: Folders) -> str:
-    """Every model of the RLHF runs over seeds, and what else is known of each run."""
-    (variant,) = SUITES[suite].variants
-    results = [x for found in by_environment(suite, variant, folders).values() for x in found]
-    models = pd.concat([pd.DataFrame(x.record["models"]).T for x in results])
-    over_seeds = [
-        {"mean ± std over seeds": model}
-        | {name: plus_minus(own[column].to_numpy(), 2) for name, column in MODEL_COLUMNS.items()}
-        for model, own in models.groupby(level=0, sort=False)
-    ]
-    per_seed = []
-    for record, updates in ((x.record, x.curve) for x in results):
-        updates = updates[updates["stage"] == record["judged"]]
-        target = record["settings"]["target_kl"]
-        per_seed.append(
-            {
-                "seed": record["seed"],
-                "RM accuracy": f"{record['reward_model']['accuracy']:.3f}",
-                "RM correlation": f"{record['reward_model']['correlation']:.3f}",
-                "gold with adaptive KL": f"{record['score']:.2f}",
-                "KL of the last 20 updates": f"{updates['kl'].tail(20).mean():.2f} ({target:g})",
-                "minutes": f"{record['seconds'] / 60:.1f}" if record["seconds"] else "–",
-                "tokens/s in updates": f"{updates['tokens_per_second'].median():.0f}",
-                "memory, MiB": record["peak_mib"],
-            }
-        )
-    return f"{markdown(over_seeds)}\n{markdown(per_seed)}"
-
-
-def rivals_table(suite: str, folders: Folders) -> str:
-    """Each model of a suite of RLHF runs over its seeds."""
-    rows = []
-    for (method, penalty), own in rivals.models(suite, folders).groupby(
-        ["method", "penalty"], sort=False
-    ):
-        row = {"method": method, "penalty": penalty, "seeds": len(own)}
-        values = {x: own[x].dropna().to_numpy(float) for x in rivals.COLUMNS}
-        rows.append(row | {x: plus_minus(y, 2) for x, y in values.items()})
-    return markdown(rows)
-
-
-# --- Whole suites ---
-
-TABLES = {
-    "walking": walking_table,
-    "models": models_table,
-    "rivals": rivals_table,
-}
-
-
-def suite_table(suite: str, folders: Folders) -> str:
-    """Scores of a suite and what they are compared with; empty before its first result."""
-    if not done(suite, folders):
-        return ""
-    usual = scores_table if list(SUITES[suite].variants) == [""] else variants_table
-    return TABLES.get(SUITES[suite].table, usual)(suite, folders)
-
-
-def suites_table(folders: Folders) -> str:
-    """All suites, how complete they are, and what all their runs together take."""
-    rows = []
-    for name, suite in SUITES.items():
-        if name == "smoke":
-            continue
-        made, total = how_complete(name, folders)
-        hours = [x["hours"] for x in done(name, folders).values() if x["hours"] is not None]
-        rows.append(
-            {
-                "suite": f"`{name}`",
-                "runs done": f"{made} of {total}",
-                "hours of all": f"{np.median(hours) * total:.1f}" if hours else "–",
-                "what it reproduces": suite.reproduces,
-            }
-        )
-    return markdown(rows)
+def walking_cells(result) -> dict[str, object]:
+    """Cells about one run."""
+    steps, returns = result.column("return")
+    walk = {key: np.array(x) for key, x in result.record["walk"].items()}
+    speed = estimate([walk["speeds"]], statistics.mean_of_strata) if "speeds" in walk else None
+    first = {x: steps[returns >= x][:1] / 1e6 for x in RETURNS_REACHED}
+    return {
+        "seed": result.record["seed"],
+        **{f"M steps to {x}": f"{y[0]:.2f}" if len(y) else "–" for x, y in first.items()},
+        "last 100 episodes": number(result.record["score"]),
+        "mean action": plus_minus(walk["returns"]),
+        "its length": number(np.mean(walk["lengths"])),
+        "its speed, m/s": with_interval(speed, "{:.2f}".format),
+    }

@@ -1,0 +1,98 @@
+"""What a suite, a contest and a script's row consist of; `suites.py` fills them in."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmark.provenance import ROOT
+
+
+@dataclasses.dataclass(frozen=True)
+class Folders:
+    """Where results are kept and where runs live until they are finished."""
+
+    results: Path = ROOT / "benchmark" / "results"
+    runs: Path = ROOT / "runs" / "benchmark"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A script with the flags that make this variant."""
+
+    script: str
+    flags: str = ""
+    label: str = ""  # in tables and figures; empty where a suite has only one variant
+    details: tuple[str, ...] = ()  # numbers of those that it changes, or another tag's title
+    elsewhere: str = ""  # what others found of it
+
+    @property
+    def title(self) -> str:
+        """The label, after the numbers of details."""
+        return " ".join([" and ".join(x for x in self.details if x.isdigit()), self.label]).strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A figure of a suite, `figures/SUITE + ending + .png`."""
+
+    draw: Callable[["Suite", Folders], Any]  # a matplotlib figure
+    alt: str = "Learning curves"
+    caption: str = ""
+    ending: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """Every variant in every environment with every seed."""
+
+    name: str
+    reproduces: str
+    environments: dict[str, tuple[int, ...]]  # and their seeds; RLHF has the toy reviews there
+    variants: dict[str, Variant]  # by name; a single one may have the empty name
+    table: Callable[["Suite", Folders], str]
+    pictures: tuple[Picture, ...] = ()
+    total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
+    checkpoint: str = "checkpoint.pt"  # in the script's run folder: what it can continue from
+    evaluated: bool = False  # a finished run is played by the script's --evaluate
+    baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
+    baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """A script of this repository with flags, which logs its steps for TensorBoard."""
+
+    name: str
+    steps: int  # enough for ten iterations or more
+    flags: str = ""
+    script: str = ""  # if it is not its own name
+    target: float | None = None  # ratio to the rate of the last contender that is to be reached
+
+    @property
+    def file(self) -> str:
+        return self.script or self.name
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["--total-timesteps", str(self.steps), *self.flags.split()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """Contenders with equal work; the last one is the peer of those that have a target."""
+
+    title: str
+    contenders: tuple[Contender, ...]
+    threads: int = 1  # of every contender
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """A row of the table of scripts: what the script shows, and the runs that stand for it."""
+
+    shows: str
+    suite: str
+    environment: str
+    variant: str = ""
+    contests: dict[str, Contest] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,116 @@
+"""What is kept of a finished run: facts about it, and its curve, thinned."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+BINS = 100  # points of a stored curve, as many as baselines' published ones have
+LAST_EPISODES = 100  # the paper's Table 1 scores a run by the mean of its last 100 episodes
+# Columns of the curves, by the scripts' names.
+STEP_METRICS = {
+    "losses/approx_kl": "approx_kl",
+    "losses/clipfrac": "clipfrac",
+    "losses/explained_variance": "explained_variance",
+    "policy/log_std": "log_std",
+    "kl/after": "kl_after",
+}
+STAGE_METRICS = {
+    "objective/gold": "gold",
+    "objective/proxy": "proxy",
+    "objective/kl": "kl",
+    "charts/tokens_per_second_update": "tokens_per_second",
+    "logprobs/chosen": "chosen",
+    "logprobs/rejected": "rejected",
+}
+NOT_SETTINGS = {"run_name", "output_dir", "resume"}  # of the place, not of the algorithm
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What a script has saved; a checkpoint is replaced as a whole, never half written."""
+    import torch  # takes two seconds, and most commands never need it
+
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that decide the result; null is off, since JSON has no infinity."""
+    return {k: None if v == math.inf else v for k, v in settings.items() if k not in NOT_SETTINGS}
+
+
+def of_steps(log: Path, total_steps: int) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Facts and curve of a run in environment steps, by its checkpoint."""
+    saved = read_checkpoint(log / "checkpoint.pt")
+    episodes, updates = saved["episodes"], saved["updates"]
+    returns = [x["return"] for x in episodes]
+    steps = np.diff([0, *(x["global_step"] for x in updates)])
+    rates = np.array([[x[f"charts/SPS_{y}"] for y in ("rollout", "update")] for x in updates])
+    seconds_per_step = (1 / rates).sum(1)
+    facts = {
+        "steps": int(steps.sum()),
+        "episodes": len(episodes),
+        "seconds": round(float(steps @ seconds_per_step), 1),
+        # As if all had gone at the median rate: pauses, and other work on the machine for less
+        # than half of the run, do not count.
+        "hours": round(float(np.median(seconds_per_step) * steps.sum() / 3600), 6),
+        "score": round(float(np.mean(returns[-LAST_EPISODES:])), 6) if returns else None,
+        "mean_return": round(float(np.mean(returns)), 6) if returns else None,
+        "settings": plain(saved["args"]),
+    }
+    return facts, thin(episodes, updates, total_steps)
+
+
+def thin(episodes: list[dict], updates: list[dict], total_steps: int) -> pd.DataFrame:
+    """Average episodes and updates, which have a global_step, over `BINS` equal stretches of steps.
+
+    Returns:
+        A row per stretch that has any data: its end as step, the number of episodes that ended in
+        it, their mean return and the mean of each metric, which is missing where it has none.
+    """
+
+    def by_stretch(log: list[dict], columns: dict[str, str]) -> Any:
+        table = pd.DataFrame(log, columns=["global_step", *columns], dtype=float)
+        stretch = np.ceil(table.pop("global_step") * BINS / total_steps).clip(1, BINS)
+        return table.rename(columns=columns).groupby(stretch)
+
+    ended, made = by_stretch(episodes, {"return": "return"}), by_stretch(updates, STEP_METRICS)
+    parts = [ended.size().rename("episodes"), ended.mean(), made.mean()]
+    table = pd.concat(parts, axis=1).sort_index().rename_axis("step").reset_index()
+    table["step"] = (table["step"] * total_steps / BINS).round()
+    return table.fillna({"episodes": 0}).astype({"step": int, "episodes": int})
+
+
+def of_stages(log: Path, seconds: float | None) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Facts and curve of an RLHF run, by the evaluation that ends it; a step is an update.
+
+    Args:
+        seconds: that the run took; None if it was interrupted.
+    """
+    report = json.loads((log / "results.json").read_text())
+    rows = []
+    trained = [x for x in report["results"] if x != "sft" and (log / x / "checkpoint.pt").exists()]
+    for stage in trained:
+        updates = read_checkpoint(log / stage / "checkpoint.pt")["updates"]
+        every = -(-len(updates) // BINS)
+        for step, update in list(enumerate(updates, start=1))[::every]:
+            known = {y: update[x] for x, y in STAGE_METRICS.items() if x in update}
+            rows.append({"stage": stage, "step": step} | known)
+    facts = {
+        "seconds": seconds and round(seconds, 1),
+        "hours": seconds and round(seconds / 3600, 6),
+        "score": report["results"][trained[0]]["objective/gold"],
+        "judged": trained[0],
+        "reward_model": report["quality"],
+        "models": report["results"],
+        "settings": plain(report["args"]),
+    }
+    return facts, pd.DataFrame(rows)
+
+
+def of_walk(log: Path) -> dict[str, list[float]]:
+    """Returns, lengths and mean speeds, in m/s, of the episodes that the mean action played."""
+    found, digits = json.loads((log / "evaluation.json").read_text())["mean"], {"returns": 3}
+    return {name: [round(x, digits.get(name, 4)) for x in own] for name, own in found.items()}
