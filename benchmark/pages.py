@@ -72,13 +72,18 @@ def suites_table(folders: Folders) -> str:
 
 # --- Throughput ---
 
+RATES = {
+    "steps_per_second": ("steps/s", "× {}"),
+    "steps_per_cpu_second": ("steps/s of processor time", "× by processor time"),
+}
+
 
 def measured(folders: Folders) -> dict[str, pd.DataFrame]:
     """By contest, as first measured: the latest commit of those with most complete repetitions.
 
     A row per repetition and contender.
     """
-    rows = pd.DataFrame(x for x in lines_of(folders.results / "throughput.jsonl"))
+    rows = pd.DataFrame(lines_of(folders.results / "throughput.jsonl"))
     if rows.empty:
         return {}
     shown: dict[str, pd.DataFrame] = {}
@@ -115,16 +120,9 @@ def contest_table(rows: pd.DataFrame) -> str:
             "start-up, s": spread(own["start_seconds"], 1),
             "memory, MiB": f"{own['peak_mib'].max():.0f}",
         }
-    return (
-        f"**{about['title']}**,\n{len(own)} repetitions in turns, {about['processor']}, commit "
-        f"{about['commit'][:7]}.\n\n{markdown(cells)}"
-    )
-
-
-RATES = {
-    "steps_per_second": ("steps/s", "× {}"),
-    "steps_per_cpu_second": ("steps/s of processor time", "× by processor time"),
-}
+    turns, commit = rows["repetition"].nunique(), about["commit"][:7]
+    text = f"{turns} repetitions in turns, {about['processor']}, commit {commit}."
+    return f"**{about['title']}**,\n{text}\n\n{markdown(cells)}"
 
 
 def throughput_tables(folders: Folders) -> str:
@@ -170,42 +168,41 @@ def details_table(folders: Folders) -> str:
 
 def place(number: str) -> tuple[int, int]:
     """Where a detail stands: the 37, then K, R, G and D, then what has no number."""
-    series = number[0] if "/" in number else number
-    order = ["K", "R", "G", "D", "extra", "deviation"]
-    first = order.index(series) + 1 if series in order else 0
-    return first, int(re.sub(r"\D|/.*", "", number) or 0)
+    series, digits, _ = re.fullmatch(r"([a-zA-Z]*)(\d*)(/\d+)?", number).groups()
+    return ["", "K", "R", "G", "D", "extra", "deviation"].index(series), int(digits or 0)
 
 
 # --- Writing ---
 
 
-def figure(name: str, page: Path) -> str:
-    """A figure of a suite with its caption, as seen from a page."""
-    for suite in SUITES.values():
-        for picture in suite.pictures:
-            if name == f"{suite.name}{picture.ending}.png":
-                caption = f"*{picture.caption}*\n" if picture.caption else ""
-                return (
-                    f"![{picture.alt}]({os.path.relpath(FIGURES / name, page.parent)})\n{caption}"
-                )
-    raise BenchmarkError(f"There is no figure {name}.")
+def figures_of_suites(page: Path) -> dict[str, str]:
+    """Every figure with its caption, as seen from a page."""
+    return {
+        f"{suite.name}{x.ending}.png": (
+            f"![{x.alt}]({os.path.relpath(FIGURES, page.parent)}/{suite.name}{x.ending}.png)\n"
+            + "".join(f"{line}\n" for line in textwrap.wrap(x.caption and f"*{x.caption}*", 118))
+        )
+        for suite in SUITES.values()
+        for x in suite.pictures
+    }
 
 
 def block(name: str, page: Path, folders: Folders) -> str:
     """Text of a generated block, or a BenchmarkError if there is none of this name."""
-    blocks = {
+    tables = {
         "suites": suites_table,
         "throughput": throughput_tables,
         "scripts": scripts_table,
         "details": details_table,
     }
-    if name in blocks:
-        return blocks[name](folders)
-    if name.endswith(".png"):
-        return figure(name, page)
+    if name in tables:
+        return tables[name](folders)
     if name in SUITES:
         return SUITES[name].table(SUITES[name], folders) if done(name, folders) else ""
-    raise BenchmarkError(f"There is no block {name}; there are {', '.join((*blocks, *SUITES))}.")
+    if name in (figures := figures_of_suites(page)):
+        return figures[name]
+    known = ", ".join((*tables, *SUITES, *figures))
+    raise BenchmarkError(f"There is no block {name}; there are {known}.")
 
 
 def filled(page: Path, folders: Folders) -> str:
