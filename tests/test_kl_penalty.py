@@ -4,6 +4,7 @@ What it shares with the other scripts is tested in test_shared_*.py.
 """
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -27,14 +28,14 @@ def longer(tiny):
 @pytest.fixture
 def steps(monkeypatch):
     """What every gradient step gets, and the weights before it."""
-    seen, real = [], ppo.kl_penalty_update
+    seen = []
 
-    def kl_penalty_update(agent, adam, batch, mb, schedule, args):
+    def update(agent, adam, batch, mb, schedule, args):
         copies = {"batch": [x.clone() for x in batch], "weights": adam["weights"].clone()}
-        seen.append({"kl_coef": schedule[1].item(), **copies})
-        return real(agent, adam, batch, mb, schedule, args)
+        seen.append({"kl_coef": schedule["kl_coef"].item(), **copies})
+        return ppo.kl_penalty_update(agent, adam, batch, mb, schedule, args)
 
-    monkeypatch.setattr(ppo, "kl_penalty_update", kl_penalty_update)
+    monkeypatch.setattr(ppo, "train", functools.partial(ppo.train, update=update))
     return seen
 
 
@@ -72,7 +73,8 @@ def test_loss_is_surrogate_less_penalty_and_entropy_plus_value_error(kl_coef, li
     values, advantages, returns = torch.randn(3, 32, dtype=torch.float64)
     minibatch = [obs, actions, logprobs, values, advantages, returns, old_mean, old_log_std]
     args = ppo.Args(value_clip_coef=limit, norm_adv=limit < 1, ent_coef=0.01, vf_coef=0.5)
-    loss, metrics = ppo.kl_penalty_loss(agent, minibatch, torch.tensor(kl_coef), args)
+    schedule = {"kl_coef": torch.tensor(kl_coef)}
+    loss, metrics = ppo.kl_penalty_loss(agent, minibatch, schedule, args)
 
     policy, new = gaussian(agent.policy(obs), agent.log_std), agent.get_value(obs)
     ratio = (policy.log_prob(actions) - logprobs).exp()
@@ -98,7 +100,7 @@ def test_without_penalty_it_is_the_template_without_clipping(longer):
     none, template = ppo.train(args), SCRIPTS["continuous"]
     settings = {x: y for x, y in vars(args).items() if x in vars(template.args())}
     settings |= {"run_name": "template", "clip_coef": 1e9, "clip_vloss": False}
-    clip = template.module.train(template.args(**settings | {"target_kl": math.inf}))
+    clip = template.module.train(template.args(**settings))
     for ours, theirs in zip(none["episodes"], clip["episodes"], strict=True):
         assert ours["return"] == pytest.approx(theirs["return"], abs=1e-4)
     for ours, theirs in zip(none["agent"].parameters(), clip["agent"].parameters(), strict=True):
@@ -117,7 +119,7 @@ def test_without_penalty_it_is_the_template_without_clipping(longer):
     [(0.0, 0.5), (0.0066, 0.5), (0.0067, 1), (0.01, 1), (0.0149, 1), (0.0151, 2), (math.inf, 2)],
 )
 def test_beta_halves_or_doubles_outside_a_factor_of_one_and_a_half(kl, factor):
-    assert ppo.paper_kl_coef(3.0, kl, target_kl=0.01) == 3.0 * factor
+    assert ppo.paper_kl_coef(3.0, kl, penalty_kl=0.01) == 3.0 * factor
 
 
 def test_beta_stays_finite_and_can_come_back():
@@ -129,10 +131,10 @@ def test_beta_stays_finite_and_can_come_back():
     assert ppo.paper_kl_coef(high, 0.0, 0.01) == high / 2
 
 
-@pytest.mark.parametrize("target_kl", [1e-6, 0.002, 10.0])
-def test_beta_follows_the_kl_after_the_last_epoch_once_per_iteration(longer, steps, target_kl):
+@pytest.mark.parametrize("penalty_kl", [1e-6, 0.002, 10.0])
+def test_beta_follows_the_kl_after_the_last_epoch_once_per_iteration(longer, steps, penalty_kl):
     """Weights after an iteration are those before the first step of the next one."""
-    result = ppo.train(longer(kl_coef=2.0, target_kl=target_kl))
+    result = ppo.train(longer(kl_coef=2.0, penalty_kl=penalty_kl))
     updates, agent, expected = result["updates"], result["agent"], 2.0
     weights = [x["weights"] for x in steps[12::12]]
     weights.append(torch.nn.utils.parameters_to_vector(agent.parameters()).detach().clone())
@@ -145,12 +147,12 @@ def test_beta_follows_the_kl_after_the_last_epoch_once_per_iteration(longer, ste
             new = gaussian(agent.policy(obs), agent.log_std)
         kl = kl_divergence(gaussian(old_mean, old_log_std), new).mean().item()
         assert updates[i]["kl/after"] == pytest.approx(kl, rel=1e-3, abs=1e-7)
-        expected *= 0.5 if kl < target_kl / 1.5 else 2.0 if kl > 1.5 * target_kl else 1.0
+        expected *= 0.5 if kl < penalty_kl / 1.5 else 2.0 if kl > 1.5 * penalty_kl else 1.0
     assert len({x["charts/kl_coef"] for x in updates}) > 2
 
 
 def test_a_fixed_beta_stays(longer, steps):
-    ppo.train(longer(kl_mode="fixed", kl_coef=3.0, target_kl=1e-6))
+    ppo.train(longer(kl_mode="fixed", kl_coef=3.0, penalty_kl=1e-6))
     assert {x["kl_coef"] for x in steps} == {3.0}
 
 
@@ -171,19 +173,25 @@ def test_the_old_policy_is_the_one_that_acted_and_stays_as_it_is(longer, steps):
         assert not torch.allclose(agent.log_std, old_log_std[0], rtol=0, atol=1e-3)
 
 
-def test_beta_survives_a_resume(longer):
-    args = longer(anneal_lr=False, kl_coef=0.3, target_kl=1e-6)
+def test_beta_survives_a_resume_unless_a_flag_sets_it_anew(longer):
+    """Also of a run without penalty, whose beta of 0 could never be doubled."""
+    args = longer(anneal_lr=False, kl_coef=0.3, penalty_kl=1e-6)
     ppo.train(args)
     beta = ppo.load_checkpoint(f"runs/{args.run_name}")["kl_coef"]
-    resumed = {"resume": f"runs/{args.run_name}", "total_timesteps": 7 * 32}
-    *_, last, new = ppo.train(dataclasses.replace(args, **resumed))["updates"]
+
+    def resumed(iterations, **flags):
+        flags |= {"resume": f"runs/{args.run_name}", "total_timesteps": iterations * 32}
+        return ppo.train(dataclasses.replace(args, **flags))["updates"]
+
+    *_, last, new = resumed(7)
     assert new["charts/kl_coef"] == beta not in (0.3, last["charts/kl_coef"])
-    resumed |= {"kl_mode": "fixed", "total_timesteps": 8 * 32}  # flags beside --resume count
-    fixed = ppo.train(dataclasses.replace(args, **resumed))["updates"][-1]
-    assert fixed["charts/kl_coef"] == 0.3
+    assert resumed(8, kl_mode="fixed")[-1]["charts/kl_coef"] == 0.3
+    assert resumed(9, kl_mode="none")[-1]["charts/kl_coef"] == 0
+    assert resumed(10, kl_mode="adaptive", kl_coef=1.0)[-1]["charts/kl_coef"] == 1
+    assert resumed(11, kl_mode="adaptive", kl_coef=5.0)[-1]["charts/kl_coef"] == 5
 
 
-@pytest.mark.parametrize("name", ["kl_coef", "target_kl", "value_clip_coef"])
+@pytest.mark.parametrize("name", ["kl_coef", "penalty_kl", "value_clip_coef"])
 def test_impossible_settings_are_refused(name):
     for value in (0.0, -1.0, math.nan, *[math.inf] * (name == "kl_coef")):
         with pytest.raises(ValueError, match=name):
@@ -191,14 +199,14 @@ def test_impossible_settings_are_refused(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target_kl", [0.003, 0.01, 0.03])
-def test_adaptive_penalty_holds_the_kl_near_its_target(script, target_kl):
+@pytest.mark.parametrize("penalty_kl", [0.003, 0.01, 0.03])
+def test_adaptive_penalty_holds_the_kl_near_its_target(script, penalty_kl):
     """Without annealing, which makes steps too small to reach the target."""
     settings = {"num_envs": 1, "num_steps": 2048, "num_minibatches": 32, "update_epochs": 10}
     settings |= {"learning_rate": 3e-4, "anneal_lr": False, "compile": True}
-    settings |= {"env_id": "Hopper-v4", "total_timesteps": 50 * 2048, "target_kl": target_kl}
+    settings |= {"env_id": "Hopper-v4", "total_timesteps": 50 * 2048, "penalty_kl": penalty_kl}
     kls = [x["kl/after"] for x in ppo.train(script.args(**settings))["updates"]]
-    assert target_kl / 1.5 <= np.median(kls[25:]) <= target_kl * 1.5
+    assert penalty_kl / 1.5 <= np.median(kls[25:]) <= penalty_kl * 1.5
 
 
 # Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
@@ -209,21 +217,23 @@ MUTATIONS = [
     ("distance**2 - 1)).sum(-1)", "distance**2 - 1)).mean(-1)", "torch_from_old"),
     ("(-2 * log_ratio).exp()", "(-log_ratio).exp()", "torch_from_old"),
     ("(-new_log_std).exp()", "(-old_log_std).exp()", "torch_from_old"),
-    ("(old_mean, old_log_std, new_mean, agent.log_std)",
-     "(new_mean, agent.log_std, old_mean, old_log_std)", "loss_is_surrogate"),
+    ("kl = gaussian_kl(old_mean, old_log_std, mean, agent.log_std)\n    # Detail",
+     "kl = gaussian_kl(mean, agent.log_std, old_mean, old_log_std)\n    # Detail", "loss_is_surr"),
     (".expand_as(old_mean).clone()", ".expand_as(old_mean)", "old_policy"),
-    ("if kl < target_kl / 1.5:", "if kl < target_kl:", "beta_halves"),
-    ("elif kl > target_kl * 1.5:", "elif kl > target_kl:", "beta_halves"),
+    ("if kl < penalty_kl / 1.5:", "if kl < penalty_kl:", "beta_halves"),
+    ("elif kl > penalty_kl * 1.5:", "elif kl > penalty_kl:", "beta_halves"),
     ("kl_coef /= 2", "kl_coef /= 1.5", "beta_halves"),
     ("kl_coef *= 2", "kl_coef *= 1.5", "beta_halves"),
     ("min(max(kl_coef, KL_COEF_MIN), KL_COEF_MAX)", "kl_coef", "can_come_back"),
     ('if args.kl_mode == "adaptive":', "if True:", "a_fixed_beta"),
     ('metrics["kl/after"], args', 'metrics["losses/kl"], args', "beta_follows"),
     ('0.0 if args.kl_mode == "none" else args.kl_coef', "args.kl_coef", "without_penalty"),
-    ('saved["kl_coef"] if args', "kl_coef if args", "survives"),
+    ('            kl_coef = saved["kl_coef"]', "            pass", "survives"),
+    ('if all(saved["args"][name] == getattr(args, name) for name in ("kl_mode", "kl_coef")):',
+     'if args.kl_mode == "adaptive":', "survives"),
     # Details whose text is this script's own.
     ("normalize(advantages) if args.norm_adv else", "", "loss_is_surrogate"),
-    ("(new_values - values).clamp(-clip_coef, clip_coef)", "(new_values - values)",
+    ("(new_values - old_values).clamp(-clip_coef, clip_coef)", "(new_values - old_values)",
      "loss_is_surrogate"),
     ("0.5 * errors.mean()", "errors.mean()", "loss_is_surrogate"),
     ("pg_loss - args.ent_coef", "pg_loss + args.ent_coef", "loss_is_surrogate"),
