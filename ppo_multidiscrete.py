@@ -14,28 +14,35 @@
 The policy is a product of categorical distributions, one for each component of the action: of a
 MultiDiscrete space, of a Discrete one (a single component), or of a Box, each dimension of which is
 cut into bins; on MuJoCo's joints such a policy rivals a Gaussian one (Tang & Agrawal 2020, arXiv
-1901.10500). Observations are flattened into vectors, Discrete ones are one-hot.
+1901.10500). All else is ppo_continuous_action.py. New here: the `Agent`'s policy with its masks,
+`actor`, and below the algorithm `Choices` with `allowed`, `action_mask` and `check_choices`.
 
 The algorithm of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in ppo2 =
 openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what
-it takes to reproduce that code. Each detail is a comment above the statement that does it, with its
-settings in parentheses and its place in ppo2 in brackets; `--details` lists them. Here are 1-13
-(core), 26 and 28-31 (from continuous actions), 37 (MultiDiscrete) and three of the four auxiliary
-ones; 14-22 are in ppo_atari.py, 23-25 and 27 in ppo_continuous_action.py, 32-36 in
-ppo_atari_lstm.py.
+it takes to reproduce ppo2. Each is a comment above the statement that does it, with its settings in
+parentheses, its place below baselines/ in brackets, and in the next line its reason; `--details`
+lists them. Here are 1-13 (core), 26 and 28-31 (from continuous actions), 37 (MultiDiscrete) and
+three of the four auxiliary ones; 14-22 are in ppo_atari.py, 23-25 and 27 in
+ppo_continuous_action.py, 32-36 in ppo_atari_lstm.py.
 
-Shapes: T = num_steps, N = num_envs, D = observation size, B = minibatch size, k = components of an
-action, n = choices of the largest one. A component with fewer has n logits as well; its mask says
-that the surplus ones are never valid.
+U iterations, each of a rollout, T steps in each of N environments, and an update, K epochs over its
+T*N samples in minibatches of B: T = num_steps, N = num_envs, K = update_epochs. An observation has
+D numbers (other shapes are flattened, Discrete ones are one-hot), an action k components, the
+largest n choices. A component with fewer has n logits as well; masks take out the surplus ones.
 
 Deviations from ppo2: where a time limit cuts an episode off, the value of its final observation is
-bootstrapped (`--truncation-is-terminal` restores ppo2); the logged KL is k3, not k2; orthogonal
-matrices come from a QR decomposition, not an SVD, which is equal in distribution; all settings are
-those for MuJoCo (ppo2 has for classic control `--no-norm-obs --no-scale-rewards --shared-network
---num-minibatches 4 --update-epochs 4 --no-anneal-lr`).
+bootstrapped (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount of
+`--gamma`, there always with 0.99; the logged KL is k3 (see `approx_kl`), not k2; orthogonal
+matrices come from a QR decomposition, not an SVD, which is the same up to signs, and have the rows
+of the surplus logits too; each episode has a seed of its own; all settings are those for MuJoCo
+(ppo2 has for classic control `--no-norm-obs --no-scale-rewards --shared-network --num-minibatches 4
+--update-epochs 4 --no-anneal-lr`).
 """
 
+import contextlib
+import copy
 import dataclasses
+import json
 import math
 import os
 import re
@@ -66,20 +73,20 @@ Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
 Bins = Annotated[int, pydantic.Field(ge=2)]
 
 
-@pydantic.dataclasses.dataclass(config={"extra": "forbid"})
+@pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
     # --- Experiment ---
     seed: NonNegativeInt = 1  # seed of everything that is random in the run
     total_timesteps: PositiveInt = 1_000_000  # of all environments; annealing stretches over them
     run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the CPU, since the networks are small
+    device: Literal["cpu", "cuda"] = "cpu"  # networks this small do not need a GPU
     compile: bool = True  # compile the update into one graph, where there is a C++ compiler
     track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
     checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
     resume: str | None = None  # continue the run in this folder; flags given beside it override
     evaluate: str | None = None  # play episodes with the model in this folder instead of training
     eval_episodes: PositiveInt = 10  # episodes of each policy, mean and sampled, with --evaluate
-    capture_video: bool = False  # film the episodes of --evaluate
+    capture_video: bool = False  # film the first episode of each policy, with --evaluate
     details: bool = False  # print the implementation details with their values here, and exit
 
     # --- Environment ---
@@ -109,7 +116,7 @@ class Args:
     ent_coef: NonNegativeFloat = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: NonNegativeFloat = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
     max_grad_norm: PositiveFloat = 0.5  # largest norm of the whole gradient [ppo2: 0.5; inf: off]
-    target_kl: PositiveFloat = math.inf  # end an iteration's epochs when one's mean KL exceeds it
+    early_stop_kl: PositiveFloat = math.inf  # end the epochs of an update when one's KL exceeds it
     orthogonal_init: bool = True  # initialize orthogonally, heads with small gains; else PyTorch's
     shared_network: bool = False  # policy and value function share a trunk [ppo2: not for MuJoCo]
 
@@ -139,34 +146,522 @@ class Args:
             raise ValueError("--device cuda needs a GPU and a build of PyTorch for it.")
 
 
-# === Environments ===
+# === Agent ===
 
 
-def make_env(args: Args) -> gym.Env:
-    """Make one environment, of k choices a step; raise ValueError if its spaces do not fit."""
+# Copied from ppo_continuous_action.py
+def layer_init(layer: nn.Module, gain: float) -> nn.Module:
+    """Make the weight orthogonal, times `gain`, and the bias 0 [a2c/utils.py L20-63]."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    """Categorical policy and value function, each with two hidden layers of 64 tanh units."""
+
+    def __init__(self, obs_size: int, mask_shape: tuple[int, int], args: Args) -> None:
+        super().__init__()
+        self.mask_shape = mask_shape  # (k, n)
+        # Detail 2/37: orthogonal and constant initialization (orthogonal_init) [a2c/utils.py L20]
+        # Signals keep their size through the layers; the small last gain makes first actions alike.
+        init = layer_init if args.orthogonal_init else lambda layer, gain: layer
+
+        def trunk() -> list[nn.Module]:
+            layers = [init(nn.Linear(size, 64), math.sqrt(2)) for size in (obs_size, 64)]
+            return [layers[0], nn.Tanh(), layers[1], nn.Tanh()]
+
+        value_trunk = trunk()
+        # Detail 13/37: shared or separate networks [common/policies.py L156-166]
+        # Shared layers are learned by both losses, which then compete; vf_coef weighs them.
+        # Detail 26/37: separate networks (not shared_network) [ppo2/defaults.py L12]
+        # On vectors nothing is gained by sharing: no features as costly as those of images.
+        policy_trunk = value_trunk if args.shared_network else trunk()
+        self.value = nn.Sequential(*value_trunk, init(nn.Linear(64, 1), 1.0))
+        self.policy = nn.Sequential(*policy_trunk, init(nn.Linear(64, math.prod(mask_shape)), 0.01))
+
+    def get_value(self, obs: Tensor) -> Tensor:
+        """Values (...) of observations (..., D)."""
+        return self.value(obs).squeeze(-1)
+
+    def evaluate_actions(
+        self, obs: Tensor, masks: Tensor, actions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities of actions (..., k) in obs (..., D), entropies, values, all (...).
+
+        Choices have the probability 0 where `masks` (..., k, n) is false.
+        """
+        logits = self.policy(obs).unflatten(-1, self.mask_shape)
+        # Extra: invalid action masking (mask_invalid_actions) [Huang & Ontanon 2020]
+        # What cannot be done gets no probability: nothing has to be learned about it.
+        logits = torch.where(masks, logits, -1e8)  # -inf would make ratios of such actions NaN
+        dist = Categorical(logits=logits, validate_args=False)
+        # Detail 37/37: independent action components [common/distributions.py L206-222]
+        # One distribution for each: the network needs the sum of their sizes, not the product.
+        logprobs, entropies = dist.log_prob(actions).sum(-1), dist.entropy().sum(-1)
+        return logprobs, entropies, self.get_value(obs)
+
+
+def actor(agent: Agent, meanings: np.ndarray) -> Callable[..., tuple]:
+    """What acts, in training and after: a fast copy of the agent's policy as it is now.
+
+    Returns a function of observations (N, D), masks (N, k, n) and standard Gumbel noise (N, k, n),
+    0 for the most likely choices; it returns choices (N, k), the actions (N, ...) that they stand
+    for by `meanings` (..., n), and the logits with the noise (N, k, n).
+    """
+    policy, shape = in_numpy(agent.policy), meanings.shape[:-1]
+    table = meanings.reshape(-1, meanings.shape[-1])  # (k, n)
+    components = np.arange(len(table))
+
+    def act(obs: np.ndarray, masks: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, ...]:
+        scores = policy(obs).reshape(masks.shape) + noise
+        # With such noise the largest logit is a sample of the softmax (Gumbel-max), as in ppo2
+        # [common/distributions.py L199-201]; trying other choices is how better ones are found.
+        choices = np.where(masks, scores, -np.inf).argmax(axis=-1)
+        return choices, table[components, choices].reshape(-1, *shape), scores
+
+    return act
+
+
+# === The math ===
+
+
+# Copied from ppo_continuous_action.py
+class RunningMeanStd:
+    """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
+
+    def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:  # rows that these weigh
+        self.mean, self.var, self.count = np.array(mean), np.array(var), float(count)
+
+    def update(self, x: np.ndarray) -> None:
+        """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
+        # A reduction of one row would cost more than the rest of this function.
+        x_mean, x_var = (x[0], 0.0) if len(x) == 1 else (x.mean(axis=0), x.var(axis=0))
+        self.count += len(x)
+        delta, share = x_mean - self.mean, len(x) / self.count
+        self.mean = self.mean + delta * share
+        self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
+
+
+# Copied from ppo_continuous_action.py
+def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndarray:
+    """Observations (N, D) in standard deviations from their running mean; updates nothing."""
+    if not args.norm_obs:
+        return obs
+    # Detail 28/37: observation normalization (norm_obs) [common/vec_env/vec_normalize.py L36-42]
+    # Angles, speeds and forces come in unlike units; the network learns best from numbers near 1.
+    obs = (obs - stats.mean) / np.sqrt(stats.var + 1e-8)
+    # Detail 29/37: observation clipping (norm_obs, clip_obs) [common/vec_env/vec_normalize.py L39]
+    # A rare outlier, or a number that hardly ever changed before, must not swamp all others.
+    return np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)
+
+
+# Copied from ppo_continuous_action.py
+def scale_rewards(
+    rewards: np.ndarray, done: np.ndarray, discounted: np.ndarray, stats: RunningMeanStd, args: Args
+) -> np.ndarray:
+    """Divide rewards (T, N) by the std of the sum of past rewards, discounted by their age.
+
+    This can wait for the end of the rollout, because the policy never sees rewards. `done` (T, N)
+    marks the last steps of episodes. The `discounted` sums R = gamma R + r of the running ones
+    (N,), changed in place, and their statistics are carried on to the next rollout.
+    """
+    if not args.scale_rewards:
+        return rewards
+    scaled = np.empty_like(rewards)
+    for t, reward in enumerate(rewards):
+        discounted[:] = args.gamma * discounted + reward
+        stats.update(discounted)
+        # Detail 30/37: reward scaling (scale_rewards) [common/vec_env/vec_normalize.py L26-33]
+        # Values near 1 suit one learning rate; a shift of rewards, though, would change the task.
+        scaled[t] = reward / math.sqrt(stats.var + 1e-8)
+        discounted[done[t]] = 0.0
+    # Detail 31/37: reward clipping (scale_rewards, clip_reward) [vec_normalize.py L32]
+    # One huge reward, early when the standard deviation is still small, must not ruin the values.
+    return np.clip(scaled, -args.clip_reward, args.clip_reward)
+
+
+# Copied from ppo_continuous_action.py
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimation (Schulman et al. 2016, equations 11-16).
+
+    Tensors are (T, ...), time first: r_t, V(s_t), and V(s_{t+1}), which is that of the final
+    observation where an episode was truncated. Where `terminated` is 1 the future is worth 0;
+    where `done` is 1, for either reason, the sum stops.
+
+    Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
+    """
+    deltas = (rewards + gamma * next_values * (1 - terminated) - values).unbind()
+    decays = (gamma * gae_lambda * (1 - done)).unbind()
+    advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
+    for t in reversed(range(len(deltas))):
+        # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
+        # Surprises weighted by their age: lambda trades the values' bias for the rewards' noise.
+        advantages[t] = deltas[t] + decays[t] * advantages[t + 1]
+    advantages = torch.stack(advantages[:-1])
+    return advantages, advantages + values
+
+
+# Copied from ppo_continuous_action.py
+def normalize(x: Tensor) -> Tensor:
+    """Shift and scale to mean 0 and std 1; population std (divisor n) as in ppo2."""
+    return (x - x.mean()) / (x.std(correction=0) + 1e-8)
+
+
+# Copied from ppo_continuous_action.py
+def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
+    """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
+
+    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
+    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
+    """
+    ratio = logratio.exp()
+    # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
+    # The samples tell about policies near the old one only: what moves farther gains nothing.
+    clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    return torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
+
+
+# Copied from ppo_continuous_action.py
+def value_loss(
+    new_values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | Tensor
+) -> Tensor:
+    """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
+
+    The gradient is zero where a value has moved towards its target by more than `clip_coef` from
+    `old_values`, those at collection time.
+    """
+    # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
+    # Values shall not run after one batch either; the range is in units of scaled rewards.
+    clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
+    errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
+    return 0.5 * errors.mean()
+
+
+# Copied from ppo_continuous_action.py
+def approx_kl(logratio: Tensor) -> Tensor:
+    """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
+
+    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
+    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
+    """
+    return (logratio.exp() - 1 - logratio).mean()
+
+
+def ppo_loss(
+    agent: Agent, minibatch: list[Tensor], schedule: Tensors, args: Args
+) -> tuple[Tensor, Tensors]:
+    """Overall loss (paper, equation 9, negated), and debug variables, most by CleanRL's names.
+
+    The minibatch is obs and actions (B, ...), and of the policy and value function that collected
+    them logprobs, values, advantages, returns (B,); at last the masks (B, k, n) that the actions
+    obeyed: with others the ratio would be wrong. What changes during a run is in `schedule`.
+    """
+    obs, actions, old_logprobs, old_values, advantages, returns, masks = minibatch
+    logprobs, entropies, values = agent.evaluate_actions(obs, masks, actions)
+    logratio, clip_coef = logprobs - old_logprobs, schedule["clip_coef"]
+    # Detail 7/37: advantage normalization (norm_adv) [ppo2/model.py L136-139]
+    # The step then depends on which actions were better, not on the scale of rewards.
+    advantages = normalize(advantages) if args.norm_adv else advantages
+    pg_loss = policy_loss(logratio, advantages, clip_coef)
+    v_loss = value_loss(values, old_values, returns, clip_coef if args.clip_vloss else math.inf)
+    # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
+    # Subtracting the entropy pays for staying random, where the policy would narrow too early.
+    loss = pg_loss - args.ent_coef * entropies.mean() + args.vf_coef * v_loss
+    # Detail 12/37: debug variables [ppo2/model.py L87-88, L115-116]
+    # The return says late that something is wrong, these say it early: see HEALTH.
+    metrics = {
+        "losses/policy_loss": pg_loss,
+        "losses/value_loss": v_loss,
+        "losses/entropy": entropies.mean(),
+        "losses/old_approx_kl": -logratio.mean(),  # k1
+        "losses/approx_kl": approx_kl(logratio),
+        "losses/clipfrac": ((logratio.exp() - 1).abs() > clip_coef).float().mean(),
+    }
+    if args.clip_vloss:
+        value_clipped = (values - old_values).abs() > clip_coef
+        metrics["losses/value_clipfrac"] = value_clipped.float().mean()
+    return loss, {name: x.detach() for name, x in metrics.items()}
+
+
+# Copied from ppo_continuous_action.py
+def bias_correction(step: int) -> float:
+    """What Adam's step is multiplied by, since its averages begin at 0 (Kingma & Ba, section 2)."""
+    return math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+
+
+# Copied from ppo_continuous_action.py
+def ppo_update(
+    agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensors, args: Args
+) -> Tensors:
+    """One step of Adam, in place, on the samples `mb` (B,) of the batch (T*N, ...).
+
+    Written out so that loss, gradient and step compile into one graph. `adam` has the averages of
+    the gradient and of its square, and the vector of all weights. The agent's parameters are views
+    of this vector: they change with it, and clipping and Adam are a few operations on vectors
+    instead of a dozen for every layer. Returns the metrics.
+    """
+    loss, metrics = ppo_loss(agent, [x[mb] for x in batch], schedule, args)
+    gradients = torch.autograd.grad(loss, learned(agent), materialize_grads=True)
+    gradient = torch.cat([x.flatten() for x in gradients])
+    metrics["losses/grad_norm"] = gradient.norm()
+    # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
+    # One odd minibatch must not throw the policy far; scaled as a whole, the direction is kept.
+    gradient = gradient * (args.max_grad_norm / metrics["losses/grad_norm"]).clamp(max=1.0)
+    adam["mean"].lerp_(gradient, 1 - 0.9)
+    adam["square"].lerp_(gradient**2, 1 - 0.999)
+    # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
+    # TensorFlow adds it before the bias correction, PyTorch after: early steps are smaller here.
+    direction = adam["mean"] / (adam["square"].sqrt() + args.adam_eps)
+    adam["weights"] -= schedule["learning_rate"] * schedule["bias_correction"] * direction
+    return metrics
+
+
+# === Training: collect, advantages, update, log ===
+
+
+def train(
+    args: Args, env_factory: Callable[[], gym.Env] | None = None, update: Callable = ppo_update
+) -> dict[str, Any]:
+    """Run PPO, in environments of `env_factory` if given; logs and checkpoints go below runs/.
+
+    Returns `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, one dictionary
+    of metrics per iteration; `args`; `run_dir`. Raises ValueError where something does not fit.
+    """
+    args.check()
+    device = torch.device(args.device)
+    torch.manual_seed(args.seed)
+    threadpoolctl.threadpool_limits(1)  # PyTorch and NumPy: as fast for networks of this size
+
+    envs = Environments([Choices(make_env(args, env_factory), args) for _ in range(args.num_envs)])
+    exists, meanings = envs.envs[0].exists, envs.envs[0].meanings  # (k, n), (..., n)
+    agent = Agent(envs.obs.shape[1], exists.shape, args).to(device)
+    weights = nn.utils.parameters_to_vector(learned(agent)).detach()
+    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
+    adam_steps = 0
+    update = compiled(update, step_taken) if args.compile else update
+
+    # The rollout, (T, N, ...); its last observation becomes the first one of the next rollout.
+    obs = np.zeros((args.num_steps + 1, *envs.obs.shape), dtype=np.float32)
+    final_obs = np.zeros_like(obs[1:])  # where a time limit ended an episode
+    masks = np.zeros((args.num_steps + 1, args.num_envs, *exists.shape), dtype=bool)
+    scores = np.zeros(masks[1:].shape, dtype=np.float32)  # logits with the noise that decided
+    actions = np.zeros(scores.shape[:-1], dtype=np.int64)
+    rewards = np.zeros((args.num_steps, args.num_envs))
+    terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
+    obs_stats = RunningMeanStd(np.zeros(obs.shape[2]), np.ones(obs.shape[2]))
+    return_stats = RunningMeanStd(0.0, 1.0)
+    discounted_returns = np.zeros(args.num_envs)
+    history: list[dict[str, float]] = []  # metrics of each iteration
+
+    fixed = ["env_id", "num_envs", "num_steps", "shared_network", "bins"]
+    run_dir, saved, writer = open_run(args, envs.name, fixed)
+    if saved:
+        agent.load_state_dict(saved["agent"])
+        adam = {name: x.to(device) for name, x in saved["adam"].items()}
+        adam_steps, history = saved["adam_steps"], saved["updates"]
+        obs_stats = RunningMeanStd(**saved["obs_stats"])
+        return_stats = RunningMeanStd(**saved["return_stats"])
+    # From now on the parameters are views of this vector, and a step of Adam changes the agent.
+    nn.utils.vector_to_parameters(adam["weights"], learned(agent))
+    if saved and envs.replay(saved):
+        discounted_returns = saved["discounted_returns"].numpy()
+    else:
+        envs.reset(np.random.default_rng([args.seed, len(history)]))
+        obs_stats.update(envs.obs)
+    obs[-1] = normalize_obs(envs.obs, obs_stats, args)
+    masks[-1] = [env.mask for env in envs.envs]
+    remaining = range(envs.global_step // args.batch_size + 1, args.num_iterations + 1)
+
+    for iteration in (progress := tqdm(remaining, mininterval=1)):
+        # --- Collect: T steps in each of the N environments, under frozen weights ---
+        start_time = time.perf_counter()
+        rng = np.random.default_rng([args.seed, iteration])
+        frac = 1 - (iteration - 1) / args.num_iterations  # 1 in the first one, 1/U in the last
+        act = actor(agent, meanings)
+        noise = rng.gumbel(size=scores.shape).astype(np.float32)
+        first_episode = len(envs.episodes)
+        obs[0], masks[0] = obs[-1], masks[-1]
+        # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
+        # Short rollouts go on where the last ended, so that learning need not wait for episodes.
+        for t in range(args.num_steps):
+            actions[t], env_actions, scores[t] = act(obs[t], masks[t], noise[t])
+            rewards[t], terminated[t], truncated[t] = envs.step(env_actions, rng)
+            obs_stats.update(envs.obs)
+            # Where an episode has ended, these are the first ones of the next.
+            obs[t + 1] = normalize_obs(envs.obs, obs_stats, args)
+            masks[t + 1] = [env.mask for env in envs.envs]
+            if truncated[t].any():
+                final_obs[t] = normalize_obs(envs.final_obs, obs_stats, args)
+            if not math.isfinite(envs.obs.sum() + envs.final_obs.sum()):
+                raise ValueError(f"An observation is NaN or infinite at step {envs.global_step}.")
+        rollout_time = time.perf_counter()
+
+        # --- Advantages: values and log-probabilities in one pass, then GAE ---
+        # Deviation: time limits are not failures (not truncation_is_terminal)
+        # What a limit cuts off had a future, worth the value of its last observation; ppo2 says 0.
+        if args.truncation_is_terminal:
+            terminated |= truncated
+        done = terminated | truncated
+        scaled_rewards = scale_rewards(rewards, done, discounted_returns, return_stats, args)
+        with torch.no_grad():
+            b_obs, b_final_obs, b_rewards, b_terminated, b_done = (
+                torch.tensor(x, dtype=torch.float32, device=device)
+                for x in (obs, final_obs[truncated], scaled_rewards, terminated, done)
+            )
+            b_actions, b_masks = (torch.tensor(x, device=device) for x in (actions, masks[:-1]))
+            logprobs, _, values = agent.evaluate_actions(b_obs[:-1], b_masks, b_actions)  # (T, N)
+            # Where an episode ended, values[t + 1] belongs to the next one: `gae` masks it by
+            # `terminated`, and after a time limit the value of the final observation replaces it.
+            next_values = torch.cat([values[1:], agent.get_value(b_obs[-1:])])
+            next_values[truncated] = agent.get_value(b_final_obs)
+            advantages, returns = gae(
+                b_rewards, values, next_values, b_terminated, b_done, args.gamma, args.gae_lambda
+            )
+        if iteration == remaining[0]:
+            check_choices(logprobs, scores - noise, masks[:-1], actions)
+
+        # --- Update: K epochs of minibatches ---
+        # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
+        # Large steps find the way; small ones at the end settle what noise would undo.
+        learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
+        # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
+        # The policy may move less and less, as the step size does.
+        clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
+        # What changes during a run: the numbers in `args` are constants of the compiled update.
+        schedule = {"learning_rate": learning_rate, "clip_coef": clip_coef}
+        now = {name: torch.tensor(x, device=device) for name, x in schedule.items()}
+        batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns, b_masks)
+        batch = [x.flatten(0, 1) for x in batch]  # (T*N, ...)
+        mb_metrics = []
+        for _ in range(args.update_epochs):
+            order = torch.tensor(rng.permutation(args.batch_size), device=device)
+            # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
+            # Many small steps learn more from a batch than one; shuffling makes each a fair sample.
+            for mb in order.split(args.minibatch_size):
+                adam_steps += 1
+                now["bias_correction"] = torch.tensor(bias_correction(adam_steps), device=device)
+                mb_metrics.append(update(agent, adam, batch, mb, now, args))
+            epoch_kl = means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"]
+            # Extra: early stopping (early_stop_kl) [Spinning Up: at 1.5 times it, each step]
+            # Clipping does not hold a policy that has left already: stopping does.
+            if epoch_kl > args.early_stop_kl:
+                break
+        with torch.no_grad():
+            new_logprobs, *_ = agent.evaluate_actions(b_obs[:-1], b_masks, b_actions)
+        metrics = means(mb_metrics) | {f"charts/{name}": x for name, x in schedule.items()}
+        update_time = time.perf_counter()
+
+        # --- Log and save ---
+        metrics |= {
+            "kl/after": approx_kl(new_logprobs - logprobs).item(),
+            "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
+            "advantages/std": advantages.std(correction=0).item(),
+            "charts/epochs": len(mb_metrics) // args.num_minibatches,
+            "charts/SPS": args.batch_size / (update_time - start_time),
+            "charts/SPS_rollout": args.batch_size / (rollout_time - start_time),
+            "charts/SPS_update": args.batch_size / (update_time - rollout_time),
+        }
+        history.append({"global_step": envs.global_step, **metrics})
+        warn(history)
+        log(writer, history[-1], envs.episodes[first_episode:])
+        recent = [episode["return"] for episode in envs.episodes[-100:]] or [math.nan]
+        progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
+        if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
+            state = {"agent": agent.state_dict(), "adam": adam, "adam_steps": adam_steps}
+            state |= {"updates": history, **envs.state()}
+            arrays = {"exists": exists, "meanings": meanings}
+            arrays["discounted_returns"] = discounted_returns
+            state |= {name: torch.tensor(x) for name, x in arrays.items()}
+            for name, stats in (("obs_stats", obs_stats), ("return_stats", return_stats)):
+                state[name] = {field: torch.tensor(np.array(x)) for field, x in vars(stats).items()}
+            save_checkpoint(run_dir, args, state)
+    writer.close()
+    results = {"agent": agent, "episodes": envs.episodes, "updates": history}
+    return {**results, "args": args, "run_dir": run_dir}
+
+
+# === The algorithm ends here ===
+# Below: choices, environments whose running episodes can be played again, the folder of a run and
+# its checkpoints, the compiled update, warnings, the use of a trained policy, the command line.
+
+SCRIPT = Path(__file__).stem
+
+# Metric, its lowest and highest healthy value, patience in iterations, what to do.
+HEALTH = [
+    ("losses/approx_kl", 0, 0.05, 1, "The policy moves too far: lower --learning-rate."),
+    ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
+    ("losses/value_clipfrac", 0, 0.8, 20, "Values are held: scale rewards or --no-clip-vloss."),
+    ("losses/explained_variance", 0, 1, 20, "Values are useless: check the scale of rewards."),
+    ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
+    ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
+    ("losses/entropy", 0.01, math.inf, 1, "Exploration has ended: raise --ent-coef."),
+]
+
+
+def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gym.Env:
+    """Make one environment; raise ValueError if its spaces do not fit."""
     warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
-    if args.capture_video and sys.platform == "linux":
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-    options = {"render_mode": "rgb_array"} if args.evaluate and args.capture_video else {}
-    env = gym.make(args.env_id, disable_env_checker=True, **options)
-    if options and hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
-        env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body; Gymnasium's stays behind
+    if env_factory:
+        env = gym.wrappers.PassiveEnvChecker(env_factory())  # says what a first episode does wrong
+    else:
+        with contextlib.suppress(ImportError):  # its remark on the model files is not for us
+            import mujoco
+
+            mujoco.set_mju_user_warning(lambda text: "settotalmass" in text or print(text))
+        if args.capture_video and sys.platform == "linux":
+            os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
+        options = {"render_mode": "rgb_array"} if args.evaluate and args.capture_video else {}
+        env = gym.make(args.env_id, **options)
+        if options and hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
+            env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body; Gymnasium's stays
     actions, observations = env.action_space, env.observation_space
     bounded = actions.dtype in (np.float32, np.float64) and actions.is_bounded()
     fits = bounded or isinstance(actions, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
     if not fits or not observations.is_np_flattenable:
         hint = "actions must be discrete or have bounds, observations numbers"
         raise ValueError(f"{args.env_id} has {actions} and {observations}: {hint}.")
-    if not isinstance(observations, gym.spaces.Box) or len(observations.shape) != 1:
-        env = gym.wrappers.FlattenObservation(env)
-    return Components(env, args)
+    if isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1:
+        return env
+    return gym.wrappers.FlattenObservation(env)
 
 
-class Components(gym.Wrapper):
-    """Takes actions as k choices, each counted from 0, and knows which of them are valid.
+def action_mask(env: gym.Env, info: dict[str, Any]) -> Any:
+    """What the environment says is valid now, in its own form."""
+    mask = info.get("action_mask")
+    if mask is None and env.has_wrapper_attr("action_masks"):
+        mask = env.get_wrapper_attr("action_masks")()
+    if mask is None:
+        raise ValueError("There are no action masks: leave out --mask-invalid-actions.")
+    return mask
 
-    `mask` (k, n) is true where a choice exists and, with --mask-invalid-actions, the environment
-    allows it now. Of a Box dimension the choices are evenly spaced, the bounds among them.
+
+def allowed(mask: Any, exists: np.ndarray) -> np.ndarray:
+    """Which choices are valid (k, n), by one vector for all components or one for each."""
+    mask = np.hstack(mask) != 0
+    if mask.size != exists.sum():
+        raise ValueError(f"The action mask has {mask.size} entries, not {exists.sum()}.")
+    valid = exists.copy()
+    valid[exists] = mask
+    if not valid.any(axis=1).all():
+        raise ValueError("The action mask leaves nothing to do in a component of the action.")
+    return valid
+
+
+class Choices(gym.Wrapper):
+    """Knows the k components of an action, their up to n choices, and which are valid now.
+
+    `exists` and `mask` (k, n) are true where there is a choice and where, with
+    --mask-invalid-actions, the environment allows it now. `meanings` (..., n), before n the shape
+    of an action, are what choices stand for, in a Box evenly spaced, the bounds among them.
     """
 
     def __init__(self, env: gym.Env, args: Args) -> None:
@@ -174,43 +669,26 @@ class Components(gym.Wrapper):
         space = env.action_space
         if isinstance(space, gym.spaces.Box):
             sizes = np.full(math.prod(space.shape), args.bins)
-            self.values = np.linspace(space.low.ravel(), space.high.ravel(), args.bins, axis=-1)
+            meanings = np.linspace(space.low, space.high, args.bins, axis=-1)
         else:
             sizes = np.ravel(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec)
-            self.values = np.ravel(space.start)[:, None] + np.arange(sizes.max())
-        self.values = self.values.astype(space.dtype)  # (k, n), what the choices stand for
-        self.components, self.shape = np.arange(len(sizes)), space.shape
-        self.exists = np.arange(sizes.max()) < sizes[:, None]  # (k, n)
+            meanings = np.asarray(space.start)[..., None] + np.arange(sizes.max())
+        self.meanings = meanings.astype(space.dtype)
+        self.exists = np.arange(sizes.max()) < sizes[:, None]
         self.mask, self.masked = self.exists, args.mask_invalid_actions
-
-    def read_mask(self, info: dict[str, Any]) -> None:
-        """Read the mask, one vector for all components, or one for each."""
-        mask = info.get("action_mask")
-        if mask is None and self.env.has_wrapper_attr("action_masks"):
-            mask = self.env.get_wrapper_attr("action_masks")()
-        if mask is None:
-            raise ValueError("There are no action masks: leave out --mask-invalid-actions.")
-        mask = np.hstack(mask) != 0
-        if mask.size != self.exists.sum():
-            raise ValueError(f"The action mask has {mask.size} entries, not {self.exists.sum()}.")
-        self.mask = self.exists.copy()
-        self.mask[self.exists] = mask
-        if not self.mask.any(axis=1).all():
-            raise ValueError("The action mask leaves nothing to do in a component of the action.")
 
     def reset(self, **settings: Any) -> tuple:
         """Begin an episode."""
         obs, info = self.env.reset(**settings)
         if self.masked:
-            self.read_mask(info)
+            self.mask = allowed(action_mask(self.env, info), self.exists)
         return obs, info
 
     def step(self, action: np.ndarray) -> tuple:
-        """Take the choices (k,)."""
-        action = self.values[self.components, action].reshape(self.shape)[()]
+        """Take one step."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         if self.masked and not (terminated or truncated):
-            self.read_mask(info)
+            self.mask = allowed(action_mask(self.env, info), self.exists)
         return obs, reward, terminated, truncated, info
 
 
@@ -224,6 +702,7 @@ class Environments:
 
     def __init__(self, envs: list[gym.Env]) -> None:
         self.envs = envs
+        self.name = envs[0].spec.id if envs[0].spec else type(envs[0].unwrapped).__name__
         self.obs = np.zeros((len(envs), *envs[0].observation_space.shape))  # (N, D)
         self.final_obs = self.obs.copy()  # where an episode has just ended
         self.running: list[dict[str, Any]] = [{} for _ in envs]
@@ -238,8 +717,9 @@ class Environments:
     def advance(self, i: int, action: np.ndarray) -> tuple[float, bool, bool]:
         """Take one step in environment i; return its reward, terminated, truncated."""
         self.obs[i], reward, terminated, truncated, _ = self.envs[i].step(action)
+        reward = reward.item() if isinstance(reward, np.ndarray) else float(reward)
         self.running[i]["actions"].append(action)
-        self.running[i]["return"] += float(reward)
+        self.running[i]["return"] += reward
         return reward, terminated, truncated
 
     def reset(self, rng: np.random.Generator) -> None:
@@ -247,16 +727,18 @@ class Environments:
         for i in range(len(self.envs)):
             self.begin(i, rng.integers(2**31).item())
 
-    def step(self, actions: np.ndarray, rng: np.random.Generator) -> tuple[tuple, ...]:
+    def step(self, actions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         """Take one step; begin new episodes where some end. `actions` (N, A) must not change later.
 
         Returns rewards, terminated, truncated (N,). In `obs` is then the first observation of a new
         episode where one has begun, and in `final_obs` the last one of the old.
         """
         self.global_step += len(self.envs)
-        rewards, terminated, truncated = zip(*map(self.advance, range(len(self.envs)), actions))
-        for i, running in enumerate(self.running):
+        rewards, (terminated, truncated) = np.zeros(len(actions)), np.zeros((2, len(actions)), bool)
+        for i, action in enumerate(actions):
+            rewards[i], terminated[i], truncated[i] = self.advance(i, action)
             if terminated[i] or truncated[i]:
+                running = self.running[i]
                 episode = {"return": running["return"], "length": len(running["actions"])}
                 self.episodes.append({"global_step": self.global_step, **episode})
                 self.final_obs[i] = self.obs[i]
@@ -283,452 +765,112 @@ class Environments:
 
 
 # Copied from ppo_continuous_action.py
-class RunningMeanStd:
-    """Mean and population variance of all rows of all environments [running_mean_std.py L5-33]."""
-
-    def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:  # rows that these weigh
-        self.mean, self.var, self.count = np.array(mean), np.array(var), count
-
-    def update(self, x: np.ndarray) -> None:
-        """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
-        # A reduction of one row would cost more than the rest of this function.
-        x_mean, x_var = (x[0], 0.0) if len(x) == 1 else (x.mean(axis=0), x.var(axis=0))
-        self.count += len(x)
-        delta, share = x_mean - self.mean, len(x) / self.count
-        self.mean = self.mean + delta * share
-        self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
-
-
-# Copied from ppo_continuous_action.py
-def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndarray:
-    """Observations (N, D) in standard deviations from their running mean; updates nothing."""
-    if not args.norm_obs:
-        return obs
-    # Detail 28/37: observation normalization (norm_obs) [common/vec_env/vec_normalize.py L36-42]
-    obs = (obs - stats.mean) / np.sqrt(stats.var + 1e-8)
-    # Detail 29/37: observation clipping (clip_obs) [common/vec_env/vec_normalize.py L39]
-    return np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)  # np.clip is slower
-
-
-# Copied from ppo_continuous_action.py
-def scale_rewards(
-    rewards: np.ndarray, done: np.ndarray, discounted: np.ndarray, stats: RunningMeanStd, args: Args
-) -> np.ndarray:
-    """Divide rewards (T, N) by the std of the sum of past rewards, discounted by their age.
-
-    The policy never sees rewards, so they can wait for the end of the rollout. `done` (T, N) marks
-    the last steps of episodes. The `discounted` sums R = gamma R + r of the running ones (N,),
-    changed in place, and their statistics are carried on to the next rollout.
-    """
-    if not args.scale_rewards:
-        return rewards
-    scaled = np.empty_like(rewards)
-    for t, reward in enumerate(rewards):
-        discounted[:] = args.gamma * discounted + reward
-        stats.update(discounted)
-        # Detail 30/37: reward scaling (scale_rewards) [common/vec_env/vec_normalize.py L26-33]
-        scaled[t] = reward / math.sqrt(stats.var + 1e-8)
-        discounted[done[t]] = 0.0
-    # Detail 31/37: reward clipping (clip_reward) [common/vec_env/vec_normalize.py L32]
-    return np.clip(scaled, -args.clip_reward, args.clip_reward)
-
-
-# === Agent ===
-
-
-# Copied from ppo_continuous_action.py
-def layer_init(layer: nn.Module, gain: float) -> nn.Module:
-    """Make the weight orthogonal, times `gain`, and the bias 0 [a2c/utils.py L20-63]."""
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-class Agent(nn.Module):
-    """Categorical policy and value function, each with two hidden layers of 64 tanh units."""
-
-    def __init__(self, obs_size: int, mask_shape: tuple[int, int], args: Args) -> None:
-        super().__init__()
-        self.mask_shape = mask_shape  # (k, n)
-        # Detail 2/37: orthogonal and constant initialization (orthogonal_init) [a2c/utils.py L20]
-        init = layer_init if args.orthogonal_init else lambda layer, gain: layer
-
-        def trunk() -> list[nn.Module]:
-            layers = [init(nn.Linear(size, 64), math.sqrt(2)) for size in (obs_size, 64)]
-            return [layers[0], nn.Tanh(), layers[1], nn.Tanh()]
-
-        value_trunk = trunk()
-        # Detail 13/37: shared or separate networks (shared_network) [common/policies.py L156-166]
-        # Detail 26/37: separate networks (shared_network) [ppo2/defaults.py L12]
-        policy_trunk = value_trunk if args.shared_network else trunk()
-        self.value = nn.Sequential(*value_trunk, init(nn.Linear(64, 1), 1.0))
-        self.policy = nn.Sequential(*policy_trunk, init(nn.Linear(64, math.prod(mask_shape)), 0.01))
-
-    def get_value(self, obs: Tensor) -> Tensor:
-        """Values (...) of observations (..., D)."""
-        return self.value(obs).squeeze(-1)
-
-    def get_action_and_value(
-        self, obs: Tensor, mask: Tensor, action: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Actions (..., k), sampled unless given, and their log-probability, entropy, value.
-
-        Choices have the probability 0 where `mask` (..., k, n) is false.
-        """
-        logits = self.policy(obs).unflatten(-1, self.mask_shape)
-        # Extra: invalid action masking (mask_invalid_actions) [Huang & Ontanon 2020]
-        logits = torch.where(mask, logits, -1e8)  # of minus infinity, p log p would be NaN
-        dist = Categorical(logits=logits, validate_args=False)
-        action = dist.sample() if action is None else action
-        # Detail 37/37: independent action components [common/distributions.py L206-222]
-        logprob, entropy = dist.log_prob(action).sum(-1), dist.entropy().sum(-1)
-        return action, logprob, entropy, self.get_value(obs)
-
-
-# Copied from ppo_continuous_action.py
-def in_numpy(network: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
-    """The tanh network as a function of a few rows (N, in), four times as fast as PyTorch's."""
-    if {type(layer) for layer in network[1::2]} != {nn.Tanh}:
-        raise ValueError("The rollout's copy of the network, in_numpy, knows only tanh.")
-    *hidden, last = [(x.weight.numpy(force=True).T, x.bias.numpy(force=True)) for x in network[::2]]
+def in_numpy(network: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
+    """The network as a function of a few rows (N, in): tanh layers in NumPy, four times as fast."""
+    kinds = [type(layer) for layer in network] if type(network) is nn.Sequential else []
+    plain = kinds == [nn.Linear, *[nn.Tanh, nn.Linear] * (len(kinds) // 2)]
+    if not plain or any(layer.bias is None for layer in network[::2]):
+        device = next(network.parameters()).device
+        return lambda x: network(torch.tensor(x, device=device)).numpy(force=True)
+    layers = [(x.weight.numpy(force=True).T, x.bias.numpy(force=True)) for x in network[::2]]
 
     def forward(x: np.ndarray) -> np.ndarray:
-        for weight, bias in hidden:
+        for weight, bias in layers[:-1]:
             x = np.tanh(x @ weight + bias)
-        return x @ last[0] + last[1]
+        weight, bias = layers[-1]
+        return x @ weight + bias
 
     return forward
 
 
-def choose(scores: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """The valid choices (N, k) with the highest scores (N, k, n) in their components.
+def check_choices(
+    logprobs: Tensor, logits: np.ndarray, masks: np.ndarray, actions: np.ndarray
+) -> None:
+    """Raise ValueError where what acted is not the policy that learns: ratios would not show it.
 
-    With logits plus Gumbel noise as scores, these are samples of the policy (Gumbel-max).
+    The `logits` (T, N, k, n) by which actions (T, N, k) were drawn must give them the agent's
+    `logprobs` (T, N).
     """
-    return np.where(masks, scores, -np.inf).argmax(axis=-1)
-
-
-# === The math ===
+    logits = np.where(masks, logits, -np.inf)
+    chosen = np.take_along_axis(logits, actions[..., None], axis=-1).squeeze(-1)
+    drawn = (chosen - np.logaddexp.reduce(logits, axis=-1)).sum(-1)
+    if not np.abs(logprobs.numpy(force=True) - drawn).max() <= 0.001:
+        raise ValueError("`actor` does not act as the Agent does: change both together.")
 
 
 # Copied from ppo_continuous_action.py
-def gae(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    terminated: Tensor,
-    done: Tensor,
-    gamma: float,
-    gae_lambda: float,
-) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation (Schulman et al. 2016, equations 11-16).
-
-    Tensors are (T, ...), time first: r_t, V(s_t), and V(s_{t+1}), which is that of the final
-    observation where an episode was truncated. Where `terminated` is 1 the future is worth 0;
-    where `done` is 1, for either reason, the sum stops.
-
-    Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
-    """
-    # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
-    deltas = rewards + gamma * next_values * (1 - terminated) - values
-    decays = gamma * gae_lambda * (1 - done)
-    advantage, advantages = torch.zeros_like(deltas[0]), []
-    for delta, decay in zip(deltas.flip(0).unbind(), decays.flip(0).unbind(), strict=True):
-        advantage = delta + decay * advantage
-        advantages.append(advantage)
-    advantages = torch.stack(advantages).flip(0)
-    return advantages, advantages + values
-
-
-# Copied from ppo_continuous_action.py
-def normalize(x: Tensor) -> Tensor:
-    """Shift and scale to mean 0 and std 1; population std (divisor n) as in ppo2."""
-    return (x - x.mean()) / (x.std(correction=0) + 1e-8)
-
-
-# Copied from ppo_continuous_action.py
-def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
-    """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
-
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
-    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
-    """
-    ratio = logratio.exp()
-    # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
-    clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
-    return torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
-
-
-# Copied from ppo_continuous_action.py
-def value_loss(
-    new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | Tensor
-) -> Tensor:
-    """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
-
-    The gradient is zero where a value has moved towards its target by more than `clip_coef` from
-    `values`, those at collection time.
-    """
-    # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
-    clipped_values = values + (new_values - values).clamp(-clip_coef, clip_coef)
-    errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
-    return 0.5 * errors.mean()
-
-
-# Copied from ppo_continuous_action.py
-def approx_kl(logratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
-
-    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
-    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
-    """
-    return (logratio.exp() - 1 - logratio).mean()
-
-
-def ppo_loss(
-    agent: Agent, minibatch: list[Tensor], clip_coef: Tensor, args: Args
-) -> tuple[Tensor, Tensors]:
-    """Overall loss (paper, equation 9, negated), and debug variables by CleanRL's names.
-
-    The minibatch is obs (B, D), actions (B, k), logprobs, values, advantages, returns (B,), and the
-    masks (B, k, n) that the actions have obeyed: with others the ratio would be wrong.
-    """
-    obs, actions, logprobs, values, advantages, returns, masks = minibatch
-    _, new_logprobs, entropy, new_values = agent.get_action_and_value(obs, masks, actions)
-    logratio = new_logprobs - logprobs
-    # Detail 7/37: advantage normalization (norm_adv) [ppo2/model.py L136-139]
-    advantages = normalize(advantages) if args.norm_adv else advantages
-    pg_loss = policy_loss(logratio, advantages, clip_coef)
-    v_loss = value_loss(new_values, values, returns, clip_coef if args.clip_vloss else math.inf)
-    # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
-    loss = pg_loss - args.ent_coef * entropy.mean() + args.vf_coef * v_loss
-    # Detail 12/37: debug variables [ppo2/model.py L87-88, L115-116]
-    metrics = {
-        "losses/policy_loss": pg_loss,
-        "losses/value_loss": v_loss,
-        "losses/entropy": entropy.mean(),
-        "losses/old_approx_kl": -logratio.mean(),  # k1
-        "losses/approx_kl": approx_kl(logratio),
-        "losses/clipfrac": ((logratio.exp() - 1).abs() > clip_coef).float().mean(),
-        "losses/value_clipfrac": ((new_values - values).abs() > clip_coef).float().mean(),
-    }
-    return loss, {name: x.detach() for name, x in metrics.items()}
-
-
-# Copied from ppo_continuous_action.py
-def ppo_update(
-    agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensor, args: Args
-) -> Tensors:
-    """One step of Adam, in place, on the samples `mb` (B,) of the batch (T*N, ...).
-
-    Written out so that loss, gradient and step compile into one graph. `adam` has the vector of all
-    weights, of which the agent's parameters are views, the averages of the gradient and its square,
-    and the number of steps; `schedule` has learning rate and clip range. Returns the metrics.
-    """
-    learning_rate, clip_coef = schedule
-    loss, metrics = ppo_loss(agent, [x[mb] for x in batch], clip_coef, args)
-    gradients = torch.autograd.grad(loss, list(agent.parameters()))
-    gradient = torch.cat([x.flatten() for x in gradients])
-    metrics["losses/grad_norm"] = gradient.norm()
-    # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
-    gradient = gradient * (args.max_grad_norm / metrics["losses/grad_norm"]).clamp(max=1.0)
-    adam["step"] += 1
-    adam["mean"].lerp_(gradient, 1 - 0.9)
-    adam["square"].lerp_(gradient**2, 1 - 0.999)
-    bias_correction = (1 - 0.999 ** adam["step"]).sqrt() / (1 - 0.9 ** adam["step"])
-    # Detail 3/37: Adam epsilon (adam_eps), where TensorFlow adds it [ppo2/model.py L98-100]
-    direction = adam["mean"] / (adam["square"].sqrt() + args.adam_eps)
-    adam["weights"] -= learning_rate * bias_correction.float() * direction
-    return metrics
-
-
-# === Training: collect, advantages, update, log ===
-
-
-def train(args: Args) -> dict[str, Any]:
-    """Run PPO; logs and checkpoints go into the folder runs/RUN_NAME.
-
-    Returns `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, one dictionary
-    of metrics per iteration; `args`. Raises ValueError where something given does not fit.
-    """
-    args.check()
-    device = torch.device("cuda" if args.device == "cuda" else "cpu")
-    torch.manual_seed(args.seed)
-    threadpoolctl.threadpool_limits(1)  # PyTorch and NumPy: as fast for networks of this size
-
-    envs = Environments([make_env(args) for _ in range(args.num_envs)])
-    mask_shape = envs.envs[0].mask.shape  # (k, n)
-    agent = Agent(envs.obs.shape[1], mask_shape, args).to(device)
-    weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
-    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
-    adam["step"] = torch.zeros((), dtype=torch.float64, device=device)
-    update = compiled(ppo_update) if args.compile else ppo_update
-
-    # The rollout, (T, N, ...); its last observation becomes the first one of the next rollout.
-    obs = np.zeros((args.num_steps + 1, *envs.obs.shape), dtype=np.float32)
-    final_obs = np.zeros_like(obs[1:])  # where a time limit ended an episode
-    masks = np.zeros((args.num_steps + 1, args.num_envs, *mask_shape), dtype=bool)  # (T+1, N, k, n)
-    actions = np.zeros((args.num_steps, args.num_envs, mask_shape[0]), dtype=np.int64)
-    rewards = np.zeros((args.num_steps, args.num_envs))
-    terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
-    obs_stats = RunningMeanStd(np.zeros(obs.shape[2]), np.ones(obs.shape[2]))
-    return_stats = RunningMeanStd(0.0, 1.0)
-    discounted_returns = np.zeros(args.num_envs)
-    updates: list[dict[str, float]] = []
-
-    fixed = ["env_id", "num_envs", "num_steps", "shared_network", "bins"]
-    run_dir, saved, writer = open_run(args, fixed)
-    if saved:
-        adam = {name: x.to(device) for name, x in saved["adam"].items()}
-        obs_stats, return_stats = (RunningMeanStd(*x) for x in saved["stats"])
-        updates = saved["updates"]
-    # From now on each parameter is a view of this vector, and a step of Adam changes the agent.
-    nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
-    if saved and envs.replay(saved):
-        discounted_returns = saved["discounted_returns"].numpy()
-    else:
-        envs.reset(np.random.default_rng([args.seed, len(updates)]))
-        obs_stats.update(envs.obs)
-    obs[-1] = normalize_obs(envs.obs, obs_stats, args)
-    masks[-1] = [env.mask for env in envs.envs]
-    remaining = range(envs.global_step // args.batch_size + 1, args.num_iterations + 1)
-
-    for iteration in (progress := tqdm(remaining, mininterval=1)):
-        # --- Collect: T steps in each of the N environments, under frozen weights ---
-        start_time = time.perf_counter()
-        rng = np.random.default_rng([args.seed, iteration])
-        policy = in_numpy(agent.policy)
-        noise = rng.gumbel(size=masks[1:].shape).astype(np.float32)
-        first_episode = len(envs.episodes)
-        obs[0], masks[0] = obs[-1], masks[-1]
-        # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
-        for t in range(args.num_steps):
-            logits = policy(obs[t]).reshape(masks[t].shape)
-            env_actions = actions[t] = choose(logits + noise[t], masks[t])
-            rewards[t], terminated[t], truncated[t] = envs.step(env_actions, rng)
-            masks[t + 1] = [env.mask for env in envs.envs]
-            if args.norm_obs:
-                obs_stats.update(envs.obs)
-            obs[t + 1] = normalize_obs(envs.obs, obs_stats, args)
-            if truncated[t].any():
-                final_obs[t] = normalize_obs(envs.final_obs, obs_stats, args)
-            if not math.isfinite(envs.obs.sum() + envs.final_obs.sum()):
-                raise ValueError(f"An observation is NaN or infinite at step {envs.global_step}.")
-        rollout_time = time.perf_counter()
-
-        # --- Advantages: values and log-probabilities in one pass, then GAE ---
-        done = terminated | truncated
-        failed = done if args.truncation_is_terminal else terminated
-        scaled_rewards = scale_rewards(rewards, done, discounted_returns, return_stats, args)
-        with torch.no_grad():
-            b_obs, b_final_obs, b_rewards, b_failed, b_done = (
-                torch.tensor(x, dtype=torch.float32, device=device)
-                for x in (obs, final_obs[truncated], scaled_rewards, failed, done)
-            )
-            b_actions, b_masks = (torch.tensor(x, device=device) for x in (actions, masks[:-1]))
-            _, logprobs, _, values = agent.get_action_and_value(b_obs[:-1], b_masks, b_actions)
-            next_values = torch.cat([values[1:], agent.get_value(b_obs[-1:])])
-            # Deviation: time limits are not failures (truncation_is_terminal)
-            next_values[truncated] = agent.get_value(b_final_obs)
-            advantages, returns = gae(
-                b_rewards, values, next_values, b_failed, b_done, args.gamma, args.gae_lambda
-            )
-
-        # --- Update: K epochs of minibatches ---
-        frac = 1 - (iteration - 1) / args.num_iterations  # 1 in the first one, 1/U in the last
-        # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
-        learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
-        # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
-        clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
-        # A tensor: numbers in `args` are constants of the compiled update, and these two change.
-        schedule = torch.tensor([learning_rate, clip_coef], device=device)
-        batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns, b_masks)
-        batch = [x.flatten(0, 1) for x in batch]  # (T*N, ...)
-        mb_metrics = []
-        for _ in range(args.update_epochs):
-            order = torch.tensor(rng.permutation(args.batch_size), device=device)
-            # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
-            for mb in order.split(args.minibatch_size):
-                mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
-            # Extra: early stopping on target_kl (target_kl) [Spinning Up: 1.5 times it, each step]
-            if means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"] > args.target_kl:
-                break
-        metrics = means(mb_metrics)
-        update_time = time.perf_counter()
-
-        # --- Log and save ---
-        metrics |= {
-            "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
-            "advantages/std": advantages.std(correction=0).item(),
-            "charts/learning_rate": learning_rate,
-            "charts/clip_coef": clip_coef,
-            "charts/epochs": len(mb_metrics) // args.num_minibatches,
-            "charts/SPS": args.batch_size / (update_time - start_time),
-            "charts/SPS_rollout": args.batch_size / (rollout_time - start_time),
-            "charts/SPS_update": args.batch_size / (update_time - rollout_time),
-        }
-        updates.append({"global_step": envs.global_step, **metrics})
-        warn(updates)
-        for name, value in updates[-1].items():
-            writer.add_scalar(name, value, envs.global_step)
-        ended = envs.episodes[first_episode:]
-        for name in ("return", "length") if ended else ():
-            mean = np.mean([episode[name] for episode in ended])
-            writer.add_scalar(f"charts/episodic_{name}", mean, envs.global_step)
-        recent = [episode["return"] for episode in envs.episodes[-100:]] or [math.nan]
-        progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
-        if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
-            state = {"agent": agent.state_dict(), "adam": adam, "updates": updates, **envs.state()}
-            stats = [[x.mean.tolist(), x.var.tolist(), x.count] for x in (obs_stats, return_stats)]
-            state |= {"stats": stats, "discounted_returns": torch.tensor(discounted_returns)}
-            save_checkpoint(run_dir, args, state)
-    writer.close()
-    return {"agent": agent, "episodes": envs.episodes, "updates": updates, "args": args}
-
-
-# === Operations: health, details, logs, checkpoints, evaluation ===
-
-SCRIPT = Path(__file__).stem
-
-# Metric, its lowest and highest healthy value, patience in iterations, what to do.
-HEALTH = [
-    ("losses/approx_kl", 0, 0.05, 1, "The policy moves too far: lower --learning-rate."),
-    ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
-    ("losses/value_clipfrac", 0, 0.8, 20, "Values are held: scale rewards or --no-clip-vloss."),
-    ("losses/explained_variance", 0, 1, 20, "Values are useless: check the scale of rewards."),
-    ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
-    ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
-    ("losses/entropy", 0.01, math.inf, 1, "Exploration has ended: raise --ent-coef."),
-]
-
-
-# Copied from ppo_continuous_action.py
-def warn(updates: list[dict[str, float]]) -> None:
+def warn(history: list[dict[str, float]]) -> None:
     """Print what to do where a metric has just become unhealthy for `patience` iterations."""
     for name, low, high, patience, sentence in HEALTH:
-        bad = [x[name] < low or x[name] > high for x in updates[-patience - 1 :]]
+        bad = [not low <= x.get(name, low) <= high for x in history[-patience - 1 :]]
         if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
-            tqdm.write(f"Warning: {name} is {updates[-1][name]:.3g}. {sentence}")
+            tqdm.write(f"Warning: {name} is {history[-1][name]:.3g}. {sentence}")
 
 
 # Copied from ppo_continuous_action.py
-def compiled(function: Callable) -> Callable:
-    """Compile `function` into one graph when it is first called; if that fails, warn and go on."""
+def log(writer: SummaryWriter, metrics: dict[str, float], ended: list[dict[str, Any]]) -> None:
+    """Write the metrics of an iteration, and the means of the episodes that ended in it."""
+    if ended:
+        means = {
+            f"charts/episodic_{x}": np.mean([y[x] for y in ended]) for x in ("return", "length")
+        }
+        metrics = metrics | means
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, metrics["global_step"])
+
+
+# Copied from ppo_continuous_action.py
+def learned(agent: nn.Module) -> list[nn.Parameter]:
+    """The parameters that learn; a frozen part of the agent has requires_grad = False."""
+    return [x for x in agent.parameters() if x.requires_grad]
+
+
+# Copied from ppo_continuous_action.py
+def step_taken(update: Callable, agent: nn.Module, adam: Tensors, *rest: Any) -> Tensor:
+    """The change of the weights, one vector, by an update of copies."""
+    agent, adam = copy.deepcopy(agent), {name: x.clone() for name, x in adam.items()}
+    before = adam["weights"].clone()
+    nn.utils.vector_to_parameters(adam["weights"], learned(agent))
+    update(agent, adam, *rest)
+    return adam["weights"] - before
+
+
+# Copied from ppo_continuous_action.py
+def compiled(function: Callable, effect: Callable) -> Callable:
+    """Compile `function` into one graph when it is first called; where that fails, go on without.
+
+    The first call is checked: `effect(function, *args)`, a tensor, is to be the same of both. What
+    the graph took for a constant, as the numbers in `args`, and finds changed later is named.
+    """
     torch.compiler.reset()  # an earlier run in this process may have had other settings
+    torch._dynamo.config.error_on_recompile = True
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
-    # Agent and settings stay the same in a run, so changes of them go unseen: to check them at each
-    # call takes a fifth of an update.
-    options = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe, "size_asserts": False}
-    fastest = torch.compile(function, options=options)
+    guards = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH"}  # all 280 take a fifth of an update
+    options = {"guard_filter_fn": lambda found: [x.guard_type in guards for x in found]}
+    options |= {"size_asserts": False, "cpp_wrapper": True}
+    fastest, checked = torch.compile(function, fullgraph=True, options=options), False
 
     def call(*args: Any) -> Any:
-        nonlocal fastest
+        nonlocal fastest, checked
         try:
+            if not checked:
+                tqdm.write("Compiling the update, which takes some 20 seconds the first time.")
+                expected, found = effect(function, *args), effect(fastest, *args)
+                if not (found - expected).norm() <= 0.01 * expected.norm():  # NaN is no match
+                    raise ValueError("compiled it computes something else")
+                checked = True
             return fastest(*args)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = str(error).strip().partition("\n")[0]
-            tqdm.write(f"Warning: the update runs uncompiled, slower (is g++ there?): {reason}")
-            fastest = function
+        except Exception as error:  # whatever a compiler can raise; the agent is as it was
+            if fastest is function:
+                raise
+            constant = re.search(r"- \d+/\d+: (.+?) +#", str(error))
+            if constant:
+                reason = f"it was compiled for {constant[1]}; what changes goes into `schedule`"
+            else:
+                reason = f"{' '.join(str(error).split())[:300]} (is g++ there?)"
+            tqdm.write(f"Warning: from now on the update is not compiled, slower: {reason}")
+            fastest, checked = function, True
             return function(*args)
 
     return call
@@ -750,22 +892,29 @@ def details(args: Args) -> str:
     table = ["| detail | name | in force | line |", "|---|---|---|--:|"]
     for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
         if match := tag.match(text):
-            values = ", ".join(f"{x}={getattr(args, x)}" for x in (match[3] or "").split(", ") if x)
-            table.append(f"| {match[1]} | {match[2].strip()} | {values or 'on'} | {line} |")
+            settings, off = [], False
+            for sign, name in re.findall(r"(not )?(\w+)", match[3] or ""):
+                value = getattr(args, name)
+                off |= (value is False or value in (None, math.inf)) != bool(sign)
+                settings.append(f"{name}={value}")
+            in_force = ("off: " if off else "") + ", ".join(settings) or "on"
+            table.append(f"| {match[1]} | {match[2].strip()} | {in_force} | {line} |")
     return "\n".join(table)
 
 
 # Copied from ppo_continuous_action.py
-def open_run(args: Args, fixed: list[str]) -> tuple[Path, dict[str, Any], SummaryWriter]:
+def open_run(
+    args: Args, env_name: str, fixed: list[str]
+) -> tuple[Path, dict[str, Any], SummaryWriter]:
     """Folder, checkpoint ({} for a new run) and log; `fixed` are settings that must not change."""
-    name = f"{args.env_id.replace('/', '-')}__{SCRIPT}__{args.seed}__{int(time.time())}"
-    args.run_name = args.run_name or name
-    run_dir = Path(args.resume or f"runs/{args.run_name}")
+    name = f"{env_name.replace('/', '-')}__{SCRIPT}__{args.seed}__{int(time.time())}-{os.getpid()}"
+    run_dir = Path(args.resume or f"runs/{args.run_name or name}")
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
         raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
     if saved and any(saved["args"].get(name) != getattr(args, name) for name in fixed):
         raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
+    print(f"Logs and checkpoints: {run_dir}")
     config = dataclasses.asdict(args)
     if args.track:
         import wandb
@@ -807,35 +956,77 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True) if sound else {}
     except Exception:  # whatever a foreign or damaged file can raise
         content = {}
-    if not isinstance(content, dict) or content.get("script") != SCRIPT:
-        raise ValueError(f"{path} is damaged, or was not made by {SCRIPT}.py.")
+    if not isinstance(content, dict) or "script" not in content:
+        raise ValueError(f"{path} is damaged, or no checkpoint of a script like this one.")
+    # A renamed copy of the script is welcome; another algorithm has other settings.
+    if others := content["args"].keys() ^ {x.name for x in dataclasses.fields(Args)}:
+        made = f"{path} was made by {content['script']}.py"
+        raise ValueError(f"{made}, which has not the settings of {SCRIPT}.py: {min(others)}.")
     return content
 
 
-def evaluate(args: Args) -> dict[str, list[float]]:
-    """Play episodes with a trained model and frozen statistics; print and return the returns."""
-    saved = load_checkpoint(args.evaluate)
-    names = ("evaluate", "eval_episodes", "capture_video", "seed")
+def load_policy(run_dir: str | Path) -> Callable[..., np.ndarray]:
+    """A trained policy, as a function of an observation (D,) as `make_env`'s environment gives it.
+
+    It returns the most likely action, or one drawn with the generator `rng` that may be given too,
+    and obeys a `mask` in the environment's form. Observations are normalized by the statistics of
+    the end of training.
+    """
+    saved = load_checkpoint(run_dir)
+    args, exists = Args(**saved["args"]), saved["exists"].numpy()
+    stats = RunningMeanStd(**saved["obs_stats"])
+    agent = Agent(stats.mean.size, exists.shape, args)
+    agent.load_state_dict(saved["agent"])
+    act = actor(agent, saved["meanings"].numpy())
+
+    def policy(obs: Any, rng: np.random.Generator | None = None, mask: Any = None) -> np.ndarray:
+        noise = rng.gumbel(size=exists.shape) if rng else 0.0
+        masks = exists if mask is None else allowed(mask, exists)
+        obs = normalize_obs(np.reshape(obs, (1, stats.mean.size)), stats, args)
+        return act(obs.astype(np.float32), masks[None], noise)[1][0]
+
+    return policy
+
+
+def evaluate(
+    args: Args, env_factory: Callable[[], gym.Env] | None = None
+) -> dict[str, dict[str, list]]:
+    """Play episodes with a trained policy; print, save and return what they came to.
+
+    Returns for each kind of action, "best" and "sampled", the `returns`, `lengths` and, where the
+    environment has an x_velocity, mean `speeds` of the episodes; so does evaluation.json.
+    """
+    saved, policy, results = load_checkpoint(args.evaluate), load_policy(args.evaluate), {}
+    names = {"evaluate", "eval_episodes", "capture_video", "seed"}
+    ignored = [x.name for x in dataclasses.fields(Args) if getattr(args, x.name) != x.default]
+    if ignored := set(ignored) - names:
+        print(f"Taken from the run, not from here: {', '.join(sorted(ignored))}")
     args = Args(**{**saved["args"], **{name: getattr(args, name) for name in names}})
-    obs_stats, results = RunningMeanStd(*saved["stats"][0]), {}
     for kind in ("best", "sampled"):
-        env = components = make_env(args)
+        env = gym.wrappers.TimeLimit(make_env(args, env_factory), 100_000)  # some never end
         if args.capture_video:
-            films = {"episode_trigger": lambda k: k < args.eval_episodes, "name_prefix": kind}
+            films = {"episode_trigger": lambda k: k == 0, "name_prefix": kind}
             env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", **films)
-        envs, shape = Environments([env]), components.mask.shape
-        agent = Agent(envs.obs.shape[1], shape, args)
-        agent.load_state_dict(saved["agent"])
-        policy = in_numpy(agent.policy)
-        rng = np.random.default_rng([args.seed, 2**32])  # no iteration of training has this number
-        envs.reset(rng)
-        while len(envs.episodes) < args.eval_episodes:
-            scores = policy(normalize_obs(envs.obs, obs_stats, args).astype(np.float32))
-            scores = scores.reshape(shape) + rng.gumbel(size=shape) * (kind == "sampled")
-            envs.step(choose(scores[None], components.mask), rng)
+        # No generator of training has a spawn key: [seed, 2**32] would be that of [seed, 0, 1].
+        rng = np.random.default_rng(np.random.SeedSequence(args.seed, spawn_key=(1,)))
+        episodes = []
+        for _ in range(args.eval_episodes):
+            obs, info = env.reset(seed=rng.integers(2**31).item())
+            rewards, speeds, ended = [], [], False
+            while not ended:
+                mask = action_mask(env, info) if args.mask_invalid_actions else None
+                action = policy(obs, rng if kind == "sampled" else None, mask)
+                obs, reward, terminated, truncated, info = env.step(action)
+                rewards.append(reward)
+                speeds.append(info.get("x_velocity", math.nan))
+                ended = terminated or truncated
+            episode = {"returns": float(sum(rewards)), "lengths": len(rewards)}
+            episodes.append(episode | {"speeds": float(np.mean(speeds))})
         env.close()
-        results[kind] = [episode["return"] for episode in envs.episodes]
-        print(f"{kind} action: {np.mean(results[kind]):.1f} ± {np.std(results[kind]):.1f}")
+        results[kind] = {name: [x[name] for x in episodes] for name in episodes[0]}
+        said = [f"{name} {np.mean(x):.2f} ± {np.std(x):.2f}" for name, x in results[kind].items()]
+        print(f"{kind} action: {', '.join(said)}")
+    Path(args.evaluate, "evaluation.json").write_text(json.dumps(results, indent=1) + "\n")
     return results
 
 
@@ -844,6 +1035,8 @@ def main() -> None:
     """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
     try:
         args = tyro.cli(Args)
+        if args.resume and args.run_name:
+            raise ValueError("--resume goes on in the folder of the run: leave out --run-name.")
         if args.resume:  # takes the settings of the run, except for flags that are given
             args = tyro.cli(Args, default=Args(**load_checkpoint(args.resume)["args"]))
         if args.details:
@@ -851,15 +1044,19 @@ def main() -> None:
         elif args.evaluate:
             evaluate(args)
         else:
-            train(args)
+            results = train(args)
+            recent = [episode["return"] for episode in results["episodes"][-100:]] or [math.nan]
+            print(
+                f"Return {np.mean(recent):.1f}, the mean of the last {len(recent)} episodes. Now:"
+            )
+            run_dir = results["run_dir"]
+            print(f"python {SCRIPT}.py --evaluate {run_dir}; tensorboard --logdir {run_dir}")
     except (ValueError, OSError, ImportError, gym.error.Error) as error:
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        run_dir = Path(args.resume or f"runs/{args.run_name}")
-        saved = (run_dir / "checkpoint.pt").exists()
-        print(f"Continue with --resume {run_dir}" if saved else "Stopped; nothing is saved yet.")
+        print("Stopped: --resume with the folder named above goes on from its last checkpoint.")
         sys.exit(130)
 
 

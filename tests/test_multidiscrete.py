@@ -130,20 +130,27 @@ def joint(agent, obs, masks, actions):
 @pytest.mark.parametrize("mask", [EXISTS, SOME], ids=["all", "some"])
 def test_logprob_and_entropy_are_sums_over_the_valid_choices_of_each_component(mask):
     agent, obs, masks = make_agent(), torch.randn(10, 5), mask.expand(10, 3, 4)
-    actions, logprob, entropy, value = agent.get_action_and_value(obs, masks)
-    assert actions.shape == (10, 3) and value.shape == (10,)
-    assert masks.gather(-1, actions[..., None]).all()
+    actions = (torch.rand(masks.shape) * masks).argmax(-1)
+    logprob, entropy, value = agent.evaluate_actions(obs, masks, actions)
+    assert value.shape == (10,)
     expected = joint(agent, obs, masks, actions)
     torch.testing.assert_close(torch.stack([logprob, entropy]), expected)
 
 
 def test_rollouts_sample_from_the_policy(tiny, recorded, monkeypatch):
-    """Every combination, with known logits in place of the network's."""
+    """Every combination, with known logits in place of the network's and of what acts."""
     shares = torch.tensor([[0.7, 0.2, 0.1, 1.0], [0.1, 0.9, 1.0, 1.0], [0.4, 0.3, 0.2, 0.1]])
-    logits = shares.log().flatten().expand(8, 12).numpy()
-    monkeypatch.setattr(ppo, "in_numpy", lambda network: lambda obs: logits)
+    real = ppo.Agent.__init__
+
+    def init(agent, *args):
+        real(agent, *args)
+        agent.policy[-1].weight.data.zero_()
+        agent.policy[-1].bias.data.copy_(shares.log().flatten())
+
+    monkeypatch.setattr(ppo.Agent, "__init__", init)
     settings = {"num_envs": 8, "num_steps": 512, "total_timesteps": 4096, "update_epochs": 1}
     ppo.train(tiny("Identity", **settings))
+    assert len(recorded.steps) == 4  # of one iteration
     actions = torch.cat([step.data[1] for step in recorded.steps])
     found = torch.zeros(SIZES).index_put(tuple(actions.T), torch.tensor(1 / 4096), accumulate=True)
     expected = torch.einsum("i,j,k->ijk", *(x[:size] for x, size in zip(shares, SIZES)))
@@ -159,20 +166,26 @@ def test_policy_head_is_one_orthogonal_matrix_with_a_small_gain():
 
 
 def test_invalid_logits_have_gradient_zero_and_make_nothing_nan():
-    """Even if an invalid action is to be judged."""
+    """Even if an invalid action is to be judged: its ratio is 1 under the same weights.
+
+    Entropy and the valid actions would bear minus infinity, for which this ratio is NaN.
+    """
     agent, actions = make_agent(), torch.zeros(30, 3, dtype=torch.int64)
-    _, logprob, entropy, _ = agent.get_action_and_value(torch.randn(30, 5), SOME, actions)
+    logprob, entropy, _ = agent.evaluate_actions(torch.randn(30, 5), SOME, actions)
     (logprob.square().sum() + entropy.sum()).backward()
     gradient = agent.policy[-1].bias.grad.view(3, 4)
     several = SOME & (SOME.sum(-1, keepdim=True) > 1)
-    assert logprob.isfinite().all() and gradient.isfinite().all()
+    assert ((logprob - logprob.detach()).exp() == 1).all() and gradient.isfinite().all()
     assert (gradient[~SOME] == 0).all() and (gradient[several] != 0).all()
 
 
 def test_no_score_makes_an_invalid_choice_win():
     scores = np.array([[[-50.0, np.inf, -50.0], [-60.0, -50.0, np.inf]]])
     masks = np.array([[[True, False, True], [True, True, False]]])
-    assert ppo.choose(scores, masks).tolist() == [[0, 1]]
+    agent, zeros = ppo.Agent(5, (2, 3), ppo.Args()), np.zeros((1, 5), np.float32)
+    act = ppo.actor(agent, np.array([[5, 6, 7], [1, 2, 3]]))
+    choices, actions, _ = act(zeros, masks, scores)
+    assert choices.tolist() == [[0, 1]] and actions.tolist() == [[5, 2]]
 
 
 @pytest.mark.parametrize("offer", ["Vector", "Tuple", "Method"])
@@ -191,17 +204,18 @@ def test_update_sees_the_masks_of_the_rollout(masked, recorded, offer):
 
 
 def test_the_mask_is_that_of_the_next_action_also_where_an_episode_ends(masked):
-    envs, rng = ppo.Environments([ppo.make_env(masked())]), np.random.default_rng(0)
+    env = ppo.Choices(ppo.make_env(masked()), masked())
+    envs, rng = ppo.Environments([env]), np.random.default_rng(0)
     envs.reset(rng)
     for step in range(12):
-        mask = envs.envs[0].mask
-        assert np.concatenate(envs.envs[0].unwrapped.masks).tolist() == mask[EXISTS].tolist()
-        assert not mask[~EXISTS].any() and envs.obs[0, 0] == step % 5
-        envs.step(ppo.choose(rng.random((1, 3, 4)), mask), rng)
+        assert np.concatenate(env.unwrapped.masks).tolist() == env.mask[EXISTS].tolist()
+        assert not env.mask[~EXISTS].any() and envs.obs[0, 0] == step % 5
+        envs.step((rng.random((1, 3, 4)) * env.mask).argmax(-1), rng)
 
 
 def test_without_the_flag_every_choice_is_valid(tiny):
-    env = ppo.make_env(tiny("MaskedVector"))
+    args = tiny("MaskedVector")
+    env = ppo.Choices(ppo.make_env(args), args)
     env.reset(seed=0)
     assert env.mask.tolist() == EXISTS.tolist()
 
@@ -224,13 +238,14 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_its_masks(masked, recorded, env_
 
 
 def test_bins_are_evenly_spaced_between_the_bounds_of_each_dimension(tiny):
-    env = ppo.make_env(tiny("Floats", bins=11))
-    assert env.mask.shape == (4, 11) and env.mask.all()
-    env.reset(seed=0)
-    for action in ([0, 0, 0, 0], [10, 10, 10, 10], [5, 2, 1, 9]):
-        env.step(np.array(action))
-    expected = [LOW, HIGH, [[0, -1.5], [-2.4, 3.6]]]
-    np.testing.assert_allclose(env.unwrapped.actions, expected)
+    env = ppo.Choices(ppo.make_env(tiny("Floats")), tiny(bins=11))
+    assert env.mask.shape == (4, 11) and env.mask.all() and env.meanings.shape == (2, 2, 11)
+    expected = [LOW, HIGH, LOW + (HIGH - LOW) * [[0.5, 0.2], [0.1, 0.9]]]
+    agent, obs = ppo.Agent(1, (4, 11), ppo.Args()), np.zeros((3, 1), np.float32)
+    act, noise = ppo.actor(agent, env.meanings), np.zeros((3, 4, 11))
+    for row, choices in zip(noise, ([0, 0, 0, 0], [10, 10, 10, 10], [5, 2, 1, 9]), strict=True):
+        row[range(4), choices] = 9.0
+    np.testing.assert_allclose(act(obs, noise == noise, noise)[1], expected)
 
 
 @pytest.mark.parametrize("env", ["Shifted", "Matrices", "Identity", "Floats"])
@@ -267,7 +282,29 @@ def test_evaluation_obeys_masks(masked):
     """This environment refuses what its masks exclude."""
     ppo.train(masked())
     results = ppo.evaluate(ppo.Args(evaluate="runs/run0", eval_episodes=3))
-    assert results == {"best": [5.0] * 3, "sampled": [5.0] * 3}
+    assert [results[kind]["returns"] for kind in ("best", "sampled")] == [[5.0] * 3] * 2
+
+
+def test_a_loaded_policy_takes_what_the_environment_gives(masked):
+    """An observation, and the mask in the form that the environment has for it."""
+    ppo.train(masked("MaskedTuple"))
+    policy, rng = ppo.load_policy("runs/run0"), np.random.default_rng(0)
+    env = ppo.make_env(masked("MaskedTuple"))
+    obs, info = env.reset(seed=0)
+    for _ in range(5):
+        obs, _, _, truncated, info = env.step(policy(obs, rng, info["action_mask"]))
+    assert truncated and policy(obs).shape == (3,)
+    for words, *bad in (("reshape", 1.0), ("has 3 entries", obs, None, np.ones(3))):
+        with pytest.raises(ValueError, match=words):
+            policy(*bad)
+
+
+def test_what_acts_must_be_what_learns(tiny, monkeypatch):
+    """Ratios start at 1 whatever acted; here the copy's logits are twice those of the agent."""
+    real = ppo.in_numpy
+    monkeypatch.setattr(ppo, "in_numpy", lambda network: lambda obs: 2 * real(network)(obs))
+    with pytest.raises(ValueError, match="does not act as the Agent does"):
+        ppo.train(tiny("Identity"))
 
 
 # --- It learns ---
@@ -282,7 +319,8 @@ def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
     settings = {"num_steps": 64, "num_envs": 8, "learning_rate": 0.01, "gamma": 0.5}
     assert last_returns(ppo.train(tiny("Identity", total_timesteps=6144, **settings))) > 9.0
     results = ppo.evaluate(ppo.Args(evaluate="runs/run0", eval_episodes=30))
-    assert 9 < np.mean(results["sampled"]) < np.mean(results["best"]) == 10
+    best, sampled = (np.mean(results[kind]["returns"]) for kind in ("best", "sampled"))
+    assert 9 < sampled < best == 10
 
 
 @pytest.mark.slow
@@ -304,29 +342,34 @@ def test_taxi_is_solved_with_masks(masked):
 # Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
 MUTATIONS = [
     (".unflatten(-1, self.mask_shape)", ".unflatten(-1, self.mask_shape[::-1]).mT", "sums_over"),
-    ("dist.log_prob(action).sum(-1)", "dist.log_prob(action).mean(-1)", "sums_over"),
+    ("dist.log_prob(actions).sum(-1)", "dist.log_prob(actions).mean(-1)", "sums_over"),
     ("dist.entropy().sum(-1)", "dist.entropy().mean(-1)", "sums_over"),
-    ("logits + noise[t]", "logits", "rollouts_sample"),
+    ("reshape(masks.shape) + noise", "reshape(masks.shape)", "rollouts_sample"),
+    ("scores - noise, masks", "scores, masks", "rollouts_sample"),
+    ("<= 0.001:", "<= math.inf:", "must_be_what_learns"),
     ("math.prod(mask_shape)), 0.01)", "math.prod(mask_shape)), 1.0)", "policy_head"),
-    ("np.ravel(space.start)[:, None] + ", "0 * np.ravel(space.start)[:, None] + ", "own_form"),
-    ("reshape(self.shape)[()]", "reshape(self.shape)", "own_form"),
-    ("args.bins, axis=-1)", "args.bins + 1, axis=-1)[:, 1:]", "bins_are"),
-    ("self.values[self.components, action]", "self.values[0, action]", "bins_are"),
+    ("np.asarray(space.start)[..., None] + ", "", "own_form"),
+    ("reshape(-1, *shape)", "reshape(-1, len(table))", "own_form"),
+    ("args.bins, axis=-1)", "args.bins + 1, axis=-1)[..., 1:]", "bins_are"),
+    ("table[components, choices]", "table[0, choices]", "bins_are"),
     ('"shared_network", "bins"]', '"shared_network"]', "cannot_change"),
     ("np.where(masks, scores, -np.inf).argmax", "scores.argmax", "no_score"),
-    ("logits = torch.where(mask, logits, -1e8)", "pass", "sums_over"),
-    ("torch.where(mask, logits, -1e8)", "torch.where(mask, logits, -math.inf)", "gradient_zero"),
-    ("torch.where(mask, logits, -1e8)", "torch.where(mask, logits, -4.0)", "sums_over"),
+    ("logits = torch.where(masks, logits, -1e8)", "pass", "sums_over"),
+    ("torch.where(masks, logits, -1e8)", "torch.where(masks, logits, -math.inf)", "gradient_zero"),
+    ("torch.where(masks, logits, -1e8)", "torch.where(masks, logits, -4.0)", "sums_over"),
     ("< sizes[:, None]", "<= sizes[:, None]", "without_the_flag"),
     ("np.hstack(mask) != 0", "np.hstack(mask) == 0", "of_the_next_action"),
-    ("if not self.mask.any(axis=1).all():", "if not self.mask.any():", "sentence"),
-    ("if mask.size != self.exists.sum():", "if False:", "sentence"),
+    ("if not valid.any(axis=1).all():", "if not valid.any():", "sentence"),
+    ("if mask.size != exists.sum():", "if False:", "sentence"),
     ("if self.masked and not (terminated or truncated):", "if self.masked:", "of_the_next_action"),
     ("masks[t + 1] = [env.mask for env in envs.envs]", "pass", "update_sees"),
     ("masks[-1] = [env.mask for env in envs.envs]", "masks[-1] = True", "bit_for_bit"),
     ("masks[0] = obs[-1], masks[-1]", "masks[0] = obs[-1], masks[0]", "update_sees"),
     ("for x in (actions, masks[:-1])", "for x in (actions, masks[1:])", "update_sees"),
-    ("(obs, masks, actions)", "(obs, masks | True, actions)", "update_sees"),
-    ("scores[None], components.mask)", "scores[None], components.exists)", "evaluation_obeys"),
-    ('rng.gumbel(size=shape) * (kind == "sampled")', "rng.gumbel(size=shape)", "identity"),
+    ("evaluate_actions(obs, masks, actions)", "evaluate_actions(obs, masks | True, actions)",
+     "update_sees"),
+    ("exists if mask is None else allowed(mask, exists)", "exists", "evaluation_obeys"),
+    ("action_mask(env, info) if args.mask_invalid_actions else None", "None", "evaluation_obeys"),
+    ("rng.gumbel(size=exists.shape) if rng else 0.0", "rng.gumbel(size=exists.shape)", "identity"),
+    ("(1, stats.mean.size)), stats", "(1, -1)), stats", "loaded_policy"),
 ]  # fmt: skip
