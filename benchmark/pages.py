@@ -21,9 +21,10 @@ from benchmark.tables import effects, facts, markdown, plus_minus, seeds, with_i
 
 PAGES = (ROOT / "README.md", ROOT / "benchmark" / "README.md", ROOT / "DETAILS.md")
 BLOCK = re.compile(r"(<!-- generated: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-# A tag, its title, and the sentence below it.
+# A tag, its title, and the sentence below it, where there is one.
 TAG = re.compile(
-    r"^ *# (?:Detail (\w+/\d+)|(Extra|Deviation)): ([^\[(;\n]+?)(?: [\[(].*)?\n *# (.+)$",
+    r"^ *# (?:Detail (\w+/\d+)|(Extra|Deviation)): ([^\[(;\n]+?)(?: [\[(].*)?"
+    r"(?:\n *# (?!Detail |Extra:|Deviation:)(.+))?$",
     re.MULTILINE,
 )
 
@@ -141,7 +142,7 @@ def details_table(folders: Folders) -> str:
         for number, kind, title, sentence in TAG.findall((ROOT / script).read_text()):
             key = number or kind.lower(), title
             scripts.setdefault(key, []).append(script)
-            sentences.setdefault(key, sentence)
+            sentences[key] = sentences.get(key) or sentence
     found, rows = effects(SUITES["ablation"], folders), []
     for number, title in sorted(sentences, key=lambda x: place(x[0])):
         links = (

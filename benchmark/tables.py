@@ -38,7 +38,9 @@ def markdown(rows: Sequence[dict[str, object]]) -> str:
 
     Columns whose cells all begin with a number (or are empty) are right-aligned.
     """
-    table = pd.DataFrame(rows, dtype=object).fillna("–").astype(str)
+    table = (
+        pd.DataFrame(rows, dtype=object).fillna("–").astype(str).replace(r"\|", r"\|", regex=True)
+    )
     rules = ["--:" if all(map(NUMERIC.fullmatch, table[x])) else "---" for x in table]
     lines = [f"| {' | '.join(row)} |" for row in (table.columns, *table.to_numpy())]
     return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:], ""])

@@ -440,7 +440,7 @@ def test_committed_figures_show_the_committed_results(suite, picture, committed,
 
 def test_details_are_those_of_the_scripts():
     text = pages.details_table(FOLDERS)
-    rows = [[x.strip() for x in row.split("|")[1:-1]] for row in text.splitlines()[2:]]
+    rows = [re.split(r" ?(?<!\\)\| ?", row)[1:-1] for row in text.splitlines()[2:]]
     assert [x[0] for x in rows[:37]] == [f"{number}/37" for number in range(1, 38)]
     tags = {}
     for script in suites.SCRIPTS:
@@ -544,6 +544,8 @@ def test_a_contest_continues_and_fewer_repetitions_replace_none(
     text = pages.throughput_tables(folders)
     assert "**Two**,\n1 repetitions in turns" in text and "| × theirs, slow |" in text
     more = [x | {"repetition": 1} for x in lines]
+    text = pages.contest_table(pd.DataFrame([*lines, more[0]]))
+    assert "2 repetitions" in text  # those of the contest, not of its last contender
     later = [x | {"commit": "b", "steps_per_second": 99.0} for x in lines]
     results.write_lines(path, [*lines, *more, *later])
     (rows,) = pages.measured(folders).values()
