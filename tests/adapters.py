@@ -107,13 +107,17 @@ class Script:
 
     order: Sequence[int] = range(9)  # places of Step.data in a minibatch
 
+    def data(self, batch: list[Tensor], mb: Tensor) -> list[Tensor]:
+        """Step.data of a minibatch."""
+        return [x[mb].clone() for x in batch]
+
     def minibatch(self, step: Step) -> list[Tensor]:
         """What the loss was given."""
         return [x for _, x in sorted(zip(self.order, step.data), key=lambda pair: pair[0])]
 
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values of a minibatch under the agent."""
-        return agent.evaluate_actions(*step.data[:2])
+        return agent.evaluate_actions(*step.data[:2])[:3]
 
     def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
         """What the environment gets without noise."""
@@ -140,7 +144,7 @@ class Script:
         """An update that notes what it does; the gradient shows in Adam's running mean."""
 
         def update(agent, adam, batch, mb, schedule, args):
-            data, before = [x[mb].clone() for x in batch], adam["mean"].clone()
+            data, before = self.data(batch, mb), adam["mean"].clone()
             metrics = real(agent, adam, batch, mb, schedule, args)
             gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
             numbers = {name: x.item() for name, x in schedule.items()}
@@ -217,8 +221,10 @@ class Atari(Script):
             if not args.env_id.startswith("Fake"):
                 return real(args, video)
             env = gym.make(args.env_id, render_mode="rgb_array", disable_env_checker=True).unwrapped
-            films = {"video_folder": f"{args.evaluate}/videos", "name_prefix": video}
-            return Score(gym.wrappers.RecordVideo(env, **films) if video else env)
+            if video:
+                films = {"video_folder": f"{args.evaluate}/videos", "name_prefix": video}
+                env = gym.wrappers.RecordVideo(env, **films, episode_trigger=lambda k: k == 0)
+            return gym.wrappers.FrameStackObservation(Score(env), self.frames, padding_type="zero")
 
         monkeypatch.setattr(self.module, "make_env", make_env)
         monkeypatch.setattr(self.module, "Agent", self.small_agent())
@@ -248,32 +254,19 @@ class Atari(Script):
         stack = np.stack([*black, *episode][-self.frames :])
         return agent.get_value(torch.from_numpy(stack)[None]).item()
 
-    def record_steps(self, monkeypatch: pytest.MonkeyPatch, steps: list[Step]) -> None:
-        real_loss, real_step = getattr(self.module, self.loss), torch.optim.Adam.step
-        calls = []
+    def recording(self, real: Callable, steps: list[Step]) -> Callable:
+        """The gradients are still there after the step."""
 
-        def loss(agent, minibatch, clip_coef, args):
-            loss, metrics = real_loss(agent, minibatch, clip_coef, args)
-            data = [minibatch[i].clone() for i in self.order]
-            calls.append((data, clip_coef.item(), metrics))
-            return loss, metrics
-
-        def clip_grad_norm_(parameters, max_norm):
-            norm = real_clip(parameters, max_norm)
-            calls[-1][2]["losses/grad_norm"] = norm
-            return norm
-
-        def step(adam, closure=None):
+        def update(agent, adam, batch, mb, schedule, args, *loss):
+            data = self.data(batch, mb)
+            metrics = real(agent, adam, batch, mb, schedule, args, *loss)
             (group,) = adam.param_groups
             gradient = torch.cat([x.grad.flatten() for x in group["params"]])
-            data, clip_coef, metrics = calls[-1]
-            steps.append(Step(data, clip_coef, group["lr"], gradient, metrics))
-            return real_step(adam, closure)
+            numbers = {name: x.item() for name, x in schedule.items()}
+            steps.append(Step(data, numbers | {"learning_rate": group["lr"]}, gradient, metrics))
+            return metrics
 
-        real_clip = nn.utils.clip_grad_norm_
-        monkeypatch.setattr(self.module, self.loss, loss)
-        monkeypatch.setattr(nn.utils, "clip_grad_norm_", clip_grad_norm_)
-        monkeypatch.setattr(torch.optim.Adam, "step", step)
+        return update
 
 
 class AtariLSTM(Atari):
@@ -286,6 +279,9 @@ class AtariLSTM(Atari):
     settings: ClassVar[dict[str, Any]] = {**Atari.settings, "num_envs": 4, "num_steps": 8}
     frames = 1
     order = (0, 3, 4, 5, 6, 7, 1, 2)
+
+    def data(self, batch: list[Tensor], mb: Tensor) -> list[Tensor]:
+        return [batch[i][:, mb].clone() for i in self.order]
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(self.module, "HIDDEN_SIZE", 16)
@@ -311,28 +307,29 @@ class AtariLSTM(Atari):
 
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         obs, actions, starts, state = (step.data[i] for i in (0, 1, 6, 7))
-        return agent.get_action_and_value(obs, starts, state, actions)[1:4]
+        return agent.evaluate_actions(obs, starts, state, actions)
 
 
 class Score(gym.Wrapper):
-    """What the Atari scripts expect of a game: the score of a whole one, and an emulator."""
+    """What the Atari scripts expect of a game: the scores of whole ones, and an emulator."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         state = SimpleNamespace(__getstate__=lambda: b"random numbers")
         clone = SimpleNamespace(cloneState=lambda include_rng: state, restoreState=lambda _: None)
-        self.unwrapped.ale = clone
+        self.unwrapped.ale, self.game_over, self.scores = clone, True, []
 
     def reset(self, **settings: Any) -> tuple:
-        self.score = {"return": 0.0, "length": 0}
+        self.game_over, self.score = False, {"return": 0.0, "length": 0}
         return self.env.reset(**settings)
 
     def step(self, action: int) -> tuple:
-        obs, reward, terminated, truncated, _ = self.env.step(action)
+        obs, reward, terminated, truncated, info = self.env.step(action)
         self.score["return"] += reward
         self.score["length"] += 1
-        over = terminated or truncated
-        return obs, float(np.sign(reward)), terminated, truncated, self.score if over else {}
+        self.game_over = terminated or truncated
+        self.scores += [self.score] * self.game_over
+        return obs, float(np.sign(reward)), terminated, truncated, info
 
 
 class Toy(Script):

@@ -7,7 +7,8 @@ import fake_envs
 import pytest
 import torch
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
+torch.set_num_threads(1)
 
 
 def pytest_addoption(parser):
