@@ -335,7 +335,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor)
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
 
     `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
-    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
+    zero where the ratio has moved by more than `clip_coef` in the direction that is rewarded.
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
