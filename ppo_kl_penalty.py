@@ -25,9 +25,9 @@ reason; `--details` lists them. Here are 1-13 (core) without 8, and 23-31 (conti
 in ppo_continuous_action.py, 14-22 are in ppo_atari.py, 32-36 in ppo_atari_lstm.py, 37 in
 ppo_multidiscrete.py.
 
-U iterations, each of a rollout, T steps in each of N environments, and an update, K epochs over its
-T*N samples in minibatches of B: T = num_steps, N = num_envs, K = update_epochs. An observation has
-D numbers (other shapes are flattened), an action A (only vectors fit).
+Training is U iterations. Each has a rollout, T = num_steps steps in each of N = num_envs
+environments, and an update, K = update_epochs epochs over its T*N samples in minibatches of B. An
+action is a vector of A numbers, an observation one of D (other shapes are flattened).
 
 Beta changes after the last epoch of an update, for the next one, as the paper says. Not from it are
 the limits of beta, 2**-20 and 2**20, from which it can come back, and that the value function keeps
@@ -202,10 +202,10 @@ class Agent(nn.Module):
 
 # Copied from ppo_continuous_action.py
 def actor(agent: Agent, low: np.ndarray, high: np.ndarray) -> Callable[..., tuple]:
-    """What acts, in training and after: a fast copy of the agent's policy as it is now.
+    """Make what acts, in training and after: a fast copy of the policy with its present weights.
 
-    Returns a function of observations (N, D) and standard normal noise (N, A), 0 for the most
-    likely action; it returns actions (N, A), as drawn and as the environment gets them.
+    Returns `act(obs, noise)` of observations (N, D) and standard normal noise (N, A), or 0 for the
+    most likely actions; it returns actions (N, A), as drawn and as the environment gets them.
     """
     mean, std = in_numpy(agent.policy), agent.log_std.exp().numpy(force=True)
 
@@ -227,8 +227,8 @@ def actor(agent: Agent, low: np.ndarray, high: np.ndarray) -> Callable[..., tupl
 class RunningMeanStd:
     """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
 
-    def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:  # rows that these weigh
-        self.mean, self.var, self.count = np.array(mean), np.array(var), float(count)
+    def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
+        self.mean, self.var, self.count = np.array(mean), np.array(var), count  # of so many rows
 
     def update(self, x: np.ndarray) -> None:
         """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
@@ -238,6 +238,10 @@ class RunningMeanStd:
         delta, share = x_mean - self.mean, len(x) / self.count
         self.mean = self.mean + delta * share
         self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers, from which the same statistics can be made again."""
+        return {"mean": self.mean.tolist(), "var": self.var.tolist(), "count": self.count}
 
 
 # Copied from ppo_continuous_action.py
@@ -270,7 +274,7 @@ def scale_rewards(
         discounted[:] = args.gamma * discounted + reward
         stats.update(discounted)
         # Detail 30/37: reward scaling (scale_rewards) [common/vec_env/vec_normalize.py L26-33]
-        # Values near 1 suit one learning rate; a shift of rewards, though, would change the task.
+        # Values near 1 suit one learning rate; a shift would change which episodes should go on.
         scaled[t] = reward / math.sqrt(stats.var + 1e-8)
         discounted[done[t]] = 0.0
     # Detail 31/37: reward clipping (scale_rewards, clip_reward) [vec_normalize.py L32]
@@ -296,6 +300,7 @@ def gae(
 
     Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
     """
+    # Lists of rows, which a loop reads faster than tensors.
     deltas = (rewards + gamma * next_values * (1 - terminated) - values).unbind()
     decays = (gamma * gae_lambda * (1 - done)).unbind()
     advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
@@ -361,7 +366,7 @@ def clipped_value_loss(
     `old_values`, those at collection time.
     """
     # Detail 9/37: value function loss clipping (value_clip_coef) [ppo2/model.py L68-75]
-    # Values shall not run after one batch either; the range is in units of scaled rewards.
+    # One batch should not move the values far, either; the range is in units of scaled rewards.
     clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
     errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
@@ -382,9 +387,9 @@ def kl_penalty_loss(
 ) -> tuple[Tensor, Tensors]:
     """Overall loss (paper, equation 9 with 8, negated), debug variables, most by CleanRL's names.
 
-    The minibatch is obs and actions (B, ...), and of the policy and value function that collected
-    them logprobs, values, advantages, returns (B,), and means and log stds (B, A). What changes
-    during a run is in `schedule`.
+    The minibatch holds obs and actions (B, ...) and, computed by the agent that collected them,
+    logprobs, values, advantages and returns (B,), means and log stds (B, A); `schedule` the numbers
+    that change during a run.
     """
     obs, actions, old_logprobs, old_values, advantages, returns, old_mean, old_log_std = minibatch
     logprobs, entropies, values, mean = agent.evaluate_actions(obs, actions)
@@ -400,7 +405,7 @@ def kl_penalty_loss(
     loss = pg_loss - args.ent_coef * entropies.mean() + args.vf_coef * v_loss
     value_change = (values - old_values).abs()
     # Detail 12/37: debug variables [ppo2/model.py L87-88, L115-116]
-    # The return says late that something is wrong, these say it early: see HEALTH.
+    # The return says late that something is wrong, these say it early: see HEALTH, below.
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
@@ -432,6 +437,7 @@ def kl_penalty_update(
     instead of a dozen for every layer. Returns the metrics.
     """
     loss, metrics = kl_penalty_loss(agent, [x[mb] for x in batch], schedule, args)
+    # Materialized, since a part of the agent that the loss does not use has gradient 0.
     gradients = torch.autograd.grad(loss, learned(agent), materialize_grads=True)
     gradient = torch.cat([x.flatten() for x in gradients])
     metrics["losses/grad_norm"] = gradient.norm()
@@ -468,6 +474,7 @@ def train(
     envs = Environments([make_env(args, env_factory) for _ in range(args.num_envs)])
     low, high = envs.envs[0].action_space.low, envs.envs[0].action_space.high
     agent = Agent(envs.obs.shape[1], low.size, args).to(device)
+    # All that learns in one vector, of which the parameters, from below on, are views.
     weights = nn.utils.parameters_to_vector(learned(agent)).detach()
     adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
     adam_steps = 0
@@ -485,10 +492,10 @@ def train(
     kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
     history: list[dict[str, float]] = []  # metrics of each iteration
 
-    fixed = ["env_id", "num_envs", "num_steps", "shared_network"]
+    fixed = ["num_envs", "num_steps", "shared_network"]  # decide shapes
     run_dir, saved, writer = open_run(args, envs.name, fixed)
     if saved:
-        agent.load_state_dict(saved["agent"])
+        load_weights(agent, saved)
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
         adam_steps, history = saved["adam_steps"], saved["updates"]
         obs_stats = RunningMeanStd(**saved["obs_stats"])
@@ -496,9 +503,10 @@ def train(
         # Beta goes on where it was, unless a flag sets it anew.
         if all(saved["args"][name] == getattr(args, name) for name in ("kl_mode", "kl_coef")):
             kl_coef = saved["kl_coef"]
-    # From now on the parameters are views of this vector, and a step of Adam changes the agent.
+    # From now on what changes this vector, as `ppo_update` does, changes the agent.
     nn.utils.vector_to_parameters(adam["weights"], learned(agent))
-    if saved and envs.replay(saved):
+    replayed = bool(saved) and envs.replay(saved)  # the episodes that were running
+    if replayed:
         discounted_returns = saved["discounted_returns"].numpy()
     else:
         envs.reset(np.random.default_rng([args.seed, len(history)]))
@@ -507,14 +515,14 @@ def train(
     remaining = range(envs.global_step // args.batch_size + 1, args.num_iterations + 1)
 
     for iteration in (progress := tqdm(remaining, mininterval=1)):
-        # --- Collect: T steps in each of the N environments, under frozen weights ---
+        # --- Collect: T steps in each of the N environments, with the weights held fixed ---
         start_time = time.perf_counter()
         rng = np.random.default_rng([args.seed, iteration])
         frac = 1 - (iteration - 1) / args.num_iterations  # 1 in the first one, 1/U in the last
         act = actor(agent, low, high)
         noise = rng.standard_normal(actions.shape, dtype=np.float32)
         first_episode = len(envs.episodes)
-        obs[0] = obs[-1]
+        obs[0] = obs[-1]  # where the last rollout ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
         # Short rollouts go on where the last ended, so that learning need not wait for episodes.
         for t in range(args.num_steps):
@@ -550,16 +558,15 @@ def train(
             advantages, returns = gae(
                 b_rewards, values, next_values, b_terminated, b_done, args.gamma, args.gae_lambda
             )
-        if iteration == remaining[0]:
-            check_actor(logprobs, noise, agent)
+        check_actor(logprobs, noise, agent)
 
         # --- Update: K epochs of minibatches ---
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps find the way; small ones at the end settle what noise would undo.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         # What changes during a run: the numbers in `args` are constants of the compiled update.
-        schedule = {"learning_rate": learning_rate, "kl_coef": kl_coef}
-        now = {name: torch.tensor(x, device=device) for name, x in schedule.items()}
+        scheduled = {"learning_rate": learning_rate, "kl_coef": kl_coef}
+        schedule = {name: torch.tensor(x, device=device) for name, x in scheduled.items()}
         batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns)
         batch = [x.flatten(0, 1) for x in (*batch, old_mean, old_log_std)]  # (T*N, ...)
         mb_metrics = []
@@ -569,12 +576,13 @@ def train(
             # Many small steps learn more from a batch than one; shuffling makes each a fair sample.
             for mb in order.split(args.minibatch_size):
                 adam_steps += 1
-                now["bias_correction"] = torch.tensor(bias_correction(adam_steps), device=device)
-                mb_metrics.append(update(agent, adam, batch, mb, now, args))
+                correction = torch.tensor(bias_correction(adam_steps), device=device)
+                schedule["bias_correction"] = correction
+                mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
         with torch.no_grad():
             *_, mean = agent.evaluate_actions(b_obs[:-1], b_actions)
             kl = gaussian_kl(old_mean, old_log_std, mean, agent.log_std)
-        metrics = means(mb_metrics) | {f"charts/{name}": x for name, x in schedule.items()}
+        metrics = means(mb_metrics) | {f"charts/{name}": x for name, x in scheduled.items()}
         metrics["kl/after"] = kl.mean().item()
         if args.kl_mode == "adaptive":
             # Detail K3/3: adaptive penalty coefficient (kl_mode, penalty_kl) [paper, section 4]
@@ -598,11 +606,11 @@ def train(
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
             state = {"agent": agent.state_dict(), "adam": adam, "adam_steps": adam_steps}
-            state |= {"updates": history, "kl_coef": kl_coef, **envs.state()}
+            state |= {"env_name": envs.name, "updates": history, **envs.state()}
+            state |= {"kl_coef": kl_coef}
             arrays = {"low": low, "high": high, "discounted_returns": discounted_returns}
             state |= {name: torch.tensor(x) for name, x in arrays.items()}
-            for name, stats in (("obs_stats", obs_stats), ("return_stats", return_stats)):
-                state[name] = {field: torch.tensor(np.array(x)) for field, x in vars(stats).items()}
+            state |= {"obs_stats": obs_stats.state(), "return_stats": return_stats.state()}
             save_checkpoint(run_dir, args, state)
     writer.close()
     results = {"agent": agent, "episodes": envs.episodes, "updates": history}
@@ -749,11 +757,11 @@ def in_numpy(network: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
 def check_actor(logprobs: Tensor, noise: np.ndarray, agent: Agent) -> None:
     """Raise ValueError where what acted is not the policy that learns: ratios would not show it.
 
-    That drew mean + std * noise, so the agent's `logprobs` (T, N) must be those of the noise.
+    It drew mean + std * noise, so the agent's `logprobs` (T, N) must be those of the noise.
     """
     drawn = Normal(0.0, 1.0).log_prob(torch.tensor(noise)) - agent.log_std.cpu()
-    if (logprobs.cpu() - drawn.sum(-1)).abs().max() > 0.01:
-        raise ValueError("`actor` does not act as the Agent does: change both together.")
+    if (logprobs.cpu() - drawn.sum(-1)).abs().max() > 0.05:
+        raise ValueError("`actor` does not act as `evaluate_actions` says: change both together.")
 
 
 # Copied from ppo_continuous_action.py
@@ -769,10 +777,9 @@ def warn(history: list[dict[str, float]]) -> None:
 def log(writer: SummaryWriter, metrics: dict[str, float], ended: list[dict[str, Any]]) -> None:
     """Write the metrics of an iteration, and the means of the episodes that ended in it."""
     if ended:
-        means = {
-            f"charts/episodic_{x}": np.mean([y[x] for y in ended]) for x in ("return", "length")
-        }
-        metrics = metrics | means
+        returns, lengths = ([episode[x] for episode in ended] for x in ("return", "length"))
+        means = {"episodic_return": np.mean(returns), "episodic_length": np.mean(lengths)}
+        metrics = metrics | {f"charts/{name}": x for name, x in means.items()}
     for name, value in metrics.items():
         writer.add_scalar(name, value, metrics["global_step"])
 
@@ -804,7 +811,8 @@ def compiled(function: Callable, effect: Callable) -> Callable:
     torch._dynamo.config.error_on_recompile = True
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
-    guards = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH"}  # all 280 take a fifth of an update
+    # Those that tell what changed; all 280 would take a fifth of an update.
+    guards = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_LENGTH"}
     options = {"guard_filter_fn": lambda found: [x.guard_type in guards for x in found]}
     options |= {"size_asserts": False, "cpp_wrapper": True}
     fastest, checked = torch.compile(function, fullgraph=True, options=options), False
@@ -826,7 +834,7 @@ def compiled(function: Callable, effect: Callable) -> Callable:
             if constant:
                 reason = f"it was compiled for {constant[1]}; what changes goes into `schedule`"
             else:
-                reason = f"{' '.join(str(error).split())[:300]} (is g++ there?)"
+                reason = f"{' '.join(str(error).split())[:300]} (it needs g++)"
             tqdm.write(f"Warning: from now on the update is not compiled, slower: {reason}")
             fastest, checked = function, True
             return function(*args)
@@ -870,8 +878,9 @@ def open_run(
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
         raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    if saved and any(saved["args"].get(name) != getattr(args, name) for name in fixed):
-        raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
+    changed = [name for name in fixed if saved and saved["args"].get(name) != getattr(args, name)]
+    if changed or saved.get("env_name", env_name) != env_name:
+        raise ValueError(f"A resumed run cannot change {', '.join(changed) or 'its environment'}.")
     print(f"Logs and checkpoints: {run_dir}")
     config = dataclasses.asdict(args)
     if args.track:
@@ -917,29 +926,38 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict) or "script" not in content:
         raise ValueError(f"{path} is damaged, or no checkpoint of a script like this one.")
     # A renamed copy of the script is welcome; another algorithm has other settings.
-    if others := content["args"].keys() ^ {x.name for x in dataclasses.fields(Args)}:
+    if unknown := content["args"].keys() - {x.name for x in dataclasses.fields(Args)}:
         made = f"{path} was made by {content['script']}.py"
-        raise ValueError(f"{made}, which has not the settings of {SCRIPT}.py: {min(others)}.")
+        raise ValueError(f"{made}, whose setting {min(unknown)} {SCRIPT}.py does not have.")
     return content
 
 
 # Copied from ppo_continuous_action.py
-def load_policy(run_dir: str | Path) -> Callable[..., np.ndarray]:
-    """A trained policy, as a function of an observation (D,) as the environment gives it.
+def load_weights(agent: nn.Module, saved: dict[str, Any]) -> None:
+    """Load parameters and buffers; raise ValueError if they are those of another network."""
+    try:
+        agent.load_state_dict(saved["agent"])
+    except RuntimeError as error:
+        raise ValueError(f"{saved['script']}.py has saved another network: {error}") from error
 
-    It returns the most likely action (A,) within the bounds, or one drawn with the generator `rng`
-    that may be given too. Observations are normalized by the statistics of the end of training.
+
+# Copied from ppo_continuous_action.py
+def load_policy(run_dir: str | Path) -> Callable[..., np.ndarray]:
+    """A trained policy: `policy(obs)` is the most likely action (A,), within the bounds.
+
+    `obs` (D,) is as the environment gives it, flattened; it is normalized by the statistics of the
+    end of training. `policy(obs, rng)` draws the action with the generator.
     """
     saved = load_checkpoint(run_dir)
     args, low, high = Args(**saved["args"]), saved["low"].numpy(), saved["high"].numpy()
     stats = RunningMeanStd(**saved["obs_stats"])
     agent = Agent(stats.mean.size, low.size, args)
-    agent.load_state_dict(saved["agent"])
+    load_weights(agent, saved)
     act = actor(agent, low, high)
 
     def policy(obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
         noise = rng.standard_normal(low.size, dtype=np.float32) if rng else 0.0
-        obs = normalize_obs(np.reshape(obs, (1, -1)), stats, args)
+        obs = normalize_obs(np.reshape(obs, (1, stats.mean.size)), stats, args)
         return act(obs.astype(np.float32), noise)[1][0]
 
     return policy
@@ -952,16 +970,17 @@ def evaluate(
     """Play episodes with a trained policy; print, save and return what they came to.
 
     Returns for each kind of action, "mean" and "sampled", the `returns`, `lengths` and, where the
-    environment has an x_velocity, mean `speeds` of the episodes; so does evaluation.json.
+    environment has an x_velocity, mean `speeds` of the episodes, and writes them into
+    evaluation.json. An episode is cut off after 10,000 steps.
     """
     saved, policy, results = load_checkpoint(args.evaluate), load_policy(args.evaluate), {}
     names = {"evaluate", "eval_episodes", "capture_video", "seed"}
-    ignored = [x.name for x in dataclasses.fields(Args) if getattr(args, x.name) != x.default]
-    if ignored := set(ignored) - names:
+    given = {x.name for x in dataclasses.fields(Args) if getattr(args, x.name) != x.default}
+    if ignored := given - names:
         print(f"Taken from the run, not from here: {', '.join(sorted(ignored))}")
     args = Args(**{**saved["args"], **{name: getattr(args, name) for name in names}})
     for kind in ("mean", "sampled"):
-        env = gym.wrappers.TimeLimit(make_env(args, env_factory), 100_000)  # some never end
+        env = gym.wrappers.TimeLimit(make_env(args, env_factory), 10_000)  # some never end
         if args.capture_video:
             films = {"episode_trigger": lambda k: k == 0, "name_prefix": kind}
             env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", **films)
@@ -974,11 +993,11 @@ def evaluate(
             while not ended:
                 action = policy(obs, rng if kind == "sampled" else None)
                 obs, reward, terminated, truncated, info = env.step(action)
-                rewards.append(reward)
-                speeds.append(info.get("x_velocity", math.nan))
+                rewards.append(float(np.sum(reward)))  # of an array too
+                speeds += [info["x_velocity"]] if "x_velocity" in info else []
                 ended = terminated or truncated
-            episode = {"returns": float(sum(rewards)), "lengths": len(rewards)}
-            episodes.append(episode | {"speeds": float(np.mean(speeds))})
+            speed = {"speeds": float(np.mean(speeds))} if speeds else {}
+            episodes.append({"returns": sum(rewards), "lengths": len(rewards), **speed})
         env.close()
         results[kind] = {name: [x[name] for x in episodes] for name in episodes[0]}
         said = [f"{name} {np.mean(x):.2f} ± {np.std(x):.2f}" for name, x in results[kind].items()]

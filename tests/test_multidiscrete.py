@@ -274,7 +274,7 @@ def test_bad_input_gets_a_sentence(masked, settings, words):
 
 def test_the_number_of_bins_cannot_change(tiny):
     ppo.train(tiny("Floats"))
-    with pytest.raises(ValueError, match=r"cannot change .*, bins\."):
+    with pytest.raises(ValueError, match=r"cannot change bins\."):
         ppo.train(tiny("Floats", resume="runs/run0", bins=5))
 
 
@@ -303,7 +303,7 @@ def test_what_acts_must_be_what_learns(tiny, monkeypatch):
     """Ratios start at 1 whatever acted; here the copy's logits are twice those of the agent."""
     real = ppo.in_numpy
     monkeypatch.setattr(ppo, "in_numpy", lambda network: lambda obs: 2 * real(network)(obs))
-    with pytest.raises(ValueError, match="does not act as the Agent does"):
+    with pytest.raises(ValueError, match="does not act as `evaluate_actions` says"):
         ppo.train(tiny("Identity"))
 
 
@@ -346,7 +346,7 @@ MUTATIONS = [
     ("dist.entropy().sum(-1)", "dist.entropy().mean(-1)", "sums_over"),
     ("reshape(masks.shape) + noise", "reshape(masks.shape)", "rollouts_sample"),
     ("scores - noise, masks", "scores, masks", "rollouts_sample"),
-    ("<= 0.001:", "<= math.inf:", "must_be_what_learns"),
+    ("<= 0.01:", "<= math.inf:", "must_be_what_learns"),
     ("math.prod(mask_shape)), 0.01)", "math.prod(mask_shape)), 1.0)", "policy_head"),
     ("np.asarray(space.start)[..., None] + ", "", "own_form"),
     ("reshape(-1, *shape)", "reshape(-1, len(table))", "own_form"),
