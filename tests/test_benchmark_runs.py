@@ -193,13 +193,18 @@ def test_a_run_outlives_its_killed_benchmark_and_keeps_its_result(bench):
 
 
 def test_a_script_outlives_all_others_and_is_not_started_beside_itself(bench):
-    process, script = bench.start_until(NAMES[0], 2, "--only", NAMES[0], pace=0.3)
+    process, script = bench.start_until(NAMES[0], 2, "--only", NAMES[0])
     for pid in (process.pid, parent(script)):
         os.kill(pid, signal.SIGKILL)
     process.wait()
-    assert "left to another process" in bench.run("run", "tiny", "--only", NAMES[0])
+    os.kill(script, signal.SIGSTOP)  # until the other benchmark has seen it
+    try:
+        assert "left to another process" in bench.run("run", "tiny", "--only", NAMES[0])
+    finally:
+        os.kill(script, signal.SIGCONT)
     bench.wait_for_iteration(NAMES[0], 20)
-    time.sleep(0.2)
+    while bench.states(only=NAMES[0]) == ["running"]:
+        time.sleep(0.1)
     bench.run("run", "tiny", pace=0)  # finds nothing left to do in the first run
     assert [first for _, first in bench.starts(NAMES[0])] == [1, 21]
     bench.check_complete()
