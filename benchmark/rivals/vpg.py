@@ -1,0 +1,79 @@
+"""Vanilla policy gradient with adaptive step size, beside ppo_continuous_action.py (imported).
+
+    python vpg.py --env-id Hopper-v4
+
+"Vanilla PG, Adaptive" of the PPO paper's Figure 3: after each rollout one step of Adam, divided by
+1.5 where the last one came to more than twice the desired KL, and multiplied by it below half: so
+homework 4 of the course in the paper's footnote 3. PPO with one epoch and one minibatch has the
+gradient of log pi times the advantage; the value function is fitted apart, as in trpo.py.
+
+Settings: desired KL 0.01; all else as in the PPO script. Not known: all of the paper's.
+"""
+
+import dataclasses
+import functools
+
+import pydantic
+import torch
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor
+
+import ppo_continuous_action as ppo
+from ppo_continuous_action import Agent, Tensors
+
+UNUSED = """compile num_minibatches update_epochs anneal_lr anneal_clip clip_vloss vf_coef
+early_stop_kl shared_network"""
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
+class Args(ppo.Args):
+    compile: bool = False  # not used
+    num_minibatches: PositiveInt = 1  # not used: a step is computed on all samples
+    update_epochs: PositiveInt = 1  # not used: one step of the policy per batch
+    anneal_lr: bool = False  # not used: the KL decides
+    adapt_lr_kl: PositiveFloat = 0.01  # adapt the step size of the policy to this KL
+    max_grad_norm: PositiveFloat = torch.inf  # Adam's steps hardly depend on it
+    value_epochs: PositiveInt = 5  # passes over a batch to fit the values [trpo_mpi: 5]
+    value_minibatch_size: PositiveInt = 64  # samples per step of the values [trpo_mpi: 64]
+    value_learning_rate: PositiveFloat = 1e-3  # Adam's step size for the values [trpo_mpi: 1e-3]
+
+    def check(self) -> None:
+        """Raise ValueError where settings do not fit, or mean nothing here."""
+        super().check()
+        if changed := [x for x in UNUSED.split() if getattr(self, x) != getattr(Args, x)]:
+            raise ValueError(f"The policy gradient does not use {', '.join(changed)}.")
+
+
+# Copied from trpo.py
+def fit_values(
+    agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensors, args: ppo.Args
+) -> None:
+    """Fit the values in place, by PPO's update with advantages of 0; its averages are in `adam`."""
+    own = adam | {x: adam.setdefault(f"value_{x}", 0 * adam[x]) for x in ("mean", "square")}
+    steps = adam.setdefault("value_steps", torch.tensor(0))
+    batch = [*batch[:4], 0 * batch[4], batch[5]]
+    alone = {"ent_coef": 0.0, "vf_coef": 1.0, "clip_vloss": False, "max_grad_norm": torch.inf}
+    args = dataclasses.replace(args, **alone)
+    for _ in range(args.value_epochs):
+        for part in mb.split(args.value_minibatch_size):
+            steps += 1
+            now = {"bias_correction": ppo.bias_correction(steps.item())}
+            now |= {"learning_rate": args.value_learning_rate}
+            ppo.ppo_update(agent, own, batch, part, schedule | now, args)
+        mb = mb[mb]  # a power of a random order is another one, the same in a resumed run
+
+
+def vpg_update(
+    agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensors, args: Args
+) -> Tensors:
+    """One step of the policy on all samples, then the values, in place; return the metrics."""
+    policy_alone = dataclasses.replace(args, vf_coef=0.0)
+    metrics = ppo.ppo_update(agent, adam, batch, mb, schedule, policy_alone)
+    fit_values(agent, adam, batch, mb, schedule, args)
+    return metrics
+
+
+if __name__ == "__main__":  # the command line of the PPO script, with what differs
+    ppo.SCRIPT, ppo.Args, ppo.details = "vpg", Args, lambda args: __doc__
+    ppo.train = functools.partial(ppo.train, update=vpg_update)
+    ppo.main()
