@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from adapters import on
 
-import ppo_continuous_action
+import ppo_continuous_action as ppo
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(ROOT.glob("*.py"))
@@ -19,7 +20,7 @@ SCRIPTS = sorted(ROOT.glob("*.py"))
 MODULES = {"ale-py": "ale_py", "opencv-python-headless": "cv2"}
 INDIRECT = {"moviepy", "mujoco", "tensorboard"}
 # The same name with another meaning, or another kind of environment.
-OTHER_TEXT = {"target_kl", "device", "env_id", "eval_episodes"}
+OTHER_TEXT = {"device", "env_id", "eval_episodes"}
 OTHER_TEXT_RLHF = {"batch_size", "compare", "learning_rate", "clip_coef", "max_grad_norm"}
 OTHER_TEXT_RLHF |= {"kl_coef", "num_minibatches", "update_epochs"}  # sources of their defaults
 
@@ -116,33 +117,33 @@ def test_help_needs_no_simulator_and_no_emulator():
 
 
 SIZE = "--total-timesteps 256 --num-steps 64 --num-envs 2 --num-minibatches 2 --update-epochs 2"
-ALONE = {
-    "ppo_continuous_action": f"--env-id Pendulum-v1 {SIZE}",
-    "ppo_kl_penalty": f"--env-id Pendulum-v1 {SIZE}",
-    "ppo_multidiscrete": f"--env-id CartPole-v1 {SIZE}",
-    "ppo_atari": f"--env-id Pong {SIZE}",
-    "ppo_atari_lstm": f"--env-id Pong {SIZE}",
-}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALONE)
-def test_the_file_alone_in_an_empty_folder_runs(tmp_path, name):
-    shutil.copy(ROOT / f"{name}.py", tmp_path)
-    command = [sys.executable, f"{name}.py", *ALONE[name].split(), "--run-name", "mine"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+@on("environments")
+def test_the_file_alone_in_an_empty_folder_runs(script, tmp_path):
+    shutil.copy(script.path, tmp_path)
+
+    def run(line):
+        command = [sys.executable, script.path.name, *line.split()]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    run(f"{script.alone} {SIZE} --run-name mine")
     assert (tmp_path / "runs/mine/checkpoint.pt").exists()
-    command = [sys.executable, f"{name}.py", "--evaluate", "runs/mine", "--eval-episodes", "1"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0 and "sampled" in result.stdout, result.stderr
+    assert "sampled" in run("--evaluate runs/mine --eval-episodes 1")
 
 
-def test_the_example_in_the_readme_learns(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_examples_in_the_readme_learn_and_act(tmp_path, monkeypatch):
+    own, use = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ppo_continuous_action, "compiled", lambda function: function)
+    monkeypatch.setattr(ppo, "compiled", lambda function, effect: function)
     names = {}
-    exec(code, names)
+    exec(own, names)
     returns = [episode["return"] for episode in names["result"]["episodes"]]
     assert np.mean(returns[:50]) < -9 < -4 < np.mean(returns[-50:])
+    (env_id,) = re.findall(r'gym\.make\("(.*?)"', use)
+    ppo.train(ppo.Args(env_id=env_id, num_steps=64, total_timesteps=64, run_name="NAME"))
+    exec(use, names)
+    assert names["policy"](names["obs"]).shape == names["env"].action_space.shape

@@ -274,7 +274,9 @@ def test_early_stop_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorde
 
 
 @on("continuous")
-@pytest.mark.parametrize("settings", [{}, {"anneal_log_std": (0.0, -2.0)}])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"anneal_log_std": (0.0, -2.0)}, marks=pytest.mark.slow)]
+)
 def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypatch, settings):
     functions, real = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **kw: functions.append(f) or real(f, **kw))

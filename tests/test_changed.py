@@ -1,0 +1,385 @@
+"""A script copied, changed and used as its users do: what they change works, or is named."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import re
+import time
+from pathlib import Path
+
+import fake_envs
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from adapters import SCRIPTS, on
+from conftest import same_weights
+from torch import nn
+
+import ppo_continuous_action as ppo
+
+HOME = SCRIPTS["continuous"]
+
+
+@pytest.fixture
+def changed(tmp_path, monkeypatch):
+    """Import a copy of the continuous script with some texts replaced: changed({old: new})."""
+    monkeypatch.chdir(tmp_path)
+
+    def load(changes, name="my_ppo"):
+        text = HOME.path.read_text()
+        for old, new in changes.items():
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        (tmp_path / f"{name}.py").write_text(text)
+        spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(importlib.sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def small(module=ppo, **changes):
+    return module.Args(**{**dataclasses.asdict(HOME.args(env_id="FakeWalk-Box-v0")), **changes})
+
+
+# --- Constants of the compiled update ---
+
+BONUS = 1.0
+
+
+def update_of_constants(agent, adam, batch, mb, schedule, args):
+    """With a number from a setting, one from the agent and a global one."""
+    factor = args.ent_coef + agent.bonus + BONUS
+    adam["weights"] -= schedule["learning_rate"] * factor * batch[0][mb].mean()
+    return {}
+
+
+def given(**settings):
+    """What an update is called with, always the same."""
+    torch.manual_seed(0)
+    agent, args = ppo.Agent(3, 2, ppo.Args(**settings)), ppo.Args(**settings)
+    agent.bonus = 0.5
+    weights = nn.utils.parameters_to_vector(ppo.learned(agent)).detach()
+    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
+    nn.utils.vector_to_parameters(weights, ppo.learned(agent))
+    batch = [torch.randn(16, 3), torch.randn(16, 2), *torch.randn(4, 16)]
+    numbers = {"learning_rate": 0.1, "clip_coef": 0.2, "bias_correction": 1.0}
+    schedule = {name: torch.tensor(x) for name, x in numbers.items()}
+    return agent, adam, batch, torch.arange(8), schedule, args
+
+
+@pytest.fixture(params=["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def backend(request, monkeypatch):
+    """Dynamo alone, which sees what changes; in the slow tests with the compiler behind it."""
+    real = torch.compile
+
+    def compile(function, fullgraph, options):
+        options = {"guard_filter_fn": options["guard_filter_fn"]}
+        return real(function, fullgraph=fullgraph, backend="eager", options=options)
+
+    if request.param == "eager":
+        monkeypatch.setattr(torch, "compile", compile)
+
+
+def change_setting(agent, args, monkeypatch):
+    return dataclasses.replace(args, ent_coef=0.7)
+
+
+def change_attribute(agent, args, monkeypatch):
+    agent.bonus = 0.7
+    return args
+
+
+def change_global(agent, args, monkeypatch):
+    monkeypatch.setitem(globals(), "BONUS", 2.0)
+    return args
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [(change_setting, "ent_coef"), (change_attribute, "bonus"), (change_global, "BONUS")],
+)
+def test_a_constant_of_the_compiled_update_that_changes_is_named_and_counts(
+    monkeypatch, capsys, change, word
+):
+    update = ppo.compiled(update_of_constants, ppo.step_taken)
+    compiled, plain = given(ent_coef=0.1), given(ent_coef=0.1)
+    for _ in range(2):
+        update(*compiled)
+        update_of_constants(*plain)
+    assert "Warning" not in capsys.readouterr().out
+    for agent, adam, *others, args in (compiled, plain):
+        args = change(agent, args, monkeypatch)
+        for _ in range(2):
+            (update if adam is compiled[1] else update_of_constants)(agent, adam, *others, args)
+    torch.testing.assert_close(compiled[1]["weights"], plain[1]["weights"])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("Warning") and word in line and "`schedule`" in line
+
+
+@pytest.mark.usefixtures("backend")
+def test_what_changes_through_the_schedule_stays_compiled(capsys):
+    update = ppo.compiled(update_of_constants, ppo.step_taken)
+    compiled, plain = given(ent_coef=0.1), given(ent_coef=0.1)
+    for rate in (0.1, 0.2, 0.3):
+        for arguments, function in ((compiled, update), (plain, update_of_constants)):
+            arguments[4]["learning_rate"] = torch.tensor(rate)
+            function(*arguments)
+    torch.testing.assert_close(compiled[1]["weights"], plain[1]["weights"])
+    assert "Warning" not in capsys.readouterr().out
+
+
+def test_an_if_on_data_in_the_update_is_named_and_runs(capsys):
+    def update_with_if(agent, adam, batch, *rest):
+        if batch[0].sum() > 0:
+            adam["weights"] += 1
+        return {}
+
+    compiled, plain = given(), given()
+    ppo.compiled(update_with_if, ppo.step_taken)(*compiled)
+    update_with_if(*plain)
+    assert torch.equal(compiled[1]["weights"], plain[1]["weights"])
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("Warning"))
+    assert "ata-dependent" in line
+
+
+# --- The schedule ---
+
+
+def test_a_new_number_in_the_schedule_reaches_the_loss_and_is_logged(changed):
+    """An annealed entropy coefficient in two hunks."""
+    mine = changed({
+        '"clip_coef": clip_coef}\n': '"clip_coef": clip_coef, "ent_coef": 0.4 * frac}\n',
+        "pg_loss - args.ent_coef *": 'pg_loss - schedule["ent_coef"] *',
+    })  # fmt: skip
+    result = mine.train(small(mine, learning_rate=0.01))
+    found = [x["charts/ent_coef"] for x in result["updates"]]
+    assert found == pytest.approx([0.4, 0.4 * 2 / 3, 0.4 / 3])
+    plain, constant = (mine.ppo_loss, ppo.ppo_loss)
+    agent, _, batch, mb, schedule, args = given(ent_coef=0.3)
+    batch, schedule = [x[mb] for x in batch], {**schedule, "ent_coef": torch.tensor(0.3)}
+    assert plain(agent, batch, schedule, args)[0] == constant(agent, batch, schedule, args)[0]
+
+
+# --- What acts ---
+
+
+@on("vector")
+def test_what_acts_otherwise_than_the_agent_stops_the_run_with_a_sentence(
+    script, tiny, monkeypatch
+):
+    real = script.module.in_numpy
+    monkeypatch.setattr(script.module, "in_numpy", lambda network: lambda x: real(network)(x) + 3)
+    if "masks" in script.features:  # a shift of all logits is none
+        shift = np.arange(6, dtype=np.float32)
+        monkeypatch.setattr(script.module, "in_numpy", lambda net: lambda x: real(net)(x) + shift)
+    with pytest.raises(ValueError, match=r"`actor`.*change both together"):
+        script.module.train(tiny("Walk"))
+    assert not Path("runs/run0/checkpoint.pt").exists()
+
+
+@on("vector")
+def test_other_layers_act_by_the_network_itself_and_learn(script, tiny, monkeypatch):
+    class Other(script.module.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            size, head = self.policy[0].in_features, self.policy[-1]
+            normed = nn.Linear(size, 64), nn.LayerNorm(64), nn.ReLU()
+            self.policy = nn.Sequential(*normed, head)
+
+    monkeypatch.setattr(script.module, "Agent", Other)
+    torch.manual_seed(1)
+    trained = script.module.train(tiny("Walk", total_timesteps=64))["agent"]
+    assert isinstance(trained.policy[1], nn.LayerNorm) and trained.policy[1].bias.any()
+    script.module.load_policy("runs/run0")(np.zeros(3))
+
+
+# --- Parts of the agent that do not learn ---
+
+
+@on("vector")
+def test_a_frozen_part_stays_and_buffers_go_on_after_a_resume(script, tiny, monkeypatch):
+    class Other(script.module.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.policy[0].requires_grad_(False)
+            self.calls = nn.Buffer(torch.zeros(()))
+
+        def get_value(self, obs):
+            self.calls += 1  # as BatchNorm counts
+            return super().get_value(obs)
+
+    monkeypatch.setattr(script.module, "Agent", Other)
+    whole = script.module.train(tiny("Walk", anneal_lr=False))["agent"]
+    begun = script.module.train(tiny("Walk", anneal_lr=False, total_timesteps=64))["agent"]
+    saved = script.module.load_checkpoint("runs/run1")["args"]
+    again = script.module.Args(**{**saved, "total_timesteps": 96, "resume": "runs/run1"})
+    resumed = script.module.train(again)["agent"]
+    assert same_weights(whole.policy[0], begun.policy[0])
+    assert not same_weights(whole.policy[2], begun.policy[2])
+    assert same_weights(resumed, whole) and whole.calls > begun.calls > 0
+
+
+@on("continuous")
+def test_a_finished_run_that_is_resumed_has_its_annealed_log_std(script, tiny):
+    trained = script.module.train(tiny("Walk", anneal_log_std=(-0.5, -1.5)))["agent"]
+    saved = script.module.load_checkpoint("runs/run0")["args"]
+    resumed = script.module.train(script.module.Args(**{**saved, "resume": "runs/run0"}))
+    assert same_weights(trained, resumed["agent"]) and (trained.log_std < -1).all()
+
+
+def test_a_policy_without_log_std_trains_and_has_no_metric_of_it(changed):
+    mine = changed({
+        "dist = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)":
+            "dist = Normal(mean, torch.ones_like(mean))",
+        "mean, std = in_numpy(agent.policy), agent.log_std.exp().numpy(force=True)":
+            "mean, std = in_numpy(agent.policy), 1.0",
+        "self.log_std = nn.Buffer(zeros) if args.anneal_log_std else nn.Parameter(zeros)": "pass",
+        "(torch.tensor(noise)) - agent.log_std.cpu()": "(torch.tensor(noise))",
+    })  # fmt: skip
+    result = mine.train(small(mine, run_name="beta"))
+    assert len(result["updates"]) == 3 and "policy/log_std" not in result["updates"][0]
+    assert mine.load_policy("runs/beta")(np.zeros(3)).shape == (2,)
+    assert mine.evaluate(mine.Args(evaluate="runs/beta", eval_episodes=1))
+
+
+# --- Runs and environments of one's own ---
+
+
+@on("environments")
+def test_the_same_settings_can_be_trained_twice_in_one_second(script, tiny, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1.7e9)
+    args = tiny("Walk", run_name=None)
+    before = dataclasses.asdict(args)
+    a, b = (script.module.train(args) for _ in range(2))
+    assert a["run_dir"] != b["run_dir"] and dataclasses.asdict(args) == before
+    assert same_weights(a["agent"], b["agent"])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        args.gamma = 0.5
+
+
+class Rooms(gym.Env):
+    """Nobody has registered it; a Dict is observed, and rewards are arrays."""
+
+    observation_space = gym.spaces.Dict({
+        "place": gym.spaces.Box(-1, 1, (2,), np.float32),
+        "open": gym.spaces.Discrete(3),
+    })  # fmt: skip
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    end = 4
+
+    def observe(self):
+        return {"place": np.full(2, self.t / 100, np.float32), "open": self.t % 3}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t = (self.t + 1) % 100
+        return self.observe(), np.array([0.5]), False, self.t == self.end, {"x_velocity": 2.0}
+
+
+@on("gaussian")
+def test_a_dict_environment_of_ones_own_trains_evaluates_and_has_its_own_name(script):
+    args = script.args(run_name=None)
+    result = script.module.train(args, Rooms)
+    assert result["run_dir"].name.startswith("Rooms__")
+    assert {(x["return"], x["length"]) for x in result["episodes"]} == {(2.0, 4)}
+    policy = script.module.load_policy(result["run_dir"])
+    obs = gym.spaces.flatten(Rooms.observation_space, Rooms().reset()[0])
+    assert policy(obs).shape == (2,)
+    asked = script.module.Args(evaluate=str(result["run_dir"]), eval_episodes=2)
+    assert script.module.evaluate(asked, Rooms)["mean"]["returns"] == [2.0, 2.0]
+
+
+@on("gaussian")
+def test_gymnasiums_checks_run_for_an_environment_of_ones_own(script):
+    class Wrong(Rooms):
+        def observe(self):
+            return {"place": np.full(2, 7.0, np.float32), "open": 0}  # outside of its space
+
+    with pytest.warns(UserWarning, match=r"obs.* is not within the observation space"):
+        script.module.train(script.args(total_timesteps=32), Wrong)
+
+
+# --- The use of a trained policy ---
+
+
+@on("gaussian")
+def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tiny):
+    agent = script.module.train(tiny("Walk", learning_rate=0.02))["agent"]
+    saved, policy = (
+        script.module.load_checkpoint("runs/run0"),
+        script.module.load_policy("runs/run0"),
+    )
+    stats = {name: np.array(x) for name, x in saved["obs_stats"].items()}
+    rng = np.random.default_rng(0)
+    for raw in stats["mean"] + 3 * rng.normal(size=(20, 3)):
+        obs = np.clip((raw - stats["mean"]) / np.sqrt(stats["var"] + 1e-8), -10, 10)
+        obs = torch.tensor(obs, dtype=torch.float32)
+        np.testing.assert_allclose(policy(raw), script.best_action(agent, obs), atol=1e-5)
+    drawn = np.array([policy(raw, rng) for _ in range(200)])
+    assert (abs(drawn) <= np.float32(0.1)).all() and len(np.unique(drawn)) > 5
+
+
+# --- Evaluation ---
+
+
+@on("gaussian")
+def test_evaluation_measures_speeds_and_leaves_what_it_returns_in_a_file(script, tiny, capsys):
+    script.module.train(script.args(run_name="rooms"), Rooms)
+    asked = script.module.Args(evaluate="runs/rooms", eval_episodes=3)
+    results = script.module.evaluate(asked, Rooms)
+    expected = {"returns": [2.0] * 3, "lengths": [4] * 3, "speeds": [2.0] * 3}
+    assert list(results.values()) == [expected] * 2
+    assert "speeds 2.00 ± 0.00" in capsys.readouterr().out
+    assert json.loads(Path("runs/rooms/evaluation.json").read_text()) == results
+    script.module.train(tiny("Walk"))
+    walk = script.module.evaluate(script.module.Args(evaluate="runs/run0", eval_episodes=1))
+    assert walk["mean"].keys() == {"returns", "lengths"}
+
+
+@on("gaussian")
+def test_evaluation_ends_where_the_environment_never_does(script):
+    class Endless(Rooms):
+        end = 1000
+
+    script.module.train(script.args(run_name="endless"), Endless)
+    asked = script.module.Args(evaluate="runs/endless", eval_episodes=1)
+    assert script.module.evaluate(asked, Endless)["mean"]["lengths"] == [10_000]
+
+
+@on("environments")
+def test_evaluation_names_the_flags_that_it_ignores(script, tiny, cli):
+    script.module.train(tiny("Walk"))
+    code, out, err = cli("--evaluate runs/run0 --eval-episodes 1 --gamma 0.5 --seed 3")
+    assert code == 0, err
+    (line,) = (x for x in out.splitlines() if "not from here" in x)
+    assert line.endswith(": gamma")
+
+
+@on("environments")
+def test_resume_goes_on_in_its_folder_and_takes_no_other_name(script, tiny, cli):
+    script.module.train(tiny("Walk"))
+    code, _, err = cli("--resume runs/run0 --run-name other --total-timesteps 128")
+    assert code == 2 and re.fullmatch(r"Error: .*--resume.*--run-name.*\n", err)
+    assert [x.name for x in Path("runs").iterdir()] == ["run0"]
+
+
+@on("environments")
+def test_a_run_ends_with_its_result_and_the_commands_to_go_on_with(tiny, cli, script):
+    fake_envs.Fake.made.clear()
+    line = " ".join(["--no-compile", "--env-id", script.env_id("Walk"), "--total-timesteps", "96"])
+    line += " --num-steps 16 --num-envs 2 --num-minibatches 2 --run-name mine"
+    code, out, err = cli(line)
+    assert code == 0, err
+    result, commands = out.splitlines()[-2:]
+    assert re.match(r"Return -?\d+\.\d", result) and math.isfinite(float(result.split()[1][:-1]))
+    assert "--evaluate runs/mine" in commands and "tensorboard --logdir runs/mine" in commands
