@@ -19,8 +19,8 @@ below baselines/ in brackets, and in the next line its reason; `--details` lists
 1-13 (core), 14-22 (Atari) and three of the four auxiliary ones; 23-31 are in
 ppo_continuous_action.py, 32-36 in ppo_atari_lstm.py, 37 in ppo_multidiscrete.py.
 
-U iterations, each of a rollout, T steps in each of N games, and an update, K epochs over its T*N
-samples in minibatches of B: T = num_steps, N = num_envs, K = update_epochs. An observation is a
+Training is U iterations. Each has a rollout, T = num_steps steps in each of N = num_envs games, and
+an update, K = update_epochs epochs over its T*N samples in minibatches of B. An observation is a
 stack of k = 4 frames, one of A actions lasts four frames. The games are those of ale-py.
 `torchrun --nproc-per-node 4 ppo_atari.py` plays num_envs games in each of four processes, and
 averages their gradients.
@@ -386,6 +386,7 @@ def gae(
 
     Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
     """
+    # Lists of rows, which a loop reads faster than tensors.
     deltas = (rewards + gamma * next_values * (1 - terminated) - values).unbind()
     decays = (gamma * gae_lambda * (1 - done)).unbind()
     advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
@@ -408,7 +409,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor)
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
 
     `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
-    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
+    zero where the ratio has moved by more than `clip_coef` in the direction that is rewarded.
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -427,7 +428,7 @@ def value_loss(
     `old_values`, those at collection time.
     """
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
-    # Values shall not run after one batch either; the range is in units of scaled rewards.
+    # One batch should not move the values far, either; the range is in units of scaled rewards.
     clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
     errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
@@ -449,8 +450,8 @@ def ppo_loss(
 ) -> tuple[Tensor, Tensors]:
     """Overall loss (paper, equation 9, negated), and debug variables, most by CleanRL's names.
 
-    The minibatch is obs and actions (B, ...), and of the policy and value function that collected
-    them logprobs, values, advantages, returns (B,). What changes during a run is in `schedule`.
+    The minibatch holds obs and actions (B, ...) and, computed by the agent that collected them,
+    logprobs, values, advantages and returns (B,); `schedule` the numbers that change during a run.
     """
     obs, actions, old_logprobs, old_values, advantages, returns = minibatch
     logprobs, entropies, values = agent.evaluate_actions(obs, actions)
@@ -459,12 +460,13 @@ def ppo_loss(
     # The step then depends on which actions were better, not on the scale of rewards.
     advantages = normalize(advantages) if args.norm_adv else advantages
     pg_loss = policy_loss(logratio, advantages, clip_coef)
-    v_loss = value_loss(values, old_values, returns, clip_coef if args.clip_vloss else math.inf)
+    value_clip = clip_coef if args.clip_vloss else math.inf  # inf: nothing is clipped
+    v_loss = value_loss(values, old_values, returns, value_clip)
     # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
     # Subtracting the entropy pays for staying random, where the policy would narrow too early.
     loss = pg_loss - args.ent_coef * entropies.mean() + args.vf_coef * v_loss
     # Detail 12/37: debug variables [ppo2/model.py L87-88, L115-116]
-    # The return says late that something is wrong, these say it early: see HEALTH.
+    # The return says late that something is wrong, these say it early: see HEALTH, below.
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
@@ -550,12 +552,12 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
 
     checkpoint, run_dir = [{}], None  # is read by the first process, and sent to the others
     if RANK == 0:
-        fixed = ["env_id", "num_envs", "num_steps"]
+        fixed = ["num_envs", "num_steps"]  # decide shapes
         run_dir, checkpoint[0], writer = open_run(args, args.env_id, fixed)
     if WORLD_SIZE > 1:
         dist.broadcast_object_list(checkpoint)
     if saved := checkpoint[0]:
-        agent.load_state_dict(saved["agent"])
+        load_weights(agent, saved)
         adam.load_state_dict(adam.state_dict() | {"state": saved["adam"]})  # settings are `args`'
         history = saved["updates"]
     if not (saved and envs.replay(saved)) or WORLD_SIZE > 1:  # others' games are not saved
@@ -565,14 +567,14 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
     remaining = range(envs.global_step // batch_steps + 1, args.num_iterations + 1)
 
     for iteration in (progress := tqdm(remaining, mininterval=1, disable=RANK > 0)):
-        # --- Collect: T steps in each of the N environments, under frozen weights ---
+        # --- Collect: T steps in each of the N environments, with the weights held fixed ---
         start_time = time.perf_counter()
         # Eight frames keep a thread busy; more would wait, spinning, and slow down the games.
         torch.set_num_threads(min(args.torch_threads, max(1, args.num_envs // 8)))
         rng = np.random.default_rng([args.seed, iteration, RANK])
         noise = torch.tensor(rng.gumbel(size=logits.shape).astype(np.float32), device=device)
         first_episode, final_obs = len(envs.episodes), []  # where a time limit ended a game
-        obs[0] = obs[-1]
+        obs[0] = obs[-1]  # where the last rollout ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
         # Short rollouts go on where the last ended, so that learning need not wait for episodes.
         for t in range(args.num_steps):
@@ -618,8 +620,8 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         # The policy may move less and less, as the step size does.
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
         # What changes during a run: the numbers in `args` are constants of the compiled loss.
-        schedule = {"learning_rate": learning_rate, "clip_coef": clip_coef}
-        now = {name: torch.tensor(x, device=device) for name, x in schedule.items()}
+        scheduled = {"learning_rate": learning_rate, "clip_coef": clip_coef}
+        schedule = {name: torch.tensor(x, device=device) for name, x in scheduled.items()}
         batch = (obs[:-1], actions, old_logprobs, values, advantages, returns)
         batch = [x.flatten(0, 1) for x in batch]  # (T*N, ...)
         mb_metrics = []
@@ -628,13 +630,13 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Many small steps learn more from a batch than one; shuffling makes each a fair sample.
             for mb in order.split(args.minibatch_size):
-                mb_metrics.append(update(agent, adam, batch, mb, now, args))
+                mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
             epoch_kl = means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"]
             # Extra: early stopping (early_stop_kl) [Spinning Up: at 1.5 times it, each step]
             # Clipping does not hold a policy that has left already: stopping does.
             if epoch_kl > args.early_stop_kl:
                 break
-        metrics = means(mb_metrics) | {f"charts/{name}": x for name, x in schedule.items()}
+        metrics = means(mb_metrics) | {f"charts/{name}": x for name, x in scheduled.items()}
         update_time = time.perf_counter()
 
         # --- Log and save, in the first process ---
@@ -656,8 +658,8 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
             state = {"agent": agent.state_dict(), "adam": adam.state_dict()["state"]}
-            state |= {"num_actions": num_actions, "updates": history, **envs.state()}
-            save_checkpoint(run_dir, args, state)
+            state |= {"num_actions": num_actions, "env_name": args.env_id, "updates": history}
+            save_checkpoint(run_dir, args, {**state, **envs.state()})
     if RANK == 0:
         writer.close()
     if WORLD_SIZE > 1:
@@ -804,10 +806,9 @@ def warn(history: list[dict[str, float]]) -> None:
 def log(writer: SummaryWriter, metrics: dict[str, float], ended: list[dict[str, Any]]) -> None:
     """Write the metrics of an iteration, and the means of the episodes that ended in it."""
     if ended:
-        means = {
-            f"charts/episodic_{x}": np.mean([y[x] for y in ended]) for x in ("return", "length")
-        }
-        metrics = metrics | means
+        returns, lengths = ([episode[x] for episode in ended] for x in ("return", "length"))
+        means = {"episodic_return": np.mean(returns), "episodic_length": np.mean(lengths)}
+        metrics = metrics | {f"charts/{name}": x for name, x in means.items()}
     for name, value in metrics.items():
         writer.add_scalar(name, value, metrics["global_step"])
 
@@ -837,7 +838,8 @@ def compiled(function: Callable, effect: Callable) -> Callable:
     torch._dynamo.config.error_on_recompile = True
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
-    guards = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH"}  # all 280 take a fifth of an update
+    # Those that tell what changed; all 280 would take a fifth of an update.
+    guards = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_LENGTH"}
     options = {"guard_filter_fn": lambda found: [x.guard_type in guards for x in found]}
     options |= {"size_asserts": False, "cpp_wrapper": True}
     fastest, checked = torch.compile(function, fullgraph=True, options=options), False
@@ -859,7 +861,7 @@ def compiled(function: Callable, effect: Callable) -> Callable:
             if constant:
                 reason = f"it was compiled for {constant[1]}; what changes goes into `schedule`"
             else:
-                reason = f"{' '.join(str(error).split())[:300]} (is g++ there?)"
+                reason = f"{' '.join(str(error).split())[:300]} (it needs g++)"
             tqdm.write(f"Warning: from now on the update is not compiled, slower: {reason}")
             fastest, checked = function, True
             return function(*args)
@@ -903,8 +905,9 @@ def open_run(
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
         raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    if saved and any(saved["args"].get(name) != getattr(args, name) for name in fixed):
-        raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
+    changed = [name for name in fixed if saved and saved["args"].get(name) != getattr(args, name)]
+    if changed or saved.get("env_name", env_name) != env_name:
+        raise ValueError(f"A resumed run cannot change {', '.join(changed) or 'its environment'}.")
     print(f"Logs and checkpoints: {run_dir}")
     config = dataclasses.asdict(args)
     if args.track:
@@ -950,20 +953,29 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict) or "script" not in content:
         raise ValueError(f"{path} is damaged, or no checkpoint of a script like this one.")
     # A renamed copy of the script is welcome; another algorithm has other settings.
-    if others := content["args"].keys() ^ {x.name for x in dataclasses.fields(Args)}:
+    if unknown := content["args"].keys() - {x.name for x in dataclasses.fields(Args)}:
         made = f"{path} was made by {content['script']}.py"
-        raise ValueError(f"{made}, which has not the settings of {SCRIPT}.py: {min(others)}.")
+        raise ValueError(f"{made}, whose setting {min(unknown)} {SCRIPT}.py does not have.")
     return content
 
 
-def load_policy(run_dir: str | Path) -> Callable[..., int]:
-    """A trained policy, as a function of an observation (k, 84, 84) as `make_env` gives it.
+# Copied from ppo_continuous_action.py
+def load_weights(agent: nn.Module, saved: dict[str, Any]) -> None:
+    """Load parameters and buffers; raise ValueError if they are those of another network."""
+    try:
+        agent.load_state_dict(saved["agent"])
+    except RuntimeError as error:
+        raise ValueError(f"{saved['script']}.py has saved another network: {error}") from error
 
-    It returns the most likely action, or one drawn with the generator `rng` that may be given too.
+
+def load_policy(run_dir: str | Path) -> Callable[..., int]:
+    """A trained policy: `policy(obs)` is the most likely action, `policy(obs, rng)` a drawn one.
+
+    `obs` (k, 84, 84) is as an environment of `make_env` gives it, `rng` a generator.
     """
     saved = load_checkpoint(run_dir)
     agent = Agent(saved["num_actions"], Args(**saved["args"]))
-    agent.load_state_dict(saved["agent"])
+    load_weights(agent, saved)
 
     @torch.no_grad()
     def policy(obs: np.ndarray, rng: np.random.Generator | None = None) -> int:
@@ -977,13 +989,13 @@ def load_policy(run_dir: str | Path) -> Callable[..., int]:
 def evaluate(args: Args) -> dict[str, dict[str, list]]:
     """Play whole games with a trained policy; print, save and return what they came to.
 
-    Returns for each kind of action, "best" and "sampled", the `returns` and `lengths` of the games;
-    so does evaluation.json.
+    Returns for each kind of action, "best" and "sampled", the `returns` and `lengths` of the games,
+    and writes them into evaluation.json.
     """
     saved, policy, results = load_checkpoint(args.evaluate), load_policy(args.evaluate), {}
     names = {"evaluate", "eval_episodes", "capture_video", "seed"}
-    ignored = [x.name for x in dataclasses.fields(Args) if getattr(args, x.name) != x.default]
-    if ignored := set(ignored) - names:
+    given = {x.name for x in dataclasses.fields(Args) if getattr(args, x.name) != x.default}
+    if ignored := given - names:
         print(f"Taken from the run, not from here: {', '.join(sorted(ignored))}")
     args = Args(**{**saved["args"], **{name: getattr(args, name) for name in names}})
     for kind in ("best", "sampled"):

@@ -20,11 +20,11 @@ below baselines/ in brackets, and in the next line its reason; `--details` lists
 ppo_continuous_action.py, 37 in ppo_multidiscrete.py. New against ppo_atari.py: the agent's LSTM,
 its state in `train`, and minibatches of whole environments.
 
-U iterations, each of a rollout, T steps in each of N games, and an update, K epochs over its T*N
-samples in minibatches of B games: T = num_steps, N = num_envs, K = update_epochs. An observation is
-one frame, one of A actions lasts four. The LSTM has H = 128 units; a state is one tensor (2, B, H),
-their output and their cells. `starts` is 1 where a frame is the first of a life or game. The games
-are those of ale-py.
+Training is U iterations. Each has a rollout, T = num_steps steps in each of N = num_envs games, and
+an update, K = update_epochs epochs over its T*N samples in minibatches of B games. An observation
+is one frame, one of A actions lasts four. The LSTM has H = 128 units; a state is one tensor
+(2, B, H), their output and their cells. `starts` is 1 where a frame is the first of a life or game.
+The games are those of ale-py.
 
 Deviations from ppo2: where a time limit cuts a game off, the value of its final observation, under
 the state that led to it, is bootstrapped (`--truncation-is-terminal` restores ppo2), and the limit
@@ -428,6 +428,7 @@ def gae(
 
     Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
     """
+    # Lists of rows, which a loop reads faster than tensors.
     deltas = (rewards + gamma * next_values * (1 - terminated) - values).unbind()
     decays = (gamma * gae_lambda * (1 - done)).unbind()
     advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
@@ -450,7 +451,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor)
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
 
     `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
-    zero where the ratio has already moved by more than `clip_coef` to the side that pays.
+    zero where the ratio has moved by more than `clip_coef` in the direction that is rewarded.
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -469,7 +470,7 @@ def value_loss(
     `old_values`, those at collection time.
     """
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
-    # Values shall not run after one batch either; the range is in units of scaled rewards.
+    # One batch should not move the values far, either; the range is in units of scaled rewards.
     clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
     errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
@@ -490,9 +491,9 @@ def ppo_loss(
 ) -> tuple[Tensor, Tensors]:
     """Overall loss (paper, equation 9, negated), and debug variables, most by CleanRL's names.
 
-    The minibatch is obs (T, B, 1, 84, 84), starts (T, B), the state (2, B, H) before the rollout,
-    actions, and of the policy and value function that collected them logprobs, values, advantages,
-    returns, all (T, B). What changes during a run is in `schedule`.
+    The minibatch holds obs (T, B, 1, 84, 84), starts (T, B), the state (2, B, H) before the
+    rollout, actions and, computed by the agent that collected them, logprobs, values, advantages
+    and returns (T, B); `schedule` the numbers that change during a run.
     """
     obs, starts, state, actions, old_logprobs, old_values, advantages, returns = minibatch
     # Detail 36/37: rebuild states in training [ppo2/ppo2.py L179-180]
@@ -503,12 +504,13 @@ def ppo_loss(
     # The step then depends on which actions were better, not on the scale of rewards.
     advantages = normalize(advantages) if args.norm_adv else advantages
     pg_loss = policy_loss(logratio, advantages, clip_coef)
-    v_loss = value_loss(values, old_values, returns, clip_coef if args.clip_vloss else math.inf)
+    value_clip = clip_coef if args.clip_vloss else math.inf  # inf: nothing is clipped
+    v_loss = value_loss(values, old_values, returns, value_clip)
     # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
     # Subtracting the entropy pays for staying random, where the policy would narrow too early.
     loss = pg_loss - args.ent_coef * entropies.mean() + args.vf_coef * v_loss
     # Detail 12/37: debug variables [ppo2/model.py L87-88, L115-116]
-    # The return says late that something is wrong, these say it early: see HEALTH.
+    # The return says late that something is wrong, these say it early: see HEALTH, below.
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
@@ -584,9 +586,9 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
     terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
     history: list[dict[str, float]] = []  # metrics of each iteration
 
-    run_dir, saved, writer = open_run(args, args.env_id, ["env_id", "num_envs", "num_steps"])
+    run_dir, saved, writer = open_run(args, args.env_id, ["num_envs", "num_steps"])
     if saved:
-        agent.load_state_dict(saved["agent"])
+        load_weights(agent, saved)
         adam.load_state_dict(adam.state_dict() | {"state": saved["adam"]})  # settings are `args`'
         history = saved["updates"]
     if saved and envs.replay(saved):
@@ -597,7 +599,7 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
     remaining = range(envs.global_step // args.batch_size + 1, args.num_iterations + 1)
 
     for iteration in (progress := tqdm(remaining, mininterval=1)):
-        # --- Collect: T steps in each of the N environments, under frozen weights ---
+        # --- Collect: T steps in each of the N environments, with the weights held fixed ---
         start_time = time.perf_counter()
         # Eight frames keep a thread busy; more would wait, spinning, and slow down the games.
         torch.set_num_threads(min(args.torch_threads, max(1, args.num_envs // 8)))
@@ -656,8 +658,8 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         # The policy may move less and less, as the step size does.
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
         # What changes during a run: the numbers in `args` are constants of the compiled loss.
-        schedule = {"learning_rate": learning_rate, "clip_coef": clip_coef}
-        now = {name: torch.tensor(x, device=device) for name, x in schedule.items()}
+        scheduled = {"learning_rate": learning_rate, "clip_coef": clip_coef}
+        schedule = {name: torch.tensor(x, device=device) for name, x in scheduled.items()}
         batch = [obs[:-1], starts[:-1], rollout_state]  # games on the second axis
         batch += [actions, old_logprobs, values, advantages, returns]
         mb_metrics = []
@@ -666,13 +668,13 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Many small steps learn more from a batch than one; here they are of whole games.
             for mb in order.chunk(args.num_minibatches):
-                mb_metrics.append(update(agent, adam, batch, mb, now, args))
+                mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
             epoch_kl = means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"]
             # Extra: early stopping (early_stop_kl) [Spinning Up: at 1.5 times it, each step]
             # Clipping does not hold a policy that has left already: stopping does.
             if epoch_kl > args.early_stop_kl:
                 break
-        metrics = means(mb_metrics) | {f"charts/{name}": x for name, x in schedule.items()}
+        metrics = means(mb_metrics) | {f"charts/{name}": x for name, x in scheduled.items()}
         update_time = time.perf_counter()
 
         # --- Log and save ---
@@ -692,8 +694,9 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
         if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
             content = {"agent": agent.state_dict(), "adam": adam.state_dict()["state"]}
-            content |= {"num_actions": num_actions, "updates": history, **envs.state()}
-            save_checkpoint(run_dir, args, {**content, "starts": starts[-1], "state": state})
+            content |= {"num_actions": num_actions, "env_name": args.env_id, "updates": history}
+            content |= {"starts": starts[-1], "state": state, **envs.state()}
+            save_checkpoint(run_dir, args, content)
     writer.close()
     results = {"agent": agent, "episodes": envs.episodes, "updates": history}
     return {**results, "args": args, "run_dir": run_dir}
@@ -838,10 +841,9 @@ def warn(history: list[dict[str, float]]) -> None:
 def log(writer: SummaryWriter, metrics: dict[str, float], ended: list[dict[str, Any]]) -> None:
     """Write the metrics of an iteration, and the means of the episodes that ended in it."""
     if ended:
-        means = {
-            f"charts/episodic_{x}": np.mean([y[x] for y in ended]) for x in ("return", "length")
-        }
-        metrics = metrics | means
+        returns, lengths = ([episode[x] for episode in ended] for x in ("return", "length"))
+        means = {"episodic_return": np.mean(returns), "episodic_length": np.mean(lengths)}
+        metrics = metrics | {f"charts/{name}": x for name, x in means.items()}
     for name, value in metrics.items():
         writer.add_scalar(name, value, metrics["global_step"])
 
@@ -872,7 +874,8 @@ def compiled(function: Callable, effect: Callable) -> Callable:
     torch._dynamo.config.error_on_recompile = True
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
-    guards = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH"}  # all 280 take a fifth of an update
+    # Those that tell what changed; all 280 would take a fifth of an update.
+    guards = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_LENGTH"}
     options = {"guard_filter_fn": lambda found: [x.guard_type in guards for x in found]}
     options |= {"size_asserts": False, "cpp_wrapper": True}
     fastest, checked = torch.compile(function, fullgraph=True, options=options), False
@@ -894,7 +897,7 @@ def compiled(function: Callable, effect: Callable) -> Callable:
             if constant:
                 reason = f"it was compiled for {constant[1]}; what changes goes into `schedule`"
             else:
-                reason = f"{' '.join(str(error).split())[:300]} (is g++ there?)"
+                reason = f"{' '.join(str(error).split())[:300]} (it needs g++)"
             tqdm.write(f"Warning: from now on the update is not compiled, slower: {reason}")
             fastest, checked = function, True
             return function(*args)
@@ -938,8 +941,9 @@ def open_run(
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
         raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    if saved and any(saved["args"].get(name) != getattr(args, name) for name in fixed):
-        raise ValueError(f"A resumed run cannot change {', '.join(fixed)}.")
+    changed = [name for name in fixed if saved and saved["args"].get(name) != getattr(args, name)]
+    if changed or saved.get("env_name", env_name) != env_name:
+        raise ValueError(f"A resumed run cannot change {', '.join(changed) or 'its environment'}.")
     print(f"Logs and checkpoints: {run_dir}")
     config = dataclasses.asdict(args)
     if args.track:
@@ -985,22 +989,31 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict) or "script" not in content:
         raise ValueError(f"{path} is damaged, or no checkpoint of a script like this one.")
     # A renamed copy of the script is welcome; another algorithm has other settings.
-    if others := content["args"].keys() ^ {x.name for x in dataclasses.fields(Args)}:
+    if unknown := content["args"].keys() - {x.name for x in dataclasses.fields(Args)}:
         made = f"{path} was made by {content['script']}.py"
-        raise ValueError(f"{made}, which has not the settings of {SCRIPT}.py: {min(others)}.")
+        raise ValueError(f"{made}, whose setting {min(unknown)} {SCRIPT}.py does not have.")
     return content
 
 
-def load_policy(run_dir: str | Path) -> Callable[..., int]:
-    """A trained policy, as a function of an observation (1, 84, 84) as `make_env` gives it.
+# Copied from ppo_continuous_action.py
+def load_weights(agent: nn.Module, saved: dict[str, Any]) -> None:
+    """Load parameters and buffers; raise ValueError if they are those of another network."""
+    try:
+        agent.load_state_dict(saved["agent"])
+    except RuntimeError as error:
+        raise ValueError(f"{saved['script']}.py has saved another network: {error}") from error
 
-    It remembers what it has seen until `start` is true, as it must be with the first observation of
-    each life or game. It returns the most likely action, or one drawn with the generator `rng` that
-    may be given too.
+
+def load_policy(run_dir: str | Path) -> Callable[..., int]:
+    """A trained policy: `policy(obs, start)` is the most likely action.
+
+    `obs` (1, 84, 84) is as an environment of `make_env` gives it. The policy remembers what it has
+    seen until `start` is true, as it must be for the first observation of each life or game.
+    `policy(obs, start, rng)` draws the action with the generator.
     """
     saved = load_checkpoint(run_dir)
     agent = Agent(saved["num_actions"], Args(**saved["args"]))
-    agent.load_state_dict(saved["agent"])
+    load_weights(agent, saved)
     state = agent.initial_state(1)
 
     @torch.no_grad()
@@ -1017,13 +1030,13 @@ def load_policy(run_dir: str | Path) -> Callable[..., int]:
 def evaluate(args: Args) -> dict[str, dict[str, list]]:
     """Play whole games with a trained policy; print, save and return what they came to.
 
-    Returns for each kind of action, "best" and "sampled", the `returns` and `lengths` of the games;
-    so does evaluation.json.
+    Returns for each kind of action, "best" and "sampled", the `returns` and `lengths` of the games,
+    and writes them into evaluation.json.
     """
     saved, policy, results = load_checkpoint(args.evaluate), load_policy(args.evaluate), {}
     names = {"evaluate", "eval_episodes", "capture_video", "seed"}
-    ignored = [x.name for x in dataclasses.fields(Args) if getattr(args, x.name) != x.default]
-    if ignored := set(ignored) - names:
+    given = {x.name for x in dataclasses.fields(Args) if getattr(args, x.name) != x.default}
+    if ignored := given - names:
         print(f"Taken from the run, not from here: {', '.join(sorted(ignored))}")
     args = Args(**{**saved["args"], **{name: getattr(args, name) for name in names}})
     for kind in ("best", "sampled"):

@@ -281,7 +281,7 @@ MUTATIONS = [
     ("rng.permutation(args.num_envs)", "rng.integers(6, size=6)", "order_of_time"),
     ("order.chunk(args", "order.split(args", "order_of_time"),
     ("[x[:, mb] for x in batch]", "[x[:, mb].flip(0) for x in batch]", "order_of_time"),
-    ("starts[:-1], rollout_state)", "starts[:-1], state)", "whole_past"),
+    ("starts[:-1], rollout_state]", "starts[:-1], state]", "whole_past"),
     ("rollout_state = obs[-1], starts[-1], state", "rollout_state = obs[-1], starts[-1], 0 * state",
      "whole_past"),
     ("agent.evaluate_actions(obs, starts, state", "agent.evaluate_actions(obs, starts, 0 * state",
