@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -436,6 +437,8 @@ def flags(args: Any) -> str:
     return " ".join(words)
 
 
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
 for path in sorted((ROOT / "tests").glob("test_*.py")):  # adapters of scripts beyond these
     if "\nADAPTER = " in path.read_text():
         adapter = importlib.import_module(path.stem).ADAPTER

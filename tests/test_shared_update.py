@@ -35,6 +35,16 @@ def test_learning_rate_falls_linearly_and_is_held_within_an_iteration(script, ti
     np.testing.assert_allclose(per_iteration(recorded, "learning_rate", 3), 0.004, rtol=1e-6)
 
 
+@on("vector")
+def test_steps_of_all_iterations_are_counted_and_corrected_for_adams_beginning(
+    script, tiny, recorded
+):
+    script.module.train(tiny("Walk"))
+    found = [step.schedule["bias_correction"] for step in recorded.steps]
+    expected = [(1 - 0.999**t) ** 0.5 / (1 - 0.9**t) for t in range(1, len(found) + 1)]
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 @on("clips")
 def test_clip_range_falls_on_the_same_line_only_if_asked_to(script, tiny, recorded):
     script.module.train(tiny(total_timesteps=128, anneal_clip=True, clip_coef=0.4))
