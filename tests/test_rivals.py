@@ -338,6 +338,18 @@ def test_average_policy_follows_slowly():
     assert 0 < (average - start).norm() < 0.05 * (adam["weights"] - start).norm()
 
 
+def test_update_measures_the_trust_region_from_the_average_policy():
+    args = a2c.Args(**TINY, trust_region=0.05)
+    (agent, adam), (average, _) = make_agent(args), make_agent(args)
+    adam["average"] = adam["weights"] + 0.1
+    nn.utils.vector_to_parameters(adam["average"].clone(), ppo.learned(average))
+    batch, before = make_batch(agent), adam["weights"].clone()
+    descent = gradient(a2c.a2c_loss(agent, average, batch, args), agent)
+    a2c.a2c_update(agent, adam, batch, None, make_schedule(), args)
+    step = adam["weights"] - before  # the squares begin at 1: nearly the gradient itself
+    assert torch.cosine_similarity(step, -descent, dim=0) > 0.9999
+
+
 # --- CEM ---
 
 
@@ -377,6 +389,8 @@ def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
     saved = ppo.torch.load(run["run_dir"] / "checkpoint.pt", weights_only=True)
     weights = nn.utils.parameters_to_vector(run["agent"].parameters())
     torch.testing.assert_close(weights, saved["mean"].float())
+    act, obs = ppo.actor(run["agent"], -1.0, 1.0), np.ones((1, 1), np.float32)
+    assert act(obs, np.ones((1, 1)))[0] == act(obs, 0.0)[0] == pytest.approx(weights.sum().item())
     # The observations are spread evenly over [-1, 1] and become normal.
     assert saved["mean"].tolist() == pytest.approx([3**-0.5, 0], abs=0.05)
 
