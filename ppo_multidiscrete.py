@@ -346,7 +346,7 @@ def value_loss(
     `old_values`, those at collection time.
     """
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
-    # One batch should not move the values far, either; the range is in units of scaled rewards.
+    # One batch should not move the values far, either; the range is in units of rewards.
     clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
     errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
@@ -857,7 +857,7 @@ def compiled(function: Callable, effect: Callable) -> Callable:
     # Those that tell what changed; all 280 would take a fifth of an update.
     guards = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_LENGTH"}
     options = {"guard_filter_fn": lambda found: [x.guard_type in guards for x in found]}
-    options |= {"size_asserts": False, "cpp_wrapper": True}
+    options |= {"size_asserts": False, "cpp_wrapper": not torch.cuda.is_available()}
     fastest, checked = torch.compile(function, fullgraph=True, options=options), False
 
     def call(*args: Any) -> Any:
@@ -916,7 +916,8 @@ def open_run(
     args: Args, env_name: str, fixed: list[str]
 ) -> tuple[Path, dict[str, Any], SummaryWriter]:
     """Folder, checkpoint ({} for a new run) and log; `fixed` are settings that must not change."""
-    name = f"{env_name.replace('/', '-')}__{SCRIPT}__{args.seed}__{int(time.time())}-{os.getpid()}"
+    began = f"{time.time_ns() // 10**6}-{os.getpid()}"
+    name = f"{env_name.replace('/', '-')}__{SCRIPT}__{args.seed}__{began}"
     run_dir = Path(args.resume or f"runs/{args.run_name or name}")
     saved = load_checkpoint(run_dir) if args.resume else {}
     if not saved and (run_dir / "checkpoint.pt").exists():
@@ -932,9 +933,7 @@ def open_run(
         try:
             wandb.init(id=run_dir.name, resume="allow", config=config, sync_tensorboard=True)
         except wandb.Error as error:
-            raise ValueError(
-                f"Weights & Biases (WANDB_MODE=offline needs none): {error}"
-            ) from error
+            raise ValueError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     # What a killed run has logged after its last checkpoint is hidden.
     writer = SummaryWriter(str(run_dir), purge_step=saved.get("global_step", 0) + 1)
     writer.add_text("settings", "  \n".join(f"{name}: {config[name]}" for name in config))

@@ -379,7 +379,7 @@ def clipped_value_loss(
     `old_values`, those at collection time.
     """
     # Detail 9/37: value function loss clipping (value_clip_coef) [ppo2/model.py L68-75]
-    # Values shall not run after one batch either; the range is in units of scaled rewards.
+    # One batch should not move the values far, either; the range is in units of scaled rewards.
     clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
     errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
