@@ -84,16 +84,6 @@ def test_gae_bootstraps_a_truncated_step_and_no_terminated_one(terminated, targe
     assert returns[0].item() == target
 
 
-def test_gae_lambda_one_sums_all_rewards_and_lambda_zero_looks_one_step_ahead():
-    rewards, values = column(1, 1, 1, 1), column(3, -2, 5, 7)
-    next_values = torch.cat([values[1:], column(10)])
-    none = torch.zeros_like(rewards)
-    _, returns = ppo.gae(rewards, values, next_values, none, none, 0.5, 1.0)
-    assert returns[0].item() == pytest.approx(1 + 0.5 + 0.25 + 0.125 + 10 / 16)
-    _, returns = ppo.gae(rewards, values, next_values, none, none, 0.5, 0.0)
-    torch.testing.assert_close(returns, rewards + 0.5 * next_values)
-
-
 # --- Losses ---
 
 
