@@ -11,7 +11,6 @@ files. `pytest -m slow tests/test_mutations.py` runs all of them;
 import ast
 import functools
 import importlib
-import itertools
 import os
 import re
 import shutil
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import pytest
 from adapters import ROOT, SCRIPTS, on
+from test_copies import blocks, sections
 
 HOME = "continuous"
 # Files whose tests run on several scripts, chosen by --script.
@@ -185,28 +185,13 @@ def source(script: str) -> str:
 
 @functools.cache
 def copied(text: str) -> list[tuple[int, int]]:
-    """First and last line of each function, class or section that is marked as a copy."""
-    lines, found = text.splitlines(), []
-    banners = [i for i, line in enumerate(lines, 1) if line.startswith("# ===")]
-    for first, last in itertools.pairwise([*banners, len(lines) + 1]):
-        if lines[first].startswith("# Copied from "):
-            found.append((first, last - 1))
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            first = min([node.lineno, *(x.lineno for x in node.decorator_list)])
-            if lines[first - 2].startswith("# Copied from "):
-                found.append((first, node.end_lineno))
-    return found
+    """Where each function, class or section that is marked as a copy begins and ends."""
+    found = {**sections(text), **blocks(text)}.values()
+    return [(start, start + len(block)) for block, home, start in found if home]
 
 
-def position(text: str, old: str) -> tuple[int, int]:
-    """First and last line of a text."""
-    first = text[: text.index(old)].count("\n") + 1
-    return first, first + old.rstrip("\n").count("\n")
-
-
-def inside(line: int, spans: list[tuple[int, int]]) -> bool:
-    return any(first <= line <= last for first, last in spans)
+def is_copied(text: str, place: int) -> bool:
+    return any(first <= place < last for first, last in copied(text))
 
 
 def rows() -> list[Row]:
@@ -219,7 +204,7 @@ def rows() -> list[Row]:
         for old, new, test in MUTATIONS:
             file, expression = test.split(": ")
             tests = [f"tests/test_{file}.py", "-k", expression, "--script", script]
-            here = text.count(old) == 1 and not inside(position(text, old)[0], copied(text))
+            here = text.count(old) == 1 and not is_copied(text, text.index(old))
             same = "environments" in adapter.features and file in SHARED and old not in own
             if here and (script == HOME or same):
                 found.append(Row(script, old, new, tests))
@@ -283,18 +268,15 @@ def test_each_selection_names_tests_that_exist():
 @on(*SCRIPTS)
 def test_every_tagged_line_is_broken_by_a_row(script):
     """Those in marked copies at their home."""
-    script = script.name
-    text = source(script)
-    statements = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.stmt)]
-    broken = [position(text, x.old) for x in ROWS if x.script == script and x.old in text]
-    lines, missing = text.splitlines(), []
-    tag = re.compile(r"\s*# (Detail \w+/\d+|Extra|Deviation): ")
-    for line, content in enumerate(lines, 1):
-        if tag.match(content) and not inside(line, copied(text)):
-            below = next(i for i in range(line, len(lines)) if lines[i].strip()[:1] != "#") + 1
-            ends = [x.end_lineno for x in statements if x.lineno == below]
-            if not any(first <= max(ends) and last >= below for first, last in broken):
-                missing.append(content.strip())
+    text, missing = script.path.read_text(), []
+    ends = {x.lineno: x.end_lineno for x in ast.walk(ast.parse(text)) if isinstance(x, ast.stmt)}
+    places = [text.index(x.old) for x in ROWS if x.script == script.name and x.old in text]
+    broken = {text[:place].count("\n") + 1 for place in places}
+    for tag in re.finditer(r"(?m)^ *# (Detail \w+/\d+|Extra|Deviation): .*", text):
+        code = re.compile(r"(?m)^ *[^ #\n]").search(text, tag.end()).end()
+        first = text[:code].count("\n") + 1
+        if not is_copied(text, tag.start()) and not broken & {*range(first, ends[first] + 1)}:
+            missing.append(tag[0].strip())
     assert missing == []
 
 
