@@ -28,7 +28,9 @@ def logged(folder: Path) -> list[tuple[int, float]]:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     events = (x for path in folder.glob("**/events.*") for x in EventFileLoader(str(path)).Load())
-    return sorted({x.step: x.wall_time for x in events if x.step}.items())
+    # An event that is no summary marks the start of a log: compiling comes after it.
+    made = {x.step: x.wall_time for x in events if x.step and x.HasField("summary")}
+    return sorted(made.items())
 
 
 def rates(points: list[tuple[int, float]], start: float) -> dict[str, float]:
