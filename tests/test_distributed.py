@@ -82,9 +82,9 @@ def test_processes_resume_with_new_games(probe):
 
 # Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
 MUTATIONS = [
-    ("[*(x.grad for x in agent.parameters()), *metrics", "[*metrics", "share_gradients"),
-    ("agent.parameters()), *metrics.values()])", "agent.parameters())])", "share_gradients"),
+    ("[*(x.grad for x in learned(agent)), *metrics", "[*metrics", "share_gradients"),
+    ("learned(agent)), *metrics.values()])", "learned(agent))])", "share_gradients"),
     ("x /= WORLD_SIZE", "x /= 1", "share_gradients"),
-    ("[args.seed, len(updates), RANK]", "[args.seed, len(updates)]", "share_gradients"),
+    ("[args.seed, len(history), RANK]", "[args.seed, len(history)]", "share_gradients"),
     ("range(args.num_envs)], WORLD_SIZE)", "range(args.num_envs)])", "share_gradients"),
 ]  # fmt: skip
