@@ -299,9 +299,11 @@ def test_a_dict_environment_of_ones_own_trains_evaluates_and_has_its_own_name(sc
     assert script.module.evaluate(asked, Rooms)["mean"]["returns"] == [2.0, 2.0]
 
 
-@on("gaussian")
+@on("vector")
 def test_gymnasiums_checks_run_for_an_environment_of_ones_own(script):
     class Wrong(Rooms):
+        action_space = fake_envs.SPACES[script.space][1]
+
         def observe(self):
             return {"place": np.full(2, 7.0, np.float32), "open": 0}  # outside of its space
 
