@@ -1034,8 +1034,9 @@ def main() -> None:
         else:
             results = train(args)
             if RANK == 0:
-                last = [game["return"] for game in results["episodes"][-100:]] or [math.nan]
-                print(f"Return {np.mean(last):.1f}, the mean of the last {len(last)} games. Now:")
+                last = [game["return"] for game in results["episodes"][-100:]]
+                mean = f"{np.mean(last):.1f}" if last else "unknown"
+                print(f"Return {mean}, the mean of the last {len(last)} games. Now:")
                 run_dir = results["run_dir"]
                 print(f"python {SCRIPT}.py --evaluate {run_dir}; tensorboard --logdir {run_dir}")
     except (ValueError, OSError, ImportError, gym.error.Error) as error:

@@ -1075,8 +1075,9 @@ def main() -> None:
             evaluate(args)
         else:
             results = train(args)
-            last = [game["return"] for game in results["episodes"][-100:]] or [math.nan]
-            print(f"Return {np.mean(last):.1f}, the mean of the last {len(last)} games. Now:")
+            last = [game["return"] for game in results["episodes"][-100:]]
+            mean = f"{np.mean(last):.1f}" if last else "unknown"
+            print(f"Return {mean}, the mean of the last {len(last)} games. Now:")
             run_dir = results["run_dir"]
             print(f"python {SCRIPT}.py --evaluate {run_dir}; tensorboard --logdir {run_dir}")
     except (ValueError, OSError, ImportError, gym.error.Error) as error:

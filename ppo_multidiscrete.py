@@ -1064,10 +1064,9 @@ def main() -> None:
             evaluate(args)
         else:
             results = train(args)
-            recent = [episode["return"] for episode in results["episodes"][-100:]] or [math.nan]
-            print(
-                f"Return {np.mean(recent):.1f}, the mean of the last {len(recent)} episodes. Now:"
-            )
+            recent = [episode["return"] for episode in results["episodes"][-100:]]
+            mean = f"{np.mean(recent):.1f}" if recent else "unknown"
+            print(f"Return {mean}, the mean of the last {len(recent)} episodes. Now:")
             run_dir = results["run_dir"]
             print(f"python {SCRIPT}.py --evaluate {run_dir}; tensorboard --logdir {run_dir}")
     except (ValueError, OSError, ImportError, gym.error.Error) as error:
