@@ -108,10 +108,6 @@ class Script:
 
     order: Sequence[int] = range(9)  # places of Step.data in a minibatch
 
-    def data(self, batch: list[Tensor], mb: Tensor) -> list[Tensor]:
-        """Step.data of a minibatch."""
-        return [x[mb].clone() for x in batch]
-
     def minibatch(self, step: Step) -> list[Tensor]:
         """What the loss was given."""
         return [x for _, x in sorted(zip(self.order, step.data), key=lambda pair: pair[0])]
@@ -145,7 +141,7 @@ class Script:
         """An update that notes what it does; the gradient shows in Adam's running mean."""
 
         def update(agent, adam, batch, mb, schedule, args):
-            data, before = self.data(batch, mb), adam["mean"].clone()
+            data, before = [x[mb].clone() for x in batch], adam["mean"].clone()
             metrics = real(agent, adam, batch, mb, schedule, args)
             gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
             numbers = {name: x.item() for name, x in schedule.items()}
@@ -256,11 +252,15 @@ class Atari(Script):
         return agent.get_value(torch.from_numpy(stack)[None]).item()
 
     def recording(self, real: Callable, steps: list[Step]) -> Callable:
-        """The gradients are still there after the step."""
+        """The loss is handed over, and gradients are still there after the step."""
 
-        def update(agent, adam, batch, mb, schedule, args, *loss):
-            data = self.data(batch, mb)
-            metrics = real(agent, adam, batch, mb, schedule, args, *loss)
+        def update(agent, adam, batch, mb, schedule, args):
+            def loss(agent, minibatch, schedule, args):
+                data.extend(minibatch[i].clone() for i in self.order)
+                return getattr(self.module, self.loss)(agent, minibatch, schedule, args)
+
+            data: list[Tensor] = []
+            metrics = real(agent, adam, batch, mb, schedule, args, loss)
             (group,) = adam.param_groups
             gradient = torch.cat([x.grad.flatten() for x in group["params"]])
             numbers = {name: x.item() for name, x in schedule.items()}
@@ -280,9 +280,6 @@ class AtariLSTM(Atari):
     settings: ClassVar[dict[str, Any]] = {**Atari.settings, "num_envs": 4, "num_steps": 8}
     frames = 1
     order = (0, 3, 4, 5, 6, 7, 1, 2)
-
-    def data(self, batch: list[Tensor], mb: Tensor) -> list[Tensor]:
-        return [batch[i][:, mb].clone() for i in self.order]
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(self.module, "HIDDEN_SIZE", 16)
