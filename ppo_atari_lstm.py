@@ -832,7 +832,8 @@ class Environments:
 def warn(history: list[dict[str, float]]) -> None:
     """Print what to do where a metric has just become unhealthy for `patience` iterations."""
     for name, low, high, patience, sentence in HEALTH:
-        bad = [not low <= x.get(name, low) <= high for x in history[-patience - 1 :]]
+        values = [x.get(name, math.nan) for x in history[-patience - 1 :]]
+        bad = [value < low or value > high for value in values]  # not where it is NaN
         if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
             tqdm.write(f"Warning: {name} is {history[-1][name]:.3g}. {sentence}")
 

@@ -170,7 +170,7 @@ class Agent(nn.Module):
         self.value = nn.Sequential(*value_trunk, init(nn.Linear(64, 1), 1.0))
         self.policy = nn.Sequential(*policy_trunk, init(nn.Linear(64, action_size), 0.01))
         zeros = torch.zeros(1, action_size)
-        # Detail 24/37: state-independent log std [common/distributions.py L104-105]
+        # Detail 24/37: state-independent log std (not anneal_log_std) [distributions.py L104-105]
         # How far to explore is learned once for all states: one number per component, at first 0.
         self.log_std = nn.Buffer(zeros) if args.anneal_log_std else nn.Parameter(zeros)
 
@@ -732,7 +732,8 @@ def check_actor(logprobs: Tensor, noise: np.ndarray, agent: Agent) -> None:
 def warn(history: list[dict[str, float]]) -> None:
     """Print what to do where a metric has just become unhealthy for `patience` iterations."""
     for name, low, high, patience, sentence in HEALTH:
-        bad = [not low <= x.get(name, low) <= high for x in history[-patience - 1 :]]
+        values = [x.get(name, math.nan) for x in history[-patience - 1 :]]
+        bad = [value < low or value > high for value in values]  # not where it is NaN
         if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
             tqdm.write(f"Warning: {name} is {history[-1][name]:.3g}. {sentence}")
 

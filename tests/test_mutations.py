@@ -165,7 +165,7 @@ MUTATIONS = [
     ("gym.wrappers.PassiveEnvChecker(env_factory())", "env_factory()", "changed: gymnasiums_checks"),
     ("np.random.SeedSequence(args.seed, spawn_key=(1,))", "[args.seed, 0]", "shared_interface: other_seeds"),
     ("if sum(bad) == patience and all(bad[-patience:]):", "if all(bad[-patience:]):", "shared_interface: each_row"),
-    ("[not low <= x.get(name, low) <= high", "[not x.get(name, low) <= high", "shared_interface: each_row"),
+    ("value < low or value > high", "value > high", "shared_interface: each_row"),
     ("if not math.isfinite(envs.obs.sum() + envs.final_obs.sum()):", "if False:", "shared_rollout: bad_number"),
     ("not all(map(math.isfinite, metrics.values()))", "False", "math: means_refuse"),
 ]  # fmt: skip
