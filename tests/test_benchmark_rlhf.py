@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
-from benchmark import plots, record, results, rlhf, run
+from benchmark import record, results, rlhf, run
 from benchmark.definitions import Folders
-from benchmark.suites import SHOWN, SUITES
+from benchmark.suites import SUITES
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ GRPO = PPO | {"kl_in_loss": False, "std": False, "length_divisor": "longest"}
 PAPER = GRPO | {"kl_in_loss": True, "std": True, "length_divisor": "own"}
 
 
-def test_models_are_kept_with_thinned_curves_and_compared(folders, tmp_path):
+def test_models_are_kept_with_thinned_curves_and_compared(folders):
     update = dict.fromkeys(record.STAGE_METRICS, 0.25) | {"objective/kl": 5.0, "losses/k3": 0.1}
     kinds = {"ppo-adaptive-6": judged("PPO", 1.25, 6.0, **PPO)}
     kinds["best-of-16"] = judged("best of n", 1.3, 1.8, n=16)
@@ -68,29 +68,15 @@ def test_models_are_kept_with_thinned_curves_and_compared(folders, tmp_path):
     text = SUITES["rlhf"].table(SUITES["rlhf"], folders)
     assert "| best of n | n = 16 | 1 | 1.30 |" in text
     assert "| 2 | 0.800 | 0.700 | 1.25 | 5.00 (6) | 1.5 | 0 | 512 |\n" in text
-    (picture,) = SUITES["rlhf_frontier"].pictures
-    path = plots.draw(SUITES["rlhf_frontier"], picture, folders, tmp_path)
-    before = path.read_bytes()
-    # The figure shows the runs of other suites too: it changes with each.
-    for suite in SHOWN[:2]:
-        lines = results.lines_of(folders.results / f"{suite}.jsonl")
-        lines[0]["models"][lines[0]["judged"]]["objective/gold"] = 0.9
-        results.write_lines(folders.results / f"{suite}.jsonl", lines)
-        after = plots.draw(SUITES["rlhf_frontier"], picture, folders, tmp_path).read_bytes()
-        assert after != before
-        before = after
 
 
 @pytest.mark.parametrize(
     ("model", "method", "penalty"),
     [
-        ({"method": "SFT"}, "SFT", "–"),
-        ({"method": "PPO"} | PPO, "PPO", "target 6"),
         ({"method": "PPO"} | PPO | {"kl_mode": "none"}, "PPO", "none"),
         ({"method": "GRPO"} | PAPER, "GRPO, KL in the loss", "target 6"),
         ({"method": "GRPO"} | GRPO | {"kl_mode": "fixed", "std": True}, "GRPO, std", "β = 0.5"),
         ({"method": "GRPO"} | GRPO | {"reward": "gold"}, "GRPO, gold as reward", "target 6"),
-        ({"method": "DPO", "beta": 1.0, "nll_coef": 0.0}, "DPO", "β = 1"),
     ],
 )
 def test_method_and_penalty_of_a_model(model, method, penalty):

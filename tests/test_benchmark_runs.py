@@ -6,7 +6,6 @@ checkpoints, which are JSON.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark import execute, results, run, suites
+from benchmark import results, run, suites
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT
 
@@ -174,39 +173,24 @@ def test_benchmark_run_and_script_killed(bench, iteration):
     bench.check_complete()
 
 
-def test_a_run_outlives_its_killed_benchmark_and_keeps_its_result(bench):
-    process, script = bench.start_until(NAMES[0], 2, "--workers", "1", pace=0.1)
-    os.kill(script, signal.SIGSTOP)  # until the other benchmark has seen it
-    try:
-        process.kill()
-        process.wait()
-        assert bench.states(only=NAMES[0]) == ["running"]
-        output = bench.run("run", "tiny", "--workers", "1", pace=0)
-        assert "A-v1/seed1 left to another process" in output and "2 of 3 runs done." in output
-    finally:
-        os.kill(script, signal.SIGCONT)
-    while bench.states(only=NAMES[0]) != ["done"]:
-        time.sleep(0.1)
-    assert len(bench.starts(NAMES[0])) == 1
-    assert "3 of them done before." in bench.run("run", "tiny", pace=0)
-    bench.check_complete()
-
-
-def test_a_script_outlives_all_others_and_is_not_started_beside_itself(bench):
+@pytest.mark.parametrize("survivors", ["run and script", "script"])
+def test_a_run_outlives_its_killed_benchmark_and_is_not_started_beside_itself(bench, survivors):
     process, script = bench.start_until(NAMES[0], 2, "--only", NAMES[0])
-    for pid in (process.pid, parent(script)):
+    killed = [process.pid, *[parent(script)] * (survivors == "script")]
+    for pid in killed:
         os.kill(pid, signal.SIGKILL)
     process.wait()
     os.kill(script, signal.SIGSTOP)  # until the other benchmark has seen it
     try:
+        assert bench.states(only=NAMES[0]) == ["running"]
         assert "left to another process" in bench.run("run", "tiny", "--only", NAMES[0])
     finally:
         os.kill(script, signal.SIGCONT)
     bench.wait_for_iteration(NAMES[0], 20)
     while bench.states(only=NAMES[0]) == ["running"]:
         time.sleep(0.1)
-    bench.run("run", "tiny", pace=0)  # finds nothing left to do in the first run
-    assert [first for _, first in bench.starts(NAMES[0])] == [1, 21]
+    bench.run("run", "tiny", pace=0)  # a script alone leaves no result: it is asked once more
+    assert [first for _, first in bench.starts(NAMES[0])] == [1, 21][: len(killed)]
     bench.check_complete()
 
 
@@ -273,63 +257,36 @@ def test_a_finished_run_is_played_by_the_script_where_the_suite_asks_for_it(benc
     assert walks == [{"returns": [1.235], "lengths": [100], "speeds": [0.1235]}] * 3
 
 
-def test_an_interrupted_run_of_stages_makes_each_once(bench):
-    process, _ = bench.start_until("reviews/seed1", 3, pace=0.3, suite="stages")
+@pytest.mark.parametrize("suite", ["stages", "short"])
+def test_an_interrupted_run_of_stages_makes_each_once_and_a_short_one_begins_anew(bench, suite):
+    name, resumable = "reviews/seed1", suite == "stages"
+    process, _ = bench.start_until(name, 3, pace=0.3, suite=suite)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
-    assert bench.states("stages") == ["interrupted"]
-    bench.run("run", "stages", pace=0)
-    assert [x.split()[1] for x in bench.lines("reviews/seed1", "starts.txt", "stages")] == [
-        *("False", "True")
-    ]
-    stages = bench.lines("reviews/seed1", "iterations.txt", "stages")
-    assert stages == ["sft", "ppo-adaptive-6", "ppo-none", "ppo-none"]
-    record = bench.records("stages")["reviews/seed1"]
-    assert (record["score"], record["hours"]) == (1.5, None)
-    rows = results.table_of(bench.folder / "benchmark/results/stages.csv")
+    assert bench.states(suite) == ["interrupted" if resumable else "waiting"]
+    bench.run("run", suite, pace=0)
+    starts = [x.split()[1] for x in bench.lines(name, "starts.txt", suite)]
+    assert starts == ["False", str(resumable)]
+    stages = ["sft", "ppo-adaptive-6", "ppo-none"]
+    again = stages[2:] if resumable else stages
+    assert bench.lines(name, "iterations.txt", suite) == stages + again
+    record = bench.records(suite)[name]
+    assert record["score"] == 1.5 and (record["hours"] is None) == resumable
+    rows = results.table_of(bench.folder / f"benchmark/results/{suite}.csv")
     assert list(rows["step"]) == [1, 2, 3] * 2
 
 
-def test_an_interrupted_short_run_begins_anew(bench):
-    process, _ = bench.start_until("reviews/seed1", 2, pace=0.3, suite="short")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    assert bench.states("short") == ["waiting"]
-    bench.run("run", "short", pace=0)
-    assert bench.records("short")["reviews/seed1"]["hours"] is not None
-
-
-# --- Locks and collecting ---
-
-
-@pytest.fixture
-def one(tmp_path):
+def test_a_writer_that_is_killed_loses_nothing(tmp_path, monkeypatch):
+    """Between the curves and the records, or with results that only it has seen."""
     folders = Folders(tmp_path / "results", tmp_path / "runs")
-    return run.make_run(suites.SUITES["smoke"], "InvertedPendulum-v4", "", 1, folders), folders
-
-
-def test_two_who_ask_at_the_same_time_do_not_see_each_other(one):
-    made, folders = one
-    assert execute.state(made, folders) == "waiting"
-    with run.lock(made.folder / "lock") as held:
-        assert held and execute.state(made, folders) == "running"
-        assert held.readable() and held.writable()  # NFS wants both, each for a kind of lock
-        with run.lock(made.folder / "lock") as again:
-            assert again is None
-    with (made.folder / "lock").open() as other:
-        fcntl.flock(other, fcntl.LOCK_SH)
-        assert execute.state(made, folders) == "waiting"
-
-
-def test_a_writer_that_is_killed_loses_nothing(one, monkeypatch):
-    made, folders = one
     suite, write = suites.SUITES["smoke"], results.write_text
 
     def leave(seed):
+        made = run.make_run(suite, "InvertedPendulum-v4", "", seed, folders)
         key = {"environment": made.environment, "variant": "", "seed": seed}
-        path = made.folder.with_name(f"seed{seed}") / "result.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(results.json.dumps({"record": key, "curve": {"step": [1, 2]}}))
+        made.folder.mkdir(parents=True)
+        content = {"record": key, "curve": {"step": [1, 2]}}
+        (made.folder / "result.json").write_text(results.json.dumps(content))
 
     def killed(path, text):
         if path.suffix == ".jsonl":
@@ -339,22 +296,18 @@ def test_a_writer_that_is_killed_loses_nothing(one, monkeypatch):
     leave(1)
     results.collect(suite, folders)
     leave(2)
-    monkeypatch.setattr(results, "write_text", killed)
-    with pytest.raises(InterruptedError):
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(results, "write_text", killed)
         results.collect(suite, folders)
     assert [key[2] for key in results.done("smoke", folders)] == [1]
-    monkeypatch.undo()
     results.collect(suite, folders)
-    found = results.by_environment("smoke", "", folders)[made.environment]
+    (found,) = results.by_environment("smoke", "", folders).values()
     assert [len(x.curve) for x in found] == [2, 2]
-    for path in made.folder.parent.glob("*/result.json"):  # as in a fresh checkout
+    for path in folders.runs.glob("**/result.json"):  # as in a fresh checkout
         path.unlink()
     leave(3)
     results.collect(suite, folders)
     assert [key[2] for key in results.done("smoke", folders)] == [1, 2, 3]
-    for _ in range(9):
-        results.curves_in(folders.results / "smoke.csv", time.monotonic_ns())
-    assert results.curves_in.cache_info().currsize <= 4
 
 
 # --- A real Ray cluster ---
