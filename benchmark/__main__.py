@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from benchmark import execute, pages, plots, results, tables, throughput
 from benchmark.definitions import Folders, Suite
-from benchmark.provenance import BenchmarkError, commit_named, source_at
+from benchmark.provenance import BenchmarkError, commit_named, sources_at
 from benchmark.run import select
 from benchmark.suites import SUITES
 
@@ -65,7 +65,7 @@ def run(
         raise BenchmarkError("--workers is for local runs; a cluster makes one per processor core.")
     commit = commit_named(commit)
     for script in {run.script for run in runs}:
-        source_at(commit, script)  # what the commit lacks is to be said before anything is begun
+        sources_at(commit, script)  # what the commit lacks is to be said before anything is begun
     if cluster == "ray":
         failed = execute.run_ray(SUITES[suite], runs, folders, commit)
     else:

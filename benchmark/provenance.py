@@ -52,6 +52,16 @@ def source_at(commit: str, script: str) -> str:
     return git("show", f"{commit}:{script}")
 
 
+def sources_at(commit: str, script: str) -> dict[str, str]:
+    """Texts, by file name, of a script and of those beside it or at the top that it imports."""
+    places = git("ls-tree", "--name-only", commit, "./", f"{Path(script).parent}/").split()
+    known, text = {Path(x).stem: x for x in places if x.endswith(".py")}, source_at(commit, script)
+    found = {Path(script).name: text}
+    for name in re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE):
+        found |= sources_at(commit, known[name]) if name in known else {}
+    return found
+
+
 def processor() -> str:
     """Model name of the processor; trajectories depend on its vector instructions."""
     try:

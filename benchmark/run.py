@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmark.definitions import Folders, Suite
-from benchmark.provenance import THREADS, BenchmarkError, machine, source_at
+from benchmark.provenance import THREADS, BenchmarkError, machine, sources_at
 
 POLL_SECONDS = 0.2
 ELSEWHERE = 75  # exit code: another process is working on the run
@@ -74,7 +74,7 @@ class Run:
     @property
     def command(self) -> list[str]:
         place = ["--resume", "runs/run"] if self.checkpoint.exists() else ["--run-name", "run"]
-        return [sys.executable, self.script, *self.flags, *place]
+        return [sys.executable, Path(self.script).name, *self.flags, *place]
 
 
 def make_run(suite: Suite, environment: str, variant: str, seed: int, folders: Folders) -> Run:
@@ -171,7 +171,8 @@ def prepare(run: Run, commit: str) -> dict[str, Any]:
         note = json.loads(path.read_text())
     else:
         shutil.rmtree(run.log, ignore_errors=True)  # nothing to continue from
-        write_text(run.folder / run.script, source_at(commit, run.script))
+        for name, text in sources_at(commit, run.script).items():
+            write_text(run.folder / name, text)
         note = {"commit": commit, "machines": []}
     if machine() not in note["machines"]:
         note["machines"].append(machine())
@@ -222,7 +223,7 @@ def work(run: Run, commit: str) -> int:
             return code
         seconds = time.monotonic() - start if whole else None
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024  # Linux counts KiB
-        play = [sys.executable, run.script, "--evaluate", "runs/run"]
+        play = [sys.executable, Path(run.script).name, "--evaluate", "runs/run"]
         if run.evaluated and (code := call(run, play, held, asked)):
             return code
         keep(run, note, seconds, round(peak))

@@ -59,6 +59,25 @@ PROTOCOL_2017 = {
 }
 
 
+# PPO's rivals in Figure 3: label, script, and the flag that `rivals_pilot` decides, with the value
+# that was taken and the other one.
+RIVALS = {
+    "trpo": ("TRPO", "trpo.py", "--gae-lambda", ("0.95", "0.98")),
+    "vpg": ("vanilla PG, adaptive", "vpg.py", "--adapt-lr-kl", ("0.002", "0.01")),
+    "a2c": ("A2C", "a2c.py", "--learning-rate", ("7e-4", "2e-3")),
+    "a2c-trust-region": ("A2C + trust region", "a2c.py", "--trust-region", ("1", "0.1")),
+    "cem": ("CEM", "cem.py", "--extra-std", ("0.25", "0")),
+}
+PILOT = {
+    f"{name}-{value}": Variant(
+        f"benchmark/rivals/{script}",
+        f"{flag} {value}",
+        f"{label}, {flag.strip('-')} {value}{', taken' if value == values[0] else ''}",
+    )
+    for name, (label, script, flag, values) in RIVALS.items()
+    for value in sorted(values)  # so that the choice changes no place
+}
+
 # One switch of the default at a time: numbers of the details that are changed, or the title of
 # another tag; label; flags.
 ABLATIONS = {
@@ -202,6 +221,14 @@ ALL = (
                 ending="_health",
             ),
         ),
+    ),
+    Suite(
+        name="rivals_pilot",
+        reproduces="nothing: which of two settings each rival of Figure 3 gets",
+        environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (101, 102)),
+        variants=PILOT,
+        total_timesteps=300_000,
+        table=tables.normalized_table,
     ),
     variants(
         name="swimmer",

@@ -173,12 +173,12 @@ def in_turns(ours: Scores, theirs: Scores, environments: Iterable[str]) -> list[
 def comparable(suite: Suite, folders: Folders) -> tuple[dict[Name, Scores], list[str]]:
     """Scores of a suite's variants that have any, and the environments that all of these have.
 
-    Both are empty while the baseline has no score in an environment of all.
+    Both are empty while a baseline has no score in an environment of all.
     """
     scores = {name: scores_of(name, folders) for name in labels(suite)}
     scores = {name: x for name, x in scores.items() if x}
     shared = [env for env in suite.environments if all(env in x for x in scores.values())]
-    return (scores, shared) if suite.baseline in scores and shared else ({}, [])
+    return (scores, shared) if suite.baseline in (None, *scores) and shared else ({}, [])
 
 
 def against_baseline(suite: Suite, folders: Folders) -> tuple[dict[Name, list], list[str]]:
@@ -255,14 +255,16 @@ def paper_scores() -> dict[str, float]:
 
 
 def normalized_table(suite: Suite, folders: Folders) -> str:
-    """Scores of each variant, their average on the paper's scale, and the paper's."""
+    """Scores of each variant, their average on the paper's scale, and the paper's if it has one."""
     names, (strata, _), paper = labels(suite), normalized(suite, folders), paper_scores()
     found = estimates(strata, statistics.mean_of_strata)
     rows = side_by_side(names, suite.environments, folders)
     for name, row in zip(names, rows):
         row["average normalized score"] = with_interval(found.get(name), "{:.2f}".format)
-        row["paper, 21 runs in 7"] = f"{paper[name[1]]:.2f}"
-    return markdown(rows) + (agreement(strata) if len(found) == len(names) else "")
+        if name[1] in paper:
+            row["paper, 21 runs in 7"] = f"{paper[name[1]]:.2f}"
+    in_paper = [*suite.variants] == [*paper]
+    return markdown(rows) + (agreement(strata) if in_paper and len(found) == len(names) else "")
 
 
 def agreement(strata: dict[Name, list]) -> str:

@@ -312,6 +312,16 @@ def test_table1_scores_are_normalized_per_environment(folders, monkeypatch):
     assert table("table1", folders).endswith(said.format(*ranks))
 
 
+def test_pilot_shows_what_was_taken(folders, monkeypatch):
+    monkeypatch.setattr(tables, "random_returns", lambda environment: 0.0)
+    for environment, best in (("Hopper-v4", 100.0), ("HalfCheetah-v4", 400.0)):
+        add(folders, "rivals_pilot/cem-0", environment, best, 0.5 * best)
+        add(folders, "rivals_pilot/cem-0.25", environment, 0.2 * best)
+    text = table("rivals_pilot", folders)
+    assert "| CEM, extra-std 0 | 75.0 ± 25.0 (2) | 300 ± 100 (2) | 0.75 |" in text
+    assert "| CEM, extra-std 0.25, taken | 20.0 (1) | 80.0 (1) | 0.20 |" in text
+
+
 def test_effects_of_details_against_the_default(folders):
     add(folders, "ablation/shared-network", "Hopper-v4", 1425.0)
     add(folders, "figure3", "Hopper-v4", 1800.0, 1900.0, 2000.0)

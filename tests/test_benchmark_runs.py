@@ -26,6 +26,8 @@ NAMES = ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1")
 SUITES = """
 TINY = {"A-v1": (1, 2), "B-v1": (1,)}, {"": Variant("stand_in.py")}, tables.scores_table
 SUITES["tiny"] = Suite("tiny", "nothing", *TINY, total_timesteps=2000)
+RIVAL = {"A-v1": (1,)}, {"": Variant("benchmark/rivals/rival.py")}, tables.scores_table
+SUITES["rival"] = Suite("rival", "nothing", *RIVAL, total_timesteps=2000, evaluated=True)
 SUITES["played"] = Suite("played", "nothing", *TINY, total_timesteps=2000, evaluated=True)
 STAGES = {"reviews": (1,)}, {"": Variant(RLHF, "--compare")}, rlhf.models_table, (), None
 SUITES["stages"] = Suite("stages", "nothing", *STAGES, "sft/checkpoint.pt")
@@ -41,6 +43,8 @@ class Bench:
         self.folder, self.processes = folder, []
         shutil.copytree(ROOT / "benchmark", folder / "benchmark", ignore=lambda *_: IGNORED)
         self.write("stand_in.py", (STAND_INS / "script.py").read_text())
+        self.write("benchmark/rivals/rival.py", "import json\nfrom beside import x")
+        self.write("benchmark/rivals/beside.py", "import stand_in\nx = 0")
         self.write("ppo_rlhf_toy.py", (STAND_INS / "stages.py").read_text())
         self.write(
             "torch.py", "import json\ndef load(path, **_): return json.loads(path.read_text())"
@@ -255,6 +259,18 @@ def test_a_finished_run_is_played_by_the_script_where_the_suite_asks_for_it(benc
     bench.run("run", "played", pace=0)
     walks = [x["walk"] for x in bench.records("played").values()]
     assert walks == [{"returns": [1.235], "lengths": [100], "speeds": [0.1235]}] * 3
+
+
+def test_a_rival_is_run_with_what_it_imports_as_in_its_commit(bench):
+    old = bench.git("rev-parse", "HEAD")
+    bench.write("stand_in.py", "raise SystemExit('Error: a newer script')")
+    bench.commit("A newer script")
+    bench.run("run", "rival", "--commit", old, pace=0)
+    record = bench.records("rival")["A-v1/seed1"]
+    assert record["script"] == "benchmark/rivals/rival.py" and record["commit"] == old
+    assert (record["score"], record["walk"]["lengths"]) == (10.5, [100])
+    files = (bench.folder / "runs/benchmark/rival/A-v1/seed1").glob("*.py")
+    assert sorted(x.name for x in files) == ["beside.py", "rival.py", "stand_in.py"]
 
 
 @pytest.mark.parametrize("suite", ["stages", "short"])

@@ -1,11 +1,11 @@
-"""Vanilla policy gradient with adaptive step size, beside ppo_continuous_action.py (imported).
+"""Vanilla policy gradient, beside ppo_continuous_action.py and trpo.py, which it imports.
 
-    python vpg.py --env-id Hopper-v4
+    PYTHONPATH=. python benchmark/rivals/vpg.py --env-id Hopper-v4
 
 "Vanilla PG, Adaptive" of the PPO paper's Figure 3: after each rollout one step of Adam, divided by
 1.5 where the last one came to more than twice the desired KL, and multiplied by it below half: so
 homework 4 of the course in the paper's footnote 3. PPO with one epoch and one minibatch has the
-gradient of log pi times the advantage; the value function is fitted apart, as in trpo.py.
+gradient of log pi times the advantage; the value function is fitted apart, as in TRPO.
 
 Settings: desired KL 0.01; all else as in the PPO script. Not known: all of the paper's.
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 
 import ppo_continuous_action as ppo
 from ppo_continuous_action import Agent, Tensors
+from trpo import fit_values
 
 UNUSED = """compile num_minibatches update_epochs anneal_lr anneal_clip clip_vloss vf_coef
 early_stop_kl shared_network"""
@@ -42,25 +43,6 @@ class Args(ppo.Args):
         super().check()
         if changed := [x for x in UNUSED.split() if getattr(self, x) != getattr(Args, x)]:
             raise ValueError(f"The policy gradient does not use {', '.join(changed)}.")
-
-
-# Copied from trpo.py
-def fit_values(
-    agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensors, args: ppo.Args
-) -> None:
-    """Fit the values in place, by PPO's update with advantages of 0; its averages are in `adam`."""
-    own = adam | {x: adam.setdefault(f"value_{x}", 0 * adam[x]) for x in ("mean", "square")}
-    steps = adam.setdefault("value_steps", torch.tensor(0))
-    batch = [*batch[:4], 0 * batch[4], batch[5]]
-    alone = {"ent_coef": 0.0, "vf_coef": 1.0, "clip_vloss": False, "max_grad_norm": torch.inf}
-    args = dataclasses.replace(args, **alone)
-    for _ in range(args.value_epochs):
-        for part in mb.split(args.value_minibatch_size):
-            steps += 1
-            now = {"bias_correction": ppo.bias_correction(steps.item())}
-            now |= {"learning_rate": args.value_learning_rate}
-            ppo.ppo_update(agent, own, batch, part, schedule | now, args)
-        mb = mb[mb]  # a power of a random order is another one, the same in a resumed run
 
 
 def vpg_update(
