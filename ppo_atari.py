@@ -495,14 +495,11 @@ def ppo_update(
     mb: Tensor,
     schedule: Tensors,
     args: Args,
-    loss_function: Callable | None = None,
+    loss_function: Callable = ppo_loss,
 ) -> Tensors:
-    """One step of Adam on the samples `mb` (B,) of the batch (T*N, ...); returns the metrics.
-
-    The `loss_function` is `ppo_loss` if it is not given as a compiled one.
-    """
+    """One step of Adam on the samples `mb` (B,) of the batch (T*N, ...); returns the metrics."""
     minibatch = [x[mb] for x in batch]
-    loss, metrics = (loss_function or ppo_loss)(agent, minibatch, schedule, args)
+    loss, metrics = loss_function(agent, minibatch, schedule, args)
     adam.zero_grad()
     loss.backward()
     # Extra: parallelized gradient update [ppo2/model.py L97-98]
@@ -523,6 +520,7 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
 
     Returns `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, one dictionary
     of metrics per iteration; `args`; `run_dir`. Raises ValueError where something does not fit.
+    An `update` of your own takes what `ppo_update` takes; its loss function may be a compiled one.
     """
     args.check()
     if WORLD_SIZE > 1:
@@ -862,7 +860,7 @@ def compiled(function: Callable, effect: Callable) -> Callable:
             if constant:
                 reason = f"it was compiled for {constant[1]}; what changes goes into `schedule`"
             else:
-                reason = f"{' '.join(str(error).split())[:300]} (it needs g++)"
+                reason = " ".join(str(error).split())[:300]
             tqdm.write(f"Warning: from now on the update is not compiled, slower: {reason}")
             fastest, checked = function, True
             return function(*args)
@@ -889,7 +887,7 @@ def details(args: Args) -> str:
             settings, off = [], False
             for sign, name in re.findall(r"(not )?(\w+)", match[3] or ""):
                 value = getattr(args, name)
-                off |= (value is False or value in (None, math.inf)) != bool(sign)
+                off |= (value is False or value in (None, math.inf, "none")) != bool(sign)
                 settings.append(f"{name}={value}")
             in_force = ("off: " if off else "") + ", ".join(settings) or "on"
             table.append(f"| {match[1]} | {match[2].strip()} | {in_force} | {line} |")
@@ -928,14 +926,10 @@ def open_run(
 
 # Copied from ppo_continuous_action.py
 def save_checkpoint(run_dir: Path, args: Args, state: dict[str, Any]) -> None:
-    """Write tensors and plain values into a file that is complete or absent, whatever happens."""
-    path = run_dir / "checkpoint.pt"
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Write tensors and plain values into a file that is the old or the new one, never half."""
+    temporary = run_dir / "checkpoint.tmp"
+    torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, temporary)
+    os.replace(temporary, run_dir / "checkpoint.pt")
 
 
 # Copied from ppo_continuous_action.py

@@ -505,8 +505,7 @@ def train(
             kl_coef = saved["kl_coef"]
     # From now on what changes this vector, as `ppo_update` does, changes the agent.
     nn.utils.vector_to_parameters(adam["weights"], learned(agent))
-    replayed = bool(saved) and envs.replay(saved)  # the episodes that were running
-    if replayed:
+    if saved and envs.replay(saved):  # the episodes that were running
         discounted_returns = saved["discounted_returns"].numpy()
     else:
         envs.reset(np.random.default_rng([args.seed, len(history)]))
@@ -656,7 +655,7 @@ def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gy
     actions, observations = env.action_space, env.observation_space
     is_vector = actions.dtype in (np.float32, np.float64) and len(actions.shape) == 1
     if not is_vector or not observations.is_np_flattenable:
-        raise ValueError(f"{args.env_id} has {actions} and {observations}: no vectors of floats.")
+        raise ValueError(f"{env.unwrapped} has {actions} and {observations}: no vectors of floats.")
     if isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1:
         return env
     return gym.wrappers.FlattenObservation(env)
@@ -835,7 +834,7 @@ def compiled(function: Callable, effect: Callable) -> Callable:
             if constant:
                 reason = f"it was compiled for {constant[1]}; what changes goes into `schedule`"
             else:
-                reason = f"{' '.join(str(error).split())[:300]} (it needs g++)"
+                reason = " ".join(str(error).split())[:300]
             tqdm.write(f"Warning: from now on the update is not compiled, slower: {reason}")
             fastest, checked = function, True
             return function(*args)
@@ -862,7 +861,7 @@ def details(args: Args) -> str:
             settings, off = [], False
             for sign, name in re.findall(r"(not )?(\w+)", match[3] or ""):
                 value = getattr(args, name)
-                off |= (value is False or value in (None, math.inf)) != bool(sign)
+                off |= (value is False or value in (None, math.inf, "none")) != bool(sign)
                 settings.append(f"{name}={value}")
             in_force = ("off: " if off else "") + ", ".join(settings) or "on"
             table.append(f"| {match[1]} | {match[2].strip()} | {in_force} | {line} |")
@@ -901,14 +900,10 @@ def open_run(
 
 # Copied from ppo_continuous_action.py
 def save_checkpoint(run_dir: Path, args: Args, state: dict[str, Any]) -> None:
-    """Write tensors and plain values into a file that is complete or absent, whatever happens."""
-    path = run_dir / "checkpoint.pt"
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Write tensors and plain values into a file that is the old or the new one, never half."""
+    temporary = run_dir / "checkpoint.tmp"
+    torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, temporary)
+    os.replace(temporary, run_dir / "checkpoint.pt")
 
 
 # Copied from ppo_continuous_action.py

@@ -1130,14 +1130,10 @@ def stage(
 
 # Copied from ppo_continuous_action.py
 def save_checkpoint(run_dir: Path, args: Args, state: dict[str, Any]) -> None:
-    """Write tensors and plain values into a file that is complete or absent, whatever happens."""
-    path = run_dir / "checkpoint.pt"
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Write tensors and plain values into a file that is the old or the new one, never half."""
+    temporary = run_dir / "checkpoint.tmp"
+    torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, temporary)
+    os.replace(temporary, run_dir / "checkpoint.pt")
 
 
 # Copied from ppo_continuous_action.py
@@ -1180,7 +1176,7 @@ def details(args: Args) -> str:
             settings, off = [], False
             for sign, name in re.findall(r"(not )?(\w+)", match[3] or ""):
                 value = getattr(args, name)
-                off |= (value is False or value in (None, math.inf)) != bool(sign)
+                off |= (value is False or value in (None, math.inf, "none")) != bool(sign)
                 settings.append(f"{name}={value}")
             in_force = ("off: " if off else "") + ", ".join(settings) or "on"
             table.append(f"| {match[1]} | {match[2].strip()} | {in_force} | {line} |")

@@ -93,7 +93,7 @@ def test_the_table_has_every_tag_with_its_line_and_the_values_in_force(script):
     assert list(found) == [line for line, *_ in tags(script.path)]
     for line, number, title, settings, _ in tags(script.path):
         values = [(x[:4] == "not ", getattr(args, x.removeprefix("not "))) for x in settings]
-        off = any((x in (None, math.inf) or x is False) != negated for negated, x in values)
+        off = any((x in (None, math.inf, "none") or x is False) != no for no, x in values)
         named = ", ".join(f"{x.removeprefix('not ')}={y}" for x, (_, y) in zip(settings, values))
         assert found[line] == (number, title, ("off: " if off else "") + (named or "on")), line
 
@@ -112,3 +112,9 @@ def test_what_a_switch_has_turned_off_shows_as_off(script):
     switches |= {"anneal_lr", "adam_eps", "gae_lambda", "norm_adv", "clip_vloss", "shared_network"}
     switches |= {"ent_coef", "vf_coef", "max_grad_norm", "orthogonal_init", "num_minibatches"}
     assert switches <= shown
+
+
+@on("kl_penalty")
+def test_a_penalty_that_is_none_shows_as_off(script):
+    found = {x: force for x, _, force in rows(script, kl_mode="none").values()}
+    assert {x for x in found if found[x].startswith("off: ")} >= {"K1/3", "K3/3"}

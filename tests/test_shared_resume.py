@@ -307,12 +307,12 @@ def test_a_foreign_file_is_refused_and_not_executed(script, cli):
 def test_a_save_that_fails_leaves_the_last_checkpoint(script, tiny, monkeypatch):
     real, calls = torch.save, []
 
-    def torn(content, file):
+    def torn(content, path):
         calls.append(content)
         if len(calls) == 2:
-            file.write(b"half of it")
+            path.write_bytes(b"half of it")
             raise OSError(28, "No space left on device")
-        real(content, file)
+        real(content, path)
 
     args = tiny("Walk", checkpoint_interval=1)
     monkeypatch.setattr(torch, "save", torn)
