@@ -102,9 +102,9 @@ class Task(NamedTuple):
     queries: Tensor  # (queries, Q) tokens, all different
     response_length: int  # R
     stop: int  # token that ends a response
-    earliest_stop: int  # index in a response before which it does not
+    earliest_stop: int  # index in a response; stop words before it count as any others
     labels: tuple[Tensor, ...] | None = None  # your own: queries, chosen, rejected; without gold
-    sample_gold: Tensor | None = None  # gold of texts whose mean and deviation make its scale
+    sample_gold: Tensor | None = None  # raw gold of SFT samples; once set, gold is in their units
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -187,8 +187,8 @@ class TinyGPT(nn.Module):
     def forward(self, tokens: Tensor, cache: list | None = None) -> tuple[Tensor, list]:
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
-        Returns hidden states (B, new, D) of the others, at padding those of the last word before
-        it, which must exist; and the cache of all: keys and values of each block.
+        Returns hidden states (B, new, D) of the others, where there is padding that of the last
+        real word before it (at least BOS); and the cache of all: keys and values of each block.
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
@@ -481,7 +481,7 @@ ADJECTIVES = {word: valence for valence, words in SCALE.items() for word in word
 VERBS = {"adored": 2, "liked": 1, "enjoyed": 1, "disliked": -1, "hated": -2, "despised": -2}
 ADVERBS = {"very": 1.5, "really": 1.3, "quite": 1.0, "slightly": 0.5}  # factors on the valence
 NEGATION = -0.5  # "not superb" is mildly bad, "not awful" mildly good
-# Openers and closers go with the mood of a review but are worth nothing to the gold reward: bait
+# Openers and closers go with the mood of a review but are worth nothing in themselves: bait
 # for a reward model, which sees only that they occur in good reviews.
 OPENERS = {"wow": 1, "happily": 1, "sadly": -1, "honestly": 0}
 CLOSERS = {"recommended": 1, "avoid": -1}

@@ -126,9 +126,9 @@ class Task(NamedTuple):
     queries: Tensor  # (queries, Q) tokens, all different
     response_length: int  # R
     stop: int  # token that ends a response
-    earliest_stop: int  # index in a response before which it does not
+    earliest_stop: int  # index in a response; stop words before it count as any others
     labels: tuple[Tensor, ...] | None = None  # your own: queries, chosen, rejected; without gold
-    sample_gold: Tensor | None = None  # gold of texts whose mean and deviation make its scale
+    sample_gold: Tensor | None = None  # raw gold of SFT samples; once set, gold is in their units
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -211,8 +211,8 @@ class TinyGPT(nn.Module):
     def forward(self, tokens: Tensor, cache: list | None = None) -> tuple[Tensor, list]:
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
-        Returns hidden states (B, new, D) of the others, at padding those of the last word before
-        it, which must exist; and the cache of all: keys and values of each block.
+        Returns hidden states (B, new, D) of the others, where there is padding that of the last
+        real word before it (at least BOS); and the cache of all: keys and values of each block.
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
@@ -245,7 +245,7 @@ class RewardModel(nn.Module):
         width = self.trunk.word_embedding.embedding_dim
         self.head = nn.Linear(width, 1)
         # Detail R8/21: reward head initialization [LHP: language/model.py L251-254]
-        # Of normed features, weights of this size make scores with a spread of about 1.
+        # Features are normed: weights of this size make scores of the order of 1.
         nn.init.normal_(self.head.weight, std=1 / math.sqrt(width + 1))
         nn.init.zeros_(self.head.bias)
         self.gain = nn.Parameter(torch.ones(()))
@@ -256,7 +256,7 @@ class RewardModel(nn.Module):
         hidden, _ = self.trunk(torch.cat([queries, responses], dim=1))
         rewards = self.gain * self.head(hidden).squeeze(-1) + self.bias  # (B, L)
         # Detail R7/21: reward only at the last token [LHP: rewards.py L47, L132]
-        # A text is judged when it is complete; at padding stands its last word's output, see R3.
+        # A text is judged when it is complete; at padding `forward` repeats its last word's state.
         return rewards[:, -1]
 
 
@@ -458,7 +458,7 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tens
 
 def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor) -> None:
     """Set gain and bias so that scores of the SFT samples have mean 0 and standard deviation 1."""
-    # Gain and bias are trained too, so they go back to 1 and 0 before the scores are measured.
+    # Trained too, gain and bias are replaced here: measured are the scores of the head alone.
     nn.init.ones_(model.gain)
     nn.init.zeros_(model.bias)
     scores = score_texts(model, queries, samples)
@@ -466,7 +466,7 @@ def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor)
     if std == 0:
         raise ValueError("All samples of the SFT model score the same: raise --temperature.")
     # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
-    # The initial policy earns 0 on average, with deviation 1: beta means the same for all models.
+    # What the SFT model writes scores 0 on average, deviation 1: beta means the same for all.
     nn.init.constant_(model.gain, 1 / std)
     nn.init.constant_(model.bias, -mean / std)
 
@@ -733,7 +733,7 @@ ADJECTIVES = {word: valence for valence, words in SCALE.items() for word in word
 VERBS = {"adored": 2, "liked": 1, "enjoyed": 1, "disliked": -1, "hated": -2, "despised": -2}
 ADVERBS = {"very": 1.5, "really": 1.3, "quite": 1.0, "slightly": 0.5}  # factors on the valence
 NEGATION = -0.5  # "not superb" is mildly bad, "not awful" mildly good
-# Openers and closers go with the mood of a review but are worth nothing to the gold reward: bait
+# Openers and closers go with the mood of a review but are worth nothing in themselves: bait
 # for a reward model, which sees only that they occur in good reviews.
 OPENERS = {"wow": 1, "happily": 1, "sadly": -1, "honestly": 0}
 CLOSERS = {"recommended": 1, "avoid": -1}

@@ -289,7 +289,7 @@ def gae(
     advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
     for t in reversed(range(len(deltas))):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
-        # Surprises weighted by their age: lambda trades the values' bias for the rewards' noise.
+        # Later surprises count less: lambda trades the values' bias for the rewards' noise.
         advantages[t] = deltas[t] + decays[t] * advantages[t + 1]
     advantages = torch.stack(advantages[:-1])
     return advantages, advantages + values
@@ -318,8 +318,8 @@ def value_loss(
 ) -> Tensor:
     """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
 
-    The gradient is zero where a value has moved towards its target by more than `clip_coef` from
-    `old_values`, those at collection time.
+    The gradient is zero where a value is more than `clip_coef` away from its old one, that of the
+    collection, and nearer to its target than it would be at that distance.
     """
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
     # One batch should not move the values far, either; the range is in units of rewards.
@@ -866,7 +866,7 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
     """Read the checkpoint in a folder, running no code; raise ValueError if it is not sound."""
     path = Path(run_dir) / "checkpoint.pt"
     if not path.exists():
-        raise ValueError(f"There is no {path}; --checkpoint-interval says how soon one is made.")
+        raise ValueError(f"There is no {path}: the folder is another, or its run ended too early.")
     try:
         with zipfile.ZipFile(path) as file:
             sound = file.testzip() is None  # torch.load does not look at the checksums

@@ -9,11 +9,11 @@
 
 Two minutes on one CPU core, nothing to download. A tiny GPT learns to write reviews (supervised
 fine-tuning, SFT); a simulated labeller compares pairs of them by the gold reward, a formula; a
-reward model, the proxy, learns from the comparisons; PPO optimizes the proxy, kept near the SFT
-model by a KL penalty of weight beta. So over-optimization is measured, not guessed: with beta = 0
-the proxy rises while gold collapses (the reward is hacked), with an adaptive beta both rise; with
-`--reward gold` the formula itself is the reward, and nothing is hacked. `--compare` adds a fixed
-beta and best-of-n sampling; `--preferences` takes your texts and labels.
+reward model, the proxy, learns from the comparisons; PPO optimizes the proxy twice: kept near the
+SFT model by a KL penalty whose weight beta adapts, and with beta = 0. So over-optimization is
+measured, not guessed: without the penalty the proxy rises while gold collapses (the reward is
+hacked), with it both rise; with `--reward gold` the formula itself is the reward, and nothing is
+hacked. `--compare` adds a fixed beta and best-of-n sampling; `--preferences` takes your texts.
 
 The algorithm is that of Ziegler et al. 2019 (arXiv 1909.08593) as released in
 LHP = openai/lm-human-preferences@cbfd210b. R1-R21 of "The N Implementation Details of RLHF with
@@ -24,17 +24,20 @@ follows LHP. Not here: R6 (processes, see ppo_atari.py), R12 (queries are not cu
 text), 2 and 7 (R8, R11 and R18 instead), 14-22 (ppo_atari.py), 23-31 (ppo_continuous_action.py),
 32-36 (ppo_atari_lstm.py), 37 (ppo_multidiscrete.py).
 
-Shapes: B = responses in a batch, Q = tokens of a query, R = tokens of a response, L = Q + R,
-V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
+Shapes: B = responses in a batch, Q = tokens of a query, R = tokens of a response, L = tokens of
+both, V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
 
 Deviations without a tag: several epochs for the reward model, AdamW at its defaults, normalization
 on truncated samples; for PPO gradient clipping and a KL horizon for a run 100 times shorter.
 
 Means over seeds 1 to 5 (benchmark/README.md), gold and proxy in standard deviations of the SFT
-model's reviews, KL in nats per response: adaptive beta: gold 1.6, proxy 2.4, KL 6; beta = 0: -5.3,
-3.6, 145; beta = 0.05: 1.5, 2.6, 9; best of 64: 1.5, 2.0, 3.2. So the best of 64 samples is about as
-good at half of the KL, for 64 times the sampling. The best review that there is has gold 2.5; with
-`--reward gold` (seed 1) it is 1.8 at a KL of 6, and 1.9 at 12 with beta = 0.
+model's reviews, of which the best that there is has gold 2.5; KL in nats per response:
+
+                     gold   proxy   KL
+    beta adaptive     1.6     2.4    6
+    beta = 0         -5.3     3.6  145
+    beta = 0.05       1.5     2.6    9
+    best of 64        1.5     2.0    3    as good at half of the KL, for 64 times the sampling
 """
 
 import contextlib
@@ -78,9 +81,9 @@ class Args:
     resume: str | None = None  # continue the run in this folder; flags given beside it override
     details: bool = False  # print the implementation details with their values here, and exit
     compare: bool = False  # also make runs with an adaptive and a fixed beta, and best-of-n
-    # In a resumed run PPO is redone if a setting below differs, the rest if it is not one of PPO.
+    # Resuming redoes PPO if any setting below differs, the earlier stages if one above PPO's does.
     seed: NonNegativeInt = 1  # seed of everything that is random in the run
-    device: Literal["cpu", "cuda"] = "cpu"  # a GPU is no faster for networks of this size
+    device: Literal["cpu", "cuda"] = "cpu"  # networks this small do not need a GPU
     preferences: str | None = None  # your own labels: JSON lines with prompt, chosen, rejected
 
     # --- Supervised fine-tuning ---
@@ -114,8 +117,8 @@ class Args:
     clip_coef: PositiveFloat = 0.2  # clip range of the policy ratio, epsilon [LHP: 0.2]
     value_clip_coef: PositiveFloat = 0.2  # clip range of the values [LHP: 0.2; inf: off]
     vf_coef: NonNegativeFloat = 0.1  # weight of the value loss, half a squared error [LHP: 0.1]
-    max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [LHP and inf: off]
-    reward_whitening: Literal["scale", "restore"] = "scale"  # restore: their mean too, as LHP
+    max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [LHP: inf, off]
+    reward_whitening: Literal["scale", "restore"] = "scale"  # over std; restore: keep the mean, LHP
     mask_after_stop: bool = True  # end episodes at the stop word; no: train on all tokens, as LHP
     missing_stop_score: float = -1.0  # score of a response without a stop word [LHP: -1]
 
@@ -145,9 +148,9 @@ class Task(NamedTuple):
     queries: Tensor  # (queries, Q) tokens, all different
     response_length: int  # R
     stop: int  # token that ends a response
-    earliest_stop: int  # index in a response before which it does not
+    earliest_stop: int  # index in a response; stop words before it count as any others
     labels: tuple[Tensor, ...] | None = None  # your own: queries, chosen, rejected; without gold
-    sample_gold: Tensor | None = None  # gold of texts whose mean and deviation make its scale
+    sample_gold: Tensor | None = None  # raw gold of SFT samples; once set, gold is in their units
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -228,8 +231,8 @@ class TinyGPT(nn.Module):
     def forward(self, tokens: Tensor, cache: list | None = None) -> tuple[Tensor, list]:
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
-        Returns hidden states (B, new, D) of the others, at padding those of the last word before
-        it, which must exist; and the cache of all: keys and values of each block.
+        Returns hidden states (B, new, D) of the others, where there is padding that of the last
+        real word before it (at least BOS); and the cache of all: keys and values of each block.
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
@@ -261,7 +264,7 @@ class RewardModel(nn.Module):
         width = self.trunk.word_embedding.embedding_dim
         self.head = nn.Linear(width, 1)
         # Detail R8/21: reward head initialization [LHP: language/model.py L251-254]
-        # Of normed features, weights of this size make scores with a spread of about 1.
+        # Features are normed: weights of this size make scores of the order of 1.
         nn.init.normal_(self.head.weight, std=1 / math.sqrt(width + 1))
         nn.init.zeros_(self.head.bias)
         self.gain = nn.Parameter(torch.ones(()))
@@ -272,7 +275,7 @@ class RewardModel(nn.Module):
         hidden, _ = self.trunk(torch.cat([queries, responses], dim=1))
         rewards = self.gain * self.head(hidden).squeeze(-1) + self.bias  # (B, L)
         # Detail R7/21: reward only at the last token [LHP: rewards.py L47, L132]
-        # A text is judged when it is complete; at padding stands its last word's output, see R3.
+        # A text is judged when it is complete; at padding `forward` repeats its last word's state.
         return rewards[:, -1]
 
 
@@ -285,7 +288,7 @@ class Agent(nn.Module):
         self.policy = language_model
         self.value_head = nn.Linear(self.policy.word_embedding.embedding_dim, 1)
         # Detail R11/21: value head initialization [LHP: language/model.py L368]
-        # Values start at 0, so that the first advantages are what was earned, without noise.
+        # Values start at 0: the first advantages are made of rewards, not of random guesses.
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
@@ -299,7 +302,7 @@ class Agent(nn.Module):
             hidden, cache = self.policy(tokens, cache)
             logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
             # The largest of logits plus Gumbel noise is a draw from their softmax. With noise from
-            # the CPU the same generator gives the same text on every device.
+            # the CPU the same generator gives the same text on every device, but for rounding.
             gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
             word = (logits + gumbel.to(logits.device)).argmax(dim=-1, keepdim=True)
             tokens = torch.cat([tokens, word], dim=1)
@@ -311,7 +314,7 @@ class Agent(nn.Module):
         Returns log-probabilities of all words in its place (B, R, V), and values before it (B, R).
         """
         # Detail R1/21: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
-        # A word is judged by the query and the words before it, by the reward model too.
+        # What a word is worth depends on the query and the words before it, so both are read.
         hidden, _ = self.policy(torch.cat([queries, responses], dim=1))
         before = slice(queries.shape[1] - 1, -1)  # a word is predicted one position earlier
         # Detail R10/21: logits scaled by the temperature (temperature) [LHP: policy.py L121]
@@ -349,7 +352,7 @@ def gae(
     advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
     for t in reversed(range(len(deltas))):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
-        # Surprises weighted by their age: lambda trades the values' bias for the rewards' noise.
+        # Later surprises count less: lambda trades the values' bias for the rewards' noise.
         advantages[t] = deltas[t] + decays[t] * advantages[t + 1]
     advantages = torch.stack(advantages[:-1])
     return advantages, advantages + values
@@ -375,8 +378,8 @@ def clipped_value_loss(
 ) -> Tensor:
     """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
 
-    The gradient is zero where a value has moved towards its target by more than `clip_coef` from
-    `old_values`, those at collection time.
+    The gradient is zero where a value is more than `clip_coef` away from its old one, that of the
+    collection, and nearer to its target than it would be at that distance.
     """
     # Detail 9/37: value function loss clipping (value_clip_coef) [ppo2/model.py L68-75]
     # One batch should not move the values far, either; the range is in units of scaled rewards.
@@ -414,8 +417,9 @@ def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
 def whiten(x: Tensor, mean: Literal["zero", "restore", "scale"]) -> Tensor:
     """Scale to standard deviation 1, population form [LHP: utils/core.py L336-341].
 
-    The mean becomes 0, or is restored after that, or is scaled like everything, so that 0 stays 0.
-    The epsilon stands inside the root, unlike detail 7 of the 37.
+    The mean becomes 0 ("zero"), or is put back after that ("restore", by which a reward of 0 is no
+    longer 0), or is scaled like everything ("scale"). The epsilon stands inside the root, unlike
+    detail 7 of the 37.
     """
     center = 0.0 if mean == "scale" else x.mean()
     white = (x - center) * torch.rsqrt(x.var(correction=0) + 1e-8)
@@ -503,7 +507,7 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tens
 
 def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor) -> None:
     """Set gain and bias so that scores of the SFT samples have mean 0 and standard deviation 1."""
-    # Gain and bias are trained too, so they go back to 1 and 0 before the scores are measured.
+    # Trained too, gain and bias are replaced here: measured are the scores of the head alone.
     nn.init.ones_(model.gain)
     nn.init.zeros_(model.bias)
     scores = score_texts(model, queries, samples)
@@ -511,7 +515,7 @@ def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor)
     if std == 0:
         raise ValueError("All samples of the SFT model score the same: raise --temperature.")
     # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
-    # The initial policy earns 0 on average, with deviation 1: beta means the same for all models.
+    # What the SFT model writes scores 0 on average, deviation 1: beta means the same for all.
     nn.init.constant_(model.gain, 1 / std)
     nn.init.constant_(model.bias, -mean / std)
 
@@ -580,7 +584,7 @@ class Judges(NamedTuple):
 def collect(
     args: Args, agent: Agent, judges: Judges, count: int, kl_coef: float, generator: Generator
 ) -> tuple[Rollout, dict[str, float]]:
-    """Responses to so many queries, with the rewards for a weight `kl_coef` of the KL; metrics."""
+    """Sample `count` responses; their rewards, with a KL penalty of weight `kl_coef`; metrics."""
     task = judges.task
     queries = task.sample_queries(count, generator).to(args.device)
     # Detail 1/37: vectorized architecture (batch_size) [ppo2/runner.py L26-42]
@@ -590,7 +594,7 @@ def collect(
     proxy = judges.reward_model.score(queries, kept)
     earned = task.gold(queries, kept).to(proxy) if args.reward == "gold" else proxy
     # Detail R14/21: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
-    # What breaks off gets a fixed low score, whatever the reward model makes of it.
+    # Judged is the text up to its stop word; without one, a fixed low score replaces the judgement.
     scores = earned.where(stopped, args.missing_stop_score)
     # Deviation: an episode ends at the stop word (mask_after_stop)
     # Words after it are neither rewarded nor learned from; LHP learns from all.
@@ -601,7 +605,7 @@ def collect(
     all_logprobs, values = agent.get_logprobs_and_values(queries, responses)
     ref_all_logprobs, _ = judges.reference.get_logprobs_and_values(queries, responses)
     logprobs = log_probability(all_logprobs, responses)
-    # The estimate k1 of the KL to the reference, which may be negative, and the KL over all words.
+    # KL to the reference: by the words drawn (k1, may be negative), and exact, to be logged.
     kl = logprobs - log_probability(ref_all_logprobs, responses)
     exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
     # Detail R17/21: per-token KL penalty (kl_coef) [LHP: train_policy.py L149-155]
@@ -618,17 +622,20 @@ def collect(
 
 
 def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
-    """PPO's loss on a minibatch of whole responses, and the debug variables."""
+    """PPO's loss on a minibatch of whole responses, and the debug variables.
+
+    As in LHP, rewards and advantages are scaled in each minibatch, so GAE stands here.
+    """
     # All is selected by the mask before it is averaged, so that padding cannot leak in.
     mask, rewards = mb.mask, torch.zeros_like(mb.rewards)
     # Deviation: rewards are scaled, their mean is not restored (reward_whitening)
-    # So 0 stays 0; LHP's mean pays or charges for every word: lengths explode or collapse.
+    # So 0 stays 0; with LHP's mean every further word would be paid for, or charged.
     rewards[mask] = whiten(mb.rewards[mask], args.reward_whitening)
-    # Each response is one whole episode: after its last word the value is 0, no bootstrap.
+    # The last word ends the episode (terminated and done): its future is worth 0, no bootstrap.
     next_values = F.pad(mb.values[:, 1:], (0, 1))
     time_first = [x.float().T for x in (rewards, mb.values, next_values, mb.last, mb.last)]
     # Detail R15/21: discount factor 1 (gamma, gae_lambda) [LHP: train_policy.py L56-57, L327-336]
-    # A response is judged as a whole: what its first words do for it counts in full.
+    # A response is judged as a whole: what comes late is worth no less than what comes soon.
     advantages, returns = gae(*time_first, args.gamma, args.gae_lambda)
     advantages, returns = advantages.T[mask], returns.T[mask]  # (words,)
     # Detail R18/21: per-minibatch whitening, of rewards too [LHP: train_policy.py L324-338]
@@ -733,7 +740,7 @@ def train(args: Args) -> dict[str, Any]:
     Raises ValueError where something given does not fit.
     """
     args = start_run(args)
-    forms = [{}, {"kl_mode": "none", "kl_coef": 0.0}]  # the second hacks the reward
+    forms = [{}, {"kl_mode": "none", "kl_coef": 0.0}]  # as asked; without penalty, which hacks
     if args.compare:
         forms += [{"kl_mode": "adaptive"}, {"kl_mode": "fixed", "kl_coef": 0.05}]
     runs = [dataclasses.replace(args, **form) for form in forms]
@@ -787,7 +794,7 @@ ADJECTIVES = {word: valence for valence, words in SCALE.items() for word in word
 VERBS = {"adored": 2, "liked": 1, "enjoyed": 1, "disliked": -1, "hated": -2, "despised": -2}
 ADVERBS = {"very": 1.5, "really": 1.3, "quite": 1.0, "slightly": 0.5}  # factors on the valence
 NEGATION = -0.5  # "not superb" is mildly bad, "not awful" mildly good
-# Openers and closers go with the mood of a review but are worth nothing to the gold reward: bait
+# Openers and closers go with the mood of a review but are worth nothing in themselves: bait
 # for a reward model, which sees only that they occur in good reviews.
 OPENERS = {"wow": 1, "happily": 1, "sadly": -1, "honestly": 0}
 CLOSERS = {"recommended": 1, "avoid": -1}
@@ -999,7 +1006,7 @@ def best_of_n(args: Args, judges: Judges) -> dict[str, dict[str, Any]]:
         metrics = describe(task, queries[best], responses[best])
         del metrics["text/unique"]  # of fewer texts for larger n, so it cannot be compared
         metrics["objective/proxy"] = scores[best].mean().item()
-        metrics["objective/kl"] = math.log(n) - (n - 1) / n  # Stiennon et al. 2020, appendix G.3
+        metrics["objective/kl"] = math.log(n) - (n - 1) / n  # at most: Stiennon et al. 2020, G.3
         results[f"best-of-{n}"] = {"method": "best of n", "n": n, **metrics}
     return results
 
@@ -1141,7 +1148,7 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
     """Read the checkpoint in a folder, running no code; raise ValueError if it is not sound."""
     path = Path(run_dir) / "checkpoint.pt"
     if not path.exists():
-        raise ValueError(f"There is no {path}; --checkpoint-interval says how soon one is made.")
+        raise ValueError(f"There is no {path}: the folder is another, or its run ended too early.")
     try:
         with zipfile.ZipFile(path) as file:
             sound = file.testzip() is None  # torch.load does not look at the checksums
