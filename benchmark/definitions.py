@@ -25,6 +25,7 @@ class Variant:
     label: str = ""  # in tables and figures; empty where a suite has only one variant
     details: tuple[str, ...] = ()  # numbers of those that it changes, or another tag's title
     elsewhere: str = ""  # what others found of it
+    environments: dict[str, tuple[int, ...]] | None = None  # and their seeds, if not the suite's
 
     @property
     def title(self) -> str:
@@ -44,7 +45,7 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """Every variant in every environment with every seed."""
+    """Every variant in every environment with every seed, unless a variant has its own."""
 
     name: str
     reproduces: str
@@ -57,6 +58,10 @@ class Suite:
     evaluated: bool = False  # a finished run is played by the script's --evaluate
     baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
+
+    def seeds(self, environment: str, variant: str) -> tuple[int, ...]:
+        """Those that a variant is to have in an environment."""
+        return (self.variants[variant].environments or self.environments).get(environment, ())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Figures of suites: learning curves with bands and a thin line per seed, rows with intervals."""
 
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ STYLE = {
     "font.size": 8,
     "legend.frameon": False,
 }
+TICK = {"marker": "_", "markersize": 9, "linestyle": "none", "clip_on": False}
 # Results that a figure shows: of the suite and of its baseline, by label and environment.
 Found = dict[str, dict[str, list[Result]]]
 # Others' numbers for variants that the suite has, by source and variant.
@@ -39,9 +41,15 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple["Fig
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def results_of(suite: Suite, folders: Folders) -> Found:
-    """The results of a suite, and its baseline's beside them, in the environments that it has."""
+def results_of(suite: Suite, folders: Folders, variants: Container[str] | None = None) -> Found:
+    """The results of a suite, and its baseline's beside them, in the environments that it has.
+
+    Args:
+        variants: of the suite; all if None.
+    """
     names = tables.labels(suite)
+    if variants is not None:
+        names = {name: x for name, x in names.items() if name[1] in variants}
     found = {name: by_environment(*name, folders) for name in names}
     own = {env for (owner, _), x in found.items() if owner == suite.name for env in x}
     if not own:
@@ -69,8 +77,10 @@ def one_panel_each(titles: list[str], width: int = 3) -> tuple["Figure", list["A
     return figure, list(grid.flat[: len(titles)])
 
 
-def draw_curves(axes: "Axes", results: list[Result], label: str, color: str) -> None:
-    """Mean over seeds, its 95 % bootstrap interval where there are three or more, and each seed."""
+def draw_curves(
+    axes: "Axes", results: list[Result], label: str, color: str, thin: bool = True
+) -> None:
+    """Mean over seeds, its 95 % bootstrap interval from three on, and each seed as a thin line."""
     total = max(x.record["settings"]["total_timesteps"] for x in results)
     grid = np.linspace(0, total, BINS + 1)[1:]
     known = [points for points in (x.column("return") for x in results) if len(points[0])]
@@ -78,7 +88,8 @@ def draw_curves(axes: "Axes", results: list[Result], label: str, color: str) -> 
     if not known:  # no episode has ended
         return
     curves = np.array([np.interp(grid, steps, returns) for steps, returns in known])
-    axes.plot(grid, curves.T, color=color, linewidth=0.5, alpha=0.4)
+    if thin:
+        axes.plot(grid, curves.T, color=color, linewidth=0.5, alpha=0.4)
     axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=label)
     ends = [statistics.estimate([x], np.mean).ends for x in curves.T]
     if all(ends):
@@ -95,16 +106,13 @@ def draw_published(axes: "Axes", environment: str) -> None:
         label = f"ppo2 2018 ({'10M steps' if name == 'Pong' else 'v2, 6 seeds'})"
         axes.plot(steps, mean, color=PPO2, linewidth=1.2, linestyle="--", label=label)
         axes.fill_between(steps, low, high, color=PPO2, alpha=0.12, linewidth=0)
-    tick = {"color": "black", "marker": "_", "markersize": 9, "linestyle": "none"}
-    for row in reference("scores"):
-        if row["source"].startswith("paper, Figure 3") and row["environment"] == name:
-            place = int(row["steps"]), float(row["mean"])
-            axes.plot(*place, **tick, clip_on=False, label="paper 2017 (v1), read off")
+    for row in tables.publications(environment, 1_000_000, f"{tables.FIGURE3}: PPO (clip)"):
+        axes.plot(1e6, float(row["mean"]), **TICK, color="k", label="paper 2017 (v1), read off")
 
 
-def curves(suite: Suite, folders: Folders) -> "Figure":
-    """One panel per environment with all variants of a suite and its baseline."""
-    titles, found = {}, results_of(suite, folders)
+def curves(suite: Suite, folders: Folders, variants: Container[str] | None = None) -> "Figure":
+    """One panel per environment with variants of a suite and its baseline."""
+    titles, found = {}, results_of(suite, folders, variants)
     shown = (env for env in suite.environments if any(env in x for x in found.values()))
     for environment in shown:
         counts = dict.fromkeys(len(x.get(environment, ())) for x in found.values())
@@ -116,6 +124,22 @@ def curves(suite: Suite, folders: Folders) -> "Figure":
         for index, (label, results) in enumerate(found.items()):
             if environment in results:
                 draw_curves(axes, results[environment], label, f"C{index}")
+    figure.supylabel("episodic return in training")
+    return figure
+
+
+def rivals(suite: Suite, folders: Folders) -> "Figure":
+    """The paper's Figure 3: the means of all variants with their intervals, and its readings."""
+    found = results_of(suite, folders)
+    shown = [x for x in suite.environments if all(suite.seeds(x, y) for y in suite.variants)]
+    figure, panels = one_panel_each(shown, 4)
+    for environment, axes in zip(shown, panels):
+        paper = tables.readings(suite, environment)
+        for index, (label, results) in enumerate(found.items()):
+            if environment in results:
+                draw_curves(axes, results[environment], label, f"C{index}", thin=False)
+            if label in paper:
+                axes.plot(suite.total_timesteps, paper[label], **TICK, color=f"C{index}")
     figure.supylabel("episodic return in training")
     return figure
 
@@ -139,7 +163,7 @@ def trace(suite: Suite, folders: Folders) -> "Figure":
 
 def health(suite: Suite, folders: Folders) -> "Figure":
     """Of the run with the median score the metrics of the health table, and where they belong."""
-    (ours,) = results_of(suite, folders).values()
+    (ours,) = results_of(suite, folders, [""]).values()
     results = sorted(next(iter(ours.values())), key=lambda x: x.record["score"] or 0.0)
     result = results[len(results) // 2]
     bands = {

@@ -110,9 +110,15 @@ def select(
     """
     if seeds and min(seeds) < 0:
         raise BenchmarkError(f"A seed must not be negative: {min(seeds)}.")
-    wanted = [(env, seed) for env, own in suite.environments.items() for seed in seeds or own]
-    wanted = sorted(dict.fromkeys(wanted), key=lambda x: x[1])  # each once, seed by seed
-    runs = [make_run(suite, e, v, s, folders) for e, s in wanted for v in suite.variants]
+    wanted = [
+        (environment, variant, seed)
+        for environment in suite.environments
+        for variant in suite.variants
+        for own in [suite.seeds(environment, variant)]
+        for seed in own and (seeds or own)
+    ]
+    wanted = sorted(dict.fromkeys(wanted), key=lambda x: x[2])  # each once, seed by seed
+    runs = [make_run(suite, *x, folders) for x in wanted]
     runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
     if not runs:
         raise BenchmarkError(

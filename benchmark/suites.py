@@ -61,6 +61,7 @@ PROTOCOL_2017 = {
 
 # PPO's rivals in Figure 3: label, script, and the flag that `rivals_pilot` decides, with the value
 # that was taken and the other one.
+BESIDE = "benchmark/rivals"
 RIVALS = {
     "trpo": ("TRPO", "trpo.py", "--gae-lambda", ("0.95", "0.98")),
     "vpg": ("vanilla PG, adaptive", "vpg.py", "--adapt-lr-kl", ("0.002", "0.01")),
@@ -68,9 +69,21 @@ RIVALS = {
     "a2c-trust-region": ("A2C + trust region", "a2c.py", "--trust-region", ("1", "0.1")),
     "cem": ("CEM", "cem.py", "--extra-std", ("0.25", "0")),
 }
+FIGURE3 = {
+    "": Variant(CONTINUOUS, label="PPO (clip)"),
+    **{
+        name: Variant(
+            f"{BESIDE}/{script}",
+            f"{flag} {values[0]}",
+            label,
+            environments=dict.fromkeys(MUJOCO7, tuple(range(1, 6))),
+        )
+        for name, (label, script, flag, values) in RIVALS.items()
+    },
+}
 PILOT = {
     f"{name}-{value}": Variant(
-        f"benchmark/rivals/{script}",
+        f"{BESIDE}/{script}",
         f"{flag} {value}",
         f"{label}, {flag.strip('-')} {value}{', taken' if value == values[0] else ''}",
     )
@@ -196,9 +209,9 @@ ALL = (
         total_timesteps=4096,
         pictures=(),
     ),
-    scores(
+    Suite(
         name="figure3",
-        reproduces="Schulman et al. 2017, Figure 3 (PPO), and baselines' ppo2",
+        reproduces="Schulman et al. 2017, Figure 3, and baselines' ppo2",
         environments={
             **dict.fromkeys(MUJOCO7, tuple(range(1, 6))),
             # Their spread is huge: some seeds find a gait that pays twice as much as the others'.
@@ -206,13 +219,25 @@ ALL = (
             "Ant-v4": (1, 2, 3),
             "Humanoid-v4": (1, 2, 3),
         },
-        variants={"": Variant(CONTINUOUS)},
+        variants=FIGURE3,
+        baseline=("figure3", ""),
+        table=lambda suite, folders: (
+            f"{tables.scores_table(suite, folders)}\n{tables.rivals_table(suite, folders)}"
+        ),
         pictures=(
             Picture(
-                plots.curves,
+                functools.partial(plots.curves, variants=[""]),
                 caption="One million steps. Blue: our seeds (thin), their mean (thick), its 95 % "
                 "interval (band). Dashed: OpenAI's ppo2 (environments v2). Black ticks: the paper "
                 "(v1), as others read it off.",
+            ),
+            Picture(
+                plots.rivals,
+                alt="PPO and its rivals",
+                caption="Figure 3 of the paper: means over seeds with 95 % intervals (bands, from "
+                "three seeds on). Ticks: the paper (v1), as others read it off, which they did for "
+                "four of the six.",
+                ending="_rivals",
             ),
             Picture(
                 plots.health,

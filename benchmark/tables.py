@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,17 @@ from benchmark import statistics
 from benchmark.definitions import Folders, Suite
 from benchmark.provenance import BenchmarkError
 from benchmark.record import LAST_EPISODES, read_checkpoint
-from benchmark.results import by_environment, random_returns, reference
+from benchmark.results import by_environment, how_complete, random_returns, reference
 from benchmark.statistics import Estimate, estimate
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
 Name = tuple[str, str]  # suite and variant
 Scores = dict[str, np.ndarray]  # by environment
 RETURNS_REACHED = (1000, 2000, 4000)
+FIGURE3 = "paper, Figure 3"
 # Columns of published numbers, by their sources in `reference/scores.csv`.
 SOURCES = {
-    "paper, Figure 3": "paper, Fig. 3 (v1, read off)",
+    f"{FIGURE3}: PPO (clip)": "paper, Fig. 3 (v1, read off)",
     "baselines ppo2, benchmark page": "ppo2 (v2, 6 seeds)",
     "baselines ppo2, runs of openrlbenchmark": "ppo2 (v2, 3 seeds)",
     "baselines ppo2, runs of Huang et al.": "ppo2 (Huang et al., 3 seeds)",
@@ -92,15 +94,20 @@ def score_cells(scores: np.ndarray, runs: int) -> dict[str, str]:
     }
 
 
-def published(environment: str, steps: int, source: str) -> str | None:
-    """Mean ± spread of a published result after as many steps, or the range of its readings."""
-    rows = [
+def publications(environment: str, steps: int, source: str) -> list[dict[str, str]]:
+    """A published result after as many steps, or several people's readings of it."""
+    return [
         row
         for row in reference("scores")
         if row["source"].partition(", read by")[0] == source
         and row["environment"] == environment.partition("-")[0]
         and int(row["steps"]) == steps
     ]
+
+
+def published(environment: str, steps: int, source: str) -> str | None:
+    """Mean ± spread of a published result after as many steps, or the range of its readings."""
+    rows = publications(environment, steps, source)
     if not rows:
         return None
     about = "≈ " if rows[0]["how_seen"] == "read off the plot" else ""
@@ -281,6 +288,13 @@ def agreement(strata: dict[Name, list]) -> str:
     return f"\nRank correlation of the two columns: {whole}; without the first row: {rest}.\n"
 
 
+def chance(ours: Scores, theirs: Scores, environments: Iterable[str]) -> str:
+    """Probability that A is better than B, over those of the environments that both have."""
+    shared = [env for env in environments if env in ours and env in theirs]
+    strata = in_turns(ours, theirs, shared)
+    return probability(estimate(strata, statistics.improvement) if shared else None)
+
+
 def compare(a: Name, b: Name, environments: Iterable[str], folders: Folders) -> str:
     """Two variants in those of the environments that both have."""
     ours, theirs = scores_of(a, folders), scores_of(b, folders)
@@ -289,9 +303,53 @@ def compare(a: Name, b: Name, environments: Iterable[str], folders: Folders) -> 
     if not shared:
         raise BenchmarkError(f"{texts[a]} and {texts[b]} have no results in a common environment.")
     rows = side_by_side(texts, shared, folders)
-    better = estimate(in_turns(ours, theirs, shared), statistics.improvement)
-    rows[0][f"P(better than {texts[b]})"] = probability(better)
+    rows[0][f"P(better than {texts[b]})"] = chance(ours, theirs, shared)
     return markdown(rows)
+
+
+# --- Rivals ---
+
+
+def readings(suite: Suite, environment: str) -> dict[str, float]:
+    """What others read off the paper's Figure 3, by label of the variants that they read."""
+    found = {}
+    for variant in suite.variants.values():
+        rows = publications(environment, suite.total_timesteps, f"{FIGURE3}: {variant.label}")
+        if rows:
+            found[variant.label] = float(np.mean([float(row["mean"]) for row in rows]))
+    return found
+
+
+def order(scores: dict[str, float]) -> str:
+    """Names by their scores, best first."""
+    names = sorted(scores, key=scores.get, reverse=True)
+    signs = [" = " if number(scores[a]) == number(scores[b]) else " > " for a, b in pairwise(names)]
+    return "".join(f"{name}{sign}" for name, sign in zip(names, [*signs, ""]))
+
+
+def rivals_table(suite: Suite, folders: Folders) -> str:
+    """Variants beside the paper's, how probably the first is better than others, and the orders."""
+    scores = {label: scores_of(name, folders) for name, label in labels(suite).items()}
+    (first, ours), *others = scores.items()
+    shared = [x for x in suite.environments if all(suite.seeds(x, y) for y in suite.variants)]
+    paper, means, rows = {x: readings(suite, x) for x in shared}, {}, []
+    for environment in shared:
+        own = {label: x[environment] for label, x in scores.items() if environment in x}
+        means[environment] = {label: float(np.mean(x)) for label, x in own.items()}
+        cells = {x: f"{with_interval(estimate([y], np.mean))} ({len(y)})" for x, y in own.items()}
+        rows.append({"mean [95 %] (seeds)": environment} | dict.fromkeys(scores, "–") | cells)
+        rows.append({"mean [95 %] (seeds)": "paper, read off"})
+        rows[-1] |= {label: f"≈ {number(x)}" for label, x in paper[environment].items()}
+    wins = [
+        {f"P({first} is better than)": name} | {x: chance(ours, y, own) for x, y in others}
+        for name, own in [*((x, [x]) for x in shared), ("all", shared)]
+    ]
+    orders = [{"best first": x, "ours": order(means[x]), "paper": order(paper[x])} for x in shared]
+    ranks = (pd.DataFrame(x.values()).dropna().rank(axis=1).mean() for x in (means, paper))
+    orders.append(dict(zip(orders[0], ["by mean rank", *(order(dict(x)) for x in ranks)])))
+    made, total = how_complete(suite, folders)
+    missing = f"\n{made} of {total} runs are done.\n" if made < total else ""
+    return "\n".join(map(markdown, (rows, wins, orders))) + missing
 
 
 # --- Walking ---

@@ -185,13 +185,14 @@ def test_runs_go_seed_by_seed_and_only_selects_by_part_or_whole_name():
         return [x.name for x in run.select(SUITES["figure3"], FOLDERS, seeds, only)]
 
     names = selected()
-    assert names[:2] == ["HalfCheetah-v4/seed1", "Hopper-v4/seed1"]
-    assert names.index("Reacher-v4/seed1") < names.index("Hopper-v4/seed2")
-    assert len(names) == len(set(names)) == 2 * 10 + 5 * 5 + 2 * 3
+    assert names[:2] == ["HalfCheetah-v4/seed1", "HalfCheetah-v4/trpo/seed1"]
+    assert all(x.endswith("/seed1") for x in names[: 7 * 6 + 2])  # rivals are not in Ant, Humanoid
+    assert len(names) == len(set(names)) == 2 * 10 + 5 * 5 + 2 * 3 + 7 * 5 * 5
     assert selected(only="Ant-v4") == ["Ant-v4/seed1", "Ant-v4/seed2", "Ant-v4/seed3"]
     assert selected(only="HalfCheetah-v4/seed1") == ["HalfCheetah-v4/seed1"]  # and not seed10
     assert selected(only="*/seed10") == ["HalfCheetah-v4/seed10", "Swimmer-v4/seed10"]
     assert selected([7, 7], "Ant-v4") == ["Ant-v4/seed7"]
+    assert selected([7], "Hopper-v4/cem/*") == ["Hopper-v4/cem/seed7"]
 
 
 def test_table1_has_the_papers_settings():
@@ -240,7 +241,7 @@ def test_every_script_has_a_row_and_its_runs():
         ("plot ablation", "No run of ablation can be compared yet"),
         ("plot pong", "No run of pong is finished"),
         ("compare figure3 table1/clip", "There is no table1/clip; there is table1/none or"),
-        ("compare figure3/x figure3", "There is no figure3/x; there is figure3."),
+        ("compare figure3/x figure3", "There is no figure3/x; there is figure3 or figure3/trpo or"),
         ("throughput chess", "There is no contest chess"),
         ("throughput --repetitions 0", "--repetitions must be positive"),
         ("report", "There is no folder"),
@@ -264,7 +265,7 @@ def test_what_cannot_be_done_gets_one_sentence(line, sentence, folders, bench, c
 def test_scores_table_by_hand(folders):
     add(folders, "figure3", "Hopper-v4", 1000, 2000, 3000, 4000, 9000)
     add(folders, "figure3", "Ant-v4", 5.0)
-    hopper, ant = table("figure3", folders).splitlines()[2:]
+    hopper, ant = table("figure3", folders).splitlines()[2:4]
     assert hopper.startswith("| Hopper-v4 | 5 | 3800 ± 2786 | 3000 [")
     assert "] | 1900 ± 1393 | 0.50 | ≈ 2250 to 2330 |" in hopper and "| 2383 ± 272 |" in hopper
     assert ant.startswith("| Ant-v4 | 1 | 5.0 | 5.0 | 2.5 | 0.50 | – | – |")
@@ -310,6 +311,36 @@ def test_table1_scores_are_normalized_per_environment(folders, monkeypatch):
     ranks = [stats.spearmanr(ours[x:], theirs[x:]).statistic for x in (0, 1)]
     said = "Rank correlation of the two columns: {:.2f}; without the first row: {:.2f}.\n"
     assert table("table1", folders).endswith(said.format(*ranks))
+
+
+def test_rivals_table_by_hand(folders):
+    add(folders, "figure3", "Hopper-v4", 10.0, 20.0, 30.0)
+    add(folders, "figure3/trpo", "Hopper-v4", 25.0, 25.0, 5.0)
+    add(folders, "figure3/trpo", "Swimmer-v4", 25.0, 25.0, 5.0)
+    add(folders, "figure3/cem", "Hopper-v4", 20.0)
+    add(folders, "figure3", "Reacher-v4", -5.0, -5.0, -5.0)
+    add(folders, "figure3/trpo", "Reacher-v4", -4.0, -4.0, -4.0)
+    text = table("figure3", folders)
+    assert (
+        "| Hopper-v4 | 20.0 [10.0, 30.0] (3) | 18.3 [5.0, 25.0] (3) | – | – | – | 20.0 (1) |\n"
+        in text
+    )
+    assert "| paper, read off | ≈ 2290 | ≈ 2100 | – | ≈ 900 | ≈ 1220 | – |" in text
+    # Of the pairs 5 of 9 are won, in Reacher none; nothing is said of a single run.
+    assert re.search(r"\| Hopper-v4 \| 0.56 \[.*\] \| – \| – \| – \| – \|", text)
+    assert "| Swimmer-v4 | – | – | – | – | – |" in text
+    assert re.search(r"\| all \| 0.28 \[.*\] \| – \| – \| – \| – \|", text)
+    paper = "PPO (clip) > TRPO > A2C + trust region > A2C"
+    assert f"| Hopper-v4 | PPO (clip) = CEM > TRPO | {paper} |" in text
+    # Ours are those of Hopper, which all have that have any score.
+    tie = "PPO (clip) > TRPO = A2C + trust region > A2C"
+    assert f"| by mean rank | PPO (clip) = CEM > TRPO | {tie} |" in text
+    assert text.endswith("\n16 of 226 runs are done.\n")
+    # Readings stand in the colors of the curves.
+    figure = plots.rivals(SUITES["figure3"], folders)
+    assert [x.get_title() for x in figure.axes[:7]] == [*suites.MUJOCO7]
+    colors = [x.get_color() for x in figure.axes[1].lines if x.get_marker() == "_"]
+    assert colors == ["C0", "C1", "C3", "C4"]
 
 
 def test_pilot_shows_what_was_taken(folders, monkeypatch):
