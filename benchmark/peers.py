@@ -1,10 +1,12 @@
-"""Stable-Baselines3's PPOs with the settings of our scripts, for `benchmark.throughput`.
+"""Stable-Baselines3's PPOs with the settings of our scripts, for runs and for throughput.
 
-Logs for TensorBoard into the working folder. Its threads are those of the environment variable
-OMP_NUM_THREADS, which `benchmark.throughput` sets.
+Such a run leaves a checkpoint like those of our scripts, but only at its end: SB3 cannot continue
+exactly, so an interrupted run begins anew. Threads are those of the variable OMP_NUM_THREADS.
 """
 
 import dataclasses
+import time
+from pathlib import Path
 from typing import Literal
 
 import ale_py  # noqa: F401  registers the Atari games
@@ -12,6 +14,7 @@ import torch
 import tyro
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
@@ -19,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
 @dataclasses.dataclass
 class Args:
-    env_id: str  # Gymnasium environment
+    env_id: str  # Gymnasium environment, or a game's name
     total_timesteps: int  # environment steps over all environments
     # Preprocessing and network: normalized or plain vectors, stacked frames, frames and LSTM.
     kind: Literal["mujoco", "classic", "atari", "atari-lstm"] = "mujoco"
@@ -31,17 +34,58 @@ class Args:
     clip_coef: float = 0.2  # clip range of ratio and value
     ent_coef: float = 0.0  # weight of the entropy bonus
     seed: int = 1  # random seed
+    run_name: str = "run"  # logs and checkpoint are in runs/RUN_NAME
+    resume: Path | None = None  # a run that has a checkpoint is over
 
 
 def make_envs(args: Args) -> VecEnv:
     """The same environments as in our script, without gymnasium's checker, as there."""
     if args.kind.startswith("atari"):
-        envs = make_atari_env(args.env_id, args.num_envs, seed=args.seed)
+        game = args.env_id.removesuffix("NoFrameskip-v4")
+        envs = make_atari_env(f"{game}NoFrameskip-v4", args.num_envs, seed=args.seed)
         return VecFrameStack(envs, 4) if args.kind == "atari" else envs
     envs = make_vec_env(args.env_id, args.num_envs, env_kwargs={"disable_env_checker": True})
     return VecNormalize(envs, gamma=0.99) if args.kind == "mujoco" else envs
 
 
+class Record(BaseCallback):
+    """Episodes and iterations as our scripts save them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.episodes: list[dict[str, float]] = []
+        self.updates: list[dict[str, float]] = []
+
+    def _on_step(self) -> bool:
+        ended = (x["episode"] for x in self.locals["infos"] if "episode" in x)
+        at = {"global_step": self.num_timesteps}
+        self.episodes += [{**at, "return": x["r"], "length": x["l"]} for x in ended]
+        return True
+
+    def _on_rollout_start(self) -> None:
+        self._on_training_end()  # of the last iteration
+        self.start = time.perf_counter()
+
+    def _on_rollout_end(self) -> None:
+        self.end = time.perf_counter()
+
+    def _on_training_end(self) -> None:
+        if not self.num_timesteps:
+            return
+        steps, now = self.model.n_steps * self.model.n_envs, time.perf_counter()
+        rates = {"rollout": self.end - self.start, "update": now - self.end}
+        made = {"global_step": self.num_timesteps}
+        made |= {f"charts/SPS_{name}": steps / seconds for name, seconds in rates.items()}
+        for theirs, ours in METRICS.items():
+            made[f"losses/{ours}"] = float(self.logger.name_to_value[f"train/{theirs}"])
+        self.updates.append(made)
+
+
+METRICS = {
+    "approx_kl": "approx_kl",
+    "clip_fraction": "clipfrac",
+    "explained_variance": "explained_variance",
+}
 # The networks of our scripts: two hidden layers of 64 tanh units, apart for policy and value
 # function; the shared Nature CNN; the same with an LSTM of 128 units, which both share.
 LAYERS = {"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": torch.nn.Tanh}
@@ -55,8 +99,10 @@ POLICIES = {
 
 
 def main() -> None:
-    """Train, and write how far it is."""
-    args = tyro.cli(Args)
+    """Train, log how far it is, and save what happened."""
+    args, record = tyro.cli(Args), Record()
+    if args.resume:
+        return
     policy, policy_settings = POLICIES[args.kind]
     algorithm = RecurrentPPO if args.kind == "atari-lstm" else PPO
     model = algorithm(
@@ -77,8 +123,11 @@ def main() -> None:
         device="cpu",
         policy_kwargs=policy_settings,
     )
-    model.set_logger(configure(".", ["tensorboard"]))
-    model.learn(args.total_timesteps)
+    folder = Path("runs", args.run_name)
+    model.set_logger(configure(str(folder), ["tensorboard"]))
+    model.learn(args.total_timesteps, callback=record)
+    saved = {"script": "peers", "args": dataclasses.asdict(args), "episodes": record.episodes}
+    torch.save(saved | {"updates": record.updates}, folder / "checkpoint.pt")
 
 
 if __name__ == "__main__":

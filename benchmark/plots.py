@@ -103,7 +103,7 @@ def draw_published(axes: "Axes", environment: str) -> None:
     if rows:
         keys = ("global_step", "return", "low", "high")
         steps, mean, low, high = ([float(row[key]) for row in rows] for key in keys)
-        label = f"ppo2 2018 ({'10M steps' if name == 'Pong' else 'v2, 6 seeds'})"
+        label = f"ppo2 2018 ({'v2' if '-' in environment else '10M steps'}, 6 seeds)"
         axes.plot(steps, mean, color=PPO2, linewidth=1.2, linestyle="--", label=label)
         axes.fill_between(steps, low, high, color=PPO2, alpha=0.12, linewidth=0)
     for row in tables.publications(environment, 1_000_000, f"{tables.FIGURE3}: PPO (clip)"):

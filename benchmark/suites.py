@@ -12,6 +12,7 @@ CONTINUOUS = "ppo_continuous_action.py"
 KL_PENALTY = "ppo_kl_penalty.py"
 ATARI, LSTM = "ppo_atari.py", "ppo_atari_lstm.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
+PEERS = "benchmark/peers.py"
 RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
@@ -160,6 +161,10 @@ ANNEALED = "--anneal-log-std -0.7 -1.6"
 HUMANOID = Variant(CONTINUOUS, f"{TABLE4} {ADAPTED} {ANNEALED}", "settings of Table 4")
 
 FAST_ATARI = "--torch-threads 1 --bfloat16"  # makes 2M steps affordable on one core
+GAMES = (  # settings of ppo_atari.py, for others
+    "--num-envs 8 --num-steps 128 --num-minibatches 4 --update-epochs 4 "
+    "--learning-rate 2.5e-4 --clip-coef 0.1 --ent-coef 0.01"
+)
 # ppo2 normalizes and separates for MuJoCo only.
 CLASSIC_CONTROL = "--no-norm-obs --no-scale-rewards --shared-network"
 
@@ -257,9 +262,15 @@ ALL = (
     ),
     variants(
         name="swimmer",
-        reproduces="whether ppo2's time limits explain its higher returns in Swimmer",
+        reproduces="whether time limits or our code explain ppo2's higher returns in Swimmer",
         environments={"Swimmer-v4": tuple(range(1, 11))},
-        variants={"truncation-is-terminal": SWITCHES["truncation-is-terminal"]},
+        variants={
+            "truncation-is-terminal": SWITCHES["truncation-is-terminal"],
+            "sb3": Variant(
+                *(PEERS, "--kind mujoco", "Stable-Baselines3 with ppo2's settings"),
+                environments={"Swimmer-v4": (1, 2, 3, 4, 5)},
+            ),
+        },
         baseline=("figure3", ""),
         baseline_label="default",
         pictures=(),
@@ -335,21 +346,28 @@ ALL = (
         variants={"default": Variant(CONTINUOUS, "", "default"), "table4": HUMANOID},
         total_timesteps=2_000_000,
     ),
-    scores(
-        name="pong",
-        reproduces="Schulman et al. 2017, Table 6 and Figure 6: Pong, in a fifth of the steps",
-        environments={"Pong": (1,)},
-        variants={"": Variant(ATARI, FAST_ATARI)},
+    Suite(
+        name="games",
+        reproduces="Schulman et al. 2017, Table 6 and Figure 6, in a fifth of the steps",
+        environments={
+            **dict.fromkeys(("Breakout", "BeamRider", "Qbert"), (1, 2)),
+            **dict.fromkeys(("SpaceInvaders", "Seaquest", "Enduro"), (1, 2)),
+            "Pong": (1, 2, 3),
+        },
+        variants={
+            "": Variant(ATARI, FAST_ATARI, "four frames, no memory"),
+            "lstm": Variant(
+                *(LSTM, FAST_ATARI, "one frame and an LSTM"),
+                environments=dict.fromkeys(("Breakout", "Pong"), (1,)),
+            ),
+            "sb3": Variant(
+                *(PEERS, f"--kind atari {GAMES}", "four frames, Stable-Baselines3"),
+                environments=dict.fromkeys(("Breakout", "Qbert", "Pong"), (1,)),
+            ),
+        },
         total_timesteps=2_000_896,
-    ),
-    variants(
-        name="pong_lstm",
-        reproduces="Huang et al. 2022: Pong from single frames, in a fifth of the steps",
-        environments={"Pong": (1,)},
-        variants={"lstm": Variant(LSTM, FAST_ATARI, "one frame and an LSTM")},
-        total_timesteps=2_000_896,
-        baseline=("pong", ""),
-        baseline_label="four frames, no memory",
+        table=tables.games_table,
+        pictures=(CURVES,),
     ),
     scores(
         name="cartpole",
@@ -401,16 +419,13 @@ SUITES = {suite.name: suite for suite in ALL}
 
 
 # What `throughput` measures.
-SB3, PEERS = "Stable-Baselines3 PPO", "benchmark/peers.py"
+SB3 = "Stable-Baselines3 PPO"
 RECURRENT = "sb3-contrib RecurrentPPO, CnnLstmPolicy"
 SMALL = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 128 --num-minibatches 4 --update-epochs 4 "
     "--learning-rate 2.5e-4 --ent-coef 0.01"
 )
-PONG = (
-    "--env-id PongNoFrameskip-v4 --num-envs 8 --num-steps 128 --num-minibatches 4 "
-    "--update-epochs 4 --learning-rate 2.5e-4 --clip-coef 0.1 --ent-coef 0.01"
-)
+PONG = f"--env-id PongNoFrameskip-v4 {GAMES}"
 RAW = "--no-norm-obs --no-scale-rewards"
 
 
@@ -462,11 +477,11 @@ SCRIPTS = {
         },
     ),
     ATARI: Script(
-        *("details 1–22", "pong", "Pong"),
+        *("details 1–22", "games", "Pong"),
         contests={"atari": Contest(PONG_SIZE, pong(ATARI, f"{SB3}, CnnPolicy", "atari"), 2)},
     ),
     LSTM: Script(
-        *("details 1–22 and 32–36", "pong_lstm", "Pong", "lstm"),
+        *("details 1–22 and 32–36", "games", "Pong", "lstm"),
         contests={
             "atari_lstm": Contest(f"{PONG_SIZE}, LSTM", pong(LSTM, RECURRENT, "atari-lstm"), 2)
         },

@@ -105,6 +105,12 @@ def publications(environment: str, steps: int, source: str) -> list[dict[str, st
     ]
 
 
+def missing(suite: Suite, folders: Folders) -> str:
+    """A line on how many runs are done, unless all are."""
+    made, total = how_complete(suite, folders)
+    return f"\n{made} of {total} runs are done.\n" if made < total else ""
+
+
 def published(environment: str, steps: int, source: str) -> str | None:
     """Mean ± spread of a published result after as many steps, or the range of its readings."""
     rows = publications(environment, steps, source)
@@ -347,9 +353,38 @@ def rivals_table(suite: Suite, folders: Folders) -> str:
     orders = [{"best first": x, "ours": order(means[x]), "paper": order(paper[x])} for x in shared]
     ranks = (pd.DataFrame(x.values()).dropna().rank(axis=1).mean() for x in (means, paper))
     orders.append(dict(zip(orders[0], ["by mean rank", *(order(dict(x)) for x in ranks)])))
-    made, total = how_complete(suite, folders)
-    missing = f"\n{made} of {total} runs are done.\n" if made < total else ""
-    return "\n".join(map(markdown, (rows, wins, orders))) + missing
+    return "\n".join(map(markdown, (rows, wins, orders))) + missing(suite, folders)
+
+
+# --- Games ---
+
+
+def ppo2_return(environment: str, step: int) -> float:
+    """What the curve of baselines' benchmark page shows at a step."""
+    rows = [x for x in reference("ppo2_curves") if x["environment"] == environment]
+    steps, returns = ([float(x[key]) for x in rows] for key in ("global_step", "return"))
+    return float(np.interp(step, steps, returns))
+
+
+def games_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant in each game, also as shares of the way from random to human play."""
+    rows, variants = [], {y: by_environment(*x, folders) for x, y in labels(suite).items()}
+    play = {x["game"]: (float(x["random"]), float(x["human"])) for x in reference("atari")}
+    for game, (random, human) in ((x, play[x]) for x in suite.environments):
+        for label, results in ((x, y[game]) for x, y in variants.items() if game in y):
+            scores = facts(results, "score")
+            share = f"{(np.mean(scores) - random) / (human - random):.0%}" if len(scores) else "–"
+            rows.append(
+                {
+                    **{"game": game, "agent": label, "seeds": seeds(scores, len(results))},
+                    **{"last 100 episodes": plus_minus(scores), "human": share},
+                    "whole run": plus_minus(facts(results, "mean_return")),
+                    "hours per run": f"{np.median(facts(results, 'hours')):.2f}",
+                    "ppo2 by then": number(ppo2_return(game, suite.total_timesteps)),
+                    **{"random play": number(random), "human play": number(human)},
+                }
+            )
+    return markdown(rows) + missing(suite, folders)
 
 
 # --- Walking ---

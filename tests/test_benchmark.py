@@ -6,6 +6,7 @@ import importlib
 import math
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,21 @@ import tyro
 from PIL import Image
 from scipy import stats
 
-from benchmark import pages, plots, record, results, run, statistics, suites, tables, throughput
+from benchmark import (
+    pages,
+    peers,
+    plots,
+    record,
+    results,
+    run,
+    statistics,
+    suites,
+    tables,
+    throughput,
+)
 from benchmark.__main__ import main
 from benchmark.definitions import Contender, Contest, Folders
-from benchmark.provenance import ROOT, BenchmarkError, git, source_at
+from benchmark.provenance import ROOT, BenchmarkError, git, sources_at
 
 FOLDERS = Folders()
 SUITES = suites.SUITES
@@ -215,7 +227,8 @@ def test_every_variant_is_a_valid_command_line(suite):
         args = tyro.cli(settings_class(made.script), args=made.flags)
         assert args.seed == 5
         if made.total_steps:
-            assert args.env_id == made.environment and args.num_iterations > 0
+            assert args.env_id == made.environment
+            assert args.total_timesteps >= args.num_envs * args.num_steps > 0
 
 
 def test_every_script_has_a_row_and_its_runs():
@@ -239,7 +252,7 @@ def test_every_script_has_a_row_and_its_runs():
         ("list figure4", "There is no suite figure4"),
         ("plot figure4", "There is no suite figure4"),
         ("plot ablation", "No run of ablation can be compared yet"),
-        ("plot pong", "No run of pong is finished"),
+        ("plot games", "No run of games is finished"),
         ("compare figure3 table1/clip", "There is no table1/clip; there is table1/none or"),
         ("compare figure3/x figure3", "There is no figure3/x; there is figure3 or figure3/trpo or"),
         ("throughput chess", "There is no contest chess"),
@@ -341,6 +354,37 @@ def test_rivals_table_by_hand(folders):
     assert [x.get_title() for x in figure.axes[:7]] == [*suites.MUJOCO7]
     colors = [x.get_color() for x in figure.axes[1].lines if x.get_marker() == "_"]
     assert colors == ["C0", "C1", "C3", "C4"]
+
+
+def test_games_table_by_hand(folders):
+    add(folders, "games", "Pong", 0.0, 6.0)
+    add(folders, "games/sb3", "Qbert", 163.9)
+    qbert, first = table("games", folders).splitlines()[2:4]
+    start = "| Qbert | four frames, Stable-Baselines3 | 1 | 164 | 0% | 82.0 | 0.50 | "
+    assert qbert.startswith(start) and qbert.endswith(" | 164 | 13455 |")
+    # From -20.7 to 9.3: 3 is 23.7 of 30. ppo2 was at 17.28 at 1.92M and at 17.38 at 2.02M.
+    start = "| Pong | four frames, no memory | 2 | 3.0 ± 3.0 | 79% | 1.5 ± 1.5 | 0.50 | "
+    assert first == start + "17.4 | -20.7 | 9.3 |"
+    assert table("games", folders).endswith("\n\n3 of 20 runs are done.\n")
+
+
+def test_a_peer_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    size = "--num-envs 2 --num-steps 64 --num-minibatches 2 --update-epochs 1 --seed 3"
+    line = f"peers --env-id CartPole-v1 --kind classic --total-timesteps 512 {size}"
+    monkeypatch.setattr(sys, "argv", line.split())
+    peers.main()
+    facts, curve = record.of_steps(tmp_path / "runs/run", 512)
+    saved = record.read_checkpoint(tmp_path / "runs/run/checkpoint.pt")
+    assert facts["steps"] == 512 and facts["settings"]["seed"] == 3 and facts["hours"] > 0
+    assert [x["global_step"] for x in saved["updates"]] == [128, 256, 384, 512]
+    assert curve["approx_kl"].count() == 4 and (curve["approx_kl"] != 0).all()
+    lengths, steps = ([x[key] for x in saved["episodes"]] for key in ("length", "global_step"))
+    assert 400 < sum(lengths) <= 512  # the last two have not ended
+    assert all(x["return"] == x["length"] for x in saved["episodes"]) and steps == sorted(steps)
+    monkeypatch.setattr(sys, "argv", [*line.split(), "--resume", "runs/run"])
+    monkeypatch.setattr(peers, "make_envs", None)  # nothing is left to do
+    peers.main()
 
 
 def test_pilot_shows_what_was_taken(folders, monkeypatch):
@@ -550,8 +594,9 @@ def test_committed_results_name_commit_and_settings_that_exist(suite):
             assert all("method" in x for x in made["models"].values())
         assert made["settings"]["seed"] == made["seed"]
         if has_history:
-            known = settings_of(source_at(made["commit"], made["script"]))
-            assert set(made["settings"]) == known - record.NOT_SETTINGS, key
+            sources = sources_at(made["commit"], made["script"])  # a rival's Args extend a script's
+            own, *others = (settings_of(x) - record.NOT_SETTINGS for x in sources.values())
+            assert own <= set(made["settings"]) <= own.union(*others), key
 
 
 def test_two_runs_of_the_real_script_end_to_end(folders, bench, capfd, monkeypatch):
