@@ -22,12 +22,6 @@ def linear_layers(network):
     return [x for x in network.modules() if isinstance(x, torch.nn.Linear)]
 
 
-def test_layer_init_is_orthogonal_with_gain_and_bias_0():
-    layer = ppo.layer_init(torch.nn.Linear(30, 20), 1.7)
-    assert gain_of(layer.weight) == pytest.approx(1.7)
-    assert (layer.bias == 0).all()
-
-
 @on("vector")
 def test_gains_are_sqrt_2_then_a_hundredth_for_the_policy_and_1_for_the_value(script):
     agent = script.agent(17, 6)
@@ -42,14 +36,6 @@ def test_without_orthogonal_init_layers_are_as_pytorch_makes_them(script):
     agent = script.agent(17, 6, orthogonal_init=False)
     assert all(math.isnan(gain_of(x.weight)) for x in linear_layers(agent) if len(x.weight) > 1)
     assert all((layer.bias != 0).any() for layer in linear_layers(agent))
-
-
-@on("vector")
-@pytest.mark.parametrize(("shared", "count"), [(True, 4675), (False, 9155)])
-def test_parameter_counts_of_shared_and_separate_networks(script, shared, count):
-    agent = script.agent(4, 2, shared_network=shared)
-    log_stds = 2 * hasattr(agent, "log_std")
-    assert sum(x.numel() for x in agent.parameters()) == count + log_stds
 
 
 @on("vector")
@@ -97,13 +83,6 @@ def test_joint_log_prob_and_entropy_are_those_of_a_diagonal_gaussian(script):
         policy = multivariate_normal(mean[i], covariance)
         assert logprob[i].item() == pytest.approx(policy.logpdf(action[i].numpy()), rel=1e-5)
         assert entropy[i].item() == pytest.approx(policy.entropy(), rel=1e-5)
-
-
-@on("gaussian")
-def test_leading_axes_are_kept(script):
-    agent, obs, actions = script.agent(3, 2), torch.randn(5, 4, 3), torch.randn(5, 4, 2)
-    assert agent.get_value(obs).shape == (5, 4)
-    assert all(x.shape == (5, 4) for x in agent.evaluate_actions(obs, actions)[:3])
 
 
 # --- What acts: a copy of the network in NumPy where that is possible ---

@@ -179,17 +179,6 @@ def test_finished_games_are_noted_with_their_raw_score_and_a_new_seed_begins_the
     assert len(set(seeds)) == 4 and envs.running[0]["actions"] == []
 
 
-def test_wrappers_stand_in_the_order_of_ppo2():
-    for game, outer in (("Breakout", ["FireReset"]), ("Freeway", [])):  # which has no FIRE
-        env, layers = ppo.make_env(ppo.Args(env_id=game)), []
-        while isinstance(env, gym.Wrapper):
-            layers.append(type(env).__name__)
-            env = env.env
-        ours = [x for x in layers if hasattr(ppo, x) or x == "TimeLimit"]
-        inner = ["EpisodicLife", "TimeLimit", "MaxAndSkip", "NoopReset"]
-        assert ours == ["ClipReward", "WarpFrame", *outer, *inner]
-
-
 # --- The whole against the raw emulator ---
 
 
@@ -344,36 +333,24 @@ MUTATIONS = [
     # 14 no-op reset
     ("integers(1, NOOP_MAX + 1)", "integers(0, NOOP_MAX + 1)", "1_to_30"),
     ("integers(1, NOOP_MAX + 1)", "integers(1, NOOP_MAX)", "1_to_30"),
-    ("self.env.step(0)\n            if terminated or truncated:",
-     "self.env.step(0)\n            if False:", "ends_meanwhile"),
     # 15 max and skip
     ("np.maximum(frames[-1], frames[-2:][0])", "frames[-1]", "bit_for_bit"),
     ("np.maximum(frames[-1], frames[-2:][0])", "np.maximum.reduce(frames)", "bit_for_bit"),
     ("FRAME_SKIP = 4", "FRAME_SKIP = 3", "bit_for_bit"),
-    ("total_reward += float(reward)", "total_reward = float(reward)", "bit_for_bit"),
     # 16 episodic life
     ("terminated or 0 < lives < self.lives", "terminated or lives < self.lives", "each_lost_life"),
     ("terminated or 0 < lives < self.lives", "terminated", "each_lost_life"),
     ("self.lives = lives\n", "pass\n", "each_lost_life"),
-    ("if not self.game_over:\n            frame", "if False:\n            frame", "with_a_noop"),
     # 17 fire reset
     ("for action in (1, 2):", "for action in (1,):", "bit_for_bit"),
-    ('== "FIRE":', '== "FIRES":', "order_of_ppo2"),
     # 18 warp frame
     ("cv2.COLOR_RGB2GRAY", "cv2.COLOR_BGR2GRAY", "bit_for_bit"),
     ("cv2.INTER_AREA", "cv2.INTER_NEAREST", "bit_for_bit"),
     # 19 reward clipping
     ("float(np.sign(reward))", "float(np.clip(reward, -1, 1))", "is_the_sign"),
     # 20 frame stack
-    ("NUM_FRAMES = 4", "NUM_FRAMES = 3", "bit_for_bit"),
     ("padding_type=\"zero\"", "padding_type=\"reset\"", "bit_for_bit"),
     # The container
-    ("self.scores.append(self.score)", "pass", "raw_score"),
-    ("scores.clear()\n        return", "pass\n        return", "raw_score or is_noted"),
-    ("env.get_wrapper_attr(\"scores\").clear()", "pass", "is_noted"),
-    ("len(self.envs) * self.processes", "len(self.envs)", "raw_score"),
     ("env.set_wrapper_attr(\"game_over\", True)", "pass", "failed_replay"),
     ("ale.restoreState(ALEState(running[\"emulator\"]))", "ale", "through_lost_lives"),
-    ("repeat_action_probability=args.sticky_actions", "repeat_action_probability=0.0", "sticky"),
-    ("game.np_random = np.random.default_rng(seed)", "pass", "raw_emulator or lives"),
 ]  # fmt: skip

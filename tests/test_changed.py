@@ -225,14 +225,6 @@ def test_a_frozen_part_stays_and_buffers_go_on_after_a_resume(script, tiny, monk
     assert same_weights(resumed, whole) and whole.calls > begun.calls > 0
 
 
-@on("continuous")
-def test_a_finished_run_that_is_resumed_has_its_annealed_log_std(script, tiny):
-    trained = script.module.train(tiny("Walk", anneal_log_std=(-0.5, -1.5)))["agent"]
-    saved = script.module.load_checkpoint("runs/run0")["args"]
-    resumed = script.module.train(script.module.Args(**{**saved, "resume": "runs/run0"}))
-    assert same_weights(trained, resumed["agent"]) and (trained.log_std < -1).all()
-
-
 def test_a_policy_without_log_std_trains_and_has_no_metric_of_it(changed):
     mine = changed({
         "dist = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)":

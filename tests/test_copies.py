@@ -82,17 +82,6 @@ def test_copies_are_byte_identical_and_marked():
     assert problems({path.name: path.read_text() for path in SCRIPTS}) == []
 
 
-def test_agents_of_the_rlhf_scripts_sample_alike():
-    texts = set()
-    for path in ROOT.glob("*_rlhf_toy.py"):
-        (agent,) = (
-            x for x in ast.parse(path.read_text()).body if getattr(x, "name", "") == "Agent"
-        )
-        (sample,) = (x for x in agent.body if getattr(x, "name", "") == "sample_responses")
-        texts.add(ast.unparse(sample))
-    assert len(texts) == 1
-
-
 def test_exceptions_are_needed():
     scripts = [blocks(path.read_text()) for path in SCRIPTS]
     texts = {name: {x[name][0] for x in scripts if name in x} for name in MAY_DIFFER}

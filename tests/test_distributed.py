@@ -86,5 +86,4 @@ MUTATIONS = [
     ("learned(agent)), *metrics.values()])", "learned(agent))])", "share_gradients"),
     ("x /= WORLD_SIZE", "x /= 1", "share_gradients"),
     ("[args.seed, len(history), RANK]", "[args.seed, len(history)]", "share_gradients"),
-    ("range(args.num_envs)], WORLD_SIZE)", "range(args.num_envs)])", "share_gradients"),
 ]  # fmt: skip

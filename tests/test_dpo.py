@@ -131,11 +131,8 @@ MUTATIONS = [
     ("(logprobs.chunk(2)[0] / (chosen != PAD).sum(dim=1))", "logprobs.chunk(2)[0]", "d6_"),
     ("loss + args.nll_coef * nll", "loss + nll", "d6_"),
     (" * min(1.0, step / args.warmup_steps)", "", "d7_"),
-    ("decay = 1 - (step - 1) / len(minibatches)", "decay = 1.0", "d7_"),
     ('"logprobs/rejected": rejected.mean(),', '"logprobs/rejected": chosen.mean(),', "d8_"),
     ("order = torch.randperm(len(pairs[0]), generator=generator)", "order = torch.arange(len(pairs[0]))", "d7_"),
     ("x[: -(len(x) // HELD_OUT)]", "x", "whole_run"),
-    ("x[-(len(x) // HELD_OUT) :]", "x", "evaluation"),
-    ("torch.manual_seed(args.seed)\n    sft", "sft", "sft_model"),
 ]
 # fmt: on

@@ -67,14 +67,6 @@ def column(*x):
     return torch.tensor(x, dtype=torch.float64)[:, None]
 
 
-def test_gae_three_steps_by_hand():
-    rewards, values, next_values = column(1, 2, 3), column(0.5, 0.4, 0.3), column(0.4, 0.3, 0.2)
-    ends = column(0, 1, 0)
-    advantages, returns = ppo.gae(rewards, values, next_values, ends, ends, 0.99, 0.95)
-    torch.testing.assert_close(advantages, column(2.4008, 1.6, 2.898))
-    torch.testing.assert_close(returns, column(2.9008, 2.0, 3.198))
-
-
 @pytest.mark.parametrize(("terminated", "target"), [(0, 1 + 0.5 * 4), (1, 1)])
 def test_gae_bootstraps_a_truncated_step_and_no_terminated_one(terminated, target):
     """A step that is both is terminated; in all cases the sum stops there."""

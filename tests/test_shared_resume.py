@@ -100,6 +100,7 @@ def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, tiny, kill
         script.module.train(tiny("Walk", **settings))
     kill_at(10**9)
     assert_same_result(result, resume(script, "runs/run1"))
+    assert_same_result(result, resume(script, "runs/run1"))  # which has nothing left to do
 
 
 def test_a_finished_run_can_be_extended(script, tiny):
@@ -185,8 +186,9 @@ def test_a_run_is_not_overwritten_and_what_shapes_it_cannot_change(script, tiny,
         script.module.train(tiny("Walk", run_name="run0"))
     changes = {f"--env-id {script.env_id('Truncated')}": "its environment"}
     changes |= {"--num-envs 8": "num_envs", "--num-steps 4": "num_steps"}
-    if script.name == "continuous":
-        changes["--anneal-log-std 0 -1"] = "anneal_log_std"
+    special = {"continuous": ("--anneal-log-std 0 -1", "anneal_log_std")}
+    special["multidiscrete"] = "--bins 5", "bins"
+    changes |= dict([special[script.name]]) if script.name in special else {}
     for change, named in changes.items():
         code, _, err = cli(f"--resume runs/run0 --total-timesteps 960 {change}")
         assert code == 2 and err == f"Error: A resumed run cannot change {named}.\n"
