@@ -1,5 +1,6 @@
 """What the shared tests must know of each script: its smallest run, its networks, its updates."""
 
+import copy
 import dataclasses
 import functools
 import importlib
@@ -36,6 +37,7 @@ def details(first: int, last: int, prefix: str = "", total: int = 37) -> set[str
 
 
 CORE, ATARI, CONTINUOUS = details(1, 13), details(14, 22), details(23, 31)
+SMALL = "--total-timesteps 256 --num-steps 64 --num-envs 2 --num-minibatches 2 --update-epochs 2"
 EXTRAS = {"clip range annealing", "early stopping", "time limits are not failures"}
 SHORT = "--num-steps 256 --num-minibatches 8 --total-timesteps"
 HUMANOID = f"--num-envs 4 --no-anneal-lr --adapt-lr-kl 0.01 --anneal-log-std -0.7 -1.6 {SHORT}"
@@ -56,7 +58,7 @@ class Script:
         "learning rate adapted to the KL",
     }
     tests: ClassVar[list[str]] = []  # test files that have MUTATIONS
-    alone = "--env-id Pendulum-v1"  # something small, to run the file by itself
+    alone = f"--env-id Pendulum-v1 {SMALL}"  # something small, to run the file by itself
     real = (f"HalfCheetah-v4 {SHORT} 20480", f"Humanoid-v4 {HUMANOID} 40960")  # to be killed
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
         "FakeWalk-Discrete-v0": "MultiDiscrete",
@@ -169,7 +171,7 @@ class MultiDiscrete(Script):
     owes: ClassVar[set[str]] = CORE | details(28, 31) | {"26/37", "37/37"}
     extras: ClassVar[set[str]] = EXTRAS | {"invalid action masking"}
     tests: ClassVar[list[str]] = ["multidiscrete"]
-    alone, real = "--env-id CartPole-v1", (f"CartPole-v1 {SHORT} 40960",)
+    alone, real = f"--env-id CartPole-v1 {SMALL}", (f"CartPole-v1 {SHORT} 40960",)
     space = "Discrete"
     unsuitable: ClassVar[dict[str, str]] = {
         "FakeWalk-Endless-v0": "Sequence",
@@ -196,7 +198,7 @@ class Atari(Script):
     owes: ClassVar[set[str]] = CORE | ATARI
     extras: ClassVar[set[str]] = EXTRAS | {"parallelized gradient update"}
     tests: ClassVar[list[str]] = ["atari", "atari_envs", "distributed"]
-    alone = "--env-id Pong"
+    alone = f"--env-id Pong {SMALL}"
     real = ("Breakout --num-steps 16 --total-timesteps 7680",)
     space = "Frames"
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
@@ -333,7 +335,7 @@ class Score(gym.Wrapper):
 class Toy(Script):
     """A script of the RLHF family: it trains language models, and no shared test of loops fits."""
 
-    features: ClassVar[set[str]] = {"language"}
+    features: ClassVar[set[str]] = {"language", "rewards"}  # it learns from a reward model
     owes: ClassVar[set[str]] = CORE - {"2/37", "7/37"} | {
         *(details(1, 21, "R", 21) - {"R6/21", "R12/21"})
     }
@@ -342,6 +344,52 @@ class Toy(Script):
         "rewards are scaled, their mean is not restored",
     }
     tests: ClassVar[list[str]] = ["rlhf"]
+    alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --num-updates 2 --batch-size 16"
+    settings: ClassVar[dict[str, Any]] = {"batch_size": 16, "num_updates": 2, "update_epochs": 2}
+    stage, loss, method = "train_ppo", "ppo_loss", "PPO"
+    # Models of a comparison, and what their settings are.
+    forms: ClassVar[dict[str, dict[str, Any]]] = {
+        "ppo-adaptive-6": {"kl_mode": "adaptive", "kl_coef": 0.5},
+        "ppo-none": {"kl_mode": "none"},
+        "ppo-fixed-0.05": {"kl_mode": "fixed", "kl_coef": 0.05},
+    }
+
+    @property
+    def module(self) -> ModuleType:
+        """It judges by fewer texts here."""
+        vars(super().module).update(NUM_SAMPLES=64, NUM_EVALUATED=32, BEST_OF_N=(1, 4, 16))
+        return super().module
+
+    def args(self, **changes: Any) -> Any:
+        """Settings of a run of a few seconds."""
+        name = None if "resume" in changes else "run"
+        settings = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "run_name": name}
+        return self.module.Args(**{**settings, **self.settings, **changes})
+
+    def finish(self, folder: Path) -> SimpleNamespace:
+        """A run in a folder, and what it makes before its last stage."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            names = ("make_preferences", "evaluate")
+            made, judged = (record(patch, self.module, name) for name in names)
+            run = self.module.train(self.args())
+        _, reference, _, preferences = made[0]
+        preferences = self.module.Preferences(**preferences)
+        found = {"reference": reference, "preferences": preferences, "judges": judged[0][2]}
+        return SimpleNamespace(run=run, folder=folder / "runs/run", **found)
+
+    def logprobs(self, agent: nn.Module, queries: Tensor, responses: Tensor) -> Tensor:
+        return agent.get_logprobs_and_values(queries, responses)[0]
+
+    def collect(self, args: Any, agent: nn.Module, judges: tuple, kl_coef: float) -> tuple:
+        """A rollout of 32 responses and its metrics."""
+        return self.module.collect(args, agent, judges, 32, kl_coef, seeded(0))
+
+    def learn(self, judges: tuple, **changes: Any) -> tuple[nn.Module, list[dict[str, float]]]:
+        """Agent and updates of a run of the last stage."""
+        agent = copy.deepcopy(judges.reference)
+        updates = getattr(self.module, self.stage)(self.args(**changes), agent, judges)
+        return agent, updates["updates"] if isinstance(updates, dict) else updates
 
 
 LANGUAGE_MODEL = {f"R{i}/21" for i in (1, 2, 3, 4, 10, 13)}
@@ -354,12 +402,33 @@ class GRPO(Toy):
     }
     extras: ClassVar[set[str]] = set()
     tests: ClassVar[list[str]] = ["grpo"]
+    stage, loss, method = "train_grpo", "grpo_loss", "GRPO"
+    forms: ClassVar[dict[str, dict[str, Any]]] = {
+        "grpo": {"std": False, "length_divisor": "longest", "kl_in_loss": False, "kl_coef": 0.5},
+        "grpo-paper": {"std": True, "length_divisor": "own", "kl_in_loss": True},
+        "grpo-no-kl": {"kl_in_loss": False, "kl_mode": "none"},
+    }
+
+    def logprobs(self, agent: nn.Module, queries: Tensor, responses: Tensor) -> Tensor:
+        return agent.get_logprobs(queries, responses)
+
+    def collect(self, args: Any, agent: nn.Module, judges: tuple, kl_coef: float) -> tuple:
+        queries = judges.task.sample_queries(32, seeded(0))
+        return self.module.collect(args, agent, judges, queries, kl_coef, seeded(0))
 
 
-class DPO(Toy):
+class DPO(GRPO):
+    features: ClassVar[set[str]] = {"language"}
     owes: ClassVar[set[str]] = LANGUAGE_MODEL | details(1, 8, "D", 8)
-    extras: ClassVar[set[str]] = set()
     tests: ClassVar[list[str]] = ["dpo"]
+    alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --batch-size 16"
+    settings: ClassVar[dict[str, Any]] = {"batch_size": 16}
+    stage, loss, method = "train_dpo", "dpo_loss", "DPO"
+    forms: ClassVar[dict[str, dict[str, Any]]] = {
+        "dpo": {"beta": 0.2, "nll_coef": 0.05},
+        "dpo-plain": {"beta": 0.2, "nll_coef": 0.0},
+        "dpo-beta-0.03": {"beta": 0.03, "nll_coef": 0.0},
+    }
 
 
 SCRIPTS = {
@@ -380,6 +449,48 @@ SCRIPTS = {
 def on(*words: str) -> pytest.MarkDecorator:
     """Run a test on the scripts that have one of these names or features, by its `script`."""
     return pytest.mark.on(*words)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def record(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple]:
+    """Arguments and result of all calls of a function from now on."""
+    calls, original = [], getattr(owner, name)
+
+    def recording(*args, **kwargs):
+        result = original(*args, **kwargs)
+        calls.append((*args, result))
+        return result
+
+    monkeypatch.setattr(owner, name, recording)
+    return calls
+
+
+def record_steps(monkeypatch: pytest.MonkeyPatch, kind: type) -> list[SimpleNamespace]:
+    """Learning rate, gradient and change of all weights in all steps of an optimizer to come."""
+    steps, original, flat = [], kind.step, nn.utils.parameters_to_vector
+
+    def step(self):
+        (group,) = self.param_groups
+        before, gradient = flat(group["params"]), flat([p.grad for p in group["params"]])
+        original(self)
+        change = (flat(group["params"]) - before).detach()
+        steps.append(SimpleNamespace(lr=group["lr"], gradient=gradient, change=change))
+
+    monkeypatch.setattr(kind, "step", step)
+    return steps
+
+
+def louder(model: nn.Module, by: float) -> nn.Module:
+    """A copy with random numbers added to all weights, so that it tells its inputs apart."""
+    torch.manual_seed(0)
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += by * torch.randn_like(weight)
+    return model
 
 
 def counter_episode(script: Script, env: int, episode: int, t: int) -> list[np.ndarray]:

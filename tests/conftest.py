@@ -1,5 +1,6 @@
 """Fixtures of the tests that all scripts share."""
 
+import functools
 import os
 
 import adapters
@@ -38,6 +39,19 @@ def script(request, monkeypatch, tmp_path):
     fake_envs.Interrupted.pressed.clear()
     script.patch(monkeypatch)
     return script
+
+
+@pytest.fixture(scope="session")
+def finished_runs(tmp_path_factory):
+    """A finished run of an RLHF script, by its name; nobody changes it."""
+    make = tmp_path_factory.mktemp
+    return functools.cache(lambda name: adapters.SCRIPTS[name].finish(make(name)))
+
+
+@pytest.fixture
+def finished(script, finished_runs):
+    """That of the script."""
+    return finished_runs(script.name)
 
 
 @pytest.fixture

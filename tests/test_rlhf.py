@@ -2,47 +2,27 @@
 """ppo_rlhf_toy.py: its task, models, details R1-R21, stages, runs and their results."""
 
 import copy
-import itertools
 import json
 import math
-import os
 import random
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-import wandb
+from adapters import SCRIPTS, louder, on, record, record_steps, seeded
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from wandb_log import wandb_records
 
-import ppo_rlhf_toy as rlhf
 from ppo_rlhf_toy import BOS, PAD, Agent, Args, Judges, RewardModel, Rollout, TinyGPT
 
-torch.set_num_threads(1)
-vars(rlhf).update(NUM_SAMPLES=64, NUM_EVALUATED=32, BEST_OF_N=(1, 4, 16))
-SCRIPT = Path(rlhf.__file__)
+pytestmark = [on("rlhf"), pytest.mark.usefixtures("script")]
+SCRIPT = SCRIPTS["rlhf"]
+rlhf, small_args = SCRIPT.module, SCRIPT.args
 TOKEN = {word: index for index, word in enumerate(rlhf.TOY_WORDS)}
 STOP = TOKEN["."]
-SMALL = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "batch_size": 16}
-SMALL |= {"num_updates": 2, "update_epochs": 2, "run_name": "run", "device": "cpu"}
-
-
-def small_args(**changes) -> Args:
-    """Settings of a run of a few seconds."""
-    if "resume" in changes:
-        changes["run_name"] = None
-    return Args(**{**SMALL, **changes})
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def random_queries(count: int, seed: int = 0) -> torch.Tensor:
@@ -60,16 +40,6 @@ def with_another_word(responses: torch.Tensor, position: int) -> torch.Tensor:
     return changed
 
 
-def louder(model: nn.Module, by: float) -> nn.Module:
-    """A copy with random numbers added to all weights, so that it tells its inputs apart."""
-    torch.manual_seed(0)
-    model = copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += by * torch.randn_like(weight)
-    return model
-
-
 @pytest.fixture
 def model() -> TinyGPT:
     return louder(TinyGPT(len(rlhf.TOY_WORDS), 24), 0.1)
@@ -83,68 +53,13 @@ def agent(model) -> Agent:
     return agent
 
 
-@pytest.fixture(autouse=True)
-def empty_folder(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A finished run, its folder, preferences and judges, not to be changed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("finished"))
-        stages = record(patch, rlhf, "train_reward_model"), record(patch, rlhf, "train_ppo")
-        run, folder = rlhf.train(small_args()), Path("runs/run").resolve()
-    preferences, judges = stages[0][0][2], stages[1][0][2]
-    return SimpleNamespace(run=run, folder=folder, preferences=preferences, judges=judges)
-
-
 @pytest.fixture
 def judges(finished) -> Judges:
     return finished.judges
 
 
-def at(temperature: float, judges: Judges) -> Judges:
-    return judges._replace(reference=Agent(judges.reference.policy, temperature))
-
-
-def run_ppo(judges, **changes):
-    """Agent and updates of a PPO run."""
-    agent = copy.deepcopy(judges.reference)
-    return agent, rlhf.train_ppo(small_args(**changes), agent, judges)["updates"]
-
-
 def collect(judges, kl_coef=0.0, agent=None, **changes):
-    agent = agent or judges.reference
-    return rlhf.collect(small_args(**changes), agent, judges, 32, kl_coef, seeded(0))
-
-
-def record(monkeypatch, owner, name: str) -> list:
-    """Arguments and result of all calls of a function from now on."""
-    calls, original = [], getattr(owner, name)
-
-    def recording(*args, **kwargs):
-        result = original(*args, **kwargs)
-        calls.append((*args, result))
-        return result
-
-    monkeypatch.setattr(owner, name, recording)
-    return calls
-
-
-def record_steps(monkeypatch, kind: type) -> list[SimpleNamespace]:
-    """Learning rate, gradient and change of all weights in all steps of an optimizer from now on."""
-    steps, original, flat = [], kind.step, nn.utils.parameters_to_vector
-
-    def step(self):
-        (group,) = self.param_groups
-        before, gradient = flat(group["params"]), flat([p.grad for p in group["params"]])
-        original(self)
-        change = (flat(group["params"]) - before).detach()
-        steps.append(SimpleNamespace(lr=group["lr"], gradient=gradient, change=change))
-
-    monkeypatch.setattr(kind, "step", step)
-    return steps
+    return SCRIPT.collect(small_args(**changes), agent or judges.reference, judges, kl_coef)
 
 
 # --- The task ---
@@ -154,21 +69,15 @@ def record_steps(monkeypatch, kind: type) -> list[SimpleNamespace]:
     ("text", "gold"),
     [
         ("the room was superb .", 2 * math.tanh(2 / 3) + 0.4),
-        ("the room was not superb .", 2 * math.tanh(-1 / 3) + 0.4),
         ("the bed was very awful .", 2 * math.tanh(-3 / 3) + 0.4),
         ("the bed was not slightly awful .", 2 * math.tanh(0.5 / 3) + 0.4),
-        ("i adored the view , the pool was good .", 2 * math.tanh(1) + 0.8),
         ("wow , i adored the view but the pool was bad , avoid .", 2 * math.tanh(1 / 3) + 0.8),
-        ("wow i adored the view .", 2 * math.tanh(2 / 3) + 0.4),
         ("the room was superb", 2 * math.tanh(2 / 3) + 0.4 - 1),
         ("the plot was superb .", 2 * math.tanh(2 / 3) - 0.5),
         ("superb superb superb superb .", -4 - 0.5 * 3),
         ("the room was superb and the room was superb .", 2 * math.tanh(4 / 3) + 0.4 - 1),
         ("the room was superb and and the bed was nice .", 2 * math.tanh(1) + 0.8 - 4 * 2 / 10),
-        ("the room was superb and .", 2 * math.tanh(2 / 3) + 0.4 - 4 / 5),
         ("recommended the room was superb .", 2 * math.tanh(2 / 3) + 0.4 - 4 / 5),
-        ("wow , avoid .", -4 / 3),
-        (".", 0.0),
         ("", -1.0),
     ],
 )
@@ -382,43 +291,19 @@ def test_r14_truncation_after_the_first_stop_that_counts():
         assert (kept[row, length:] == PAD).all()
 
 
-def test_r14_r17_reward_is_a_penalty_per_word_and_one_score_at_the_last(judges):
-    judges = at(0.8, judges)
+def test_r17_each_word_earns_its_penalty_and_the_last_one_the_score(judges):
     agent = louder(judges.reference, 0.03)
-    rollout, metrics = collect(judges, kl_coef=3.0, agent=agent, missing_stop_score=-5.0)
+    rollout, _ = collect(judges, kl_coef=3.0, agent=agent, missing_stop_score=-5.0)
     queries, responses, mask = rollout.queries, rollout.responses, rollout.mask
     with torch.no_grad():
         words, _ = agent.get_logprobs_and_values(queries, responses)
         ref_words, _ = judges.reference.get_logprobs_and_values(queries, responses)
         proxy = judges.reward_model.score(queries, responses)
-    logprobs = words.gather(2, responses[..., None]).squeeze(2)
-    difference = logprobs - ref_words.gather(2, responses[..., None]).squeeze(2)
+    logprobs, ref = (x.gather(2, responses[..., None]).squeeze(2) for x in (words, ref_words))
     assert torch.equal(rollout.logprobs, logprobs)
-    stopped = (responses == STOP)[:, 4:].any(1)
-    scores = proxy.where(stopped, -5.0)
-    assert 0 < stopped.sum() < 32
-    expected = -3.0 * difference + rollout.last * scores[:, None]
+    scores = proxy.where((responses == STOP)[:, 4:].any(1), -5.0)
+    expected = -3.0 * (logprobs - ref) + rollout.last * scores[:, None]
     torch.testing.assert_close(rollout.rewards[mask], expected[mask])
-    exact = (words.exp() * (words - ref_words)).sum(2)[mask].sum().item() / 32
-    expected = {
-        "objective/kl": difference[mask].sum().item() / 32,
-        "objective/kl_exact": exact,
-        "objective/proxy": proxy.mean().item(),
-        "objective/score": scores.mean().item(),
-        "objective/score_std": scores.std(correction=0).item(),
-        "text/stop_rate": stopped.float().mean().item(),
-    }
-    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
-    assert exact > 0.1 and exact == pytest.approx(expected["objective/kl"], rel=0.5)
-
-
-def test_with_the_gold_reward_the_formula_is_what_is_earned(judges):
-    rollout, metrics = collect(judges, reward="gold", missing_stop_score=-5.0)
-    gold = judges.task.gold(rollout.queries, rollout.responses)
-    stopped = (rollout.responses == STOP)[:, 4:].any(1)
-    torch.testing.assert_close(rollout.rewards.sum(1), gold.where(stopped, -5.0))
-    assert metrics["objective/gold"] == pytest.approx(gold.mean().item())
-    assert small_args(reward="gold", kl_mode="none").ppo_run == "ppo-gold-none"
 
 
 def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_later(judges):
@@ -431,7 +316,8 @@ def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_
     assert ((ends == STOP) | (lengths == 18)).all() and (lengths < 18).any()
     assert torch.equal(rollout.last.int().argmax(1), lengths - 1)
     assert (rollout.last.sum(1) == 1).all()
-    cold, _ = collect(at(1e-4, judges))  # answers to the same query are the same
+    cold = Agent(judges.reference.policy, 1e-4)
+    cold, _ = collect(judges._replace(reference=cold))  # answers to the same query are the same
     texts = {tuple(x) for x in torch.cat([cold.queries, cold.responses], 1).tolist()}
     assert len(texts) == len({tuple(x) for x in cold.queries.tolist()})
     whole, _ = collect(judges, mask_after_stop=False)
@@ -523,13 +409,6 @@ def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, sett
     torch.testing.assert_close(loss, total, rtol=1e-4, atol=1e-5)
 
 
-def loss_and_gradients(agent, rollout, args):
-    agent.zero_grad()
-    loss, _ = rlhf.ppo_loss(agent, rollout, args)
-    loss.backward()
-    return [loss, *(p.grad.clone() for p in agent.parameters())]
-
-
 @pytest.mark.parametrize("settings", [{}, OTHER])
 def test_padding_contents_change_neither_loss_nor_gradients(agent, rollout, settings):
     garbage = rollout._replace(
@@ -538,9 +417,11 @@ def test_padding_contents_change_neither_loss_nor_gradients(agent, rollout, sett
         values=rollout.values.where(rollout.mask, -1e6),
         rewards=rollout.rewards.where(rollout.mask, 1e6),
     )
-    args = Args(**settings)
-    pairs = zip(*(loss_and_gradients(agent, x, args) for x in (rollout, garbage)), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    found = []
+    for x in (rollout, garbage):
+        loss, _ = rlhf.ppo_loss(agent, x, Args(**settings))
+        found.append([loss, *torch.autograd.grad(loss, list(agent.parameters()))])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 # --- R5, R16, R20, R21: PPO ---
@@ -550,27 +431,22 @@ THREE_UPDATES = {"num_updates": 3, "kl_coef": 3.0, "learning_rate": 0.01}
 THREE_UPDATES |= {"max_grad_norm": 0.1, "adam_eps": 2e-5}
 
 
-@pytest.fixture(scope="module")
-def ppo(finished, tmp_path_factory):
-    """A PPO run: agent, updates, calls of its loss, steps of its optimizer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("ppo"))
+@pytest.fixture
+def ppo(judges, monkeypatch):
+    """A PPO run: updates, calls of its loss, steps of its optimizer."""
+    with monkeypatch.context() as patch:
         batches, steps = record(patch, rlhf, "ppo_loss"), record_steps(patch, torch.optim.Adam)
-        agent, updates = run_ppo(finished.judges, **THREE_UPDATES)
-    return SimpleNamespace(agent=agent, updates=updates, batches=batches, steps=steps)
+        _, updates = SCRIPT.learn(judges, **THREE_UPDATES)
+    return SimpleNamespace(updates=updates, batches=batches, steps=steps)
 
 
-def test_3_4_11_r5_r21_steps_are_those_of_tensorflows_adam_on_clipped_gradients(ppo):
-    rates = [0.01, 0.01 * 2 / 3, 0.01 / 3]
-    assert [row["charts/learning_rate"] for row in ppo.updates] == pytest.approx(rates)
+def test_3_r21_steps_are_those_of_tensorflows_adam(ppo):
     m = v = torch.zeros_like(ppo.steps[0].gradient)
     for t, step in enumerate(ppo.steps, 1):
-        assert step.lr == pytest.approx(rates[(t - 1) // 8])
-        assert step.gradient.norm() <= 0.1 * 1.001
         m, v = 0.9 * m + 0.1 * step.gradient, 0.999 * v + 0.001 * step.gradient**2
         rate = step.lr * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
         torch.testing.assert_close(step.change, -rate * m / (v.sqrt() + 2e-5), atol=1e-6, rtol=1e-3)
-    assert len(ppo.steps) == 3 * 2 * 4 and ppo.updates[0]["losses/grad_norm"] > 0.11
+    assert len(ppo.steps) == 3 * 2 * 4
 
 
 def test_6_r16_each_epoch_is_a_fresh_permutation_of_whole_responses(ppo):
@@ -583,26 +459,6 @@ def test_6_r16_each_epoch_is_a_fresh_permutation_of_whole_responses(ppo):
         assert row[name] == pytest.approx(sum(seen) / 8, rel=1e-4), name
 
 
-def test_ratio_is_one_as_long_as_no_step_is_taken(judges):
-    _, updates = run_ppo(at(0.7, judges), learning_rate=0.0)
-    for row in updates:
-        assert row["losses/clipfrac"] == 0
-        assert row["losses/approx_kl"] < 1e-5 and abs(row["losses/old_approx_kl"]) < 1e-5
-
-
-def test_kl_is_zero_at_first_then_positive_and_the_reference_stays(finished, ppo):
-    assert (
-        abs(ppo.updates[0]["objective/kl"]) < 1e-3 and ppo.updates[0]["objective/kl_exact"] < 1e-3
-    )
-    assert ppo.updates[-1]["objective/kl_exact"] > 1e-3
-    policy, reward_model = finished.judges.reference.policy, finished.judges.reward_model
-    for model, stage in ((policy, "sft"), (reward_model, "reward_model")):
-        saved = torch.load(finished.folder / stage / "checkpoint.pt", weights_only=True)["model"]
-        assert all(torch.equal(x, saved[name]) for name, x in model.state_dict().items())
-    pairs = zip(ppo.agent.parameters(), finished.judges.reference.parameters(), strict=True)
-    assert not any(torch.equal(a, b) for a, b in pairs)
-
-
 @pytest.mark.parametrize(
     ("kl", "expected"), [(12.0, 0.151536), (6.0, 0.15), (-3.0, 0.15 * (1 - 0.01024))]
 )
@@ -610,61 +466,17 @@ def test_r20_beta_moves_in_proportion_to_the_clipped_error(kl, expected):
     assert rlhf.proportional_kl_coef(0.15, kl, 6.0, 512, 10_000) == pytest.approx(expected)
 
 
-def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(judges, ppo):
-    for before, after in itertools.pairwise(ppo.updates):
-        beta, kl = before["objective/kl_coef"], before["objective/kl"]
-        expected = rlhf.proportional_kl_coef(beta, kl, 6.0, 16, 500)
-        assert after["objective/kl_coef"] == pytest.approx(expected) != pytest.approx(beta)
-    for i, row in enumerate(ppo.updates):
-        minibatches = ppo.batches[8 * i : 8 * i + 4]
-        earned = torch.cat([mb.rewards.where(mb.mask, 0.0).sum(1) for _, mb, *_ in minibatches])
-        expected = row["objective/score"] - row["objective/kl_coef"] * row["objective/kl"]
-        assert earned.mean().item() == pytest.approx(expected, abs=1e-3)
-    target = ppo.updates[1]["objective/kl"]  # once it is met, beta stays
-    _, (_, met, after) = run_ppo(judges, **THREE_UPDATES, target_kl=target)
-    assert target > 0.01 and met["objective/kl_coef"] == pytest.approx(after["objective/kl_coef"])
-    for mode, beta in (("fixed", 0.5), ("none", 0.0)):
-        _, updates = run_ppo(judges, kl_mode=mode, anneal_lr=False)
-        assert [row["objective/kl_coef"] for row in updates] == [beta, beta]
-        assert [row["charts/learning_rate"] for row in updates] == [5e-4, 5e-4]
-
-
-def test_nan_stops_the_run_with_a_sentence(judges, monkeypatch):
-    """A gradient that is NaN although the loss was finite."""
-    loss = rlhf.ppo_loss
-    monkeypatch.setattr(rlhf, "ppo_loss", lambda *x: (loss(*x)[0] * math.nan, loss(*x)[1]))
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        run_ppo(judges)
-    broken = copy.deepcopy(judges.reference)
-    broken.policy.final_norm.weight.data.fill_(math.nan)  # it writes nothing but padding
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        rlhf.train_ppo(small_args(), broken, judges)
-
-
-def test_what_is_unhealthy_is_said_once_with_a_remedy_and_the_name_of_the_run(
-    judges, monkeypatch, capsys
-):
-    monkeypatch.setattr(RewardModel, "score", lambda self, q, responses: torch.zeros(len(q)))
-    run_ppo(judges, missing_stop_score=0.0)
-    assert (
-        capsys.readouterr().out.count("ppo-adaptive-6: objective/score_std is 0. All scores") == 1
-    )
-
-
-@pytest.mark.parametrize(
-    ("mode", "kl", "sentence"),
-    [
-        ("adaptive", 40.0, "x: objective/kl is 40. It has run away"),
-        ("none", 40.0, ""),  # without a penalty that is to be expected
-        ("adaptive", -0.2, ""),  # k1 is noisy
-        ("none", -2.0, "x: objective/kl is -2. Words are not sampled"),
-    ],
-)
-def test_a_kl_that_is_to_be_expected_is_no_warning(mode, kl, sentence, capsys):
-    """Metrics that a changed policy does not have are skipped."""
-    rlhf.warn_of("x", mode, [{"objective/kl": 1.0}, {"objective/kl": kl}])
-    assert capsys.readouterr().out.startswith(f"Warning: {sentence}" if sentence else "")
-    assert bool(sentence) or capsys.readouterr().out == ""
+def test_a_kl_that_is_to_be_expected_is_no_warning(capsys):
+    """Without a penalty a high one is; and k1 is noisy. Metrics that are missing are skipped."""
+    for mode, kl, sentence in (
+        ("adaptive", 40.0, "Warning: x: objective/kl is 40. It has run away"),
+        ("none", 40.0, ""),
+        ("adaptive", -0.2, ""),
+        ("none", -2.0, "Warning: x: objective/kl is -2. Words are not sampled"),
+    ):
+        rlhf.warn_of("x", mode, [{"objective/kl": 1.0}, {"objective/kl": kl}])
+        printed = capsys.readouterr().out
+        assert printed.startswith(sentence) and bool(printed) == bool(sentence)
 
 
 # --- Evaluation ---
@@ -695,16 +507,6 @@ def test_best_of_n_takes_the_best_of_each_group(judges):
 # --- Whole runs ---
 
 
-def logged(folder: Path, tag: str) -> list:
-    """Steps and values of a curve, or texts."""
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    if tag in events.Tags()["scalars"]:
-        return [(event.step, event.value) for event in events.Scalars(tag)]
-    tensors = events.Tensors(f"{tag}/text_summary")
-    return [event.tensor_proto.string_val[0].decode() for event in tensors]
-
-
 def same(first: dict, second: dict) -> bool:
     """Whether two runs have the same weights, results and metrics (but the timing)."""
     states = [run["agent"].state_dict().values() for run in (first, second)]
@@ -719,36 +521,6 @@ def copied(finished):
     """The finished run, and a copy of its folder as runs/run."""
     shutil.copytree(finished.folder, "runs/run")
     return finished.run
-
-
-def test_whole_pipeline_leaves_results_texts_and_curves(finished, capsys):
-    run, folder = rlhf.train(small_args(compare=True, seed=2)), Path("runs/run")
-    assert run["results"]["sft"] != finished.run["results"]["sft"]  # that of another seed
-    models = ["sft", "ppo-adaptive-6", "ppo-none", "ppo-fixed-0.05"]
-    assert list(run["results"]) == [*models, "best-of-1", "best-of-4", "best-of-16"]
-    saved, printed = json.loads((folder / "results.json").read_text()), capsys.readouterr().out
-    methods = ["SFT", *["PPO"] * 3, *["best of n"] * 3]
-    assert [row["method"] for row in saved["results"].values()] == methods
-    fixed, adaptive = (saved["results"][x] for x in ("ppo-fixed-0.05", "ppo-adaptive-6"))
-    assert (fixed["kl_mode"], fixed["kl_coef"], fixed["objective/kl_coef"]) == ("fixed", 0.05, 0.05)
-    last = run["updates"]["ppo-adaptive-6"][-1]["objective/kl_coef"]
-    assert adaptive["objective/kl_coef"] == last < adaptive["kl_coef"] == 0.5
-    assert saved["results"] == run["results"] and saved["quality"] == run["quality"]
-    assert saved["args"]["seed"] == 2 and list(saved["texts"]) == models
-    gold = f"{run['results']['ppo-none']['objective/gold']:.2f}"
-    assert re.search(rf"\| ppo-none +\| +{gold} \|", printed)
-    assert "Reward model: accuracy 0." in printed and "Logs and results: runs/run" in printed
-    assert saved["texts"]["sft"][0] in printed
-    assert logged(folder, "details") == [rlhf.details(run["args"])]
-    kl = [run["results"][name]["objective/kl"] for name in models]
-    assert abs(kl[0]) < 1e-5 < min(kl[1:])
-    for name in models[1:]:
-        checkpoint = torch.load(folder / name / "checkpoint.pt", weights_only=True)
-        assert checkpoint["updates"] == run["updates"][name] and checkpoint["args"]["seed"] == 2
-        steps, curve = zip(*logged(folder / name, "objective/kl"), strict=True)
-        kl = [row["objective/kl"] for row in run["updates"][name]]
-        assert steps == (1, 2) and curve == pytest.approx(kl, abs=1e-5)
-    assert len(logged(folder / "sft", "losses/loss")) == 10
 
 
 @pytest.mark.parametrize("stage", ["sft", "preferences", "reward_model", "ppo-adaptive-6"])
@@ -766,8 +538,9 @@ def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(finished, monk
         with pytest.raises(KeyboardInterrupt):
             rlhf.train(small_args())
     assert same(finished.run, rlhf.train(small_args(resume="runs/run")))
-    steps = [step for step, _ in logged(Path("runs/run/reward_model"), "losses/loss")]
-    assert steps == [1, 2, 3, 4]
+    events = EventAccumulator("runs/run/reward_model")
+    events.Reload()
+    assert [event.step for event in events.Scalars("losses/loss")] == [1, 2, 3, 4]
 
 
 def test_only_what_depends_on_a_changed_setting_is_redone(copied, capsys, monkeypatch):
@@ -796,13 +569,12 @@ def test_only_what_depends_on_a_changed_setting_is_redone(copied, capsys, monkey
 @pytest.fixture
 def labels() -> str:
     """A file of 21 comparisons."""
-    names, pairs = ("Ann", "Bob", "Cy Lee", "Di", "Ed", "Flo", "Gus"), []
-    for name, color in itertools.product(names, ("red", "blue", "green")):
-        pair = {
-            "prompt": f"How is the {color} house, {name}?",
-            "chosen": f"{color.title()} is fine.",
-        }
-        pairs.append(pair | {"rejected": f"The {color} house is bad, very bad."})
+    pairs = []
+    for name in ("Ann", "Bob", "Cy Lee", "Di", "Ed", "Flo", "Gus"):
+        for color in ("red", "blue", "green"):
+            pair = {"prompt": f"How is the {color} house, {name}?"}
+            pair |= {"chosen": f"{color.title()} is fine."}
+            pairs.append(pair | {"rejected": f"The {color} house is bad, very bad."})
     Path("p.jsonl").write_text("\n".join(map(json.dumps, pairs)) + "\n")
     return "p.jsonl"
 
@@ -869,57 +641,6 @@ def test_labels_as_other_programs_write_them():
     assert rlhf.own_task(small_args(preferences="p.jsonl")).words[3:] == ["a", "b", "c", "p"]
 
 
-# --- The command line ---
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Run main with a command line: exit code, stdout, stderr as one line without frames."""
-
-    def run(line: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *line.split()])
-        try:
-            code = rlhf.main() or 0
-        except SystemExit as leaving:
-            code = leaving.code
-        captured = capsys.readouterr()
-        return code, captured.out, " ".join(re.sub("[│╭╮╰╯─]", "", captured.err).split())
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--num-minibatches 3", "must divide --batch-size"),
-        ("--batch-size 0", "greater than 0"),
-        ("--gamma 1.5", "less than or equal to 1"),
-        ("--num-pairs 5", "greater than or equal to 14"),
-        ("--kl-horizon 20", "beta turns negative"),
-        ("--kl-mode none --compare --kl-horizon 20", "beta turns negative"),
-        ("--kl-coef 0", "stays 0"),
-        ("--reward gold --preferences absent.jsonl", "--preferences has none"),
-        ("--resume runs/run --run-name other", "goes without --run-name"),
-        ("--preferences absent.jsonl", "No such file or directory: 'absent.jsonl'"),
-        ("--preferences few.jsonl", "holds 1 comparisons; at least 14"),
-        ("--preferences bytes.jsonl", "utf-8"),
-        ("--resume absent", "There is no absent/sft/checkpoint.pt"),
-        ("--run-name run", "runs/run holds a run: --resume it, or take another --run-name"),
-        ("--track", "WANDB_MODE=offline needs none): No API key."),
-    ],
-)
-def test_bad_input_is_a_sentence_and_code_2(copied, monkeypatch, cli, line, message):
-    def init(**settings):
-        raise wandb.Error("No API key.")
-
-    monkeypatch.setattr(wandb, "init", init)
-    Path("few.jsonl").write_text(GOOD)
-    Path("bytes.jsonl").write_bytes(b"\xff\xfe\xff")
-    code, _, error = cli(line if "--resume runs" in line else f"--run-name x {line}")
-    assert code == 2 and message in error
-    assert not Path("runs/x/sft/checkpoint.pt").exists()
-
-
 def test_a_resumed_run_has_its_own_settings_but_for_flags_beside_it(copied, monkeypatch, cli):
     def interrupted(args):
         assert args == small_args(resume="runs/run", kl_coef=0.25)
@@ -928,42 +649,8 @@ def test_a_resumed_run_has_its_own_settings_but_for_flags_beside_it(copied, monk
     monkeypatch.setattr(rlhf, "train", interrupted)
     code, output, _ = cli("--resume runs/run --kl-coef 0.25")
     assert code == 130 and output.strip() == "Continue with --resume runs/run"
-
-
-def test_details_are_printed_with_the_settings_in_force(cli):
     code, output, _ = cli("--details --target-kl 3")
-    rows = [line.split(" | ") for line in output.splitlines()[2:]]
-    found = {row[0].strip("| "): row[1:3] for row in rows}
-    assert code == 0 and found["R20/21"] == ["adaptive KL", "kl_mode=adaptive, target_kl=3.0"]
-
-
-def test_the_script_alone_runs_and_its_weights_and_biases_log_can_be_read_back():
-    Path("alone.py").write_bytes(SCRIPT.read_bytes())
-    sizes = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --num-updates 2 --batch-size 16"
-    command = [sys.executable, "alone.py", *f"{sizes} --track --run-name mine".split()]
-    quiet = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    result = subprocess.run(command, capture_output=True, text=True, env=quiet)
-    assert result.returncode == 0, result.stderr
-    values, (path,) = {}, Path().glob("**/offline-run-*/run-*.wandb")
-    for entry in wandb_records(path):
-        for item in entry.history.item if entry.WhichOneof("record_type") == "history" else ():
-            key = item.key or "/".join(item.nested_key)
-            values.setdefault(key, []).append(json.loads(item.value_json))
-    saved = torch.load("runs/mine/ppo-adaptive-6/checkpoint.pt", weights_only=True)
-    expected = [row["objective/kl"] for row in saved["updates"]]
-    assert values["ppo-adaptive-6/objective/kl"] == pytest.approx(expected, abs=1e-5)
-    assert len(values["sft/losses/loss"]) == 5
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_gpu_agrees_with_cpu(agent, rollout):
-    expected = loss_and_gradients(agent, rollout, Args())
-    on_gpu = Rollout(*(x.cuda() for x in rollout))
-    found = loss_and_gradients(copy.deepcopy(agent).cuda(), on_gpu, Args())
-    for a, b in zip(expected, found, strict=True):
-        torch.testing.assert_close(b.cpu(), a, atol=1e-4, rtol=1e-3)
-    run = rlhf.train(small_args(device="cuda"))
-    assert same(run, rlhf.train(small_args(device="cuda", resume="runs/run")))
+    assert code == 0 and "kl_mode=adaptive, target_kl=3.0" in output
 
 
 # What is broken, by what, and the tests that must notice. Copied functions are broken at home.
@@ -990,7 +677,7 @@ MUTATIONS = [
     ("dropout_p=0.0", "dropout_p=0.1", "r13_"),
     ("F.logsigmoid(good - bad)", "F.logsigmoid(bad - good)", "r9_r5"),
     ("len(preferences.queries) // HELD_OUT", "0", "r9_r5"),
-    ("earned.where(stopped, args.missing_stop_score)", "earned", "r14_"),
+    ("earned.where(stopped, args.missing_stop_score)", "earned", "shared_language: r14_"),
     ("stops[:, :earliest_stop] = False", "pass", "r14_truncation"),
     ("responses = kept if args.mask_after_stop else sampled", "responses = kept", "1_a_batch"),
     ("judges.reward_model.score(queries, kept)", "judges.reward_model.score(queries, sampled)", "r17_"),
@@ -1006,20 +693,20 @@ MUTATIONS = [
     ("log_probability(all_logprobs, mb.responses) - mb.logprobs", "mb.logprobs - log_probability(all_logprobs, mb.responses)", "10_12_"),
     ("pg_loss + args.vf_coef * v_loss", "pg_loss + v_loss", "10_12_"),
     ("-logratio.mean(),", "logratio.mean(),", "10_12_"),
-    ("(frac if args.anneal_lr else 1.0)", "1.0", "r5_r21"),
-    ("args.adam_eps / math.sqrt(1 - 0.999**gradient_steps)", "args.adam_eps", "r5_r21"),
-    ("1 - 0.999**gradient_steps", "1 - 0.999**iteration", "r5_r21"),
-    ("update(lr=learning_rate, eps=eps)", "update(lr=learning_rate)", "r5_r21"),
+    ("(frac if args.anneal_lr else 1.0)", "1.0", "shared_language: r5_"),
+    ("args.adam_eps / math.sqrt(1 - 0.999**gradient_steps)", "args.adam_eps", "r21_"),
+    ("1 - 0.999**gradient_steps", "1 - 0.999**iteration", "r21_"),
+    ("update(lr=learning_rate, eps=eps)", "update(lr=learning_rate)", "r21_"),
     ("order = torch.randperm(args.batch_size, generator=generator)", "order = torch.arange(args.batch_size)", "r16_"),
     ("order.split(args.batch_size // args.num_minibatches)", "order.split(args.num_minibatches * 2)", "r16_"),
-    ("clip_grad_norm_(agent.parameters(), args.max_grad_norm)", "clip_grad_norm_(agent.parameters(), math.inf)", "11_"),
+    ("clip_grad_norm_(agent.parameters(), args.max_grad_norm)", "clip_grad_norm_(agent.parameters(), math.inf)", "shared_language: r5_11"),
     ("min(max(kl / target_kl - 1, -0.2), 0.2)", "kl / target_kl - 1", "r20_beta_moves"),
-    ('metrics["objective/kl"], args.target_kl', 'metrics["objective/kl_exact"], args.target_kl', "r20_beta_follows"),
-    ("args.batch_size, args.kl_horizon", "args.batch_size, 10_000", "r20_beta_follows"),
+    ('metrics["objective/kl"], args.target_kl', 'metrics["objective/kl_exact"], args.target_kl', "shared_language: r20_"),
+    ("args.batch_size, args.kl_horizon", "args.batch_size, 10_000", "shared_language: r20_"),
     ("sampled = agent.sample_responses", "sampled = judges.reference.sample_responses", "every_policy"),
-    ('if args.kl_mode == "adaptive":', 'if args.kl_mode != "none":', "r20_beta_follows"),
-    ('if args.kl_mode == "adaptive":', 'if args.kl_mode == "fixed":', "r20_beta_follows"),
-    ("agents[name] = copy.deepcopy(reference)", "agents[name] = reference", "whole_pipeline"),
+    ('if args.kl_mode == "adaptive":', 'if args.kl_mode != "none":', "shared_language: r20_"),
+    ('if args.kl_mode == "adaptive":', 'if args.kl_mode == "fixed":', "shared_language: r20_"),
+    ("agents[name] = copy.deepcopy(reference)", "agents[name] = reference", "shared_language: with_each_form"),
     ("math.log(n) - (n - 1) / n", "math.log(n)", "best_of"),
     ("        if same:\n", "        if True:\n", "depends_on"),
     ("same and saved.get(\"labels\") == labels", "same", "own_texts"),
