@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import importlib
-import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -498,39 +497,6 @@ def counter_episode(script: Script, env: int, episode: int, t: int) -> list[np.n
     counter = fake_envs.Counter(script.space)
     counter.index, counter.episode, counter.t = env, episode, -1
     return [counter.step(None)[0] for _ in range(t + 1)]
-
-
-def assert_layer(layer: nn.Module, shape: tuple[int, ...], gain: float) -> None:
-    """Its Gram matrix, on the shorter side, is the identity times gain squared; its bias is 0."""
-    assert layer.weight.shape == shape and (layer.bias is None or (layer.bias == 0).all())
-    matrix = layer.weight.detach().flatten(1).double()
-    matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    gram, expected = matrix @ matrix.T / gain**2, torch.eye(len(matrix)).double()
-    torch.testing.assert_close(gram, expected, rtol=0, atol=1e-4)
-
-
-def assert_nature_network(agent: nn.Module, frames: int, features: int) -> None:
-    """Layers, shapes and gains of the CNN for so many frames, and of heads on these features."""
-    kinds = [type(layer).__name__ for layer in agent.cnn]
-    assert kinds == ["Conv2d", "ReLU"] * 3 + ["Flatten", "Linear", "ReLU"]
-    shapes = [(32, frames, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7)]
-    for i, shape in zip((0, 2, 4, 7), shapes, strict=True):
-        assert_layer(agent.cnn[i], shape, math.sqrt(2))
-    assert [agent.cnn[i].stride for i in (0, 2, 4)] == [(4, 4), (2, 2), (1, 1)]
-    assert {agent.cnn[i].padding for i in (0, 2, 4)} == {(0, 0)}
-    assert_layer(agent.policy, (6, features), 0.01)
-    assert_layer(agent.value, (1, features), 1.0)
-
-
-def assert_first_convolution_sees(agent: nn.Module, obs: Tensor, *others: Tensor) -> None:
-    """All the frames at once, 255 as 1, in the order of memory that is fastest."""
-    seen = []
-    hook = agent.cnn[0].register_forward_hook(lambda _, x, y: seen.append((x[0], y)))
-    agent.get_value(obs, *others)
-    hook.remove()
-    ((pixels, output),) = seen
-    assert torch.equal(pixels, obs.flatten(0, -4) / 255)
-    assert output.is_contiguous(memory_format=torch.channels_last)
 
 
 def flags(args: Any) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, assert_first_convolution_sees, assert_nature_network, on
+from adapters import SCRIPTS, on, record
 from conftest import same_weights
 
 import ppo_atari as ppo
@@ -18,38 +18,64 @@ import ppo_atari as ppo
 args = SCRIPTS["atari"].args
 
 
-@pytest.fixture
-def agent():
-    """The agent as it is, with the whole CNN."""
+@pytest.fixture(params=["atari", "lstm"])
+def network(request):
+    """An agent as it is, with the whole CNN, frames, and what the LSTM takes besides them."""
+    module, generator = SCRIPTS[request.param].module, torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    return ppo.Agent(6, ppo.Args())
+    shape = (2, 3, 1, 84, 84) if request.param == "lstm" else (6, 4, 84, 84)
+    obs = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    others = (torch.zeros(2, 3), torch.randn(2, 3, 128)) if request.param == "lstm" else ()
+    return module.Agent(6, module.Args()), obs, others
 
 
-def images(rows):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (rows, 4, 84, 84), dtype=torch.uint8, generator=generator)
+# --- The networks: details 2, 13, 21, 22, 32 ---
 
 
-# --- The network: details 2, 13, 21, 22 ---
+def assert_layer(layer, shape, gain):
+    """Its Gram matrix, on the shorter side, is the identity times gain squared; its bias is 0."""
+    assert layer.weight.shape == shape and (layer.bias is None or (layer.bias == 0).all())
+    matrix = layer.weight.detach().flatten(1).double()
+    matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    gram, expected = matrix @ matrix.T / gain**2, torch.eye(len(matrix)).double()
+    torch.testing.assert_close(gram, expected, rtol=0, atol=1e-4)
 
 
-def test_shapes_and_gains_are_those_of_the_nature_network(agent):
-    assert_nature_network(agent, frames=4, features=512)
-    assert sum(x.numel() for x in agent.cnn.parameters()) == 1_684_128
-    assert sum(x.numel() for x in agent.parameters()) == 1_687_719
+def test_shapes_and_gains_are_those_of_the_nature_network_and_the_lstm_has_one_bias(network):
+    agent, obs, others = network
+    kinds = [type(layer).__name__ for layer in agent.cnn]
+    assert kinds == ["Conv2d", "ReLU"] * 3 + ["Flatten", "Linear", "ReLU"]
+    shapes = [(32, obs.shape[-3], 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7)]
+    for i, shape in zip((0, 2, 4, 7), shapes, strict=True):
+        assert_layer(agent.cnn[i], shape, 2**0.5)
+    assert [agent.cnn[i].stride for i in (0, 2, 4)] == [(4, 4), (2, 2), (1, 1)]
+    assert {agent.cnn[i].padding for i in (0, 2, 4)} == {(0, 0)}
+    features = 128 if others else 512
+    assert_layer(agent.policy, (6, features), 0.01)
+    assert_layer(agent.value, (1, features), 1.0)
+    if others:
+        assert_layer(agent.lstm_input, (4 * 128, 512), 1.0)
+        assert_layer(agent.lstm_recurrent, (4 * 128, 128), 1.0)
+        assert agent.lstm_input.bias is not None and agent.lstm_recurrent.bias is None
 
 
-def test_first_convolution_sees_1_for_pixel_255_in_channels_last_order(agent):
-    assert_first_convolution_sees(agent, images(3))
+def test_first_convolution_sees_1_for_pixel_255_in_channels_last_order(network, monkeypatch):
+    agent, obs, others = network
+    seen = record(monkeypatch, agent.cnn[0], "forward")
+    agent.get_value(obs, *others)
+    ((pixels, output),) = seen
+    assert torch.equal(pixels, obs.flatten(0, -4) / 255)
+    assert output.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_policy_and_value_share_the_network(agent):
-    actions = torch.zeros(4, dtype=torch.int64)
-    logprobs, _, values = agent.evaluate_actions(images(4), actions)
-    first = agent.cnn[0].weight
-    for loss in (logprobs.sum(), values.sum()):
-        assert torch.autograd.grad(loss, first, retain_graph=True)[0].any()
-    assert torch.equal(agent.get_value(images(4)), values)
+def test_policy_and_value_share_the_network(network):
+    agent, obs, others = network
+    actions = torch.zeros(obs.shape[:-3], dtype=torch.int64)
+    logprobs, _, values = agent.evaluate_actions(obs, *others, actions)
+    shared = [x for name, x in agent.named_parameters() if name.startswith(("cnn", "lstm"))]
+    for x in (logprobs, values):
+        assert all(g.any() for g in torch.autograd.grad(x.sum(), shared, retain_graph=True))
+    assert torch.equal(agent.get_value(obs, *others), values)
 
 
 def test_actions_are_samples_of_the_softmax_or_the_most_likely():
@@ -65,11 +91,12 @@ def test_actions_are_samples_of_the_softmax_or_the_most_likely():
     assert not ppo.draw(logits, 0 * noise).any()
 
 
-def test_bfloat16_changes_little_and_keeps_weights_in_float32(agent):
-    half, obs = ppo.Agent(6, ppo.Args(bfloat16=True)), images(8)
-    half.load_state_dict(agent.state_dict())
+def test_bfloat16_changes_little_and_keeps_weights_in_float32():
+    full, half = (ppo.Agent(6, ppo.Args(bfloat16=x)) for x in (False, True))
+    half.load_state_dict(full.state_dict())
     assert {x.dtype for x in half.parameters()} == {torch.float32}
-    a, b = agent.features(obs), half.features(obs)
+    obs = torch.randint(0, 256, (8, 4, 84, 84)).byte()
+    a, b = full.features(obs), half.features(obs)
     assert b.dtype == torch.float32 and not torch.equal(a, b)
     assert (a - b).norm() / a.norm() < 0.02
 

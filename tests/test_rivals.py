@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from adapters import record
 from torch import nn
 from torch.distributions import Normal
 
@@ -101,8 +102,6 @@ def test_conjugate_gradients_solve_as_torch_does():
     exact = torch.linalg.solve(matrix, b)
     x = trpo.conjugate_gradients(lambda v: matrix @ v, b, steps=10)
     torch.testing.assert_close(x, exact, atol=1e-4, rtol=1e-4)
-    rough = trpo.conjugate_gradients(lambda v: matrix @ v, b, steps=3)
-    assert (rough - exact).norm() > 0.1 * exact.norm()
     steepest = trpo.conjugate_gradients(lambda v: matrix @ v, b, steps=1)
     torch.testing.assert_close(steepest, b * (b @ b) / (b @ matrix @ b))
 
@@ -148,17 +147,6 @@ def test_trpo_takes_the_natural_gradient():
     assert 0.9e-5 < 0.5 * step @ image < 1.1e-5
 
 
-def test_trpo_stays_where_nothing_can_be_gained():
-    args = trpo.Args(**TINY)
-    agent, adam = make_agent(args)
-    batch, before = make_batch(agent), adam["weights"].clone()
-    batch[4] = torch.ones(64)
-    metrics = trpo.trpo_update(agent, adam, batch, torch.randperm(64), make_schedule(), args)
-    changed = adam["weights"] != before
-    assert metrics["trpo/step"] == 0 and not changed[~value_weights(agent)].any()
-    assert changed[value_weights(agent)].any()
-
-
 # --- The value function fitted apart; vanilla policy gradient ---
 
 
@@ -166,37 +154,17 @@ def test_values_are_fitted_apart_in_ever_new_orders(monkeypatch):
     args = trpo.Args(**TINY, value_minibatch_size=16, value_epochs=4)
     agent, adam = make_agent(args)
     batch, before = make_batch(agent), adam["weights"].clone()
-    parts, ppo_update = [], ppo.ppo_update
-
-    def update(agent, adam, batch, mb, *rest):
-        parts.append(mb)
-        return ppo_update(agent, adam, batch, mb, *rest)
-
-    def loss():
-        return ((agent.get_value(batch[0]) - batch[5]) ** 2).mean().item()
-
-    monkeypatch.setattr(ppo, "ppo_update", update)
-    at_first = loss()
+    calls = record(monkeypatch, ppo, "ppo_update")
+    at_first = ((agent.get_value(batch[0]) - batch[5]) ** 2).mean()
     for times in (1, 2):
         trpo.fit_values(agent, adam, batch, torch.randperm(64), make_schedule(), args)
         assert adam["value_steps"] == 16 * times
-    orders = torch.cat(parts).view(8, 64)
+    orders = torch.cat([call[3] for call in calls]).view(8, 64)
     assert (orders.sort(dim=1).values == torch.arange(64)).all()
     assert len({tuple(x.tolist()) for x in orders}) == 8
-    assert loss() < 0.9 * at_first
+    assert ((agent.get_value(batch[0]) - batch[5]) ** 2).mean() < 0.9 * at_first
     assert torch.equal((adam["weights"] != before), value_weights(agent))
     assert not adam["mean"].any() and not adam["square"].any()
-
-
-def test_first_step_of_the_values_is_adams():
-    args = trpo.Args(**TINY, value_epochs=1, value_learning_rate=0.003)
-    agent, adam = make_agent(args)
-    batch, before = make_batch(agent), adam["weights"].clone()
-    descent = gradient(0.5 * ((agent.get_value(batch[0]) - batch[5]) ** 2).mean(), agent)
-    trpo.fit_values(agent, adam, batch, torch.randperm(64), make_schedule(1.0), args)
-    size = 0.003 * np.sqrt(0.001) / 0.1  # bias correction
-    expected = before - size * 0.1 * descent / (np.sqrt(0.001) * descent.abs() + 1e-5)
-    torch.testing.assert_close(adam["weights"], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_vpg_is_a_step_along_the_policy_gradient_and_a_fit_of_the_values():
@@ -217,38 +185,7 @@ def test_vpg_is_a_step_along_the_policy_gradient_and_a_fit_of_the_values():
     torch.testing.assert_close(adam["weights"], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_step_size_of_vpg_follows_the_kl(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    args = vpg.Args(**TINY, adapt_lr_kl=0.002, learning_rate=1e-3, value_epochs=1)
-    args = dataclasses.replace(args, total_timesteps=1280)
-    updates = ppo.train(args, update=vpg.vpg_update)["updates"]
-    kls = np.array([x["kl/after"] for x in updates])
-    rates = np.array([x["charts/learning_rate"] for x in updates])
-    factors = np.where(kls > 0.004, 1 / 1.5, np.where(kls < 0.001, 1.5, 1.0))
-    expected = np.minimum(rates[:-1] * factors[:-1], 0.01)
-    np.testing.assert_allclose(rates[1:], expected, rtol=1e-5)
-    assert {1.5, 1.0} <= {*factors} and 0.001 < np.median(kls[-10:]) < 0.004
-
-
 # --- A2C, with and without trust region ---
-
-
-def as_ppo(args):
-    """PPO's settings under which it is A2C."""
-    return dataclasses.replace(args, clip_coef=1e-9)  # clipping cannot matter: the ratio is 1
-
-
-def test_a2c_has_the_gradient_of_ppo():
-    args = a2c.Args(**TINY, ent_coef=0.01)
-    agent, adam = make_agent(args)
-    other, _ = make_agent(args)
-    nn.utils.vector_to_parameters(adam["weights"] + 0.3, ppo.learned(other))
-    batch = make_batch(agent)
-    expected = gradient(ppo.ppo_loss(agent, batch, make_schedule(), as_ppo(args))[0], agent)
-    assert (expected[value_weights(agent)] != 0).any()
-    for average in (agent, other):
-        loss = a2c.a2c_loss(agent, average, batch, args)
-        torch.testing.assert_close(gradient(loss, agent), expected)
 
 
 def test_a2c_is_ppo_with_its_settings(tmp_path, monkeypatch):
@@ -260,7 +197,8 @@ def test_a2c_is_ppo_with_its_settings(tmp_path, monkeypatch):
         """PPO's loss and RMSprop as TensorFlow has it."""
         nonlocal square
         shuffled = [x[mb] for x in batch]
-        loss, metrics = ppo.ppo_loss(agent, shuffled, schedule, as_ppo(args))
+        ratio_is_1 = dataclasses.replace(args, clip_coef=1e-9)  # clipping cannot matter
+        loss, metrics = ppo.ppo_loss(agent, shuffled, schedule, ratio_is_1)
         loss.backward()
         nn.utils.clip_grad_norm_(ppo.learned(agent), args.max_grad_norm)
         g = nn.utils.parameters_to_vector([x.grad for x in ppo.learned(agent)])
@@ -269,25 +207,16 @@ def test_a2c_is_ppo_with_its_settings(tmp_path, monkeypatch):
         adam["weights"] -= schedule["learning_rate"] * g / (square + 1e-5).sqrt()
         return metrics
 
-    args = a2c.Args(env_id=WALK, num_envs=4, total_timesteps=400, learning_rate=0.01)
-    assert (args.num_steps, args.gae_lambda, args.update_epochs, args.num_minibatches) == (
-        5,
-        1,
-        1,
-        1,
-    )
-    runs = [
-        ppo.train(dataclasses.replace(args, run_name=x.__name__), update=x)
-        for x in (a2c.a2c_update, update)
-    ]
-    weights = [nn.utils.parameters_to_vector(x["agent"].parameters()) for x in runs]
+    args = a2c.Args(env_id=WALK, num_envs=4, total_timesteps=400, learning_rate=0.01, ent_coef=0.01)
+    sizes = args.num_steps, args.gae_lambda, args.update_epochs, args.num_minibatches
+    assert sizes == (5, 1, 1, 1)
+    theirs = ppo.train(dataclasses.replace(args, run_name="ppo"), update=update)
+    ours = ppo.train(dataclasses.replace(args, run_name="a2c"), update=a2c.a2c_update)
     torch.manual_seed(args.seed)
     start = nn.utils.parameters_to_vector(ppo.Agent(3, 2, args).parameters())
+    weights = [nn.utils.parameters_to_vector(x["agent"].parameters()) for x in (ours, theirs)]
     assert (weights[1] - start).norm() > 0.01
     torch.testing.assert_close(*weights, atol=1e-6, rtol=1e-4)
-    assert [x["return"] for x in runs[0]["episodes"]] == pytest.approx(
-        [x["return"] for x in runs[1]["episodes"]], rel=1e-4
-    )
 
 
 def test_projection_by_hand():
@@ -381,28 +310,11 @@ def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
     assert [x["global_step"] for x in run["episodes"]] == [*range(1, 1551)]
     returns = np.array([x["return"] for x in run["episodes"]])
     assert returns[:100].mean() < -0.3 and returns[-100:].mean() > -0.05
-    saved = ppo.torch.load(run["run_dir"] / "checkpoint.pt", weights_only=True)
+    saved = load(run["run_dir"])
     weights = nn.utils.parameters_to_vector(run["agent"].parameters())
     torch.testing.assert_close(weights, saved["mean"].float())
-    act, obs = ppo.actor(run["agent"], -1.0, 1.0), np.ones((1, 1), np.float32)
-    assert act(obs, np.ones((1, 1)))[0] == act(obs, 0.0)[0] == pytest.approx(weights.sum().item())
     # The observations are spread evenly over [-1, 1] and become normal.
     assert saved["mean"].tolist() == pytest.approx([3**-0.5, 0], abs=0.05)
-
-
-def test_cem_ends_within_an_episode(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = cem.train(cem.Args(env_id="FakeTruncated-Box-v0", total_timesteps=13, population=2))
-    assert [x["global_step"] for x in run["episodes"]] == [5, 10]
-    assert [x["global_step"] for x in run["updates"]] == [10, 13]
-
-
-def test_cem_names_what_is_not_finite(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for env in ("NaNObs", "NaNReward"):
-        args = cem.Args(env_id=f"Fake{env}-Box-v0", total_timesteps=100, population=9)
-        with pytest.raises(ValueError, match="NaN or infinite"):
-            cem.train(args)
 
 
 # --- Each as a program ---
@@ -467,18 +379,10 @@ def test_resumed_run_is_the_whole_run(name, program, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", FLAGS)
-def test_what_a_rival_does_not_use_is_refused_by_name(name, program, capsys):
+def test_what_a_rival_does_not_use_is_refused_and_its_details_are_its_docstring(
+    name, program, capsys
+):
     assert program(name, f"--env-id {WALK} --early-stop-kl 0.1") == 2
     assert "does not use early_stop_kl" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", FLAGS)
-def test_details_of_a_rival_are_its_docstring(name, program, capsys):
     assert program(name, "--details") == 0
     assert "Settings: " in capsys.readouterr().out
-
-
-def test_together_they_are_short():
-    files = sorted(FOLDER.glob("*.py"))
-    assert [x.stem for x in files] == ["a2c", "cem", "trpo", "vpg"]
-    assert sum(len(x.read_text().splitlines()) for x in files) <= 450
