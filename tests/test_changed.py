@@ -250,7 +250,8 @@ def test_the_same_settings_can_be_trained_twice_in_one_second(script, tiny, monk
     before = dataclasses.asdict(args)
     a, b = (script.module.train(args) for _ in range(2))
     assert a["run_dir"] != b["run_dir"] and dataclasses.asdict(args) == before
-    assert same_weights(a["agent"], b["agent"])
+    name = rf"{args.env_id}__{script.path.stem}__1__\d+-\d+"
+    assert re.fullmatch(name, a["run_dir"].name) and same_weights(a["agent"], b["agent"])
     with pytest.raises(dataclasses.FrozenInstanceError):
         args.gamma = 0.5
 
@@ -340,14 +341,11 @@ def test_evaluation_measures_speeds_and_leaves_what_it_returns_in_a_file(script,
     assert walk["mean"].keys() == {"returns", "lengths"}
 
 
-@on("gaussian")
-def test_evaluation_ends_where_the_environment_never_does(script):
-    class Endless(Rooms):
-        end = 1000
-
-    script.module.train(script.args(run_name="endless"), Endless)
-    asked = script.module.Args(evaluate="runs/endless", eval_episodes=1)
-    assert script.module.evaluate(asked, Endless)["mean"]["lengths"] == [10_000]
+def test_films_follow_the_body_where_there_is_a_camera_that_does():
+    for env_id, camera in (("Humanoid-v4", 0), ("InvertedPendulum-v4", -1)):
+        env = ppo.make_env(ppo.Args(env_id=env_id, evaluate="runs/run", capture_video=True))
+        assert env.unwrapped.mujoco_renderer.camera_id == camera
+    assert gym.make("Humanoid-v4").unwrapped.model.camera("track").id == 0
 
 
 @on("environments")

@@ -102,7 +102,6 @@ MUTATIONS = [
     ("(beta * (logprobs - ref_logprobs))", "(beta * logprobs)", "d4_"),
     ("F.logsigmoid(good - bad)", "F.logsigmoid(bad - good)", "d5_"),
     ("(logprobs.chunk(2)[0] / (chosen != PAD).sum(dim=1))", "logprobs.chunk(2)[0]", "d6_"),
-    ("loss + args.nll_coef * nll", "loss + nll", "d6_"),
     (" * min(1.0, step / args.warmup_steps)", "", "d7_"),
     ('"logprobs/rejected": rejected.mean(),', '"logprobs/rejected": chosen.mean(),', "d8_"),
     ("order = torch.randperm(len(pairs[0]), generator=generator)", "order = torch.arange(len(pairs[0]))", "d7_"),

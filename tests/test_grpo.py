@@ -145,13 +145,11 @@ MUTATIONS = [
     ('"own": lengths,', '"own": longest,', "g4_g5"),
     ('"mean": mean}', '"mean": lengths}', "g4_g5"),
     ('(frac if args.anneal_lr else 1.0)', '1.0', "shared_language: r5_"),
-    ("weights * word_advantages", "word_advantages", "g4_g5"),
     ("scores if args.kl_in_loss else scores - kl_coef * kl", "scores - kl_coef * kl", "g6_"),
     ("scores if args.kl_in_loss else scores - kl_coef * kl", "scores", "shared_language: g6_"),
     ("(logprobs - ref_logprobs).where", "(ref_logprobs - logprobs).where", "shared_language: g6_"),
     ("earned.where(stopped, args.missing_stop_score)", "earned", "shared_language: g6_"),
     ("loss = pg_loss + kl_coef * (weights * k3).mean()", "loss = pg_loss + kl_coef * k3.mean()", "g4_g5_g7"),
-    ("(mb.ref_logprobs - logprobs)[mask]", "(logprobs - mb.ref_logprobs)[mask]", "g7_"),
     ("for _ in range(args.update_epochs):", "for _ in range(1):", "g8_"),
     ("order.split(args.batch_size // args.num_minibatches)", "order.split(args.batch_size)", "g8_6_"),
     ("advantages[mb], kl_coef, args)", "advantages[: len(mb)], kl_coef, args)", "g8_6_"),
@@ -159,6 +157,5 @@ MUTATIONS = [
     ("-logratio.mean(),", "logratio.mean(),", "g4_g5"),
     ('metrics["objective/kl"], args.target_kl', '0.0, args.target_kl', "shared_language: r20_"),
     ('if args.kl_mode == "adaptive":\n', 'if args.kl_mode != "none":\n', "shared_language: r20_"),
-    ("torch.manual_seed(args.seed)\n    sft", "sft", "shared_language: stages_and"),
 ]
 # fmt: on

@@ -304,22 +304,6 @@ def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
     assert 9 < sampled < best == 10
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_cartpole_is_balanced(seed):
-    """Published after 500k steps: 490 (CleanRL), 498 (baselines); the most is 500."""
-    settings = {"env_id": "CartPole-v1", "total_timesteps": 500_000, "run_name": f"seed{seed}"}
-    assert last_returns(ppo.train(ppo.Args(**settings, seed=seed))) >= 475
-
-
-@pytest.mark.slow
-def test_taxi_is_solved_with_masks(masked):
-    """The best policy earns about 8, random actions -770."""
-    settings = {"num_envs": 8, "num_steps": 128, "update_epochs": 10, "learning_rate": 3e-3}
-    settings |= {"env_id": "Taxi-v4", "ent_coef": 0.01, "total_timesteps": 100_352}
-    assert last_returns(ppo.train(masked(**settings))) > 5
-
-
 # Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
 MUTATIONS = [
     (".unflatten(-1, self.mask_shape)", ".unflatten(-1, self.mask_shape[::-1]).mT", "sums_over"),

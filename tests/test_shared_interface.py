@@ -58,15 +58,6 @@ def test_tracking_that_cannot_start_is_refused(tiny, cli, monkeypatch):
     assert not Path("runs").exists()
 
 
-def test_a_run_without_a_name_gets_one(script, tiny, cli):
-    args = tiny("Walk", run_name=None)
-    code, _, err = cli(flags(args))
-    assert code == 0, err
-    (run_dir,) = Path("runs").iterdir()
-    assert re.fullmatch(rf"{args.env_id}__{script.path.stem}__1__\d+-\d+", run_dir.name)
-    assert script.module.load_checkpoint(run_dir)["global_step"] == 96
-
-
 # --- Logs ---
 
 PROMISED = {f"charts/{x}" for x in ("episodic_return", "episodic_length", "learning_rate", "SPS")}
@@ -178,15 +169,6 @@ def test_evaluation_repeats_itself_under_other_seeds_than_the_training(script, t
     best, sampled = (x["returns"] for x in first.values())
     assert len(best) == len(sampled) == 6 and best != sampled
     assert not trained & {x for env in fake_envs.Fake.made for x in env.draws}
-
-
-@pytest.mark.slow
-def test_evaluation_films_the_first_episode_of_each_kind(script, tiny, cli):
-    script.module.train(tiny("Walk"))
-    code, _, err = cli("--evaluate runs/run0 --eval-episodes 2 --capture-video")
-    assert code == 0, err
-    names = {x.name for x in Path("runs/run0/videos").glob("*.mp4") if x.stat().st_size > 0}
-    assert len(names) == 2 and sum(x.startswith("sampled-episode-0") for x in names) == 1
 
 
 @pytest.mark.slow

@@ -103,14 +103,6 @@ def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, tiny, kill
     assert_same_result(result, resume(script, "runs/run1"))  # which has nothing left to do
 
 
-def test_a_finished_run_can_be_extended(script, tiny):
-    settings = {"anneal_lr": False, "learning_rate": 0.003}
-    whole = script.module.train(tiny("Walk", total_timesteps=192, **settings))
-    script.module.train(tiny("Walk", **settings))
-    longer = resume(script, "runs/run1", total_timesteps=192)
-    assert_same_result(whole, longer)
-
-
 @pytest.mark.parametrize("change", ["observation", "length"])
 def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
     script, tiny, monkeypatch, capsys, change
