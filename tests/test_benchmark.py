@@ -334,10 +334,8 @@ def test_rivals_table_by_hand(folders):
     add(folders, "figure3", "Reacher-v4", -5.0, -5.0, -5.0)
     add(folders, "figure3/trpo", "Reacher-v4", -4.0, -4.0, -4.0)
     text = table("figure3", folders)
-    assert (
-        "| Hopper-v4 | 20.0 [10.0, 30.0] (3) | 18.3 [5.0, 25.0] (3) | – | – | – | 20.0 (1) |\n"
-        in text
-    )
+    row = "| Hopper-v4 | 20.0 [10.0, 30.0] (3) | 18.3 [5.0, 25.0] (3) | – | – | – | 20.0 (1) |\n"
+    assert row in text
     assert "| paper, read off | ≈ 2290 | ≈ 2100 | – | ≈ 900 | ≈ 1220 | – |" in text
     # Of the pairs 5 of 9 are won, in Reacher none; nothing is said of a single run.
     assert re.search(r"\| Hopper-v4 \| 0.56 \[.*\] \| – \| – \| – \| – \|", text)
@@ -349,11 +347,6 @@ def test_rivals_table_by_hand(folders):
     tie = "PPO (clip) > TRPO = A2C + trust region > A2C"
     assert f"| by mean rank | PPO (clip) = CEM > TRPO | {tie} |" in text
     assert text.endswith("\n16 of 226 runs are done.\n")
-    # Readings stand in the colors of the curves.
-    figure = plots.rivals(SUITES["figure3"], folders)
-    assert [x.get_title() for x in figure.axes[:7]] == [*suites.MUJOCO7]
-    colors = [x.get_color() for x in figure.axes[1].lines if x.get_marker() == "_"]
-    assert colors == ["C0", "C1", "C3", "C4"]
 
 
 def test_games_table_by_hand(folders):

@@ -28,7 +28,6 @@ TINY = {"A-v1": (1, 2), "B-v1": (1,)}, {"": Variant("stand_in.py")}, tables.scor
 SUITES["tiny"] = Suite("tiny", "nothing", *TINY, total_timesteps=2000)
 RIVAL = {"A-v1": (1,)}, {"": Variant("benchmark/rivals/rival.py")}, tables.scores_table
 SUITES["rival"] = Suite("rival", "nothing", *RIVAL, total_timesteps=2000, evaluated=True)
-SUITES["played"] = Suite("played", "nothing", *TINY, total_timesteps=2000, evaluated=True)
 STAGES = {"reviews": (1,)}, {"": Variant(RLHF, "--compare")}, rlhf.models_table, (), None
 SUITES["stages"] = Suite("stages", "nothing", *STAGES, "sft/checkpoint.pt")
 SUITES["short"] = Suite("short", "nothing", *STAGES, "results.json")
@@ -253,12 +252,6 @@ def test_a_run_that_crashes_is_reported_and_the_others_go_on(bench, cluster):
     bench.run("run", "tiny", pace=0)  # whatever it was is mended
     assert [first for _, first in bench.starts(NAMES[1])] == [1, 6]
     bench.check_complete()
-
-
-def test_a_finished_run_is_played_by_the_script_where_the_suite_asks_for_it(bench):
-    bench.run("run", "played", pace=0)
-    walks = [x["walk"] for x in bench.records("played").values()]
-    assert walks == [{"returns": [1.235], "lengths": [100], "speeds": [0.1235]}] * 3
 
 
 def test_a_rival_is_run_with_what_it_imports_as_in_its_commit(bench):

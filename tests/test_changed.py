@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, on
+from adapters import SCRIPTS, flags, on
 from conftest import same_weights
 from torch import nn
 
@@ -280,16 +280,19 @@ class Rooms(gym.Env):
 
 
 @on("gaussian")
-def test_a_dict_environment_of_ones_own_trains_evaluates_and_has_its_own_name(script):
-    args = script.args(run_name=None)
-    result = script.module.train(args, Rooms)
-    assert result["run_dir"].name.startswith("Rooms__")
+def test_a_dict_environment_of_ones_own_trains_and_its_evaluation_is_left_in_a_file(script, capsys):
+    result = script.module.train(script.args(run_name=None), Rooms)
+    run_dir = result["run_dir"]
+    assert run_dir.name.startswith("Rooms__")
     assert {(x["return"], x["length"]) for x in result["episodes"]} == {(2.0, 4)}
-    policy = script.module.load_policy(result["run_dir"])
     obs = gym.spaces.flatten(Rooms.observation_space, Rooms().reset()[0])
-    assert policy(obs).shape == (2,)
-    asked = script.module.Args(evaluate=str(result["run_dir"]), eval_episodes=2)
-    assert script.module.evaluate(asked, Rooms)["mean"]["returns"] == [2.0, 2.0]
+    assert script.module.load_policy(run_dir)(obs).shape == (2,)
+    asked = script.module.Args(evaluate=str(run_dir), eval_episodes=3)
+    results = script.module.evaluate(asked, Rooms)
+    expected = {"returns": [2.0] * 3, "lengths": [4] * 3, "speeds": [2.0] * 3}
+    assert list(results.values()) == [expected] * 2
+    assert "speeds 2.00 ± 0.00" in capsys.readouterr().out
+    assert json.loads((run_dir / "evaluation.json").read_text()) == results
 
 
 @on("vector")
@@ -310,10 +313,8 @@ def test_gymnasiums_checks_run_for_an_environment_of_ones_own(script):
 @on("gaussian")
 def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tiny):
     agent = script.module.train(tiny("Walk", learning_rate=0.02))["agent"]
-    saved, policy = (
-        script.module.load_checkpoint("runs/run0"),
-        script.module.load_policy("runs/run0"),
-    )
+    saved = script.module.load_checkpoint("runs/run0")
+    policy = script.module.load_policy("runs/run0")
     stats = {name: np.array(x) for name, x in saved["obs_stats"].items()}
     rng = np.random.default_rng(0)
     for raw in stats["mean"] + 3 * rng.normal(size=(20, 3)):
@@ -324,23 +325,6 @@ def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tin
     assert (abs(drawn) <= np.float32(0.1)).all() and len(np.unique(drawn)) > 5
 
 
-# --- Evaluation ---
-
-
-@on("gaussian")
-def test_evaluation_measures_speeds_and_leaves_what_it_returns_in_a_file(script, tiny, capsys):
-    script.module.train(script.args(run_name="rooms"), Rooms)
-    asked = script.module.Args(evaluate="runs/rooms", eval_episodes=3)
-    results = script.module.evaluate(asked, Rooms)
-    expected = {"returns": [2.0] * 3, "lengths": [4] * 3, "speeds": [2.0] * 3}
-    assert list(results.values()) == [expected] * 2
-    assert "speeds 2.00 ± 0.00" in capsys.readouterr().out
-    assert json.loads(Path("runs/rooms/evaluation.json").read_text()) == results
-    script.module.train(tiny("Walk"))
-    walk = script.module.evaluate(script.module.Args(evaluate="runs/run0", eval_episodes=1))
-    assert walk["mean"].keys() == {"returns", "lengths"}
-
-
 def test_films_follow_the_body_where_there_is_a_camera_that_does():
     for env_id, camera in (("Humanoid-v4", 0), ("InvertedPendulum-v4", -1)):
         env = ppo.make_env(ppo.Args(env_id=env_id, evaluate="runs/run", capture_video=True))
@@ -349,28 +333,8 @@ def test_films_follow_the_body_where_there_is_a_camera_that_does():
 
 
 @on("environments")
-def test_evaluation_names_the_flags_that_it_ignores(script, tiny, cli):
-    script.module.train(tiny("Walk"))
-    code, out, err = cli("--evaluate runs/run0 --eval-episodes 1 --gamma 0.5 --seed 3")
-    assert code == 0, err
-    (line,) = (x for x in out.splitlines() if "not from here" in x)
-    assert line.endswith(": gamma")
-
-
-@on("environments")
-def test_resume_goes_on_in_its_folder_and_takes_no_other_name(script, tiny, cli):
-    script.module.train(tiny("Walk"))
-    code, _, err = cli("--resume runs/run0 --run-name other --total-timesteps 128")
-    assert code == 2 and re.fullmatch(r"Error: .*--resume.*--run-name.*\n", err)
-    assert [x.name for x in Path("runs").iterdir()] == ["run0"]
-
-
-@on("environments")
 def test_a_run_ends_with_its_result_and_the_commands_to_go_on_with(tiny, cli, script):
-    fake_envs.Fake.made.clear()
-    line = " ".join(["--no-compile", "--env-id", script.env_id("Walk"), "--total-timesteps", "96"])
-    line += " --num-steps 16 --num-envs 2 --num-minibatches 2 --run-name mine"
-    code, out, err = cli(line)
+    code, out, err = cli(flags(tiny("Walk", run_name="mine")))
     assert code == 0, err
     result, commands = out.splitlines()[-2:]
     assert re.match(r"Return -?\d+\.\d", result) and math.isfinite(float(result.split()[1][:-1]))

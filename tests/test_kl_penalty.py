@@ -47,16 +47,6 @@ def gaussian(mean, log_std):
 # --- K1 and K2: the objective and the exact KL ---
 
 
-def test_kl_is_that_of_torch_from_old_to_new():
-    generator = torch.Generator().manual_seed(3)
-    policies = torch.randn(4, 7, 3, dtype=torch.float64, generator=generator).mul(0.7).unbind()
-    old, new = gaussian(*policies[:2]), gaussian(*policies[2:])
-    kl = ppo.gaussian_kl(*policies)
-    assert kl.shape == (7,)
-    torch.testing.assert_close(kl, kl_divergence(old, new), rtol=1e-10, atol=1e-12)
-    assert (kl - kl_divergence(new, old)).abs().max() > 0.05  # the directions can be told apart
-
-
 def test_the_penalty_in_the_loss_is_beta_times_the_kl_from_the_old_policy():
     """Its gradient too; without clipping of the ratio, which is far from 1 here."""
     torch.manual_seed(0)
@@ -202,8 +192,8 @@ MUTATIONS = [
     ("(kl_coef * kl - logratio", "(-kl_coef * kl - logratio", "the_penalty"),
     ("- logratio.exp() * adv", "- logratio * adv", "the_penalty"),
     ("- logratio.exp() * adv", "- logratio.exp().clamp(0.8, 1.2) * adv", "the_penalty"),
-    ("distance**2 - 1)).sum(-1)", "distance**2 - 1)).mean(-1)", "torch_from_old"),
-    ("(-2 * log_ratio).exp()", "(-log_ratio).exp()", "torch_from_old"),
+    ("distance**2 - 1)).sum(-1)", "distance**2 - 1)).mean(-1)", "the_penalty"),
+    ("(-2 * log_ratio).exp()", "(-log_ratio).exp()", "the_penalty"),
     ("kl = gaussian_kl(old_mean, old_log_std, mean, agent.log_std)\n    # Detail",
      "kl = gaussian_kl(mean, agent.log_std, old_mean, old_log_std)\n    # Detail", "the_penalty"),
     ("kl_coef /= 2", "kl_coef /= 1.5", "beta_halves"),

@@ -28,13 +28,3 @@ def test_pendulum_is_swung_up(script, seed):
         learning_rate=1e-3, gamma=0.9, update_epochs=10, num_minibatches=32, compile=True,
     )  # fmt: skip
     assert last_returns(script.module.train(args)) > -300
-
-
-@pytest.mark.slow
-@on("continuous")
-def test_inverted_pendulum_is_balanced(script):
-    args = script.args(
-        env_id="InvertedPendulum-v4", num_envs=1, num_steps=2048, total_timesteps=204_800,
-        update_epochs=10, num_minibatches=32, compile=True,
-    )  # fmt: skip
-    assert last_returns(script.module.train(args), 20) > 700

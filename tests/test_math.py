@@ -63,70 +63,7 @@ def test_gae_equals_the_double_sum(seed, gae_lambda):
     torch.testing.assert_close(returns, expected + rollout[1], rtol=0, atol=1e-10)
 
 
-def column(*x):
-    return torch.tensor(x, dtype=torch.float64)[:, None]
-
-
-@pytest.mark.parametrize(("terminated", "target"), [(0, 1 + 0.5 * 4), (1, 1)])
-def test_gae_bootstraps_a_truncated_step_and_no_terminated_one(terminated, target):
-    """A step that is both is terminated; in all cases the sum stops there."""
-    rewards, values, next_values = column(1, 100), column(0.25, 0), column(4, 0)
-    ends = column(terminated, 0), column(1, 0)
-    _, returns = ppo.gae(rewards, values, next_values, *ends, 0.5, 0.9)
-    assert returns[0].item() == target
-
-
-# --- Losses ---
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "moves"),
-    [
-        (1.0, 1.0, -1.0, True),
-        (1.5, 1.0, -1.2, False),  # good action, already likelier: nothing more to gain
-        (0.5, 1.0, -0.5, True),
-        (1.5, -1.0, 1.5, True),  # bad action grown likelier: full correction
-        (0.5, -1.0, 0.8, False),
-    ],
-)
-def test_policy_loss_table(ratio, advantage, loss, moves):
-    logratio = torch.tensor([math.log(ratio)], requires_grad=True)
-    result = ppo.policy_loss(logratio, torch.tensor([advantage]), 0.2)
-    result.backward()
-    assert result.item() == pytest.approx(loss)
-    assert (logratio.grad.item() != 0) is moves
-
-
-@pytest.mark.parametrize(
-    ("new", "old", "target", "loss", "moves"),
-    [
-        (1.0, 0.0, 1.0, 0.5 * 0.64, False),
-        (-1.0, 0.0, 1.0, 0.5 * 4, True),
-        (0.1, 0.0, 1.0, 0.5 * 0.81, True),
-    ],
-)
-def test_value_loss_table(new, old, target, loss, moves):
-    values = torch.tensor([new], requires_grad=True)
-    result = ppo.value_loss(values, torch.tensor([old]), torch.tensor([target]), 0.2)
-    result.backward()
-    assert result.item() == pytest.approx(loss)
-    assert (values.grad.item() != 0) is moves
-
-
 # --- Debug variables ---
-
-
-def test_approx_kl_is_the_k3_estimate_of_the_exact_kl():
-    old = torch.distributions.Normal(torch.tensor(0.0), torch.tensor(1.0))
-    new = torch.distributions.Normal(torch.tensor(0.3), torch.tensor(1.2))
-    torch.manual_seed(0)
-    actions = old.sample((400_000,))
-    logratio = new.log_prob(actions) - old.log_prob(actions)
-    exact = torch.distributions.kl_divergence(old, new).item()
-    assert ppo.approx_kl(logratio).item() == pytest.approx(exact, rel=0.02)
-    assert ppo.approx_kl(-logratio).item() != pytest.approx(exact, rel=0.02)
-    x = logratio[:7]
-    assert ppo.approx_kl(x).item() == pytest.approx((x.exp() - 1 - x).mean().item())
 
 
 def test_means_refuse_what_is_not_finite():
@@ -158,18 +95,6 @@ def test_running_statistics_do_not_depend_on_the_batching():
 def settings(**changes):
     defaults = {"norm_obs": True, "clip_obs": 10.0, "scale_rewards": True, "clip_reward": 10.0}
     return SimpleNamespace(**{**defaults, "gamma": 0.99, **changes})
-
-
-def test_normalize_obs_divides_by_the_std_then_clips():
-    stats = statistics(2)
-    stats.mean, stats.var = np.array([1.0, 1.0]), np.array([4.0, 0.25])
-    obs = np.array([[3.0, 3.0], [1e6, -1e6]])
-    found = ppo.normalize_obs(obs, stats, settings())
-    np.testing.assert_allclose(found, [[1, 4], [10, -10]])
-    np.testing.assert_allclose(ppo.normalize_obs(obs, stats, settings(clip_obs=2.0))[0], [1, 2])
-    assert ppo.normalize_obs(obs, stats, settings(clip_obs=math.inf))[1, 0] > 1e5
-    assert np.array_equal(ppo.normalize_obs(obs, stats, settings(norm_obs=False)), obs)
-    assert stats.mean.tolist() == [1, 1]
 
 
 def test_the_epsilon_of_normalization_is_inside_the_root():
@@ -208,17 +133,3 @@ def test_rewards_are_scaled_as_in_baselines(limit):
     ]
     expected = baselines_rewards(rewards, done, 0.99, limit)
     np.testing.assert_allclose(np.concatenate(parts), expected, rtol=1e-9)
-
-
-def test_the_first_reward_is_clipped_and_scaling_does_not_center():
-    ones, none = np.ones((1, 1)), np.zeros((1, 1), bool)
-    assert ppo.scale_rewards(ones, none, np.zeros(1), statistics(), settings()).item() == 10
-    free = settings(clip_reward=math.inf)
-    first = ppo.scale_rewards(ones, none, np.zeros(1), statistics(), free)
-    assert first.item() == pytest.approx(70.7, abs=0.1)
-    stats = SimpleNamespace(mean=100.0, var=4.0, update=lambda x: None)
-    rewards = np.array([[-6.0, 0.0, 50.0]])
-    found = ppo.scale_rewards(rewards, np.zeros((1, 3), bool), np.zeros(3), stats, free)
-    np.testing.assert_allclose(found, [[-3, 0, 25]])
-    off = ppo.scale_rewards(rewards, none, np.zeros(3), stats, settings(scale_rewards=False))
-    assert np.array_equal(off, rewards)

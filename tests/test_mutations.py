@@ -64,11 +64,11 @@ MUTATIONS = [
     ("advantages = normalize(advantages) if args.norm_adv else advantages", "advantages = normalize(advantages)", "shared_update: by_hand"),
     ("x.std(correction=0) + 1e-8", "x.std() + 1e-8", "shared_update: by_hand"),
     # 8 clipped surrogate
-    ("ratio.clamp(1 - clip_coef, 1 + clip_coef)", "ratio", "math: policy_loss"),
-    ("torch.max(-advantages * ratio, -advantages * clipped_ratio)", "(-advantages * clipped_ratio)", "math: policy_loss"),
+    ("ratio.clamp(1 - clip_coef, 1 + clip_coef)", "ratio", "shared_update: by_hand"),
+    ("torch.max(-advantages * ratio, -advantages * clipped_ratio)", "(-advantages * clipped_ratio)", "shared_update: by_hand"),
     # 9 value clipping
-    ("(new_values - old_values).clamp(-clip_coef, clip_coef)", "(new_values - old_values)", "math: value_loss"),
-    ("torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)", "(clipped_values - returns) ** 2", "math: value_loss"),
+    ("(new_values - old_values).clamp(-clip_coef, clip_coef)", "(new_values - old_values)", "shared_update: by_hand"),
+    ("torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)", "(clipped_values - returns) ** 2", "shared_update: by_hand"),
     # 10 overall loss
     ("pg_loss - args.ent_coef * entropies.mean()", "pg_loss + args.ent_coef * entropies.mean()", "shared_update: by_hand"),
     ("+ args.vf_coef * v_loss", "+ v_loss", "shared_update: by_hand"),
@@ -96,15 +96,15 @@ MUTATIONS = [
     ("return drawn, np.minimum(np.maximum(drawn, low), high)", "return drawn, drawn", "agent: actor"),
     ("actions[t], env_actions = act(obs[t], noise[t])", "_, env_actions = act(obs[t], noise[t]); actions[t] = env_actions", "shared_rollout: clipped_actions"),
     # 28 and 29 observations
-    ("(obs - stats.mean) / np.sqrt(stats.var + 1e-8)", "(obs - stats.mean)", "math: normalize_obs"),
+    ("(obs - stats.mean) / np.sqrt(stats.var + 1e-8)", "(obs - stats.mean)", "shared_rollout: normalized_by"),
     ("np.sqrt(stats.var + 1e-8)", "(np.sqrt(stats.var) + 1e-8)", "math: inside_the_root"),
-    ("np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)", "obs", "math: normalize_obs"),
+    ("np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)", "obs", "shared_rollout: normalized_by"),
     ("            obs_stats.update(envs.obs)\n            # Where", "            # Where", "shared_rollout: normalized_by"),
     ("normalize_obs(envs.final_obs, obs_stats, args)", "envs.final_obs", "shared_rollout: normalized_by"),
     # 30 and 31 rewards
-    ("reward / math.sqrt(stats.var + 1e-8)", "(reward - stats.mean) / math.sqrt(stats.var + 1e-8)", "math: center"),
+    ("reward / math.sqrt(stats.var + 1e-8)", "(reward - stats.mean) / math.sqrt(stats.var + 1e-8)", "math: baselines"),
     ("discounted[done[t]] = 0.0", "pass", "math: baselines"),
-    ("np.clip(scaled, -args.clip_reward, args.clip_reward)", "scaled", "math: center or baselines"),
+    ("np.clip(scaled, -args.clip_reward, args.clip_reward)", "scaled", "math: baselines"),
     # Extras
     ("args.clip_coef * (frac if args.anneal_clip else 1.0)", "args.clip_coef", "shared_update: clip_range"),
     ("args.clip_coef * (frac if args.anneal_clip else 1.0)", "args.clip_coef * frac", "shared_update: clip_range"),

@@ -173,14 +173,6 @@ def test_r10_cached_sampling_and_log_probabilities_equal_full_recomputation(agen
     assert torch.equal(texts[:, 6:], sampled)
 
 
-def test_r10_sampling_follows_the_softmax_of_the_scaled_logits(agent):
-    agent.temperature, queries = 0.7, random_queries(1).expand(5000, -1)
-    drawn = agent.sample_responses(queries, 1, seeded(0))
-    share = torch.bincount(drawn.flatten(), minlength=len(rlhf.TOY_WORDS)) / 5000
-    expected = (agent.policy.logits(agent.policy(queries[:1])[0][0, -1]) / 0.7).softmax(-1)
-    assert (share - expected).abs().max() < 4 * math.sqrt(0.25 / 5000)
-
-
 def test_r7_score_is_that_of_the_last_real_token(model):
     reward, queries, responses = RewardModel(model), random_queries(4), random_words(4, 8)
     score = reward.score(queries, responses)
@@ -407,21 +399,6 @@ def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, sett
         torch.testing.assert_close(metrics[name], value, rtol=1e-4, atol=1e-5, msg=name)
     total = expected["losses/policy_loss"] + vf_coef * expected["losses/value_loss"]
     torch.testing.assert_close(loss, total, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("settings", [{}, OTHER])
-def test_padding_contents_change_neither_loss_nor_gradients(agent, rollout, settings):
-    garbage = rollout._replace(
-        responses=rollout.responses.where(rollout.mask, random_words(32, 18, seed=9)),
-        logprobs=rollout.logprobs.where(rollout.mask, 1e6),
-        values=rollout.values.where(rollout.mask, -1e6),
-        rewards=rollout.rewards.where(rollout.mask, 1e6),
-    )
-    found = []
-    for x in (rollout, garbage):
-        loss, _ = rlhf.ppo_loss(agent, x, Args(**settings))
-        found.append([loss, *torch.autograd.grad(loss, list(agent.parameters()))])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 # --- R5, R16, R20, R21: PPO ---
@@ -664,8 +641,8 @@ MUTATIONS = [
     ("device=tokens.device).tril()", "device=tokens.device)", "r1_"),
     ("for _ in range(length):", "for _ in range(length - 1):", "cached"),
     ("self.policy(tokens, cache)", "self.policy(tokens)", "cached"),
-    ("gumbel = -torch", "gumbel = torch", "softmax_of"),
-    ("logits(hidden[:, -1]) / self.temperature", "logits(hidden[:, -1])", "cached or softmax_of"),
+    ("gumbel = -torch", "gumbel = torch", "cached"),
+    ("logits(hidden[:, -1]) / self.temperature", "logits(hidden[:, -1])", "cached"),
     ("return rewards[:, -1]", "return rewards[:, -2]", "r7_"),
     ("std=1 / math.sqrt(width + 1)", "std=0.02", "r8_"),
     ("nn.init.constant_(model.gain, 1 / std)", "pass", "r9_"),

@@ -151,8 +151,11 @@ def test_evaluation_plays_whole_episodes_of_the_saved_model(script, tiny, cli, c
     script.module.train(tiny("Truncated"))
     before = Path("runs/run0/checkpoint.pt").read_bytes()
     fake_envs.Fake.made.clear()
-    code, out, err = cli("--evaluate runs/run0 --eval-episodes 3")  # needs no --env-id
+    line = "--evaluate runs/run0 --eval-episodes 3"  # needs no --env-id
+    code, out, err = cli(f"{line} --gamma 0.5 --seed 3")
     assert code == 0, err
+    (ignored,) = (x for x in out.splitlines() if "not from here" in x)
+    assert ignored.endswith(": gamma")
     assert [env.steps for env in fake_envs.Fake.made] == [15, 15]
     assert re.findall(r"(\w+) 5\.00? ± 0\.00?", out) == ["returns", "lengths"] * 2
     assert Path("runs/run0/checkpoint.pt").read_bytes() == before
