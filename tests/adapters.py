@@ -345,7 +345,7 @@ class Toy(Script):
     tests: ClassVar[list[str]] = ["rlhf"]
     alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --num-updates 2 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16, "num_updates": 2, "update_epochs": 2}
-    stage, loss, method = "train_ppo", "ppo_loss", "PPO"
+    stage, loss, method, judge = "train_ppo", "ppo_loss", "PPO", "Reward model"
     # Models of a comparison, and what their settings are.
     forms: ClassVar[dict[str, dict[str, Any]]] = {
         "ppo-adaptive-6": {"kl_mode": "adaptive", "kl_coef": 0.5},
@@ -422,7 +422,7 @@ class DPO(GRPO):
     tests: ClassVar[list[str]] = ["dpo"]
     alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16}
-    stage, loss, method = "train_dpo", "dpo_loss", "DPO"
+    stage, loss, method, judge = "train_dpo", "dpo_loss", "DPO", "Policy as a judge of texts"
     forms: ClassVar[dict[str, dict[str, Any]]] = {
         "dpo": {"beta": 0.2, "nll_coef": 0.05},
         "dpo-plain": {"beta": 0.2, "nll_coef": 0.0},

@@ -202,17 +202,20 @@ def test_other_layers_act_by_the_network_itself_and_learn(script, tiny, monkeypa
 # --- Parts of the agent that do not learn ---
 
 
-@on("vector")
+@on("environments")
 def test_a_frozen_part_stays_and_buffers_go_on_after_a_resume(script, tiny, monkeypatch):
+    def part(agent):
+        return agent.cnn if "atari" in script.features else agent.policy[0]
+
     class Other(script.module.Agent):
         def __init__(self, *args):
             super().__init__(*args)
-            self.policy[0].requires_grad_(False)
+            part(self).requires_grad_(False)
             self.calls = nn.Buffer(torch.zeros(()))
 
-        def get_value(self, obs):
+        def get_value(self, *args):
             self.calls += 1  # as BatchNorm counts
-            return super().get_value(obs)
+            return super().get_value(*args)
 
     monkeypatch.setattr(script.module, "Agent", Other)
     whole = script.module.train(tiny("Walk", anneal_lr=False))["agent"]
@@ -220,8 +223,8 @@ def test_a_frozen_part_stays_and_buffers_go_on_after_a_resume(script, tiny, monk
     saved = script.module.load_checkpoint("runs/run1")["args"]
     again = script.module.Args(**{**saved, "total_timesteps": 96, "resume": "runs/run1"})
     resumed = script.module.train(again)["agent"]
-    assert same_weights(whole.policy[0], begun.policy[0])
-    assert not same_weights(whole.policy[2], begun.policy[2])
+    assert same_weights(part(whole), part(begun))
+    assert not same_weights(whole.value, begun.value)
     assert same_weights(resumed, whole) and whole.calls > begun.calls > 0
 
 
@@ -323,6 +326,16 @@ def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tin
         np.testing.assert_allclose(policy(raw), script.best_action(agent, obs), atol=1e-5)
     drawn = np.array([policy(raw, rng) for _ in range(200)])
     assert (abs(drawn) <= np.float32(0.1)).all() and len(np.unique(drawn)) > 5
+
+
+@on("continuous")
+def test_evaluation_ends_where_the_environment_never_does(script):
+    class Endless(Rooms):
+        end = 1000
+
+    script.module.train(script.args(run_name="endless"), Endless)
+    asked = script.module.Args(evaluate="runs/endless", eval_episodes=1)
+    assert script.module.evaluate(asked, Endless)["mean"]["lengths"] == [10_000]
 
 
 def test_films_follow_the_body_where_there_is_a_camera_that_does():

@@ -195,11 +195,12 @@ def test_a_run_with_each_form_leaves_results_texts_curves_and_weights(script, mo
     results, models = saved["results"], ["sft", *script.forms]
     assert results == run["results"] and saved["args"]["seed"] == 2
     assert list(saved["texts"]) == models == list(results)[: len(models)]
-    assert saved["texts"]["sft"][0] in printed and "accuracy 0." in printed
+    assert saved["texts"]["sft"][0] in printed and f"{script.judge}: accuracy 0." in printed
     kl = [results[name]["objective/kl"] for name in models]
     assert abs(kl[0]) < 1e-5 < min(kl[1:]) and len(set(kl)) == len(kl)
     for (name, form), (args, *_) in zip(script.forms.items(), trained, strict=True):
         row, updates = results[name], run["updates"][name]
+        assert re.search(rf"\| {name} +\| +{row['objective/gold']:.2f} \|", printed)
         assert {x: getattr(args, x) for x in form} == form == {x: row[x] for x in form}
         assert row["method"] == script.method and {"objective/gold", "text/unique"} <= row.keys()
         assert row.get("objective/kl_coef") == updates[-1].get("objective/kl_coef")
