@@ -169,19 +169,17 @@ def test_a_bad_number_from_the_environment_stops_the_run_at_its_step(script, tin
     assert all(x.isfinite().all() for x in saved["agent"].values())
 
 
-def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny, monkeypatch):
-    args = tiny(checkpoint_interval=1)
-    real, calls = getattr(script.module, script.loss), []
+def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny):
+    args, calls = tiny(checkpoint_interval=1), []
 
     def poisoned(*arguments):
-        loss, metrics = real(*arguments)
-        calls.append(loss)
+        metrics = getattr(script.module, script.update)(*arguments)
+        calls.append(metrics)
         bad = len(calls) > args.update_epochs * args.num_minibatches  # the second iteration
-        return loss, {k: x * float("nan") if bad else x for k, x in metrics.items()}
+        return {k: x * float("nan") if bad else x for k, x in metrics.items()}
 
-    monkeypatch.setattr(script.module, script.loss, poisoned)
     with pytest.raises(ValueError, match="losses are NaN or infinite"):
-        script.module.train(args)
+        script.module.train(args, update=poisoned)
     saved = script.module.load_checkpoint(f"runs/{args.run_name}")
     assert len(saved["updates"]) == 1
 
