@@ -486,6 +486,39 @@ def approx_kl(logratio: Tensor) -> Tensor:
     return (logratio.exp() - 1 - logratio).mean()
 
 
+# Copied from ppo_continuous_action.py
+def outcomes(
+    rewards: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: float
+) -> Tensor:
+    """What came of each step: the discounted rewards until its episode ended, (T, N) like all.
+
+    V stands for what a time limit or the end of the rollout cuts off. Shares no line with `gae`.
+    """
+    rest, ended = next_values * (1 - terminated), torch.cat([done[:-1], torch.ones_like(done[:1])])
+    backwards, found = (x.T.flatten().flip(0).tolist() for x in (rewards, rest, ended)), [0.0]
+    for reward, future, end in zip(*backwards):
+        found.append(reward + gamma * (future if end else found[-1]))
+    return torch.tensor(found[:0:-1]).view_as(done.T).T.to(rewards)
+
+
+# Copied from ppo_continuous_action.py
+def compare(logratio: Tensor, advantages: Tensor, values: Tensor, came: Tensor) -> Tensors:
+    """Metrics of values, advantages and the policy's update beside what `came`, all (T, N).
+
+    `logratio` is that of the whole update; it may be of the first environments only.
+    """
+    errors, targets = values - came, values + advantages
+    rewarded = advantages[:, : logratio.shape[1]]
+    # Explained variance; what varies by less than a tenth of its size need not be explained.
+    variance = targets.var() + 0.01 * targets.square().mean() + 1e-8
+    return {
+        "check/values": 1 - advantages.var() / variance,
+        "check/value_bias": errors.mean() / (came.square().mean().sqrt() + 1e-8),
+        "check/advantages": (normalize(advantages) * normalize(-errors)).mean(),
+        "check/update": (normalize(logratio) * normalize(rewarded)).mean(),
+    }
+
+
 def ppo_loss(
     agent: Agent, minibatch: list[Tensor], schedule: Tensors, args: Args
 ) -> tuple[Tensor, Tensors]:
@@ -672,10 +705,15 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
             # Clipping does not hold a policy that has left already: stopping does.
             if epoch_kl > args.early_stop_kl:
                 break
+        with torch.no_grad():  # of one environment, since all would take a tenth of the update
+            one = (x[:, :1] for x in batch[:4])
+            logratio = agent.evaluate_actions(*one)[0] - old_logprobs[:, :1]
         metrics = means(mb_metrics) | {f"charts/{name}": x for name, x in scheduled.items()}
         update_time = time.perf_counter()
 
         # --- Log and save ---
+        came = outcomes(b_rewards, next_values, b_terminated, b_done, args.gamma)
+        metrics |= means([compare(logratio, advantages, values, came)])
         metrics |= {
             "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
             "policy/entropy_share": metrics["losses/entropy"] / math.log(num_actions),
@@ -711,7 +749,10 @@ HEALTH = [
     ("losses/approx_kl", 0, 0.05, 1, "The policy moves too far: lower --learning-rate."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
     ("losses/value_clipfrac", 0, 0.8, 20, "Clipping holds the values: try --no-clip-vloss."),
-    ("losses/explained_variance", 0, 1, 20, "Values are useless: check the rewards."),
+    ("check/values", 0.1, 1, 20, "Values explain nothing: check shapes, scale rewards."),
+    ("check/value_bias", -0.7, 0.7, 10, "Values miss what came: check what is bootstrapped."),
+    ("check/advantages", 0.2, 1, 10, "They miss the rewards that came: check GAE."),
+    ("check/update", 0.02, 1, 5, "The policy does not follow the advantages: check its loss."),
     ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
     ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
     ("policy/entropy_share", 0.01, math.inf, 1, "Exploration has ended: raise --ent-coef."),

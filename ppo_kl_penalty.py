@@ -382,6 +382,39 @@ def approx_kl(logratio: Tensor) -> Tensor:
     return (logratio.exp() - 1 - logratio).mean()
 
 
+# Copied from ppo_continuous_action.py
+def outcomes(
+    rewards: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: float
+) -> Tensor:
+    """What came of each step: the discounted rewards until its episode ended, (T, N) like all.
+
+    V stands for what a time limit or the end of the rollout cuts off. Shares no line with `gae`.
+    """
+    rest, ended = next_values * (1 - terminated), torch.cat([done[:-1], torch.ones_like(done[:1])])
+    backwards, found = (x.T.flatten().flip(0).tolist() for x in (rewards, rest, ended)), [0.0]
+    for reward, future, end in zip(*backwards):
+        found.append(reward + gamma * (future if end else found[-1]))
+    return torch.tensor(found[:0:-1]).view_as(done.T).T.to(rewards)
+
+
+# Copied from ppo_continuous_action.py
+def compare(logratio: Tensor, advantages: Tensor, values: Tensor, came: Tensor) -> Tensors:
+    """Metrics of values, advantages and the policy's update beside what `came`, all (T, N).
+
+    `logratio` is that of the whole update; it may be of the first environments only.
+    """
+    errors, targets = values - came, values + advantages
+    rewarded = advantages[:, : logratio.shape[1]]
+    # Explained variance; what varies by less than a tenth of its size need not be explained.
+    variance = targets.var() + 0.01 * targets.square().mean() + 1e-8
+    return {
+        "check/values": 1 - advantages.var() / variance,
+        "check/value_bias": errors.mean() / (came.square().mean().sqrt() + 1e-8),
+        "check/advantages": (normalize(advantages) * normalize(-errors)).mean(),
+        "check/update": (normalize(logratio) * normalize(rewarded)).mean(),
+    }
+
+
 def kl_penalty_loss(
     agent: Agent, minibatch: list[Tensor], schedule: Tensors, args: Args
 ) -> tuple[Tensor, Tensors]:
@@ -579,7 +612,7 @@ def train(
                 schedule["bias_correction"] = correction
                 mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
         with torch.no_grad():
-            *_, mean = agent.evaluate_actions(b_obs[:-1], b_actions)
+            new_logprobs, *_, mean = agent.evaluate_actions(b_obs[:-1], b_actions)
             kl = gaussian_kl(old_mean, old_log_std, mean, agent.log_std)
         metrics = means(mb_metrics) | {f"charts/{name}": x for name, x in scheduled.items()}
         metrics["kl/after"] = kl.mean().item()
@@ -590,6 +623,8 @@ def train(
         update_time = time.perf_counter()
 
         # --- Log and save ---
+        came = outcomes(b_rewards, next_values, b_terminated, b_done, args.gamma)
+        metrics |= means([compare(new_logprobs - logprobs, advantages, values, came)])
         metrics |= {
             "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
             "advantages/std": advantages.std(correction=0).item(),
@@ -628,7 +663,10 @@ HEALTH = [
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are far from 1: lower --learning-rate."),
     ("charts/kl_coef", 0, 2.0**19, 1, "No penalty holds the policy: lower --learning-rate."),
     ("losses/value_clipfrac", 0, 0.8, 20, "Values are held: raise --value-clip-coef."),
-    ("losses/explained_variance", 0, 1, 20, "Values are useless: check the scale of rewards."),
+    ("check/values", 0.1, 1, 20, "Values explain nothing: check shapes, scale rewards."),
+    ("check/value_bias", -0.7, 0.7, 10, "Values miss what came: check what is bootstrapped."),
+    ("check/advantages", 0.2, 1, 10, "They miss the rewards that came: check GAE."),
+    ("check/update", 0.02, 1, 5, "The policy does not follow the advantages: check its loss."),
     ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
     ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
     ("policy/log_std", -4, math.inf, 1, "Exploration has ended: raise --ent-coef."),

@@ -63,6 +63,35 @@ def test_gae_equals_the_double_sum(seed, gae_lambda):
     torch.testing.assert_close(returns, expected + rollout[1], rtol=0, atol=1e-10)
 
 
+# --- What came, beside what was believed ---
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_outcomes_are_the_discounted_rewards_until_the_end_of_the_episode(seed):
+    rollout = random_rollout(seed=seed)
+    expected = double_sum(*rollout, 0.97, 1.0) + rollout[1]
+    came = ppo.outcomes(rollout[0], *rollout[2:], 0.97)
+    torch.testing.assert_close(came, expected, rtol=0, atol=1e-5)
+
+
+def test_comparison_is_by_bias_explained_variance_and_correlations():
+    logratio, advantages, values, came = x = torch.randn(4, 50, 3) + torch.tensor(2.0)
+    came[:] -= values
+    found = ppo.compare(*x)
+    x = x.flatten(1).numpy()
+    targets, size = x[1] + x[2], np.sqrt((x[3] ** 2).mean())
+    variance = targets.var(ddof=1) + (0.1**2) * (targets**2).mean()
+    assert found == {
+        "check/values": pytest.approx(1 - x[1].var(ddof=1) / variance, abs=1e-5),
+        "check/value_bias": pytest.approx((x[2] - x[3]).mean() / size, abs=1e-5),
+        "check/advantages": pytest.approx(np.corrcoef(x[1], x[3] - x[2])[0, 1], abs=1e-5),
+        "check/update": pytest.approx(np.corrcoef(x[0], x[1])[0, 1], abs=1e-5),
+    }
+    first = ppo.compare(logratio[:, :1], advantages, values, came)["check/update"]
+    expected = np.corrcoef(logratio[:, 0], advantages[:, 0])[0, 1]
+    assert first == pytest.approx(expected, abs=1e-5)
+
+
 # --- Debug variables ---
 
 

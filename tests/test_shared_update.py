@@ -101,6 +101,32 @@ def test_kl_after_is_that_of_the_whole_batch_under_the_weights_of_the_end(script
     assert update["kl/after"] == pytest.approx(later, rel=1e-3) and later > 1e-5
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_is_compared_are_the_whole_update_and_the_rollout(
+    script, tiny, recorded, monkeypatch, terminal
+):
+    compared, real = [], script.module.compare
+    monkeypatch.setattr(script.module, "compare", lambda *x: compared.append(x) or real(*x))
+    settings = {"total_timesteps": 32, "num_minibatches": 1, "truncation_is_terminal": terminal}
+    args = tiny(**settings, learning_rate=0.01, gamma=0.8)
+    result = script.module.train(args)
+    (logratio, advantages, values, came), (batch,), *_ = *compared, recorded.gae
+    assert torch.equal(advantages, batch["advantages"]) and torch.equal(values, batch["values"])
+    steps = (batch[x] for x in ("rewards", "next_values", "terminated", "done"))
+    torch.testing.assert_close(came, script.module.outcomes(*steps, 0.8))
+    step = recorded.steps[-1]  # of the whole batch in another order
+    with torch.no_grad():
+        change = script.outputs(result["agent"], step)[0].flatten() - step.data[2].flatten()
+    order = step.data[4].flatten().argsort()  # by advantages, which are all different
+    mine = advantages[:, : logratio.shape[1]].flatten().contiguous()
+    places = torch.searchsorted(step.data[4].flatten()[order].contiguous(), mine)
+    torch.testing.assert_close(logratio.flatten(), change[order][places], rtol=1e-3, atol=1e-6)
+    assert logratio.abs().max() > 1e-4
+    (update,) = result["updates"]
+    for name, x in real(logratio, advantages, values, came).items():
+        assert update[name] == pytest.approx(x.item(), abs=1e-6)
+
+
 # --- Detail 6: minibatches ---
 
 
