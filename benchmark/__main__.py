@@ -97,8 +97,8 @@ def plot(suite: Positional[str | None] = None, folders: Place = HERE) -> None:
     """Draw the figures of a suite, or those of all suites that have results."""
     for entry in [suite_named(suite)] if suite else SUITES.values():
         if suite or results.done(entry.name, folders):
-            for picture in entry.pictures:
-                print(plots.draw(entry, picture, folders))
+            for ending in entry.pictures:
+                print(plots.draw(entry, ending, folders))
 
 
 @app.command

@@ -34,16 +34,6 @@ class Variant:
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
-    """A figure of a suite, `figures/SUITE + ending + .png`."""
-
-    draw: Callable[["Suite", Folders], Any]  # a matplotlib figure
-    alt: str = "Learning curves"
-    caption: str = ""
-    ending: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class Suite:
     """Every variant in every environment with every seed, unless a variant has its own."""
 
@@ -52,7 +42,8 @@ class Suite:
     environments: dict[str, tuple[int, ...]]  # and their seeds; RLHF has the toy reviews there
     variants: dict[str, Variant]  # by name; a single one may have the empty name
     table: Callable[["Suite", Folders], str]
-    pictures: tuple[Picture, ...] = ()
+    # What draws figures/SUITE + ending + .png with matplotlib, by ending.
+    pictures: dict[str, Callable[["Suite", Folders], Any]] = dataclasses.field(default_factory=dict)
     total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
     checkpoint: str = "checkpoint.pt"  # in the script's run folder: what it can continue from
     evaluated: bool = False  # a finished run is played by the script's --evaluate

@@ -4,23 +4,20 @@ A block begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; eve
 rewritten from committed results and the scripts' tags, everything else is left alone.
 """
 
-import os
 import re
-import textwrap
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from benchmark.definitions import Folders
-from benchmark.plots import FIGURES
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import by_environment, done, how_complete, lines_of
 from benchmark.suites import SCRIPTS, SUITES
 from benchmark.tables import effects, facts, markdown, plus_minus, seeds, with_interval
 
 PAGES = (ROOT / "README.md", ROOT / "benchmark" / "README.md", ROOT / "DETAILS.md")
-BLOCK = re.compile(r"(<!-- generated: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # A tag, its title, and the sentence below it, where there is one.
 TAG = re.compile(
     r"^ *# (?:Detail (\w+/\d+)|(Extra|Deviation)): ([^\[(;\n]+?)(?: [\[(].*)?"
@@ -176,19 +173,7 @@ def place(number: str) -> tuple[int, int]:
 # --- Writing ---
 
 
-def figures_of_suites(page: Path) -> dict[str, str]:
-    """Every figure with its caption, as seen from a page."""
-    return {
-        f"{suite.name}{x.ending}.png": (
-            f"![{x.alt}]({os.path.relpath(FIGURES, page.parent)}/{suite.name}{x.ending}.png)\n"
-            + "".join(f"{line}\n" for line in textwrap.wrap(x.caption and f"*{x.caption}*", 118))
-        )
-        for suite in SUITES.values()
-        for x in suite.pictures
-    }
-
-
-def block(name: str, page: Path, folders: Folders) -> str:
+def block(name: str, folders: Folders) -> str:
     """Text of a generated block, or a BenchmarkError if there is none of this name."""
     tables = {
         "suites": suites_table,
@@ -200,15 +185,13 @@ def block(name: str, page: Path, folders: Folders) -> str:
         return tables[name](folders)
     if name in SUITES:
         return SUITES[name].table(SUITES[name], folders) if done(name, folders) else ""
-    if name in (figures := figures_of_suites(page)):
-        return figures[name]
-    known = ", ".join((*tables, *SUITES, *figures))
+    known = ", ".join((*tables, *SUITES))
     raise BenchmarkError(f"There is no block {name}; there are {known}.")
 
 
 def filled(page: Path, folders: Folders) -> str:
     """A page with all its blocks rewritten."""
-    return BLOCK.sub(lambda x: f"{x[1]}\n{block(x[2], page, folders)}\n{x[3]}", page.read_text())
+    return BLOCK.sub(lambda x: f"{x[1]}\n{block(x[2], folders)}\n{x[3]}", page.read_text())
 
 
 def write(folders: Folders) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmark import statistics, tables
-from benchmark.definitions import Folders, Picture, Suite
+from benchmark.definitions import Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.record import BINS
 from benchmark.results import Result, by_environment, reference
@@ -267,7 +267,7 @@ def median_changes(published: dict[tuple[str, str], dict], environments: list[st
 # --- Files ---
 
 
-def draw(suite: Suite, picture: Picture, folders: Folders, figures: Path = FIGURES) -> Path:
+def draw(suite: Suite, ending: str, folders: Folders, figures: Path = FIGURES) -> Path:
     """Draw a figure of a suite and return its path.
 
     Raises:
@@ -276,7 +276,7 @@ def draw(suite: Suite, picture: Picture, folders: Folders, figures: Path = FIGUR
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
-        figure = picture.draw(suite, folders)
+        figure = suite.pictures[ending](suite, folders)
         handles = {}
         for axes in figure.axes:  # one legend above all panels, with each name once
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -284,6 +284,6 @@ def draw(suite: Suite, picture: Picture, folders: Folders, figures: Path = FIGUR
         place = {"loc": "outside upper center", "ncols": columns}
         figure.legend(handles.values(), handles.keys(), **place)
         figures.mkdir(parents=True, exist_ok=True)
-        path = figures / f"{suite.name}{picture.ending}.png"
+        path = figures / f"{suite.name}{ending}.png"
         figure.savefig(path, dpi=130, metadata={"Software": None})  # equal figures, equal files
     return path

@@ -6,7 +6,7 @@ To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 import functools
 
 from benchmark import plots, rlhf, tables
-from benchmark.definitions import Contender, Contest, Picture, Script, Suite, Variant
+from benchmark.definitions import Contender, Contest, Script, Suite, Variant
 
 CONTINUOUS = "ppo_continuous_action.py"
 KL_PENALTY = "ppo_kl_penalty.py"
@@ -188,16 +188,16 @@ FRONTIER = {
 }
 SHOWN = ("rlhf", "rlhf_rivals", "rlhf_frontier")  # in the figure of the last one
 
-CURVES = Picture(plots.curves)
+CURVES = {"": plots.curves}
 # Kinds of suites.
-scores = functools.partial(Suite, table=tables.scores_table, pictures=(CURVES,))
-variants = functools.partial(Suite, table=tables.variants_table, pictures=(CURVES,))
+scores = functools.partial(Suite, table=tables.scores_table, pictures=CURVES)
+variants = functools.partial(Suite, table=tables.variants_table, pictures=CURVES)
 humanoids = functools.partial(
     Suite,
     total_timesteps=4_096_000,
     evaluated=True,
     table=tables.walking_table,
-    pictures=(CURVES,),
+    pictures=CURVES,
 )
 rivals = functools.partial(
     Suite,
@@ -212,7 +212,7 @@ ALL = (
         environments={"InvertedPendulum-v4": (1, 2)},
         variants={"": Variant(CONTINUOUS)},
         total_timesteps=4096,
-        pictures=(),
+        pictures={},
     ),
     Suite(
         name="figure3",
@@ -229,28 +229,11 @@ ALL = (
         table=lambda suite, folders: (
             f"{tables.scores_table(suite, folders)}\n{tables.rivals_table(suite, folders)}"
         ),
-        pictures=(
-            Picture(
-                functools.partial(plots.curves, variants=[""]),
-                caption="One million steps. Blue: our seeds (thin), their mean (thick), its 95 % "
-                "interval (band). Dashed: OpenAI's ppo2 (environments v2). Black ticks: the paper "
-                "(v1), as others read it off.",
-            ),
-            Picture(
-                plots.rivals,
-                alt="PPO and its rivals",
-                caption="Figure 3 of the paper: means over seeds with 95 % intervals (bands, from "
-                "three seeds on). Ticks: the paper (v1), as others read it off, which they did for "
-                "four of the six.",
-                ending="_rivals",
-            ),
-            Picture(
-                plots.health,
-                alt="A healthy run",
-                caption="The HalfCheetah-v4 run with the median score.",
-                ending="_health",
-            ),
-        ),
+        pictures={
+            "": functools.partial(plots.curves, variants=[""]),
+            "_rivals": plots.rivals,
+            "_health": plots.health,
+        },
     ),
     Suite(
         name="rivals_pilot",
@@ -273,7 +256,7 @@ ALL = (
         },
         baseline=("figure3", ""),
         baseline_label="default",
-        pictures=(),
+        pictures={},
     ),
     variants(
         name="kl_vs_clip",
@@ -282,7 +265,7 @@ ALL = (
         variants={"adaptive-0.01": Variant(*OBJECTIVES["adaptive-0.01"])},
         baseline=("figure3", ""),
         baseline_label="clipping, ε = 0.2",
-        pictures=(CURVES, Picture(plots.trace, alt="KL after the updates", ending="_trace")),
+        pictures={**CURVES, "_trace": plots.trace},
     ),
     Suite(
         name="table1",
@@ -294,14 +277,7 @@ ALL = (
         },
         baseline=("table1", "clip-0.2"),
         table=tables.normalized_table,
-        pictures=(
-            Picture(
-                plots.normalized,
-                alt="Average normalized scores, ours and the paper's",
-                caption="Eleven objectives, averaged over seven environments: dots are 21 runs of "
-                "ours with a 95 % interval, × the paper's 21. Compare the order.",
-            ),
-        ),
+        pictures={"": plots.normalized},
     ),
     Suite(
         name="ablation",
@@ -311,15 +287,7 @@ ALL = (
         baseline=("figure3", ""),
         baseline_label="default",
         table=tables.effects_table,
-        pictures=(
-            Picture(
-                functools.partial(plots.effects, published=PUBLISHED_EFFECTS),
-                alt="Effect of each detail",
-                caption="The change of the mean score by one switch: large dots are the median "
-                "over three environments (orange) with its 95 % interval, blue where this leaves "
-                "out 0. × and +, and the notes A and E: Andrychowicz et al. and Engstrom et al.",
-            ),
-        ),
+        pictures={"": functools.partial(plots.effects, published=PUBLISHED_EFFECTS)},
     ),
     humanoids(
         name="humanoid",
@@ -367,7 +335,7 @@ ALL = (
         },
         total_timesteps=2_000_896,
         table=tables.games_table,
-        pictures=(CURVES,),
+        pictures=CURVES,
     ),
     scores(
         name="cartpole",
@@ -405,14 +373,7 @@ ALL = (
         reproduces="Rafailov et al. 2023, Figure 2, in small: quality over the KL, for each rival",
         environments={"reviews": (1, 2, 3)},
         variants={name: Variant(script, flags) for name, (script, flags) in FRONTIER.items()},
-        pictures=(
-            Picture(
-                lambda suite, folders: rlhf.frontier([SUITES[x] for x in SHOWN], folders),
-                alt="True quality over the distance from the SFT model, for each method",
-                caption="True quality over the distance from the SFT model; dots are seeds, lines "
-                "join the means of the strengths of a penalty.",
-            ),
-        ),
+        pictures={"": lambda _, folders: rlhf.frontier([SUITES[x] for x in SHOWN], folders)},
     ),
 )
 SUITES = {suite.name: suite for suite in ALL}

@@ -449,6 +449,7 @@ def test_committed_figures_show_the_committed_results(suite, picture, committed,
     path = plots.draw(suite, picture, committed, tmp_path)
     drawn, kept = (np.asarray(Image.open(x / path.name)) for x in (tmp_path, plots.FIGURES))
     assert drawn.shape == kept.shape
+    assert any(f"figures/{path.name})" in page.read_text() for page in pages.PAGES)
     assert np.abs(drawn.astype(float) - kept).mean() < 0.01  # a single dot is more than that
 
 
