@@ -54,6 +54,11 @@ class Suite:
         """Those that a variant is to have in an environment."""
         return (self.variants[variant].environments or self.environments).get(environment, ())
 
+    @property
+    def shared(self) -> list[str]:
+        """Environments of all variants."""
+        return [x for x in self.environments if all(self.seeds(x, y) for y in self.variants)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Contender:

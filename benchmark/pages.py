@@ -133,18 +133,17 @@ def throughput_tables(folders: Folders) -> str:
 
 def details_table(folders: Folders) -> str:
     """Every tag of the scripts, its sentence, and what the ablation says that it is worth."""
-    scripts: dict[tuple[str, str], list[str]] = {}
-    sentences: dict[tuple[str, str], str] = {}
-    for script in SCRIPTS:
-        for number, kind, title, sentence in TAG.findall((ROOT / script).read_text()):
-            key = number or kind.lower(), title
-            scripts.setdefault(key, []).append(script)
-            sentences[key] = sentences.get(key) or sentence
+    tags = pd.DataFrame(
+        [
+            (number or kind.lower(), title, sentence, script)
+            for script in SCRIPTS
+            for number, kind, title, sentence in TAG.findall((ROOT / script).read_text())
+        ],
+        columns=["detail", "name", "what it does", "script"],
+    )
     found, rows = effects(SUITES["ablation"], folders), []
-    for number, title in sorted(sentences, key=lambda x: place(x[0])):
-        links = (
-            f"[{x.removeprefix('ppo_').removesuffix('.py')}]({x})" for x in scripts[number, title]
-        )
+    for (number, title), own in tags.groupby(["detail", "name"], sort=False):
+        links = (f"[{x.removeprefix('ppo_').removesuffix('.py')}]({x})" for x in own["script"])
         worth = [
             f"{variant.label.removeprefix('extra: ')}: "
             + with_interval(found["ablation", name], "{:+z.0%}".format)
@@ -154,14 +153,12 @@ def details_table(folders: Folders) -> str:
         ]
         rows.append(
             {
-                "detail": number,
-                "name": title,
-                "what it does": sentences[number, title],
-                "without it": "<br>".join(worth),
-                "scripts": ", ".join(links),
+                **{"detail": number, "name": title},
+                "what it does": next(filter(None, own["what it does"]), ""),
+                **{"without it": "<br>".join(worth), "scripts": ", ".join(links)},
             }
         )
-    return markdown(rows)
+    return markdown(sorted(rows, key=lambda x: place(x["detail"])))
 
 
 def place(number: str) -> tuple[int, int]:

@@ -98,16 +98,17 @@ def draw_curves(
 
 def draw_published(axes: "Axes", environment: str) -> None:
     """The curve of baselines' benchmark page; final values read off the paper's Figure 3."""
-    name = environment.partition("-")[0]
-    rows = [row for row in reference("ppo2_curves") if row["environment"] == name]
-    if rows:
-        keys = ("global_step", "return", "low", "high")
-        steps, mean, low, high = ([float(row[key]) for row in rows] for key in keys)
+    rows = reference("ppo2_curves")
+    rows = rows[rows["environment"] == environment.partition("-")[0]]
+    if len(rows):
         label = f"ppo2 2018 ({'v2' if '-' in environment else '10M steps'}, 6 seeds)"
-        axes.plot(steps, mean, color=PPO2, linewidth=1.2, linestyle="--", label=label)
-        axes.fill_between(steps, low, high, color=PPO2, alpha=0.12, linewidth=0)
-    for row in tables.publications(environment, 1_000_000, f"{tables.FIGURE3}: PPO (clip)"):
-        axes.plot(1e6, float(row["mean"]), **TICK, color="k", label="paper 2017 (v1), read off")
+        style = {"color": PPO2, "linewidth": 1.2, "linestyle": "--", "label": label}
+        axes.plot(rows["global_step"], rows["return"], **style)
+        band = rows["global_step"], rows["low"], rows["high"]
+        axes.fill_between(*band, color=PPO2, alpha=0.12, linewidth=0)
+    paper = tables.publications(environment, 1_000_000, f"{tables.FIGURE3}: PPO (clip)")
+    for mean in paper["mean"]:
+        axes.plot(1e6, mean, **TICK, color="k", label="paper 2017 (v1), read off")
 
 
 def curves(suite: Suite, folders: Folders, variants: Container[str] | None = None) -> "Figure":
@@ -131,9 +132,8 @@ def curves(suite: Suite, folders: Folders, variants: Container[str] | None = Non
 def rivals(suite: Suite, folders: Folders) -> "Figure":
     """The paper's Figure 3: the means of all variants with their intervals, and its readings."""
     found = results_of(suite, folders)
-    shown = [x for x in suite.environments if all(suite.seeds(x, y) for y in suite.variants)]
-    figure, panels = one_panel_each(shown, 4)
-    for environment, axes in zip(shown, panels):
+    figure, panels = one_panel_each(suite.shared, 4)
+    for environment, axes in zip(suite.shared, panels):
         paper = tables.readings(suite, environment)
         for index, (label, results) in enumerate(found.items()):
             if environment in results:
@@ -226,13 +226,8 @@ def normalized(suite: Suite, folders: Folders) -> "Figure":
     return figure
 
 
-def effects(suite: Suite, folders: Folders, published: dict[tuple[str, str], dict]) -> "Figure":
-    """What each detail is worth, with each environment and what others say of it.
-
-    Args:
-        published: by source and variant, others' scores with the default and with the variant in
-            each environment.
-    """
+def effects(suite: Suite, folders: Folders) -> "Figure":
+    """What each detail is worth, with each environment and what others say of it."""
     strata, environments = tables.against_baseline(suite, folders)
     values = tables.estimates(strata, statistics.relative_effect)
     if all(ends for _, ends in values.values()):  # else the order would be mostly chance
@@ -245,7 +240,7 @@ def effects(suite: Suite, folders: Folders, published: dict[tuple[str, str], dic
         style |= {"markeredgecolor": "black", "markeredgewidth": 0.4}
         points = [statistics.relative_effect(*x) for x in pairs]
         axes.plot(points, range(len(values)), mark, **style)
-    draw_others(axes, values, median_changes(published, environments))
+    draw_others(axes, values, median_changes(environments))
     for row, (_, variant) in enumerate(values):
         place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
         axes.text(1.02, row, suite.variants[variant].elsewhere, **place)
@@ -254,14 +249,12 @@ def effects(suite: Suite, folders: Folders, published: dict[tuple[str, str], dic
     return figure
 
 
-def median_changes(published: dict[tuple[str, str], dict], environments: list[str]) -> Others:
+def median_changes(environments: list[str]) -> Others:
     """The median change that others found over those of these environments that they have."""
-    names, found = [env.partition("-")[0] for env in environments], {}
-    for key, scores in published.items():
-        pairs = [scores[name] for name in names if name in scores]
-        if pairs:
-            found[key] = float(np.median([changed / usual - 1 for usual, changed in pairs]))
-    return found
+    rows = reference("effects")
+    rows = rows[rows["environment"].isin([env.partition("-")[0] for env in environments])]
+    changes = rows["changed"] / rows["default"] - 1
+    return changes.groupby([rows["source"], rows["variant"]], sort=False).median().to_dict()
 
 
 # --- Files ---

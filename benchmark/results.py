@@ -4,7 +4,6 @@
 as done once its line is there. Both are sorted, so that it does not matter who finished first.
 """
 
-import csv
 import dataclasses
 import fcntl
 import functools
@@ -124,7 +123,6 @@ def random_returns(environment: str) -> float:
 
 
 @functools.cache
-def reference(name: str) -> list[dict[str, str]]:
-    """Rows of a file of published numbers."""
-    with (REFERENCE / f"{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+def reference(name: str) -> pd.DataFrame:
+    """A file of published numbers."""
+    return pd.read_csv(REFERENCE / f"{name}.csv")

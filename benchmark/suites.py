@@ -133,25 +133,6 @@ SWITCHES = {
     name: Variant(CONTINUOUS, flags, label, tuple(details.split(" and ")), ELSEWHERE.get(name, ""))
     for name, (details, label, flags) in ABLATIONS.items()
 }
-# Published scores with the default and with one switch changed: Engstrom et al. 2020 (arXiv
-# 2005.12729), Tables 2 and 3, mean reward of at least 80 agents per cell, version 2; Andrychowicz
-# et al. 2021 (arXiv 2006.05990), choices C67 and C47, version 1, read off the figures by a third
-# party.
-ENGSTROM = "Engstrom et al. (tuned apart)"
-ANDRYCHOWICZ = "Andrychowicz et al. (95th percentile of a sweep)"
-PUBLISHED_EFFECTS = {
-    (ANDRYCHOWICZ, "raw-advantages"): {
-        **{"Hopper": (1670, 1625), "Humanoid": (2250, 2030), "Walker2d": (1525, 1585)},
-        **{"HalfCheetah": (1690, 1780), "Ant": (2330, 2255)},
-    },
-    (ANDRYCHOWICZ, "shared-network"): {
-        **{"Hopper": (1360, 1190), "Humanoid": (2670, 2330), "Walker2d": (660, 685)},
-        **{"HalfCheetah": (2320, 2000), "Ant": (2680, 2340)},
-    },
-    (ENGSTROM, "no-clip"): {
-        **{"Walker2d": (3292, 2867), "Hopper": (2513, 2371), "Humanoid": (806, 831)},
-    },
-}
 
 # The paper's Table 4 for its 3D humanoids, with 32 actors, as it has for walking; 128 are for the
 # harder tasks.
@@ -287,7 +268,7 @@ ALL = (
         baseline=("figure3", ""),
         baseline_label="default",
         table=tables.effects_table,
-        pictures={"": functools.partial(plots.effects, published=PUBLISHED_EFFECTS)},
+        pictures={"": plots.effects},
     ),
     humanoids(
         name="humanoid",

@@ -94,15 +94,11 @@ def score_cells(scores: np.ndarray, runs: int) -> dict[str, str]:
     }
 
 
-def publications(environment: str, steps: int, source: str) -> list[dict[str, str]]:
+def publications(environment: str, steps: int, source: str) -> pd.DataFrame:
     """A published result after as many steps, or several people's readings of it."""
-    return [
-        row
-        for row in reference("scores")
-        if row["source"].partition(", read by")[0] == source
-        and row["environment"] == environment.partition("-")[0]
-        and int(row["steps"]) == steps
-    ]
+    rows, name = reference("scores"), environment.partition("-")[0]
+    rows = rows[(rows["environment"] == name) & (rows["steps"] == steps)]
+    return rows[rows["source"].str.split(", read by").str[0] == source]
 
 
 def missing(suite: Suite, folders: Folders) -> str:
@@ -114,13 +110,12 @@ def missing(suite: Suite, folders: Folders) -> str:
 def published(environment: str, steps: int, source: str) -> str | None:
     """Mean ± spread of a published result after as many steps, or the range of its readings."""
     rows = publications(environment, steps, source)
-    if not rows:
+    if rows.empty:
         return None
-    about = "≈ " if rows[0]["how_seen"] == "read off the plot" else ""
-    means = sorted(float(row["mean"]) for row in rows)
-    if len(means) > 1:
-        return f"{about}{number(means[0])} to {number(means[-1])}"
-    return about + number(means[0], float(rows[0]["spread"]) if rows[0]["spread"] else None)
+    about = "≈ " if rows["how_seen"].iloc[0] == "read off the plot" else ""
+    if len(rows) > 1:
+        return f"{about}{number(rows['mean'].min())} to {number(rows['mean'].max())}"
+    return about + number(rows["mean"].item(), *rows["spread"].dropna().astype(float))
 
 
 # --- Scores by environment ---
@@ -150,7 +145,7 @@ def scores_table(suite: Suite, folders: Folders) -> str:
 
 def summary(paths: Iterable[Path]) -> str:
     """Scores of anybody's runs, given by their folders, by script and environment."""
-    scores: dict[tuple[str, str], list[float]] = {}
+    runs = []
     for path in paths:
         if not (path / "checkpoint.pt").exists():
             raise BenchmarkError(f"There is no {path / 'checkpoint.pt'}.")
@@ -158,12 +153,12 @@ def summary(paths: Iterable[Path]) -> str:
         returns = [x["return"] for x in saved.get("episodes", [])[-LAST_EPISODES:]]
         if not returns:
             raise BenchmarkError(f"No episode has ended in {path}.")
-        key = saved["script"], saved["args"]["env_id"]
-        scores.setdefault(key, []).append(float(np.mean(returns)))
+        runs.append((saved["script"], saved["args"]["env_id"], np.mean(returns)))
+    table = pd.DataFrame(runs, columns=["script", "environment", "score"])
     return markdown(
         [
-            {"script": script, "environment": env} | score_cells(np.array(own), len(own))
-            for (script, env), own in scores.items()
+            {"script": script, "environment": env} | score_cells(own.to_numpy(), len(own))
+            for (script, env), own in table.groupby(["script", "environment"])["score"]
         ]
     )
 
@@ -236,14 +231,16 @@ def side_by_side(
 
 def variants_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, and how probably it beats the baseline, if there is one."""
-    names, (strata, _) = labels(suite), against_baseline(suite, folders)
-    rows, found = (
-        side_by_side(names, suite.environments, folders),
-        estimates(strata, statistics.improvement),
-    )
-    for name, row in zip(names, rows):
-        if suite.baseline:
-            row[f"P(better than {names[suite.baseline]})"] = probability(found.get(name))
+    names = labels(suite)
+    rows = side_by_side(names, suite.environments, folders)
+    if suite.baseline:
+        usual, column = (
+            scores_of(suite.baseline, folders),
+            f"P(better than {names[suite.baseline]})",
+        )
+        for name, row in zip(names, rows):
+            ours = {} if name == suite.baseline else scores_of(name, folders)
+            row[column] = chance(ours, usual, suite.environments)
     return markdown(rows)
 
 
@@ -264,7 +261,7 @@ def effects_table(suite: Suite, folders: Folders) -> str:
 
 def paper_scores() -> dict[str, float]:
     """Average normalized score of each variant in the paper's Table 1."""
-    return {row["variant"]: float(row["score"]) for row in reference("table1")}
+    return reference("table1").set_index("variant")["score"].to_dict()
 
 
 def normalized_table(suite: Suite, folders: Folders) -> str:
@@ -321,9 +318,8 @@ def readings(suite: Suite, environment: str) -> dict[str, float]:
     found = {}
     for variant in suite.variants.values():
         rows = publications(environment, suite.total_timesteps, f"{FIGURE3}: {variant.label}")
-        if rows:
-            found[variant.label] = float(np.mean([float(row["mean"]) for row in rows]))
-    return found
+        found[variant.label] = rows["mean"].mean()
+    return {label: mean for label, mean in found.items() if not np.isnan(mean)}
 
 
 def order(scores: dict[str, float]) -> str:
@@ -337,8 +333,8 @@ def rivals_table(suite: Suite, folders: Folders) -> str:
     """Variants beside the paper's, how probably the first is better than others, and the orders."""
     scores = {label: scores_of(name, folders) for name, label in labels(suite).items()}
     (first, ours), *others = scores.items()
-    shared = [x for x in suite.environments if all(suite.seeds(x, y) for y in suite.variants)]
-    paper, means, rows = {x: readings(suite, x) for x in shared}, {}, []
+    shared, means, rows = suite.shared, {}, []
+    paper = {environment: readings(suite, environment) for environment in shared}
     for environment in shared:
         own = {label: x[environment] for label, x in scores.items() if environment in x}
         means[environment] = {label: float(np.mean(x)) for label, x in own.items()}
@@ -361,16 +357,15 @@ def rivals_table(suite: Suite, folders: Folders) -> str:
 
 def ppo2_return(environment: str, step: int) -> float:
     """What the curve of baselines' benchmark page shows at a step."""
-    rows = [x for x in reference("ppo2_curves") if x["environment"] == environment]
-    steps, returns = ([float(x[key]) for x in rows] for key in ("global_step", "return"))
-    return float(np.interp(step, steps, returns))
+    rows = reference("ppo2_curves").query("environment == @environment")
+    return float(np.interp(step, rows["global_step"], rows["return"]))
 
 
 def games_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant in each game, also as shares of the way from random to human play."""
     rows, variants = [], {y: by_environment(*x, folders) for x, y in labels(suite).items()}
-    play = {x["game"]: (float(x["random"]), float(x["human"])) for x in reference("atari")}
-    for game, (random, human) in ((x, play[x]) for x in suite.environments):
+    play = reference("atari").set_index("game")
+    for game, (random, human) in play.loc[[*suite.environments]].iterrows():
         for label, results in ((x, y[game]) for x, y in variants.items() if game in y):
             scores = facts(results, "score")
             share = f"{(np.mean(scores) - random) / (human - random):.0%}" if len(scores) else "–"
