@@ -93,6 +93,15 @@ def report(folders: Place = HERE) -> None:
 
 
 @app.command
+def site(folders: Place = HERE) -> None:
+    """Make the site in docs/ anew; it opens from disk."""
+    from benchmark.site import DOCS, write  # what draws its pages takes a second to load
+
+    changed = write(folders)
+    print(f"{len(changed)} files of {DOCS} rewritten; open {DOCS / 'index.html'}")
+
+
+@app.command
 def plot(suite: Positional[str | None] = None, folders: Place = HERE) -> None:
     """Draw the figures of a suite, or those of all suites that have results."""
     for entry in [suite_named(suite)] if suite else SUITES.values():

@@ -2,11 +2,16 @@
 
 import functools
 import os
+import shutil
+from pathlib import Path
 
 import adapters
 import fake_envs
 import pytest
 import torch
+
+from benchmark.definitions import Folders
+from benchmark.provenance import ROOT, git
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
 torch.set_num_threads(1)
@@ -88,6 +93,17 @@ def cli(script, monkeypatch, capsys):
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def committed(tmp_path_factory):
+    """Only the results that git knows, so that a suite may run while the tests do."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return Folders()
+    folder = tmp_path_factory.mktemp("committed")
+    for name in git("ls-files", "-z", "benchmark/results").split("\0")[:-1]:
+        (folder / Path(name).name).write_text(git("show", f"HEAD:{name}"))
+    return Folders(folder)
 
 
 def same_weights(a, b):

@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -426,17 +425,6 @@ def test_walking_table_by_hand(folders):
 
 
 # --- Pages and figures ---
-
-
-@pytest.fixture(scope="module")
-def committed(tmp_path_factory):
-    """Only the results that git knows, so that a suite may run while the tests do."""
-    if not HAS_GIT:
-        return FOLDERS
-    folder = tmp_path_factory.mktemp("committed")
-    for name in git("ls-files", "-z", "benchmark/results").split("\0")[:-1]:
-        (folder / Path(name).name).write_text(git("show", f"HEAD:{name}"))
-    return Folders(folder, FOLDERS.runs)
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda x: str(x.relative_to(ROOT)))

@@ -1,0 +1,251 @@
+"""The site in docs/: scripts annotated, pictures to play with, changes, runs and bugs.
+
+`python -m benchmark site` makes it from the scripts, the results and `templates/`. It opens from
+disk: data are scripts that call `data(name, content)`, since pages on disk may fetch nothing.
+"""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from benchmark import annotate, rlhf, tables
+from benchmark.annotate import TEMPLATES, Script, colored, slug
+from benchmark.definitions import Folders, Suite
+from benchmark.provenance import ROOT
+from benchmark.results import Result, by_environment, done
+from benchmark.suites import SCRIPTS, SHOWN, SUITES
+
+DOCS = ROOT / "docs"
+FIRST = next(iter(SCRIPTS))  # is index.html
+ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
+POINTS = 50  # of a curve
+METRICS = {
+    "return": "episodic return in training",
+    "approx_kl": "KL in the update",
+    "kl_after": "KL after the update",
+    "clipfrac": "clip fraction",
+    "explained_variance": "explained variance",
+    "gold": "gold: true quality",
+    "proxy": "proxy: the reward model's score",
+    "kl": "KL to the SFT model",
+}
+# What turns one script into another.
+CHANGES = (
+    ("ppo_continuous_action.py", "ppo_kl_penalty.py"),
+    ("ppo_continuous_action.py", "ppo_multidiscrete.py"),
+    ("ppo_continuous_action.py", "ppo_atari.py"),
+    ("ppo_atari.py", "ppo_atari_lstm.py"),
+    ("ppo_rlhf_toy.py", "grpo_rlhf_toy.py"),
+    ("ppo_rlhf_toy.py", "dpo_rlhf_toy.py"),
+)
+CONTEXT = 2  # unchanged lines around changed ones
+
+
+def page_of(script: str) -> str:
+    """File of a script's page."""
+    return "index.html" if script == FIRST else script.replace(".py", ".html")
+
+
+def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
+    """What the ablation says of a detail, by its number or title: a text, and places on an axis."""
+    suite, found = SUITES["ablation"], {}
+    for name, effect in tables.effects(suite, folders).items():
+        if name[0] == suite.name:
+            variant, (low, high) = suite.variants[name[1]], effect.ends or (effect.value,) * 2
+            row = {
+                "label": variant.label.removeprefix("extra: "),
+                "text": tables.with_interval(effect, "{:+z.0%}".format).replace("-", "−"),
+                "places": (effect.value, low, high),
+                "sure": not low <= 0 <= high,
+                "link": f"runs.html#suite=ablation&lines=0,{[*tables.labels(suite)].index(name)}",
+            }
+            for key in variant.details:
+                found.setdefault(key, []).append(row)
+    return found
+
+
+# --- What turns one script into another ---
+
+
+def functions(script: Script) -> dict[str, str]:
+    """Functions and classes of a script by name, without the remark that they are copies."""
+    parts = {x: script.rows[script.begin(y) - 1 : y.end_lineno] for x, y in script.tops.items()}
+    return {
+        name: "\n".join(x for x in rows if not x.startswith("# Copied from"))
+        for name, rows in parts.items()
+    }
+
+
+def side_by_side(old: str, new: str) -> list[tuple[str, str | None, str | None]]:
+    """Rows of a kind, an old and a new line; `gap` stands for unchanged lines left out."""
+    sides = [(x.splitlines(), colored(x)) for x in (old, new)]
+    matcher = difflib.SequenceMatcher(None, sides[0][0], sides[1][0], autojunk=False)
+    rows: list[tuple[str, str | None, str | None]] = []
+    for group in matcher.get_grouped_opcodes(CONTEXT):
+        rows += [("gap", None, None)] if rows else []
+        for kind, i, j, k, m in group:
+            for n in range(max(j - i, m - k)):
+                left = Markup(sides[0][1][i + n]) if i + n < j else None
+                right = Markup(sides[1][1][k + n]) if k + n < m else None
+                rows.append((kind, left, right))
+    return rows
+
+
+def change(old: Script, new: Script) -> dict[str, Any]:
+    """The parts that differ, and how many do not."""
+    a, b = functions(old), functions(new)
+    parts = {x: side_by_side(a.get(x, ""), text) for x, text in b.items() if a.get(x) != text}
+    rows = [x for own in parts.values() for x in own if x[0] not in ("equal", "gap")]
+    known = {x.title for x in old.tags.values()}
+    return {
+        "old": old.name,
+        "new": new.name,
+        "parts": parts,
+        "added": [x for x in parts if x not in a],
+        "same": [x for x in b if x not in parts],
+        "gone": [x for x in a if x not in b],
+        "minus": sum(x[1] is not None for x in rows),
+        "plus": sum(x[2] is not None for x in rows),
+        "tags": [x for x in new.tags.values() if x.title not in known],
+    }
+
+
+# --- Runs ---
+
+
+def curve(results: list[Result], stage: str | None = None) -> dict[str, Any]:
+    """The metrics of each seed on a common grid of steps, which ends at `total`."""
+    runs = {x.record["seed"]: x.curve for x in results}
+    runs = {x: rows if stage is None else rows[rows["stage"] == stage] for x, rows in runs.items()}
+    total = stage is None and results[0].record["settings"].get("total_timesteps")
+    total = total or int(max(rows["step"].max() for rows in runs.values()))
+    grid, found = np.linspace(0, total, POINTS + 1)[1:], {}
+    for seed, rows in runs.items():
+        for metric in (x for x in METRICS if x in rows):
+            known, digits = rows[["step", metric]].dropna(), 4 if metric == "return" else 3
+            if len(known):
+                values = np.interp(grid, known["step"], known[metric])
+                values = [float(f"{x:.{digits}g}") for x in values]
+                found.setdefault(metric, {})[seed] = values
+    return {"total": total, "metrics": found}
+
+
+def stages(environment: str, results: list[Result]) -> list[dict[str, Any]]:
+    """The models of RLHF runs, each as a line of the explorer."""
+    lines = []
+    for stage in dict.fromkeys(results[0].curve["stage"]):
+        models = [x.record["models"][stage] for x in results]
+        cells = {"seeds": len(models)}
+        for name in ("gold", "proxy", "KL"):
+            values = [x[rlhf.COLUMNS[name]] for x in models if rlhf.COLUMNS[name] in x]
+            cells[name] = tables.plus_minus(np.array(values), 2)
+        label, own = f"{rlhf.method(models[0])}, {rlhf.penalty(models[0])}", curve(results, stage)
+        lines.append({"label": label, "cells": {environment: cells}, "curves": {environment: own}})
+    return lines
+
+
+def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
+    """All that the explorer shows of a suite and its baseline."""
+    lines: list[dict[str, Any]] = []
+    for (owner, variant), label in tables.labels(suite).items():
+        line: dict[str, Any] = {"label": label, "cells": {}, "curves": {}}
+        for environment, results in by_environment(owner, variant, folders).items():
+            if "models" in results[0].record:
+                lines += stages(environment, results)
+            elif environment in suite.environments:
+                scores = tables.facts(results, "score")
+                whole = tables.plus_minus(tables.facts(results, "mean_return"))
+                cells = tables.score_cells(scores, len(results)) | {"whole run": whole}
+                line["cells"][environment], line["curves"][environment] = cells, curve(results)
+        lines += [line] if line["curves"] else []
+    environments = [x for x in suite.environments if any(x in line["curves"] for line in lines)]
+    return {"about": suite.reproduces, "environments": environments, "lines": lines}
+
+
+# --- To play with ---
+
+
+def frontier(folders: Folders) -> list[dict[str, Any]]:
+    """The models of the RLHF suites: means over seeds by method and strength of the penalty."""
+    rows = []
+    for name in SHOWN:
+        found = rlhf.models(SUITES[name], folders).astype({"KL": float, "gold": float})
+        means = found.groupby(["method", "penalty"], sort=False)[["KL", "gold"]].mean().round(3)
+        rows += means.reset_index().to_dict("records")
+    return rows
+
+
+def recorded(name: str, folders: Folders) -> Any:
+    """What `recordings.py` has left, if it has."""
+    path = folders.results / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+# --- Pages ---
+
+
+def build(folders: Folders) -> dict[str, str]:
+    """All files of the site by their paths."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    found, scripts = worths(folders), {name: Script(name) for name in SCRIPTS}
+    suites = [x for x in SUITES.values() if x.name != "smoke" and done(x.name, folders)]
+    environment.globals |= {
+        "scripts": {name: (page_of(name), x.shows) for name, x in SCRIPTS.items()},
+        "page_of": page_of,
+        "worth_of": lambda note: found.get(note.key.removesuffix("/37")) or found.get(note.title),
+        "slug": slug,
+        "formula": annotate.formula,
+        "prose": annotate.prose,
+        "first": FIRST,
+        "bugs": {},
+    }
+    files = {name: (TEMPLATES / name).read_text() for name in ASSETS}
+
+    def page(path: str, template: str, **content: Any) -> None:
+        text = environment.get_template(template).render(path=path, **content)
+        files[path] = "\n".join(x.rstrip() for x in text.splitlines() if x.strip()) + "\n"
+
+    def data(name: str, content: Any) -> None:
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        files[f"data/{name}.js"] = f"data({json.dumps(name)},{text})\n"
+
+    example = next(iter(found.values()))[0] if found else None
+    for name, script in scripts.items():
+        page(page_of(name), "script.html", script=script, example=example)
+    play = {name: recorded(name, folders) for name in ("update", "reviews")}
+    usual = scripts[FIRST].defaults
+    sliders = {"epsilon": "clip_coef", "gamma": "gamma", "lambda": "gae_lambda"}
+    page("play.html", "play.html", **play, **{x: usual[y] for x, y in sliders.items()})
+    data("play", play | {"frontier": frontier(folders)})
+    page("changes.html", "changes.html", changes=[change(*map(scripts.get, x)) for x in CHANGES])
+    counts = {x.name: len(done(x.name, folders)) for x in suites}
+    page("runs.html", "runs.html", suites=counts, metrics=METRICS)
+    for suite in suites:
+        data(suite.name, suite_data(suite, folders))
+    return files
+
+
+def write(folders: Folders, docs: Path = DOCS) -> list[Path]:
+    """Make the site; returns the files that changed, those that are gone included."""
+    files = {docs / path: text for path, text in build(folders).items()}
+    old = {x: x.read_text() for x in docs.rglob("*") if x.is_file()}
+    changed = [x for x in files if old.get(x) != files[x]]
+    for path in changed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(files[path])
+    gone = [x for x in old if x not in files]
+    for path in gone:
+        path.unlink()
+    return changed + gone

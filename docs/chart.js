@@ -1,0 +1,115 @@
+"use strict";
+// Shared by all pages: light and dark, data from disk, and a small chart in SVG.
+
+const held = {}, waiting = {};
+
+// Files in data/ call this. Scripts, unlike requests, may be loaded from disk.
+function data(name, content) {
+  held[name] = content;
+  waiting[name]?.(content);
+}
+
+function load(name) {
+  if (held[name]) return Promise.resolve(held[name]);
+  return new Promise((resolve) => {
+    waiting[name] = resolve;
+    document.head.append(Object.assign(document.createElement("script"), { src: `data/${name}.js` }));
+  });
+}
+
+function element(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+// Round steps of an axis: 1, 2 or 5 times a power of ten.
+function ticks(low, high, count) {
+  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((x) => x * power >= rough * 0.999);
+  const found = [];
+  for (let x = Math.ceil(low / step - 1e-9); x * step <= high + step * 1e-9; x++) found.push(x * step);
+  return found;
+}
+
+function short(x) {
+  const size = Math.abs(x);
+  if (size >= 1e6) return `${+(x / 1e6).toPrecision(3)}M`;
+  if (size >= 1e4) return `${+(x / 1e3).toPrecision(3)}k`;
+  return String(+x.toPrecision(3)).replace("-", "−");
+}
+
+// An empty chart as wide as its place, with axes over the ranges x and y; what is drawn into it
+// beyond them is cut off. Returns scales and functions that draw.
+function chart(svg, { x: [x0, x1], y: [y0, y1], height = 280, xLabel = "", yLabel = "", left = 52,
+  xTicks, xFormat = short, yFormat = short, top = 26 }) {
+  const width = Math.max(svg.clientWidth, 260), right = 14, bottom = xLabel ? 42 : 24;
+  svg.replaceChildren();
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.style.height = `${height}px`;
+  const x = (value) => left + ((value - x0) / (x1 - x0)) * (width - left - right);
+  const y = (value) => height - bottom - ((value - y0) / (y1 - y0)) * (height - top - bottom);
+  const add = (name, attributes, text, parent = svg) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    if (text !== undefined) node.textContent = text;
+    parent.append(node);
+    return node;
+  };
+  const id = `${svg.id}-inside`, clip = add("clipPath", { id });
+  add("rect", { x: left, y: top - 4, width: width - left - right, height: height - top - bottom + 8 }, "", clip);
+  for (const value of ticks(y0, y1, Math.max(2, height / 60))) {
+    add("line", { class: value ? "grid" : "base", x1: left, x2: width - right, y1: y(value), y2: y(value) });
+    add("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, yFormat(value));
+  }
+  for (const value of xTicks ?? ticks(x0, x1, Math.max(2, width / 110))) {
+    add("text", { x: x(value), y: height - bottom + 18, "text-anchor": "middle" }, xFormat(value));
+  }
+  add("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, xLabel);
+  add("text", { x: 2, y: 13 }, yLabel);
+  const inside = add("g", { "clip-path": `url(#${id})` });
+  const path = (points) => "M" + points.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join("L");
+  return {
+    x, y, width, height, add,
+    shape: (name, attributes, text) => add(name, attributes, text, inside),
+    line: (points, kind, color) =>
+      add("path", { class: kind, d: path(points), style: `stroke:var(--${color})` }, undefined, inside),
+    band: (low, high, color) => add("path",
+      { class: "band", d: `${path([...low, ...high.reverse()])}Z`, style: `fill:var(--${color})` }, undefined, inside),
+    dot: (a, b, color, r = 4, more = {}) =>
+      add("circle", { cx: x(a), cy: y(b), r, style: `fill:var(--${color})`, ...more }, undefined, inside),
+    // The value of x below a pointer.
+    at: (event) => x0 + ((event.clientX - svg.getBoundingClientRect().left - left) / (width - left - right)) * (x1 - x0),
+  };
+}
+
+// Draw now, and again when the place gets another width.
+function keep(svg, render) {
+  let width = 0;
+  new ResizeObserver(() => {
+    if (svg.clientWidth !== width) render();
+    width = svg.clientWidth;
+  }).observe(svg);
+  return render;
+}
+
+// Call back with the place of the pointer while it is pressed.
+function drag(svg, moved) {
+  svg.addEventListener("pointerdown", (event) => {
+    svg.setPointerCapture(event.pointerId);
+    moved(event);
+  });
+  svg.addEventListener("pointermove", (event) => event.buttons && moved(event));
+}
+
+const wanted = localStorage.getItem("scheme");
+if (wanted) document.documentElement.style.colorScheme = wanted;
+addEventListener("DOMContentLoaded", () => {
+  document.getElementById("theme").addEventListener("click", () => {
+    const root = document.documentElement;
+    const dark = (root.style.colorScheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
+    root.style.colorScheme = dark === "dark" ? "light" : "dark";
+    localStorage.setItem("scheme", root.style.colorScheme);
+  });
+});

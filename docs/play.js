@@ -1,0 +1,204 @@
+"use strict";
+// Four pictures to play with. The first two compute what the scripts compute, a test compares them.
+
+// The clipped objective of one sample and its derivative by the ratio, as `policy_loss`.
+function clipped(ratio, advantage, epsilon) {
+  const limited = Math.min(Math.max(ratio, 1 - epsilon), 1 + epsilon);
+  const plain = ratio * advantage, other = limited * advantage;
+  return { plain, other, value: Math.min(plain, other), gradient: other < plain ? 0 : advantage };
+}
+
+// Advantages, and the deltas that they sum up, as `gae`.
+function gae(rewards, values, nextValues, terminated, done, gamma, lambda) {
+  const deltas = rewards.map((r, t) => r + gamma * nextValues[t] * (1 - terminated[t]) - values[t]);
+  const advantages = [];
+  for (let t = rewards.length - 1; t >= 0; t--) {
+    advantages[t] = deltas[t] + gamma * lambda * (1 - done[t]) * (advantages[t + 1] ?? 0);
+  }
+  return { deltas, advantages };
+}
+
+const by = (id) => document.getElementById(id);
+const fixed = (x, digits = 2) => x.toFixed(digits).replace("-", "−");
+const number = (id) => Number(by(id).value);
+const choice = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
+// Redraw on any input of a figure; the number beside each slider is its value.
+function follow(figure, render) {
+  by(figure).addEventListener("input", render);
+  return keep(by(`${figure}-chart`), render);
+}
+
+// --- The clipped objective ---
+
+function drawClip() {
+  const ratio = number("clip-ratio"), epsilon = number("clip-epsilon"), sign = Number(choice("clip-sign"));
+  const now = clipped(ratio, sign, epsilon), grid = [...Array(101).keys()].map((i) => i / 50);
+  by("clip-ratio-text").textContent = fixed(ratio);
+  by("clip-epsilon-text").textContent = fixed(epsilon);
+  const c = chart(by("clip-chart"), { x: [0, 2], y: sign > 0 ? [0, 2] : [-2, 0], height: 320,
+    xLabel: "ratio r = π(a|s) / π_old(a|s)", yLabel: "objective of this sample" });
+  const [low, high] = [c.x(1 - epsilon), c.x(1 + epsilon)];
+  c.shape("rect", { class: "shade", x: low, width: high - low, y: 0, height: c.height });
+  c.line(grid.map((r) => [r, r * sign]), "dash", "c7");
+  c.line(grid.map((r) => [r, clipped(r, sign, epsilon).other]), "dash", "c1");
+  c.line(grid.map((r) => [r, clipped(r, sign, epsilon).value]), "thick", "c0");
+  if (now.gradient) {
+    const end = ratio + 0.22 * sign;
+    c.line([[ratio, now.value], [end, end * sign]], "thick", "c2");
+    c.dot(end, end * sign, "c2", 5);
+  }
+  c.dot(ratio, now.value, "c0", 8, { class: "knob" });
+  c.add("text", { class: "strong", x: (low + high) / 2, y: 15, "text-anchor": "middle" }, "1 ± ε");
+  const good = sign > 0, inside = Math.abs(ratio - 1) <= epsilon + 1e-9;
+  let text = "Within the range both terms are the same: the objective is that of the plain policy gradient.";
+  if (!inside && !now.gradient) {
+    text = `The ratio has moved far enough in the direction that is rewarded: the gradient is 0, and this sample asks for nothing more.`;
+  } else if (!inside) {
+    text = `Here the minimum matters. A ${good ? "good" : "bad"} action has become ${good ? "less" : "more"} likely, against its advantage; ` +
+      `the clipped term alone (orange) is flat, so the way back would be closed. The minimum takes the plain term, and the gradient stays.`;
+  }
+  by("clip-say").textContent = `r·A = ${fixed(now.plain)}, clip(r)·A = ${fixed(now.other)}; the smaller counts: ` +
+    `${fixed(now.value)}. Gradient ${fixed(now.gradient, 0)}. ${text}`;
+  drawClip.at = c.at;
+}
+
+// --- Generalized advantage estimation ---
+
+const EPISODE = { rewards: [0, 0, 1, 0, 0, 2, 0, 1], values: [1, 1.3, 1.6, 1.1, 1.4, 1.8, 0.9, 1.2], last: 1.0, final: 1.5 };
+const END = 5; // where the episode may end
+
+function drawGae() {
+  const gamma = number("gae-gamma"), lambda = number("gae-lambda"), ending = choice("gae-end"), from = number("gae-step");
+  for (const [id, value] of [["gamma", fixed(gamma)], ["lambda", fixed(lambda)], ["step", from]]) {
+    by(`gae-${id}-text`).textContent = value;
+  }
+  const { rewards, values, last, final } = EPISODE, steps = rewards.length;
+  const nextValues = [...values.slice(1), last], zeros = rewards.map(() => 0);
+  const at = (on) => zeros.map((_, t) => Number(on && t === END));
+  if (ending === "limit") nextValues[END] = final;
+  const done = at(ending !== "none");
+  const { deltas, advantages } = gae(rewards, values, nextValues, at(ending === "terminated"), done, gamma, lambda);
+  const stop = done[END] && from <= END ? END : steps - 1;
+  const weights = zeros.map((_, t) => (t < from || t > stop ? 0 : (gamma * lambda) ** (t - from)));
+  const rows = [["rewards (bars), values (dots)", rewards, "c7", [0, 2.2]], ["δ: how much better than expected", deltas, "c1", [-1.6, 1.6]],
+    [`weight of each δ in the advantage of step ${from}`, weights, "c2", [0, 1.1]], ["advantages Â", advantages, "c0", [-2.5, 2.5]]];
+  rows.forEach(([label, bars, color, y], i) => {
+    const most = Math.max(...bars.map(Math.abs)), grow = Math.max(1, most / y[1]);
+    const c = chart(by(i ? `gae-chart-${i}` : "gae-chart"), { x: [-0.6, steps - 0.4], y: y.map((v) => v * grow), height: 128,
+      yLabel: label, left: 40, xTicks: [...zeros.keys()], xFormat: (t) => (i === 3 ? `t = ${t}` : t) });
+    const wide = (c.x(1) - c.x(0)) * 0.55;
+    bars.forEach((value, t) => {
+      const [a, b] = [c.y(Math.max(value, 0)), c.y(Math.min(value, 0))];
+      const faint = i === 3 && t !== from ? 0.45 : 1;
+      c.shape("rect", { x: c.x(t) - wide / 2, width: wide, y: a, height: Math.max(b - a, 0.5), style: `fill:var(--${color});opacity:${faint}` });
+    });
+    if (i === 0) {
+      c.line(values.map((v, t) => [t, v]), "thin", "c0");
+      values.forEach((v, t) => c.dot(t, v, "c0"));
+      if (ending === "limit") c.dot(END + 0.5, final, "c3", 5);
+    }
+    if (ending !== "none") c.shape("line", { class: "base", x1: c.x(END + 0.5), x2: c.x(END + 0.5), y1: 0, y2: 128, "stroke-dasharray": "3 3" });
+    if (i === 0) drawGae.at = c.at;
+  });
+  const terms = weights.map((w, t) => (w > 0.005 ? `${fixed(w)} · ${fixed(deltas[t])}` : "")).filter(Boolean);
+  const end = {
+    none: "The rollout ends after the last step; what follows is stood in for by the value of the next observation.",
+    terminated: `At step ${END} the episode fails: no future, so its δ has no value of a next observation, and the sum stops there.`,
+    limit: `At step ${END} a time limit cuts the episode off: the sum stops there too, but its δ has the value of the final observation (${fixed(final)}, violet), for there was a future.`,
+  };
+  by("gae-say").textContent = `Â of step ${from} = ${fixed(advantages[from])} = ${terms.join(" + ")}. ${end[ending]}`;
+}
+
+// --- A real update ---
+
+function drawUpdate() {
+  const all = held.play.update, run = all.updates[Number(choice("update-moment"))], frames = run.frames;
+  by("update-frame").max = frames.length - 1;
+  const at = Math.min(number("update-frame"), frames.length - 1), frame = frames[at];
+  const [low, high] = all.edges, bins = frame.raised.length, edge = (i) => low + ((high - low) * i) / bins;
+  const perEpoch = (frames.length - 1) / all.epochs, epoch = Math.max(1, Math.ceil(at / perEpoch));
+  by("update-frame-text").textContent = at ? `epoch ${epoch} of ${all.epochs}` : "before the first step";
+  const top = Math.max(...frames.slice(1).flatMap((f) => f.raised.map((x, i) => x + f.lowered[i]))) * 1.05;
+  const c = chart(by("update-chart"), { x: [low, high], y: [0, top], height: 300, xLabel: "ratio of each of the samples",
+    yLabel: `samples (of ${all.samples})` });
+  const inside = [1 - all.clip_coef, 1 + all.clip_coef];
+  c.shape("rect", { class: "shade", x: c.x(inside[0]), width: c.x(inside[1]) - c.x(inside[0]), y: 0, height: 300 });
+  for (let i = 0; i < bins; i++) {
+    const bar = (from, count, color, idle) => c.shape("rect", { x: c.x(edge(i)) + 0.5, width: c.x(edge(i + 1)) - c.x(edge(i)) - 1,
+      y: c.y(from + count), height: c.y(from) - c.y(from + count), style: `fill:var(--${color});opacity:${idle ? 0.35 : 1}` });
+    const middle = (edge(i) + edge(i + 1)) / 2;
+    bar(0, frame.raised[i], "c0", middle > inside[1]);
+    bar(frame.raised[i], frame.lowered[i], "c1", middle < inside[0]);
+  }
+  const most = Math.max(...all.updates.flatMap((u) => u.frames.map((f) => f.kl))) * 1.1;
+  for (const [id, lines, range, label] of [["update-kl", [["kl", "c2"]], [0, most], "KL(old ‖ new), k3"],
+    ["update-clip", [["clipfrac", "c7"], ["idle", "c1"]], [0, 0.5], "outside the range; of these without gradient"]]) {
+    const d = chart(by(id), { x: [0, all.epochs], y: range, height: 150, yLabel: label, xLabel: "epoch" });
+    for (const [name, color] of lines) {
+      d.line(frames.map((f, i) => [i / perEpoch, f[name]]), "thin", color);
+      d.line(frames.slice(0, at + 1).map((f, i) => [i / perEpoch, f[name]]), "thick", color);
+      d.dot(at / perEpoch, frame[name], color, 5);
+    }
+  }
+  by("update-say").textContent = `Iteration ${run.iteration} of ${all.iterations}, return ${run.return}, step size ${run.learning_rate}. ` +
+    `KL ${frame.kl.toFixed(4)}; ${fixed(100 * frame.clipfrac, 1)} % of the ratios have left the range, ${fixed(100 * frame.idle, 1)} % ` +
+    `of the samples have no gradient any more (pale).`;
+}
+
+let playing = 0;
+function playUpdate() {
+  const slider = by("update-frame");
+  if (playing) clearInterval(playing);
+  else if (slider.value === slider.max) slider.value = 0;
+  playing = playing ? 0 : setInterval(() => {
+    slider.value = Number(slider.value) + 1;
+    drawUpdate();
+    if (slider.value === slider.max) playUpdate();
+  }, 90);
+  by("update-play").textContent = playing ? "Pause" : "Play";
+}
+
+// --- The frontier of RLHF ---
+
+function drawFrontier() {
+  const { models } = held.play.reviews, order = [...models].sort((a, b) => a.kl - b.kl);
+  by("rlhf-beta").max = order.length - 1;
+  const model = order[number("rlhf-beta")], root = (m) => Math.sqrt(Math.max(m.kl ?? m.KL, 0));
+  by("rlhf-beta-text").textContent = model.beta === null ? "SFT model" : `β = ${model.beta}`;
+  const all = order.flatMap((m) => [m.gold, m.proxy]);
+  const c = chart(by("rlhf-chart"), { x: [0, root(order.at(-1)) * 1.05], y: [Math.min(...all) - 0.4, Math.max(...all) + 0.6], height: 340,
+    xLabel: "square root of the KL to the SFT model", yLabel: "standard deviations of the SFT model's reviews" });
+  const others = Map.groupBy(held.play.frontier, (m) => m.method);
+  for (const name of ["PPO", "GRPO", "DPO", "best of n"]) {
+    const known = (others.get(name) ?? []).sort((a, b) => a.KL - b.KL);
+    for (const m of known) c.dot(root(m), m.gold, "c7", 3, { opacity: 0.6 }).append(c.add("title", {}, `${name}, ${m.penalty}: gold ${m.gold}, KL ${m.KL}`));
+  }
+  for (const [name, color] of [["proxy", "c1"], ["gold", "c0"]]) {
+    c.line(order.map((m) => [root(m), m[name]]), "thick", color);
+    order.forEach((m) => c.dot(root(m), m[name], color, m === model ? 8 : 4));
+  }
+  c.shape("line", { class: "base", x1: c.x(root(model)), x2: c.x(root(model)), y1: c.y(model.gold), y2: c.y(model.proxy) });
+  by("rlhf-say").textContent = `${model.beta === null ? "Before PPO" : `PPO with β = ${model.beta}`}: the reward model says ${fixed(model.proxy)}, ` +
+    `the truth is ${fixed(model.gold)}, at a KL of ${fixed(model.kl, 1)} nats; ${fixed(100 * model.unique, 0)} % of the reviews are different.`;
+  by("rlhf-reviews").replaceChildren(...model.reviews.map((r) => element("li", {}, element("b", {}, r.query), ` ${r.text} `,
+    element("span", { class: "kicker" }, `gold ${fixed(r.gold)}, proxy ${fixed(r.proxy)}`))));
+}
+
+addEventListener("DOMContentLoaded", async () => {
+  follow("clip", drawClip);
+  drag(by("clip-chart"), (event) => {
+    by("clip-ratio").value = drawClip.at(event);
+    drawClip();
+  });
+  follow("gae", drawGae);
+  for (const id of ["gae-chart", "gae-chart-1", "gae-chart-2", "gae-chart-3"]) {
+    drag(by(id), (event) => {
+      by("gae-step").value = Math.round(drawGae.at(event));
+      drawGae();
+    });
+  }
+  await load("play");
+  follow("update", drawUpdate);
+  by("update-play").addEventListener("click", playUpdate);
+  follow("rlhf", drawFrontier);
+});
