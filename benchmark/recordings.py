@@ -103,7 +103,7 @@ def reviews() -> dict[str, Any]:
         judged = judges.task.gold(queries, answers), judges.reward_model.score(queries, answers)
         gold, proxy = ([round(y, 2) for y in x.tolist()] for x in judged)
         keys = ("query", "text", "gold", "proxy")
-        texts_of = [[" ".join(x) for x in own] for own in words]
+        texts_of = [[" ".join(x).removeprefix("<bos> ") for x in own] for own in words]
         known = {x: round(metrics[f"objective/{x}"], 3) for x in ("gold", "proxy", "kl")}
         known["unique"] = round(metrics["text/unique"], 3)
         name = "sft" if agent is judges.reference else args.ppo_run

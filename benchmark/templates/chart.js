@@ -59,7 +59,7 @@ function chart(svg, { x: [x0, x1], y: [y0, y1], height = 280, xLabel = "", yLabe
   };
   const id = `${svg.id}-inside`, clip = add("clipPath", { id });
   add("rect", { x: left, y: top - 4, width: width - left - right, height: height - top - bottom + 8 }, "", clip);
-  for (const value of ticks(y0, y1, Math.max(2, height / 60))) {
+  for (const value of ticks(y0, y1, Math.max(3, height / 60))) {
     add("line", { class: value ? "grid" : "base", x1: left, x2: width - right, y1: y(value), y2: y(value) });
     add("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, yFormat(value));
   }
@@ -103,8 +103,18 @@ function drag(svg, moved) {
   svg.addEventListener("pointermove", (event) => event.buttons && moved(event));
 }
 
+// What has to be scrolled sideways can be reached with the keyboard.
+function reach() {
+  for (const part of document.querySelectorAll(".code, .doc pre, math, .scroll")) {
+    if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+    else part.removeAttribute("tabindex");
+  }
+}
+
 const wanted = localStorage.getItem("scheme");
 if (wanted) document.documentElement.style.colorScheme = wanted;
+addEventListener("resize", reach);
+addEventListener("load", reach);
 addEventListener("DOMContentLoaded", () => {
   document.getElementById("theme").addEventListener("click", () => {
     const root = document.documentElement;

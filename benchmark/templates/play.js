@@ -64,7 +64,7 @@ function drawClip() {
 
 // --- Generalized advantage estimation ---
 
-const EPISODE = { rewards: [0, 0, 1, 0, 0, 2, 0, 1], values: [1, 1.3, 1.6, 1.1, 1.4, 1.8, 0.9, 1.2], last: 1.0, final: 1.5 };
+const EPISODE = { rewards: [0, 0, 1, 0, -1, 2, 0, 0], values: [1.6, 1.5, 1.9, 0.8, 1.2, 1.9, 0.6, 1.0], last: 1.1, final: 1.5 };
 const END = 5; // where the episode may end
 
 function drawGae() {
@@ -80,11 +80,11 @@ function drawGae() {
   const { deltas, advantages } = gae(rewards, values, nextValues, at(ending === "terminated"), done, gamma, lambda);
   const stop = done[END] && from <= END ? END : steps - 1;
   const weights = zeros.map((_, t) => (t < from || t > stop ? 0 : (gamma * lambda) ** (t - from)));
-  const rows = [["rewards (bars), values (dots)", rewards, "c7", [0, 2.2]], ["δ: how much better than expected", deltas, "c1", [-1.6, 1.6]],
-    [`weight of each δ in the advantage of step ${from}`, weights, "c2", [0, 1.1]], ["advantages Â", advantages, "c0", [-2.5, 2.5]]];
+  const rows = [["rewards (bars), values (dots)", rewards, "c7", [-1.1, 2.2]], ["δ: how much better than expected", deltas, "c1", [-1.1, 1.1]],
+    [`weight of each δ in the advantage of step ${from}`, weights, "c2", [0, 1.1]], ["advantages Â", advantages, "c0", [-1.3, 2.2]]];
   rows.forEach(([label, bars, color, y], i) => {
     const most = Math.max(...bars.map(Math.abs)), grow = Math.max(1, most / y[1]);
-    const c = chart(by(i ? `gae-chart-${i}` : "gae-chart"), { x: [-0.6, steps - 0.4], y: y.map((v) => v * grow), height: 128,
+    const c = chart(by(i ? `gae-chart-${i}` : "gae-chart"), { x: [-0.6, steps - 0.4], y: y.map((v) => v * grow), height: 140,
       yLabel: label, left: 40, xTicks: [...zeros.keys()], xFormat: (t) => (i === 3 ? `t = ${t}` : t) });
     const wide = (c.x(1) - c.x(0)) * 0.55;
     bars.forEach((value, t) => {
@@ -97,7 +97,7 @@ function drawGae() {
       values.forEach((v, t) => c.dot(t, v, "c0"));
       if (ending === "limit") c.dot(END + 0.5, final, "c3", 5);
     }
-    if (ending !== "none") c.shape("line", { class: "base", x1: c.x(END + 0.5), x2: c.x(END + 0.5), y1: 0, y2: 128, "stroke-dasharray": "3 3" });
+    if (ending !== "none") c.shape("line", { class: "base", x1: c.x(END + 0.5), x2: c.x(END + 0.5), y1: 0, y2: 140, "stroke-dasharray": "3 3" });
     if (i === 0) drawGae.at = c.at;
   });
   const terms = weights.map((w, t) => (w > 0.005 ? `${fixed(w)} · ${fixed(deltas[t])}` : "")).filter(Boolean);
@@ -118,7 +118,7 @@ function drawUpdate() {
   const [low, high] = all.edges, bins = frame.raised.length, edge = (i) => low + ((high - low) * i) / bins;
   const perEpoch = (frames.length - 1) / all.epochs, epoch = Math.max(1, Math.ceil(at / perEpoch));
   by("update-frame-text").textContent = at ? `epoch ${epoch} of ${all.epochs}` : "before the first step";
-  const top = Math.max(...frames.slice(1).flatMap((f) => f.raised.map((x, i) => x + f.lowered[i]))) * 1.05;
+  const top = Math.max(...frames.slice(2 * perEpoch).flatMap((f) => f.raised.map((x, i) => x + f.lowered[i]))) * 1.05;
   const c = chart(by("update-chart"), { x: [low, high], y: [0, top], height: 300, xLabel: "ratio of each of the samples",
     yLabel: `samples (of ${all.samples})` });
   const inside = [1 - all.clip_coef, 1 + all.clip_coef];
@@ -165,8 +165,9 @@ function drawFrontier() {
   by("rlhf-beta").max = order.length - 1;
   const model = order[number("rlhf-beta")], root = (m) => Math.sqrt(Math.max(m.kl ?? m.KL, 0));
   by("rlhf-beta-text").textContent = model.beta === null ? "SFT model" : `β = ${model.beta}`;
-  const all = order.flatMap((m) => [m.gold, m.proxy]);
-  const c = chart(by("rlhf-chart"), { x: [0, root(order.at(-1)) * 1.05], y: [Math.min(...all) - 0.4, Math.max(...all) + 0.6], height: 340,
+  // Policies far off come into the picture when they are chosen.
+  const far = Math.max(root(order.at(-2)), root(model)) * 1.08, all = order.filter((m) => root(m) < far).flatMap((m) => [m.gold, m.proxy]);
+  const c = chart(by("rlhf-chart"), { x: [0, far], y: [Math.min(...all) - 0.8, Math.max(...all) + 0.6], height: 340,
     xLabel: "square root of the KL to the SFT model", yLabel: "standard deviations of the SFT model's reviews" });
   const others = Map.groupBy(held.play.frontier, (m) => m.method);
   for (const name of ["PPO", "GRPO", "DPO", "best of n"]) {
@@ -197,8 +198,10 @@ addEventListener("DOMContentLoaded", async () => {
       drawGae();
     });
   }
-  await load("play");
-  follow("update", drawUpdate);
-  by("update-play").addEventListener("click", playUpdate);
-  follow("rlhf", drawFrontier);
+  const { update, reviews } = await load("play");
+  if (update) {
+    follow("update", drawUpdate);
+    by("update-play").addEventListener("click", playUpdate);
+  }
+  if (reviews) follow("rlhf", drawFrontier);
 });

@@ -40,14 +40,34 @@ function drawRuns(svg, lines, metric, title) {
   const room = (high - low) * 0.06 || 1;
   const c = chart(svg, { x: [0, total], y: [low - room, high + room], height: 420, left: 58, yLabel: title,
     xLabel: total > 1000 ? "environment steps" : "update" });
+  const means = [];
   for (const { color, curve } of shown) {
     const seeds = Object.values(curve.metrics[metric]), { middle, low: from, high: to } = summary(seeds);
     const place = (values) => values.map((v, i) => [((i + 1) / values.length) * curve.total, v]);
     if (from) c.band(place(from), place(to), color);
     if (seeds.length > 1) for (const seed of seeds) c.line(place(seed), "thin", color);
     c.line(place(middle), "thick", color);
+    means.push({ color, total: curve.total, middle });
   }
+  svg.onpointermove = (event) => point(c, means, Math.min(Math.max(c.at(event), 0), total));
+  svg.onpointerleave = () => c.cursor?.remove();
   return c;
+}
+
+// The means at a place that is pointed at, as numbers beside the lines.
+function point(c, means, at) {
+  c.cursor?.remove();
+  c.cursor = c.add("g", {});
+  c.add("line", { class: "base", x1: c.x(at), x2: c.x(at), y1: 22, y2: c.height - 42 }, undefined, c.cursor);
+  const side = c.x(at) > c.width - 110 ? { x: c.x(at) - 8, "text-anchor": "end" } : { x: c.x(at) + 8 };
+  c.add("text", { ...side, y: 34 }, short(at), c.cursor);
+  means.filter((m) => at <= m.total).map(({ color, total, middle }) => {
+    const value = middle[Math.max(0, Math.min(middle.length, Math.round((at / total) * middle.length)) - 1)];
+    c.add("circle", { cx: c.x(at), cy: c.y(value), r: 4, style: `fill:var(--${color})` }, undefined, c.cursor);
+    return [value, color];
+  }).sort((a, b) => b[0] - a[0]).forEach(([value, color], i) => {
+    c.add("text", { ...side, y: 52 + 17 * i, style: `fill:var(--${color});font-weight:600` }, short(value), c.cursor);
+  });
 }
 
 const COLORS = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"];
