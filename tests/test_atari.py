@@ -17,7 +17,7 @@ import ppo_atari as ppo
 args = SCRIPTS["atari"].args
 
 
-@pytest.fixture(params=["atari", "lstm"])
+@pytest.fixture(scope="module", params=["atari", "lstm"])
 def network(request):
     """An agent as it is, with the whole CNN, frames, and what the LSTM takes besides them."""
     module, generator = SCRIPTS[request.param].module, torch.Generator().manual_seed(0)
