@@ -529,14 +529,6 @@ def test_a_contest_continues_where_it_failed_and_is_complete_repetition_by_repet
     assert len(rows) == 4 and set(rows["commit"]) == {lines[0]["commit"]}
 
 
-@pytest.mark.slow
-def test_peers_are_measured():
-    """The real one, for a few iterations."""
-    _, peer = suites.CONTESTS["multidiscrete_small"].contenders
-    found = throughput.measure(Contender("peer", 4096, peer.flags, peer.script), "HEAD", 1)
-    assert found["steps_per_second"] > 100 and found["peak_mib"] > 100
-
-
 # --- Committed results ---
 
 

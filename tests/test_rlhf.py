@@ -534,6 +534,7 @@ def test_only_what_depends_on_a_changed_setting_is_redone(copied, capsys, monkey
     fixed = {"kl_mode": "fixed", "kl_coef": 0.1}
     reused, fresh = resume("ppo-fixed-0.1", **fixed), rlhf.train(small_args(run_name="x", **fixed))
     assert same(reused, fresh)
+    assert small_args(reward="gold", **fixed).ppo_run == "ppo-gold-fixed-0.1"
     resume("ppo-adaptive-6", "ppo-none", learning_rate=1e-3)
     stages = ("sft", "preferences", "reward_model", "ppo-adaptive-6", "ppo-none")
     assert not same(copied, resume(*stages, reward_epochs=1))
