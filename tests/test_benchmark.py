@@ -490,14 +490,16 @@ def test_every_contender_has_a_valid_command_line_and_equal_work(contest):
 
 CONTENDER = """
 import sys, time
-from torch.utils.tensorboard import SummaryWriter
-pace, writer = float(sys.argv[4]), SummaryWriter("runs/x")
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+pace, writer = float(sys.argv[4]), EventFileWriter("runs/x")
 for step in range(10, 60, 10):
     end = time.process_time() + pace
     while time.process_time() < end: pass
     if step == 30 and pace < 0:
         sys.exit("Error: blown")
-    writer.add_scalar("x", 1.0, step)
+    summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag="x", simple_value=1.0)])
+    writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
 writer.close()
 """
 

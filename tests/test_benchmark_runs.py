@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark import results, run, suites
+from benchmark import execute, results, run, suites
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT
 
@@ -32,6 +32,8 @@ STAGES = {"reviews": (1,)}, {"": Variant(RLHF, "--compare")}, rlhf.models_table,
 SUITES["stages"] = Suite("stages", "nothing", *STAGES, "sft/checkpoint.pt")
 SUITES["short"] = Suite("short", "nothing", *STAGES, "results.json")
 """
+OWN = {**vars(suites), "SUITES": {}}
+exec(SUITES, OWN)
 IGNORED = ("results", "figures", "reference", "__pycache__")
 
 
@@ -97,8 +99,9 @@ class Bench:
         return [tuple(map(int, line.split())) for line in self.lines(name, "starts.txt")]
 
     def states(self, suite="tiny", only="*"):
-        lines = self.run("list", suite, "--only", only).splitlines()
-        return [line.split()[1] for line in lines]
+        folders = Folders(self.folder / "benchmark/results", self.folder / "runs/benchmark")
+        runs = run.select(OWN["SUITES"][suite], folders, only=only)
+        return [execute.state(x, folders) for x in runs]
 
     def wait_for_iteration(self, name, iteration, suite="tiny"):
         deadline = time.monotonic() + 60
@@ -145,7 +148,8 @@ def test_a_finished_suite_is_not_run_again(bench):
     assert "A-v1/seed2 done" in output
     assert "3 runs, 3 of them done before." in bench.run("run", "tiny", pace=0)
     assert all(len(bench.starts(name)) == 1 for name in NAMES)
-    assert bench.states() == ["done"] * 3
+    listed = bench.run("list", "tiny").splitlines()
+    assert sorted(line.split()[:3] for line in listed) == [[x, "done", "python"] for x in NAMES]
     record = bench.records()["A-v1/seed1"]
     assert record["commit"] == bench.git("rev-parse", "HEAD")
     assert record["hours"] == pytest.approx(2000 * (1 / 200 + 1 / 200) / 3600, abs=1e-6)
@@ -169,6 +173,8 @@ def test_benchmark_run_and_script_killed(bench, iteration):
     for pid in (process.pid, parent(script), script):
         os.kill(pid, signal.SIGKILL)
     process.wait()
+    while bench.states(only=NAMES[0]) == ["running"]:  # until the last of them is gone
+        time.sleep(0.01)
     state, again = ("waiting", 1) if iteration == 2 else ("interrupted", 6)
     assert bench.states(only=NAMES[0]) == [state]
     bench.run("run", "tiny", pace=0)
