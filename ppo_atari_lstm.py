@@ -717,6 +717,7 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         metrics |= {
             "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
             "policy/entropy_share": metrics["losses/entropy"] / math.log(num_actions),
+            "check/first_kl": mb_metrics[0]["losses/approx_kl"].item(),  # ratios are 1 there
             "advantages/std": advantages.std(correction=0).item(),
             "charts/epochs": len(mb_metrics) // args.num_minibatches,
             "charts/SPS": args.batch_size / (update_time - start_time),
@@ -749,6 +750,7 @@ HEALTH = [
     ("losses/approx_kl", 0, 0.05, 1, "The policy moves too far: lower --learning-rate."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
     ("losses/value_clipfrac", 0, 0.8, 20, "Clipping holds the values: try --no-clip-vloss."),
+    ("check/first_kl", -1, 1e-3, 1, "Ratios differ from 1 before any step: check the batch."),
     ("check/values", 0.1, 1, 20, "Values explain nothing: check shapes, scale rewards."),
     ("check/value_bias", -0.7, 0.7, 10, "Values miss what came: check what is bootstrapped."),
     ("check/advantages", 0.2, 1, 10, "They miss the rewards that came: check GAE."),

@@ -627,6 +627,7 @@ def train(
         metrics |= means([compare(new_logprobs - logprobs, advantages, values, came)])
         metrics |= {
             "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
+            "check/first_kl": mb_metrics[0]["losses/approx_kl"].item(),  # ratios are 1 there
             "advantages/std": advantages.std(correction=0).item(),
             "charts/SPS": args.batch_size / (update_time - start_time),
             "charts/SPS_rollout": args.batch_size / (rollout_time - start_time),
@@ -663,6 +664,7 @@ HEALTH = [
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are far from 1: lower --learning-rate."),
     ("charts/kl_coef", 0, 2.0**19, 1, "No penalty holds the policy: lower --learning-rate."),
     ("losses/value_clipfrac", 0, 0.8, 20, "Values are held: raise --value-clip-coef."),
+    ("check/first_kl", -1, 1e-3, 1, "Ratios differ from 1 before any step: check the batch."),
     ("check/values", 0.1, 1, 20, "Values explain nothing: check shapes, scale rewards."),
     ("check/value_bias", -0.7, 0.7, 10, "Values miss what came: check what is bootstrapped."),
     ("check/advantages", 0.2, 1, 10, "They miss the rewards that came: check GAE."),

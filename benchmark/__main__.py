@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from benchmark import execute, pages, plots, results, tables, throughput
 from benchmark.definitions import Folders, Suite
 from benchmark.provenance import BenchmarkError, commit_named, sources_at
-from benchmark.run import select
+from benchmark.run import changed, select
 from benchmark.suites import SUITES
 
 app = tyro.extras.SubcommandApp()
@@ -64,8 +64,10 @@ def run(
     if workers and cluster == "ray":
         raise BenchmarkError("--workers is for local runs; a cluster makes one per processor core.")
     commit = commit_named(commit)
-    for script in {run.script for run in runs}:
-        sources_at(commit, script)  # what the commit lacks is to be said before anything is begun
+    # What the commit lacks is to be said before anything is begun.
+    texts = {script: sources_at(commit, script) for script in {run.script for run in runs}}
+    for run in runs:
+        changed(texts[run.script][run.file], run.replaced)
     if cluster == "ray":
         failed = execute.run_ray(SUITES[suite], runs, folders, commit)
     else:

@@ -7,6 +7,8 @@ from typing import Any
 
 from benchmark.provenance import ROOT
 
+POINTS = 100  # of a stored curve, as many as baselines' published ones have
+
 
 @dataclasses.dataclass(frozen=True)
 class Folders:
@@ -26,6 +28,7 @@ class Variant:
     details: tuple[str, ...] = ()  # numbers of those that it changes, or another tag's title
     elsewhere: str = ""  # what others found of it
     environments: dict[str, tuple[int, ...]] | None = None  # and their seeds, if not the suite's
+    replaced: tuple[tuple[str, str], ...] = ()  # texts of the script, and what takes their place
 
     @property
     def title(self) -> str:
@@ -49,6 +52,7 @@ class Suite:
     evaluated: bool = False  # a finished run is played by the script's --evaluate
     baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
+    points: int = POINTS  # of a stored curve
 
     def seeds(self, environment: str, variant: str) -> tuple[int, ...]:
         """Those that a variant is to have in an environment."""

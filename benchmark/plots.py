@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmark import statistics, tables
-from benchmark.definitions import Folders, Suite
+from benchmark.definitions import POINTS, Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.record import BINS
 from benchmark.results import Result, by_environment, reference
 
 if TYPE_CHECKING:  # takes a second or two, and most commands draw nothing
@@ -82,7 +81,7 @@ def draw_curves(
 ) -> None:
     """Mean over seeds, its 95 % bootstrap interval from three on, and each seed as a thin line."""
     total = max(x.record["settings"]["total_timesteps"] for x in results)
-    grid = np.linspace(0, total, BINS + 1)[1:]
+    grid = np.linspace(0, total, POINTS + 1)[1:]
     known = [points for points in (x.column("return") for x in results) if len(points[0])]
     axes.set_xlim(0, total)
     if not known:  # no episode has ended

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-BINS = 100  # points of a stored curve, as many as baselines' published ones have
+from benchmark.definitions import POINTS
+
 LAST_EPISODES = 100  # the paper's Table 1 scores a run by the mean of its last 100 episodes
 # Columns of the curves, by the scripts' names.
 STEP_METRICS = {
@@ -17,6 +18,15 @@ STEP_METRICS = {
     "losses/explained_variance": "explained_variance",
     "policy/log_std": "log_std",
     "kl/after": "kl_after",
+    "check/first_kl": "check_first_kl",
+    "check/values": "check_values",
+    "check/value_bias": "check_value_bias",
+    "check/advantages": "check_advantages",
+    "check/update": "check_update",
+    "losses/grad_norm": "grad_norm",
+    "losses/value_clipfrac": "value_clipfrac",
+    "losses/entropy": "entropy",
+    "advantages/std": "advantages_std",
 }
 STAGE_METRICS = {
     "objective/gold": "gold",
@@ -25,6 +35,12 @@ STAGE_METRICS = {
     "charts/tokens_per_second_update": "tokens_per_second",
     "logprobs/chosen": "chosen",
     "logprobs/rejected": "rejected",
+    "losses/approx_kl": "approx_kl",
+    "losses/clipfrac": "clipfrac",
+    "losses/entropy": "entropy",
+    "objective/kl_exact": "kl_exact",
+    "objective/score_std": "score_std",
+    "text/repetition": "repetition",
 }
 NOT_SETTINGS = {"run_name", "output_dir", "resume"}  # of the place, not of the algorithm
 
@@ -41,7 +57,9 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
     return {k: None if v == math.inf else v for k, v in settings.items() if k not in NOT_SETTINGS}
 
 
-def of_steps(log: Path, total_steps: int) -> tuple[dict[str, Any], pd.DataFrame]:
+def of_steps(
+    log: Path, total_steps: int, points: int = POINTS
+) -> tuple[dict[str, Any], pd.DataFrame]:
     """Facts and curve of a run in environment steps, by its checkpoint."""
     saved = read_checkpoint(log / "checkpoint.pt")
     episodes, updates = saved["episodes"], saved["updates"]
@@ -60,11 +78,13 @@ def of_steps(log: Path, total_steps: int) -> tuple[dict[str, Any], pd.DataFrame]
         "mean_return": round(float(np.mean(returns)), 6) if returns else None,
         "settings": plain(saved["args"]),
     }
-    return facts, thin(episodes, updates, total_steps)
+    return facts, thin(episodes, updates, total_steps, points)
 
 
-def thin(episodes: list[dict], updates: list[dict], total_steps: int) -> pd.DataFrame:
-    """Average episodes and updates, which have a global_step, over `BINS` equal stretches of steps.
+def thin(
+    episodes: list[dict], updates: list[dict], total_steps: int, points: int = POINTS
+) -> pd.DataFrame:
+    """Average episodes and updates, which have a global_step, over `points` equal stretches.
 
     Returns:
         A row per stretch that has any data: its end as step, the number of episodes that ended in
@@ -73,17 +93,19 @@ def thin(episodes: list[dict], updates: list[dict], total_steps: int) -> pd.Data
 
     def by_stretch(log: list[dict], columns: dict[str, str]) -> Any:
         table = pd.DataFrame(log, columns=["global_step", *columns], dtype=float)
-        stretch = np.ceil(table.pop("global_step") * BINS / total_steps).clip(1, BINS)
+        stretch = np.ceil(table.pop("global_step") * points / total_steps).clip(1, points)
         return table.rename(columns=columns).groupby(stretch)
 
     ended, made = by_stretch(episodes, {"return": "return"}), by_stretch(updates, STEP_METRICS)
     parts = [ended.size().rename("episodes"), ended.mean(), made.mean()]
     table = pd.concat(parts, axis=1).sort_index().rename_axis("step").reset_index()
-    table["step"] = (table["step"] * total_steps / BINS).round()
+    table["step"] = (table["step"] * total_steps / points).round()
     return table.fillna({"episodes": 0}).astype({"step": int, "episodes": int})
 
 
-def of_stages(log: Path, seconds: float | None) -> tuple[dict[str, Any], pd.DataFrame]:
+def of_stages(
+    log: Path, seconds: float | None, points: int = POINTS
+) -> tuple[dict[str, Any], pd.DataFrame]:
     """Facts and curve of an RLHF run, by the evaluation that ends it; a step is an update.
 
     Args:
@@ -94,7 +116,7 @@ def of_stages(log: Path, seconds: float | None) -> tuple[dict[str, Any], pd.Data
     trained = [x for x in report["results"] if x != "sft" and (log / x / "checkpoint.pt").exists()]
     for stage in trained:
         updates = read_checkpoint(log / stage / "checkpoint.pt")["updates"]
-        every = -(-len(updates) // BINS)
+        every = -(-len(updates) // points)
         for step, update in list(enumerate(updates, start=1))[::every]:
             known = {y: update[x] for x, y in STAGE_METRICS.items() if x in update}
             rows.append({"stage": stage, "step": step} | known)

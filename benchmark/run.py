@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,9 +42,11 @@ class Run:
     script: str
     flags: list[str]  # those that decide the result
     total_steps: int | None  # None: a run of stages, which ends with results.json
+    points: int  # of its curve
     resumes_from: str
     evaluated: bool
     runs: str  # folder of all runs
+    replaced: list[list[str]]  # texts of the script, and what takes their place
 
     @property
     def key(self) -> tuple[str, str, int]:  # among the runs of its suite
@@ -72,9 +74,13 @@ class Run:
         return self.folder / "result.json"
 
     @property
+    def file(self) -> str:  # the script in the folder
+        return Path(self.script).name
+
+    @property
     def command(self) -> list[str]:
         place = ["--resume", "runs/run"] if self.checkpoint.exists() else ["--run-name", "run"]
-        return [sys.executable, Path(self.script).name, *self.flags, *place]
+        return [sys.executable, self.file, *self.flags, *place]
 
 
 def make_run(suite: Suite, environment: str, variant: str, seed: int, folders: Folders) -> Run:
@@ -90,9 +96,11 @@ def make_run(suite: Suite, environment: str, variant: str, seed: int, folders: F
         script=suite.variants[variant].script,
         flags=flags + suite.variants[variant].flags.split(),
         total_steps=suite.total_timesteps,
+        points=suite.points,
         resumes_from=suite.checkpoint,
         evaluated=suite.evaluated,
         runs=str(folders.runs.absolute()),
+        replaced=[list(x) for x in suite.variants[variant].replaced],
     )
 
 
@@ -170,6 +178,15 @@ def say(text: str) -> None:
 # --- The process ---
 
 
+def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
+    """A script with texts replaced, each of which must be in it once; or a BenchmarkError."""
+    for old, new in replaced:
+        if text.count(old) != 1:
+            raise BenchmarkError(f"The script has this text {text.count(old)} times: {old}")
+        text = text.replace(old, new)
+    return text
+
+
 def prepare(run: Run, commit: str) -> dict[str, Any]:
     """Begin the run, unless it can be continued; note commit and machines; return the note."""
     path = run.folder / "note.json"
@@ -177,7 +194,9 @@ def prepare(run: Run, commit: str) -> dict[str, Any]:
         note = json.loads(path.read_text())
     else:
         shutil.rmtree(run.log, ignore_errors=True)  # nothing to continue from
-        for name, text in sources_at(commit, run.script).items():
+        sources = sources_at(commit, run.script)
+        sources |= {run.file: changed(sources[run.file], run.replaced)}
+        for name, text in sources.items():
             write_text(run.folder / name, text)
         note = {"commit": commit, "machines": []}
     if machine() not in note["machines"]:
@@ -229,7 +248,7 @@ def work(run: Run, commit: str) -> int:
             return code
         seconds = time.monotonic() - start if whole else None
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024  # Linux counts KiB
-        play = [sys.executable, Path(run.script).name, "--evaluate", "runs/run"]
+        play = [sys.executable, run.file, "--evaluate", "runs/run"]
         if run.evaluated and (code := call(run, play, held, asked)):
             return code
         keep(run, note, seconds, round(peak))
@@ -241,9 +260,9 @@ def keep(run: Run, note: dict[str, Any], seconds: float | None, peak_mib: int) -
     from benchmark import record  # pandas and torch, of whose memory the script is to be free
 
     if run.total_steps:
-        facts, curve = record.of_steps(run.log, run.total_steps)
+        facts, curve = record.of_steps(run.log, run.total_steps, run.points)
     else:
-        facts, curve = record.of_stages(run.log, seconds)
+        facts, curve = record.of_stages(run.log, seconds, run.points)
     if run.evaluated:
         facts["walk"] = record.of_walk(run.log)
     first, *others = note["machines"]

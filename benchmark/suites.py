@@ -5,7 +5,7 @@ To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 
 import functools
 
-from benchmark import plots, rlhf, tables
+from benchmark import bugs, plots, rlhf, tables
 from benchmark.definitions import Contender, Contest, Script, Suite, Variant
 
 CONTINUOUS = "ppo_continuous_action.py"
@@ -175,6 +175,15 @@ FRONTIER = {
 }
 SHOWN = ("rlhf", "rlhf_rivals", "rlhf_frontier")  # in the figure of the last one
 
+# Where healthy runs are watched, beside those of the bugs.
+ELSEWHERE6 = dict.fromkeys(
+    (
+        *("Walker2d-v4", "Swimmer-v4", "Reacher-v4", "Ant-v4"),
+        *("InvertedPendulum-v4", "InvertedDoublePendulum-v4"),
+    ),
+    (1, 2),
+)
+
 CURVES = {"": plots.curves}
 # Kinds of suites.
 scores = functools.partial(Suite, table=tables.scores_table, pictures=CURVES)
@@ -186,6 +195,8 @@ humanoids = functools.partial(
     table=tables.walking_table,
     pictures=CURVES,
 )
+# Short runs whose curves have a point for each iteration.
+broken = functools.partial(Suite, total_timesteps=299_008, points=146, table=tables.variants_table)
 rivals = functools.partial(
     Suite,
     total_timesteps=None,
@@ -361,6 +372,48 @@ ALL = (
         environments={"reviews": (1, 2, 3)},
         variants={name: Variant(script, flags) for name, (script, flags) in FRONTIER.items()},
         pictures={"": lambda _, folders: rlhf.frontier([SUITES[x] for x in SHOWN], folders)},
+    ),
+    # All steps of the curves are kept: the health table is applied to them, see health.py.
+    broken(
+        name="bugs",
+        reproduces="what mistakes look like, and which of them the scripts warn about",
+        environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
+        variants=bugs.variants(CONTINUOUS, bugs.CONTROLS | bugs.BUGS),
+    ),
+    broken(
+        name="bugs_cartpole",
+        reproduces="the same where actions are discrete",
+        environments={"CartPole-v1": (1, 2, 3)},
+        variants=bugs.variants(
+            MULTIDISCRETE,
+            {x: (bugs.CONTROLS | bugs.BUGS)[x] for x in bugs.IN_CARTPOLE},
+            CLASSIC_CONTROL,
+        ),
+    ),
+    broken(
+        name="bugs_evaluation",
+        reproduces="the same, made after training",
+        environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
+        variants=bugs.variants(CONTINUOUS, bugs.EVALUATION),
+        evaluated=True,
+    ),
+    rivals(
+        name="bugs_rlhf",
+        reproduces="the same in RLHF",
+        environments={"reviews": (1, 2, 3)},
+        variants=bugs.variants(RLHF, bugs.RLHF_BUGS),
+    ),
+    broken(
+        name="bugs_healthy",
+        reproduces="whether healthy runs elsewhere stay without a warning",
+        points=292,  # Pong's iterations are half as long
+        environments={**ELSEWHERE6, "HalfCheetah-v4": (1, 2), "Hopper-v4": (1, 2), "Pong": (1,)},
+        variants={
+            "default": Variant(CONTINUOUS, environments=ELSEWHERE6),
+            "bins": Variant(MULTIDISCRETE, environments={"HalfCheetah-v4": (1, 2)}),
+            "penalty": Variant(KL_PENALTY, environments={"Hopper-v4": (1, 2)}),
+            "atari": Variant(ATARI, FAST_ATARI, environments={"Pong": (1,)}),
+        },
     ),
 )
 SUITES = {suite.name: suite for suite in ALL}

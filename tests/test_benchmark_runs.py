@@ -28,6 +28,9 @@ TINY = {"A-v1": (1, 2), "B-v1": (1,)}, {"": Variant("stand_in.py")}, tables.scor
 SUITES["tiny"] = Suite("tiny", "nothing", *TINY, total_timesteps=2000)
 RIVAL = {"A-v1": (1,)}, {"": Variant("benchmark/rivals/rival.py")}, tables.scores_table
 SUITES["rival"] = Suite("rival", "nothing", *RIVAL, total_timesteps=2000, evaluated=True)
+BUG = Variant("stand_in.py", replaced=(("1.0 * iteration", "2.0 * iteration"),))
+BROKEN = {"A-v1": (1,)}, {"": BUG}, tables.scores_table
+SUITES["broken"] = Suite("broken", "nothing", *BROKEN, total_timesteps=2000, points=20)
 STAGES = {"reviews": (1,)}, {"": Variant(RLHF, "--compare")}, rlhf.models_table, (), None
 SUITES["stages"] = Suite("stages", "nothing", *STAGES, "sft/checkpoint.pt")
 SUITES["short"] = Suite("short", "nothing", *STAGES, "results.json")
@@ -270,6 +273,18 @@ def test_a_rival_is_run_with_what_it_imports_as_in_its_commit(bench):
     assert (record["score"], record["walk"]["lengths"]) == (10.5, [100])
     files = (bench.folder / "runs/benchmark/rival/A-v1/seed1").glob("*.py")
     assert sorted(x.name for x in files) == ["beside.py", "rival.py", "stand_in.py"]
+
+
+def test_a_bug_is_run_in_a_changed_copy_and_its_curve_has_all_points(bench):
+    old = bench.git("rev-parse", "HEAD")
+    bench.write("stand_in.py", "1.0 * iteration\n" * 2)
+    bench.commit("A newer script")
+    assert "has this text 2 times: 1.0 * iteration" in bench.run("run", "broken", code=2)
+    assert not (bench.folder / "runs").exists()  # nothing has begun
+    bench.run("run", "broken", "--commit", old, pace=0)
+    assert bench.records("broken")["A-v1/seed1"]["score"] == 2 * 10.5
+    rows = results.table_of(bench.folder / "benchmark/results/broken.csv")
+    assert rows["step"].tolist() == [*range(100, 2001, 100)]
 
 
 @pytest.mark.parametrize("suite", ["stages", "short"])

@@ -131,6 +131,7 @@ MUTATIONS = [
     ("compare(logratio, advantages,", "compare(-logratio, advantages,", "shared_update: compared"),
     ("metrics |= means([compare(", "means([compare(", "shared_update: compared"),
     ("logratio = logprobs[:, None] - old_logprobs[:, :1]", "logratio = logprobs[:, None] - old_logprobs[:, 1:2]", "shared_update: compared"),
+    ('"check/first_kl": mb_metrics[0]', '"check/first_kl": mb_metrics[-1]', "shared_update: compared"),
     # Resuming and safety
     ("nn.utils.vector_to_parameters(adam[\"weights\"], learned(agent))\n    if saved and", "if saved and", "shared_update: has_learned"),
     ('adam = {name: x.to(device) for name, x in saved["adam"].items()}', "pass", "shared_resume: bit_for_bit"),

@@ -123,6 +123,8 @@ def test_what_is_compared_are_the_whole_update_and_the_rollout(
     torch.testing.assert_close(logratio.flatten(), change[order][places], rtol=1e-3, atol=1e-6)
     assert logratio.abs().max() > 1e-4
     (update,) = result["updates"]
+    first, *_, last = (x.metrics["losses/approx_kl"].item() for x in recorded.steps)
+    assert abs(first) < 1e-9 < last and update["check/first_kl"] == first
     for name, x in real(logratio, advantages, values, came).items():
         assert update[name] == pytest.approx(x.item(), abs=1e-6)
 
