@@ -38,22 +38,12 @@ OBJECTIVES = {
     "fixed-10": (KL_PENALTY, "--kl-mode fixed --kl-coef 10", "fixed KL, β = 10"),
 }
 
-# In the month of the paper OpenAI published code for the MuJoCo experiments as baselines/pposgd
-# (openai/baselines@da997060). Its pposgd_simple.py, mlp_policy.py and run_mujoco.py have a constant
-# learning rate, Adam with epsilon 1e-8, no gradient clipping, the value loss with weight 1, raw
-# rewards, observations clipped at 5, and time limits as failures. Left as in ppo2, because no flag
-# expresses it: advantages normalized over the minibatch instead of the batch; orthogonal
-# initialization with gain sqrt(2) instead of normalized columns with gain 1; observation statistics
-# updated at every step instead of once per batch, without a least standard deviation of 0.1;
-# actions clipped to their bounds.
+# The settings of the code that OpenAI published in the month of the paper, as far as flags express
+# them (benchmark/README.md says what they do not), and without its clipping of values at ε.
 RELEASE_2017 = (
     "--no-anneal-lr --adam-eps 1e-8 --max-grad-norm inf --vf-coef 1.0 --no-scale-rewards "
     "--clip-obs 5.0 --truncation-is-terminal"
 )
-# What the paper most likely ran is that, without one thing. The release also clips the change of
-# each value at ε, as if rewards were scaled; they are not, and then values, which are in the
-# hundreds, hardly move. The paper does not mention this clipping, and ppo1, the next version of the
-# release's code, has none.
 PROTOCOL_2017 = {
     CONTINUOUS: f"{RELEASE_2017} --no-clip-vloss",
     KL_PENALTY: f"{RELEASE_2017} --value-clip-coef inf",

@@ -214,9 +214,12 @@ def estimates(strata: dict[Name, list], statistic: Callable) -> dict[Name, Estim
 
 
 def side_by_side(
-    names: dict[Name, str], environments: Iterable[str], folders: Folders
-) -> list[dict[str, str]]:
-    """A row of scores in each environment for each variant with its label."""
+    names: dict[Name, str],
+    environments: Iterable[str],
+    folders: Folders,
+    columns: dict[str, Callable[[Name], str]],
+) -> str:
+    """A row of scores in each environment for each variant with its label, then more columns."""
     rows = []
     for name, label in names.items():
         row, found = {"mean ± std (seeds)": label}, by_environment(*name, folders)
@@ -225,23 +228,22 @@ def side_by_side(
             scores = facts(results, "score")
             cell = f"{plus_minus(scores)} ({seeds(scores, len(results))})"
             row[environment] = cell if results else "–"
-        rows.append(row)
-    return rows
+        rows.append(row | {column: cell(name) for column, cell in columns.items()})
+    return markdown(rows)
 
 
 def variants_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, and how probably it beats the baseline, if there is one."""
-    names = labels(suite)
-    rows = side_by_side(names, suite.environments, folders)
+    names, columns = labels(suite), {}
     if suite.baseline:
-        usual, column = (
-            scores_of(suite.baseline, folders),
-            f"P(better than {names[suite.baseline]})",
-        )
-        for name, row in zip(names, rows):
+        usual = scores_of(suite.baseline, folders)
+
+        def better(name: Name) -> str:
             ours = {} if name == suite.baseline else scores_of(name, folders)
-            row[column] = chance(ours, usual, suite.environments)
-    return markdown(rows)
+            return chance(ours, usual, suite.environments)
+
+        columns = {f"P(better than {names[suite.baseline]})": better}
+    return side_by_side(names, suite.environments, folders, columns)
 
 
 def effects(suite: Suite, folders: Folders) -> dict[Name, Estimate]:
@@ -251,12 +253,12 @@ def effects(suite: Suite, folders: Folders) -> dict[Name, Estimate]:
 
 def effects_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, what they amount to beside the baseline, and what others found."""
-    names, found = labels(suite), effects(suite, folders)
-    rows = side_by_side(names, suite.environments, folders)
-    for name, row in zip(names, rows):
-        row["effect"] = with_interval(found.get(name), "{:+z.0%}".format)
-        row["elsewhere"] = suite.variants[name[1]].elsewhere if name[0] == suite.name else ""
-    return markdown(rows)
+    found, others = effects(suite, folders), {(suite.name, x): y for x, y in suite.variants.items()}
+    columns = {
+        "effect": lambda name: with_interval(found.get(name), "{:+z.0%}".format),
+        "elsewhere": lambda name: others[name].elsewhere if name in others else "",
+    }
+    return side_by_side(labels(suite), suite.environments, folders, columns)
 
 
 def paper_scores() -> dict[str, float]:
@@ -266,15 +268,13 @@ def paper_scores() -> dict[str, float]:
 
 def normalized_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, their average on the paper's scale, and the paper's if it has one."""
-    names, (strata, _), paper = labels(suite), normalized(suite, folders), paper_scores()
-    found = estimates(strata, statistics.mean_of_strata)
-    rows = side_by_side(names, suite.environments, folders)
-    for name, row in zip(names, rows):
-        row["average normalized score"] = with_interval(found.get(name), "{:.2f}".format)
-        if name[1] in paper:
-            row["paper, 21 runs in 7"] = f"{paper[name[1]]:.2f}"
-    in_paper = [*suite.variants] == [*paper]
-    return markdown(rows) + (agreement(strata) if in_paper and len(found) == len(names) else "")
+    (strata, _), paper = normalized(suite, folders), paper_scores()
+    found, form = estimates(strata, statistics.mean_of_strata), "{:.2f}".format
+    columns = {"average normalized score": lambda name: with_interval(found.get(name), form)}
+    if in_paper := [*suite.variants] == [*paper]:
+        columns["paper, 21 runs in 7"] = lambda name: form(paper[name[1]])
+    text = side_by_side(labels(suite), suite.environments, folders, columns)
+    return text + (agreement(strata) if in_paper and len(found) == len(paper) else "")
 
 
 def agreement(strata: dict[Name, list]) -> str:
@@ -305,9 +305,8 @@ def compare(a: Name, b: Name, environments: Iterable[str], folders: Folders) -> 
     texts = {name: "/".join(filter(None, name)) for name in (a, b)}
     if not shared:
         raise BenchmarkError(f"{texts[a]} and {texts[b]} have no results in a common environment.")
-    rows = side_by_side(texts, shared, folders)
-    rows[0][f"P(better than {texts[b]})"] = chance(ours, theirs, shared)
-    return markdown(rows)
+    better = {b: "–", a: chance(ours, theirs, shared)}
+    return side_by_side(texts, shared, folders, {f"P(better than {texts[b]})": better.get})
 
 
 # --- Rivals ---
