@@ -271,10 +271,10 @@ def normalized_table(suite: Suite, folders: Folders) -> str:
     (strata, _), paper = normalized(suite, folders), paper_scores()
     found, form = estimates(strata, statistics.mean_of_strata), "{:.2f}".format
     columns = {"average normalized score": lambda name: with_interval(found.get(name), form)}
-    if in_paper := [*suite.variants] == [*paper]:
+    if [*suite.variants] == [*paper]:
         columns["paper, 21 runs in 7"] = lambda name: form(paper[name[1]])
     text = side_by_side(labels(suite), suite.environments, folders, columns)
-    return text + (agreement(strata) if in_paper and len(found) == len(paper) else "")
+    return text + (agreement(strata) if [x for _, x in found] == [*paper] else "")
 
 
 def agreement(strata: dict[Name, list]) -> str:

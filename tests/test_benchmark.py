@@ -375,6 +375,7 @@ def test_a_peer_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     assert curve["approx_kl"].count() == 4 and (curve["approx_kl"] != 0).all()
     lengths, steps = ([x[key] for x in saved["episodes"]] for key in ("length", "global_step"))
     assert 400 < sum(lengths) <= 512  # the last two have not ended
+    assert steps[0] == 2 * lengths[0]
     assert all(x["return"] == x["length"] for x in saved["episodes"]) and steps == sorted(steps)
     monkeypatch.setattr(sys, "argv", [*line.split(), "--resume", "runs/run"])
     monkeypatch.setattr(peers, "make_envs", None)  # nothing is left to do
