@@ -82,7 +82,7 @@ PILOT = {
     f"{name}-{value}": Variant(
         f"{BESIDE}/{script}",
         f"{flag} {value}",
-        f"{label}, {flag.strip('-')} {value}{', taken' if value == values[0] else ''}",
+        f"{label}, {flag.rpartition('--')[2]} {value}{', taken' if value == values[0] else ''}",
     )
     for name, (label, script, flag, values) in RIVALS.items()
     for value in sorted(values)  # so that the choice changes no place
