@@ -370,11 +370,13 @@ def outcomes(
 
     V stands for what a time limit or the end of the rollout cuts off. Shares no line with `gae`.
     """
-    rest, ended = next_values * (1 - terminated), torch.cat([done[:-1], torch.ones_like(done[:1])])
-    backwards, found = (x.T.flatten().flip(0).tolist() for x in (rewards, rest, ended)), [0.0]
-    for reward, future, end in zip(*backwards):
-        found.append(reward + gamma * (future if end else found[-1]))
-    return torch.tensor(found[:0:-1]).view_as(done.T).T.to(rewards)
+    columns = []
+    for steps in torch.stack([rewards, next_values * (1 - terminated), done], dim=-1).unbind(1):
+        came: list[float] = []  # plain numbers, of which a loop is much faster
+        for reward, rest, ended in reversed(steps.tolist()):
+            came.append(reward + gamma * (rest if ended or not came else came[-1]))
+        columns.append(came[::-1])
+    return torch.tensor(columns).T.to(rewards)
 
 
 # Copied from ppo_continuous_action.py

@@ -10,9 +10,6 @@ import fake_envs
 import pytest
 import torch
 
-from benchmark.definitions import Folders
-from benchmark.provenance import ROOT, git
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
 torch.set_num_threads(1)
 
@@ -98,6 +95,9 @@ def cli(script, monkeypatch, capsys):
 @pytest.fixture(scope="session")
 def committed(tmp_path_factory):
     """Only the results that git knows, so that a suite may run while the tests do."""
+    from benchmark.definitions import Folders  # not where a broken copy of a script is tested
+    from benchmark.provenance import ROOT, git
+
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return Folders()
     folder = tmp_path_factory.mktemp("committed")
