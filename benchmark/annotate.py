@@ -77,16 +77,14 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
 
 
+FORMULAS = tomllib.loads((TEMPLATES / "formulas.toml").read_text())
+
+
 @functools.cache
-def formulas() -> dict[str, str]:
-    """MathML by function, tag or stage."""
-    known = tomllib.loads((TEMPLATES / "formulas.toml").read_text())
-    return {x: latex2mathml.converter.convert(y, display="block") for x, y in known.items()}
-
-
 def formula(script: str, name: str) -> str:
     """MathML of a function, tag or stage of a script, where there is one."""
-    return formulas().get(f"{script}: {name}") or formulas().get(name, "")
+    latex = FORMULAS.get(f"{script}: {name}") or FORMULAS.get(name)
+    return latex2mathml.converter.convert(latex, display="block") if latex else ""
 
 
 def colored(code: str, linked: Iterable[str] = ()) -> list[str]:
@@ -163,12 +161,11 @@ class Script:
     def find_stages(self) -> Iterator[tuple[int, Note]]:
         """Notes of the parts of the training loop, which banners divide, by their lines."""
         for name, node in self.tops.items():
-            own = {x: STAGE.match(self.rows[x - 1]) for x in range(node.lineno, node.end_lineno)}
-            found = {line: match for line, match in own.items() if match and name != "Args"}
-            for line, match in found.items():
-                note = Note(slug(f"stage {match[1]}"), match[1], f"In {name}")
-                note.sentence = match[2] or ""
-                yield line, note
+            for line in range(node.lineno, node.end_lineno):
+                if name != "Args" and (match := STAGE.match(self.rows[line - 1])):
+                    note = Note(slug(f"stage {match[1]}"), match[1], f"In {name}")
+                    note.sentence = match[2] or ""
+                    yield line, note
 
     def split(self) -> list[Segment]:
         """All segments in the order of the lines."""

@@ -5,11 +5,14 @@ disk: data are scripts that call `data(name, content)`, since pages on disk may 
 """
 
 import difflib
+import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import markdown
 import numpy as np
 from markupsafe import Markup
 
@@ -17,32 +20,26 @@ from benchmark import annotate, rlhf, tables
 from benchmark.annotate import TEMPLATES, Script, colored, slug
 from benchmark.definitions import Folders, Suite
 from benchmark.provenance import ROOT
-from benchmark.results import Result, by_environment, done
+from benchmark.results import KEY, Result, by_environment, done
 from benchmark.suites import SCRIPTS, SHOWN, SUITES
 
 DOCS = ROOT / "docs"
 FIRST = next(iter(SCRIPTS))  # is index.html
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
-POINTS = 50  # of a curve
-METRICS = {
-    "return": "episodic return in training",
-    "approx_kl": "KL in the update",
-    "kl_after": "KL after the update",
-    "clipfrac": "clip fraction",
-    "explained_variance": "explained variance",
-    "gold": "gold: true quality",
-    "proxy": "proxy: the reward model's score",
-    "kl": "KL to the SFT model",
-}
+POINTS = {"return": 50}  # of a curve
+OTHERWISE = 25
+NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}  # columns of curves
 # What turns one script into another.
-CHANGES = (
-    ("ppo_continuous_action.py", "ppo_kl_penalty.py"),
-    ("ppo_continuous_action.py", "ppo_multidiscrete.py"),
-    ("ppo_continuous_action.py", "ppo_atari.py"),
-    ("ppo_atari.py", "ppo_atari_lstm.py"),
-    ("ppo_rlhf_toy.py", "grpo_rlhf_toy.py"),
-    ("ppo_rlhf_toy.py", "dpo_rlhf_toy.py"),
-)
+CHANGES = {
+    "ppo_kl_penalty.py": "ppo_continuous_action.py",
+    "ppo_multidiscrete.py": "ppo_continuous_action.py",
+    "ppo_atari.py": "ppo_continuous_action.py",
+    "ppo_atari_lstm.py": "ppo_atari.py",
+    "grpo_rlhf_toy.py": "ppo_rlhf_toy.py",
+    "dpo_rlhf_toy.py": "ppo_rlhf_toy.py",
+}
+TABLE = re.compile(r"^\|(.+)\|\n\|[-:| ]+\|\n((?:\|.+\|\n)+)", re.MULTILINE)  # of Markdown
+FLAG = re.compile(r"--(?:no-)?([\w-]+)")
 CONTEXT = 2  # unchanged lines around changed ones
 
 
@@ -119,19 +116,17 @@ def change(old: Script, new: Script) -> dict[str, Any]:
 
 
 def curve(results: list[Result], stage: str | None = None) -> dict[str, Any]:
-    """The metrics of each seed on a common grid of steps, which ends at `total`."""
+    """The metrics of each seed on a grid of steps, which ends at `total`."""
     runs = {x.record["seed"]: x.curve for x in results}
     runs = {x: rows if stage is None else rows[rows["stage"] == stage] for x, rows in runs.items()}
     total = stage is None and results[0].record["settings"].get("total_timesteps")
     total = total or int(max(rows["step"].max() for rows in runs.values()))
-    grid, found = np.linspace(0, total, POINTS + 1)[1:], {}
+    found: dict[str, dict[int, list[float]]] = {}
     for seed, rows in runs.items():
-        for metric in (x for x in METRICS if x in rows):
-            known, digits = rows[["step", metric]].dropna(), 4 if metric == "return" else 3
-            if len(known):
-                values = np.interp(grid, known["step"], known[metric])
-                values = [float(f"{x:.{digits}g}") for x in values]
-                found.setdefault(metric, {})[seed] = values
+        for metric in (x for x in rows if x not in NOT_SHOWN and rows[x].notna().any()):
+            known, points = rows[["step", metric]].dropna(), POINTS.get(metric, OTHERWISE)
+            values = np.interp(total / points * np.arange(1, points + 1), *known.to_numpy().T)
+            found.setdefault(metric, {})[seed] = [float(f"{x:.4g}") for x in values]
     return {"total": total, "metrics": found}
 
 
@@ -181,15 +176,64 @@ def frontier(folders: Folders) -> list[dict[str, Any]]:
 
 
 def recorded(name: str, folders: Folders) -> Any:
-    """What `recordings.py` has left, if it has."""
-    path = folders.results / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    """What `recordings.py` has left."""
+    return json.loads((folders.results / f"{name}.json").read_text())
+
+
+# --- Bugs ---
+
+
+def bugs_of(text: str, folders: Folders) -> list[dict[str, Any]]:
+    """The bugs that have a row in DEBUGGING.md, from suites that replace texts of scripts."""
+    symptoms: dict[str, str] = {}
+    for head, body in TABLE.findall(text):
+        for row in body.splitlines():
+            label, *cells = (x.strip() for x in row.strip("|").split("|"))
+            named = (f"{x.strip()} {y}" for x, y in zip(head.split("|")[1:], cells) if y)
+            symptoms.setdefault(label, "; ".join(named))
+    found = []
+    for suite in (x for x in SUITES.values() if done(x.name, folders)):
+        names = [*tables.labels(suite)]
+        healthy = names.index(suite.baseline or names[0])
+        replaced = {name: getattr(x, "replaced", ()) for name, x in suite.variants.items()}
+        for name, bug in suite.variants.items() if any(replaced.values()) else ():
+            if bug.label in symptoms:
+                flags = set() if replaced[name] else FLAG.findall(bug.flags)
+                row = {"suite": suite.name, "script": bug.script, "label": bug.label}
+                row |= {"texts": replaced[name], "settings": {x.replace("-", "_") for x in flags}}
+                lines = f"{healthy},{names.index((suite.name, name))}"
+                row |= {"link": f"#suite={suite.name}&lines={lines}"}
+                found.append(row | {"symptom": symptoms[bug.label]})
+    return found
+
+
+def inside(segment: annotate.Segment, script: Script, bugs: list[dict]) -> list[dict[str, Any]]:
+    """The bugs whose text begins in a segment or, where they are only flags, whose setting does."""
+    lines, found = {number for number, *_ in segment.lines}, []
+    settings = {x for note in segment.notes for x, _ in note.settings}
+    for bug in (x for x in bugs if x["script"] == script.name):
+        start = script.text.find(bug["texts"][0][0]) if bug["texts"] else -1
+        here = start >= 0 and script.text.count("\n", 0, start) + 1 in lines
+        found += [bug] if here or bug["settings"] & settings else []
+    return found
+
+
+def debugging(text: str, bugs: list[dict[str, Any]]) -> tuple[str, list[Path]]:
+    """DEBUGGING.md as HTML, whose bugs are links to the explorer, and the figures in it."""
+    text = markdown.markdown(text, extensions=["tables", "toc", "fenced_code"])
+    for bug in bugs:
+        cell, link = html.escape(bug["label"], quote=False), html.escape(bug["link"])
+        text = text.replace(f"<td>{cell}</td>", f'<td><a href="{link}">{cell}</a></td>')
+    figures = [ROOT / x for x in re.findall(r'src="([^"]+)"', text)]
+    text = re.sub(r'src="[^"]*?([^"/]+)"', r'src="figures/\1"', text)
+    text = re.sub(r'href="(\w+\.py)"', lambda x: f'href="{page_of(x[1])}"', text)
+    return re.sub(r'<a href="[^"#:]+\.\w+(?<!html)(?:#[^"]*)?">(.*?)</a>', r"\1", text), figures
 
 
 # --- Pages ---
 
 
-def build(folders: Folders) -> dict[str, str]:
+def build(folders: Folders) -> dict[str, bytes]:
     """All files of the site by their paths."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -199,6 +243,9 @@ def build(folders: Folders) -> dict[str, str]:
         undefined=jinja2.StrictUndefined,
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    path = ROOT / "DEBUGGING.md"
+    text = path.read_text() if path.exists() else ""
+    bugs = bugs_of(text, folders)
     found, scripts = worths(folders), {name: Script(name) for name in SCRIPTS}
     suites = [x for x in SUITES.values() if x.name != "smoke" and done(x.name, folders)]
     environment.globals |= {
@@ -209,17 +256,19 @@ def build(folders: Folders) -> dict[str, str]:
         "formula": annotate.formula,
         "prose": annotate.prose,
         "first": FIRST,
-        "bugs": {},
+        "bugs_in": lambda segment, script: inside(segment, script, bugs),
+        "debugging": bool(text),
     }
-    files = {name: (TEMPLATES / name).read_text() for name in ASSETS}
+    files = {name: (TEMPLATES / name).read_bytes() for name in ASSETS}
 
     def page(path: str, template: str, **content: Any) -> None:
         text = environment.get_template(template).render(path=path, **content)
-        files[path] = "\n".join(x.rstrip() for x in text.splitlines() if x.strip()) + "\n"
+        rows = (x.rstrip() for x in text.splitlines() if x.strip())
+        files[path] = ("\n".join(rows) + "\n").encode()
 
     def data(name: str, content: Any) -> None:
         text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-        files[f"data/{name}.js"] = f"data({json.dumps(name)},{text})\n"
+        files[f"data/{name}.js"] = f"data({json.dumps(name)},{text})\n".encode()
 
     example = next(iter(found.values()))[0] if found else None
     for name, script in scripts.items():
@@ -229,9 +278,18 @@ def build(folders: Folders) -> dict[str, str]:
     sliders = {"epsilon": "clip_coef", "gamma": "gamma", "lambda": "gae_lambda"}
     page("play.html", "play.html", **play, **{x: usual[y] for x, y in sliders.items()})
     data("play", play | {"frontier": frontier(folders)})
-    page("changes.html", "changes.html", changes=[change(*map(scripts.get, x)) for x in CHANGES])
+    page(
+        "changes.html",
+        "changes.html",
+        changes=[change(scripts[y], scripts[x]) for x, y in CHANGES.items()],
+    )
     counts = {x.name: len(done(x.name, folders)) for x in suites}
-    page("runs.html", "runs.html", suites=counts, metrics=METRICS)
+    page("runs.html", "runs.html", suites=counts)
+    if text:
+        text, figures = debugging(text, bugs)
+        counts = {x: y for x, y in counts.items() if any(x == bug["suite"] for bug in bugs)}
+        page("debug.html", "debug.html", text=text, suites=counts)
+        files |= {f"figures/{x.name}": x.read_bytes() for x in figures}
     for suite in suites:
         data(suite.name, suite_data(suite, folders))
     return files
@@ -240,11 +298,11 @@ def build(folders: Folders) -> dict[str, str]:
 def write(folders: Folders, docs: Path = DOCS) -> list[Path]:
     """Make the site; returns the files that changed, those that are gone included."""
     files = {docs / path: text for path, text in build(folders).items()}
-    old = {x: x.read_text() for x in docs.rglob("*") if x.is_file()}
+    old = {x: x.read_bytes() for x in docs.rglob("*") if x.is_file()}
     changed = [x for x in files if old.get(x) != files[x]]
     for path in changed:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(files[path])
+        path.write_bytes(files[path])
     gone = [x for x in old if x not in files]
     for path in gone:
         path.unlink()

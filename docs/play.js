@@ -198,10 +198,8 @@ addEventListener("DOMContentLoaded", async () => {
       drawGae();
     });
   }
-  const { update, reviews } = await load("play");
-  if (update) {
-    follow("update", drawUpdate);
-    by("update-play").addEventListener("click", playUpdate);
-  }
-  if (reviews) follow("rlhf", drawFrontier);
+  await load("play");
+  follow("update", drawUpdate);
+  by("update-play").addEventListener("click", playUpdate);
+  follow("rlhf", drawFrontier);
 });

@@ -2,6 +2,20 @@
 // The explorer of runs. Everything chosen stands in the address, so that a link keeps it.
 
 const RESAMPLES = 1000;
+// What is known of metrics; others go by their own names.
+const METRICS = {
+  return: "episodic return in training",
+  approx_kl: "KL in the update, k3",
+  kl_after: "KL after the update",
+  clipfrac: "clip fraction",
+  explained_variance: "explained variance",
+  log_std: "log standard deviation of actions",
+  gold: "gold: true quality",
+  proxy: "proxy: the reward model's score",
+  kl: "KL to the SFT model",
+  chosen: "log-probability of chosen responses",
+  rejected: "log-probability of rejected responses",
+};
 const get = (id) => document.getElementById(id);
 
 // A generator of random numbers that are the same on every visit (mulberry32).
@@ -91,11 +105,13 @@ async function show() {
   };
   const environment = fill("environment", suite.environments, suite.environments, chosen.environment);
   const known = suite.lines.map((line, i) => ({ ...line, i, curve: line.curves[environment], color: COLORS[i % 8] }));
-  const names = Object.keys(METRICS).filter((x) => known.some((line) => line.curve?.metrics[x]));
-  const metric = fill("metric", names, names.map((x) => METRICS[x]), chosen.metric);
+  const names = [...new Set(known.flatMap((line) => Object.keys(line.curve?.metrics ?? {})))];
+  const title = (x) => METRICS[x] ?? x.replaceAll("_", " ");
+  const metric = fill("metric", names, names.map(title), chosen.metric);
   const usual = known.length > 6 ? [0, 1, 2] : known.map((x) => x.i);
   const picked = new Set(chosen.lines === null ? usual : chosen.lines.split(",").map(Number));
   const remember = () => {
+    if (location.hash && !location.hash.includes("suite=")) return; // an anchor of the text
     const lines = [...picked].sort((a, b) => a - b).join(",");
     history.replaceState(null, "", `#${new URLSearchParams({ suite: chosen.suite, environment, metric, lines })}`);
   };
@@ -118,7 +134,7 @@ async function show() {
   });
   const head = element("tr", {}, ...["", ...columns].map((x) => element("th", { scope: "col" }, x || "runs")));
   get("table").replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows));
-  const paint = () => drawRuns(get("runs-chart"), known.filter((x) => picked.has(x.i)), metric, METRICS[metric]);
+  const paint = () => drawRuns(get("runs-chart"), known.filter((x) => picked.has(x.i)), metric, title(metric));
   show.paint = paint;
   paint();
 }
