@@ -587,12 +587,14 @@ def grpo_loss(
         loss = pg_loss + kl_coef * (weights * k3).mean()
     # Detail 12/37: debug variables [ppo2/model.py L115-116]
     # How far an update moves the policy shows a wrong step size before the reward does.
+    pairs = torch.stack([logratio, word_advantages])
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/k3": k3.mean(),
         "losses/entropy": -(all_logprobs.exp() * all_logprobs).sum(-1)[mask].mean(),
         "losses/old_approx_kl": -logratio.mean(),
         "losses/approx_kl": approx_kl(logratio),
+        "losses/correlation": torch.corrcoef(pairs)[0, 1].nan_to_num(),  # constant: 0
         "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
     return loss, {name: x.detach() for name, x in metrics.items()}
@@ -916,7 +918,9 @@ def report(args: Args, judge: str, **found: dict[str, Any]) -> None:
 HEALTH = [
     ("losses/approx_kl", -1, 0.5, 1, "The policy moves too far: lower --learning-rate."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
+    ("losses/correlation", 0, 1, 5, "The policy does not follow the advantages: check its loss."),
     ("objective/score_std", 1e-6, math.inf, 1, "All scores are equal: check what gives them."),
+    ("objective/kl_exact", 1e-3, math.inf, 5, "It stays 0: is the SFT model trained along?"),
     ("objective/kl", -1, math.inf, 1, "Words are not sampled with the probabilities computed."),
     ("objective/kl", -math.inf, 30, 1, "It has run away: raise --kl-coef or lower --target-kl."),
     ("text/repetition", 0, 0.5, 5, "The reward may be hacked: read texts, lower --target-kl."),

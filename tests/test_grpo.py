@@ -65,6 +65,11 @@ def test_g4_g5_g7_loss_equals_an_independent_statement(judges, kl_in_loss, lengt
     logratio = (new - old)[mask]
     assert metrics["losses/old_approx_kl"].item() == pytest.approx(-logratio.mean().item())
     assert metrics["losses/clipfrac"] == ((logratio.exp() - 1).abs() > 0.2).float().mean() > 0
+    words = advantages[:, None].expand_as(mask)[mask]
+    correlation = np.corrcoef(logratio, words)[0, 1]
+    assert metrics["losses/correlation"].item() == pytest.approx(correlation, abs=1e-5)
+    same = grpo.grpo_loss(agent, mb, torch.ones(8), 0.7, args)[1]["losses/correlation"]
+    assert same == 0  # not NaN
 
 
 def test_g7_k1_in_the_reward_has_the_gradient_of_the_kl_and_k3_in_the_loss_another_one():
@@ -132,6 +137,8 @@ def test_groups_without_spread_are_counted(judges, monkeypatch):
 # What is broken, by what, and the tests that must notice. Copied functions are broken at home.
 # fmt: off
 MUTATIONS = [
+    ("torch.corrcoef(pairs)[0, 1].nan_to_num()", "torch.corrcoef(pairs)[0, 1]", "equals_an"),
+    ("torch.stack([logratio, word_advantages])", "torch.stack([-logratio, word_advantages])", "equals_an"),
     ("for _ in range(length):", "for _ in range(length - 1):", "shared_language: agent_is"),
     ("hidden, _ = self.policy(torch.cat([queries, responses], dim=1))", "hidden, _ = self.policy(torch.cat([0 * queries + 1, responses], dim=1))", "shared_language: agent_is"),
     ("logits(hidden[:, before]) / self.temperature", "logits(hidden[:, before])", "shared_language: agent_is"),

@@ -392,6 +392,7 @@ def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, sett
         "losses/old_approx_kl": -logratio.mean(),
         "losses/approx_kl": (ratio - 1 - logratio).mean(),
         "losses/clipfrac": (ratio != clipped_ratio).float().mean(),
+        "losses/correlation": torch.corrcoef(torch.stack([logratio, advantages]))[0, 1],
         "advantages/std": advantages.std(correction=0),
     }
     assert metrics.keys() == expected.keys()
@@ -634,6 +635,7 @@ def test_a_resumed_run_has_its_own_settings_but_for_flags_beside_it(copied, monk
 # What is broken, by what, and the tests that must notice. Copied functions are broken at home.
 # fmt: off
 MUTATIONS = [
+    ('whiten(logratio, "zero") * white_advantages', 'whiten(logratio, "zero") * advantages', "by_hand"),
     ("hidden, _ = self.policy(torch.cat([queries, responses], dim=1))", "hidden, _ = self.policy(torch.cat([0 * queries + 1, responses], dim=1))", "r1_"),
     ("row[:length] + [PAD]", "row[-length:] + [PAD]", "r2_"),
     ("+ [PAD] * (length", "+ [BOS] * (length", "r2_"),
