@@ -5,7 +5,7 @@ To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 
 import functools
 
-from benchmark import bugs, plots, rlhf, tables
+from benchmark import bugs, health, plots, rlhf, tables
 from benchmark.definitions import Contender, Contest, Script, Suite, Variant
 
 CONTINUOUS = "ppo_continuous_action.py"
@@ -186,7 +186,7 @@ humanoids = functools.partial(
     pictures=CURVES,
 )
 # Short runs whose curves have a point for each iteration.
-broken = functools.partial(Suite, total_timesteps=299_008, points=146, table=tables.variants_table)
+broken = functools.partial(Suite, total_timesteps=299_008, points=146, table=health.bugs_table)
 rivals = functools.partial(
     Suite,
     total_timesteps=None,
@@ -220,7 +220,7 @@ ALL = (
         pictures={
             "": functools.partial(plots.curves, variants=[""]),
             "_rivals": plots.rivals,
-            "_health": plots.health,
+            "_health": plots.healthy_run,
         },
     ),
     Suite(
@@ -369,6 +369,12 @@ ALL = (
         reproduces="what mistakes look like, and which of them the scripts warn about",
         environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
         variants=bugs.variants(CONTINUOUS, bugs.CONTROLS | bugs.BUGS),
+        pictures={
+            "": plots.broken_curves,
+            "_fingerprints": lambda _, folders: plots.fingerprints(
+                [SUITES["bugs"], SUITES["bugs_cartpole"]], folders
+            ),
+        },
     ),
     broken(
         name="bugs_cartpole",
