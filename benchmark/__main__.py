@@ -99,8 +99,7 @@ def site(folders: Place = HERE) -> None:
     """Make the site in docs/ anew; it opens from disk."""
     from benchmark.site import DOCS, write  # what draws its pages takes a second to load
 
-    changed = write(folders)
-    print(f"{len(changed)} files of {DOCS} rewritten; open {DOCS / 'index.html'}")
+    print(f"{write(folders)} files made; open {DOCS / 'index.html'}")
 
 
 @app.command

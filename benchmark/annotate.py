@@ -37,7 +37,7 @@ ORIGINALS = {
     "": BASELINES,
     "ppo2: ": BASELINES,
     "LHP: ": "https://github.com/openai/lm-human-preferences/blob/cbfd210b/lm_human_preferences/",
-    "DPO: ": "https://github.com/eric-mitchell/direct-preference-optimization/blob/main/",
+    "DPO: ": "https://github.com/eric-mitchell/direct-preference-optimization/blob/5815fab2/",
 }
 FOLDERS = {"ppo2.py": "ppo2/", "distributions.py": "common/", "vec_normalize.py": "common/vec_env/"}
 
@@ -142,15 +142,13 @@ class Script:
 
     def find_tags(self) -> Iterator[tuple[int, Note]]:
         """Notes of tags by their lines."""
-        anchors: list[str] = []
         for line, match in enumerate(map(TAG.match, self.rows), 1):
             if match:
                 number, kind, title, settings, source = match.groups()
                 below = SENTENCE.match(self.rows[line])
                 own, _, total = (number or "").partition("/")
-                anchors.append(f"detail-{own.lower()}" if number else slug(f"{kind} {title}"))
-                again = anchors.count(anchors[-1])  # some details are done in two places
-                note = Note(anchors[-1] + (f"-{again}" if again > 1 else ""), title)
+                anchor = f"detail-{own.lower()}" if number else slug(f"{kind} {title}")
+                note = Note(anchor, title)
                 note.label, note.key = f"Detail {own} of {total}" if number else kind, number or ""
                 note.sentence = below[1] if below else ""
                 note.formula, note.source = formula(self.name, title), original(source or "")

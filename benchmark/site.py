@@ -8,6 +8,7 @@ import difflib
 import html
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +176,6 @@ def frontier(folders: Folders) -> list[dict[str, Any]]:
     return rows
 
 
-def recorded(name: str, folders: Folders) -> Any:
-    """What `recordings.py` has left."""
-    return json.loads((folders.results / f"{name}.json").read_text())
-
-
 # --- Bugs ---
 
 
@@ -270,10 +266,13 @@ def build(folders: Folders) -> dict[str, bytes]:
         text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
         files[f"data/{name}.js"] = f"data({json.dumps(name)},{text})\n".encode()
 
-    example = next(iter(found.values()))[0] if found else None
+    every = [x for own in found.values() for x in own]
+    example = max(every, key=lambda x: abs(x["places"][0]), default=None)
+    tasks = SUITES["ablation"].environments
     for name, script in scripts.items():
-        page(page_of(name), "script.html", script=script, example=example)
-    play = {name: recorded(name, folders) for name in ("update", "reviews")}
+        page(page_of(name), "script.html", script=script, example=example, tasks=tasks)
+    paths = {name: folders.results / f"{name}.json" for name in ("update", "reviews")}
+    play = {name: json.loads(path.read_text()) for name, path in paths.items()}
     usual = scripts[FIRST].defaults
     sliders = {"epsilon": "clip_coef", "gamma": "gamma", "lambda": "gae_lambda"}
     page("play.html", "play.html", **play, **{x: usual[y] for x, y in sliders.items()})
@@ -295,15 +294,11 @@ def build(folders: Folders) -> dict[str, bytes]:
     return files
 
 
-def write(folders: Folders, docs: Path = DOCS) -> list[Path]:
-    """Make the site; returns the files that changed, those that are gone included."""
-    files = {docs / path: text for path, text in build(folders).items()}
-    old = {x: x.read_bytes() for x in docs.rglob("*") if x.is_file()}
-    changed = [x for x in files if old.get(x) != files[x]]
-    for path in changed:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(files[path])
-    gone = [x for x in old if x not in files]
-    for path in gone:
-        path.unlink()
-    return changed + gone
+def write(folders: Folders, docs: Path = DOCS) -> int:
+    """Make the site; returns the number of its files."""
+    files = build(folders)
+    shutil.rmtree(docs, ignore_errors=True)
+    for path, content in files.items():
+        (docs / path).parent.mkdir(parents=True, exist_ok=True)
+        (docs / path).write_bytes(content)
+    return len(files)

@@ -116,7 +116,7 @@ async function show() {
     history.replaceState(null, "", `#${new URLSearchParams({ suite: chosen.suite, environment, metric, lines })}`);
   };
   remember();
-  get("about").textContent = `Reproduces: ${suite.about}.`;
+  get("about").textContent = `${suite.about[0].toUpperCase()}${suite.about.slice(1)}.`;
 
   const columns = [...new Set(known.flatMap((line) => Object.keys(line.cells[environment] ?? {})))];
   const rows = known.filter((line) => line.curve).map((line) => {

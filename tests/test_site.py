@@ -97,6 +97,14 @@ def test_no_line_of_a_script_is_lost_and_each_tag_stands_at_its_statement(name):
         assert below and below[0] - line <= 6
 
 
+def test_originals_are_those_of_the_commits_that_the_scripts_name():
+    docs = "".join(annotate.Script(name).doc for name in SCRIPTS)
+    named = re.findall(r"(\w+) = ([\w-]+)/\s*([\w-]+)@(\w+)", docs)
+    for series, owner, repository, commit in named:
+        assert f"/{owner}/{repository}/blob/{commit}/" in annotate.ORIGINALS[f"{series}: "]
+    assert {f"{x}: " for x, *_ in named} == annotate.ORIGINALS.keys() - {""}
+
+
 def test_every_formula_belongs_to_something():
     names = set()
     for name in SCRIPTS:
@@ -163,7 +171,9 @@ def test_recorded_policies_are_those_of_the_committed_runs(committed):
     known = {
         x["kl_coef"]: x for x in run["models"].values() if x.get("kl_mode") in ("none", "fixed")
     }
-    recorded = {x["beta"]: x for x in site.recorded("reviews", committed)["models"]}
+    recorded = {
+        x["beta"]: x for x in json.loads((committed.results / "reviews.json").read_text())["models"]
+    }
     assert len(known) == 2
     for beta, model in known.items():
         for name in ("gold", "proxy", "kl"):
@@ -171,7 +181,7 @@ def test_recorded_policies_are_those_of_the_committed_runs(committed):
 
 
 def test_recorded_updates_begin_where_the_batch_was_collected(committed):
-    recorded = site.recorded("update", committed)
+    recorded = json.loads((committed.results / "update.json").read_text())
     for update in recorded["updates"]:
         first, *_, last = update["frames"]
         assert len(update["frames"]) == 1 + 8 * recorded["epochs"]
