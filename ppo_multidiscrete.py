@@ -643,14 +643,14 @@ SCRIPT = Path(__file__).stem
 
 # Metric, its lowest and highest healthy value, patience in iterations, what to do.
 HEALTH = [
-    ("losses/approx_kl", 0, 0.05, 1, "The policy moves too far: lower --learning-rate."),
+    ("losses/approx_kl", 1e-8, 0.05, 1, "Too far: lower --learning-rate. 0: check the ratio."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
     ("losses/value_clipfrac", 0, 0.8, 20, "Values are held: scale rewards or --no-clip-vloss."),
     ("check/first_kl", -1, 1e-3, 1, "Ratios differ from 1 before any step: check the batch."),
-    ("check/values", 0.1, 1, 20, "Values explain nothing: check shapes, scale rewards."),
-    ("check/value_bias", -0.7, 0.7, 10, "Values miss what came: check what is bootstrapped."),
-    ("check/advantages", 0.2, 1, 10, "They miss the rewards that came: check GAE."),
-    ("check/update", 0.02, 1, 5, "The policy does not follow the advantages: check its loss."),
+    ("check/values", 0.25, 1, 20, "Values explain little: check shapes, scale rewards."),
+    ("check/value_bias", -1, 0.6, 10, "Values miss what came: check what is bootstrapped."),
+    ("check/advantages", 0.3, 1, 10, "They miss what came: check GAE and its V(s')."),
+    ("check/update", 0.02, 1, 3, "It misses the advantages: check signs and reshapes."),
     ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
     ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
     ("losses/entropy", 0.01, math.inf, 1, "Exploration has ended: raise --ent-coef."),

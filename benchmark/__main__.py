@@ -89,7 +89,7 @@ def list_runs(suite: Positional[str | None] = None, only: str = "*", folders: Pl
 
 @app.command
 def report(folders: Place = HERE) -> None:
-    """Rewrite the generated blocks of README.md, benchmark/README.md and DETAILS.md."""
+    """Rewrite the generated blocks of README, DETAILS, DEBUGGING and benchmark/README."""
     for page in pages.write(folders):
         print(f"{page} rewritten")
 

@@ -7,18 +7,19 @@ scripts' `warn`: it can be changed, and no run has to be made again.
 import ast
 import functools
 import math
+import textwrap
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from benchmark import statistics
-from benchmark.bugs import CONTROLS
+from benchmark.bugs import UNCHECKED
 from benchmark.definitions import Folders, Suite
 from benchmark.provenance import ROOT
 from benchmark.record import STAGE_METRICS, STEP_METRICS
 from benchmark.results import Result, by_environment
-from benchmark.tables import estimate, facts, markdown, number, with_interval
+from benchmark.tables import estimate, facts, markdown, missing, number, plus_minus, with_interval
 
 EARLY = 100_000  # steps within which a bug is to be warned about
 BEGIN = 20_000  # steps after which metrics are compared: the first updates are unlike all others
@@ -71,8 +72,13 @@ def warnings(result: Result) -> dict[str, int]:
 def control(suite: Suite, variant: str) -> str:
     """The healthy variant with the same flags, or the one without any."""
     flags = suite.variants[variant].flags
-    same = [x for x in suite.variants if x in CONTROLS and suite.variants[x].flags == flags]
+    same = [x for x, y in suite.variants.items() if is_healthy(suite, x) and y.flags == flags]
     return (same or ["healthy"])[0]
+
+
+def when(step: float) -> str:
+    """Thousands of environment steps, or a number of updates."""
+    return f"{step / 1000:.0f}k" if step >= 1000 else f"update {step:.0f}"
 
 
 def seen(results: list[Result], steps: float = EARLY) -> tuple[int, str]:
@@ -83,7 +89,7 @@ def seen(results: list[Result], steps: float = EARLY) -> tuple[int, str]:
         for metric, step in own.items():
             first.setdefault(metric.rpartition("/")[2], []).append(step)
     ranked = sorted(first.items(), key=lambda x: (-len(x[1]), np.median(x[1])))
-    said = ", ".join(f"{x} ({np.median(y) / 1000:.0f}k)" for x, y in ranked[:3])
+    said = ", ".join(f"{x} ({when(np.median(y))})" for x, y in ranked[:3])
     return sum(map(bool, early)), said
 
 
@@ -100,10 +106,11 @@ def cells(suite: Suite, variant: str, environment: str, folders: Folders) -> dic
         return {}
     change = estimate(scores, statistics.relative_effect)
     count, said = seen(ours)
+    stops = " (with the check it stops at once)" * (UNCHECKED in suite.variants[variant].replaced)
     return {
         f"{environment}: return": number(np.mean(scores[0])),
         "change": "" if variant == usual else with_interval(change, "{:+z.0%}".format),
-        "warned by 100k steps": f"{count} of {len(ours)}: {said}" if count else f"0 of {len(ours)}",
+        "warned about by 100k steps": f"{count} of {len(ours)}{': ' * bool(said)}{said}{stops}",
     }
 
 
@@ -116,34 +123,77 @@ def bugs_table(suite: Suite, folders: Folders) -> str:
             if found := cells(suite, name, environment, folders):
                 rows.append({"": variant.label or name} | found)
         texts += [markdown(rows)] if rows else []
-    return "\n".join(texts)
+    return "\n".join(texts) + missing(suite, folders)
+
+
+def healthy_table(suite: Suite, folders: Folders) -> str:
+    """A row per environment and script: how many runs, how many of them with a warning."""
+    rows = []
+    for name, variant in suite.variants.items():
+        for environment, results in by_environment(suite.name, name, folders).items():
+            count, said = seen(results, math.inf)
+            rows.append(
+                {
+                    "environment": environment,
+                    "script": variant.script,
+                    "runs": len(results),
+                    "return": plus_minus(facts(results, "score")),
+                    "warned about at any time": f"{count}: {said}" if count else "0",
+                }
+            )
+    return markdown(rows) + missing(suite, folders)
+
+
+def evaluation_table(suite: Suite, folders: Folders) -> str:
+    """Returns of the last training episodes, and of the policies' mean actions afterwards."""
+    rows = []
+    for environment in suite.environments:
+        for name, variant in suite.variants.items():
+            results = by_environment(suite.name, name, folders).get(environment, [])
+            played = np.array([np.mean(x.record["walk"]["returns"]) for x in results])
+            if results:
+                rows.append(
+                    {
+                        "environment": environment,
+                        "": variant.label,
+                        "in training": plus_minus(facts(results, "score")),
+                        "evaluated [95 %]": with_interval(estimate([played], np.mean)),
+                    }
+                )
+    return markdown(rows) + missing(suite, folders)
 
 
 def goal(suites: list[Suite], folders: Folders) -> str:
     """How many bugs are warned about on two seeds in some environment, and which healthy runs."""
     noticed: dict[str, bool] = {}
     healthy: list[str] = []
+    stopped: set[str] = set()
     for suite, name in ((x, name) for x in suites for name in x.variants):
         label = suite.variants[name].label or name
         for environment, results in by_environment(suite.name, name, folders).items():
             if is_healthy(suite, name):
                 said = [(x.record["seed"], seen([x], math.inf)[1]) for x in results]
                 healthy += [x and f"{environment}, {label}, seed {seed}: {x}" for seed, x in said]
-            else:
+            elif len(results) >= SEEN_BY:
                 noticed[label] = noticed.get(label, False) or seen(results)[0] >= SEEN_BY
+                stopped |= {label} if UNCHECKED in suite.variants[name].replaced else set()
     alarms = [x for x in healthy if x]
-    return (
-        f"{sum(noticed.values())} of {len(noticed)} bugs are warned about within {EARLY // 1000}k "
-        f"steps (RLHF: ever) on {SEEN_BY} seeds or more in some environment. Not warned about: "
-        f"{'; '.join(x for x, y in noticed.items() if not y) or 'none'}.\n\n"
-        f"{len(alarms)} of {len(healthy)} healthy runs have a warning at any time"
-        f"{': ' * bool(alarms)}{'; '.join(alarms)}.\n"
-    )
+    unseen = [x for x, y in noticed.items() if not y and x not in stopped]
+    both = sum(noticed[x] for x in stopped)
+    lines = [
+        f"**{sum(noticed.values())} of {len(noticed)} bugs are warned about** within "
+        f"{EARLY // 1000}k steps (RLHF: ever), on {SEEN_BY} seeds or more in some environment. "
+        f"{len(stopped)}, of which these count {both}, stop at once where the check is left in. "
+        f"Neither: {'; '.join(unseen) or 'none'}.",
+        f"**{len(alarms)} of {len(healthy)} healthy runs** have a warning at any time"
+        f"{': ' * bool(alarms)}{'; '.join(alarms)}.",
+    ]
+    return "\n\n".join(textwrap.fill(x, 118) for x in lines) + "\n"
 
 
 def is_healthy(suite: Suite, variant: str) -> bool:
     """Whether nothing is broken on purpose."""
-    return suite.name == "bugs_healthy" or variant in CONTROLS or variant.startswith("healthy")
+    return suite.name == "bugs_healthy" or variant.startswith("healthy")
 
 
 # --- Fingerprints ---
@@ -156,7 +206,7 @@ FINGERPRINT = {
     "value_clipfrac": False,
     "explained_variance": False,
     "log_std": False,
-    "check_first_kl": False,
+    "check_first_kl": True,
     "check_values": False,
     "check_value_bias": False,
     "check_advantages": False,

@@ -1,4 +1,4 @@
-"""Generated pages: blocks of README.md and benchmark/README.md, and the table of DETAILS.md.
+"""Generated pages: blocks of README, DEBUGGING and benchmark/README, and the table of DETAILS.
 
 A block begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; everything between is
 rewritten from committed results and the scripts' tags, everything else is left alone.
@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from benchmark import health
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import by_environment, done, how_complete, lines_of
 from benchmark.suites import SCRIPTS, SUITES
 from benchmark.tables import effects, facts, markdown, plus_minus, seeds, with_interval
 
-PAGES = (ROOT / "README.md", ROOT / "benchmark" / "README.md", ROOT / "DETAILS.md")
+PAGES = [ROOT / x for x in ("README.md", "benchmark/README.md", "DETAILS.md")]
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # A tag, its title, and the sentence below it, where there is one.
 TAG = re.compile(
@@ -180,6 +181,8 @@ def block(name: str, folders: Folders) -> str:
     }
     if name in tables:
         return tables[name](folders)
+    if name == "goal":
+        return health.goal([SUITES[x] for x in SUITES if x.startswith("bugs")], folders)
     if name in SUITES:
         return SUITES[name].table(SUITES[name], folders) if done(name, folders) else ""
     known = ", ".join((*tables, *SUITES))

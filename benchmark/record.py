@@ -98,7 +98,8 @@ def thin(
         return table.rename(columns=columns).groupby(stretch)
 
     ended, made = by_stretch(episodes, {"return": "return"}), by_stretch(updates, STEP_METRICS)
-    parts = [ended.size().rename("episodes"), ended.mean(), made.mean()]
+    means = [x.mean().map(lambda y: float(f"{y:.4g}")) for x in (ended, made)]  # files are long
+    parts = [ended.size().rename("episodes"), *means]
     table = pd.concat(parts, axis=1).sort_index().rename_axis("step").reset_index()
     table["step"] = (table["step"] * total_steps / points).round()
     return table.fillna({"episodes": 0}).astype({"step": int, "episodes": int})

@@ -391,17 +391,22 @@ ALL = (
         reproduces="the same, made after training",
         environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
         variants=bugs.variants(CONTINUOUS, bugs.EVALUATION),
+        table=health.evaluation_table,
         evaluated=True,
     ),
-    rivals(
+    Suite(
         name="bugs_rlhf",
         reproduces="the same in RLHF",
         environments={"reviews": (1, 2, 3)},
         variants=bugs.variants(RLHF, bugs.RLHF_BUGS),
+        total_timesteps=None,
+        checkpoint="results.json",
+        table=health.bugs_table,
     ),
     broken(
         name="bugs_healthy",
         reproduces="whether healthy runs elsewhere stay without a warning",
+        table=health.healthy_table,
         points=292,  # Pong's iterations are half as long
         environments={**ELSEWHERE6, "HalfCheetah-v4": (1, 2), "Hopper-v4": (1, 2), "Pong": (1,)},
         variants={

@@ -1,0 +1,158 @@
+"""What is said of the runs of bugs: warnings, costs, and the distance from healthy runs."""
+
+import math
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import ppo_continuous_action as ppo
+from benchmark import health, results
+from benchmark.definitions import Folders
+from benchmark.record import STEP_METRICS
+from benchmark.suites import SUITES
+
+SCRIPT = "ppo_continuous_action.py"
+BUGS = SUITES["bugs"]
+
+
+def made(metrics, script=SCRIPT):
+    """A finished run with one value of each metric per iteration."""
+    columns = {STEP_METRICS[x]: y for x, y in metrics.items()}
+    rows = pd.DataFrame({"approx_kl": 0.01, **columns})
+    rows.insert(0, "step", 2048 * np.arange(1, len(rows) + 1))
+    return SimpleNamespace(record={"script": script, "seed": 1}, curve=rows)
+
+
+def test_tables_are_those_of_the_scripts():
+    assert health.health_table(SCRIPT) == ppo.HEALTH
+    assert {x.metric for x in health.health_table(SCRIPT)} <= STEP_METRICS.keys()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_warnings_come_when_the_script_would_print_them(seed, capsys):
+    rng = np.random.default_rng(seed)
+    names, history, printed = {x[0] for x in ppo.HEALTH}, [], {}
+    sick = {x: rng.random(60) < rng.choice([0.0, 0.5, 0.97]) for x in sorted(names)}
+    limits = {name: (low, high) for name, low, high, *_ in ppo.HEALTH}
+    for i in range(60):
+        level = {x: 1.1 * y + 0.1 if y < math.inf else z - 1 for x, (z, y) in limits.items()}
+        fine = {x: max(low, min(high, 0.1)) for x, (low, high) in limits.items()}
+        history.append({x: (level if sick[x][i] else fine)[x] for x in names})
+        history[-1]["losses/explained_variance"] = math.nan
+        ppo.warn(history)
+        for name in re.findall(r"Warning: (\S+) is", capsys.readouterr().out):
+            printed.setdefault(name, 2048 * (i + 1))
+    assert health.warnings(made({x: [y[x] for y in history] for x in names})) == printed
+
+
+def test_a_stretch_without_an_update_and_a_missing_metric_are_no_sign_of_anything():
+    run = made({"check/values": [math.nan] * 40})
+    run.curve.loc[::2, "approx_kl"] = math.nan
+    assert health.warnings(run) == {} and len(health.iterations(run)) == 20
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        *(("sign", "healthy"), ("transposed", "healthy-8"), ("entropy-sign", "healthy-entropy")),
+        *(("many-epochs", "healthy"), ("healthy-8", "healthy-8")),
+    ],
+)
+def test_a_bug_is_compared_with_the_healthy_variant_that_has_its_flags(variant, expected):
+    assert health.control(BUGS, variant) == expected
+    assert health.control(SUITES["bugs_rlhf"], "temperature") == "healthy-warm"
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Results of a bug that is warned about on two seeds, of a harmless one, and a healthy one."""
+    folders = Folders(tmp_path, tmp_path)
+    records, curves = [], []
+    for variant, seed, update, score in [
+        *(("sign", x, 0.2 if x == 3 else -0.2, x) for x in (1, 2, 3)),
+        *(("not-reset", x, 0.2, 90 + x) for x in (1, 2, 3)),
+        *(("healthy", x, 0.19 + 0.01 * x, 98 + x) for x in (1, 2, 3)),
+    ]:
+        key = {"environment": "Hopper-v4", "variant": variant, "seed": seed}
+        records.append({**key, "script": SCRIPT, "score": score})
+        curves.append(made({"check/update": [update] * 60}).curve.assign(**key))
+    results.write_lines(tmp_path / "bugs.jsonl", records)
+    pd.concat(curves).to_csv(tmp_path / "bugs.csv", index=False)
+    return folders
+
+
+def test_the_table_has_what_a_bug_costs_and_where_it_is_warned_about(folders):
+    rows = health.bugs_table(BUGS, folders).splitlines()
+    sign = next(x for x in rows if "wrong sign |" in x and "policy" in x)
+    patience = next(x.patience for x in health.health_table(SCRIPT) if x.metric == "check/update")
+    assert f"2 of 3: update ({2.048 * patience:.0f}k)" in sign and "| -98% [" in sign
+    assert any("not reset" in x and "| -8% [" in x and "0 of 3" in x for x in rows)
+    healthy = next(x for x in rows if x.startswith("| healthy |"))
+    assert "%" not in healthy and "0 of 3" in healthy
+
+
+def test_the_goal_counts_bugs_seen_on_two_seeds_and_healthy_runs(folders):
+    text = health.goal([BUGS], folders)
+    assert text.startswith("**1 of 2 bugs are warned about**")
+    assert "Neither: reward scaling not reset" in text.replace("\n", " ")
+    assert "**0 of 3 healthy runs** have a warning" in text
+    table = (folders.results / "bugs.csv").read_text().replace("sign,1", "healthy,4")
+    (folders.results / "bugs.csv").write_text(table)
+    lines = (folders.results / "bugs.jsonl").read_text()
+    moved = '"variant": "sign", "seed": 1', '"variant": "healthy", "seed": 4'
+    (folders.results / "bugs.jsonl").write_text(lines.replace(*moved))
+    text = health.goal([BUGS], folders)
+    assert text.startswith("**0 of 2") and "**1 of 4 healthy runs**" in text
+    assert "Hopper-v4, healthy, seed 4: update" in text.replace("\n", " ")
+
+
+def test_distances_are_in_widths_of_the_band_of_healthy_runs(folders):
+    found = health.distances(BUGS, "Hopper-v4", folders)
+    assert list(found.index) == ["sign", "not-reset"]
+    mean = (-0.2 - 0.2 + 0.2) / 3
+    assert found.loc["sign", "check_update"] == pytest.approx((mean - 0.2) / 0.02)
+    assert found.loc["not-reset", "check_update"] == 0
+    assert len(health.distances(BUGS, "HalfCheetah-v4", folders)) == 0
+
+
+def test_healthy_runs_and_evaluations_have_a_row_each(tmp_path):
+    folders = Folders(tmp_path, tmp_path)
+    keys = [{"environment": "Ant-v4", "variant": "default", "seed": x} for x in (1, 2)]
+    lines = [{**key, "script": SCRIPT, "score": 10 * key["seed"]} for key in keys]
+    results.write_lines(tmp_path / "bugs_healthy.jsonl", lines)
+    runs = [made({"check/update": [x] * 60}).curve for x in (0.2, -0.2)]
+    rows = pd.concat([x.assign(**key) for x, key in zip(runs, keys)])
+    rows.to_csv(tmp_path / "bugs_healthy.csv", index=False)
+    (row,) = health.healthy_table(SUITES["bugs_healthy"], folders).splitlines()[2:3]
+    assert row.startswith(f"| Ant-v4 | {SCRIPT} | 2 | 15.0 ± 5.0 | 1: update (6k)")
+    played = [{"score": 500.0, "walk": {"returns": [x, 3 * x]}} for x in (10, 20, 30)]
+    key = {"environment": "Hopper-v4", "variant": "without-statistics", "script": SCRIPT}
+    lines = [{**key, "seed": i, **x} for i, x in enumerate(played)]
+    results.write_lines(tmp_path / "bugs_evaluation.jsonl", lines)
+    row = health.evaluation_table(SUITES["bugs_evaluation"], folders).splitlines()[2]
+    assert "| 500 ± 0 | 40.0 [20.0, 60.0] |" in row
+
+
+def test_late_warnings_count_for_healthy_runs_only_and_the_first_of_two_lines_counts():
+    run = made({"check/update": [0.2] * 55 + [-0.2] * 5})
+    assert health.seen([run])[0] == 0 and health.seen([run], math.inf) == (1, "update (119k)")
+    curve = pd.DataFrame({"step": range(1, 21), "approx_kl": 0.01, "stage": "ppo", "kl": 5.0})
+    curve.loc[[4, 12], "kl"] = -2.0, 40.0  # below, by the first line; above, by the second
+    record = {"script": "ppo_rlhf_toy.py", "seed": 1, "judged": "ppo"}
+    run = SimpleNamespace(record=record, curve=curve)
+    assert health.warnings(run) == {"objective/kl": 5}
+    curve["kl"] = curve["kl"].to_numpy()[::-1]
+    assert health.warnings(run) == {"objective/kl": 8}
+    assert health.seen([run]) == (1, "kl (update 8)")
+
+
+def test_what_is_healthy_by_its_name():
+    rlhf = SUITES["bugs_rlhf"]
+    healthy = [x for x in rlhf.variants if health.is_healthy(rlhf, x)]
+    assert healthy == ["healthy", "healthy-warm"]
+    assert health.is_healthy(SUITES["bugs_healthy"], "atari") and not health.is_healthy(
+        BUGS, "sign"
+    )
