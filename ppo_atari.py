@@ -721,7 +721,7 @@ HEALTH = [
     ("check/first_kl", -1, 1e-3, 1, "Ratios differ from 1 before any step: check the batch."),
     ("check/values", 0.25, 1, 20, "Values explain little: check shapes, scale rewards."),
     ("check/value_bias", -1, 0.6, 10, "Values miss what came: check what is bootstrapped."),
-    ("check/advantages", 0.3, 1, 10, "They miss what came: check GAE and its V(s')."),
+    ("check/advantages", 0.25, 1, 10, "They miss what came: check GAE and its V(s')."),
     ("check/update", 0.02, 1, 20, "It misses the advantages: check signs and reshapes."),
     ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
     ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),

@@ -82,9 +82,9 @@ EVALUATION: dict[str, Bug] = {
 # fmt: on
 
 
-def variants(script: str, bugs: dict[str, Bug], settings: str = "") -> dict[str, Variant]:
-    """Bugs of a script, as variants of a suite; `settings` are flags for all of them."""
+def variants(script: str, bugs: dict[str, Bug]) -> dict[str, Variant]:
+    """Bugs of a script, as variants of a suite."""
     return {
-        name: Variant(script, f"{settings} {flags}".strip(), label, replaced=tuple(replaced))
+        name: Variant(script, flags, label, replaced=tuple(replaced))
         for name, (label, flags, *replaced) in bugs.items()
     }

@@ -377,13 +377,13 @@ ALL = (
         },
     ),
     broken(
+        # With ppo2's settings for classic control the values are held by their clipping.
         name="bugs_cartpole",
         reproduces="the same where actions are discrete",
         environments={"CartPole-v1": (1, 2, 3)},
         variants=bugs.variants(
             MULTIDISCRETE,
             {x: (bugs.CONTROLS | bugs.BUGS)[x] for x in bugs.IN_CARTPOLE},
-            CLASSIC_CONTROL,
         ),
     ),
     broken(

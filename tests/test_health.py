@@ -127,7 +127,7 @@ def test_healthy_runs_and_evaluations_have_a_row_each(tmp_path):
     rows = pd.concat([x.assign(**key) for x, key in zip(runs, keys)])
     rows.to_csv(tmp_path / "bugs_healthy.csv", index=False)
     (row,) = health.healthy_table(SUITES["bugs_healthy"], folders).splitlines()[2:3]
-    assert row.startswith(f"| Ant-v4 | {SCRIPT} | 2 | 15.0 ± 5.0 | 1: update (6k)")
+    assert row.startswith(f"| Ant-v4 | {SCRIPT} | 2 | 15.0 ± 5.0 | 1: update (16k)")
     played = [{"score": 500.0, "walk": {"returns": [x, 3 * x]}} for x in (10, 20, 30)]
     key = {"environment": "Hopper-v4", "variant": "without-statistics", "script": SCRIPT}
     lines = [{**key, "seed": i, **x} for i, x in enumerate(played)]
@@ -137,7 +137,7 @@ def test_healthy_runs_and_evaluations_have_a_row_each(tmp_path):
 
 
 def test_late_warnings_count_for_healthy_runs_only_and_the_first_of_two_lines_counts():
-    run = made({"check/update": [0.2] * 55 + [-0.2] * 5})
+    run = made({"check/update": [0.2] * 50 + [-0.2] * 10})
     assert health.seen([run])[0] == 0 and health.seen([run], math.inf) == (1, "update (119k)")
     curve = pd.DataFrame({"step": range(1, 21), "approx_kl": 0.01, "stage": "ppo", "kl": 5.0})
     curve.loc[[4, 12], "kl"] = -2.0, 40.0  # below, by the first line; above, by the second
