@@ -191,12 +191,12 @@ def bugs_of(text: str, folders: Folders) -> list[dict[str, Any]]:
     for suite in (x for x in SUITES.values() if done(x.name, folders)):
         names = [*tables.labels(suite)]
         healthy = names.index(suite.baseline or names[0])
-        replaced = {name: getattr(x, "replaced", ()) for name, x in suite.variants.items()}
-        for name, bug in suite.variants.items() if any(replaced.values()) else ():
+        broken = any(x.replaced for x in suite.variants.values())
+        for name, bug in suite.variants.items() if broken else ():
             if bug.label in symptoms:
-                flags = set() if replaced[name] else FLAG.findall(bug.flags)
+                flags = [] if bug.replaced else FLAG.findall(bug.flags)
                 row = {"suite": suite.name, "script": bug.script, "label": bug.label}
-                row |= {"texts": replaced[name], "settings": {x.replace("-", "_") for x in flags}}
+                row |= {"texts": bug.replaced, "settings": {x.replace("-", "_") for x in flags}}
                 lines = f"{healthy},{names.index((suite.name, name))}"
                 row |= {"link": f"#suite={suite.name}&lines={lines}"}
                 found.append(row | {"symptom": symptoms[bug.label]})

@@ -5,7 +5,6 @@ import json
 import random
 import re
 import shutil
-from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 
 import ppo_continuous_action as ppo
 from benchmark import annotate, site, tables
+from benchmark.definitions import Variant
 from benchmark.results import by_environment
 from benchmark.suites import SCRIPTS, SUITES
 
@@ -124,20 +124,15 @@ def test_a_change_is_shown_side_by_side_with_little_around_it():
 
 
 def test_bugs_stand_beside_their_lines_and_link_to_their_runs(committed, monkeypatch):
-    broken = dataclasses.replace(SUITES["ablation"], baseline=("ablation", "constant-lr"))
     texts = (("* (frac if args.anneal_lr else 1.0)", ""),)
     variants = {
-        "constant-lr": SimpleNamespace(script=site.FIRST, flags="", label="healthy", title=""),
-        "no-clip": SimpleNamespace(
-            script=site.FIRST, flags="", label="no rate", title="no rate", replaced=texts
-        ),
-        "raw-advantages": SimpleNamespace(
-            script=site.FIRST, flags="--no-norm-adv", label="raw < fine", title="raw"
-        ),
+        "constant-lr": Variant(site.FIRST, label="healthy"),
+        "no-clip": Variant(site.FIRST, label="no rate", replaced=texts),
+        "raw-advantages": Variant(site.FIRST, "--no-norm-adv", "raw < fine"),
     }
-    monkeypatch.setattr(
-        site, "SUITES", {"ablation": SimpleNamespace(**vars(broken) | {"variants": variants})}
-    )
+    healthy = ("ablation", "constant-lr")
+    broken = dataclasses.replace(SUITES["ablation"], baseline=healthy, variants=variants)
+    monkeypatch.setattr(site, "SUITES", {"ablation": broken})
     rows = "| no rate | 7 | high |\n| raw < fine | 8 | |\n"
     text = f"# Bugs\n\n| bug | return | KL |\n|---|--:|---|\n{rows}"
     bugs = site.bugs_of(text, committed)
