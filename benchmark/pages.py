@@ -17,7 +17,7 @@ from benchmark.results import by_environment, done, how_complete, lines_of
 from benchmark.suites import SCRIPTS, SUITES
 from benchmark.tables import effects, facts, markdown, plus_minus, seeds, with_interval
 
-PAGES = [ROOT / x for x in ("README.md", "benchmark/README.md", "DETAILS.md")]
+PAGES = [ROOT / x for x in ("README.md", "benchmark/README.md", "DETAILS.md", "DEBUGGING.md")]
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # A tag, its title, and the sentence below it, where there is one.
 TAG = re.compile(
