@@ -337,39 +337,6 @@ def approx_kl(logratio: Tensor) -> Tensor:
     return (logratio.exp() - 1 - logratio).mean()
 
 
-def outcomes(
-    rewards: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: float
-) -> Tensor:
-    """What came of each step: the discounted rewards until its episode ended, (T, N) like all.
-
-    V stands for what a time limit or the end of the rollout cuts off. Shares no line with `gae`.
-    """
-    columns = []
-    for steps in torch.stack([rewards, next_values * (1 - terminated), done], dim=-1).unbind(1):
-        came: list[float] = []  # plain numbers, of which a loop is much faster
-        for reward, rest, ended in reversed(steps.tolist()):
-            came.append(reward + gamma * (rest if ended or not came else came[-1]))
-        columns.append(came[::-1])
-    return torch.tensor(columns).T.to(rewards)
-
-
-def compare(logratio: Tensor, advantages: Tensor, values: Tensor, came: Tensor) -> Tensors:
-    """Metrics of values, advantages and the policy's update beside what `came`, all (T, N).
-
-    `logratio` is that of the whole update; it may be of the first environments only.
-    """
-    errors, targets = values - came, values + advantages
-    rewarded = advantages[:, : logratio.shape[1]]
-    # Explained variance; what varies by less than a tenth of its size need not be explained.
-    variance = targets.var() + 0.01 * targets.square().mean() + 1e-8
-    return {
-        "check/values": 1 - advantages.var() / variance,
-        "check/value_bias": errors.mean() / (came.square().mean().sqrt() + 1e-8),
-        "check/advantages": (normalize(advantages) * normalize(-errors)).mean(),
-        "check/update": (normalize(logratio) * normalize(rewarded)).mean(),
-    }
-
-
 def adapt_learning_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
     """The next step size of Adam, after an update that has moved the policy by `kl`.
 
@@ -630,7 +597,7 @@ SCRIPT = Path(__file__).stem
 
 # Metric, its lowest and highest healthy value, patience in iterations, what to do.
 HEALTH = [
-    ("losses/approx_kl", 1e-8, 0.05, 1, "Too far: lower --learning-rate. 0: check the ratio."),
+    ("losses/approx_kl", 0, 0.05, 1, "The policy moves too far: lower --learning-rate."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
     ("losses/value_clipfrac", 0, 0.8, 20, "Values are held: scale rewards or --no-clip-vloss."),
     ("check/first_kl", -1, 1e-3, 1, "Ratios differ from 1 before any step: check the batch."),
@@ -766,6 +733,39 @@ def check_actor(logprobs: Tensor, noise: np.ndarray, agent: Agent) -> None:
     drawn = Normal(0.0, 1.0).log_prob(torch.tensor(noise)) - agent.log_std.cpu()
     if (logprobs.cpu() - drawn.sum(-1)).abs().max() > 0.05:
         raise ValueError("`actor` does not act as `evaluate_actions` says: change both together.")
+
+
+def outcomes(
+    rewards: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: float
+) -> Tensor:
+    """What came of each step: the discounted rewards until its episode ended, (T, N) like all.
+
+    V stands for what a time limit or the end of the rollout cuts off. Shares no line with `gae`.
+    """
+    columns = []
+    for steps in torch.stack([rewards, next_values * (1 - terminated), done], dim=-1).unbind(1):
+        came: list[float] = []  # plain numbers, of which a loop is much faster
+        for reward, rest, ended in reversed(steps.tolist()):
+            came.append(reward + gamma * (rest if ended or not came else came[-1]))
+        columns.append(came[::-1])
+    return torch.tensor(columns).T.to(rewards)
+
+
+def compare(logratio: Tensor, advantages: Tensor, values: Tensor, came: Tensor) -> Tensors:
+    """Metrics of values, advantages and the policy's update beside what `came`, all (T, N).
+
+    `logratio` is that of the whole update; it may be of the first environments only.
+    """
+    errors, targets = values - came, values + advantages
+    rewarded = advantages[:, : logratio.shape[1]]
+    # Explained variance; what varies by less than a tenth of its size need not be explained.
+    variance = targets.var() + 0.01 * targets.square().mean() + 1e-8
+    return {
+        "check/values": 1 - advantages.var() / variance,
+        "check/value_bias": errors.mean() / (came.square().mean().sqrt() + 1e-8),
+        "check/advantages": (normalize(advantages) * normalize(-errors)).mean(),
+        "check/update": (normalize(logratio) * normalize(rewarded)).mean(),
+    }
 
 
 def warn(history: list[dict[str, float]]) -> None:

@@ -659,7 +659,7 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
         "losses/entropy": -(all_logprobs.exp() * all_logprobs).sum(-1)[mask].mean(),
         "losses/old_approx_kl": -logratio.mean(),
         "losses/approx_kl": approx_kl(logratio),
-        "losses/correlation": (whiten(logratio, "zero") * white_advantages).mean(),
+        "check/update": (whiten(logratio, "zero") * white_advantages).mean(),
         "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
         "advantages/std": advantages.std(correction=0),
     }
@@ -1039,7 +1039,7 @@ def report(args: Args, judge: str, **found: dict[str, Any]) -> None:
 HEALTH = [
     ("losses/approx_kl", -1, 0.5, 1, "The policy moves too far: lower --learning-rate."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
-    ("losses/correlation", 0, 1, 5, "The policy does not follow the advantages: check its loss."),
+    ("check/update", -0.02, 1, 5, "It misses the advantages: check signs and masks of the loss."),
     ("objective/score_std", 1e-6, math.inf, 1, "All scores are equal: check what gives them."),
     ("objective/kl_exact", 1e-3, math.inf, 5, "It stays 0: is the SFT model trained along?"),
     ("objective/kl", -1, math.inf, 1, "Words are not sampled with the probabilities computed."),

@@ -117,7 +117,7 @@ def original(text: str) -> str:
     return PLACE.sub(link, html.escape(text))
 
 
-class Script:
+class Source:
     """A script up to the line where its algorithm ends."""
 
     def __init__(self, name: str) -> None:

@@ -24,6 +24,7 @@ from benchmark.tables import estimate, facts, markdown, missing, number, plus_mi
 EARLY = 100_000  # steps within which a bug is to be warned about
 BEGIN = 20_000  # steps after which metrics are compared: the first updates are unlike all others
 SEEN_BY = 2  # seeds that must be warned
+SAID = f"warned about by {EARLY // 1000}k steps"  # column of tables
 
 
 class Row(NamedTuple):
@@ -110,7 +111,7 @@ def cells(suite: Suite, variant: str, environment: str, folders: Folders) -> dic
     return {
         f"{environment}: return": number(np.mean(scores[0])),
         "change": "" if variant == usual else with_interval(change, "{:+z.0%}".format),
-        "warned about by 100k steps": f"{count} of {len(ours)}{': ' * bool(said)}{said}{stops}",
+        SAID: f"{count} of {len(ours)}{': ' * bool(said)}{said}{stops}",
     }
 
 

@@ -37,7 +37,7 @@ STAGE_METRICS = {
     "logprobs/rejected": "rejected",
     "losses/approx_kl": "approx_kl",
     "losses/clipfrac": "clipfrac",
-    "losses/correlation": "correlation",
+    "check/update": "check_update",
     "losses/entropy": "entropy",
     "objective/kl_exact": "kl_exact",
     "objective/score_std": "score_std",

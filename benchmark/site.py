@@ -17,8 +17,8 @@ import markdown
 import numpy as np
 from markupsafe import Markup
 
-from benchmark import annotate, rlhf, tables
-from benchmark.annotate import TEMPLATES, Script, colored, slug
+from benchmark import annotate, health, rlhf, tables
+from benchmark.annotate import TEMPLATES, Source, colored, slug
 from benchmark.definitions import Folders, Suite
 from benchmark.provenance import ROOT
 from benchmark.results import KEY, Result, by_environment, done
@@ -27,8 +27,8 @@ from benchmark.suites import SCRIPTS, SHOWN, SUITES
 DOCS = ROOT / "docs"
 FIRST = next(iter(SCRIPTS))  # is index.html
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
-POINTS = {"return": 50}  # of a curve
-OTHERWISE = 25
+RESOLUTION = {"return": (50, 4)}  # points of a curve, and their digits
+OTHERWISE = (16, 3)
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}  # columns of curves
 # What turns one script into another.
 CHANGES = {
@@ -39,7 +39,6 @@ CHANGES = {
     "grpo_rlhf_toy.py": "ppo_rlhf_toy.py",
     "dpo_rlhf_toy.py": "ppo_rlhf_toy.py",
 }
-TABLE = re.compile(r"^\|(.+)\|\n\|[-:| ]+\|\n((?:\|.+\|\n)+)", re.MULTILINE)  # of Markdown
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")
 CONTEXT = 2  # unchanged lines around changed ones
 
@@ -47,6 +46,14 @@ CONTEXT = 2  # unchanged lines around changed ones
 def page_of(script: str) -> str:
     """File of a script's page."""
     return "index.html" if script == FIRST else script.replace(".py", ".html")
+
+
+def shown(suite: Suite, folders: Folders) -> dict[tables.Name, str]:
+    """Labels of the explorer's lines: variants that have results in the suite's environments."""
+    names = tables.labels(suite)
+    return {
+        x: y for x, y in names.items() if suite.environments.keys() & by_environment(*x, folders)
+    }
 
 
 def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
@@ -60,7 +67,7 @@ def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
                 "text": tables.with_interval(effect, "{:+z.0%}".format).replace("-", "−"),
                 "places": (effect.value, low, high),
                 "sure": not low <= 0 <= high,
-                "link": f"runs.html#suite=ablation&lines=0,{[*tables.labels(suite)].index(name)}",
+                "link": f"runs.html#suite=ablation&lines=0,{[*shown(suite, folders)].index(name)}",
             }
             for key in variant.details:
                 found.setdefault(key, []).append(row)
@@ -70,7 +77,7 @@ def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
 # --- What turns one script into another ---
 
 
-def functions(script: Script) -> dict[str, str]:
+def functions(script: Source) -> dict[str, str]:
     """Functions and classes of a script by name, without the remark that they are copies."""
     parts = {x: script.rows[script.begin(y) - 1 : y.end_lineno] for x, y in script.tops.items()}
     return {
@@ -94,7 +101,7 @@ def side_by_side(old: str, new: str) -> list[tuple[str, str | None, str | None]]
     return rows
 
 
-def change(old: Script, new: Script) -> dict[str, Any]:
+def change(old: Source, new: Source) -> dict[str, Any]:
     """The parts that differ, and how many do not."""
     a, b = functions(old), functions(new)
     parts = {x: side_by_side(a.get(x, ""), text) for x, text in b.items() if a.get(x) != text}
@@ -125,14 +132,15 @@ def curve(results: list[Result], stage: str | None = None) -> dict[str, Any]:
     found: dict[str, dict[int, list[float]]] = {}
     for seed, rows in runs.items():
         for metric in (x for x in rows if x not in NOT_SHOWN and rows[x].notna().any()):
-            known, points = rows[["step", metric]].dropna(), POINTS.get(metric, OTHERWISE)
+            known = rows[["step", metric]].dropna()
+            points, digits = RESOLUTION.get(metric, OTHERWISE)
             values = np.interp(total / points * np.arange(1, points + 1), *known.to_numpy().T)
-            found.setdefault(metric, {})[seed] = [float(f"{x:.4g}") for x in values]
+            found.setdefault(metric, {})[seed] = [float(f"{x:.{digits}g}") for x in values]
     return {"total": total, "metrics": found}
 
 
-def stages(environment: str, results: list[Result]) -> list[dict[str, Any]]:
-    """The models of RLHF runs, each as a line of the explorer."""
+def stages(environment: str, label: str, results: list[Result]) -> list[dict[str, Any]]:
+    """The models of RLHF runs, each as a line of the explorer; by their settings if not `label`."""
     lines = []
     for stage in dict.fromkeys(results[0].curve["stage"]):
         models = [x.record["models"][stage] for x in results]
@@ -140,19 +148,20 @@ def stages(environment: str, results: list[Result]) -> list[dict[str, Any]]:
         for name in ("gold", "proxy", "KL"):
             values = [x[rlhf.COLUMNS[name]] for x in models if rlhf.COLUMNS[name] in x]
             cells[name] = tables.plus_minus(np.array(values), 2)
-        label, own = f"{rlhf.method(models[0])}, {rlhf.penalty(models[0])}", curve(results, stage)
-        lines.append({"label": label, "cells": {environment: cells}, "curves": {environment: own}})
+        name = label or f"{rlhf.method(models[0])}, {rlhf.penalty(models[0])}"
+        curves = {environment: curve(results, stage)}
+        lines.append({"label": name, "cells": {environment: cells}, "curves": curves})
     return lines
 
 
 def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
     """All that the explorer shows of a suite and its baseline."""
     lines: list[dict[str, Any]] = []
-    for (owner, variant), label in tables.labels(suite).items():
+    for (owner, variant), label in shown(suite, folders).items():
         line: dict[str, Any] = {"label": label, "cells": {}, "curves": {}}
         for environment, results in by_environment(owner, variant, folders).items():
             if "models" in results[0].record:
-                lines += stages(environment, results)
+                lines += stages(environment, suite.variants[variant].label, results)
             elif environment in suite.environments:
                 scores = tables.facts(results, "score")
                 whole = tables.plus_minus(tables.facts(results, "mean_return"))
@@ -179,31 +188,28 @@ def frontier(folders: Folders) -> list[dict[str, Any]]:
 # --- Bugs ---
 
 
-def bugs_of(text: str, folders: Folders) -> list[dict[str, Any]]:
-    """The bugs that have a row in DEBUGGING.md, from suites that replace texts of scripts."""
-    symptoms: dict[str, str] = {}
-    for head, body in TABLE.findall(text):
-        for row in body.splitlines():
-            label, *cells = (x.strip() for x in row.strip("|").split("|"))
-            named = (f"{x.strip()} {y}" for x, y in zip(head.split("|")[1:], cells) if y)
-            symptoms.setdefault(label, "; ".join(named))
+def bugs_of(folders: Folders) -> list[dict[str, Any]]:
+    """The bugs of the suites that have them: texts or settings, a link to their runs, symptoms."""
     found = []
-    for suite in (x for x in SUITES.values() if done(x.name, folders)):
-        names = [*tables.labels(suite)]
-        healthy = names.index(suite.baseline or names[0])
-        broken = any(x.replaced for x in suite.variants.values())
-        for name, bug in suite.variants.items() if broken else ():
-            if bug.label in symptoms:
-                flags = [] if bug.replaced else FLAG.findall(bug.flags)
-                row = {"suite": suite.name, "script": bug.script, "label": bug.label}
-                row |= {"texts": bug.replaced, "settings": {x.replace("-", "_") for x in flags}}
-                lines = f"{healthy},{names.index((suite.name, name))}"
+    for suite in SUITES.values():
+        names = [*shown(suite, folders)]
+        broken = [x for x in suite.variants if not health.is_healthy(suite, x)]
+        for name in broken if any(x.replaced for x in suite.variants.values()) else ():
+            bug = suite.variants[name]
+            cells = {x: health.cells(suite, name, x, folders) for x in suite.environments}
+            said = [f"{x}: return {y['change']}, {y[health.SAID]}" for x, y in cells.items() if y]
+            flags = [] if bug.replaced else FLAG.findall(bug.flags)
+            row = {"suite": suite.name, "script": bug.script, "label": bug.label}
+            row |= {"texts": bug.replaced, "settings": {x.replace("-", "_") for x in flags}}
+            if said:
+                pair = (health.control(suite, name), name)
+                lines = ",".join(str(names.index((suite.name, x))) for x in pair)
                 row |= {"link": f"#suite={suite.name}&lines={lines}"}
-                found.append(row | {"symptom": symptoms[bug.label]})
+                found.append(row | {"symptom": "; ".join(said)})
     return found
 
 
-def inside(segment: annotate.Segment, script: Script, bugs: list[dict]) -> list[dict[str, Any]]:
+def inside(segment: annotate.Segment, script: Source, bugs: list[dict]) -> list[dict[str, Any]]:
     """The bugs whose text begins in a segment or, where they are only flags, whose setting does."""
     lines, found = {number for number, *_ in segment.lines}, []
     settings = {x for note in segment.notes for x, _ in note.settings}
@@ -241,8 +247,8 @@ def build(folders: Folders) -> dict[str, bytes]:
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     path = ROOT / "DEBUGGING.md"
     text = path.read_text() if path.exists() else ""
-    bugs = bugs_of(text, folders)
-    found, scripts = worths(folders), {name: Script(name) for name in SCRIPTS}
+    bugs = bugs_of(folders)
+    found, scripts = worths(folders), {name: Source(name) for name in SCRIPTS}
     suites = [x for x in SUITES.values() if x.name != "smoke" and done(x.name, folders)]
     environment.globals |= {
         "scripts": {name: (page_of(name), x.shows) for name, x in SCRIPTS.items()},

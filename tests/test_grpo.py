@@ -67,8 +67,8 @@ def test_g4_g5_g7_loss_equals_an_independent_statement(judges, kl_in_loss, lengt
     assert metrics["losses/clipfrac"] == ((logratio.exp() - 1).abs() > 0.2).float().mean() > 0
     words = advantages[:, None].expand_as(mask)[mask]
     correlation = np.corrcoef(logratio, words)[0, 1]
-    assert metrics["losses/correlation"].item() == pytest.approx(correlation, abs=1e-5)
-    same = grpo.grpo_loss(agent, mb, torch.ones(8), 0.7, args)[1]["losses/correlation"]
+    assert metrics["check/update"].item() == pytest.approx(correlation, abs=1e-5)
+    same = grpo.grpo_loss(agent, mb, torch.ones(8), 0.7, args)[1]["check/update"]
     assert same == 0  # not NaN
 
 

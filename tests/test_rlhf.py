@@ -392,7 +392,7 @@ def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, sett
         "losses/old_approx_kl": -logratio.mean(),
         "losses/approx_kl": (ratio - 1 - logratio).mean(),
         "losses/clipfrac": (ratio != clipped_ratio).float().mean(),
-        "losses/correlation": torch.corrcoef(torch.stack([logratio, advantages]))[0, 1],
+        "check/update": torch.corrcoef(torch.stack([logratio, advantages]))[0, 1],
         "advantages/std": advantages.std(correction=0),
     }
     assert metrics.keys() == expected.keys()

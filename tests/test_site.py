@@ -1,6 +1,5 @@
 """The site in docs/: up to date, whole, links sound; in a browser, what it shows and computes."""
 
-import dataclasses
 import json
 import random
 import re
@@ -12,7 +11,6 @@ import torch
 
 import ppo_continuous_action as ppo
 from benchmark import annotate, site, tables
-from benchmark.definitions import Variant
 from benchmark.results import by_environment
 from benchmark.suites import SCRIPTS, SUITES
 
@@ -76,7 +74,7 @@ def test_choices_in_links_to_the_runs_exist(texts):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_no_line_of_a_script_is_lost_and_each_tag_stands_at_its_statement(name):
-    script = annotate.Script(name)
+    script = annotate.Source(name)
     shown = [number for x in script.segments for number, *_ in x.lines]
     assert shown == sorted(set(shown))
     tags = [i for i, x in enumerate(script.rows, 1) if re.match(r" *# (Detail|Extra|Devia)", x)]
@@ -98,7 +96,7 @@ def test_no_line_of_a_script_is_lost_and_each_tag_stands_at_its_statement(name):
 
 
 def test_originals_are_those_of_the_commits_that_the_scripts_name():
-    docs = "".join(annotate.Script(name).doc for name in SCRIPTS)
+    docs = "".join(annotate.Source(name).doc for name in SCRIPTS)
     named = re.findall(r"(\w+) = ([\w-]+)/\s*([\w-]+)@(\w+)", docs)
     for series, owner, repository, commit in named:
         assert f"/{owner}/{repository}/blob/{commit}/" in annotate.ORIGINALS[f"{series}: "]
@@ -108,7 +106,7 @@ def test_originals_are_those_of_the_commits_that_the_scripts_name():
 def test_every_formula_belongs_to_something():
     names = set()
     for name in SCRIPTS:
-        script = annotate.Script(name)
+        script = annotate.Source(name)
         own = {x.title for y in script.segments for x in y.notes}
         names |= own | {f"{name}: {x}" for x in own}
     assert annotate.FORMULAS.keys() - names == set()
@@ -123,38 +121,34 @@ def test_a_change_is_shown_side_by_side_with_little_around_it():
     assert text == [*same[:2], *changed, *same[2:]]
 
 
-def test_bugs_stand_beside_their_lines_and_link_to_their_runs(committed, monkeypatch):
-    texts = (("* (frac if args.anneal_lr else 1.0)", ""),)
-    variants = {
-        "constant-lr": Variant(site.FIRST, label="healthy"),
-        "no-clip": Variant(site.FIRST, label="no rate", replaced=texts),
-        "raw-advantages": Variant(site.FIRST, "--no-norm-adv", "raw < fine"),
-    }
-    healthy = ("ablation", "constant-lr")
-    broken = dataclasses.replace(SUITES["ablation"], baseline=healthy, variants=variants)
-    monkeypatch.setattr(site, "SUITES", {"ablation": broken})
-    rows = "| no rate | 7 | high |\n| raw < fine | 8 | |\n"
-    text = f"# Bugs\n\n| bug | return | KL |\n|---|--:|---|\n{rows}"
-    bugs = site.bugs_of(text, committed)
-    assert [(x["link"], x["symptom"]) for x in bugs] == [
-        ("#suite=ablation&lines=0,1", "return 7; KL high"),
-        ("#suite=ablation&lines=0,2", "return 8"),
-    ]
-    script = annotate.Script(site.FIRST)
+def test_bugs_stand_beside_their_lines_and_link_to_their_runs(committed):
+    bugs = [x for x in site.bugs_of(committed) if x["suite"] == "bugs"]
+    lines = site.suite_data(SUITES["bugs"], committed)["lines"]
+    for bug in bugs:
+        healthy, own = bug["link"].removeprefix("#suite=bugs&lines=").split(",")
+        assert lines[int(own)]["label"] == bug["label"]
+        assert lines[int(healthy)]["label"].startswith("healthy")
+    script = annotate.Source(site.FIRST)
     beside = {
         x["label"]: [note.title for note in segment.notes]
         for segment in script.segments
         for x in site.inside(segment, script, bugs)
     }
-    assert "learning rate annealing" in beside["no rate"]
-    assert "advantage normalization" in beside["raw < fine"]
+    assert "clipped surrogate objective" in beside["policy loss with the wrong sign"]
+    assert "advantage normalization" in beside["advantages not normalized"]
+    (sign,) = (x for x in bugs if x["label"] == "policy loss with the wrong sign")
+    assert re.match(r"Hopper-v4: return -\d+%.*: update \(.*; HalfCheetah-v4: ", sign["symptom"])
+
+
+def test_debugging_links_bugs_and_pages_of_the_site_only():
     page, figures = site.debugging(
-        f"{text}\n![a](benchmark/figures/a.png) [b](README.md#x) [c](ppo_atari.py)", bugs
+        "| bug | return |\n|---|--:|\n| raw < fine | 8 |\n\n"
+        "![a](benchmark/figures/a.png) [b](README.md#x) [c](ppo_atari.py)",
+        [{"label": "raw < fine", "link": "#suite=a&lines=0,2"}],
     )
-    assert '<td><a href="#suite=ablation&amp;lines=0,2">raw &lt; fine</a></td>' in page
-    assert (
-        'src="figures/a.png"' in page and "README" not in page and 'href="ppo_atari.html"' in page
-    )
+    assert '<td><a href="#suite=a&amp;lines=0,2">raw &lt; fine</a></td>' in page
+    assert 'src="figures/a.png"' in page and "README" not in page
+    assert 'href="ppo_atari.html"' in page
     assert figures == [site.ROOT / "benchmark/figures/a.png"]
 
 
