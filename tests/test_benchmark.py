@@ -491,17 +491,15 @@ def test_every_contender_has_a_valid_command_line_and_equal_work(contest):
 
 
 CONTENDER = """
-import sys, time
+import sys
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 pace, writer = float(sys.argv[4]), EventFileWriter("runs/x")
 for step in range(10, 60, 10):
-    end = time.process_time() + pace
-    while time.process_time() < end: pass
     if step == 30 and pace < 0:
         sys.exit("Error: blown")
     summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag="x", simple_value=1.0)])
-    writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+    writer.add_event(event_pb2.Event(wall_time=pace * step, step=step, summary=summary))
 writer.close()
 """
 
@@ -524,7 +522,7 @@ def test_a_contest_continues_where_it_failed_and_is_complete_repetition_by_repet
     path = folders.results / "throughput.jsonl"
     lines = results.lines_of(path)
     assert [(x["repetition"], x["contender"]) for x in lines] == [(0, "a"), (0, "b")]
-    assert 1.5 <= lines[0]["steps_per_second"] / lines[1]["steps_per_second"] < 6
+    assert [x["steps_per_second"] for x in lines] == pytest.approx([1 / 0.1, 1 / 0.3])
     assert "**Two**,\n1 repetitions in turns" in pages.throughput_tables(folders)
     # Of a later commit there are fewer repetitions: they do not take the place of more.
     more = [x | {"repetition": 1} for x in lines]
