@@ -680,7 +680,7 @@ SCRIPT = Path(__file__).stem
 
 # Metric, its lowest and highest healthy value, patience in iterations, what to do.
 HEALTH = [
-    ("losses/approx_kl", 0, 0.05, 1, "The policy moves too far: lower --learning-rate."),
+    ("losses/approx_kl", 0, 0.05, 1, "Too far: lower --learning-rate; check ratio and clipping."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
     ("losses/value_clipfrac", 0, 0.8, 20, "Clipping holds the values: try --no-clip-vloss."),
     ("check/first_kl", -1, 1e-3, 1, "Ratios differ from 1 before any step: check the batch."),
@@ -688,7 +688,7 @@ HEALTH = [
     ("check/value_bias", -1, 0.6, 10, "Values miss what came: check what is bootstrapped."),
     ("check/advantages", 0.25, 1, 10, "They miss what came: check GAE and its V(s')."),
     ("check/update", 0.02, 1, 20, "It misses the advantages: check signs and reshapes."),
-    ("losses/grad_norm", 0, 100, 1, "Gradients explode: lower --learning-rate."),
+    ("losses/grad_norm", 0, 100, 1, "It explodes: lower --learning-rate; is the ratio always 1?"),
     ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
     ("policy/entropy_share", 0.01, math.inf, 1, "Exploration has ended: raise --ent-coef."),
 ]
