@@ -24,6 +24,10 @@ from benchmark.tables import estimate, facts, markdown, missing, number, plus_mi
 EARLY = 100_000  # steps within which a bug is to be warned about
 BEGIN = 20_000  # steps after which metrics are compared: the first updates are unlike all others
 SEEN_BY = 2  # seeds that must be warned
+DIFFERENT = 0.05  # relative change of a metric, on each seed, that is told
+# Columns of curves that are known before an update, and those that come of it.
+BEFORE = ("advantages_std", "explained_variance", "check_value_bias", "check_advantages")
+DURING = ("grad_norm", "clipfrac", "approx_kl", "value_clipfrac", "check_update")
 SAID = f"warned about by {EARLY // 1000}k steps"  # column of tables
 
 
@@ -94,6 +98,26 @@ def seen(results: list[Result], steps: float = EARLY) -> tuple[int, str]:
     return sum(map(bool, early)), said
 
 
+def at_first(ours: list[Result], theirs: list[Result]) -> str:
+    """What differs most in the first iteration, the same way on all seeds, by how much.
+
+    A healthy run with the same seed and flags has the same samples in it. What is known before the
+    update, of rewards, values and advantages, stands first; then what the update does.
+    """
+    first = [{x.record["seed"]: iterations(x).iloc[0] for x in own} for own in (ours, theirs)]
+    pairs = [(x, first[1][seed]) for seed, x in first[0].items() if seed in first[1]]
+    texts = []
+    for names in (BEFORE, DURING):
+        changes = {}
+        for name in (x for x in names if all(x in y for pair in pairs for y in pair)):
+            own = np.array([(x[name] - y[name]) / (abs(y[name]) + 0.05) for x, y in pairs])
+            if len(own) and abs(own.sum()) == abs(own).sum() and abs(own).min() > DIFFERENT:
+                changes[name] = own.mean()
+        largest = sorted(changes, key=lambda x: -abs(changes[x]))[:2]
+        texts += [f"{x.removeprefix('check_')} {changes[x]:+.0%}" for x in largest]
+    return ", ".join(texts)
+
+
 # --- Tables ---
 
 
@@ -112,6 +136,7 @@ def cells(suite: Suite, variant: str, environment: str, folders: Folders) -> dic
         f"{environment}: return": number(np.mean(scores[0])),
         "change": "" if variant == usual else with_interval(change, "{:+z.0%}".format),
         SAID: f"{count} of {len(ours)}{': ' * bool(said)}{said}{stops}",
+        "differs in the first iteration": "" if variant == usual else at_first(ours, theirs),
     }
 
 
@@ -165,8 +190,8 @@ def evaluation_table(suite: Suite, folders: Folders) -> str:
 
 
 def goal(suites: list[Suite], folders: Folders) -> str:
-    """How many bugs are warned about on two seeds in some environment, and which healthy runs."""
-    noticed: dict[str, bool] = {}
+    """How many bugs are noticed on two seeds in some environment, and which healthy runs warn."""
+    warned: dict[str, bool] = {}
     healthy: list[str] = []
     stopped: set[str] = set()
     for suite, name in ((x, name) for x in suites for name in x.variants):
@@ -176,16 +201,16 @@ def goal(suites: list[Suite], folders: Folders) -> str:
                 said = [(x.record["seed"], seen([x], math.inf)[1]) for x in results]
                 healthy += [x and f"{environment}, {label}, seed {seed}: {x}" for seed, x in said]
             elif len(results) >= SEEN_BY:
-                noticed[label] = noticed.get(label, False) or seen(results)[0] >= SEEN_BY
+                warned[label] = warned.get(label, False) or seen(results)[0] >= SEEN_BY
                 stopped |= {label} if UNCHECKED in suite.variants[name].replaced else set()
     alarms = [x for x in healthy if x]
-    unseen = [x for x, y in noticed.items() if not y and x not in stopped]
-    both = sum(noticed[x] for x in stopped)
+    told = {x for x, y in warned.items() if y}
+    unseen = [x for x in warned if x not in told | stopped]
     lines = [
-        f"**{sum(noticed.values())} of {len(noticed)} bugs are warned about** within "
-        f"{EARLY // 1000}k steps (RLHF: ever), on {SEEN_BY} seeds or more in some environment. "
-        f"{len(stopped)}, of which these count {both}, stop at once where the check is left in. "
-        f"Neither: {'; '.join(unseen) or 'none'}.",
+        f"**{len(told | stopped)} of {len(warned)} bugs are noticed**: {len(told)} are warned "
+        f"about within {EARLY // 1000}k steps (RLHF: ever), on {SEEN_BY} seeds or more in some "
+        f"environment, and {len(stopped - told)} more stop at once where the check is left in. "
+        f"Not noticed: {'; '.join(unseen) or 'none'}.",
         f"**{len(alarms)} of {len(healthy)} healthy runs** have a warning at any time"
         f"{': ' * bool(alarms)}{'; '.join(alarms)}.",
     ]
@@ -212,6 +237,7 @@ FINGERPRINT = {
     "check_value_bias": False,
     "check_advantages": False,
     "check_update": False,
+    "advantages_std": True,
 }
 
 
@@ -225,21 +251,45 @@ def typical(result: Result) -> pd.Series:
     return middle
 
 
+def typicals(suite: Suite, environment: str, folders: Folders) -> dict[str, pd.DataFrame]:
+    """Of each variant that has results there a row per seed."""
+    found = {x: by_environment(suite.name, x, folders).get(environment) for x in suite.variants}
+    return {x: pd.DataFrame([typical(y) for y in own]) for x, own in found.items() if own}
+
+
+def band(suite: Suite, found: dict[str, pd.DataFrame]) -> tuple[pd.Series, pd.Series]:
+    """Lowest and highest of all seeds of all healthy variants."""
+    healthy = [own for name, own in found.items() if is_healthy(suite, name)]
+    rows = pd.concat(healthy) if healthy else pd.DataFrame(columns=list(FINGERPRINT))
+    return rows.min(), rows.max()
+
+
+def bands_table(suites: list[Suite], folders: Folders) -> str:
+    """Of each metric the bands of healthy runs, and beyond what the scripts warn."""
+    rows = {name: {"metric": f"`{x}`"} for x, name in STEP_METRICS.items() if name in FINGERPRINT}
+    for suite, environment in ((x, y) for x in suites for y in x.environments):
+        low, high = band(suite, typicals(suite, environment, folders))
+        for name, logarithmic in FINGERPRINT.items():
+            ends = [10**x if logarithmic else x for x in (low[name], high[name])]
+            known = not np.isnan(ends).any()
+            rows[name][environment] = " to ".join(f"{x:.2g}" for x in ends) if known else "–"
+    for row in health_table(suites[0].variants["healthy"].script):
+        if (name := STEP_METRICS.get(row.metric)) in rows:
+            outside = f"{row.low:g} to {row.high:g}"
+            rows[name]["a warning outside of"] = f"{outside}, {row.patience} times"
+    return markdown(list(rows.values()))
+
+
 def distances(suite: Suite, environment: str, folders: Folders) -> pd.DataFrame:
     """How far the metrics of each bug are outside of the band of healthy runs, in its widths.
 
     A row per variant and a column per metric; 0 within the band, which is that from the lowest to
     the highest of all seeds of all healthy variants.
     """
-    found = {
-        name: pd.DataFrame([typical(x) for x in results])
-        for name in suite.variants
-        if (results := by_environment(suite.name, name, folders).get(environment))
-    }
-    if not any(is_healthy(suite, name) for name in found):
+    found = typicals(suite, environment, folders)
+    low, high = band(suite, found)
+    if low.isna().all():
         return pd.DataFrame()
-    healthy = pd.concat([x for name, x in found.items() if is_healthy(suite, name)])
-    low, high = healthy.min(), healthy.max()
     width = (high - low).clip(lower=0.02)
     broken = [name for name in found if not is_healthy(suite, name)]
     means = pd.DataFrame([found[name].mean() for name in broken], broken, list(FINGERPRINT))

@@ -178,11 +178,11 @@ def block(name: str, folders: Folders) -> str:
         "throughput": throughput_tables,
         "scripts": scripts_table,
         "details": details_table,
+        "goal": lambda x: health.goal([SUITES[y] for y in SUITES if y.startswith("bugs")], x),
+        "bands": lambda x: health.bands_table([SUITES["bugs"], SUITES["bugs_cartpole"]], x),
     }
     if name in tables:
         return tables[name](folders)
-    if name == "goal":
-        return health.goal([SUITES[x] for x in SUITES if x.startswith("bugs")], folders)
     if name in SUITES:
         return SUITES[name].table(SUITES[name], folders) if done(name, folders) else ""
     known = ", ".join((*tables, *SUITES))

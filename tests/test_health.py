@@ -96,8 +96,8 @@ def test_the_table_has_what_a_bug_costs_and_where_it_is_warned_about(folders):
 
 def test_the_goal_counts_bugs_seen_on_two_seeds_and_healthy_runs(folders):
     text = health.goal([BUGS], folders)
-    assert text.startswith("**1 of 2 bugs are warned about**")
-    assert "Neither: reward scaling not reset" in text.replace("\n", " ")
+    assert text.startswith("**1 of 2 bugs are noticed**: 1 are warned about")
+    assert "Not noticed: reward scaling not reset" in text.replace("\n", " ")
     assert "**0 of 3 healthy runs** have a warning" in text
     table = (folders.results / "bugs.csv").read_text().replace("sign,1", "healthy,4")
     (folders.results / "bugs.csv").write_text(table)
@@ -116,6 +116,32 @@ def test_distances_are_in_widths_of_the_band_of_healthy_runs(folders):
     assert found.loc["sign", "check_update"] == pytest.approx((mean - 0.2) / 0.02)
     assert found.loc["not-reset", "check_update"] == 0
     assert len(health.distances(BUGS, "HalfCheetah-v4", folders)) == 0
+
+
+def test_the_first_iteration_tells_what_differs_alike_on_all_seeds():
+    def runs(*firsts):
+        runs = [made({x: [y, 9.0] for x, y in first.items()}) for first in firsts]
+        for seed, run in enumerate(runs, 1):
+            run.record["seed"] = seed
+        return runs
+
+    usual = {"advantages/std": 0.95, "losses/grad_norm": 1.95, "check/update": 0.2}
+    usual |= {"losses/clipfrac": 0.15}
+    first, second = ({**usual, "losses/grad_norm": x, "advantages/std": 0.45} for x in (3.95, 2.95))
+    opposite = {"check/update": 0.4}, {"check/update": 0.1}
+    ours = runs({**first, **opposite[0]}, {**second, **opposite[1]})
+    theirs = runs(usual, usual, usual)
+    assert health.at_first(ours, theirs) == "advantages_std -50%, grad_norm +75%"
+    assert health.at_first(ours, theirs[2:]) == health.at_first(theirs, theirs) == ""
+    near = runs({**usual, "losses/clipfrac": 0.156}, {**usual, "losses/clipfrac": 0.3})
+    assert health.at_first(near, theirs) == ""  # hardly, on the first seed
+
+
+def test_bands_are_those_of_the_healthy_runs_and_of_the_scripts_warnings(folders):
+    row = next(x for x in health.bands_table([BUGS], folders).splitlines() if "check/update" in x)
+    warned = next(x for x in health.health_table(SCRIPT) if x.metric == "check/update")
+    outside = f"{warned.low:g} to 1, {warned.patience} times"
+    assert row == f"| `check/update` | 0.2 to 0.22 | – | {outside} |"
 
 
 def test_healthy_runs_and_evaluations_have_a_row_each(tmp_path):
@@ -140,13 +166,17 @@ def test_late_warnings_count_for_healthy_runs_only_and_the_first_of_two_lines_co
     run = made({"check/update": [0.2] * 50 + [-0.2] * 10})
     assert health.seen([run])[0] == 0 and health.seen([run], math.inf) == (1, "update (119k)")
     curve = pd.DataFrame({"step": range(1, 21), "approx_kl": 0.01, "stage": "ppo", "kl": 5.0})
-    curve.loc[[4, 12], "kl"] = -2.0, 40.0  # below, by the first line; above, by the second
+    curve.loc[4, "kl"] = -2.0
     record = {"script": "ppo_rlhf_toy.py", "seed": 1, "judged": "ppo"}
     run = SimpleNamespace(record=record, curve=curve)
     assert health.warnings(run) == {"objective/kl": 5}
-    curve["kl"] = curve["kl"].to_numpy()[::-1]
-    assert health.warnings(run) == {"objective/kl": 8}
-    assert health.seen([run]) == (1, "kl (update 8)")
+    curve["kl_exact"] = 5.0
+    for low, high, found in ((2, 8, 7), (12, 4, 5)):  # it stays 0 for five updates; has run away
+        changed = curve.assign(kl=5.0)
+        changed.loc[low : low + 4, "kl_exact"], changed.loc[high, "kl_exact"] = 0.0, 40.0
+        run = SimpleNamespace(record=record, curve=changed)
+        assert health.warnings(run) == {"objective/kl_exact": found}
+    assert health.seen([run]) == (1, "kl_exact (update 5)")
 
 
 def test_what_is_healthy_by_its_name():
