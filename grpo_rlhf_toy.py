@@ -912,9 +912,9 @@ def report(args: Args, judge: str, **found: dict[str, Any]) -> None:
 
 
 # === Health ===
-# Copied from ppo_rlhf_toy.py
 
 # Metric, its lowest and highest healthy value, patience in updates, what to do.
+# (Advantages are noise once the answers of each group score alike: an update may miss them.)
 HEALTH = [
     ("losses/approx_kl", -1, 0.5, 1, "The policy moves too far: lower --learning-rate."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
@@ -927,6 +927,7 @@ HEALTH = [
 ]
 
 
+# Copied from ppo_rlhf_toy.py
 def warn_of(run: str, kl_mode: str, updates: list[dict[str, float]]) -> None:
     """Print what to do where a metric of a run has just become unhealthy for `patience` updates."""
     for name, low, high, patience, sentence in HEALTH:

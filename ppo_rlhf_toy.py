@@ -1039,7 +1039,7 @@ def report(args: Args, judge: str, **found: dict[str, Any]) -> None:
 HEALTH = [
     ("losses/approx_kl", -1, 0.5, 1, "The policy moves too far: lower --learning-rate."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
-    ("check/update", 0.07, 1, 10, "It misses the advantages: check rewards, masks and signs."),
+    ("check/update", 0.06, 1, 10, "It misses the advantages: check rewards, masks and signs."),
     ("objective/score_std", 1e-6, math.inf, 1, "All scores are equal: check what gives them."),
     ("objective/kl_exact", 1e-3, math.inf, 5, "It stays 0: is the SFT model trained along?"),
     ("objective/kl", -1, math.inf, 1, "Words are not sampled with the probabilities computed."),
