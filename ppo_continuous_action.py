@@ -732,7 +732,7 @@ def check_actor(logprobs: Tensor, noise: np.ndarray, agent: Agent) -> None:
     """
     drawn = Normal(0.0, 1.0).log_prob(torch.tensor(noise)) - agent.log_std.cpu()
     if (logprobs.cpu() - drawn.sum(-1)).abs().max() > 0.05:
-        raise ValueError("`actor` does not act as `evaluate_actions` says: change both together.")
+        raise ValueError("`actor` and `evaluate_actions` disagree: change both (or it diverged).")
 
 
 def outcomes(

@@ -810,7 +810,7 @@ def check_choices(
     chosen = np.take_along_axis(logits, actions[..., None], axis=-1).squeeze(-1)
     drawn = (chosen - np.logaddexp.reduce(logits, axis=-1)).sum(-1)
     if not np.abs(logprobs.numpy(force=True) - drawn).max() <= 0.01:
-        raise ValueError("`actor` does not act as `evaluate_actions` says: change both together.")
+        raise ValueError("`actor` and `evaluate_actions` disagree: change both (or it diverged).")
 
 
 # Copied from ppo_continuous_action.py

@@ -197,7 +197,11 @@ def bugs_of(folders: Folders) -> list[dict[str, Any]]:
         for name in broken if any(x.replaced for x in suite.variants.values()) else ():
             bug = suite.variants[name]
             cells = {x: health.cells(suite, name, x, folders) for x in suite.environments}
-            said = [f"{x}: return {y['change']}, {y[health.SAID]}" for x, y in cells.items() if y]
+            said = [
+                f"{x}: return {y['change']}, warned in {y[health.SAID]}"
+                for x, y in cells.items()
+                if y
+            ]
             flags = [] if bug.replaced else FLAG.findall(bug.flags)
             row = {"suite": suite.name, "script": bug.script, "label": bug.label}
             row |= {"texts": bug.replaced, "settings": {x.replace("-", "_") for x in flags}}

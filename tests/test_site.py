@@ -137,7 +137,10 @@ def test_bugs_stand_beside_their_lines_and_link_to_their_runs(committed):
     assert "clipped surrogate objective" in beside["policy loss with the wrong sign"]
     assert "advantage normalization" in beside["advantages not normalized"]
     (sign,) = (x for x in bugs if x["label"] == "policy loss with the wrong sign")
-    assert re.match(r"Hopper-v4: return -\d+%.*: update \(.*; HalfCheetah-v4: ", sign["symptom"])
+    assert re.match(
+        r"Hopper-v4: return -\d+%.*, warned in \d of \d: update \(.*; HalfCheetah-v4: ",
+        sign["symptom"],
+    )
 
 
 def test_debugging_links_bugs_and_pages_of_the_site_only():
