@@ -64,7 +64,8 @@ def one_panel_each(titles: list[str], width: int = 3) -> tuple["Figure", list["A
     """A figure with a panel over environment steps for each title, so many in a row."""
     columns = min(width, len(titles))
     rows = -(-len(titles) // columns)
-    size = (3.2 * columns, 2.4 * rows) if len(titles) > 1 else (6.4, 3.2)
+    wide = 3.2 if width < 5 else 2.4  # inches of a panel
+    size = (wide * columns, 0.75 * wide * rows) if len(titles) > 1 else (6.4, 3.2)
     figure, grid = new_figure(rows, columns, size)
     for axes in grid.flat[len(titles) :]:
         axes.axis("off")
@@ -297,7 +298,7 @@ def broken_curves(suite: Suite, folders: Folders) -> "Figure":
         raise BenchmarkError(f"No run of {suite.name} is finished.")
     figure, panels = one_panel_each([suite.variants[x].label for x in bugs], 5)
     for name, axes in zip(bugs, panels):
-        axes.title.set_fontsize(7)
+        axes.title.set_fontsize(6)
         draw_curves(axes, found[health.control(suite, name)] or [], "healthy", "0.5")
         draw_curves(axes, found[name], "with the bug", "C3")
     figure.supylabel(f"episodic return in training, {environment}")

@@ -28,7 +28,7 @@ DOCS = ROOT / "docs"
 FIRST = next(iter(SCRIPTS))  # is index.html
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
 RESOLUTION = {"return": (50, 4)}  # points of a curve, and their digits
-OTHERWISE = (16, 3)
+OTHERWISE = (12, 3)
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}  # columns of curves
 # What turns one script into another.
 CHANGES = {
