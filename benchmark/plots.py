@@ -64,8 +64,8 @@ def one_panel_each(titles: list[str], width: int = 3) -> tuple["Figure", list["A
     """A figure with a panel over environment steps for each title, so many in a row."""
     columns = min(width, len(titles))
     rows = -(-len(titles) // columns)
-    wide = 3.2 if width < 5 else 2.4  # inches of a panel
-    size = (wide * columns, 0.75 * wide * rows) if len(titles) > 1 else (6.4, 3.2)
+    wide, high = (3.2, 2.4) if width < 5 else (2.4, 1.8)  # inches of a panel
+    size = (wide * columns, high * rows) if len(titles) > 1 else (6.4, 3.2)
     figure, grid = new_figure(rows, columns, size)
     for axes in grid.flat[len(titles) :]:
         axes.axis("off")
