@@ -230,6 +230,7 @@ def debugging(text: str, bugs: list[dict[str, Any]]) -> tuple[str, list[Path]]:
     for bug in bugs:
         cell, link = html.escape(bug["label"], quote=False), html.escape(bug["link"])
         text = text.replace(f"<td>{cell}</td>", f'<td><a href="{link}">{cell}</a></td>')
+    text = text.replace("<table>", '<table tabindex="0">')  # scrolls, also by the keyboard
     figures = [ROOT / x for x in re.findall(r'src="([^"]+)"', text)]
     text = re.sub(r'src="[^"]*?([^"/]+)"', r'src="figures/\1"', text)
     text = re.sub(r'href="(\w+\.py)"', lambda x: f'href="{page_of(x[1])}"', text)
