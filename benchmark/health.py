@@ -111,7 +111,7 @@ def at_first(ours: list[Result], theirs: list[Result]) -> str:
         changes = {}
         for name in (x for x in names if all(x in y for pair in pairs for y in pair)):
             own = np.array([(x[name] - y[name]) / (abs(y[name]) + 0.05) for x, y in pairs])
-            if len(own) and abs(own.sum()) == abs(own).sum() and abs(own).min() > DIFFERENT:
+            if len(own) and ((own > DIFFERENT).all() or (own < -DIFFERENT).all()):
                 changes[name] = own.mean()
         largest = sorted(changes, key=lambda x: -abs(changes[x]))[:2]
         texts += [f"{x.removeprefix('check_')} {changes[x]:+.0%}" for x in largest]

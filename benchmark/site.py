@@ -5,7 +5,6 @@ disk: data are scripts that call `data(name, content)`, since pages on disk may 
 """
 
 import difflib
-import html
 import json
 import re
 import shutil
@@ -20,6 +19,7 @@ from markupsafe import Markup
 from benchmark import annotate, health, rlhf, tables
 from benchmark.annotate import TEMPLATES, Source, colored, slug
 from benchmark.definitions import Folders, Suite
+from benchmark.pages import BLOCK
 from benchmark.provenance import ROOT
 from benchmark.results import KEY, Result, by_environment, done
 from benchmark.suites import SCRIPTS, SHOWN, SUITES
@@ -202,10 +202,10 @@ def bugs_of(folders: Folders) -> list[dict[str, Any]]:
                 for x, y in cells.items()
                 if y
             ]
-            flags = [] if bug.replaced else FLAG.findall(bug.flags)
-            row = {"suite": suite.name, "script": bug.script, "label": bug.label}
-            row |= {"texts": bug.replaced, "settings": {x.replace("-", "_") for x in flags}}
             if said:
+                flags = [] if bug.replaced else FLAG.findall(bug.flags)
+                row = {"suite": suite.name, "script": bug.script, "label": bug.label}
+                row |= {"texts": bug.replaced, "settings": {x.replace("-", "_") for x in flags}}
                 pair = (health.control(suite, name), name)
                 lines = ",".join(str(names.index((suite.name, x))) for x in pair)
                 row |= {"link": f"#suite={suite.name}&lines={lines}"}
@@ -226,10 +226,16 @@ def inside(segment: annotate.Segment, script: Source, bugs: list[dict]) -> list[
 
 def debugging(text: str, bugs: list[dict[str, Any]]) -> tuple[str, list[Path]]:
     """DEBUGGING.md as HTML, whose bugs are links to the explorer, and the figures in it."""
+
+    def linked(block: re.Match) -> str:
+        rows = block[0]
+        for bug in (x for x in bugs if x["suite"] == block[2]):  # others have equal labels
+            cell = f"[{bug['label']}]({bug['link']})"
+            rows = rows.replace(f"| {bug['label']} |", f"| {cell} |")
+        return rows
+
+    text = BLOCK.sub(linked, text)
     text = markdown.markdown(text, extensions=["tables", "toc", "fenced_code"])
-    for bug in bugs:
-        cell, link = html.escape(bug["label"], quote=False), html.escape(bug["link"])
-        text = text.replace(f"<td>{cell}</td>", f'<td><a href="{link}">{cell}</a></td>')
     text = text.replace("<table>", '<table tabindex="0">')  # scrolls, also by the keyboard
     figures = [ROOT / x for x in re.findall(r'src="([^"]+)"', text)]
     text = re.sub(r'src="[^"]*?([^"/]+)"', r'src="figures/\1"', text)

@@ -145,11 +145,13 @@ def test_bugs_stand_beside_their_lines_and_link_to_their_runs(committed):
 
 def test_debugging_links_bugs_and_pages_of_the_site_only():
     page, figures = site.debugging(
-        "| bug | return |\n|---|--:|\n| raw < fine | 8 |\n\n"
+        "<!-- generated: a -->\n\n| bug | return |\n|---|--:|\n| raw < fine | 8 |\n\n<!-- end -->\n"
+        "<!-- generated: b -->\n\n| bug |\n|---|\n| raw < fine |\n\n<!-- end -->\n\n"
         "![a](benchmark/figures/a.png) [b](README.md#x) [c](ppo_atari.py)",
-        [{"label": "raw < fine", "link": "#suite=a&lines=0,2"}],
+        [{"suite": x, "label": "raw < fine", "link": f"#suite={x}&lines=0,2"} for x in "ab"],
     )
-    assert '<td><a href="#suite=a&amp;lines=0,2">raw &lt; fine</a></td>' in page
+    for suite in "ab":
+        assert page.count(f'<td><a href="#suite={suite}&amp;lines=0,2">raw &lt; fine</a></td>') == 1
     assert 'src="figures/a.png"' in page and "README" not in page
     assert 'href="ppo_atari.html"' in page
     assert figures == [site.ROOT / "benchmark/figures/a.png"]
