@@ -25,9 +25,16 @@ EARLY = 100_000  # steps within which a bug is to be warned about
 BEGIN = 20_000  # steps after which metrics are compared: the first updates are unlike all others
 SEEN_BY = 2  # seeds that must be warned
 DIFFERENT = 0.05  # relative change of a metric, on each seed, that is told
-# Columns of curves that are known before an update, and those that come of it.
-BEFORE = ("advantages_std", "explained_variance", "check_value_bias", "check_advantages")
-DURING = ("grad_norm", "clipfrac", "approx_kl", "value_clipfrac", "check_update")
+# Columns of curves in the order in which an iteration makes them: the first stage in which the
+# first iteration differs from that of a healthy run of the same seed tells which part is wrong.
+STAGES = {
+    "acting": ("episodes", "return"),
+    "outcomes": ("check_value_bias",),
+    "advantages": ("advantages_std", "explained_variance", "check_advantages"),
+    "ratio": ("check_first_kl",),
+    "update": ("grad_norm", "clipfrac", "approx_kl", "value_clipfrac", "log_std", "check_update"),
+}
+NAMES = {column: metric for metric, column in (STEP_METRICS | STAGE_METRICS).items()}
 SAID = f"warned about by {EARLY // 1000}k steps"  # column of tables
 
 
@@ -75,10 +82,10 @@ def warnings(result: Result) -> dict[str, int]:
 
 
 def control(suite: Suite, variant: str) -> str:
-    """The healthy variant with the same flags, or the one without any."""
-    flags = suite.variants[variant].flags
-    same = [x for x, y in suite.variants.items() if is_healthy(suite, x) and y.flags == flags]
-    return (same or ["healthy"])[0]
+    """The healthy variant that has most of the variant's flags, and no other."""
+    flags = {x: y.flags for x, y in suite.variants.items() if is_healthy(suite, x)}
+    within = [x for x in flags if flags[x] in suite.variants[variant].flags]
+    return max(within, key=lambda x: len(flags[x]))
 
 
 def when(step: float) -> str:
@@ -92,30 +99,33 @@ def seen(results: list[Result], steps: float = EARLY) -> tuple[int, str]:
     first: dict[str, list[int]] = {}
     for own in early:
         for metric, step in own.items():
-            first.setdefault(metric.rpartition("/")[2], []).append(step)
+            first.setdefault(metric, []).append(step)
     ranked = sorted(first.items(), key=lambda x: (-len(x[1]), np.median(x[1])))
-    said = ", ".join(f"{x} ({when(np.median(y))})" for x, y in ranked[:3])
+    said = ", ".join(f"`{x}` ({when(np.median(y))})" for x, y in ranked[:3])
     return sum(map(bool, early)), said
 
 
 def at_first(ours: list[Result], theirs: list[Result]) -> str:
-    """What differs most in the first iteration, the same way on all seeds, by how much.
+    """The first stage of the first iteration that differs in any digit, on each seed, and by what.
 
-    A healthy run with the same seed and flags has the same samples in it. What is known before the
-    update, of rewards, values and advantages, stands first; then what the update does.
+    A healthy run with the same seed and flags has the same samples in it. Told are the two metrics
+    of each stage that change most, if by more than `DIFFERENT` and the same way on all seeds.
     """
     first = [{x.record["seed"]: iterations(x).iloc[0] for x in own} for own in (ours, theirs)]
     pairs = [(x, first[1][seed]) for seed, x in first[0].items() if seed in first[1]]
-    texts = []
-    for names in (BEFORE, DURING):
+    begins, texts = "nothing", []
+    for stage, names in STAGES.items():
+        known = [x for x in names if all(x in y and pd.notna(y[x]) for pair in pairs for y in pair)]
+        if begins == "nothing" and all(any(x[y] != z[y] for y in known) for x, z in pairs):
+            begins = stage
         changes = {}
-        for name in (x for x in names if all(x in y for pair in pairs for y in pair)):
+        for name in known:
             own = np.array([(x[name] - y[name]) / (abs(y[name]) + 0.05) for x, y in pairs])
-            if len(own) and ((own > DIFFERENT).all() or (own < -DIFFERENT).all()):
+            if (own > DIFFERENT).all() or (own < -DIFFERENT).all():
                 changes[name] = own.mean()
         largest = sorted(changes, key=lambda x: -abs(changes[x]))[:2]
-        texts += [f"{x.removeprefix('check_')} {changes[x]:+.0%}" for x in largest]
-    return ", ".join(texts)
+        texts += [f"`{NAMES.get(x, x)}` {changes[x]:+.0%}" for x in largest]
+    return begins + ": " * bool(texts) + ", ".join(texts)
 
 
 # --- Tables ---
@@ -132,9 +142,12 @@ def cells(suite: Suite, variant: str, environment: str, folders: Folders) -> dic
     change = estimate(scores, statistics.relative_effect)
     count, said = seen(ours)
     stops = " (with the check it stops at once)" * (UNCHECKED in suite.variants[variant].replaced)
+    beside = suite.variants[usual].label.removeprefix("healthy").removeprefix(", ")
     return {
         f"{environment}: return": number(np.mean(scores[0])),
-        "change": "" if variant == usual else with_interval(change, "{:+z.0%}".format),
+        "change": ""
+        if variant == usual
+        else with_interval(change, "{:+z.0%}".format) + f" beside {beside}" * bool(beside),
         SAID: f"{count} of {len(ours)}{': ' * bool(said)}{said}{stops}",
         "differs in the first iteration": "" if variant == usual else at_first(ours, theirs),
     }

@@ -198,7 +198,7 @@ def bugs_of(folders: Folders) -> list[dict[str, Any]]:
             bug = suite.variants[name]
             cells = {x: health.cells(suite, name, x, folders) for x in suite.environments}
             said = [
-                f"{x}: return {y['change']}, warned in {y[health.SAID]}"
+                f"{x}: return {y['change']}, warned in {y[health.SAID].replace('`', '')}"
                 for x, y in cells.items()
                 if y
             ]

@@ -58,7 +58,7 @@ def test_a_stretch_without_an_update_and_a_missing_metric_are_no_sign_of_anythin
     ("variant", "expected"),
     [
         *(("sign", "healthy"), ("transposed", "healthy-8"), ("entropy-sign", "healthy-entropy")),
-        *(("many-epochs", "healthy"), ("healthy-8", "healthy-8")),
+        *(("swamped", "healthy-shared"), ("healthy-8", "healthy-8")),
     ],
 )
 def test_a_bug_is_compared_with_the_healthy_variant_that_has_its_flags(variant, expected):
@@ -88,7 +88,7 @@ def test_the_table_has_what_a_bug_costs_and_where_it_is_warned_about(folders):
     rows = health.bugs_table(BUGS, folders).splitlines()
     sign = next(x for x in rows if "wrong sign |" in x and "policy" in x)
     patience = next(x.patience for x in health.health_table(SCRIPT) if x.metric == "check/update")
-    assert f"2 of 3: update ({2.048 * patience:.0f}k)" in sign and "| -98% [" in sign
+    assert f"2 of 3: `check/update` ({2.048 * patience:.0f}k)" in sign and "| -98% [" in sign
     assert any("not reset" in x and "| -8% [" in x and "0 of 3" in x for x in rows)
     healthy = next(x for x in rows if x.startswith("| healthy |"))
     assert "%" not in healthy and "0 of 3" in healthy
@@ -106,7 +106,7 @@ def test_the_goal_counts_bugs_seen_on_two_seeds_and_healthy_runs(folders):
     (folders.results / "bugs.jsonl").write_text(lines.replace(*moved))
     text = health.goal([BUGS], folders)
     assert text.startswith("**0 of 2") and "**1 of 4 healthy runs**" in text
-    assert "Hopper-v4, healthy, seed 4: update" in text.replace("\n", " ")
+    assert "Hopper-v4, healthy, seed 4: `check/update`" in text.replace("\n", " ")
 
 
 def test_distances_are_in_widths_of_the_band_of_healthy_runs(folders):
@@ -125,16 +125,20 @@ def test_the_first_iteration_tells_what_differs_alike_on_all_seeds():
             run.record["seed"] = seed
         return runs
 
-    usual = {"advantages/std": 0.95, "losses/grad_norm": 1.95, "check/update": 0.2}
-    usual |= {"losses/clipfrac": 0.15}
+    usual = {"check/value_bias": 0.1, "advantages/std": 0.95, "check/first_kl": 0.0}
+    usual |= {"losses/grad_norm": 1.95, "losses/clipfrac": 0.15, "check/update": 0.2}
     first, second = ({**usual, "losses/grad_norm": x, "advantages/std": 0.45} for x in (3.95, 2.95))
-    opposite = {"check/update": 0.4}, {"check/update": 0.1}
-    ours = runs({**first, **opposite[0]}, {**second, **opposite[1]})
+    ours = runs({**first, "check/update": 0.4}, {**second, "check/update": 0.1})
     theirs = runs(usual, usual, usual)
-    assert health.at_first(ours, theirs) == "advantages_std -50%, grad_norm +75%"
-    assert health.at_first(ours, theirs[2:]) == health.at_first(theirs, theirs) == ""
-    near = runs({**usual, "losses/clipfrac": 0.156}, {**usual, "losses/clipfrac": 0.3})
-    assert health.at_first(near, theirs) == ""  # hardly, on the first seed
+    said = "advantages: `advantages/std` -50%, `losses/grad_norm` +75%"
+    assert health.at_first(ours, theirs) == said
+    assert health.at_first(theirs, theirs) == "nothing"
+    hardly = {**usual, "losses/clipfrac": 0.1501}
+    for name, stage in (("check/value_bias", "outcomes"), ("check/first_kl", "ratio")):
+        own = runs(*[{**hardly, name: 0.101}] * 2)
+        assert health.at_first(own, theirs).startswith(stage)
+    assert health.at_first(runs(hardly, hardly), theirs) == "update"  # by a digit is enough
+    assert health.at_first(runs(hardly, usual), theirs) == "nothing"  # the second seed does not
 
 
 def test_bands_are_those_of_the_healthy_runs_and_of_the_scripts_warnings(folders):
@@ -153,7 +157,7 @@ def test_healthy_runs_and_evaluations_have_a_row_each(tmp_path):
     rows = pd.concat([x.assign(**key) for x, key in zip(runs, keys)])
     rows.to_csv(tmp_path / "bugs_healthy.csv", index=False)
     (row,) = health.healthy_table(SUITES["bugs_healthy"], folders).splitlines()[2:3]
-    assert row.startswith(f"| Ant-v4 | {SCRIPT} | 2 | 15.0 ± 5.0 | 1: update (16k)")
+    assert row.startswith(f"| Ant-v4 | {SCRIPT} | 2 | 15.0 ± 5.0 | 1: `check/update` (16k)")
     played = [{"score": 500.0, "walk": {"returns": [x, 3 * x]}} for x in (10, 20, 30)]
     key = {"environment": "Hopper-v4", "variant": "without-statistics", "script": SCRIPT}
     lines = [{**key, "seed": i, **x} for i, x in enumerate(played)]
@@ -164,7 +168,8 @@ def test_healthy_runs_and_evaluations_have_a_row_each(tmp_path):
 
 def test_late_warnings_count_for_healthy_runs_only_and_the_first_of_two_lines_counts():
     run = made({"check/update": [0.2] * 50 + [-0.2] * 10})
-    assert health.seen([run])[0] == 0 and health.seen([run], math.inf) == (1, "update (119k)")
+    assert health.seen([run])[0] == 0
+    assert health.seen([run], math.inf) == (1, "`check/update` (119k)")
     curve = pd.DataFrame({"step": range(1, 21), "approx_kl": 0.01, "stage": "ppo", "kl": 5.0})
     curve.loc[4, "kl"] = -2.0
     record = {"script": "ppo_rlhf_toy.py", "seed": 1, "judged": "ppo"}
@@ -176,7 +181,7 @@ def test_late_warnings_count_for_healthy_runs_only_and_the_first_of_two_lines_co
         changed.loc[low : low + 4, "kl_exact"], changed.loc[high, "kl_exact"] = 0.0, 40.0
         run = SimpleNamespace(record=record, curve=changed)
         assert health.warnings(run) == {"objective/kl_exact": found}
-    assert health.seen([run]) == (1, "kl_exact (update 5)")
+    assert health.seen([run]) == (1, "`objective/kl_exact` (update 5)")
 
 
 def test_what_is_healthy_by_its_name():
