@@ -12,8 +12,8 @@ from tyro.conf import Positional
 
 from benchmark import execute, pages, plots, results, tables, throughput
 from benchmark.definitions import Folders, Suite
-from benchmark.provenance import BenchmarkError, commit_named, sources_at
-from benchmark.run import changed, select
+from benchmark.provenance import BenchmarkError, commit_named
+from benchmark.run import select
 from benchmark.suites import SUITES
 
 app = tyro.extras.SubcommandApp()
@@ -64,10 +64,8 @@ def run(
     if workers and cluster == "ray":
         raise BenchmarkError("--workers is for local runs; a cluster makes one per processor core.")
     commit = commit_named(commit)
-    # What the commit lacks is to be said before anything is begun.
-    texts = {script: sources_at(commit, script) for script in {run.script for run in runs}}
-    for run in runs:
-        changed(texts[run.script][run.file], run.replaced)
+    for run in runs:  # what the commit lacks is to be said before anything is begun
+        run.sources(commit)
     if cluster == "ray":
         failed = execute.run_ray(SUITES[suite], runs, folders, commit)
     else:
@@ -84,7 +82,7 @@ def list_runs(suite: Positional[str | None] = None, only: str = "*", folders: Pl
         print(f"{entry.name:<26}{made:>4} of {total:>3} runs done; {entry.reproduces}")
     for run in select(suite_named(suite), folders, only=only) if suite else ():
         command = shlex.join(["python", run.script, *run.flags])
-        print(f"{run.name:<44} {execute.state(run, folders):<12} {command}")
+        print(f"{run.name:<44} {execute.state(run):<12} {command}")
 
 
 @app.command

@@ -1,76 +1,29 @@
-"""Makes the missing runs of a suite, each by a process of `run.py`, here or on a Ray cluster.
+"""Makes the missing runs of a suite, here or on a Ray cluster, and keeps their results.
 
-Several benchmarks may work on a suite, and a process that outlives its benchmark is not started
-twice: a run that somebody else holds is left to them.
+Several benchmarks may work on a suite: a run that somebody else holds is left to them.
 """
 
 import concurrent.futures
-import dataclasses
 import functools
-import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 
 from benchmark import results
 from benchmark.definitions import Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.run import ELSEWHERE, POLL_SECONDS, Run, is_locked, say
+from benchmark.run import Run, is_locked, run_one, say
 
 LOST_NODES = 5  # that one run survives on Ray; each costs it what follows its last checkpoint
 
 
-def run_one(run: Run, commit: str, stop: threading.Event | None = None) -> str:
-    """Make a run, or continue it; returns "done", "left to another process" or why it ended.
-
-    Args:
-        run: any; one that is finished, or that another process works on, is left alone.
-        commit: version of the script for a new run; a begun one keeps its own.
-        stop: when set, the script is asked to end and the run is left for later.
-    """
-    stop = stop or threading.Event()
-    if stop.is_set():
-        return "not begun"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmark.run", json.dumps(dataclasses.asdict(run)), commit],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is ours to answer
-    )
-    while process.poll() is None:
-        try:
-            if stop.is_set():
-                process.terminate()
-            process.wait(POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
-        except KeyboardInterrupt:  # so Ray cancels; locally, `stop` is all that comes here
-            stop.set()
-    return reason(run, process.returncode)
-
-
-def reason(run: Run, code: int) -> str:
-    """How a run ended, by the exit code of its process, or the last line of its script."""
-    known = {0: "done", ELSEWHERE: "left to another process"}
-    if code in known:
-        return known[code]
-    output = run.folder / "output.txt"
-    lines = output.read_text().strip().splitlines() if output.exists() else []
-    return lines[-1] if 0 < code < 128 and lines else f"ended with exit code {code}"
-
-
-def state(run: Run, folders: Folders) -> str:
+def state(run: Run) -> str:
     """One of done, running, interrupted, waiting."""
-    if run.result.exists() or run.key in results.done(run.suite, folders):
+    if run.result.exists() or run.key in results.done(run.suite.name, run.folders):
         return "done"
     if is_locked(run):
         return "running"
     return "interrupted" if run.checkpoint.exists() else "waiting"
-
-
-# --- Many runs ---
 
 
 def run_all(
@@ -80,16 +33,16 @@ def run_all(
     submit: Callable[[Run], concurrent.futures.Future],
 ) -> int:
     """Hand all missing runs to `submit`, keep their results; returns how many failed."""
-    results.collect(suite, folders)  # those of runs that outlived their benchmark
+    results.collect(suite, folders)  # those of runs whose benchmark was killed meanwhile
     records, failed = results.done(suite.name, folders), 0
     pending = {submit(run): run for run in runs if run.key not in records}
     say(f"{len(runs)} runs, {len(runs) - len(pending)} of them done before.")
     for future in concurrent.futures.as_completed(pending):
-        error = future.exception()
-        ended = str(error).strip().splitlines()[-1] if error else future.result()
+        error = future.exception()  # Ray's has many lines
+        ended = (str(error).splitlines() or [repr(error)])[-1] if error else future.result()
+        failed += error is not None
         results.collect(suite, folders)
         say(f"{pending[future].name} {ended}")
-        failed += ended not in ("done", "left to another process")
     made = sum(run.key in results.done(suite.name, folders) for run in runs)
     say(f"{made} of {len(runs)} runs done.")
     return failed
@@ -104,6 +57,7 @@ def run_local(suite: Suite, runs: list[Run], folders: Folders, commit: str, work
             return run_all(suite, runs, folders, submit)
         except BaseException:
             stop.set()  # else the pool would wait for the ends of all runs
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 

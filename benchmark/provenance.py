@@ -1,6 +1,7 @@
 """What a number must carry to be repeated: commit, versions, processor."""
 
 import contextlib
+import functools
 import importlib.metadata
 import platform
 import re
@@ -52,6 +53,7 @@ def source_at(commit: str, script: str) -> str:
     return git("show", f"{commit}:{script}")
 
 
+@functools.cache
 def sources_at(commit: str, script: str) -> dict[str, str]:
     """Texts, by file name, of a script and of those beside it or at the top that it imports."""
     places = git("ls-tree", "--name-only", commit, "./", f"{Path(script).parent}/").split()

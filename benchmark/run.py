@@ -1,11 +1,7 @@
-"""One run: a process of its own that makes or continues it, and keeps its result in its folder.
+"""One run: its script as it is in a commit, begun or continued, and its result in its folder.
 
-    python -m benchmark.run RUN COMMIT
-
-That process (`execute.py` starts it) runs the script as it is in a commit, so that edits made
-meanwhile change nothing. It holds the run's lock, which the script inherits: whoever is killed, a
-run is never made twice at a time. It imports little before the script has ended, because no child
-is said to have used less memory than its parent.
+The script inherits the lock of its run: whoever is killed, a run is never made twice at a time. A
+script that outlives its benchmark is asked once more by the next one, and is over at once.
 """
 
 import contextlib
@@ -14,39 +10,32 @@ import fcntl
 import fnmatch
 import json
 import os
-import resource
+import re
 import shutil
-import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from benchmark import record
 from benchmark.definitions import Folders, Suite
 from benchmark.provenance import THREADS, BenchmarkError, machine, sources_at
 
 POLL_SECONDS = 0.2
-ELSEWHERE = 75  # exit code: another process is working on the run
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A script with one environment, variant and seed."""
 
-    suite: str
+    suite: Suite
     environment: str
     variant: str
     seed: int
-    script: str
-    flags: list[str]  # those that decide the result
-    total_steps: int | None  # None: a run of stages, which ends with results.json
-    points: int  # of its curve
-    resumes_from: str
-    evaluated: bool
-    runs: str  # folder of all runs
-    replaced: list[list[str]]  # texts of the script, and what takes their place
+    folders: Folders
 
     @property
     def key(self) -> tuple[str, str, int]:  # among the runs of its suite
@@ -59,7 +48,7 @@ class Run:
 
     @property
     def folder(self) -> Path:  # where it works, not committed
-        return Path(self.runs) / self.suite / self.name
+        return self.folders.runs.absolute() / self.suite.name / self.name
 
     @property
     def log(self) -> Path:  # where the script puts its checkpoint and logs
@@ -67,41 +56,32 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:  # what the script can continue from
-        return self.log / self.resumes_from
+        return self.log / self.suite.checkpoint
 
     @property
     def result(self) -> Path:  # record and curve, once it is finished
         return self.folder / "result.json"
 
     @property
+    def script(self) -> str:
+        return self.suite.variants[self.variant].script
+
+    @property
     def file(self) -> str:  # the script in the folder
         return Path(self.script).name
 
     @property
-    def command(self) -> list[str]:
-        place = ["--resume", "runs/run"] if self.checkpoint.exists() else ["--run-name", "run"]
-        return [sys.executable, self.file, *self.flags, *place]
+    def flags(self) -> list[str]:  # those that decide the result
+        flags, steps = ["--seed", str(self.seed)], self.suite.total_timesteps
+        if steps:
+            flags = ["--env-id", self.environment, *flags, "--total-timesteps", str(steps)]
+        return flags + self.suite.variants[self.variant].flags.split()
 
-
-def make_run(suite: Suite, environment: str, variant: str, seed: int, folders: Folders) -> Run:
-    """A run of a suite."""
-    flags = ["--seed", str(seed)]
-    if suite.total_timesteps:
-        flags = ["--env-id", environment, *flags, "--total-timesteps", str(suite.total_timesteps)]
-    return Run(
-        suite=suite.name,
-        environment=environment,
-        variant=variant,
-        seed=seed,
-        script=suite.variants[variant].script,
-        flags=flags + suite.variants[variant].flags.split(),
-        total_steps=suite.total_timesteps,
-        points=suite.points,
-        resumes_from=suite.checkpoint,
-        evaluated=suite.evaluated,
-        runs=str(folders.runs.absolute()),
-        replaced=[list(x) for x in suite.variants[variant].replaced],
-    )
+    def sources(self, commit: str) -> dict[str, str]:
+        """Texts of the script and of what it imports, by file name, with the variant's changes."""
+        texts = sources_at(commit, self.script)
+        own = changed(texts[self.file], self.suite.variants[self.variant].replaced)
+        return texts | {self.file: own}
 
 
 def select(
@@ -126,7 +106,7 @@ def select(
         for seed in own and (seeds or own)
     ]
     wanted = sorted(dict.fromkeys(wanted), key=lambda x: x[2])  # each once, seed by seed
-    runs = [make_run(suite, *x, folders) for x in wanted]
+    runs = [Run(suite, *x, folders) for x in wanted]
     runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
     if not runs:
         raise BenchmarkError(
@@ -175,7 +155,7 @@ def say(text: str) -> None:
         print(time.strftime("%H:%M:%S"), text, flush=True)
 
 
-# --- The process ---
+# --- The run ---
 
 
 def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
@@ -194,9 +174,7 @@ def prepare(run: Run, commit: str) -> dict[str, Any]:
         note = json.loads(path.read_text())
     else:
         shutil.rmtree(run.log, ignore_errors=True)  # nothing to continue from
-        sources = sources_at(commit, run.script)
-        sources |= {run.file: changed(sources[run.file], run.replaced)}
-        for name, text in sources.items():
+        for name, text in run.sources(commit).items():
             write_text(run.folder / name, text)
         note = {"commit": commit, "machines": []}
     if machine() not in note["machines"]:
@@ -207,72 +185,84 @@ def prepare(run: Run, commit: str) -> dict[str, Any]:
     return note
 
 
-def call(run: Run, command: list[str], held: IO, asked: list[int]) -> int:
-    """Exit code of a process of the script, which is told to end once this process was."""
-    with (run.folder / "output.txt").open("a") as output:
+def peak_mib(pid: int) -> int:
+    """Most memory that a running process has had; 0 where /proc does not say it."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text()):
+            return int(found[1]) // 1024
+    return 0
+
+
+def call(run: Run, flags: list[str], held: IO, stop: threading.Event) -> int:
+    """Peak memory in MiB of a process of the script, which is told to end once `stop` is set.
+
+    Raises:
+        BenchmarkError: it failed, or was told to end; with the last line that it has said.
+    """
+    path, peak = run.folder / "output.txt", 0
+    with path.open("a") as output:
         process = subprocess.Popen(
-            command,
+            [sys.executable, run.file, *flags],
             cwd=run.folder,
             env={**os.environ, **THREADS, "CUDA_VISIBLE_DEVICES": ""},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=[held.fileno()],
+            start_new_session=True,  # Ctrl-C is ours to answer
         )
     while process.poll() is None:
-        if asked:
-            process.terminate()
-        time.sleep(POLL_SECONDS)
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+        try:
+            if stop.is_set():
+                process.terminate()
+            peak = max(peak, peak_mib(process.pid))
+            time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:  # so Ray cancels; locally, `stop` is all that comes here
+            stop.set()
+    if process.returncode:
+        *_, last = ["", *path.read_text().strip().splitlines()]
+        raise BenchmarkError(f"ended with exit code {process.returncode}: {last}")
+    return peak
 
 
-def work(run: Run, commit: str) -> int:
-    """Make a run, or continue it where it was interrupted; returns the exit code of the script.
+def run_one(run: Run, commit: str, stop: threading.Event | None = None) -> str:
+    """Make a run, or continue it where it was interrupted.
 
     Args:
         run: any; one that is finished, or that another process works on, is left alone.
         commit: version of the script for a new run; a begun one keeps its own.
+        stop: when set, the script is asked to end and the run is left for later.
     """
-    asked: list[int] = []  # to end
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: asked.append(number))
+    stop = stop or threading.Event()
     with lock(run.folder / "lock") as held:
         if held is None:
-            return ELSEWHERE
-        if run.result.exists():
-            return 0
-        whole, start = not run.checkpoint.exists(), time.monotonic()
-        note = prepare(run, commit)
-        over = (run.log / "results.json").exists()  # a run of stages
-        if not over and (code := call(run, run.command, held, asked)):
-            return code
-        seconds = time.monotonic() - start if whole else None
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024  # Linux counts KiB
-        play = [sys.executable, run.file, "--evaluate", "runs/run"]
-        if run.evaluated and (code := call(run, play, held, asked)):
-            return code
-        keep(run, note, seconds, round(peak))
-    return 0
+            return "left to another process"
+        if not run.result.exists():
+            whole, start = not run.checkpoint.exists(), time.monotonic()
+            note, peak = prepare(run, commit), 0
+            if not (run.log / "results.json").exists():  # a run of stages that is over
+                place = ["--run-name", "run"] if whole else ["--resume", "runs/run"]
+                peak = call(run, [*run.flags, *place], held, stop)
+            seconds = time.monotonic() - start if whole else None
+            if run.suite.evaluated:
+                call(run, ["--evaluate", "runs/run"], held, stop)
+            keep(run, note, seconds, peak)
+    return "done"
 
 
-def keep(run: Run, note: dict[str, Any], seconds: float | None, peak_mib: int) -> None:
+def keep(run: Run, note: dict[str, Any], seconds: float | None, peak: int) -> None:
     """Write the result of a finished run into its folder."""
-    from benchmark import record  # pandas and torch, of whose memory the script is to be free
-
-    if run.total_steps:
-        facts, curve = record.of_steps(run.log, run.total_steps, run.points)
+    suite = run.suite
+    if suite.total_timesteps:
+        facts, curve = record.of_steps(run.log, suite.total_timesteps, suite.points)
     else:
-        facts, curve = record.of_stages(run.log, seconds, run.points)
-    if run.evaluated:
+        facts, curve = record.of_stages(run.log, seconds, suite.points)
+    if suite.evaluated:
         facts["walk"] = record.of_walk(run.log)
     first, *others = note["machines"]
     if others:
         facts["continued_on"] = others
     about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
-    about |= {"flags": " ".join(run.flags), "commit": note["commit"], "peak_mib": peak_mib}
+    about |= {"flags": " ".join(run.flags), "commit": note["commit"], "peak_mib": peak}
     content = {"record": about | first | facts, "curve": curve.to_dict("list")}
     write_text(run.result, json.dumps(content, ensure_ascii=False))
-
-
-if __name__ == "__main__":
-    sys.exit(work(Run(**json.loads(sys.argv[1])), sys.argv[2]))

@@ -227,7 +227,7 @@ def test_every_variant_is_a_valid_command_line(suite):
     for made in run.select(SUITES[suite], FOLDERS, seeds=[5]):
         args = tyro.cli(settings_class(made.script), args=made.flags)
         assert args.seed == 5
-        if made.total_steps:
+        if SUITES[suite].total_timesteps:
             assert args.env_id == made.environment
             assert args.total_timesteps >= args.num_envs * args.num_steps > 0
 
@@ -561,12 +561,12 @@ def options(flags, script):
 def test_committed_results_name_commit_and_settings_that_exist(suite):
     has_history = HAS_GIT and git("rev-parse", "--is-shallow-repository").strip() == "false"
     for key, made in results.done(suite, FOLDERS).items():
-        expected = run.make_run(SUITES[suite], *key, FOLDERS)
+        expected = run.Run(SUITES[suite], *key, FOLDERS)
         result = results.Result(made, FOLDERS.results / f"{suite}.csv")
         assert made["script"] == expected.script, key
         given, flags = made["flags"], " ".join(expected.flags)
         assert options(given, made["script"]) == options(flags, made["script"]), key
-        if expected.total_steps:
+        if SUITES[suite].total_timesteps:
             assert result.curve["episodes"].sum() == made["episodes"]
         else:
             trained = {x for x in made["models"] if not x.startswith(("sft", "best-of-"))}

@@ -18,7 +18,7 @@ def folders(tmp_path):
 
 def add(folders, suite, variant, seed, models, updates):
     """A finished run as the script leaves it, with invented numbers."""
-    made = run.make_run(SUITES[suite], "reviews", variant, seed, folders)
+    made = run.Run(SUITES[suite], "reviews", variant, seed, folders)
     for name in models:
         (made.log / name).mkdir(parents=True)
         torch.save({"updates": updates}, made.log / name / "checkpoint.pt")
@@ -28,7 +28,7 @@ def add(folders, suite, variant, seed, models, updates):
     quality = {"accuracy": 0.8, "correlation": 0.7}
     content = {"args": args, "quality": quality, "results": models}
     (made.log / "results.json").write_text(json.dumps(content))
-    run.keep(made, {"commit": "abc", "machines": [{}]}, seconds=90.0, peak_mib=512)
+    run.keep(made, {"commit": "abc", "machines": [{}]}, seconds=90.0, peak=512)
     results.collect(SUITES[suite], folders)
     return results.done(suite, folders)[made.key]
 

@@ -22,12 +22,21 @@ class Reference:
         self.pipe, there = multiprocessing.Pipe()
         self.process = multiprocessing.Process(target=self.work, args=(there, function, arguments))
         self.process.start()
-        self.result = concurrent.futures.ThreadPoolExecutor().submit(self.pipe.recv)
+        self.result = concurrent.futures.ThreadPoolExecutor().submit(self.outcome)
 
     def work(self, pipe, function, arguments):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
-        pipe.send(function(*arguments))
+        try:
+            pipe.send(function(*arguments))
+        except Exception as error:
+            pipe.send(error)
+
+    def outcome(self):
+        found = self.pipe.recv()
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def future(self):
         return self.result
