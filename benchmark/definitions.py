@@ -26,7 +26,6 @@ class Variant:
     flags: str = ""
     label: str = ""  # in tables and figures; empty where a suite has only one variant
     details: tuple[str, ...] = ()  # numbers of those that it changes, or another tag's title
-    elsewhere: str = ""  # what others found of it
     environments: dict[str, tuple[int, ...]] | None = None  # and their seeds, if not the suite's
     replaced: tuple[tuple[str, str], ...] = ()  # texts of the script, and what takes their place
 
@@ -100,4 +99,3 @@ class Script:
     suite: str
     environment: str
     variant: str = ""
-    contests: dict[str, Contest] = dataclasses.field(default_factory=dict)

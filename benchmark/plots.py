@@ -241,9 +241,10 @@ def effects(suite: Suite, folders: Folders) -> "Figure":
         points = [statistics.relative_effect(*x) for x in pairs]
         axes.plot(points, range(len(values)), mark, **style)
     draw_others(axes, values, median_changes(environments))
+    found = reference("elsewhere").set_index("variant")["found"]
     for row, (_, variant) in enumerate(values):
         place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
-        axes.text(1.02, row, suite.variants[variant].elsewhere, **place)
+        axes.text(1.02, row, found.get(variant, ""), **place)
     axes.xaxis.set_major_formatter("{x:+.0%}")
     axes.set_xlabel("change of the mean score: median over environments, 95 % interval")
     return figure

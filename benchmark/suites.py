@@ -49,43 +49,30 @@ PROTOCOL_2017 = {
     KL_PENALTY: f"{RELEASE_2017} --value-clip-coef inf",
 }
 
-
-# PPO's rivals in Figure 3: label, script, and the flag that `rivals_pilot` decides, with the value
-# that was taken and the other one. Taken is the better average, A2C's learning rate first; but
-# CEM's noise is part of that method, and two seeds show no difference.
-BESIDE = "benchmark/rivals"
+# PPO's rivals in Figure 3: label, script, the flag that `rivals_pilot` decides, the value that was
+# taken, and the other one. Taken is the better average, A2C's learning rate first; but CEM's noise
+# is part of that method, and two seeds show no difference.
+TRPO, VPG, A2C, CEM = (f"benchmark/rivals/{x}.py" for x in ("trpo", "vpg", "a2c", "cem"))
+TRUST = "--learning-rate 2e-3 --trust-region"
 RIVALS = {
-    "trpo": ("TRPO", "trpo.py", "--gae-lambda", ("0.95", "0.98")),
-    "vpg": ("vanilla PG, adaptive", "vpg.py", "--adapt-lr-kl", ("0.002", "0.01")),
-    "a2c": ("A2C", "a2c.py", "--learning-rate", ("2e-3", "7e-4")),
-    "a2c-trust-region": (
-        "A2C + trust region",
-        "a2c.py",
-        "--learning-rate 2e-3 --trust-region",
-        ("1", "0.1"),
-    ),
-    "cem": ("CEM", "cem.py", "--extra-std", ("0.25", "0")),
+    "trpo": ("TRPO", TRPO, "--gae-lambda", "0.95", "0.98"),
+    "vpg": ("vanilla PG, adaptive", VPG, "--adapt-lr-kl", "0.002", "0.01"),
+    "a2c": ("A2C", A2C, "--learning-rate", "2e-3", "7e-4"),
+    "a2c-trust-region": ("A2C + trust region", A2C, TRUST, "1", "0.1"),
+    "cem": ("CEM", CEM, "--extra-std", "0.25", "0"),
 }
-FIGURE3 = {
-    "": Variant(CONTINUOUS, label="PPO (clip)"),
-    **{
-        name: Variant(
-            f"{BESIDE}/{script}",
-            f"{flag} {values[0]}",
-            label,
-            environments=dict.fromkeys(MUJOCO7, tuple(range(1, 6))),
-        )
-        for name, (label, script, flag, values) in RIVALS.items()
-    },
+FIVE = dict.fromkeys(MUJOCO7, (1, 2, 3, 4, 5))
+FIGURE3 = {"": Variant(CONTINUOUS, label="PPO (clip)")} | {
+    name: Variant(script, f"{flag} {taken}", label, environments=FIVE)
+    for name, (label, script, flag, taken, _) in RIVALS.items()
 }
 PILOT = {
-    f"{name}-{value}": Variant(
-        f"{BESIDE}/{script}",
-        f"{flag} {value}",
-        f"{label}, {flag.rpartition('--')[2]} {value}{', taken' if value == values[0] else ''}",
+    f"{name}-{x}": Variant(
+        *(script, f"{flag} {x}"),
+        f"{label}, {flag.rpartition('--')[2]} {x}{', taken' * (x == taken)}",
     )
-    for name, (label, script, flag, values) in RIVALS.items()
-    for value in sorted(values)  # so that the choice changes no place
+    for name, (label, script, flag, taken, other) in RIVALS.items()
+    for x in sorted((taken, other))  # so that the choice changes no place
 }
 
 # One switch of the default at a time: numbers of the details that are changed, or the title of
@@ -111,22 +98,8 @@ ABLATIONS = {
     "anneal-clip": ("clip range annealing", "extra: clip range annealed", "--anneal-clip"),
     "target-kl": (*("early stopping", "extra: early stopping at KL 0.02", "--early-stop-kl 0.02"),),
 }
-# What others found: E is Engstrom et al. 2020, A is Andrychowicz et al. 2021.
-ELSEWHERE = {
-    "default-init": "E: needed; A: a small last policy layer helps",
-    "constant-lr": "E: annealing needed; A: it helps a little",
-    "lambda-1": "A: 0.9 is good everywhere",
-    "raw-advantages": "A: matters little",
-    "no-clip": "E: a little worse (tuned apart)",
-    "no-value-clip": "E: not needed; A: clipping hurts",
-    "no-grad-clip": "A: clipping helps a little",
-    "shared-network": "A: worse in 4 of 5 environments",
-    "raw-observations": "A: crucial, but not in Hopper",
-    "unclipped-observations": "A: little evidence that clipping helps",
-    "raw-rewards": "E: scaling needed",
-}
 SWITCHES = {
-    name: Variant(CONTINUOUS, flags, label, tuple(details.split(" and ")), ELSEWHERE.get(name, ""))
+    name: Variant(CONTINUOUS, flags, label, tuple(details.split(" and ")))
     for name, (details, label, flags) in ABLATIONS.items()
 }
 
@@ -166,13 +139,8 @@ FRONTIER = {
 SHOWN = ("rlhf", "rlhf_rivals", "rlhf_frontier")  # in the figure of the last one
 
 # Where healthy runs are watched, beside those of the bugs.
-ELSEWHERE6 = dict.fromkeys(
-    (
-        *("Walker2d-v4", "Swimmer-v4", "Reacher-v4", "Ant-v4"),
-        *("InvertedPendulum-v4", "InvertedDoublePendulum-v4"),
-    ),
-    (1, 2),
-)
+OTHER6 = dict.fromkeys(("Walker2d-v4", "Swimmer-v4", "Reacher-v4", "Ant-v4"), (1, 2))
+OTHER6 |= dict.fromkeys(("InvertedPendulum-v4", "InvertedDoublePendulum-v4"), (1, 2))
 
 CURVES = {"": plots.curves}
 # Kinds of suites.
@@ -408,9 +376,9 @@ ALL = (
         reproduces="whether healthy runs elsewhere stay without a warning",
         table=health.healthy_table,
         points=292,  # Pong's iterations are half as long
-        environments={**ELSEWHERE6, "HalfCheetah-v4": (1, 2), "Hopper-v4": (1, 2), "Pong": (1,)},
+        environments={**OTHER6, "HalfCheetah-v4": (1, 2), "Hopper-v4": (1, 2), "Pong": (1,)},
         variants={
-            "default": Variant(CONTINUOUS, environments=ELSEWHERE6),
+            "default": Variant(CONTINUOUS, environments=OTHER6),
             "bins": Variant(MULTIDISCRETE, environments={"HalfCheetah-v4": (1, 2)}),
             "penalty": Variant(KL_PENALTY, environments={"Hopper-v4": (1, 2)}),
             "atari": Variant(ATARI, FAST_ATARI, environments={"Pong": (1,)}),
@@ -448,61 +416,45 @@ def pong(script: str, peer: str, kind: str) -> tuple:
 
 
 HALF_CHEETAH = "--env-id HalfCheetah-v4"
+CARTPOLE = "--env-id CartPole-v1"
 SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
 PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
+CONTESTS = {
+    "continuous": Contest(
+        f"HalfCheetah-v4, {SIZE}",
+        beside_sb3(CONTINUOUS, 245760, HALF_CHEETAH, "", "mujoco", 5.3),
+    ),
+    "scaling": Contest(
+        f"{CONTINUOUS} on HalfCheetah-v4 with more environments",
+        tuple(
+            Contender(f"{x} environments", 204800, f"--num-envs {x} --num-steps {y}", CONTINUOUS)
+            for x, y in ((1, 2048), (4, 512), (16, 128), (64, 32))
+        ),
+    ),
+    "kl_penalty": Contest(
+        f"HalfCheetah-v4, {SIZE}",
+        (Contender(KL_PENALTY, 204800, target=0.9), Contender(CONTINUOUS, 204800)),
+    ),
+    "atari": Contest(PONG_SIZE, pong(ATARI, f"{SB3}, CnnPolicy", "atari"), 2),
+    "atari_lstm": Contest(f"{PONG_SIZE}, LSTM", pong(LSTM, RECURRENT, "atari-lstm"), 2),
+    "multidiscrete": Contest(
+        f"CartPole-v1, {SIZE}",
+        beside_sb3(MULTIDISCRETE, 245760, CARTPOLE, RAW, "classic", 3.5),
+    ),
+    "multidiscrete_small": Contest(
+        "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
+        beside_sb3(MULTIDISCRETE, 512000, SMALL, RAW, "classic", 4.0),
+    ),
+}
+
+# Rows of the README's table of scripts.
 SCRIPTS = {
-    CONTINUOUS: Script(
-        *("details 1–13 and 23–31", "figure3", "HalfCheetah-v4"),
-        contests={
-            "continuous": Contest(
-                f"HalfCheetah-v4, {SIZE}",
-                beside_sb3(CONTINUOUS, 245760, HALF_CHEETAH, "", "mujoco", 5.3),
-            ),
-            "scaling": Contest(
-                f"{CONTINUOUS} on HalfCheetah-v4 with more environments",
-                tuple(
-                    Contender(
-                        f"{x} environments", 204800, f"--num-envs {x} --num-steps {y}", CONTINUOUS
-                    )
-                    for x, y in ((1, 2048), (4, 512), (16, 128), (64, 32))
-                ),
-            ),
-        },
-    ),
-    KL_PENALTY: Script(
-        *("the paper's other objective", "kl_vs_clip", "Hopper-v4", "adaptive-0.01"),
-        contests={
-            "kl_penalty": Contest(
-                f"HalfCheetah-v4, {SIZE}",
-                (Contender(KL_PENALTY, 204800, target=0.9), Contender(CONTINUOUS, 204800)),
-            )
-        },
-    ),
-    ATARI: Script(
-        *("details 1–22", "games", "Pong"),
-        contests={"atari": Contest(PONG_SIZE, pong(ATARI, f"{SB3}, CnnPolicy", "atari"), 2)},
-    ),
-    LSTM: Script(
-        *("details 1–22 and 32–36", "games", "Pong", "lstm"),
-        contests={
-            "atari_lstm": Contest(f"{PONG_SIZE}, LSTM", pong(LSTM, RECURRENT, "atari-lstm"), 2)
-        },
-    ),
-    MULTIDISCRETE: Script(
-        *("detail 37, action masks", "cartpole", "CartPole-v1"),
-        contests={
-            "multidiscrete": Contest(
-                f"CartPole-v1, {SIZE}",
-                beside_sb3(MULTIDISCRETE, 245760, "--env-id CartPole-v1", RAW, "classic", 3.5),
-            ),
-            "multidiscrete_small": Contest(
-                "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
-                beside_sb3(MULTIDISCRETE, 512000, SMALL, RAW, "classic", 4.0),
-            ),
-        },
-    ),
+    CONTINUOUS: Script("details 1–13 and 23–31", "figure3", "HalfCheetah-v4"),
+    KL_PENALTY: Script("the paper's other objective", "kl_vs_clip", "Hopper-v4", "adaptive-0.01"),
+    ATARI: Script("details 1–22", "games", "Pong"),
+    LSTM: Script("details 1–22 and 32–36", "games", "Pong", "lstm"),
+    MULTIDISCRETE: Script("detail 37, action masks", "cartpole", "CartPole-v1"),
     RLHF: Script("RLHF with PPO", "rlhf", "reviews"),
     GRPO: Script("GRPO on the same task", "rlhf_rivals", "reviews", "grpo"),
     DPO: Script("DPO on the same task", "rlhf_rivals", "reviews", "dpo"),
 }
-CONTESTS = {name: x for script in SCRIPTS.values() for name, x in script.contests.items()}

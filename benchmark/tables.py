@@ -253,10 +253,10 @@ def effects(suite: Suite, folders: Folders) -> dict[Name, Estimate]:
 
 def effects_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, what they amount to beside the baseline, and what others found."""
-    found, others = effects(suite, folders), {(suite.name, x): y for x, y in suite.variants.items()}
+    found, others = effects(suite, folders), reference("elsewhere").set_index("variant")["found"]
     columns = {
         "effect": lambda name: with_interval(found.get(name), "{:+z.0%}".format),
-        "elsewhere": lambda name: others[name].elsewhere if name in others else "",
+        "elsewhere": lambda name: others.get(name[1], ""),
     }
     return side_by_side(labels(suite), suite.environments, folders, columns)
 
