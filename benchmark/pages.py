@@ -16,7 +16,7 @@ from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import by_environment, done, how_complete, lines_of
 from benchmark.suites import SCRIPTS, SUITES
-from benchmark.tables import effects, facts, markdown, plus_minus, seeds, with_interval
+from benchmark.tables import effects, facts, markdown, plus_minus, with_interval
 
 PAGES = [ROOT / x for x in ("README.md", "benchmark/README.md", "DETAILS.md", "DEBUGGING.md")]
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -46,7 +46,7 @@ def scripts_table(folders: Folders) -> str:
                 "shows": script.shows,
                 "lines": len((ROOT / name).read_text().splitlines()),
                 "environment": f"{script.environment}{steps}",
-                "return (seeds)": f"{plus_minus(scores)} ({seeds(scores, len(results))})",
+                "return (seeds)": f"{plus_minus(scores)} ({len(scores)})",
                 "minutes": f"{60 * np.median(hours):.0f}" if len(hours) else "–",
             }
         )
@@ -83,23 +83,20 @@ def measured(folders: Folders) -> dict[str, pd.DataFrame]:
 
     A row per repetition and contender.
     """
-    rows = pd.DataFrame(lines_of(folders.results / "throughput.jsonl"))
-    if rows.empty:
-        return {}
+    lines = [x for x in lines_of(folders.results / "throughput.jsonl") if "contender" in x]
     shown: dict[str, pd.DataFrame] = {}
-    most = dict.fromkeys(rows["contest"], 1)
-    for (contest, _), group in rows.groupby(["contest", "commit"], sort=False):
-        made = group.groupby("repetition")["contender"].transform("count")
-        complete = made == len(group["contenders"].iloc[0])
-        if complete.sum() >= most[contest]:
-            shown[contest], most[contest] = group[complete], complete.sum()
+    for contest, own in pd.DataFrame(lines).groupby("contest", sort=False) if lines else ():
+        turns = own.groupby(["commit", "repetition"])["contender"].transform("count")
+        whole = own[turns == own["contenders"].str.len()]
+        counts = whole["commit"].value_counts(sort=False)
+        if len(counts):
+            most = counts[counts == counts.max()].index[-1]
+            shown[contest] = whole[whole["commit"] == most]
     return shown
 
 
 def spread(values: pd.Series, digits: int = 0) -> str:
-    """Median and range, or a dash where nothing was measured."""
-    if values.isna().any():
-        return "–"
+    """Median and range."""
     low, middle, high = (f"{x:.{digits}f}" for x in values.quantile([0, 0.5, 1]))
     return f"{middle} ({low} to {high})"
 
@@ -111,7 +108,7 @@ def contest_table(rows: pd.DataFrame) -> str:
     rates = {x: rows.pivot(index="repetition", columns="contender", values=x) for x in RATES}
     for name in about["contenders"]:
         own = rows[rows["contender"] == name]
-        ratios = {x: (table[name] / table[peer]).dropna() for x, table in rates.items()}
+        ratios = {x: table[name] / table[peer] for x, table in rates.items()}
         cells.append({"median (range)": name})
         cells[-1] |= {x: spread(own[key]) for key, (x, _) in RATES.items()}
         cells[-1] |= {x.format(peer): spread(ratios[key], 2) for key, (_, x) in RATES.items()}

@@ -83,11 +83,8 @@ def draw_curves(
     """Mean over seeds, its 95 % bootstrap interval from three on, and each seed as a thin line."""
     total = max(x.record["settings"]["total_timesteps"] for x in results)
     grid = np.linspace(0, total, POINTS + 1)[1:]
-    known = [points for points in (x.column("return") for x in results) if len(points[0])]
     axes.set_xlim(0, total)
-    if not known:  # no episode has ended
-        return
-    curves = np.array([np.interp(grid, steps, returns) for steps, returns in known])
+    curves = np.array([np.interp(grid, *x.column("return")) for x in results])
     if thin:
         axes.plot(grid, curves.T, color=color, linewidth=0.5, alpha=0.4)
     axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=label)
@@ -164,7 +161,7 @@ def trace(suite: Suite, folders: Folders) -> "Figure":
 def healthy_run(suite: Suite, folders: Folders) -> "Figure":
     """Of the run with the median score the metrics of the health table, and where they belong."""
     (ours,) = results_of(suite, folders, [""]).values()
-    results = sorted(next(iter(ours.values())), key=lambda x: x.record["score"] or 0.0)
+    results = sorted(next(iter(ours.values())), key=lambda x: x.record["score"])
     result = results[len(results) // 2]
     bands = {
         "losses/approx_kl": (0.005, 0.025),

@@ -165,7 +165,7 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
             elif environment in suite.environments:
                 scores = tables.facts(results, "score")
                 whole = tables.plus_minus(tables.facts(results, "mean_return"))
-                cells = tables.score_cells(scores, len(results)) | {"whole run": whole}
+                cells = tables.score_cells(scores) | {"whole run": whole}
                 line["cells"][environment], line["curves"][environment] = cells, curve(results)
         lines += [line] if line["curves"] else []
     environments = [x for x in suite.environments if any(x in line["curves"] for line in lines)]

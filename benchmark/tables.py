@@ -69,28 +69,17 @@ def with_interval(found: Estimate | None, form: Callable[[float], str] = number)
     return form(found.value) + ends
 
 
-def probability(found: Estimate | None) -> str:
-    """A probability with its interval; a dash for few runs, of which it would often be 0 or 1."""
-    return with_interval(found if found and found.ends else None, "{:.2f}".format)
-
-
 def facts(results: Iterable, name: str) -> np.ndarray:
-    """A fact of each result that has it; a run in which no episode ended has no score."""
+    """A fact of each result that has it."""
     return np.array([x.record[name] for x in results if x.record.get(name) is not None])
 
 
-def seeds(scores: np.ndarray, runs: int) -> str:
-    """The number of runs, and that of those that ended an episode, if some did not."""
-    return str(runs) if len(scores) == runs else f"{len(scores)} of {runs}"
-
-
-def score_cells(scores: np.ndarray, runs: int) -> dict[str, str]:
-    """Cells about runs, of which all that ended an episode have a score."""
-    middle = estimate([scores], statistics.interquartile_mean) if len(scores) else None
+def score_cells(scores: np.ndarray) -> dict[str, str]:
+    """Cells about the scores of runs."""
     return {
-        "seeds": seeds(scores, runs),
+        "seeds": str(len(scores)),
         "last 100 episodes": plus_minus(scores),
-        "IQM [95 %]": with_interval(middle),
+        "IQM [95 %]": with_interval(estimate([scores], statistics.interquartile_mean)),
     }
 
 
@@ -123,8 +112,7 @@ def published(environment: str, steps: int, source: str) -> str | None:
 
 def scores_of(name: Name, folders: Folders) -> Scores:
     """Scores of a variant, in environments in which it has any."""
-    scores = {env: facts(x, "score") for env, x in by_environment(*name, folders).items()}
-    return {env: x for env, x in scores.items() if len(x)}
+    return {env: facts(x, "score") for env, x in by_environment(*name, folders).items()}
 
 
 def scores_table(suite: Suite, folders: Folders) -> str:
@@ -135,7 +123,7 @@ def scores_table(suite: Suite, folders: Folders) -> str:
         others = {y: published(environment, steps, x) for x, y in SOURCES.items()}
         rows.append(
             {"environment": environment}
-            | score_cells(facts(results, "score"), len(results))
+            | score_cells(facts(results, "score"))
             | {"whole run": plus_minus(facts(results, "mean_return"))}
             | {"hours per run": f"{np.median(facts(results, 'hours')):.2f}"}
             | {column: cell for column, cell in others.items() if cell}
@@ -157,7 +145,7 @@ def summary(paths: Iterable[Path]) -> str:
     table = pd.DataFrame(runs, columns=["script", "environment", "score"])
     return markdown(
         [
-            {"script": script, "environment": env} | score_cells(own.to_numpy(), len(own))
+            {"script": script, "environment": env} | score_cells(own.to_numpy())
             for (script, env), own in table.groupby(["script", "environment"])["score"]
         ]
     )
@@ -174,8 +162,9 @@ def labels(suite: Suite) -> dict[Name, str]:
 
 
 def in_turns(ours: Scores, theirs: Scores, environments: Iterable[str]) -> list[np.ndarray]:
-    """Scores of A and B in turns, environment by environment."""
-    return [scores[env] for env in environments for scores in (ours, theirs)]
+    """Scores of A and B in turns, for each of the environments that both have."""
+    shared = [env for env in environments if env in ours and env in theirs]
+    return [scores[env] for env in shared for scores in (ours, theirs)]
 
 
 def comparable(suite: Suite, folders: Folders) -> tuple[dict[Name, Scores], list[str]]:
@@ -222,28 +211,40 @@ def side_by_side(
     """A row of scores in each environment for each variant with its label, then more columns."""
     rows = []
     for name, label in names.items():
-        row, found = {"mean ± std (seeds)": label}, by_environment(*name, folders)
-        for environment in environments:
-            results = found.get(environment, [])
-            scores = facts(results, "score")
-            cell = f"{plus_minus(scores)} ({seeds(scores, len(results))})"
-            row[environment] = cell if results else "–"
-        rows.append(row | {column: cell(name) for column, cell in columns.items()})
+        found = scores_of(name, folders)
+        scores = {env: f"{plus_minus(found[env])} ({len(found[env])})" for env in found}
+        row = {env: scores.get(env, "–") for env in environments}
+        more = {column: cell(name) for column, cell in columns.items()}
+        rows.append({"mean ± std (seeds)": label} | row | more)
     return markdown(rows)
 
 
+def beside(
+    names: dict[Name, str], baseline: Name, environments: Iterable[str], folders: Folders
+) -> str:
+    """Scores of variants, and how probably each is better than the baseline."""
+    usual = scores_of(baseline, folders)
+
+    def better(name: Name) -> str:
+        return "–" if name == baseline else chance(scores_of(name, folders), usual, environments)
+
+    column = f"P(better than {names[baseline]})"
+    return side_by_side(names, environments, folders, {column: better})
+
+
 def variants_table(suite: Suite, folders: Folders) -> str:
-    """Scores of each variant, and how probably it beats the baseline, if there is one."""
-    names, columns = labels(suite), {}
-    if suite.baseline:
-        usual = scores_of(suite.baseline, folders)
+    """Scores of each variant, and how probably it is better than the baseline."""
+    return beside(labels(suite), suite.baseline, suite.environments, folders)
 
-        def better(name: Name) -> str:
-            ours = {} if name == suite.baseline else scores_of(name, folders)
-            return chance(ours, usual, suite.environments)
 
-        columns = {f"P(better than {names[suite.baseline]})": better}
-    return side_by_side(names, suite.environments, folders, columns)
+def compare(a: Name, b: Name, environments: Iterable[str], folders: Folders) -> str:
+    """Two variants in those of the environments that both have."""
+    found = [scores_of(name, folders) for name in (a, b)]
+    shared = [env for env in environments if all(env in x for x in found)]
+    texts = {name: "/".join(filter(None, name)) for name in (a, b)}
+    if not shared:
+        raise BenchmarkError(f"{texts[a]} and {texts[b]} have no results in a common environment.")
+    return beside(texts, b, shared, folders)
 
 
 def effects(suite: Suite, folders: Folders) -> dict[Name, Estimate]:
@@ -292,21 +293,13 @@ def agreement(strata: dict[Name, list]) -> str:
 
 
 def chance(ours: Scores, theirs: Scores, environments: Iterable[str]) -> str:
-    """Probability that A is better than B, over those of the environments that both have."""
-    shared = [env for env in environments if env in ours and env in theirs]
-    strata = in_turns(ours, theirs, shared)
-    return probability(estimate(strata, statistics.improvement) if shared else None)
+    """Probability that A is better than B, over those of the environments that both have.
 
-
-def compare(a: Name, b: Name, environments: Iterable[str], folders: Folders) -> str:
-    """Two variants in those of the environments that both have."""
-    ours, theirs = scores_of(a, folders), scores_of(b, folders)
-    shared = [env for env in environments if env in ours and env in theirs]
-    texts = {name: "/".join(filter(None, name)) for name in (a, b)}
-    if not shared:
-        raise BenchmarkError(f"{texts[a]} and {texts[b]} have no results in a common environment.")
-    better = {b: "–", a: chance(ours, theirs, shared)}
-    return side_by_side(texts, shared, folders, {f"P(better than {texts[b]})": better.get})
+    A dash for few runs, of which it would often be 0 or 1.
+    """
+    strata = in_turns(ours, theirs, environments)
+    found = estimate(strata, statistics.improvement) if strata else None
+    return with_interval(found if found and found.ends else None, "{:.2f}".format)
 
 
 # --- Rivals ---
@@ -367,11 +360,11 @@ def games_table(suite: Suite, folders: Folders) -> str:
     for game, (random, human) in play.loc[[*suite.environments]].iterrows():
         for label, results in ((x, y[game]) for x, y in variants.items() if game in y):
             scores = facts(results, "score")
-            share = f"{(np.mean(scores) - random) / (human - random):.0%}" if len(scores) else "–"
             rows.append(
                 {
-                    **{"game": game, "agent": label, "seeds": seeds(scores, len(results))},
-                    **{"last 100 episodes": plus_minus(scores), "human": share},
+                    **{"game": game, "agent": label, "seeds": len(scores)},
+                    "last 100 episodes": plus_minus(scores),
+                    "human": f"{(np.mean(scores) - random) / (human - random):.0%}",
                     "whole run": plus_minus(facts(results, "mean_return")),
                     "hours per run": f"{np.median(facts(results, 'hours')):.2f}",
                     "ppo2 by then": number(ppo2_return(game, suite.total_timesteps)),
@@ -386,28 +379,27 @@ def games_table(suite: Suite, folders: Folders) -> str:
 
 def walking_table(suite: Suite, folders: Folders) -> str:
     """A row per run: when it reached returns, how it ended, and how its mean action walks."""
+    rows = []
     found = {label: by_environment(*name, folders) for name, label in labels(suite).items()}
-    return markdown(
-        [
-            {"environment": environment, "settings": label} | walking_cells(result)
-            for environment in suite.environments
-            for label, results in found.items()
-            for result in results.get(environment, [])
-        ]
+    runs = (
+        (environment, label, result)
+        for environment in suite.environments
+        for label, results in found.items()
+        for result in results.get(environment, [])
     )
-
-
-def walking_cells(result) -> dict[str, object]:
-    """Cells about one run."""
-    steps, returns = result.column("return")
-    walk = {key: np.array(x) for key, x in result.record["walk"].items()}
-    speed = estimate([walk["speeds"]], statistics.mean_of_strata) if "speeds" in walk else None
-    first = {x: steps[returns >= x][:1] / 1e6 for x in RETURNS_REACHED}
-    return {
-        "seed": result.record["seed"],
-        **{f"M steps to {x}": f"{y[0]:.2f}" if len(y) else "–" for x, y in first.items()},
-        "last 100 episodes": number(result.record["score"]),
-        "mean action": plus_minus(walk["returns"]),
-        "its length": number(np.mean(walk["lengths"])),
-        "its speed, m/s": with_interval(speed, "{:.2f}".format),
-    }
+    for environment, label, result in runs:
+        steps, returns = result.column("return")
+        walk = {key: np.array(x) for key, x in result.record["walk"].items()}
+        speed = estimate([walk["speeds"]], statistics.mean_of_strata)
+        first = {x: steps[returns >= x][:1] / 1e6 for x in RETURNS_REACHED}
+        rows.append(
+            {
+                **{"environment": environment, "settings": label, "seed": result.record["seed"]},
+                **{f"M steps to {x}": f"{y[0]:.2f}" if len(y) else "–" for x, y in first.items()},
+                "last 100 episodes": number(result.record["score"]),
+                "mean action": plus_minus(walk["returns"]),
+                "its length": number(np.mean(walk["lengths"])),
+                "its speed, m/s": with_interval(speed, "{:.2f}".format),
+            }
+        )
+    return markdown(rows)

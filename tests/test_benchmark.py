@@ -175,19 +175,6 @@ def test_facts_of_a_run_in_steps(tmp_path):
     assert facts["score"] is None and rows["return"].isna().all()
 
 
-def test_runs_without_finished_episodes_are_counted_but_have_no_score(folders, tmp_path):
-    add(folders, "figure3", "Hopper-v4", 10.0, None)
-    for name in ("kl_vs_clip/adaptive-0.01", "ablation/lambda-1", "table1/none"):
-        add(folders, name, "Hopper-v4", None, None)
-    assert "| Hopper-v4 | 1 of 2 | 10.0 | 10.0 | 5.0 |" in table("figure3", folders)
-    assert "| – (0 of 2) |" in table("kl_vs_clip", folders)
-    assert "| 5 λ = 1 | – (0 of 2) | – | – | – |" in table("ablation", folders)
-    row = r"no clipping or penalty \|.* – \(0 of 2\) \|.*\| – \| -0.39 \|"
-    assert re.search(row, table("table1", folders))
-    for picture in SUITES["kl_vs_clip"].pictures:
-        assert plots.draw(SUITES["kl_vs_clip"], picture, folders, tmp_path).exists()
-
-
 # --- Suites and selection ---
 
 
