@@ -138,7 +138,7 @@ def test_bugs_stand_beside_their_lines_and_link_to_their_runs(committed):
     assert "advantage normalization" in beside["advantages not normalized"]
     (sign,) = (x for x in bugs if x["label"] == "policy loss with the wrong sign")
     assert re.match(
-        r"Hopper-v4: return -\d+%.*, warned in \d of \d: update \(.*; HalfCheetah-v4: ",
+        r"Hopper-v4: return -\d+%.*, warned in \d of \d: check/update \(.*; HalfCheetah-v4: ",
         sign["symptom"],
     )
 
