@@ -11,39 +11,34 @@ import tyro
 from tyro.conf import Positional
 
 from benchmark import execute, pages, plots, results, tables, throughput
-from benchmark.definitions import Folders, Suite
+from benchmark.definitions import Folders
 from benchmark.provenance import BenchmarkError, commit_named
 from benchmark.run import select
-from benchmark.suites import SUITES
+from benchmark.suites import CONTESTS, SUITES
 
 app = tyro.extras.SubcommandApp()
+Name = Literal[tuple(SUITES)]
+Contest = Literal[tuple(CONTESTS)]
 Place = Annotated[Folders, tyro.conf.arg(name="")]  # --results and --runs
 HERE = Folders()
-
-
-def suite_named(name: str) -> Suite:
-    """The suite of this name, or a BenchmarkError that names those that there are."""
-    if name not in SUITES:
-        raise BenchmarkError(f"There is no suite {name}; there are: {', '.join(SUITES)}.")
-    return SUITES[name]
 
 
 def variant_named(name: str) -> tables.Name:
     """Suite and variant of `suite` or `suite/variant`, or a BenchmarkError if there is none."""
     suite, _, variant = name.partition("/")
-    variants = suite_named(suite).variants
+    variants = SUITES[suite].variants if suite in SUITES else ()
     if variant not in variants:
-        known = " or ".join(f"{suite}/{x}" if x else suite for x in variants)
-        raise BenchmarkError(f"There is no {name}; there is {known}.")
+        known = [f"{suite}/{x}".removesuffix("/") for x in variants] or SUITES
+        raise BenchmarkError(f"There is no {name}; there is {' or '.join(known)}.")
     return suite, variant
 
 
 @app.command
 def run(
-    suite: Positional[str],
+    suite: Positional[Name],
     seeds: tuple[int, ...] = (),
     only: str = "*",
-    workers: int | None = None,
+    workers: int = 2,
     cluster: Literal["local", "ray"] = "local",
     commit: str = "HEAD",
     folders: Place = HERE,
@@ -54,33 +49,35 @@ def run(
         suite: see `list`
         seeds: instead of the suite's own
         only: pattern of names, e.g. Hopper-v4 or '*/seed[12]'
-        workers: runs at a time on this machine (2)
+        workers: runs at a time on this machine; a cluster makes one per processor core
         cluster: this machine, or a Ray cluster
         commit: version of the scripts to run
     """
-    runs = select(suite_named(suite), folders, seeds, only)
-    if workers is not None and workers < 1:
+    runs = select(SUITES[suite], folders, seeds, only)
+    if workers < 1:
         raise BenchmarkError("--workers must be positive.")
-    if workers and cluster == "ray":
-        raise BenchmarkError("--workers is for local runs; a cluster makes one per processor core.")
     commit = commit_named(commit)
     for run in runs:  # what the commit lacks is to be said before anything is begun
         run.sources(commit)
     if cluster == "ray":
         failed = execute.run_ray(SUITES[suite], runs, folders, commit)
     else:
-        failed = execute.run_local(SUITES[suite], runs, folders, commit, workers or 2)
+        failed = execute.run_local(SUITES[suite], runs, folders, commit, workers)
     if failed:
         raise BenchmarkError(f"{failed} of {len(runs)} runs failed; their output.txt says why.")
 
 
 @app.command(name="list")
-def list_runs(suite: Positional[str | None] = None, only: str = "*", folders: Place = HERE) -> None:
+def list_runs(
+    suite: Positional[Name | None] = None, only: str = "*", folders: Place = HERE
+) -> None:
     """Show the suites and how complete they are, or how far each run of one is."""
-    for entry in SUITES.values() if suite is None else ():
-        made, total = results.how_complete(entry, folders)
-        print(f"{entry.name:<26}{made:>4} of {total:>3} runs done; {entry.reproduces}")
-    for run in select(suite_named(suite), folders, only=only) if suite else ():
+    if suite is None:
+        for entry in SUITES.values():
+            made, total = results.how_complete(entry, folders)
+            print(f"{entry.name:<26}{made:>4} of {total:>3} runs done; {entry.reproduces}")
+        return
+    for run in select(SUITES[suite], folders, only=only):
         command = shlex.join(["python", run.script, *run.flags])
         print(f"{run.name:<44} {execute.state(run):<12} {command}")
 
@@ -101,9 +98,9 @@ def site(folders: Place = HERE) -> None:
 
 
 @app.command
-def plot(suite: Positional[str | None] = None, folders: Place = HERE) -> None:
+def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
     """Draw the figures of a suite, or those of all suites that have results."""
-    for entry in [suite_named(suite)] if suite else SUITES.values():
+    for entry in [SUITES[suite]] if suite else SUITES.values():
         if suite or results.done(entry.name, folders):
             for ending in entry.pictures:
                 print(plots.draw(entry, ending, folders))
@@ -124,7 +121,7 @@ def summary(runs: Positional[tuple[Path, ...]]) -> None:
 
 @app.command(name="throughput")
 def measure(
-    contests: Positional[tuple[str, ...]] = (), repetitions: int = 3, folders: Place = HERE
+    contests: Positional[tuple[Contest, ...]] = (), repetitions: int = 3, folders: Place = HERE
 ) -> None:
     """Measure steps per second of our scripts beside their peers, in some contests or in all."""
     throughput.measure_all(contests, repetitions, folders)

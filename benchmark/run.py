@@ -94,10 +94,8 @@ def select(
         only: shell pattern for the whole name of a run or one of its parts.
 
     Raises:
-        BenchmarkError: nothing is selected, or a seed is negative.
+        BenchmarkError: nothing is selected.
     """
-    if seeds and min(seeds) < 0:
-        raise BenchmarkError(f"A seed must not be negative: {min(seeds)}.")
     wanted = [
         (environment, variant, seed)
         for environment in suite.environments

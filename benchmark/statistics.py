@@ -93,10 +93,8 @@ def rank_correlation(others: Sequence[float]) -> Callable[..., Any]:
         means = np.array([np.mean(x, axis=axis) for x in strata])
         means = means.reshape(len(others), -1, *means.shape[1:]).mean(1)
         ours, theirs = (
-            scipy.stats.zscore(scipy.stats.rankdata(means, axis=0)),
-            scipy.stats.zscore(rank),
+            scipy.stats.zscore(scipy.stats.rankdata(x, axis=0)) for x in (means, others)
         )
         return np.mean(ours.T * theirs, axis=-1)
 
-    rank = scipy.stats.rankdata(others)
     return correlation

@@ -230,21 +230,14 @@ def test_every_script_has_a_row_and_its_runs():
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("run figure4", "There is no suite figure4; there are: smoke, figure3"),
         ("run figure3 --only Hoper-v4", "No run of figure3 fits Hoper-v4"),
         ("run figure3 --workers 0", "--workers must be positive"),
-        ("run figure3 --seeds 1 -3", "A seed must not be negative: -3."),
         ("run smoke --commit nonsense", "git rev-parse"),
         ("run multidiscrete_vs_gaussian --commit FIRST", "ppo_multidiscrete.py"),
-        ("run smoke --cluster ray --workers 3", "--workers is for local runs"),
-        ("list figure4", "There is no suite figure4"),
-        ("plot figure4", "There is no suite figure4"),
         ("plot ablation", "No run of ablation can be compared yet"),
         ("plot games", "No run of games is finished"),
         ("compare figure3 table1/clip", "There is no table1/clip; there is table1/none or"),
         ("compare figure3/x figure3", "There is no figure3/x; there is figure3 or figure3/trpo or"),
-        ("throughput chess", "There is no contest chess"),
-        ("throughput --repetitions 0", "--repetitions must be positive"),
         ("report", "There is no folder"),
     ],
 )
