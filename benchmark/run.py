@@ -148,9 +148,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line with the time; whoever read this may have gone, the runs go on."""
-    with contextlib.suppress(BrokenPipeError):
-        print(time.strftime("%H:%M:%S"), text, flush=True)
+    """Print a line with the time."""
+    print(time.strftime("%H:%M:%S"), text, flush=True)
 
 
 # --- The run ---
