@@ -17,16 +17,14 @@ def main() -> None:
     found = {}
     for environment in MUJOCO7:
         env = gym.make(environment, disable_env_checker=True)
+        env = gym.wrappers.RecordEpisodeStatistics(env, buffer_length=EPISODES)
         env.action_space.seed(SEED)
-        returns = np.zeros(EPISODES)
-        for episode in range(EPISODES):
-            env.reset(seed=SEED if episode == 0 else None)
-            over = False
-            while not over:
-                _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-                returns[episode] += reward
-                over = terminated or truncated
-        mean, std = (round(float(x), 3) for x in (returns.mean(), returns.std()))
+        env.reset(seed=SEED)
+        while len(returns := env.return_queue) < EPISODES:
+            *_, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                env.reset()
+        mean, std = (round(float(x), 3) for x in (np.mean(returns), np.std(returns)))
         found[environment] = {"mean": mean, "std": std, "episodes": EPISODES, "seed": SEED}
     found["versions"] = machine()["versions"]
     (REFERENCE / "random_policy.json").write_text(json.dumps(found, indent=1) + "\n")
