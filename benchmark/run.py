@@ -48,7 +48,7 @@ class Run:
 
     @property
     def folder(self) -> Path:  # where it works, not committed
-        return self.folders.runs.absolute() / self.suite.name / self.name
+        return self.folders.runs / self.suite.name / self.name
 
     @property
     def log(self) -> Path:  # where the script puts its checkpoint and logs
@@ -104,6 +104,7 @@ def select(
         for seed in own and (seeds or own)
     ]
     wanted = sorted(dict.fromkeys(wanted), key=lambda x: x[2])  # each once, seed by seed
+    folders = dataclasses.replace(folders, runs=folders.runs.absolute())  # Ray starts elsewhere
     runs = [Run(suite, *x, folders) for x in wanted]
     runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
     if not runs:

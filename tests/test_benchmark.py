@@ -357,19 +357,6 @@ def test_a_peer_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     peers.main()
 
 
-def test_published_effects_are_of_the_same_environments():
-    environments = ["Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"]
-    found = plots.median_changes(environments)
-    # Engstrom et al. 2020, Tables 2 and 3: Walker2d 2867 of 3292, Hopper 2371 of 2513.
-    expected = (2867 / 3292 + 2371 / 2513) / 2 - 1
-    assert found["Engstrom et al. (tuned apart)", "no-clip"] == pytest.approx(expected)
-    # Andrychowicz et al. 2021, choice C47: Hopper, Walker2d and HalfCheetah; off against on.
-    expected = 1190 / 1360 - 1  # the median; 685 / 660 is higher, 2000 / 2320 lower
-    assert found[
-        "Andrychowicz et al. (95th percentile of a sweep)", "shared-network"
-    ] == pytest.approx(expected)
-
-
 # --- Pages and figures ---
 
 
