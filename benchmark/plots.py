@@ -13,7 +13,7 @@ from PIL import Image
 from benchmark import health, statistics, tables
 from benchmark.definitions import POINTS, Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.results import Result, by_environment, reference
+from benchmark.results import Result, by_environment, done, reference
 
 FIGURES = ROOT / "benchmark" / "figures"
 PPO2 = "0.35"  # gray, so that color is ours
@@ -40,15 +40,11 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figu
 
 def results_of(suite: Suite, folders: Folders, variants: Container[str] | None = None) -> Found:
     """The results of a suite, or of some variants of it, and its baseline's beside them."""
-    names = tables.labels(suite)
-    found = {
+    return {
         label: by_environment(*name, folders)
-        for name, label in names.items()
+        for name, label in tables.labels(suite).items()
         if variants is None or name[1] in variants
     }
-    if not any(found.values()):
-        raise BenchmarkError(f"No run of {suite.name} is finished.")
-    return found
 
 
 # --- Over environment steps ---
@@ -284,12 +280,10 @@ def broken_curves(suite: Suite, folders: Folders) -> Figure:
     environment = next(iter(suite.environments))
     found = {x: by_environment(suite.name, x, folders).get(environment) for x in suite.variants}
     bugs = [x for x, results in found.items() if results and not health.is_healthy(suite, x)]
-    if not bugs:
-        raise BenchmarkError(f"No run of {suite.name} is finished.")
     figure, panels = one_panel_each([suite.variants[x].label for x in bugs], 5)
     for name, axes in zip(bugs, panels):
         axes.title.set_fontsize(6)
-        draw_curves(axes, found[health.control(suite, name)] or [], "healthy", "0.5")
+        draw_curves(axes, found[health.control(suite, name)], "healthy", "0.5")
         draw_curves(axes, found[name], "with the bug", "C3")
     figure.supylabel(f"episodic return in training, {environment}")
     return figure
@@ -304,6 +298,8 @@ def draw(suite: Suite, ending: str, folders: Folders, figures: Path = FIGURES) -
     Raises:
         BenchmarkError: there is nothing to be drawn yet.
     """
+    if not done(suite.name, folders):
+        raise BenchmarkError(f"No run of {suite.name} is finished.")
     with matplotlib.rc_context(STYLE):
         figure = suite.pictures[ending](suite, folders)
         handles = {}
