@@ -296,7 +296,7 @@ class TestNumbers:
         label = tables.labels(SUITES[suite])[suite, variant]
         row = tab.locator("#table tbody tr").filter(has=tab.get_by_text(label, exact=True))
         results = by_environment(suite, variant, committed)[environment]
-        cells = tables.score_cells(tables.facts(results, "score"), len(results))
+        cells = tables.score_cells(tables.facts(results, "score"))
         assert row.locator("td").all_text_contents()[1:4] == list(cells.values())
 
     def test_a_link_keeps_what_is_chosen(self, tab):
