@@ -199,6 +199,7 @@ def test_a_stopped_benchmark_stops_its_scripts(bench, cluster):
     bench.end(process, 130)
     scripts = [bench.starts(name)[0][0] for name in (NAMES[0], NAMES[2])]
     assert not any(Path(f"/proc/{script}").exists() for script in scripts)
+    assert len(bench.lines(NAMES[0], "iterations.txt")) < 20  # nor has anybody waited for its end
     bench.run("run", "tiny", pace=0)
     bench.check_complete()
 
