@@ -64,7 +64,6 @@ def test_a_stretch_without_an_update_and_a_missing_metric_are_no_sign_of_anythin
 def test_a_bug_is_compared_with_the_healthy_variant_that_has_its_flags(variant, expected):
     assert health.control(BUGS, variant) == expected
     assert health.control(SUITES["bugs_rlhf"], "temperature") == "healthy-warm"
-    assert health.is_healthy(SUITES["bugs_healthy"], "atari")
 
 
 @pytest.fixture
@@ -183,3 +182,12 @@ def test_late_warnings_count_for_healthy_runs_only_and_the_first_of_two_lines_co
         run = SimpleNamespace(record=record, curve=changed)
         assert health.warnings(run) == {"objective/kl_exact": found}
     assert health.seen([run]) == (1, "`objective/kl_exact` (update 5)")
+
+
+def test_what_is_healthy_by_its_name():
+    rlhf = SUITES["bugs_rlhf"]
+    healthy = [x for x in rlhf.variants if health.is_healthy(rlhf, x)]
+    assert healthy == ["healthy", "healthy-warm"]
+    assert health.is_healthy(SUITES["bugs_healthy"], "atari") and not health.is_healthy(
+        BUGS, "sign"
+    )

@@ -85,6 +85,8 @@ def test_without_penalty_it_is_the_template_without_clipping(longer):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert {x["charts/kl_coef"] for x in none["updates"]} == {0.0}
     assert none["updates"][0]["kl/after"] > 1e-4  # what is not penalized is measured all the same
+    fixed = dataclasses.replace(args, kl_mode="fixed", kl_coef=10.0, run_name="fixed")
+    assert ppo.train(fixed)["updates"][0]["kl/after"] < 0.9 * none["updates"][0]["kl/after"]
 
 
 # --- K3: beta ---

@@ -29,9 +29,6 @@ class Small(nn.Module):
         self.policy = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         self.log_std = nn.Parameter(torch.tensor([[-0.5, 0.3]]))
 
-    def forward(self, obs):
-        return Normal(self.policy(obs), self.log_std.exp())
-
 
 def make_agent(args):
     """An agent off its initialization, and the state of its optimizer."""
@@ -78,14 +75,16 @@ def test_fisher_product_is_the_hessian_of_the_exact_kl():
     torch.manual_seed(0)
     agent, obs = Small().double(), torch.randn(7, 3, dtype=torch.float64)
     names, shapes = zip(*((name, x.shape) for name, x in agent.named_parameters()))
-    with torch.no_grad():
-        old = agent(obs)
+    mean, std = agent.policy(obs).detach(), agent.log_std.exp().detach()
 
     def kl(flat):
         parts = flat.split([shape.numel() for shape in shapes])
         weights = {n: x.view(s) for n, x, s in zip(names, parts, shapes)}
-        new = torch.func.functional_call(agent, weights, obs)
-        return torch.distributions.kl_divergence(old, new).sum(-1).mean()
+        w = {n.removeprefix("policy."): x for n, x in weights.items() if n.startswith("policy.")}
+        new_mean = torch.func.functional_call(agent.policy, w, obs)
+        new_std = weights["log_std"].exp()
+        terms = (std**2 + (mean - new_mean) ** 2) / (2 * new_std**2) - 0.5 + (new_std / std).log()
+        return terms.sum(-1).mean()
 
     flat = nn.utils.parameters_to_vector(agent.parameters()).detach()
     hessian = torch.autograd.functional.hessian(kl, flat)
@@ -220,6 +219,15 @@ def test_a2c_is_ppo_with_its_settings(tmp_path, monkeypatch):
     torch.testing.assert_close(*weights, atol=1e-6, rtol=1e-4)
 
 
+def test_projection_by_hand():
+    gradient = torch.tensor([[3.0, 2.0], [3.0, 2.0], [-3.0, 2.0], [3.0, 2.0], [5.0, 5.0]])
+    slope = torch.tensor([[1.0, 0.0], [0.0, 0.25], [1.0, 0.0], [0.0, 0.0], [3.0, 4.0]])
+    # Cut to the plane; free, twice; no slope; 35 is 34 too many: 5 - 34 / 25 * (3, 4).
+    expected = [[1.0, 2.0], [3.0, 2.0], [-3.0, 2.0], [3.0, 2.0], [0.92, -0.44]]
+    torch.testing.assert_close(a2c.project(gradient, slope, 1.0), torch.tensor(expected))
+    assert torch.equal(a2c.project(gradient, slope, torch.inf), gradient)
+
+
 def test_trust_region_projects_the_gradient_by_mean_and_log_std():
     args = a2c.Args(**TINY, trust_region=0.05)
     (agent, adam), (average, _) = make_agent(args), make_agent(args)
@@ -267,6 +275,16 @@ def test_update_measures_the_trust_region_from_the_average_policy():
 
 
 # --- CEM ---
+
+
+def test_cem_finds_the_top_of_a_quadratic():
+    rng, top = np.random.default_rng(0), np.array([3.0, -2.0, 0.5])
+    args, mean, std = cem.Args(extra_std=0.5), np.zeros(3), np.ones(3)
+    for progress in np.linspace(0, 1, 30):
+        population = cem.draw(mean, std, progress, args, rng)
+        mean, std = cem.fit(population, -((population - top) ** 2).sum(1), args.elite)
+    np.testing.assert_allclose(mean, top, atol=1e-3)
+    assert std.max() < 1e-3
 
 
 def test_added_noise_falls_to_nothing_in_half_of_the_run():

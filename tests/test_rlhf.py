@@ -148,6 +148,16 @@ def test_r3_positions_and_outputs_skip_padding(model, monkeypatch):
     assert torch.equal(hidden[:, 1:3], hidden[:, :1].expand(-1, 2, -1))
 
 
+def test_r4_responses_go_on_after_a_stop_and_hold_no_special_token(agent):
+    with torch.no_grad():
+        agent.policy.never_written[STOP] += 4  # stops are common now
+    responses = agent.sample_responses(random_queries(64), 18, seeded(0))
+    assert responses.shape == (64, 18)
+    assert (responses == STOP)[:, :9].any(1).float().mean() > 0.5
+    assert not torch.isin(responses, torch.tensor([PAD, BOS])).any()
+    assert (responses[:, -1] != STOP).any()
+
+
 def test_r10_cached_sampling_and_log_probabilities_equal_full_recomputation(agent, monkeypatch):
     agent.temperature, texts, generator = 0.7, random_queries(5), seeded(1)
     with monkeypatch.context() as patch:
@@ -275,13 +285,17 @@ def test_r14_truncation_after_the_first_stop_that_counts():
 
 def test_r17_each_word_earns_its_penalty_and_the_last_one_the_score(judges):
     agent = louder(judges.reference, 0.03)
-    plain, penalized = (collect(judges, kl_coef=x, agent=agent)[0] for x in (0.0, 3.0))
-    assert torch.equal(plain.rewards != 0, plain.last)
-    inputs = plain.queries, plain.responses
+    rollout, _ = collect(judges, kl_coef=3.0, agent=agent, missing_stop_score=-5.0)
+    queries, responses, mask = rollout.queries, rollout.responses, rollout.mask
     with torch.no_grad():
-        words, ref_words = (SCRIPT.logprobs(x, *inputs) for x in (agent, judges.reference))
-    kl = rlhf.log_probability(words - ref_words, plain.responses)
-    torch.testing.assert_close(penalized.rewards, plain.rewards - 3.0 * kl)
+        words, _ = agent.get_logprobs_and_values(queries, responses)
+        ref_words, _ = judges.reference.get_logprobs_and_values(queries, responses)
+        proxy = judges.reward_model.score(queries, responses)
+    logprobs, ref = (x.gather(2, responses[..., None]).squeeze(2) for x in (words, ref_words))
+    assert torch.equal(rollout.logprobs, logprobs)
+    scores = proxy.where((responses == STOP)[:, 4:].any(1), -5.0)
+    expected = -3.0 * (logprobs - ref) + rollout.last * scores[:, None]
+    torch.testing.assert_close(rollout.rewards[mask], expected[mask])
 
 
 def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_later(judges):
@@ -299,8 +313,7 @@ def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_
     texts = {tuple(x) for x in torch.cat([cold.queries, cold.responses], 1).tolist()}
     assert len(texts) == len({tuple(x) for x in cold.queries.tolist()})
     whole, _ = collect(judges, mask_after_stop=False)
-    assert whole.mask.all() and whole.last[:, -1].all()
-    assert (whole.responses > BOS).all()  # R4: no padding after a stop, no special token
+    assert whole.mask.all() and whole.last[:, -1].all() and (whole.responses != PAD).all()
     assert torch.equal(whole.responses[rollout.mask], rollout.responses[rollout.mask])
     assert torch.equal(whole.rewards.sum(1), rollout.rewards.sum(1))  # the judge sees no junk
 
@@ -354,10 +367,11 @@ def rollout(judges, agent) -> Rollout:
 
 @pytest.mark.parametrize("settings", [{}, OTHER])
 def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, settings):
-    args, mask, advantages = Args(**settings), rollout.mask, []
-    loss, metrics = rlhf.ppo_loss(agent, rollout, args)
-    gamma, decay, value_clip = args.gamma, args.gamma * args.gae_lambda, args.value_clip_coef
-    rewards = rlhf.whiten(rollout.rewards[mask], args.reward_whitening)
+    loss, metrics = rlhf.ppo_loss(agent, rollout, Args(**settings))
+    gamma, decay = (1.0, 0.95) if not settings else (0.5, 0.5 * 0.3)
+    clip, value_clip, vf_coef = (0.2, 0.2, 0.1) if not settings else (0.5, 0.3, 0.7)
+    mask, advantages = rollout.mask, []
+    rewards = rlhf.whiten(rollout.rewards[mask], "scale" if not settings else "restore")
     values, lengths = rollout.values[mask], mask.sum(1).tolist()
     for earned, value in zip(rewards.split(lengths), values.split(lengths), strict=True):
         deltas = earned + gamma * F.pad(value[1:], (0, 1)) - value  # no reward, no value at the end
@@ -368,7 +382,7 @@ def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, sett
     words, new_values = agent.get_logprobs_and_values(rollout.queries, rollout.responses)
     logratio = words.gather(2, rollout.responses[..., None]).squeeze(2) - rollout.logprobs
     logratio, new_values, ratio = logratio[mask], new_values[mask], logratio[mask].exp()
-    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
     clipped_values = values + (new_values - values).clamp(-value_clip, value_clip)
     errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
     expected = {
@@ -384,7 +398,7 @@ def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, sett
     assert metrics.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(metrics[name], value, rtol=1e-4, atol=1e-5, msg=name)
-    total = expected["losses/policy_loss"] + args.vf_coef * expected["losses/value_loss"]
+    total = expected["losses/policy_loss"] + vf_coef * expected["losses/value_loss"]
     torch.testing.assert_close(loss, total, rtol=1e-4, atol=1e-5)
 
 
@@ -625,6 +639,7 @@ MUTATIONS = [
     ('whiten(logratio, "zero") * white_advantages', 'whiten(logratio, "zero") * advantages', "by_hand"),
     ("hidden, _ = self.policy(torch.cat([queries, responses], dim=1))", "hidden, _ = self.policy(torch.cat([0 * queries + 1, responses], dim=1))", "r1_"),
     ("row[:length] + [PAD]", "row[-length:] + [PAD]", "r2_"),
+    ("+ [PAD] * (length", "+ [BOS] * (length", "r2_"),
     ("positions = real.cumsum(dim=1) - real.long()", "positions = torch.ones_like(tokens).cumsum(dim=1) - 1", "r3_"),
     ("(causal & real[:, None])", "causal.expand(len(tokens), -1, -1)", "r3_ or r7_"),
     ("device=tokens.device).tril()", "device=tokens.device)", "r1_"),
@@ -643,6 +658,7 @@ MUTATIONS = [
     ("responses = kept if args.mask_after_stop else sampled", "responses = kept", "1_a_batch"),
     ("rewards = -kl_coef * kl", "rewards = kl_coef * kl", "r17_"),
     ("+ scores[:, None] * last", "+ scores[:, None]", "r17_"),
+    ("+ scores[:, None] * last", "+ proxy[:, None] * last", "r17_"),
     ("gae(*time_first, args.gamma, args.gae_lambda)", "gae(*time_first, 1.0, args.gae_lambda)", "r15_"),
     ("next_values, mb.last, mb.last)", "next_values, mb.last, 0 * mb.last)", "r15_"),
     ("rewards[mask] = whiten(mb.rewards[mask], args.reward_whitening)", "rewards[mask] = mb.rewards[mask]", "r18_"),
@@ -652,6 +668,7 @@ MUTATIONS = [
     ("-logratio.mean(),", "logratio.mean(),", "10_12_"),
     ("(frac if args.anneal_lr else 1.0)", "1.0", "shared_language: r5_"),
     ("args.adam_eps / math.sqrt(1 - 0.999**gradient_steps)", "args.adam_eps", "r21_"),
+    ("1 - 0.999**gradient_steps", "1 - 0.999**iteration", "r21_"),
     ("update(lr=learning_rate, eps=eps)", "update(lr=learning_rate)", "r21_"),
     ("order = torch.randperm(args.batch_size, generator=generator)", "order = torch.arange(args.batch_size)", "r16_"),
     ("order.split(args.batch_size // args.num_minibatches)", "order.split(args.num_minibatches * 2)", "r16_"),
@@ -660,6 +677,7 @@ MUTATIONS = [
     ("args.batch_size, args.kl_horizon", "args.batch_size, 10_000", "shared_language: r20_"),
     ("sampled = agent.sample_responses", "sampled = judges.reference.sample_responses", "every_policy"),
     ('if args.kl_mode == "adaptive":', 'if args.kl_mode != "none":', "shared_language: r20_"),
+    ('if args.kl_mode == "adaptive":', 'if args.kl_mode == "fixed":', "shared_language: r20_"),
     ("        if same:\n", "        if True:\n", "depends_on"),
     ("same and saved.get(\"labels\") == labels", "same", "own_texts"),
 ]

@@ -240,6 +240,16 @@ class TestPages:
         serious = [x for x in found if x["impact"] in ("serious", "critical")]
         assert [(x["id"], len(x["nodes"]), x["nodes"][0]["html"][:200]) for x in serious] == []
 
+    @pytest.mark.parametrize("name", KINDS)
+    def test_it_paints_within_a_second(self, tab, name):
+        times = []
+        for _ in range(5):
+            visit(tab, name)
+            tab.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
+            paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+            times.append(tab.evaluate(paint))
+        assert min(times) < 1000
+
 
 class TestNumbers:
     pytestmark = in_browser
