@@ -104,15 +104,25 @@ def test_bfloat16_changes_little_and_keeps_weights_in_float32():
 
 
 @on("atari", "lstm")
-def test_a_resumed_run_has_its_own_epsilon(script, tiny):
-    """That in the checkpoint is not taken with the averages."""
-    script.module.train(tiny("Walk", total_timesteps=32))
+def test_epsilon_and_the_limit_of_the_gradient_reach_adam_also_on_resuming(script, tiny):
+    adams, norms = [], []
 
     def update(agent, adam, *rest):
-        assert adam.param_groups[0]["eps"] == 1e-3
-        return script.module.ppo_update(agent, adam, *rest)
+        metrics = script.module.ppo_update(agent, adam, *rest)
+        adams.append(adam)
+        norms.append(torch.cat([x.grad.flatten() for x in agent.parameters()]).norm().item())
+        return metrics
 
+    settings = {"total_timesteps": 64, "max_grad_norm": 0.01}
+    agent = script.module.train(tiny("Walk", adam_eps=1e-4, **settings), update)["agent"]
+    (group,) = adams[0].param_groups
+    assert group["eps"] == 1e-4 and len(group["params"]) == len(list(agent.parameters()))
+    assert norms == pytest.approx([0.01] * len(norms), rel=1e-3)
+    steps = len(norms)  # of two iterations
     script.module.train(tiny("Walk", adam_eps=1e-3, resume="runs/run0"), update)
+    (group,) = adams[-1].param_groups
+    assert group["eps"] == 1e-3
+    assert {x["step"].item() for x in adams[-1].state.values()} == {1.5 * steps}  # goes on
 
 
 @on("atari", "lstm")
@@ -228,9 +238,10 @@ MUTATIONS = [
     ("kernel_size=4, stride=2", "kernel_size=4, stride=2, padding=1", "shapes_and"),
     ("nn.Linear(512, num_actions), 0.01)", "nn.Linear(512, num_actions), 1.0)", "shapes_and"),
     ("scaled = obs / 255.0", "scaled = obs / 1.0", "pixel_255"),
-    # 1 and 3: the loop
+    # 1 and 3, 11: the loop
     ("draw(logits[t], noise[t])", "draw(logits[t], 0 * noise[t])", "is_sampled"),
     ("return (logits + noise)", "return logits", "samples_of"),
-    ('adam.load_state_dict(adam.state_dict() | {"state": saved["adam"]})', "pass",
-     "shared_resume: bit_for_bit"),
+    ("eps=args.adam_eps", "eps=1e-8", "reach_adam"),
+    ("(learned(agent), args.max_grad_norm)", "(learned(agent), math.inf)", "reach_adam"),
+    ('adam.load_state_dict(adam.state_dict() | {"state": saved["adam"]})', "pass", "reach_adam"),
 ]  # fmt: skip

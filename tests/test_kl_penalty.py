@@ -5,7 +5,6 @@ What it shares with the other scripts is tested in test_shared_*.py.
 
 import dataclasses
 import functools
-import itertools
 import math
 
 import pytest
@@ -110,31 +109,45 @@ def test_beta_stays_finite_and_can_come_back():
 
 
 @pytest.mark.parametrize("penalty_kl", [1e-6, 0.002, 10.0])
-def test_beta_follows_the_kl_from_what_acted_once_per_iteration(longer, steps, penalty_kl):
+def test_beta_follows_the_kl_after_the_last_epoch_once_per_iteration(longer, steps, penalty_kl):
     """Weights after an iteration are those before the first step of the next one."""
     result = ppo.train(longer(kl_coef=2.0, penalty_kl=penalty_kl))
     updates, agent, expected = result["updates"], result["agent"], 2.0
-    weights = [x["weights"] for x in steps[::12]]
+    weights = [x["weights"] for x in steps[12::12]]
     weights.append(torch.nn.utils.parameters_to_vector(agent.parameters()).detach().clone())
-    for i, (before, after) in enumerate(itertools.pairwise(weights)):
-        own = steps[12 * i : 12 * i + 12]
-        assert {x["kl_coef"] for x in own} == {expected} == {updates[i]["charts/kl_coef"]}
-        obs, *_, old_mean, old_log_std = own[0]["batch"]
-        kl = []
-        for x in (before, after):
-            torch.nn.utils.vector_to_parameters(x, agent.parameters())
-            with torch.no_grad():
-                new = gaussian(agent.policy(obs), agent.log_std)
-            kl.append(kl_divergence(gaussian(old_mean, old_log_std), new).mean().item())
-        assert abs(kl[0]) < 1e-9  # the old policy is the one that acted
-        assert updates[i]["kl/after"] == pytest.approx(kl[1], rel=1e-3, abs=1e-7)
-        expected *= 0.5 if kl[1] < penalty_kl / 1.5 else 2.0 if kl[1] > 1.5 * penalty_kl else 1.0
+    for i, after in enumerate(weights):
+        assert {x["kl_coef"] for x in steps[12 * i : 12 * i + 12]} == {expected}
+        assert updates[i]["charts/kl_coef"] == expected
+        obs, *_, old_mean, old_log_std = steps[12 * i]["batch"]
+        torch.nn.utils.vector_to_parameters(after, agent.parameters())
+        with torch.no_grad():
+            new = gaussian(agent.policy(obs), agent.log_std)
+        kl = kl_divergence(gaussian(old_mean, old_log_std), new).mean().item()
+        assert updates[i]["kl/after"] == pytest.approx(kl, rel=1e-3, abs=1e-7)
+        expected *= 0.5 if kl < penalty_kl / 1.5 else 2.0 if kl > 1.5 * penalty_kl else 1.0
     assert len({x["charts/kl_coef"] for x in updates}) > 2
 
 
 def test_a_fixed_beta_stays(longer, steps):
     ppo.train(longer(kl_mode="fixed", kl_coef=3.0, penalty_kl=1e-6))
     assert {x["kl_coef"] for x in steps} == {3.0}
+
+
+def test_the_old_policy_is_the_one_that_acted_and_stays_as_it_is(longer, steps):
+    agent = ppo.train(longer(learning_rate=0.01))["agent"]
+    for start in range(0, len(steps), 12):
+        torch.nn.utils.vector_to_parameters(steps[start]["weights"], agent.parameters())
+        batch = steps[start]["batch"]
+        obs, actions, logprobs, *_, old_mean, old_log_std = batch
+        with torch.no_grad():
+            torch.testing.assert_close(old_mean, agent.policy(obs), rtol=0, atol=1e-6)
+        assert torch.equal(old_log_std, agent.log_std.detach().expand_as(old_mean))
+        logprob = gaussian(old_mean, old_log_std).log_prob(actions)
+        torch.testing.assert_close(logprobs, logprob, rtol=0, atol=1e-4)
+        for step in steps[start : start + 12]:
+            assert all(map(torch.equal, step["batch"], batch))
+        torch.nn.utils.vector_to_parameters(steps[start + 11]["weights"], agent.parameters())
+        assert not torch.allclose(agent.log_std, old_log_std[0], rtol=0, atol=1e-3)
 
 
 def test_beta_survives_a_resume_unless_a_flag_sets_it_anew(longer):
