@@ -55,7 +55,7 @@ class Script:
         "log std annealed instead of learned",
         "learning rate adapted to the KL",
     }
-    tests: ClassVar[list[str]] = []  # files with MUTATIONS, beside test_NAME.py
+    tests: ClassVar[list[str]] = []  # test files that have MUTATIONS
     alone = f"--env-id Pendulum-v1 {SMALL}"  # something small, to run the file by itself
     real = (f"HalfCheetah-v4 {SHORT} 20480", f"Humanoid-v4 {HUMANOID} 40960")  # to be killed
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
@@ -66,6 +66,7 @@ class Script:
     space = "Box"
     settings: ClassVar[dict[str, Any]] = {}  # other than those of `args`
     loss, update = "ppo_loss", "ppo_update"  # names of the functions
+    value_clip = "clip_coef"  # the setting
 
     def __init__(self, name: str, file: str) -> None:
         self.name, self.path = name, ROOT / f"{file}.py"
@@ -151,8 +152,9 @@ class KLPenalty(Script):
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian"}
     owes: ClassVar[set[str]] = CORE - {"8/37"} | CONTINUOUS | details(1, 3, "K", 3)
     extras: ClassVar[set[str]] = {"time limits are not failures"}
+    tests: ClassVar[list[str]] = ["kl_penalty"]
     real = (f"Hopper-v4 {SHORT} 20480",)
-    loss, update = "kl_penalty_loss", "kl_penalty_update"
+    loss, update, value_clip = "kl_penalty_loss", "kl_penalty_update", "value_clip_coef"
 
 
 class MultiDiscrete(Script):
@@ -161,6 +163,7 @@ class MultiDiscrete(Script):
     features: ClassVar[set[str]] = {"environments", "vector", "clips", "masks"}
     owes: ClassVar[set[str]] = CORE | details(28, 31) | {"26/37", "37/37"}
     extras: ClassVar[set[str]] = EXTRAS | {"invalid action masking"}
+    tests: ClassVar[list[str]] = ["multidiscrete"]
     alone, real = f"--env-id CartPole-v1 {SMALL}", (f"CartPole-v1 {SHORT} 40960",)
     space = "Discrete"
     unsuitable: ClassVar[dict[str, str]] = {
@@ -183,7 +186,7 @@ class Atari(Script):
     features: ClassVar[set[str]] = {"environments", "atari", "clips"}
     owes: ClassVar[set[str]] = CORE | ATARI
     extras: ClassVar[set[str]] = EXTRAS | {"parallelized gradient update"}
-    tests: ClassVar[list[str]] = ["atari_envs", "distributed"]
+    tests: ClassVar[list[str]] = ["atari", "atari_envs", "distributed"]
     alone = f"--env-id Pong {SMALL}"
     real = ("Breakout --num-steps 16 --total-timesteps 7680",)
     space = "Frames"
@@ -329,6 +332,7 @@ class Toy(Script):
         "an episode ends at the stop word",
         "rewards are scaled, their mean is not restored",
     }
+    tests: ClassVar[list[str]] = ["rlhf"]
     alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --num-updates 2 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16, "num_updates": 2, "update_epochs": 2}
     stage, loss, method, judge = "train_ppo", "ppo_loss", "PPO", "Reward model"
@@ -386,6 +390,7 @@ class GRPO(Toy):
         *(details(7, 9, "R", 21) | details(1, 8, "G", 8)),
     }
     extras: ClassVar[set[str]] = set()
+    tests: ClassVar[list[str]] = ["grpo"]
     stage, loss, method = "train_grpo", "grpo_loss", "GRPO"
     forms: ClassVar[dict[str, dict[str, Any]]] = {
         "grpo": {"std": False, "length_divisor": "longest", "kl_in_loss": False, "kl_coef": 0.5},
@@ -404,6 +409,7 @@ class GRPO(Toy):
 class DPO(GRPO):
     features: ClassVar[set[str]] = {"language"}
     owes: ClassVar[set[str]] = LANGUAGE_MODEL | details(1, 8, "D", 8)
+    tests: ClassVar[list[str]] = ["dpo"]
     alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16}
     stage, loss, method, judge = "train_dpo", "dpo_loss", "DPO", "Policy as a judge of texts"

@@ -48,17 +48,20 @@ MUTATIONS = [
     ("eps=args.adam_eps", "eps=1e-8", "shared_rollout: settings_reach"),
     # 4 annealing
     ("args.learning_rate * (frac if args.anneal_lr else 1.0)", "args.learning_rate", "shared_update: is_annealed"),
+    ("args.learning_rate * (frac if args.anneal_lr else 1.0)", "args.learning_rate * frac", "shared_update: is_annealed"),
     # 5 advantages
     ("* next_values * (1 - terminated) - values", "* next_values - values", "math: gae"),
     ("gamma * gae_lambda * (1 - done)", "gamma * gae_lambda * (1 - terminated)", "math: gae"),
     ("advantages[t] = deltas[t] + decays[t] * advantages[t + 1]", "advantages[t] = deltas[t] + gae_lambda * advantages[t + 1]", "math: gae"),
     ("next_values[truncated] = agent.get_value(b_final_obs)", "pass", "shared_rollout: bootstrap"),
     ("if args.truncation_is_terminal:", "if False:", "shared_rollout: bootstrap"),
+    ("if args.truncation_is_terminal:", "if True:", "shared_rollout: bootstrap"),
     # 6 minibatches
     ("rng.permutation(args.batch_size)", "np.arange(args.batch_size)", "shared_update: every_sample"),
     ("for mb in order.split(args.minibatch_size):", "for mb in [order]:", "shared_update: is_annealed or every_sample"),
     # 7 normalization
     ("advantages = normalize(advantages) if args.norm_adv else advantages", "pass", "shared_update: by_hand"),
+    ("advantages = normalize(advantages) if args.norm_adv else advantages", "advantages = normalize(advantages)", "shared_update: by_hand"),
     ("x.std(correction=0) + 1e-8", "x.std() + 1e-8", "shared_update: by_hand"),
     # 8 clipped surrogate
     ("ratio.clamp(1 - clip_coef, 1 + clip_coef)", "ratio", "shared_update: by_hand"),
@@ -84,6 +87,7 @@ MUTATIONS = [
     ("value_trunk if args.shared_network else trunk()", "trunk()", "agent: trunk"),
     # 23-25 distribution
     ("drawn = mean(obs) + std * noise", "drawn = mean(obs) + noise", "agent: actor"),
+    ("else nn.Parameter(zeros)", "else zeros", "agent: log_std"),
     ("else nn.Parameter(zeros)", "else nn.Parameter(zeros + 1)", "agent: log_std"),
     ("nn.Parameter(torch.zeros(1, action_size))", "nn.Parameter(torch.ones(1, action_size))", "agent: log_std"),
     ("dist.log_prob(actions).sum(-1)", "dist.log_prob(actions).mean(-1)", "agent: joint"),
@@ -103,6 +107,7 @@ MUTATIONS = [
     ("np.clip(scaled, -args.clip_reward, args.clip_reward)", "scaled", "math: baselines"),
     # Extras
     ("args.clip_coef * (frac if args.anneal_clip else 1.0)", "args.clip_coef", "shared_update: is_annealed"),
+    ("args.clip_coef * (frac if args.anneal_clip else 1.0)", "args.clip_coef * frac", "shared_update: is_annealed"),
     ("if epoch_kl > args.early_stop_kl:\n                break", "if epoch_kl > args.early_stop_kl:\n                pass", "shared_update: early_stop_kl"),
     ("nn.Buffer(zeros) if args.anneal_log_std", "nn.Parameter(zeros) if args.anneal_log_std", "shared_update: annealed_log_std"),
     ("agent.log_std.fill_(last + (first - last) * frac)", "pass", "shared_update: annealed_log_std"),
@@ -179,7 +184,7 @@ def selected(test: str, file: str, script: str) -> list[str]:
 def rows() -> list[Row]:
     found = []
     for script, adapter in SCRIPTS.items():
-        for file in (script, *adapter.tests):
+        for file in adapter.tests:
             for old, new, test in more_rows(ROOT / f"tests/test_{file}.py"):
                 found.append(Row(script, old, new, selected(test, file, script)))
         text, own = source(script), {row.old for row in found if row.script == script}

@@ -106,11 +106,18 @@ def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, in_two_par
     assert len({x["charts/learning_rate"] for x in updates}) > 2
 
 
-def test_a_replay_that_comes_out_otherwise_begins_new_episodes(script, tiny, monkeypatch, capsys):
+@pytest.mark.parametrize("change", ["observation", "length"])
+def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
+    script, tiny, monkeypatch, capsys, change
+):
     """With a sentence; weights, Adam and logs are continued nonetheless."""
     script.module.train(tiny("Walk"))
     observe = fake_envs.Walk.observe
-    monkeypatch.setattr(fake_envs.Walk, "observe", lambda self: observe(self) + 1)
+    if change == "observation":
+        monkeypatch.setattr(fake_envs.Walk, "observe", lambda self: observe(self) + 1)
+    else:
+        monkeypatch.setattr(fake_envs.Walk, "advance", fake_envs.Terminated.advance)
+        monkeypatch.setattr(fake_envs.Walk, "end", "terminated", raising=False)
     old = script.module.load_checkpoint("runs/run0")
     result = resume(script, "runs/run0", total_timesteps=160)
     assert "do not repeat themselves: new" in capsys.readouterr().out
