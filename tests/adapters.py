@@ -45,7 +45,8 @@ HUMANOID = f"--num-envs 4 --no-anneal-lr --adapt-lr-kl 0.01 --anneal-log-std -0.
 class Script:
     """A script that trains in environments; these have vectors as observations and as actions.
 
-    A new script derives from the class that it is most like.
+    A new script derives from the class that it is most like, in its own test file, and names an
+    instance ADAPTER there: all that the shared tests ask of it stands in the class.
     """
 
     # What it can do; tests choose scripts by these words, or by name: see `on`.
@@ -116,6 +117,11 @@ class Script:
         """Log-probabilities, entropies and values of a minibatch under the agent."""
         return agent.evaluate_actions(*step.data[:2])[:3]
 
+    def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
+        """What the environment gets without noise."""
+        low, high = fake_envs.SPACES["Box"][1].low, fake_envs.SPACES["Box"][1].high
+        return agent.policy(obs).clamp(torch.tensor(low), torch.tensor(high)).numpy(force=True)
+
     def record(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         """Record from now on the arguments and results of gae, and every gradient step."""
         recorder, real = SimpleNamespace(gae=[], steps=[]), self.module.gae
@@ -178,6 +184,10 @@ class MultiDiscrete(Script):
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         obs, actions, masks = step.data[0], step.data[1], step.data[6]
         return agent.evaluate_actions(obs, masks, actions)
+
+    def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
+        logits = agent.policy(obs).unflatten(-1, (2, 3))  # components of 3 and of 2 choices
+        return np.array([logits[0].argmax().item(), logits[1, :2].argmax().item()])
 
 
 class Atari(Script):
@@ -503,3 +513,7 @@ def flags(args: Any) -> str:
 
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
+for path in sorted((ROOT / "tests").glob("test_*.py")):  # adapters of scripts beyond these
+    if "\nADAPTER = " in path.read_text():
+        adapter = importlib.import_module(path.stem).ADAPTER
+        SCRIPTS[adapter.name] = adapter

@@ -59,10 +59,12 @@ def test_networks_are_two_tanh_layers_of_64_and_a_head(script):
 
 
 @on("gaussian")
-def test_log_std_is_a_zero_parameter_of_each_component(script):
+def test_log_std_is_a_zero_parameter_and_the_same_in_every_state(script):
     agent = script.agent(17, 6)
     assert agent.log_std.shape == (1, 6) and (agent.log_std == 0).all()
     assert any(x is agent.log_std for x in agent.parameters())
+    _, entropy, _ = agent.evaluate_actions(torch.randn(9, 17), torch.randn(9, 6))[:3]
+    assert entropy.tolist() == pytest.approx([1.418939 * 6] * 9, rel=1e-5)
 
 
 @on("gaussian")
@@ -85,17 +87,19 @@ def test_joint_log_prob_and_entropy_are_those_of_a_diagonal_gaussian(script):
 
 # --- What acts: a copy of the network in NumPy where that is possible ---
 
-NETWORKS = [
-    nn.Sequential(nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 6)),
+TANH = nn.Sequential(nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 6))
+OTHERS = [
     nn.Sequential(nn.Linear(17, 64), nn.ReLU(), nn.Linear(64, 6)),
+    nn.Sequential(nn.Linear(17, 64), nn.LayerNorm(64), nn.Tanh(), nn.Linear(64, 6)),
     nn.Sequential(nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 6), nn.Tanh()),
     nn.Sequential(nn.Linear(17, 64, bias=False), nn.Tanh(), nn.Linear(64, 6)),
+    nn.Sequential(nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 64), nn.ELU(), nn.Linear(64, 6)),
     nn.Sequential(nn.Sequential(nn.Linear(17, 64), nn.Tanh()), nn.Linear(64, 6)),
     nn.Linear(17, 6),
 ]
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", [TANH, *OTHERS])
 def test_what_acts_equals_the_network_whatever_its_layers(network):
     obs = torch.randn(8, 17)
     found = ppo.in_numpy(network)(obs.numpy())

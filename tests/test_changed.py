@@ -72,39 +72,80 @@ def given(**settings):
     return agent, adam, batch, torch.arange(8), schedule, args
 
 
-@pytest.mark.parametrize("constant", ["ent_coef", "bonus", "BONUS"])
-def test_a_constant_of_the_compiled_update_that_changes_is_named_and_counts(
-    monkeypatch, capsys, constant
-):
-    """What changes in the schedule is none, and leaves the update compiled."""
+@pytest.fixture(params=["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def backend(request, monkeypatch):
+    """Dynamo alone, which sees what changes; in the slow tests with the compiler behind it."""
     real = torch.compile
 
     def compile(function, fullgraph, options):
-        """Dynamo alone, which sees what changes."""
         options = {"guard_filter_fn": options["guard_filter_fn"]}
         return real(function, fullgraph=fullgraph, backend="eager", options=options)
 
-    monkeypatch.setattr(torch, "compile", compile)
+    if request.param == "eager":
+        monkeypatch.setattr(torch, "compile", compile)
+
+
+def change_setting(agent, args, monkeypatch):
+    return dataclasses.replace(args, ent_coef=0.7)
+
+
+def change_attribute(agent, args, monkeypatch):
+    agent.bonus = 0.7
+    return args
+
+
+def change_global(agent, args, monkeypatch):
+    monkeypatch.setitem(globals(), "BONUS", 2.0)
+    return args
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [(change_setting, "ent_coef"), (change_attribute, "bonus"), (change_global, "BONUS")],
+)
+def test_a_constant_of_the_compiled_update_that_changes_is_named_and_counts(
+    monkeypatch, capsys, change, word
+):
     update = ppo.compiled(update_of_constants, ppo.step_taken)
     compiled, plain = given(ent_coef=0.1), given(ent_coef=0.1)
-    pairs = (compiled, update), (plain, update_of_constants)
-    for rate in (0.1, 0.2, 0.3):
-        for arguments, function in pairs:
-            arguments[4]["learning_rate"] = torch.tensor(rate)
-            function(*arguments)
+    for _ in range(2):
+        update(*compiled)
+        update_of_constants(*plain)
     assert "Warning" not in capsys.readouterr().out
-    for (agent, *others, args), function in pairs:
-        if constant == "ent_coef":
-            args = dataclasses.replace(args, ent_coef=0.7)
-        elif constant == "bonus":
-            agent.bonus = 0.7
-        else:
-            monkeypatch.setitem(globals(), "BONUS", 2.0)
+    for agent, adam, *others, args in (compiled, plain):
+        args = change(agent, args, monkeypatch)
         for _ in range(2):
-            function(agent, *others, args)
+            (update if adam is compiled[1] else update_of_constants)(agent, adam, *others, args)
     torch.testing.assert_close(compiled[1]["weights"], plain[1]["weights"])
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("Warning") and constant in line and "`schedule`" in line
+    assert line.startswith("Warning") and word in line and "`schedule`" in line
+
+
+@pytest.mark.usefixtures("backend")
+def test_what_changes_through_the_schedule_stays_compiled(capsys):
+    update = ppo.compiled(update_of_constants, ppo.step_taken)
+    compiled, plain = given(ent_coef=0.1), given(ent_coef=0.1)
+    for rate in (0.1, 0.2, 0.3):
+        for arguments, function in ((compiled, update), (plain, update_of_constants)):
+            arguments[4]["learning_rate"] = torch.tensor(rate)
+            function(*arguments)
+    torch.testing.assert_close(compiled[1]["weights"], plain[1]["weights"])
+    assert "Warning" not in capsys.readouterr().out
+
+
+def test_an_if_on_data_in_the_update_is_named_and_runs(capsys):
+    def update_with_if(agent, adam, batch, *rest):
+        if batch[0].sum() > 0:
+            adam["weights"] += 1
+        return {}
+
+    compiled, plain = given(), given()
+    ppo.compiled(update_with_if, ppo.step_taken)(*compiled)
+    update_with_if(*plain)
+    assert torch.equal(compiled[1]["weights"], plain[1]["weights"])
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("Warning"))
+    assert "ata-dependent" in line
 
 
 # --- The schedule ---
@@ -119,6 +160,10 @@ def test_a_new_number_in_the_schedule_reaches_the_loss_and_is_logged(changed):
     result = mine.train(small(mine, learning_rate=0.01))
     found = [x["charts/ent_coef"] for x in result["updates"]]
     assert found == pytest.approx([0.4, 0.4 * 2 / 3, 0.4 / 3])
+    plain, constant = (mine.ppo_loss, ppo.ppo_loss)
+    agent, _, batch, mb, schedule, args = given(ent_coef=0.3)
+    batch, schedule = [x[mb] for x in batch], {**schedule, "ent_coef": torch.tensor(0.3)}
+    assert plain(agent, batch, schedule, args)[0] == constant(agent, batch, schedule, args)[0]
 
 
 # --- What acts ---
@@ -136,6 +181,22 @@ def test_what_acts_otherwise_than_the_agent_stops_the_run_with_a_sentence(
     with pytest.raises(ValueError, match=r"`actor`.*disagree: change both"):
         script.module.train(tiny("Walk"))
     assert not Path("runs/run0/checkpoint.pt").exists()
+
+
+@on("vector")
+def test_other_layers_act_by_the_network_itself_and_learn(script, tiny, monkeypatch):
+    class Other(script.module.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            size, head = self.policy[0].in_features, self.policy[-1]
+            normed = nn.Linear(size, 64), nn.LayerNorm(64), nn.ReLU()
+            self.policy = nn.Sequential(*normed, head)
+
+    monkeypatch.setattr(script.module, "Agent", Other)
+    torch.manual_seed(1)
+    trained = script.module.train(tiny("Walk", total_timesteps=64))["agent"]
+    assert isinstance(trained.policy[1], nn.LayerNorm) and trained.policy[1].bias.any()
+    script.module.load_policy("runs/run0")(np.zeros(3))
 
 
 # --- Parts of the agent that do not learn ---
@@ -262,8 +323,7 @@ def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tin
     for raw in stats["mean"] + 3 * rng.normal(size=(20, 3)):
         obs = np.clip((raw - stats["mean"]) / np.sqrt(stats["var"] + 1e-8), -10, 10)
         obs = torch.tensor(obs, dtype=torch.float32)
-        best = agent.policy(obs).detach().clamp(-0.1, 0.1)
-        np.testing.assert_allclose(policy(raw), best, atol=1e-5)
+        np.testing.assert_allclose(policy(raw), script.best_action(agent, obs), atol=1e-5)
     drawn = np.array([policy(raw, rng) for _ in range(200)])
     assert (abs(drawn) <= np.float32(0.1)).all() and len(np.unique(drawn)) > 5
 

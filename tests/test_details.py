@@ -92,10 +92,10 @@ def test_the_table_has_every_tag_with_its_line_and_the_values_in_force(script):
     args, found = script.module.Args(), rows(script)
     assert list(found) == [line for line, *_ in tags(script.path)]
     for line, number, title, settings, _ in tags(script.path):
-        settings = [x.removeprefix("not ") for x in settings]
-        named = ", ".join(f"{x}={getattr(args, x)}" for x in settings)
-        *rest, force = found[line]
-        assert (*rest, force.removeprefix("off: ")) == (number, title, named or "on"), line
+        values = [(x[:4] == "not ", getattr(args, x.removeprefix("not "))) for x in settings]
+        off = any((x in (None, math.inf, "none") or x is False) != no for no, x in values)
+        named = ", ".join(f"{x.removeprefix('not ')}={y}" for x, (_, y) in zip(settings, values))
+        assert found[line] == (number, title, ("off: " if off else "") + (named or "on")), line
 
 
 @on("continuous", "kl_penalty")

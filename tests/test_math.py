@@ -106,13 +106,29 @@ def test_means_refuse_what_is_not_finite():
 # --- Details 28 and 29: observations ---
 
 
+def statistics(size=None):
+    return ppo.RunningMeanStd(np.zeros(size or ()), np.ones(size or ()))
+
+
+def test_running_statistics_do_not_depend_on_the_batching():
+    data = np.random.default_rng(0).normal(3, 5, (120, 4))
+    for rows in (1, 7, 120):
+        stats = statistics(4)
+        for start in range(0, 120, rows):
+            stats.update(data[start : start + rows])
+        np.testing.assert_allclose(stats.mean, data.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(stats.var, data.var(0), rtol=1e-4)  # the prior weighs 1e-4 rows
+        assert stats.mean.dtype == stats.var.dtype == np.float64
+
+
 def settings(**changes):
     defaults = {"norm_obs": True, "clip_obs": 10.0, "scale_rewards": True, "clip_reward": 10.0}
     return SimpleNamespace(**{**defaults, "gamma": 0.99, **changes})
 
 
 def test_the_epsilon_of_normalization_is_inside_the_root():
-    stats = ppo.RunningMeanStd(np.zeros(1), np.zeros(1))
+    stats = statistics(1)
+    stats.mean, stats.var = np.zeros(1), np.zeros(1)
     found = ppo.normalize_obs(np.array([[1e-4]]), stats, settings())
     assert found.item() == pytest.approx(1.0)
 
@@ -139,7 +155,7 @@ def baselines_rewards(rewards, done, gamma, limit):
 def test_rewards_are_scaled_as_in_baselines(limit):
     rng = np.random.default_rng(0)
     rewards, done = rng.normal(2, 3, (60, 3)), rng.random((60, 3)) < 0.2
-    running, stats = np.zeros(3), ppo.RunningMeanStd(0.0, 1.0)
+    running, stats = np.zeros(3), statistics()
     parts = [  # of two rollouts
         ppo.scale_rewards(rewards[part], done[part], running, stats, settings(clip_reward=limit))
         for part in (slice(0, 25), slice(25, 60))

@@ -47,8 +47,8 @@ MUTATIONS = [
     ("adam_steps += 1", "adam_steps += 2", "shared_update: corrected"),
     ("eps=args.adam_eps", "eps=1e-8", "shared_rollout: settings_reach"),
     # 4 annealing
-    ("args.learning_rate * (frac if args.anneal_lr else 1.0)", "args.learning_rate", "shared_update: is_annealed"),
-    ("args.learning_rate * (frac if args.anneal_lr else 1.0)", "args.learning_rate * frac", "shared_update: is_annealed"),
+    ("args.learning_rate * (frac if args.anneal_lr else 1.0)", "args.learning_rate", "shared_update: learning_rate_falls"),
+    ("args.learning_rate * (frac if args.anneal_lr else 1.0)", "args.learning_rate * frac", "shared_update: learning_rate_falls"),
     # 5 advantages
     ("* next_values * (1 - terminated) - values", "* next_values - values", "math: gae"),
     ("gamma * gae_lambda * (1 - done)", "gamma * gae_lambda * (1 - terminated)", "math: gae"),
@@ -58,7 +58,7 @@ MUTATIONS = [
     ("if args.truncation_is_terminal:", "if True:", "shared_rollout: bootstrap"),
     # 6 minibatches
     ("rng.permutation(args.batch_size)", "np.arange(args.batch_size)", "shared_update: every_sample"),
-    ("for mb in order.split(args.minibatch_size):", "for mb in [order]:", "shared_update: is_annealed or every_sample"),
+    ("for mb in order.split(args.minibatch_size):", "for mb in [order]:", "shared_update: learning_rate_falls or every_sample"),
     # 7 normalization
     ("advantages = normalize(advantages) if args.norm_adv else advantages", "pass", "shared_update: by_hand"),
     ("advantages = normalize(advantages) if args.norm_adv else advantages", "advantages = normalize(advantages)", "shared_update: by_hand"),
@@ -106,8 +106,8 @@ MUTATIONS = [
     ("discounted[done[t]] = 0.0", "pass", "math: baselines"),
     ("np.clip(scaled, -args.clip_reward, args.clip_reward)", "scaled", "math: baselines"),
     # Extras
-    ("args.clip_coef * (frac if args.anneal_clip else 1.0)", "args.clip_coef", "shared_update: is_annealed"),
-    ("args.clip_coef * (frac if args.anneal_clip else 1.0)", "args.clip_coef * frac", "shared_update: is_annealed"),
+    ("args.clip_coef * (frac if args.anneal_clip else 1.0)", "args.clip_coef", "shared_update: clip_range"),
+    ("args.clip_coef * (frac if args.anneal_clip else 1.0)", "args.clip_coef * frac", "shared_update: clip_range"),
     ("if epoch_kl > args.early_stop_kl:\n                break", "if epoch_kl > args.early_stop_kl:\n                pass", "shared_update: early_stop_kl"),
     ("nn.Buffer(zeros) if args.anneal_log_std", "nn.Parameter(zeros) if args.anneal_log_std", "shared_update: annealed_log_std"),
     ("agent.log_std.fill_(last + (first - last) * frac)", "pass", "shared_update: annealed_log_std"),
@@ -137,7 +137,7 @@ MUTATIONS = [
     ('return_stats = RunningMeanStd(**saved["return_stats"])', "pass", "shared_resume: bit_for_bit"),
     ("if saved and envs.replay(saved):", "if False:", "shared_resume: bit_for_bit"),
     ("same = np.array_equal(self.obs, state[\"obs\"].numpy())", "same = True", "shared_resume: otherwise"),
-    ('saved.get("global_step", 0) + 1)', "0)", "shared_resume: bit_for_bit"),
+    ('saved.get("global_step", 0) + 1)', "0)", "shared_resume: each_step_once"),
     ("sound = file.testzip() is None", "sound = True", "shared_resume: damaged"),
     (", weights_only=True)", ", weights_only=False)", "shared_resume: foreign_file"),
     ("if unknown := ", "if unknown := set() and ", "shared_resume: renamed"),

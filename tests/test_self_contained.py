@@ -6,14 +6,16 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
-from adapters import ROOT, SCRIPTS, on
+from adapters import on
 
 import ppo_continuous_action as ppo
 
-PATHS = [x.path for x in SCRIPTS.values()]
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted(ROOT.glob("*.py"))
 # Distribution -> the module it brings, where the names differ; and those imported by others only.
 MODULES = {"ale-py": "ale_py", "opencv-python-headless": "cv2"}
 INDIRECT = {"moviepy", "mujoco", "tensorboard"}
@@ -22,7 +24,7 @@ OTHER_TEXT = {"device", "env_id", "eval_episodes"}
 OTHER_TEXT_RLHF = {"batch_size", "compare", "learning_rate", "clip_coef", "max_grad_norm"}
 OTHER_TEXT_RLHF |= {"kl_coef", "num_minibatches", "update_epochs"}  # sources of their defaults
 
-on_each = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+on_each = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 
 
 def imported(path):
@@ -51,8 +53,13 @@ def header(path):
 
 
 @on_each
+def test_no_sibling_or_local_package_is_imported(path):
+    local = {x.stem for x in ROOT.glob("*.py")} | {x.name for x in ROOT.iterdir() if x.is_dir()}
+    assert not imported(path) & local
+
+
+@on_each
 def test_header_lists_the_packages_in_the_versions_of_requirements(path):
-    """And nothing else is imported: no other script, no package of the project."""
     metadata = header(path)
     assert metadata["requires-python"] == ">=3.11"
     pinned = versions(metadata["dependencies"])
@@ -89,7 +96,7 @@ def test_every_setting_is_documented_and_read(path):
 def test_a_setting_has_the_same_comment_in_every_script(rlhf, other_text):
     """But those of RLHF are compared among themselves: their defaults have other sources."""
     comments = {}
-    for path in PATHS:
+    for path in SCRIPTS:
         for name, comment in fields(path).items() if ("rlhf" in path.stem) == rlhf else ():
             comments.setdefault(name, set()).add(comment)
     assert {name for name in comments if len(comments[name]) > 1} == other_text
@@ -102,10 +109,10 @@ def test_help_needs_no_simulator_and_no_emulator():
     code += "    sys.argv = [path, '--help']\n"
     code += "    try: runpy.run_path(path, run_name='__main__')\n"
     code += "    except SystemExit as exit: assert exit.code == 0, path\n"
-    command = [sys.executable, "-c", code, *map(str, PATHS)]
+    command = [sys.executable, "-c", code, *map(str, SCRIPTS)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("--learning-rate") == len(PATHS)
+    assert result.stdout.count("--learning-rate") == len(SCRIPTS)
     assert "--batch-size INT" in result.stdout and "--num-iterations" not in result.stdout
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import flags, on
+from conftest import same_weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 TIMING = {"charts/SPS", "charts/SPS_rollout", "charts/SPS_update"}
@@ -22,26 +23,19 @@ class Killed(Exception):
 
 
 @pytest.fixture
-def in_two_parts(script, tiny, monkeypatch):
-    """Train whole, as run0, and killed in the rollout that comes to a step and resumed, as run1."""
+def kill_at(script, monkeypatch):
+    """End the run in the middle of the rollout that comes to this step."""
     real = script.module.Environments.step
 
-    def train(kill_step, **settings):
+    def arm(global_step):
         def dying(self, *args):
-            if self.global_step >= kill_step:
+            if self.global_step >= global_step:
                 raise Killed
             return real(self, *args)
 
-        settings |= {"total_timesteps": 192, "checkpoint_interval": 2}
-        script.module.train(tiny("Walk", **settings))
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(script.module.Environments, "step", dying)
-            script.module.train(tiny("Walk", **settings))
-        fake_envs.Fake.made.clear()
-        time.sleep(1.05 - time.time() % 1)  # logs are read in the order of seconds in their names
-        resume(script, "runs/run1")
+        monkeypatch.setattr(script.module.Environments, "step", dying)
 
-    return train
+    return arm
 
 
 def resume(script, run_dir, **changes):
@@ -68,42 +62,45 @@ def content(script, run_dir):
     return saved
 
 
-def assert_same(script, whole="runs/run0", other="runs/run1"):
-    """Two runs have left the same."""
-    saved = content(script, whole)
-    assert len(saved["updates"]) > 5 and len(saved["episodes"]) > 5
-    assert same(saved, content(script, other))
+def assert_same_result(a, b):
+    """Two results of `train`, apart from settings."""
+    assert same_weights(a["agent"], b["agent"]) and len(a["episodes"]) > 5
+    assert same([a["episodes"], a["updates"]], [b["episodes"], b["updates"]])
 
 
 # --- Resuming ---
 
 
-@pytest.mark.parametrize("kill_step", [110, 140])  # one iteration was logged, but not saved; none
-def test_a_killed_run_goes_on_bit_for_bit(script, in_two_parts, kill_step):
-    in_two_parts(kill_step, learning_rate=0.003)
+@pytest.mark.parametrize("kill_step", [90, 140])
+def test_a_killed_run_goes_on_bit_for_bit(script, tiny, kill_at, kill_step):
+    settings = {"total_timesteps": 192, "checkpoint_interval": 2, "learning_rate": 0.003}
+    result = script.module.train(tiny("Walk", **settings))
+    kill_at(kill_step)
+    with pytest.raises(Killed):
+        script.module.train(tiny("Walk", **settings))
+    kill_at(10**9)
+    fake_envs.Fake.made.clear()
+    resumed = resume(script, "runs/run1")
     # Of what was before the checkpoint, only the running episodes are played again.
     replayed = sum(env.steps for env in fake_envs.Fake.made) - (192 - kill_step // 64 * 64)
     assert 0 < replayed < 12 * len(fake_envs.Fake.made)
+    assert_same_result(result, resumed)
     assert not list(Path("runs/run1").glob("*.tmp"))
-    assert_same(script)
-    a, b = (EventAccumulator(f"runs/run{i}", size_guidance={"scalars": 0}) for i in (0, 1))
-    for events in (a, b):
-        events.Reload()
-    assert a.Tags()["scalars"] == b.Tags()["scalars"]
-    for tag in set(a.Tags()["scalars"]) - TIMING:
-        curves = [[(x.step, x.value) for x in events.Scalars(tag)] for events in (a, b)]
-        np.testing.assert_equal(*curves)
+    assert same(content(script, "runs/run0"), content(script, "runs/run1"))
 
 
 @on("continuous")
-def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, in_two_parts):
-    settings = {"anneal_lr": False, "learning_rate": 0.001, "adapt_lr_kl": 1e-3}
-    in_two_parts(90, anneal_log_std=(-0.5, -1.5), **settings)
-    assert_same(script)
-    resume(script, "runs/run1")  # which has nothing left to do
-    assert_same(script)
-    updates = content(script, "runs/run1")["updates"]
-    assert len({x["charts/learning_rate"] for x in updates}) > 2
+def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, tiny, kill_at):
+    settings = {"total_timesteps": 192, "checkpoint_interval": 2, "anneal_log_std": (-0.5, -1.5)}
+    settings |= {"anneal_lr": False, "learning_rate": 0.001, "adapt_lr_kl": 1e-3}
+    result = script.module.train(tiny("Walk", **settings))
+    assert len({x["charts/learning_rate"] for x in result["updates"]}) > 2
+    kill_at(90)
+    with pytest.raises(Killed):
+        script.module.train(tiny("Walk", **settings))
+    kill_at(10**9)
+    assert_same_result(result, resume(script, "runs/run1"))
+    assert_same_result(result, resume(script, "runs/run1"))  # which has nothing left to do
 
 
 @pytest.mark.parametrize("change", ["observation", "length"])
@@ -155,7 +152,7 @@ def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(scri
         process.wait()
         flags = "--resume runs/cut"
     assert start(flags).wait() == 0
-    assert_same(script, "runs/whole", "runs/cut")
+    assert same(content(script, "runs/whole"), content(script, "runs/cut"))
 
 
 # --- The command line ---
@@ -193,12 +190,37 @@ def test_a_run_is_not_overwritten_and_what_shapes_it_cannot_change(script, tiny,
 
 
 def test_ctrl_c_says_how_to_continue_and_that_works(script, tiny, cli):
-    code, out, _ = cli(flags(tiny("Interrupted", total_timesteps=256, checkpoint_interval=1)))
+    settings = {"total_timesteps": 256, "checkpoint_interval": 1}
+    whole = script.module.train(tiny("Walk", **settings))
+    code, out, _ = cli(flags(tiny("Interrupted", **settings)))
     assert code == 130
-    assert "--resume with the folder named above" in out and "checkpoints: runs/run0\n" in out
-    code, _, err = cli("--resume runs/run0")
+    assert "--resume with the folder named above" in out and "checkpoints: runs/run1\n" in out
+    code, _, err = cli("--resume runs/run1")
     assert code == 0, err
-    assert script.module.load_checkpoint("runs/run0")["global_step"] == 256
+    saved = script.module.load_checkpoint("runs/run1")
+    assert same(dict(saved["agent"]), dict(whole["agent"].state_dict()))
+
+
+# --- TensorBoard ---
+
+
+def test_resumed_curves_have_each_step_once(script, tiny, kill_at):
+    settings = {"total_timesteps": 160, "checkpoint_interval": 2}
+    script.module.train(tiny("Walk", **settings))
+    kill_at(110)  # iteration 3 has been logged, but not saved
+    with pytest.raises(Killed):
+        script.module.train(tiny("Walk", **settings))
+    kill_at(10**9)
+    time.sleep(1.05 - time.time() % 1)  # files are read in the order of the seconds in their names
+    resume(script, "runs/run1")
+    a, b = (EventAccumulator(f"runs/run{i}", size_guidance={"scalars": 0}) for i in (0, 1))
+    for events in (a, b):
+        events.Reload()
+    assert a.Tags()["scalars"] == b.Tags()["scalars"]
+    for tag in set(a.Tags()["scalars"]) - TIMING:
+        curves = [[(x.step, x.value) for x in events.Scalars(tag)] for events in (a, b)]
+        np.testing.assert_equal(*curves)
+    assert [x.step for x in b.Scalars("losses/policy_loss")] == [32, 64, 96, 128, 160]
 
 
 # --- Files ---
@@ -218,21 +240,22 @@ def test_a_renamed_copy_is_welcome_and_another_algorithm_is_named(script, tiny, 
         assert code == 2 and re.search(r"^Error: .* made by sac\.py.* temperature", err), err
 
 
-def damaged(good):
+def damaged(good, count):
     """Files with one wrong bit, or cut short."""
     rng = random.Random(0)
-    for k in range(150):
+    for k in range(count):
         position, data = rng.randrange(len(good)), bytearray(good)
         data[position] ^= 1 << rng.randrange(8)
         yield bytes(data) if k % 10 else good[:position]
 
 
 @on("continuous")
-def test_a_damaged_checkpoint_is_never_taken_for_another(script, tiny):
+@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
+def test_a_damaged_checkpoint_is_never_taken_for_another(script, tiny, count):
     script.module.train(tiny("Walk"))
     path = Path("runs/run0/checkpoint.pt")
     good, intact, refused = path.read_bytes(), script.module.load_checkpoint("runs/run0"), 0
-    for data in damaged(good):
+    for data in damaged(good, count):
         path.write_bytes(data)
         try:
             loaded = script.module.load_checkpoint("runs/run0")
@@ -241,7 +264,7 @@ def test_a_damaged_checkpoint_is_never_taken_for_another(script, tiny):
             assert "checkpoint.pt is damaged" in str(error) and "\n" not in str(error)
         else:  # the bit is in a place that says nothing, such as the date of a file
             assert same(loaded, intact)
-    assert refused > 0.9 * 150
+    assert refused > 0.9 * count
 
 
 class Bomb:

@@ -9,6 +9,13 @@ import torch
 from adapters import counter_episode, on
 from conftest import same_weights
 
+TIMING = {"charts/SPS", "charts/SPS_rollout", "charts/SPS_update"}
+
+
+def without_timing(updates):
+    return [{k: v for k, v in x.items() if k not in TIMING} for x in updates]
+
+
 # --- Details 1 and 5: every row is a step, and is followed by its own successor ---
 
 
@@ -72,11 +79,16 @@ def test_actions_are_samples_of_the_policy_and_new_ones_in_each_iteration(
 
 @on("gaussian")
 def test_environments_get_clipped_actions_and_the_batch_has_unclipped_ones(script, tiny, recorded):
-    script.module.train(tiny(num_envs=1, total_timesteps=16))
+    agent = script.module.train(tiny(num_envs=1, total_timesteps=16, learning_rate=0.0))["agent"]
     received = np.array(fake_envs.Fake.made[0].actions)
-    actions = torch.cat([step.data[1] for step in recorded.steps[:4]])  # one epoch
+    epoch = recorded.steps[:4]
+    actions = torch.cat([step.data[1] for step in epoch])
     assert np.abs(received).max() == np.float32(0.1) and actions.abs().max() > 1  # sigma is 1
     assert sorted(map(tuple, received)) == sorted(map(tuple, actions.clamp(-0.1, 0.1).tolist()))
+    obs, logprobs = (torch.cat([step.data[i] for step in epoch]) for i in (0, 2))
+    squares = (actions - agent.policy(obs).detach()) ** 2
+    expected = (-0.5 * squares - 0.5 * math.log(2 * math.pi)).sum(-1)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
 
 
 @on("vector")
@@ -120,14 +132,23 @@ def test_rewards_in_the_batch_are_scaled_over_all_rollouts(script, tiny, recorde
 # --- Seeds ---
 
 
-def test_every_episode_has_its_own_seed_and_every_environment_its_own_actions(script, tiny):
-    """And every run its own weights to begin with; that a seed repeats itself shows in resuming."""
+def test_every_episode_of_every_environment_has_its_own_seed(script, tiny):
+    """And every run its own weights to begin with."""
     settings = {"num_steps": 24, "total_timesteps": 96, "learning_rate": 0.0}
     a, b = (script.module.train(tiny(seed=seed, **settings))["agent"] for seed in (1, 2))
     draws = [x for env in fake_envs.Fake.made for x in env.draws]
     assert len(draws) == len(set(draws)) >= 16 and not same_weights(a, b)
-    actions = [str([x.tolist() for x in env.actions]) for env in fake_envs.Fake.made]
-    assert len(actions) == len(set(actions)) >= 4
+
+
+def test_same_seed_gives_bitwise_the_same_run_and_another_seed_does_not(script, tiny):
+    a, b, c = (script.module.train(tiny("Walk", seed=seed)) for seed in (3, 3, 4))
+    assert same_weights(a["agent"], b["agent"]) and a["episodes"] == b["episodes"] != []
+    assert without_timing(a["updates"]) == without_timing(b["updates"])
+    assert not same_weights(a["agent"], c["agent"]) and a["episodes"] != c["episodes"]
+    actions = [[x.tolist() for x in env.actions] for env in fake_envs.Fake.made]
+    n = len(actions) // 3
+    assert actions[:n] == actions[n : 2 * n]
+    assert len({str(x) for x in actions}) == 2 * n  # environments of a run act differently too
 
 
 # --- Numbers that are none stop the run ---
@@ -143,6 +164,9 @@ def test_a_bad_number_from_the_environment_stops_the_run_at_its_step(script, tin
     assert "\n" not in str(info.value)
     saved = script.module.load_checkpoint(f"runs/{args.run_name}")
     assert len(saved["updates"]) == 1
+    numbers = [y for x in ("obs_stats", "return_stats") for y in saved[x].values()]
+    assert all(torch.tensor(x).isfinite().all() for x in numbers)
+    assert all(x.isfinite().all() for x in saved["agent"].values())
 
 
 def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny):
