@@ -38,7 +38,7 @@ def run(
     suite: Positional[Name],
     seeds: tuple[int, ...] = (),
     only: str = "*",
-    workers: int = 2,
+    workers: int | None = None,
     cluster: Literal["local", "ray"] = "local",
     commit: str = "HEAD",
     folders: Place = HERE,
@@ -49,20 +49,22 @@ def run(
         suite: see `list`
         seeds: instead of the suite's own
         only: pattern of names, e.g. Hopper-v4 or '*/seed[12]'
-        workers: runs at a time on this machine; a cluster makes one per processor core
+        workers: runs at a time on this machine (2)
         cluster: this machine, or a Ray cluster
         commit: version of the scripts to run
     """
     runs = select(SUITES[suite], folders, seeds, only)
-    if workers < 1:
+    if workers is not None and workers < 1:
         raise BenchmarkError("--workers must be positive.")
+    if workers and cluster == "ray":
+        raise BenchmarkError("--workers is for local runs; a cluster makes one per processor core.")
     commit = commit_named(commit)
     for run in runs:  # what the commit lacks is to be said before anything is begun
         run.sources(commit)
     if cluster == "ray":
         failed = execute.run_ray(SUITES[suite], runs, folders, commit)
     else:
-        failed = execute.run_local(SUITES[suite], runs, folders, commit, workers)
+        failed = execute.run_local(SUITES[suite], runs, folders, commit, workers or 2)
     if failed:
         raise BenchmarkError(f"{failed} of {len(runs)} runs failed; their output.txt says why.")
 
@@ -138,9 +140,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-    except (BenchmarkError, OSError) as error:  # OSError: a folder that is a file, no Ray cluster
-        place = getattr(error, "filename", None)
-        print(f"Error: {f'{place}: {error.strerror}.' if place else error}", file=sys.stderr)
+    except (BenchmarkError, OSError) as error:  # OSError: a folder that is a file, a full disk
+        name = getattr(error, "filename", None) or "The benchmark"
+        text = f"{name}: {error.strerror}." if isinstance(error, OSError) else error
+        print(f"Error: {text}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -99,3 +99,4 @@ class Script:
     suite: str
     environment: str
     variant: str = ""
+    contests: dict[str, Contest] = dataclasses.field(default_factory=dict)

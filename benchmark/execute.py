@@ -67,8 +67,7 @@ def run_ray(suite: Suite, runs: list[Run], folders: Folders, commit: str) -> int
     If a node is lost, Ray starts its runs again on another, where they continue.
 
     Raises:
-        BenchmarkError: Ray is not installed.
-        ConnectionError: there is no cluster.
+        BenchmarkError: Ray is not installed, or there is no cluster.
     """
     try:
         import ray
@@ -76,7 +75,12 @@ def run_ray(suite: Suite, runs: list[Run], folders: Folders, commit: str) -> int
         raise BenchmarkError("--cluster ray needs Ray: pip install ray.") from error
     address = os.environ.get("RAY_ADDRESS", "auto")
     package = {"env_vars": {"PYTHONPATH": str(ROOT)}}  # the nodes share this folder
-    ray.init(address=address, runtime_env=package, logging_level="error")
+    try:
+        ray.init(address=address, runtime_env=package, logging_level="error")
+    except (ConnectionError, RuntimeError, ValueError) as error:  # none, not reached, no address
+        raise BenchmarkError(
+            f"There is no Ray cluster at {address}: start one with ray start --head."
+        ) from error
     options = {"num_cpus": 1, "max_retries": LOST_NODES, "scheduling_strategy": "SPREAD"}
     task, references = ray.remote(**options)(run_one), []
 

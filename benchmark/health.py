@@ -139,15 +139,14 @@ def cells(suite: Suite, variant: str, environment: str, folders: Folders) -> dic
     scores = [facts(x, "score") for x in (ours, theirs)]
     if not all(map(len, scores)):
         return {}
-    change = estimate(scores, statistics.relative_effect)
     count, said = seen(ours)
     stops = " (with the check it stops at once)" * (UNCHECKED in suite.variants[variant].replaced)
-    beside = suite.variants[usual].label.removeprefix("healthy").removeprefix(", ")
+    change = with_interval(estimate(scores, statistics.relative_effect), "{:+z.0%}".format)
+    if beside := suite.variants[usual].label.removeprefix("healthy").removeprefix(", "):
+        change += f" beside {beside}"
     return {
         f"{environment}: return": number(np.mean(scores[0])),
-        "change": ""
-        if variant == usual
-        else with_interval(change, "{:+z.0%}".format) + f" beside {beside}" * bool(beside),
+        "change": "" if variant == usual else change,
         SAID: f"{count} of {len(ours)}{': ' * bool(said)}{said}{stops}",
         "differs in the first iteration": "" if variant == usual else at_first(ours, theirs),
     }

@@ -170,7 +170,7 @@ def place(number: str) -> tuple[int, int]:
 
 
 def block(name: str, folders: Folders) -> str:
-    """Text of a generated block; that of a suite has its name."""
+    """Text of a generated block, or a BenchmarkError if there is none of this name."""
     # Not those that are evaluated: their bugs come after training.
     bugs = [x for name, x in SUITES.items() if name.startswith("bugs") and not x.evaluated]
     tables = {
@@ -183,7 +183,10 @@ def block(name: str, folders: Folders) -> str:
     }
     if name in tables:
         return tables[name](folders)
-    return SUITES[name].table(SUITES[name], folders) if done(name, folders) else ""
+    if name in SUITES:
+        return SUITES[name].table(SUITES[name], folders) if done(name, folders) else ""
+    known = ", ".join((*tables, *SUITES))
+    raise BenchmarkError(f"There is no block {name}; there are {known}.")
 
 
 def filled(page: Path, folders: Folders) -> str:

@@ -2,18 +2,18 @@
 
 from collections.abc import Container
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from PIL import Image
 
 from benchmark import health, statistics, tables
 from benchmark.definitions import POINTS, Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import Result, by_environment, done, reference
+
+if TYPE_CHECKING:  # takes a quarter of a second, and most commands draw nothing
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FIGURES = ROOT / "benchmark" / "figures"
 PPO2 = "0.35"  # gray, so that color is ours
@@ -32,8 +32,10 @@ Found = dict[str, dict[str, list[Result]]]
 Others = dict[tuple[str, str], float]
 
 
-def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
+def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple["Figure", Any]:
     """A figure and its grid of axes."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
@@ -50,7 +52,7 @@ def results_of(suite: Suite, folders: Folders, variants: Container[str] | None =
 # --- Over environment steps ---
 
 
-def one_panel_each(titles: list[str], width: int = 3) -> tuple[Figure, list[Axes]]:
+def one_panel_each(titles: list[str], width: int = 3) -> tuple["Figure", list["Axes"]]:
     """A figure with a panel over environment steps for each title, so many in a row."""
     columns = min(width, len(titles))
     rows = -(-len(titles) // columns)
@@ -68,7 +70,7 @@ def one_panel_each(titles: list[str], width: int = 3) -> tuple[Figure, list[Axes
 
 
 def draw_curves(
-    axes: Axes, results: list[Result], label: str, color: str, thin: bool = True
+    axes: "Axes", results: list[Result], label: str, color: str, thin: bool = True
 ) -> None:
     """Mean over seeds, its 95 % bootstrap interval from three on, and each seed as a thin line."""
     total = max(x.record["settings"]["total_timesteps"] for x in results)
@@ -83,7 +85,7 @@ def draw_curves(
         axes.fill_between(grid, *np.transpose(ends), color=color, alpha=0.2, linewidth=0)
 
 
-def draw_published(axes: Axes, environment: str) -> None:
+def draw_published(axes: "Axes", environment: str) -> None:
     """The curve of baselines' benchmark page; final values read off the paper's Figure 3."""
     rows = reference("ppo2_curves")
     rows = rows[rows["environment"] == environment.partition("-")[0]]
@@ -98,7 +100,7 @@ def draw_published(axes: Axes, environment: str) -> None:
         axes.plot(1e6, mean, **TICK, color="k", label="paper 2017 (v1), read off")
 
 
-def curves(suite: Suite, folders: Folders, variants: Container[str] | None = None) -> Figure:
+def curves(suite: Suite, folders: Folders, variants: Container[str] | None = None) -> "Figure":
     """One panel per environment with variants of a suite and its baseline."""
     titles, found = {}, results_of(suite, folders, variants)
     for environment in suite.environments:
@@ -116,7 +118,7 @@ def curves(suite: Suite, folders: Folders, variants: Container[str] | None = Non
     return figure
 
 
-def rivals(suite: Suite, folders: Folders) -> Figure:
+def rivals(suite: Suite, folders: Folders) -> "Figure":
     """The paper's Figure 3: the means of all variants with their intervals, and its readings."""
     found = results_of(suite, folders)
     figure, panels = one_panel_each(suite.shared, 4)
@@ -131,7 +133,7 @@ def rivals(suite: Suite, folders: Folders) -> Figure:
     return figure
 
 
-def trace(suite: Suite, folders: Folders) -> Figure:
+def trace(suite: Suite, folders: Folders) -> "Figure":
     """The KL after the updates of the adaptive penalty, beside its target."""
     *_, ours = results_of(suite, folders).values()
     figure, panels = one_panel_each(list(ours))
@@ -148,7 +150,7 @@ def trace(suite: Suite, folders: Folders) -> Figure:
     return figure
 
 
-def healthy_run(suite: Suite, folders: Folders) -> Figure:
+def healthy_run(suite: Suite, folders: Folders) -> "Figure":
     """Of the run with the median score the metrics of the health table, and where they belong."""
     (ours,) = results_of(suite, folders, [""]).values()
     results = sorted(ours[next(iter(suite.environments))], key=lambda x: x.record["score"])
@@ -172,7 +174,7 @@ def healthy_run(suite: Suite, folders: Folders) -> Figure:
 
 def rows_with_ours(
     suite: Suite, values: dict[tables.Name, statistics.Estimate]
-) -> tuple[Figure, Axes]:
+) -> tuple["Figure", "Axes"]:
     """A row per variant: our value and its interval; the marker is hollow where there is none."""
     if not values:
         raise BenchmarkError(f"No run of {suite.name} can be compared yet.")
@@ -190,7 +192,9 @@ def rows_with_ours(
     return figure, axes
 
 
-def draw_others(axes: Axes, values: dict[tables.Name, statistics.Estimate], others: Others) -> None:
+def draw_others(
+    axes: "Axes", values: dict[tables.Name, statistics.Estimate], others: Others
+) -> None:
     """Others' numbers in the rows of ours."""
     rows = {variant: row for row, (_, variant) in enumerate(values)}
     markers = dict(zip(dict.fromkeys(source for source, _ in others), "x+"))
@@ -200,7 +204,7 @@ def draw_others(axes: Axes, values: dict[tables.Name, statistics.Estimate], othe
             axes.plot(value, rows[variant], markers[source], **style)
 
 
-def normalized(suite: Suite, folders: Folders) -> Figure:
+def normalized(suite: Suite, folders: Folders) -> "Figure":
     """Average normalized scores beside those of the paper."""
     strata, environments = tables.normalized(suite, folders)
     values = tables.estimates(strata, statistics.mean_of_strata)
@@ -211,7 +215,7 @@ def normalized(suite: Suite, folders: Folders) -> Figure:
     return figure
 
 
-def effects(suite: Suite, folders: Folders) -> Figure:
+def effects(suite: Suite, folders: Folders) -> "Figure":
     """What each detail is worth, with each environment and what others say of it."""
     strata, environments = tables.against_baseline(suite, folders)
     values = tables.estimates(strata, statistics.relative_effect)
@@ -246,7 +250,7 @@ def median_changes(environments: list[str]) -> Others:
 # --- Bugs ---
 
 
-def fingerprints(suites: list[Suite], folders: Folders) -> Figure:
+def fingerprints(suites: list[Suite], folders: Folders) -> "Figure":
     """How far each bug's metrics are from those of healthy runs, a panel per environment."""
     places = [(suite, environment) for suite in suites for environment in suite.environments]
     tables_of = {y: health.distances(x, y, folders) for x, y in places}
@@ -275,7 +279,7 @@ def fingerprints(suites: list[Suite], folders: Folders) -> Figure:
     return figure
 
 
-def broken_curves(suite: Suite, folders: Folders) -> Figure:
+def broken_curves(suite: Suite, folders: Folders) -> "Figure":
     """A panel per bug in the suite's first environment, with the healthy runs behind it."""
     environment = next(iter(suite.environments))
     found = {x: by_environment(suite.name, x, folders).get(environment) for x in suite.variants}
@@ -298,6 +302,9 @@ def draw(suite: Suite, ending: str, folders: Folders, figures: Path = FIGURES) -
     Raises:
         BenchmarkError: there is nothing to be drawn yet.
     """
+    import matplotlib
+    from PIL import Image
+
     if not done(suite.name, folders):
         raise BenchmarkError(f"No run of {suite.name} is finished.")
     with matplotlib.rc_context(STYLE):

@@ -36,8 +36,10 @@ def git(*arguments: str) -> str:
             text=True,
             start_new_session=True,  # Ctrl-C is not for git
         ).stdout
+    except FileNotFoundError as error:
+        raise BenchmarkError("git is needed, to name the commit of each result.") from error
     except subprocess.CalledProcessError as error:
-        reason, *_ = [*error.stderr.splitlines(), "failed"]
+        reason = error.stderr.strip().splitlines()[0] if error.stderr.strip() else "failed"
         raise BenchmarkError(f"git {' '.join(arguments)}: {reason}.") from error
 
 

@@ -1,15 +1,17 @@
 """RLHF: every model of the suites' runs, their tables, and the figure that compares methods."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from benchmark.definitions import Folders, Suite
 from benchmark.plots import new_figure
 from benchmark.results import Result, by_environment
 from benchmark.tables import markdown, plus_minus
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLUMNS = {
     "gold": "objective/gold",
@@ -100,7 +102,7 @@ def pipeline_table(suite: Suite, folders: Folders) -> str:
     return f"{models_table(suite, folders)}\n{markdown(rows)}"
 
 
-def frontier(suites: tuple[Suite, ...], folders: Folders) -> Figure:
+def frontier(suites: tuple[Suite, ...], folders: Folders) -> "Figure":
     """Gold over the KL of all models: dots are seeds, lines join their means in order of the KL.
 
     Where a reward model is over-optimized, lines leave the picture below.

@@ -94,8 +94,10 @@ def select(
         only: shell pattern for the whole name of a run or one of its parts.
 
     Raises:
-        BenchmarkError: nothing is selected.
+        BenchmarkError: nothing is selected, or a seed is negative.
     """
+    if seeds and min(seeds) < 0:
+        raise BenchmarkError(f"A seed must not be negative: {min(seeds)}.")
     wanted = [
         (environment, variant, seed)
         for environment in suite.environments
@@ -149,8 +151,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line with the time."""
-    print(time.strftime("%H:%M:%S"), text, flush=True)
+    """Print a line with the time; whoever read this may have gone, the runs go on."""
+    with contextlib.suppress(BrokenPipeError):
+        print(time.strftime("%H:%M:%S"), text, flush=True)
 
 
 # --- The run ---

@@ -416,45 +416,61 @@ def pong(script: str, peer: str, kind: str) -> tuple:
 
 
 HALF_CHEETAH = "--env-id HalfCheetah-v4"
-CARTPOLE = "--env-id CartPole-v1"
 SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
 PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
-CONTESTS = {
-    "continuous": Contest(
-        f"HalfCheetah-v4, {SIZE}",
-        beside_sb3(CONTINUOUS, 245760, HALF_CHEETAH, "", "mujoco", 5.3),
-    ),
-    "scaling": Contest(
-        f"{CONTINUOUS} on HalfCheetah-v4 with more environments",
-        tuple(
-            Contender(f"{x} environments", 204800, f"--num-envs {x} --num-steps {y}", CONTINUOUS)
-            for x, y in ((1, 2048), (4, 512), (16, 128), (64, 32))
-        ),
-    ),
-    "kl_penalty": Contest(
-        f"HalfCheetah-v4, {SIZE}",
-        (Contender(KL_PENALTY, 204800, target=0.9), Contender(CONTINUOUS, 204800)),
-    ),
-    "atari": Contest(PONG_SIZE, pong(ATARI, f"{SB3}, CnnPolicy", "atari"), 2),
-    "atari_lstm": Contest(f"{PONG_SIZE}, LSTM", pong(LSTM, RECURRENT, "atari-lstm"), 2),
-    "multidiscrete": Contest(
-        f"CartPole-v1, {SIZE}",
-        beside_sb3(MULTIDISCRETE, 245760, CARTPOLE, RAW, "classic", 3.5),
-    ),
-    "multidiscrete_small": Contest(
-        "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
-        beside_sb3(MULTIDISCRETE, 512000, SMALL, RAW, "classic", 4.0),
-    ),
-}
-
-# Rows of the README's table of scripts.
 SCRIPTS = {
-    CONTINUOUS: Script("details 1–13 and 23–31", "figure3", "HalfCheetah-v4"),
-    KL_PENALTY: Script("the paper's other objective", "kl_vs_clip", "Hopper-v4", "adaptive-0.01"),
-    ATARI: Script("details 1–22", "games", "Pong"),
-    LSTM: Script("details 1–22 and 32–36", "games", "Pong", "lstm"),
-    MULTIDISCRETE: Script("detail 37, action masks", "cartpole", "CartPole-v1"),
+    CONTINUOUS: Script(
+        *("details 1–13 and 23–31", "figure3", "HalfCheetah-v4"),
+        contests={
+            "continuous": Contest(
+                f"HalfCheetah-v4, {SIZE}",
+                beside_sb3(CONTINUOUS, 245760, HALF_CHEETAH, "", "mujoco", 5.3),
+            ),
+            "scaling": Contest(
+                f"{CONTINUOUS} on HalfCheetah-v4 with more environments",
+                tuple(
+                    Contender(
+                        f"{x} environments", 204800, f"--num-envs {x} --num-steps {y}", CONTINUOUS
+                    )
+                    for x, y in ((1, 2048), (4, 512), (16, 128), (64, 32))
+                ),
+            ),
+        },
+    ),
+    KL_PENALTY: Script(
+        *("the paper's other objective", "kl_vs_clip", "Hopper-v4", "adaptive-0.01"),
+        contests={
+            "kl_penalty": Contest(
+                f"HalfCheetah-v4, {SIZE}",
+                (Contender(KL_PENALTY, 204800, target=0.9), Contender(CONTINUOUS, 204800)),
+            )
+        },
+    ),
+    ATARI: Script(
+        *("details 1–22", "games", "Pong"),
+        contests={"atari": Contest(PONG_SIZE, pong(ATARI, f"{SB3}, CnnPolicy", "atari"), 2)},
+    ),
+    LSTM: Script(
+        *("details 1–22 and 32–36", "games", "Pong", "lstm"),
+        contests={
+            "atari_lstm": Contest(f"{PONG_SIZE}, LSTM", pong(LSTM, RECURRENT, "atari-lstm"), 2)
+        },
+    ),
+    MULTIDISCRETE: Script(
+        *("detail 37, action masks", "cartpole", "CartPole-v1"),
+        contests={
+            "multidiscrete": Contest(
+                f"CartPole-v1, {SIZE}",
+                beside_sb3(MULTIDISCRETE, 245760, "--env-id CartPole-v1", RAW, "classic", 3.5),
+            ),
+            "multidiscrete_small": Contest(
+                "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
+                beside_sb3(MULTIDISCRETE, 512000, SMALL, RAW, "classic", 4.0),
+            ),
+        },
+    ),
     RLHF: Script("RLHF with PPO", "rlhf", "reviews"),
     GRPO: Script("GRPO on the same task", "rlhf_rivals", "reviews", "grpo"),
     DPO: Script("DPO on the same task", "rlhf_rivals", "reviews", "dpo"),
 }
+CONTESTS = {name: x for script in SCRIPTS.values() for name, x in script.contests.items()}

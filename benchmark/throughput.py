@@ -78,7 +78,13 @@ def measure(contender: Contender, commit: str, threads: int) -> dict[str, float]
 
 
 def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
-    """Make the measurements of contests that are missing at this commit, and keep each."""
+    """Make the measurements of contests that are missing at this commit, and keep each.
+
+    Raises:
+        BenchmarkError: nothing is to be repeated, or a contender failed.
+    """
+    if repetitions < 1:
+        raise BenchmarkError("--repetitions must be positive.")
     path, commit = folders.results / "throughput.jsonl", commit_named("HEAD")
     folders.results.mkdir(parents=True, exist_ok=True)
     for name, contest in ((x, CONTESTS[x]) for x in names or CONTESTS):

@@ -3,7 +3,6 @@
 import ast
 import functools
 import importlib
-import json
 import math
 import re
 import shutil
@@ -179,21 +178,6 @@ def test_facts_of_a_run_in_steps(tmp_path):
     assert facts["score"] is None and rows["return"].isna().all()
 
 
-def test_facts_of_a_run_of_stages(tmp_path):
-    sft, best = {"objective/gold": 0.0}, {"objective/gold": 1.3}  # neither has been trained here
-    judged = {"sft": sft, "grpo": {"objective/gold": 2.0}, "best-of-16": best}
-    content = {"args": {"seed": 2, "run_name": "run"}, "quality": {}, "results": judged}
-    (tmp_path / "results.json").write_text(json.dumps(content))
-    (tmp_path / "grpo").mkdir()
-    updates = [{"objective/kl": float(i), "losses/other": 1.0} for i in range(376)]
-    torch.save({"updates": updates}, tmp_path / "grpo" / "checkpoint.pt")
-    facts, rows = record.of_stages(tmp_path, 90.0)
-    assert (facts["judged"], facts["score"], facts["hours"]) == ("grpo", 2.0, 0.025)
-    assert facts["models"] == judged and facts["settings"] == {"seed": 2}
-    assert list(rows) == ["stage", "step", "kl"] and len(rows) == 94
-    assert rows["step"].tolist()[:3] == [1, 5, 9] and rows["kl"].tolist()[:3] == [0, 4, 8]
-
-
 # --- Suites and selection ---
 
 
@@ -252,11 +236,15 @@ def test_every_script_has_a_row_and_its_runs():
     [
         ("run figure3 --only Hoper-v4", "No run of figure3 fits Hoper-v4"),
         ("run figure3 --workers 0", "--workers must be positive"),
+        ("run figure3 --seeds 1 -3", "A seed must not be negative: -3."),
         ("run smoke --commit nonsense", "git rev-parse"),
         ("run multidiscrete_vs_gaussian --commit FIRST", "ppo_multidiscrete.py"),
+        ("run smoke --cluster ray --workers 3", "--workers is for local runs"),
         ("plot ablation", "No run of ablation is finished"),
+        ("plot games", "No run of games is finished"),
         ("compare figure3 table1/clip", "There is no table1/clip; there is table1/none or"),
         ("compare figure3/x figure3", "There is no figure3/x; there is figure3 or figure3/trpo or"),
+        ("throughput --repetitions 0", "--repetitions must be positive"),
         ("report", "There is no folder"),
     ],
 )
@@ -273,6 +261,15 @@ def test_what_cannot_be_done_gets_one_sentence(line, sentence, folders, bench, c
 
 
 # --- Tables ---
+
+
+def test_scores_table_by_hand(folders):
+    add(folders, "figure3", "Hopper-v4", 1000, 2000, 3000, 4000, 9000)
+    add(folders, "figure3", "Ant-v4", 5.0)
+    hopper, ant = table("figure3", folders).splitlines()[2:4]
+    assert hopper.startswith("| Hopper-v4 | 5 | 3800 ± 2786 | 3000 [")
+    assert "] | 1900 ± 1393 | 0.50 | ≈ 2250 to 2330 |" in hopper and "| 2383 ± 272 |" in hopper
+    assert ant.startswith("| Ant-v4 | 1 | 5.0 | 5.0 | 2.5 | 0.50 | – | – |")
 
 
 def test_comparison_of_variants(folders, bench, capsys):
@@ -340,6 +337,18 @@ def test_rivals_table_by_hand(folders):
     assert text.endswith("\n16 of 226 runs are done.\n")
 
 
+def test_games_table_by_hand(folders):
+    add(folders, "games", "Pong", 0.0, 6.0)
+    add(folders, "games/sb3", "Qbert", 163.9)
+    qbert, first = table("games", folders).splitlines()[2:4]
+    start = "| Qbert | four frames, Stable-Baselines3 | 1 | 164 | 0% | 82.0 | 0.50 | "
+    assert qbert.startswith(start) and qbert.endswith(" | 164 | 13455 |")
+    # From -20.7 to 9.3: 3 is 23.7 of 30. ppo2 was at 17.28 at 1.92M and at 17.38 at 2.02M.
+    start = "| Pong | four frames, no memory | 2 | 3.0 ± 3.0 | 79% | 1.5 ± 1.5 | 0.50 | "
+    assert first == start + "17.4 | -20.7 | 9.3 |"
+    assert table("games", folders).endswith("\n\n3 of 20 runs are done.\n")
+
+
 def test_a_peer_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     size = "--num-envs 2 --num-steps 64 --num-minibatches 2 --update-epochs 1 --seed 3"
@@ -358,6 +367,49 @@ def test_a_peer_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [*line.split(), "--resume", "runs/run"])
     monkeypatch.setattr(peers, "make_envs", None)  # nothing is left to do
     peers.main()
+
+
+def test_pilot_shows_what_was_taken(folders, monkeypatch):
+    monkeypatch.setattr(tables, "random_returns", lambda environment: 0.0)
+    for environment, best in (("Hopper-v4", 100.0), ("HalfCheetah-v4", 400.0)):
+        add(folders, "rivals_pilot/cem-0", environment, best, 0.5 * best)
+        add(folders, "rivals_pilot/cem-0.25", environment, 0.2 * best)
+    text = table("rivals_pilot", folders)
+    assert "| CEM, extra-std 0 | 75.0 ± 25.0 (2) | 300 ± 100 (2) | 0.75 |" in text
+    assert "| CEM, extra-std 0.25, taken | 20.0 (1) | 80.0 (1) | 0.20 |" in text
+
+
+def test_effects_of_details_against_the_default(folders):
+    add(folders, "ablation/shared-network", "Hopper-v4", 1425.0)
+    add(folders, "figure3", "Hopper-v4", 1800.0, 1900.0, 2000.0)
+    add(folders, "figure3", "Walker2d-v4", *[1.0] * 3)
+    add(folders, "ablation/raw-rewards", "Hopper-v4", *[950.0] * 3)
+    add(folders, "ablation/raw-rewards", "Walker2d-v4", 9.0)  # not all rows have it: in no average
+    text = table("ablation", folders)
+    assert "| default | 1900 ± 82 (3) | 1.0 ± 0.0 (3) | – | – |" in text
+    assert "| 30 and 31 raw rewards | 950 ± 0 (3) | 9.0 (1) | – | -50% [-" in text
+    assert "| 13 and 26 shared network | 1425 (1) | – | – | -25% | A: worse" in text
+
+
+def test_published_effects_are_of_the_same_environments():
+    environments = ["Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"]
+    found = plots.median_changes(environments)
+    # Engstrom et al. 2020, Tables 2 and 3: Walker2d 2867 of 3292, Hopper 2371 of 2513.
+    expected = (2867 / 3292 + 2371 / 2513) / 2 - 1
+    assert found["Engstrom et al. (tuned apart)", "no-clip"] == pytest.approx(expected)
+    # Andrychowicz et al. 2021, choice C47: Hopper, Walker2d and HalfCheetah; off against on.
+    expected = 1190 / 1360 - 1  # the median; 685 / 660 is higher, 2000 / 2320 lower
+    assert found[
+        "Andrychowicz et al. (95th percentile of a sweep)", "shared-network"
+    ] == pytest.approx(expected)
+
+
+def test_walking_table_by_hand(folders):
+    walk = {"returns": [1.0, 2.0, 3.0], "lengths": [10, 20, 60], "speeds": [0.5] * 3}
+    add(folders, "humanoid_elsewhere/table4", "Ant-v4", 1500.0, walk=walk)
+    reached = "0.67 | – | –"  # 1000, 2000 and 4000
+    row = f"| 1 | {reached} | 1500 | 2.0 ± 0.8 | 30.0 | 0.50 [0.50, 0.50] |"
+    assert row in table("humanoid_elsewhere", folders)
 
 
 # --- Pages and figures ---
@@ -400,6 +452,9 @@ def test_blocks_are_rewritten_and_all_else_is_left_alone(folders, monkeypatch, t
     assert page.read_text().endswith("\n<!-- end -->\nafter\n") and "old" not in page.read_text()
     assert "| HalfCheetah-v4, 1M steps | 1000 ± 408 (3) | 30 |" in page.read_text()
     assert pages.write(folders) == []
+    page.write_text(text.format("nonsense"))
+    with pytest.raises(BenchmarkError, match="no block nonsense"):
+        pages.write(folders)
 
 
 # --- Throughput ---
@@ -456,6 +511,11 @@ def test_a_contest_continues_where_it_failed_and_is_complete_repetition_by_repet
     assert [(x["repetition"], x["contender"]) for x in lines] == [(0, "a"), (0, "b")]
     assert [x["steps_per_second"] for x in lines] == pytest.approx([1 / 0.1, 1 / 0.3])
     assert "**Two**,\n1 repetitions in turns" in pages.throughput_tables(folders)
+    # Of a later commit there are fewer repetitions: they do not take the place of more.
+    more = [x | {"repetition": 1} for x in lines]
+    results.write_lines(path, [*lines, *more, *(x | {"commit": "b"} for x in lines)])
+    (rows,) = pages.measured(folders).values()
+    assert len(rows) == 4 and set(rows["commit"]) == {lines[0]["commit"]}
 
 
 # --- Committed results ---

@@ -156,10 +156,20 @@ def test_a_finished_suite_is_not_run_again(bench):
     assert 80 < record["peak_mib"] < 110
 
 
+def test_a_killed_script_is_continued_from_its_checkpoint(bench):
+    process, script = bench.start_until(NAMES[0], 7, "--workers", "1")
+    os.kill(script, signal.SIGKILL)
+    assert "A-v1/seed1 ended with exit code -9" in bench.end(process, 2)
+    assert bench.states() == ["interrupted", "done", "done"]
+    assert "A-v1/seed1 continues" in bench.run("run", "tiny", pace=0)
+    assert [first for _, first in bench.starts(NAMES[0])] == [1, 6]
+    bench.check_complete()
+
+
 @pytest.mark.parametrize(
     ("iteration", "state", "again"), [(2, "waiting", 1), (7, "interrupted", 6)]
 )
-def test_a_killed_run_is_continued_from_its_checkpoint(bench, iteration, state, again):
+def test_benchmark_and_script_killed(bench, iteration, state, again):
     process, script = bench.start_until(NAMES[0], iteration, "--workers", "1")
     for pid in (process.pid, script):
         os.kill(pid, signal.SIGKILL)
@@ -201,6 +211,14 @@ def test_a_stopped_benchmark_stops_its_scripts(bench, cluster):
     assert not any(Path(f"/proc/{script}").exists() for script in scripts)
     assert len(bench.lines(NAMES[0], "iterations.txt")) < 20  # nor has anybody waited for its end
     bench.run("run", "tiny", pace=0)
+    bench.check_complete()
+
+
+def test_a_suite_goes_on_when_nobody_reads_its_lines_any_more(bench):
+    process = bench.start("run", "tiny", "--workers", "1", pace=0)
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 0
     bench.check_complete()
 
 
