@@ -76,10 +76,11 @@ def facts(results: Iterable, name: str) -> np.ndarray:
 
 def score_cells(scores: np.ndarray) -> dict[str, str]:
     """Cells about the scores of runs."""
+    middle = estimate([scores], statistics.interquartile_mean) if len(scores) else None
     return {
         "seeds": str(len(scores)),
         "last 100 episodes": plus_minus(scores),
-        "IQM [95 %]": with_interval(estimate([scores], statistics.interquartile_mean)),
+        "IQM [95 %]": with_interval(middle),
     }
 
 
@@ -112,7 +113,8 @@ def published(environment: str, steps: int, source: str) -> str | None:
 
 def scores_of(name: Name, folders: Folders) -> Scores:
     """Scores of a variant, in environments in which it has any."""
-    return {env: facts(x, "score") for env, x in by_environment(*name, folders).items()}
+    found = {env: facts(x, "score") for env, x in by_environment(*name, folders).items()}
+    return {env: scores for env, scores in found.items() if len(scores)}
 
 
 def scores_table(suite: Suite, folders: Folders) -> str:

@@ -266,10 +266,12 @@ def test_what_cannot_be_done_gets_one_sentence(line, sentence, folders, bench, c
 def test_scores_table_by_hand(folders):
     add(folders, "figure3", "Hopper-v4", 1000, 2000, 3000, 4000, 9000)
     add(folders, "figure3", "Ant-v4", 5.0)
-    hopper, ant = table("figure3", folders).splitlines()[2:4]
+    add(folders, "figure3", "Humanoid-v4", None)  # no episode has ended
+    hopper, ant, humanoid = table("figure3", folders).splitlines()[2:5]
     assert hopper.startswith("| Hopper-v4 | 5 | 3800 ± 2786 | 3000 [")
     assert "] | 1900 ± 1393 | 0.50 | ≈ 2250 to 2330 |" in hopper and "| 2383 ± 272 |" in hopper
     assert ant.startswith("| Ant-v4 | 1 | 5.0 | 5.0 | 2.5 | 0.50 | – | – |")
+    assert humanoid.startswith("| Humanoid-v4 | 0 | – | – | – | 0.50 | – |")
 
 
 def test_comparison_of_variants(folders, bench, capsys):
