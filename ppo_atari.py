@@ -9,9 +9,9 @@
     python ppo_atari.py --env-id Breakout
 
 The algorithm of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in ppo2 =
-openai/baselines@ea25b9e8. It repeats: act with the present policy for a while (rollout); judge each
-action by how much better it came out than expected (advantage); make what was better likelier, in
-several passes over these samples, but nothing by more than a small factor (clipping).
+openai/baselines@ea25b9e8. It repeats: act with the policy (rollout); judge each action by how much
+more discounted reward it brought than the value function expected (advantage); make better ones
+likelier in several passes over these samples, with no gain beyond a small factor (clipping).
 
 "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what it takes to reproduce ppo2.
 Each is a comment above the statement that does it, with its settings in parentheses, its place
@@ -25,8 +25,8 @@ stack of k = 4 frames, one of A actions lasts four frames. The games are those o
 `torchrun --nproc-per-node 4 ppo_atari.py` plays num_envs games in each of four processes, and
 averages their gradients.
 
-Deviations from ppo2: where a time limit cuts a game off, the value of its final observation is
-bootstrapped (`--truncation-is-terminal` restores ppo2), and the limit is the usual 108,000 frames,
+Deviations from ppo2: where a time limit cuts a game off, the value of its final observation stands
+for the rest (`--truncation-is-terminal` restores ppo2), and the limit is the usual 108,000 frames,
 not 400,000; where one of the presses that begin a life ends it, the next life's observation is
 returned, not the old one; the no-ops of each game have a seed of their own; Adam is PyTorch's,
 which adds epsilon to the root after its correction, not before; gradients are scaled by
@@ -125,11 +125,11 @@ class Args:
     norm_adv: bool = True  # normalize the advantages of each minibatch
     clip_coef: PositiveFloat = 0.1  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
     anneal_clip: bool = False  # lower that linearly towards 0 [paper: Atari only; ppo2: off]
-    clip_vloss: bool = True  # clip the change of values by clip_coef too [ppo2; not in the paper]
+    clip_vloss: bool = True  # clip the change of values to clip_coef too [ppo2; not in the paper]
     ent_coef: NonNegativeFloat = 0.01  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: NonNegativeFloat = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
     max_grad_norm: PositiveFloat = 0.5  # largest norm of the whole gradient [ppo2: 0.5; inf: off]
-    early_stop_kl: PositiveFloat = math.inf  # end the epochs of an update when one's KL exceeds it
+    early_stop_kl: PositiveFloat = math.inf  # end an update after an epoch of larger KL [inf: off]
 
     @property
     def batch_size(self) -> int:
@@ -306,7 +306,7 @@ class Agent(nn.Module):
         super().__init__()
         self.bfloat16, gain = args.bfloat16, math.sqrt(2)
         # Detail 2/37: orthogonal and constant initialization [common/models.py L21-26]
-        # Signals keep their size through the layers; the small last gain makes first actions alike.
+        # Layers keep the size of signals; the small last gain treats all states alike at first.
         # Detail 21/37: shared Nature CNN [common/models.py L15-26]
         # Objects look the same all over the screen; the network that plays best by DQN serves PPO.
         self.cnn = nn.Sequential(
@@ -392,7 +392,7 @@ def gae(
     advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
     for t in reversed(range(len(deltas))):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
-        # Later surprises count less: lambda trades the values' bias for the rewards' noise.
+        # A surprise (delta) counts less the later it comes; higher lambda: less bias, more noise.
         advantages[t] = deltas[t] + decays[t] * advantages[t + 1]
     advantages = torch.stack(advantages[:-1])
     return advantages, advantages + values
@@ -497,7 +497,7 @@ def ppo_update(
     args: Args,
     loss_function: Callable = ppo_loss,
 ) -> Tensors:
-    """One step of Adam on the samples `mb` (B,) of the batch (T*N, ...); returns the metrics."""
+    """One step of Adam on the rows `mb` (B,) of the batch (T*N, ...); returns the metrics."""
     minibatch = [x[mb] for x in batch]
     loss, metrics = loss_function(agent, minibatch, schedule, args)
     adam.zero_grad()
@@ -615,7 +615,7 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         adam.param_groups[0]["lr"] = learning_rate
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
-        # The policy may move less and less, as the step size does.
+        # The policy may move less and less, as the annealed step size lets it.
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
         # What changes during a run: the numbers in `args` are constants of the compiled loss.
         scheduled = {"learning_rate": learning_rate, "clip_coef": clip_coef}
@@ -630,7 +630,7 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
             for mb in order.split(args.minibatch_size):
                 mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
             epoch_kl = means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"]
-            # Extra: early stopping (early_stop_kl) [Spinning Up: at 1.5 times it, each step]
+            # Extra: early stopping (early_stop_kl) [Spinning Up: each step, at 1.5 times a target]
             # Clipping does not hold a policy that has left already: stopping does.
             if epoch_kl > args.early_stop_kl:
                 break

@@ -9,9 +9,9 @@
     python ppo_continuous_action.py --env-id HalfCheetah-v4
 
 The algorithm of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in ppo2 =
-openai/baselines@ea25b9e8. It repeats: act with the present policy for a while (rollout); judge each
-action by how much better it came out than expected (advantage); make what was better likelier, in
-several passes over these samples, but nothing by more than a small factor (clipping).
+openai/baselines@ea25b9e8. It repeats: act with the policy (rollout); judge each action by how much
+more discounted reward it brought than the value function expected (advantage); make better ones
+likelier in several passes over these samples, with no gain beyond a small factor (clipping).
 
 "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what it takes to reproduce ppo2.
 Each is a comment above the statement that does it, with its settings in parentheses, its place
@@ -20,11 +20,11 @@ below baselines/ in brackets, and in the next line its reason; `--details` lists
 ppo_atari.py, 32-36 in ppo_atari_lstm.py, 37 in ppo_multidiscrete.py.
 
 Training is U iterations. Each has a rollout, T = num_steps steps in each of N = num_envs
-environments, and an update, K = update_epochs epochs over its T*N samples in minibatches of B. An
-action is a vector of A numbers, an observation one of D (other shapes are flattened).
+environments, and an update, K = update_epochs epochs over its T*N samples in minibatches of B, one
+call of `ppo_update` each. Actions are vectors of A floats, observations are flattened to D.
 
-Deviations from ppo2: where a time limit cuts an episode off, the value of its final observation is
-bootstrapped (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount of
+Deviations from ppo2: where a time limit cuts an episode off, the value of its final observation
+stands for the rest (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount
 `--gamma`, there always with 0.99; the logged KL is k3 (see `approx_kl`), not k2; orthogonal
 matrices come from a QR decomposition, not an SVD, which is the same up to signs; each episode has a
 seed of its own; NaN actions are not replaced by 0.
@@ -85,7 +85,7 @@ class Args:
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
     norm_obs: bool = True  # normalize observations by their running mean and standard deviation
     clip_obs: PositiveFloat = 10.0  # largest normalized observation [ppo2: 10; inf: off]
-    scale_rewards: bool = True  # divide rewards by the running std of the discounted return
+    scale_rewards: bool = True  # divide rewards by the running std of their discounted sum
     clip_reward: PositiveFloat = 10.0  # largest scaled reward [ppo2: 10; inf: off]
 
     # --- PPO ---
@@ -94,21 +94,21 @@ class Args:
     update_epochs: PositiveInt = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
     learning_rate: NonNegativeFloat = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
-    adapt_lr_kl: PositiveFloat = math.inf  # adapt the step size to this KL [paper: humanoids]
+    adapt_lr_kl: PositiveFloat = math.inf  # adapt the step size to this KL [inf: off; humanoids]
     adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: Fraction = 0.99  # discount factor [paper: 0.99]
     gae_lambda: Fraction = 0.95  # 0: one-step advantages; 1: sums of all rewards [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     clip_coef: PositiveFloat = 0.2  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
     anneal_clip: bool = False  # lower that linearly towards 0 [paper: Atari only; ppo2: off]
-    clip_vloss: bool = True  # clip the change of values by clip_coef too [ppo2; not in the paper]
+    clip_vloss: bool = True  # clip the change of values to clip_coef too [ppo2; not in the paper]
     ent_coef: NonNegativeFloat = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: NonNegativeFloat = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
     max_grad_norm: PositiveFloat = 0.5  # largest norm of the whole gradient [ppo2: 0.5; inf: off]
-    early_stop_kl: PositiveFloat = math.inf  # end the epochs of an update when one's KL exceeds it
+    early_stop_kl: PositiveFloat = math.inf  # end an update after an epoch of larger KL [inf: off]
     orthogonal_init: bool = True  # initialize orthogonally, heads with small gains; else PyTorch's
     shared_network: bool = False  # policy and value function share a trunk [ppo2: not for MuJoCo]
-    anneal_log_std: tuple[float, float] | None = None  # not learned [paper, humanoids: -0.7 -1.6]
+    anneal_log_std: tuple[float, float] | None = None  # from, to; None: learn it [paper: -0.7 -1.6]
 
     @property
     def batch_size(self) -> int:
@@ -154,7 +154,7 @@ class Agent(nn.Module):
     def __init__(self, obs_size: int, action_size: int, args: Args) -> None:
         super().__init__()
         # Detail 2/37: orthogonal and constant initialization (orthogonal_init) [a2c/utils.py L20]
-        # Signals keep their size through the layers; the small last gain makes first actions alike.
+        # Layers keep the size of signals; the small last gain treats all states alike at first.
         init = layer_init if args.orthogonal_init else lambda layer, gain: layer
 
         def trunk() -> list[nn.Module]:
@@ -165,7 +165,7 @@ class Agent(nn.Module):
         # Detail 13/37: shared or separate networks [common/policies.py L156-166]
         # Shared layers are learned by both losses, which then compete; vf_coef weighs them.
         # Detail 26/37: separate networks (not shared_network) [ppo2/defaults.py L12]
-        # On vectors nothing is gained by sharing: no features as costly as those of images.
+        # On vectors sharing gains little: their features are cheap, unlike those of images.
         policy_trunk = value_trunk if args.shared_network else trunk()
         self.value = nn.Sequential(*value_trunk, init(nn.Linear(64, 1), 1.0))
         self.policy = nn.Sequential(*policy_trunk, init(nn.Linear(64, action_size), 0.01))
@@ -175,7 +175,7 @@ class Agent(nn.Module):
         self.log_std = nn.Buffer(zeros) if args.anneal_log_std else nn.Parameter(zeros)
 
     def get_value(self, obs: Tensor) -> Tensor:
-        """Values (...) of observations (..., D)."""
+        """Values (...) of observations (..., D): the discounted rewards expected from there on."""
         return self.value(obs).squeeze(-1)
 
     def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -189,9 +189,9 @@ class Agent(nn.Module):
 
 
 def actor(agent: Agent, low: np.ndarray, high: np.ndarray) -> Callable[..., tuple]:
-    """Make what acts, in training and after: a fast copy of the policy with its present weights.
+    """Make what acts, in training and after: the policy, fast. Make it anew after every update.
 
-    Returns `act(obs, noise)` of observations (N, D) and standard normal noise (N, A), or 0 for the
+    Returns `act(obs, noise)` of normalized obs (N, D) and standard normal noise (N, A), 0 for the
     most likely actions; it returns actions (N, A), as drawn and as the environment gets them.
     """
     mean, std = in_numpy(agent.policy), agent.log_std.exp().numpy(force=True)
@@ -214,7 +214,7 @@ class RunningMeanStd:
     """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
 
     def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
-        self.mean, self.var, self.count = np.array(mean), np.array(var), count  # of so many rows
+        self.mean, self.var, self.count = np.array(mean), np.array(var), count  # count: rows so far
 
     def update(self, x: np.ndarray) -> None:
         """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
@@ -235,7 +235,7 @@ def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndar
     if not args.norm_obs:
         return obs
     # Detail 28/37: observation normalization (norm_obs) [common/vec_env/vec_normalize.py L36-42]
-    # Angles, speeds and forces come in unlike units; the network learns best from numbers near 1.
+    # Angles, speeds and forces come in unlike units; networks learn best at mean 0 and std 1.
     obs = (obs - stats.mean) / np.sqrt(stats.var + 1e-8)
     # Detail 29/37: observation clipping (norm_obs, clip_obs) [common/vec_env/vec_normalize.py L39]
     # A rare outlier, or a number that hardly ever changed before, must not swamp all others.
@@ -258,7 +258,7 @@ def scale_rewards(
         discounted[:] = args.gamma * discounted + reward
         stats.update(discounted)
         # Detail 30/37: reward scaling (scale_rewards) [common/vec_env/vec_normalize.py L26-33]
-        # Values near 1 suit one learning rate; a shift would change which episodes should go on.
+        # One learning rate then suits all tasks; subtracting a mean would make length pay, or cost.
         scaled[t] = reward / math.sqrt(stats.var + 1e-8)
         discounted[done[t]] = 0.0
     # Detail 31/37: reward clipping (scale_rewards, clip_reward) [vec_normalize.py L32]
@@ -289,7 +289,7 @@ def gae(
     advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
     for t in reversed(range(len(deltas))):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
-        # Later surprises count less: lambda trades the values' bias for the rewards' noise.
+        # A surprise (delta) counts less the later it comes; higher lambda: less bias, more noise.
         advantages[t] = deltas[t] + decays[t] * advantages[t + 1]
     advantages = torch.stack(advantages[:-1])
     return advantages, advantages + values
@@ -385,14 +385,14 @@ def ppo_loss(
 
 
 def bias_correction(step: int) -> float:
-    """What Adam's step is multiplied by, since its averages begin at 0 (Kingma & Ba, section 2)."""
+    """What Adam's step is multiplied by, as its averages begin at 0; betas as in the update."""
     return math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
 
 
 def ppo_update(
     agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensors, args: Args
 ) -> Tensors:
-    """One step of Adam, in place, on the samples `mb` (B,) of the batch (T*N, ...).
+    """One step of Adam, in place, on the rows `mb` (B,) of the batch (T*N, ...).
 
     Written out so that loss, gradient and step compile into one graph. `adam` has the averages of
     the gradient and of its square, and the vector of all weights. The agent's parameters are views
@@ -400,7 +400,7 @@ def ppo_update(
     instead of a dozen for every layer. Returns the metrics.
     """
     loss, metrics = ppo_loss(agent, [x[mb] for x in batch], schedule, args)
-    # Materialized, since a part of the agent that the loss does not use has gradient 0.
+    # Without materializing, a part of the agent that the loss does not use would be an error.
     gradients = torch.autograd.grad(loss, learned(agent), materialize_grads=True)
     gradient = torch.cat([x.flatten() for x in gradients])
     metrics["losses/grad_norm"] = gradient.norm()
@@ -435,7 +435,7 @@ def train(
     envs = Environments([make_env(args, env_factory) for _ in range(args.num_envs)])
     low, high = envs.envs[0].action_space.low, envs.envs[0].action_space.high
     agent = Agent(envs.obs.shape[1], low.size, args).to(device)
-    # All that learns in one vector, of which the parameters, from below on, are views.
+    # All that learns, in one vector; further down the parameters are made views of it.
     weights = nn.utils.parameters_to_vector(learned(agent)).detach()
     adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
     adam_steps = 0
@@ -460,7 +460,7 @@ def train(
         adam_steps, history = saved["adam_steps"], saved["updates"]
         obs_stats = RunningMeanStd(**saved["obs_stats"])
         return_stats = RunningMeanStd(**saved["return_stats"])
-    # From now on what changes this vector, as `ppo_update` does, changes the agent.
+    # Views from now on: change this vector in place, never `adam["weights"] = ...`.
     nn.utils.vector_to_parameters(adam["weights"], learned(agent))
     if saved and envs.replay(saved):  # the episodes that were running
         discounted_returns = saved["discounted_returns"].numpy()
@@ -498,7 +498,7 @@ def train(
                 raise ValueError(f"An observation is NaN or infinite at step {envs.global_step}.")
         rollout_time = time.perf_counter()
 
-        # --- Advantages: values and log-probabilities in one pass, then GAE ---
+        # --- Advantages: the rollout as tensors (T, N, ...), values of it, then GAE ---
         # Deviation: time limits are not failures (not truncation_is_terminal)
         # What a limit cuts off had a future, worth the value of its last observation; ppo2 says 0.
         if args.truncation_is_terminal:
@@ -530,7 +530,7 @@ def train(
             # A step size is right if it moves the policy as far as desired, whatever the task.
             learning_rate = adapt_learning_rate(rate, kl, args.adapt_lr_kl)
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
-        # The policy may move less and less, as the step size does.
+        # The policy may move less and less, as the annealed step size lets it.
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
         # What changes during a run: the numbers in `args` are constants of the compiled update.
         scheduled = {"learning_rate": learning_rate, "clip_coef": clip_coef}
@@ -548,7 +548,7 @@ def train(
                 schedule["bias_correction"] = correction
                 mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
             epoch_kl = means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"]
-            # Extra: early stopping (early_stop_kl) [Spinning Up: at 1.5 times it, each step]
+            # Extra: early stopping (early_stop_kl) [Spinning Up: each step, at 1.5 times a target]
             # Clipping does not hold a policy that has left already: stopping does.
             if epoch_kl > args.early_stop_kl:
                 break
@@ -612,7 +612,7 @@ HEALTH = [
 
 
 def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gym.Env:
-    """Make one environment; raise ValueError if its actions or observations are no vectors."""
+    """Make one environment; raise ValueError if its spaces are not those above."""
     warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
     if env_factory:
         env = gym.wrappers.PassiveEnvChecker(env_factory())  # says what a first episode does wrong
@@ -732,7 +732,7 @@ def check_actor(logprobs: Tensor, noise: np.ndarray, agent: Agent) -> None:
     """
     drawn = Normal(0.0, 1.0).log_prob(torch.tensor(noise)) - agent.log_std.cpu()
     if (logprobs.cpu() - drawn.sum(-1)).abs().max() > 0.05:
-        raise ValueError("`actor` and `evaluate_actions` disagree: change both (or it diverged).")
+        raise ValueError("Make `actor`, `evaluate_actions`, `check_actor` agree (or it diverged).")
 
 
 def outcomes(

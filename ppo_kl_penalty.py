@@ -26,15 +26,15 @@ in ppo_continuous_action.py, 14-22 are in ppo_atari.py, 32-36 in ppo_atari_lstm.
 ppo_multidiscrete.py.
 
 Training is U iterations. Each has a rollout, T = num_steps steps in each of N = num_envs
-environments, and an update, K = update_epochs epochs over its T*N samples in minibatches of B. An
-action is a vector of A numbers, an observation one of D (other shapes are flattened).
+environments, and an update, K = update_epochs epochs over its T*N samples in minibatches of B, one
+call of `kl_penalty_update` each. Actions are vectors of A floats, observations are flattened to D.
 
 Beta changes after the last epoch of an update, for the next one, as the paper says. Not from it are
 the limits of beta, 2**-20 and 2**20, from which it can come back, and that the value function keeps
 its own clipping (detail 9), which is no part of the policy's objective.
 
-Deviations from ppo2: where a time limit cuts an episode off, the value of its final observation is
-bootstrapped (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount of
+Deviations from ppo2: where a time limit cuts an episode off, the value of its final observation
+stands for the rest (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount
 `--gamma`, there always with 0.99; the KL is logged exactly and as k3 (see `approx_kl`), not as k2;
 orthogonal matrices come from a QR decomposition, not an SVD, which is the same up to signs; each
 episode has a seed of its own; NaN actions are not replaced by 0.
@@ -98,7 +98,7 @@ class Args:
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
     norm_obs: bool = True  # normalize observations by their running mean and standard deviation
     clip_obs: PositiveFloat = 10.0  # largest normalized observation [ppo2: 10; inf: off]
-    scale_rewards: bool = True  # divide rewards by the running std of the discounted return
+    scale_rewards: bool = True  # divide rewards by the running std of their discounted sum
     clip_reward: PositiveFloat = 10.0  # largest scaled reward [ppo2: 10; inf: off]
 
     # --- PPO ---
@@ -164,7 +164,7 @@ class Agent(nn.Module):
     def __init__(self, obs_size: int, action_size: int, args: Args) -> None:
         super().__init__()
         # Detail 2/37: orthogonal and constant initialization (orthogonal_init) [a2c/utils.py L20]
-        # Signals keep their size through the layers; the small last gain makes first actions alike.
+        # Layers keep the size of signals; the small last gain treats all states alike at first.
         init = layer_init if args.orthogonal_init else lambda layer, gain: layer
 
         def trunk() -> list[nn.Module]:
@@ -175,7 +175,7 @@ class Agent(nn.Module):
         # Detail 13/37: shared or separate networks [common/policies.py L156-166]
         # Shared layers are learned by both losses, which then compete; vf_coef weighs them.
         # Detail 26/37: separate networks (not shared_network) [ppo2/defaults.py L12]
-        # On vectors nothing is gained by sharing: no features as costly as those of images.
+        # On vectors sharing gains little: their features are cheap, unlike those of images.
         policy_trunk = value_trunk if args.shared_network else trunk()
         self.value = nn.Sequential(*value_trunk, init(nn.Linear(64, 1), 1.0))
         self.policy = nn.Sequential(*policy_trunk, init(nn.Linear(64, action_size), 0.01))
@@ -184,7 +184,7 @@ class Agent(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(1, action_size))
 
     def get_value(self, obs: Tensor) -> Tensor:
-        """Values (...) of observations (..., D)."""
+        """Values (...) of observations (..., D): the discounted rewards expected from there on."""
         return self.value(obs).squeeze(-1)
 
     def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
@@ -202,9 +202,9 @@ class Agent(nn.Module):
 
 # Copied from ppo_continuous_action.py
 def actor(agent: Agent, low: np.ndarray, high: np.ndarray) -> Callable[..., tuple]:
-    """Make what acts, in training and after: a fast copy of the policy with its present weights.
+    """Make what acts, in training and after: the policy, fast. Make it anew after every update.
 
-    Returns `act(obs, noise)` of observations (N, D) and standard normal noise (N, A), or 0 for the
+    Returns `act(obs, noise)` of normalized obs (N, D) and standard normal noise (N, A), 0 for the
     most likely actions; it returns actions (N, A), as drawn and as the environment gets them.
     """
     mean, std = in_numpy(agent.policy), agent.log_std.exp().numpy(force=True)
@@ -228,7 +228,7 @@ class RunningMeanStd:
     """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
 
     def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
-        self.mean, self.var, self.count = np.array(mean), np.array(var), count  # of so many rows
+        self.mean, self.var, self.count = np.array(mean), np.array(var), count  # count: rows so far
 
     def update(self, x: np.ndarray) -> None:
         """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
@@ -250,7 +250,7 @@ def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndar
     if not args.norm_obs:
         return obs
     # Detail 28/37: observation normalization (norm_obs) [common/vec_env/vec_normalize.py L36-42]
-    # Angles, speeds and forces come in unlike units; the network learns best from numbers near 1.
+    # Angles, speeds and forces come in unlike units; networks learn best at mean 0 and std 1.
     obs = (obs - stats.mean) / np.sqrt(stats.var + 1e-8)
     # Detail 29/37: observation clipping (norm_obs, clip_obs) [common/vec_env/vec_normalize.py L39]
     # A rare outlier, or a number that hardly ever changed before, must not swamp all others.
@@ -274,7 +274,7 @@ def scale_rewards(
         discounted[:] = args.gamma * discounted + reward
         stats.update(discounted)
         # Detail 30/37: reward scaling (scale_rewards) [common/vec_env/vec_normalize.py L26-33]
-        # Values near 1 suit one learning rate; a shift would change which episodes should go on.
+        # One learning rate then suits all tasks; subtracting a mean would make length pay, or cost.
         scaled[t] = reward / math.sqrt(stats.var + 1e-8)
         discounted[done[t]] = 0.0
     # Detail 31/37: reward clipping (scale_rewards, clip_reward) [vec_normalize.py L32]
@@ -306,7 +306,7 @@ def gae(
     advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
     for t in reversed(range(len(deltas))):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
-        # Later surprises count less: lambda trades the values' bias for the rewards' noise.
+        # A surprise (delta) counts less the later it comes; higher lambda: less bias, more noise.
         advantages[t] = deltas[t] + decays[t] * advantages[t + 1]
     advantages = torch.stack(advantages[:-1])
     return advantages, advantages + values
@@ -422,14 +422,14 @@ def kl_penalty_loss(
 
 # Copied from ppo_continuous_action.py
 def bias_correction(step: int) -> float:
-    """What Adam's step is multiplied by, since its averages begin at 0 (Kingma & Ba, section 2)."""
+    """What Adam's step is multiplied by, as its averages begin at 0; betas as in the update."""
     return math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
 
 
 def kl_penalty_update(
     agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensors, args: Args
 ) -> Tensors:
-    """One step of Adam, in place, on the samples `mb` (B,) of the batch (T*N, ...).
+    """One step of Adam, in place, on the rows `mb` (B,) of the batch (T*N, ...).
 
     Written out so that loss, gradient and step compile into one graph. `adam` has the averages of
     the gradient and of its square, and the vector of all weights. The agent's parameters are views
@@ -437,7 +437,7 @@ def kl_penalty_update(
     instead of a dozen for every layer. Returns the metrics.
     """
     loss, metrics = kl_penalty_loss(agent, [x[mb] for x in batch], schedule, args)
-    # Materialized, since a part of the agent that the loss does not use has gradient 0.
+    # Without materializing, a part of the agent that the loss does not use would be an error.
     gradients = torch.autograd.grad(loss, learned(agent), materialize_grads=True)
     gradient = torch.cat([x.flatten() for x in gradients])
     metrics["losses/grad_norm"] = gradient.norm()
@@ -474,7 +474,7 @@ def train(
     envs = Environments([make_env(args, env_factory) for _ in range(args.num_envs)])
     low, high = envs.envs[0].action_space.low, envs.envs[0].action_space.high
     agent = Agent(envs.obs.shape[1], low.size, args).to(device)
-    # All that learns in one vector, of which the parameters, from below on, are views.
+    # All that learns, in one vector; further down the parameters are made views of it.
     weights = nn.utils.parameters_to_vector(learned(agent)).detach()
     adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
     adam_steps = 0
@@ -503,7 +503,7 @@ def train(
         # Beta goes on where it was, unless a flag sets it anew.
         if all(saved["args"][name] == getattr(args, name) for name in ("kl_mode", "kl_coef")):
             kl_coef = saved["kl_coef"]
-    # From now on what changes this vector, as `ppo_update` does, changes the agent.
+    # Views from now on: change this vector in place, never `adam["weights"] = ...`.
     nn.utils.vector_to_parameters(adam["weights"], learned(agent))
     if saved and envs.replay(saved):  # the episodes that were running
         discounted_returns = saved["discounted_returns"].numpy()
@@ -536,7 +536,7 @@ def train(
                 raise ValueError(f"An observation is NaN or infinite at step {envs.global_step}.")
         rollout_time = time.perf_counter()
 
-        # --- Advantages: values and log-probabilities in one pass, then GAE ---
+        # --- Advantages: the rollout as tensors (T, N, ...), values of it, then GAE ---
         # Deviation: time limits are not failures (not truncation_is_terminal)
         # What a limit cuts off had a future, worth the value of its last observation; ppo2 says 0.
         if args.truncation_is_terminal:
@@ -644,7 +644,7 @@ HEALTH = [
 
 # Copied from ppo_continuous_action.py
 def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gym.Env:
-    """Make one environment; raise ValueError if its actions or observations are no vectors."""
+    """Make one environment; raise ValueError if its spaces are not those above."""
     warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
     if env_factory:
         env = gym.wrappers.PassiveEnvChecker(env_factory())  # says what a first episode does wrong
@@ -767,7 +767,7 @@ def check_actor(logprobs: Tensor, noise: np.ndarray, agent: Agent) -> None:
     """
     drawn = Normal(0.0, 1.0).log_prob(torch.tensor(noise)) - agent.log_std.cpu()
     if (logprobs.cpu() - drawn.sum(-1)).abs().max() > 0.05:
-        raise ValueError("`actor` and `evaluate_actions` disagree: change both (or it diverged).")
+        raise ValueError("Make `actor`, `evaluate_actions`, `check_actor` agree (or it diverged).")
 
 
 # Copied from ppo_continuous_action.py

@@ -352,7 +352,7 @@ def gae(
     advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
     for t in reversed(range(len(deltas))):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
-        # Later surprises count less: lambda trades the values' bias for the rewards' noise.
+        # A surprise (delta) counts less the later it comes; higher lambda: less bias, more noise.
         advantages[t] = deltas[t] + decays[t] * advantages[t + 1]
     advantages = torch.stack(advantages[:-1])
     return advantages, advantages + values

@@ -12,7 +12,7 @@ ENTROPY = "--ent-coef 0.01"
 SHARED = "--shared-network"
 UNCHECKED = ("        check_actor(logprobs, noise, agent)\n", "")
 # Where a policy blows up, numbers become too coarse for that check.
-ANYHOW = ('raise ValueError("`actor`', 'print("`actor`')
+ANYHOW = ('raise ValueError("Make `actor`', 'print("Make `actor`')
 
 # By name: what it is; flags; each text that is replaced, with what takes its place.
 Bug = tuple[str, str, *tuple[tuple[str, str], ...]]

@@ -52,5 +52,5 @@ def test_where_the_check_is_left_in_what_acts_otherwise_stops_at_once(tmp_path, 
         short = {"num_steps": 512, "total_timesteps": 2048, "num_minibatches": 8}
         short |= {"learning_rate": 3e-3, "compile": False, "env_id": "HalfCheetah-v4"}
         args = module.Args(run_name=name, **short)
-        with pytest.raises(ValueError, match="disagree"):
+        with pytest.raises(ValueError, match="check_actor"):
             module.train(args)
