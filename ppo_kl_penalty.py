@@ -644,7 +644,7 @@ HEALTH = [
 
 # Copied from ppo_continuous_action.py
 def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gym.Env:
-    """Make one environment; raise ValueError if its spaces are not those above."""
+    """Make one environment; raise ValueError if its spaces are not as the top of the file says."""
     warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
     if env_factory:
         env = gym.wrappers.PassiveEnvChecker(env_factory())  # says what a first episode does wrong
