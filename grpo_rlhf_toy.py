@@ -346,7 +346,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor)
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
+    """Estimate KL(old || new) from the old policy's actions by k3 = mean(r - 1 - log r), r new/old.
 
     Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
     ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
@@ -918,7 +918,7 @@ def report(args: Args, judge: str, **found: dict[str, Any]) -> None:
 HEALTH = [
     ("losses/approx_kl", -1, 0.5, 1, "The policy moves too far: lower --learning-rate."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
-    ("check/update", -0.02, 1, 10, "It misses the advantages: check signs and masks."),
+    ("check/update", -0.02, 1, 10, "Good answers got no likelier: check signs and masks."),
     ("objective/score_std", 1e-6, math.inf, 1, "All scores are equal: check what gives them."),
     ("objective/kl_exact", 1e-3, math.inf, 5, "It stays 0: is the SFT model trained along?"),
     ("objective/kl", -1, math.inf, 1, "Words are not sampled with the probabilities computed."),

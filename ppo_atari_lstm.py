@@ -27,13 +27,13 @@ is one frame, one of A actions lasts four. The LSTM has H = 128 units; a state i
 The games are those of ale-py.
 
 Deviations from ppo2: where a time limit cuts a game off, the value of its final observation, under
-the state that led to it, is the rest's (`--truncation-is-terminal` restores ppo2), and the limit
-is the usual 108,000 frames, not 400,000; where one of the presses that begin a life ends it, the
-next life's observation is returned, not the old one; one frame is seen, as by Huang et al., where
-ppo2 stacks four; the no-ops of each game have a seed of their own; Adam is PyTorch's, which adds
-epsilon to the root after its correction, not before; gradients are scaled by
-max_grad_norm / (norm + 1e-6), there without 1e-6; the logged KL is k3 (see `approx_kl`), not k2;
-orthogonal matrices come from a QR decomposition, not an SVD, which is the same up to signs.
+the state that led to it, is the rest's (`--truncation-is-terminal` restores ppo2), and the limit is
+the usual 108,000 frames, not 400,000; where one of the presses that begin a life ends it, the next
+life's observation is returned, not the old one; one frame is seen, as by Huang et al., where ppo2
+stacks four; the no-ops of each game have a seed of their own; Adam is PyTorch's, which adds epsilon
+to the root after its correction, not before; gradients are scaled by max_grad_norm / (norm + 1e-6),
+there without 1e-6; the logged KL is k3 (see `approx_kl`), not k2; orthogonal matrices come from a
+QR decomposition, not an SVD (up to signs equal in distribution).
 
 `--paper` takes the numbers of the paper's Table 5, no more: values stay clipped, of which the paper
 says nothing (`--no-clip-vloss`), and the network, where the paper names that of A3C (Mnih et al.
@@ -50,6 +50,7 @@ import os
 import re
 import sys
 import time
+import traceback
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -428,7 +429,7 @@ def gae(
 
     Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
     """
-    # Lists of rows, which a loop reads faster than tensors.
+    # Surprises: what a step brought beyond what was expected. A loop reads lists faster.
     deltas = (rewards + gamma * next_values * (1 - terminated) - values).unbind()
     decays = (gamma * gae_lambda * (1 - done)).unbind()
     advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
@@ -470,7 +471,7 @@ def value_loss(
     collection, and nearer to its target than it would be at that distance.
     """
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
-    # One batch should not move the values far, either; the range is in units of rewards.
+    # One batch should not move values far. The range is absolute: it supposes scaled rewards.
     clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
     errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
@@ -478,7 +479,7 @@ def value_loss(
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
+    """Estimate KL(old || new) from the old policy's actions by k3 = mean(r - 1 - log r), r new/old.
 
     Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
     ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
@@ -607,7 +608,7 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         final_obs, final_states = [], []  # where a time limit ended a game
         obs[0], starts[0], rollout_state = obs[-1], starts[-1], state
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
-        # Short rollouts go on where the last ended, so that learning need not wait for episodes.
+        # More environments vary a batch; rollouts go on where the last ended, in mid-episode too.
         for t in range(args.num_steps):
             step = slice(t, t + 1)  # a sequence of one
             with torch.no_grad():
@@ -719,10 +720,10 @@ HEALTH = [
     ("losses/value_clipfrac", 0, 0.8, 20, "Clipping holds the values: try --no-clip-vloss."),
     ("check/first_kl", -1, 1e-3, 1, "Ratios differ from 1 before any step: check the batch."),
     ("check/values", 0.25, 1, 20, "Values explain little: check shapes, scale rewards."),
-    ("check/value_bias", -1, 0.6, 10, "Values miss what came: check what is bootstrapped."),
-    ("check/advantages", 0.25, 1, 10, "They miss what came: check GAE and its V(s')."),
-    ("check/update", 0.02, 1, 20, "It misses the advantages: check signs and reshapes."),
-    ("losses/grad_norm", 0, 100, 1, "It explodes: lower --learning-rate; is the ratio always 1?"),
+    ("check/value_bias", -1, 0.6, 10, "Values are far off what came: check V at episode ends."),
+    ("check/advantages", 0.25, 1, 10, "Advantages do not fit later rewards: check GAE, V(s')."),
+    ("check/update", 0.02, 1, 20, "Good actions got no likelier: check signs, reshapes."),
+    ("losses/grad_norm", 0, 100, 1, "Exploding: lower --learning-rate; is the ratio always 1?"),
     ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
     ("policy/entropy_share", 0.01, math.inf, 1, "Exploration has ended: raise --ent-coef."),
 ]
@@ -885,9 +886,8 @@ def warn(history: list[dict[str, float]]) -> None:
 def log(writer: SummaryWriter, metrics: dict[str, float], ended: list[dict[str, Any]]) -> None:
     """Write the metrics of an iteration, and the means of the episodes that ended in it."""
     if ended:
-        returns, lengths = ([episode[x] for episode in ended] for x in ("return", "length"))
-        means = {"episodic_return": np.mean(returns), "episodic_length": np.mean(lengths)}
-        metrics = metrics | {f"charts/{name}": x for name, x in means.items()}
+        means = {x: np.mean([episode[x] for episode in ended]) for x in ("return", "length")}
+        metrics = metrics | {f"charts/episodic_{name}": x for name, x in means.items()}
     for name, value in metrics.items():
         writer.add_scalar(name, value, metrics["global_step"])
 
@@ -967,7 +967,7 @@ def details(args: Args) -> str:
         if match := tag.match(text):
             settings, off = [], False
             for sign, name in re.findall(r"(not )?(\w+)", match[3] or ""):
-                value = getattr(args, name)
+                value = getattr(args, name, "no setting")  # as in a copy that has dropped it
                 off |= (value is False or value in (None, math.inf, "none")) != bool(sign)
                 settings.append(f"{name}={value}")
             in_force = ("off: " if off else "") + ", ".join(settings) or "on"
@@ -1122,10 +1122,13 @@ def main() -> None:
             print(f"python {SCRIPT}.py --evaluate {run_dir}; tensorboard --logdir {run_dir}")
     except (ValueError, OSError, ImportError, gym.error.Error) as error:
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        if not place.line.startswith("raise"):  # nobody's sentence: say where, as in your own code
+            hint += f" ({place.filename}, line {place.lineno})"
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("Stopped: --resume with the folder named above goes on from its last checkpoint.")
+        print("Stopped: --resume with the folder above goes on, if it has a checkpoint already.")
         sys.exit(130)
 
 

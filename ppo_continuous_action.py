@@ -26,8 +26,8 @@ call of `ppo_update` each. Actions are vectors of A floats, observations are fla
 Deviations from ppo2: where a time limit cuts an episode off, the value of its final observation
 stands for the rest (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount
 `--gamma`, there always with 0.99; the logged KL is k3 (see `approx_kl`), not k2; orthogonal
-matrices come from a QR decomposition, not an SVD, which is the same up to signs; each episode has a
-seed of its own; NaN actions are not replaced by 0.
+matrices come from a QR decomposition, not an SVD (up to signs equal in distribution); each episode
+has a seed of its own; NaN actions are not replaced by 0.
 """
 
 import contextlib
@@ -39,6 +39,7 @@ import os
 import re
 import sys
 import time
+import traceback
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -80,7 +81,7 @@ class Args:
     details: bool = False  # print the implementation details with their values here, and exit
 
     # --- Environment ---
-    env_id: str = "HalfCheetah-v4"  # Gymnasium environment; the top of the file says what fits
+    env_id: str = "HalfCheetah-v4"  # Gymnasium environment; actions best within about [-1, 1]
     num_envs: PositiveInt = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
     norm_obs: bool = True  # normalize observations by their running mean and standard deviation
@@ -94,7 +95,7 @@ class Args:
     update_epochs: PositiveInt = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
     learning_rate: NonNegativeFloat = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
-    adapt_lr_kl: PositiveFloat = math.inf  # adapt the step size to this KL [inf: off; humanoids]
+    adapt_lr_kl: PositiveFloat = math.inf  # adapt the step size to this KL of updates [inf: off]
     adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: Fraction = 0.99  # discount factor [paper: 0.99]
     gae_lambda: Fraction = 0.95  # 0: one-step advantages; 1: sums of all rewards [paper: 0.95]
@@ -201,7 +202,7 @@ def actor(agent: Agent, low: np.ndarray, high: np.ndarray) -> Callable[..., tupl
         # Actions are drawn around the network's output: trying others is how better ones are found.
         drawn = mean(obs) + std * noise
         # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
-        # The environment gets the clipped action, the batch the drawn one, whose density counts.
+        # The environment gets the clipped action, the batch the drawn one: only that has a density.
         return drawn, np.minimum(np.maximum(drawn, low), high)  # np.clip is slower
 
     return act
@@ -283,7 +284,7 @@ def gae(
 
     Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
     """
-    # Lists of rows, which a loop reads faster than tensors.
+    # Surprises: what a step brought beyond what was expected. A loop reads lists faster.
     deltas = (rewards + gamma * next_values * (1 - terminated) - values).unbind()
     decays = (gamma * gae_lambda * (1 - done)).unbind()
     advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
@@ -322,14 +323,14 @@ def value_loss(
     collection, and nearer to its target than it would be at that distance.
     """
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
-    # One batch should not move the values far, either; the range is in units of rewards.
+    # One batch should not move values far. The range is absolute: it supposes scaled rewards.
     clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
     errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
 
 
 def approx_kl(logratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
+    """Estimate KL(old || new) from the old policy's actions by k3 = mean(r - 1 - log r), r new/old.
 
     Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
     ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
@@ -410,7 +411,7 @@ def ppo_update(
     adam["mean"].lerp_(gradient, 1 - 0.9)
     adam["square"].lerp_(gradient**2, 1 - 0.999)
     # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
-    # TensorFlow adds it before the bias correction, PyTorch after: early steps are smaller here.
+    # Added to the root before the bias correction (PyTorch: after): early steps are smaller.
     direction = adam["mean"] / (adam["square"].sqrt() + args.adam_eps)
     adam["weights"] -= schedule["learning_rate"] * schedule["bias_correction"] * direction
     return metrics
@@ -430,7 +431,7 @@ def train(
     args.check()
     device = torch.device(args.device)
     torch.manual_seed(args.seed)
-    threadpoolctl.threadpool_limits(1)  # PyTorch and NumPy: as fast for networks of this size
+    threadpoolctl.threadpool_limits(1)  # enough for networks of this size; large ones want more
 
     envs = Environments([make_env(args, env_factory) for _ in range(args.num_envs)])
     low, high = envs.envs[0].action_space.low, envs.envs[0].action_space.high
@@ -452,7 +453,8 @@ def train(
     discounted_returns = np.zeros(args.num_envs)
     history: list[dict[str, float]] = []  # metrics of each iteration
 
-    fixed = ["num_envs", "num_steps", "shared_network", "anneal_log_std"]  # decide shapes
+    fixed = ["num_envs", "num_steps", "shared_network", "anneal_log_std"]  # stay on resuming
+    fixed += ["learning_rate"] if args.adapt_lr_kl < math.inf else []  # goes on as it was adapted
     run_dir, saved, writer = open_run(args, envs.name, fixed)
     if saved:
         load_weights(agent, saved)
@@ -485,7 +487,7 @@ def train(
         first_episode = len(envs.episodes)
         obs[0] = obs[-1]  # where the last rollout ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
-        # Short rollouts go on where the last ended, so that learning need not wait for episodes.
+        # More environments vary a batch; rollouts go on where the last ended, in mid-episode too.
         for t in range(args.num_steps):
             actions[t], env_actions = act(obs[t], noise[t])  # a sample: mean + std * noise
             rewards[t], terminated[t], truncated[t] = envs.step(env_actions, rng)
@@ -602,10 +604,10 @@ HEALTH = [
     ("losses/value_clipfrac", 0, 0.8, 20, "Values are held: scale rewards or --no-clip-vloss."),
     ("check/first_kl", -1, 1e-3, 1, "Ratios differ from 1 before any step: check the batch."),
     ("check/values", 0.25, 1, 20, "Values explain little: check shapes, scale rewards."),
-    ("check/value_bias", -1, 0.6, 10, "Values miss what came: check what is bootstrapped."),
-    ("check/advantages", 0.25, 1, 10, "They miss what came: check GAE and its V(s')."),
-    ("check/update", 0.02, 1, 8, "It misses the advantages: check signs and reshapes."),
-    ("losses/grad_norm", 0, 100, 1, "It explodes: lower --learning-rate; is the ratio always 1?"),
+    ("check/value_bias", -1, 0.6, 10, "Values are far off what came: check V at episode ends."),
+    ("check/advantages", 0.25, 1, 10, "Advantages do not fit later rewards: check GAE, V(s')."),
+    ("check/update", 0.02, 1, 8, "Good actions got no likelier: check signs, reshapes."),
+    ("losses/grad_norm", 0, 100, 1, "Exploding: lower --learning-rate; is the ratio always 1?"),
     ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
     ("policy/log_std", -4, math.inf, 1, "Exploration has ended: raise --ent-coef."),
 ]
@@ -708,12 +710,12 @@ class Environments:
 
 
 def in_numpy(network: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
-    """The network as a function of a few rows (N, in): tanh layers in NumPy, four times as fast."""
+    """The network for a few rows (N, in): tanh layers in NumPy, fast; other layers as they are."""
     kinds = [type(layer) for layer in network] if type(network) is nn.Sequential else []
     plain = kinds == [nn.Linear, *[nn.Tanh, nn.Linear] * (len(kinds) // 2)]
     if not plain or any(layer.bias is None for layer in network[::2]):
         device = next(network.parameters()).device
-        return lambda x: network(torch.tensor(x, device=device)).numpy(force=True)
+        return torch.no_grad()(lambda x: network(torch.tensor(x, device=device)).numpy(force=True))
     layers = [(x.weight.numpy(force=True).T, x.bias.numpy(force=True)) for x in network[::2]]
 
     def forward(x: np.ndarray) -> np.ndarray:
@@ -780,9 +782,8 @@ def warn(history: list[dict[str, float]]) -> None:
 def log(writer: SummaryWriter, metrics: dict[str, float], ended: list[dict[str, Any]]) -> None:
     """Write the metrics of an iteration, and the means of the episodes that ended in it."""
     if ended:
-        returns, lengths = ([episode[x] for episode in ended] for x in ("return", "length"))
-        means = {"episodic_return": np.mean(returns), "episodic_length": np.mean(lengths)}
-        metrics = metrics | {f"charts/{name}": x for name, x in means.items()}
+        means = {x: np.mean([episode[x] for episode in ended]) for x in ("return", "length")}
+        metrics = metrics | {f"charts/episodic_{name}": x for name, x in means.items()}
     for name, value in metrics.items():
         writer.add_scalar(name, value, metrics["global_step"])
 
@@ -858,7 +859,7 @@ def details(args: Args) -> str:
         if match := tag.match(text):
             settings, off = [], False
             for sign, name in re.findall(r"(not )?(\w+)", match[3] or ""):
-                value = getattr(args, name)
+                value = getattr(args, name, "no setting")  # as in a copy that has dropped it
                 off |= (value is False or value in (None, math.inf, "none")) != bool(sign)
                 settings.append(f"{name}={value}")
             in_force = ("off: " if off else "") + ", ".join(settings) or "on"
@@ -1014,10 +1015,13 @@ def main() -> None:
             print(f"python {SCRIPT}.py --evaluate {run_dir}; tensorboard --logdir {run_dir}")
     except (ValueError, OSError, ImportError, gym.error.Error) as error:
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        if not place.line.startswith("raise"):  # nobody's sentence: say where, as in your own code
+            hint += f" ({place.filename}, line {place.lineno})"
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("Stopped: --resume with the folder named above goes on from its last checkpoint.")
+        print("Stopped: --resume with the folder above goes on, if it has a checkpoint already.")
         sys.exit(130)
 
 

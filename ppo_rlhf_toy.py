@@ -346,7 +346,7 @@ def gae(
 
     Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
     """
-    # Lists of rows, which a loop reads faster than tensors.
+    # Surprises: what a step brought beyond what was expected. A loop reads lists faster.
     deltas = (rewards + gamma * next_values * (1 - terminated) - values).unbind()
     decays = (gamma * gae_lambda * (1 - done)).unbind()
     advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
@@ -382,7 +382,7 @@ def clipped_value_loss(
     collection, and nearer to its target than it would be at that distance.
     """
     # Detail 9/37: value function loss clipping (value_clip_coef) [ppo2/model.py L68-75]
-    # One batch should not move the values far, either; the range is in units of scaled rewards.
+    # One batch should not move values far. The range is absolute: it supposes scaled rewards.
     clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
     errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
@@ -390,7 +390,7 @@ def clipped_value_loss(
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) from actions of the old policy by k3 = mean(r - 1 - log r).
+    """Estimate KL(old || new) from the old policy's actions by k3 = mean(r - 1 - log r), r new/old.
 
     Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
     ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
@@ -1039,7 +1039,7 @@ def report(args: Args, judge: str, **found: dict[str, Any]) -> None:
 HEALTH = [
     ("losses/approx_kl", -1, 0.5, 1, "The policy moves too far: lower --learning-rate."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
-    ("check/update", 0.06, 1, 10, "It misses the advantages: check rewards, masks and signs."),
+    ("check/update", 0.06, 1, 10, "Good words got no likelier: check rewards, masks and signs."),
     ("objective/score_std", 1e-6, math.inf, 1, "All scores are equal: check what gives them."),
     ("objective/kl_exact", 1e-3, math.inf, 5, "It stays 0: is the SFT model trained along?"),
     ("objective/kl", -1, math.inf, 1, "Words are not sampled with the probabilities computed."),
@@ -1185,7 +1185,7 @@ def details(args: Args) -> str:
         if match := tag.match(text):
             settings, off = [], False
             for sign, name in re.findall(r"(not )?(\w+)", match[3] or ""):
-                value = getattr(args, name)
+                value = getattr(args, name, "no setting")  # as in a copy that has dropped it
                 off |= (value is False or value in (None, math.inf, "none")) != bool(sign)
                 settings.append(f"{name}={value}")
             in_force = ("off: " if off else "") + ", ".join(settings) or "on"

@@ -310,6 +310,23 @@ def test_gymnasiums_checks_run_for_an_environment_of_ones_own(script):
         script.module.train(script.args(total_timesteps=32), Wrong)
 
 
+def test_an_error_in_ones_own_code_is_named_with_its_place(changed, monkeypatch, capsys):
+    mine = changed({"discounted[:] = args.gamma * discounted": "discounted[:] = np.ones(7)"})
+    for more, end in (
+        ("", r"broadcast.* \(.*my_ppo\.py, line \d+\)"),
+        ("--num-steps 7", "of at least two."),
+    ):
+        monkeypatch.setattr("sys.argv", ["my_ppo.py", *flags(small(mine)).split(), *more.split()])
+        with pytest.raises(SystemExit, match="2"):
+            mine.main()
+        assert re.fullmatch(f"Error: .*{end}", capsys.readouterr().err.splitlines()[-1])
+
+
+def test_a_tag_may_name_what_is_no_setting(changed):
+    mine = changed({"(gamma, gae_lambda) [": "(gamma, my_own) ["})
+    assert "| gamma=0.99, my_own=no setting |" in mine.details(mine.Args())
+
+
 # --- The use of a trained policy ---
 
 

@@ -136,6 +136,7 @@ MUTATIONS = [
     ('agent.load_state_dict(saved["agent"])', "pass", "changed: buffers_go_on"),
     ('return_stats = RunningMeanStd(**saved["return_stats"])', "pass", "shared_resume: bit_for_bit"),
     ("if saved and envs.replay(saved):", "if False:", "shared_resume: bit_for_bit"),
+    ("fixed += [\"learning_rate\"] if", "fixed += [] if", "shared_resume: adapted_learning_rate"),
     ("same = np.array_equal(self.obs, state[\"obs\"].numpy())", "same = True", "shared_resume: otherwise"),
     ('saved.get("global_step", 0) + 1)', "0)", "shared_resume: each_step_once"),
     ("sound = file.testzip() is None", "sound = True", "shared_resume: damaged"),

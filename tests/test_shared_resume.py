@@ -101,6 +101,8 @@ def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, tiny, kill
     kill_at(10**9)
     assert_same_result(result, resume(script, "runs/run1"))
     assert_same_result(result, resume(script, "runs/run1"))  # which has nothing left to do
+    with pytest.raises(ValueError, match="cannot change learning_rate"):  # adapted, not given
+        resume(script, "runs/run1", learning_rate=0.01)
 
 
 @pytest.mark.parametrize("change", ["observation", "length"])
@@ -194,7 +196,7 @@ def test_ctrl_c_says_how_to_continue_and_that_works(script, tiny, cli):
     whole = script.module.train(tiny("Walk", **settings))
     code, out, _ = cli(flags(tiny("Interrupted", **settings)))
     assert code == 130
-    assert "--resume with the folder named above" in out and "checkpoints: runs/run1\n" in out
+    assert "--resume with the folder above" in out and "checkpoints: runs/run1\n" in out
     code, _, err = cli("--resume runs/run1")
     assert code == 0, err
     saved = script.module.load_checkpoint("runs/run1")
