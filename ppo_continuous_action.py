@@ -1016,7 +1016,7 @@ def main() -> None:
     except (ValueError, OSError, ImportError, gym.error.Error) as error:
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
         place = traceback.extract_tb(error.__traceback__)[-1]
-        if not place.line.startswith("raise"):  # nobody's sentence: say where, as in your own code
+        if isinstance(error, ValueError) and not place.line.startswith("raise"):  # in changed code
             hint += f" ({place.filename}, line {place.lineno})"
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)
