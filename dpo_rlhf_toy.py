@@ -21,8 +21,8 @@ log-probabilities and lets both fall (Pal et al. 2024, arXiv 2402.13228). With t
 the chosen falls too, but by less: on pairs held out from -15.8 to -18.7 instead of -21.3.
 `--compare` adds plain DPO, also with a beta of 0.03, which over-optimizes.
 
-Above the statements that do what they say stand D1-D8 (DPO = eric-mitchell/
-direct-preference-optimization@5815fab2), and the details of RLHF that apply (R; LHP =
+D1-D8 are comments above the statements that do what they say (DPO = eric-mitchell/
+direct-preference-optimization@5815fab2), beside the details of RLHF that apply (R; LHP =
 openai/lm-human-preferences@cbfd210b). B = responses in a batch, Q = tokens of a query, R = of a
 response, L = Q + R, V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
 """
@@ -79,8 +79,8 @@ class Args:
     num_epochs: PositiveInt = 2  # passes over the labelled pairs [paper: 1]
     batch_size: PositiveInt = 32  # pairs per gradient step [paper: 64]
     learning_rate: NonNegativeFloat = 5e-4  # Adam's largest step size [paper: RMSprop, 1e-6]
-    warmup_steps: PositiveInt = 20  # steps until it is reached; then it falls to 0 [paper: 150]
-    device = "cpu"  # as fast as a GPU for networks of this size
+    warmup_steps: PositiveInt = 20  # steps up to it; then it falls to 0 [paper: 150, then constant]
+    device = "cpu"  # networks this small do not need a GPU
 
     @property
     def run_dir(self) -> Path:
@@ -104,7 +104,7 @@ class Task(NamedTuple):
     stop: int  # token that ends a response
     earliest_stop: int  # index in a response; stop words before it count as any others
     labels: tuple[Tensor, ...] | None = None  # your own: queries, chosen, rejected; without gold
-    sample_gold: Tensor | None = None  # raw gold of SFT samples; once set, gold is in their units
+    sample_gold: Tensor | None = None  # raw gold of SFT samples; once set, gold is scaled by it
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -158,7 +158,7 @@ class Block(nn.Module):
         if past:
             key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
         # Detail R13/21: disable dropout [LHP: policy.py L48; rewards.py L43]
-        # Without it the ratio of an unchanged policy is exactly 1, as PPO assumes.
+        # Without dropout the ratio of an unchanged policy is exactly 1, as PPO assumes.
         mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
         x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
         return x + self.mlp_output(F.gelu(self.mlp_hidden(self.mlp_norm(x)))), key_value
@@ -188,7 +188,8 @@ class TinyGPT(nn.Module):
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
         Returns hidden states (B, new, D) of the others, where there is padding that of the last
-        real word before it (at least BOS); and the cache of all: keys and values of each block.
+        real word before it (at least BOS; so what follows a cache must not begin with padding);
+        and the cache of all: keys and values of each block.
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
@@ -225,12 +226,12 @@ class Agent(nn.Module):
         """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
         tokens, cache = queries, None
         # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
-        # The stop word does not end the sampling; responses are cut afterwards, see R14.
+        # The stop word does not end the sampling; `truncate_responses` cuts the responses later.
         for _ in range(length):
             hidden, cache = self.policy(tokens, cache)
             logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
             # The largest of logits plus Gumbel noise is a draw from their softmax. With noise from
-            # the CPU the same generator gives the same text on every device.
+            # the CPU the same generator gives the same text on every device, but for rounding.
             gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
             word = (logits + gumbel.to(logits.device)).argmax(dim=-1, keepdim=True)
             tokens = torch.cat([tokens, word], dim=1)
@@ -333,7 +334,7 @@ HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward mo
 
 
 class Preferences(NamedTuple):
-    """Comparisons, the last of them held out, and what the SFT model writes by itself."""
+    """Comparisons, the last seventh held out, and what the SFT model writes by itself."""
 
     queries: Tensor  # (pairs, Q)
     chosen: Tensor  # (pairs, R), truncated

@@ -17,20 +17,22 @@ New here: `group_advantages`, `word_weights`, `collect`, `grpo_loss`, `train_grp
 
 Published forms are settings of it:
 - the default: Dr. GRPO's advantages with RLOO's KL penalty, its weight beta steered as in PPO;
-- GRPO (DeepSeekMath, Shao et al. 2024, arXiv 2402.03300): --std --length-divisor own --kl-in-loss;
+- GRPO (DeepSeekMath, Shao et al. 2024, arXiv 2402.03300): --std --length-divisor own --kl-in-loss
+  --kl-mode fixed;
 - Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): --kl-mode none;
 - DAPO's token-level loss (Yu et al. 2025, arXiv 2503.14476): --length-divisor mean;
 - RLOO (Ahmadian et al. 2024, arXiv 2402.14740): --kl-mode fixed --num-minibatches 1 --clip-coef
   inf; its advantages are G / (G - 1) times as large, which Adam makes up for.
 `--compare` adds the second with an adaptive beta, and the third. `--reward gold` is the setting of
-verifiable rewards: the formula itself is what is earned, and there is no proxy to be hacked.
+verifiable rewards: finished texts earn the formula itself, and there is no proxy to be hacked.
 Beta belongs to a scale: DeepSeekMath's own (--kl-mode fixed --kl-coef 0.04 --group-size 64) is far
 too weak here and the reward is hacked; RLOO with the 0.5 that an adaptive beta starts at is held
-too tight, 0.1 suits it. The gradient of k3 is, word by word, that of KL(SFT model || policy): it
-pulls an overused word back by at most 1, where the KL penalty wants log(policy / SFT model), and
-does not see where a word leads (arXiv 2510.01555; exact gradients in tests/test_grpo.py).
+too tight, 0.1 suits it. The gradient of k3 = r - 1 - log r with r = SFT model / policy is, word
+by word, that of KL(SFT model || policy): it pulls an overused word back by at most 1, where the KL
+penalty wants log(policy / SFT model), and does not see where a word leads (arXiv 2510.01555; exact
+gradients in tests/test_grpo.py).
 
-Above the statements that do what they say stand G1-G8, and the details of PPO (ppo2 =
+G1-G8 are comments above the statements that do what they say, beside the details of PPO (ppo2 =
 openai/baselines@ea25b9e8) and RLHF (R; LHP = openai/lm-human-preferences@cbfd210b) that apply.
 B = responses in a batch, Q = tokens of a query, R = of a response, L = Q + R, V = words in the
 vocabulary, D = width of the network; `mb` is a minibatch.
@@ -103,8 +105,8 @@ class Args:
     anneal_lr: bool = True  # lower it linearly towards 0, as LHP does
     clip_coef: PositiveFloat = 0.2  # clip range of the policy ratio, epsilon [inf: off]
     max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [inf: off]
-    missing_stop_score: float = -1.0  # score of a response without a stop word [LHP: -1]
-    device = "cpu"  # as fast as a GPU for networks of this size
+    missing_stop_score: float = -1.0  # score without a stop word; too high, it pays [LHP: -1]
+    device = "cpu"  # networks this small do not need a GPU
 
     @property
     def run_dir(self) -> Path:
@@ -128,7 +130,7 @@ class Task(NamedTuple):
     stop: int  # token that ends a response
     earliest_stop: int  # index in a response; stop words before it count as any others
     labels: tuple[Tensor, ...] | None = None  # your own: queries, chosen, rejected; without gold
-    sample_gold: Tensor | None = None  # raw gold of SFT samples; once set, gold is in their units
+    sample_gold: Tensor | None = None  # raw gold of SFT samples; once set, gold is scaled by it
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -182,7 +184,7 @@ class Block(nn.Module):
         if past:
             key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
         # Detail R13/21: disable dropout [LHP: policy.py L48; rewards.py L43]
-        # Without it the ratio of an unchanged policy is exactly 1, as PPO assumes.
+        # Without dropout the ratio of an unchanged policy is exactly 1, as PPO assumes.
         mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
         x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
         return x + self.mlp_output(F.gelu(self.mlp_hidden(self.mlp_norm(x)))), key_value
@@ -212,7 +214,8 @@ class TinyGPT(nn.Module):
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
         Returns hidden states (B, new, D) of the others, where there is padding that of the last
-        real word before it (at least BOS); and the cache of all: keys and values of each block.
+        real word before it (at least BOS; so what follows a cache must not begin with padding);
+        and the cache of all: keys and values of each block.
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
@@ -273,12 +276,12 @@ class Agent(nn.Module):
         """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
         tokens, cache = queries, None
         # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
-        # The stop word does not end the sampling; responses are cut afterwards, see R14.
+        # The stop word does not end the sampling; `truncate_responses` cuts the responses later.
         for _ in range(length):
             hidden, cache = self.policy(tokens, cache)
             logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
             # The largest of logits plus Gumbel noise is a draw from their softmax. With noise from
-            # the CPU the same generator gives the same text on every device.
+            # the CPU the same generator gives the same text on every device, but for rounding.
             gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
             word = (logits + gumbel.to(logits.device)).argmax(dim=-1, keepdim=True)
             tokens = torch.cat([tokens, word], dim=1)
@@ -303,7 +306,7 @@ def group_advantages(rewards: Tensor, group_size: int, std: bool) -> Tensor:
     """Advantages (B,) of responses that earned `rewards` (B,), those of a group side by side.
 
     RLOO compares with the mean of the others in the group, which is G / (G - 1) times as much. The
-    standard deviation is the sample's, plus 1e-4: a group that is all alike teaches nothing.
+    standard deviation is the sample's, plus 1e-4, so that a group all alike gets 0, not 0/0.
     """
     groups = rewards.view(-1, group_size)
     # Detail G2/8: advantage relative to the group's mean [Shao et al. 2024]
@@ -311,7 +314,7 @@ def group_advantages(rewards: Tensor, group_size: int, std: bool) -> Tensor:
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if std:
         # Detail G3/8: division by the group's spread (std) [Shao et al. 2024]
-        # Queries whose answers differ little then weigh as much as others, and the penalty less.
+        # Queries whose answers differ little then weigh as much as others.
         advantages = advantages / (groups.std(dim=1, keepdim=True) + 1e-4)
     return advantages.flatten()
 
@@ -323,6 +326,7 @@ def word_weights(mask: Tensor, length_divisor: Literal["longest", "own", "mean"]
     their own length (the paper), or by the mean length, so that all words weigh the same (DAPO).
     """
     lengths = mask.sum(dim=1, keepdim=True)
+    # The longest possible, not the longest here: so the weight of a word does not hang on others.
     longest, mean = torch.full_like(lengths, mask.shape[1]), lengths.float().mean()
     # Detail G5/8: length divisor (length_divisor) [Liu et al. 2025]
     # Divided by its own length, each word of a short response weighs more than of a long one.
@@ -423,7 +427,7 @@ HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward mo
 
 
 class Preferences(NamedTuple):
-    """Comparisons, the last of them held out, and what the SFT model writes by itself."""
+    """Comparisons, the last seventh held out, and what the SFT model writes by itself."""
 
     queries: Tensor  # (pairs, Q)
     chosen: Tensor  # (pairs, R), truncated
@@ -458,7 +462,7 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tens
 
 def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor) -> None:
     """Set gain and bias so that scores of the SFT samples have mean 0 and standard deviation 1."""
-    # Trained too, gain and bias are replaced here: measured are the scores of the head alone.
+    # Training changed gain and bias; without them the scores of the head alone are measured.
     nn.init.ones_(model.gain)
     nn.init.zeros_(model.bias)
     scores = score_texts(model, queries, samples)
@@ -466,7 +470,7 @@ def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor)
     if std == 0:
         raise ValueError("All samples of the SFT model score the same: raise --temperature.")
     # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
-    # What the SFT model writes scores 0 on average, deviation 1: beta means the same for all.
+    # What the SFT model writes scores 0 on average, deviation 1: beta means the same for any model.
     nn.init.constant_(model.gain, 1 / std)
     nn.init.constant_(model.bias, -mean / std)
 
@@ -550,7 +554,8 @@ def collect(
     ref_all_logprobs = judges.reference.get_logprobs(queries, responses)
     logprobs = log_probability(all_logprobs, responses)
     ref_logprobs = log_probability(ref_all_logprobs, responses)
-    # The estimate k1 of the KL to the reference, which may be negative, and the KL over all words.
+    # The estimate k1 of the KL to the reference, which may be negative, and with less noise that
+    # over all words of each place (exact there, an average over the texts drawn).
     kl = (logprobs - ref_logprobs).where(mask, 0.0).sum(dim=1)  # (B,)
     exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
     # Detail G6/8: KL penalty in the reward (kl_in_loss) [Ahmadian et al. 2024]
@@ -578,12 +583,13 @@ def grpo_loss(
     # Which of the words earned it is not asked, so that no values are needed.
     word_advantages = advantages[:, None].expand_as(mask)[mask]
     loss = pg_loss = policy_loss(logratio, weights * word_advantages, args.clip_coef)
-    # Its mean is unbiased for KL(policy || reference), its gradient is not, see the docstring.
+    # The mean of k3 is unbiased for KL(policy || reference) while the samples are those of this
+    # policy; its gradient is not, see the file's docstring.
     ref_logratio = (mb.ref_logprobs - logprobs)[mask]
     k3 = ref_logratio.exp() - 1 - ref_logratio
     if args.kl_in_loss:
         # Detail G7/8: KL penalty in the loss, by k3 (kl_in_loss) [Shao et al. 2024]
-        # Word by word its gradient is that of KL(SFT model || policy), which pulls by at most 1.
+        # Its gradient is that of KL(SFT model || policy): it pulls an overused word by at most 1.
         loss = pg_loss + kl_coef * (weights * k3).mean()
     # Detail 12/37: debug variables [ppo2/model.py L115-116]
     # How far an update moves the policy shows a wrong step size before the reward does.
@@ -626,9 +632,9 @@ def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float
         }
 
         # --- Update ---
-        frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, 1/U in the last
+        frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
         # Detail R5/21: learning-rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
-        # The reward model's rate falls in the same way, see stage 3.
+        # Late steps refine and do not undo. The reward model's rate falls in the same way.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         optimizer.param_groups[0]["lr"] = learning_rate
         minibatch_metrics = []
@@ -637,7 +643,7 @@ def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float
         for _ in range(args.update_epochs):
             order = torch.randperm(args.batch_size, generator=generator)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2.py L157-166]
-            # Sampling is costly, so a batch serves many steps, each epoch in a new order.
+            # Sampling is costly, so a batch serves several steps.
             for mb in order.split(args.batch_size // args.num_minibatches):
                 minibatch = Rollout(*(x[mb] for x in rollout))
                 loss, loss_metrics = grpo_loss(agent, minibatch, advantages[mb], kl_coef, args)

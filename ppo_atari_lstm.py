@@ -511,7 +511,7 @@ def ppo_loss(
     # Subtracting the entropy pays for staying random, where the policy would narrow too early.
     loss = pg_loss - args.ent_coef * entropies.mean() + args.vf_coef * v_loss
     # Detail 12/37: debug variables [ppo2/model.py L87-88, L115-116]
-    # The return says late that something is wrong, these say it early: see HEALTH, below.
+    # The return says late that something is wrong, these say it early (`HEALTH`).
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,

@@ -30,8 +30,8 @@ environments, and an update, K = update_epochs epochs over its T*N samples in mi
 call of `kl_penalty_update` each. Actions are vectors of A floats, observations are flattened to D.
 
 Beta changes after the last epoch of an update, for the next one, as the paper says. Not from it are
-the limits of beta, 2**-20 and 2**20, from which it can come back, and that the value function keeps
-its own clipping (detail 9), which is no part of the policy's objective.
+the limits of beta (`KL_COEF_MIN`), and that the value function keeps its own clipping (detail 9),
+which is no part of the policy's objective.
 
 Deviations from ppo2: where a time limit cuts an episode off, the value of its final observation
 stands for the rest (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount
@@ -72,7 +72,8 @@ from tqdm import tqdm
 
 Tensors = dict[str, Tensor]
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
-# Twenty doublings from 1: farther out beta has no effect any more, or is all there is.
+# Twenty doublings from 1: farther out beta has no effect any more, or is all there is. HEALTH warns
+# one doubling before the upper one.
 KL_COEF_MIN, KL_COEF_MAX = 2.0**-20, 2.0**20
 KLCoef = Annotated[float, pydantic.Field(ge=KL_COEF_MIN, le=KL_COEF_MAX)]
 
@@ -113,9 +114,9 @@ class Args:
     gae_lambda: Fraction = 0.95  # 0: one-step advantages; 1: sums of all rewards [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     kl_mode: Literal["adaptive", "fixed", "none"] = "adaptive"  # steer beta, leave it, no penalty
-    kl_coef: KLCoef = 1.0  # weight of the penalty, beta; if steered the first [paper: 0.3-10]
-    penalty_kl: PositiveFloat = 0.01  # KL per iteration to steer to, d_targ [paper: 0.003-0.03]
-    value_clip_coef: PositiveFloat = 0.2  # largest change of a value [ppo2: 0.2; inf: off]
+    kl_coef: KLCoef = 1.0  # weight of the penalty, beta; adaptive: its first [paper: 0.3-10]
+    penalty_kl: PositiveFloat = 0.01  # where an adaptive beta steers it, d_targ [paper: 0.003-0.03]
+    value_clip_coef: PositiveFloat = 0.2  # clip range of a value's change [ppo2: 0.2; inf: off]
     ent_coef: NonNegativeFloat = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: NonNegativeFloat = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
     max_grad_norm: PositiveFloat = 0.5  # largest norm of the whole gradient [ppo2: 0.5; inf: off]
@@ -339,11 +340,11 @@ def gaussian_kl(
 
     The sum over them of log(s_new / s_old) + (s_old^2 + (m_old - m_new)^2) / (2 s_new^2) - 1/2.
     """
-    log_ratio = new_log_std - old_log_std
+    log_growth = new_log_std - old_log_std
     distance = (old_mean - new_mean) * (-new_log_std).exp()
     # Detail K2/3: exact KL divergence [paper, section 4]
     # Gaussians have a formula; an estimate from the one action drawn in each state adds noise.
-    return (log_ratio + 0.5 * ((-2 * log_ratio).exp() + distance**2 - 1)).sum(-1)
+    return (log_growth + 0.5 * ((-2 * log_growth).exp() + distance**2 - 1)).sum(-1)
 
 
 def paper_kl_coef(kl_coef: float, kl: float, penalty_kl: float) -> float:
@@ -406,7 +407,7 @@ def kl_penalty_loss(
     loss = pg_loss - args.ent_coef * entropies.mean() + args.vf_coef * v_loss
     value_change = (values - old_values).abs()
     # Detail 12/37: debug variables [ppo2/model.py L87-88, L115-116]
-    # The return says late that something is wrong, these say it early: see HEALTH, below.
+    # The return says late that something is wrong, these say it early (`HEALTH`).
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
@@ -501,7 +502,7 @@ def train(
         adam_steps, history = saved["adam_steps"], saved["updates"]
         obs_stats = RunningMeanStd(**saved["obs_stats"])
         return_stats = RunningMeanStd(**saved["return_stats"])
-        # Beta goes on where it was, unless a flag sets it anew.
+        # Beta goes on where it was, unless `kl_mode` or `kl_coef` is not the run's any more.
         if all(saved["args"][name] == getattr(args, name) for name in ("kl_mode", "kl_coef")):
             kl_coef = saved["kl_coef"]
     # Views from now on: change this vector in place, never `adam["weights"] = ...`.
@@ -628,7 +629,7 @@ SCRIPT = Path(__file__).stem
 
 # Metric, its lowest and highest healthy value, patience in iterations, what to do.
 HEALTH = [
-    ("losses/approx_kl", 0, 0.05, 1, "Too far: lower --learning-rate; check ratio and clipping."),
+    ("losses/approx_kl", 0, 0.05, 1, "Too far: lower --learning-rate; check ratio and penalty."),
     ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are far from 1: lower --learning-rate."),
     ("charts/kl_coef", 0, 2.0**19, 1, "No penalty holds the policy: lower --learning-rate."),
     ("losses/value_clipfrac", 0, 0.8, 20, "Values are held: raise --value-clip-coef."),

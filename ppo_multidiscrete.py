@@ -14,15 +14,16 @@
 The policy is a product of categorical distributions, one for each component of the action: of a
 MultiDiscrete space, of a Discrete one (a single component), or of a Box, each dimension of which is
 cut into bins; on MuJoCo's joints such a policy rivals a Gaussian one (Tang & Agrawal 2020, arXiv
-1901.10500). All else is ppo_continuous_action.py. New here: the `Agent`'s policy with its masks,
-`actor`, and below the algorithm `Choices` with `allowed`, `action_mask` and `check_choices`.
+1901.10500). All else is ppo_continuous_action.py without two of its extras. New here: the `Agent`'s
+policy, `actor`, masks all the way, and below the algorithm `Choices` with `allowed`, `action_mask`
+and `check_choices`, and what plays a trained policy.
 
 The algorithm of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in ppo2 =
 openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what
 it takes to reproduce ppo2. Each is a comment above the statement that does it, with its settings in
 parentheses, its place below baselines/ in brackets, and in the next line its reason; `--details`
 lists them. Here are 1-13 (core), 26 and 28-31 (from continuous actions), 37 (MultiDiscrete) and
-three of the four auxiliary ones; 14-22 are in ppo_atari.py, 23-25 and 27 in
+three of the article's four auxiliary ones (Extra); 14-22 are in ppo_atari.py, 23-25 and 27 in
 ppo_continuous_action.py, 32-36 in ppo_atari_lstm.py.
 
 Training is U iterations. Each has a rollout, T = num_steps steps in each of N = num_envs
@@ -87,7 +88,7 @@ class Args:
     checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
     resume: str | None = None  # continue the run in this folder; flags given beside it override
     evaluate: str | None = None  # play episodes with the model in this folder instead of training
-    eval_episodes: PositiveInt = 10  # episodes of each policy, mean and sampled, with --evaluate
+    eval_episodes: PositiveInt = 10  # episodes of each policy, best and sampled, with --evaluate
     capture_video: bool = False  # film the first episode of each policy, with --evaluate
     details: bool = False  # print the implementation details with their values here, and exit
 
@@ -196,7 +197,7 @@ class Agent(nn.Module):
         logits = self.policy(obs).unflatten(-1, self.mask_shape)
         # Extra: invalid action masking (mask_invalid_actions) [Huang & Ontanon 2020]
         # What cannot be done gets no probability: nothing has to be learned about it.
-        logits = torch.where(masks, logits, -1e8)  # -inf would make ratios of such actions NaN
+        logits = torch.where(masks, logits, -1e8)  # with -inf judging one would give NaN
         dist = Categorical(logits=logits, validate_args=False)
         # Detail 37/37: independent action components [common/distributions.py L206-222]
         # One distribution for each: the network needs the sum of their sizes, not the product.
@@ -385,7 +386,7 @@ def ppo_loss(
     # Subtracting the entropy pays for staying random, where the policy would narrow too early.
     loss = pg_loss - args.ent_coef * entropies.mean() + args.vf_coef * v_loss
     # Detail 12/37: debug variables [ppo2/model.py L87-88, L115-116]
-    # The return says late that something is wrong, these say it early: see HEALTH, below.
+    # The return says late that something is wrong, these say it early (`HEALTH`).
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
@@ -811,7 +812,7 @@ def check_choices(
     chosen = np.take_along_axis(logits, actions[..., None], axis=-1).squeeze(-1)
     drawn = (chosen - np.logaddexp.reduce(logits, axis=-1)).sum(-1)
     if not np.abs(logprobs.numpy(force=True) - drawn).max() <= 0.01:
-        raise ValueError("Make `actor`, `evaluate_actions`, `check_actor` agree (or it diverged).")
+        raise ValueError("Make `actor`, `evaluate_actions`, `check_choices` agree. Or it diverged.")
 
 
 # Copied from ppo_continuous_action.py
@@ -1026,7 +1027,7 @@ def load_policy(run_dir: str | Path) -> Callable[..., np.ndarray]:
 
     `obs` (D,) is as the environment gives it, flattened; it is normalized by the statistics of the
     end of training. `policy(obs, rng)` draws the action with the generator; a `mask` in the form
-    that the environment has for it is obeyed.
+    that the environment has for it is obeyed, and needed if the policy was trained with masks.
     """
     saved = load_checkpoint(run_dir)
     args, exists = Args(**saved["args"]), saved["exists"].numpy()
@@ -1036,6 +1037,8 @@ def load_policy(run_dir: str | Path) -> Callable[..., np.ndarray]:
     act = actor(agent, saved["meanings"].numpy())
 
     def policy(obs: Any, rng: np.random.Generator | None = None, mask: Any = None) -> np.ndarray:
+        if mask is None and args.mask_invalid_actions:
+            raise ValueError("It was trained with masks: give `mask`, that of this observation.")
         noise = rng.gumbel(size=exists.shape) if rng else 0.0
         masks = exists if mask is None else allowed(mask, exists)
         obs = normalize_obs(np.reshape(obs, (1, stats.mean.size)), stats, args)

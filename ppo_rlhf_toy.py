@@ -12,8 +12,9 @@ fine-tuning, SFT); a simulated labeller compares pairs of them by the gold rewar
 reward model, the proxy, learns from the comparisons; PPO optimizes the proxy twice: kept near the
 SFT model by a KL penalty whose weight beta adapts, and with beta = 0. So over-optimization is
 measured, not guessed: without the penalty the proxy rises while gold collapses (the reward is
-hacked), with it both rise; with `--reward gold` the formula itself is the reward, and nothing is
-hacked. `--compare` adds a fixed beta and best-of-n sampling; `--preferences` takes your texts.
+hacked), with it both rise; with `--reward gold` the formula itself judges finished texts, and
+nothing is hacked. `--compare` adds a fixed beta and best-of-n sampling; `--preferences` takes your
+texts.
 
 The algorithm is that of Ziegler et al. 2019 (arXiv 1909.08593) as released in
 LHP = openai/lm-human-preferences@cbfd210b. R1-R21 of "The N Implementation Details of RLHF with
@@ -23,6 +24,9 @@ parentheses; `--details` lists them. Where the article and LHP disagree (R17, R2
 follows LHP. Not here: R6 (processes, see ppo_atari.py), R12 (queries are not cut out of running
 text), 2 and 7 (R8, R11 and R18 instead), 14-22 (ppo_atari.py), 23-31 (ppo_continuous_action.py),
 32-36 (ppo_atari_lstm.py), 37 (ppo_multidiscrete.py).
+
+In the words of RL a response is an episode, each of its words an action, and what was written
+before it the state.
 
 Shapes: B = responses in a batch, Q = tokens of a query, R = tokens of a response, L = tokens of
 both, V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
@@ -118,9 +122,9 @@ class Args:
     value_clip_coef: PositiveFloat = 0.2  # clip range of the values [LHP: 0.2; inf: off]
     vf_coef: NonNegativeFloat = 0.1  # weight of the value loss, half a squared error [LHP: 0.1]
     max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [LHP: inf, off]
-    reward_whitening: Literal["scale", "restore"] = "scale"  # over std; restore: keep the mean, LHP
+    reward_whitening: Literal["scale", "restore"] = "scale"  # over std; restore: same mean, LHP
     mask_after_stop: bool = True  # end episodes at the stop word; no: train on all tokens, as LHP
-    missing_stop_score: float = -1.0  # score of a response without a stop word [LHP: -1]
+    missing_stop_score: float = -1.0  # score without a stop word; too high, it pays [LHP: -1]
 
     @property
     def run_dir(self) -> Path:
@@ -150,7 +154,7 @@ class Task(NamedTuple):
     stop: int  # token that ends a response
     earliest_stop: int  # index in a response; stop words before it count as any others
     labels: tuple[Tensor, ...] | None = None  # your own: queries, chosen, rejected; without gold
-    sample_gold: Tensor | None = None  # raw gold of SFT samples; once set, gold is in their units
+    sample_gold: Tensor | None = None  # raw gold of SFT samples; once set, gold is scaled by it
 
     def sample_queries(self, count: int, generator: Generator) -> Tensor:
         """Draw queries (count, Q) with replacement."""
@@ -203,7 +207,7 @@ class Block(nn.Module):
         if past:
             key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
         # Detail R13/21: disable dropout [LHP: policy.py L48; rewards.py L43]
-        # Without it the ratio of an unchanged policy is exactly 1, as PPO assumes.
+        # Without dropout the ratio of an unchanged policy is exactly 1, as PPO assumes.
         mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
         x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
         return x + self.mlp_output(F.gelu(self.mlp_hidden(self.mlp_norm(x)))), key_value
@@ -232,7 +236,8 @@ class TinyGPT(nn.Module):
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
         Returns hidden states (B, new, D) of the others, where there is padding that of the last
-        real word before it (at least BOS); and the cache of all: keys and values of each block.
+        real word before it (at least BOS; so what follows a cache must not begin with padding);
+        and the cache of all: keys and values of each block.
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
@@ -297,7 +302,7 @@ class Agent(nn.Module):
         """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
         tokens, cache = queries, None
         # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
-        # The stop word does not end the sampling; responses are cut afterwards, see R14.
+        # The stop word does not end the sampling; `truncate_responses` cuts the responses later.
         for _ in range(length):
             hidden, cache = self.policy(tokens, cache)
             logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
@@ -473,7 +478,7 @@ HELD_OUT = 7  # one comparison in so many is kept back, to measure the reward mo
 
 
 class Preferences(NamedTuple):
-    """Comparisons, the last of them held out, and what the SFT model writes by itself."""
+    """Comparisons, the last seventh held out, and what the SFT model writes by itself."""
 
     queries: Tensor  # (pairs, Q)
     chosen: Tensor  # (pairs, R), truncated
@@ -507,7 +512,7 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tens
 
 def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor) -> None:
     """Set gain and bias so that scores of the SFT samples have mean 0 and standard deviation 1."""
-    # Trained too, gain and bias are replaced here: measured are the scores of the head alone.
+    # Training changed gain and bias; without them the scores of the head alone are measured.
     nn.init.ones_(model.gain)
     nn.init.zeros_(model.bias)
     scores = score_texts(model, queries, samples)
@@ -515,7 +520,7 @@ def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor)
     if std == 0:
         raise ValueError("All samples of the SFT model score the same: raise --temperature.")
     # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
-    # What the SFT model writes scores 0 on average, deviation 1: beta means the same for all.
+    # What the SFT model writes scores 0 on average, deviation 1: beta means the same for any model.
     nn.init.constant_(model.gain, 1 / std)
     nn.init.constant_(model.bias, -mean / std)
 
@@ -605,7 +610,8 @@ def collect(
     all_logprobs, values = agent.get_logprobs_and_values(queries, responses)
     ref_all_logprobs, _ = judges.reference.get_logprobs_and_values(queries, responses)
     logprobs = log_probability(all_logprobs, responses)
-    # KL to the reference: by the words drawn (k1, may be negative), and exact, to be logged.
+    # KL to the reference: by the words drawn (k1, may be negative), and for the log, with less
+    # noise, over all words of each place (exact there, an average over the texts drawn).
     kl = logprobs - log_probability(ref_all_logprobs, responses)
     exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
     # Detail R17/21: per-token KL penalty (kl_coef) [LHP: train_policy.py L149-155]
@@ -659,7 +665,7 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
         "losses/entropy": -(all_logprobs.exp() * all_logprobs).sum(-1)[mask].mean(),
         "losses/old_approx_kl": -logratio.mean(),
         "losses/approx_kl": approx_kl(logratio),
-        "check/update": (whiten(logratio, "zero") * white_advantages).mean(),
+        "check/update": (whiten(logratio, "zero") * white_advantages).mean(),  # correlation
         "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
         "advantages/std": advantages.std(correction=0),
     }
@@ -680,11 +686,11 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[s
 
         # --- Update: K epochs of minibatches; advantages are made per minibatch ---
         start_time = time.perf_counter()
-        frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, 1/U in the last
+        frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps find the way, small ones at the end let the KL and beta settle.
         # Detail R5/21: learning-rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
-        # The reward model's rate falls in the same way, see stage 3.
+        # Late steps refine and do not undo. The reward model's rate falls in the same way.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         minibatch_metrics = []
         for _ in range(args.update_epochs):
@@ -704,7 +710,7 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[s
                 # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
                 # It bounds the steps of weights whose gradients are tiny.
                 # Detail R21/21: TensorFlow's Adam epsilon (adam_eps) [LHP: utils/core.py L627]
-                # TensorFlow adds it before the bias correction, PyTorch after: 32 times at first.
+                # Added before the bias correction it weighs 32 times PyTorch's in the first step.
                 eps = args.adam_eps / math.sqrt(1 - 0.999**gradient_steps)
                 optimizer.param_groups[0].update(lr=learning_rate, eps=eps)
                 optimizer.step()

@@ -138,7 +138,7 @@ def details_table(folders: Folders) -> str:
             for script in SCRIPTS
             for number, kind, title, sentence in TAG.findall((ROOT / script).read_text())
         ],
-        columns=["detail", "name", "what it does", "script"],
+        columns=["detail", "name", "why", "script"],
     )
     found, rows = effects(SUITES["ablation"], folders), []
     for (number, title), own in tags.groupby(["detail", "name"], sort=False):
@@ -153,7 +153,7 @@ def details_table(folders: Folders) -> str:
         rows.append(
             {
                 **{"detail": number, "name": title},
-                "what it does": next(filter(None, own["what it does"]), ""),
+                "why": next(filter(None, own["why"]), ""),
                 **{"without it": "<br>".join(worth), "scripts": ", ".join(links)},
             }
         )

@@ -181,7 +181,7 @@ MUTATIONS = [
     ("- logratio.exp() * adv", "- logratio * adv", "the_penalty"),
     ("- logratio.exp() * adv", "- logratio.exp().clamp(0.8, 1.2) * adv", "the_penalty"),
     ("distance**2 - 1)).sum(-1)", "distance**2 - 1)).mean(-1)", "the_penalty"),
-    ("(-2 * log_ratio).exp()", "(-log_ratio).exp()", "the_penalty"),
+    ("(-2 * log_growth).exp()", "(-log_growth).exp()", "the_penalty"),
     ("kl = gaussian_kl(old_mean, old_log_std, mean, agent.log_std)\n    # Detail",
      "kl = gaussian_kl(mean, agent.log_std, old_mean, old_log_std)\n    # Detail", "the_penalty"),
     ("kl_coef /= 2", "kl_coef /= 1.5", "beta_halves"),

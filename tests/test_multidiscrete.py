@@ -277,9 +277,14 @@ def test_a_loaded_policy_takes_what_the_environment_gives(masked):
     env = ppo.make_env(masked("MaskedTuple"))
     obs, info = env.reset(seed=0)
     for _ in range(5):
-        obs, _, _, truncated, info = env.step(policy(obs, rng, info["action_mask"]))
-    assert truncated and policy(obs).shape == (3,)
-    for words, *bad in (("reshape", 1.0), ("has 3 entries", obs, None, np.ones(3))):
+        mask = info["action_mask"]
+        obs, _, _, truncated, info = env.step(policy(obs, rng, mask))
+    assert truncated and policy(obs, None, mask).shape == (3,)
+    for words, *bad in (
+        ("trained with masks", obs),
+        ("reshape", 1.0, None, mask),
+        ("has 3 entries", obs, None, np.ones(3)),
+    ):
         with pytest.raises(ValueError, match=words):
             policy(*bad)
 
