@@ -105,7 +105,7 @@ class Args:
     anneal_lr: bool = True  # lower it linearly towards 0, as LHP does
     clip_coef: PositiveFloat = 0.2  # clip range of the policy ratio, epsilon [inf: off]
     max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [inf: off]
-    missing_stop_score: float = -1.0  # score without a stop word; too high, it pays [LHP: -1]
+    missing_stop_score: float = -1.0  # score without a stop word, below usual scores [LHP: -1]
     device = "cpu"  # networks this small do not need a GPU
 
     @property
@@ -589,7 +589,7 @@ def grpo_loss(
     k3 = ref_logratio.exp() - 1 - ref_logratio
     if args.kl_in_loss:
         # Detail G7/8: KL penalty in the loss, by k3 (kl_in_loss) [Shao et al. 2024]
-        # Its gradient is that of KL(SFT model || policy): it pulls an overused word by at most 1.
+        # Word by word its gradient is KL(SFT model || policy)'s: at most 1 for overused words.
         loss = pg_loss + kl_coef * (weights * k3).mean()
     # Detail 12/37: debug variables [ppo2/model.py L115-116]
     # How far an update moves the policy shows a wrong step size before the reward does.

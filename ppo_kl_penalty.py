@@ -115,7 +115,7 @@ class Args:
     norm_adv: bool = True  # normalize the advantages of each minibatch
     kl_mode: Literal["adaptive", "fixed", "none"] = "adaptive"  # steer beta, leave it, no penalty
     kl_coef: KLCoef = 1.0  # weight of the penalty, beta; adaptive: its first [paper: 0.3-10]
-    penalty_kl: PositiveFloat = 0.01  # where an adaptive beta steers it, d_targ [paper: 0.003-0.03]
+    penalty_kl: PositiveFloat = 0.01  # KL an adaptive beta steers to, d_targ [paper: 0.003-0.03]
     value_clip_coef: PositiveFloat = 0.2  # clip range of a value's change [ppo2: 0.2; inf: off]
     ent_coef: NonNegativeFloat = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: NonNegativeFloat = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]

@@ -124,7 +124,7 @@ class Args:
     max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [LHP: inf, off]
     reward_whitening: Literal["scale", "restore"] = "scale"  # over std; restore: same mean, LHP
     mask_after_stop: bool = True  # end episodes at the stop word; no: train on all tokens, as LHP
-    missing_stop_score: float = -1.0  # score without a stop word; too high, it pays [LHP: -1]
+    missing_stop_score: float = -1.0  # score without a stop word, below usual scores [LHP: -1]
 
     @property
     def run_dir(self) -> Path:
