@@ -524,8 +524,6 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
     An `update` of your own takes what `ppo_update` takes; its loss function may be a compiled one.
     """
     args.check()
-    if WORLD_SIZE > 1:
-        dist.init_process_group()
     use_gpu = args.device != "cpu" and torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if use_gpu else "cpu")
     torch.manual_seed(args.seed)  # the same in all processes, which begin with equal weights
@@ -554,6 +552,9 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         fixed = ["num_envs", "num_steps"]  # stay on resuming
         run_dir, checkpoint[0], writer = open_run(args, args.env_id, fixed)
     if WORLD_SIZE > 1:
+        # Not before Adam is made: what it imports would hold the group, whose threads, if they
+        # outlive `train`, may abort a process that is done (pytorch #190489).
+        dist.init_process_group()
         dist.broadcast_object_list(checkpoint)
     if saved := checkpoint[0]:
         load_weights(agent, saved)
