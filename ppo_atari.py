@@ -27,11 +27,11 @@ averages their gradients.
 
 Deviations from ppo2: where a time limit cuts a game off, the value of its final observation stands
 for the rest (`--truncation-is-terminal` restores ppo2), and the limit is the usual 108,000 frames,
-not 400,000; where one of the presses that begin a life ends it, the next life's observation is
-returned, not the old one; the no-ops of each game have a seed of their own; Adam is PyTorch's,
-which adds epsilon to the root after its correction, not before; gradients are scaled by
-max_grad_norm / (norm + 1e-6), there without 1e-6; the logged KL is k3 (see `approx_kl`), not k2;
-orthogonal matrices come from a QR decomposition, not an SVD (up to signs equal in distribution).
+not 400,000; where a press that begins a life ends it, the next life's observation is returned, not
+the old one; the no-ops of each game have a seed of their own; Adam is PyTorch's, which adds epsilon
+to the root after its correction, not before; gradients are scaled by max_grad_norm / (norm + 1e-6),
+there without 1e-6; the logged KL is k3 (see `approx_kl`), not k2; orthogonal matrices come from a
+QR decomposition, not an SVD (up to signs equal in distribution).
 
 `--paper` takes the numbers of the paper's Table 5, no more: values stay clipped, of which the paper
 says nothing (`--no-clip-vloss`), and the network is that of Mnih et al. 2015, where the paper names
@@ -98,8 +98,8 @@ class Args:
     run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one, for the CNN
     torch_threads: PositiveInt = min(8, os.cpu_count() or 1)  # of the update
-    bfloat16: bool = False  # compute the CNN in bfloat16; weights, heads, losses stay in float32
-    compile: bool = True  # compile the update into one graph, where there is a C++ compiler
+    bfloat16: bool = False  # compute the CNN in bfloat16; weights, heads and losses are float32
+    compile: bool = True  # compile the loss and its gradient, where there is a C++ compiler
     track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
     checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
     resume: str | None = None  # continue the run in this folder; flags given beside it override
@@ -109,7 +109,7 @@ class Args:
     details: bool = False  # print the implementation details with their values here, and exit
 
     # --- Environment ---
-    env_id: Game = "Breakout"  # Atari game, also as BreakoutNoFrameskip-v4 or ALE/Breakout-v5
+    env_id: Game = "Breakout"  # Atari game; from ALE/Breakout-v5 the name is taken, no stickiness
     num_envs: PositiveInt = 8  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
     sticky_actions: Fraction = 0.0  # chance that a frame repeats the last action [Machado: 0.25]
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
@@ -156,6 +156,9 @@ class Args:
             raise ValueError(f"--total-timesteps must not be less than {batch} per process.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda needs a GPU and a build of PyTorch for it.")
+        on_cpu = self.device == "cpu" or not torch.cuda.is_available()
+        if self.bfloat16 and on_cpu and torch.backends.cpu.get_cpu_capability() == "AVX2":
+            raise ValueError("Without AVX-512, bfloat16 is ten times slower: take --no-bfloat16.")
 
 
 # === Preprocessing: the wrappers of ppo2, inside out [common/atari_wrappers.py L266-289] ===
@@ -189,7 +192,7 @@ class MaxAndSkip(gym.Wrapper):
                 break
         # Detail 15/37: max and skip [common/atari_wrappers.py L97-123]
         # The console draws some objects in every second frame only; the maximum shows them all.
-        frame = np.maximum(frames[-1], frames[-2:][0])  # the only one, if the game is over
+        frame = np.maximum(frames[-1], frames[-2:][0])  # the same if there is only one
         return frame, total_reward, terminated, truncated, info
 
 
@@ -309,7 +312,7 @@ class Agent(nn.Module):
         # Detail 2/37: orthogonal and constant initialization [common/models.py L21-26]
         # Layers keep the size of signals; the small last gain treats all states alike at first.
         # Detail 21/37: shared Nature CNN [common/models.py L15-26]
-        # Objects look the same all over the screen; the network that plays best by DQN serves PPO.
+        # Objects look the same all over the screen; with this network DQN has learned the games.
         self.cnn = nn.Sequential(
             layer_init(nn.Conv2d(NUM_FRAMES, 32, kernel_size=8, stride=4), gain),
             nn.ReLU(),  # (B, 32, 20, 20)
@@ -425,8 +428,8 @@ def value_loss(
 ) -> Tensor:
     """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
 
-    The gradient is zero where a value is more than `clip_coef` away from its old one, that of the
-    collection, and nearer to its target than it would be at that distance.
+    The gradient is zero where a value has moved by more than `clip_coef` since the rollout and is
+    nearer to its target than it would be at that distance.
     """
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
     # One batch should not move values far. The range is absolute: it supposes scaled rewards.
@@ -504,7 +507,7 @@ def ppo_update(
     adam.zero_grad()
     loss.backward()
     # Extra: parallelized gradient update [ppo2/model.py L97-98]
-    # With equal weights and averaged gradients, processes learn as one with all of their games.
+    # Equal weights, averaged gradients: as one process, but each normalizes its own advantages.
     average([*(x.grad for x in learned(agent)), *metrics.values()])
     # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
     # One odd minibatch must not throw the policy far; scaled as a whole, the direction is kept.
@@ -542,7 +545,8 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
     shape = (args.num_steps, args.num_envs)
     obs = torch.zeros((args.num_steps + 1, *envs.obs.shape), dtype=torch.uint8, device=device)
     logits = torch.zeros((*shape, num_actions), device=device)
-    actions, values = torch.zeros(shape, dtype=torch.int64, device=device), logits[..., 0].clone()
+    actions = torch.zeros(shape, dtype=torch.int64, device=device)
+    values = torch.zeros(shape, device=device)
     rewards = np.zeros(shape)
     terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
     history: list[dict[str, float]] = []  # metrics of each iteration

@@ -319,8 +319,8 @@ def value_loss(
 ) -> Tensor:
     """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
 
-    The gradient is zero where a value is more than `clip_coef` away from its old one, that of the
-    collection, and nearer to its target than it would be at that distance.
+    The gradient is zero where a value has moved by more than `clip_coef` since the rollout and is
+    nearer to its target than it would be at that distance.
     """
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
     # One batch should not move values far. The range is absolute: it supposes scaled rewards.

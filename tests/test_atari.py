@@ -3,6 +3,7 @@
 What it shares with the other scripts is tested in test_shared_*.py.
 """
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -98,6 +99,18 @@ def test_bfloat16_changes_little_and_keeps_weights_in_float32():
     a, b = full.features(obs), half.features(obs)
     assert b.dtype == torch.float32 and not torch.equal(a, b)
     assert (a - b).norm() / a.norm() < 0.02
+
+
+@on("atari", "lstm")
+def test_bfloat16_is_refused_on_processors_that_only_emulate_it(script, monkeypatch):
+    args = script.module.Args(bfloat16=True, device="cpu")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    args.check()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    with pytest.raises(ValueError, match="--no-bfloat16"):
+        args.check()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    dataclasses.replace(args, device="auto").check()  # the GPU computes it
 
 
 # --- The loop ---
