@@ -642,7 +642,7 @@ def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float
         # With no value function to fit, more passes help little here; the paper makes one, too.
         for _ in range(args.update_epochs):
             order = torch.randperm(args.batch_size, generator=generator)
-            # Detail 6/37: minibatch updates (num_minibatches) [ppo2.py L157-166]
+            # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Sampling is costly, so a batch serves several steps.
             for mb in order.split(args.batch_size // args.num_minibatches):
                 minibatch = Rollout(*(x[mb] for x in rollout))
