@@ -88,7 +88,7 @@ def measured(folders: Folders) -> dict[str, pd.DataFrame]:
     for contest, own in pd.DataFrame(lines).groupby("contest", sort=False) if lines else ():
         turns = own.groupby(["commit", "repetition"])["contender"].transform("count")
         whole = own[turns == own["contenders"].str.len()]
-        counts = whole["commit"].value_counts(sort=False)
+        counts = whole.groupby("commit", sort=False)["repetition"].nunique()
         if len(counts):
             most = counts[counts == counts.max()].index[-1]
             shown[contest] = whole[whole["commit"] == most]

@@ -518,6 +518,11 @@ def test_a_contest_continues_where_it_failed_and_is_complete_repetition_by_repet
     results.write_lines(path, [*lines, *more, *(x | {"commit": "b"} for x in lines)])
     (rows,) = pages.measured(folders).values()
     assert len(rows) == 4 and set(rows["commit"]) == {lines[0]["commit"]}
+    # Of an earlier one there are as many: more contenders in each do not count.
+    wider = [lines[0] | {"commit": "b", "contenders": [*"abc"], "contender": x} for x in "abc"]
+    results.write_lines(path, [*wider, *lines])
+    (rows,) = pages.measured(folders).values()
+    assert set(rows["commit"]) == {lines[0]["commit"]}
 
 
 # --- Committed results ---
