@@ -48,7 +48,7 @@ def estimate(strata: Sequence[np.ndarray], statistic: Callable[..., Any]) -> Est
 
 
 def interquartile_mean(scores: np.ndarray, axis: int = -1) -> Any:
-    """Mean of the middle half; of all scores while there are fewer than four."""
+    """Mean without the lowest and the highest quarter, whose sizes are rounded down."""
     return scipy.stats.trim_mean(scores, 0.25, axis=axis)
 
 

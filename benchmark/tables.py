@@ -310,14 +310,14 @@ def readings(suite: Suite, environment: str) -> dict[str, float]:
     found = {}
     for variant in suite.variants.values():
         rows = publications(environment, suite.total_timesteps, f"{FIGURE3}: {variant.label}")
-        found[variant.label] = rows["mean"].mean()
+        found[variant.label] = float(number(rows["mean"].mean()))
     return {label: mean for label, mean in found.items() if not np.isnan(mean)}
 
 
 def order(scores: dict[str, float]) -> str:
     """Names by their scores, best first."""
     names = sorted(scores, key=scores.get, reverse=True)
-    signs = [" = " if number(scores[a]) == number(scores[b]) else " > " for a, b in pairwise(names)]
+    signs = [" = " if scores[a] == scores[b] else " > " for a, b in pairwise(names)]
     return "".join(f"{name}{sign}" for name, sign in zip(names, [*signs, ""]))
 
 
@@ -329,7 +329,8 @@ def rivals_table(suite: Suite, folders: Folders) -> str:
     paper = {environment: readings(suite, environment) for environment in shared}
     for environment in shared:
         own = {label: x[environment] for label, x in scores.items() if environment in x}
-        means[environment] = {label: float(np.mean(x)) for label, x in own.items()}
+        # As shown: what looks equal shares a place and a rank.
+        means[environment] = {label: float(number(np.mean(x))) for label, x in own.items()}
         cells = {x: f"{with_interval(estimate([y], np.mean))} ({len(y)})" for x, y in own.items()}
         rows.append({"mean [95 %] (seeds)": environment} | dict.fromkeys(scores, "–") | cells)
         rows.append({"mean [95 %] (seeds)": "paper, read off"})

