@@ -66,16 +66,11 @@ class Record(BaseCallback):
         self._on_training_end()  # of the last iteration
         self.start = time.perf_counter()
 
-    def _on_rollout_end(self) -> None:
-        self.end = time.perf_counter()
-
     def _on_training_end(self) -> None:
         if not self.num_timesteps:
             return
-        steps, now = self.model.n_steps * self.model.n_envs, time.perf_counter()
-        rates = {"rollout": self.end - self.start, "update": now - self.end}
-        made = {"global_step": self.num_timesteps}
-        made |= {f"charts/SPS_{name}": steps / seconds for name, seconds in rates.items()}
+        steps, seconds = self.model.n_steps * self.model.n_envs, time.perf_counter() - self.start
+        made = {"global_step": self.num_timesteps, "charts/SPS": steps / seconds}
         for theirs, ours in METRICS.items():
             made[f"losses/{ours}"] = float(self.logger.name_to_value[f"train/{theirs}"])
         self.updates.append(made)

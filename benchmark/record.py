@@ -66,8 +66,7 @@ def of_steps(
     episodes, updates = saved["episodes"], saved["updates"]
     returns = [x["return"] for x in episodes]
     steps = np.diff([0, *(x["global_step"] for x in updates)])
-    rates = np.array([[x[f"charts/SPS_{y}"] for y in ("rollout", "update")] for x in updates])
-    seconds_per_step = (1 / rates).sum(1)
+    seconds_per_step = np.array([1 / x["charts/SPS"] for x in updates])
     facts = {
         "steps": int(steps.sum()),
         "episodes": len(episodes),

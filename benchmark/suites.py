@@ -13,6 +13,7 @@ KL_PENALTY = "ppo_kl_penalty.py"
 ATARI, LSTM = "ppo_atari.py", "ppo_atari_lstm.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
 PEERS = "benchmark/peers.py"
+MINIMAL = "benchmark/minimal.py"
 RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
@@ -212,6 +213,15 @@ ALL = (
         },
         baseline=("figure3", ""),
         baseline_label="default",
+        pictures={},
+    ),
+    variants(
+        name="minimal",
+        reproduces="whether the one-page PPO learns as well as the full script",
+        environments=dict.fromkeys((*THREE, "InvertedDoublePendulum-v4"), (1, 2, 3, 4, 5)),
+        variants={"": Variant(MINIMAL, "", "ppo_minimal.py")},
+        baseline=("figure3", ""),
+        baseline_label="ppo_continuous_action.py",
         pictures={},
     ),
     variants(

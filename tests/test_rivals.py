@@ -371,7 +371,7 @@ def test_resumed_run_is_the_whole_run(name, program, monkeypatch, capsys):
     assert whole["episodes"] == half["episodes"] and len(half["episodes"]) > 10
     for key, weights in whole["agent"].items():
         assert torch.equal(weights, half["agent"][key])
-    assert all({"charts/SPS_rollout", "charts/SPS_update"} <= {*x} for x in whole["updates"])
+    assert all("charts/SPS" in x for x in whole["updates"])
     assert list(Path("runs/whole").glob("events*"))
 
     assert program(name, "--evaluate runs/whole --eval-episodes 2") == 0

@@ -1,0 +1,218 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["gymnasium[mujoco]==1.4.0", "mujoco==4.0.0", "numpy==2.4.6",
+#   "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.16"]
+# ///
+"""Proximal policy optimization (PPO) for continuous actions: all of it, on two pages.
+
+    python ppo_minimal.py --env-id Hopper-v4  # needs gymnasium[mujoco] tensorboard torch tqdm tyro
+
+PPO trains two networks: a policy, which says how likely each action is, and a value function, which
+predicts the rewards still to come. The policy acts for a while; an action's advantage is how much
+more reward followed than was predicted. Then gradient descent makes actions of positive advantage
+likelier and others less likely, but only within a small factor (clipping), and the values better.
+
+Numbers are those of "The 37 Implementation Details of PPO" (Huang et al. 2022); their reasons, five
+times the speed, resuming, warnings, evaluation and clear errors are in ppo_continuous_action.py,
+other actions in ppo_multidiscrete.py, games in ppo_atari.py.
+"""
+
+import time
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from torch import nn
+from torch.distributions import Independent, Normal
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    env_id: str = "HalfCheetah-v4"  # Gymnasium environment; actions best within about [-1, 1]
+    seed: int = 1  # seed of everything that is random in the run
+    total_timesteps: int = 1_000_000  # of all environments; annealing stretches over them
+    device: str = "auto"  # cpu, cuda, or auto: the GPU where there is one
+    num_envs: int = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
+    num_steps: int = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
+    num_minibatches: int = 32  # minibatches per epoch [ppo2: 32 for MuJoCo, 4 for Atari]
+    update_epochs: int = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
+    learning_rate: float = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
+    gamma: float = 0.99  # discount factor [paper: 0.99]
+    gae_lambda: float = 0.95  # 0: one-step advantages; 1: sums of all rewards [paper: 0.95]
+    clip_coef: float = 0.2  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
+    vf_coef: float = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
+    max_grad_norm: float = 0.5  # largest norm of the whole gradient [ppo2: 0.5; inf: off]
+
+
+class Agent(nn.Module):
+    def __init__(self, obs_size, action_size):
+        super().__init__()
+
+        def network(outputs, gain):
+            layers = nn.Linear(obs_size, 64), nn.Linear(64, 64), nn.Linear(64, outputs)
+            # Detail 2/37: orthogonal and constant initialization
+            for layer, scale in zip(layers, (2**0.5, 2**0.5, gain)):
+                nn.init.orthogonal_(layer.weight, scale)
+                nn.init.zeros_(layer.bias)
+            return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+
+        # Detail 13/37: shared or separate networks
+        # Detail 26/37: separate networks
+        self.policy, self.value = network(action_size, gain=0.01), network(1, gain=1.0)
+        # Detail 24/37: state-independent log std
+        self.log_std = nn.Parameter(torch.zeros(action_size))  # (A,)
+
+    def forward(self, obs):
+        # Detail 23/37: normal distribution
+        policy = Normal(self.policy(obs), self.log_std.exp(), validate_args=False)
+        # Detail 25/37: independent action components
+        policy = Independent(policy, 1, validate_args=False)  # sums their log-probabilities
+        return policy, self.value(obs).squeeze(-1)
+
+
+class RunningMeanStd:
+    def __init__(self, shape):
+        self.mean, self.var, self.count = np.zeros(shape), np.ones(shape), 1e-4
+
+    def update(self, rows):
+        self.count += len(rows)
+        share, delta = len(rows) / self.count, rows.mean(0) - self.mean
+        self.mean = self.mean + share * delta
+        self.var = self.var + share * (rows.var(0) - self.var) + share * (1 - share) * delta**2
+
+    def normalize(self, obs):
+        # Detail 28/37: observation normalization
+        obs = (obs - self.mean) / np.sqrt(self.var + 1e-8)
+        # Detail 29/37: observation clipping
+        return obs.clip(-10, 10).astype(np.float32)
+
+
+def gae(rewards, values, next_values, done, args):
+    advantages, later = torch.zeros_like(values), 0.0  # (T, N)
+    for t in reversed(range(len(rewards))):
+        surprise = rewards[t] + args.gamma * next_values[t] - values[t]
+        # Detail 5/37: generalized advantage estimation
+        advantages[t] = later = surprise + args.gamma * args.gae_lambda * (1 - done[t]) * later
+    return advantages, advantages + values
+
+
+def ppo_loss(agent, minibatch, args):
+    obs, actions, old_logprobs, old_values, advantages, returns = minibatch  # (B, ...)
+    policy, values = agent(obs)
+    logratio = policy.log_prob(actions) - old_logprobs
+    ratio = logratio.exp()  # how much likelier the action has become since the rollout
+    # Detail 7/37: advantage normalization
+    advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    # Detail 8/37: clipped surrogate objective
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = -torch.min(ratio * advantages, clipped_ratio * advantages).mean()
+    # Detail 9/37: value function loss clipping
+    clipped_values = old_values + (values - old_values).clamp(-args.clip_coef, args.clip_coef)
+    v_loss = 0.5 * torch.max((values - returns) ** 2, (clipped_values - returns) ** 2).mean()
+    entropy = policy.entropy().mean()
+    # Detail 10/37: overall loss and entropy bonus
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    # Detail 12/37: debug variables
+    metrics = {"policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy}
+    metrics["approx_kl"] = (ratio - 1 - logratio).mean()  # how far the policy has moved
+    metrics["clipfrac"] = ((ratio - 1).abs() > args.clip_coef).float().mean()
+    return loss, {f"losses/{name}": x.item() for name, x in metrics.items()}
+
+
+def train(args):
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)  # enough for networks of this size
+    device = args.device.replace("auto", "cuda" if torch.cuda.is_available() else "cpu")
+    at_end = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}  # begin the next episode
+    envs = gym.make_vec(args.env_id, args.num_envs, "sync", vector_kwargs=at_end)
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
+    # Detail 27/37: action clipping and storage
+    envs = gym.wrappers.vector.ClipAction(envs)  # the rollout stores actions as they were drawn
+    obs_shape, action_shape = envs.single_observation_space.shape, envs.single_action_space.shape
+    agent = Agent(*obs_shape, *action_shape).to(device)
+    # Detail 3/37: Adam epsilon
+    adam = torch.optim.Adam(agent.parameters(), eps=1e-5)  # ppo2 adds it before bias correction
+    batch_size = args.num_steps * args.num_envs
+    num_iterations = args.total_timesteps // batch_size
+    writer = SummaryWriter(f"runs/{args.env_id}__ppo_minimal__{args.seed}__{time.time_ns()}")
+    obs_stats, return_stats = RunningMeanStd(obs_shape), RunningMeanStd(())
+    discounted = np.zeros(args.num_envs)  # sums of past rewards, discounted by their age
+    global_step, episodes, updates = 0, [], []
+    raw_obs, _ = envs.reset(seed=args.seed)  # (N, D)
+    obs_stats.update(raw_obs)
+    next_obs = obs_stats.normalize(raw_obs)
+
+    for iteration in (progress := tqdm(range(1, num_iterations + 1))):
+        # --- Collect: T steps in each of N environments ---
+        start_time, rollout = time.perf_counter(), []
+        # Detail 1/37: vectorized architecture
+        for _ in range(args.num_steps):
+            global_step, obs = global_step + args.num_envs, next_obs
+            with torch.no_grad():
+                policy, _ = agent(torch.tensor(obs, device=device))
+            action = policy.sample().numpy(force=True)  # (N, A)
+            raw_obs, reward, terminated, truncated, infos = envs.step(action)
+            done = terminated | truncated
+            obs_stats.update(raw_obs)
+            next_obs = obs_stats.normalize(raw_obs)
+            following = next_obs.copy()
+            for i in np.flatnonzero(done):  # there, next_obs begins another episode
+                following[i] = obs_stats.normalize(infos["final_obs"][i])
+                ended = {"global_step": global_step, "return": infos["episode"]["r"][i].item()}
+                episodes.append(ended)
+            discounted = args.gamma * discounted + reward
+            return_stats.update(discounted)
+            discounted[done] = 0.0
+            # Detail 30/37: reward scaling
+            reward = reward / np.sqrt(return_stats.var + 1e-8)
+            # Detail 31/37: reward clipping
+            reward = reward.clip(-10, 10)
+            rollout.append((obs, action, following, reward, terminated, done))
+
+        # --- Advantages: one pass over the whole rollout ---
+        tensors = (torch.tensor(np.array(x), device=device).float() for x in zip(*rollout))
+        obs, actions, following, rewards, terminated, done = tensors  # (T, N, ...)
+        with torch.no_grad():
+            policy, values = agent(obs)
+            logprobs = policy.log_prob(actions)
+            # Deviation: time limits are not failures
+            next_values = agent(following)[1] * (1 - terminated)
+            advantages, returns = gae(rewards, values, next_values, done, args)
+        batch = [x.flatten(0, 1) for x in (obs, actions, logprobs, values, advantages, returns)]
+
+        # --- Update: K epochs of minibatches ---
+        # Detail 4/37: learning rate annealing
+        adam.param_groups[0]["lr"] = args.learning_rate * (1 - (iteration - 1) / num_iterations)
+        mb_metrics = []
+        for _ in range(args.update_epochs):
+            # Detail 6/37: minibatch updates
+            for mb in torch.randperm(batch_size).chunk(args.num_minibatches):
+                loss, metrics = ppo_loss(agent, [x[mb] for x in batch], args)
+                mb_metrics.append(metrics)
+                adam.zero_grad()
+                loss.backward()
+                # Detail 11/37: global gradient clipping
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                adam.step()
+
+        # --- Log ---
+        metrics = {name: np.mean([x[name] for x in mb_metrics]).item() for name in metrics}
+        metrics["losses/explained_variance"] = 1 - (advantages.var() / returns.var()).item()
+        metrics["charts/SPS"] = batch_size / (time.perf_counter() - start_time)
+        recent = [x["return"] for x in episodes[-100:]] or [np.nan]
+        metrics["charts/episodic_return"] = np.mean(recent).item()
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, global_step)
+        updates.append({"global_step": global_step, **metrics})
+        progress.set_postfix_str(f"return {metrics['charts/episodic_return']:.1f}")
+    writer.close()
+    return {"agent": agent, "obs_stats": obs_stats, "episodes": episodes, "updates": updates}
+
+
+if __name__ == "__main__":
+    train(tyro.cli(Args))
