@@ -133,19 +133,21 @@ class Args:
 # === Agent ===
 
 
+def layer_init(layer: nn.Module, gain: float) -> nn.Module:
+    """Make the weight orthogonal, times `gain`, and the bias 0 [a2c/utils.py L20-63]."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 class Agent(nn.Module):
     """Gaussian policy and value function, each with two hidden layers of 64 tanh units."""
 
     def __init__(self, obs_size: int, action_size: int, args: Args) -> None:
         super().__init__()
-
-        def init(layer: nn.Linear, gain: float) -> nn.Linear:
-            if args.orthogonal_init:
-                # Detail 2/37: orthogonal and constant initialization (orthogonal_init) [a2c]
-                # Layers keep the size of signals; the small last gain treats all states alike.
-                nn.init.orthogonal_(layer.weight, gain)
-                nn.init.zeros_(layer.bias)
-            return layer
+        # Detail 2/37: orthogonal and constant initialization (orthogonal_init) [a2c/utils.py L20]
+        # Layers keep the size of signals; the small last gain treats all states alike at first.
+        init = layer_init if args.orthogonal_init else lambda layer, gain: layer
 
         def trunk() -> list[nn.Module]:
             layers = [init(nn.Linear(size, 64), math.sqrt(2)) for size in (obs_size, 64)]
@@ -262,8 +264,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor)
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
-    # The samples tell about policies near the old one only: a ratio that has moved farther, in the
-    # direction that its advantage rewards, gains nothing and has no gradient.
+    # The samples tell about policies near the old one only: what moves farther gains nothing.
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     return torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
 
