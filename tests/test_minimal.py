@@ -1,0 +1,315 @@
+"""ppo_minimal.py is the algorithm of ppo_continuous_action.py, and each of its lines counts."""
+
+import functools
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ppo_continuous_action as full
+
+PATH = Path(full.__file__).with_name("ppo_minimal.py")
+SOURCE, AGENT = PATH.read_text(), full.Agent
+# Two iterations of 10 epochs with 32 minibatches of 8; large enough steps for ratios to be clipped.
+SETTINGS = {"env_id": "Tape-v0", "num_envs": 2, "num_steps": 128, "total_timesteps": 512}
+SETTINGS |= {"learning_rate": 3e-3, "ent_coef": 0.01, "max_grad_norm": 0.3, "device": "cpu"}
+NO_EPSILON = 1e-12  # PyTorch adds it after the bias correction, ppo2 before
+
+
+class Tape(gym.Env):
+    """Plays the same numbers, whatever is done: episodes that fall after 9 steps, or are cut off.
+
+    The third of each three episodes is cut off by a time limit after 14 steps, and in the 15th
+    one both happen at once. Rewards grow, so that their scale changes during a rollout.
+    """
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,))
+    action_space = gym.spaces.Box(-0.5, 0.5, (2,))
+    made = 0
+
+    def __init__(self):
+        self.rng, self.episode, self.taken = np.random.default_rng(Tape.made), 0, []
+        Tape.made += 1
+
+    def reset(self, seed=None, options=None):
+        self.episode, self.t = self.episode + 1, 0
+        return self.observe(), {}
+
+    def observe(self):
+        return (self.rng.normal(size=3) * [1, 10, 0.1] + [0, 5, self.t]).astype(np.float32)
+
+    def step(self, action):
+        self.t += 1
+        self.taken.append(action.copy())
+        limit = 14 if self.episode % 3 == 0 else 9
+        reward = float(self.rng.normal() * self.episode + 20 * (self.t == 1 and self.episode == 2))
+        ended, cut_off = self.t == limit, self.episode % 3 == 0
+        failed = ended and (not cut_off or self.episode == 15)
+        return self.observe(), reward, failed, ended and cut_off, {}
+
+
+gym.register("Tape-v0", lambda: Tape())
+
+
+def load(source: str) -> SimpleNamespace:
+    """A module with this text of ppo_minimal.py."""
+    spec = importlib.util.spec_from_loader("changed_minimal", loader=None)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    exec(compile(source, str(PATH), "exec"), module.__dict__)
+    return module
+
+
+def initial_weights(log_std_shape):
+    torch.manual_seed(5)
+    weights = AGENT(3, 2, full.Args()).state_dict()
+    weights["policy.4.weight"] *= 30  # so that actions leave the bounds
+    return {**weights, "log_std": torch.full(log_std_shape, -0.3)}
+
+
+def record(module, name, calls, monkeypatch):
+    """Note the arguments and the result of all calls of a function."""
+    real = getattr(module, name)
+
+    def recording(*args):
+        noted = [[x.clone() for x in a] if isinstance(a, list) else a for a in args]
+        result = real(*args)
+        calls.append((noted, result))
+        return result
+
+    monkeypatch.setattr(module, name, recording)
+
+
+@functools.cache
+def of_full_script():
+    """What the full script gives gae, and what it learns from, on the tape."""
+    found = SimpleNamespace(gae=[], batches=[])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(full, "open_run", lambda _: (None, QUIET, None))
+        patch.setattr(full, "save_checkpoint", lambda *_: None)
+        record(full, "gae", found.gae, patch)
+
+        def agent(*sizes):
+            made = AGENT(*sizes)
+            made.load_state_dict(initial_weights((1, 2)))
+            return made
+
+        def update(agent, adam, batch, *rest):
+            found.batches.append([x.clone() for x in batch])
+            return full.ppo_update(agent, adam, batch, *rest)
+
+        patch.setattr(full, "Agent", agent)
+        Tape.made = 0
+        args = full.Args(**SETTINGS, compile=False)
+        found.results = full.train(args, update=update)
+    return found
+
+
+class Quiet:
+    """A log that nobody reads."""
+
+    def add_scalar(self, *_):
+        pass
+
+    add_text = add_scalar
+
+    def close(self):
+        pass
+
+
+QUIET = Quiet()
+
+
+@pytest.fixture
+def prove(monkeypatch):
+    """Run a text of the script on the tape and compare all that it does with the full script."""
+
+    def check(source):
+        module = load(source)
+        losses, calls = [], []
+        steps = SimpleNamespace(eps=None, rates=[], weights=[])
+        monkeypatch.setattr(module, "SummaryWriter", lambda *_: QUIET)
+        record(module, "gae", calls, monkeypatch)
+        record(module, "ppo_loss", losses, monkeypatch)
+        real_agent, real_adam, real_make = module.Agent, torch.optim.Adam, gym.make_vec
+        check_agent(real_agent)
+
+        def agent(*sizes):
+            steps.agent = real_agent(*sizes)
+            steps.agent.load_state_dict(initial_weights((2,)))
+            return steps.agent
+
+        class Adam(real_adam):
+            def __init__(self, parameters, lr=1e-3, eps=None):
+                steps.eps = eps
+                super().__init__(parameters, lr=lr, eps=NO_EPSILON)
+
+            def step(self):
+                (group,) = self.param_groups
+                steps.rates.append(group["lr"])
+                super().step()
+                weights = steps.agent.named_parameters()
+                steps.weights.append({name: x.detach().clone() for name, x in weights})
+
+        def make_vec(*args, **kwargs):
+            steps.envs = real_make(*args, **kwargs)
+            return steps.envs
+
+        monkeypatch.setattr(module, "Agent", agent)
+        monkeypatch.setattr(torch.optim, "Adam", Adam)
+        monkeypatch.setattr(gym, "make_vec", make_vec)
+        Tape.made = 0
+        results = module.train(module.Args(**SETTINGS))
+        monkeypatch.undo()
+        expected = of_full_script()
+        check_rollout(calls, losses, steps, expected)
+        check_update(losses, steps, results)
+        mine = [(x["global_step"], round(x["return"], 3)) for x in results["episodes"]]
+        theirs = expected.results["episodes"]
+        assert mine == [(x["global_step"], round(x["return"], 3)) for x in theirs]
+        assert [x["global_step"] for x in results["updates"]] == [256, 512]
+
+    return check
+
+
+def check_agent(kind):
+    torch.manual_seed(1)
+    agent = kind(3, 2)
+    for network, gain in ((agent.policy, 0.01), (agent.value, 1.0)):
+        for layer, size in zip(network[::2], (2**0.5, 2**0.5, gain)):
+            singular = torch.linalg.svdvals(layer.weight)
+            torch.testing.assert_close(singular, torch.full_like(singular, size))
+            assert (layer.bias == 0).all()
+    names = {name for name, _ in agent.named_parameters()}
+    assert len(names) == 13 and "log_std" in names and (agent.log_std == 0).all()
+    assert sum(x.numel() for x in agent.parameters()) == 2 * (4 * 64 + 65 * 64) + 65 * 3 + 2
+
+
+def check_rollout(calls, losses, steps, expected):
+    """Rewards, ends, values, advantages and observations of the first iteration."""
+    (rewards, values, next_values, done, _), (advantages, returns) = calls[0]
+    theirs, (their_advantages, their_returns) = expected.gae[0]
+    close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
+    for mine, other in zip((rewards, values, next_values, done), theirs):
+        close(mine, other.float())
+    close(advantages, their_advantages)
+    close(returns, their_returns)
+    first = [x[0][1] for x in losses[:32]]  # of the first epoch, whose samples are each used once
+    order = torch.cat([x[5] for x in first]).argsort()
+    obs, actions = (torch.cat([x[i] for x in first])[order] for i in (0, 1))
+    batch = expected.batches[0]
+    close(obs, batch[0][batch[5].argsort()])
+    # The environment was given the clipped actions, the batch holds the drawn ones.
+    taken = np.concatenate([env.unwrapped.taken for env in steps.envs.unwrapped.envs])
+    assert np.abs(taken).max() <= 0.5 < actions.abs().max()
+    for epoch in range(1, 3):
+        again = torch.cat([x[0][1][5] for x in losses[32 * epoch : 32 * (epoch + 1)]])
+        assert torch.equal(again.sort().values, returns.flatten().sort().values)
+        assert not torch.equal(again, torch.cat([x[5] for x in first]))
+
+
+def check_update(losses, steps, results):
+    """The same minibatches lead the full script's update to the same weights and metrics."""
+    agent = AGENT(3, 2, full.Args())
+    agent.load_state_dict(initial_weights((1, 2)))
+    weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
+    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
+    adam["step"] = torch.zeros((), dtype=torch.float64)
+    nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
+    args = full.Args(**SETTINGS, adam_eps=NO_EPSILON)
+    assert steps.eps == 1e-5 and len(losses) == 2 * 320
+    assert steps.rates == [3e-3] * 320 + [1.5e-3] * 320
+    metrics = []
+    for (_, minibatch, _), (_, mine) in losses[:320]:
+        rows = [torch.arange(len(minibatch[0]))]
+        schedule = {"learning_rate": torch.tensor(3e-3), "clip_coef": torch.tensor(0.2)}
+        metrics.append(full.ppo_update(agent, adam, minibatch, rows, schedule, args))
+        for name, value in mine.items():
+            assert value == pytest.approx(metrics[-1][name].item(), rel=1e-3, abs=1e-4), name
+    assert 0.05 < np.mean([x["losses/clipfrac"].item() for x in metrics]) < 0.9
+    for name, weight in agent.named_parameters():
+        mine = steps.weights[319][name].view(weight.shape)
+        torch.testing.assert_close(mine, weight.detach(), rtol=1e-4, atol=1e-5)
+    last = results["updates"][0]
+    mean = np.mean([x["losses/approx_kl"].item() for x in metrics])
+    assert last["losses/approx_kl"] == pytest.approx(mean, rel=1e-3)
+
+
+def test_it_computes_what_the_full_script_does(prove):
+    prove(SOURCE)
+
+
+# Of each tag a text of its statement, and one that is wrong.
+BROKEN = {
+    "1": ("global_step + args.num_envs, next_obs", "global_step + 1, next_obs"),
+    "2": ("(2**0.5, 2**0.5, gain)", "(1.0, 2**0.5, gain)"),
+    "2, bias": ("nn.init.zeros_(layer.bias)", "nn.init.ones_(layer.bias)"),
+    "3": ("eps=1e-5", "eps=1e-8"),
+    "4": ("(1 - (iteration - 1) / num_iterations)", "1"),
+    "5": ("args.gamma * args.gae_lambda * (1", "args.gamma * (1"),
+    "6": ("torch.randperm(batch_size)", "torch.arange(batch_size)"),
+    "7": ("advantages.std(correction=0)", "advantages.std()"),
+    "8": ("-torch.min(ratio", "-torch.max(ratio"),
+    "9": ("0.5 * torch.max((values", "0.5 * torch.min((values"),
+    "10": ("pg_loss - args.ent_coef", "pg_loss + args.ent_coef"),
+    "11": ("nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)", "pass"),
+    "12": ("(ratio - 1 - logratio).mean()", "(-logratio).mean()"),
+    "13": ("self.value(obs)", "self.policy(obs)[..., :1]"),
+    "23": ("self.log_std.exp(), val", "self.log_std.exp() ** 2, val"),
+    "24": ("nn.Parameter(torch.zeros(action_size))", "torch.zeros(action_size)"),
+    "25": ("Independent(policy, 1", "Independent(policy, 0"),
+    "26": ("network(action_size, gain=0.01), network(1, gain=1.0)", "network(1, 1), network(1, 1)"),
+    "27": ("envs = gym.wrappers.vector.ClipAction(envs)", "pass"),
+    "28": ("(obs - self.mean) /", "obs /"),
+    "29": ("return obs.clip(-10, 10)", "return obs.clip(-1, 1)"),
+    "30": ("np.sqrt(return_stats.var + 1e-8)", "(return_stats.var + 1e-8)"),
+    "31": ("reward.clip(-10, 10)", "reward.clip(-1, 1)"),
+    "time limits": ('normalize(infos["final_obs"][i])', "normalize(raw_obs[i])"),
+    "failures": ("agent(following)[1] * (1 - terminated)", "agent(following)[1]"),
+    "ends": ("discounted[done] = 0.0", "pass"),
+    "statistics": ("obs_stats.update(raw_obs)\n            next_obs", "next_obs"),
+}
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_each_broken_line_is_noticed(prove, line):
+    right, wrong = BROKEN[line]
+    assert SOURCE.count(right) == 1
+    with pytest.raises((AssertionError, RuntimeError, ValueError, TypeError, IndexError)):
+        prove(SOURCE.replace(right, wrong))
+
+
+def test_it_has_each_detail_of_continuous_actions_once_by_the_known_title():
+    tag = re.compile(r"# (?:Detail )?(\d+/37|Deviation): ([^([\n]+?)(?: [(\[].*)?$", re.MULTILINE)
+    titles = dict(tag.findall(Path(full.__file__).read_text()))
+    found = tag.findall(SOURCE)
+    assert len(found) == len(dict(found)) == 23 and dict(found) == titles
+    numbers = {int(x.split("/")[0]) for x in dict(found) if "/" in x}
+    assert numbers == {*range(1, 14), *range(23, 32)}
+
+
+def test_settings_are_those_of_the_full_script(capsys):
+    mine, theirs = vars(load(SOURCE).Args()), vars(full.Args())
+    assert mine == {name: theirs[name] for name in mine} and len(mine) == 15
+
+
+def test_epsilon_makes_no_difference_worth_mentioning():
+    """Where it stands changes the first steps only: after 320 the weights differ by rounding."""
+    ends = []
+    for epsilon in (1e-5, NO_EPSILON):
+        torch.manual_seed(0)
+        weight = torch.zeros(50, requires_grad=True)
+        adam = torch.optim.Adam([weight], lr=3e-4, eps=epsilon)
+        for _ in range(320):
+            adam.zero_grad()
+            ((weight - 1) ** 2).mean().backward()
+            adam.step()
+        ends.append(weight.detach().clone())
+    torch.testing.assert_close(*ends, rtol=5e-3, atol=0)
