@@ -15,7 +15,7 @@ openai/baselines@ea25b9e8. It repeats three steps. Act with the policy for some 
 Compute the advantage of each action: how much more discounted reward followed than the value
 function expected. Then make actions of positive advantage likelier, in several passes over these
 samples; nothing is gained by changing a probability beyond a small factor (clipping).
-`ppo_minimal.py` is the same algorithm on two pages.
+`ppo_minimal.py` is the same algorithm in about 200 lines.
 
 "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what it takes to reproduce ppo2.
 Each detail is a comment above its statement: the settings concerned in parentheses, the place below

@@ -3,18 +3,19 @@
 # dependencies = ["gymnasium[mujoco]==1.4.0", "mujoco==4.0.0", "numpy==2.4.6",
 #   "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.16"]
 # ///
-"""Proximal policy optimization (PPO) for continuous actions: all of it, on two pages.
+"""Proximal policy optimization (PPO) for continuous actions: all of it, in about 200 lines.
 
     python ppo_minimal.py --env-id Hopper-v4  # needs gymnasium[mujoco] tensorboard torch tqdm tyro
 
 PPO trains two networks: a policy, which says how likely each action is, and a value function, which
-predicts the rewards still to come. The policy acts for a while; an action's advantage is how much
-more reward followed than was predicted. Then gradient descent makes actions of positive advantage
-likelier and others less likely, but only within a small factor (clipping), and the values better.
+predicts the rewards still to come. The policy acts for a while (rollout). The advantage of an
+action is how much more reward followed than was predicted. Then gradient descent corrects the
+predictions and makes actions of positive advantage likelier, others less; to change a probability
+beyond a small factor gains nothing (clipping), because the data tell about nearby policies only.
 
-Numbers are those of "The 37 Implementation Details of PPO" (Huang et al. 2022); their reasons, five
-times the speed, resuming, warnings, evaluation and clear errors are in ppo_continuous_action.py,
-other actions in ppo_multidiscrete.py, games in ppo_atari.py.
+Paper: Schulman et al. 2017; ppo2: OpenAI's code; details: "The 37 Implementation Details of PPO"
+(Huang et al. 2022). Only logs are saved, in runs/. ppo_continuous_action.py gives the reasons,
+resumes, warns, evaluates and is faster; ppo_multidiscrete.py has other actions, ppo_atari.py games.
 """
 
 import time
@@ -95,10 +96,10 @@ class RunningMeanStd:
 def gae(rewards, values, next_values, done, args):
     advantages, later = torch.zeros_like(values), 0.0  # (T, N)
     for t in reversed(range(len(rewards))):
-        surprise = rewards[t] + args.gamma * next_values[t] - values[t]
+        surprise = rewards[t] + args.gamma * next_values[t] - values[t]  # the TD error, delta
         # Detail 5/37: generalized advantage estimation
         advantages[t] = later = surprise + args.gamma * args.gae_lambda * (1 - done[t]) * later
-    return advantages, advantages + values
+    return advantages, advantages + values  # and what the values should have been
 
 
 def ppo_loss(agent, minibatch, args):
@@ -110,7 +111,7 @@ def ppo_loss(agent, minibatch, args):
     advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
     # Detail 8/37: clipped surrogate objective
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    pg_loss = -torch.min(ratio * advantages, clipped_ratio * advantages).mean()
+    pg_loss = -torch.min(ratio * advantages, clipped_ratio * advantages).mean()  # no gain beyond
     # Detail 9/37: value function loss clipping
     clipped_values = old_values + (values - old_values).clamp(-args.clip_coef, args.clip_coef)
     v_loss = 0.5 * torch.max((values - returns) ** 2, (clipped_values - returns) ** 2).mean()
@@ -128,7 +129,7 @@ def train(args):
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # enough for networks of this size
     device = args.device.replace("auto", "cuda" if torch.cuda.is_available() else "cpu")
-    at_end = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}  # begin the next episode
+    at_end = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}  # step resets what has ended
     envs = gym.make_vec(args.env_id, args.num_envs, "sync", vector_kwargs=at_end)
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     # Detail 27/37: action clipping and storage
@@ -157,11 +158,11 @@ def train(args):
                 policy, _ = agent(torch.tensor(obs, device=device))
             action = policy.sample().numpy(force=True)  # (N, A)
             raw_obs, reward, terminated, truncated, infos = envs.step(action)
-            done = terminated | truncated
+            done = terminated | truncated  # ended by itself, or by a time limit
             obs_stats.update(raw_obs)
             next_obs = obs_stats.normalize(raw_obs)
             following = next_obs.copy()
-            for i in np.flatnonzero(done):  # there, next_obs begins another episode
+            for i in np.flatnonzero(done):  # here next_obs[i] already begins the next episode
                 following[i] = obs_stats.normalize(infos["final_obs"][i])
                 ended = {"global_step": global_step, "return": infos["episode"]["r"][i].item()}
                 episodes.append(ended)
@@ -180,7 +181,7 @@ def train(args):
         with torch.no_grad():
             policy, values = agent(obs)
             logprobs = policy.log_prob(actions)
-            # Deviation: time limits are not failures
+            # Deviation: time limits are not failures (ppo2: they are)
             next_values = agent(following)[1] * (1 - terminated)
             advantages, returns = gae(rewards, values, next_values, done, args)
         batch = [x.flatten(0, 1) for x in (obs, actions, logprobs, values, advantages, returns)]
