@@ -30,6 +30,7 @@ decomposition, not an SVD (equal in distribution up to signs); each episode has 
 NaN actions are not replaced by 0.
 """
 
+import argparse
 import dataclasses
 import math
 import os
@@ -60,7 +61,8 @@ from tqdm import tqdm
 
 Tensors = dict[str, Tensor]
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
-Steps = Annotated[float, pydantic.Field(ge=1), pydantic.AfterValidator(int)]  # 1e6 is fine
+# Numbers like 1e6 are fine for steps.
+Steps = Annotated[float, pydantic.Field(ge=1, le=1e15), pydantic.AfterValidator(int)]
 StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
 Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
 Folder = Annotated[str, pydantic.Field(min_length=1)]
@@ -343,7 +345,7 @@ def ppo_update(
         # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
         # Added to the root before the bias correction (PyTorch: after): early steps are smaller.
         direction = mean / (square.sqrt() + args.adam_eps)
-        # In place, always: what is assigned to adam["weights"] would be no agent's weights.
+        # Change it in place: a new tensor would not be the agent's weights.
         adam["weights"].sub_(schedule["learning_rate"] * bias_correction * direction)
         rows.append(metrics)
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
@@ -360,7 +362,7 @@ def train(
     Returns `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, one dictionary
     of metrics per iteration; `args`; `run_dir`. Raises UsageError where something does not fit.
     """
-    device = choose_device(args)
+    args, device = settings_of_run(args), choose_device(args)
     torch.manual_seed(args.seed)
     threadpoolctl.threadpool_limits(1)  # enough for networks of this size; large ones want more
     batch_size = args.num_steps * args.num_envs
@@ -391,8 +393,10 @@ def train(
     history: list[dict[str, float]] = []  # metrics of each iteration
 
     # A new run begins an episode in each environment; a resumed one goes on where it was.
-    run_dir, writer, saved = open_run(args)
+    run_dir, writer, saved = open_run(args, name_of(envs[0]))
     if saved:
+        if saved["sizes"] != sizes:
+            raise UsageError(f"{run_dir} was made in an environment with other spaces.")
         agent.load_state_dict(saved["agent"])
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
         obs_stats = RunningMeanStd(**saved["obs_stats"])
@@ -467,6 +471,9 @@ def train(
                 for x in (obs, final_obs[truncated], actions, rewards, done)
             )
             logprobs, _, values = agent.evaluate_actions(b_obs[:-1], b_actions)  # (T, N)
+            acting = torch.tensor(
+                acting_log_prob(obs[:-1], noise), device=device
+            )  # before it learns
             # What follows a step is worth the value of the next observation. Where the episode
             # ended, that one belongs to another episode: after a time limit the value of the final
             # observation replaces it, and after a failure nothing follows.
@@ -513,10 +520,9 @@ def train(
         observed = observed_returns(b_rewards, next_values, b_done, args.gamma)
         with torch.no_grad():
             logratio = agent.evaluate_actions(b_obs[:-1], b_actions)[0] - logprobs
-            acting = torch.tensor(acting_log_prob(obs[:-1], noise), device=device)
         metrics = means(mb_metrics) | means([diagnose(logratio, advantages, values, observed)])
         metrics |= {
-            "losses/explained_variance": (1 - advantages.var() / returns.var()).item(),
+            "losses/explained_variance": 1 - (advantages.var() / (returns.var() + 1e-8)).item(),
             "check/kl_after": approx_kl(logratio).item(),
             "check/acting": approx_kl(acting - logprobs).item(),
             "check/first_kl": mb_metrics[0]["losses/approx_kl"][0].item(),  # ratios are 1 there
@@ -548,13 +554,14 @@ def train(
 SCRIPT = Path(__file__).stem
 STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
 
-# Metric, its lowest and highest healthy value, patience in steps of the environments, what to do.
+# Metric, its lowest and highest healthy value, for how many steps of the environments it must have
+# been outside, what to do.
 HEALTH = [
-    ("losses/approx_kl", 0, 0.05, 1, "Updates go too far: lower --learning-rate; check clipping."),
-    ("check/acting", -1, 1e-3, 1, "`actor` and `evaluate_actions` disagree: make them one policy."),
-    ("check/values", 0.25, 1, 40_960, "Values explain little: check shapes, scale rewards."),
-    ("check/value_bias", -1, 0.6, 20_480, "Values are far off returns: check V at episode ends."),
-    ("check/update", 0.02, 1, 16_384, "Good actions got no likelier: check signs and reshapes."),
+    ("losses/approx_kl", -1, 0.05, 0, "Updates go too far: lower --learning-rate; check clipping."),
+    ("check/acting", -1, 1e-3, 0, "`actor` and `evaluate_actions` disagree: make them one policy."),
+    ("check/values", 0.25, 1, 38_912, "Values explain little: check shapes, scale rewards."),
+    ("check/value_bias", -1, 0.6, 18_432, "Values are far off returns: check V at episode ends."),
+    ("check/update", 0.02, 1, 14_336, "Good actions got no likelier: check signs and reshapes."),
 ]
 
 
@@ -577,7 +584,8 @@ def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gy
         hint = " Games are played by ppo_atari.py." if is_game else ""
         raise UsageError(f"{error}{hint}") from error
     actions, obs = env.action_space, env.observation_space
-    if not isinstance(actions, gym.spaces.Box) or len(actions.shape) != 1 or not actions.shape[0]:
+    is_box = isinstance(actions, gym.spaces.Box) and actions.dtype.kind == "f"
+    if not is_box or len(actions.shape) != 1 or not actions.shape[0]:
         raise UsageError(f"Actions are {actions}, not vectors of floats: try ppo_multidiscrete.py.")
     if not obs.is_np_flattenable:
         raise UsageError(f"Observations are {obs}, which cannot be made a vector of floats.")
@@ -597,6 +605,12 @@ def announce_spaces(env: gym.Env) -> None:
         )
 
 
+def name_of(env: gym.Env) -> str:
+    """What a run in this environment is called."""
+    name = env.spec.id if env.spec else type(env.unwrapped).__name__
+    return re.sub(r"[^\w.=+-]", "-", name)
+
+
 class Replayable(gym.Wrapper):
     """An environment that knows its running episode, which is a seed and actions.
 
@@ -614,9 +628,10 @@ class Replayable(gym.Wrapper):
     def step(self, action: np.ndarray) -> tuple:
         """Take one step, and remember its action."""
         self.actions.append(action.copy())  # some environments change it
-        result = self.env.step(action)
-        self.total += float(result[1])
-        return result
+        obs, reward, *rest = self.env.step(action)
+        reward = reward.item() if isinstance(reward, np.ndarray) else float(reward)
+        self.total += reward
+        return obs, reward, *rest
 
 
 def replay(envs: list[Replayable], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
@@ -672,28 +687,24 @@ def compiled(function: Callable, device: torch.device) -> Callable:
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
     options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
-    fast, announced = torch.compile(function, options=options), False
+    fast = torch.compile(function, options=options)
 
-    def call(*args: Any) -> Any:
-        nonlocal fast, announced
-        start = time.perf_counter()
-        if not announced:
-            tqdm.write("Compiling the update, which takes half a minute the first time.")
+    def first_call(*args: Any) -> Any:
+        nonlocal chosen
+        tqdm.write("Compiling the update, which takes half a minute the first time.")
+        start, chosen = time.perf_counter(), fast
         try:
-            return fast(*args)
+            result = fast(*args)
+            tqdm.write(f"Compiled in {time.perf_counter() - start:.0f} s.")
+            return result
         except Exception as error:  # whatever a compiler can raise, before anything has changed
-            if fast is function:
-                raise
             reason = " ".join(str(error).split())[:300]
             tqdm.write(f"Warning: the update is not compiled, and slower: {reason}")
-            fast = function
+            chosen = function
             return function(*args)
-        finally:
-            if not announced:
-                tqdm.write(f"Done in {time.perf_counter() - start:.0f} s.")
-            announced = True
 
-    return call
+    chosen = first_call
+    return lambda *args: chosen(*args)
 
 
 def means(rows: list[Tensors]) -> dict[str, float]:
@@ -733,7 +744,7 @@ def diagnose(logratio: Tensor, advantages: Tensor, values: Tensor, observed: Ten
 def log(writer: SummaryWriter, history: list[dict], episodes: list[dict], progress: tqdm) -> None:
     """Write the newest metrics; warn where one has been unhealthy for as long as `HEALTH` says."""
     metrics = dict(history[-1])
-    now, before = metrics.pop("global_step"), history[-2]["global_step"] if history[1:] else 0
+    now = metrics.pop("global_step")
     if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
         raise UsageError(f"Not finite at step {now}: {bad}. Check observations and rewards.")
     if recent := episodes[-100:]:
@@ -743,9 +754,12 @@ def log(writer: SummaryWriter, history: list[dict], episodes: list[dict], progre
     for name, value in metrics.items():
         writer.add_scalar(name, value, now)
     for name, low, high, patience, advice in HEALTH:
-        healthy = [x["global_step"] for x in history if low <= x[name] <= high]
-        since = healthy[-1] if healthy else 0
-        if now - since >= patience > before - since:  # for just so long: say it once
+        ago: list[int] = []  # how many steps ago it has been unhealthy, without a break
+        for row in reversed(history):
+            if low <= row[name] <= high:
+                break
+            ago.append(now - row["global_step"])
+        if ago and ago[-1] >= patience and (len(ago) == 1 or ago[-1] - ago[1] < patience):  # once
             tqdm.write(f"Warning: {name} is {metrics[name]:.3g}. {advice}")
 
 
@@ -761,9 +775,9 @@ def details(args: Any) -> str:
     return "\n".join(rows)
 
 
-def open_run(args: Args) -> tuple[Path, SummaryWriter, dict[str, Any] | None]:
+def open_run(args: Args, env_name: str) -> tuple[Path, SummaryWriter, dict[str, Any] | None]:
     """The folder of a run, its log, and the checkpoint if it is resumed."""
-    began = f"{args.env_id.replace('/', '-')}__{SCRIPT}__{args.seed}__{time.time_ns()}"
+    began = f"{env_name}__{SCRIPT}__{args.seed}__{time.time_ns()}"
     run_dir = Path(args.resume or f"runs/{args.run_name or began}")
     saved = load_checkpoint(run_dir)[2] if args.resume else None
     if not saved and (run_dir / "checkpoint.pt").exists():
@@ -824,6 +838,8 @@ def load_policy(
     act, _ = actor(agent)
     stats, env = RunningMeanStd(**saved["obs_stats"]), make_env(args, env_factory)
     low, high = saved["bounds"].numpy()
+    if (env.observation_space.shape[0], low.size) != saved["sizes"]:
+        raise UsageError(f"{run_dir} was made in another environment: give its env_factory.")
 
     def policy(obs: Any, rng: np.random.Generator | None = None) -> np.ndarray:
         if np.ndim(obs) != 1:  # a dictionary, a number or an image
@@ -839,6 +855,7 @@ def evaluate(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> li
     """Play episodes with the most likely actions of a trained policy; return their returns."""
     if args.capture_video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
+    args = settings_of_run(args)
     policy, env = load_policy(args.evaluate, env_factory), make_env(args, env_factory)
     if args.capture_video:
         print("Filming the first episode, which may take minutes.")
@@ -858,18 +875,26 @@ def evaluate(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> li
     return returns
 
 
-def read_settings() -> Args:
-    """The settings of the command line; with --resume and --evaluate, those of the run."""
-    args = tyro.cli(Args)
+def settings_of_run(args: Args) -> Args:
+    """With --resume and --evaluate, the settings of that run but for a few; else those given."""
     if not (folder := args.resume or args.evaluate):
         return args
-    saved, *_ = load_checkpoint(folder)
-    args = tyro.cli(Args, default=saved)
-    free = {"resume", "total_timesteps", "checkpoint_interval", "track", "details"}
-    free = {"evaluate", "eval_episodes", "capture_video"} if args.evaluate else free
-    if other := [x for x in vars(saved) if x not in free and getattr(args, x) != getattr(saved, x)]:
-        flag = f"--{other[0].replace('_', '-')}"
-        raise UsageError(f"{folder} has its own settings: leave out {flag}.")
+    free = ["device", "compile", "details"]
+    free += ["resume", "total_timesteps", "checkpoint_interval", "track"] if args.resume else []
+    free += ["evaluate", "eval_episodes", "capture_video"] if args.evaluate else []
+    return dataclasses.replace(load_checkpoint(folder)[0], **{x: getattr(args, x) for x in free})
+
+
+def read_settings() -> Args:
+    """The command line; with --resume and --evaluate, its defaults are the settings of the run."""
+    folder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--resume", "--evaluate"):
+        folder.add_argument(flag, dest="folder")
+    folder = folder.parse_known_args()[0].folder
+    args = tyro.cli(Args, default=load_checkpoint(folder)[0] if folder else Args())
+    kept = vars(settings_of_run(args))
+    if other := [name for name, value in vars(args).items() if kept[name] != value]:
+        raise UsageError(f"{folder} has its own {other[0]}: leave that flag out.")
     return args
 
 
@@ -892,7 +917,7 @@ def main() -> None:
         else:
             signal.signal(signal.SIGINT, interrupt)
             run_dir = train(args)["run_dir"]
-            todo = f"--resume {run_dir}" if STOP.is_set() else f"--evaluate {run_dir}"
+            todo = f"{'--resume' if STOP.is_set() else '--evaluate'} {run_dir}"
             print(f"Now: python {SCRIPT}.py {todo}; or tensorboard --logdir {run_dir}")
     except KeyboardInterrupt:
         sys.exit(130)
