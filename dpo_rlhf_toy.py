@@ -7,6 +7,8 @@
 
     python dpo_rlhf_toy.py
 
+`uv run` installs what it needs; without uv, `pip install` the packages named above.
+
 A minute on one CPU core. The SFT model and the labelled pairs are those of ppo_rlhf_toy.py, to the
 bit: a tiny GPT learns to write reviews (supervised fine-tuning, SFT), a simulated labeller compares
 pairs of them by the gold reward, a formula. Then the policy itself is fitted to the labels, as if
@@ -27,7 +29,6 @@ openai/lm-human-preferences@cbfd210b). B = responses in a batch, Q = tokens of a
 response, L = Q + R, V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
 """
 
-import contextlib
 import copy
 import dataclasses
 import itertools
@@ -40,7 +41,7 @@ import sys
 import time
 import zlib
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 import torch
@@ -54,14 +55,22 @@ from tqdm import tqdm, trange
 # === Settings ===
 
 Tensors = dict[str, Tensor]
+StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
+Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
+
+
+# Copied from ppo_continuous_action.py
+class UsageError(ValueError):
+    """Something that the user can mend; `main` prints it as one sentence."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
     # --- Experiment ---
-    run_name: str | None = None  # folder below runs/; by default script, seed, time
-    compare: bool = False  # also make runs without NLL, one of them with a beta of 0.03
     seed: NonNegativeInt = 1  # seed of everything that is random in the run
+    run_name: Name | None = None  # folder below runs/; by default script, seed, time
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
+    compare: bool = False  # also make runs without NLL, one of them with a beta of 0.03
 
     # --- Supervised fine-tuning ---
     sft_documents: PositiveInt = 20_000  # reviews that the grammar writes
@@ -78,9 +87,8 @@ class Args:
     nll_coef: NonNegativeFloat = 0.05  # weight of the chosen's NLL per word [Llama 3: 0.2]
     num_epochs: PositiveInt = 2  # passes over the labelled pairs [paper: 1]
     batch_size: PositiveInt = 32  # pairs per gradient step [paper: 64]
-    learning_rate: NonNegativeFloat = 5e-4  # Adam's largest step size [paper: RMSprop, 1e-6]
+    learning_rate: StepSize = 5e-4  # Adam's largest step size [paper: RMSprop, 1e-6]
     warmup_steps: PositiveInt = 20  # steps up to it; then it falls to 0 [paper: 150, then constant]
-    device = "cpu"  # networks this small do not need a GPU
 
     @property
     def run_dir(self) -> Path:
@@ -309,6 +317,7 @@ def dpo_loss(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> tuple[Tenso
 
 def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
     """Teach a language model the task's documents."""
+    device = device_of(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     generator = stage_generator(args, "sft")
     writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
@@ -316,7 +325,7 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
         decay = (1 - (step - 1) / args.sft_steps) * min(1.0, step / 50)  # the latter a warm-up
         optimizer.param_groups[0]["lr"] = decay * args.sft_learning_rate
         chosen = torch.randint(len(task.documents), (args.sft_batch_size,), generator=generator)
-        loss = language_model_loss(model, task.documents[chosen].to(args.device))
+        loss = language_model_loss(model, task.documents[chosen].to(device))
         optimizer.zero_grad()
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -378,7 +387,9 @@ def pair_logprobs(agent: Agent, queries: Tensor, chosen: Tensor, rejected: Tenso
     return logprobs.where(responses != PAD, 0.0).sum(dim=1)
 
 
-def train_dpo(args: Args, agent: Agent, reference: Agent, pairs: list[Tensor]) -> list[dict]:
+def train_dpo(
+    args: Args, folder: Path, agent: Agent, reference: Agent, pairs: list[Tensor]
+) -> list[dict[str, float]]:
     """Fit a policy to comparisons: queries (pairs, Q), chosen and rejected responses (pairs, R).
 
     Returns one dictionary of metrics per gradient step.
@@ -389,14 +400,14 @@ def train_dpo(args: Args, agent: Agent, reference: Agent, pairs: list[Tensor]) -
         order = torch.randperm(len(pairs[0]), generator=generator)
         minibatches += order.split(args.batch_size)
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
-    writer = SummaryWriter(str(args.run_dir))
-    for step, mb in enumerate(tqdm(minibatches, args.run_dir.name, disable=None), start=1):
+    writer, device = SummaryWriter(str(folder)), device_of(agent)
+    for step, mb in enumerate(tqdm(minibatches, folder.name, disable=None), start=1):
         decay = 1 - (step - 1) / len(minibatches)
         # Detail D7/8: learning-rate warm-up (learning_rate, warmup_steps) [DPO: trainers.py L253]
         # Adam's first steps are as large as later ones, but hardly know the gradients' size.
         learning_rate = args.learning_rate * decay * min(1.0, step / args.warmup_steps)
         optimizer.param_groups[0]["lr"] = learning_rate
-        queries, chosen, rejected = (x[mb] for x in pairs)
+        queries, chosen, rejected = (x[mb].to(device) for x in pairs)
         logprobs = pair_logprobs(agent, queries, chosen, rejected)
         with torch.no_grad():
             ref_logprobs = pair_logprobs(reference, queries, chosen, rejected)
@@ -424,15 +435,15 @@ def train(args: Args) -> dict[str, Any]:
     """Run the three stages and evaluate; results and weights are kept in the run's folder.
 
     Returns `agent` of the first DPO run; `updates`, of each DPO run the metrics of each step;
-    `results`, of each model its evaluation; and `args`. Raises ValueError if the folder is taken.
+    `results`, of each model its evaluation; and `args`. Raises UsageError if the folder is taken.
     """
-    args = with_folder(args)
+    device, args = choose_device(args), with_folder(args)
     if (args.run_dir / "results.json").exists():
-        raise ValueError(f"{args.run_dir} holds a run: take another --run-name.")
+        raise UsageError(f"{args.run_dir} holds a run: take another --run-name.")
     torch.set_num_threads(1)  # as fast for networks of this size
     task = toy_task(args)
     torch.manual_seed(args.seed)
-    sft = TinyGPT(len(task.words), task.documents.shape[1])
+    sft = TinyGPT(len(task.words), task.documents.shape[1]).to(device)
     train_sft(args, sft, task)
     reference = Agent(sft, args.temperature)
     preferences = Preferences(**make_preferences(args, reference, task))
@@ -446,13 +457,13 @@ def train(args: Args) -> dict[str, Any]:
     results["sft"] = {"method": "SFT", **metrics}
     learned = [x[: -(len(x) // HELD_OUT)] for x in preferences[:3]]
     for name, form in forms.items():
-        run = dataclasses.replace(args, run_name=f"{args.run_name}/{name}", **form)
+        run, folder = dataclasses.replace(args, **form), args.run_dir / name
         # Detail D1/8: policy starts as the reference [Rafailov et al. 2023]
         # The SFT model is where the policy starts and, unchanged, what it is held to.
         agents[name] = agent = copy.deepcopy(reference)
-        updates[name] = train_dpo(run, agent, reference, learned)
+        updates[name] = train_dpo(run, folder, agent, reference, learned)
         saved = {"agent": agent.state_dict(), "updates": updates[name]}
-        torch.save(saved, run.run_dir / "checkpoint.pt")
+        torch.save(saved, folder / "checkpoint.pt")
         metrics, texts[name] = evaluate(run, agent, reference, task, preferences)
         results[name] = {"method": "DPO", "beta": run.beta, "nll_coef": run.nll_coef, **metrics}
     quality = {"accuracy": results["dpo"]["rewards/accuracy"]}
@@ -596,7 +607,7 @@ NUM_EVALUATED = 512  # responses by which a model is judged
 # Copied from ppo_rlhf_toy.py
 def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
     """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
-    chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
+    chunks = queries.to(device_of(agent)).split(512)
     answers = [agent.sample_responses(x, task.response_length, generator).cpu() for x in chunks]
     return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
 
@@ -625,9 +636,10 @@ def evaluate(
     generator = stage_generator(args, "evaluate")
     queries = task.sample_queries(NUM_EVALUATED, generator)
     responses = write_answers(agent, task, queries, generator)
-    policy, ref = (x.get_logprobs(queries, responses) for x in (agent, reference))
-    kl = (policy.exp() * (policy - ref)).sum(dim=-1).where(responses != PAD, 0.0).sum(dim=1)  # (B,)
-    pairs = [x[-(len(x) // HELD_OUT) :] for x in preferences[:3]]
+    inputs = [x.to(device_of(agent)) for x in (queries, responses)]
+    policy, ref = (x.get_logprobs(*inputs) for x in (agent, reference))
+    kl = (policy.exp() * (policy - ref)).sum(dim=-1).where(inputs[1] != PAD, 0.0).sum(dim=1)  # (B,)
+    pairs = [x[-(len(x) // HELD_OUT) :].to(device_of(agent)) for x in preferences[:3]]
     logprobs, ref_logprobs = (pair_logprobs(x, *pairs) for x in (agent, reference))
     metrics = {"objective/kl": kl.mean()} | dpo_loss(logprobs, ref_logprobs, args.beta)[1]
     metrics = means([metrics]) | describe(task, queries, responses)
@@ -660,6 +672,20 @@ def report(args: Args, judge: str, **found: dict[str, Any]) -> None:
 # === Operations ===
 
 
+# Copied from ppo_continuous_action.py
+def choose_device(args: Any) -> torch.device:
+    """Where networks learn: the GPU if there is one and nothing else was asked for."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
+    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+# Copied from ppo_rlhf_toy.py
+def device_of(model: nn.Module) -> torch.device:
+    """Where the weights of a model are."""
+    return next(model.parameters()).device
+
+
 # Copied from ppo_rlhf_toy.py
 def stage_generator(args: Args, purpose: str) -> Generator:
     """A random generator of its own for each purpose: reused stages change nothing after them."""
@@ -668,41 +694,39 @@ def stage_generator(args: Args, purpose: str) -> Generator:
 
 # Copied from ppo_rlhf_toy.py
 def with_folder(args: Args) -> Args:
-    """The settings with a run name; by default that of a new folder of its own."""
-    while not args.run_name:
-        name = f"{Path(__file__).stem}__{args.seed}__{time.time_ns() // 10**6}"
-        with contextlib.suppress(FileExistsError):  # another run made it in this millisecond
-            Path("runs", name).mkdir(parents=True)
-            args = dataclasses.replace(args, run_name=name)
-    return args
+    """The settings with a run name; by default script, seed and time."""
+    began = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    return args if args.run_name else dataclasses.replace(args, run_name=began)
 
 
 # Copied from ppo_continuous_action.py
 def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over minibatches; raise ValueError if one is not finite."""
-    metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
-    if not all(map(math.isfinite, metrics.values())):
-        raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
-    return metrics
+    """Mean of each metric over the minibatches of all rows."""
+    return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
 
 
 # Copied from ppo_rlhf_toy.py
 def write(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
-    """Write the metrics of one step to TensorBoard."""
+    """Write the metrics of one step to TensorBoard; raise UsageError if one is not finite."""
+    if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
+        raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
     for name, value in metrics.items():
         writer.add_scalar(name, value, step)
 
 
 def main() -> None:
-    """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
+    """Read the command line and run; what a user can mend is one sentence and exit code 2."""
+    os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")
+    again = "A run takes a minute or two. An interrupted one begins anew: there is no --resume."
     try:
-        train(tyro.cli(Args))
-    except (ValueError, OSError) as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        train(tyro.cli(Args, description=again))
     except KeyboardInterrupt:
-        print("Interrupted. A run takes a minute or two and begins anew.")
+        print(f"Interrupted. {again}")
         sys.exit(130)
+    except (UsageError, OSError, ImportError) as error:
+        hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@
 
     python grpo_rlhf_toy.py
 
+`uv run` installs what it needs; without uv, `pip install` the packages named above.
+
 A minute on one CPU core. Up to the reward model all is ppo_rlhf_toy.py, to the bit: a tiny GPT
 learns to write reviews (supervised fine-tuning, SFT), a simulated labeller compares pairs of them
 by the gold reward, a formula, and a reward model, the proxy, learns from the labels. Then each
@@ -38,7 +40,6 @@ B = responses in a batch, Q = tokens of a query, R = of a response, L = Q + R, V
 vocabulary, D = width of the network; `mb` is a minibatch.
 """
 
-import contextlib
 import copy
 import dataclasses
 import itertools
@@ -65,14 +66,22 @@ from tqdm import tqdm, trange
 # === Settings ===
 
 Tensors = dict[str, Tensor]
+StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
+Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
+
+
+# Copied from ppo_continuous_action.py
+class UsageError(ValueError):
+    """Something that the user can mend; `main` prints it as one sentence."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
     # --- Experiment ---
-    run_name: str | None = None  # folder below runs/; by default script, seed, time
-    compare: bool = False  # also make runs in DeepSeekMath's form and without a KL penalty
     seed: NonNegativeInt = 1  # seed of everything that is random in the run
+    run_name: Name | None = None  # folder below runs/; by default script, seed, time
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
+    compare: bool = False  # also make runs in DeepSeekMath's form and without a KL penalty
 
     # --- Supervised fine-tuning ---
     sft_documents: PositiveInt = 20_000  # reviews that the grammar writes
@@ -101,12 +110,18 @@ class Args:
     batch_size: PositiveInt = 128  # responses per update, B, of whole groups [paper: 1024]
     num_minibatches: PositiveInt = 4  # minibatches per pass, of whole responses [paper: 1]
     update_epochs: PositiveInt = 1  # passes over a batch [paper: 1]
-    learning_rate: NonNegativeFloat = 7e-4  # Adam's step size [paper: 1e-6, for 7 billion weights]
+    learning_rate: StepSize = 7e-4  # Adam's step size [paper: 1e-6, for 7 billion weights]
     anneal_lr: bool = True  # lower it linearly towards 0, as LHP does
     clip_coef: PositiveFloat = 0.2  # clip range of the policy ratio, epsilon [inf: off]
     max_grad_norm: PositiveFloat = 1.0  # largest norm of the whole gradient [inf: off]
     missing_stop_score: float = -1.0  # score without a stop word, below usual scores [LHP: -1]
-    device = "cpu"  # networks this small do not need a GPU
+
+    def __post_init__(self) -> None:
+        if self.batch_size % self.num_minibatches or self.batch_size % self.group_size:
+            raise ValueError("--num-minibatches and --group-size must both divide --batch-size.")
+        least = min(self.kl_coef, self.kl_horizon - self.batch_size / 5)
+        if self.kl_mode == "adaptive" and least <= 0:
+            raise ValueError("To adapt beta takes --kl-coef > 0, --kl-horizon > --batch-size / 5.")
 
     @property
     def run_dir(self) -> Path:
@@ -338,8 +353,7 @@ def word_weights(mask: Tensor, length_divisor: Literal["longest", "own", "mean"]
 def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
 
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
-    zero where the ratio has moved by more than `clip_coef` in the direction that is rewarded.
+    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`.
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -350,10 +364,9 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor)
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) from the old policy's actions by k3 = mean(r - 1 - log r), r new/old.
+    """KL(old || new) from actions of the old policy, by k3 = mean(r - 1 - log r), r = new/old.
 
-    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
-    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
+    Unbiased, and less noisy than k1 = mean(-log r) (Schulman 2020, "Approximating KL divergence").
     """
     return (logratio.exp() - 1 - logratio).mean()
 
@@ -402,6 +415,7 @@ def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
 
 def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
     """Teach a language model the task's documents."""
+    device = device_of(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     generator = stage_generator(args, "sft")
     writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
@@ -409,7 +423,7 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
         decay = (1 - (step - 1) / args.sft_steps) * min(1.0, step / 50)  # the latter a warm-up
         optimizer.param_groups[0]["lr"] = decay * args.sft_learning_rate
         chosen = torch.randint(len(task.documents), (args.sft_batch_size,), generator=generator)
-        loss = language_model_loss(model, task.documents[chosen].to(args.device))
+        loss = language_model_loss(model, task.documents[chosen].to(device))
         optimizer.zero_grad()
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -468,7 +482,7 @@ def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor)
     scores = score_texts(model, queries, samples)
     mean, std = scores.mean().item(), scores.std(correction=0).item()
     if std == 0:
-        raise ValueError("All samples of the SFT model score the same: raise --temperature.")
+        raise UsageError("All samples of the SFT model score the same: raise --temperature.")
     # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
     # What the SFT model writes scores 0 on average, deviation 1: beta means the same for any model.
     nn.init.constant_(model.gain, 1 / std)
@@ -487,12 +501,13 @@ def train_reward_model(
         generator = stage_generator(args, f"reward-model epoch {epoch}")
         order = torch.randperm(num_learned, generator=generator)
         minibatches += order.split(args.reward_batch_size)
+    device = device_of(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     writer = SummaryWriter(str(args.run_dir / "reward_model"), purge_step=1)
     for step, mb in enumerate(tqdm(minibatches, "reward model", disable=None), start=1):
         decay = 1 - (step - 1) / len(minibatches)  # as Detail R5
         optimizer.param_groups[0]["lr"] = args.reward_learning_rate * decay
-        queries, chosen, rejected = (x[mb].to(args.device) for x in comparisons)
+        queries, chosen, rejected = (x[mb].to(device) for x in comparisons)
         scores = model.score(torch.cat([queries, queries]), torch.cat([chosen, rejected]))
         good, bad = scores.chunk(2)
         loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry: LHP's softmax over four, for two
@@ -540,11 +555,11 @@ def collect(
     args: Args, agent: Agent, judges: Judges, queries: Tensor, kl_coef: float, generator: Generator
 ) -> tuple[Rollout, dict[str, float]]:
     """Responses to queries (B, Q), with the rewards for a weight `kl_coef` of the KL; metrics."""
-    task = judges.task
+    task, queries = judges.task, queries.to(device_of(agent))
     sampled = agent.sample_responses(queries, task.response_length, generator)
     responses, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
     proxy = judges.reward_model.score(queries, responses)
-    earned = task.gold(queries, responses) if args.reward == "gold" else proxy
+    earned = task.gold(queries, responses).to(proxy) if args.reward == "gold" else proxy
     # Detail R14/21: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
     # What breaks off gets a fixed low score, whatever the reward model makes of it.
     scores = earned.where(stopped, args.missing_stop_score)
@@ -598,7 +613,6 @@ def grpo_loss(
         "losses/policy_loss": pg_loss,
         "losses/k3": k3.mean(),
         "losses/entropy": -(all_logprobs.exp() * all_logprobs).sum(-1)[mask].mean(),
-        "losses/old_approx_kl": -logratio.mean(),
         "losses/approx_kl": approx_kl(logratio),
         "check/update": torch.corrcoef(pairs)[0, 1].nan_to_num(),  # constant: 0
         "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
@@ -606,14 +620,14 @@ def grpo_loss(
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
-def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float]]:
+def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[dict[str, float]]:
     """Optimize what responses earn, penalized by the KL to the SFT model; metrics per update."""
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
     generator = stage_generator(args, "grpo")
-    writer = SummaryWriter(str(args.run_dir))
+    writer = SummaryWriter(str(folder))
     kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
     updates = []
-    for iteration in trange(1, args.num_updates + 1, desc=args.run_dir.name, disable=None):
+    for iteration in trange(1, args.num_updates + 1, desc=folder.name, disable=None):
         # --- Collect: groups of responses and what they earn, under frozen weights ---
         queries = judges.task.sample_queries(args.batch_size // args.group_size, generator)
         # Detail G1/8: groups of responses (group_size) [Shao et al. 2024]
@@ -626,7 +640,6 @@ def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float
         spreads = rollout.rewards.view(-1, args.group_size).std(dim=1)
         metrics |= {
             "objective/kl_coef": kl_coef,
-            "advantages/std": advantages.std(correction=0).item(),
             "groups/spread": spreads.mean().item(),
             "groups/without_spread": (spreads == 0).float().mean().item(),  # they teach nothing
         }
@@ -641,7 +654,7 @@ def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float
         # Detail G8/8: few passes over a batch (update_epochs) [Shao et al. 2024]
         # With no value function to fit, more passes help little here; the paper makes one, too.
         for _ in range(args.update_epochs):
-            order = torch.randperm(args.batch_size, generator=generator)
+            order = torch.randperm(args.batch_size, generator=generator).to(rollout.mask.device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Sampling is costly, so a batch serves several steps.
             for mb in order.split(args.batch_size // args.num_minibatches):
@@ -659,7 +672,7 @@ def train_grpo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float
         metrics |= means(minibatch_metrics) | {"charts/learning_rate": learning_rate}
         updates.append(metrics)
         write(writer, iteration, metrics)
-        warn_of(args.run_dir.name, args.kl_mode, updates)
+        warn_of(folder.name, args.kl_mode, updates)
         # Detail R20/21: adaptive KL (kl_mode, target_kl) [LHP: train_policy.py L115-124]
         # Beta rises while the KL to the SFT model (the article: to the last policy) is too high.
         if args.kl_mode == "adaptive":
@@ -681,20 +694,21 @@ def train(args: Args) -> dict[str, Any]:
 
     Returns `agent` of the first GRPO run; `updates`, of each GRPO run a dictionary of metrics per
     update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
-    Raises ValueError where something given does not fit.
+    Raises UsageError where something given does not fit.
     """
-    check(args)
-    args = with_folder(args)
+    device, args = choose_device(args), with_folder(args)
+    if (args.run_dir / "results.json").exists():
+        raise UsageError(f"{args.run_dir} holds a run: take another --run-name.")
     torch.set_num_threads(1)  # as fast for networks of this size
     task = toy_task(args)
     torch.manual_seed(args.seed)
-    sft = TinyGPT(len(task.words), task.documents.shape[1])
+    sft = TinyGPT(len(task.words), task.documents.shape[1]).to(device)
     train_sft(args, sft, task)
     reference = Agent(sft, args.temperature)
     preferences = Preferences(**make_preferences(args, reference, task))
     task = task._replace(sample_gold=preferences.sample_gold)
     torch.manual_seed(args.seed)
-    reward_model = RewardModel(sft)
+    reward_model = RewardModel(sft).to(device)
     quality = train_reward_model(args, reward_model, preferences)
     judges = Judges(task, reward_model, reference)
 
@@ -706,11 +720,11 @@ def train(args: Args) -> dict[str, Any]:
     metrics, texts["sft"] = evaluate(args, reference, judges)
     results["sft"] = {"method": "SFT", **metrics}
     for name, form in forms.items():
-        run = dataclasses.replace(args, run_name=f"{args.run_name}/{name}", **form)
+        run, folder = dataclasses.replace(args, **form), args.run_dir / name
         agents[name] = agent = copy.deepcopy(reference)
-        updates[name] = train_grpo(run, agent, judges)
+        updates[name] = train_grpo(run, folder, agent, judges)
         saved = {"agent": agent.state_dict(), "updates": updates[name]}
-        torch.save(saved, run.run_dir / "checkpoint.pt")
+        torch.save(saved, folder / "checkpoint.pt")
         metrics, texts[name] = evaluate(run, agent, judges)
         results[name] = {"method": "GRPO"} | {x: getattr(run, x) for x in FORM} | metrics
         results[name]["objective/kl_coef"] = updates[name][-1]["objective/kl_coef"]  # at the end
@@ -720,8 +734,8 @@ def train(args: Args) -> dict[str, Any]:
 
 
 # === The algorithm ends here ===
-# Below, nearly all as in ppo_rlhf_toy.py: the toy task (grammar, gold reward), evaluation, health,
-# logs, `main`.
+# Below, nearly all as in ppo_rlhf_toy.py: the toy task (grammar, gold reward), evaluation,
+# warnings, logs, `main`.
 
 
 # === The toy task: reviews whose quality can be computed ===
@@ -855,7 +869,7 @@ NUM_EVALUATED = 512  # responses by which a model is judged
 # Copied from ppo_rlhf_toy.py
 def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
     """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
-    chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
+    chunks = queries.to(device_of(agent)).split(512)
     answers = [agent.sample_responses(x, task.response_length, generator).cpu() for x in chunks]
     return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
 
@@ -865,7 +879,7 @@ def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generato
 def score_texts(model: RewardModel, queries: Tensor, responses: Tensor) -> Tensor:
     """Scores (B,) of truncated responses (B, R) to queries (B, Q), in chunks, on the CPU."""
     chunks = zip(queries.split(512), responses.split(512), strict=True)
-    device = model.gain.device
+    device = device_of(model)
     return torch.cat([model.score(q.to(device), r.to(device)).cpu() for q, r in chunks])
 
 
@@ -922,29 +936,38 @@ def report(args: Args, judge: str, **found: dict[str, Any]) -> None:
 # Metric, its lowest and highest healthy value, patience in updates, what to do.
 # (Advantages are noise once the answers of each group score alike: an update may miss them.)
 HEALTH = [
-    ("losses/approx_kl", -1, 0.5, 1, "The policy moves too far: lower --learning-rate."),
-    ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
     ("check/update", -0.02, 1, 10, "Good answers got no likelier: check signs and masks."),
-    ("objective/score_std", 1e-6, math.inf, 1, "All scores are equal: check what gives them."),
     ("objective/kl_exact", 1e-3, math.inf, 5, "It stays 0: is the SFT model trained along?"),
-    ("objective/kl", -1, math.inf, 1, "Words are not sampled with the probabilities computed."),
     ("objective/kl_exact", 0, 30, 1, "Raise --kl-coef, lower --target-kl; at once: mask padding."),
-    ("text/repetition", 0, 0.5, 5, "The reward may be hacked: read texts, lower --target-kl."),
 ]
 
 
 # Copied from ppo_rlhf_toy.py
 def warn_of(run: str, kl_mode: str, updates: list[dict[str, float]]) -> None:
-    """Print what to do where a metric of a run has just become unhealthy for `patience` updates."""
-    for name, low, high, patience, sentence in HEALTH:
-        if kl_mode == "none" and "--target-kl" in sentence:
+    """Warn where a metric of a run has been unhealthy for as many updates as `HEALTH` says."""
+    for name, low, high, patience, advice in HEALTH:
+        if kl_mode == "none" and "--target-kl" in advice:
             continue  # without a penalty that is to be expected
-        bad = [not low <= x[name] <= high for x in updates[-patience - 1 :] if name in x]
+        bad = [not low <= x[name] <= high for x in updates[-patience - 1 :]]
         if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
-            tqdm.write(f"Warning: {run}: {name} is {updates[-1][name]:.3g}. {sentence}")
+            tqdm.write(f"Warning: {run}: {name} is {updates[-1][name]:.3g}. {advice}")
 
 
 # === Operations ===
+
+
+# Copied from ppo_continuous_action.py
+def choose_device(args: Any) -> torch.device:
+    """Where networks learn: the GPU if there is one and nothing else was asked for."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
+    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+# Copied from ppo_rlhf_toy.py
+def device_of(model: nn.Module) -> torch.device:
+    """Where the weights of a model are."""
+    return next(model.parameters()).device
 
 
 # Copied from ppo_rlhf_toy.py
@@ -955,51 +978,39 @@ def stage_generator(args: Args, purpose: str) -> Generator:
 
 # Copied from ppo_rlhf_toy.py
 def with_folder(args: Args) -> Args:
-    """The settings with a run name; by default that of a new folder of its own."""
-    while not args.run_name:
-        name = f"{Path(__file__).stem}__{args.seed}__{time.time_ns() // 10**6}"
-        with contextlib.suppress(FileExistsError):  # another run made it in this millisecond
-            Path("runs", name).mkdir(parents=True)
-            args = dataclasses.replace(args, run_name=name)
-    return args
-
-
-def check(args: Args) -> None:
-    """Raise ValueError where settings do not fit together, or the folder is taken."""
-    if args.batch_size % args.num_minibatches or args.batch_size % args.group_size:
-        raise ValueError("--num-minibatches and --group-size must both divide --batch-size.")
-    if args.kl_mode == "adaptive" and min(args.kl_coef, args.kl_horizon - args.batch_size / 5) <= 0:
-        raise ValueError("To adapt beta takes --kl-coef > 0 and --kl-horizon > --batch-size / 5.")
-    if (args.run_dir / "results.json").exists():
-        raise ValueError(f"{args.run_dir} holds a run: take another --run-name.")
+    """The settings with a run name; by default script, seed and time."""
+    began = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    return args if args.run_name else dataclasses.replace(args, run_name=began)
 
 
 # Copied from ppo_continuous_action.py
 def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over minibatches; raise ValueError if one is not finite."""
-    metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
-    if not all(map(math.isfinite, metrics.values())):
-        raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
-    return metrics
+    """Mean of each metric over the minibatches of all rows."""
+    return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
 
 
 # Copied from ppo_rlhf_toy.py
 def write(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
-    """Write the metrics of one step to TensorBoard."""
+    """Write the metrics of one step to TensorBoard; raise UsageError if one is not finite."""
+    if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
+        raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
     for name, value in metrics.items():
         writer.add_scalar(name, value, step)
 
 
 def main() -> None:
-    """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
+    """Read the command line and run; what a user can mend is one sentence and exit code 2."""
+    os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")
+    again = "A run takes a minute or two. An interrupted one begins anew: there is no --resume."
     try:
-        train(tyro.cli(Args))
-    except (ValueError, OSError) as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        train(tyro.cli(Args, description=again))
     except KeyboardInterrupt:
-        print("Interrupted. A run takes a minute or two and begins anew.")
+        print(f"Interrupted. {again}")
         sys.exit(130)
+    except (UsageError, OSError, ImportError) as error:
+        hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -8,51 +8,52 @@
 
     python ppo_atari_lstm.py --env-id Breakout
 
+`uv run` installs what it needs; without uv, `pip install` the packages named above.
+
 The algorithm of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in ppo2 =
-openai/baselines@ea25b9e8. It repeats: act with the policy (rollout); judge each action by how much
-more discounted reward it brought than the value function expected (advantage); make better ones
-likelier in several passes over these samples, with no gain beyond a small factor (clipping).
+openai/baselines@ea25b9e8. It repeats three steps. Act with the policy for some time (rollout).
+Compute the advantage of each action: how much more discounted reward followed than the value
+function expected. Then make actions of positive advantage likelier, in several passes over these
+samples; nothing is gained by changing a probability beyond a small factor (clipping).
 
 "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what it takes to reproduce ppo2.
-Each is a comment above the statement that does it, with its settings in parentheses, its place
-below baselines/ in brackets, and in the next line its reason; `--details` lists them. Here are
-1-13 (core), 14-22 (Atari), 32-36 (LSTM) and two of the four auxiliary ones; 23-31 are in
-ppo_continuous_action.py, 37 in ppo_multidiscrete.py. New against ppo_atari.py: the agent's LSTM,
-its state in `train`, and minibatches of whole environments.
+Each detail is a comment above its statement: the settings concerned in parentheses, the place below
+baselines/ in brackets, the reason in the next line; `--details` lists them. Here are 1-13 (core),
+14-22 (Atari) and 32-36 (LSTM); 23-31 are in ppo_continuous_action.py, 37 in ppo_multidiscrete.py.
+New against ppo_atari.py: the agent's LSTM, its state in `train`, and minibatches of whole games.
 
-Training is U iterations. Each has a rollout, T = num_steps steps in each of N = num_envs games, and
-an update, K = update_epochs epochs over its T*N samples in minibatches of B games. An observation
-is one frame, one of A actions lasts four. The LSTM has H = 128 units; a state is one tensor
-(2, B, H), their output and their cells. `starts` is 1 where a frame is the first of a life or game.
-The games are those of ale-py.
+The games are those of ale-py. An observation is one frame, and an action lasts four. The LSTM has
+H = 128 units; a state is one tensor (2, B, H), their outputs and their cells. `starts` is 1 where a
+frame is the first of a life or game. Nothing is compiled, since a compiler would unroll the T steps
+of the LSTM, for minutes.
 
-Deviations from ppo2: where a time limit cuts a game off, the value of its final observation, under
-the state that led to it, is the rest's (`--truncation-is-terminal` restores ppo2), and the limit is
-the usual 108,000 frames, not 400,000; where a press that begins a life ends it, the next life's
-observation is returned, not the old one; one frame is seen, as by Huang et al., where ppo2 stacks
-four; the no-ops of each game have a seed of their own; Adam is PyTorch's, which adds epsilon to the
-root after its correction, not before; gradients are scaled by max_grad_norm / (norm + 1e-6), there
-without 1e-6; the logged KL is k3 (see `approx_kl`), not k2; orthogonal matrices come from a QR
-decomposition, not an SVD (up to signs equal in distribution).
+Deviations from ppo2: after a time limit, the value of the final observation, under the state that
+led to it, stands for the rewards that were cut off (`--truncation-is-terminal` restores ppo2); the
+limit is the usual 108,000 frames, not 400,000; where a press that begins a life ends it, the next
+life's observation is returned, not the old one; one frame is seen, as by Huang et al., where ppo2
+stacks four; the no-ops of each game have a seed of their own; Adam is PyTorch's, which adds epsilon
+to the root after its correction, not before; gradients are scaled by max_grad_norm / (norm + 1e-6),
+there without 1e-6; the logged KL is k3, not k2; orthogonal matrices come from a QR decomposition,
+not an SVD (equal in distribution up to signs).
 
-`--paper` takes the numbers of the paper's Table 5, no more: values stay clipped, of which the paper
-says nothing (`--no-clip-vloss`), and the network, where the paper names that of A3C (Mnih et al.
-2016), keeps the CNN of Mnih et al. 2015 and the LSTM, which the paper did not use.
+`--paper` takes the numbers of the paper's Table 5. Two things stay: values are clipped, of which
+the paper says nothing (`--no-clip-vloss`), and the network, where the paper names that of A3C (Mnih
+et al. 2016), is the CNN of Mnih et al. 2015 and the LSTM, which the paper did not use.
 """
 
-import copy
+import argparse
 import dataclasses
 import difflib
-import functools
-import json
 import math
 import os
 import re
+import signal
 import sys
+import threading
 import time
-import traceback
+import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -68,7 +69,6 @@ from tqdm import tqdm
 
 # === Settings ===
 
-Tensors = dict[str, Tensor]
 FRAME_SKIP = 4  # frames that one step of the agent lasts [common/atari_wrappers.py L270]
 NOOP_MAX = 30  # most no-op frames before a game [common/atari_wrappers.py L269]
 MAX_GAME_STEPS = 108_000 // FRAME_SKIP  # steps before a game is truncated: half an hour of play
@@ -85,40 +85,50 @@ def game_name(env_id: str) -> str:
     return re.sub(r"^(?:ALE/)?(\w+?)(?:NoFrameskip-v4|-v5)?$", r"\1", env_id)
 
 
+Tensors = dict[str, Tensor]
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
+# Numbers like 1e6 are fine for steps.
+Steps = Annotated[float, pydantic.Field(ge=1, le=1e15), pydantic.AfterValidator(int)]
+StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
+Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
+Folder = Annotated[str, pydantic.Field(min_length=1)]
 Game = Annotated[str, pydantic.AfterValidator(game_name)]
+
+
+# Copied from ppo_continuous_action.py
+class UsageError(ValueError):
+    """Something that the user can mend; `main` prints it as one sentence."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
-    # --- Experiment ---
-    seed: NonNegativeInt = 1  # seed of everything that is random in the run
-    total_timesteps: PositiveInt = 10_000_000  # of all environments; annealing stretches over them
-    paper: bool = False  # the paper's 3 epochs, vf_coef 2, annealed clip; flags beside it win
-    run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one, for the CNN
-    torch_threads: PositiveInt = min(8, os.cpu_count() or 1)  # of the update
-    bfloat16: bool = False  # compute the CNN in bfloat16; weights, heads and losses are float32
-    compile: bool = True  # compile the loss and its gradient, on a GPU; has no effect elsewhere
-    track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
-    checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
-    resume: str | None = None  # continue the run in this folder; flags given beside it override
-    evaluate: str | None = None  # play episodes with the model in this folder instead of training
-    eval_episodes: PositiveInt = 10  # games of each policy, best and sampled, with --evaluate
-    capture_video: bool = False  # film the first episode of each policy, with --evaluate
-    details: bool = False  # print the implementation details with their values here, and exit
-
     # --- Environment ---
     env_id: Game = "Breakout"  # Atari game; from ALE/Breakout-v5 the name is taken, no stickiness
     num_envs: PositiveInt = 8  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
     sticky_actions: Fraction = 0.0  # chance that a frame repeats the last action [Machado: 0.25]
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
 
+    # --- Experiment ---
+    seed: NonNegativeInt = 1  # seed of everything that is random in the run
+    total_timesteps: Steps = 10_000_000  # of all environments; annealing stretches over them
+    paper: bool = False  # the paper's 3 epochs, vf_coef 2, annealed clip; flags beside it win
+    run_name: Name | None = None  # folder below runs/; by default environment, script, seed, time
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
+    torch_threads: PositiveInt = min(8, os.cpu_count() or 1)  # of the update
+    bfloat16: bool = False  # compute the CNN in bfloat16; weights, heads and losses are float32
+    track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
+    checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
+    resume: Folder | None = None  # continue the run in this folder, with its settings
+    evaluate: Folder | None = None  # play episodes with the policy in this folder, train nothing
+    eval_episodes: PositiveInt = 10  # how many, with --evaluate
+    capture_video: bool = False  # film the first of them, with --evaluate
+    details: bool = False  # print the implementation details with their values here, and exit
+
     # --- PPO ---
     num_steps: PositiveInt = 128  # steps per environment and iteration, T [paper: 2048; Atari 128]
     num_minibatches: PositiveInt = 4  # minibatches per epoch [ppo2: 32 for MuJoCo, 4 for Atari]
     update_epochs: PositiveInt = 4  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
-    learning_rate: NonNegativeFloat = 2.5e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
+    learning_rate: StepSize = 2.5e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
     adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: Fraction = 0.99  # discount factor [paper: 0.99]
@@ -132,29 +142,13 @@ class Args:
     max_grad_norm: PositiveFloat = 0.5  # largest norm of the whole gradient [ppo2: 0.5; inf: off]
     early_stop_kl: PositiveFloat = math.inf  # end an update after an epoch of larger KL [inf: off]
 
-    @property
-    def batch_size(self) -> int:
-        """Samples per iteration, T*N."""
-        return self.num_steps * self.num_envs
-
-    @property
-    def num_iterations(self) -> int:
-        """Rollouts, each followed by an update (U)."""
-        return self.total_timesteps // self.batch_size
-
-    def check(self) -> None:
-        """Raise ValueError where settings do not fit together; their types limit single ones."""
-        batch = f"the batch of num_steps * num_envs = {self.batch_size} steps"
-        if self.num_envs % self.num_minibatches or self.batch_size < 2 * self.num_minibatches:
-            hint = f"must divide num_envs, {self.num_envs}, into parts of two or more samples"
-            raise ValueError(f"--num-minibatches {hint}.")
-        if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must not be less than {batch}.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda needs a GPU and a build of PyTorch for it.")
-        on_cpu = self.device == "cpu" or not torch.cuda.is_available()
-        if self.bfloat16 and on_cpu and torch.backends.cpu.get_cpu_capability() == "AVX2":
-            raise ValueError("Without AVX-512, bfloat16 is ten times slower: take --no-bfloat16.")
+    def __post_init__(self) -> None:
+        batch = self.num_steps * self.num_envs
+        if self.num_envs % self.num_minibatches or batch > self.total_timesteps:
+            rule = f"num_steps * num_envs, here {batch}, must not be more than total_timesteps"
+            raise ValueError(f"num_envs must be a multiple of num_minibatches, and {rule}.")
+        if self.capture_video and not self.evaluate:
+            raise ValueError("--capture-video films an evaluation: add --evaluate FOLDER.")
 
 
 # === Preprocessing: the wrappers of ppo2, inside out [common/atari_wrappers.py L266-289] ===
@@ -275,14 +269,14 @@ class ClipReward(gym.RewardWrapper):
 
 
 # Copied from ppo_atari.py
-def make_env(args: Args, video: str | None = None) -> gym.Env:
-    """Make one game with observations (k, 84, 84); its first episode is filmed as `video`."""
-    env = NoopReset(make_game(args, filmed=bool(video)))
+def make_env(args: Args) -> gym.Env:
+    """Make one game with observations (k, 84, 84); --capture-video films the first play."""
+    env = NoopReset(make_game(args))
     env = MaxAndSkip(env)
     env = gym.wrappers.TimeLimit(env, MAX_GAME_STEPS)
-    if video:
+    if args.capture_video:
         film = {"episode_trigger": lambda k: k == 0, "fps": 60 // FRAME_SKIP}
-        env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", name_prefix=video, **film)
+        env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", **film)
     env = EpisodicLife(env)
     if env.unwrapped.get_action_meanings()[1] == "FIRE":
         env = FireReset(env)
@@ -403,7 +397,7 @@ def categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
 
 # Copied from ppo_atari.py
 def draw(logits: Tensor, noise: Tensor) -> Tensor:
-    """What acts, in training and after: actions (...) of logits (..., A).
+    """Choose actions (...) by logits (..., A), in training and in evaluation.
 
     With standard Gumbel noise (..., A) the largest sum is a sample of the softmax, with 0 the most
     likely action [common/distributions.py L199-201].
@@ -419,28 +413,25 @@ def gae(
     rewards: Tensor,
     values: Tensor,
     next_values: Tensor,
-    terminated: Tensor,
     done: Tensor,
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation (Schulman et al. 2016, equations 11-16).
 
-    Tensors are (T, ...), time first: r_t, V(s_t), and V(s_{t+1}), which is that of the final
-    observation where an episode was truncated. Where `terminated` is 1 the future is worth 0;
-    where `done` is 1, for either reason, the sum stops.
+    Tensors are (T, N), time first: r_t, V(s_t), what the rest of the episode is worth after step t,
+    and 1 where the episode ended with that step, for whatever reason.
 
-    Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
+    Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, N).
     """
-    # Surprises: what a step brought beyond what was expected. A loop reads lists faster.
-    deltas = (rewards + gamma * next_values * (1 - terminated) - values).unbind()
-    decays = (gamma * gae_lambda * (1 - done)).unbind()
-    advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
-    for t in reversed(range(len(deltas))):
+    # Surprises: what a step brought beyond what was expected. A loop is fastest in NumPy.
+    advantages = (rewards + gamma * next_values - values).cpu()
+    sums, decays = advantages.numpy(), (gamma * gae_lambda * (1 - done)).numpy(force=True)
+    for t in reversed(range(len(sums) - 1)):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
         # A surprise (delta) counts less the later it comes; higher lambda: less bias, more noise.
-        advantages[t] = deltas[t] + decays[t] * advantages[t + 1]
-    advantages = torch.stack(advantages[:-1])
+        sums[t] += decays[t] * sums[t + 1]
+    advantages = advantages.to(values.device)
     return advantages, advantages + values
 
 
@@ -451,11 +442,19 @@ def normalize(x: Tensor) -> Tensor:
 
 
 # Copied from ppo_continuous_action.py
+def approx_kl(logratio: Tensor) -> Tensor:
+    """KL(old || new) from actions of the old policy, by k3 = mean(r - 1 - log r), r = new/old.
+
+    Unbiased, and less noisy than k1 = mean(-log r) (Schulman 2020, "Approximating KL divergence").
+    """
+    return (logratio.exp() - 1 - logratio).mean()
+
+
+# Copied from ppo_continuous_action.py
 def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
 
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
-    zero where the ratio has moved by more than `clip_coef` in the direction that is rewarded.
+    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`.
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -468,11 +467,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor)
 def value_loss(
     new_values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | Tensor
 ) -> Tensor:
-    """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
-
-    The gradient is zero where a value has moved by more than `clip_coef` since the rollout and is
-    nearer to its target than it would be at that distance.
-    """
+    """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half)."""
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
     # One batch should not move values far. The range is absolute: it supposes scaled rewards.
     clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
@@ -480,20 +475,10 @@ def value_loss(
     return 0.5 * errors.mean()
 
 
-# Copied from ppo_continuous_action.py
-def approx_kl(logratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) from the old policy's actions by k3 = mean(r - 1 - log r), r new/old.
-
-    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
-    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
-    """
-    return (logratio.exp() - 1 - logratio).mean()
-
-
 def ppo_loss(
     agent: Agent, minibatch: list[Tensor], schedule: Tensors, args: Args
 ) -> tuple[Tensor, Tensors]:
-    """Overall loss (paper, equation 9, negated), and debug variables, most by CleanRL's names.
+    """Overall loss (paper, equation 9, negated for descent), and debug variables.
 
     The minibatch holds obs (T, B, 1, 84, 84), starts (T, B), the state (2, B, H) before the
     rollout, actions and, computed by the agent that collected them, logprobs, values, advantages
@@ -519,13 +504,9 @@ def ppo_loss(
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
         "losses/entropy": entropies.mean(),
-        "losses/old_approx_kl": -logratio.mean(),  # k1
         "losses/approx_kl": approx_kl(logratio),
         "losses/clipfrac": ((logratio.exp() - 1).abs() > clip_coef).float().mean(),
     }
-    if args.clip_vloss:
-        value_clipped = (values - old_values).abs() > clip_coef
-        metrics["losses/value_clipfrac"] = value_clipped.float().mean()
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
@@ -536,18 +517,17 @@ def ppo_update(
     mb: Tensor,
     schedule: Tensors,
     args: Args,
-    loss_function: Callable = ppo_loss,
 ) -> Tensors:
     """One step of Adam on the games `mb` (B,) of the batch (T, N, ...); returns the metrics."""
     # Detail 35/37: sequential minibatches (num_minibatches) [ppo2/ppo2.py L167-180]
     # Memory is learned along time: a minibatch is all the steps, in their order, of some games.
     minibatch = [x[:, mb] for x in batch]
-    loss, metrics = loss_function(agent, minibatch, schedule, args)
+    loss, metrics = ppo_loss(agent, minibatch, schedule, args)
     adam.zero_grad()
     loss.backward()
     # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
     # One odd minibatch must not throw the policy far; scaled as a whole, the direction is kept.
-    grad_norm = nn.utils.clip_grad_norm_(learned(agent), args.max_grad_norm)
+    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     adam.step()
     return {**metrics, "losses/grad_norm": grad_norm}
 
@@ -559,73 +539,84 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
     """Run PPO; logs and checkpoints go below runs/.
 
     Returns `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, one dictionary
-    of metrics per iteration; `args`; `run_dir`. Raises ValueError where something does not fit.
-    An `update` of your own takes what `ppo_update` takes; its loss function may be a compiled one.
+    of metrics per iteration; `args`; `run_dir`. Raises UsageError where something does not fit.
+    An `update` of your own takes what `ppo_update` takes.
     """
-    args.check()
-    use_gpu = args.device != "cpu" and torch.cuda.is_available()
-    device = torch.device("cuda" if use_gpu else "cpu")
+    args, device = settings_of_run(args), choose_device(args)
+    check_bfloat16(args, device)
     torch.manual_seed(args.seed)
+    batch_size = args.num_steps * args.num_envs
+    num_iterations = args.total_timesteps // batch_size
 
-    envs = Environments([make_env(args) for _ in range(args.num_envs)])
-    num_actions = envs.envs[0].action_space.n.item()
-    agent = Agent(num_actions, args).to(device)
-    # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
-    # With PyTorch's own, 1e-8, weights whose gradients are tiny would take steps as large as any.
-    adam = torch.optim.Adam(learned(agent), eps=args.adam_eps, fused=True)
-    if args.compile and use_gpu:  # a CPU takes minutes for the T unrolled steps, and gains nothing
-        loss_function = compiled(ppo_loss, loss_and_gradients)
-        update = functools.partial(update, loss_function=loss_function)
-
-    # The rollout, (T, N, ...); its last observation becomes the first one of the next rollout.
+    # Games, and the rollout (T, N, ...), whose last observation begins the next rollout.
+    envs = [ReplayableGame(make_env(args)) for _ in range(args.num_envs)]
+    num_actions = envs[0].action_space.n.item()
+    raw_obs = np.zeros((args.num_envs, *envs[0].observation_space.shape), dtype=np.uint8)
     shape = (args.num_steps, args.num_envs)
-    obs = torch.zeros((args.num_steps + 1, *envs.obs.shape), dtype=torch.uint8, device=device)
-    starts = torch.ones((args.num_steps + 1, args.num_envs), device=device)
-    state = agent.initial_state(args.num_envs)
+    obs = torch.zeros((args.num_steps + 1, *raw_obs.shape), dtype=torch.uint8, device=device)
     logits = torch.zeros((*shape, num_actions), device=device)
     actions = torch.zeros(shape, dtype=torch.int64, device=device)
     values = torch.zeros(shape, device=device)
+    starts = torch.ones((args.num_steps + 1, args.num_envs), device=device)
     rewards = np.zeros(shape)
-    terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
+    terminated, truncated = np.zeros((2, *shape), dtype=bool)
+
+    # What learns.
+    agent = Agent(num_actions, args).to(device)
+    # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
+    # With PyTorch's own, 1e-8, weights whose gradients are tiny would take steps as large as any.
+    adam = torch.optim.Adam(agent.parameters(), eps=args.adam_eps, fused=True)
+    state = agent.initial_state(args.num_envs)
+    episodes: list[dict[str, float]] = []  # the finished games
     history: list[dict[str, float]] = []  # metrics of each iteration
 
-    run_dir, saved, writer = open_run(args, args.env_id, ["num_envs", "num_steps"])
+    # A new run begins a game in each environment; a resumed one goes on where it was.
+    run_dir, writer, saved = open_run(args, args.env_id)
     if saved:
-        load_weights(agent, saved)
-        adam.load_state_dict(adam.state_dict() | {"state": saved["adam"]})  # settings are `args`'
-        history = saved["updates"]
-    if saved and envs.replay(saved):
+        agent.load_state_dict(saved["agent"])
+        adam.load_state_dict(saved["adam"])
+        episodes, history = saved["episodes"], saved["updates"]
+    if saved and replay_games(envs, saved, raw_obs):
         starts[-1], state = saved["starts"].to(device), saved["state"].to(device)
     else:
-        envs.reset(np.random.default_rng([args.seed, len(history)]))
-    obs[-1] = torch.from_numpy(envs.obs)
-    remaining = range(envs.global_step // args.batch_size + 1, args.num_iterations + 1)
+        rng = np.random.default_rng([args.seed, len(history)])
+        for i, env in enumerate(envs):
+            raw_obs[i] = env.load(rng.integers(2**31).item())
+    obs[-1] = torch.from_numpy(raw_obs)
 
-    for iteration in (progress := tqdm(remaining, mininterval=1)):
+    for iteration in (progress := tqdm(range(len(history) + 1, num_iterations + 1), mininterval=1)):
         # --- Collect: T steps in each of the N environments, with the weights held fixed ---
-        start_time = time.perf_counter()
+        start_time, global_step = time.perf_counter(), (iteration - 1) * batch_size
         # Eight frames keep a thread busy; more would wait, spinning, and slow down the games.
         torch.set_num_threads(min(args.torch_threads, max(1, args.num_envs // 8)))
         rng = np.random.default_rng([args.seed, iteration])
         noise = torch.tensor(rng.gumbel(size=logits.shape).astype(np.float32), device=device)
-        first_episode = len(envs.episodes)
         final_obs, final_states = [], []  # where a time limit ended a game
+        # Where the last rollout ended.
         obs[0], starts[0], rollout_state = obs[-1], starts[-1], state
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
         # More environments vary a batch; rollouts go on where the last ended, in mid-episode too.
         for t in range(args.num_steps):
-            step = slice(t, t + 1)  # a sequence of one
+            global_step += args.num_envs
+            now = slice(t, t + 1)  # a sequence of one step
             with torch.no_grad():
-                logits[step], values[step], state = agent(obs[step], starts[step], state)
+                logits[now], values[now], state = agent(obs[now], starts[now], state)
             actions[t] = draw(logits[t], noise[t])
-            rewards[t], terminated[t], truncated[t] = envs.step(actions[t].tolist(), rng)
+            for i, (env, action) in enumerate(zip(envs, actions[t].tolist())):
+                raw_obs[i], rewards[t, i], failed, cut_off, _ = env.step(action)
+                terminated[t, i], truncated[t, i] = failed, cut_off
+                if cut_off:
+                    final_obs.append(raw_obs[i].copy())
+                    final_states.append(state[:, i])
+                if failed or cut_off:
+                    if env.is_over():
+                        raw_obs[i] = env.begin(rng.integers(2**31).item())
+                    else:
+                        raw_obs[i], _ = env.reset()  # the next life
+                    episodes += [{"global_step": global_step, **x} for x in env.new_scores()]
             # Where a life or game has ended, this is the first observation of the next one.
-            obs[t + 1] = torch.from_numpy(envs.obs)
+            obs[t + 1] = torch.from_numpy(raw_obs)
             starts[t + 1] = torch.from_numpy(terminated[t] | truncated[t])
-            if truncated[t].any():
-                final_obs.append(envs.final_obs[truncated[t]])
-                final_states.append(state[:, truncated[t]])
-        rollout_time = time.perf_counter()
 
         # --- Advantages: log-probabilities and what comes next, then GAE ---
         torch.set_num_threads(args.torch_threads)
@@ -633,26 +624,29 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         # What a limit cuts off had a future, worth the value of its last observation; ppo2 says 0.
         if args.truncation_is_terminal:
             terminated |= truncated
-        b_rewards, b_terminated, b_done = (
+        b_rewards, b_done = (
             torch.tensor(x, dtype=torch.float32, device=device)
-            for x in (rewards, terminated, terminated | truncated)
+            for x in (rewards, terminated | truncated)
         )
         with torch.no_grad():
-            old_logprobs, _ = categorical(logits, actions)  # (T, N)
-            # Where an episode ended, values[t + 1] belongs to the next one: `gae` masks it by
-            # `terminated`, and after a time limit the value of the final observation replaces it.
+            logprobs, _ = categorical(logits, actions)  # (T, N)
+            # What follows a step is worth the value of the next observation. Where the episode
+            # ended, that one belongs to another episode: after a time limit the value of the final
+            # observation replaces it, and after a failure nothing follows.
             next_values = torch.cat([values[1:], agent.get_value(obs[-1:], starts[-1:], state)])
             if final_obs:
-                b_final_obs = torch.tensor(np.concatenate(final_obs), device=device)[None]
+                b_final_obs = torch.tensor(np.stack(final_obs), device=device)[None]
                 no_starts = torch.zeros(b_final_obs.shape[:2], device=device)
-                final_state = torch.cat(final_states, dim=1)
-                next_values[truncated] = agent.get_value(b_final_obs, no_starts, final_state)[0]
+                b_final_states = torch.stack(final_states, dim=1)
+                final_values = agent.get_value(b_final_obs, no_starts, b_final_states)
+                next_values[truncated] = final_values[0]
+            next_values[terminated] = 0.0
             advantages, returns = gae(
-                b_rewards, values, next_values, b_terminated, b_done, args.gamma, args.gae_lambda
+                b_rewards, values, next_values, b_done, args.gamma, args.gae_lambda
             )
 
         # --- Update: K epochs of minibatches ---
-        frac = 1 - (iteration - 1) / args.num_iterations  # 1 in the first one, 1/U in the last
+        frac = 1 - (iteration - 1) / num_iterations  # 1 in the first iteration, 1/U in the last
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps find the way; small ones at the end settle what noise would undo.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
@@ -660,391 +654,299 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         # The policy may move less and less, as the annealed step size lets it.
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
-        # What changes during a run: the numbers in `args` are constants of the compiled loss.
-        scheduled = {"learning_rate": learning_rate, "clip_coef": clip_coef}
-        schedule = {name: torch.tensor(x, device=device) for name, x in scheduled.items()}
+        schedule = {"clip_coef": torch.tensor(clip_coef, device=device)}
         batch = [obs[:-1], starts[:-1], rollout_state]  # games on the second axis
-        batch += [actions, old_logprobs, values, advantages, returns]
-        mb_metrics = []
+        batch += [actions, logprobs, values, advantages, returns]
+        mb_metrics: list[Tensors] = []
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(args.num_envs), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Many small steps learn more from a batch than one; here they are of whole games.
-            for mb in order.chunk(args.num_minibatches):
-                mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
-            epoch_kl = means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"]
+            minibatches = order.chunk(args.num_minibatches)
+            epoch = [update(agent, adam, batch, mb, schedule, args) for mb in minibatches]
+            mb_metrics += epoch
             # Extra: early stopping (early_stop_kl) [Spinning Up: each step, at 1.5 times a target]
             # Clipping does not hold a policy that has left already: stopping does.
-            if epoch_kl > args.early_stop_kl:
+            if means(epoch)["losses/approx_kl"] > args.early_stop_kl:
                 break
-        with torch.no_grad():  # of one environment, since all would take a tenth of the update
-            one = (x[:, :1] for x in batch[:4])
-            logratio = agent.evaluate_actions(*one)[0] - old_logprobs[:, :1]
-        metrics = means(mb_metrics) | {f"charts/{name}": x for name, x in scheduled.items()}
-        update_time = time.perf_counter()
 
         # --- Log and save ---
-        came = outcomes(b_rewards, next_values, b_terminated, b_done, args.gamma)
-        metrics |= means([compare(logratio, advantages, values, came)])
+        following = next_values.masked_fill(torch.tensor(terminated, device=device), 0.0)
+        observed = observed_returns(b_rewards, following, b_done, args.gamma)
+        with torch.no_grad():  # of one environment, since all would take a tenth of the update
+            one = (x[:, :1] for x in batch[:4])
+            logratio = agent.evaluate_actions(*one)[0] - logprobs[:, :1]
+        metrics = means(mb_metrics) | means([diagnose(logratio, advantages, values, observed)])
         metrics |= {
-            "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
-            "policy/entropy_share": metrics["losses/entropy"] / math.log(num_actions),
+            "losses/explained_variance": 1 - (advantages.var() / (returns.var() + 1e-8)).item(),
+            "check/entropy_share": metrics["losses/entropy"] / math.log(num_actions),
             "check/first_kl": mb_metrics[0]["losses/approx_kl"].item(),  # ratios are 1 there
-            "advantages/std": advantages.std(correction=0).item(),
-            "charts/epochs": len(mb_metrics) // args.num_minibatches,
-            "charts/SPS": args.batch_size / (update_time - start_time),
-            "charts/SPS_rollout": args.batch_size / (rollout_time - start_time),
-            "charts/SPS_update": args.batch_size / (update_time - rollout_time),
+            "charts/learning_rate": learning_rate,
+            "charts/SPS": batch_size / (time.perf_counter() - start_time),
         }
-        history.append({"global_step": envs.global_step, **metrics})
-        warn(history)
-        log(writer, history[-1], envs.episodes[first_episode:])
-        recent = [episode["return"] for episode in envs.episodes[-100:]] or [math.nan]
-        progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
-        if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
-            content = {"agent": agent.state_dict(), "adam": adam.state_dict()["state"]}
-            content |= {"num_actions": num_actions, "env_name": args.env_id, "updates": history}
-            content |= {"starts": starts[-1], "state": state, **envs.state()}
-            save_checkpoint(run_dir, args, content)
+        history.append({"global_step": global_step, **metrics})
+        log(writer, history, episodes, progress)
+        stopping = STOP.is_set() or iteration == num_iterations
+        if stopping or iteration % args.checkpoint_interval == 0:
+            content = {"agent": agent.state_dict(), "sizes": [num_actions]}
+            content |= {"adam": adam.state_dict(), "raw_obs": torch.tensor(raw_obs)}
+            content |= {"running": [(*env.start, env.actions) for env in envs]}
+            content |= {"starts": starts[-1].clone(), "state": state}
+            save_checkpoint(run_dir, args, content | {"episodes": episodes, "updates": history})
+        if stopping:
+            break
     writer.close()
-    results = {"agent": agent, "episodes": envs.episodes, "updates": history}
+    results = {"agent": agent, "episodes": episodes, "updates": history}
     return {**results, "args": args, "run_dir": run_dir}
 
 
 # === The algorithm ends here ===
-# Below: games whose running episodes can be played again, the folder of a run and its
-# checkpoints, the compiled loss, warnings, the use of a trained policy, the command line.
+# Below: games and how they are played again, metrics and warnings, logs and checkpoints, the use
+# of a policy, `main`.
 
 SCRIPT = Path(__file__).stem
+STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
 
-# Metric, its lowest and highest healthy value, patience in iterations, what to do.
+# Metric, its lowest and highest healthy value, for how many steps of the environments it must have
+# been outside, what to do.
 HEALTH = [
-    ("losses/approx_kl", 0, 0.05, 1, "Too far: lower --learning-rate; check ratio and clipping."),
-    ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
-    ("losses/value_clipfrac", 0, 0.8, 20, "Clipping holds the values: try --no-clip-vloss."),
-    ("check/first_kl", -1, 1e-3, 1, "Ratios differ from 1 before any step: check the batch."),
-    ("check/values", 0.25, 1, 20, "Values explain little: check shapes, scale rewards."),
-    ("check/value_bias", -1, 0.6, 10, "Values are far off what came: check V at episode ends."),
-    ("check/advantages", 0.25, 1, 10, "Advantages do not fit later rewards: check GAE, V(s')."),
-    ("check/update", 0.02, 1, 20, "Good actions got no likelier: check signs, reshapes."),
-    ("losses/grad_norm", 0, 100, 1, "Exploding: lower --learning-rate; is the ratio always 1?"),
-    ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
-    ("policy/entropy_share", 0.01, math.inf, 1, "Exploration has ended: raise --ent-coef."),
+    ("losses/approx_kl", -1, 0.05, 0, "Updates go too far: lower --learning-rate; check clipping."),
+    ("check/values", 0.25, 1, 19_456, "Values explain little: check shapes, scale rewards."),
+    ("check/value_bias", -1, 0.6, 9_216, "Values are far off returns: check V at episode ends."),
+    ("check/update", 0.02, 1, 19_456, "Good actions got no likelier: check signs and reshapes."),
+    ("check/entropy_share", 0.01, math.inf, 0, "Exploration has ended: raise --ent-coef."),
 ]
 
 
+# Copied from ppo_continuous_action.py
+def choose_device(args: Any) -> torch.device:
+    """Where networks learn: the GPU if there is one and nothing else was asked for."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
+    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
 # Copied from ppo_atari.py
-def make_game(args: Args, filmed: bool) -> gym.Env:
-    """Make one game as the console shows it, frame by frame; raise ValueError if there is none."""
+def check_bfloat16(args: Args, device: torch.device) -> None:
+    """Refuse bfloat16 on processors that only emulate it."""
+    emulated = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    if args.bfloat16 and emulated:
+        raise UsageError("Without AVX-512, bfloat16 is ten times slower: take --no-bfloat16.")
+
+
+# Copied from ppo_atari.py
+def make_game(args: Args) -> gym.Env:
+    """Make one game as the console shows it, frame by frame."""
     import ale_py
     import cv2
 
     gym.register_envs(ale_py)
     cv2.setNumThreads(1)  # an image this small is resized faster than threads are woken
+    if args.env_id in ("Backgammon", "VideoCheckers"):
+        raise UsageError(f"{args.env_id} has no no-op, with which games begin here.")
     games = [x[len("ALE/") : -len("-v5")] for x in gym.registry if x.startswith("ALE/")]
-    if args.env_id not in games or args.env_id in ("Backgammon", "VideoCheckers"):
-        near = difflib.get_close_matches(args.env_id, games, n=1, cutoff=0)[0]
-        raise ValueError(f"No Atari game with a no-op is called {args.env_id}: try {near}.")
+    if args.env_id not in games:
+        near = difflib.get_close_matches(args.env_id, games, n=1, cutoff=0.7)
+        others = "for vectors of numbers see ppo_multidiscrete.py or ppo_continuous_action.py"
+        hint = f"did you mean {near[0]}?" if near else f"{others}."
+        raise UsageError(f"{args.env_id} is no Atari game: {hint}")
     return gym.make(
         f"ALE/{args.env_id}-v5",
         frameskip=1,  # MaxAndSkip repeats the actions
         repeat_action_probability=args.sticky_actions,
         full_action_space=False,
         max_num_frames_per_episode=None,  # TimeLimit counts the agent's steps
-        render_mode="rgb_array" if filmed else None,
+        render_mode="rgb_array" if args.capture_video else None,
         disable_env_checker=True,
     )
 
 
-class Environments:
-    """N games stepped in turn; where a life or a game ends, the next begins in the same step.
+# Copied from ppo_atari.py
+class ReplayableGame(gym.Wrapper):
+    """A game that knows how it began, and its actions since then, through all its lives.
 
-    A game is its seed, the emulator's random numbers when it begins, and its actions. They are kept
-    while it runs: a resumed run plays them again, through all its lives, and is where it was.
+    A resumed run plays these again and is where it was.
     """
 
-    def __init__(self, envs: list[gym.Env]) -> None:
-        self.envs = envs
-        self.obs = np.zeros((len(envs), *envs[0].observation_space.shape), dtype=np.uint8)
-        self.final_obs = self.obs.copy()  # where a life or a game has just ended
-        self.running: list[dict[str, Any]] = [{} for _ in envs]
-        self.episodes: list[dict[str, Any]] = []  # the finished games
-        self.global_step = 0
+    def load(self, seed: int) -> np.ndarray:
+        """Load the game, which seeds the emulator's random numbers, and begin it."""
+        self.unwrapped.reset(seed=seed)
+        return self.begin(seed)
 
-    def begin(self, i: int, seed: int) -> None:
-        """Begin a game in environment i."""
-        game = self.envs[i].unwrapped
-        # `reset(seed=seed)` would also load the game again, which takes 18 times as long.
-        game.np_random = np.random.default_rng(seed)
-        emulator = game.ale.cloneState(include_rng=True).__getstate__()
-        self.running[i] = {"seed": seed, "emulator": emulator, "actions": []}
-        self.obs[i], _ = self.envs[i].reset()
+    def begin(self, seed: int, emulator: bytes = b"", actions: Iterable[int] = ()) -> np.ndarray:
+        """Begin a game and take these actions; return the observation after them.
 
-    def advance(self, i: int, action: int) -> tuple[float, bool, bool]:
-        """Take one step in environment i; return its clipped reward, terminated, truncated."""
-        self.obs[i], reward, terminated, truncated, _ = self.envs[i].step(action)
-        self.running[i]["actions"].append(action)
-        if terminated or truncated:
-            self.final_obs[i] = self.obs[i]
-            if not self.envs[i].get_wrapper_attr("game_over"):
-                self.obs[i], _ = self.envs[i].reset()  # the next life
-        return reward, terminated, truncated
-
-    def reset(self, rng: np.random.Generator) -> None:
-        """Load the games and begin them."""
-        for i, env in enumerate(self.envs):
-            seed = rng.integers(2**31).item()
-            env.unwrapped.reset(seed=seed)  # the emulator's random numbers go on from here
-            env.set_wrapper_attr("game_over", True)  # a replay may have left it in a game
-            self.begin(i, seed)
-
-    def step(self, actions: list[int], rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Take one step, and begin new games where some are over.
-
-        Returns rewards, terminated, truncated (N,). In `obs` is then the first stack of a new life
-        or game where one has begun, and in `final_obs` the last one of the old.
+        The seed is that of the no-ops. The emulator's random numbers go on from the last game, or
+        from the given state of it.
         """
-        self.global_step += len(self.envs)
-        rewards, (terminated, truncated) = np.zeros(len(actions)), np.zeros((2, len(actions)), bool)
-        for i, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
-            rewards[i], terminated[i], truncated[i] = self.advance(i, action)
-            if terminated[i] or truncated[i]:
-                if env.get_wrapper_attr("game_over"):
-                    self.begin(i, rng.integers(2**31).item())
-                scores = env.get_wrapper_attr("scores")  # of none, one, or more in a short game
-                self.episodes += [{"global_step": self.global_step, **x} for x in scores]
-                scores.clear()
-        return rewards, terminated, truncated
-
-    def state(self) -> dict[str, Any]:
-        """The running games, for `replay`, and the finished ones."""
-        running = [{**x, "actions": torch.tensor(x["actions"])} for x in self.running]
-        state = {"running": running, "obs": torch.tensor(self.obs)}
-        return {**state, "episodes": self.episodes, "global_step": self.global_step}
-
-    def replay(self, state: dict[str, Any]) -> bool:
-        """Play the running games of `state` again; return whether they came out the same."""
         from ale_py import ALEState
 
-        self.episodes, self.global_step = state["episodes"], state["global_step"]
-        for i, (env, running) in enumerate(zip(self.envs, state["running"], strict=True)):
-            env.unwrapped.ale.restoreState(ALEState(running["emulator"]))
-            self.begin(i, running["seed"])
-            for action in running["actions"].tolist():
-                self.advance(i, action)
-                if env.get_wrapper_attr("game_over"):
-                    break
-            env.get_wrapper_attr("scores").clear()  # noted already
-        same = np.array_equal(self.obs, state["obs"].numpy())
-        if not same:
-            print("The games do not repeat themselves: new ones begin.")
-        return same
+        ale = self.unwrapped.ale
+        if emulator:
+            ale.restoreState(ALEState(emulator))
+        emulator = ale.cloneState(include_rng=True).__getstate__()
+        self.start, self.actions = (seed, emulator), []
+        # `reset(seed=seed)` would also load the game again, which takes 18 times as long.
+        self.unwrapped.np_random = np.random.default_rng(seed)
+        self.set_wrapper_attr("game_over", True)  # also where another game is running
+        obs, _ = self.reset()
+        for action in actions:
+            obs, _, terminated, truncated, _ = self.step(action)
+            if terminated or truncated:
+                obs, _ = self.reset()  # the next life
+        return obs
+
+    def step(self, action: int) -> tuple:
+        """Take one step, and remember its action."""
+        self.actions.append(action)
+        return self.env.step(action)
+
+    def is_over(self) -> bool:
+        """Whether the whole game has ended, and not only a life."""
+        return self.get_wrapper_attr("game_over")
+
+    def new_scores(self) -> list[dict[str, float]]:
+        """The scores of games that have ended since the last call."""
+        scores = self.get_wrapper_attr("scores")
+        return [scores.pop(0) for _ in range(len(scores))]
+
+
+# Copied from ppo_atari.py
+def replay_games(envs: list[ReplayableGame], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
+    """Play the saved games again, up to `raw_obs` (N, k, 84, 84); return if they are the same."""
+    for i, game in enumerate(saved["running"]):
+        raw_obs[i] = envs[i].begin(*game)
+        envs[i].new_scores()  # are noted already
+    same = np.array_equal(raw_obs, saved["raw_obs"].numpy())
+    if not same:
+        print("The games do not repeat themselves, so new ones begin.")
+    return same
 
 
 # Copied from ppo_continuous_action.py
-def outcomes(
-    rewards: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: float
-) -> Tensor:
-    """What came of each step: the discounted rewards until its episode ended, (T, N) like all.
+def means(rows: list[Tensors]) -> dict[str, float]:
+    """Mean of each metric over the minibatches of all rows."""
+    return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
+
+
+# Copied from ppo_continuous_action.py
+def observed_returns(rewards: Tensor, next_values: Tensor, done: Tensor, gamma: float) -> Tensor:
+    """The discounted rewards that followed each step until its episode ended, (T, N) like all.
 
     V stands for what a time limit or the end of the rollout cuts off. Shares no line with `gae`.
     """
     columns = []
-    for steps in torch.stack([rewards, next_values * (1 - terminated), done], dim=-1).unbind(1):
-        came: list[float] = []  # plain numbers, of which a loop is much faster
+    for steps in torch.stack([rewards, next_values, done], dim=-1).unbind(1):
+        found: list[float] = []  # plain numbers, of which a loop is much faster
         for reward, rest, ended in reversed(steps.tolist()):
-            came.append(reward + gamma * (rest if ended or not came else came[-1]))
-        columns.append(came[::-1])
+            found.append(reward + gamma * (rest if ended or not found else found[-1]))
+        columns.append(found[::-1])
     return torch.tensor(columns).T.to(rewards)
 
 
 # Copied from ppo_continuous_action.py
-def compare(logratio: Tensor, advantages: Tensor, values: Tensor, came: Tensor) -> Tensors:
-    """Metrics of values, advantages and the policy's update beside what `came`, all (T, N).
+def diagnose(logratio: Tensor, advantages: Tensor, values: Tensor, observed: Tensor) -> Tensors:
+    """Metrics of the values beside the observed returns, and of the policy's update, all (T, N).
 
     `logratio` is that of the whole update; it may be of the first environments only.
     """
-    errors, targets = values - came, values + advantages
-    rewarded = advantages[:, : logratio.shape[1]]
+    targets, rewarded = values + advantages, advantages[:, : logratio.shape[1]]
     # Explained variance; what varies by less than a tenth of its size need not be explained.
     variance = targets.var() + 0.01 * targets.square().mean() + 1e-8
     return {
         "check/values": 1 - advantages.var() / variance,
-        "check/value_bias": errors.mean() / (came.square().mean().sqrt() + 1e-8),
-        "check/advantages": (normalize(advantages) * normalize(-errors)).mean(),
+        "check/value_bias": (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8),
         "check/update": (normalize(logratio) * normalize(rewarded)).mean(),
     }
 
 
 # Copied from ppo_continuous_action.py
-def warn(history: list[dict[str, float]]) -> None:
-    """Print what to do where a metric has just become unhealthy for `patience` iterations."""
-    for name, low, high, patience, sentence in HEALTH:
-        values = [x.get(name, math.nan) for x in history[-patience - 1 :]]
-        bad = [value < low or value > high for value in values]  # not where it is NaN
-        if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
-            tqdm.write(f"Warning: {name} is {history[-1][name]:.3g}. {sentence}")
-
-
-# Copied from ppo_continuous_action.py
-def log(writer: SummaryWriter, metrics: dict[str, float], ended: list[dict[str, Any]]) -> None:
-    """Write the metrics of an iteration, and the means of the episodes that ended in it."""
-    if ended:
-        means = {x: np.mean([episode[x] for episode in ended]) for x in ("return", "length")}
-        metrics = metrics | {f"charts/episodic_{name}": x for name, x in means.items()}
+def log(writer: SummaryWriter, history: list[dict], episodes: list[dict], progress: tqdm) -> None:
+    """Write the newest metrics; warn where one has been unhealthy for as long as `HEALTH` says."""
+    metrics = dict(history[-1])
+    now = metrics.pop("global_step")
+    if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
+        raise UsageError(f"Not finite at step {now}: {bad}. Check observations and rewards.")
+    if recent := episodes[-100:]:
+        for name in ("return", "length"):
+            metrics[f"charts/episodic_{name}"] = np.mean([x[name] for x in recent]).item()
+        progress.set_postfix_str(f"return {metrics['charts/episodic_return']:.1f}", refresh=False)
     for name, value in metrics.items():
-        writer.add_scalar(name, value, metrics["global_step"])
+        writer.add_scalar(name, value, now)
+    for name, low, high, patience, advice in HEALTH:
+        ago: list[int] = []  # how many steps ago it has been unhealthy, without a break
+        for row in reversed(history):
+            if low <= row[name] <= high:
+                break
+            ago.append(now - row["global_step"])
+        if ago and ago[-1] >= patience and (len(ago) == 1 or ago[-1] - ago[1] < patience):  # once
+            tqdm.write(f"Warning: {name} is {metrics[name]:.3g}. {advice}")
 
 
 # Copied from ppo_continuous_action.py
-def learned(agent: nn.Module) -> list[nn.Parameter]:
-    """The parameters that learn; a frozen part of the agent has requires_grad = False."""
-    return [x for x in agent.parameters() if x.requires_grad]
-
-
-# Copied from ppo_atari.py
-def loss_and_gradients(loss_function: Callable, agent: nn.Module, *rest: Any) -> Tensor:
-    """The loss and its gradients, one vector, of a copy of the agent."""
-    agent = copy.deepcopy(agent)
-    loss, _ = loss_function(agent, *rest)
-    gradients = torch.autograd.grad(loss, learned(agent), materialize_grads=True)
-    return torch.cat([x.detach().flatten() for x in (loss, *gradients)])
-
-
-# Copied from ppo_continuous_action.py
-def compiled(function: Callable, effect: Callable) -> Callable:
-    """Compile `function` into one graph when it is first called; where that fails, go on without.
-
-    The first call is checked: `effect(function, *args)`, a tensor, is to be the same of both. What
-    the graph took for a constant, as the numbers in `args`, and finds changed later is named.
-    """
-    torch.compiler.reset()  # an earlier run in this process may have had other settings
-    torch._dynamo.config.error_on_recompile = True
-    torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
-    torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
-    # Those that tell what changed; all 280 would take a fifth of an update.
-    guards = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_LENGTH"}
-    options = {"guard_filter_fn": lambda found: [x.guard_type in guards for x in found]}
-    options |= {"size_asserts": False, "cpp_wrapper": not torch.cuda.is_available()}
-    fastest, checked = torch.compile(function, fullgraph=True, options=options), False
-
-    def call(*args: Any) -> Any:
-        nonlocal fastest, checked
-        try:
-            if not checked:
-                tqdm.write("Compiling the update, which takes some 20 seconds the first time.")
-                expected, found = effect(function, *args), effect(fastest, *args)
-                if not (found - expected).norm() <= 0.01 * expected.norm():  # NaN is no match
-                    raise ValueError("compiled it computes something else")
-                checked = True
-            return fastest(*args)
-        except Exception as error:  # whatever a compiler can raise; the agent is as it was
-            if fastest is function:
-                raise
-            constant = re.search(r"- \d+/\d+: (.+?) +#", str(error))
-            if constant:
-                reason = f"it was compiled for {constant[1]}; what changes goes into `schedule`"
-            else:
-                reason = " ".join(str(error).split())[:300]
-            tqdm.write(f"Warning: from now on the update is not compiled, slower: {reason}")
-            fastest, checked = function, True
-            return function(*args)
-
-    return call
-
-
-# Copied from ppo_continuous_action.py
-def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over minibatches; raise ValueError if one is not finite."""
-    metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
-    if not all(map(math.isfinite, metrics.values())):
-        raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
-    return metrics
-
-
-# Copied from ppo_continuous_action.py
-def details(args: Args) -> str:
-    """The implementation details with the settings in force here and their lines, as Markdown."""
+def details(args: Any) -> str:
+    """The implementation details with their lines and the values of their settings."""
     tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
-    table = ["| detail | name | in force | line |", "|---|---|---|--:|"]
+    rows = []
     for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
         if match := tag.match(text):
-            settings, off = [], False
-            for sign, name in re.findall(r"(not )?(\w+)", match[3] or ""):
-                value = getattr(args, name, "no setting")  # as in a copy that has dropped it
-                off |= (value is False or value in (None, math.inf, "none")) != bool(sign)
-                settings.append(f"{name}={value}")
-            in_force = ("off: " if off else "") + ", ".join(settings) or "on"
-            table.append(f"| {match[1]} | {match[2].strip()} | {in_force} | {line} |")
-    return "\n".join(table)
+            names = re.findall(r"\w+", (match[3] or "").replace("not ", ""))
+            settings = [f"{x}={getattr(args, x, 'no setting')}" for x in names]
+            rows.append(f"{match[1]:9} line {line}: {match[2].strip()} {', '.join(settings)}")
+    return "\n".join(rows)
 
 
 # Copied from ppo_continuous_action.py
-def open_run(
-    args: Args, env_name: str, fixed: list[str]
-) -> tuple[Path, dict[str, Any], SummaryWriter]:
-    """Folder, checkpoint ({} for a new run) and log; `fixed` are settings that must not change."""
-    began = f"{time.time_ns() // 10**6}-{os.getpid()}"
-    name = f"{env_name.replace('/', '-')}__{SCRIPT}__{args.seed}__{began}"
-    run_dir = Path(args.resume or f"runs/{args.run_name or name}")
-    saved = load_checkpoint(run_dir) if args.resume else {}
+def open_run(args: Args, env_name: str) -> tuple[Path, SummaryWriter, dict[str, Any] | None]:
+    """The folder of a run, its log, and the checkpoint if it is resumed."""
+    began = f"{env_name}__{SCRIPT}__{args.seed}__{time.time_ns()}"
+    run_dir = Path(args.resume or f"runs/{args.run_name or began}")
+    saved = load_checkpoint(run_dir)[2] if args.resume else None
     if not saved and (run_dir / "checkpoint.pt").exists():
-        raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    changed = [name for name in fixed if saved and saved["args"].get(name) != getattr(args, name)]
-    if changed or saved.get("env_name", env_name) != env_name:
-        raise ValueError(f"A resumed run cannot change {', '.join(changed) or 'its environment'}.")
-    print(f"Logs and checkpoints: {run_dir}")
-    config = dataclasses.asdict(args)
+        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
     if args.track:
         import wandb
 
+        about = {"id": run_dir.name, "name": run_dir.name, "config": dataclasses.asdict(args)}
         try:
-            wandb.init(id=run_dir.name, resume="allow", config=config, sync_tensorboard=True)
+            wandb.init(**about, resume="allow", sync_tensorboard=True)
         except wandb.Error as error:
-            raise ValueError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
+            raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     # What a killed run has logged after its last checkpoint is hidden.
-    writer = SummaryWriter(str(run_dir), purge_step=saved.get("global_step", 0) + 1)
-    writer.add_text("settings", "  \n".join(f"{name}: {config[name]}" for name in config))
-    writer.add_text("details", details(args))
-    return run_dir, saved, writer
+    first_step = saved["updates"][-1]["global_step"] + 1 if saved else 0
+    writer = SummaryWriter(str(run_dir), purge_step=first_step)
+    writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
+    print(f"Logs and checkpoints: {run_dir}")
+    return run_dir, writer, saved
 
 
 # Copied from ppo_continuous_action.py
-def save_checkpoint(run_dir: Path, args: Args, state: dict[str, Any]) -> None:
+def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
     """Write tensors and plain values into a file that is the old or the new one, never half."""
-    temporary = run_dir / "checkpoint.tmp"
-    torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, temporary)
-    os.replace(temporary, run_dir / "checkpoint.pt")
+    settings = {**dataclasses.asdict(args), "resume": None}
+    try:
+        torch.save({"args": settings, **state}, run_dir / "checkpoint.tmp")
+        os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+    except (OSError, RuntimeError) as error:  # torch has its own for a full disk
+        raise UsageError(f"The checkpoint in {run_dir} stays the last one: {error}") from error
 
 
 # Copied from ppo_continuous_action.py
-def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
-    """Read the checkpoint in a folder, running no code; raise ValueError if it is not sound."""
+def load_checkpoint(run_dir: str | Path) -> tuple[Args, Agent, dict[str, Any]]:
+    """The settings, the agent and all else that a run has saved; reading it runs no code."""
     path = Path(run_dir) / "checkpoint.pt"
-    if not path.exists():
-        raise ValueError(f"There is no {path}: the folder is another, or its run ended too early.")
     try:
         with zipfile.ZipFile(path) as file:
-            sound = file.testzip() is None  # torch.load does not look at the checksums
-        content = torch.load(path, map_location="cpu", weights_only=True) if sound else {}
-    except Exception:  # whatever a foreign or damaged file can raise
-        content = {}
-    if not isinstance(content, dict) or "script" not in content:
-        raise ValueError(f"{path} is damaged, or no checkpoint of a script like this one.")
-    # A renamed copy of the script is welcome; another algorithm has other settings.
-    if unknown := content["args"].keys() - {x.name for x in dataclasses.fields(Args)}:
-        made = f"{path} was made by {content['script']}.py"
-        raise ValueError(f"{made}, whose setting {min(unknown)} {SCRIPT}.py does not have.")
-    return content
-
-
-# Copied from ppo_continuous_action.py
-def load_weights(agent: nn.Module, saved: dict[str, Any]) -> None:
-    """Load parameters and buffers; raise ValueError if they are those of another network."""
-    try:
+            if broken := file.testzip():  # torch.load does not look at the checksums
+                raise ValueError(f"the checksum of {broken} is wrong")
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        args = Args(**saved["args"])
+        agent = Agent(*saved["sizes"], args)
         agent.load_state_dict(saved["agent"])
-    except RuntimeError as error:
-        raise ValueError(f"{saved['script']}.py has saved another network: {error}") from error
+    except Exception as error:  # whatever a missing, damaged or foreign file can raise
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
+        raise UsageError(f"{path} is missing, damaged or of another script: {reason}") from error
+    return args, agent, saved
 
 
 def load_policy(run_dir: str | Path) -> Callable[..., int]:
@@ -1054,9 +956,7 @@ def load_policy(run_dir: str | Path) -> Callable[..., int]:
     seen until `start` is true, as it must be for the first observation of each life or game.
     `policy(obs, start, rng)` draws the action with the generator.
     """
-    saved = load_checkpoint(run_dir)
-    agent = Agent(saved["num_actions"], Args(**saved["args"]))
-    load_weights(agent, saved)
+    _, agent, _ = load_checkpoint(run_dir)
     state = agent.initial_state(1)
 
     @torch.no_grad()
@@ -1070,70 +970,81 @@ def load_policy(run_dir: str | Path) -> Callable[..., int]:
     return policy
 
 
-def evaluate(args: Args) -> dict[str, dict[str, list]]:
-    """Play whole games with a trained policy; print, save and return what they came to.
-
-    Returns for each kind of action, "best" and "sampled", the `returns` and `lengths` of the games,
-    and writes them into evaluation.json.
-    """
-    saved, policy, results = load_checkpoint(args.evaluate), load_policy(args.evaluate), {}
-    names = {"evaluate", "eval_episodes", "capture_video", "seed"}
-    given = {x.name for x in dataclasses.fields(Args) if getattr(args, x.name) != x.default}
-    if ignored := given - names:
-        print(f"Taken from the run, not from here: {', '.join(sorted(ignored))}")
-    args = Args(**{**saved["args"], **{name: getattr(args, name) for name in names}})
-    for kind in ("best", "sampled"):
-        env = make_env(args, video=kind if args.capture_video else None)
-        games = env.get_wrapper_attr("scores")  # of those that are over
-        # No generator of training has a spawn key: [seed, 2**32] would be that of [seed, 0, 1].
-        rng = np.random.default_rng(np.random.SeedSequence(args.seed, spawn_key=(1,)))
-        (obs, _), start = env.reset(seed=rng.integers(2**31).item()), True
-        while len(games) < args.eval_episodes:  # each ends, by its time limit
-            action = policy(obs, start, rng if kind == "sampled" else None)
-            obs, _, terminated, truncated, _ = env.step(action)
+def evaluate(args: Args) -> list[float]:
+    """Play whole games with the most likely actions of a trained policy; return their returns."""
+    args = settings_of_run(args)
+    if args.capture_video:
+        print("Filming the first game, which may take minutes.")
+        warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
+    policy, env = load_policy(args.evaluate), ReplayableGame(make_env(args))
+    returns: list[float] = []
+    for seed in range(args.eval_episodes):
+        obs, start = env.load(seed), True
+        while not (scores := env.new_scores()):  # a game ends, by its time limit at the latest
+            obs, _, terminated, truncated, _ = env.step(policy(obs, start))
             start = terminated or truncated
-            if start:
-                obs, _ = env.reset()  # the next life or game
-        env.close()
-        played = {f"{name}s": [game[name] for game in games] for name in ("return", "length")}
-        said = [f"{name} {np.mean(x):.2f} ± {np.std(x):.2f}" for name, x in played.items()]
-        print(f"{kind} action: {', '.join(said)}")
-        results[kind] = played
-    Path(args.evaluate, "evaluation.json").write_text(json.dumps(results, indent=1) + "\n")
-    return results
+            if start and not env.is_over():
+                obs, _ = env.reset()  # the next life
+        returns.append(scores[0]["return"])
+    env.close()
+    print(f"Return {np.mean(returns):.1f} ± {np.std(returns):.1f} in {len(returns)} episodes")
+    return returns
+
+
+def settings_of_run(args: Args) -> Args:
+    """With --resume and --evaluate, the settings of that run but for a few; else those given."""
+    if not (folder := args.resume or args.evaluate):
+        return args
+    free = ["device", "details"]
+    free += ["resume", "total_timesteps", "checkpoint_interval", "track"] if args.resume else []
+    free += ["evaluate", "eval_episodes", "capture_video"] if args.evaluate else []
+    return dataclasses.replace(load_checkpoint(folder)[0], **{x: getattr(args, x) for x in free})
+
+
+# Copied from ppo_continuous_action.py
+def read_settings() -> Args:
+    """The command line; with --resume and --evaluate, its defaults are the settings of the run."""
+    folder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--resume", "--evaluate"):
+        folder.add_argument(flag, dest="folder")
+    folder = folder.parse_known_args()[0].folder
+    args = tyro.cli(Args, default=load_checkpoint(folder)[0] if folder else Args())
+    kept = vars(settings_of_run(args))
+    if other := [name for name, value in vars(args).items() if kept[name] != value]:
+        raise UsageError(f"{folder} has its own {other[0]}: leave that flag out.")
+    return args
+
+
+# Copied from ppo_continuous_action.py
+def interrupt(*_: Any) -> None:
+    """Answer Ctrl-C: finish and save this iteration; the next Ctrl-C stops at once."""
+    STOP.set()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tqdm.write("Finishing this iteration and saving it; Ctrl-C again stops at once.")
 
 
 def main() -> None:
-    """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
+    """Read the command line and run; what a user can mend is one sentence and exit code 2."""
+    os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")
     try:
-        args = tyro.cli(Args)
-        if args.resume and args.run_name:
-            raise ValueError("--resume goes on in the folder of the run: leave out --run-name.")
-        # Defaults are the settings of the run, and those of the paper, except for flags given.
-        defaults = load_checkpoint(args.resume)["args"] if args.resume else {}
-        defaults |= PAPER if args.paper else {}
-        args = tyro.cli(Args, default=Args(**defaults))
+        args = read_settings()
+        if args.paper and not (args.resume or args.evaluate):
+            args = tyro.cli(Args, default=Args(**PAPER))  # flags beside --paper win
         if args.details:
             print(details(args))
         elif args.evaluate:
             evaluate(args)
         else:
-            results = train(args)
-            last = [game["return"] for game in results["episodes"][-100:]]
-            mean = f"{np.mean(last):.1f}" if last else "unknown"
-            print(f"Return {mean}, the mean of the last {len(last)} games. Now:")
-            run_dir = results["run_dir"]
-            print(f"python {SCRIPT}.py --evaluate {run_dir}; tensorboard --logdir {run_dir}")
-    except (ValueError, OSError, ImportError, gym.error.Error) as error:
+            signal.signal(signal.SIGINT, interrupt)
+            run_dir = train(args)["run_dir"]
+            todo = f"{'--resume' if STOP.is_set() else '--evaluate'} {run_dir}"
+            print(f"Now: python {SCRIPT}.py {todo}; or tensorboard --logdir {run_dir}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (UsageError, OSError, ImportError, gym.error.Error) as error:
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        if isinstance(error, ValueError) and not place.line.startswith("raise"):  # in changed code
-            hint += f" ({place.filename}, line {place.lineno})"
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("Stopped: --resume with the folder above goes on, if it has a checkpoint already.")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

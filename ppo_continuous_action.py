@@ -92,9 +92,7 @@ class Args:
     track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
     checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
     resume: Folder | None = None  # continue the run in this folder, with its settings
-    evaluate: Folder | None = (
-        None  # play episodes with the policy in this folder instead of training
-    )
+    evaluate: Folder | None = None  # play episodes with the policy in this folder, train nothing
     eval_episodes: PositiveInt = 10  # how many, with --evaluate
     capture_video: bool = False  # film the first of them, with --evaluate
     details: bool = False  # print the implementation details with their values here, and exit
@@ -517,7 +515,8 @@ def train(
                 break
 
         # --- Log and save ---
-        observed = observed_returns(b_rewards, next_values, b_done, args.gamma)
+        following = next_values.masked_fill(torch.tensor(terminated, device=device), 0.0)
+        observed = observed_returns(b_rewards, following, b_done, args.gamma)
         with torch.no_grad():
             logratio = agent.evaluate_actions(b_obs[:-1], b_actions)[0] - logprobs
         metrics = means(mb_metrics) | means([diagnose(logratio, advantages, values, observed)])
@@ -558,7 +557,7 @@ STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
 # been outside, what to do.
 HEALTH = [
     ("losses/approx_kl", -1, 0.05, 0, "Updates go too far: lower --learning-rate; check clipping."),
-    ("check/acting", -1, 1e-3, 0, "`actor` and `evaluate_actions` disagree: make them one policy."),
+    ("check/acting", -1, 1e-5, 0, "`actor` and `evaluate_actions` disagree: make them one policy."),
     ("check/values", 0.25, 1, 38_912, "Values explain little: check shapes, scale rewards."),
     ("check/value_bias", -1, 0.6, 18_432, "Values are far off returns: check V at episode ends."),
     ("check/update", 0.02, 1, 14_336, "Good actions got no likelier: check signs and reshapes."),

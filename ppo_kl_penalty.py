@@ -8,51 +8,44 @@
 
     python ppo_kl_penalty.py --env-id HalfCheetah-v4
 
-The other objective of Schulman et al. 2017 (arXiv 1707.06347, section 4): no ratio is clipped, but
-the policy pays beta * KL(old || new) for leaving the one that has collected the data. Tags K1-K3
-mark what this takes; all else is ppo_continuous_action.py. The paper's Table 1 (normalized score,
-clipping 0.82) has for adaptive betas with targets of 0.003, 0.01, 0.03: 0.68, 0.74, 0.71; for
-fixed ones 0.62 to 0.72; for neither clipping nor penalty -0.39 (`--kl-mode none`).
+`uv run` installs what it needs; without uv, `pip install` the packages named above.
 
-New here: `Agent.evaluate_actions` (it returns the means too), `penalized_policy_loss`,
-`gaussian_kl`, `paper_kl_coef`, `clipped_value_loss`, `kl_penalty_loss`, `kl_penalty_update`, and
-in `train` the old policy's means and log stds, and beta.
+The other objective of Schulman et al. 2017 (arXiv 1707.06347, section 4). The ratio of new to old
+probabilities is not clipped; instead the policy pays beta * KL(old || new) for leaving the policy
+that has collected the data. Beta is adapted after the last epoch of each update, for the next one.
+The tags K1-K3 mark what this takes; all else is ppo_continuous_action.py, which explains PPO.
+
+The paper's Table 1 has normalized scores: 0.82 with clipping; 0.68, 0.74, 0.71 with an adaptive
+beta and targets of 0.003, 0.01, 0.03; 0.62 to 0.72 with a fixed beta (`--kl-mode fixed`); -0.39
+with neither clipping nor penalty (`--kl-mode none`). Two things are not from the paper: beta has
+limits (`KL_COEF_MIN`, `KL_COEF_MAX`), and the value function keeps its own clipping (detail 9).
 
 The rest follows ppo2 = openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et
-al. 2022) numbers what it takes to reproduce it. Each is a comment above the statement that does it,
-with its settings in parentheses, its place below baselines/ in brackets, and in the next line its
-reason; `--details` lists them. Here are 1-13 (core) without 8, and 23-31 (continuous actions); 8 is
+al. 2022) numbers what it takes to reproduce ppo2. Each detail is a comment above its statement: the
+settings concerned in parentheses, the place below baselines/ in brackets, the reason in the next
+line; `--details` lists them. Here are 1-13 (core) without 8, and 23-31 (continuous actions); 8 is
 in ppo_continuous_action.py, 14-22 are in ppo_atari.py, 32-36 in ppo_atari_lstm.py, 37 in
 ppo_multidiscrete.py.
 
-Training is U iterations. Each has a rollout, T = num_steps steps in each of N = num_envs
-environments, and an update, K = update_epochs epochs over its T*N samples in minibatches of B, one
-call of `kl_penalty_update` each. Actions are vectors of A floats, observations are flattened to D.
-
-Beta changes after the last epoch of an update, for the next one, as the paper says. Not from it are
-the limits of beta (`KL_COEF_MIN`), and that the value function keeps its own clipping (detail 9),
-which is no part of the policy's objective.
-
-Deviations from ppo2: where a time limit cuts an episode off, the value of its final observation
-stands for the rest (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount
-`--gamma`, there always with 0.99; the KL is logged exactly and as k3 (see `approx_kl`), not as k2;
-orthogonal matrices come from a QR decomposition, not an SVD (up to signs equal in distribution);
-each episode has a seed of its own; NaN actions are not replaced by 0.
+Deviations from ppo2: after a time limit, the value of the final observation stands for the rewards
+that were cut off (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount
+`--gamma`, there always with 0.99; the KL is logged exactly and as k3, not as k2; orthogonal
+matrices come from a QR decomposition, not an SVD (equal in distribution up to signs); each episode
+has a seed of its own; NaN actions are not replaced by 0.
 """
 
-import contextlib
-import copy
+import argparse
 import dataclasses
-import json
 import math
 import os
 import re
+import signal
 import sys
+import threading
 import time
-import traceback
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -72,28 +65,23 @@ from tqdm import tqdm
 
 Tensors = dict[str, Tensor]
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
-# Twenty doublings from 1: farther out beta has no effect any more, or is all there is. HEALTH warns
-# one doubling before the upper one.
+# Numbers like 1e6 are fine for steps.
+Steps = Annotated[float, pydantic.Field(ge=1, le=1e15), pydantic.AfterValidator(int)]
+StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
+Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
+Folder = Annotated[str, pydantic.Field(min_length=1)]
+# Twenty doublings from 1: a beta beyond has no effect any more, or nothing else has one.
 KL_COEF_MIN, KL_COEF_MAX = 2.0**-20, 2.0**20
 KLCoef = Annotated[float, pydantic.Field(ge=KL_COEF_MIN, le=KL_COEF_MAX)]
 
 
+# Copied from ppo_continuous_action.py
+class UsageError(ValueError):
+    """Something that the user can mend; `main` prints it as one sentence."""
+
+
 @pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
-    # --- Experiment ---
-    seed: NonNegativeInt = 1  # seed of everything that is random in the run
-    total_timesteps: PositiveInt = 1_000_000  # of all environments; annealing stretches over them
-    run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
-    device: Literal["cpu", "cuda"] = "cpu"  # networks this small do not need a GPU
-    compile: bool = True  # compile the update into one graph, where there is a C++ compiler
-    track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
-    checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
-    resume: str | None = None  # continue the run in this folder; flags given beside it override
-    evaluate: str | None = None  # play episodes with the model in this folder instead of training
-    eval_episodes: PositiveInt = 10  # episodes of each policy, mean and sampled, with --evaluate
-    capture_video: bool = False  # film the first episode of each policy, with --evaluate
-    details: bool = False  # print the implementation details with their values here, and exit
-
     # --- Environment ---
     env_id: str = "HalfCheetah-v4"  # Gymnasium environment; actions best within about [-1, 1]
     num_envs: PositiveInt = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
@@ -103,11 +91,25 @@ class Args:
     scale_rewards: bool = True  # divide rewards by the running std of their discounted sum
     clip_reward: PositiveFloat = 10.0  # largest scaled reward [ppo2: 10; inf: off]
 
+    # --- Experiment ---
+    seed: NonNegativeInt = 1  # seed of everything that is random in the run
+    total_timesteps: Steps = 1_000_000  # of all environments; annealing stretches over them
+    run_name: Name | None = None  # folder below runs/; by default environment, script, seed, time
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
+    compile: bool = True  # compile the update, where there is a C++ compiler
+    track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
+    checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
+    resume: Folder | None = None  # continue the run in this folder, with its settings
+    evaluate: Folder | None = None  # play episodes with the policy in this folder, train nothing
+    eval_episodes: PositiveInt = 10  # how many, with --evaluate
+    capture_video: bool = False  # film the first of them, with --evaluate
+    details: bool = False  # print the implementation details with their values here, and exit
+
     # --- PPO ---
     num_steps: PositiveInt = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
     num_minibatches: PositiveInt = 32  # minibatches per epoch [ppo2: 32 for MuJoCo, 4 for Atari]
     update_epochs: PositiveInt = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
-    learning_rate: NonNegativeFloat = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
+    learning_rate: StepSize = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
     adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: Fraction = 0.99  # discount factor [paper: 0.99]
@@ -123,30 +125,13 @@ class Args:
     orthogonal_init: bool = True  # initialize orthogonally, heads with small gains; else PyTorch's
     shared_network: bool = False  # policy and value function share a trunk [ppo2: not for MuJoCo]
 
-    @property
-    def batch_size(self) -> int:
-        """Samples per iteration, T*N."""
-        return self.num_steps * self.num_envs
-
-    @property
-    def minibatch_size(self) -> int:
-        """Samples per gradient step, B."""
-        return self.batch_size // self.num_minibatches
-
-    @property
-    def num_iterations(self) -> int:
-        """Rollouts, each followed by an update (U)."""
-        return self.total_timesteps // self.batch_size
-
-    def check(self) -> None:
-        """Raise ValueError where settings do not fit together; their types limit single ones."""
-        batch = f"the batch of num_steps * num_envs = {self.batch_size} steps"
-        if self.batch_size % self.num_minibatches or self.minibatch_size < 2:
-            raise ValueError(f"--num-minibatches must divide {batch} into parts of at least two.")
-        if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must not be less than {batch}.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda needs a GPU and a build of PyTorch for it.")
+    def __post_init__(self) -> None:
+        batch = self.num_steps * self.num_envs
+        if batch % self.num_minibatches or batch > self.total_timesteps:
+            rule = "a multiple of num_minibatches, and not more than total_timesteps"
+            raise ValueError(f"num_steps * num_envs, here {batch}, must be {rule}.")
+        if self.capture_video and not self.evaluate:
+            raise ValueError("--capture-video films an evaluation: add --evaluate FOLDER.")
 
 
 # === Agent ===
@@ -192,7 +177,7 @@ class Agent(nn.Module):
     def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
         """Log-probabilities of actions (..., A) in obs (..., D), entropies, values, all (...).
 
-        Behind them the means (..., A), which the KL needs.
+        Behind them the means of the policy (..., A), which its KL needs.
         """
         mean = self.policy(obs)
         dist = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
@@ -203,51 +188,35 @@ class Agent(nn.Module):
 
 
 # Copied from ppo_continuous_action.py
-def actor(agent: Agent, low: np.ndarray, high: np.ndarray) -> Callable[..., tuple]:
-    """Make what acts, in training and after: the policy, fast. Make it anew after every update.
+def actor(agent: Agent) -> tuple[Callable, Callable]:
+    """Build the fast acting function, for training and deployment: the policy in NumPy.
 
-    Returns `act(obs, noise)` of normalized obs (N, D) and standard normal noise (N, A), 0 for the
-    most likely actions; it returns actions (N, A), as drawn and as the environment gets them.
+    So the policy stands twice, here to act and in `Agent.evaluate_actions` to learn, because NumPy
+    is five times as fast for a few rows. Another distribution must be written in both; the metric
+    check/acting shows whether they agree.
+
+    Returns `act(obs, noise)`, actions (N, A) of normalized obs (N, D) and standard normal noise
+    (N, A), 0 for the most likely ones; and `log_prob(obs, noise)`, the log-probabilities of the
+    same actions, for arrays of any number of leading dimensions.
     """
     mean, std = in_numpy(agent.policy), agent.log_std.exp().numpy(force=True)
 
-    def act(obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def act(obs: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
         # Detail 23/37: normal distribution [common/distributions.py L96-106]
-        # Actions are drawn around the network's output: trying others is how better ones are found.
-        drawn = mean(obs) + std * noise
-        # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
-        # The environment gets the clipped action, the batch the drawn one: only that has a density.
-        return drawn, np.minimum(np.maximum(drawn, low), high)  # np.clip is slower
+        # Actions are drawn around the network's output: trying others finds better ones.
+        return mean(obs) + std * noise
 
-    return act
+    def log_prob(obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        return -(0.5 * (noise**2 + math.log(2 * math.pi)) + np.log(std)).sum(-1)
+
+    return act, log_prob
 
 
 # === The math ===
 
 
 # Copied from ppo_continuous_action.py
-class RunningMeanStd:
-    """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
-
-    def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
-        self.mean, self.var, self.count = np.array(mean), np.array(var), count  # count: rows so far
-
-    def update(self, x: np.ndarray) -> None:
-        """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
-        # A reduction of one row would cost more than the rest of this function.
-        x_mean, x_var = (x[0], 0.0) if len(x) == 1 else (x.mean(axis=0), x.var(axis=0))
-        self.count += len(x)
-        delta, share = x_mean - self.mean, len(x) / self.count
-        self.mean = self.mean + delta * share
-        self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
-
-    def state(self) -> dict[str, Any]:
-        """Plain numbers, from which the same statistics can be made again."""
-        return {"mean": self.mean.tolist(), "var": self.var.tolist(), "count": self.count}
-
-
-# Copied from ppo_continuous_action.py
-def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndarray:
+def normalize_obs(obs: np.ndarray, stats: "RunningMeanStd", args: Args) -> np.ndarray:
     """Observations (N, D) in standard deviations from their running mean; updates nothing."""
     if not args.norm_obs:
         return obs
@@ -260,57 +229,29 @@ def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndar
 
 
 # Copied from ppo_continuous_action.py
-def scale_rewards(
-    rewards: np.ndarray, done: np.ndarray, discounted: np.ndarray, stats: RunningMeanStd, args: Args
-) -> np.ndarray:
-    """Divide rewards (T, N) by the std of the sum of past rewards, discounted by their age.
-
-    This can wait for the end of the rollout, because the policy never sees rewards. `done` (T, N)
-    marks the last steps of episodes. The `discounted` sums R = gamma R + r of the running ones
-    (N,), changed in place, and their statistics are carried on to the next rollout.
-    """
-    if not args.scale_rewards:
-        return rewards
-    scaled = np.empty_like(rewards)
-    for t, reward in enumerate(rewards):
-        discounted[:] = args.gamma * discounted + reward
-        stats.update(discounted)
-        # Detail 30/37: reward scaling (scale_rewards) [common/vec_env/vec_normalize.py L26-33]
-        # One learning rate then suits all tasks; subtracting a mean would make length pay, or cost.
-        scaled[t] = reward / math.sqrt(stats.var + 1e-8)
-        discounted[done[t]] = 0.0
-    # Detail 31/37: reward clipping (scale_rewards, clip_reward) [vec_normalize.py L32]
-    # One huge reward, early when the standard deviation is still small, must not ruin the values.
-    return np.clip(scaled, -args.clip_reward, args.clip_reward)
-
-
-# Copied from ppo_continuous_action.py
 def gae(
     rewards: Tensor,
     values: Tensor,
     next_values: Tensor,
-    terminated: Tensor,
     done: Tensor,
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation (Schulman et al. 2016, equations 11-16).
 
-    Tensors are (T, ...), time first: r_t, V(s_t), and V(s_{t+1}), which is that of the final
-    observation where an episode was truncated. Where `terminated` is 1 the future is worth 0;
-    where `done` is 1, for either reason, the sum stops.
+    Tensors are (T, N), time first: r_t, V(s_t), what the rest of the episode is worth after step t,
+    and 1 where the episode ended with that step, for whatever reason.
 
-    Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
+    Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, N).
     """
-    # Surprises: what a step brought beyond what was expected. A loop reads lists faster.
-    deltas = (rewards + gamma * next_values * (1 - terminated) - values).unbind()
-    decays = (gamma * gae_lambda * (1 - done)).unbind()
-    advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
-    for t in reversed(range(len(deltas))):
+    # Surprises: what a step brought beyond what was expected. A loop is fastest in NumPy.
+    advantages = (rewards + gamma * next_values - values).cpu()
+    sums, decays = advantages.numpy(), (gamma * gae_lambda * (1 - done)).numpy(force=True)
+    for t in reversed(range(len(sums) - 1)):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
         # A surprise (delta) counts less the later it comes; higher lambda: less bias, more noise.
-        advantages[t] = deltas[t] + decays[t] * advantages[t + 1]
-    advantages = torch.stack(advantages[:-1])
+        sums[t] += decays[t] * sums[t + 1]
+    advantages = advantages.to(values.device)
     return advantages, advantages + values
 
 
@@ -318,6 +259,15 @@ def gae(
 def normalize(x: Tensor) -> Tensor:
     """Shift and scale to mean 0 and std 1; population std (divisor n) as in ppo2."""
     return (x - x.mean()) / (x.std(correction=0) + 1e-8)
+
+
+# Copied from ppo_continuous_action.py
+def approx_kl(logratio: Tensor) -> Tensor:
+    """KL(old || new) from actions of the old policy, by k3 = mean(r - 1 - log r), r = new/old.
+
+    Unbiased, and less noisy than k1 = mean(-log r) (Schulman 2020, "Approximating KL divergence").
+    """
+    return (logratio.exp() - 1 - logratio).mean()
 
 
 def penalized_policy_loss(
@@ -350,7 +300,7 @@ def gaussian_kl(
 def paper_kl_coef(kl_coef: float, kl: float, penalty_kl: float) -> float:
     """The next beta: halved or doubled where the KL misses its target by a factor above 1.5.
 
-    The paper (section 4) sets no bounds, but 0 and infinity would be there for good.
+    The paper (section 4) sets no limits, but from 0 or infinity beta could not come back.
     """
     if kl < penalty_kl / 1.5:
         kl_coef /= 2
@@ -362,11 +312,7 @@ def paper_kl_coef(kl_coef: float, kl: float, penalty_kl: float) -> float:
 def clipped_value_loss(
     new_values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | Tensor
 ) -> Tensor:
-    """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
-
-    The gradient is zero where a value has moved by more than `clip_coef` since the rollout and is
-    nearer to its target than it would be at that distance.
-    """
+    """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half)."""
     # Detail 9/37: value function loss clipping (value_clip_coef) [ppo2/model.py L68-75]
     # One batch should not move values far. The range is absolute: it supposes scaled rewards.
     clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
@@ -374,20 +320,10 @@ def clipped_value_loss(
     return 0.5 * errors.mean()
 
 
-# Copied from ppo_continuous_action.py
-def approx_kl(logratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) from the old policy's actions by k3 = mean(r - 1 - log r), r new/old.
-
-    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
-    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
-    """
-    return (logratio.exp() - 1 - logratio).mean()
-
-
 def kl_penalty_loss(
     agent: Agent, minibatch: list[Tensor], schedule: Tensors, args: Args
 ) -> tuple[Tensor, Tensors]:
-    """Overall loss (paper, equation 9 with 8, negated), debug variables, most by CleanRL's names.
+    """Overall loss (paper, equation 9 with 8, negated for descent), and debug variables.
 
     The minibatch holds obs and actions (B, ...) and, computed by the agent that collected them,
     logprobs, values, advantages and returns (B,), means and log stds (B, A); `schedule` the numbers
@@ -405,54 +341,55 @@ def kl_penalty_loss(
     # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
     # Subtracting the entropy pays for staying random, where the policy would narrow too early.
     loss = pg_loss - args.ent_coef * entropies.mean() + args.vf_coef * v_loss
-    value_change = (values - old_values).abs()
     # Detail 12/37: debug variables [ppo2/model.py L87-88, L115-116]
     # The return says late that something is wrong, these say it early (`HEALTH`).
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
         "losses/entropy": entropies.mean(),
-        "losses/old_approx_kl": -logratio.mean(),  # k1
         "losses/approx_kl": approx_kl(logratio),
         "losses/kl": kl.mean(),
         # Nothing is clipped at 0.2: a yardstick, the clip range of ppo_continuous_action.py.
         "losses/clipfrac": ((logratio.exp() - 1).abs() > 0.2).float().mean(),
-        "losses/value_clipfrac": (value_change > args.value_clip_coef).float().mean(),
     }
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
-# Copied from ppo_continuous_action.py
-def bias_correction(step: int) -> float:
-    """What Adam's step is multiplied by, as its averages begin at 0; betas as in the update."""
-    return math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-
-
 def kl_penalty_update(
-    agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensors, args: Args
+    agent: Agent,
+    adam: Tensors,
+    batch: list[Tensor],
+    minibatches: list[Tensor],
+    schedule: Tensors,
+    args: Args,
 ) -> Tensors:
-    """One step of Adam, in place, on the rows `mb` (B,) of the batch (T*N, ...).
+    """One step of Adam, in place, for each of the minibatches, rows (B,) of the batch (T*N, ...).
 
-    Written out so that loss, gradient and step compile into one graph. `adam` has the averages of
-    the gradient and of its square, and the vector of all weights. The agent's parameters are views
-    of this vector: they change with it, and clipping and Adam are a few operations on vectors
-    instead of a dozen for every layer. Returns the metrics.
+    Written out, in place of loss.backward() and optimizer.step(), so that several steps compile
+    into one graph. `adam` has the vector of all weights, whose views are the agent's parameters,
+    the averages of its gradient and of the square of that, and the number of steps. Returns the
+    metrics, one number per minibatch.
     """
-    loss, metrics = kl_penalty_loss(agent, [x[mb] for x in batch], schedule, args)
-    # Without materializing, a part of the agent that the loss does not use would be an error.
-    gradients = torch.autograd.grad(loss, learned(agent), materialize_grads=True)
-    gradient = torch.cat([x.flatten() for x in gradients])
-    metrics["losses/grad_norm"] = gradient.norm()
-    # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
-    # One odd minibatch must not throw the policy far; scaled as a whole, the direction is kept.
-    gradient = gradient * (args.max_grad_norm / metrics["losses/grad_norm"]).clamp(max=1.0)
-    adam["mean"].lerp_(gradient, 1 - 0.9)
-    adam["square"].lerp_(gradient**2, 1 - 0.999)
-    # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
-    # Added to the root before the bias correction (PyTorch: after): early steps are smaller.
-    direction = adam["mean"] / (adam["square"].sqrt() + args.adam_eps)
-    adam["weights"] -= schedule["learning_rate"] * schedule["bias_correction"] * direction
-    return metrics
+    rows = []
+    for mb in minibatches:
+        loss, metrics = kl_penalty_loss(agent, [x[mb] for x in batch], schedule, args)
+        gradients = torch.autograd.grad(loss, list(agent.parameters()))
+        gradient = torch.cat([x.flatten() for x in gradients])
+        metrics["losses/grad_norm"] = gradient.norm()
+        # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
+        # One odd minibatch must not throw the policy far; scaled as a whole, the direction is kept.
+        gradient = gradient * (args.max_grad_norm / metrics["losses/grad_norm"]).clamp(max=1.0)
+        step = adam["step"].add_(1)
+        mean = adam["mean"].lerp_(gradient, 1 - 0.9)
+        square = adam["square"].lerp_(gradient**2, 1 - 0.999)
+        bias_correction = ((1 - 0.999**step).sqrt() / (1 - 0.9**step)).float()  # they begin at 0
+        # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
+        # Added to the root before the bias correction (PyTorch: after): early steps are smaller.
+        direction = mean / (square.sqrt() + args.adam_eps)
+        # Change it in place: a new tensor would not be the agent's weights.
+        adam["weights"].sub_(schedule["learning_rate"] * bias_correction * direction)
+        rows.append(metrics)
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 # === Training: collect, advantages, update, log ===
@@ -466,77 +403,89 @@ def train(
     """Run PPO, in environments of `env_factory` if given; logs and checkpoints go below runs/.
 
     Returns `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, one dictionary
-    of metrics per iteration; `args`; `run_dir`. Raises ValueError where something does not fit.
+    of metrics per iteration; `args`; `run_dir`. Raises UsageError where something does not fit.
     """
-    args.check()
-    device = torch.device(args.device)
+    args, device = settings_of_run(args), choose_device(args)
     torch.manual_seed(args.seed)
     threadpoolctl.threadpool_limits(1)  # enough for networks of this size; large ones want more
+    batch_size = args.num_steps * args.num_envs
+    num_iterations = args.total_timesteps // batch_size
 
-    envs = Environments([make_env(args, env_factory) for _ in range(args.num_envs)])
-    low, high = envs.envs[0].action_space.low, envs.envs[0].action_space.high
-    agent = Agent(envs.obs.shape[1], low.size, args).to(device)
-    # All that learns, in one vector; further down the parameters are made views of it.
-    weights = nn.utils.parameters_to_vector(learned(agent)).detach()
-    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
-    adam_steps = 0
-    update = compiled(update, step_taken) if args.compile else update
-
-    # The rollout, (T, N, ...); its last observation becomes the first one of the next rollout.
-    obs = np.zeros((args.num_steps + 1, *envs.obs.shape), dtype=np.float32)
+    # Environments, and the rollout (T, N, ...), whose last observation begins the next rollout.
+    envs = [Replayable(make_env(args, env_factory)) for _ in range(args.num_envs)]
+    low, high = envs[0].action_space.low[None], envs[0].action_space.high[None]
+    announce_spaces(envs[0].env)
+    raw_obs = np.zeros((args.num_envs, *envs[0].observation_space.shape))  # (N, D)
+    raw_final_obs = raw_obs.copy()  # where an episode has just ended
+    obs = np.zeros((args.num_steps + 1, *raw_obs.shape), dtype=np.float32)
     final_obs = np.zeros_like(obs[1:])  # where a time limit ended an episode
     actions = np.zeros((args.num_steps, args.num_envs, low.size), dtype=np.float32)
     rewards = np.zeros((args.num_steps, args.num_envs))
-    terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
-    obs_stats = RunningMeanStd(np.zeros(obs.shape[2]), np.ones(obs.shape[2]))
-    return_stats = RunningMeanStd(0.0, 1.0)
-    discounted_returns = np.zeros(args.num_envs)
-    kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
+    terminated, truncated = np.zeros((2, *rewards.shape), dtype=bool)
+
+    # What learns.
+    sizes = (raw_obs.shape[1], low.size)
+    agent = Agent(*sizes, args).to(device)
+    weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
+    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
+    adam["step"] = torch.zeros((), dtype=torch.float64, device=device)
+    update = compiled(update, device) if args.compile else update
+    obs_stats = RunningMeanStd(np.zeros((1, sizes[0])), np.ones((1, sizes[0])))
+    return_stats, discounted_returns = RunningMeanStd([0.0], [1.0]), np.zeros(args.num_envs)
+    kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef  # beta of the next update
+    episodes: list[dict[str, float]] = []  # the finished ones
     history: list[dict[str, float]] = []  # metrics of each iteration
 
-    fixed = ["num_envs", "num_steps", "shared_network"]  # stay on resuming
-    run_dir, saved, writer = open_run(args, envs.name, fixed)
+    # A new run begins an episode in each environment; a resumed one goes on where it was.
+    run_dir, writer, saved = open_run(args, name_of(envs[0]))
     if saved:
-        load_weights(agent, saved)
+        if saved["sizes"] != sizes:
+            raise UsageError(f"{run_dir} was made in an environment with other spaces.")
+        agent.load_state_dict(saved["agent"])
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
-        adam_steps, history = saved["adam_steps"], saved["updates"]
         obs_stats = RunningMeanStd(**saved["obs_stats"])
         return_stats = RunningMeanStd(**saved["return_stats"])
-        # Beta goes on where it was, unless `kl_mode` or `kl_coef` is not the run's any more.
-        if all(saved["args"][name] == getattr(args, name) for name in ("kl_mode", "kl_coef")):
-            kl_coef = saved["kl_coef"]
-    # Views from now on: change this vector in place, never `adam["weights"] = ...`.
-    nn.utils.vector_to_parameters(adam["weights"], learned(agent))
-    if saved and envs.replay(saved):  # the episodes that were running
-        discounted_returns = saved["discounted_returns"].numpy()
-    else:
-        envs.reset(np.random.default_rng([args.seed, len(history)]))
-        obs_stats.update(envs.obs)
-    obs[-1] = normalize_obs(envs.obs, obs_stats, args)
-    remaining = range(envs.global_step // args.batch_size + 1, args.num_iterations + 1)
+        discounted_returns, kl_coef = saved["discounted_returns"].numpy(), saved["kl_coef"]
+        episodes, history = saved["episodes"], saved["updates"]
+    rng = np.random.default_rng([args.seed, len(history)])
+    if not (saved and replay(envs, saved, raw_obs)):
+        for i, env in enumerate(envs):
+            raw_obs[i] = env.begin(rng.integers(2**31).item())
+        obs_stats.update(raw_obs)
+        discounted_returns[:] = 0.0
+    obs[-1] = normalize_obs(raw_obs, obs_stats, args)
+    # From now on the parameters are views of this vector, which is changed in place only.
+    nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
 
-    for iteration in (progress := tqdm(remaining, mininterval=1)):
+    for iteration in (progress := tqdm(range(len(history) + 1, num_iterations + 1), mininterval=1)):
         # --- Collect: T steps in each of the N environments, with the weights held fixed ---
-        start_time = time.perf_counter()
+        start_time, global_step = time.perf_counter(), (iteration - 1) * batch_size
         rng = np.random.default_rng([args.seed, iteration])
-        frac = 1 - (iteration - 1) / args.num_iterations  # 1 in the first one, 1/U in the last
-        act = actor(agent, low, high)
+        frac = 1 - (iteration - 1) / num_iterations  # 1 in the first iteration, 1/U in the last
+        act, acting_log_prob = actor(agent)
         noise = rng.standard_normal(actions.shape, dtype=np.float32)
-        first_episode = len(envs.episodes)
         obs[0] = obs[-1]  # where the last rollout ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
         # More environments vary a batch; rollouts go on where the last ended, in mid-episode too.
         for t in range(args.num_steps):
-            actions[t], env_actions = act(obs[t], noise[t])  # a sample: mean + std * noise
-            rewards[t], terminated[t], truncated[t] = envs.step(env_actions, rng)
-            obs_stats.update(envs.obs)
+            global_step += args.num_envs
+            actions[t] = act(obs[t], noise[t])
+            # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
+            # The environment gets the clipped action, the batch the drawn one, which has a density.
+            clipped_actions = np.minimum(np.maximum(actions[t], low), high)  # np.clip is slower
+            for i, (env, action) in enumerate(zip(envs, clipped_actions)):
+                raw_obs[i], rewards[t, i], failed, cut_off, _ = env.step(action)
+                terminated[t, i], truncated[t, i] = failed, cut_off
+                if failed or cut_off:
+                    ended = {"return": env.total, "length": len(env.actions)}
+                    episodes.append({"global_step": global_step, **ended})
+                    raw_final_obs[i] = raw_obs[i]
+                    raw_obs[i] = env.begin(rng.integers(2**31).item())
+            obs_stats.update(raw_obs)
             # Where an episode has ended, this is the first observation of the next one.
-            obs[t + 1] = normalize_obs(envs.obs, obs_stats, args)
+            obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)
             if truncated[t].any():
-                final_obs[t] = normalize_obs(envs.final_obs, obs_stats, args)
-            if not math.isfinite(envs.obs.sum() + envs.final_obs.sum()):
-                raise ValueError(f"An observation is NaN or infinite at step {envs.global_step}.")
-        rollout_time = time.perf_counter()
+                final_obs[t] = normalize_obs(raw_final_obs, obs_stats, args)
 
         # --- Advantages: the rollout as tensors (T, N, ...), values of it, then GAE ---
         # Deviation: time limits are not failures (not truncation_is_terminal)
@@ -544,22 +493,36 @@ def train(
         if args.truncation_is_terminal:
             terminated |= truncated
         done = terminated | truncated
-        scaled_rewards = scale_rewards(rewards, done, discounted_returns, return_stats, args)
+        if args.scale_rewards:
+            for t in range(args.num_steps):
+                discounted_returns = args.gamma * discounted_returns + rewards[t]
+                return_stats.update(discounted_returns)
+                # Detail 30/37: reward scaling (scale_rewards) [vec_env/vec_normalize.py L26-33]
+                # One learning rate then suits all tasks; less a mean, length would pay, or cost.
+                rewards[t] /= np.sqrt(return_stats.var + 1e-8)
+                discounted_returns[done[t]] = 0.0
+            # Detail 31/37: reward clipping (scale_rewards, clip_reward) [vec_normalize.py L32]
+            # One huge reward, early when the std is still small, must not ruin the values.
+            np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards)
         with torch.no_grad():
-            b_obs, b_final_obs, b_actions, b_rewards, b_terminated, b_done = (
+            b_obs, b_final_obs, b_actions, b_rewards, b_done = (
                 torch.tensor(x, dtype=torch.float32, device=device)
-                for x in (obs, final_obs[truncated], actions, scaled_rewards, terminated, done)
+                for x in (obs, final_obs[truncated], actions, rewards, done)
             )
             logprobs, _, values, old_mean = agent.evaluate_actions(b_obs[:-1], b_actions)
             old_log_std = agent.log_std.expand_as(old_mean).clone()  # stays as the weights change
-            # Where an episode ended, values[t + 1] belongs to the next one: `gae` masks it by
-            # `terminated`, and after a time limit the value of the final observation replaces it.
+            acting = torch.tensor(
+                acting_log_prob(obs[:-1], noise), device=device
+            )  # before it learns
+            # What follows a step is worth the value of the next observation. Where the episode
+            # ended, that one belongs to another episode: after a time limit the value of the final
+            # observation replaces it, and after a failure nothing follows.
             next_values = torch.cat([values[1:], agent.get_value(b_obs[-1:])])
             next_values[truncated] = agent.get_value(b_final_obs)
+            next_values[terminated] = 0.0
             advantages, returns = gae(
-                b_rewards, values, next_values, b_terminated, b_done, args.gamma, args.gae_lambda
+                b_rewards, values, next_values, b_done, args.gamma, args.gae_lambda
             )
-        check_actor(logprobs, noise, agent)
 
         # --- Update: K epochs of minibatches ---
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
@@ -570,510 +533,455 @@ def train(
         schedule = {name: torch.tensor(x, device=device) for name, x in scheduled.items()}
         batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns)
         batch = [x.flatten(0, 1) for x in (*batch, old_mean, old_log_std)]  # (T*N, ...)
-        mb_metrics = []
+        mb_metrics: list[Tensors] = []
         for _ in range(args.update_epochs):
-            order = torch.tensor(rng.permutation(args.batch_size), device=device)
+            order = torch.tensor(rng.permutation(batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Many small steps learn more from a batch than one; shuffling makes each a fair sample.
-            for mb in order.split(args.minibatch_size):
-                adam_steps += 1
-                correction = torch.tensor(bias_correction(adam_steps), device=device)
-                schedule["bias_correction"] = correction
-                mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
+            for mb in order.split(batch_size // args.num_minibatches):
+                # One in a call: several that are compiled together would be rounded differently.
+                mb_metrics.append(update(agent, adam, batch, [mb], schedule, args))
         with torch.no_grad():
             new_logprobs, *_, mean = agent.evaluate_actions(b_obs[:-1], b_actions)
-            kl = gaussian_kl(old_mean, old_log_std, mean, agent.log_std)
-        metrics = means(mb_metrics) | {f"charts/{name}": x for name, x in scheduled.items()}
-        metrics["kl/after"] = kl.mean().item()
+            kl_after = gaussian_kl(old_mean, old_log_std, mean, agent.log_std).mean().item()
         if args.kl_mode == "adaptive":
             # Detail K3/3: adaptive penalty coefficient (kl_mode, penalty_kl) [paper, section 4]
             # No one beta suits all tasks and times: where steps were too long, they get dearer.
-            kl_coef = paper_kl_coef(kl_coef, metrics["kl/after"], args.penalty_kl)
-        update_time = time.perf_counter()
+            kl_coef = paper_kl_coef(kl_coef, kl_after, args.penalty_kl)
 
         # --- Log and save ---
-        came = outcomes(b_rewards, next_values, b_terminated, b_done, args.gamma)
-        metrics |= means([compare(new_logprobs - logprobs, advantages, values, came)])
+        following = next_values.masked_fill(torch.tensor(terminated, device=device), 0.0)
+        observed = observed_returns(b_rewards, following, b_done, args.gamma)
+        diagnosis = diagnose(new_logprobs - logprobs, advantages, values, observed)
+        metrics = means(mb_metrics) | means([diagnosis])
         metrics |= {
-            "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
-            "check/first_kl": mb_metrics[0]["losses/approx_kl"].item(),  # ratios are 1 there
-            "advantages/std": advantages.std(correction=0).item(),
-            "charts/SPS": args.batch_size / (update_time - start_time),
-            "charts/SPS_rollout": args.batch_size / (rollout_time - start_time),
-            "charts/SPS_update": args.batch_size / (update_time - rollout_time),
-            "policy/log_std": agent.log_std.mean().item(),
+            "losses/explained_variance": 1 - (advantages.var() / (returns.var() + 1e-8)).item(),
+            "check/kl_after": kl_after,
+            "check/acting": approx_kl(acting - logprobs).item(),
+            "check/first_kl": mb_metrics[0]["losses/approx_kl"][0].item(),  # ratios are 1 there
+            **{f"charts/{name}": x for name, x in scheduled.items()},
+            "charts/SPS": batch_size / (time.perf_counter() - start_time),
         }
-        history.append({"global_step": envs.global_step, **metrics})
-        warn(history)
-        log(writer, history[-1], envs.episodes[first_episode:])
-        recent = [episode["return"] for episode in envs.episodes[-100:]] or [math.nan]
-        progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
-        if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
-            state = {"agent": agent.state_dict(), "adam": adam, "adam_steps": adam_steps}
-            state |= {"env_name": envs.name, "updates": history, **envs.state()}
-            state |= {"kl_coef": kl_coef}
-            arrays = {"low": low, "high": high, "discounted_returns": discounted_returns}
-            state |= {name: torch.tensor(x) for name, x in arrays.items()}
+        history.append({"global_step": global_step, **metrics})
+        log(writer, history, episodes, progress)
+        stopping = STOP.is_set() or iteration == num_iterations
+        if stopping or iteration % args.checkpoint_interval == 0:
+            state = {"agent": agent.state_dict(), "sizes": sizes, "adam": adam}
             state |= {"obs_stats": obs_stats.state(), "return_stats": return_stats.state()}
-            save_checkpoint(run_dir, args, state)
+            running = [(env.seed, torch.tensor(np.array(env.actions))) for env in envs]
+            state |= {"running": running, "raw_obs": torch.tensor(raw_obs)}
+            state |= {"discounted_returns": torch.tensor(discounted_returns)}
+            state |= {"bounds": torch.tensor(np.concatenate([low, high])), "kl_coef": kl_coef}
+            save_checkpoint(run_dir, args, state | {"episodes": episodes, "updates": history})
+        if stopping:
+            break
     writer.close()
-    results = {"agent": agent, "episodes": envs.episodes, "updates": history}
+    results = {"agent": agent, "episodes": episodes, "updates": history}
     return {**results, "args": args, "run_dir": run_dir}
 
 
 # === The algorithm ends here ===
-# Below: environments whose running episodes can be played again, the folder of a run and its
-# checkpoints, the compiled update, warnings, the use of a trained policy, the command line.
+# Below: environments and how they are played again, what makes it fast (the policy in NumPy, the
+# compiled update), metrics and warnings, logs and checkpoints, the use of a policy, `main`.
 
 SCRIPT = Path(__file__).stem
+STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
 
-# Metric, its lowest and highest healthy value, patience in iterations, what to do.
+# Metric, its lowest and highest healthy value, for how many steps of the environments it must have
+# been outside, what to do.
 HEALTH = [
-    ("losses/approx_kl", 0, 0.05, 1, "Too far: lower --learning-rate; check ratio and penalty."),
-    ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are far from 1: lower --learning-rate."),
-    ("charts/kl_coef", 0, 2.0**19, 1, "No penalty holds the policy: lower --learning-rate."),
-    ("losses/value_clipfrac", 0, 0.8, 20, "Values are held: raise --value-clip-coef."),
-    ("check/first_kl", -1, 1e-3, 1, "Ratios differ from 1 before any step: check the batch."),
-    ("check/values", 0.25, 1, 20, "Values explain little: check shapes, scale rewards."),
-    ("check/value_bias", -1, 0.6, 10, "Values are far off what came: check V at episode ends."),
-    ("check/advantages", 0.25, 1, 10, "Advantages do not fit later rewards: check GAE, V(s')."),
-    ("check/update", 0.02, 1, 8, "Good actions got no likelier: check signs, reshapes."),
-    ("losses/grad_norm", 0, 100, 1, "Exploding: lower --learning-rate; is the ratio always 1?"),
-    ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
-    ("policy/log_std", -4, math.inf, 1, "Exploration has ended: raise --ent-coef."),
+    ("losses/approx_kl", -1, 0.05, 0, "Updates go too far: lower --learning-rate; check penalty."),
+    ("charts/kl_coef", 0, 2.0**19, 0, "No penalty holds the policy: lower --learning-rate."),
+    ("check/acting", -1, 1e-5, 0, "`actor` and `evaluate_actions` disagree: make them one policy."),
+    ("check/values", 0.25, 1, 38_912, "Values explain little: check shapes, scale rewards."),
+    ("check/value_bias", -1, 0.6, 18_432, "Values are far off returns: check V at episode ends."),
+    ("check/update", 0.02, 1, 14_336, "Good actions got no likelier: check signs and reshapes."),
 ]
 
 
 # Copied from ppo_continuous_action.py
-def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gym.Env:
-    """Make one environment; raise ValueError if its spaces are not as the top of the file says."""
-    warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
-    if env_factory:
-        env = gym.wrappers.PassiveEnvChecker(env_factory())  # says what a first episode does wrong
-    else:
-        with contextlib.suppress(ImportError):  # its remark on the model files is not for us
-            import mujoco
+def choose_device(args: Any) -> torch.device:
+    """Where networks learn: the GPU if there is one and nothing else was asked for."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
+    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
 
-            mujoco.set_mju_user_warning(lambda text: "settotalmass" in text or print(text))
-        if args.capture_video and sys.platform == "linux":
-            os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-        options = {"render_mode": "rgb_array"} if args.evaluate and args.capture_video else {}
-        env = gym.make(args.env_id, **options)
-        if options and hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
-            env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body; Gymnasium's stays
-    actions, observations = env.action_space, env.observation_space
-    is_vector = actions.dtype in (np.float32, np.float64) and len(actions.shape) == 1
-    if not is_vector or not observations.is_np_flattenable:
-        raise ValueError(f"{env.unwrapped} has {actions} and {observations}: no vectors of floats.")
-    if isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1:
+
+# Copied from ppo_continuous_action.py
+def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gym.Env:
+    """Make one environment, whose observations and actions are vectors of floats."""
+    warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
+    film = {"render_mode": "rgb_array"} if args.capture_video else {}
+    make = env_factory or (lambda: gym.make(args.env_id, disable_env_checker=True, **film))
+    try:
+        env = make()
+    except gym.error.Error as error:
+        is_game = re.match("ALE/|.*NoFrameskip", args.env_id)
+        hint = " Games are played by ppo_atari.py." if is_game else ""
+        raise UsageError(f"{error}{hint}") from error
+    actions, obs = env.action_space, env.observation_space
+    is_box = isinstance(actions, gym.spaces.Box) and actions.dtype.kind == "f"
+    if not is_box or len(actions.shape) != 1 or not actions.shape[0]:
+        raise UsageError(f"Actions are {actions}, not vectors of floats: try ppo_multidiscrete.py.")
+    if not obs.is_np_flattenable:
+        raise UsageError(f"Observations are {obs}, which cannot be made a vector of floats.")
+    if isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1:
         return env
     return gym.wrappers.FlattenObservation(env)
 
 
 # Copied from ppo_continuous_action.py
-class Environments:
-    """N environments stepped in turn; where an episode ends, the next begins in the same step.
+def announce_spaces(env: gym.Env) -> None:
+    """Print what a user may not expect of actions and observations."""
+    low, high = env.action_space.low, env.action_space.high
+    if np.abs([low, high]).max() > 10:
+        print(f"Actions reach from {low} to {high}, but the first ones are drawn with a std of 1.")
+    if isinstance(env, gym.wrappers.FlattenObservation) and env.env.observation_space.shape:
+        print(
+            f"Observations {env.env.observation_space.shape} are flattened: there is no CNN here."
+        )
 
-    An episode is its seed and its actions. Both are kept while it runs: a resumed run plays them
-    again and is where it was, whatever the simulator.
+
+# Copied from ppo_continuous_action.py
+def name_of(env: gym.Env) -> str:
+    """What a run in this environment is called."""
+    name = env.spec.id if env.spec else type(env.unwrapped).__name__
+    return re.sub(r"[^\w.=+-]", "-", name)
+
+
+# Copied from ppo_continuous_action.py
+class Replayable(gym.Wrapper):
+    """An environment that knows its running episode, which is a seed and actions.
+
+    A resumed run plays these again and is where it was, whatever the simulator.
     """
 
-    def __init__(self, envs: list[gym.Env]) -> None:
-        self.envs = envs
-        self.name = envs[0].spec.id if envs[0].spec else type(envs[0].unwrapped).__name__
-        self.obs = np.zeros((len(envs), *envs[0].observation_space.shape))  # (N, D)
-        self.final_obs = self.obs.copy()  # where an episode has just ended
-        self.running: list[dict[str, Any]] = [{} for _ in envs]
-        self.episodes: list[dict[str, Any]] = []  # the finished ones
-        self.global_step = 0
+    def begin(self, seed: int, actions: Iterable[np.ndarray] = ()) -> np.ndarray:
+        """Begin an episode and take these actions; return the observation after them."""
+        self.seed, self.actions, self.total = seed, [], 0.0
+        obs, _ = self.env.reset(seed=seed)
+        for action in actions:
+            obs, *_ = self.step(action)
+        return obs
 
-    def begin(self, i: int, seed: int) -> None:
-        """Begin an episode in environment i."""
-        self.running[i] = {"seed": seed, "actions": [], "return": 0.0}
-        self.obs[i], _ = self.envs[i].reset(seed=seed)
-
-    def advance(self, i: int, action: np.ndarray) -> tuple[float, bool, bool]:
-        """Take one step in environment i; return its reward, terminated, truncated."""
-        self.obs[i], reward, terminated, truncated, _ = self.envs[i].step(action)
+    def step(self, action: np.ndarray) -> tuple:
+        """Take one step, and remember its action."""
+        self.actions.append(action.copy())  # some environments change it
+        obs, reward, *rest = self.env.step(action)
         reward = reward.item() if isinstance(reward, np.ndarray) else float(reward)
-        self.running[i]["actions"].append(action)
-        self.running[i]["return"] += reward
-        return reward, terminated, truncated
+        self.total += reward
+        return obs, reward, *rest
 
-    def reset(self, rng: np.random.Generator) -> None:
-        """Begin an episode in each environment."""
-        for i in range(len(self.envs)):
-            self.begin(i, rng.integers(2**31).item())
 
-    def step(self, actions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Take one step; begin new episodes where some end. `actions` (N, A) must not change later.
+# Copied from ppo_continuous_action.py
+def replay(envs: list[Replayable], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
+    """Play the saved episodes again, up to `raw_obs` (N, D); return whether they are the same."""
+    for i, (seed, actions) in enumerate(saved["running"]):
+        raw_obs[i] = envs[i].begin(seed, actions.numpy())
+    same = np.array_equal(raw_obs, saved["raw_obs"].numpy())
+    if not same:
+        print("The environments do not repeat themselves, so new episodes begin.")
+    return same
 
-        Returns rewards, terminated, truncated (N,). In `obs` is then the first observation of a new
-        episode where one has begun, and in `final_obs` the last one of the old.
-        """
-        self.global_step += len(self.envs)
-        rewards, (terminated, truncated) = np.zeros(len(actions)), np.zeros((2, len(actions)), bool)
-        for i, action in enumerate(actions):
-            rewards[i], terminated[i], truncated[i] = self.advance(i, action)
-            if terminated[i] or truncated[i]:
-                running = self.running[i]
-                episode = {"return": running["return"], "length": len(running["actions"])}
-                self.episodes.append({"global_step": self.global_step, **episode})
-                self.final_obs[i] = self.obs[i]
-                self.begin(i, rng.integers(2**31).item())
-        return rewards, terminated, truncated
+
+# Copied from ppo_continuous_action.py
+class RunningMeanStd:
+    """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
+
+    def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
+        self.mean, self.var, self.count = np.array(mean), np.array(var), count  # count: rows so far
+
+    def update(self, x: np.ndarray) -> None:
+        """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
+        # A reduction of one row would cost more than the rest of this function.
+        one, along = len(x) == 1, {"axis": 0, "keepdims": True}
+        x_mean, x_var = (x, 0.0) if one else (x.mean(**along), x.var(**along))
+        self.count += len(x)
+        delta, share = x_mean - self.mean, len(x) / self.count
+        self.mean = self.mean + delta * share
+        self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
 
     def state(self) -> dict[str, Any]:
-        """The running episodes, for `replay`, and the finished ones."""
-        running = [{**x, "actions": torch.tensor(np.array(x["actions"]))} for x in self.running]
-        state = {"running": running, "obs": torch.tensor(self.obs)}
-        return {**state, "episodes": self.episodes, "global_step": self.global_step}
-
-    def replay(self, state: dict[str, Any]) -> bool:
-        """Play the running episodes of `state` again; return whether they came out the same."""
-        self.episodes, self.global_step = state["episodes"], state["global_step"]
-        for i, running in enumerate(state["running"]):
-            self.begin(i, running["seed"])
-            for action in running["actions"].numpy():
-                self.advance(i, action)
-        same = np.array_equal(self.obs, state["obs"].numpy())
-        if not same:
-            print("The environments do not repeat themselves: new episodes begin.")
-        return same
+        """Plain numbers, from which the same statistics can be made again."""
+        return {"mean": self.mean.tolist(), "var": self.var.tolist(), "count": self.count}
 
 
 # Copied from ppo_continuous_action.py
 def in_numpy(network: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
     """The network for a few rows (N, in): tanh layers in NumPy, fast; other layers as they are."""
-    kinds = [type(layer) for layer in network] if type(network) is nn.Sequential else []
-    plain = kinds == [nn.Linear, *[nn.Tanh, nn.Linear] * (len(kinds) // 2)]
-    if not plain or any(layer.bias is None for layer in network[::2]):
+    kinds = {type(x) for x in network} if isinstance(network, nn.Sequential) else set()
+    if kinds != {nn.Linear, nn.Tanh} or any(len([*x.parameters()]) == 1 for x in network):
         device = next(network.parameters()).device
         return torch.no_grad()(lambda x: network(torch.tensor(x, device=device)).numpy(force=True))
-    layers = [(x.weight.numpy(force=True).T, x.bias.numpy(force=True)) for x in network[::2]]
+    layers = [[w.numpy(force=True).T for w in x.parameters()] for x in network]  # [] of a tanh
 
     def forward(x: np.ndarray) -> np.ndarray:
-        for weight, bias in layers[:-1]:
-            x = np.tanh(x @ weight + bias)
-        weight, bias = layers[-1]
-        return x @ weight + bias
+        for layer in layers:
+            x = x.dot(layer[0]) + layer[1] if layer else np.tanh(x)
+        return x
 
     return forward
 
 
 # Copied from ppo_continuous_action.py
-def check_actor(logprobs: Tensor, noise: np.ndarray, agent: Agent) -> None:
-    """Raise ValueError where what acted is not the policy that learns: ratios would not show it.
+def compiled(function: Callable, device: torch.device) -> Callable:
+    """Compile `function` when it is first called; fall back to eager if that fails."""
+    torch.compiler.reset()  # an earlier run in this process may have had other settings
+    torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
+    torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
+    options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
+    fast = torch.compile(function, options=options)
 
-    It drew mean + std * noise, so the agent's `logprobs` (T, N) must be those of the noise.
-    """
-    drawn = Normal(0.0, 1.0).log_prob(torch.tensor(noise)) - agent.log_std.cpu()
-    if (logprobs.cpu() - drawn.sum(-1)).abs().max() > 0.05:
-        raise ValueError("Make `actor`, `evaluate_actions`, `check_actor` agree (or it diverged).")
+    def first_call(*args: Any) -> Any:
+        nonlocal chosen
+        tqdm.write("Compiling the update, which takes half a minute the first time.")
+        start, chosen = time.perf_counter(), fast
+        try:
+            result = fast(*args)
+            tqdm.write(f"Compiled in {time.perf_counter() - start:.0f} s.")
+            return result
+        except Exception as error:  # whatever a compiler can raise, before anything has changed
+            reason = " ".join(str(error).split())[:300]
+            tqdm.write(f"Warning: the update is not compiled, and slower: {reason}")
+            chosen = function
+            return function(*args)
+
+    chosen = first_call
+    return lambda *args: chosen(*args)
 
 
 # Copied from ppo_continuous_action.py
-def outcomes(
-    rewards: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: float
-) -> Tensor:
-    """What came of each step: the discounted rewards until its episode ended, (T, N) like all.
+def means(rows: list[Tensors]) -> dict[str, float]:
+    """Mean of each metric over the minibatches of all rows."""
+    return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
+
+
+# Copied from ppo_continuous_action.py
+def observed_returns(rewards: Tensor, next_values: Tensor, done: Tensor, gamma: float) -> Tensor:
+    """The discounted rewards that followed each step until its episode ended, (T, N) like all.
 
     V stands for what a time limit or the end of the rollout cuts off. Shares no line with `gae`.
     """
     columns = []
-    for steps in torch.stack([rewards, next_values * (1 - terminated), done], dim=-1).unbind(1):
-        came: list[float] = []  # plain numbers, of which a loop is much faster
+    for steps in torch.stack([rewards, next_values, done], dim=-1).unbind(1):
+        found: list[float] = []  # plain numbers, of which a loop is much faster
         for reward, rest, ended in reversed(steps.tolist()):
-            came.append(reward + gamma * (rest if ended or not came else came[-1]))
-        columns.append(came[::-1])
+            found.append(reward + gamma * (rest if ended or not found else found[-1]))
+        columns.append(found[::-1])
     return torch.tensor(columns).T.to(rewards)
 
 
 # Copied from ppo_continuous_action.py
-def compare(logratio: Tensor, advantages: Tensor, values: Tensor, came: Tensor) -> Tensors:
-    """Metrics of values, advantages and the policy's update beside what `came`, all (T, N).
+def diagnose(logratio: Tensor, advantages: Tensor, values: Tensor, observed: Tensor) -> Tensors:
+    """Metrics of the values beside the observed returns, and of the policy's update, all (T, N).
 
     `logratio` is that of the whole update; it may be of the first environments only.
     """
-    errors, targets = values - came, values + advantages
-    rewarded = advantages[:, : logratio.shape[1]]
+    targets, rewarded = values + advantages, advantages[:, : logratio.shape[1]]
     # Explained variance; what varies by less than a tenth of its size need not be explained.
     variance = targets.var() + 0.01 * targets.square().mean() + 1e-8
     return {
         "check/values": 1 - advantages.var() / variance,
-        "check/value_bias": errors.mean() / (came.square().mean().sqrt() + 1e-8),
-        "check/advantages": (normalize(advantages) * normalize(-errors)).mean(),
+        "check/value_bias": (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8),
         "check/update": (normalize(logratio) * normalize(rewarded)).mean(),
     }
 
 
 # Copied from ppo_continuous_action.py
-def warn(history: list[dict[str, float]]) -> None:
-    """Print what to do where a metric has just become unhealthy for `patience` iterations."""
-    for name, low, high, patience, sentence in HEALTH:
-        values = [x.get(name, math.nan) for x in history[-patience - 1 :]]
-        bad = [value < low or value > high for value in values]  # not where it is NaN
-        if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
-            tqdm.write(f"Warning: {name} is {history[-1][name]:.3g}. {sentence}")
-
-
-# Copied from ppo_continuous_action.py
-def log(writer: SummaryWriter, metrics: dict[str, float], ended: list[dict[str, Any]]) -> None:
-    """Write the metrics of an iteration, and the means of the episodes that ended in it."""
-    if ended:
-        means = {x: np.mean([episode[x] for episode in ended]) for x in ("return", "length")}
-        metrics = metrics | {f"charts/episodic_{name}": x for name, x in means.items()}
+def log(writer: SummaryWriter, history: list[dict], episodes: list[dict], progress: tqdm) -> None:
+    """Write the newest metrics; warn where one has been unhealthy for as long as `HEALTH` says."""
+    metrics = dict(history[-1])
+    now = metrics.pop("global_step")
+    if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
+        raise UsageError(f"Not finite at step {now}: {bad}. Check observations and rewards.")
+    if recent := episodes[-100:]:
+        for name in ("return", "length"):
+            metrics[f"charts/episodic_{name}"] = np.mean([x[name] for x in recent]).item()
+        progress.set_postfix_str(f"return {metrics['charts/episodic_return']:.1f}", refresh=False)
     for name, value in metrics.items():
-        writer.add_scalar(name, value, metrics["global_step"])
+        writer.add_scalar(name, value, now)
+    for name, low, high, patience, advice in HEALTH:
+        ago: list[int] = []  # how many steps ago it has been unhealthy, without a break
+        for row in reversed(history):
+            if low <= row[name] <= high:
+                break
+            ago.append(now - row["global_step"])
+        if ago and ago[-1] >= patience and (len(ago) == 1 or ago[-1] - ago[1] < patience):  # once
+            tqdm.write(f"Warning: {name} is {metrics[name]:.3g}. {advice}")
 
 
 # Copied from ppo_continuous_action.py
-def learned(agent: nn.Module) -> list[nn.Parameter]:
-    """The parameters that learn; a frozen part of the agent has requires_grad = False."""
-    return [x for x in agent.parameters() if x.requires_grad]
-
-
-# Copied from ppo_continuous_action.py
-def step_taken(update: Callable, agent: nn.Module, adam: Tensors, *rest: Any) -> Tensor:
-    """The change of the weights, one vector, by an update of copies."""
-    agent, adam = copy.deepcopy(agent), {name: x.clone() for name, x in adam.items()}
-    before = adam["weights"].clone()
-    nn.utils.vector_to_parameters(adam["weights"], learned(agent))
-    update(agent, adam, *rest)
-    return adam["weights"] - before
-
-
-# Copied from ppo_continuous_action.py
-def compiled(function: Callable, effect: Callable) -> Callable:
-    """Compile `function` into one graph when it is first called; where that fails, go on without.
-
-    The first call is checked: `effect(function, *args)`, a tensor, is to be the same of both. What
-    the graph took for a constant, as the numbers in `args`, and finds changed later is named.
-    """
-    torch.compiler.reset()  # an earlier run in this process may have had other settings
-    torch._dynamo.config.error_on_recompile = True
-    torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
-    torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
-    # Those that tell what changed; all 280 would take a fifth of an update.
-    guards = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_LENGTH"}
-    options = {"guard_filter_fn": lambda found: [x.guard_type in guards for x in found]}
-    options |= {"size_asserts": False, "cpp_wrapper": not torch.cuda.is_available()}
-    fastest, checked = torch.compile(function, fullgraph=True, options=options), False
-
-    def call(*args: Any) -> Any:
-        nonlocal fastest, checked
-        try:
-            if not checked:
-                tqdm.write("Compiling the update, which takes some 20 seconds the first time.")
-                expected, found = effect(function, *args), effect(fastest, *args)
-                if not (found - expected).norm() <= 0.01 * expected.norm():  # NaN is no match
-                    raise ValueError("compiled it computes something else")
-                checked = True
-            return fastest(*args)
-        except Exception as error:  # whatever a compiler can raise; the agent is as it was
-            if fastest is function:
-                raise
-            constant = re.search(r"- \d+/\d+: (.+?) +#", str(error))
-            if constant:
-                reason = f"it was compiled for {constant[1]}; what changes goes into `schedule`"
-            else:
-                reason = " ".join(str(error).split())[:300]
-            tqdm.write(f"Warning: from now on the update is not compiled, slower: {reason}")
-            fastest, checked = function, True
-            return function(*args)
-
-    return call
-
-
-# Copied from ppo_continuous_action.py
-def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over minibatches; raise ValueError if one is not finite."""
-    metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
-    if not all(map(math.isfinite, metrics.values())):
-        raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
-    return metrics
-
-
-# Copied from ppo_continuous_action.py
-def details(args: Args) -> str:
-    """The implementation details with the settings in force here and their lines, as Markdown."""
+def details(args: Any) -> str:
+    """The implementation details with their lines and the values of their settings."""
     tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
-    table = ["| detail | name | in force | line |", "|---|---|---|--:|"]
+    rows = []
     for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
         if match := tag.match(text):
-            settings, off = [], False
-            for sign, name in re.findall(r"(not )?(\w+)", match[3] or ""):
-                value = getattr(args, name, "no setting")  # as in a copy that has dropped it
-                off |= (value is False or value in (None, math.inf, "none")) != bool(sign)
-                settings.append(f"{name}={value}")
-            in_force = ("off: " if off else "") + ", ".join(settings) or "on"
-            table.append(f"| {match[1]} | {match[2].strip()} | {in_force} | {line} |")
-    return "\n".join(table)
+            names = re.findall(r"\w+", (match[3] or "").replace("not ", ""))
+            settings = [f"{x}={getattr(args, x, 'no setting')}" for x in names]
+            rows.append(f"{match[1]:9} line {line}: {match[2].strip()} {', '.join(settings)}")
+    return "\n".join(rows)
 
 
 # Copied from ppo_continuous_action.py
-def open_run(
-    args: Args, env_name: str, fixed: list[str]
-) -> tuple[Path, dict[str, Any], SummaryWriter]:
-    """Folder, checkpoint ({} for a new run) and log; `fixed` are settings that must not change."""
-    began = f"{time.time_ns() // 10**6}-{os.getpid()}"
-    name = f"{env_name.replace('/', '-')}__{SCRIPT}__{args.seed}__{began}"
-    run_dir = Path(args.resume or f"runs/{args.run_name or name}")
-    saved = load_checkpoint(run_dir) if args.resume else {}
+def open_run(args: Args, env_name: str) -> tuple[Path, SummaryWriter, dict[str, Any] | None]:
+    """The folder of a run, its log, and the checkpoint if it is resumed."""
+    began = f"{env_name}__{SCRIPT}__{args.seed}__{time.time_ns()}"
+    run_dir = Path(args.resume or f"runs/{args.run_name or began}")
+    saved = load_checkpoint(run_dir)[2] if args.resume else None
     if not saved and (run_dir / "checkpoint.pt").exists():
-        raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    changed = [name for name in fixed if saved and saved["args"].get(name) != getattr(args, name)]
-    if changed or saved.get("env_name", env_name) != env_name:
-        raise ValueError(f"A resumed run cannot change {', '.join(changed) or 'its environment'}.")
-    print(f"Logs and checkpoints: {run_dir}")
-    config = dataclasses.asdict(args)
+        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
     if args.track:
         import wandb
 
+        about = {"id": run_dir.name, "name": run_dir.name, "config": dataclasses.asdict(args)}
         try:
-            wandb.init(id=run_dir.name, resume="allow", config=config, sync_tensorboard=True)
+            wandb.init(**about, resume="allow", sync_tensorboard=True)
         except wandb.Error as error:
-            raise ValueError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
+            raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     # What a killed run has logged after its last checkpoint is hidden.
-    writer = SummaryWriter(str(run_dir), purge_step=saved.get("global_step", 0) + 1)
-    writer.add_text("settings", "  \n".join(f"{name}: {config[name]}" for name in config))
-    writer.add_text("details", details(args))
-    return run_dir, saved, writer
+    first_step = saved["updates"][-1]["global_step"] + 1 if saved else 0
+    writer = SummaryWriter(str(run_dir), purge_step=first_step)
+    writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
+    print(f"Logs and checkpoints: {run_dir}")
+    return run_dir, writer, saved
 
 
 # Copied from ppo_continuous_action.py
-def save_checkpoint(run_dir: Path, args: Args, state: dict[str, Any]) -> None:
+def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
     """Write tensors and plain values into a file that is the old or the new one, never half."""
-    temporary = run_dir / "checkpoint.tmp"
-    torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, temporary)
-    os.replace(temporary, run_dir / "checkpoint.pt")
+    settings = {**dataclasses.asdict(args), "resume": None}
+    try:
+        torch.save({"args": settings, **state}, run_dir / "checkpoint.tmp")
+        os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+    except (OSError, RuntimeError) as error:  # torch has its own for a full disk
+        raise UsageError(f"The checkpoint in {run_dir} stays the last one: {error}") from error
 
 
 # Copied from ppo_continuous_action.py
-def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
-    """Read the checkpoint in a folder, running no code; raise ValueError if it is not sound."""
+def load_checkpoint(run_dir: str | Path) -> tuple[Args, Agent, dict[str, Any]]:
+    """The settings, the agent and all else that a run has saved; reading it runs no code."""
     path = Path(run_dir) / "checkpoint.pt"
-    if not path.exists():
-        raise ValueError(f"There is no {path}: the folder is another, or its run ended too early.")
     try:
         with zipfile.ZipFile(path) as file:
-            sound = file.testzip() is None  # torch.load does not look at the checksums
-        content = torch.load(path, map_location="cpu", weights_only=True) if sound else {}
-    except Exception:  # whatever a foreign or damaged file can raise
-        content = {}
-    if not isinstance(content, dict) or "script" not in content:
-        raise ValueError(f"{path} is damaged, or no checkpoint of a script like this one.")
-    # A renamed copy of the script is welcome; another algorithm has other settings.
-    if unknown := content["args"].keys() - {x.name for x in dataclasses.fields(Args)}:
-        made = f"{path} was made by {content['script']}.py"
-        raise ValueError(f"{made}, whose setting {min(unknown)} {SCRIPT}.py does not have.")
-    return content
-
-
-# Copied from ppo_continuous_action.py
-def load_weights(agent: nn.Module, saved: dict[str, Any]) -> None:
-    """Load parameters and buffers; raise ValueError if they are those of another network."""
-    try:
+            if broken := file.testzip():  # torch.load does not look at the checksums
+                raise ValueError(f"the checksum of {broken} is wrong")
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        args = Args(**saved["args"])
+        agent = Agent(*saved["sizes"], args)
         agent.load_state_dict(saved["agent"])
-    except RuntimeError as error:
-        raise ValueError(f"{saved['script']}.py has saved another network: {error}") from error
+    except Exception as error:  # whatever a missing, damaged or foreign file can raise
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
+        raise UsageError(f"{path} is missing, damaged or of another script: {reason}") from error
+    return args, agent, saved
 
 
 # Copied from ppo_continuous_action.py
-def load_policy(run_dir: str | Path) -> Callable[..., np.ndarray]:
+def load_policy(
+    run_dir: str | Path, env_factory: Callable[[], gym.Env] | None = None
+) -> Callable[..., np.ndarray]:
     """A trained policy: `policy(obs)` is the most likely action (A,), within the bounds.
 
-    `obs` (D,) is as the environment gives it, flattened; it is normalized by the statistics of the
-    end of training. `policy(obs, rng)` draws the action with the generator.
+    `obs` is as the environment gives it. It is normalized by the statistics of the end of training.
+    `policy(obs, rng)` draws the action with the generator. The environment is made once, to know
+    its spaces: an `env_id` of the form module:Name imports that module.
     """
-    saved = load_checkpoint(run_dir)
-    args, low, high = Args(**saved["args"]), saved["low"].numpy(), saved["high"].numpy()
-    stats = RunningMeanStd(**saved["obs_stats"])
-    agent = Agent(stats.mean.size, low.size, args)
-    load_weights(agent, saved)
-    act = actor(agent, low, high)
+    args, agent, saved = load_checkpoint(run_dir)
+    act, _ = actor(agent)
+    stats, env = RunningMeanStd(**saved["obs_stats"]), make_env(args, env_factory)
+    low, high = saved["bounds"].numpy()
+    if (env.observation_space.shape[0], low.size) != saved["sizes"]:
+        raise UsageError(f"{run_dir} was made in another environment: give its env_factory.")
 
-    def policy(obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
+    def policy(obs: Any, rng: np.random.Generator | None = None) -> np.ndarray:
+        if np.ndim(obs) != 1:  # a dictionary, a number or an image
+            obs = env.observation(obs)
+        obs = normalize_obs(np.reshape(obs, (1, -1)), stats, args).astype(np.float32)
         noise = rng.standard_normal(low.size, dtype=np.float32) if rng else 0.0
-        obs = normalize_obs(np.reshape(obs, (1, stats.mean.size)), stats, args)
-        return act(obs.astype(np.float32), noise)[1][0]
+        return np.clip(act(obs, noise)[0], low, high)
 
     return policy
 
 
 # Copied from ppo_continuous_action.py
-def evaluate(
-    args: Args, env_factory: Callable[[], gym.Env] | None = None
-) -> dict[str, dict[str, list]]:
-    """Play episodes with a trained policy; print, save and return what they came to.
+def evaluate(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> list[float]:
+    """Play episodes with the most likely actions of a trained policy; return their returns."""
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
+    args = settings_of_run(args)
+    policy, env = load_policy(args.evaluate, env_factory), make_env(args, env_factory)
+    if args.capture_video:
+        print("Filming the first episode, which may take minutes.")
+        warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
+        if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
+            env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
+        env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", lambda k: k == 0)
+    env, returns = Replayable(gym.wrappers.TimeLimit(env, 10_000)), []  # some never end
+    for seed in range(args.eval_episodes):
+        obs, ended = env.begin(seed), False
+        while not ended:
+            obs, _, terminated, truncated, _ = env.step(policy(obs))
+            ended = terminated or truncated
+        returns.append(env.total)
+    env.close()
+    print(f"Return {np.mean(returns):.1f} ± {np.std(returns):.1f} in {len(returns)} episodes")
+    return returns
 
-    Returns for each kind of action, "mean" and "sampled", the `returns`, `lengths` and, where the
-    environment has an x_velocity, mean `speeds` of the episodes, and writes them into
-    evaluation.json. An episode is cut off after 10,000 steps.
-    """
-    saved, policy, results = load_checkpoint(args.evaluate), load_policy(args.evaluate), {}
-    names = {"evaluate", "eval_episodes", "capture_video", "seed"}
-    given = {x.name for x in dataclasses.fields(Args) if getattr(args, x.name) != x.default}
-    if ignored := given - names:
-        print(f"Taken from the run, not from here: {', '.join(sorted(ignored))}")
-    args = Args(**{**saved["args"], **{name: getattr(args, name) for name in names}})
-    for kind in ("mean", "sampled"):
-        env = gym.wrappers.TimeLimit(make_env(args, env_factory), 10_000)  # some never end
-        if args.capture_video:
-            films = {"episode_trigger": lambda k: k == 0, "name_prefix": kind}
-            env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", **films)
-        # No generator of training has a spawn key: [seed, 2**32] would be that of [seed, 0, 1].
-        rng = np.random.default_rng(np.random.SeedSequence(args.seed, spawn_key=(1,)))
-        episodes = []
-        for _ in range(args.eval_episodes):
-            obs, _ = env.reset(seed=rng.integers(2**31).item())
-            rewards, speeds, ended = [], [], False
-            while not ended:
-                action = policy(obs, rng if kind == "sampled" else None)
-                obs, reward, terminated, truncated, info = env.step(action)
-                rewards.append(float(np.sum(reward)))  # of an array too
-                speeds += [info["x_velocity"]] if "x_velocity" in info else []
-                ended = terminated or truncated
-            speed = {"speeds": float(np.mean(speeds))} if speeds else {}
-            episodes.append({"returns": sum(rewards), "lengths": len(rewards), **speed})
-        env.close()
-        results[kind] = {name: [x[name] for x in episodes] for name in episodes[0]}
-        said = [f"{name} {np.mean(x):.2f} ± {np.std(x):.2f}" for name, x in results[kind].items()]
-        print(f"{kind} action: {', '.join(said)}")
-    Path(args.evaluate, "evaluation.json").write_text(json.dumps(results, indent=1) + "\n")
-    return results
+
+# Copied from ppo_continuous_action.py
+def settings_of_run(args: Args) -> Args:
+    """With --resume and --evaluate, the settings of that run but for a few; else those given."""
+    if not (folder := args.resume or args.evaluate):
+        return args
+    free = ["device", "compile", "details"]
+    free += ["resume", "total_timesteps", "checkpoint_interval", "track"] if args.resume else []
+    free += ["evaluate", "eval_episodes", "capture_video"] if args.evaluate else []
+    return dataclasses.replace(load_checkpoint(folder)[0], **{x: getattr(args, x) for x in free})
+
+
+# Copied from ppo_continuous_action.py
+def read_settings() -> Args:
+    """The command line; with --resume and --evaluate, its defaults are the settings of the run."""
+    folder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--resume", "--evaluate"):
+        folder.add_argument(flag, dest="folder")
+    folder = folder.parse_known_args()[0].folder
+    args = tyro.cli(Args, default=load_checkpoint(folder)[0] if folder else Args())
+    kept = vars(settings_of_run(args))
+    if other := [name for name, value in vars(args).items() if kept[name] != value]:
+        raise UsageError(f"{folder} has its own {other[0]}: leave that flag out.")
+    return args
+
+
+# Copied from ppo_continuous_action.py
+def interrupt(*_: Any) -> None:
+    """Answer Ctrl-C: finish and save this iteration; the next Ctrl-C stops at once."""
+    STOP.set()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tqdm.write("Finishing this iteration and saving it; Ctrl-C again stops at once.")
 
 
 # Copied from ppo_continuous_action.py
 def main() -> None:
-    """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
+    """Read the command line and run; what a user can mend is one sentence and exit code 2."""
+    os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")
     try:
-        args = tyro.cli(Args)
-        if args.resume and args.run_name:
-            raise ValueError("--resume goes on in the folder of the run: leave out --run-name.")
-        if args.resume:  # takes the settings of the run, except for flags that are given
-            args = tyro.cli(Args, default=Args(**load_checkpoint(args.resume)["args"]))
+        args = read_settings()
         if args.details:
             print(details(args))
         elif args.evaluate:
             evaluate(args)
         else:
-            results = train(args)
-            recent = [episode["return"] for episode in results["episodes"][-100:]]
-            mean = f"{np.mean(recent):.1f}" if recent else "unknown"
-            print(f"Return {mean}, the mean of the last {len(recent)} episodes. Now:")
-            run_dir = results["run_dir"]
-            print(f"python {SCRIPT}.py --evaluate {run_dir}; tensorboard --logdir {run_dir}")
-    except (ValueError, OSError, ImportError, gym.error.Error) as error:
+            signal.signal(signal.SIGINT, interrupt)
+            run_dir = train(args)["run_dir"]
+            todo = f"{'--resume' if STOP.is_set() else '--evaluate'} {run_dir}"
+            print(f"Now: python {SCRIPT}.py {todo}; or tensorboard --logdir {run_dir}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (UsageError, OSError, ImportError, gym.error.Error) as error:
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        if isinstance(error, ValueError) and not place.line.startswith("raise"):  # in changed code
-            hint += f" ({place.filename}, line {place.lineno})"
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("Stopped: --resume with the folder above goes on, if it has a checkpoint already.")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

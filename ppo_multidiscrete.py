@@ -4,56 +4,51 @@
 #   "pydantic==2.14.3", "tensorboard==2.21.0", "threadpoolctl==3.8.0", "torch==2.13.0",
 #   "tqdm==4.70.1", "tyro==1.0.16", "wandb==0.31.0"]
 # ///
-"""Proximal policy optimization (PPO) for several discrete action components, in one file.
+"""Proximal policy optimization (PPO) for discrete action components, in one file.
 
     python ppo_multidiscrete.py --env-id CartPole-v1 --total-timesteps 500_000
     python ppo_multidiscrete.py --env-id HalfCheetah-v4 --bins 11
     python ppo_multidiscrete.py --env-id Taxi-v4 --mask-invalid-actions --total-timesteps 100_352 \\
         --num-envs 8 --num-steps 128 --num-minibatches 4 --learning-rate 3e-3 --ent-coef 0.01
 
-The policy is a product of categorical distributions, one for each component of the action: of a
-MultiDiscrete space, of a Discrete one (a single component), or of a Box, each dimension of which is
-cut into bins; on MuJoCo's joints such a policy rivals a Gaussian one (Tang & Agrawal 2020, arXiv
-1901.10500). All else is ppo_continuous_action.py without two of its extras. New here: the `Agent`'s
-policy, `actor`, masks all the way, and below the algorithm `Choices` with `allowed`, `action_mask`
-and `check_choices`, and what plays a trained policy.
+`uv run` installs what it needs; without uv, `pip install` the packages named above.
+
+The policy has a categorical distribution for each component of the action. A MultiDiscrete space
+has several components, a Discrete one has a single component. In a Box each dimension is cut into
+bins; on MuJoCo's joints such a policy rivals a Gaussian one (Tang & Agrawal 2020, arXiv
+1901.10500). An action has k components and the largest of them n choices. Components with fewer
+choices have n logits as well; masks take out the surplus ones. New here: the policy in `Agent` and
+`actor`, the masks in `train`, and `Choices` with `action_mask` and `allowed`; all else is
+ppo_continuous_action.py, which explains PPO.
 
 The algorithm of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in ppo2 =
 openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what
-it takes to reproduce ppo2. Each is a comment above the statement that does it, with its settings in
-parentheses, its place below baselines/ in brackets, and in the next line its reason; `--details`
-lists them. Here are 1-13 (core), 26 and 28-31 (from continuous actions), 37 (MultiDiscrete) and
-three of the article's four auxiliary ones (Extra); 14-22 are in ppo_atari.py, 23-25 and 27 in
-ppo_continuous_action.py, 32-36 in ppo_atari_lstm.py.
+it takes to reproduce ppo2. Each detail is a comment above its statement: the settings concerned in
+parentheses, the place below baselines/ in brackets, the reason in the next line; `--details` lists
+them. Here are 1-13 (core), 26 and 28-31 (from continuous actions) and 37 (MultiDiscrete); 14-22 are
+in ppo_atari.py, 23-25 and 27 in ppo_continuous_action.py, 32-36 in ppo_atari_lstm.py.
 
-Training is U iterations. Each has a rollout, T = num_steps steps in each of N = num_envs
-environments, and an update, K = update_epochs epochs over its T*N samples in minibatches of B. An
-observation is a vector of D numbers (other shapes are flattened, Discrete ones are one-hot). An
-action has k components, the largest n choices; those with fewer have n logits as well, and masks
-take out the surplus ones.
-
-Deviations from ppo2: where a time limit cuts an episode off, the value of its final observation
-stands for the rest (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount
-`--gamma`, there always with 0.99; the logged KL is k3 (see `approx_kl`), not k2; orthogonal
-matrices come from a QR decomposition, not an SVD (up to signs equal in distribution), and have the
-rows of the surplus logits too; each episode has a seed of its own; all settings are those for
-MuJoCo (ppo2 has for classic control `--no-norm-obs --no-scale-rewards --shared-network
---num-minibatches 4 --update-epochs 4 --no-anneal-lr`).
+Deviations from ppo2: after a time limit, the value of the final observation stands for the rewards
+that were cut off (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount
+`--gamma`, there always with 0.99; the logged KL is k3, not k2; orthogonal matrices come from a QR
+decomposition, not an SVD (equal in distribution up to signs), and have rows for the surplus logits
+too; each episode has a seed of its own. All settings are those for MuJoCo (ppo2 has for classic
+control `--no-norm-obs --no-scale-rewards --shared-network --num-minibatches 4 --update-epochs 4
+--no-anneal-lr`).
 """
 
-import contextlib
-import copy
+import argparse
 import dataclasses
-import json
 import math
 import os
 import re
+import signal
 import sys
+import threading
 import time
-import traceback
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -73,25 +68,21 @@ from tqdm import tqdm
 
 Tensors = dict[str, Tensor]
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
+# Numbers like 1e6 are fine for steps.
+Steps = Annotated[float, pydantic.Field(ge=1, le=1e15), pydantic.AfterValidator(int)]
+StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
+Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
+Folder = Annotated[str, pydantic.Field(min_length=1)]
 Bins = Annotated[int, pydantic.Field(ge=2)]
+
+
+# Copied from ppo_continuous_action.py
+class UsageError(ValueError):
+    """Something that the user can mend; `main` prints it as one sentence."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
-    # --- Experiment ---
-    seed: NonNegativeInt = 1  # seed of everything that is random in the run
-    total_timesteps: PositiveInt = 1_000_000  # of all environments; annealing stretches over them
-    run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
-    device: Literal["cpu", "cuda"] = "cpu"  # networks this small do not need a GPU
-    compile: bool = True  # compile the update into one graph, where there is a C++ compiler
-    track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
-    checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
-    resume: str | None = None  # continue the run in this folder; flags given beside it override
-    evaluate: str | None = None  # play episodes with the model in this folder instead of training
-    eval_episodes: PositiveInt = 10  # episodes of each policy, best and sampled, with --evaluate
-    capture_video: bool = False  # film the first episode of each policy, with --evaluate
-    details: bool = False  # print the implementation details with their values here, and exit
-
     # --- Environment ---
     env_id: str = "CartPole-v1"  # Gymnasium environment; the top of the file says what fits
     num_envs: PositiveInt = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
@@ -103,11 +94,25 @@ class Args:
     scale_rewards: bool = True  # divide rewards by the running std of their discounted sum
     clip_reward: PositiveFloat = 10.0  # largest scaled reward [ppo2: 10; inf: off]
 
+    # --- Experiment ---
+    seed: NonNegativeInt = 1  # seed of everything that is random in the run
+    total_timesteps: Steps = 1_000_000  # of all environments; annealing stretches over them
+    run_name: Name | None = None  # folder below runs/; by default environment, script, seed, time
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
+    compile: bool = True  # compile the update, where there is a C++ compiler
+    track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
+    checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
+    resume: Folder | None = None  # continue the run in this folder, with its settings
+    evaluate: Folder | None = None  # play episodes with the policy in this folder, train nothing
+    eval_episodes: PositiveInt = 10  # how many, with --evaluate
+    capture_video: bool = False  # film the first of them, with --evaluate
+    details: bool = False  # print the implementation details with their values here, and exit
+
     # --- PPO ---
     num_steps: PositiveInt = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
     num_minibatches: PositiveInt = 32  # minibatches per epoch [ppo2: 32 for MuJoCo, 4 for Atari]
     update_epochs: PositiveInt = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
-    learning_rate: NonNegativeFloat = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
+    learning_rate: StepSize = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
     adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: Fraction = 0.99  # discount factor [paper: 0.99]
@@ -123,30 +128,13 @@ class Args:
     orthogonal_init: bool = True  # initialize orthogonally, heads with small gains; else PyTorch's
     shared_network: bool = False  # policy and value function share a trunk [ppo2: not for MuJoCo]
 
-    @property
-    def batch_size(self) -> int:
-        """Samples per iteration, T*N."""
-        return self.num_steps * self.num_envs
-
-    @property
-    def minibatch_size(self) -> int:
-        """Samples per gradient step, B."""
-        return self.batch_size // self.num_minibatches
-
-    @property
-    def num_iterations(self) -> int:
-        """Rollouts, each followed by an update (U)."""
-        return self.total_timesteps // self.batch_size
-
-    def check(self) -> None:
-        """Raise ValueError where settings do not fit together; their types limit single ones."""
-        batch = f"the batch of num_steps * num_envs = {self.batch_size} steps"
-        if self.batch_size % self.num_minibatches or self.minibatch_size < 2:
-            raise ValueError(f"--num-minibatches must divide {batch} into parts of at least two.")
-        if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must not be less than {batch}.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda needs a GPU and a build of PyTorch for it.")
+    def __post_init__(self) -> None:
+        batch = self.num_steps * self.num_envs
+        if batch % self.num_minibatches or batch > self.total_timesteps:
+            rule = "a multiple of num_minibatches, and not more than total_timesteps"
+            raise ValueError(f"num_steps * num_envs, here {batch}, must be {rule}.")
+        if self.capture_video and not self.evaluate:
+            raise ValueError("--capture-video films an evaluation: add --evaluate FOLDER.")
 
 
 # === Agent ===
@@ -205,53 +193,38 @@ class Agent(nn.Module):
         return logprobs, entropies, self.get_value(obs)
 
 
-def actor(agent: Agent, meanings: np.ndarray) -> Callable[..., tuple]:
-    """Make what acts, in training and after: the policy, fast. Make it anew after every update.
+def actor(agent: Agent) -> tuple[Callable, Callable]:
+    """Build the fast acting function, for training and deployment: the policy in NumPy.
 
-    Returns `act(obs, masks, noise)` of normalized obs (N, D), masks (N, k, n) and standard Gumbel
-    noise (N, k, n), or 0 for the most likely choices; it returns choices (N, k), the actions
-    (N, ...) that they stand for by `meanings` (..., n), and the logits with the noise (N, k, n).
+    So the policy stands twice, here to act and in `Agent.evaluate_actions` to learn, because NumPy
+    is five times as fast for a few rows. Another distribution must be written in both; the metric
+    check/acting shows whether they agree.
+
+    Returns `act(obs, masks, noise)`, actions (N, k) of normalized obs (N, D), masks (N, k, n) and
+    standard Gumbel noise (N, k, n), 0 for the most likely ones; and `log_prob(obs, masks,
+    actions)`, the log-probabilities of actions, for arrays of any number of leading dimensions.
     """
-    policy, shape = in_numpy(agent.policy), meanings.shape[:-1]
-    table = meanings.reshape(-1, meanings.shape[-1])  # (k, n)
-    components = np.arange(len(table))
+    policy = in_numpy(agent.policy)
 
-    def act(obs: np.ndarray, masks: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, ...]:
-        scores = policy(obs).reshape(masks.shape) + noise
+    def act(obs: np.ndarray, masks: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
         # With such noise the largest logit is a sample of the softmax (Gumbel-max), as in ppo2
-        # [common/distributions.py L199-201]; trying other choices is how better ones are found.
-        choices = np.where(masks, scores, -np.inf).argmax(axis=-1)
-        return choices, table[components, choices].reshape(-1, *shape), scores
+        # [common/distributions.py L199-201]. Trying other choices is how better ones are found.
+        scores = policy(obs).reshape(masks.shape) + noise
+        return np.where(masks, scores, -np.inf).argmax(-1)
 
-    return act
+    def log_prob(obs: np.ndarray, masks: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        logits = np.where(masks, policy(obs).reshape(masks.shape), -np.inf)
+        chosen = np.take_along_axis(logits, actions[..., None], -1).squeeze(-1)
+        return (chosen - np.logaddexp.reduce(logits, -1)).sum(-1)
+
+    return act, log_prob
 
 
 # === The math ===
 
 
 # Copied from ppo_continuous_action.py
-class RunningMeanStd:
-    """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
-
-    def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
-        self.mean, self.var, self.count = np.array(mean), np.array(var), count  # count: rows so far
-
-    def update(self, x: np.ndarray) -> None:
-        """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
-        # A reduction of one row would cost more than the rest of this function.
-        x_mean, x_var = (x[0], 0.0) if len(x) == 1 else (x.mean(axis=0), x.var(axis=0))
-        self.count += len(x)
-        delta, share = x_mean - self.mean, len(x) / self.count
-        self.mean = self.mean + delta * share
-        self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
-
-    def state(self) -> dict[str, Any]:
-        """Plain numbers, from which the same statistics can be made again."""
-        return {"mean": self.mean.tolist(), "var": self.var.tolist(), "count": self.count}
-
-
-# Copied from ppo_continuous_action.py
-def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndarray:
+def normalize_obs(obs: np.ndarray, stats: "RunningMeanStd", args: Args) -> np.ndarray:
     """Observations (N, D) in standard deviations from their running mean; updates nothing."""
     if not args.norm_obs:
         return obs
@@ -264,57 +237,29 @@ def normalize_obs(obs: np.ndarray, stats: RunningMeanStd, args: Args) -> np.ndar
 
 
 # Copied from ppo_continuous_action.py
-def scale_rewards(
-    rewards: np.ndarray, done: np.ndarray, discounted: np.ndarray, stats: RunningMeanStd, args: Args
-) -> np.ndarray:
-    """Divide rewards (T, N) by the std of the sum of past rewards, discounted by their age.
-
-    This can wait for the end of the rollout, because the policy never sees rewards. `done` (T, N)
-    marks the last steps of episodes. The `discounted` sums R = gamma R + r of the running ones
-    (N,), changed in place, and their statistics are carried on to the next rollout.
-    """
-    if not args.scale_rewards:
-        return rewards
-    scaled = np.empty_like(rewards)
-    for t, reward in enumerate(rewards):
-        discounted[:] = args.gamma * discounted + reward
-        stats.update(discounted)
-        # Detail 30/37: reward scaling (scale_rewards) [common/vec_env/vec_normalize.py L26-33]
-        # One learning rate then suits all tasks; subtracting a mean would make length pay, or cost.
-        scaled[t] = reward / math.sqrt(stats.var + 1e-8)
-        discounted[done[t]] = 0.0
-    # Detail 31/37: reward clipping (scale_rewards, clip_reward) [vec_normalize.py L32]
-    # One huge reward, early when the standard deviation is still small, must not ruin the values.
-    return np.clip(scaled, -args.clip_reward, args.clip_reward)
-
-
-# Copied from ppo_continuous_action.py
 def gae(
     rewards: Tensor,
     values: Tensor,
     next_values: Tensor,
-    terminated: Tensor,
     done: Tensor,
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation (Schulman et al. 2016, equations 11-16).
 
-    Tensors are (T, ...), time first: r_t, V(s_t), and V(s_{t+1}), which is that of the final
-    observation where an episode was truncated. Where `terminated` is 1 the future is worth 0;
-    where `done` is 1, for either reason, the sum stops.
+    Tensors are (T, N), time first: r_t, V(s_t), what the rest of the episode is worth after step t,
+    and 1 where the episode ended with that step, for whatever reason.
 
-    Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
+    Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, N).
     """
-    # Surprises: what a step brought beyond what was expected. A loop reads lists faster.
-    deltas = (rewards + gamma * next_values * (1 - terminated) - values).unbind()
-    decays = (gamma * gae_lambda * (1 - done)).unbind()
-    advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
-    for t in reversed(range(len(deltas))):
+    # Surprises: what a step brought beyond what was expected. A loop is fastest in NumPy.
+    advantages = (rewards + gamma * next_values - values).cpu()
+    sums, decays = advantages.numpy(), (gamma * gae_lambda * (1 - done)).numpy(force=True)
+    for t in reversed(range(len(sums) - 1)):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
         # A surprise (delta) counts less the later it comes; higher lambda: less bias, more noise.
-        advantages[t] = deltas[t] + decays[t] * advantages[t + 1]
-    advantages = torch.stack(advantages[:-1])
+        sums[t] += decays[t] * sums[t + 1]
+    advantages = advantages.to(values.device)
     return advantages, advantages + values
 
 
@@ -325,11 +270,19 @@ def normalize(x: Tensor) -> Tensor:
 
 
 # Copied from ppo_continuous_action.py
+def approx_kl(logratio: Tensor) -> Tensor:
+    """KL(old || new) from actions of the old policy, by k3 = mean(r - 1 - log r), r = new/old.
+
+    Unbiased, and less noisy than k1 = mean(-log r) (Schulman 2020, "Approximating KL divergence").
+    """
+    return (logratio.exp() - 1 - logratio).mean()
+
+
+# Copied from ppo_continuous_action.py
 def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
 
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
-    zero where the ratio has moved by more than `clip_coef` in the direction that is rewarded.
+    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`.
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -342,11 +295,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor)
 def value_loss(
     new_values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | Tensor
 ) -> Tensor:
-    """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
-
-    The gradient is zero where a value has moved by more than `clip_coef` since the rollout and is
-    nearer to its target than it would be at that distance.
-    """
+    """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half)."""
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
     # One batch should not move values far. The range is absolute: it supposes scaled rewards.
     clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
@@ -354,24 +303,14 @@ def value_loss(
     return 0.5 * errors.mean()
 
 
-# Copied from ppo_continuous_action.py
-def approx_kl(logratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) from the old policy's actions by k3 = mean(r - 1 - log r), r new/old.
-
-    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
-    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
-    """
-    return (logratio.exp() - 1 - logratio).mean()
-
-
 def ppo_loss(
     agent: Agent, minibatch: list[Tensor], schedule: Tensors, args: Args
 ) -> tuple[Tensor, Tensors]:
-    """Overall loss (paper, equation 9, negated), and debug variables, most by CleanRL's names.
+    """Overall loss (paper, equation 9, negated for descent), and debug variables.
 
     The minibatch holds obs and actions (B, ...) and, computed by the agent that collected them,
-    logprobs, values, advantages and returns (B,), last the masks (B, k, n) that the actions obeyed:
-    with others the ratio would be wrong; `schedule` the numbers that change during a run.
+    logprobs, values, advantages and returns (B,), last the masks (B, k, n) that the actions obeyed;
+    `schedule` the numbers that change during a run.
     """
     obs, actions, old_logprobs, old_values, advantages, returns, masks = minibatch
     logprobs, entropies, values = agent.evaluate_actions(obs, masks, actions)
@@ -391,48 +330,48 @@ def ppo_loss(
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
         "losses/entropy": entropies.mean(),
-        "losses/old_approx_kl": -logratio.mean(),  # k1
         "losses/approx_kl": approx_kl(logratio),
         "losses/clipfrac": ((logratio.exp() - 1).abs() > clip_coef).float().mean(),
     }
-    if args.clip_vloss:
-        value_clipped = (values - old_values).abs() > clip_coef
-        metrics["losses/value_clipfrac"] = value_clipped.float().mean()
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
 # Copied from ppo_continuous_action.py
-def bias_correction(step: int) -> float:
-    """What Adam's step is multiplied by, as its averages begin at 0; betas as in the update."""
-    return math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-
-
-# Copied from ppo_continuous_action.py
 def ppo_update(
-    agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensors, args: Args
+    agent: Agent,
+    adam: Tensors,
+    batch: list[Tensor],
+    minibatches: list[Tensor],
+    schedule: Tensors,
+    args: Args,
 ) -> Tensors:
-    """One step of Adam, in place, on the rows `mb` (B,) of the batch (T*N, ...).
+    """One step of Adam, in place, for each of the minibatches, rows (B,) of the batch (T*N, ...).
 
-    Written out so that loss, gradient and step compile into one graph. `adam` has the averages of
-    the gradient and of its square, and the vector of all weights. The agent's parameters are views
-    of this vector: they change with it, and clipping and Adam are a few operations on vectors
-    instead of a dozen for every layer. Returns the metrics.
+    Written out, in place of loss.backward() and optimizer.step(), so that several steps compile
+    into one graph. `adam` has the vector of all weights, whose views are the agent's parameters,
+    the averages of its gradient and of the square of that, and the number of steps. Returns the
+    metrics, one number per minibatch.
     """
-    loss, metrics = ppo_loss(agent, [x[mb] for x in batch], schedule, args)
-    # Without materializing, a part of the agent that the loss does not use would be an error.
-    gradients = torch.autograd.grad(loss, learned(agent), materialize_grads=True)
-    gradient = torch.cat([x.flatten() for x in gradients])
-    metrics["losses/grad_norm"] = gradient.norm()
-    # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
-    # One odd minibatch must not throw the policy far; scaled as a whole, the direction is kept.
-    gradient = gradient * (args.max_grad_norm / metrics["losses/grad_norm"]).clamp(max=1.0)
-    adam["mean"].lerp_(gradient, 1 - 0.9)
-    adam["square"].lerp_(gradient**2, 1 - 0.999)
-    # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
-    # Added to the root before the bias correction (PyTorch: after): early steps are smaller.
-    direction = adam["mean"] / (adam["square"].sqrt() + args.adam_eps)
-    adam["weights"] -= schedule["learning_rate"] * schedule["bias_correction"] * direction
-    return metrics
+    rows = []
+    for mb in minibatches:
+        loss, metrics = ppo_loss(agent, [x[mb] for x in batch], schedule, args)
+        gradients = torch.autograd.grad(loss, list(agent.parameters()))
+        gradient = torch.cat([x.flatten() for x in gradients])
+        metrics["losses/grad_norm"] = gradient.norm()
+        # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
+        # One odd minibatch must not throw the policy far; scaled as a whole, the direction is kept.
+        gradient = gradient * (args.max_grad_norm / metrics["losses/grad_norm"]).clamp(max=1.0)
+        step = adam["step"].add_(1)
+        mean = adam["mean"].lerp_(gradient, 1 - 0.9)
+        square = adam["square"].lerp_(gradient**2, 1 - 0.999)
+        bias_correction = ((1 - 0.999**step).sqrt() / (1 - 0.9**step)).float()  # they begin at 0
+        # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
+        # Added to the root before the bias correction (PyTorch: after): early steps are smaller.
+        direction = mean / (square.sqrt() + args.adam_eps)
+        # Change it in place: a new tensor would not be the agent's weights.
+        adam["weights"].sub_(schedule["learning_rate"] * bias_correction * direction)
+        rows.append(metrics)
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 # === Training: collect, advantages, update, log ===
@@ -444,77 +383,88 @@ def train(
     """Run PPO, in environments of `env_factory` if given; logs and checkpoints go below runs/.
 
     Returns `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, one dictionary
-    of metrics per iteration; `args`; `run_dir`. Raises ValueError where something does not fit.
+    of metrics per iteration; `args`; `run_dir`. Raises UsageError where something does not fit.
     """
-    args.check()
-    device = torch.device(args.device)
+    args, device = settings_of_run(args), choose_device(args)
     torch.manual_seed(args.seed)
     threadpoolctl.threadpool_limits(1)  # enough for networks of this size; large ones want more
+    batch_size = args.num_steps * args.num_envs
+    num_iterations = args.total_timesteps // batch_size
 
-    envs = Environments([Choices(make_env(args, env_factory), args) for _ in range(args.num_envs)])
-    exists, meanings = envs.envs[0].exists, envs.envs[0].meanings  # (k, n), (..., n)
-    agent = Agent(envs.obs.shape[1], exists.shape, args).to(device)
-    # All that learns, in one vector; further down the parameters are made views of it.
-    weights = nn.utils.parameters_to_vector(learned(agent)).detach()
-    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
-    adam_steps = 0
-    update = compiled(update, step_taken) if args.compile else update
-
-    # The rollout, (T, N, ...); its last observation becomes the first one of the next rollout.
-    obs = np.zeros((args.num_steps + 1, *envs.obs.shape), dtype=np.float32)
+    # Environments, and the rollout (T, N, ...), whose last observation begins the next rollout.
+    choices = [Choices(make_env(args, env_factory), args) for _ in range(args.num_envs)]
+    envs, mask_shape = [Replayable(x) for x in choices], choices[0].mask.shape  # (k, n)
+    announce_flattening(choices[0].env)
+    raw_obs = np.zeros((args.num_envs, *envs[0].observation_space.shape))  # (N, D)
+    raw_final_obs = raw_obs.copy()  # where an episode has just ended
+    obs = np.zeros((args.num_steps + 1, *raw_obs.shape), dtype=np.float32)
     final_obs = np.zeros_like(obs[1:])  # where a time limit ended an episode
-    masks = np.zeros((args.num_steps + 1, args.num_envs, *exists.shape), dtype=bool)
-    scores = np.zeros(masks[1:].shape, dtype=np.float32)  # logits with the noise that decided
-    actions = np.zeros(scores.shape[:-1], dtype=np.int64)
+    masks = np.zeros((args.num_steps + 1, args.num_envs, *mask_shape), dtype=bool)
+    actions = np.zeros(masks[1:].shape[:-1], dtype=np.int64)
     rewards = np.zeros((args.num_steps, args.num_envs))
-    terminated, truncated = np.zeros_like(rewards, dtype=bool), np.zeros_like(rewards, dtype=bool)
-    obs_stats = RunningMeanStd(np.zeros(obs.shape[2]), np.ones(obs.shape[2]))
-    return_stats = RunningMeanStd(0.0, 1.0)
-    discounted_returns = np.zeros(args.num_envs)
+    terminated, truncated = np.zeros((2, *rewards.shape), dtype=bool)
+
+    # What learns.
+    sizes = (raw_obs.shape[1], mask_shape)
+    agent = Agent(*sizes, args).to(device)
+    weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
+    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
+    adam["step"] = torch.zeros((), dtype=torch.float64, device=device)
+    update = compiled(update, device) if args.compile else update
+    obs_stats = RunningMeanStd(np.zeros((1, sizes[0])), np.ones((1, sizes[0])))
+    return_stats, discounted_returns = RunningMeanStd([0.0], [1.0]), np.zeros(args.num_envs)
+    episodes: list[dict[str, float]] = []  # the finished ones
     history: list[dict[str, float]] = []  # metrics of each iteration
 
-    fixed = ["num_envs", "num_steps", "shared_network", "bins"]  # stay on resuming
-    run_dir, saved, writer = open_run(args, envs.name, fixed)
+    # A new run begins an episode in each environment; a resumed one goes on where it was.
+    run_dir, writer, saved = open_run(args, name_of(envs[0]))
     if saved:
-        load_weights(agent, saved)
+        if saved["sizes"] != sizes:
+            raise UsageError(f"{run_dir} was made in an environment with other spaces.")
+        agent.load_state_dict(saved["agent"])
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
-        adam_steps, history = saved["adam_steps"], saved["updates"]
         obs_stats = RunningMeanStd(**saved["obs_stats"])
         return_stats = RunningMeanStd(**saved["return_stats"])
-    # Views from now on: change this vector in place, never `adam["weights"] = ...`.
-    nn.utils.vector_to_parameters(adam["weights"], learned(agent))
-    if saved and envs.replay(saved):  # the episodes that were running
         discounted_returns = saved["discounted_returns"].numpy()
-    else:
-        envs.reset(np.random.default_rng([args.seed, len(history)]))
-        obs_stats.update(envs.obs)
-    obs[-1] = normalize_obs(envs.obs, obs_stats, args)
-    masks[-1] = [env.mask for env in envs.envs]
-    remaining = range(envs.global_step // args.batch_size + 1, args.num_iterations + 1)
+        episodes, history = saved["episodes"], saved["updates"]
+    rng = np.random.default_rng([args.seed, len(history)])
+    if not (saved and replay(envs, saved, raw_obs)):
+        for i, env in enumerate(envs):
+            raw_obs[i] = env.begin(rng.integers(2**31).item())
+        obs_stats.update(raw_obs)
+        discounted_returns[:] = 0.0
+    obs[-1] = normalize_obs(raw_obs, obs_stats, args)
+    masks[-1] = [x.mask for x in choices]
+    # From now on the parameters are views of this vector, which is changed in place only.
+    nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
 
-    for iteration in (progress := tqdm(remaining, mininterval=1)):
+    for iteration in (progress := tqdm(range(len(history) + 1, num_iterations + 1), mininterval=1)):
         # --- Collect: T steps in each of the N environments, with the weights held fixed ---
-        start_time = time.perf_counter()
+        start_time, global_step = time.perf_counter(), (iteration - 1) * batch_size
         rng = np.random.default_rng([args.seed, iteration])
-        frac = 1 - (iteration - 1) / args.num_iterations  # 1 in the first one, 1/U in the last
-        act = actor(agent, meanings)
-        noise = rng.gumbel(size=scores.shape).astype(np.float32)
-        first_episode = len(envs.episodes)
+        frac = 1 - (iteration - 1) / num_iterations  # 1 in the first iteration, 1/U in the last
+        act, acting_log_prob = actor(agent)
+        noise = rng.gumbel(size=masks[1:].shape).astype(np.float32)
         obs[0], masks[0] = obs[-1], masks[-1]  # where the last rollout ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
         # More environments vary a batch; rollouts go on where the last ended, in mid-episode too.
         for t in range(args.num_steps):
-            actions[t], env_actions, scores[t] = act(obs[t], masks[t], noise[t])  # Gumbel-max
-            rewards[t], terminated[t], truncated[t] = envs.step(env_actions, rng)
-            obs_stats.update(envs.obs)
+            global_step += args.num_envs
+            actions[t] = act(obs[t], masks[t], noise[t])
+            for i, (env, action) in enumerate(zip(envs, actions[t])):
+                raw_obs[i], rewards[t, i], failed, cut_off, _ = env.step(action)
+                terminated[t, i], truncated[t, i] = failed, cut_off
+                if failed or cut_off:
+                    ended = {"return": env.total, "length": len(env.actions)}
+                    episodes.append({"global_step": global_step, **ended})
+                    raw_final_obs[i] = raw_obs[i]
+                    raw_obs[i] = env.begin(rng.integers(2**31).item())
+            obs_stats.update(raw_obs)
             # Where an episode has ended, these are the first ones of the next.
-            obs[t + 1] = normalize_obs(envs.obs, obs_stats, args)
-            masks[t + 1] = [env.mask for env in envs.envs]
+            obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)
+            masks[t + 1] = [x.mask for x in choices]
             if truncated[t].any():
-                final_obs[t] = normalize_obs(envs.final_obs, obs_stats, args)
-            if not math.isfinite(envs.obs.sum() + envs.final_obs.sum()):
-                raise ValueError(f"An observation is NaN or infinite at step {envs.global_step}.")
-        rollout_time = time.perf_counter()
+                final_obs[t] = normalize_obs(raw_final_obs, obs_stats, args)
 
         # --- Advantages: the rollout as tensors (T, N, ...), values of it, then GAE ---
         # Deviation: time limits are not failures (not truncation_is_terminal)
@@ -522,22 +472,35 @@ def train(
         if args.truncation_is_terminal:
             terminated |= truncated
         done = terminated | truncated
-        scaled_rewards = scale_rewards(rewards, done, discounted_returns, return_stats, args)
+        if args.scale_rewards:
+            for t in range(args.num_steps):
+                discounted_returns = args.gamma * discounted_returns + rewards[t]
+                return_stats.update(discounted_returns)
+                # Detail 30/37: reward scaling (scale_rewards) [vec_env/vec_normalize.py L26-33]
+                # One learning rate then suits all tasks; less a mean, length would pay, or cost.
+                rewards[t] /= np.sqrt(return_stats.var + 1e-8)
+                discounted_returns[done[t]] = 0.0
+            # Detail 31/37: reward clipping (scale_rewards, clip_reward) [vec_normalize.py L32]
+            # One huge reward, early when the std is still small, must not ruin the values.
+            np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards)
         with torch.no_grad():
-            b_obs, b_final_obs, b_rewards, b_terminated, b_done = (
+            b_obs, b_final_obs, b_rewards, b_done = (
                 torch.tensor(x, dtype=torch.float32, device=device)
-                for x in (obs, final_obs[truncated], scaled_rewards, terminated, done)
+                for x in (obs, final_obs[truncated], rewards, done)
             )
             b_actions, b_masks = (torch.tensor(x, device=device) for x in (actions, masks[:-1]))
             logprobs, _, values = agent.evaluate_actions(b_obs[:-1], b_masks, b_actions)  # (T, N)
-            # Where an episode ended, values[t + 1] belongs to the next one: `gae` masks it by
-            # `terminated`, and after a time limit the value of the final observation replaces it.
+            # Before the update, which changes the weights of what acted too.
+            acting = torch.tensor(acting_log_prob(obs[:-1], masks[:-1], actions), device=device)
+            # What follows a step is worth the value of the next observation. Where the episode
+            # ended, that one belongs to another episode: after a time limit the value of the final
+            # observation replaces it, and after a failure nothing follows.
             next_values = torch.cat([values[1:], agent.get_value(b_obs[-1:])])
             next_values[truncated] = agent.get_value(b_final_obs)
+            next_values[terminated] = 0.0
             advantages, returns = gae(
-                b_rewards, values, next_values, b_terminated, b_done, args.gamma, args.gae_lambda
+                b_rewards, values, next_values, b_done, args.gamma, args.gae_lambda
             )
-        check_choices(logprobs, scores - noise, masks[:-1], actions)
 
         # --- Update: K epochs of minibatches ---
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
@@ -551,104 +514,107 @@ def train(
         schedule = {name: torch.tensor(x, device=device) for name, x in scheduled.items()}
         batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns, b_masks)
         batch = [x.flatten(0, 1) for x in batch]  # (T*N, ...)
-        mb_metrics = []
+        mb_metrics: list[Tensors] = []
         for _ in range(args.update_epochs):
-            order = torch.tensor(rng.permutation(args.batch_size), device=device)
+            order = torch.tensor(rng.permutation(batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Many small steps learn more from a batch than one; shuffling makes each a fair sample.
-            for mb in order.split(args.minibatch_size):
-                adam_steps += 1
-                correction = torch.tensor(bias_correction(adam_steps), device=device)
-                schedule["bias_correction"] = correction
-                mb_metrics.append(update(agent, adam, batch, mb, schedule, args))
-            epoch_kl = means(mb_metrics[-args.num_minibatches :])["losses/approx_kl"]
+            minibatches = order.split(batch_size // args.num_minibatches)  # four in a call: faster
+            groups = [minibatches[i : i + 4] for i in range(0, args.num_minibatches, 4)]
+            epoch = [update(agent, adam, batch, group, schedule, args) for group in groups]
+            mb_metrics += epoch
             # Extra: early stopping (early_stop_kl) [Spinning Up: each step, at 1.5 times a target]
             # Clipping does not hold a policy that has left already: stopping does.
-            if epoch_kl > args.early_stop_kl:
+            if means(epoch)["losses/approx_kl"] > args.early_stop_kl:
                 break
-        with torch.no_grad():
-            new_logprobs, *_ = agent.evaluate_actions(b_obs[:-1], b_masks, b_actions)
-        metrics = means(mb_metrics) | {f"charts/{name}": x for name, x in scheduled.items()}
-        update_time = time.perf_counter()
 
         # --- Log and save ---
-        came = outcomes(b_rewards, next_values, b_terminated, b_done, args.gamma)
-        metrics |= means([compare(new_logprobs - logprobs, advantages, values, came)])
+        following = next_values.masked_fill(torch.tensor(terminated, device=device), 0.0)
+        observed = observed_returns(b_rewards, following, b_done, args.gamma)
+        with torch.no_grad():
+            logratio = agent.evaluate_actions(b_obs[:-1], b_masks, b_actions)[0] - logprobs
+        metrics = means(mb_metrics) | means([diagnose(logratio, advantages, values, observed)])
         metrics |= {
-            "kl/after": approx_kl(new_logprobs - logprobs).item(),
-            "losses/explained_variance": (1 - (returns - values).var() / returns.var()).item(),
-            "check/first_kl": mb_metrics[0]["losses/approx_kl"].item(),  # ratios are 1 there
-            "advantages/std": advantages.std(correction=0).item(),
-            "charts/epochs": len(mb_metrics) // args.num_minibatches,
-            "charts/SPS": args.batch_size / (update_time - start_time),
-            "charts/SPS_rollout": args.batch_size / (rollout_time - start_time),
-            "charts/SPS_update": args.batch_size / (update_time - rollout_time),
+            "losses/explained_variance": 1 - (advantages.var() / (returns.var() + 1e-8)).item(),
+            "check/kl_after": approx_kl(logratio).item(),
+            "check/acting": approx_kl(acting - logprobs).item(),
+            "check/first_kl": mb_metrics[0]["losses/approx_kl"][0].item(),  # ratios are 1 there
+            "charts/learning_rate": learning_rate,
+            "charts/SPS": batch_size / (time.perf_counter() - start_time),
         }
-        history.append({"global_step": envs.global_step, **metrics})
-        warn(history)
-        log(writer, history[-1], envs.episodes[first_episode:])
-        recent = [episode["return"] for episode in envs.episodes[-100:]] or [math.nan]
-        progress.set_postfix_str(f"return {np.mean(recent):.1f}", refresh=False)
-        if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
-            state = {"agent": agent.state_dict(), "adam": adam, "adam_steps": adam_steps}
-            state |= {"env_name": envs.name, "updates": history, **envs.state()}
-            arrays = {"exists": exists, "meanings": meanings}
-            arrays["discounted_returns"] = discounted_returns
-            state |= {name: torch.tensor(x) for name, x in arrays.items()}
+        history.append({"global_step": global_step, **metrics})
+        log(writer, history, episodes, progress)
+        stopping = STOP.is_set() or iteration == num_iterations
+        if stopping or iteration % args.checkpoint_interval == 0:
+            state = {"agent": agent.state_dict(), "sizes": sizes, "adam": adam}
             state |= {"obs_stats": obs_stats.state(), "return_stats": return_stats.state()}
-            save_checkpoint(run_dir, args, state)
+            running = [(env.seed, torch.tensor(np.array(env.actions))) for env in envs]
+            state |= {"running": running, "raw_obs": torch.tensor(raw_obs)}
+            state |= {"discounted_returns": torch.tensor(discounted_returns)}
+            save_checkpoint(run_dir, args, state | {"episodes": episodes, "updates": history})
+        if stopping:
+            break
     writer.close()
-    results = {"agent": agent, "episodes": envs.episodes, "updates": history}
+    results = {"agent": agent, "episodes": episodes, "updates": history}
     return {**results, "args": args, "run_dir": run_dir}
 
 
 # === The algorithm ends here ===
-# Below: choices, environments whose running episodes can be played again, the folder of a run and
-# its checkpoints, the compiled update, warnings, the use of a trained policy, the command line.
+# Below: environments, their choices and how they are played again, what makes it fast (the policy
+# in NumPy, the compiled update), metrics and warnings, logs and checkpoints, the use of a policy.
 
 SCRIPT = Path(__file__).stem
+STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
 
-# Metric, its lowest and highest healthy value, patience in iterations, what to do.
+# Metric, its lowest and highest healthy value, for how many steps of the environments it must have
+# been outside, what to do.
 HEALTH = [
-    ("losses/approx_kl", 0, 0.05, 1, "Too far: lower --learning-rate; check ratio and clipping."),
-    ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
-    ("losses/value_clipfrac", 0, 0.8, 20, "Values are held: scale rewards or --no-clip-vloss."),
-    ("check/first_kl", -1, 1e-3, 1, "Ratios differ from 1 before any step: check the batch."),
-    ("check/values", 0.25, 1, 20, "Values explain little: check shapes, scale rewards."),
-    ("check/value_bias", -1, 0.6, 10, "Values are far off what came: check V at episode ends."),
-    ("check/advantages", 0.25, 1, 10, "Advantages do not fit later rewards: check GAE, V(s')."),
-    ("check/update", 0.02, 1, 8, "Good actions got no likelier: check signs, reshapes."),
-    ("losses/grad_norm", 0, 100, 1, "Exploding: lower --learning-rate; is the ratio always 1?"),
-    ("advantages/std", 1e-6, math.inf, 1, "All advantages are equal: check the rewards."),
-    ("losses/entropy", 0.01, math.inf, 1, "Exploration has ended: raise --ent-coef."),
+    ("losses/approx_kl", -1, 0.05, 0, "Updates go too far: lower --learning-rate; check clipping."),
+    ("losses/entropy", 0.01, math.inf, 0, "Exploration has ended: raise --ent-coef."),
+    ("check/acting", -1, 1e-5, 0, "`actor` and `evaluate_actions` disagree: make them one policy."),
+    ("check/values", 0.25, 1, 38_912, "Values explain little: check shapes, scale rewards."),
+    ("check/value_bias", -1, 0.6, 18_432, "Values are far off returns: check V at episode ends."),
+    ("check/update", 0.02, 1, 14_336, "Good actions got no likelier: check signs and reshapes."),
 ]
 
 
-def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gym.Env:
-    """Make one environment; raise ValueError if its spaces do not fit."""
-    warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
-    if env_factory:
-        env = gym.wrappers.PassiveEnvChecker(env_factory())  # says what a first episode does wrong
-    else:
-        with contextlib.suppress(ImportError):  # its remark on the model files is not for us
-            import mujoco
+# Copied from ppo_continuous_action.py
+def choose_device(args: Any) -> torch.device:
+    """Where networks learn: the GPU if there is one and nothing else was asked for."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
+    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
 
-            mujoco.set_mju_user_warning(lambda text: "settotalmass" in text or print(text))
-        if args.capture_video and sys.platform == "linux":
-            os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-        options = {"render_mode": "rgb_array"} if args.evaluate and args.capture_video else {}
-        env = gym.make(args.env_id, **options)
-        if options and hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
-            env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body; Gymnasium's stays
-    actions, observations = env.action_space, env.observation_space
+
+def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gym.Env:
+    """Make one environment, whose observations are vectors and whose actions can be counted."""
+    warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
+    film = {"render_mode": "rgb_array"} if args.capture_video else {}
+    make = env_factory or (lambda: gym.make(args.env_id, disable_env_checker=True, **film))
+    try:
+        env = make()
+    except gym.error.Error as error:
+        is_game = re.match("ALE/|.*NoFrameskip", args.env_id)
+        hint = " Games are played by ppo_atari.py." if is_game else ""
+        raise UsageError(f"{error}{hint}") from error
+    actions, obs = env.action_space, env.observation_space
     bounded = actions.dtype in (np.float32, np.float64) and actions.is_bounded()
-    fits = bounded or isinstance(actions, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
-    if not fits or not observations.is_np_flattenable:
-        hint = "actions must be discrete or have bounds, observations numbers"
-        raise ValueError(f"{env.unwrapped} has {actions} and {observations}: {hint}.")
-    if isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1:
+    if not (bounded or isinstance(actions, gym.spaces.Discrete | gym.spaces.MultiDiscrete)):
+        hint = ": try ppo_continuous_action.py" if actions.dtype in (np.float32, np.float64) else ""
+        raise UsageError(f"Actions are {actions}, neither discrete nor floats in bounds{hint}.")
+    if not obs.is_np_flattenable:
+        raise UsageError(f"Observations are {obs}, which cannot be made a vector of floats.")
+    if isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1:
         return env
     return gym.wrappers.FlattenObservation(env)
+
+
+def announce_flattening(env: gym.Env) -> None:
+    """Print that images are made vectors, which a user may not expect."""
+    if isinstance(env, gym.wrappers.FlattenObservation):
+        shape = env.env.observation_space.shape
+        if shape and len(shape) > 1:
+            print(f"Observations {shape} are flattened: there is no CNN here.")
 
 
 def action_mask(env: gym.Env, info: dict[str, Any]) -> Any:
@@ -657,7 +623,7 @@ def action_mask(env: gym.Env, info: dict[str, Any]) -> Any:
     if mask is None and env.has_wrapper_attr("action_masks"):
         mask = env.get_wrapper_attr("action_masks")()
     if mask is None:
-        raise ValueError("There are no action masks: leave out --mask-invalid-actions.")
+        raise UsageError("There are no action masks: leave out --mask-invalid-actions.")
     return mask
 
 
@@ -665,20 +631,20 @@ def allowed(mask: Any, exists: np.ndarray) -> np.ndarray:
     """Which choices are valid (k, n), by one vector for all components or one for each."""
     mask = np.hstack(mask) != 0
     if mask.size != exists.sum():
-        raise ValueError(f"The action mask has {mask.size} entries, not {exists.sum()}.")
+        raise UsageError(f"The action mask has {mask.size} entries, not {exists.sum()}.")
     valid = exists.copy()
     valid[exists] = mask
     if not valid.any(axis=1).all():
-        raise ValueError("The action mask leaves nothing to do in a component of the action.")
+        raise UsageError("The action mask leaves nothing to do in a component of the action.")
     return valid
 
 
 class Choices(gym.Wrapper):
-    """Knows the k components of an action, their up to n choices, and which are valid now.
+    """An environment whose actions are k choices, each a number from 0 to at most n - 1.
 
-    `exists` and `mask` (k, n) are true where there is a choice and where, with
-    --mask-invalid-actions, the environment allows it now. `meanings` (..., n), before n the shape
-    of an action, are what choices stand for, in a Box evenly spaced, the bounds among them.
+    `meanings` (k, n) are what they stand for; in a Box evenly spaced, the bounds among them.
+    `exists` (k, n) is true where there is a choice. `mask` (k, n) is true where the environment
+    allows it now; without --mask-invalid-actions everything that exists is allowed.
     """
 
     def __init__(self, env: gym.Env, args: Args) -> None:
@@ -690,9 +656,14 @@ class Choices(gym.Wrapper):
         else:
             sizes = np.ravel(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec)
             meanings = np.asarray(space.start)[..., None] + np.arange(sizes.max())
-        self.meanings = meanings.astype(space.dtype)
+        self.meanings = meanings.astype(space.dtype).reshape(len(sizes), -1)
         self.exists = np.arange(sizes.max()) < sizes[:, None]
         self.mask, self.masked = self.exists, args.mask_invalid_actions
+        self.components, self.shape = np.arange(len(sizes)), space.shape
+
+    def action(self, choices: np.ndarray) -> np.ndarray:
+        """The action that choices (k,) stand for, as the environment takes it."""
+        return self.meanings[self.components, choices].reshape(self.shape)[()]
 
     def reset(self, **settings: Any) -> tuple:
         """Begin an episode."""
@@ -703,423 +674,357 @@ class Choices(gym.Wrapper):
 
     def step(self, action: np.ndarray) -> tuple:
         """Take one step."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        result = self.env.step(self.action(action))
+        _, _, terminated, truncated, info = result
         if self.masked and not (terminated or truncated):
             self.mask = allowed(action_mask(self.env, info), self.exists)
-        return obs, reward, terminated, truncated, info
+        return result
 
 
 # Copied from ppo_continuous_action.py
-class Environments:
-    """N environments stepped in turn; where an episode ends, the next begins in the same step.
+def name_of(env: gym.Env) -> str:
+    """What a run in this environment is called."""
+    name = env.spec.id if env.spec else type(env.unwrapped).__name__
+    return re.sub(r"[^\w.=+-]", "-", name)
 
-    An episode is its seed and its actions. Both are kept while it runs: a resumed run plays them
-    again and is where it was, whatever the simulator.
+
+# Copied from ppo_continuous_action.py
+class Replayable(gym.Wrapper):
+    """An environment that knows its running episode, which is a seed and actions.
+
+    A resumed run plays these again and is where it was, whatever the simulator.
     """
 
-    def __init__(self, envs: list[gym.Env]) -> None:
-        self.envs = envs
-        self.name = envs[0].spec.id if envs[0].spec else type(envs[0].unwrapped).__name__
-        self.obs = np.zeros((len(envs), *envs[0].observation_space.shape))  # (N, D)
-        self.final_obs = self.obs.copy()  # where an episode has just ended
-        self.running: list[dict[str, Any]] = [{} for _ in envs]
-        self.episodes: list[dict[str, Any]] = []  # the finished ones
-        self.global_step = 0
+    def begin(self, seed: int, actions: Iterable[np.ndarray] = ()) -> np.ndarray:
+        """Begin an episode and take these actions; return the observation after them."""
+        self.seed, self.actions, self.total = seed, [], 0.0
+        obs, _ = self.env.reset(seed=seed)
+        for action in actions:
+            obs, *_ = self.step(action)
+        return obs
 
-    def begin(self, i: int, seed: int) -> None:
-        """Begin an episode in environment i."""
-        self.running[i] = {"seed": seed, "actions": [], "return": 0.0}
-        self.obs[i], _ = self.envs[i].reset(seed=seed)
-
-    def advance(self, i: int, action: np.ndarray) -> tuple[float, bool, bool]:
-        """Take one step in environment i; return its reward, terminated, truncated."""
-        self.obs[i], reward, terminated, truncated, _ = self.envs[i].step(action)
+    def step(self, action: np.ndarray) -> tuple:
+        """Take one step, and remember its action."""
+        self.actions.append(action.copy())  # some environments change it
+        obs, reward, *rest = self.env.step(action)
         reward = reward.item() if isinstance(reward, np.ndarray) else float(reward)
-        self.running[i]["actions"].append(action)
-        self.running[i]["return"] += reward
-        return reward, terminated, truncated
+        self.total += reward
+        return obs, reward, *rest
 
-    def reset(self, rng: np.random.Generator) -> None:
-        """Begin an episode in each environment."""
-        for i in range(len(self.envs)):
-            self.begin(i, rng.integers(2**31).item())
 
-    def step(self, actions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Take one step; begin new episodes where some end. `actions` (N, A) must not change later.
+# Copied from ppo_continuous_action.py
+def replay(envs: list[Replayable], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
+    """Play the saved episodes again, up to `raw_obs` (N, D); return whether they are the same."""
+    for i, (seed, actions) in enumerate(saved["running"]):
+        raw_obs[i] = envs[i].begin(seed, actions.numpy())
+    same = np.array_equal(raw_obs, saved["raw_obs"].numpy())
+    if not same:
+        print("The environments do not repeat themselves, so new episodes begin.")
+    return same
 
-        Returns rewards, terminated, truncated (N,). In `obs` is then the first observation of a new
-        episode where one has begun, and in `final_obs` the last one of the old.
-        """
-        self.global_step += len(self.envs)
-        rewards, (terminated, truncated) = np.zeros(len(actions)), np.zeros((2, len(actions)), bool)
-        for i, action in enumerate(actions):
-            rewards[i], terminated[i], truncated[i] = self.advance(i, action)
-            if terminated[i] or truncated[i]:
-                running = self.running[i]
-                episode = {"return": running["return"], "length": len(running["actions"])}
-                self.episodes.append({"global_step": self.global_step, **episode})
-                self.final_obs[i] = self.obs[i]
-                self.begin(i, rng.integers(2**31).item())
-        return rewards, terminated, truncated
+
+# Copied from ppo_continuous_action.py
+class RunningMeanStd:
+    """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
+
+    def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
+        self.mean, self.var, self.count = np.array(mean), np.array(var), count  # count: rows so far
+
+    def update(self, x: np.ndarray) -> None:
+        """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
+        # A reduction of one row would cost more than the rest of this function.
+        one, along = len(x) == 1, {"axis": 0, "keepdims": True}
+        x_mean, x_var = (x, 0.0) if one else (x.mean(**along), x.var(**along))
+        self.count += len(x)
+        delta, share = x_mean - self.mean, len(x) / self.count
+        self.mean = self.mean + delta * share
+        self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
 
     def state(self) -> dict[str, Any]:
-        """The running episodes, for `replay`, and the finished ones."""
-        running = [{**x, "actions": torch.tensor(np.array(x["actions"]))} for x in self.running]
-        state = {"running": running, "obs": torch.tensor(self.obs)}
-        return {**state, "episodes": self.episodes, "global_step": self.global_step}
-
-    def replay(self, state: dict[str, Any]) -> bool:
-        """Play the running episodes of `state` again; return whether they came out the same."""
-        self.episodes, self.global_step = state["episodes"], state["global_step"]
-        for i, running in enumerate(state["running"]):
-            self.begin(i, running["seed"])
-            for action in running["actions"].numpy():
-                self.advance(i, action)
-        same = np.array_equal(self.obs, state["obs"].numpy())
-        if not same:
-            print("The environments do not repeat themselves: new episodes begin.")
-        return same
+        """Plain numbers, from which the same statistics can be made again."""
+        return {"mean": self.mean.tolist(), "var": self.var.tolist(), "count": self.count}
 
 
 # Copied from ppo_continuous_action.py
 def in_numpy(network: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
     """The network for a few rows (N, in): tanh layers in NumPy, fast; other layers as they are."""
-    kinds = [type(layer) for layer in network] if type(network) is nn.Sequential else []
-    plain = kinds == [nn.Linear, *[nn.Tanh, nn.Linear] * (len(kinds) // 2)]
-    if not plain or any(layer.bias is None for layer in network[::2]):
+    kinds = {type(x) for x in network} if isinstance(network, nn.Sequential) else set()
+    if kinds != {nn.Linear, nn.Tanh} or any(len([*x.parameters()]) == 1 for x in network):
         device = next(network.parameters()).device
         return torch.no_grad()(lambda x: network(torch.tensor(x, device=device)).numpy(force=True))
-    layers = [(x.weight.numpy(force=True).T, x.bias.numpy(force=True)) for x in network[::2]]
+    layers = [[w.numpy(force=True).T for w in x.parameters()] for x in network]  # [] of a tanh
 
     def forward(x: np.ndarray) -> np.ndarray:
-        for weight, bias in layers[:-1]:
-            x = np.tanh(x @ weight + bias)
-        weight, bias = layers[-1]
-        return x @ weight + bias
+        for layer in layers:
+            x = x.dot(layer[0]) + layer[1] if layer else np.tanh(x)
+        return x
 
     return forward
 
 
-def check_choices(
-    logprobs: Tensor, logits: np.ndarray, masks: np.ndarray, actions: np.ndarray
-) -> None:
-    """Raise ValueError where what acted is not the policy that learns: ratios would not show it.
+# Copied from ppo_continuous_action.py
+def compiled(function: Callable, device: torch.device) -> Callable:
+    """Compile `function` when it is first called; fall back to eager if that fails."""
+    torch.compiler.reset()  # an earlier run in this process may have had other settings
+    torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
+    torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
+    options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
+    fast = torch.compile(function, options=options)
 
-    The `logits` (T, N, k, n) by which actions (T, N, k) were drawn must give them the agent's
-    `logprobs` (T, N).
-    """
-    logits = np.where(masks, logits, -np.inf)
-    chosen = np.take_along_axis(logits, actions[..., None], axis=-1).squeeze(-1)
-    drawn = (chosen - np.logaddexp.reduce(logits, axis=-1)).sum(-1)
-    if not np.abs(logprobs.numpy(force=True) - drawn).max() <= 0.01:
-        raise ValueError("Make `actor`, `evaluate_actions`, `check_choices` agree. Or it diverged.")
+    def first_call(*args: Any) -> Any:
+        nonlocal chosen
+        tqdm.write("Compiling the update, which takes half a minute the first time.")
+        start, chosen = time.perf_counter(), fast
+        try:
+            result = fast(*args)
+            tqdm.write(f"Compiled in {time.perf_counter() - start:.0f} s.")
+            return result
+        except Exception as error:  # whatever a compiler can raise, before anything has changed
+            reason = " ".join(str(error).split())[:300]
+            tqdm.write(f"Warning: the update is not compiled, and slower: {reason}")
+            chosen = function
+            return function(*args)
+
+    chosen = first_call
+    return lambda *args: chosen(*args)
 
 
 # Copied from ppo_continuous_action.py
-def outcomes(
-    rewards: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: float
-) -> Tensor:
-    """What came of each step: the discounted rewards until its episode ended, (T, N) like all.
+def means(rows: list[Tensors]) -> dict[str, float]:
+    """Mean of each metric over the minibatches of all rows."""
+    return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
+
+
+# Copied from ppo_continuous_action.py
+def observed_returns(rewards: Tensor, next_values: Tensor, done: Tensor, gamma: float) -> Tensor:
+    """The discounted rewards that followed each step until its episode ended, (T, N) like all.
 
     V stands for what a time limit or the end of the rollout cuts off. Shares no line with `gae`.
     """
     columns = []
-    for steps in torch.stack([rewards, next_values * (1 - terminated), done], dim=-1).unbind(1):
-        came: list[float] = []  # plain numbers, of which a loop is much faster
+    for steps in torch.stack([rewards, next_values, done], dim=-1).unbind(1):
+        found: list[float] = []  # plain numbers, of which a loop is much faster
         for reward, rest, ended in reversed(steps.tolist()):
-            came.append(reward + gamma * (rest if ended or not came else came[-1]))
-        columns.append(came[::-1])
+            found.append(reward + gamma * (rest if ended or not found else found[-1]))
+        columns.append(found[::-1])
     return torch.tensor(columns).T.to(rewards)
 
 
 # Copied from ppo_continuous_action.py
-def compare(logratio: Tensor, advantages: Tensor, values: Tensor, came: Tensor) -> Tensors:
-    """Metrics of values, advantages and the policy's update beside what `came`, all (T, N).
+def diagnose(logratio: Tensor, advantages: Tensor, values: Tensor, observed: Tensor) -> Tensors:
+    """Metrics of the values beside the observed returns, and of the policy's update, all (T, N).
 
     `logratio` is that of the whole update; it may be of the first environments only.
     """
-    errors, targets = values - came, values + advantages
-    rewarded = advantages[:, : logratio.shape[1]]
+    targets, rewarded = values + advantages, advantages[:, : logratio.shape[1]]
     # Explained variance; what varies by less than a tenth of its size need not be explained.
     variance = targets.var() + 0.01 * targets.square().mean() + 1e-8
     return {
         "check/values": 1 - advantages.var() / variance,
-        "check/value_bias": errors.mean() / (came.square().mean().sqrt() + 1e-8),
-        "check/advantages": (normalize(advantages) * normalize(-errors)).mean(),
+        "check/value_bias": (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8),
         "check/update": (normalize(logratio) * normalize(rewarded)).mean(),
     }
 
 
 # Copied from ppo_continuous_action.py
-def warn(history: list[dict[str, float]]) -> None:
-    """Print what to do where a metric has just become unhealthy for `patience` iterations."""
-    for name, low, high, patience, sentence in HEALTH:
-        values = [x.get(name, math.nan) for x in history[-patience - 1 :]]
-        bad = [value < low or value > high for value in values]  # not where it is NaN
-        if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
-            tqdm.write(f"Warning: {name} is {history[-1][name]:.3g}. {sentence}")
-
-
-# Copied from ppo_continuous_action.py
-def log(writer: SummaryWriter, metrics: dict[str, float], ended: list[dict[str, Any]]) -> None:
-    """Write the metrics of an iteration, and the means of the episodes that ended in it."""
-    if ended:
-        means = {x: np.mean([episode[x] for episode in ended]) for x in ("return", "length")}
-        metrics = metrics | {f"charts/episodic_{name}": x for name, x in means.items()}
+def log(writer: SummaryWriter, history: list[dict], episodes: list[dict], progress: tqdm) -> None:
+    """Write the newest metrics; warn where one has been unhealthy for as long as `HEALTH` says."""
+    metrics = dict(history[-1])
+    now = metrics.pop("global_step")
+    if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
+        raise UsageError(f"Not finite at step {now}: {bad}. Check observations and rewards.")
+    if recent := episodes[-100:]:
+        for name in ("return", "length"):
+            metrics[f"charts/episodic_{name}"] = np.mean([x[name] for x in recent]).item()
+        progress.set_postfix_str(f"return {metrics['charts/episodic_return']:.1f}", refresh=False)
     for name, value in metrics.items():
-        writer.add_scalar(name, value, metrics["global_step"])
+        writer.add_scalar(name, value, now)
+    for name, low, high, patience, advice in HEALTH:
+        ago: list[int] = []  # how many steps ago it has been unhealthy, without a break
+        for row in reversed(history):
+            if low <= row[name] <= high:
+                break
+            ago.append(now - row["global_step"])
+        if ago and ago[-1] >= patience and (len(ago) == 1 or ago[-1] - ago[1] < patience):  # once
+            tqdm.write(f"Warning: {name} is {metrics[name]:.3g}. {advice}")
 
 
 # Copied from ppo_continuous_action.py
-def learned(agent: nn.Module) -> list[nn.Parameter]:
-    """The parameters that learn; a frozen part of the agent has requires_grad = False."""
-    return [x for x in agent.parameters() if x.requires_grad]
-
-
-# Copied from ppo_continuous_action.py
-def step_taken(update: Callable, agent: nn.Module, adam: Tensors, *rest: Any) -> Tensor:
-    """The change of the weights, one vector, by an update of copies."""
-    agent, adam = copy.deepcopy(agent), {name: x.clone() for name, x in adam.items()}
-    before = adam["weights"].clone()
-    nn.utils.vector_to_parameters(adam["weights"], learned(agent))
-    update(agent, adam, *rest)
-    return adam["weights"] - before
-
-
-# Copied from ppo_continuous_action.py
-def compiled(function: Callable, effect: Callable) -> Callable:
-    """Compile `function` into one graph when it is first called; where that fails, go on without.
-
-    The first call is checked: `effect(function, *args)`, a tensor, is to be the same of both. What
-    the graph took for a constant, as the numbers in `args`, and finds changed later is named.
-    """
-    torch.compiler.reset()  # an earlier run in this process may have had other settings
-    torch._dynamo.config.error_on_recompile = True
-    torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
-    torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
-    # Those that tell what changed; all 280 would take a fifth of an update.
-    guards = {"TENSOR_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_LENGTH"}
-    options = {"guard_filter_fn": lambda found: [x.guard_type in guards for x in found]}
-    options |= {"size_asserts": False, "cpp_wrapper": not torch.cuda.is_available()}
-    fastest, checked = torch.compile(function, fullgraph=True, options=options), False
-
-    def call(*args: Any) -> Any:
-        nonlocal fastest, checked
-        try:
-            if not checked:
-                tqdm.write("Compiling the update, which takes some 20 seconds the first time.")
-                expected, found = effect(function, *args), effect(fastest, *args)
-                if not (found - expected).norm() <= 0.01 * expected.norm():  # NaN is no match
-                    raise ValueError("compiled it computes something else")
-                checked = True
-            return fastest(*args)
-        except Exception as error:  # whatever a compiler can raise; the agent is as it was
-            if fastest is function:
-                raise
-            constant = re.search(r"- \d+/\d+: (.+?) +#", str(error))
-            if constant:
-                reason = f"it was compiled for {constant[1]}; what changes goes into `schedule`"
-            else:
-                reason = " ".join(str(error).split())[:300]
-            tqdm.write(f"Warning: from now on the update is not compiled, slower: {reason}")
-            fastest, checked = function, True
-            return function(*args)
-
-    return call
-
-
-# Copied from ppo_continuous_action.py
-def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over minibatches; raise ValueError if one is not finite."""
-    metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
-    if not all(map(math.isfinite, metrics.values())):
-        raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
-    return metrics
-
-
-# Copied from ppo_continuous_action.py
-def details(args: Args) -> str:
-    """The implementation details with the settings in force here and their lines, as Markdown."""
+def details(args: Any) -> str:
+    """The implementation details with their lines and the values of their settings."""
     tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
-    table = ["| detail | name | in force | line |", "|---|---|---|--:|"]
+    rows = []
     for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
         if match := tag.match(text):
-            settings, off = [], False
-            for sign, name in re.findall(r"(not )?(\w+)", match[3] or ""):
-                value = getattr(args, name, "no setting")  # as in a copy that has dropped it
-                off |= (value is False or value in (None, math.inf, "none")) != bool(sign)
-                settings.append(f"{name}={value}")
-            in_force = ("off: " if off else "") + ", ".join(settings) or "on"
-            table.append(f"| {match[1]} | {match[2].strip()} | {in_force} | {line} |")
-    return "\n".join(table)
+            names = re.findall(r"\w+", (match[3] or "").replace("not ", ""))
+            settings = [f"{x}={getattr(args, x, 'no setting')}" for x in names]
+            rows.append(f"{match[1]:9} line {line}: {match[2].strip()} {', '.join(settings)}")
+    return "\n".join(rows)
 
 
 # Copied from ppo_continuous_action.py
-def open_run(
-    args: Args, env_name: str, fixed: list[str]
-) -> tuple[Path, dict[str, Any], SummaryWriter]:
-    """Folder, checkpoint ({} for a new run) and log; `fixed` are settings that must not change."""
-    began = f"{time.time_ns() // 10**6}-{os.getpid()}"
-    name = f"{env_name.replace('/', '-')}__{SCRIPT}__{args.seed}__{began}"
-    run_dir = Path(args.resume or f"runs/{args.run_name or name}")
-    saved = load_checkpoint(run_dir) if args.resume else {}
+def open_run(args: Args, env_name: str) -> tuple[Path, SummaryWriter, dict[str, Any] | None]:
+    """The folder of a run, its log, and the checkpoint if it is resumed."""
+    began = f"{env_name}__{SCRIPT}__{args.seed}__{time.time_ns()}"
+    run_dir = Path(args.resume or f"runs/{args.run_name or began}")
+    saved = load_checkpoint(run_dir)[2] if args.resume else None
     if not saved and (run_dir / "checkpoint.pt").exists():
-        raise ValueError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
-    changed = [name for name in fixed if saved and saved["args"].get(name) != getattr(args, name)]
-    if changed or saved.get("env_name", env_name) != env_name:
-        raise ValueError(f"A resumed run cannot change {', '.join(changed) or 'its environment'}.")
-    print(f"Logs and checkpoints: {run_dir}")
-    config = dataclasses.asdict(args)
+        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
     if args.track:
         import wandb
 
+        about = {"id": run_dir.name, "name": run_dir.name, "config": dataclasses.asdict(args)}
         try:
-            wandb.init(id=run_dir.name, resume="allow", config=config, sync_tensorboard=True)
+            wandb.init(**about, resume="allow", sync_tensorboard=True)
         except wandb.Error as error:
-            raise ValueError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
+            raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     # What a killed run has logged after its last checkpoint is hidden.
-    writer = SummaryWriter(str(run_dir), purge_step=saved.get("global_step", 0) + 1)
-    writer.add_text("settings", "  \n".join(f"{name}: {config[name]}" for name in config))
-    writer.add_text("details", details(args))
-    return run_dir, saved, writer
+    first_step = saved["updates"][-1]["global_step"] + 1 if saved else 0
+    writer = SummaryWriter(str(run_dir), purge_step=first_step)
+    writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
+    print(f"Logs and checkpoints: {run_dir}")
+    return run_dir, writer, saved
 
 
 # Copied from ppo_continuous_action.py
-def save_checkpoint(run_dir: Path, args: Args, state: dict[str, Any]) -> None:
+def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
     """Write tensors and plain values into a file that is the old or the new one, never half."""
-    temporary = run_dir / "checkpoint.tmp"
-    torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, temporary)
-    os.replace(temporary, run_dir / "checkpoint.pt")
+    settings = {**dataclasses.asdict(args), "resume": None}
+    try:
+        torch.save({"args": settings, **state}, run_dir / "checkpoint.tmp")
+        os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+    except (OSError, RuntimeError) as error:  # torch has its own for a full disk
+        raise UsageError(f"The checkpoint in {run_dir} stays the last one: {error}") from error
 
 
 # Copied from ppo_continuous_action.py
-def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
-    """Read the checkpoint in a folder, running no code; raise ValueError if it is not sound."""
+def load_checkpoint(run_dir: str | Path) -> tuple[Args, Agent, dict[str, Any]]:
+    """The settings, the agent and all else that a run has saved; reading it runs no code."""
     path = Path(run_dir) / "checkpoint.pt"
-    if not path.exists():
-        raise ValueError(f"There is no {path}: the folder is another, or its run ended too early.")
     try:
         with zipfile.ZipFile(path) as file:
-            sound = file.testzip() is None  # torch.load does not look at the checksums
-        content = torch.load(path, map_location="cpu", weights_only=True) if sound else {}
-    except Exception:  # whatever a foreign or damaged file can raise
-        content = {}
-    if not isinstance(content, dict) or "script" not in content:
-        raise ValueError(f"{path} is damaged, or no checkpoint of a script like this one.")
-    # A renamed copy of the script is welcome; another algorithm has other settings.
-    if unknown := content["args"].keys() - {x.name for x in dataclasses.fields(Args)}:
-        made = f"{path} was made by {content['script']}.py"
-        raise ValueError(f"{made}, whose setting {min(unknown)} {SCRIPT}.py does not have.")
-    return content
-
-
-# Copied from ppo_continuous_action.py
-def load_weights(agent: nn.Module, saved: dict[str, Any]) -> None:
-    """Load parameters and buffers; raise ValueError if they are those of another network."""
-    try:
+            if broken := file.testzip():  # torch.load does not look at the checksums
+                raise ValueError(f"the checksum of {broken} is wrong")
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        args = Args(**saved["args"])
+        agent = Agent(*saved["sizes"], args)
         agent.load_state_dict(saved["agent"])
-    except RuntimeError as error:
-        raise ValueError(f"{saved['script']}.py has saved another network: {error}") from error
+    except Exception as error:  # whatever a missing, damaged or foreign file can raise
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
+        raise UsageError(f"{path} is missing, damaged or of another script: {reason}") from error
+    return args, agent, saved
 
 
-def load_policy(run_dir: str | Path) -> Callable[..., np.ndarray]:
+def load_policy(
+    run_dir: str | Path, env_factory: Callable[[], gym.Env] | None = None
+) -> Callable[..., np.ndarray]:
     """A trained policy: `policy(obs)` is the most likely action, as the environment takes it.
 
-    `obs` (D,) is as the environment gives it, flattened; it is normalized by the statistics of the
-    end of training. `policy(obs, rng)` draws the action with the generator; a `mask` in the form
-    that the environment has for it is obeyed, and needed if the policy was trained with masks.
+    `obs` is as the environment gives it. It is normalized by the statistics of the end of training.
+    `policy(obs, rng)` draws the action with the generator. A `mask` in the form that the
+    environment has for it is obeyed, and needed if the policy was trained with masks. The
+    environment is made once, to know its spaces: an `env_id` of the form module:Name imports that
+    module.
     """
-    saved = load_checkpoint(run_dir)
-    args, exists = Args(**saved["args"]), saved["exists"].numpy()
-    stats = RunningMeanStd(**saved["obs_stats"])
-    agent = Agent(stats.mean.size, exists.shape, args)
-    load_weights(agent, saved)
-    act = actor(agent, saved["meanings"].numpy())
+    args, agent, saved = load_checkpoint(run_dir)
+    act, _ = actor(agent)
+    stats, env = RunningMeanStd(**saved["obs_stats"]), make_env(args, env_factory)
+    choices = Choices(env, args)
+    if (env.observation_space.shape[0], choices.mask.shape) != saved["sizes"]:
+        raise UsageError(f"{run_dir} was made in another environment: give its env_factory.")
 
     def policy(obs: Any, rng: np.random.Generator | None = None, mask: Any = None) -> np.ndarray:
         if mask is None and args.mask_invalid_actions:
-            raise ValueError("It was trained with masks: give `mask`, that of this observation.")
-        noise = rng.gumbel(size=exists.shape) if rng else 0.0
-        masks = exists if mask is None else allowed(mask, exists)
-        obs = normalize_obs(np.reshape(obs, (1, stats.mean.size)), stats, args)
-        return act(obs.astype(np.float32), masks[None], noise)[1][0]
+            raise UsageError("It was trained with masks: give `mask`, that of this observation.")
+        masks = choices.exists if mask is None else allowed(mask, choices.exists)
+        if np.shape(obs) != env.observation_space.shape:  # a dictionary, a number or an image
+            obs = env.observation(obs)
+        obs = normalize_obs(np.reshape(obs, (1, -1)), stats, args).astype(np.float32)
+        noise = rng.gumbel(size=masks.shape) if rng else 0.0
+        return choices.action(act(obs, masks[None], noise)[0])
 
     return policy
 
 
-def evaluate(
-    args: Args, env_factory: Callable[[], gym.Env] | None = None
-) -> dict[str, dict[str, list]]:
-    """Play episodes with a trained policy; print, save and return what they came to.
+def evaluate(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> list[float]:
+    """Play episodes with the most likely actions of a trained policy; return their returns."""
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
+    args = settings_of_run(args)
+    policy, env = load_policy(args.evaluate, env_factory), make_env(args, env_factory)
+    if args.capture_video:
+        print("Filming the first episode, which may take minutes.")
+        warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
+        if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
+            env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
+        env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", lambda k: k == 0)
+    env, returns = gym.wrappers.TimeLimit(env, 10_000), []  # some never end
+    for seed in range(args.eval_episodes):
+        (obs, info), total, ended = env.reset(seed=seed), 0.0, False
+        while not ended:
+            mask = action_mask(env, info) if args.mask_invalid_actions else None
+            obs, reward, terminated, truncated, info = env.step(policy(obs, None, mask))
+            total, ended = total + float(reward), terminated or truncated
+        returns.append(total)
+    env.close()
+    print(f"Return {np.mean(returns):.1f} ± {np.std(returns):.1f} in {len(returns)} episodes")
+    return returns
 
-    Returns for each kind of action, "best" and "sampled", the `returns`, `lengths` and, where the
-    environment has an x_velocity, mean `speeds` of the episodes, and writes them into
-    evaluation.json. An episode is cut off after 10,000 steps.
-    """
-    saved, policy, results = load_checkpoint(args.evaluate), load_policy(args.evaluate), {}
-    names = {"evaluate", "eval_episodes", "capture_video", "seed"}
-    given = {x.name for x in dataclasses.fields(Args) if getattr(args, x.name) != x.default}
-    if ignored := given - names:
-        print(f"Taken from the run, not from here: {', '.join(sorted(ignored))}")
-    args = Args(**{**saved["args"], **{name: getattr(args, name) for name in names}})
-    for kind in ("best", "sampled"):
-        env = gym.wrappers.TimeLimit(make_env(args, env_factory), 10_000)  # some never end
-        if args.capture_video:
-            films = {"episode_trigger": lambda k: k == 0, "name_prefix": kind}
-            env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", **films)
-        # No generator of training has a spawn key: [seed, 2**32] would be that of [seed, 0, 1].
-        rng = np.random.default_rng(np.random.SeedSequence(args.seed, spawn_key=(1,)))
-        episodes = []
-        for _ in range(args.eval_episodes):
-            obs, info = env.reset(seed=rng.integers(2**31).item())
-            rewards, speeds, ended = [], [], False
-            while not ended:
-                mask = action_mask(env, info) if args.mask_invalid_actions else None
-                action = policy(obs, rng if kind == "sampled" else None, mask)
-                obs, reward, terminated, truncated, info = env.step(action)
-                rewards.append(float(np.sum(reward)))  # of an array too
-                speeds += [info["x_velocity"]] if "x_velocity" in info else []
-                ended = terminated or truncated
-            speed = {"speeds": float(np.mean(speeds))} if speeds else {}
-            episodes.append({"returns": sum(rewards), "lengths": len(rewards), **speed})
-        env.close()
-        results[kind] = {name: [x[name] for x in episodes] for name in episodes[0]}
-        said = [f"{name} {np.mean(x):.2f} ± {np.std(x):.2f}" for name, x in results[kind].items()]
-        print(f"{kind} action: {', '.join(said)}")
-    Path(args.evaluate, "evaluation.json").write_text(json.dumps(results, indent=1) + "\n")
-    return results
+
+# Copied from ppo_continuous_action.py
+def settings_of_run(args: Args) -> Args:
+    """With --resume and --evaluate, the settings of that run but for a few; else those given."""
+    if not (folder := args.resume or args.evaluate):
+        return args
+    free = ["device", "compile", "details"]
+    free += ["resume", "total_timesteps", "checkpoint_interval", "track"] if args.resume else []
+    free += ["evaluate", "eval_episodes", "capture_video"] if args.evaluate else []
+    return dataclasses.replace(load_checkpoint(folder)[0], **{x: getattr(args, x) for x in free})
+
+
+# Copied from ppo_continuous_action.py
+def read_settings() -> Args:
+    """The command line; with --resume and --evaluate, its defaults are the settings of the run."""
+    folder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--resume", "--evaluate"):
+        folder.add_argument(flag, dest="folder")
+    folder = folder.parse_known_args()[0].folder
+    args = tyro.cli(Args, default=load_checkpoint(folder)[0] if folder else Args())
+    kept = vars(settings_of_run(args))
+    if other := [name for name, value in vars(args).items() if kept[name] != value]:
+        raise UsageError(f"{folder} has its own {other[0]}: leave that flag out.")
+    return args
+
+
+# Copied from ppo_continuous_action.py
+def interrupt(*_: Any) -> None:
+    """Answer Ctrl-C: finish and save this iteration; the next Ctrl-C stops at once."""
+    STOP.set()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tqdm.write("Finishing this iteration and saving it; Ctrl-C again stops at once.")
 
 
 # Copied from ppo_continuous_action.py
 def main() -> None:
-    """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
+    """Read the command line and run; what a user can mend is one sentence and exit code 2."""
+    os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")
     try:
-        args = tyro.cli(Args)
-        if args.resume and args.run_name:
-            raise ValueError("--resume goes on in the folder of the run: leave out --run-name.")
-        if args.resume:  # takes the settings of the run, except for flags that are given
-            args = tyro.cli(Args, default=Args(**load_checkpoint(args.resume)["args"]))
+        args = read_settings()
         if args.details:
             print(details(args))
         elif args.evaluate:
             evaluate(args)
         else:
-            results = train(args)
-            recent = [episode["return"] for episode in results["episodes"][-100:]]
-            mean = f"{np.mean(recent):.1f}" if recent else "unknown"
-            print(f"Return {mean}, the mean of the last {len(recent)} episodes. Now:")
-            run_dir = results["run_dir"]
-            print(f"python {SCRIPT}.py --evaluate {run_dir}; tensorboard --logdir {run_dir}")
-    except (ValueError, OSError, ImportError, gym.error.Error) as error:
+            signal.signal(signal.SIGINT, interrupt)
+            run_dir = train(args)["run_dir"]
+            todo = f"{'--resume' if STOP.is_set() else '--evaluate'} {run_dir}"
+            print(f"Now: python {SCRIPT}.py {todo}; or tensorboard --logdir {run_dir}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (UsageError, OSError, ImportError, gym.error.Error) as error:
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        if isinstance(error, ValueError) and not place.line.startswith("raise"):  # in changed code
-            hint += f" ({place.filename}, line {place.lineno})"
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("Stopped: --resume with the folder above goes on, if it has a checkpoint already.")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -7,27 +7,27 @@
 
     python ppo_rlhf_toy.py
 
-Two minutes on one CPU core, nothing to download. A tiny GPT learns to write reviews (supervised
-fine-tuning, SFT); a simulated labeller compares pairs of them by the gold reward, a formula; a
-reward model, the proxy, learns from the comparisons; PPO optimizes the proxy twice: kept near the
-SFT model by a KL penalty whose weight beta adapts, and with beta = 0. So over-optimization is
-measured, not guessed: without the penalty the proxy rises while gold collapses (the reward is
-hacked), with it both rise; with `--reward gold` the formula itself judges finished texts, and
+`uv run` installs what it needs; without uv, `pip install` the packages named above.
+
+Two minutes on one CPU core, nothing to download. There are four stages. A tiny GPT learns to write
+reviews (supervised fine-tuning, SFT). A simulated labeller compares pairs of them by the gold
+reward, a formula. A reward model, the proxy, learns from the comparisons. PPO optimizes the proxy,
+twice: kept near the SFT model by a KL penalty whose weight beta adapts, and with beta = 0. So
+over-optimization is measured: without the penalty the proxy rises while gold collapses (the reward
+is hacked), with it both rise. With `--reward gold` the formula itself judges finished texts, and
 nothing is hacked. `--compare` adds a fixed beta and best-of-n sampling; `--preferences` takes your
 texts.
 
 The algorithm is that of Ziegler et al. 2019 (arXiv 1909.08593) as released in
-LHP = openai/lm-human-preferences@cbfd210b. R1-R21 of "The N Implementation Details of RLHF with
-PPO" (Huang et al. 2023) are comments above the statements that do what they say, beside those of
-the 37 details of PPO (ppo2 = openai/baselines@ea25b9e8) that apply, with the settings concerned in
-parentheses; `--details` lists them. Where the article and LHP disagree (R17, R20), this file
-follows LHP. Not here: R6 (processes, see ppo_atari.py), R12 (queries are not cut out of running
-text), 2 and 7 (R8, R11 and R18 instead), 14-22 (ppo_atari.py), 23-31 (ppo_continuous_action.py),
-32-36 (ppo_atari_lstm.py), 37 (ppo_multidiscrete.py).
+LHP = openai/lm-human-preferences@cbfd210b. "The N Implementation Details of RLHF with PPO" (Huang
+et al. 2023) numbers its details R1-R21. Each is a comment above its statement, like those of the 37
+details of PPO (ppo2 = openai/baselines@ea25b9e8) that apply: the settings concerned in parentheses,
+the place in brackets, the reason in the next line; `--details` lists them. Where the article and
+LHP disagree (R17, R20), this file follows LHP. Not here: R6 (processes, see ppo_atari.py), R12
+(queries are not cut out of running text), 2 and 7 (R8, R11 and R18 instead), 14-22 (ppo_atari.py),
+23-31 (ppo_continuous_action.py), 32-36 (ppo_atari_lstm.py), 37 (ppo_multidiscrete.py).
 
-In the words of RL a response is an episode, each of its words an action, and what was written
-before it the state.
-
+A response is an episode, each of its words an action, and what was written before it the state.
 Shapes: B = responses in a batch, Q = tokens of a query, R = tokens of a response, L = tokens of
 both, V = words in the vocabulary, D = width of the network; `mb` is a minibatch.
 
@@ -44,7 +44,6 @@ model's reviews, of which the best that there is has gold 2.5; KL in nats per re
     best of 64        1.5     2.0    3    as good at half of the KL, for 64 times the sampling
 """
 
-import contextlib
 import copy
 import dataclasses
 import itertools
@@ -70,24 +69,30 @@ from torch import Generator, Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm, trange
 
-Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
-Tensors = dict[str, Tensor]
-
-
 # === Settings ===
+
+Tensors = dict[str, Tensor]
+Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
+StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
+Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
+Folder = Annotated[str, pydantic.Field(min_length=1)]
+
+
+# Copied from ppo_continuous_action.py
+class UsageError(ValueError):
+    """Something that the user can mend; `main` prints it as one sentence."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
     # --- Experiment ---
-    run_name: str | None = None  # folder below runs/; by default script, seed, time
+    seed: NonNegativeInt = 1  # seed of everything that is random in the run
+    run_name: Name | None = None  # folder below runs/; by default script, seed, time
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
     track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
-    resume: str | None = None  # continue the run in this folder; flags given beside it override
+    resume: Folder | None = None  # continue the run in this folder, with its settings
     details: bool = False  # print the implementation details with their values here, and exit
     compare: bool = False  # also make runs with an adaptive and a fixed beta, and best-of-n
-    # Resuming redoes PPO if any setting below differs, the earlier stages if one above PPO's does.
-    seed: NonNegativeInt = 1  # seed of everything that is random in the run
-    device: Literal["cpu", "cuda"] = "cpu"  # networks this small do not need a GPU
     preferences: str | None = None  # your own labels: JSON lines with prompt, chosen, rejected
 
     # --- Supervised fine-tuning ---
@@ -113,7 +118,7 @@ class Args:
     batch_size: PositiveInt = 128  # responses per update, B [LHP: 512]
     num_minibatches: PositiveInt = 4  # minibatches per epoch, of whole responses [LHP: 1]
     update_epochs: PositiveInt = 4  # passes over a batch, K [LHP: 4]
-    learning_rate: NonNegativeFloat = 5e-4  # Adam's step size [LHP: 1e-5, for GPT-2]
+    learning_rate: StepSize = 5e-4  # Adam's step size [LHP: 1e-5, for GPT-2]
     anneal_lr: bool = True  # lower it linearly towards 0, as LHP does
     adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [LHP: 1e-5]
     gamma: Fraction = 1.0  # discount factor [LHP: 1]
@@ -125,6 +130,17 @@ class Args:
     reward_whitening: Literal["scale", "restore"] = "scale"  # over std; restore: same mean, LHP
     mask_after_stop: bool = True  # end episodes at the stop word; no: train on all tokens, as LHP
     missing_stop_score: float = -1.0  # score without a stop word, below usual scores [LHP: -1]
+
+    def __post_init__(self) -> None:
+        adaptive = self.kl_mode == "adaptive" or self.compare
+        if self.batch_size % self.num_minibatches:
+            raise ValueError("--num-minibatches must divide --batch-size.")
+        if adaptive and self.kl_coef == 0:
+            raise ValueError("An adaptive --kl-coef of 0 stays 0; --kl-mode none does that.")
+        if adaptive and self.kl_horizon <= 0.2 * self.batch_size:
+            raise ValueError("--kl-horizon must exceed --batch-size / 5, or beta turns negative.")
+        if self.reward == "gold" and self.preferences:
+            raise ValueError("--reward gold is that of the toy reviews; --preferences has none.")
 
     @property
     def run_dir(self) -> Path:
@@ -338,28 +354,25 @@ def gae(
     rewards: Tensor,
     values: Tensor,
     next_values: Tensor,
-    terminated: Tensor,
     done: Tensor,
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation (Schulman et al. 2016, equations 11-16).
 
-    Tensors are (T, ...), time first: r_t, V(s_t), and V(s_{t+1}), which is that of the final
-    observation where an episode was truncated. Where `terminated` is 1 the future is worth 0;
-    where `done` is 1, for either reason, the sum stops.
+    Tensors are (T, N), time first: r_t, V(s_t), what the rest of the episode is worth after step t,
+    and 1 where the episode ended with that step, for whatever reason.
 
-    Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, ...).
+    Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, N).
     """
-    # Surprises: what a step brought beyond what was expected. A loop reads lists faster.
-    deltas = (rewards + gamma * next_values * (1 - terminated) - values).unbind()
-    decays = (gamma * gae_lambda * (1 - done)).unbind()
-    advantages = [torch.zeros_like(values[0])] * (len(deltas) + 1)
-    for t in reversed(range(len(deltas))):
+    # Surprises: what a step brought beyond what was expected. A loop is fastest in NumPy.
+    advantages = (rewards + gamma * next_values - values).cpu()
+    sums, decays = advantages.numpy(), (gamma * gae_lambda * (1 - done)).numpy(force=True)
+    for t in reversed(range(len(sums) - 1)):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
         # A surprise (delta) counts less the later it comes; higher lambda: less bias, more noise.
-        advantages[t] = deltas[t] + decays[t] * advantages[t + 1]
-    advantages = torch.stack(advantages[:-1])
+        sums[t] += decays[t] * sums[t + 1]
+    advantages = advantages.to(values.device)
     return advantages, advantages + values
 
 
@@ -367,8 +380,7 @@ def gae(
 def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
 
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`. The gradient is
-    zero where the ratio has moved by more than `clip_coef` in the direction that is rewarded.
+    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`.
     """
     ratio = logratio.exp()
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
@@ -381,11 +393,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor)
 def clipped_value_loss(
     new_values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | Tensor
 ) -> Tensor:
-    """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half).
-
-    The gradient is zero where a value has moved by more than `clip_coef` since the rollout and is
-    nearer to its target than it would be at that distance.
-    """
+    """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half)."""
     # Detail 9/37: value function loss clipping (value_clip_coef) [ppo2/model.py L68-75]
     # One batch should not move values far. The range is absolute: it supposes scaled rewards.
     clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
@@ -395,10 +403,9 @@ def clipped_value_loss(
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) from the old policy's actions by k3 = mean(r - 1 - log r), r new/old.
+    """KL(old || new) from actions of the old policy, by k3 = mean(r - 1 - log r), r = new/old.
 
-    Unbiased as k1 = mean(-log r) but less noisy and never negative; k2 = mean((log r)^2) / 2, which
-    ppo2 logs, is biased (Schulman 2020, "Approximating KL divergence").
+    Unbiased, and less noisy than k1 = mean(-log r) (Schulman 2020, "Approximating KL divergence").
     """
     return (logratio.exp() - 1 - logratio).mean()
 
@@ -422,9 +429,8 @@ def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
 def whiten(x: Tensor, mean: Literal["zero", "restore", "scale"]) -> Tensor:
     """Scale to standard deviation 1, population form [LHP: utils/core.py L336-341].
 
-    The mean becomes 0 ("zero"), or is put back after that ("restore", by which a reward of 0 is no
-    longer 0), or is scaled like everything ("scale"). The epsilon stands inside the root, unlike
-    detail 7 of the 37.
+    The mean becomes 0 ("zero"), stays ("restore"; a reward of 0 is then no longer 0), or is scaled
+    too ("scale"). The epsilon stands inside the root, unlike in detail 7 of the 37.
     """
     center = 0.0 if mean == "scale" else x.mean()
     white = (x - center) * torch.rsqrt(x.var(correction=0) + 1e-8)
@@ -454,6 +460,7 @@ def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
 
 def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
     """Teach a language model the task's documents."""
+    device = device_of(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     generator = stage_generator(args, "sft")
     writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
@@ -461,7 +468,7 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
         decay = (1 - (step - 1) / args.sft_steps) * min(1.0, step / 50)  # the latter a warm-up
         optimizer.param_groups[0]["lr"] = decay * args.sft_learning_rate
         chosen = torch.randint(len(task.documents), (args.sft_batch_size,), generator=generator)
-        loss = language_model_loss(model, task.documents[chosen].to(args.device))
+        loss = language_model_loss(model, task.documents[chosen].to(device))
         optimizer.zero_grad()
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -518,7 +525,7 @@ def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor)
     scores = score_texts(model, queries, samples)
     mean, std = scores.mean().item(), scores.std(correction=0).item()
     if std == 0:
-        raise ValueError("All samples of the SFT model score the same: raise --temperature.")
+        raise UsageError("All samples of the SFT model score the same: raise --temperature.")
     # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
     # What the SFT model writes scores 0 on average, deviation 1: beta means the same for any model.
     nn.init.constant_(model.gain, 1 / std)
@@ -537,12 +544,13 @@ def train_reward_model(
         generator = stage_generator(args, f"reward-model epoch {epoch}")
         order = torch.randperm(num_learned, generator=generator)
         minibatches += order.split(args.reward_batch_size)
+    device = device_of(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     writer = SummaryWriter(str(args.run_dir / "reward_model"), purge_step=1)
     for step, mb in enumerate(tqdm(minibatches, "reward model", disable=None), start=1):
         decay = 1 - (step - 1) / len(minibatches)  # as Detail R5
         optimizer.param_groups[0]["lr"] = args.reward_learning_rate * decay
-        queries, chosen, rejected = (x[mb].to(args.device) for x in comparisons)
+        queries, chosen, rejected = (x[mb].to(device) for x in comparisons)
         scores = model.score(torch.cat([queries, queries]), torch.cat([chosen, rejected]))
         good, bad = scores.chunk(2)
         loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry: LHP's softmax over four, for two
@@ -591,7 +599,7 @@ def collect(
 ) -> tuple[Rollout, dict[str, float]]:
     """Sample `count` responses; their rewards, with a KL penalty of weight `kl_coef`; metrics."""
     task = judges.task
-    queries = task.sample_queries(count, generator).to(args.device)
+    queries = task.sample_queries(count, generator).to(device_of(agent))
     # Detail 1/37: vectorized architecture (batch_size) [ppo2/runner.py L26-42]
     # All queries of the batch are answered side by side, in one pass of the network per word.
     sampled = agent.sample_responses(queries, task.response_length, generator)
@@ -637,9 +645,9 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
     # Deviation: rewards are scaled, their mean is not restored (reward_whitening)
     # So 0 stays 0; with LHP's mean every further word would be paid for, or charged.
     rewards[mask] = whiten(mb.rewards[mask], args.reward_whitening)
-    # The last word ends the episode (terminated and done): its future is worth 0, no bootstrap.
     next_values = F.pad(mb.values[:, 1:], (0, 1))
-    time_first = [x.float().T for x in (rewards, mb.values, next_values, mb.last, mb.last)]
+    next_values[mb.last] = 0.0  # nothing follows the last word of a response
+    time_first = [x.float().T for x in (rewards, mb.values, next_values, mb.last)]
     # Detail R15/21: discount factor 1 (gamma, gae_lambda) [LHP: train_policy.py L56-57, L327-336]
     # A response is judged as a whole: what comes late is worth no less than what comes soon.
     advantages, returns = gae(*time_first, args.gamma, args.gae_lambda)
@@ -663,11 +671,9 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
         "losses/entropy": -(all_logprobs.exp() * all_logprobs).sum(-1)[mask].mean(),
-        "losses/old_approx_kl": -logratio.mean(),
         "losses/approx_kl": approx_kl(logratio),
         "check/update": (whiten(logratio, "zero") * white_advantages).mean(),  # correlation
         "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
-        "advantages/std": advantages.std(correction=0),
     }
     return loss, {name: x.detach() for name, x in metrics.items()}
 
@@ -694,7 +700,7 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[s
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         minibatch_metrics = []
         for _ in range(args.update_epochs):
-            order = torch.randperm(args.batch_size, generator=generator)
+            order = torch.randperm(args.batch_size, generator=generator).to(rollout.mask.device)
             # Detail 6/37: minibatch updates (num_minibatches, update_epochs) [ppo2.py L157-166]
             # Sampling is costly, so a batch serves many steps, each epoch in a new order.
             # Detail R16/21: batches of responses (batch_size) [LHP: train_policy.py L180]
@@ -744,23 +750,25 @@ def train(args: Args) -> dict[str, Any]:
 
     Returns `agent` of the first PPO run; `updates`, of each PPO run a dictionary of metrics per
     update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
-    Raises ValueError where something given does not fit.
+    Raises UsageError where something given does not fit.
     """
-    args = start_run(args)
+    device, args = choose_device(args), start_run(args)
     forms = [{}, {"kl_mode": "none", "kl_coef": 0.0}]  # as asked; without penalty, which hacks
     if args.compare:
         forms += [{"kl_mode": "adaptive"}, {"kl_mode": "fixed", "kl_coef": 0.05}]
-    runs = [dataclasses.replace(args, **form) for form in forms]
+    runs = [dataclasses.replace(args, compare=False, **form) for form in forms]
 
     task = own_task(args) if args.preferences else toy_task(args)
     torch.manual_seed(args.seed)
-    sft = TinyGPT(len(task.words), task.documents.shape[1]).to(args.device)
+    sft = TinyGPT(len(task.words), task.documents.shape[1]).to(device)
     stage(args, "sft", sft, train_sft, task)
-    reference = Agent(sft, args.temperature).to(args.device)
+    reference = Agent(sft, args.temperature).to(device)
     preferences = Preferences(**stage(args, "preferences", reference, make_preferences, task))
+    if task.labels and not all(map(torch.equal, task.labels, preferences)):
+        raise UsageError(f"{args.preferences} is not as it was when the run began.")
     task = task._replace(sample_gold=preferences.sample_gold)
     torch.manual_seed(args.seed)
-    reward_model = RewardModel(sft).to(args.device)
+    reward_model = RewardModel(sft).to(device)
     quality = stage(args, "reward_model", reward_model, train_reward_model, preferences)
     judges = Judges(task, reward_model, reference)
 
@@ -781,8 +789,8 @@ def train(args: Args) -> dict[str, Any]:
 
 
 # === The algorithm ends here ===
-# Below: the toy task (grammar, gold reward), your own labels, evaluation, stages and checkpoints,
-# health, logs, `main`.
+# Below: the toy task (grammar, gold reward), your own labels, evaluation, warnings, stages and
+# checkpoints, logs, `main`.
 
 
 # === The toy task: reviews whose quality can be computed ===
@@ -915,8 +923,7 @@ LONGEST = 64  # tokens of your own queries and responses, which are cut to it [L
 def read_preferences(path: str) -> list[list[list[str]]]:
     """The words of prompt, chosen and rejected answer of each comparison in a JSON-lines file."""
     pairs = []
-    # Not splitlines, which also splits at characters that may stand within a JSON string.
-    for number, line in enumerate(Path(path).read_text("utf-8-sig").split("\n"), start=1):
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -926,9 +933,9 @@ def read_preferences(path: str) -> list[list[list[str]]]:
         pairs.append([re.findall(r"\w+(?:'\w+)*|[^\w\s]", text) for text in texts])
         if not all(pairs[-1]) or pairs[-1][1] == pairs[-1][2]:
             needs = "a JSON object with texts prompt, chosen and rejected, the last two different"
-            raise ValueError(f"{path}, line {number}: needs {needs}, none of them empty.")
+            raise UsageError(f"{path}, line {number}: needs {needs}, none of them empty.")
     if len(pairs) < 14:
-        raise ValueError(f"{path} holds {len(pairs)} comparisons; at least 14 are needed.")
+        raise UsageError(f"{path} holds {len(pairs)} comparisons; at least 14 are needed.")
     return pairs
 
 
@@ -964,7 +971,7 @@ BEST_OF_N = (4, 16, 64, 256, 1024)
 
 def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generator) -> Tensor:
     """Truncated responses (B, R) to queries (B, Q), sampled in chunks, on the CPU."""
-    chunks = queries.to(agent.policy.word_embedding.weight.device).split(512)
+    chunks = queries.to(device_of(agent)).split(512)
     answers = [agent.sample_responses(x, task.response_length, generator).cpu() for x in chunks]
     return truncate_responses(torch.cat(answers), task.stop, task.earliest_stop)[0]
 
@@ -973,7 +980,7 @@ def write_answers(agent: Agent, task: Task, queries: Tensor, generator: Generato
 def score_texts(model: RewardModel, queries: Tensor, responses: Tensor) -> Tensor:
     """Scores (B,) of truncated responses (B, R) to queries (B, Q), in chunks, on the CPU."""
     chunks = zip(queries.split(512), responses.split(512), strict=True)
-    device = model.gain.device
+    device = device_of(model)
     return torch.cat([model.score(q.to(device), r.to(device)).cpu() for q, r in chunks])
 
 
@@ -1043,30 +1050,36 @@ def report(args: Args, judge: str, **found: dict[str, Any]) -> None:
 
 # Metric, its lowest and highest healthy value, patience in updates, what to do.
 HEALTH = [
-    ("losses/approx_kl", -1, 0.5, 1, "The policy moves too far: lower --learning-rate."),
-    ("losses/clipfrac", 0, 0.5, 1, "Half of the ratios are clipped: lower --learning-rate."),
     ("check/update", 0.06, 1, 10, "Good words got no likelier: check rewards, masks and signs."),
-    ("objective/score_std", 1e-6, math.inf, 1, "All scores are equal: check what gives them."),
     ("objective/kl_exact", 1e-3, math.inf, 5, "It stays 0: is the SFT model trained along?"),
-    ("objective/kl", -1, math.inf, 1, "Words are not sampled with the probabilities computed."),
     ("objective/kl_exact", 0, 30, 1, "Raise --kl-coef, lower --target-kl; at once: mask padding."),
-    ("text/repetition", 0, 0.5, 5, "The reward may be hacked: read texts, lower --target-kl."),
 ]
 
 
 def warn_of(run: str, kl_mode: str, updates: list[dict[str, float]]) -> None:
-    """Print what to do where a metric of a run has just become unhealthy for `patience` updates."""
-    for name, low, high, patience, sentence in HEALTH:
-        if kl_mode == "none" and "--target-kl" in sentence:
+    """Warn where a metric of a run has been unhealthy for as many updates as `HEALTH` says."""
+    for name, low, high, patience, advice in HEALTH:
+        if kl_mode == "none" and "--target-kl" in advice:
             continue  # without a penalty that is to be expected
-        bad = [not low <= x[name] <= high for x in updates[-patience - 1 :] if name in x]
+        bad = [not low <= x[name] <= high for x in updates[-patience - 1 :]]
         if sum(bad) == patience and all(bad[-patience:]):  # for just so long: say it once
-            tqdm.write(f"Warning: {run}: {name} is {updates[-1][name]:.3g}. {sentence}")
+            tqdm.write(f"Warning: {run}: {name} is {updates[-1][name]:.3g}. {advice}")
 
 
 # === Stages, checkpoints, logs ===
 
-SCRIPT = Path(__file__).stem
+
+# Copied from ppo_continuous_action.py
+def choose_device(args: Any) -> torch.device:
+    """Where networks learn: the GPU if there is one and nothing else was asked for."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
+    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the weights of a model are."""
+    return next(model.parameters()).device
 
 
 def stage_generator(args: Args, purpose: str) -> Generator:
@@ -1075,154 +1088,134 @@ def stage_generator(args: Args, purpose: str) -> Generator:
 
 
 def with_folder(args: Args) -> Args:
-    """The settings with a run name; by default that of a new folder of its own."""
-    while not args.run_name:
-        name = f"{Path(__file__).stem}__{args.seed}__{time.time_ns() // 10**6}"
-        with contextlib.suppress(FileExistsError):  # another run made it in this millisecond
-            Path("runs", name).mkdir(parents=True)
-            args = dataclasses.replace(args, run_name=name)
-    return args
+    """The settings with a run name; by default script, seed and time."""
+    began = f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    return args if args.run_name else dataclasses.replace(args, run_name=began)
 
 
 def start_run(args: Args) -> Args:
-    """Check settings and folder, start the logs; returns the settings with the folder's name."""
-    if args.batch_size % args.num_minibatches:
-        raise ValueError("--num-minibatches must divide --batch-size.")
-    adaptive = args.kl_mode == "adaptive" or args.compare
-    if adaptive and args.kl_coef == 0:
-        raise ValueError("An adaptive --kl-coef of 0 stays 0; --kl-mode none does that.")
-    if adaptive and args.kl_horizon <= 0.2 * args.batch_size:
-        raise ValueError("--kl-horizon must exceed --batch-size / 5, or beta turns negative.")
-    if args.reward == "gold" and args.preferences:
-        raise ValueError("--reward gold is that of the toy reviews; --preferences has none.")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda needs an NVIDIA GPU and a CUDA build of PyTorch.")
-    if args.resume and args.run_name:
-        raise ValueError("--resume goes on in its own folder, so it goes without --run-name.")
-    args = args if args.resume else with_folder(args)
+    """Open the run's folder and its logs; returns the settings with the folder's name."""
+    args = with_folder(args)
     if not args.resume and (args.run_dir / "sft/checkpoint.pt").exists():
-        raise ValueError(f"{args.run_dir} holds a run: --resume it, or take another --run-name.")
+        hint = f"add --resume {args.run_dir}, or another --run-name."
+        raise UsageError(f"{args.run_dir} holds a run: {hint}")
     torch.set_num_threads(1)  # as fast for networks of this size
     if args.track:
         import wandb
 
-        config = dataclasses.asdict(args)
+        name, config = args.run_dir.name, dataclasses.asdict(args)
         try:
-            wandb.init(id=args.run_dir.name, resume="allow", config=config, sync_tensorboard=True)
+            wandb.init(id=name, name=name, config=config, resume="allow", sync_tensorboard=True)
         except wandb.Error as error:
-            offline = "WANDB_MODE=offline needs none"
-            raise ValueError(f"Weights & Biases ({offline}): {error}") from error
+            raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     with SummaryWriter(str(args.run_dir)) as writer:
-        writer.add_text("settings", str(args))
-        writer.add_text("details", details(args))
+        writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     return args
 
 
 def stage(
     args: Args, name: str, model: nn.Module, learn: Callable[..., dict | None], *inputs: Any
 ) -> dict[str, Any]:
-    """Let `learn(args, model, *inputs)` do its work on a model; returns what it returns.
+    """Train a model by `learn(args, model, *inputs)`; return the results of that.
 
-    Weights and results are kept in the run's folder, and taken from there if this run has made them
-    before, unless settings, or the labels in your file, have changed on which they depend.
+    Weights and results are kept in the run's folder. What is there already is taken from there.
     """
-    folder, names = args.run_dir / name, [field.name for field in dataclasses.fields(args)]
-    folder.mkdir(parents=True, exist_ok=True)
-    labels = zlib.crc32(Path(args.preferences).read_bytes()) if args.preferences else None
+    folder = args.run_dir / name
     if (folder / "checkpoint.pt").exists():
-        saved = load_checkpoint(folder)
-        end = None if name.startswith("ppo") else names.index("reward")
-        settings = names[names.index("seed") : end]
-        same = all(saved["args"].get(x) == getattr(args, x) for x in settings)
-        same = same and saved.get("labels") == labels
-        print(f"{name}: {'taken from' if same else 'made anew, for other settings, in'} {folder}")
-        if same:
-            model.load_state_dict(saved["model"])
-            return {x: saved[x] for x in saved if x not in ("script", "args", "model", "labels")}
+        print(f"{name}: taken from {folder}")
+        return load_stage(folder, model)[1]
     results = learn(args, model, *inputs) or {}
-    save_checkpoint(folder, args, {"model": model.state_dict(), "labels": labels, **results})
+    folder.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(folder, args, {"model": model.state_dict(), **results})
     return results
 
 
 # Copied from ppo_continuous_action.py
-def save_checkpoint(run_dir: Path, args: Args, state: dict[str, Any]) -> None:
+def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
     """Write tensors and plain values into a file that is the old or the new one, never half."""
-    temporary = run_dir / "checkpoint.tmp"
-    torch.save({"script": SCRIPT, "args": dataclasses.asdict(args), **state}, temporary)
-    os.replace(temporary, run_dir / "checkpoint.pt")
+    settings = {**dataclasses.asdict(args), "resume": None}
+    try:
+        torch.save({"args": settings, **state}, run_dir / "checkpoint.tmp")
+        os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+    except (OSError, RuntimeError) as error:  # torch has its own for a full disk
+        raise UsageError(f"The checkpoint in {run_dir} stays the last one: {error}") from error
 
 
-# Copied from ppo_continuous_action.py
-def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
-    """Read the checkpoint in a folder, running no code; raise ValueError if it is not sound."""
-    path = Path(run_dir) / "checkpoint.pt"
-    if not path.exists():
-        raise ValueError(f"There is no {path}: the folder is another, or its run ended too early.")
+def load_stage(folder: Path, model: nn.Module | None = None) -> tuple[Args, dict[str, Any]]:
+    """Settings and results of a stage, whose weights go into `model`; reading it runs no code."""
+    path = folder / "checkpoint.pt"
     try:
         with zipfile.ZipFile(path) as file:
-            sound = file.testzip() is None  # torch.load does not look at the checksums
-        content = torch.load(path, map_location="cpu", weights_only=True) if sound else {}
-    except Exception:  # whatever a foreign or damaged file can raise
-        content = {}
-    if not isinstance(content, dict) or "script" not in content:
-        raise ValueError(f"{path} is damaged, or no checkpoint of a script like this one.")
-    # A renamed copy of the script is welcome; another algorithm has other settings.
-    if unknown := content["args"].keys() - {x.name for x in dataclasses.fields(Args)}:
-        made = f"{path} was made by {content['script']}.py"
-        raise ValueError(f"{made}, whose setting {min(unknown)} {SCRIPT}.py does not have.")
-    return content
+            if broken := file.testzip():  # torch.load does not look at the checksums
+                raise ValueError(f"the checksum of {broken} is wrong")
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        args, weights = Args(**saved.pop("args")), saved.pop("model")
+        if model:
+            model.load_state_dict(weights)
+    except Exception as error:  # whatever a missing, damaged or foreign file can raise
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
+        raise UsageError(f"{path} is missing, damaged or of another script: {reason}") from error
+    return args, saved
 
 
 # Copied from ppo_continuous_action.py
 def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over minibatches; raise ValueError if one is not finite."""
-    metrics = {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}
-    if not all(map(math.isfinite, metrics.values())):
-        raise ValueError(f"Rewards or losses are NaN or infinite: {metrics}")
-    return metrics
+    """Mean of each metric over the minibatches of all rows."""
+    return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
 
 
 # Copied from ppo_continuous_action.py
-def details(args: Args) -> str:
-    """The implementation details with the settings in force here and their lines, as Markdown."""
+def details(args: Any) -> str:
+    """The implementation details with their lines and the values of their settings."""
     tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
-    table = ["| detail | name | in force | line |", "|---|---|---|--:|"]
+    rows = []
     for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
         if match := tag.match(text):
-            settings, off = [], False
-            for sign, name in re.findall(r"(not )?(\w+)", match[3] or ""):
-                value = getattr(args, name, "no setting")  # as in a copy that has dropped it
-                off |= (value is False or value in (None, math.inf, "none")) != bool(sign)
-                settings.append(f"{name}={value}")
-            in_force = ("off: " if off else "") + ", ".join(settings) or "on"
-            table.append(f"| {match[1]} | {match[2].strip()} | {in_force} | {line} |")
-    return "\n".join(table)
+            names = re.findall(r"\w+", (match[3] or "").replace("not ", ""))
+            settings = [f"{x}={getattr(args, x, 'no setting')}" for x in names]
+            rows.append(f"{match[1]:9} line {line}: {match[2].strip()} {', '.join(settings)}")
+    return "\n".join(rows)
 
 
 def write(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
-    """Write the metrics of one step to TensorBoard."""
+    """Write the metrics of one step to TensorBoard; raise UsageError if one is not finite."""
+    if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
+        raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
     for name, value in metrics.items():
         writer.add_scalar(name, value, step)
 
 
+def read_flags() -> Args:
+    """The settings of the command line; with --resume, those of the run."""
+    args = tyro.cli(Args)
+    if not args.resume:
+        return with_folder(args)
+    saved, _ = load_stage(Path(args.resume) / "sft")
+    args, free = tyro.cli(Args, default=saved), {"resume", "track", "details"}
+    if other := [x for x in vars(saved) if x not in free and getattr(args, x) != getattr(saved, x)]:
+        flag = f"--{other[0].replace('_', '-')}"
+        raise UsageError(f"{args.resume} has its own settings: leave out {flag}.")
+    return args
+
+
 def main() -> None:
-    """Read the command line and run; what is wrong with it ends as one sentence and exit code 2."""
+    """Read the command line and run; what a user can mend is one sentence and exit code 2."""
+    os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")
     try:
-        args = tyro.cli(Args)
-        if args.resume:  # takes the settings of the run, except for flags that are given
-            saved = Args(**load_checkpoint(f"{args.resume}/sft")["args"])
-            args = tyro.cli(Args, default=dataclasses.replace(saved, run_name=None))
+        args = read_flags()
         if args.details:
-            return print(details(args))
-        args = args if args.resume else with_folder(args)
-        train(args)
-    except (ValueError, OSError, ImportError) as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+            print(details(args))
+        else:
+            train(args)
     except KeyboardInterrupt:
         begun = (args.run_dir / "sft/checkpoint.pt").exists()
-        print(f"Continue with --resume {args.run_dir}" if begun else "Nothing is saved yet.")
+        more = f"--resume {args.run_dir} goes on after the last stage that is done."
+        print(f"Interrupted. {more if begun else 'No stage is done yet: a run begins anew.'}")
         sys.exit(130)
+    except (UsageError, OSError, ImportError) as error:
+        hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

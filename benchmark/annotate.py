@@ -39,6 +39,7 @@ ORIGINALS = {
     "LHP: ": "https://github.com/openai/lm-human-preferences/blob/cbfd210b/lm_human_preferences/",
     "DPO: ": "https://github.com/eric-mitchell/direct-preference-optimization/blob/5815fab2/",
 }
+HOME, SHORT = "ppo_continuous_action.py", "ppo_minimal.py"  # whose tags have no reasons
 FOLDERS = {"ppo2.py": "ppo2/", "distributions.py": "common/", "vec_normalize.py": "common/vec_env/"}
 
 
@@ -130,6 +131,8 @@ class Source:
         self.tops = {x.name: x for x in self.tree.body if isinstance(x, kinds)}
         fields = [x for x in self.tops["Args"].body if isinstance(x, ast.AnnAssign)]
         self.defaults = {x.target.id: ast.unparse(x.value) for x in fields if x.value}
+        tags = Source(HOME).tags.values() if name == SHORT else ()
+        self.home = {x.title: x for x in tags}  # where reasons and sources stand
         self.tags, self.stages = dict(self.find_tags()), dict(self.find_stages())
         self.segments = self.split()
 
@@ -145,13 +148,14 @@ class Source:
         for line, match in enumerate(map(TAG.match, self.rows), 1):
             if match:
                 number, kind, title, settings, source = match.groups()
-                below = SENTENCE.match(self.rows[line])
+                below, home = SENTENCE.match(self.rows[line]), self.home.get(title)
                 own, _, total = (number or "").partition("/")
                 anchor = f"detail-{own.lower()}" if number else slug(f"{kind} {title}")
                 note = Note(anchor, title)
                 note.label, note.key = f"Detail {own} of {total}" if number else kind, number or ""
-                note.sentence = below[1] if below else ""
-                note.formula, note.source = formula(self.name, title), original(source or "")
+                note.sentence = below[1] if below else home.sentence if home else ""
+                note.formula = formula(self.name, title)
+                note.source = original(source or "") or (home.source if home else "")
                 names = re.findall(r"(?:not )?(\w+)", settings or "")
                 note.settings = [(x, self.defaults[x]) for x in names if x in self.defaults]
                 yield line, note
@@ -176,7 +180,7 @@ class Source:
                 hidden |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
             cuts += [(self.begin(node), note), (node.end_lineno + 1, Segment())]
         for line, note in self.tags.items():
-            hidden |= {line, line + bool(note.sentence)}
+            hidden |= {line, line + bool(SENTENCE.match(self.rows[line]))}
             cuts.append((line, note))
         for line, match in enumerate(map(BANNER.match, self.rows), 1):
             if match:

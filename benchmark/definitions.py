@@ -48,7 +48,7 @@ class Suite:
     pictures: dict[str, Callable[["Suite", Folders], Any]] = dataclasses.field(default_factory=dict)
     total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
     checkpoint: str = "checkpoint.pt"  # in the script's run folder: what it can continue from
-    evaluated: bool = False  # a finished run is played by the script's --evaluate
+    evaluated: bool = False  # a finished run is played by `walk.py`
     baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
     points: int = POINTS  # of a stored curve

@@ -1,22 +1,23 @@
 """What the scripts' health tables say of the runs of bugs, and how far these are from healthy ones.
 
-A health table is applied to curves that have a point for each iteration, by the rule of the
-scripts' `warn`: it can be changed, and no run has to be made again.
+The scripts' own rule is applied to curves that have a point for each iteration: it can be changed,
+and no run has to be made again.
 """
 
-import ast
-import functools
+import contextlib
+import importlib
+import io
 import math
+import re
 import textwrap
-from typing import NamedTuple
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pandas as pd
 
 from benchmark import statistics
-from benchmark.bugs import UNCHECKED
+from benchmark.bugs import ACTING
 from benchmark.definitions import Folders, Suite
-from benchmark.provenance import ROOT
 from benchmark.record import STAGE_METRICS, STEP_METRICS
 from benchmark.results import Result, by_environment
 from benchmark.tables import estimate, facts, markdown, missing, number, plus_minus, with_interval
@@ -34,28 +35,21 @@ STAGES = {
     "ratio": ("check_first_kl",),
     "update": ("grad_norm", "clipfrac", "approx_kl", "value_clipfrac", "log_std", "check_update"),
 }
-NAMES = {column: metric for metric, column in (STEP_METRICS | STAGE_METRICS).items()}
+COLUMNS = STEP_METRICS | STAGE_METRICS
+# What the committed runs of bugs have too: the third edition of the scripts logged it.
+OLDER = {
+    "policy/log_std": "log_std",
+    "check/advantages": "check_advantages",
+    "losses/value_clipfrac": "value_clipfrac",
+    "advantages/std": "advantages_std",
+}
+NAMES = {column: metric for metric, column in (COLUMNS | OLDER).items()}
 SAID = f"warned about by {EARLY // 1000}k steps"  # column of tables
 
 
-class Row(NamedTuple):
-    """A line of a health table."""
-
-    metric: str
-    low: float
-    high: float
-    patience: int
-    sentence: str
-
-
-@functools.cache
-def health_table(script: str) -> list[Row]:
-    """HEALTH of a script, which is not imported for it."""
-    for node in ast.parse((ROOT / script).read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "HEALTH":
-            rows = eval(compile(ast.Expression(node.value), script, "eval"), {"math": math})
-            return [Row(*row) for row in rows]
-    return []
+def module_of(script: str) -> ModuleType:
+    """A script, imported only where its rule is needed: torch takes two seconds."""
+    return importlib.import_module(script.removesuffix(".py"))
 
 
 def iterations(result: Result) -> pd.DataFrame:
@@ -66,19 +60,30 @@ def iterations(result: Result) -> pd.DataFrame:
     return curve.dropna(subset=["approx_kl"])
 
 
-def warnings(result: Result) -> dict[str, int]:
-    """When each metric was first warned about: the step at which its line's patience ended."""
-    columns, found = {**STEP_METRICS, **STAGE_METRICS}, {}
-    curve = iterations(result)
-    for metric, low, high, patience, _ in health_table(result.record["script"]):
-        if columns.get(metric) in curve:
-            values = curve[columns[metric]]
-            bad = (values < low) | (values > high)  # not where it is missing
-            late = bad.rolling(patience).sum().eq(patience)
-            if late.any():
-                step = int(curve["step"][late].iloc[0])
-                found[metric] = min(step, found.get(metric, step))
-    return dict(sorted(found.items(), key=lambda x: x[1]))
+def warnings(result: Result, steps: float = math.inf) -> dict[str, int]:
+    """When each metric was first warned about, in so many steps: when the script says it.
+
+    The script is given the metrics of `HEALTH` iteration by iteration, as in training. Those that
+    the curve lacks are healthy.
+    """
+    script, curve, lows = module_of(result.record["script"]), iterations(result), {}
+    curve = curve[curve["step"] <= steps]
+    for metric, low, *_ in script.HEALTH:
+        lows[metric] = max(low, lows.get(metric, low))  # a metric may have two rows
+    known = {x: COLUMNS[x] for x in lows if COLUMNS.get(x) in curve}
+    rows = curve[["step", *known.values()]].set_axis(["global_step", *known], axis=1).fillna(lows)
+    writer, history, found = SimpleNamespace(add_scalar=lambda *_: None), [], {}
+    for row in rows.to_dict("records"):
+        history.append(lows | row)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            if hasattr(script, "warn_of"):  # RLHF, by updates
+                script.warn_of("run", result.record["settings"]["kl_mode"], history)
+            else:
+                script.log(writer, history, [], None)
+        for metric in re.findall(r"(\S+) is ", said.getvalue()):
+            if metric in lows:
+                found.setdefault(metric, int(row["global_step"]))
+    return found
 
 
 def control(suite: Suite, variant: str) -> str:
@@ -95,7 +100,7 @@ def when(step: float) -> str:
 
 def seen(results: list[Result], steps: float = EARLY) -> tuple[int, str]:
     """On how many seeds there is a warning by then, and what of in how many, earliest first."""
-    early = [{x: y for x, y in warnings(z).items() if y <= steps} for z in results]
+    early = [warnings(x, steps) for x in results]
     first: dict[str, list[int]] = {}
     for own in early:
         for metric, step in own.items():
@@ -140,14 +145,14 @@ def cells(suite: Suite, variant: str, environment: str, folders: Folders) -> dic
     if not all(map(len, scores)):
         return {}
     count, said = seen(ours)
-    stops = " (with the check it stops at once)" * (UNCHECKED in suite.variants[variant].replaced)
+    now = ", today by `check/acting`" * acts_otherwise(suite, variant)
     change = with_interval(estimate(scores, statistics.relative_effect), "{:+z.0%}".format)
     if beside := suite.variants[usual].label.removeprefix("healthy").removeprefix(", "):
         change += f" beside {beside}"
     return {
         f"{environment}: return": number(np.mean(scores[0])),
         "change": "" if variant == usual else change,
-        SAID: f"{count} of {len(ours)}{': ' * bool(said)}{said}{stops}",
+        SAID: f"{count} of {len(ours)}{': ' * bool(said)}{said}{now}",
         "differs in the first iteration": "" if variant == usual else at_first(ours, theirs),
     }
 
@@ -205,7 +210,7 @@ def goal(suites: list[Suite], folders: Folders) -> str:
     """How many bugs are noticed on two seeds in some environment, and which healthy runs warn."""
     warned: dict[str, bool] = {}
     healthy: list[str] = []
-    stopped: set[str] = set()
+    newer: set[str] = set()
     for suite, name in ((x, name) for x in suites for name in x.variants):
         label = suite.variants[name].label or name
         for environment, results in by_environment(suite.name, name, folders).items():
@@ -214,19 +219,26 @@ def goal(suites: list[Suite], folders: Folders) -> str:
                 healthy += [x and f"{environment}, {label}, seed {seed}: {x}" for seed, x in said]
             elif len(results) >= SEEN_BY:
                 warned[label] = warned.get(label, False) or seen(results)[0] >= SEEN_BY
-                stopped |= {label} if UNCHECKED in suite.variants[name].replaced else set()
+                newer |= {label} if acts_otherwise(suite, name) else set()
     alarms = [x for x in healthy if x]
     told = {x for x, y in warned.items() if y}
-    unseen = [x for x in warned if x not in told | stopped]
+    unseen = [x for x in warned if x not in told | newer]
+    more = f", and {len(newer - told)} more by `check/acting`, which these runs did not log"
+    more *= bool(newer - told)
     lines = [
-        f"**{len(told | stopped)} of {len(warned)} bugs are noticed**: {len(told)} are warned "
+        f"**{len(told | newer)} of {len(warned)} bugs are noticed**: {len(told)} are warned "
         f"about within {EARLY // 1000}k steps (RLHF: ever), on {SEEN_BY} seeds or more in some "
-        f"environment, and {len(stopped - told)} more stop at once where the check is left in. "
-        f"Not noticed: {'; '.join(unseen) or 'none'}.",
+        f"environment{more}. Not noticed: {'; '.join(unseen) or 'none'}.",
         f"**{len(alarms)} of {len(healthy)} healthy runs** have a warning at any time"
         f"{': ' * bool(alarms)}{'; '.join(alarms)}.",
     ]
     return "\n\n".join(textwrap.fill(x, 118) for x in lines) + "\n"
+
+
+def acts_otherwise(suite: Suite, variant: str) -> bool:
+    """Whether `check/acting`, which the committed runs did not log, warns about a bug."""
+    limits = {x: high for x, _, high, *_ in module_of(suite.variants[variant].script).HEALTH}
+    return ACTING.get(variant, 0.0) > limits.get("check/acting", math.inf)
 
 
 def is_healthy(suite: Suite, variant: str) -> bool:
@@ -281,14 +293,14 @@ def bands_table(suites: list[Suite], folders: Folders) -> str:
     rows = {name: {"metric": f"`{x}`"} for x, name in STEP_METRICS.items() if name in FINGERPRINT}
     for suite, environment in ((x, y) for x in suites for y in x.environments):
         low, high = band(suite, typicals(suite, environment, folders))
-        for name, logarithmic in FINGERPRINT.items():
+        for name, logarithmic in ((x, FINGERPRINT[x]) for x in rows):
             ends = [10**x if logarithmic else x for x in (low[name], high[name])]
             known = not np.isnan(ends).any()
             rows[name][environment] = " to ".join(f"{x:.2g}" for x in ends) if known else "–"
-    for row in health_table(suites[0].variants["healthy"].script):
-        if (name := STEP_METRICS.get(row.metric)) in rows:
-            outside = f"{row.low:g} to {row.high:g}"
-            rows[name]["a warning outside of"] = f"{outside}, {row.patience} times"
+    for metric, low, high, patience, _ in module_of(suites[0].variants["healthy"].script).HEALTH:
+        if (name := STEP_METRICS.get(metric)) in rows:
+            long = f" for {when(patience)} steps" if patience else ""
+            rows[name]["a warning outside of"] = f"{low:g} to {high:g}{long}"
     return markdown(list(rows.values()))
 
 

@@ -22,8 +22,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
 @dataclasses.dataclass
 class Args:
-    env_id: str  # Gymnasium environment, or a game's name
-    total_timesteps: int  # environment steps over all environments
+    env_id: str = "HalfCheetah-v4"  # Gymnasium environment, or a game's name
+    total_timesteps: int = 1_000_000  # environment steps over all environments
     # Preprocessing and network: normalized or plain vectors, stacked frames, frames and LSTM.
     kind: Literal["mujoco", "classic", "atari", "atari-lstm"] = "mujoco"
     num_envs: int = 1  # parallel environments
@@ -121,8 +121,8 @@ def main() -> None:
     folder = Path("runs", args.run_name)
     model.set_logger(configure(str(folder), ["tensorboard"]))
     model.learn(args.total_timesteps, callback=record)
-    saved = {"script": "peers", "args": dataclasses.asdict(args), "episodes": record.episodes}
-    torch.save(saved | {"updates": record.updates}, folder / "checkpoint.pt")
+    saved = {"episodes": record.episodes, "updates": record.updates}
+    torch.save({"args": dataclasses.asdict(args), **saved}, folder / "checkpoint.pt")
 
 
 if __name__ == "__main__":

@@ -16,17 +16,14 @@ STEP_METRICS = {
     "losses/approx_kl": "approx_kl",
     "losses/clipfrac": "clipfrac",
     "losses/explained_variance": "explained_variance",
-    "policy/log_std": "log_std",
-    "kl/after": "kl_after",
+    "check/kl_after": "kl_after",
     "check/first_kl": "check_first_kl",
     "check/values": "check_values",
     "check/value_bias": "check_value_bias",
-    "check/advantages": "check_advantages",
     "check/update": "check_update",
+    "check/acting": "check_acting",
     "losses/grad_norm": "grad_norm",
-    "losses/value_clipfrac": "value_clipfrac",
     "losses/entropy": "entropy",
-    "advantages/std": "advantages_std",
 }
 STAGE_METRICS = {
     "objective/gold": "gold",
@@ -134,6 +131,6 @@ def of_stages(
 
 
 def of_walk(log: Path) -> dict[str, list[float]]:
-    """Returns, lengths and mean speeds, in m/s, of the episodes that the mean action played."""
-    found, digits = json.loads((log / "evaluation.json").read_text())["mean"], {"returns": 3}
+    """Returns, lengths and mean speeds, in m/s, of the episodes that `walk.py` has played."""
+    found, digits = json.loads((log / "walk.json").read_text()), {"returns": 3}
     return {name: [round(x, digits.get(name, 4)) for x in own] for name, own in found.items()}

@@ -25,6 +25,7 @@ from benchmark.definitions import Folders, Suite
 from benchmark.provenance import THREADS, BenchmarkError, machine, sources_at
 
 POLL_SECONDS = 0.2
+WALK = Path(__file__).resolve().parent / "walk.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,8 +195,8 @@ def peak_mib(pid: int) -> int:
     return 0
 
 
-def call(run: Run, flags: list[str], held: IO, stop: threading.Event) -> int:
-    """Peak memory in MiB of a process of the script, which is told to end once `stop` is set.
+def call(run: Run, words: list[str], held: IO, stop: threading.Event) -> int:
+    """Peak memory in MiB of a Python process, which is told to end once `stop` is set.
 
     Raises:
         BenchmarkError: it failed, or was told to end; with the last line that it has said.
@@ -203,7 +204,7 @@ def call(run: Run, flags: list[str], held: IO, stop: threading.Event) -> int:
     path, peak = run.folder / "output.txt", 0
     with path.open("a") as output:
         process = subprocess.Popen(
-            [sys.executable, run.file, *flags],
+            [sys.executable, *words],
             cwd=run.folder,
             env={**os.environ, **THREADS, "CUDA_VISIBLE_DEVICES": ""},
             stdin=subprocess.DEVNULL,
@@ -242,11 +243,11 @@ def run_one(run: Run, commit: str, stop: threading.Event | None = None) -> str:
             whole, start = not run.checkpoint.exists(), time.monotonic()
             note, peak = prepare(run, commit), 0
             if not (run.log / "results.json").exists():  # a run of stages that is over
-                place = ["--run-name", "run"] if whole else ["--resume", "runs/run"]
-                peak = call(run, [*run.flags, *place], held, stop)
+                flags = [*run.flags, "--run-name", "run"] if whole else ["--resume", "runs/run"]
+                peak = call(run, [run.file, *flags], held, stop)
             seconds = time.monotonic() - start if whole else None
             if run.suite.evaluated:
-                call(run, ["--evaluate", "runs/run"], held, stop)
+                call(run, ["-P", str(WALK), run.file], held, stop)  # -P: not beside `statistics`
             keep(run, note, seconds, peak)
     return "done"
 

@@ -1,10 +1,9 @@
-"""The site in docs/: scripts annotated, pictures to play with, changes, runs and bugs.
+"""The site in docs/: scripts annotated with bugs beside their lines, pictures to play with, runs.
 
 `python -m benchmark site` makes it from the scripts, the results and `templates/`. It opens from
 disk: data are scripts that call `data(name, content)`, since pages on disk may fetch nothing.
 """
 
-import difflib
 import json
 import re
 import shutil
@@ -12,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import markdown
 import numpy as np
-from markupsafe import Markup
 
 from benchmark import annotate, health, rlhf, tables
-from benchmark.annotate import TEMPLATES, Source, colored, slug
+from benchmark.annotate import TEMPLATES, Source, slug
 from benchmark.definitions import Folders, Suite
-from benchmark.pages import BLOCK
 from benchmark.provenance import ROOT
 from benchmark.results import KEY, Result, by_environment, done
-from benchmark.suites import SCRIPTS, SHOWN, SUITES
+from benchmark.suites import CONTINUOUS, SCRIPTS, SHOWN, SUITES
 
 DOCS = ROOT / "docs"
 FIRST = next(iter(SCRIPTS))  # is index.html
@@ -30,17 +26,7 @@ ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
 RESOLUTION = {"return": (50, 4)}  # points of a curve, and their digits
 OTHERWISE = (12, 3)
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}  # columns of curves
-# What turns one script into another.
-CHANGES = {
-    "ppo_kl_penalty.py": "ppo_continuous_action.py",
-    "ppo_multidiscrete.py": "ppo_continuous_action.py",
-    "ppo_atari.py": "ppo_continuous_action.py",
-    "ppo_atari_lstm.py": "ppo_atari.py",
-    "grpo_rlhf_toy.py": "ppo_rlhf_toy.py",
-    "dpo_rlhf_toy.py": "ppo_rlhf_toy.py",
-}
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")
-CONTEXT = 2  # unchanged lines around changed ones
 
 
 def page_of(script: str) -> str:
@@ -72,52 +58,6 @@ def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
             for key in variant.details:
                 found.setdefault(key, []).append(row)
     return found
-
-
-# --- What turns one script into another ---
-
-
-def functions(script: Source) -> dict[str, str]:
-    """Functions and classes of a script by name, without the remark that they are copies."""
-    parts = {x: script.rows[script.begin(y) - 1 : y.end_lineno] for x, y in script.tops.items()}
-    return {
-        name: "\n".join(x for x in rows if not x.startswith("# Copied from"))
-        for name, rows in parts.items()
-    }
-
-
-def side_by_side(old: str, new: str) -> list[tuple[str, str | None, str | None]]:
-    """Rows of a kind, an old and a new line; `gap` stands for unchanged lines left out."""
-    sides = [(x.splitlines(), colored(x)) for x in (old, new)]
-    matcher = difflib.SequenceMatcher(None, sides[0][0], sides[1][0], autojunk=False)
-    rows: list[tuple[str, str | None, str | None]] = []
-    for group in matcher.get_grouped_opcodes(CONTEXT):
-        rows += [("gap", None, None)] if rows else []
-        for kind, i, j, k, m in group:
-            for n in range(max(j - i, m - k)):
-                left = Markup(sides[0][1][i + n]) if i + n < j else None
-                right = Markup(sides[1][1][k + n]) if k + n < m else None
-                rows.append((kind, left, right))
-    return rows
-
-
-def change(old: Source, new: Source) -> dict[str, Any]:
-    """The parts that differ, and how many do not."""
-    a, b = functions(old), functions(new)
-    parts = {x: side_by_side(a.get(x, ""), text) for x, text in b.items() if a.get(x) != text}
-    rows = [x for own in parts.values() for x in own if x[0] not in ("equal", "gap")]
-    known = {x.title for x in old.tags.values()}
-    return {
-        "old": old.name,
-        "new": new.name,
-        "parts": parts,
-        "added": [x for x in parts if x not in a],
-        "same": [x for x in b if x not in parts],
-        "gone": [x for x in a if x not in b],
-        "minus": sum(x[1] is not None for x in rows),
-        "plus": sum(x[2] is not None for x in rows),
-        "tags": [x for x in new.tags.values() if x.title not in known],
-    }
 
 
 # --- Runs ---
@@ -224,25 +164,6 @@ def inside(segment: annotate.Segment, script: Source, bugs: list[dict]) -> list[
     return found
 
 
-def debugging(text: str, bugs: list[dict[str, Any]]) -> tuple[str, list[Path]]:
-    """DEBUGGING.md as HTML, whose bugs are links to the explorer, and the figures in it."""
-
-    def linked(block: re.Match) -> str:
-        rows = block[0]
-        for bug in (x for x in bugs if x["suite"] == block[2]):  # others have equal labels
-            cell = f"[{bug['label']}]({bug['link']})"
-            rows = rows.replace(f"| {bug['label']} |", f"| {cell} |")
-        return rows
-
-    text = BLOCK.sub(linked, text)
-    text = markdown.markdown(text, extensions=["tables", "toc", "fenced_code"])
-    text = text.replace("<table>", '<table tabindex="0">')  # scrolls, also by the keyboard
-    figures = [ROOT / x for x in re.findall(r'src="([^"]+)"', text)]
-    text = re.sub(r'src="[^"]*?([^"/]+)"', r'src="figures/\1"', text)
-    text = re.sub(r'href="(\w+\.py)"', lambda x: f'href="{page_of(x[1])}"', text)
-    return re.sub(r'<a href="[^"#:]+\.\w+(?<!html)(?:#[^"]*)?">(.*?)</a>', r"\1", text), figures
-
-
 # --- Pages ---
 
 
@@ -256,8 +177,6 @@ def build(folders: Folders) -> dict[str, bytes]:
         undefined=jinja2.StrictUndefined,
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
-    path = ROOT / "DEBUGGING.md"
-    text = path.read_text() if path.exists() else ""
     bugs = bugs_of(folders)
     found, scripts = worths(folders), {name: Source(name) for name in SCRIPTS}
     suites = [x for x in SUITES.values() if x.name != "smoke" and done(x.name, folders)]
@@ -269,8 +188,8 @@ def build(folders: Folders) -> dict[str, bytes]:
         "formula": annotate.formula,
         "prose": annotate.prose,
         "first": FIRST,
+        "full": CONTINUOUS,
         "bugs_in": lambda segment, script: inside(segment, script, bugs),
-        "debugging": bool(text),
     }
     files = {name: (TEMPLATES / name).read_bytes() for name in ASSETS}
 
@@ -288,24 +207,13 @@ def build(folders: Folders) -> dict[str, bytes]:
     tasks = SUITES["ablation"].environments
     for name, script in scripts.items():
         page(page_of(name), "script.html", script=script, example=example, tasks=tasks)
-    paths = {name: folders.results / f"{name}.json" for name in ("update", "reviews")}
-    play = {name: json.loads(path.read_text()) for name, path in paths.items()}
-    usual = scripts[FIRST].defaults
+    reviews = json.loads((folders.results / "reviews.json").read_text())
+    usual = scripts[CONTINUOUS].defaults
     sliders = {"epsilon": "clip_coef", "gamma": "gamma", "lambda": "gae_lambda"}
-    page("play.html", "play.html", **play, **{x: usual[y] for x, y in sliders.items()})
-    data("play", play | {"frontier": frontier(folders)})
-    page(
-        "changes.html",
-        "changes.html",
-        changes=[change(scripts[y], scripts[x]) for x, y in CHANGES.items()],
-    )
-    counts = {x.name: len(done(x.name, folders)) for x in suites}
-    page("runs.html", "runs.html", suites=counts)
-    if text:
-        text, figures = debugging(text, bugs)
-        counts = {x: y for x, y in counts.items() if any(x == bug["suite"] for bug in bugs)}
-        page("debug.html", "debug.html", text=text, suites=counts)
-        files |= {f"figures/{x.name}": x.read_bytes() for x in figures}
+    sliders = {x: usual[y] for x, y in sliders.items()}
+    page("play.html", "play.html", reviews=reviews, **sliders)
+    data("play", {"reviews": reviews, "frontier": frontier(folders)})
+    page("runs.html", "runs.html", suites={x.name: len(done(x.name, folders)) for x in suites})
     for suite in suites:
         data(suite.name, suite_data(suite, folders))
     return files

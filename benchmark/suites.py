@@ -13,7 +13,7 @@ KL_PENALTY = "ppo_kl_penalty.py"
 ATARI, LSTM = "ppo_atari.py", "ppo_atari_lstm.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
 PEERS = "benchmark/peers.py"
-MINIMAL = "benchmark/minimal.py"
+MINIMAL = "ppo_minimal.py"
 RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
@@ -219,7 +219,7 @@ ALL = (
         name="minimal",
         reproduces="whether the one-page PPO learns as well as the full script",
         environments=dict.fromkeys((*THREE, "InvertedDoublePendulum-v4"), (1, 2, 3, 4, 5)),
-        variants={"": Variant(MINIMAL, "", "ppo_minimal.py")},
+        variants={"": Variant("benchmark/minimal.py", "", MINIMAL)},
         baseline=("figure3", ""),
         baseline_label="ppo_continuous_action.py",
         pictures={},
@@ -429,6 +429,7 @@ HALF_CHEETAH = "--env-id HalfCheetah-v4"
 SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
 PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
 SCRIPTS = {
+    MINIMAL: Script("all of PPO in about 200 lines", "minimal", "HalfCheetah-v4"),
     CONTINUOUS: Script(
         *("details 1–13 and 23–31", "figure3", "HalfCheetah-v4"),
         contests={

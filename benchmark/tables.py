@@ -134,19 +134,19 @@ def scores_table(suite: Suite, folders: Folders) -> str:
 
 
 def summary(paths: Iterable[Path]) -> str:
-    """Scores of anybody's runs, given by their folders, by script and environment."""
+    """Scores of anybody's runs, given by their folders, by environment."""
     runs = []
     for path in paths:
         saved = read_checkpoint(path / "checkpoint.pt")
         returns = [x["return"] for x in saved.get("episodes", [])[-LAST_EPISODES:]]
         if not returns:
             raise BenchmarkError(f"No episode has ended in {path}.")
-        runs.append((saved["script"], saved["args"]["env_id"], np.mean(returns)))
-    table = pd.DataFrame(runs, columns=["script", "environment", "score"])
+        runs.append((saved["args"]["env_id"], np.mean(returns)))
+    table = pd.DataFrame(runs, columns=["environment", "score"])
     return markdown(
         [
-            {"script": script, "environment": env} | score_cells(own.to_numpy())
-            for (script, env), own in table.groupby(["script", "environment"])["score"]
+            {"environment": env} | score_cells(own.to_numpy())
+            for env, own in table.groupby("environment")["score"]
         ]
     )
 

@@ -60,8 +60,9 @@ class Script:
     alone = f"--env-id Pendulum-v1 {SMALL}"  # something small, to run the file by itself
     real = (f"HalfCheetah-v4 {SHORT} 20480", f"Humanoid-v4 {HUMANOID} 40960")  # to be killed
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
-        "FakeWalk-Discrete-v0": "MultiDiscrete",
-        "FakeWalk-Frames-v0": "Discrete",
+        "FakeWalk-Discrete-v0": "ppo_multidiscrete.py",
+        "CartPole-v1": "ppo_multidiscrete.py",
+        "ALE/Pong-v5": "ppo_atari.py",
         "FakeWalk-Endless-v0": "Sequence",
     }
     space = "Box"
@@ -125,11 +126,11 @@ class Script:
     def record(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         """Record from now on the arguments and results of gae, and every gradient step."""
         recorder, real = SimpleNamespace(gae=[], steps=[]), self.module.gae
-        names = ["rewards", "values", "next_values", "terminated", "done", "advantages", "returns"]
+        names = ["rewards", "values", "next_values", "done", "advantages", "returns"]
 
         def gae(*args):
             result = real(*args)
-            recorder.gae.append({name: x.clone() for name, x in zip(names, (*args[:5], *result))})
+            recorder.gae.append({name: x.clone() for name, x in zip(names, (*args[:4], *result))})
             return result
 
         monkeypatch.setattr(self.module, "gae", gae)
@@ -139,15 +140,17 @@ class Script:
         return recorder
 
     def recording(self, real: Callable, steps: list[Step]) -> Callable:
-        """An update that notes what it does; the gradient shows in Adam's running mean."""
+        """An update, a step at a time, that notes them; gradients show in Adam's running mean."""
 
-        def update(agent, adam, batch, mb, schedule, args):
-            data, before = [x[mb].clone() for x in batch], adam["mean"].clone()
-            metrics = real(agent, adam, batch, mb, schedule, args)
-            gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
-            numbers = {name: x.item() for name, x in schedule.items()}
-            steps.append(Step(data, numbers, gradient, dict(metrics)))
-            return metrics
+        def update(agent, adam, batch, minibatches, schedule, args):
+            rows, numbers = [], {name: x.item() for name, x in schedule.items()}
+            for mb in minibatches:
+                data, before = [x[mb].clone() for x in batch], adam["mean"].clone()
+                rows.append(real(agent, adam, batch, [mb], schedule, args))
+                gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
+                metrics = {name: x[0] for name, x in rows[-1].items()}
+                steps.append(Step(data, numbers, gradient, metrics))
+            return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
         return update
 
@@ -174,7 +177,8 @@ class MultiDiscrete(Script):
     space = "Discrete"
     unsuitable: ClassVar[dict[str, str]] = {
         "FakeWalk-Endless-v0": "Sequence",
-        "FakeWalk-Unbounded-v0": "inf",
+        "FakeWalk-Unbounded-v0": "ppo_continuous_action.py",
+        "ALE/Pong-v5": "ppo_atari.py",
     }
 
     def agent(self, obs_size: int, action_size: int, **settings: Any) -> nn.Module:
@@ -201,7 +205,7 @@ class Atari(Script):
     real = ("Breakout --num-steps 16 --total-timesteps 7680",)
     space = "Frames"
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
-    unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "CartPole-v1"}
+    unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "no Atari game"}
     frames = 4
     order = range(6)
 
@@ -215,13 +219,12 @@ class Atari(Script):
 
         real = self.module.make_env
 
-        def make_env(args, video=None):
+        def make_env(args):
             if not args.env_id.startswith("Fake"):
-                return real(args, video)
+                return real(args)
             env = gym.make(args.env_id, render_mode="rgb_array", disable_env_checker=True).unwrapped
-            if video:
-                films = {"video_folder": f"{args.evaluate}/videos", "name_prefix": video}
-                env = gym.wrappers.RecordVideo(env, **films, episode_trigger=lambda k: k == 0)
+            if args.capture_video:
+                env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", lambda k: k == 0)
             return gym.wrappers.FrameStackObservation(Score(env), self.frames, padding_type="zero")
 
         monkeypatch.setattr(self.module, "make_env", make_env)
@@ -254,11 +257,12 @@ class Atari(Script):
 
     def recording(self, real: Callable, steps: list[Step]) -> Callable:
         """The loss is handed over, and gradients are still there after the step."""
+        real_loss = self.module.ppo_loss
 
         def update(agent, adam, batch, mb, schedule, args):
             def loss(agent, minibatch, schedule, args):
                 data.extend(minibatch[i].clone() for i in self.order)
-                return getattr(self.module, self.loss)(agent, minibatch, schedule, args)
+                return real_loss(agent, minibatch, schedule, args)
 
             data: list[Tensor] = []
             metrics = real(agent, adam, batch, mb, schedule, args, loss)
@@ -281,6 +285,21 @@ class AtariLSTM(Atari):
     settings: ClassVar[dict[str, Any]] = {**Atari.settings, "num_envs": 4, "num_steps": 8}
     frames = 1
     order = (0, 3, 4, 5, 6, 7, 1, 2)
+
+    def args(self, **changes: Any) -> Any:
+        """Nothing is compiled, so there is no such setting."""
+        settings = vars(SCRIPTS["atari"].args(**{**self.settings, **changes}))
+        return self.module.Args(**{name: x for name, x in settings.items() if name != "compile"})
+
+    def recording(self, real: Callable, steps: list[Step]) -> Callable:
+        """The loss is not handed over."""
+
+        def with_loss(*args):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(self.module, "ppo_loss", args[-1])
+                return real(*args[:-1])
+
+        return super().recording(with_loss, steps)
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(self.module, "HIDDEN_SIZE", 16)
@@ -363,6 +382,7 @@ class Toy(Script):
         """Settings of a run of a few seconds."""
         name = None if "resume" in changes else "run"
         settings = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "run_name": name}
+        settings |= {"device": "cpu"}
         return self.module.Args(**{**settings, **self.settings, **changes})
 
     def finish(self, folder: Path) -> SimpleNamespace:
@@ -387,8 +407,7 @@ class Toy(Script):
     def learn(self, judges: tuple, **changes: Any) -> tuple[nn.Module, list[dict[str, float]]]:
         """Agent and updates of a run of the last stage."""
         agent = copy.deepcopy(judges.reference)
-        updates = getattr(self.module, self.stage)(self.args(**changes), agent, judges)
-        return agent, updates["updates"] if isinstance(updates, dict) else updates
+        return agent, self.module.train_ppo(self.args(**changes), agent, judges)["updates"]
 
 
 LANGUAGE_MODEL = {f"R{i}/21" for i in (1, 2, 3, 4, 10, 13)}
@@ -414,6 +433,10 @@ class GRPO(Toy):
     def collect(self, args: Any, agent: nn.Module, judges: tuple, kl_coef: float) -> tuple:
         queries = judges.task.sample_queries(32, seeded(0))
         return self.module.collect(args, agent, judges, queries, kl_coef, seeded(0))
+
+    def learn(self, judges: tuple, **changes: Any) -> tuple[nn.Module, list[dict[str, float]]]:
+        args, agent = self.args(**changes), copy.deepcopy(judges.reference)
+        return agent, self.module.train_grpo(args, args.run_dir / "grpo", agent, judges)
 
 
 class DPO(GRPO):

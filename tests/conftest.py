@@ -3,6 +3,7 @@
 import functools
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import adapters
@@ -77,6 +78,7 @@ def recorded(script, monkeypatch):
 @pytest.fixture
 def cli(script, monkeypatch, capsys):
     """Run the script's main with a command line; returns exit code, stdout, stderr."""
+    handler = signal.getsignal(signal.SIGINT)
 
     def run(line):
         monkeypatch.setattr("sys.argv", [script.path.name, *line.split()])
@@ -86,6 +88,10 @@ def cli(script, monkeypatch, capsys):
             script.module.main()
         except SystemExit as exit:
             code = exit.code
+        finally:
+            signal.signal(signal.SIGINT, handler)
+            if hasattr(script.module, "STOP"):
+                script.module.STOP.clear()
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

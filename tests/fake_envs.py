@@ -4,6 +4,9 @@ Their ids are a behavior and a space: "FakeTruncated-Box-v0", "FakeWalk-Frames-v
 """
 
 import functools
+import math
+import os
+import signal
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -26,11 +29,16 @@ def frame(numbers: Sequence[float] | np.ndarray) -> np.ndarray:
     return np.repeat(np.asarray(numbers).astype(np.uint8), 28)[:, None].repeat(84, axis=1)
 
 
+class Killed(Exception):
+    """Stands for kill -9."""
+
+
 class Fake(gym.Env):
     """Notes what is done to it; subclasses say what is observed and when an episode ends."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 30}
     made: ClassVar[list["Fake"]] = []  # every instance since the last `clear`
+    kill_at: ClassVar[float] = math.inf  # the step of all instances together that is not taken
 
     def __init__(self, space: str, render_mode: str | None = None) -> None:
         self.observation_space, self.action_space = SPACES[space]
@@ -53,6 +61,8 @@ class Fake(gym.Env):
         pass
 
     def step(self, action):
+        if sum(env.steps for env in Fake.made) >= Fake.kill_at:
+            raise Killed
         self.actions.append(np.array(action))
         self.steps, self.t = self.steps + 1, self.t + 1
         return self.advance(action)
@@ -119,14 +129,14 @@ class NaNReward(Walk):
 
 
 class Interrupted(Walk):
-    """Somebody presses Ctrl-C after 30 steps, once."""
+    """Somebody presses Ctrl-C after 40 steps, once."""
 
     pressed: ClassVar[list[int]] = []
 
     def advance(self, action):
-        if self.steps == 30 and not self.pressed:
+        if self.steps == 40 and not self.pressed:
             self.pressed.append(self.steps)
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
         return super().advance(action)
 
 

@@ -3,7 +3,7 @@
 That comparison has all of the details 14-20; fake games add what happens seldom.
 """
 
-import copy
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import ale_py
@@ -11,6 +11,8 @@ import cv2
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
+from adapters import SCRIPTS, record
 from ale_py import roms
 
 import ppo_atari as ppo
@@ -124,59 +126,61 @@ def test_episode_that_ends_under_the_fire_press_is_reset():
     assert np.array_equal(frame, game.frame())
 
 
-def stacked(env):
-    """A game as the container wants it, below which stands the rest of the wrappers."""
-    env = ppo.ClipReward(ppo.WarpFrame(env))
-    return gym.wrappers.FrameStackObservation(env, ppo.NUM_FRAMES, padding_type="zero")
-
-
-@pytest.mark.parametrize("press", range(3))  # the no-op, FIRE, action 2
-def test_a_game_that_ends_under_a_press_that_begins_a_life_is_noted(press, monkeypatch):
-    """Once, also by a resumed run, which plays the press again."""
-    monkeypatch.setattr(ale_py, "ALEState", bytes)
-    presses = [(1.0, 2, False)] * press + [(5.0, 0, True)]
-    script = [ALIVE, ALIVE, LOST, *presses, *[ALIVE] * 20]
-    envs, other = (
-        ppo.Environments([stacked(ppo.FireReset(ppo.EpisodicLife(FakeGame(*script))))])
-        for _ in range(2)
-    )
-    rng = np.random.default_rng(0)
-    envs.reset(rng)
-    envs.step([0], rng)
-    game = {"global_step": 1, "return": press + 5.0, "length": 4 + press}
-    assert envs.episodes == [game]
-    envs.step([0], rng)
-    other.envs[0].unwrapped.game = 1  # as `reset` has already loaded the first one of `envs`
-    assert other.replay(copy.deepcopy(envs.state()))
-    for x in (envs, other):
-        for _ in range(60):
-            x.step([0], rng)
-        assert x.episodes[0] == game
-        assert len(x.episodes) == x.envs[0].unwrapped.game - 2 > 1  # one runs, one was loaded
-
-
 def test_clip_reward_is_the_sign():
     env = ppo.ClipReward(FakeGame())
     assert [env.reward(r) for r in (-5, -0.1, 0, 0.1, 7)] == [-1, -1, 0, 1, 1]
 
 
-# --- The container, and the order of the wrappers ---
+# --- The loop over games ---
 
 
-def test_finished_games_are_noted_with_their_raw_score_and_a_new_seed_begins_the_next():
-    """At the step of all three processes."""
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """Train in these games with a small network: trained(games, total_timesteps=64, ...)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ppo, "Agent", SCRIPTS["atari"].small_agent())
+    monkeypatch.setattr(ale_py, "ALEState", bytes)
+
+    def run(games, **settings):
+        def stacked(args):
+            env = ppo.ClipReward(ppo.WarpFrame(waiting.pop(0)))
+            return gym.wrappers.FrameStackObservation(env, ppo.NUM_FRAMES, padding_type="zero")
+
+        waiting, settings = [*games], {"num_minibatches": 1, "update_epochs": 1, **settings}
+        monkeypatch.setattr(ppo, "make_env", stacked)
+        return ppo.train(SCRIPTS["atari"].args(num_envs=len(games), **settings))
+
+    return run
+
+
+@pytest.mark.parametrize("press", range(3))  # the no-op, FIRE, action 2
+def test_a_game_that_ends_under_a_press_that_begins_a_life_is_noted(trained, press, capsys):
+    """Once, also by a resumed run, which plays the press again."""
+    presses = [(1.0, 2, False)] * press + [(5.0, 0, True)]
+    script = [ALIVE, ALIVE, LOST, *presses, *[ALIVE] * 20]
+    games = [FakeGame(*script) for _ in range(3)]
+    first, second, third = ([ppo.FireReset(ppo.EpisodicLife(x))] for x in games)
+    settings = {"num_steps": 2, "checkpoint_interval": 1, "learning_rate": 0.0}
+    whole = trained(first, **settings, total_timesteps=120)["episodes"]
+    assert whole[0] == {"global_step": 1, "return": press + 5.0, "length": 4 + press}
+    assert len(whole) == games[0].game - 2 > 1  # one runs, one was loaded
+    trained(second, **settings, total_timesteps=2, run_name="run")
+    games[2].game = 1  # as if it had been loaded, like the others
+    resumed = trained(third, **settings, total_timesteps=120, resume="runs/run")["episodes"]
+    assert "do not repeat" not in capsys.readouterr().out and resumed == whole
+
+
+def test_finished_games_are_noted_with_their_raw_score_and_a_new_seed_begins_the_next(
+    trained, monkeypatch
+):
     script = [(3.0, 3, False), (-8.0, 2, False), (0.0, 2, False), (1.0, 0, True)]
+    begun, seen = (record(monkeypatch, *x) for x in ((ppo.ReplayableGame, "begin"), (ppo, "gae")))
     games = [ppo.EpisodicLife(FakeGame(*script)) for _ in range(2)]
-    envs = ppo.Environments([stacked(x) for x in games], processes=3)
-    rng = np.random.default_rng(0)
-    envs.reset(rng)
-    seeds = [x["seed"] for x in envs.running]
-    rewards = [envs.step([1, 0], rng)[0] for _ in range(3)]
-    assert np.array(rewards).T.tolist() == [[1.0, -1.0, 1.0]] * 2
-    score = {"global_step": 18, "return": -4.0, "length": 4}  # the no-op after a life counts
-    assert envs.episodes == [score, score]
-    seeds += [x["seed"] for x in envs.running]
-    assert len(set(seeds)) == 4 and envs.running[0]["actions"] == []
+    result = trained(games, num_steps=3, total_timesteps=6)
+    assert seen[0][0].T.tolist() == [[1.0, -1.0, 1.0]] * 2
+    score = {"global_step": 6, "return": -4.0, "length": 4}  # the no-op after a life counts
+    assert result["episodes"] == [score, score]
+    assert len({seed for _, seed, *_ in begun}) == len(begun) == 4
 
 
 # --- The whole against the raw emulator ---
@@ -185,9 +189,9 @@ def test_finished_games_are_noted_with_their_raw_score_and_a_new_seed_begins_the
 class RawGame:
     """ppo2's rules once more, as plain statements on ALEInterface: the independent replay."""
 
-    def __init__(self, game, rng, step_limit):
-        self.seeds, self.step_limit, self.episodes = rng, step_limit, []
-        self.seed = int(rng.integers(2**31))
+    def __init__(self, game, seeds, step_limit):
+        self.seeds, self.step_limit, self.episodes = seeds, step_limit, []
+        self.seed = next(seeds)
         self.ale = ale_py.ALEInterface()
         self.ale.setLoggerMode(ale_py.LoggerMode.Error)
         self.ale.setFloat("repeat_action_probability", 0.0)
@@ -236,75 +240,103 @@ class RawGame:
             final = self.stack = np.stack([*self.stack[1:], frame])
             if over:
                 self.episodes.append((float(self.score), self.steps))
-                self.seed = int(self.seeds.integers(2**31))
+                self.seed = next(self.seeds)
             if terminated or truncated:
                 self.begin(over)
             yield self.stack, final, [np.sign(points), terminated, truncated]
+
+
+def seeds(steps: int, num_actions: int) -> Iterator[int]:
+    """Those of the games in the first rollout, whose noise is drawn before them."""
+    yield np.random.default_rng([1, 0, 0]).integers(2**31).item()
+    rng = np.random.default_rng([1, 1, 0])
+    rng.gumbel(size=(steps, 1, num_actions))
+    while True:
+        yield rng.integers(2**31).item()
 
 
 @pytest.mark.parametrize(
     ("game", "steps"),
     [("Breakout", 500), *(pytest.param(game, 3000, marks=pytest.mark.slow) for game in GAMES)],
 )
-def test_environments_equal_a_raw_emulator_bit_for_bit(game, steps, monkeypatch):
-    monkeypatch.setattr(ppo, "MAX_GAME_STEPS", STEP_LIMIT.get(game, ppo.MAX_GAME_STEPS))
-    envs, rng = ppo.Environments([ppo.make_env(ppo.Args(env_id=game))]), np.random.default_rng(7)
-    actions = np.random.default_rng(1).integers(0, envs.envs[0].action_space.n, steps).tolist()
-    raw, ends = RawGame(game, np.random.default_rng(7), ppo.MAX_GAME_STEPS), set()
+def test_a_rollout_equals_a_raw_emulator_bit_for_bit(game, steps, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    limit = STEP_LIMIT.get(game, ppo.MAX_GAME_STEPS)
+    monkeypatch.setattr(ppo, "MAX_GAME_STEPS", limit)
+    buttons = ppo.make_env(ppo.Args(env_id=game)).action_space.n.item()
+    actions = np.random.default_rng(1).integers(0, buttons, steps).tolist()
+    monkeypatch.setattr(ppo, "Agent", SCRIPTS["atari"].small_agent())
+    given = iter(actions)
+    monkeypatch.setattr(ppo, "draw", lambda *_: torch.tensor([next(given)]))
+    seen, valued = (record(monkeypatch, ppo.Agent, x) for x in ("forward", "get_value"))
+    learned = record(monkeypatch, ppo, "gae")
+    settings = {"num_steps": steps, "total_timesteps": steps, "num_minibatches": 10}
+    settings |= {"num_envs": 1, "update_epochs": 1}
+    result = ppo.train(SCRIPTS["atari"].args(env_id=game, **settings))
+
+    raw = RawGame(game, seeds(steps, buttons), limit)
     raw.begin(new_game=True)
-    envs.reset(rng)
-    assert np.array_equal(envs.obs[0], raw.stack)
-    for action, (stack, final, outcome) in zip(actions, raw.play(actions), strict=True):
-        assert [x[0] for x in envs.step([action], rng)] == outcome
-        assert np.array_equal(envs.obs[0], stack)
-        assert not any(outcome[1:]) or np.array_equal(envs.final_obs[0], final)
-        ends.add(tuple(outcome[1:]))
-    assert [(x["return"], x["length"]) for x in envs.episodes] == raw.episodes != []
-    assert ((False, True) in ends) == (game in STEP_LIMIT)
+    stacks, finals, outcomes = [raw.stack], [], []
+    for stack, final, outcome in raw.play(actions):
+        stacks.append(stack)
+        outcomes.append(outcome)
+        finals += [final] * outcome[2]
+    assert np.array_equal([x[0] for _, x, _ in seen[:steps]], stacks[:-1])
+    (last, *final), ((rewards, _, next_values, done, *_),) = valued, learned
+    assert np.array_equal(last[1][0], stacks[-1])
+    assert not finals or np.array_equal(final[0][1], finals)
+    points, terminated, truncated = map(np.array, zip(*outcomes))
+    assert np.array_equal(rewards[:, 0], points)
+    assert np.array_equal(done[:, 0], terminated | truncated)
+    assert not next_values[terminated].any() and next_values[~terminated].all()
+    assert [(x["return"], x["length"]) for x in result["episodes"]] == raw.episodes != []
+    assert bool(finals) == (game in STEP_LIMIT)
 
 
 # --- Games that go on after a restart ---
 
 
-def played(envs, rng, actions):
-    """Observations, rewards, terminated and truncated of each step."""
-    steps = ((envs.step([action], rng), envs.obs) for action in actions)
-    return [[obs.copy(), *map(np.array, outcome)] for outcome, obs in steps]
+def played(env, rng, actions):
+    """Observation, reward and ends of each step, taken as `train` takes it."""
+    for action in actions:
+        obs, *outcome, _ = env.step(action)
+        if outcome[1] or outcome[2]:
+            obs = env.begin(rng.integers(2**31).item()) if env.is_over() else env.reset()[0]
+        yield obs, *outcome
 
 
 @pytest.mark.parametrize("game", ["Breakout", "Seaquest"])
 @pytest.mark.parametrize("sticky", [0.0, 0.25])
 def test_replayed_game_goes_on_bit_for_bit_through_lost_lives(game, sticky):
     args = ppo.Args(env_id=game, sticky_actions=sticky)
-    envs, other = (ppo.Environments([ppo.make_env(args)]) for _ in range(2))
-    rng, actions = np.random.default_rng(1), np.random.default_rng(2)
-    envs.reset(rng)
-    lost, buttons = 0, envs.envs[0].action_space.n
-    while not (envs.episodes and lost):  # in a later game and a later life
-        _, _, terminated, _ = played(envs, rng, actions.integers(buttons, size=1))[0]
-        lost = (lost + terminated[0]) * (len(envs.running[0]["actions"]) > 0)
-    assert other.replay(copy.deepcopy(envs.state())) and other.episodes == envs.episodes
+    env, other = (ppo.ReplayableGame(ppo.make_env(args)) for _ in range(2))
+    rng, actions, buttons = np.random.default_rng(1), np.random.default_rng(2), env.action_space.n
+    env.load(rng.integers(2**31).item())
+    lost, games = 0, []
+    while not (games and lost):  # in a later game and a later life
+        ((obs, _, terminated, _),) = played(env, rng, actions.integers(buttons, size=1))
+        lost, games = (lost + terminated) * (len(env.actions) > 0), games + env.new_scores()
+    running = (*env.start, env.actions.copy())
+    assert np.array_equal(other.begin(*running), obs)
+    assert (*other.start, other.actions) == running
     before, more = rng.bit_generator.state, actions.integers(buttons, size=300)
-    first = played(envs, rng, more)
+    first = [*played(env, rng, more)]
     rng.bit_generator.state = before
-    second = played(other, rng, more)
+    second = [*played(other, rng, more)]
     assert all(np.array_equal(a, b) for x, y in zip(first, second) for a, b in zip(x, y))
-    assert envs.episodes == other.episodes
-    assert envs.envs[0].get_wrapper_attr("score") == other.envs[0].get_wrapper_attr("score")
+    assert env.new_scores() == other.new_scores()
+    assert env.get_wrapper_attr("score") == other.get_wrapper_attr("score")
 
 
 def test_failed_replay_begins_new_games_as_a_fresh_run_does(capsys):
-    envs, other, fresh = (ppo.Environments([ppo.make_env(ppo.Args())]) for _ in range(3))
-    rng = np.random.default_rng(1)
-    envs.reset(rng)
-    played(envs, rng, [1, 2, 3] * 5)
-    state = envs.state()
-    assert not other.replay({**state, "obs": state["obs"] + 1})
-    assert "do not repeat themselves: new ones begin" in capsys.readouterr().out
-    for x in (other, fresh):
-        x.reset(np.random.default_rng(5))
-    assert np.array_equal(other.obs, fresh.obs)
-    assert other.envs[0].get_wrapper_attr("score")["length"] == 2  # the presses that begin it
+    env, other, fresh = (ppo.ReplayableGame(ppo.make_env(ppo.Args())) for _ in range(3))
+    env.load(1)
+    *_, (obs, *_) = played(env, np.random.default_rng(1), [1, 2, 3] * 5)
+    saved = {"running": [(*env.start, env.actions)], "raw_obs": torch.tensor(obs)[None] + 1}
+    assert not ppo.replay_games([other], saved, obs[None])
+    assert "do not repeat themselves, so new ones begin" in capsys.readouterr().out
+    assert np.array_equal(other.load(5), fresh.load(5))
+    assert other.get_wrapper_attr("score")["length"] == 2  # the presses that begin it
 
 
 def test_sticky_actions_reach_the_emulator():
@@ -321,11 +353,20 @@ def test_names_of_one_game_are_one_name(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("Breakuot", "Breakout"), ("pong", "Pong"), ("VideoCheckers", "no-op")]
+    ("name", "hint"),
+    [
+        ("Breakuot", "Breakuot is no Atari game: did you mean Breakout?"),
+        ("pong", "did you mean Pong?"),
+        ("VideoCheckers", "VideoCheckers has no no-op"),
+        ("Backgammon", "Backgammon has no no-op"),
+        ("CartPole-v1", "CartPole-v1 is no Atari game: for vectors of numbers see ppo_multidisc"),
+        ("HalfCheetah-v5", "or ppo_continuous_action.py."),
+    ],
 )
 def test_other_environments_are_refused_with_a_hint(name, hint):
-    with pytest.raises(ValueError, match=hint):
+    with pytest.raises(ppo.UsageError) as info:
         ppo.make_env(ppo.Args(env_id=name))
+    assert hint in str(info.value) and "Earthworld" not in str(info.value)
 
 
 # Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
@@ -350,7 +391,9 @@ MUTATIONS = [
     ("float(np.sign(reward))", "float(np.clip(reward, -1, 1))", "is_the_sign"),
     # 20 frame stack
     ("padding_type=\"zero\"", "padding_type=\"reset\"", "bit_for_bit"),
-    # The container
-    ("env.set_wrapper_attr(\"game_over\", True)", "pass", "failed_replay"),
-    ("ale.restoreState(ALEState(running[\"emulator\"]))", "ale", "through_lost_lives"),
+    # The loop
+    ("(raw_obs[i].copy())", "(raw_obs[i])", "shared_rollout: bootstrap"),
+    ("self.set_wrapper_attr(\"game_over\", True)", "pass", "failed_replay"),
+    ("ale.restoreState(ALEState(emulator))", "ale", "through_lost_lives"),
+    ("envs[i].new_scores()  # are noted already", "pass", "under_a_press"),
 ]  # fmt: skip

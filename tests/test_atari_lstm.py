@@ -125,8 +125,11 @@ def test_training_begins_with_the_state_that_the_whole_past_has_left(script, tin
         result = ppo.train(tiny("Uneven", total_timesteps=5 * 4 * 8, learning_rate=0.0))
     agent, none = result["agent"], result["agent"].initial_state(1)
     for k, step in enumerate(recorded.steps):
-        obs, actions, logprobs, values, *_, state = step.data
-        assert abs(step.metrics["losses/old_approx_kl"]) < 1e-6  # the ratio is 1
+        obs, actions, logprobs, values, _, returns, _, state = step.data
+        assert abs(step.metrics["losses/policy_loss"]) < 1e-6  # the ratio is 1
+        assert step.metrics["losses/value_loss"] == pytest.approx(
+            0.5 * (values - returns).square().mean().item(), rel=1e-4
+        )
         first = k // 4 * 8
         for column, (n, _, _) in enumerate(script.identity(obs[0])):
             frames, starts = history([place(n, s) for s in range(first + 8)])
@@ -148,17 +151,26 @@ def test_a_truncated_game_is_bootstrapped_under_its_own_last_state(script, tiny,
         for t, n in np.ndindex(8, 4):
             _, episode, now = place(n, 8 * k + t)
             last = now == 2 + n
-            assert batch["done"][t, n] == last and batch["terminated"][t, n] == (last and n == 1)
-            if not (last and n == 1):  # up to the final frame, not the first of a new game
+            assert batch["done"][t, n] == last
+            if last and n == 1:
+                assert batch["next_values"][t, n] == 0
+            else:  # up to the final frame, not the first of a new game
                 frames, starts = history([(n, episode, s) for s in range(now + 2)])
                 value = agent.get_value(frames, starts, agent.initial_state(1))[-1].item()
                 assert batch["next_values"][t, n].item() == pytest.approx(value, abs=1e-5)
 
 
 def test_minibatches_that_split_an_environment_are_refused():
-    ppo.Args(num_envs=8, num_minibatches=8).check()
-    with pytest.raises(ValueError, match="--num-minibatches must divide num_envs, 6"):
-        ppo.Args(num_envs=6, num_minibatches=4).check()  # though it divides the 6 * 128 samples
+    ppo.Args(num_envs=8, num_minibatches=8)
+    with pytest.raises(ValueError, match="num_envs must be a multiple of num_minibatches"):
+        ppo.Args(num_envs=6, num_minibatches=4)  # though it divides the 6 * 128 samples
+
+
+@on("lstm")
+def test_nothing_is_compiled_since_the_steps_would_be_unrolled(tiny, monkeypatch):
+    monkeypatch.delattr(torch, "compile")
+    args = tiny()
+    assert ppo.train(args)["updates"] and not hasattr(args, "compile")
 
 
 @on("lstm")
@@ -169,7 +181,7 @@ def test_a_resumed_run_goes_on_with_states_and_starts_bit_for_bit(tiny, recorded
     whole = ppo.train(tiny("Uneven", total_timesteps=192, **settings))
     fake_envs.Fake.made.clear()
     ppo.train(tiny("Uneven", **settings))  # up to a step that is the last of some games
-    assert ppo.load_checkpoint("runs/run1")["starts"].tolist() == [1.0, 1.0, 0.0, 1.0]
+    assert ppo.load_checkpoint("runs/run1")[2]["starts"].tolist() == [1.0, 1.0, 0.0, 1.0]
     expected = recorded.steps[12:24]
     recorded.steps.clear()
     fake_envs.Fake.made.clear()
@@ -194,7 +206,7 @@ def test_where_games_do_not_repeat_themselves_new_ones_begin(script, tiny, recor
 def test_a_loaded_policy_carries_its_state_and_evaluation_resets_it_at_each_game(
     script, tiny, monkeypatch
 ):
-    """One environment for each policy: number 0 is cut off, number 1 fails."""
+    """Environment number 0 is cut off, number 1 fails."""
     agent, policy = ppo.train(tiny("Uneven"))["agent"], ppo.load_policy("runs/run0")
     frames, starts = history([place(0, s) for s in range(12)])
     logits, *_ = agent(frames, starts, agent.initial_state(1))
@@ -209,7 +221,9 @@ def test_a_loaded_policy_carries_its_state_and_evaluation_resets_it_at_each_game
         return result
 
     monkeypatch.setattr(ppo.Agent, "remember", remember)
-    ppo.evaluate(tiny(evaluate="runs/run0", eval_episodes=3))
+    for n in (0, 1):
+        returns = ppo.evaluate(tiny("Uneven", evaluate="runs/run0", eval_episodes=3))
+        assert returns == [3.0 + n] * 3
     for n, some in ((0, calls[:9]), (1, calls[9:])):
         places, starts, before, after = zip(*some)
         assert list(places) == [place(n, s) for s in range(3 * (3 + n))]
@@ -227,9 +241,9 @@ MUTATIONS = [
     ("output * (1 - start), cell * (1 - start)", "output * (1 - start), cell", "fresh"),
     ("write, keep, candidate, read =", "keep, write, candidate, read =", "gates"),
     ("terminated[t] | truncated[t])", "terminated[t])", "order_of_time"),
-    ("values[step], state = agent", "values[step], _ = agent", "whole_past"),
+    ("values[now], state = agent", "values[now], _ = agent", "whole_past"),
     ("final_states.append(state[", "final_states.append(rollout_state[", "own_last_state"),
-    ("next_values[truncated] = agent", "agent", "own_last_state"),
+    ("next_values[truncated] = final_values[0]", "pass", "own_last_state"),
     ("rng.permutation(args.num_envs)", "np.arange(args.num_envs)", "order_of_time"),
     ("order.chunk(args", "order.split(args", "order_of_time"),
     ("[x[:, mb] for x in batch]", "[x[:, mb].flip(0) for x in batch]", "order_of_time"),

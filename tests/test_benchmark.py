@@ -6,9 +6,11 @@ import importlib
 import math
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,6 +19,7 @@ import tyro
 from PIL import Image
 from scipy import stats
 
+import ppo_continuous_action as ppo
 from benchmark import (
     pages,
     peers,
@@ -130,10 +133,10 @@ def test_summary_of_runs_of_ones_own(tmp_path, capsys):
     for k in range(3):
         (tmp_path / f"run{k}").mkdir()
         episodes = [{"return": 1e9}, *[{"return": 10.0 * k}] * record.LAST_EPISODES]
-        saved = {"script": "ppo_x", "args": {"env_id": "Hopper-v4"}, "episodes": episodes}
+        saved = {"args": {"env_id": "Hopper-v4"}, "episodes": episodes}
         torch.save(saved, tmp_path / f"run{k}" / "checkpoint.pt")
     main(["summary", *map(str, sorted(tmp_path.iterdir()))])
-    row = "| ppo_x | Hopper-v4 | 3 | 10.0 ± 8.2 | 10.0 [0.0, 20.0] |"
+    row = "| Hopper-v4 | 3 | 10.0 ± 8.2 | 10.0 [0.0, 20.0] |"
     assert row in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["summary", str(tmp_path)])
@@ -175,6 +178,24 @@ def test_facts_of_a_run_in_steps(tmp_path):
     torch.save(saved | {"episodes": []}, tmp_path / "checkpoint.pt")
     facts, rows = record.of_steps(tmp_path, 4000)
     assert facts["score"] is None and rows["return"].isna().all()
+
+
+def test_a_walk_plays_with_the_policy_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = {"total_timesteps": 2048, "run_name": "run", "compile": False}
+    ppo.train(ppo.Args(env_id=PENDULUM, **short))
+    shutil.copy(ROOT / "ppo_continuous_action.py", "copied.py")
+    subprocess.run([sys.executable, "-P", run.WALK, "copied.py"], check=True)
+    found = record.of_walk(tmp_path / "runs/run")
+    assert found["returns"] == found["lengths"] and len(found["lengths"]) == 10  # 1 per step
+    assert len({*found["lengths"]}) > 1 and "speeds" not in found
+    env, policy = gym.make(PENDULUM), ppo.load_policy("runs/run")
+    seed = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(1,))).integers(2**31)
+    (obs, _), ended, steps = env.reset(seed=seed.item()), False, 0
+    while not ended:
+        obs, _, ended, *_ = env.step(policy(obs))
+        steps += 1
+    assert steps == found["lengths"][0]
 
 
 # --- Suites and selection ---
@@ -226,7 +247,8 @@ def test_every_script_has_a_row_and_its_runs():
     assert set(suites.SCRIPTS) == {x.name for x in ROOT.glob("*.py")}
     for name, script in suites.SCRIPTS.items():
         suite = SUITES[script.suite]
-        assert suite.variants[script.variant].script == name
+        made = (ROOT / suite.variants[script.variant].script).read_text()
+        assert made == (ROOT / name).read_text() or f"\nimport {name.removesuffix('.py')}\n" in made
         assert script.environment in suite.environments
 
 
@@ -365,7 +387,7 @@ def test_a_peer_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     assert 400 < sum(lengths) <= 512  # the last two have not ended
     assert steps[0] == 2 * lengths[0]
     assert all(x["return"] == x["length"] for x in saved["episodes"]) and steps == sorted(steps)
-    monkeypatch.setattr(sys, "argv", [*line.split(), "--resume", "runs/run"])
+    monkeypatch.setattr(sys, "argv", ["peers", "--resume", "runs/run"])
     monkeypatch.setattr(peers, "make_envs", None)  # nothing is left to do
     peers.main()
 

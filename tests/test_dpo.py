@@ -5,6 +5,7 @@ What it shares with the other scripts of its family is tested in test_shared_lan
 """
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def test_d1_d6_d7_d8_training_starts_at_the_reference_and_logs_both_log_probabil
     def train(**settings):
         nonlocal agent
         agent = copy.deepcopy(reference)
-        return dpo.train_dpo(SCRIPT.args(**settings), agent, reference, pairs)
+        return dpo.train_dpo(SCRIPT.args(**settings), Path("dpo"), agent, reference, pairs)
 
     assert {row["rewards/margin"] for row in train(learning_rate=0.0)} == {0.0}
     with monkeypatch.context() as patch:

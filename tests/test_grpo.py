@@ -18,6 +18,10 @@ SCRIPT = SCRIPTS["grpo"]
 grpo = SCRIPT.module
 
 
+def k3_of(logratio: torch.Tensor) -> float:
+    return (logratio.exp() - 1 - logratio).mean().item()
+
+
 @pytest.fixture
 def judges(finished) -> grpo.Judges:
     return finished.judges
@@ -66,7 +70,7 @@ def test_g4_g5_g7_loss_equals_an_independent_statement(judges, kl_in_loss, lengt
     for found, gradient in zip(*gradients, strict=True):
         torch.testing.assert_close(found, gradient, rtol=1e-3, atol=1e-5)
     logratio = (new - old)[mask].detach()
-    assert metrics["losses/old_approx_kl"].item() == pytest.approx(-logratio.mean().item())
+    assert metrics["losses/approx_kl"].item() == pytest.approx(k3_of(logratio), rel=1e-4)
     assert metrics["losses/clipfrac"] == ((logratio.exp() - 1).abs() > 0.2).float().mean() > 0
     words = advantages[:, None].expand_as(mask)[mask]
     correlation = np.corrcoef(logratio, words)[0, 1]
@@ -164,7 +168,6 @@ MUTATIONS = [
     ("order.split(args.batch_size // args.num_minibatches)", "order.split(args.batch_size)", "g8_6_"),
     ("advantages[mb], kl_coef, args)", "advantages[: len(mb)], kl_coef, args)", "g8_6_"),
     ("clip_grad_norm_(agent.parameters(), args.max_grad_norm)", "clip_grad_norm_(agent.parameters(), math.inf)", "shared_language: r5_11"),
-    ("-logratio.mean(),", "logratio.mean(),", "g4_g5"),
     ('metrics["objective/kl"], args.target_kl', '0.0, args.target_kl', "shared_language: r20_"),
     ('if args.kl_mode == "adaptive":\n', 'if args.kl_mode != "none":\n', "shared_language: r20_"),
 ]

@@ -92,7 +92,7 @@ def of_full_script():
     """What the full script gives gae, and what it learns from, on the tape."""
     found = SimpleNamespace(gae=[], batches=[])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(full, "open_run", lambda _: (None, QUIET, None))
+        patch.setattr(full, "open_run", lambda *_: (None, QUIET, None))
         patch.setattr(full, "save_checkpoint", lambda *_: None)
         record(full, "gae", found.gae, patch)
 

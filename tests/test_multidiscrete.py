@@ -3,6 +3,8 @@
 What it shares with the other scripts is tested in test_shared_*.py.
 """
 
+import dataclasses
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -92,6 +94,13 @@ SPACES = {
 }
 for name, space in SPACES.items():
     gym.register(f"Fake{name}-Discrete-v0", lambda space=space: Identity(space))
+images = gym.spaces.Box(0, 255, (4, 4, 3), np.uint8)
+gym.register(
+    "FakeImages-Discrete-v0",
+    lambda: gym.wrappers.TransformObservation(
+        Identity(SPACES["Identity"]), lambda obs: np.full((4, 4, 3), obs[0], np.uint8), images
+    ),
+)
 for offer in ("Vector", "Tuple", "Short", "Nothing", "Never", "Method"):
     gym.register(f"FakeMasked{offer}-Discrete-v0", lambda offer=offer: Masked(offer))
 
@@ -178,9 +187,31 @@ def test_no_score_makes_an_invalid_choice_win():
     scores = np.array([[[-50.0, np.inf, -50.0], [-60.0, -50.0, np.inf]]])
     masks = np.array([[[True, False, True], [True, True, False]]])
     agent, zeros = ppo.Agent(5, (2, 3), ppo.Args()), np.zeros((1, 5), np.float32)
-    act = ppo.actor(agent, np.array([[5, 6, 7], [1, 2, 3]]))
-    choices, actions, _ = act(zeros, masks, scores)
-    assert choices.tolist() == [[0, 1]] and actions.tolist() == [[5, 2]]
+    act, _ = ppo.actor(agent)
+    assert act(zeros, masks, scores).tolist() == [[0, 1]]
+
+
+def test_what_acts_gives_its_actions_the_log_probabilities_of_what_learns():
+    """For a whole rollout; an action that its mask excludes has none."""
+    agent, obs, masks = make_agent(), torch.randn(6, 2, 5), (EXISTS & SOME).expand(6, 2, 3, 4)
+    actions = (torch.rand(masks.shape) * masks).argmax(-1)
+    with torch.no_grad():
+        expected = agent.evaluate_actions(obs, masks, actions)[0].numpy()
+    _, log_prob = ppo.actor(agent)
+    np.testing.assert_allclose(
+        log_prob(obs.numpy(), masks.numpy(), actions.numpy()), expected, 1e-4
+    )
+    assert log_prob(obs.numpy(), masks.numpy(), 0 * actions.numpy()).max() == -np.inf
+
+
+@pytest.mark.parametrize(("factor", "disagrees"), [(1.0, False), (0.5, True)])
+def test_acting_otherwise_than_learning_shows_in_a_metric(tiny, monkeypatch, factor, disagrees):
+    """Here by logits that are half as large."""
+    real = ppo.in_numpy
+    monkeypatch.setattr(ppo, "in_numpy", lambda network: lambda x: factor * real(network)(x))
+    settings = {"learning_rate": 0.03, "total_timesteps": 256, "num_steps": 32}
+    found = [x["check/acting"] for x in ppo.train(tiny("Identity", **settings))["updates"]]
+    assert max(found) > 0.01 if disagrees else max(map(abs, found)) < 1e-6
 
 
 @pytest.mark.parametrize("offer", ["Vector", "Tuple", "Method"])
@@ -199,13 +230,14 @@ def test_update_sees_the_masks_of_the_rollout(masked, recorded, offer):
 
 
 def test_the_mask_is_that_of_the_next_action_also_where_an_episode_ends(masked, tiny):
-    env = ppo.Choices(ppo.make_env(masked()), masked())
-    envs, rng = ppo.Environments([env]), np.random.default_rng(0)
-    envs.reset(rng)
+    env, rng = ppo.Choices(ppo.make_env(masked()), masked()), np.random.default_rng(0)
+    (obs, _), truncated = env.reset(seed=0), False
     for step in range(12):
+        if truncated:
+            obs, _ = env.reset()
         assert np.concatenate(env.unwrapped.masks).tolist() == env.mask[EXISTS].tolist()
-        assert not env.mask[~EXISTS].any() and envs.obs[0, 0] == step % 5
-        envs.step((rng.random((1, 3, 4)) * env.mask).argmax(-1), rng)
+        assert not env.mask[~EXISTS].any() and obs[0] == step % 5
+        obs, _, _, truncated, _ = env.step((rng.random((3, 4)) * env.mask).argmax(-1))
     env = ppo.Choices(ppo.make_env(tiny("MaskedVector")), tiny("MaskedVector"))  # without the flag
     env.reset(seed=0)
     assert env.mask.tolist() == EXISTS.tolist()
@@ -230,13 +262,10 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_its_masks(masked, recorded, env_
 
 def test_bins_are_evenly_spaced_between_the_bounds_of_each_dimension(tiny):
     env = ppo.Choices(ppo.make_env(tiny("Floats")), tiny(bins=11))
-    assert env.mask.shape == (4, 11) and env.mask.all() and env.meanings.shape == (2, 2, 11)
+    assert env.mask.shape == (4, 11) and env.mask.all()
     expected = [LOW, HIGH, LOW + (HIGH - LOW) * [[0.5, 0.2], [0.1, 0.9]]]
-    agent, obs = ppo.Agent(1, (4, 11), ppo.Args()), np.zeros((3, 1), np.float32)
-    act, noise = ppo.actor(agent, env.meanings), np.zeros((3, 4, 11))
-    for row, choices in zip(noise, ([0, 0, 0, 0], [10, 10, 10, 10], [5, 2, 1, 9]), strict=True):
-        row[range(4), choices] = 9.0
-    np.testing.assert_allclose(act(obs, noise == noise, noise)[1], expected)
+    choices = np.array([[0, 0, 0, 0], [10, 10, 10, 10], [5, 2, 1, 9]])
+    np.testing.assert_allclose([env.action(x) for x in choices], expected)
 
 
 @pytest.mark.parametrize("env", ["Shifted", "Matrices", "Identity", "Floats"])
@@ -250,8 +279,8 @@ def test_actions_reach_the_environment_in_its_own_form(tiny, env):
     "settings, words",
     [
         ({"env": "Binary"}, "MultiBinary"),
-        ({"env": "Infinite"}, "must be discrete or have bounds"),
-        ({"env": "Whole"}, "must be discrete or have bounds"),
+        ({"env": "Infinite"}, "try ppo_continuous_action.py"),
+        ({"env": "Whole"}, "neither discrete nor floats in bounds"),
         ({"bins": 1}, "bins"),
         ({"env": "MaskedNever"}, "leave out --mask-invalid-actions"),
         ({"env": "MaskedShort"}, "has 3 entries, not 9"),
@@ -265,9 +294,10 @@ def test_bad_input_gets_a_sentence(masked, settings, words):
 
 def test_evaluation_obeys_masks(masked):
     """This environment refuses what its masks exclude."""
-    ppo.train(masked())
-    results = ppo.evaluate(ppo.Args(evaluate="runs/run0", eval_episodes=3))
-    assert [results[kind]["returns"] for kind in ("best", "sampled")] == [[5.0] * 3] * 2
+    args = masked()
+    ppo.train(args)
+    args = dataclasses.replace(args, evaluate="runs/run0", eval_episodes=3)
+    assert ppo.evaluate(args) == [5.0] * 3
 
 
 def test_a_loaded_policy_takes_what_the_environment_gives(masked):
@@ -282,11 +312,27 @@ def test_a_loaded_policy_takes_what_the_environment_gives(masked):
     assert truncated and policy(obs, None, mask).shape == (3,)
     for words, *bad in (
         ("trained with masks", obs),
-        ("reshape", 1.0, None, mask),
         ("has 3 entries", obs, None, np.ones(3)),
     ):
         with pytest.raises(ValueError, match=words):
             policy(*bad)
+
+
+@pytest.mark.parametrize("env", ["Identity", "Shifted"])
+def test_a_loaded_policy_flattens_observations_and_answers_as_the_environment_takes_it(tiny, env):
+    """Observations are one-hot to the network; the environment gives numbers."""
+    ppo.train(tiny(env))
+    policy, space = ppo.load_policy("runs/run0"), SPACES[env]
+    space.seed(0)
+    for rng in (None, np.random.default_rng(0)):
+        assert all(space.contains(policy(space.sample(), rng)) for _ in range(20))
+
+
+def test_flattened_images_are_announced(tiny, capsys):
+    ppo.train(tiny("Images"))
+    assert "(4, 4, 3) are flattened" in capsys.readouterr().out
+    ppo.train(tiny("Identity"))
+    assert "flattened" not in capsys.readouterr().out
 
 
 # --- It learns ---
@@ -299,10 +345,14 @@ def last_returns(result, count=100):
 def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
     """Random actions earn 3.6 of 10; the observation is one-hot."""
     settings = {"num_steps": 64, "num_envs": 8, "learning_rate": 0.01, "gamma": 0.5}
-    assert last_returns(ppo.train(tiny("Identity", total_timesteps=6144, **settings))) > 9.0
-    results = ppo.evaluate(ppo.Args(evaluate="runs/run0", eval_episodes=30))
-    best, sampled = (np.mean(results[kind]["returns"]) for kind in ("best", "sampled"))
-    assert 9 < sampled < best == 10
+    args = tiny("Identity", total_timesteps=6144, **settings)
+    assert last_returns(ppo.train(args)) > 9.0
+    args = dataclasses.replace(args, evaluate="runs/run0", eval_episodes=30)
+    assert ppo.evaluate(args) == [10.0] * 30
+    policy, rng, drawn = ppo.load_policy("runs/run0"), np.random.default_rng(0), []
+    for obs in [SPACES["Identity"].sample() for _ in range(300)]:
+        drawn.append(np.mean(policy(obs, rng) == obs))
+    assert 0.9 < np.mean(drawn) < 1
 
 
 # Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
@@ -314,7 +364,9 @@ MUTATIONS = [
     ("logits = torch.where(masks, logits, -1e8)", "pass", "sums_over"),
     ("torch.where(masks, logits, -1e8)", "torch.where(masks, logits, -math.inf)", "gradient_zero"),
     ("torch.where(masks, logits, -1e8)", "torch.where(masks, logits, -4.0)", "sums_over"),
-    ("masks[t + 1] = [env.mask for env in envs.envs]", "pass", "update_sees"),
-    ("masks[-1] = [env.mask for env in envs.envs]", "masks[-1] = True", "bit_for_bit"),
+    ("masks[t + 1] = [x.mask for x in choices]", "pass", "update_sees"),
+    ("masks[-1] = [x.mask for x in choices]", "masks[-1] = True", "bit_for_bit"),
     ("for x in (actions, masks[:-1])", "for x in (actions, masks[1:])", "update_sees"),
+    ("masks, policy(obs).reshape(masks.shape), -np", "masks, policy(obs).reshape(masks.shape), -9",
+     "what_acts"),
 ]  # fmt: skip

@@ -118,7 +118,7 @@ def test_ratio_is_one_before_the_first_step_then_the_kl_grows_and_the_reference_
     before = copy.deepcopy(judges.reference.state_dict())
     for row in script.learn(judges, learning_rate=0.0)[1]:
         assert row["losses/clipfrac"] == 0
-        assert row["losses/approx_kl"] < 1e-5 and abs(row["losses/old_approx_kl"]) < 1e-5
+        assert row["losses/approx_kl"] < 1e-5
     agent, (first, last) = script.learn(judges, learning_rate=0.01)
     assert abs(first["objective/kl"]) < 1e-3 and last["objective/kl_exact"] > 0.01
     after = agent.state_dict()
@@ -171,10 +171,9 @@ def test_nan_stops_the_run_with_a_sentence(script, judges, monkeypatch):
 def test_what_is_unhealthy_is_said_once_with_a_remedy_and_the_name_of_the_run(
     script, judges, monkeypatch, capsys
 ):
-    monkeypatch.setattr(script.module.RewardModel, "score", lambda self, q, x: torch.zeros(len(q)))
-    script.learn(judges, missing_stop_score=0.0, run_name="ppo-adaptive-6")
-    printed = capsys.readouterr().out
-    assert printed.count("ppo-adaptive-6: objective/score_std is 0. All scores") == 1
+    script.learn(judges, learning_rate=0.0, num_updates=7)  # a policy that stays the reference
+    printed, name = capsys.readouterr().out, next(iter(script.forms))
+    assert len(re.findall(rf"Warning: {name}: objective/kl_exact is \S+ It stays 0", printed)) == 1
 
 
 # --- Whole runs ---
@@ -215,12 +214,8 @@ def test_a_run_with_each_form_leaves_results_texts_curves_and_weights(script, mo
 
 
 @on("language")
-def test_the_same_settings_make_the_same_run_in_two_folders_even_at_once(
-    script, finished, monkeypatch
-):
+def test_the_same_settings_make_the_same_run_in_another_folder(script, finished):
     assert script.module.train(script.args())["results"] == finished.run["results"]
-    clock = iter([10**18, 10**18, 10**18 + 10**6])  # the second run meets the folder of the first
-    monkeypatch.setattr(script.module.time, "time_ns", lambda: next(clock))
     args = script.args(run_name=None)
     assert len({script.module.with_folder(args).run_dir for _ in range(2)}) == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -233,6 +228,8 @@ def test_the_same_settings_make_the_same_run_in_two_folders_even_at_once(
 BAD = {
     "language": [
         ("--num-pairs 5", "greater than or equal to 14"),
+        ("--run-name a/b", "String should match pattern"),
+        ("--device cuda", "needs a GPU"),
         ("--run-name run", "runs/run holds a run:"),
     ],
     "rewards": [
@@ -245,18 +242,18 @@ BAD = {
         ("--kl-horizon 20", "beta turns negative"),
         ("--kl-mode none --compare --kl-horizon 20", "beta turns negative"),
         ("--reward gold --preferences absent.jsonl", "--preferences has none"),
-        ("--resume runs/run --run-name other", "goes without --run-name"),
+        ("--resume runs/run --run-name other", "has its own settings: leave out --run-name"),
         ("--preferences absent.jsonl", "No such file or directory: 'absent.jsonl'"),
         ("--preferences few.jsonl", "holds 1 comparisons; at least 14"),
-        ("--preferences bytes.jsonl", "utf-8"),
-        ("--resume absent", "There is no absent/sft/checkpoint.pt"),
-        ("--track", "WANDB_MODE=offline needs none): No API key."),
+        ("--preferences bytes.jsonl", "bytes.jsonl, line 1: needs a JSON object"),
+        ("--resume absent", "absent/sft/checkpoint.pt is missing, damaged or of another script"),
+        ("--track", "No API key. (or WANDB_MODE=offline)"),
     ],
     "grpo": [
         ("--group-size 3", "--num-minibatches and --group-size must both divide"),
         ("--group-size 1", "greater than or equal to 2"),
-        ("--kl-coef 0", "--kl-coef > 0 and --kl-horizon > --batch-size"),
-        ("--kl-horizon 20", "--kl-coef > 0 and --kl-horizon > --batch-size"),
+        ("--kl-coef 0", "--kl-coef > 0, --kl-horizon > --batch-size"),
+        ("--kl-horizon 20", "--kl-coef > 0, --kl-horizon > --batch-size"),
     ],
     "dpo": [("--beta 0", "greater than 0")],
 }
@@ -288,4 +285,4 @@ def test_ctrl_c_before_anything_is_saved_is_a_sentence(script, cli, monkeypatch)
     monkeypatch.setattr(script.module, "train_sft", interrupted)
     code, out, _ = cli("--sft-documents 50")
     last = out.splitlines()[-1]
-    assert code == 130 and "--resume" not in last and last.endswith(".")
+    assert code == 130 and "begins anew" in last and last.endswith(".")

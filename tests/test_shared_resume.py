@@ -1,10 +1,15 @@
 """Checkpoints of every script: a killed run goes on bit for bit, damaged files are refused."""
 
+import dataclasses
+import os
 import random
 import re
+import resource
+import signal
 import subprocess
 import sys
 import time
+from io import BytesIO
 from pathlib import Path
 
 import fake_envs
@@ -13,35 +18,32 @@ import pytest
 import torch
 from adapters import flags, on
 from conftest import same_weights
+from fake_envs import Fake, Killed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-TIMING = {"charts/SPS", "charts/SPS_rollout", "charts/SPS_update"}
-
-
-class Killed(Exception):
-    """Stands for kill -9."""
 
 
 @pytest.fixture
-def kill_at(script, monkeypatch):
-    """End the run in the middle of the rollout that comes to this step."""
-    real = script.module.Environments.step
+def kill_at(monkeypatch):
+    """End the next run in the middle of the rollout that comes to this step; None: do not."""
 
-    def arm(global_step):
-        def dying(self, *args):
-            if self.global_step >= global_step:
-                raise Killed
-            return real(self, *args)
-
-        monkeypatch.setattr(script.module.Environments, "step", dying)
+    def arm(step):
+        taken = sum(env.steps for env in Fake.made)
+        monkeypatch.setattr(Fake, "kill_at", np.inf if step is None else taken + step)
 
     return arm
 
 
 def resume(script, run_dir, **changes):
     """Continue as `--resume` does, with the settings of the checkpoint."""
-    saved = script.module.load_checkpoint(run_dir)["args"]
-    return script.module.train(script.module.Args(**{**saved, "resume": str(run_dir), **changes}))
+    args, *_ = script.module.load_checkpoint(run_dir)
+    return script.module.train(dataclasses.replace(args, resume=str(run_dir), **changes))
+
+
+def test_train_takes_the_settings_of_the_run_too(script, tiny):
+    script.module.train(tiny("Walk", gamma=0.9, anneal_lr=False, total_timesteps=64))
+    whole = script.module.train(tiny("Walk", gamma=0.9, anneal_lr=False))
+    result = script.module.train(tiny(gamma=0.5, resume="runs/run0", total_timesteps=96))
+    assert result["args"].gamma == 0.9 and same_weights(result["agent"], whole["agent"])
 
 
 def same(a, b):
@@ -49,7 +51,7 @@ def same(a, b):
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a if k not in TIMING)
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a if k != "charts/SPS")
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     return a == b or (a != a and b != b)
@@ -57,9 +59,8 @@ def same(a, b):
 
 def content(script, run_dir):
     """All that a run has left, without its name."""
-    saved = script.module.load_checkpoint(run_dir)
-    saved["args"] = {k: v for k, v in saved["args"].items() if k not in ("run_name", "resume")}
-    return saved
+    *_, saved = script.module.load_checkpoint(run_dir)
+    return {**saved, "args": {**saved["args"], "run_name": None}}
 
 
 def assert_same_result(a, b):
@@ -78,12 +79,12 @@ def test_a_killed_run_goes_on_bit_for_bit(script, tiny, kill_at, kill_step):
     kill_at(kill_step)
     with pytest.raises(Killed):
         script.module.train(tiny("Walk", **settings))
-    kill_at(10**9)
-    fake_envs.Fake.made.clear()
+    kill_at(None)
+    Fake.made.clear()
     resumed = resume(script, "runs/run1")
     # Of what was before the checkpoint, only the running episodes are played again.
-    replayed = sum(env.steps for env in fake_envs.Fake.made) - (192 - kill_step // 64 * 64)
-    assert 0 < replayed < 12 * len(fake_envs.Fake.made)
+    replayed = sum(env.steps for env in Fake.made) - (192 - kill_step // 64 * 64)
+    assert 0 < replayed < 12 * len(Fake.made)
     assert_same_result(result, resumed)
     assert not list(Path("runs/run1").glob("*.tmp"))
     assert same(content(script, "runs/run0"), content(script, "runs/run1"))
@@ -98,11 +99,9 @@ def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, tiny, kill
     kill_at(90)
     with pytest.raises(Killed):
         script.module.train(tiny("Walk", **settings))
-    kill_at(10**9)
+    kill_at(None)
     assert_same_result(result, resume(script, "runs/run1"))
     assert_same_result(result, resume(script, "runs/run1"))  # which has nothing left to do
-    with pytest.raises(ValueError, match="cannot change learning_rate"):  # adapted, not given
-        resume(script, "runs/run1", learning_rate=0.01)
 
 
 @pytest.mark.parametrize("change", ["observation", "length"])
@@ -117,9 +116,9 @@ def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
     else:
         monkeypatch.setattr(fake_envs.Walk, "advance", fake_envs.Terminated.advance)
         monkeypatch.setattr(fake_envs.Walk, "end", "terminated", raising=False)
-    old = script.module.load_checkpoint("runs/run0")
+    *_, old = script.module.load_checkpoint("runs/run0")
     result = resume(script, "runs/run0", total_timesteps=160)
-    assert "do not repeat themselves: new" in capsys.readouterr().out
+    assert "do not repeat themselves" in capsys.readouterr().out
     assert [x["global_step"] for x in result["updates"]] == [32, 64, 96, 128, 160]
     assert result["episodes"][: len(old["episodes"])] == old["episodes"]
     later = [x for x in result["episodes"] if x["global_step"] > 96]
@@ -140,7 +139,9 @@ def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(scri
 
     def steps():
         path = Path("runs/cut/checkpoint.pt")
-        return script.module.load_checkpoint("runs/cut")["global_step"] if path.exists() else 0
+        if not path.exists():
+            return 0
+        return script.module.load_checkpoint("runs/cut")[2]["updates"][-1]["global_step"]
 
     assert start(f"--env-id {run} --run-name whole").wait() == 0
     flags, rng = f"--env-id {run} --run-name cut", random.Random(0)
@@ -160,47 +161,63 @@ def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(scri
 # --- The command line ---
 
 
-def test_resume_takes_the_settings_of_the_run_and_flags_override_them(script, tiny, cli):
-    script.module.train(tiny("Walk", learning_rate=0.004, anneal_lr=False, total_timesteps=64))
-    code, _, err = cli("--resume runs/run0 --total-timesteps 128 --gamma 0.5")
+def test_resume_takes_the_settings_of_the_run_and_more_steps(script, tiny, cli):
+    settings = {"learning_rate": 0.004, "anneal_lr": False, "seed": 5}
+    script.module.train(tiny("Walk", **settings, total_timesteps=64))
+    code, _, err = cli("--resume runs/run0 --total-timesteps 128 --checkpoint-interval 1")
     assert code == 0, err
-    saved = script.module.load_checkpoint("runs/run0")
-    assert saved["args"]["total_timesteps"] == 128 and saved["args"]["gamma"] == 0.5
-    rates = [x["charts/learning_rate"] for x in saved["updates"]]
-    assert rates == pytest.approx([0.004] * 4)
-    cli("--resume runs/run0 --total-timesteps 192 --learning-rate 3e-4")  # the default, but given
-    saved = script.module.load_checkpoint("runs/run0")
-    assert saved["updates"][-1]["charts/learning_rate"] == pytest.approx(3e-4)
+    args, _, saved = script.module.load_checkpoint("runs/run0")
+    assert (args.total_timesteps, args.checkpoint_interval, args.seed) == (128, 1, 5)
+    assert [x["charts/learning_rate"] for x in saved["updates"]] == pytest.approx([0.004] * 4)
 
 
-def test_a_run_is_not_overwritten_and_what_shapes_it_cannot_change(script, tiny, cli):
-    script.module.train(tiny("Walk"))
+def test_a_run_is_not_overwritten_and_has_its_own_settings(script, tiny, cli):
+    script.module.train(tiny("Walk", gamma=0.9))
     before = Path("runs/run0/checkpoint.pt").read_bytes()
-    with pytest.raises(ValueError, match=r"--resume runs/run0.*--run-name"):
+    with pytest.raises(script.module.UsageError, match=r"--resume runs/run0.*--run-name"):
         script.module.train(tiny("Walk", run_name="run0"))
-    changes = {f"--env-id {script.env_id('Truncated')}": "its environment"}
-    changes |= {"--num-envs 8": "num_envs", "--num-steps 4": "num_steps"}
-    special = {"continuous": ("--anneal-log-std 0 -1", "anneal_log_std")}
-    special["multidiscrete"] = "--bins 5", "bins"
-    changes |= dict([special[script.name]]) if script.name in special else {}
-    code, _, err = cli("--resume runs/run0 --run-name other --total-timesteps 960")
-    assert code == 2 and re.fullmatch(r"Error: .*--resume.*--run-name.*\n", err)
-    for change, named in changes.items():
-        code, _, err = cli(f"--resume runs/run0 --total-timesteps 960 {change}")
-        assert code == 2 and err == f"Error: A resumed run cannot change {named}.\n"
-    assert Path("runs/run0/checkpoint.pt").read_bytes() == before
+    others = [f"env-id {script.env_id('Truncated')}", "gamma 0.99", "learning-rate 0.1"]
+    others += ["run-name other", "seed 7", "num-envs 1"]
+    for folder, other in ((x, y) for x in ("--resume", "--evaluate") for y in others):
+        code, _, err = cli(f"{folder} runs/run0 --{other}")
+        name = other.split()[0].replace("-", "_")
+        assert code == 2 and err == f"Error: runs/run0 has its own {name}: leave that flag out.\n"
+    code, _, err = cli("--resume runs/run0 --gamma 0.9")  # which it has
+    assert code == 0, err
+    assert same(torch.load("runs/run0/checkpoint.pt"), torch.load(BytesIO(before)))
 
 
-def test_ctrl_c_says_how_to_continue_and_that_works(script, tiny, cli):
-    settings = {"total_timesteps": 256, "checkpoint_interval": 1}
+def test_ctrl_c_finishes_the_iteration_and_saves_and_the_run_goes_on(script, tiny, cli):
+    settings = {"total_timesteps": 256}
     whole = script.module.train(tiny("Walk", **settings))
-    code, out, _ = cli(flags(tiny("Interrupted", **settings)))
-    assert code == 130
-    assert "--resume with the folder above" in out and "checkpoints: runs/run1\n" in out
+    code, out, err = cli(flags(tiny("Interrupted", **settings)))
+    assert code == 0 and "Finishing this iteration" in out + err
+    assert f"python {script.path.name} --resume runs/run1" in out.splitlines()[-1]
+    *_, saved = script.module.load_checkpoint("runs/run1")
+    steps = 40 * script.args().num_envs
+    assert len(saved["updates"]) == -(-steps // 32) < 8
     code, _, err = cli("--resume runs/run1")
     assert code == 0, err
-    saved = script.module.load_checkpoint("runs/run1")
+    *_, saved = script.module.load_checkpoint("runs/run1")
     assert same(dict(saved["agent"]), dict(whole["agent"].state_dict()))
+
+
+@on("continuous")
+def test_sigint_to_a_real_process_saves_and_a_second_one_ends_it(script, tiny):
+    line = flags(tiny("Walk", total_timesteps=32 * 10**6, run_name="run"))
+    code = f"import sys, fake_envs, runpy; sys.argv = ['x', *{line.split()}]\n"
+    code += f"runpy.run_path({str(script.path)!r}, run_name='__main__')"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", code], env=env, **pipes)
+    while not Path("runs/run/checkpoint.pt").exists():  # after 25 iterations
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "--resume runs/run" in out.splitlines()[-1]
+    args, _, saved = script.module.load_checkpoint("runs/run")
+    assert args.total_timesteps > saved["updates"][-1]["global_step"] >= 25 * 32
 
 
 # --- TensorBoard ---
@@ -212,34 +229,20 @@ def test_resumed_curves_have_each_step_once(script, tiny, kill_at):
     kill_at(110)  # iteration 3 has been logged, but not saved
     with pytest.raises(Killed):
         script.module.train(tiny("Walk", **settings))
-    kill_at(10**9)
+    kill_at(None)
     time.sleep(1.05 - time.time() % 1)  # files are read in the order of the seconds in their names
     resume(script, "runs/run1")
     a, b = (EventAccumulator(f"runs/run{i}", size_guidance={"scalars": 0}) for i in (0, 1))
     for events in (a, b):
         events.Reload()
     assert a.Tags()["scalars"] == b.Tags()["scalars"]
-    for tag in set(a.Tags()["scalars"]) - TIMING:
+    for tag in set(a.Tags()["scalars"]) - {"charts/SPS"}:
         curves = [[(x.step, x.value) for x in events.Scalars(tag)] for events in (a, b)]
         np.testing.assert_equal(*curves)
     assert [x.step for x in b.Scalars("losses/policy_loss")] == [32, 64, 96, 128, 160]
 
 
 # --- Files ---
-
-
-def test_a_renamed_copy_is_welcome_and_another_algorithm_is_named(script, tiny, cli):
-    script.module.train(tiny("Walk", anneal_lr=False))
-    path = Path("runs/run0/checkpoint.pt")
-    torch.save({**torch.load(path, weights_only=True), "script": "my_ppo"}, path)
-    code, _, err = cli("--resume runs/run0 --total-timesteps 128")
-    assert code == 0, err
-    saved = torch.load(path, weights_only=True)
-    assert len(saved["updates"]) == 4 and saved["script"] == script.path.stem
-    torch.save({**saved, "script": "sac", "args": {**saved["args"], "temperature": 1.0}}, path)
-    for flag in ("--resume", "--evaluate"):
-        code, _, err = cli(f"{flag} runs/run0")
-        assert code == 2 and re.search(r"^Error: .* made by sac\.py.* temperature", err), err
 
 
 def damaged(good, count):
@@ -252,18 +255,19 @@ def damaged(good, count):
 
 
 @on("continuous")
-@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.slow)])
 def test_a_damaged_checkpoint_is_never_taken_for_another(script, tiny, count):
     script.module.train(tiny("Walk"))
     path = Path("runs/run0/checkpoint.pt")
-    good, intact, refused = path.read_bytes(), script.module.load_checkpoint("runs/run0"), 0
+    good, intact, refused = path.read_bytes(), script.module.load_checkpoint("runs/run0")[2], 0
     for data in damaged(good, count):
         path.write_bytes(data)
         try:
-            loaded = script.module.load_checkpoint("runs/run0")
-        except ValueError as error:
+            *_, loaded = script.module.load_checkpoint("runs/run0")
+        except script.module.UsageError as error:
             refused += 1
-            assert "checkpoint.pt is damaged" in str(error) and "\n" not in str(error)
+            sentence = r"runs/run0/checkpoint.pt is missing, damaged or of another script: .+"
+            assert re.fullmatch(sentence, str(error))
         else:  # the bit is in a place that says nothing, such as the date of a file
             assert same(loaded, intact)
     assert refused > 0.9 * count
@@ -276,32 +280,48 @@ class Bomb:
         return (open, ("executed", "w"))
 
 
-@on("continuous")
-def test_a_foreign_file_is_refused_and_not_executed(script, cli):
-    path = Path("runs/odd/checkpoint.pt")
-    path.parent.mkdir(parents=True)
-    for odd in ([1, 2], {"agent": {}}, "text", {"script": script.name, "args": Bomb()}, Bomb()):
+def test_a_foreign_file_is_refused_and_not_executed(script, tiny, cli):
+    script.module.train(tiny("Walk"))
+    path = Path("runs/run0/checkpoint.pt")
+    good = torch.load(path, weights_only=True)
+    other_network = {x: y[..., :1] for x, y in good["agent"].items()}
+    for odd, word in (
+        *(([1, 2], ""), ({"agent": {}}, "args"), ("text", ""), (Bomb(), "")),
+        ({**good, "args": Bomb()}, ""),
+        ({**good, "args": {**good["args"], "temperature": 1.0}}, "temperature"),
+        ({**good, "args": {**good["args"], "gamma": 1.5}}, "gamma"),
+        ({**good, "agent": other_network}, "size mismatch"),
+    ):
         torch.save(odd, path)
-        code, _, err = cli("--resume runs/odd")
-        assert code == 2 and err.startswith("Error: ") and err.count("\n") == 1, odd
+        for flag in ("--resume", "--evaluate"):
+            code, _, err = cli(f"{flag} runs/run0")
+            assert code == 2 and err.startswith("Error: ") and err.count("\n") == 1, odd
+            assert word in err, err
+    for data in (b"", b"not a file of PyTorch", path.read_bytes()[:1000]):
+        path.write_bytes(data)
+        code, _, err = cli("--resume runs/run0")
+        assert code == 2 and "damaged" in err and err.count("\n") == 1
     assert not Path("executed").exists()
+    torch.save(Bomb(), path)
     torch.load(path, weights_only=False).close()  # the bomb is live
     assert Path("executed").exists()
 
 
-@on("continuous")
-def test_a_save_that_fails_leaves_the_last_checkpoint(script, tiny, monkeypatch):
-    real, calls = torch.save, []
+@on("vector")
+def test_a_full_disk_is_a_sentence_and_leaves_the_last_checkpoint(script, tiny, cli, monkeypatch):
+    real, path = script.module.save_checkpoint, Path("runs/run0/checkpoint.pt")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def torn(content, path):
-        calls.append(content)
-        if len(calls) == 2:
-            path.write_bytes(b"half of it")
-            raise OSError(28, "No space left on device")
-        real(content, path)
+    def save(*args):
+        if path.exists():  # no file may be larger than half of it from now on
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size // 2, before[1]))
+        try:
+            real(*args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    args = tiny("Walk", checkpoint_interval=1)
-    monkeypatch.setattr(torch, "save", torn)
-    with pytest.raises(OSError, match="No space"):
-        script.module.train(args)
-    assert len(script.module.load_checkpoint("runs/run0")["updates"]) == 1
+    monkeypatch.setattr(script.module, "save_checkpoint", save)
+    code, _, err = cli(flags(tiny("Walk", checkpoint_interval=1)))
+    error = err.splitlines()[-1]
+    assert code == 2 and error.startswith("Error: The checkpoint in runs/run0 stays the last one: ")
+    assert len(script.module.load_checkpoint("runs/run0")[2]["updates"]) == 1

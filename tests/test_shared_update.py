@@ -1,8 +1,5 @@
 """The update of every script: schedules, minibatches, clipping, losses, what is logged of them."""
 
-import functools
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -36,13 +33,41 @@ def test_learning_rate_falls_linearly_and_is_held_within_an_iteration(script, ti
 
 
 @on("vector")
-def test_steps_of_all_iterations_are_counted_and_corrected_for_adams_beginning(
-    script, tiny, recorded
-):
-    script.module.train(tiny("Walk"))
-    found = [step.schedule["bias_correction"] for step in recorded.steps]
-    expected = [(1 - 0.999**t) ** 0.5 / (1 - 0.9**t) for t in range(1, len(found) + 1)]
-    assert found == pytest.approx(expected, rel=1e-6)
+def test_steps_of_all_iterations_are_counted_and_corrected_for_adams_beginning(script, tiny):
+    real, count = getattr(script.module, script.update), 0
+
+    def update(agent, adam, batch, minibatches, schedule, args):
+        nonlocal count
+        for mb in minibatches:
+            before, count = adam["weights"].clone(), count + 1
+            metrics = real(agent, adam, batch, [mb], schedule, args)
+            rate = schedule["learning_rate"] * (1 - 0.999**count) ** 0.5 / (1 - 0.9**count)
+            expected = before - rate * adam["mean"] / (adam["square"].sqrt() + args.adam_eps)
+            torch.testing.assert_close(adam["weights"], expected, rtol=0, atol=1e-7)
+            assert (adam["weights"] - before).abs().max() > 1e-4
+        return metrics
+
+    script.module.train(tiny("Walk", learning_rate=0.003), update=update)
+    saved = script.module.load_checkpoint("runs/run0")[2]
+    assert count == saved["adam"]["step"] == 24
+
+
+@on("vector")
+def test_minibatches_in_one_call_are_as_many_steps(script, tiny):
+    real, sizes = getattr(script.module, script.update), []
+
+    def one_by_one(agent, adam, batch, minibatches, *rest):
+        sizes.append(len(minibatches))
+        rows = [real(agent, adam, batch, [mb], *rest) for mb in minibatches]
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+    settings = {"num_minibatches": 8, "num_steps": 20, "total_timesteps": 80}
+    together = script.module.train(tiny("Walk", **settings))
+    single = script.module.train(tiny("Walk", **settings), update=one_by_one)
+    assert sum(sizes) == 2 * 2 * 8 and max(sizes) > 1
+    assert same_weights(together["agent"], single["agent"])
+    for name in ("losses/policy_loss", "losses/approx_kl", "losses/grad_norm"):
+        assert together["updates"][-1][name] == pytest.approx(single["updates"][-1][name])
 
 
 @on("clips")
@@ -64,30 +89,35 @@ def test_annealed_log_std_is_on_its_line_and_not_learned(script, tiny, recorded)
     settings = {"total_timesteps": 128, "anneal_log_std": (-0.7, -1.5), "ent_coef": 1.0}
     result = script.module.train(tiny("Walk", **settings, learning_rate=0.003))
     line, actions = np.array([-0.7, -0.9, -1.1, -1.3]), result["agent"].log_std.shape[1]
-    logged = {x: [update[x] for update in result["updates"]] for x in result["updates"][0]}
-    np.testing.assert_allclose(logged["policy/log_std"], line, rtol=1e-6)
-    np.testing.assert_allclose(logged["losses/entropy"], actions * (1.418939 + line), rtol=1e-5)
+    entropies = [update["losses/entropy"] for update in result["updates"]]
+    np.testing.assert_allclose(entropies, actions * (1.418939 + line), rtol=1e-5)
+    np.testing.assert_allclose(result["agent"].log_std.numpy(), line[-1], rtol=1e-6)
     first_steps = recorded.steps[:: len(recorded.steps) // 4]  # of each iteration
     assert max(x.metrics["losses/approx_kl"] for x in first_steps) < 1e-9
     assert "log_std" not in dict(result["agent"].named_parameters())
-    assert "log_std" in script.module.load_checkpoint("runs/run0")["agent"]
+    assert "log_std" in script.module.load_checkpoint("runs/run0")[2]["agent"]
 
 
 @on("continuous")
+@pytest.mark.parametrize(("rate", "desired"), [(1e-3, 1e-3), (9e-3, 1e3), (1.2e-5, 1e-12)])
 def test_learning_rate_follows_the_kl_after_the_update_even_of_one_minibatch(
-    script, tiny, recorded
+    script, tiny, recorded, rate, desired
 ):
-    settings = {"total_timesteps": 224, "anneal_lr": False, "learning_rate": 0.001}
-    settings |= {"num_minibatches": 1, "update_epochs": 1, "adapt_lr_kl": 1e-3}
+    """Half as much again or less where the KL is twice or half of what is desired, in bounds."""
+    settings = {"total_timesteps": 224, "anneal_lr": False, "learning_rate": rate}
+    settings |= {"num_minibatches": 1, "update_epochs": 1, "adapt_lr_kl": desired}
     updates = script.module.train(tiny("Walk", **settings))["updates"]
-    expected, rates = [0.001], [x["charts/learning_rate"] for x in updates]
+    expected, rates = [rate], [x["charts/learning_rate"] for x in updates]
     for update in updates:
-        expected.append(script.module.adapt_learning_rate(expected[-1], update["kl/after"], 1e-3))
+        far, near = (update["check/kl_after"] > x for x in (2 * desired, desired / 2))
+        rate = rate / 1.5 if far else rate if near else rate * 1.5
+        rate = min(max(rate, 1e-5), 1e-2)
+        expected.append(rate)
     np.testing.assert_allclose(rates, expected[:-1], rtol=1e-6)
-    assert len(set(rates)) > 2
+    assert len(set(rates)) > 2 or rates[-1] in (1e-5, 1e-2)
     np.testing.assert_allclose(per_iteration(recorded, "learning_rate", 7)[:, 0], rates, rtol=1e-6)
     with pytest.raises(ValueError, match="--no-anneal-lr"):
-        script.module.train(tiny(adapt_lr_kl=1e-3))
+        tiny(adapt_lr_kl=1e-3)
 
 
 @on("continuous", "multidiscrete")
@@ -98,22 +128,22 @@ def test_kl_after_is_that_of_the_whole_batch_under_the_weights_of_the_end(script
     recorded.steps.clear()
     script.module.train(tiny("Walk", **settings, update_epochs=2))
     later = recorded.steps[1].metrics["losses/approx_kl"].item()
-    assert update["kl/after"] == pytest.approx(later, rel=1e-3) and later > 1e-5
+    assert update["check/kl_after"] == pytest.approx(later, rel=1e-3) and later > 1e-5
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_what_is_compared_are_the_whole_update_and_the_rollout(
     script, tiny, recorded, monkeypatch, terminal
 ):
-    compared, real = [], script.module.compare
-    monkeypatch.setattr(script.module, "compare", lambda *x: compared.append(x) or real(*x))
+    compared, real = [], script.module.diagnose
+    monkeypatch.setattr(script.module, "diagnose", lambda *x: compared.append(x) or real(*x))
     settings = {"total_timesteps": 32, "num_minibatches": 1, "truncation_is_terminal": terminal}
     args = tiny(**settings, learning_rate=0.01, gamma=0.8)
     result = script.module.train(args)
-    (logratio, advantages, values, came), (batch,), *_ = *compared, recorded.gae
+    (logratio, advantages, values, observed), (batch,), *_ = *compared, recorded.gae
     assert torch.equal(advantages, batch["advantages"]) and torch.equal(values, batch["values"])
-    steps = (batch[x] for x in ("rewards", "next_values", "terminated", "done"))
-    torch.testing.assert_close(came, script.module.outcomes(*steps, 0.8))
+    steps = (batch[x] for x in ("rewards", "next_values", "done"))
+    torch.testing.assert_close(observed, script.module.observed_returns(*steps, 0.8))
     step = recorded.steps[-1]  # of the whole batch in another order
     with torch.no_grad():
         change = script.outputs(result["agent"], step)[0].flatten() - step.data[2].flatten()
@@ -125,7 +155,7 @@ def test_what_is_compared_are_the_whole_update_and_the_rollout(
     (update,) = result["updates"]
     first, *_, last = (x.metrics["losses/approx_kl"].item() for x in recorded.steps)
     assert abs(first) < 1e-9 < last and update["check/first_kl"] == first
-    for name, x in real(logratio, advantages, values, came).items():
+    for name, x in real(logratio, advantages, values, observed).items():
         assert update[name] == pytest.approx(x.item(), abs=1e-6)
 
 
@@ -164,7 +194,6 @@ def test_ratio_is_one_as_long_as_no_step_is_taken(script, tiny, recorded):
     for update in result["updates"]:
         assert update["losses/clipfrac"] == 0 if "losses/clipfrac" in update else True
         assert abs(update["losses/approx_kl"]) < 1e-9
-        assert abs(update["losses/old_approx_kl"]) < 1e-5
     with torch.no_grad():
         for step in recorded.steps:
             new_logprobs = script.outputs(result["agent"], step)[0]
@@ -182,8 +211,6 @@ def test_logged_losses_are_means_over_all_minibatches(script, tiny, recorded):
     residuals = (batch["returns"] - batch["values"]).var(correction=0)
     expected = 1 - residuals / batch["returns"].var(correction=0)
     assert updates[-1]["losses/explained_variance"] == pytest.approx(expected.item(), abs=1e-4)
-    spread = batch["advantages"].std(correction=0).item()
-    assert updates[-1]["advantages/std"] == pytest.approx(spread, rel=1e-4)
 
 
 @pytest.mark.parametrize("switch", [True, False])
@@ -217,12 +244,9 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
         "losses/policy_loss": -gains.mean(),
         "losses/value_loss": errors.mean() / 2,
         "losses/entropy": entropy.mean(),
-        "losses/old_approx_kl": -ratio.log().mean(),
         "losses/approx_kl": (ratio - 1 - ratio.log()).mean(),
         "losses/clipfrac": ((ratio < 0.8) | (ratio > 1.2)).double().mean(),
     }
-    if switch:
-        expected["losses/value_clipfrac"] = (change.abs() > 0.2).double().mean()
     assert expected["losses/clipfrac"] > 0.1 and (change.abs() > 0.2).any()
     for name, value in expected.items():
         assert metrics[name].item() == pytest.approx(value.item(), rel=1e-3, abs=1e-5), name
@@ -265,11 +289,13 @@ def test_early_stop_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorde
     stops = [means, means.cumsum(), means.cumsum() / np.arange(1, 9)]
     expected, *others = (int(np.argmax([*(x > target), True])) + 1 for x in stops)
     assert expected not in [1, 8, *others]
-    (update,) = script.module.train(tiny("Walk", **settings, early_stop_kl=target))["updates"]
-    assert update["charts/epochs"] == expected
+    recorded.steps.clear()
+    script.module.train(tiny("Walk", **settings, early_stop_kl=target))
+    assert len(recorded.steps) == expected * args.num_minibatches
+    recorded.steps.clear()
     settings = {"learning_rate": 0.003, "early_stop_kl": 1e-12, "update_epochs": 5}
-    updates = script.module.train(tiny("Walk", **settings))["updates"]
-    assert [x["charts/epochs"] for x in updates] == [1, 1, 1]  # each iteration trains again
+    script.module.train(tiny("Walk", **settings))
+    assert len(recorded.steps) == 3 * args.num_minibatches  # each iteration trains again
 
 
 # --- Compilation ---
@@ -293,42 +319,26 @@ def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypa
         assert a == pytest.approx(b, rel=1e-3, abs=1e-6)
 
 
-def raises(function, *args):
-    raise torch._dynamo.exc.TorchDynamoException("InvalidCxxCompiler: none found\nand more")
-
-
-def damages_and_raises(function, agent, adam, *rest):
-    adam["weights"].fill_(torch.nan)
-    raise RuntimeError("self.dim() cannot be 0 to view Float as Double")
-
-
-def computes_something_else(function, agent, adam, batch, mb, *rest):
-    return function(agent, adam, batch, mb.flip(0)[1:], *rest)
-
-
-def changes_nothing(function, agent, adam, *rest):
-    return function(agent, {name: x.clone() for name, x in adam.items()}, *rest)
-
-
-BROKEN = {
-    raises: "InvalidCxxCompiler: none found and more",
-    damages_and_raises: "RuntimeError|cannot be 0",
-    computes_something_else: "computes something else",
-    changes_nothing: "computes something else",
-}
-
-
 @on("vector")
-@pytest.mark.parametrize("broken", BROKEN)
-def test_where_compiling_goes_wrong_the_run_is_eager_with_one_warning(
-    script, tiny, monkeypatch, capsys, broken
+def test_where_compiling_fails_the_run_is_eager_with_the_compilers_message(
+    script, tiny, monkeypatch, capsys
 ):
-    """Whatever a compiler does: the agent is as if it had never been tried."""
+    def fails(*args):
+        raise torch._dynamo.exc.TorchDynamoException("InvalidCxxCompiler: none found\nand more")
+
     expected = script.module.train(tiny("Walk"))["agent"]
-    monkeypatch.setattr(
-        torch, "compile", lambda function, **options: functools.partial(broken, function)
-    )
+    monkeypatch.setattr(torch, "compile", lambda function, **options: fails)
     capsys.readouterr()
     assert same_weights(script.module.train(tiny("Walk", compile=True))["agent"], expected)
     (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("Warning"))
-    assert "not compiled" in line and re.search(BROKEN[broken], line)
+    assert "not compiled" in line and "InvalidCxxCompiler: none found and more" in line
+
+
+@on("vector")
+def test_an_error_in_the_update_itself_is_raised(script, tiny, monkeypatch):
+    def wrong(*args):
+        raise RuntimeError("my own mistake")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    with pytest.raises(RuntimeError, match="my own mistake"):
+        script.module.train(tiny("Walk", compile=True), update=wrong)

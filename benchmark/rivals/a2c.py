@@ -46,9 +46,8 @@ class Args(ppo.Args):
     trust_region: PositiveFloat = torch.inf  # the trust region's delta [ACER: 1; inf: A2C]
     average_alpha: ppo.Fraction = 0.99  # share of the old weights in the average [ACER: 0.99]
 
-    def check(self) -> None:
-        """Raise ValueError where settings do not fit, or mean nothing here."""
-        super().check()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if changed := [x for x in UNUSED.split() if getattr(self, x) != getattr(Args, x)]:
             raise ValueError(f"A2C does not use {', '.join(changed)}.")
 
@@ -79,14 +78,20 @@ def a2c_loss(agent: Agent, average: Agent, batch: list[Tensor], args: Args) -> T
 
 
 def a2c_update(
-    agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensors, args: Args
+    agent: Agent,
+    adam: Tensors,
+    batch: list[Tensor],
+    minibatches: list[Tensor],
+    schedule: Tensors,
+    args: Args,
 ) -> Tensors:
     """One step of RMSprop on all samples, in place; return the metrics after it."""
     weights, square = adam["weights"], adam.setdefault("rms", torch.ones_like(adam["weights"]))
     average, average_weights = copy.deepcopy(agent), adam.setdefault("average", weights.clone())
-    nn.utils.vector_to_parameters(average_weights, ppo.learned(average))
+    nn.utils.vector_to_parameters(average_weights, average.parameters())
     loss = a2c_loss(agent, average, batch, args)
-    gradient = torch.cat([x.flatten() for x in torch.autograd.grad(loss, ppo.learned(agent))])
+    gradients = torch.autograd.grad(loss, list(agent.parameters()))
+    gradient = torch.cat([x.flatten() for x in gradients])
     norm = gradient.norm()
     gradient = gradient * (args.max_grad_norm / norm).clamp(max=1.0)
     square.lerp_(gradient**2, 1 - args.rms_alpha)
@@ -94,7 +99,7 @@ def a2c_update(
     average_weights.lerp_(weights, 1 - args.average_alpha)
     with torch.no_grad():
         _, metrics = ppo.ppo_loss(agent, batch, schedule, args)
-    return metrics | {"losses/grad_norm": norm}
+    return {name: x[None] for name, x in (metrics | {"losses/grad_norm": norm}).items()}
 
 
 if __name__ == "__main__":  # the command line of the PPO script, with what differs

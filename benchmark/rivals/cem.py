@@ -15,6 +15,7 @@ the run ends where they are spent. Not known: all of the PPO paper's, its policy
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,7 @@ class Args(ppo.Args):
     initial_std: PositiveFloat = 1.0  # standard deviation of the first weights [modular_rl: 1]
     extra_std: NonNegativeFloat = 0.25  # its square is added to the variance, less and less
 
-    def check(self) -> None:
-        """Raise ValueError where settings mean nothing here."""
+    def __post_init__(self) -> None:
         if changed := [x for x in UNUSED if getattr(self, x) != getattr(Args, x)]:
             raise ValueError(f"CEM does not use {', '.join(changed)}.")
 
@@ -49,8 +49,13 @@ class Agent(nn.Module):
 
     def __init__(self, obs_size: int, action_size: int, args: Args) -> None:
         super().__init__()
-        self.policy = nn.Sequential(nn.Linear(obs_size, action_size))
-        self.log_std = nn.Buffer(torch.full((1, action_size), -torch.inf))
+        self.policy = nn.Linear(obs_size, action_size)
+
+
+def actor(agent: Agent) -> tuple[Callable, None]:
+    """What acts, `act(obs, noise)` with obs (N, D) and noise that is not used; no density."""
+    weight, bias = (x.numpy(force=True).T for x in agent.policy.parameters())
+    return lambda obs, noise: obs @ weight + bias, None
 
 
 def draw(
@@ -69,37 +74,45 @@ def fit(population: np.ndarray, returns: np.ndarray, elite: float) -> tuple[np.n
 
 def train(args: Args) -> dict[str, Any]:
     """Run CEM; takes, returns and saves what `train` of the PPO script does."""
-    args.check()
+    args = ppo.settings_of_run(args)
     torch.manual_seed(args.seed)
     threadpoolctl.threadpool_limits(1)
-    envs = ppo.Environments([ppo.make_env(args)])
-    space, obs_size = envs.envs[0].action_space, envs.obs.shape[1]
-    agent = Agent(obs_size, space.shape[0], args)
-    obs_stats = ppo.RunningMeanStd(np.zeros(obs_size), np.ones(obs_size))
+    env = ppo.Replayable(ppo.make_env(args))
+    low, high = env.action_space.low, env.action_space.high
+    sizes = (*env.observation_space.shape, low.size)
+    agent = Agent(*sizes, args)
+    obs_stats = ppo.RunningMeanStd(np.zeros((1, sizes[0])), np.ones((1, sizes[0])))
     mean = np.zeros(sum(x.numel() for x in agent.parameters()))
-    std, history = np.full_like(mean, args.initial_std), []
-    run_dir, saved, writer = ppo.open_run(args, envs.name, ["env_id"])
+    std, episodes, history = np.full_like(mean, args.initial_std), [], []
+    run_dir, writer, saved = ppo.open_run(args, ppo.name_of(env))
     if saved:
-        mean, std, history = saved["mean"].numpy(), saved["std"].numpy(), saved["updates"]
-        envs.episodes, envs.global_step = saved["episodes"], saved["global_step"]
+        mean, std = saved["mean"].numpy(), saved["std"].numpy()
+        episodes, history = saved["episodes"], saved["updates"]
         obs_stats = ppo.RunningMeanStd(**saved["obs_stats"])
 
-    while (start := envs.global_step) < args.total_timesteps:
+    step = history[-1]["global_step"] if history else 0
+    while step < args.total_timesteps:
         # --- Play: an episode with each policy of a generation, or what the steps allow ---
-        start_time, first, seen = time.perf_counter(), len(envs.episodes), []
+        start, start_time, seen, returns = step, time.perf_counter(), [], []
         rng = np.random.default_rng([args.seed, len(history) + 1])
         population = draw(mean, std, start / args.total_timesteps, args, rng)
-        envs.reset(rng)
-        for i, weights in enumerate(torch.tensor(population).float()):
+        for weights in torch.tensor(population).float():
             nn.utils.vector_to_parameters(weights, agent.parameters())
-            act = ppo.actor(agent, space.low, space.high)
-            while len(envs.episodes) == first + i and envs.global_step < args.total_timesteps:
-                seen.append(envs.obs[0].copy())
-                obs = ppo.normalize_obs(envs.obs, obs_stats, args).astype(np.float32)
-                envs.step(act(obs, 0.0)[1], rng)
-        returns, play_time = [x["return"] for x in envs.episodes[first:]], time.perf_counter()
+            act, _ = actor(agent)
+            obs, ended = env.begin(rng.integers(2**31).item()), False
+            while not ended and step < args.total_timesteps:
+                step += 1
+                seen.append(np.array(obs, dtype=float))
+                obs = ppo.normalize_obs(seen[-1][None], obs_stats, args).astype(np.float32)
+                action = np.minimum(np.maximum(act(obs, 0.0)[0], low), high)
+                obs, _, terminated, truncated, _ = env.step(action)
+                ended = terminated or truncated
+            if ended:
+                returns.append(env.total)
+                length = len(env.actions)
+                episodes.append({"global_step": step, "return": env.total, "length": length})
         if not (np.isfinite(seen).all() and np.isfinite(returns).all()):
-            raise ValueError(f"An observation or reward is NaN or infinite after step {start}.")
+            raise ppo.UsageError(f"An observation or reward is NaN or infinite after step {start}.")
 
         # --- Fit: the distribution to the best ---
         obs_stats.update(np.array(seen))
@@ -108,22 +121,23 @@ def train(args: Args) -> dict[str, Any]:
         nn.utils.vector_to_parameters(torch.tensor(mean).float(), agent.parameters())
 
         # --- Log and save ---
-        steps, seconds = envs.global_step - start, play_time - start_time
-        rates = {"charts/SPS_rollout": steps / seconds}
-        rates["charts/SPS_update"] = steps / (time.perf_counter() - play_time)
-        history.append({"global_step": envs.global_step, "cem/std": std.mean().item(), **rates})
-        ppo.log(writer, history[-1], envs.episodes[first:])
-        state = {"agent": agent.state_dict(), "updates": history, "episodes": envs.episodes}
-        arrays = {"low": space.low, "high": space.high, "mean": mean, "std": std}
+        metrics = {"cem/std": std.mean().item()}
+        metrics["charts/SPS"] = (step - start) / (time.perf_counter() - start_time)
+        history.append({"global_step": step, **metrics})
+        if returns:
+            metrics["charts/episodic_return"] = np.mean(returns)
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, step)
+        state = {"agent": agent.state_dict(), "sizes": sizes, "obs_stats": obs_stats.state()}
+        arrays = {"bounds": np.stack([low, high]), "mean": mean, "std": std}
         state |= {name: torch.tensor(x) for name, x in arrays.items()}
-        state |= {"obs_stats": obs_stats.state(), "global_step": envs.global_step}
-        ppo.save_checkpoint(run_dir, args, state)
+        ppo.save_checkpoint(run_dir, args, state | {"updates": history, "episodes": episodes})
     writer.close()
-    results = {"agent": agent, "episodes": envs.episodes, "updates": history}
+    results = {"agent": agent, "episodes": episodes, "updates": history}
     return {**results, "args": args, "run_dir": run_dir}
 
 
 if __name__ == "__main__":  # the command line of the PPO script, with what differs
     ppo.SCRIPT, ppo.Args, ppo.details = "cem", Args, lambda args: __doc__
-    ppo.Agent, ppo.train = Agent, train
+    ppo.Agent, ppo.actor, ppo.train = Agent, actor, train
     ppo.main()

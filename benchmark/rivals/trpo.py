@@ -11,8 +11,8 @@ of a tenth); its damping 0.1, and values by 5 epochs of Adam, 1e-3, in minibatch
 baselines/trpo_mpi; all else as in the PPO script. Not known: all of the PPO paper's, for Figure 3.
 """
 
-import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import pydantic
@@ -42,16 +42,15 @@ class Args(ppo.Args):
     value_minibatch_size: PositiveInt = 64  # samples per step of the values [trpo_mpi: 64]
     value_learning_rate: PositiveFloat = 1e-3  # Adam's step size for the values [trpo_mpi: 1e-3]
 
-    def check(self) -> None:
-        """Raise ValueError where settings do not fit, or mean nothing here."""
-        super().check()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if changed := [x for x in UNUSED.split() if getattr(self, x) != getattr(Args, x)]:
             raise ValueError(f"TRPO does not use {', '.join(changed)}.")
 
 
 def flat_gradient(y: Tensor, agent: Agent, **options: bool) -> Tensor:
     """Gradient (P,) of the scalar `y` by all that the agent learns; 0 where it has no influence."""
-    gradients = torch.autograd.grad(y, ppo.learned(agent), materialize_grads=True, **options)
+    gradients = torch.autograd.grad(y, [*agent.parameters()], materialize_grads=True, **options)
     return torch.cat([x.flatten() for x in gradients])
 
 
@@ -88,28 +87,35 @@ def conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, steps: i
 
 
 def fit_values(
-    agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensors, args: ppo.Args
+    agent: Agent, adam: Tensors, batch: list[Tensor], order: Tensor, args: ppo.Args
 ) -> None:
-    """Fit the values in place, by PPO's update with advantages of 0; its averages are in `adam`."""
-    own = adam | {x: adam.setdefault(f"value_{x}", 0 * adam[x]) for x in ("mean", "square")}
-    steps = adam.setdefault("value_steps", torch.tensor(0))
-    batch = [*batch[:4], 0 * batch[4], batch[5]]
-    alone = {"ent_coef": 0.0, "vf_coef": 1.0, "clip_vloss": False, "max_grad_norm": torch.inf}
-    args = dataclasses.replace(args, **alone)
+    """Fit the values in place, in minibatches, by an Adam of their own; its state is in `adam`."""
+    names = ("mean", "square", "step")
+    mean, square, step = (adam.setdefault(f"value_{x}", 0 * adam[x]) for x in names)
     for _ in range(args.value_epochs):
-        for part in mb.split(args.value_minibatch_size):
-            steps += 1
-            now = {"bias_correction": ppo.bias_correction(steps.item())}
-            now |= {"learning_rate": args.value_learning_rate}
-            ppo.ppo_update(agent, own, batch, part, schedule | now, args)
-        mb = mb[mb]  # a power of a random order is another one, the same in a resumed run
+        for mb in order.split(args.value_minibatch_size):
+            obs, _, _, old_values, _, returns = (x[mb] for x in batch)
+            loss = ppo.value_loss(agent.get_value(obs), old_values, returns, torch.inf)
+            gradient = flat_gradient(loss, agent)
+            mean.lerp_(gradient, 1 - 0.9)
+            square.lerp_(gradient**2, 1 - 0.999)
+            count = step.add_(1).item()
+            bias_correction = math.sqrt(1 - 0.999**count) / (1 - 0.9**count)
+            direction = mean / (square.sqrt() + args.adam_eps)
+            adam["weights"].sub_(args.value_learning_rate * bias_correction * direction)
+        order = order[order]  # a power of a random order is another one, the same in a resumed run
 
 
 def trpo_update(
-    agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensors, args: Args
+    agent: Agent,
+    adam: Tensors,
+    batch: list[Tensor],
+    minibatches: list[Tensor],
+    schedule: Tensors,
+    args: Args,
 ) -> Tensors:
     """Move the policy within the trust region and fit the values, in place; return the metrics."""
-    obs, actions, old_logprobs, _, advantages, _ = batch
+    (order,), (obs, actions, old_logprobs, _, advantages, _) = minibatches, batch
     advantages = ppo.normalize(advantages) if args.norm_adv else advantages
 
     def surrogate(dist: Normal) -> Tensor:
@@ -129,8 +135,9 @@ def trpo_update(
             if mean_kl(old, new) <= args.max_kl and surrogate(new) > gain:
                 break
         _, metrics = ppo.ppo_loss(agent, batch, schedule, args)  # of the policy after its step
-    fit_values(agent, adam, batch, mb, schedule, args)
-    return metrics | {"losses/grad_norm": gradient.norm(), "trpo/step": share}
+    fit_values(agent, adam, batch, order, args)
+    metrics |= {"losses/grad_norm": gradient.norm(), "trpo/step": share}
+    return {name: x[None] for name, x in metrics.items()}
 
 
 if __name__ == "__main__":  # the command line of the PPO script, with what differs

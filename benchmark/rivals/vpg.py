@@ -11,12 +11,11 @@ Settings: desired KL 0.01 (the pilot took 0.002); all else as in the PPO script.
 the paper's.
 """
 
-import dataclasses
 import functools
 
 import pydantic
 import torch
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 import ppo_continuous_action as ppo
@@ -34,25 +33,29 @@ class Args(ppo.Args):
     update_epochs: PositiveInt = 1  # not used: one step of the policy per batch
     anneal_lr: bool = False  # not used: the KL decides
     adapt_lr_kl: PositiveFloat = 0.01  # adapt the step size of the policy to this KL
+    vf_coef: NonNegativeFloat = 0.0  # not used: the values are fitted apart
     max_grad_norm: PositiveFloat = torch.inf  # Adam's steps hardly depend on it
     value_epochs: PositiveInt = 5  # passes over a batch to fit the values [trpo_mpi: 5]
     value_minibatch_size: PositiveInt = 64  # samples per step of the values [trpo_mpi: 64]
     value_learning_rate: PositiveFloat = 1e-3  # Adam's step size for the values [trpo_mpi: 1e-3]
 
-    def check(self) -> None:
-        """Raise ValueError where settings do not fit, or mean nothing here."""
-        super().check()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if changed := [x for x in UNUSED.split() if getattr(self, x) != getattr(Args, x)]:
             raise ValueError(f"The policy gradient does not use {', '.join(changed)}.")
 
 
 def vpg_update(
-    agent: Agent, adam: Tensors, batch: list[Tensor], mb: Tensor, schedule: Tensors, args: Args
+    agent: Agent,
+    adam: Tensors,
+    batch: list[Tensor],
+    minibatches: list[Tensor],
+    schedule: Tensors,
+    args: Args,
 ) -> Tensors:
     """One step of the policy on all samples, then the values, in place; return the metrics."""
-    policy_alone = dataclasses.replace(args, vf_coef=0.0)
-    metrics = ppo.ppo_update(agent, adam, batch, mb, schedule, policy_alone)
-    fit_values(agent, adam, batch, mb, schedule, args)
+    metrics = ppo.ppo_update(agent, adam, batch, minibatches, schedule, args)
+    fit_values(agent, adam, batch, minibatches[0], args)
     return metrics
 
 

@@ -1,5 +1,5 @@
 "use strict";
-// Four pictures to play with. The first two compute what the scripts compute, a test compares them.
+// Three pictures to play with. The first two compute what the scripts compute, a test compares them.
 
 // The clipped objective of one sample and its derivative by the ratio, as `policy_loss`.
 function clipped(ratio, advantage, epsilon) {
@@ -9,8 +9,8 @@ function clipped(ratio, advantage, epsilon) {
 }
 
 // Advantages, and the deltas that they sum up, as `gae`.
-function gae(rewards, values, nextValues, terminated, done, gamma, lambda) {
-  const deltas = rewards.map((r, t) => r + gamma * nextValues[t] * (1 - terminated[t]) - values[t]);
+function gae(rewards, values, nextValues, done, gamma, lambda) {
+  const deltas = rewards.map((r, t) => r + gamma * nextValues[t] - values[t]);
   const advantages = [];
   for (let t = rewards.length - 1; t >= 0; t--) {
     advantages[t] = deltas[t] + gamma * lambda * (1 - done[t]) * (advantages[t + 1] ?? 0);
@@ -74,10 +74,9 @@ function drawGae() {
   }
   const { rewards, values, last, final } = EPISODE, steps = rewards.length;
   const nextValues = [...values.slice(1), last], zeros = rewards.map(() => 0);
-  const at = (on) => zeros.map((_, t) => Number(on && t === END));
-  if (ending === "limit") nextValues[END] = final;
-  const done = at(ending !== "none");
-  const { deltas, advantages } = gae(rewards, values, nextValues, at(ending === "terminated"), done, gamma, lambda);
+  if (ending !== "none") nextValues[END] = ending === "limit" ? final : 0;
+  const done = zeros.map((_, t) => Number(ending !== "none" && t === END));
+  const { deltas, advantages } = gae(rewards, values, nextValues, done, gamma, lambda);
   const stop = done[END] && from <= END ? END : steps - 1;
   const weights = zeros.map((_, t) => (t < from || t > stop ? 0 : (gamma * lambda) ** (t - from)));
   const rows = [["rewards (bars), values (dots)", rewards, "c7", [-1.1, 2.2]], ["δ: how much better than expected", deltas, "c1", [-1.1, 1.1]],
@@ -107,55 +106,6 @@ function drawGae() {
     limit: `At step ${END} a time limit cuts the episode off: the sum stops there too, but its δ has the value of the final observation (${fixed(final)}, violet), for there was a future.`,
   };
   by("gae-say").textContent = `Â of step ${from} = ${fixed(advantages[from])} = ${terms.join(" + ")}. ${end[ending]}`;
-}
-
-// --- A real update ---
-
-function drawUpdate() {
-  const all = held.play.update, run = all.updates[Number(choice("update-moment"))], frames = run.frames;
-  by("update-frame").max = frames.length - 1;
-  const at = Math.min(number("update-frame"), frames.length - 1), frame = frames[at];
-  const [low, high] = all.edges, bins = frame.raised.length, edge = (i) => low + ((high - low) * i) / bins;
-  const perEpoch = (frames.length - 1) / all.epochs, epoch = Math.max(1, Math.ceil(at / perEpoch));
-  by("update-frame-text").textContent = at ? `epoch ${epoch} of ${all.epochs}` : "before the first step";
-  const top = Math.max(...frames.slice(2 * perEpoch).flatMap((f) => f.raised.map((x, i) => x + f.lowered[i]))) * 1.05;
-  const c = chart(by("update-chart"), { x: [low, high], y: [0, top], height: 300, xLabel: "ratio of each of the samples",
-    yLabel: `samples (of ${all.samples})` });
-  const inside = [1 - all.clip_coef, 1 + all.clip_coef];
-  c.shape("rect", { class: "shade", x: c.x(inside[0]), width: c.x(inside[1]) - c.x(inside[0]), y: 0, height: 300 });
-  for (let i = 0; i < bins; i++) {
-    const bar = (from, count, color, idle) => c.shape("rect", { x: c.x(edge(i)) + 0.5, width: c.x(edge(i + 1)) - c.x(edge(i)) - 1,
-      y: c.y(from + count), height: c.y(from) - c.y(from + count), style: `fill:var(--${color});opacity:${idle ? 0.35 : 1}` });
-    const middle = (edge(i) + edge(i + 1)) / 2;
-    bar(0, frame.raised[i], "c0", middle > inside[1]);
-    bar(frame.raised[i], frame.lowered[i], "c1", middle < inside[0]);
-  }
-  const most = Math.max(...all.updates.flatMap((u) => u.frames.map((f) => f.kl))) * 1.1;
-  for (const [id, lines, range, label] of [["update-kl", [["kl", "c2"]], [0, most], "KL(old ‖ new), k3"],
-    ["update-clip", [["clipfrac", "c7"], ["idle", "c1"]], [0, 0.5], "outside the range; of these without gradient"]]) {
-    const d = chart(by(id), { x: [0, all.epochs], y: range, height: 150, yLabel: label, xLabel: "epoch" });
-    for (const [name, color] of lines) {
-      d.line(frames.map((f, i) => [i / perEpoch, f[name]]), "thin", color);
-      d.line(frames.slice(0, at + 1).map((f, i) => [i / perEpoch, f[name]]), "thick", color);
-      d.dot(at / perEpoch, frame[name], color, 5);
-    }
-  }
-  by("update-say").textContent = `Iteration ${run.iteration} of ${all.iterations}, return ${run.return}, step size ${run.learning_rate}. ` +
-    `KL ${frame.kl.toFixed(4)}; ${fixed(100 * frame.clipfrac, 1)} % of the ratios have left the range, ${fixed(100 * frame.idle, 1)} % ` +
-    `of the samples have no gradient any more (pale).`;
-}
-
-let playing = 0;
-function playUpdate() {
-  const slider = by("update-frame");
-  if (playing) clearInterval(playing);
-  else if (slider.value === slider.max) slider.value = 0;
-  playing = playing ? 0 : setInterval(() => {
-    slider.value = Number(slider.value) + 1;
-    drawUpdate();
-    if (slider.value === slider.max) playUpdate();
-  }, 90);
-  by("update-play").textContent = playing ? "Pause" : "Play";
 }
 
 // --- The frontier of RLHF ---
@@ -199,7 +149,5 @@ addEventListener("DOMContentLoaded", async () => {
     });
   }
   await load("play");
-  follow("update", drawUpdate);
-  by("update-play").addEventListener("click", playUpdate);
   follow("rlhf", drawFrontier);
 });

@@ -1,7 +1,7 @@
 """A script in steps: saves after every fifth iteration of 20, in JSON.
 
-It leaves its process and first iteration in starts.txt, and each iteration in iterations.txt;
-with --evaluate only an evaluation.
+It leaves its process and first iteration in starts.txt, and each iteration in iterations.txt. A
+resumed one takes its settings from the checkpoint.
 """
 
 import json
@@ -11,21 +11,23 @@ import sys
 import time
 
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-if "--evaluate" in flags:
-    played = {"returns": [1.23456], "lengths": [100], "speeds": [0.123456]}
-    path = pathlib.Path(flags["--evaluate"]) / "evaluation.json"
-    path.write_text(json.dumps({"mean": played, "sampled": {}}))
-    sys.exit()
-seed = int(flags["--seed"])
+if "--resume" in flags and len(flags) > 1:
+    sys.exit("Error: a resumed run has its own settings")
 run = pathlib.Path(flags["--resume"] if "--resume" in flags else "runs/" + flags["--run-name"])
 run.mkdir(parents=True, exist_ok=True)
 checkpoint = run / "checkpoint.pt"
 if checkpoint.exists() != ("--resume" in flags):
     sys.exit("Error: no folder for this run")
-args = {"seed": seed, "total_timesteps": 2000, "num_steps": 100, "num_envs": 1, "run_name": "run"}
+args = {
+    "seed": int(flags.get("--seed", 0)),
+    "total_timesteps": 2000,
+    "num_steps": 100,
+    "num_envs": 1,
+    "run_name": "run",
+}
 saved = {"args": args, "episodes": [], "updates": [], "global_step": 0}
 saved = json.loads(checkpoint.read_text()) if checkpoint.exists() else saved
-first = saved["global_step"] // 100 + 1
+first, seed = saved["global_step"] // 100 + 1, saved["args"]["seed"]
 with open("starts.txt", "a") as file:
     print(os.getpid(), first, file=file)
 held = b"x" * (80 << 20)  # so that its memory is not that of its parent
@@ -35,8 +37,7 @@ for iteration in range(first, 21):
         sys.exit("Error: out of luck")
     step = saved["global_step"] = 100 * iteration
     saved["episodes"].append({"global_step": step, "return": 1.0 * iteration, "length": 100})
-    rates = {"charts/SPS_rollout": 200, "charts/SPS_update": 200}
-    saved["updates"].append({"global_step": step, **rates})
+    saved["updates"].append({"global_step": step, "charts/SPS": 100})
     if iteration % 5 == 0:
         (run / "checkpoint.tmp").write_text(json.dumps(saved))
         os.replace(run / "checkpoint.tmp", checkpoint)

@@ -12,6 +12,8 @@ import time
 run = pathlib.Path("runs/run")
 with open("starts.txt", "a") as file:
     print(os.getpid(), "--resume" in sys.argv, file=file)
+if "--resume" in sys.argv and len(sys.argv) > 3:
+    sys.exit("Error: a resumed run has its own settings")
 if (run / "sft/checkpoint.pt").exists() != ("--resume" in sys.argv):
     sys.exit("Error: no folder for this run")
 for stage in ("sft", "ppo-adaptive-6", "ppo-none"):
