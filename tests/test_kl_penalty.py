@@ -190,6 +190,8 @@ MUTATIONS = [
      'saved["discounted_returns"].numpy(), args.kl_coef', "goes_on"),
     ('"losses/kl": kl.mean()', '"losses/kl": kl.sum()', "the_penalty"),
     # Details whose text is this script's own.
+    ("order.split(batch_size // args.num_minibatches)", "order.split(batch_size)",
+     "shared_update: every_sample"),
     ("normalize(advantages) if args.norm_adv else", "", "shared_update: by_hand"),
     ("(new_values - old_values).clamp(-clip_coef, clip_coef)", "(new_values - old_values)",
      "shared_update: by_hand"),

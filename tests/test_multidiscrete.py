@@ -367,6 +367,6 @@ MUTATIONS = [
     ("masks[t + 1] = [x.mask for x in choices]", "pass", "update_sees"),
     ("masks[-1] = [x.mask for x in choices]", "masks[-1] = True", "bit_for_bit"),
     ("for x in (actions, masks[:-1])", "for x in (actions, masks[1:])", "update_sees"),
-    ("masks, policy(obs).reshape(masks.shape), -np", "masks, policy(obs).reshape(masks.shape), -9",
-     "what_acts"),
+    ("np.where(masks, policy(obs).reshape(masks.shape), -np.inf)",
+     "policy(obs).reshape(masks.shape)", "what_acts"),
 ]  # fmt: skip

@@ -177,7 +177,7 @@ def test_a_run_is_not_overwritten_and_has_its_own_settings(script, tiny, cli):
     with pytest.raises(script.module.UsageError, match=r"--resume runs/run0.*--run-name"):
         script.module.train(tiny("Walk", run_name="run0"))
     others = [f"env-id {script.env_id('Truncated')}", "gamma 0.99", "learning-rate 0.1"]
-    others += ["run-name other", "seed 7", "num-envs 1"]
+    others += ["run-name other", "seed 7", "num-steps 4"]
     for folder, other in ((x, y) for x in ("--resume", "--evaluate") for y in others):
         code, _, err = cli(f"{folder} runs/run0 --{other}")
         name = other.split()[0].replace("-", "_")

@@ -64,7 +64,8 @@ def test_minibatches_in_one_call_are_as_many_steps(script, tiny):
     settings = {"num_minibatches": 8, "num_steps": 20, "total_timesteps": 80}
     together = script.module.train(tiny("Walk", **settings))
     single = script.module.train(tiny("Walk", **settings), update=one_by_one)
-    assert sum(sizes) == 2 * 2 * 8 and max(sizes) > 1
+    # The exact KL is rounded otherwise in a larger graph, so that script takes one step a call.
+    assert sum(sizes) == 2 * 2 * 8 and max(sizes) == (1 if script.name == "kl_penalty" else 4)
     assert same_weights(together["agent"], single["agent"])
     for name in ("losses/policy_loss", "losses/approx_kl", "losses/grad_norm"):
         assert together["updates"][-1][name] == pytest.approx(single["updates"][-1][name])
