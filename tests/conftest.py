@@ -12,6 +12,8 @@ import pytest
 import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
+# Pydantic reads this once in a process, at its first error; a script that runs by itself sets it.
+os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")
 torch.set_num_threads(1)
 
 

@@ -1,6 +1,7 @@
 """Each script stands alone: no sibling imports, documented and used settings, its own packages."""
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -145,3 +146,10 @@ def test_the_examples_in_the_readme_learn_and_act(tmp_path, monkeypatch):
     ppo.train(ppo.Args(env_id=env_id, num_steps=64, total_timesteps=64, run_name="NAME"))
     exec(use, names)
     assert names["policy"](names["obs"]).shape == names["env"].action_space.shape
+
+
+def test_a_wrong_number_in_a_process_of_its_own_is_said_without_a_link():
+    settings = {x: y for x, y in os.environ.items() if not x.startswith("PYDANTIC")}
+    command = [sys.executable, str(ROOT / "ppo_continuous_action.py"), "--gamma", "1.5"]
+    result = subprocess.run(command, capture_output=True, text=True, env=settings)
+    assert result.returncode == 2 and "gamma" in result.stderr and "https" not in result.stderr
