@@ -598,10 +598,9 @@ def announce_spaces(env: gym.Env) -> None:
     low, high = env.action_space.low, env.action_space.high
     if np.abs([low, high]).max() > 10:
         print(f"Actions reach from {low} to {high}, but the first ones are drawn with a std of 1.")
-    if isinstance(env, gym.wrappers.FlattenObservation) and env.env.observation_space.shape:
-        print(
-            f"Observations {env.env.observation_space.shape} are flattened: there is no CNN here."
-        )
+    given = env.env if isinstance(env, gym.wrappers.FlattenObservation) else env
+    if len(shape := given.observation_space.shape or ()) > 1:
+        print(f"Observations {shape} are flattened: the agent gets vectors.")
 
 
 def name_of(env: gym.Env) -> str:
@@ -841,7 +840,7 @@ def load_policy(
         raise UsageError(f"{run_dir} was made in another environment: give its env_factory.")
 
     def policy(obs: Any, rng: np.random.Generator | None = None) -> np.ndarray:
-        if np.ndim(obs) != 1:  # a dictionary, a number or an image
+        if getattr(obs, "shape", None) != env.observation_space.shape:  # it is not flat yet
             obs = env.observation(obs)
         obs = normalize_obs(np.reshape(obs, (1, -1)), stats, args).astype(np.float32)
         noise = rng.standard_normal(low.size, dtype=np.float32) if rng else 0.0

@@ -611,10 +611,9 @@ def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gy
 
 def announce_flattening(env: gym.Env) -> None:
     """Print that images are made vectors, which a user may not expect."""
-    if isinstance(env, gym.wrappers.FlattenObservation):
-        shape = env.env.observation_space.shape
-        if shape and len(shape) > 1:
-            print(f"Observations {shape} are flattened: there is no CNN here.")
+    given = env.env if isinstance(env, gym.wrappers.FlattenObservation) else env
+    if len(shape := given.observation_space.shape or ()) > 1:
+        print(f"Observations {shape} are flattened: the agent gets vectors.")
 
 
 def action_mask(env: gym.Env, info: dict[str, Any]) -> Any:
@@ -937,7 +936,7 @@ def load_policy(
         if mask is None and args.mask_invalid_actions:
             raise UsageError("It was trained with masks: give `mask`, that of this observation.")
         masks = choices.exists if mask is None else allowed(mask, choices.exists)
-        if np.shape(obs) != env.observation_space.shape:  # a dictionary, a number or an image
+        if getattr(obs, "shape", None) != env.observation_space.shape:  # it is not flat yet
             obs = env.observation(obs)
         obs = normalize_obs(np.reshape(obs, (1, -1)), stats, args).astype(np.float32)
         noise = rng.gumbel(size=masks.shape) if rng else 0.0
