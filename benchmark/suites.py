@@ -89,6 +89,16 @@ ABLATIONS = {
     "no-value-clip": ("9", "value loss not clipped", "--no-clip-vloss"),
     "no-grad-clip": ("11", "gradients not clipped", "--max-grad-norm inf"),
     "shared-network": ("13 and 26", "shared network", "--shared-network"),
+    # A switch may need a partner: clipped at ε, values cannot follow returns of thousands, and
+    # gradients of small advantages are lost beside those of values, with which they are clipped.
+    "raw-rewards-free-values": (
+        *("9 and 30 and 31", "raw rewards, value loss not clipped"),
+        "--no-scale-rewards --no-clip-vloss",
+    ),
+    "raw-advantages-free-gradients": (
+        *("7 and 11", "advantages not normalized, gradients not clipped"),
+        "--no-norm-adv --max-grad-norm inf",
+    ),
     "raw-observations": ("28 and 29", "raw observations", "--no-norm-obs"),
     "unclipped-observations": ("29", "observations not clipped", "--clip-obs inf"),
     "raw-rewards": ("30 and 31", "raw rewards", "--no-scale-rewards"),
@@ -222,6 +232,15 @@ ALL = (
         variants={"": Variant("benchmark/minimal.py", "", MINIMAL)},
         baseline=("figure3", ""),
         baseline_label="ppo_continuous_action.py",
+        pictures={},
+    ),
+    variants(
+        name="stable_baselines3",
+        reproduces="Stable-Baselines3's PPO with ppo2's settings, on the same simulator",
+        environments=dict.fromkeys(THREE, (1, 2, 3, 4, 5)),
+        variants={"": Variant(PEERS, "--kind mujoco", "Stable-Baselines3 with ppo2's settings")},
+        baseline=("figure3", ""),
+        baseline_label=CONTINUOUS,
         pictures={},
     ),
     variants(
