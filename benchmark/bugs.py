@@ -81,6 +81,12 @@ EVALUATION: dict[str, Bug] = {
 }
 # fmt: on
 
+# No bug: Adam's epsilon after the bias correction, where PyTorch and so ppo_minimal.py add it.
+EPSILON = (
+    "(square.sqrt() + args.adam_eps)",
+    "(square.sqrt() + args.adam_eps * (1 - 0.999**step).sqrt().float())",
+)
+
 
 def variants(script: str, bugs: dict[str, Bug]) -> dict[str, Variant]:
     """Bugs of a script, as variants of a suite."""

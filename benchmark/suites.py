@@ -229,7 +229,12 @@ ALL = (
         name="minimal",
         reproduces="whether the one-page PPO learns as well as the full script",
         environments=dict.fromkeys((*THREE, "InvertedDoublePendulum-v4"), (1, 2, 3, 4, 5)),
-        variants={"": Variant("benchmark/minimal.py", "", MINIMAL)},
+        variants={
+            "": Variant("benchmark/minimal.py", "", MINIMAL),
+            "epsilon": Variant(
+                *(CONTINUOUS, "", "epsilon after the bias correction"), replaced=(bugs.EPSILON,)
+            ),
+        },
         baseline=("figure3", ""),
         baseline_label="ppo_continuous_action.py",
         pictures={},
