@@ -5,7 +5,7 @@ To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 
 import functools
 
-from benchmark import bugs, health, plots, rlhf, tables
+from benchmark import bugs, health, plots, rlhf, since2017, tables
 from benchmark.definitions import Contender, Contest, Script, Suite, Variant
 
 CONTINUOUS = "ppo_continuous_action.py"
@@ -274,6 +274,16 @@ ALL = (
         reproduces="what each detail is worth, beside Engstrom et al. 2020",
         environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)),
         variants=SWITCHES,
+        baseline=("figure3", ""),
+        baseline_label="default",
+        table=tables.effects_table,
+        pictures={"": plots.effects},
+    ),
+    Suite(
+        name="since2017",
+        reproduces="what has been proposed since 2017, each beside the default",
+        environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)),
+        variants=since2017.VARIANTS,
         baseline=("figure3", ""),
         baseline_label="default",
         table=tables.effects_table,
