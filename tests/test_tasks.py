@@ -21,6 +21,7 @@ from benchmark.run import changed, select
 from benchmark.suites import SUITES
 
 BEST_IN_POINTS = -149 / 21  # on average
+BEST_WITHOUT_ENDS = 0.66  # in Recall
 
 
 def play(env, seed, policy):
@@ -74,6 +75,27 @@ def test_recall_pays_who_remembers_the_first_frame_and_nobody_else():
     assert set(earned[0] + earned[1]) == {1}
     assert min(lengths) == 6 and np.mean(lengths) == pytest.approx(15, abs=1)
     assert np.mean(white) == pytest.approx(0.5, abs=0.05)
+
+
+def test_recall_without_the_ends_of_episodes_cannot_be_solved():
+    """Then all that frames tell is the time since the last white one."""
+    lengths, followed = np.zeros(1000), np.zeros(1000)  # shares of white and of later episodes
+    lengths[6:] = 0.1 * 0.9 ** np.arange(994)
+    ends = lengths  # that of the n-th after a white one, if all of these are black
+    for _ in range(40):
+        ends = np.convolve(lengths, ends)[:1000] / 2
+        followed += ends
+    assert np.abs(lengths - followed).sum() / 2 == pytest.approx(BEST_WITHOUT_ENDS, abs=1e-3)
+
+    env, since, earned = tasks.Recall(), 0, []
+    for seed in range(2000):
+        (frame, _), over = env.reset(seed=seed), False
+        while not over:
+            since = 1 if frame.any() else since + 1  # steps, this one included
+            likely = lengths[min(since, 999)] > followed[min(since, 999)]
+            frame, reward, over, *_ = env.step(int(likely))
+        earned.append(reward)
+    assert np.mean(earned) == pytest.approx(BEST_WITHOUT_ENDS, abs=0.05)
 
 
 def two_iterations(made, monkeypatch):
