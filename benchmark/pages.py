@@ -131,7 +131,7 @@ def throughput_tables(folders: Folders) -> str:
 
 
 def details_table(folders: Folders) -> str:
-    """Every tag of the scripts, its sentence, and what the ablation says that it is worth."""
+    """Every tag of the scripts, its sentence, and what an experiment says that it is worth."""
     tags = pd.DataFrame(
         [
             (number or kind.lower(), title, sentence, script)
@@ -140,15 +140,19 @@ def details_table(folders: Folders) -> str:
         ],
         columns=["detail", "name", "why", "script"],
     )
-    found, rows = effects(SUITES["ablation"], folders), []
+    studies = [SUITES[name] for name in ("ablation", "multidiscrete", "memory")]
+    found = [
+        (suite.variants[name], effect)
+        for suite in studies
+        for (_, name), effect in effects(suite, folders).items()
+    ]
+    rows = []
     for (number, title), own in tags.groupby(["detail", "name"], sort=False):
         links = (f"[{x.removeprefix('ppo_').removesuffix('.py')}]({x})" for x in own["script"])
         worth = [
-            f"{variant.label.removeprefix('extra: ')}: "
-            + with_interval(found["ablation", name], "{:+z.0%}".format)
-            for name, variant in SUITES["ablation"].variants.items()
+            f"{variant.label.removeprefix('extra: ')}: " + with_interval(effect, "{:+z.0%}".format)
+            for variant, effect in found
             if {number.removesuffix("/37"), title} & {*variant.details}
-            and ("ablation", name) in found
         ]
         rows.append(
             {

@@ -4,8 +4,9 @@ To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 """
 
 import functools
+import inspect
 
-from benchmark import bugs, health, plots, rlhf, since2017, tables
+from benchmark import bugs, health, plots, rlhf, since2017, tables, tasks
 from benchmark.definitions import Contender, Contest, Script, Suite, Variant
 
 CONTINUOUS = "ppo_continuous_action.py"
@@ -126,6 +127,9 @@ GAMES = (  # settings of ppo_atari.py, for others
     "--num-envs 8 --num-steps 128 --num-minibatches 4 --update-epochs 4 "
     "--learning-rate 2.5e-4 --clip-coef 0.1 --ent-coef 0.01"
 )
+# As for Taxi in the docstring of ppo_multidiscrete.py; runs this short are not worth compiling.
+EIGHT = "--num-envs 8 --num-steps 128 --num-minibatches 4 --learning-rate 3e-3 --no-compile"
+TAXI = f"{EIGHT} --ent-coef 0.01"
 # ppo2 normalizes and separates for MuJoCo only.
 CLASSIC_CONTROL = "--no-norm-obs --no-scale-rewards --shared-network"
 
@@ -152,6 +156,18 @@ SHOWN = ("rlhf", "rlhf_rivals", "rlhf_frontier")  # in the figure of the last on
 # Where healthy runs are watched, beside those of the bugs.
 OTHER6 = dict.fromkeys(("Walker2d-v4", "Swimmer-v4", "Reacher-v4", "Ant-v4"), (1, 2))
 OTHER6 |= dict.fromkeys(("InvertedPendulum-v4", "InvertedDoublePendulum-v4"), (1, 2))
+
+# Tasks of our own, whose text is put into a copy of a script, and what then makes an environment.
+TASKS = ("# === Agent ===\n", f"{inspect.getsource(tasks)}\n\n# === Agent ===\n")
+JOINT = ('"Points-v0", Points', '"Points-v0", lambda: Joint(Points())')
+MAKE = "def make_env(args: Args) -> gym.Env:\n"
+STACKED = "gym.wrappers.FrameStackObservation(env, NUM_FRAMES, padding_type='zero')"
+RECALL = (TASKS, (MAKE, f"{MAKE}    env = EpisodicLife(Recall())\n    return {STACKED}\n"))
+SMALL_BATCH = "--num-envs 16 --num-steps 32 --learning-rate 1e-3 --torch-threads 1 --bfloat16"
+FORGETFUL = {
+    name: Variant(LSTM, SMALL_BATCH, label, (number,), replaced=(*RECALL, *replaced))
+    for name, (number, label, *replaced) in bugs.LSTM_DETAILS.items()
+}
 
 CURVES = {"": plots.curves}
 # Kinds of suites.
@@ -427,6 +443,49 @@ ALL = (
             "penalty": Variant(KL_PENALTY, environments={"Hopper-v4": (1, 2)}),
             "atari": Variant(ATARI, FAST_ATARI, environments={"Pong": (1,)}),
         },
+    ),
+    variants(
+        name="multidiscrete",
+        reproduces="what independent components are worth where they are independent",
+        environments={"Points-v0": (1, 2, 3, 4, 5)},
+        variants={
+            "": Variant(
+                *(MULTIDISCRETE, EIGHT, "four components of 3 to 9 choices"), replaced=(TASKS,)
+            ),
+            "joint": Variant(
+                *(MULTIDISCRETE, EIGHT, "one of 945 choices", ("37",)), replaced=(TASKS, JOINT)
+            ),
+        },
+        baseline=("multidiscrete", ""),
+        total_timesteps=102_400,
+        pictures={},
+    ),
+    variants(
+        name="masks",
+        reproduces="what masks of invalid actions are worth, beside Huang and Ontañón 2020",
+        environments={"Taxi-v4": (1, 2, 3, 4, 5)},
+        variants={
+            "": Variant(MULTIDISCRETE, f"{TAXI} --mask-invalid-actions", "with masks"),
+            "unmasked": Variant(MULTIDISCRETE, TAXI, "without masks"),
+        },
+        baseline=("masks", ""),
+        total_timesteps=100_352,
+        pictures={},
+    ),
+    variants(
+        name="memory",
+        reproduces="that the LSTM remembers, and what each of its details is worth for that",
+        environments={"Recall": (1, 2, 3, 4, 5)},
+        variants={
+            "": Variant(LSTM, SMALL_BATCH, "one frame and an LSTM", replaced=RECALL),
+            "frames": Variant(
+                *(ATARI, f"{SMALL_BATCH} --no-compile", "four frames, no memory"), replaced=RECALL
+            ),
+            **FORGETFUL,
+        },
+        baseline=("memory", ""),
+        total_timesteps=20_480,
+        pictures={},
     ),
 )
 SUITES = {suite.name: suite for suite in ALL}
