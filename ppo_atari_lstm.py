@@ -984,8 +984,7 @@ def evaluate(args: Args) -> list[float]:
     if args.capture_video:
         print("Filming the first game, which may take minutes.")
         warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
-    policy, env = load_policy(args.evaluate), ReplayableGame(make_env(args))
-    returns: list[float] = []
+    policy, env, returns = load_policy(args.evaluate), ReplayableGame(make_env(args)), []
     for seed in range(args.eval_episodes):
         obs, start = env.load(seed), True
         while not (scores := env.new_scores()):  # a game ends, by its time limit at the latest

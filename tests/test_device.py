@@ -174,3 +174,12 @@ def test_the_last_stage_of_a_resumed_pipeline_on_the_gpu_is_that_of_the_processo
     assert all(device.has(x) for x in result["agent"].parameters())
     assert same_weights(result["agent"], finished.run["agent"])
     assert result["results"] == finished.run["results"]
+
+
+@on("continuous")
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_the_wrapper_in_cpp_is_for_the_processor_only(script, monkeypatch, place):
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options))
+    script.module.compiled(lambda: None, torch.device(place))
+    assert [x["cpp_wrapper"] for x in given] == [place == "cpu"]

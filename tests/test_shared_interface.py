@@ -66,7 +66,7 @@ def test_threads_beyond_all_machines_name_their_flag(cli):
 
 @on("vector")
 @pytest.mark.parametrize(
-    ("env_id", "word"), [("Backgammon", "ppo_atari.py"), ("HalfCheeta-v4", "mean: `HalfCheetah`")]
+    ("env_id", "word"), [("Backgammon", "ppo-atari.py"), ("HalfCheeta-v4", "mean: `HalfCheetah`")]
 )
 def test_a_game_or_a_misspelt_environment_is_refused_with_what_to_try(cli, env_id, word):
     assert_refused(cli(f"--env-id {env_id}"), word)
