@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["pydantic==2.14.3", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1",
-#   "tyro==1.0.16"]
+# dependencies = ["filelock==4.2.12", "pydantic==2.14.4", "tensorboard==2.21.0", "torch==2.13.0",
+#   "tqdm==4.70.1", "tyro==1.0.17"]
 # ///
 """Group relative policy optimization (GRPO) on the task of ppo_rlhf_toy.py: RLHF without values.
 
@@ -54,11 +54,12 @@ import zlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import filelock
 import pydantic
 import torch
 import torch.nn.functional as F
 import tyro
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Generator, Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm, trange
@@ -67,6 +68,7 @@ from tqdm import tqdm, trange
 
 Tensors = dict[str, Tensor]
 StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
+Seed = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
 
 
@@ -78,7 +80,7 @@ class UsageError(ValueError):
 @pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
     # --- Experiment ---
-    seed: NonNegativeInt = 1  # seed of everything that is random in the run
+    seed: Seed = 1  # seed of everything that is random in the run
     run_name: Name | None = None  # folder below runs/; by default script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
     compare: bool = False  # also make runs in DeepSeekMath's form and without a KL penalty
@@ -1003,10 +1005,15 @@ def main() -> None:
     os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")
     again = "A run takes a minute or two. An interrupted one begins anew: there is no --resume."
     try:
-        train(tyro.cli(Args, description=again))
+        args = with_folder(tyro.cli(Args, description=again))
+        with filelock.FileLock(args.run_dir / "lock", blocking=False):
+            train(args)
     except KeyboardInterrupt:
         print(f"Interrupted. {again}")
         sys.exit(130)
+    except filelock.Timeout:
+        print(f"Error: Another process is training in {args.run_dir}.", file=sys.stderr)
+        sys.exit(2)
     except (UsageError, OSError, ImportError) as error:
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)

@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["ale-py==0.12.1", "gymnasium==1.4.0", "moviepy==2.2.1", "numpy==2.4.6",
-#   "opencv-python-headless==5.0.0.93", "pydantic==2.14.3", "tensorboard==2.21.0",
-#   "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.16", "wandb==0.31.0"]
+# dependencies = ["ale-py==0.12.1", "filelock==4.2.12", "gymnasium==1.4.0", "moviepy==2.2.1",
+#   "numpy==2.4.6", "opencv-python-headless==5.0.0.93", "pydantic==2.14.4", "tensorboard==2.21.0",
+#   "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17", "wandb==0.31.0"]
 # ///
 """Proximal policy optimization (PPO) for Atari games, in one file.
 
@@ -56,13 +56,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import filelock
 import gymnasium as gym
 import numpy as np
 import pydantic
 import torch
 import torch.distributed as dist
 import tyro
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -89,9 +90,10 @@ def game_name(env_id: str) -> str:
 
 Tensors = dict[str, Tensor]
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
-# Numbers like 1e6 are fine for steps.
-Steps = Annotated[float, pydantic.Field(ge=1, le=1e15), pydantic.AfterValidator(int)]
+Steps = Annotated[float, pydantic.Field(ge=1, le=1e15), pydantic.AfterValidator(int)]  # also 1e6
 StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
+Seed = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+Threads = Annotated[int, pydantic.Field(ge=1, le=1024)]
 Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
 Folder = Annotated[str, pydantic.Field(min_length=1)]
 Game = Annotated[str, pydantic.AfterValidator(game_name)]
@@ -111,12 +113,12 @@ class Args:
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
 
     # --- Experiment ---
-    seed: NonNegativeInt = 1  # seed of everything that is random in the run
+    seed: Seed = 1  # seed of everything that is random in the run
     total_timesteps: Steps = 10_000_000  # of all environments; annealing stretches over them
     paper: bool = False  # the paper's 3 epochs, vf_coef 2, annealed clip; flags beside it win
     run_name: Name | None = None  # folder below runs/; by default environment, script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
-    torch_threads: PositiveInt = min(8, os.cpu_count() or 1)  # of the update
+    torch_threads: Threads = min(8, os.cpu_count() or 1)  # of the update
     bfloat16: bool = False  # compute the CNN in bfloat16; weights, heads and losses are float32
     compile: bool = True  # compile the loss and its gradient, where there is a C++ compiler
     track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
@@ -506,6 +508,7 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
     of metrics per iteration; `args`; `run_dir`. Raises UsageError where something does not fit.
     An `update` of your own takes what `ppo_update` takes, with --compile a compiled loss function.
     """
+    STOP.clear()  # of an earlier run in this process
     args, device = settings_of_run(args), own_device(args)
     check_bfloat16(args, device)
     torch.manual_seed(args.seed)  # the same in all processes, which begin with equal weights
@@ -905,6 +908,10 @@ def open_run(args: Args, env_name: str) -> tuple[Path, SummaryWriter, dict[str, 
     """The folder of a run, its log, and the checkpoint if it is resumed."""
     began = f"{env_name}__{SCRIPT}__{args.seed}__{time.time_ns()}"
     run_dir = Path(args.resume or f"runs/{args.run_name or began}")
+    try:
+        lock = filelock.FileLock(run_dir / "lock", is_singleton=True).acquire(blocking=False)
+    except filelock.Timeout as error:
+        raise UsageError(f"Another process is training in {run_dir}.") from error
     saved = load_checkpoint(run_dir)[2] if args.resume else None
     if not saved and (run_dir / "checkpoint.pt").exists():
         raise UsageError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
@@ -919,6 +926,7 @@ def open_run(args: Args, env_name: str) -> tuple[Path, SummaryWriter, dict[str, 
     # What a killed run has logged after its last checkpoint is hidden.
     first_step = saved["updates"][-1]["global_step"] + 1 if saved else 0
     writer = SummaryWriter(str(run_dir), purge_step=first_step)
+    writer.lock = lock  # released with it, or with the process
     writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     print(f"Logs and checkpoints: {run_dir}")
     return run_dir, writer, saved
@@ -975,8 +983,7 @@ def evaluate(args: Args) -> list[float]:
     if args.capture_video:
         print("Filming the first game, which may take minutes.")
         warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
-    policy, env = load_policy(args.evaluate), ReplayableGame(make_env(args))
-    returns: list[float] = []
+    policy, env, returns = load_policy(args.evaluate), ReplayableGame(make_env(args)), []
     for seed in range(args.eval_episodes):
         obs = env.load(seed)
         while not (scores := env.new_scores()):  # a game ends, by its time limit at the latest
@@ -1003,10 +1010,9 @@ def settings_of_run(args: Args) -> Args:
 # Copied from ppo_continuous_action.py
 def read_settings() -> Args:
     """The command line; with --resume and --evaluate, its defaults are the settings of the run."""
-    folder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--resume", "--evaluate"):
-        folder.add_argument(flag, dest="folder")
-    folder = folder.parse_known_args()[0].folder
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume", "--evaluate", dest="folder")
+    folder = parser.parse_known_args()[0].folder
     args = tyro.cli(Args, default=load_checkpoint(folder)[0] if folder else Args())
     kept = vars(settings_of_run(args))
     if other := [name for name, value in vars(args).items() if kept[name] != value]:
@@ -1042,7 +1048,9 @@ def main() -> None:
                 print(f"Now: python {SCRIPT}.py {todo}; or tensorboard --logdir {run_dir}")
     except KeyboardInterrupt:
         sys.exit(130)
-    except (UsageError, OSError, ImportError, gym.error.Error) as error:
+    except (UsageError, OSError, ImportError, MemoryError, RuntimeError, gym.error.Error) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)

@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0", "numpy==2.4.6",
-#   "pydantic==2.14.3", "tensorboard==2.21.0", "threadpoolctl==3.8.0", "torch==2.13.0",
-#   "tqdm==4.70.1", "tyro==1.0.16", "wandb==0.31.0"]
+# dependencies = ["filelock==4.2.12", "gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0",
+#   "numpy==2.4.6", "pydantic==2.14.4", "tensorboard==2.21.0", "threadpoolctl==3.8.0",
+#   "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17", "wandb==0.31.0"]
 # ///
 """Proximal policy optimization (PPO) with a KL penalty instead of clipping, in one file.
 
@@ -49,13 +49,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import filelock
 import gymnasium as gym
 import numpy as np
 import pydantic
 import threadpoolctl
 import torch
 import tyro
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.utils.tensorboard import SummaryWriter
@@ -65,9 +66,9 @@ from tqdm import tqdm
 
 Tensors = dict[str, Tensor]
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
-# Numbers like 1e6 are fine for steps.
-Steps = Annotated[float, pydantic.Field(ge=1, le=1e15), pydantic.AfterValidator(int)]
+Steps = Annotated[float, pydantic.Field(ge=1, le=1e15), pydantic.AfterValidator(int)]  # also 1e6
 StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
+Seed = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
 Folder = Annotated[str, pydantic.Field(min_length=1)]
 # Twenty doublings from 1: a beta beyond has no effect any more, or nothing else has one.
@@ -92,7 +93,7 @@ class Args:
     clip_reward: PositiveFloat = 10.0  # largest scaled reward [ppo2: 10; inf: off]
 
     # --- Experiment ---
-    seed: NonNegativeInt = 1  # seed of everything that is random in the run
+    seed: Seed = 1  # seed of everything that is random in the run
     total_timesteps: Steps = 1_000_000  # of all environments; annealing stretches over them
     run_name: Name | None = None  # folder below runs/; by default environment, script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
@@ -405,6 +406,7 @@ def train(
     Returns `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, one dictionary
     of metrics per iteration; `args`; `run_dir`. Raises UsageError where something does not fit.
     """
+    STOP.clear()  # of an earlier run in this process
     args, device = settings_of_run(args), choose_device(args)
     torch.manual_seed(args.seed)
     threadpoolctl.threadpool_limits(1)  # enough for networks of this size; large ones want more
@@ -511,9 +513,7 @@ def train(
             )
             logprobs, _, values, old_mean = agent.evaluate_actions(b_obs[:-1], b_actions)
             old_log_std = agent.log_std.expand_as(old_mean).clone()  # stays as the weights change
-            acting = torch.tensor(
-                acting_log_prob(obs[:-1], noise), device=device
-            )  # before it learns
+            acting = torch.tensor(acting_log_prob(obs[:-1], noise), device=device)  # old weights
             # What follows a step is worth the value of the next observation. Where the episode
             # ended, that one belongs to another episode: after a time limit the value of the final
             # observation replaces it, and after a failure nothing follows.
@@ -615,19 +615,20 @@ def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gy
     make = env_factory or (lambda: gym.make(args.env_id, disable_env_checker=True, **film))
     try:
         env = make()
+    except TypeError as error:
+        if "argument 'render_mode'" not in str(error):
+            raise
+        raise UsageError(f"{args.env_id} cannot be filmed: it takes no render_mode.") from error
     except gym.error.Error as error:
-        is_game = re.match("ALE/|.*NoFrameskip", args.env_id)
-        hint = " Games are played by ppo_atari.py." if is_game else ""
-        raise UsageError(f"{error}{hint}") from error
+        raise UsageError(f"{error} (Atari games are played by ppo_atari.py.)") from error
     actions, obs = env.action_space, env.observation_space
     is_box = isinstance(actions, gym.spaces.Box) and actions.dtype.kind == "f"
     if not is_box or len(actions.shape) != 1 or not actions.shape[0]:
         raise UsageError(f"Actions are {actions}, not vectors of floats: try ppo_multidiscrete.py.")
     if not obs.is_np_flattenable:
         raise UsageError(f"Observations are {obs}, which cannot be made a vector of floats.")
-    if isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1:
-        return env
-    return gym.wrappers.FlattenObservation(env)
+    is_flat = isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1
+    return env if is_flat else gym.wrappers.FlattenObservation(env)
 
 
 # Copied from ppo_continuous_action.py
@@ -827,6 +828,10 @@ def open_run(args: Args, env_name: str) -> tuple[Path, SummaryWriter, dict[str, 
     """The folder of a run, its log, and the checkpoint if it is resumed."""
     began = f"{env_name}__{SCRIPT}__{args.seed}__{time.time_ns()}"
     run_dir = Path(args.resume or f"runs/{args.run_name or began}")
+    try:
+        lock = filelock.FileLock(run_dir / "lock", is_singleton=True).acquire(blocking=False)
+    except filelock.Timeout as error:
+        raise UsageError(f"Another process is training in {run_dir}.") from error
     saved = load_checkpoint(run_dir)[2] if args.resume else None
     if not saved and (run_dir / "checkpoint.pt").exists():
         raise UsageError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
@@ -841,6 +846,7 @@ def open_run(args: Args, env_name: str) -> tuple[Path, SummaryWriter, dict[str, 
     # What a killed run has logged after its last checkpoint is hidden.
     first_step = saved["updates"][-1]["global_step"] + 1 if saved else 0
     writer = SummaryWriter(str(run_dir), purge_step=first_step)
+    writer.lock = lock  # released with it, or with the process
     writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     print(f"Logs and checkpoints: {run_dir}")
     return run_dir, writer, saved
@@ -917,10 +923,9 @@ def evaluate(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> li
         env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", lambda k: k == 0)
     env, returns = Replayable(gym.wrappers.TimeLimit(env, 10_000)), []  # some never end
     for seed in range(args.eval_episodes):
-        obs, ended = env.begin(seed), False
-        while not ended:
+        obs, terminated, truncated = env.begin(seed), False, False
+        while not (terminated or truncated):
             obs, _, terminated, truncated, _ = env.step(policy(obs))
-            ended = terminated or truncated
         returns.append(env.total)
     env.close()
     print(f"Return {np.mean(returns):.1f} ± {np.std(returns):.1f} in {len(returns)} episodes")
@@ -941,10 +946,9 @@ def settings_of_run(args: Args) -> Args:
 # Copied from ppo_continuous_action.py
 def read_settings() -> Args:
     """The command line; with --resume and --evaluate, its defaults are the settings of the run."""
-    folder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--resume", "--evaluate"):
-        folder.add_argument(flag, dest="folder")
-    folder = folder.parse_known_args()[0].folder
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume", "--evaluate", dest="folder")
+    folder = parser.parse_known_args()[0].folder
     args = tyro.cli(Args, default=load_checkpoint(folder)[0] if folder else Args())
     kept = vars(settings_of_run(args))
     if other := [name for name, value in vars(args).items() if kept[name] != value]:
@@ -977,7 +981,7 @@ def main() -> None:
             print(f"Now: python {SCRIPT}.py {todo}; or tensorboard --logdir {run_dir}")
     except KeyboardInterrupt:
         sys.exit(130)
-    except (UsageError, OSError, ImportError, gym.error.Error) as error:
+    except (UsageError, OSError, ImportError, MemoryError, gym.error.Error) as error:
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)

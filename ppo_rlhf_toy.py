@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["pydantic==2.14.3", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1",
-#   "tyro==1.0.16", "wandb==0.31.0"]
+# dependencies = ["filelock==4.2.12", "pydantic==2.14.4", "tensorboard==2.21.0", "torch==2.13.0",
+#   "tqdm==4.70.1", "tyro==1.0.17", "wandb==0.31.0"]
 # ///
 """Reinforcement learning from human feedback (RLHF) with PPO: the whole pipeline in one file.
 
@@ -60,11 +60,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import filelock
 import pydantic
 import torch
 import torch.nn.functional as F
 import tyro
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Generator, Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm, trange
@@ -74,6 +75,7 @@ from tqdm import tqdm, trange
 Tensors = dict[str, Tensor]
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
 StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
+Seed = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
 Folder = Annotated[str, pydantic.Field(min_length=1)]
 
@@ -86,7 +88,7 @@ class UsageError(ValueError):
 @pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
     # --- Experiment ---
-    seed: NonNegativeInt = 1  # seed of everything that is random in the run
+    seed: Seed = 1  # seed of everything that is random in the run
     run_name: Name | None = None  # folder below runs/; by default script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
     track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
@@ -1206,12 +1208,16 @@ def main() -> None:
         if args.details:
             print(details(args))
         else:
-            train(args)
+            with filelock.FileLock(args.run_dir / "lock", blocking=False):
+                train(args)
     except KeyboardInterrupt:
         begun = (args.run_dir / "sft/checkpoint.pt").exists()
         more = f"--resume {args.run_dir} goes on after the last stage that is done."
         print(f"Interrupted. {more if begun else 'No stage is done yet: a run begins anew.'}")
         sys.exit(130)
+    except filelock.Timeout:
+        print(f"Error: Another process is training in {args.run_dir}.", file=sys.stderr)
+        sys.exit(2)
     except (UsageError, OSError, ImportError) as error:
         hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
         print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)

@@ -4,6 +4,8 @@ The tensors of that device lie in the processor's memory, but which these are is
 refuse to mix them with others, as those of a GPU do, and compute the same bits.
 """
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -160,3 +162,24 @@ def test_a_language_model_on_the_gpu_that_is_there_is_that_of_the_processor(scri
     assert all(device.has(x) for x in result["agent"].parameters())
     assert same_weights(result["agent"], finished.run["agent"])
     assert result["results"] == finished.run["results"]
+
+
+@on("rlhf")
+def test_the_last_stage_of_a_resumed_pipeline_on_the_gpu_is_that_of_the_processor(
+    script, finished, gpu
+):
+    shutil.copytree(finished.folder, "runs/run")
+    shutil.rmtree("runs/run/ppo-adaptive-6")
+    result, device = gpu(script.module.train, script.args(device="auto", resume="runs/run"))
+    assert all(device.has(x) for x in result["agent"].parameters())
+    assert same_weights(result["agent"], finished.run["agent"])
+    assert result["results"] == finished.run["results"]
+
+
+@on("continuous")
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_the_wrapper_in_cpp_is_for_the_processor_only(script, monkeypatch, place):
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options))
+    script.module.compiled(lambda: None, torch.device(place))
+    assert [x["cpp_wrapper"] for x in given] == [place == "cpu"]

@@ -54,6 +54,36 @@ def test_a_task_of_another_script_is_refused_with_the_name_of_that(script, tiny,
         assert_refused(cli(flags(tiny(env_id=env_id))), word.replace("_", "-"))
 
 
+@on("environments", "language")
+def test_a_seed_that_no_generator_takes_names_its_flag(cli):
+    assert_refused(cli("--seed 18446744073709551616"), "seed")
+
+
+@on("atari")
+def test_threads_beyond_all_machines_name_their_flag(cli):
+    assert_refused(cli("--torch-threads 100000"), "torch-threads")
+
+
+@on("vector")
+@pytest.mark.parametrize(
+    ("env_id", "word"), [("Backgammon", "ppo-atari.py"), ("HalfCheeta-v4", "mean: `HalfCheetah`")]
+)
+def test_a_game_or_a_misspelt_environment_is_refused_with_what_to_try(cli, env_id, word):
+    assert_refused(cli(f"--env-id {env_id}"), word)
+
+
+def test_sizes_beyond_memory_are_a_sentence(tiny, cli):
+    line = flags(tiny(num_steps=10**12, total_timesteps=1e15))
+    assert_refused(cli(line), "allocate")
+
+
+@on("vector")
+def test_what_takes_no_render_mode_cannot_be_filmed(script, tiny, cli):
+    script.module.train(tiny("Target"))
+    code, _, err = cli("--evaluate runs/run0 --capture-video")
+    assert code == 2 and err.endswith("cannot be filmed: it takes no render_mode.\n")
+
+
 def test_short_forms_of_settings_are_understood(script, cli):
     code, out, err = cli("--lr 0.125 --total-timesteps 2e6 --details")
     assert code == 0 and "learning_rate=0.125" in out, err
@@ -74,7 +104,7 @@ def test_tracking_that_cannot_start_is_refused(tiny, cli, monkeypatch):
     assert_refused(cli(flags(tiny(track=True))), "No API key")
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert_refused(cli(flags(tiny(track=True))), "wandb")
-    assert not Path("runs").exists()
+    assert not list(Path("runs").rglob("events*"))
 
 
 # --- Logs ---
@@ -171,6 +201,18 @@ def test_each_row_of_health_fires_once_in_time_and_is_silent_otherwise(script, c
                 assert said[when].startswith(f"Warning: {name} is ")
                 assert said[when].count("\n") == 1
                 assert re.search(r": (lower|raise|scale|check|try|make)|--", said[when].lower())
+
+
+@on("vector")
+def test_acting_that_is_no_number_stops_the_run(script, tiny, monkeypatch):
+    def broken(agent):
+        act, log_prob = real(agent)
+        return act, lambda *args: np.nan * log_prob(*args)
+
+    real = script.module.actor
+    monkeypatch.setattr(script.module, "actor", broken)
+    with pytest.raises(script.module.UsageError, match=r"Not finite at step 32: check/acting\."):
+        script.module.train(tiny("Walk"))
 
 
 def test_details_prints_the_table_and_exits(script, tiny, cli):

@@ -8,15 +8,17 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from io import BytesIO
 from pathlib import Path
 
 import fake_envs
+import filelock
 import numpy as np
 import pytest
 import torch
-from adapters import flags, on
+from adapters import ROOT, flags, on
 from conftest import same_weights
 from fake_envs import Fake, Killed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -161,6 +163,22 @@ def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(scri
 
 # --- The command line ---
 
+ENDLESS = {"total_timesteps": 32 * 10**6, "run_name": "run"}
+
+
+def begin(script, line, file):
+    """A process that trains with the fake environments; it has written this file to runs/run."""
+    code = f"import sys, pytest, adapters; script = adapters.SCRIPTS[{script.name!r}]\n"
+    code += f"script.patch(pytest.MonkeyPatch()); sys.argv = ['x', *{line.split()}]\n"
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    command = [sys.executable, "-c", code + "script.module.main()"]
+    process = subprocess.Popen(command, env=env, **pipes)
+    while not list(Path("runs/run").rglob(file)):
+        assert process.poll() is None
+        time.sleep(0.05)
+    return process
+
 
 def test_resume_takes_the_settings_of_the_run_and_more_steps(script, tiny, cli):
     settings = {"learning_rate": 0.004, "anneal_lr": False, "seed": 5}
@@ -205,20 +223,51 @@ def test_ctrl_c_finishes_the_iteration_and_saves_and_the_run_goes_on(script, tin
 
 @on("continuous")
 def test_sigint_to_a_real_process_saves_and_a_second_one_ends_it(script, tiny):
-    line = flags(tiny("Walk", total_timesteps=32 * 10**6, run_name="run"))
-    code = f"import sys, fake_envs, runpy; sys.argv = ['x', *{line.split()}]\n"
-    code += f"runpy.run_path({str(script.path)!r}, run_name='__main__')"
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", code], env=env, **pipes)
-    while not Path("runs/run/checkpoint.pt").exists():  # after 25 iterations
-        assert process.poll() is None
-        time.sleep(0.05)
+    process = begin(script, flags(tiny("Walk", **ENDLESS)), "checkpoint.pt")  # of 25 iterations
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and "--resume runs/run" in out.splitlines()[-1]
     args, _, saved = script.module.load_checkpoint("runs/run")
     assert args.total_timesteps > saved["updates"][-1]["global_step"] >= 25 * 32
+
+
+def assert_held(result):
+    code, _, err = result
+    assert (code, err.splitlines()[-1]) == (2, "Error: Another process is training in runs/run.")
+
+
+def test_a_second_process_in_a_folder_is_refused_and_the_first_goes_on(script, tiny, cli):
+    """Until it is killed: then the folder is free."""
+    path, line = Path("runs/run/checkpoint.pt"), flags(tiny("Walk", **ENDLESS))
+    first = begin(script, line, path.name)
+    for again in ("--resume runs/run", line):
+        assert_held(cli(again))
+    before = path.stat().st_mtime_ns
+    while path.stat().st_mtime_ns == before:
+        assert first.poll() is None
+        time.sleep(0.05)
+    first.kill()
+    first.communicate()
+    steps = script.module.load_checkpoint("runs/run")[2]["updates"][-1]["global_step"]
+    resumed = resume(script, "runs/run", total_timesteps=steps + 32)
+    assert resumed["updates"][-1]["global_step"] == steps + 32
+    filelock.FileLock("runs/run/lock").acquire(blocking=False).lock.release()  # free again
+
+
+@on("language")
+def test_a_second_process_in_the_folder_of_a_pipeline_is_refused(script, cli):
+    line = "--run-name run --device cpu --sft-steps 1000000"
+    first = begin(script, line, "events*")
+    assert_held(cli(line))
+    assert first.poll() is None
+    first.kill()
+    first.communicate()
+
+
+def test_ctrl_c_in_an_earlier_run_does_not_end_the_next_one(script, tiny, monkeypatch):
+    monkeypatch.setattr(script.module, "STOP", threading.Event())
+    script.module.STOP.set()
+    assert len(script.module.train(tiny())["updates"]) == 3
 
 
 # --- TensorBoard ---
