@@ -208,17 +208,6 @@ HELD_OUT: dict[str, Setting] = {  # nobody looked at these before the limits wer
 }
 # ruff: enable[E501]
 # fmt: on
-# The last hundred episodes of a run that has learned have at least this mean return, which is far
-# above that of random actions.
-LEARNED = {
-    **{"HalfCheetah-v4": 0, "Hopper-v4": 200, "Walker2d-v4": 150, "Ant-v4": 0, "Swimmer-v4": 25},
-    **{"InvertedPendulum-v4": 100, "InvertedDoublePendulum-v4": 500, "Reacher-v4": -20},
-    **{"CartPole-v1": 195, "Acrobot-v1": -200, "MountainCar-v0": -180, "Pendulum-v1": -800},
-    **{"FrozenLake-v1": 0.3, "Taxi-v4": -100, "Blackjack-v1": -0.2, "LunarLander-v3": 0},
-    "Pong": -19,
-}
-
-
 def healthy_variant(env: str, script: str, k: int, flags: str, source: str, *texts) -> Variant:
     """A setting in one environment with two seeds; the last number of steps counts."""
     flags = f"{flags} --total-timesteps {k}e3".strip()
@@ -438,12 +427,7 @@ ALL = (
         reproduces="what mistakes look like, and which of them the scripts warn about",
         environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
         variants=bugs.variants(CONTINUOUS, bugs.CONTROLS | bugs.BUGS),
-        pictures={
-            "": plots.broken_curves,
-            "_fingerprints": lambda _, folders: plots.fingerprints(
-                [SUITES["bugs"], SUITES["bugs_cartpole"]], folders
-            ),
-        },
+        pictures={"": plots.broken_curves},
     ),
     broken(
         # With ppo2's settings for classic control the values are held by their clipping.
@@ -477,7 +461,7 @@ ALL = (
         reproduces="whether healthy runs elsewhere stay without a warning",
         table=health.healthy_table,
         points=None,
-        environments=dict.fromkeys(LEARNED, ()),
+        environments=dict.fromkeys(health.LEARNED, ()),
         variants={
             "default": Variant(CONTINUOUS, "", "default", environments=OTHER6),
             "bins": Variant(MULTIDISCRETE, "", "11 bins", environments={"HalfCheetah-v4": (1, 2)}),
