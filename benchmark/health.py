@@ -275,8 +275,8 @@ def bands_table(suites: list[Suite], folders: Folders) -> str:
         healthy = [x for x in suite.variants if is_healthy(suite, x)]
         found = [by_environment(suite.name, x, folders).get(environment, []) for x in healthy]
         curves = [iterations(x).query(f"{BEGIN} <= step <= {EARLY}") for y in found for x in y]
-        medians = pd.DataFrame([x.median() for x in curves])
-        for name in rows.keys() & medians.keys():
+        medians = pd.DataFrame([x.reindex(columns=[*rows]).median() for x in curves])
+        for name in medians.dropna(axis=1):
             low, high = medians[name].min(), medians[name].max()
             rows[name][environment] = f"{low:.2g} to {high:.2g}"
     script = module_of(suites[0].variants["healthy"].script)

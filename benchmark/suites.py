@@ -426,7 +426,7 @@ ALL = (
         name="bugs",
         reproduces="what mistakes look like, and which of them the scripts warn about",
         environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
-        variants=bugs.variants(CONTINUOUS, bugs.CONTROLS | bugs.BUGS),
+        variants=bugs.variants(CONTINUOUS, bugs.BUGS),
         pictures={"": plots.broken_curves},
     ),
     broken(
@@ -434,10 +434,7 @@ ALL = (
         name="bugs_cartpole",
         reproduces="the same where actions are discrete",
         environments={"CartPole-v1": (1, 2, 3)},
-        variants=bugs.variants(
-            MULTIDISCRETE,
-            {x: (bugs.CONTROLS | bugs.BUGS)[x] for x in bugs.IN_CARTPOLE},
-        ),
+        variants=bugs.variants(MULTIDISCRETE, {x: bugs.BUGS[x] for x in bugs.IN_CARTPOLE}),
     ),
     broken(
         name="bugs_evaluation",
