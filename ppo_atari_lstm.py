@@ -712,7 +712,6 @@ STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
 # (shorter ones than 2,000 steps count less), whether only while return is lost, what to do.
 HEALTH = [
     ("losses/approx_kl", 1e-12, 0.05, 10, True, "Updates are too large, or none: check --lr."),
-    ("check/values", 0.25, 1, 20, False, "Values explain little: check shapes, scale rewards."),
     ("check/value_bias", -math.inf, 0.6, 20, False, "Values exceed returns: check episode ends."),
     ("check/update", 0.02, 1, 10, True, "Good actions got no likelier: check signs and reshapes."),
 ]

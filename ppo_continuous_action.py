@@ -559,7 +559,6 @@ STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
 HEALTH = [
     ("losses/approx_kl", 1e-12, 0.05, 10, True, "Updates are too large, or none: check --lr."),
     ("check/acting", -1, 1e-5, 1, False, "`actor` and `evaluate_actions` disagree: make them one."),
-    ("check/values", 0.25, 1, 20, False, "Values explain little: check shapes, scale rewards."),
     ("check/value_bias", -math.inf, 0.6, 20, False, "Values exceed returns: check episode ends."),
     ("check/update", 0.02, 1, 10, True, "Good actions got no likelier: check signs and reshapes."),
 ]
