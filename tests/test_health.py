@@ -61,24 +61,6 @@ def test_a_large_kl_is_a_warning_where_the_return_falls():
     assert list(health.warnings(falling)) == ["losses/approx_kl"]
 
 
-@pytest.mark.parametrize(
-    ("returns", "expected"),
-    [
-        ([], False),
-        ([1.0] * 19 + [0.0], False),  # too few to compare
-        ([5.0] * 100, False),  # nothing was gained that could be lost
-        ([0.0] * 20 + [10.0] * 20 + [8.1] * 20, False),
-        ([0.0] * 20 + [10.0] * 20 + [7.9] * 20, True),
-        ([0.0] * 20 + [-1.0] * 20, True),
-        ([0.0] * 200 + [10.0] * 700 + [0.0] * 25 + [10.0] * 75, False),
-        ([0.0] * 200 + [10.0] * 750 + [7.9] * 50, True),  # the last twentieth
-        ([0.0] * 200 + [10.0] * 775 + [7.9] * 25, False),
-    ],
-)
-def test_a_return_is_lost_where_a_fifth_of_the_gain_is(returns, expected):
-    assert ppo.return_lost([{"return": x} for x in returns]) == expected
-
-
 def test_what_acts_otherwise_is_warned_about_at_the_latest_when_it_was_measured():
     bug, other = (made({"check/update": [0.2] * 60}, variant=x) for x in ("renormalized", "sign"))
     assert health.warnings(bug, health.EARLY) == {"check/acting": 98304}

@@ -134,8 +134,8 @@ MUTATIONS = [
     ('"check/kl_after": approx_kl(logratio)', '"check/kl_after": approx_kl(-logratio)', "shared_update: kl_after"),
     # Metrics and warnings
     ("if not math.isfinite(x)", "if False", "shared_rollout: bad_loss"),
-    ("means[0] + 0.8 * (means.max()", "means[0] + 0.7 * (means.max()", "health: lost"),
-    ("max(20, len(episodes) // 20)", "20", "health: lost"),
+    ("means[0] + 0.8 * (means.max()", "means[0] + 0.7 * (means.max()", "math: lost"),
+    ("max(20, len(episodes) // 20)", "20", "math: lost"),
     ("if name not in warned:", "if True:", "shared_interface: health"),
     ("is_long = len(rows) == count and", "is_long =", "shared_interface: health"),
     ("any(low <= x[name] <= high for x in rows)", "any(low <= x[name] for x in rows)", "shared_interface: health"),
