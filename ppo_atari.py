@@ -537,6 +537,7 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         update = functools.partial(update, loss_function=compiled(ppo_loss, device))
     episodes: list[dict[str, float]] = []  # the finished games
     history: list[dict[str, float]] = []  # metrics of each iteration
+    warned: set[str] = set()  # those that the user has been told of
 
     # A new run begins a game in each environment; a resumed one goes on where it was.
     if RANK == 0:  # the process that logs and saves
@@ -657,7 +658,7 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         history.append({"global_step": global_step, **metrics})
         if RANK > 0:
             continue
-        log(writer, history, episodes, progress)
+        log(writer, history, episodes, progress, warned)
         stopping = STOP.is_set() or iteration == num_iterations
         if stopping or iteration % args.checkpoint_interval == 0:
             state = {"agent": agent.state_dict(), "sizes": [num_actions]}
@@ -681,14 +682,12 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
 SCRIPT = Path(__file__).stem
 STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
 
-# Metric, its lowest and highest healthy value, for how many steps of the environments it must have
-# been outside, what to do.
+# Metric, its lowest and highest healthy value, for how many iterations it must have been outside
+# (shorter ones than 2,000 steps count less), whether only while return is lost, what to do.
 HEALTH = [
-    ("losses/approx_kl", -1, 0.05, 0, "Updates go too far: lower --learning-rate; check clipping."),
-    ("check/values", 0.25, 1, 19_456, "Values explain little: check shapes, scale rewards."),
-    ("check/value_bias", -1, 0.6, 9_216, "Values are far off returns: check V at episode ends."),
-    ("check/update", 0.02, 1, 19_456, "Good actions got no likelier: check signs and reshapes."),
-    ("check/entropy_share", 0.01, math.inf, 0, "Exploration has ended: raise --ent-coef."),
+    ("losses/approx_kl", 1e-12, 0.05, 10, True, "Updates are too large, or none: check --lr."),
+    ("check/value_bias", -math.inf, 0.6, 20, False, "Values exceed returns: check episode ends."),
+    ("check/update", 0.02, 1, 10, True, "Good actions got no likelier: check signs and reshapes."),
 ]
 
 
@@ -868,8 +867,38 @@ def diagnose(logratio: Tensor, advantages: Tensor, values: Tensor, observed: Ten
 
 
 # Copied from ppo_continuous_action.py
-def log(writer: SummaryWriter, history: list[dict], episodes: list[dict], progress: tqdm) -> None:
-    """Write the newest metrics; warn where one has been unhealthy for as long as `HEALTH` says."""
+def return_lost(episodes: list[dict]) -> bool:
+    """Whether the last twentieth of the episodes, 20 at least, lost a fifth of what was gained.
+
+    The gain is from the first so many episodes to the best so many in a row.
+    """
+    count = max(20, len(episodes) // 20)
+    sums = np.cumsum([0.0, *(x["return"] for x in episodes)])
+    means = (sums[count:] - sums[:-count]) / count
+    return len(means) > 0 and means[-1] < means[0] + 0.8 * (means.max() - means[0])
+
+
+# Copied from ppo_continuous_action.py
+def unhealthy(history: list[dict], episodes: list[dict]) -> dict[str, str]:
+    """What to do about each metric that has been unhealthy for as long as `HEALTH` says."""
+    found, part = {}, min(history[0]["global_step"] / 2000, 1)  # what an iteration counts
+    for name, low, high, patience, if_lost, advice in HEALTH:
+        rows = history[-(count := math.ceil(patience / part)) :]
+        is_long = len(rows) == count and not any(low <= x[name] <= high for x in rows)
+        if is_long and not (if_lost and not return_lost(episodes)):
+            found[name] = advice
+    return found
+
+
+# Copied from ppo_continuous_action.py
+def log(
+    writer: SummaryWriter,
+    history: list[dict],
+    episodes: list[dict],
+    progress: tqdm,
+    warned: set[str],
+) -> None:
+    """Write the newest metrics; warn of those that are unhealthy and not yet in `warned`."""
     metrics = dict(history[-1])
     now = metrics.pop("global_step")
     if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
@@ -880,13 +909,9 @@ def log(writer: SummaryWriter, history: list[dict], episodes: list[dict], progre
         progress.set_postfix_str(f"return {metrics['charts/episodic_return']:.1f}", refresh=False)
     for name, value in metrics.items():
         writer.add_scalar(name, value, now)
-    for name, low, high, patience, advice in HEALTH:
-        ago: list[int] = []  # how many steps ago it has been unhealthy, without a break
-        for row in reversed(history):
-            if low <= row[name] <= high:
-                break
-            ago.append(now - row["global_step"])
-        if ago and ago[-1] >= patience and (len(ago) == 1 or ago[-1] - ago[1] < patience):  # once
+    for name, advice in unhealthy(history, episodes).items():
+        if name not in warned:  # say it once
+            warned.add(name)
             tqdm.write(f"Warning: {name} is {metrics[name]:.3g}. {advice}")
 
 

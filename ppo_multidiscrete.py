@@ -417,6 +417,7 @@ def train(
     return_stats, discounted_returns = RunningMeanStd([0.0], [1.0]), np.zeros(args.num_envs)
     episodes: list[dict[str, float]] = []  # the finished ones
     history: list[dict[str, float]] = []  # metrics of each iteration
+    warned: set[str] = set()  # those that the user has been told of
 
     # A new run begins an episode in each environment; a resumed one goes on where it was.
     run_dir, writer, saved = open_run(args, name_of(envs[0]))
@@ -544,7 +545,7 @@ def train(
             "charts/SPS": batch_size / (time.perf_counter() - start_time),
         }
         history.append({"global_step": global_step, **metrics})
-        log(writer, history, episodes, progress)
+        log(writer, history, episodes, progress, warned)
         stopping = STOP.is_set() or iteration == num_iterations
         if stopping or iteration % args.checkpoint_interval == 0:
             state = {"agent": agent.state_dict(), "sizes": sizes, "adam": adam}
@@ -567,15 +568,13 @@ def train(
 SCRIPT = Path(__file__).stem
 STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
 
-# Metric, its lowest and highest healthy value, for how many steps of the environments it must have
-# been outside, what to do.
+# Metric, its lowest and highest healthy value, for how many iterations it must have been outside
+# (shorter ones than 2,000 steps count less), whether only while return is lost, what to do.
 HEALTH = [
-    ("losses/approx_kl", -1, 0.05, 0, "Updates go too far: lower --learning-rate; check clipping."),
-    ("losses/entropy", 0.01, math.inf, 0, "Exploration has ended: raise --ent-coef."),
-    ("check/acting", -1, 1e-5, 0, "`actor` and `evaluate_actions` disagree: make them one policy."),
-    ("check/values", 0.25, 1, 38_912, "Values explain little: check shapes, scale rewards."),
-    ("check/value_bias", -1, 0.6, 18_432, "Values are far off returns: check V at episode ends."),
-    ("check/update", 0.02, 1, 14_336, "Good actions got no likelier: check signs and reshapes."),
+    ("losses/approx_kl", 1e-12, 0.05, 10, True, "Updates are too large, or none: check --lr."),
+    ("check/acting", -1, 1e-5, 1, False, "`actor` and `evaluate_actions` disagree: make them one."),
+    ("check/value_bias", -math.inf, 0.6, 20, False, "Values exceed returns: check episode ends."),
+    ("check/update", 0.02, 1, 10, True, "Good actions got no likelier: check signs and reshapes."),
 ]
 
 
@@ -828,8 +827,38 @@ def diagnose(logratio: Tensor, advantages: Tensor, values: Tensor, observed: Ten
 
 
 # Copied from ppo_continuous_action.py
-def log(writer: SummaryWriter, history: list[dict], episodes: list[dict], progress: tqdm) -> None:
-    """Write the newest metrics; warn where one has been unhealthy for as long as `HEALTH` says."""
+def return_lost(episodes: list[dict]) -> bool:
+    """Whether the last twentieth of the episodes, 20 at least, lost a fifth of what was gained.
+
+    The gain is from the first so many episodes to the best so many in a row.
+    """
+    count = max(20, len(episodes) // 20)
+    sums = np.cumsum([0.0, *(x["return"] for x in episodes)])
+    means = (sums[count:] - sums[:-count]) / count
+    return len(means) > 0 and means[-1] < means[0] + 0.8 * (means.max() - means[0])
+
+
+# Copied from ppo_continuous_action.py
+def unhealthy(history: list[dict], episodes: list[dict]) -> dict[str, str]:
+    """What to do about each metric that has been unhealthy for as long as `HEALTH` says."""
+    found, part = {}, min(history[0]["global_step"] / 2000, 1)  # what an iteration counts
+    for name, low, high, patience, if_lost, advice in HEALTH:
+        rows = history[-(count := math.ceil(patience / part)) :]
+        is_long = len(rows) == count and not any(low <= x[name] <= high for x in rows)
+        if is_long and not (if_lost and not return_lost(episodes)):
+            found[name] = advice
+    return found
+
+
+# Copied from ppo_continuous_action.py
+def log(
+    writer: SummaryWriter,
+    history: list[dict],
+    episodes: list[dict],
+    progress: tqdm,
+    warned: set[str],
+) -> None:
+    """Write the newest metrics; warn of those that are unhealthy and not yet in `warned`."""
     metrics = dict(history[-1])
     now = metrics.pop("global_step")
     if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
@@ -840,13 +869,9 @@ def log(writer: SummaryWriter, history: list[dict], episodes: list[dict], progre
         progress.set_postfix_str(f"return {metrics['charts/episodic_return']:.1f}", refresh=False)
     for name, value in metrics.items():
         writer.add_scalar(name, value, now)
-    for name, low, high, patience, advice in HEALTH:
-        ago: list[int] = []  # how many steps ago it has been unhealthy, without a break
-        for row in reversed(history):
-            if low <= row[name] <= high:
-                break
-            ago.append(now - row["global_step"])
-        if ago and ago[-1] >= patience and (len(ago) == 1 or ago[-1] - ago[1] < patience):  # once
+    for name, advice in unhealthy(history, episodes).items():
+        if name not in warned:  # say it once
+            warned.add(name)
             tqdm.write(f"Warning: {name} is {metrics[name]:.3g}. {advice}")
 
 

@@ -6,15 +6,20 @@ from benchmark.definitions import Variant
 EIGHT = "--num-envs 8 --num-steps 256"
 ENTROPY = "--ent-coef 0.01"
 SHARED = "--shared-network"
-# Bugs by which what acts is not what learns, with the largest `check/acting` of 100k steps in
-# Hopper or HalfCheetah, the lower of two seeds; 0 in healthy runs. The committed runs of bugs are
-# older than this metric.
+# The largest `check/acting` of 100k steps in Hopper or HalfCheetah, the lower of two seeds, of bugs
+# by which what acts is not what learns. The committed runs are older than this metric.
 ACTING = {"mean-logprob": 6.1, "clipped-stored": 0.88, "renormalized": 4.6e-4}
 
 # By name: what it is; flags; each text that is replaced, with what takes its place.
 Bug = tuple[str, str, *tuple[tuple[str, str], ...]]
 # fmt: off
 BUGS: dict[str, Bug] = {
+    "healthy": ("healthy", ""),
+    "healthy-8": ("healthy, 8 environments", EIGHT),
+    "healthy-entropy": ("healthy, entropy bonus", ENTROPY),
+    "healthy-shared": ("healthy, shared network", SHARED),
+    "healthy-lr": ("healthy, constant learning rate", "--no-anneal-lr"),
+    "healthy-values": ("healthy, values not clipped", "--no-clip-vloss"),
     # The policy's loss
     "ratio-one": ("old log-probabilities computed anew in the loop", "", ("clip_coef = logprobs - old_logprobs,", "clip_coef = logprobs - logprobs.detach(),")),
     "sign": ("policy loss with the wrong sign", "", ("torch.max(-advantages * ratio, -advantages * clipped_ratio)", "torch.max(advantages * ratio, advantages * clipped_ratio)")),
@@ -48,14 +53,6 @@ BUGS: dict[str, Bug] = {
     "many-epochs": ("30 epochs, ε = 0.5", "--update-epochs 30 --clip-coef 0.5"),
     "large-lr": ("learning rate 0.01", "--learning-rate 0.01"),
 }
-CONTROLS: dict[str, Bug] = {
-    "healthy": ("healthy", ""),
-    "healthy-8": ("healthy, 8 environments", EIGHT),
-    "healthy-entropy": ("healthy, entropy bonus", ENTROPY),
-    "healthy-shared": ("healthy, shared network", SHARED),
-    "healthy-lr": ("healthy, constant learning rate", "--no-anneal-lr"),
-    "healthy-values": ("healthy, values not clipped", "--no-clip-vloss"),
-}
 # Those that also stand in ppo_multidiscrete.py, and cost something where episodes end early.
 IN_CARTPOLE = ("healthy", "healthy-8", "ratio-one", "sign", "min-max", "late-obs", "value-shape", "through-falls", "v-same", "over-ends", "transposed", "grad-sum", "no-shuffling", "many-epochs", "large-lr")
 
@@ -79,14 +76,8 @@ LSTM_DETAILS: dict[str, Bug] = {
     "stored-states": ("36", "stored states in training", ("final_obs, final_states = [], []", "final_obs, final_states, states = [], [], []"), ("now = slice(t, t + 1)", "states.append(state)\n            now = slice(t, t + 1)"), ("starts[:-1], rollout_state]", "starts[:-1], torch.stack(states, dim=2)]"), ("logits, values, _ = self(obs, starts, state)", "shape, state = starts.shape, state.transpose(1, 2).flatten(1, 2)\n        logits, values, _ = self(obs.flatten(0, 1)[None], starts.reshape(1, -1), state)\n        logits, values = logits.view(*shape, -1), values.view(shape)")),
 }
 # Evaluation with statistics of observations that no training has made.
-FRESH = (
-    'stats, env = RunningMeanStd(**saved["obs_stats"])',
-    'stats, env = RunningMeanStd(0 * np.array(saved["obs_stats"]["mean"]), 1.0)',
-)
-EVALUATION: dict[str, Bug] = {
-    "healthy": ("healthy", ""),
-    "without-statistics": ("evaluated without the statistics of observations", "", FRESH),
-}
+FRESH = ('RunningMeanStd(**saved["obs_stats"]), make_env', 'RunningMeanStd(0 * np.array(saved["obs_stats"]["mean"]), 1.0), make_env')
+EVALUATION: dict[str, Bug] = {"healthy": ("healthy", ""), "without-statistics": ("evaluated without the statistics of observations", "", FRESH)}
 # fmt: on
 
 # No bug: Adam's epsilon after the bias correction, where PyTorch and so ppo_minimal.py add it.
@@ -98,7 +89,4 @@ EPSILON = (
 
 def variants(script: str, bugs: dict[str, Bug]) -> dict[str, Variant]:
     """Bugs of a script, as variants of a suite."""
-    return {
-        name: Variant(script, flags, label, replaced=tuple(replaced))
-        for name, (label, flags, *replaced) in bugs.items()
-    }
+    return {x: Variant(script, y[1], y[0], replaced=tuple(y[2:])) for x, y in bugs.items()}

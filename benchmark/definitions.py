@@ -51,7 +51,7 @@ class Suite:
     evaluated: bool = False  # a finished run is played by `walk.py`
     baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
-    points: int = POINTS  # of a stored curve
+    points: int | None = POINTS  # of a stored curve; None: one for each iteration
 
     def seeds(self, environment: str, variant: str) -> tuple[int, ...]:
         """Those that a variant is to have in an environment."""

@@ -1,4 +1,4 @@
-"""What the scripts' health tables say of the runs of bugs, and how far these are from healthy ones.
+"""Which runs the scripts warn about, broken or healthy, and what a bug changes.
 
 The scripts' own rule is applied to curves that have a point for each iteration: it can be changed,
 and no run has to be made again.
@@ -10,10 +10,11 @@ import io
 import math
 import re
 import textwrap
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 import pandas as pd
+from scipy.stats import binomtest
 
 from benchmark import statistics
 from benchmark.bugs import ACTING
@@ -26,6 +27,16 @@ EARLY = 100_000  # steps within which a bug is to be warned about
 BEGIN = 20_000  # steps after which metrics are compared: the first updates are unlike all others
 SEEN_BY = 2  # seeds that must be warned
 DIFFERENT = 0.05  # relative change of a metric, on each seed, that is told
+HELD_OUT = "test-"  # begins the names of healthy variants on which no limit was chosen
+# A healthy run has this mean return in the last tenth of its steps or more; random actions have
+# much less. What has not learned is not counted.
+LEARNED = {
+    **{"HalfCheetah-v4": 0, "Hopper-v4": 200, "Walker2d-v4": 150, "Ant-v4": 0, "Swimmer-v4": 25},
+    **{"InvertedPendulum-v4": 100, "InvertedDoublePendulum-v4": 500, "Reacher-v4": -20},
+    **{"CartPole-v1": 195, "Acrobot-v1": -200, "MountainCar-v0": -180, "Pendulum-v1": -800},
+    **{"FrozenLake-v1": 0.3, "Taxi-v4": -100, "Blackjack-v1": -0.2, "LunarLander-v3": 0},
+    "Pong": -19,
+}
 # Columns of curves in the order in which an iteration makes them: the first stage in which the
 # first iteration differs from that of a healthy run of the same seed tells which part is wrong.
 STAGES = {
@@ -45,6 +56,12 @@ OLDER = {
 }
 NAMES = {column: metric for metric, column in (COLUMNS | OLDER).items()}
 SAID = f"warned about by {EARLY // 1000}k steps"  # column of tables
+# Columns whose healthy ranges are shown.
+BANDS = ("approx_kl", "clipfrac", "explained_variance", "check_first_kl", "check_values")
+BANDS += ("check_value_bias", "check_update", "grad_norm")
+
+
+# --- Warnings ---
 
 
 def module_of(script: str) -> ModuleType:
@@ -52,38 +69,80 @@ def module_of(script: str) -> ModuleType:
     return importlib.import_module(script.removesuffix(".py"))
 
 
-def iterations(result: Result) -> pd.DataFrame:
-    """The points of a curve at which an update ended, and a step; of RLHF those of its PPO run."""
+def points(result: Result) -> pd.DataFrame:
+    """The curve of a run; of RLHF that of its PPO run."""
     curve = result.curve
     if "stage" in curve:
-        curve = curve[curve["stage"] == result.record["judged"]]
-    return curve.dropna(subset=["approx_kl"])
+        return curve[curve["stage"] == result.record["judged"]]
+    if "check_acting" not in curve:  # by when it was measured, at the latest
+        acting = ACTING.get(result.record["variant"], 0.0)
+        return curve.assign(check_acting=acting * (curve["step"] > 0.98 * EARLY))
+    return curve
+
+
+def iterations(result: Result) -> pd.DataFrame:
+    """The points of a curve at which an update ended."""
+    return points(result).dropna(subset=["approx_kl"])
 
 
 def warnings(result: Result, steps: float = math.inf) -> dict[str, int]:
     """When each metric was first warned about, in so many steps: when the script says it.
 
-    The script is given the metrics of `HEALTH` iteration by iteration, as in training. Those that
+    The script is given metrics and episodes iteration by iteration, as in training. Metrics that
     the curve lacks are healthy.
     """
-    script, curve, lows = module_of(result.record["script"]), iterations(result), {}
-    curve = curve[curve["step"] <= steps]
+    script, healthy = module_of(result.record["script"]), {}
     for metric, low, *_ in script.HEALTH:
-        lows[metric] = max(low, lows.get(metric, low))  # a metric may have two rows
-    known = {x: COLUMNS[x] for x in lows if COLUMNS.get(x) in curve}
-    rows = curve[["step", *known.values()]].set_axis(["global_step", *known], axis=1).fillna(lows)
-    writer, history, found = SimpleNamespace(add_scalar=lambda *_: None), [], {}
-    for row in rows.to_dict("records"):
-        history.append(lows | row)
-        with contextlib.redirect_stdout(io.StringIO()) as said:
-            if hasattr(script, "warn_of"):  # RLHF, by updates
-                script.warn_of("run", result.record["settings"]["kl_mode"], history)
-            else:
-                script.log(writer, history, [], None)
-        for metric in re.findall(r"(\S+) is ", said.getvalue()):
-            if metric in lows:
-                found.setdefault(metric, int(row["global_step"]))
+        healthy[metric] = max(low, healthy.get(metric, low))  # a metric may have two rows
+    curve = points(result).rename(columns=NAMES).astype({"step": int})
+    history, episodes, found = [], [], {}
+    for row in curve[curve["step"] <= steps].to_dict("records"):
+        episodes += [{"return": row.get("return")}] * row.get("episodes", 0)
+        if pd.notna(row["losses/approx_kl"]):
+            known = {x: row[x] for x in healthy if pd.notna(row.get(x))}
+            history.append({**healthy, **known, "global_step": row["step"]})
+            for metric in said(script, result, history, episodes):
+                found.setdefault(metric, row["step"])
     return found
+
+
+def said(script: ModuleType, result: Result, history: list, episodes: list) -> list[str]:
+    """The metrics that a script warns about after the newest iteration."""
+    if hasattr(script, "unhealthy"):
+        return list(script.unhealthy(history, episodes))
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        script.warn_of("run", result.record["settings"]["kl_mode"], history)
+    return re.findall(r"run: (\S+) is ", text.getvalue())
+
+
+def warned_seeds(results: list[Result], steps: float = EARLY) -> tuple[int, str]:
+    """On how many seeds there is a warning by then, and what of, most seeds and earliest first."""
+    found = [warnings(x, steps) for x in results]
+    first = {x: [y[x] for y in found if x in y] for own in found for x in own}
+    ranked = sorted(first.items(), key=lambda x: (-len(x[1]), np.median(x[1])))
+    text = ", ".join(f"`{x}` ({when(np.median(y))})" for x, y in ranked[:3])
+    return sum(map(bool, found)), text
+
+
+def when(step: float) -> str:
+    """Thousands of environment steps, or a number of updates."""
+    return f"{step / 1000:.0f}k" if step >= 1000 else f"update {step:.0f}"
+
+
+# --- Healthy runs ---
+
+
+def is_healthy(suite: Suite, variant: str) -> bool:
+    """Whether nothing is broken on purpose."""
+    return suite.name == "bugs_healthy" or variant.startswith("healthy")
+
+
+def has_learned(result: Result) -> bool:
+    """Whether the last tenth of the episodes, 20 at least, has the return of `LEARNED`."""
+    if (environment := result.record["environment"]) not in LEARNED:
+        return True
+    returns = np.repeat(result.curve["return"], result.curve["episodes"])
+    return returns[-max(20, len(returns) // 10) :].mean() >= LEARNED[environment]
 
 
 def control(suite: Suite, variant: str) -> str:
@@ -93,43 +152,25 @@ def control(suite: Suite, variant: str) -> str:
     return max(within, key=lambda x: len(flags[x]))
 
 
-def when(step: float) -> str:
-    """Thousands of environment steps, or a number of updates."""
-    return f"{step / 1000:.0f}k" if step >= 1000 else f"update {step:.0f}"
-
-
-def seen(results: list[Result], steps: float = EARLY) -> tuple[int, str]:
-    """On how many seeds there is a warning by then, and what of in how many, earliest first."""
-    early = [warnings(x, steps) for x in results]
-    first: dict[str, list[int]] = {}
-    for own in early:
-        for metric, step in own.items():
-            first.setdefault(metric, []).append(step)
-    ranked = sorted(first.items(), key=lambda x: (-len(x[1]), np.median(x[1])))
-    said = ", ".join(f"`{x}` ({when(np.median(y))})" for x, y in ranked[:3])
-    return sum(map(bool, early)), said
-
-
-def at_first(ours: list[Result], theirs: list[Result]) -> str:
+def first_difference(broken: list[Result], healthy: list[Result]) -> str:
     """The first stage of the first iteration that differs in any digit, on each seed, and by what.
 
     A healthy run with the same seed and flags has the same samples in it. Told are the two metrics
     of each stage that change most, if by more than `DIFFERENT` and the same way on all seeds.
     """
-    first = [{x.record["seed"]: iterations(x).iloc[0] for x in own} for own in (ours, theirs)]
-    pairs = [(x, first[1][seed]) for seed, x in first[0].items() if seed in first[1]]
-    begins, texts = "nothing", []
+    columns, begins, texts = [x for names in STAGES.values() for x in names], "nothing", []
+    ours, theirs = (
+        pd.DataFrame({x.record["seed"]: iterations(x).iloc[0].reindex(columns) for x in results})
+        for results in (broken, healthy)
+    )
+    changes = (ours - theirs).astype(float) / (theirs.astype(float).abs() + 0.05)
+    changes = changes.dropna(axis=1, how="all").dropna()  # seeds and metrics of both
     for stage, names in STAGES.items():
-        known = [x for x in names if all(x in y and pd.notna(y[x]) for pair in pairs for y in pair)]
-        if begins == "nothing" and all(any(x[y] != z[y] for y in known) for x, z in pairs):
-            begins = stage
-        changes = {}
-        for name in known:
-            own = np.array([(x[name] - y[name]) / (abs(y[name]) + 0.05) for x, y in pairs])
-            if (own > DIFFERENT).all() or (own < -DIFFERENT).all():
-                changes[name] = own.mean()
-        largest = sorted(changes, key=lambda x: -abs(changes[x]))[:2]
-        texts += [f"`{NAMES.get(x, x)}` {changes[x]:+.0%}" for x in largest]
+        own = changes.loc[changes.index.isin(names)]
+        begins = stage if begins == "nothing" and (own != 0).any().all() else begins
+        own = own[(own > DIFFERENT).all(axis=1) | (own < -DIFFERENT).all(axis=1)].mean(axis=1)
+        largest = own.sort_values(key=lambda x: -abs(x), kind="stable")[:2]
+        texts += [f"`{NAMES.get(x, x)}` {y:+.0%}" for x, y in largest.items()]
     return begins + ": " * bool(texts) + ", ".join(texts)
 
 
@@ -138,183 +179,109 @@ def at_first(ours: list[Result], theirs: list[Result]) -> str:
 
 def cells(suite: Suite, variant: str, environment: str, folders: Folders) -> dict[str, str]:
     """What a bug costs in an environment, and what is said of it in the first 100k steps."""
-    ours = by_environment(suite.name, variant, folders).get(environment, [])
-    usual = control(suite, variant)
-    theirs = by_environment(suite.name, usual, folders).get(environment, [])
-    scores = [facts(x, "score") for x in (ours, theirs)]
+    twin = control(suite, variant)
+    broken, healthy = (
+        by_environment(suite.name, x, folders).get(environment, []) for x in (variant, twin)
+    )
+    scores = [facts(x, "score") for x in (broken, healthy)]
     if not all(map(len, scores)):
         return {}
-    count, said = seen(ours)
-    now = ", today by `check/acting`" * acts_otherwise(suite, variant)
+    count, text = warned_seeds(broken)
     change = with_interval(estimate(scores, statistics.relative_effect), "{:+z.0%}".format)
-    if beside := suite.variants[usual].label.removeprefix("healthy").removeprefix(", "):
+    if beside := suite.variants[twin].label.removeprefix("healthy").removeprefix(", "):
         change += f" beside {beside}"
-    return {
-        f"{environment}: return": number(np.mean(scores[0])),
-        "change": "" if variant == usual else change,
-        SAID: f"{count} of {len(ours)}{': ' * bool(said)}{said}{now}",
-        "differs in the first iteration": "" if variant == usual else at_first(ours, theirs),
-    }
+    row = {f"{environment}: return": number(np.mean(scores[0])), "change": ""}
+    row[SAID] = f"{count} of {len(broken)}{': ' * bool(text)}{text}"
+    row["differs in the first iteration"] = ""
+    if variant != twin:
+        row["change"] = change
+        row["differs in the first iteration"] = first_difference(broken, healthy)
+    return row
 
 
 def bugs_table(suite: Suite, folders: Folders) -> str:
     """One table per environment, a row per variant."""
     texts = []
     for environment in suite.environments:
-        rows = []
-        for name, variant in suite.variants.items():
-            if found := cells(suite, name, environment, folders):
-                rows.append({"": variant.label or name} | found)
+        found = {x: cells(suite, x, environment, folders) for x in suite.variants}
+        rows = [{"": suite.variants[x].label or x} | y for x, y in found.items() if y]
         texts += [markdown(rows)] if rows else []
     return "\n".join(texts) + missing(suite, folders)
 
 
 def healthy_table(suite: Suite, folders: Folders) -> str:
-    """A row per environment and script: how many runs, how many of them with a warning."""
+    """A row per setting: returns, how many runs learned, and how many have a warning."""
     rows = []
     for name, variant in suite.variants.items():
         for environment, results in by_environment(suite.name, name, folders).items():
-            count, said = seen(results, math.inf)
-            rows.append(
-                {
-                    "environment": environment,
-                    "script": variant.script,
-                    "runs": len(results),
-                    "return": plus_minus(facts(results, "score")),
-                    "warned about at any time": f"{count}: {said}" if count else "0",
-                }
-            )
+            count, text = warned_seeds(results, math.inf)
+            row = {"environment": environment, "script": variant.script, "settings": variant.label}
+            row["kept for the test"] = "yes" * name.startswith(HELD_OUT)
+            row["return"] = plus_minus(facts(results, "score"))
+            row["learned"] = f"{sum(map(has_learned, results))} of {len(results)}"
+            rows.append(row | {"warned about at any time": f"{count}{': ' * bool(count)}{text}"})
     return markdown(rows) + missing(suite, folders)
 
 
 def evaluation_table(suite: Suite, folders: Folders) -> str:
     """Returns of the last training episodes, and of the policies' mean actions afterwards."""
     rows = []
-    for environment in suite.environments:
-        for name, variant in suite.variants.items():
-            results = by_environment(suite.name, name, folders).get(environment, [])
+    for environment, name in ((x, y) for x in suite.environments for y in suite.variants):
+        if results := by_environment(suite.name, name, folders).get(environment):
             played = np.array([np.mean(x.record["walk"]["returns"]) for x in results])
-            if results:
-                rows.append(
-                    {
-                        "environment": environment,
-                        "": variant.label,
-                        "in training": plus_minus(facts(results, "score")),
-                        "evaluated [95 %]": with_interval(estimate([played], np.mean)),
-                    }
-                )
+            row = {"environment": environment, "": suite.variants[name].label}
+            row["in training"] = plus_minus(facts(results, "score"))
+            rows.append(row | {"evaluated [95 %]": with_interval(estimate([played], np.mean))})
     return markdown(rows) + missing(suite, folders)
 
 
-def goal(suites: list[Suite], folders: Folders) -> str:
+def counts(suites: list[Suite], folders: Folders) -> str:
     """How many bugs are noticed on two seeds in some environment, and which healthy runs warn."""
-    warned: dict[str, bool] = {}
-    healthy: list[str] = []
-    newer: set[str] = set()
+    rows = []
     for suite, name in ((x, name) for x in suites for name in x.variants):
-        label = suite.variants[name].label or name
-        for environment, results in by_environment(suite.name, name, folders).items():
-            if is_healthy(suite, name):
-                said = [(x.record["seed"], seen([x], math.inf)[1]) for x in results]
-                healthy += [x and f"{environment}, {label}, seed {seed}: {x}" for seed, x in said]
-            elif len(results) >= SEEN_BY:
-                warned[label] = warned.get(label, False) or seen(results)[0] >= SEEN_BY
-                newer |= {label} if acts_otherwise(suite, name) else set()
-    alarms = [x for x in healthy if x]
-    told = {x for x, y in warned.items() if y}
-    unseen = [x for x in warned if x not in told | newer]
-    more = f", and {len(newer - told)} more by `check/acting`, which these runs did not log"
-    more *= bool(newer - told)
+        about = {"label": suite.variants[name].label or name, "kept": name.startswith(HELD_OUT)}
+        about["healthy"] = is_healthy(suite, name)
+        for place, results in by_environment(suite.name, name, folders).items():
+            for x in results:
+                text = warned_seeds([x], math.inf if about["healthy"] else EARLY)[1]
+                row = about | {"place": place, "learned": has_learned(x), "warned": text != ""}
+                run = f"{place}, {about['label']}, seed {x.record['seed']}"
+                rows.append(row | {"run": run, "text": f"{run}: {text}"})
+    table = pd.DataFrame(rows)
+    bugs = table[~table["healthy"]].groupby(["label", "place"], sort=False)["warned"].sum()
+    noticed = (bugs >= SEEN_BY).groupby("label", sort=False).any()
     lines = [
-        f"**{len(told | newer)} of {len(warned)} bugs are noticed**: {len(told)} are warned "
-        f"about within {EARLY // 1000}k steps (RLHF: ever), on {SEEN_BY} seeds or more in some "
-        f"environment{more}. Not noticed: {'; '.join(unseen) or 'none'}.",
-        f"**{len(alarms)} of {len(healthy)} healthy runs** have a warning at any time"
-        f"{': ' * bool(alarms)}{'; '.join(alarms)}.",
+        f"**{noticed.sum()} of {len(noticed)} bugs are noticed**: warned about within "
+        f"{EARLY // 1000}k steps (RLHF: ever), on {SEEN_BY} seeds or more in some environment. Not "
+        f"noticed: {'; '.join(noticed.index[~noticed]) or 'none'}."
     ]
+    for kept, own in table[table["healthy"] & table["learned"]].groupby("kept"):
+        alarms, part = own[own["warned"]], "had no" if kept else "had a"
+        ends = binomtest(len(alarms), len(own)).proportion_ci(method="exact")
+        lines.append(
+            f"**{len(alarms)} of {len(own)} healthy runs** that {part} part in the choice of the "
+            f"limits have a warning at any time (95 % interval {ends.low:.0%} to {ends.high:.0%})"
+            f"{': ' * bool(len(alarms))}{'; '.join(alarms['text'])}."
+        )
+    failed = table[table["healthy"] & ~table["learned"]]["run"]
+    lines += [f"Not counted, since they did not learn: {'; '.join(failed)}."] * bool(len(failed))
     return "\n\n".join(textwrap.fill(x, 118) for x in lines) + "\n"
 
 
-def acts_otherwise(suite: Suite, variant: str) -> bool:
-    """Whether `check/acting`, which the committed runs did not log, warns about a bug."""
-    limits = {x: high for x, _, high, *_ in module_of(suite.variants[variant].script).HEALTH}
-    return ACTING.get(variant, 0.0) > limits.get("check/acting", math.inf)
-
-
-def is_healthy(suite: Suite, variant: str) -> bool:
-    """Whether nothing is broken on purpose."""
-    return suite.name == "bugs_healthy" or variant.startswith("healthy")
-
-
-# --- Fingerprints ---
-
-# Columns of curves, and whether they are compared by their logarithms.
-FINGERPRINT = {
-    "approx_kl": True,
-    "clipfrac": False,
-    "grad_norm": True,
-    "value_clipfrac": False,
-    "explained_variance": False,
-    "log_std": False,
-    "check_first_kl": True,
-    "check_values": False,
-    "check_value_bias": False,
-    "check_advantages": False,
-    "check_update": False,
-    "advantages_std": True,
-}
-
-
-def typical(result: Result) -> pd.Series:
-    """Of each metric the median from 20k to 100k steps."""
-    curve = iterations(result)
-    curve = curve[curve["step"].between(BEGIN, EARLY)].reindex(columns=list(FINGERPRINT))
-    middle = curve.median()
-    for name in (x for x, logarithmic in FINGERPRINT.items() if logarithmic):
-        middle[name] = np.log10(max(middle[name], 1e-6))
-    return middle
-
-
-def typicals(suite: Suite, environment: str, folders: Folders) -> dict[str, pd.DataFrame]:
-    """Of each variant that has results there a row per seed."""
-    found = {x: by_environment(suite.name, x, folders).get(environment) for x in suite.variants}
-    return {x: pd.DataFrame([typical(y) for y in own]) for x, own in found.items() if own}
-
-
-def band(suite: Suite, found: dict[str, pd.DataFrame]) -> tuple[pd.Series, pd.Series]:
-    """Lowest and highest of all seeds of all healthy variants."""
-    healthy = [own for name, own in found.items() if is_healthy(suite, name)]
-    rows = pd.concat(healthy) if healthy else pd.DataFrame(columns=list(FINGERPRINT))
-    return rows.min(), rows.max()
-
-
 def bands_table(suites: list[Suite], folders: Folders) -> str:
-    """Of each metric the bands of healthy runs, and beyond what the scripts warn."""
-    rows = {name: {"metric": f"`{x}`"} for x, name in STEP_METRICS.items() if name in FINGERPRINT}
+    """Of each metric the range of healthy runs' medians, and beyond what the scripts warn."""
+    rows = {x: {"metric": f"`{NAMES[x]}`"} for x in BANDS}
     for suite, environment in ((x, y) for x in suites for y in x.environments):
-        low, high = band(suite, typicals(suite, environment, folders))
-        for name, logarithmic in ((x, FINGERPRINT[x]) for x in rows):
-            ends = [10**x if logarithmic else x for x in (low[name], high[name])]
-            known = not np.isnan(ends).any()
-            rows[name][environment] = " to ".join(f"{x:.2g}" for x in ends) if known else "–"
-    for metric, low, high, patience, _ in module_of(suites[0].variants["healthy"].script).HEALTH:
-        if (name := STEP_METRICS.get(metric)) in rows:
-            long = f" for {when(patience)} steps" if patience else ""
-            rows[name]["a warning outside of"] = f"{low:g} to {high:g}{long}"
+        healthy = [x for x in suite.variants if is_healthy(suite, x)]
+        found = [by_environment(suite.name, x, folders).get(environment, []) for x in healthy]
+        curves = [iterations(x).query(f"{BEGIN} <= step <= {EARLY}") for y in found for x in y]
+        medians = pd.DataFrame([x.reindex(columns=[*rows]).median() for x in curves])
+        for name in medians.dropna(axis=1):
+            low, high = medians[name].min(), medians[name].max()
+            rows[name][environment] = f"{low:.2g} to {high:.2g}"
+    script = module_of(suites[0].variants["healthy"].script)
+    for metric, low, high, patience, if_lost, _ in script.HEALTH:
+        if (name := COLUMNS.get(metric)) in rows:
+            text = f"{low:g} to {high:g} for {patience} iterations"
+            rows[name]["a warning outside of"] = text + ", while return is lost" * if_lost
     return markdown(list(rows.values()))
-
-
-def distances(suite: Suite, environment: str, folders: Folders) -> pd.DataFrame:
-    """How far the metrics of each bug are outside of the band of healthy runs, in its widths.
-
-    A row per variant and a column per metric; 0 within the band, which is that from the lowest to
-    the highest of all seeds of all healthy variants.
-    """
-    found = typicals(suite, environment, folders)
-    low, high = band(suite, found)
-    if low.isna().all():
-        return pd.DataFrame()
-    width = (high - low).clip(lower=0.02)
-    broken = [name for name in found if not is_healthy(suite, name)]
-    means = pd.DataFrame([found[name].mean() for name in broken], broken, list(FINGERPRINT))
-    return ((means - high).clip(lower=0) - (low - means).clip(lower=0)) / width

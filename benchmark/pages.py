@@ -182,7 +182,7 @@ def block(name: str, folders: Folders) -> str:
         "throughput": throughput_tables,
         "scripts": scripts_table,
         "details": details_table,
-        "goal": functools.partial(health.goal, bugs),
+        "goal": functools.partial(health.counts, bugs),
         "bands": functools.partial(health.bands_table, [SUITES["bugs"], SUITES["bugs_cartpole"]]),
     }
     if name in tables:

@@ -250,35 +250,6 @@ def median_changes(environments: list[str]) -> Others:
 # --- Bugs ---
 
 
-def fingerprints(suites: list[Suite], folders: Folders) -> "Figure":
-    """How far each bug's metrics are from those of healthy runs, a panel per environment."""
-    places = [(suite, environment) for suite in suites for environment in suite.environments]
-    tables_of = {y: health.distances(x, y, folders) for x, y in places}
-    shown = {environment: x for environment, x in tables_of.items() if len(x)}
-    if not shown:
-        raise BenchmarkError("No bug can be compared with a healthy run yet.")
-    variants = {name: x for suite in suites for name, x in suite.variants.items()}
-    bugs = list(dict.fromkeys(name for x in shown.values() for name in x.index))
-    figure, (row,) = new_figure(1, len(shown), (2.6 + 2.6 * len(shown), 1.2 + 0.2 * len(bugs)))
-    for axes, (environment, found) in zip(row, shown.items()):
-        # Signed logarithms: one width beside the band counts as 1, nine as 3.3.
-        values = found.reindex(bugs).to_numpy(float)
-        values = np.sign(values) * np.log2(1 + np.abs(values))
-        image = axes.imshow(values, cmap="RdBu_r", vmin=-5, vmax=5, aspect="auto")
-        axes.set_title(environment)
-        axes.set_facecolor("0.9")  # not tried there
-        labels = [x.replace("check_", "check/") for x in found.columns]
-        axes.set_xticks(range(len(labels)), labels, rotation=90)
-        axes.set_yticks(range(len(bugs)), [variants[x].label for x in bugs])
-    for axes in row[1:]:
-        axes.set_yticklabels([])
-    ticks = {-5: "31 below", -1: "1", 0: "within", 1: "1", 5: "31 above"}
-    bar = figure.colorbar(image, ax=row, shrink=0.4, ticks=list(ticks))
-    bar.ax.set_yticklabels(ticks.values())
-    bar.set_label("widths of the healthy band")
-    return figure
-
-
 def broken_curves(suite: Suite, folders: Folders) -> "Figure":
     """A panel per bug in the suite's first environment, with the healthy runs behind it."""
     environment = next(iter(suite.environments))

@@ -56,7 +56,7 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_steps(
-    log: Path, total_steps: int, points: int = POINTS
+    log: Path, total_steps: int, points: int | None = POINTS
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """Facts and curve of a run in environment steps, by its checkpoint."""
     saved = read_checkpoint(log / "checkpoint.pt")
@@ -79,25 +79,29 @@ def of_steps(
 
 
 def thin(
-    episodes: list[dict], updates: list[dict], total_steps: int, points: int = POINTS
+    episodes: list[dict], updates: list[dict], total_steps: int, points: int | None = POINTS
 ) -> pd.DataFrame:
     """Average episodes and updates, which have a global_step, over `points` equal stretches.
+
+    Without `points` each iteration is a stretch.
 
     Returns:
         A row per stretch that has any data: its end as step, the number of episodes that ended in
         it, their mean return and the mean of each metric, which is missing where it has none.
     """
+    even = np.arange(1, (points or 0) + 1) * total_steps / (points or 1)
+    ends = even if points else np.array([x["global_step"] for x in updates])
 
     def by_stretch(log: list[dict], columns: dict[str, str]) -> Any:
         table = pd.DataFrame(log, columns=["global_step", *columns], dtype=float)
-        stretch = np.ceil(table.pop("global_step") * points / total_steps).clip(1, points)
+        stretch = np.searchsorted(ends, table.pop("global_step")).clip(max=len(ends) - 1)
         return table.rename(columns=columns).groupby(stretch)
 
     ended, made = by_stretch(episodes, {"return": "return"}), by_stretch(updates, STEP_METRICS)
     means = [x.mean().map(lambda y: float(f"{y:.4g}")) for x in (ended, made)]  # files are long
     parts = [ended.size().rename("episodes"), *means]
     table = pd.concat(parts, axis=1).sort_index().rename_axis("step").reset_index()
-    table["step"] = (table["step"] * total_steps / points).round()
+    table["step"] = ends[table["step"]].round()
     return table.fillna({"episodes": 0}).astype({"step": int, "episodes": int})
 
 

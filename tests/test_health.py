@@ -1,4 +1,4 @@
-"""What is said of the runs of bugs: warnings, costs, and the distance from healthy runs."""
+"""What is said of the runs of bugs: warnings, costs, and the ranges of healthy runs."""
 
 import math
 from types import SimpleNamespace
@@ -17,41 +17,54 @@ SCRIPT = "ppo_continuous_action.py"
 BUGS = SUITES["bugs"]
 
 
-def made(metrics, script=SCRIPT):
-    """A finished run with one value of each metric per iteration."""
+def made(metrics, script=SCRIPT, **record):
+    """A finished run with one value of each metric per iteration, an episode in each."""
     columns = {(STEP_METRICS | health.OLDER)[x]: y for x, y in metrics.items()}
-    rows = pd.DataFrame({"approx_kl": 0.01, **columns})
+    rows = pd.DataFrame({"approx_kl": 0.01, "return": 1.0, **columns})
+    rows.insert(0, "episodes", 1)
     rows.insert(0, "step", 2048 * np.arange(1, len(rows) + 1))
-    return SimpleNamespace(record={"script": script, "seed": 1}, curve=rows)
+    about = {"script": script, "seed": 1, "environment": "Hopper-v4", "variant": "", **record}
+    return SimpleNamespace(record=about, curve=rows)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_warnings_come_when_the_script_would_print_them(seed, capsys):
     rng = np.random.default_rng(seed)
-    rows = [x for x in ppo.HEALTH if x[0] in STEP_METRICS]
-    assert len(rows) == len(ppo.HEALTH)
-    sick = {x: rng.random(60) < rng.choice([0.0, 0.5, 0.97]) for x, *_ in rows}
-    metrics = {
-        x: np.where(sick[x], high + 0.1 if x != "check/values" else low - 0.1, high)
-        for x, low, high, *_ in rows
-    }
-    expected = {}
-    for name, _, _, patience, _ in rows:
-        long = -2048
-        for i in range(60):
-            long = long + 2048 if sick[name][i] else -2048
-            if long >= patience:
-                expected.setdefault(name, 2048 * (i + 1))
+    sick = {x: rng.random(60) < rng.choice([0.0, 0.5, 0.97]) for x, *_ in ppo.HEALTH}
+    metrics = {x: np.where(sick[x], high + 0.1, high) for x, _, high, *_ in ppo.HEALTH}
     run = made(metrics)
+    run.curve["return"] = -run.curve["step"].astype(float)  # whatever was gained is lost
+    expected, history, episodes = {}, [], []
+    for i in range(60):
+        history.append({"global_step": 2048 * (i + 1), **{x: y[i] for x, y in metrics.items()}})
+        episodes.append({"return": -2048.0 * (i + 1), "length": 1})
+        nobody = SimpleNamespace(add_scalar=lambda *_: None, set_postfix_str=lambda *_, **__: None)
+        ppo.log(nobody, history, episodes, nobody, warned := set(expected))
+        expected |= {x: 2048 * (i + 1) for x in warned - set(expected)}
+        assert all(f"Warning: {x} is " in capsys.readouterr().out for x in warned - {*expected})
     assert health.warnings(run) == expected
     early = {x: y for x, y in expected.items() if y <= 50_000}
-    assert health.warnings(run, 50_000) == early and capsys.readouterr().out == ""
+    assert health.warnings(run, 50_000) == early
 
 
 def test_a_stretch_without_an_update_and_a_missing_metric_are_no_sign_of_anything():
-    run = made({"check/values": [math.nan] * 40})
+    run = made({"check/values": [math.nan] * 80})
     run.curve.loc[::2, "approx_kl"] = math.nan
-    assert health.warnings(run) == {} and len(health.iterations(run)) == 20
+    assert health.warnings(run) == {} and len(health.iterations(run)) == 40
+
+
+def test_a_large_kl_is_a_warning_where_the_return_falls():
+    rising, falling = (made({"losses/approx_kl": [0.06] * 60}) for _ in range(2))
+    for run, sign in ((rising, 1), (falling, -1)):
+        run.curve["return"] = sign * np.arange(60.0)
+    assert health.warnings(rising) == {}
+    assert list(health.warnings(falling)) == ["losses/approx_kl"]
+
+
+def test_what_acts_otherwise_is_warned_about_at_the_latest_when_it_was_measured():
+    bug, other = (made({"check/update": [0.2] * 60}, variant=x) for x in ("renormalized", "sign"))
+    assert health.warnings(bug, health.EARLY) == {"check/acting": 98304}
+    assert health.warnings(other) == {}
 
 
 @pytest.mark.parametrize(
@@ -69,97 +82,100 @@ def test_a_bug_is_compared_with_the_healthy_variant_that_has_its_flags(variant, 
 @pytest.fixture
 def folders(tmp_path):
     """Results of a bug that is warned about on two seeds, of a harmless one, and a healthy one."""
-    folders = Folders(tmp_path, tmp_path)
+    keep(
+        tmp_path,
+        "bugs",
+        [
+            *(("Hopper-v4", "sign", x, 0.9 if x < 3 else 0.2, 300 - x) for x in (1, 2, 3)),
+            *(("Hopper-v4", "not-reset", x, 0.2, 390 + x) for x in (1, 2, 3)),
+            *(("Hopper-v4", "healthy", x, 0.19 + 0.01 * x, 398 + x) for x in (1, 2, 3)),
+        ],
+    )
+    return Folders(tmp_path, tmp_path)
+
+
+def keep(path, suite, runs):
+    """Write runs with environment, variant, seed, bias of values in all iterations and score."""
     records, curves = [], []
-    for variant, seed, update, score in [
-        *(("sign", x, 0.2 if x == 3 else -0.2, x) for x in (1, 2, 3)),
-        *(("not-reset", x, 0.2, 90 + x) for x in (1, 2, 3)),
-        *(("healthy", x, 0.19 + 0.01 * x, 98 + x) for x in (1, 2, 3)),
-    ]:
-        key = {"environment": "Hopper-v4", "variant": variant, "seed": seed}
+    for environment, variant, seed, bias, score in runs:
+        key = {"environment": environment, "variant": variant, "seed": seed}
         records.append({**key, "script": SCRIPT, "score": score})
-        curves.append(made({"check/update": [update] * 60}).curve.assign(**key))
-    results.write_lines(tmp_path / "bugs.jsonl", records)
-    pd.concat(curves).to_csv(tmp_path / "bugs.csv", index=False)
-    return folders
+        curve = made({"check/value_bias": [bias] * 60}).curve
+        curves.append(curve.assign(**key, **{"return": float(score)}))
+    results.write_lines(path / f"{suite}.jsonl", records)
+    pd.concat(curves).to_csv(path / f"{suite}.csv", index=False)
 
 
 def test_the_table_has_what_a_bug_costs_and_where_it_is_warned_about(folders):
     rows = health.bugs_table(BUGS, folders).splitlines()
     sign = next(x for x in rows if "wrong sign |" in x and "policy" in x)
-    (patience,) = (x[3] for x in ppo.HEALTH if x[0] == "check/update")
-    assert (
-        f"2 of 3: `check/update` ({(2048 + patience) / 1000:.0f}k)" in sign and "| -98% [" in sign
-    )
-    assert any("not reset" in x and "| -8% [" in x and "0 of 3" in x for x in rows)
+    (patience,) = (x[3] for x in ppo.HEALTH if x[0] == "check/value_bias")
+    assert f"2 of 3: `check/value_bias` ({2.048 * patience:.0f}k)" in sign and "| -26% [" in sign
+    assert any("not reset" in x and "| -2% [" in x and "0 of 3" in x for x in rows)
     healthy = next(x for x in rows if x.startswith("| healthy |"))
     assert "%" not in healthy and "0 of 3" in healthy
 
 
-def test_the_goal_counts_bugs_seen_on_two_seeds_and_healthy_runs(folders):
-    text = health.goal([BUGS], folders)
-    assert text.startswith("**1 of 2 bugs are noticed**: 1 are warned about")
-    assert "Not noticed: reward scaling not reset" in text.replace("\n", " ")
-    assert "**0 of 3 healthy runs** have a warning" in text
-    table = (folders.results / "bugs.csv").read_text().replace("sign,1", "healthy,4")
-    (folders.results / "bugs.csv").write_text(table)
-    lines = (folders.results / "bugs.jsonl").read_text()
-    moved = '"variant": "sign", "seed": 1', '"variant": "healthy", "seed": 4'
-    (folders.results / "bugs.jsonl").write_text(lines.replace(*moved))
-    text = health.goal([BUGS], folders)
-    assert text.startswith("**0 of 2") and "**1 of 4 healthy runs**" in text
-    assert "Hopper-v4, healthy, seed 4: `check/update`" in text.replace("\n", " ")
-
-
-def test_distances_are_in_widths_of_the_band_of_healthy_runs(folders):
-    found = health.distances(BUGS, "Hopper-v4", folders)
-    assert list(found.index) == ["sign", "not-reset"]
-    mean = (-0.2 - 0.2 + 0.2) / 3
-    assert found.loc["sign", "check_update"] == pytest.approx((mean - 0.2) / 0.02)
-    assert found.loc["not-reset", "check_update"] == 0
-    assert len(health.distances(BUGS, "HalfCheetah-v4", folders)) == 0
+def test_bugs_seen_on_two_seeds_and_healthy_runs_are_counted(folders, tmp_path):
+    text = health.counts([BUGS], folders).replace("\n", " ")
+    assert text.startswith("**1 of 2 bugs are noticed**")
+    assert "Not noticed: reward scaling not reset" in text
+    assert "**0 of 3 healthy runs** that had a part" in text and "no part" not in text
+    # One seed alone does not count; of healthy runs each does, if it has learned.
+    runs = [("Hopper-v4", "sign", x, 0.9 if x < 2 else 0.2, 300) for x in (1, 2, 3)]
+    keep(tmp_path, "bugs", [*runs, ("Hopper-v4", "healthy", 4, 0.9, 300)])
+    kept = [("Hopper-v4", "test-zoo-hopper", x, 0.9 if x < 2 else 0.2, 300) for x in (1, 2)]
+    keep(tmp_path, "bugs_healthy", [*kept, ("Hopper-v4", "gamma-0.999", 1, 0.9, 199)])
+    text = health.counts([BUGS, SUITES["bugs_healthy"]], folders).replace("\n", " ")
+    assert text.startswith("**0 of 1 bugs")
+    assert "**1 of 1 healthy runs** that had a part in the choice" in text
+    assert "95 % interval 3% to 100%): Hopper-v4, healthy, seed 4: `check/value_bias`" in text
+    assert "**1 of 2 healthy runs** that had no part in the choice" in text
+    assert "(95 % interval 1% to 99%): Hopper-v4, Stable-Baselines3 Zoo, seed 1" in text
+    assert "Not counted, since they did not learn: Hopper-v4, γ = 0.999, seed 1." in text
 
 
 def test_the_first_iteration_tells_what_differs_alike_on_all_seeds():
     def runs(*firsts):
-        runs = [made({x: [y, 9.0] for x, y in first.items()}) for first in firsts]
-        for seed, run in enumerate(runs, 1):
-            run.record["seed"] = seed
-        return runs
+        return [
+            made({x: [y, 9.0] for x, y in first.items()}, seed=seed)
+            for seed, first in enumerate(firsts, 1)
+        ]
 
-    usual = {"check/value_bias": 0.1, "advantages/std": 0.95, "check/first_kl": 0.0}
-    usual |= {"losses/grad_norm": 1.95, "losses/clipfrac": 0.15, "check/update": 0.2}
-    first, second = ({**usual, "losses/grad_norm": x, "advantages/std": 0.45} for x in (3.95, 2.95))
+    healthy = {"check/value_bias": 0.1, "advantages/std": 0.95, "check/first_kl": 0.0}
+    healthy |= {"losses/grad_norm": 1.95, "losses/clipfrac": 0.15, "check/update": 0.2}
+    first, second = (
+        {**healthy, "losses/grad_norm": x, "advantages/std": 0.45} for x in (3.95, 2.95)
+    )
     ours = runs({**first, "check/update": 0.4}, {**second, "check/update": 0.1})
-    theirs = runs(usual, usual, usual)
+    theirs = runs(healthy, healthy, healthy)
     said = "advantages: `advantages/std` -50%, `losses/grad_norm` +75%"
-    assert health.at_first(ours, theirs) == said
-    assert health.at_first(theirs, theirs) == "nothing"
-    hardly = {**usual, "losses/clipfrac": 0.1501}
+    assert health.first_difference(ours, theirs) == said
+    assert health.first_difference(theirs, theirs) == "nothing"
+    hardly = {**healthy, "losses/clipfrac": 0.1501}
     for name, stage in (("check/value_bias", "outcomes"), ("check/first_kl", "ratio")):
         own = runs(*[{**hardly, name: 0.101}] * 2)
-        assert health.at_first(own, theirs).startswith(stage)
-    assert health.at_first(runs(hardly, hardly), theirs) == "update"  # by a digit is enough
-    assert health.at_first(runs(hardly, usual), theirs) == "nothing"  # the second seed does not
+        assert health.first_difference(own, theirs).startswith(stage)
+    assert health.first_difference(runs(hardly, hardly), theirs) == "update"  # by a digit is enough
+    assert health.first_difference(runs(hardly, healthy), theirs) == "nothing"  # seed 2 does not
 
 
 def test_bands_are_those_of_the_healthy_runs_and_of_the_scripts_warnings(folders):
-    row = next(x for x in health.bands_table([BUGS], folders).splitlines() if "check/update" in x)
-    ((_, low, _, patience, _),) = (x for x in ppo.HEALTH if x[0] == "check/update")
-    outside = f"{low:g} to 1 for {patience / 1000:.0f}k steps"
-    assert row == f"| `check/update` | 0.2 to 0.22 | – | {outside} |"
+    rows = health.bands_table([BUGS], folders).splitlines()
+    ((_, low, high, patience, *_),) = (x for x in ppo.HEALTH if x[0] == "check/value_bias")
+    outside = f"{low:g} to {high:g} for {patience} iterations"
+    assert f"| `check/value_bias` | 0.2 to 0.22 | {outside} |" in rows
+    assert any("while return is lost" in x for x in rows if "approx_kl" in x)
 
 
 def test_healthy_runs_and_evaluations_have_a_row_each(tmp_path):
     folders = Folders(tmp_path, tmp_path)
-    keys = [{"environment": "Ant-v4", "variant": "default", "seed": x} for x in (1, 2)]
-    lines = [{**key, "script": SCRIPT, "score": 10 * key["seed"]} for key in keys]
-    results.write_lines(tmp_path / "bugs_healthy.jsonl", lines)
-    runs = [made({"check/update": [x] * 60}).curve for x in (0.2, -0.2)]
-    rows = pd.concat([x.assign(**key) for x, key in zip(runs, keys)])
-    rows.to_csv(tmp_path / "bugs_healthy.csv", index=False)
-    (row,) = health.healthy_table(SUITES["bugs_healthy"], folders).splitlines()[2:3]
-    assert row.startswith(f"| Ant-v4 | {SCRIPT} | 2 | 15.0 ± 5.0 | 1: `check/update` (16k)")
+    runs = [("Ant-v4", "default", x, 1 - 0.5 * x, 10 * x - 15) for x in (1, 2)]
+    keep(tmp_path, "bugs_healthy", [("Reacher-v4", "test-penalty", 1, 0.7, -5), *runs])
+    text = health.healthy_table(SUITES["bugs_healthy"], folders)
+    assert f"| Ant-v4 | {SCRIPT} | default |  | 0.0 ± 5.0 | 1 of 2 | 0 |" in text
+    row = next(x for x in text.splitlines() if x.startswith("| Reacher-v4"))
+    assert "| KL penalty | yes | -5.0 | 1 of 1 | 1: `check/value_bias` (" in row
     played = [{"score": 500.0, "walk": {"returns": [x, 3 * x]}} for x in (10, 20, 30)]
     key = {"environment": "Hopper-v4", "variant": "without-statistics", "script": SCRIPT}
     lines = [{**key, "seed": i, **x} for i, x in enumerate(played)]
@@ -169,9 +185,9 @@ def test_healthy_runs_and_evaluations_have_a_row_each(tmp_path):
 
 
 def test_late_warnings_count_for_healthy_runs_only_and_the_first_of_two_lines_counts():
-    run = made({"check/update": [0.2] * 50 + [-0.2] * 10})
-    assert health.seen([run])[0] == 0
-    assert health.seen([run], math.inf) == (1, "`check/update` (119k)")
+    run = made({"check/value_bias": [0.2] * 50 + [0.9] * 40})
+    assert health.warned_seeds([run])[0] == 0
+    assert health.warned_seeds([run], math.inf) == (1, "`check/value_bias` (143k)")
     curve = pd.DataFrame({"step": range(1, 21), "approx_kl": 0.01, "stage": "ppo"})
     record = {"script": "ppo_rlhf_toy.py", "seed": 1, "judged": "ppo"}
     record["settings"] = {"kl_mode": "adaptive"}
@@ -182,13 +198,12 @@ def test_late_warnings_count_for_healthy_runs_only_and_the_first_of_two_lines_co
         changed.loc[low : low + 4, "kl_exact"], changed.loc[high, "kl_exact"] = 0.0, 40.0
         run = SimpleNamespace(record=record, curve=changed)
         assert health.warnings(run) == {"objective/kl_exact": found}
-    assert health.seen([run]) == (1, "`objective/kl_exact` (update 5)")
+    assert health.warned_seeds([run]) == (1, "`objective/kl_exact` (update 5)")
 
 
 def test_what_is_healthy_by_its_name():
     rlhf = SUITES["bugs_rlhf"]
     healthy = [x for x in rlhf.variants if health.is_healthy(rlhf, x)]
     assert healthy == ["healthy", "healthy-warm"]
-    assert health.is_healthy(SUITES["bugs_healthy"], "atari") and not health.is_healthy(
-        BUGS, "sign"
-    )
+    assert health.is_healthy(SUITES["bugs_healthy"], "atari")
+    assert not health.is_healthy(BUGS, "sign")

@@ -118,3 +118,24 @@ def test_the_epsilon_of_normalization_is_inside_the_root():
     stats = ppo.RunningMeanStd(np.zeros((1, 1)), np.zeros((1, 1)))
     found = ppo.normalize_obs(np.array([[1e-4]]), stats, ppo.Args())
     assert found.item() == pytest.approx(1.0)
+
+
+# --- Warnings ---
+
+
+@pytest.mark.parametrize(
+    ("returns", "expected"),
+    [
+        ([], False),
+        ([1.0] * 19 + [0.0], False),  # too few to compare
+        ([5.0] * 100, False),  # nothing was gained that could be lost
+        ([0.0] * 20 + [10.0] * 20 + [8.1] * 20, False),
+        ([0.0] * 20 + [10.0] * 20 + [7.9] * 20, True),
+        ([0.0] * 20 + [-1.0] * 20, True),
+        ([0.0] * 200 + [10.0] * 700 + [0.0] * 25 + [10.0] * 75, False),
+        ([0.0] * 200 + [10.0] * 750 + [7.9] * 50, True),  # the last twentieth
+        ([0.0] * 200 + [10.0] * 775 + [7.9] * 25, False),
+    ],
+)
+def test_a_return_is_lost_where_a_fifth_of_the_gain_is(returns, expected):
+    assert ppo.return_lost([{"return": x} for x in returns]) == expected

@@ -134,9 +134,13 @@ MUTATIONS = [
     ('"check/kl_after": approx_kl(logratio)', '"check/kl_after": approx_kl(-logratio)', "shared_update: kl_after"),
     # Metrics and warnings
     ("if not math.isfinite(x)", "if False", "shared_rollout: bad_loss"),
-    ("and (len(ago) == 1 or ago[-1] - ago[1] < patience):", "and True:", "shared_interface: health"),
-    ("if ago and ago[-1] >= patience and", "if ago and", "shared_interface: health"),
-    ("if low <= row[name] <= high:", "if low <= row[name]:", "shared_interface: health"),
+    ("means[0] + 0.8 * (means.max()", "means[0] + 0.7 * (means.max()", "math: lost"),
+    ("max(20, len(episodes) // 20)", "20", "math: lost"),
+    ("if name not in warned:", "if True:", "shared_interface: health"),
+    ("is_long = len(rows) == count and", "is_long =", "shared_interface: health"),
+    ("any(low <= x[name] <= high for x in rows)", "any(low <= x[name] for x in rows)", "shared_interface: health"),
+    ('min(history[0]["global_step"] / 2000, 1)', "1", "shared_interface: health"),
+    ("if is_long and not (if_lost and not return_lost(episodes)):", "if is_long:", "shared_interface: health"),
     ("episodes[-100:]", "episodes", "shared_interface: last_hundred"),
     # Resuming and safety
     ("    # From now on the parameters are views of this vector, which is changed in place only.\n    nn.utils.vector_to_parameters(adam[\"weights\"], agent.parameters())\n", "", "shared_update: has_learned"),

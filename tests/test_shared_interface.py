@@ -163,7 +163,7 @@ def test_the_return_is_that_of_the_last_hundred_episodes(script):
     progress = SimpleNamespace(set_postfix_str=lambda text, **_: shown.append(text))
     metrics = {name: max(low, min(high, 0.02)) for name, low, high, *_ in script.module.HEALTH}
     episodes = [{"return": float(i), "length": 2 * i} for i in range(150)]
-    script.module.log(writer, [{"global_step": 1, **metrics}], episodes, progress)
+    script.module.log(writer, [{"global_step": 1, **metrics}], episodes, progress, set())
     assert written == {**metrics, "charts/episodic_return": 99.5, "charts/episodic_length": 199.0}
     assert shown == ["return 99.5"]
 
@@ -171,36 +171,38 @@ def test_the_return_is_that_of_the_last_hundred_episodes(script):
 # --- Health ---
 
 
-@pytest.mark.parametrize("batch", [100, 2048, 50_000])
+@pytest.mark.parametrize("batch", [500, 2048, 50_000])
 def test_each_row_of_health_fires_once_in_time_and_is_silent_otherwise(script, capsys, batch):
-    """Patience is in steps, whatever the length of an iteration."""
-    table, nobody = script.module.HEALTH, SimpleNamespace(add_scalar=lambda *_: None)
-    assert {"losses/approx_kl", "check/values", "check/value_bias", "check/update"} <= {
-        name for name, *_ in table
-    }
+    """Patience is in iterations; those of less than 2,000 steps count less."""
+    table = script.module.HEALTH
+    nobody = SimpleNamespace(add_scalar=lambda *_: None, set_postfix_str=lambda *_, **__: None)
+    assert {"losses/approx_kl", "check/value_bias", "check/update"} <= {name for name, *_ in table}
     fine = {name: max(low, min(high, 0.02)) for name, low, high, *_ in table}
+    rising = [{"return": float(i), "length": 1} for i in range(40)]
 
-    def warned(rows):
+    def warned(rows, episodes):
         """Of each row whether something is said when it is the newest."""
-        history, said = [], []
+        history, said, told = [], [], set()
         for row in rows:
             history.append({"global_step": batch * (len(history) + 1), **row})
-            script.module.log(nobody, history, [], None)
+            script.module.log(nobody, history, episodes, nobody, told)
             said.append(capsys.readouterr().out)
         return said
 
-    assert not any(warned([fine] * 50))
-    for name, low, high, patience, _ in table:
-        late = 1 + math.ceil(patience / batch)  # from the first unhealthy iteration
-        for level in [low - 0.1] + [1.1 * high] * (high < math.inf):
+    assert not any(warned([fine] * 50, rising[::-1]))
+    for name, low, high, patience, if_lost, _ in table:
+        late = math.ceil(patience * max(1, 2000 / batch))
+        for level in [low - 0.1] * (low > -math.inf) + [1.1 * high] * (high < math.inf):
             bad = {**fine, name: level}
             for before in ([], [fine] * 7, [bad] * (late - 1) + [fine]):
-                said = warned([*before, *[bad] * (late + 4)])
+                said = warned([*before, *[bad] * (late + 4)], rising[::-1])
                 when = len(before) + late - 1
                 assert [i for i, x in enumerate(said) if x] == [when]
                 assert said[when].startswith(f"Warning: {name} is ")
                 assert said[when].count("\n") == 1
                 assert re.search(r": (lower|raise|scale|check|try|make)|--", said[when].lower())
+            for episodes in (rising, []):
+                assert any(warned([bad] * (late + 4), episodes)) == (not if_lost)
 
 
 @on("vector")
