@@ -56,7 +56,7 @@ class Script:
         "log std annealed instead of learned",
         "learning rate adapted to the KL",
     }
-    tests: ClassVar[list[str]] = []  # test files that have MUTATIONS
+    tests: ClassVar[list[str]] = ["math", "reference"]  # test files of its own
     alone = f"--env-id Pendulum-v1 {SMALL}"  # something small, to run the file by itself
     real = (f"HalfCheetah-v4 {SHORT} 20480", f"Humanoid-v4 {HUMANOID} 40960")  # to be killed
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names

@@ -353,20 +353,3 @@ def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
     for obs in [SPACES["Identity"].sample() for _ in range(300)]:
         drawn.append(np.mean(policy(obs, rng) == obs))
     assert 0.9 < np.mean(drawn) < 1
-
-
-# Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
-MUTATIONS = [
-    (".unflatten(-1, self.mask_shape)", ".unflatten(-1, self.mask_shape[::-1]).mT", "sums_over"),
-    ("dist.log_prob(actions).sum(-1)", "dist.log_prob(actions).mean(-1)", "sums_over"),
-    ("dist.entropy().sum(-1)", "dist.entropy().mean(-1)", "sums_over"),
-    ("np.where(masks, scores, -np.inf).argmax", "scores.argmax", "no_score"),
-    ("logits = torch.where(masks, logits, -1e8)", "pass", "sums_over"),
-    ("torch.where(masks, logits, -1e8)", "torch.where(masks, logits, -math.inf)", "gradient_zero"),
-    ("torch.where(masks, logits, -1e8)", "torch.where(masks, logits, -4.0)", "sums_over"),
-    ("masks[t + 1] = [x.mask for x in choices]", "pass", "update_sees"),
-    ("masks[-1] = [x.mask for x in choices]", "masks[-1] = True", "bit_for_bit"),
-    ("for x in (actions, masks[:-1])", "for x in (actions, masks[1:])", "update_sees"),
-    ("np.where(masks, policy(obs).reshape(masks.shape), -np.inf)",
-     "policy(obs).reshape(masks.shape)", "what_acts"),
-]  # fmt: skip
