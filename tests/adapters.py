@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -20,11 +20,14 @@ from torch import Tensor, nn
 ROOT = Path(__file__).parent.parent
 
 
-@dataclasses.dataclass
 class Step:
     """One gradient step: what it was given and what it did."""
 
-    data: list[Tensor]  # the minibatch: obs, actions, logprobs, values, advantages, returns
+    def __init__(self, data: Iterable[Tensor]) -> None:
+        self.data = [x.clone() for x in data]
+        self.obs, self.actions, self.logprobs, self.values, *rest = self.data
+        self.advantages, self.returns, *self.others = rest
+
     schedule: dict[str, float]  # learning_rate and what else changes during a run
     gradient: Tensor  # one vector, as it enters Adam
     metrics: dict[str, Tensor]
@@ -108,15 +111,9 @@ class Script:
         """Value of the last of an episode's observations."""
         return agent.get_value(torch.tensor(episode[-1][None], dtype=torch.float32)).item()
 
-    order: Sequence[int] = range(9)  # places of Step.data in a minibatch
-
-    def minibatch(self, step: Step) -> list[Tensor]:
-        """What the loss was given."""
-        return [x for _, x in sorted(zip(self.order, step.data), key=lambda pair: pair[0])]
-
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values of a minibatch under the agent."""
-        return agent.evaluate_actions(*step.data[:2])[:3]
+        return agent.evaluate_actions(step.obs, step.actions)[:3]
 
     def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
         """What the environment gets without noise."""
@@ -143,13 +140,14 @@ class Script:
         """An update, a step at a time, that notes them; gradients show in Adam's running mean."""
 
         def update(agent, adam, batch, minibatches, schedule, args):
-            rows, numbers = [], {name: x.item() for name, x in schedule.items()}
+            rows = []
             for mb in minibatches:
-                data, before = [x[mb].clone() for x in batch], adam["mean"].clone()
+                step, before = Step(x[mb] for x in batch), adam["mean"].clone()
                 rows.append(real(agent, adam, batch, [mb], schedule, args))
-                gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
-                metrics = {name: x[0] for name, x in rows[-1].items()}
-                steps.append(Step(data, numbers, gradient, metrics))
+                step.gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
+                step.metrics = {name: x[0] for name, x in rows[-1].items()}
+                step.schedule = {name: x.item() for name, x in schedule.items()}
+                steps.append(step)
             return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
         return update
@@ -186,8 +184,7 @@ class MultiDiscrete(Script):
         return super().agent(obs_size, (1, action_size), **settings)
 
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        obs, actions, masks = step.data[0], step.data[1], step.data[6]
-        return agent.evaluate_actions(obs, masks, actions)
+        return agent.evaluate_actions(step.obs, *step.others, step.actions)
 
     def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
         logits = agent.policy(obs).unflatten(-1, (2, 3))  # components of 3 and of 2 choices
@@ -207,7 +204,6 @@ class Atari(Script):
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
     unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "no Atari game"}
     frames = 4
-    order = range(6)
 
     @property
     def raw(self) -> dict[str, Any]:
@@ -256,20 +252,23 @@ class Atari(Script):
         return agent.get_value(torch.from_numpy(stack)[None]).item()
 
     def recording(self, real: Callable, steps: list[Step]) -> Callable:
-        """The loss is handed over, and gradients are still there after the step."""
+        """By what the loss is given; gradients are still there after the step."""
         real_loss = self.module.ppo_loss
 
-        def update(agent, adam, batch, mb, schedule, args):
-            def loss(agent, minibatch, schedule, args):
-                data.extend(minibatch[i].clone() for i in self.order)
-                return real_loss(agent, minibatch, schedule, args)
+        def loss(agent, minibatch, schedule, args):
+            steps.append(Step(minibatch))
+            return real_loss(agent, minibatch, schedule, args)
 
-            data: list[Tensor] = []
-            metrics = real(agent, adam, batch, mb, schedule, args, loss)
-            (group,) = adam.param_groups
-            gradient = torch.cat([x.grad.flatten() for x in group["params"]])
+        def update(agent, adam, batch, mb, schedule, args):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(self.module, "ppo_loss", loss)
+                if real.__defaults__:  # a loss that may be compiled
+                    patch.setattr(real, "__defaults__", (loss,))
+                metrics = real(agent, adam, batch, mb, schedule, args)
+            (group,), step = adam.param_groups, steps[-1]
+            step.gradient = torch.cat([x.grad.flatten() for x in group["params"]])
             numbers = {name: x.item() for name, x in schedule.items()}
-            steps.append(Step(data, numbers | {"learning_rate": group["lr"]}, gradient, metrics))
+            step.schedule, step.metrics = numbers | {"learning_rate": group["lr"]}, metrics
             return metrics
 
         return update
@@ -284,22 +283,11 @@ class AtariLSTM(Atari):
     tests: ClassVar[list[str]] = ["atari_lstm"]
     settings: ClassVar[dict[str, Any]] = {**Atari.settings, "num_envs": 4, "num_steps": 8}
     frames = 1
-    order = (0, 3, 4, 5, 6, 7, 1, 2)
 
     def args(self, **changes: Any) -> Any:
         """Nothing is compiled, so there is no such setting."""
         settings = vars(SCRIPTS["atari"].args(**{**self.settings, **changes}))
         return self.module.Args(**{name: x for name, x in settings.items() if name != "compile"})
-
-    def recording(self, real: Callable, steps: list[Step]) -> Callable:
-        """The loss is not handed over."""
-
-        def with_loss(*args):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(self.module, "ppo_loss", args[-1])
-                return real(*args[:-1])
-
-        return super().recording(with_loss, steps)
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(self.module, "HIDDEN_SIZE", 16)
@@ -324,8 +312,7 @@ class AtariLSTM(Atari):
         return agent.get_value(frames, starts, agent.initial_state(1))[-1].item()
 
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        obs, actions, starts, state = (step.data[i] for i in (0, 1, 6, 7))
-        return agent.evaluate_actions(obs, starts, state, actions)
+        return agent.evaluate_actions(step.obs, *step.others, step.actions)
 
 
 class Score(gym.Wrapper):

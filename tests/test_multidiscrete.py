@@ -160,7 +160,7 @@ def test_rollouts_sample_from_the_policy(tiny, recorded, monkeypatch):
     settings = {"num_envs": 8, "num_steps": 512, "total_timesteps": 4096, "update_epochs": 1}
     ppo.train(tiny("Identity", **settings))
     assert len(recorded.steps) == 4  # of one iteration
-    actions = torch.cat([step.data[1] for step in recorded.steps])
+    actions = torch.cat([step.actions for step in recorded.steps])
     found = torch.zeros(SIZES).index_put(tuple(actions.T), torch.tensor(1 / 4096), accumulate=True)
     expected = torch.einsum("i,j,k->ijk", *(x[:size] for x, size in zip(shares, SIZES)))
     assert (found - expected).abs().max() < 0.03  # four standard errors of a quarter

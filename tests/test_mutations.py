@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from adapters import ROOT, SCRIPTS, on
+from adapters import ROOT, SCRIPTS
 from test_copies import blocks, sections
 
 from benchmark.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
@@ -43,12 +43,12 @@ class Mutant(NamedTuple):
     text: str  # of the whole script
 
 
-OTHER = {ast.Add: ast.Sub, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.BitOr: ast.BitAnd}
+OTHER = {ast.Add: ast.Sub, ast.Div: ast.Mult, ast.BitOr: ast.BitAnd}
 OTHER |= {ast.And: ast.Or, ast.Or: ast.And}
 
 
 def wrong(node: ast.AST) -> Iterator[ast.AST]:
-    """What somebody might have written instead of an expression or a statement."""
+    """What somebody might have written in place of an expression: sign, order, constant, part."""
     match node:
         case ast.Constant(value=bool(x)):
             yield ast.Constant(not x)
@@ -62,43 +62,47 @@ def wrong(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.UnaryOp(ast.Not(), node)
         case ast.BoolOp(op=op, values=values):
             yield ast.BoolOp(OTHER[type(op)](), values)
-        case ast.BinOp(left=x, op=op, right=y):
+        case ast.BinOp(left=x, op=ast.Mult() | ast.Pow()):
             yield x
+        case ast.BinOp(left=x, op=op, right=y):
             yield ast.BinOp(x, OTHER[type(op)](), y) if type(op) in OTHER else ast.BinOp(y, op, x)
-        case ast.AugAssign(target=x, op=op, value=y):
-            yield ast.AugAssign(x, OTHER[type(op)](), y)
         case ast.Call(func=function, args=[*args], keywords=keywords):
             if len(args) > 1:
                 yield ast.Call(function, [args[1], args[0], *args[2:]], keywords)
             for keyword in keywords:
                 yield ast.Call(function, args, [x for x in keywords if x is not keyword])
-            if isinstance(function, ast.Attribute) and not isinstance(function.value, ast.Name):
-                yield function.value
-            elif args and not isinstance(args[0], ast.Starred):
-                yield args[0]
+            match function, args:
+                case ast.Attribute(value=ast.Name(id="np" | "torch")), [ast.expr(), *_]:
+                    yield args[0]
+                case ast.Attribute(value=x), _ if not isinstance(x, ast.Name):
+                    yield x
 
 
-def inner(statement: ast.stmt) -> Iterator[ast.AST]:
-    """A statement and its expressions, without the statements in it."""
-    yield statement
-    for child in ast.iter_child_nodes(statement):
-        if not isinstance(child, ast.stmt | ast.JoinedStr):
-            yield from inner(child)
+def inner(node: ast.AST, short: bool) -> Iterator[ast.AST]:
+    """A statement and its expressions; those of the statements in it too if it is short."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        number = isinstance(node, ast.UnaryOp) and isinstance(child, ast.Constant)
+        if not number and not isinstance(child, ast.JoinedStr if short else ast.stmt):
+            yield from inner(child, short)
 
 
 def broken(text: str, statement: ast.stmt) -> Iterator[tuple[str, str]]:
-    """Texts of a script in which a statement is wrong or missing, each with what has changed."""
-    raw, lines = text.encode(), text.encode().splitlines(keepends=True)
-    starts = [0, *itertools.accumulate(map(len, lines))]
+    """What has changed in a script in which a statement is wrong or missing, and its text."""
+    raw = text.encode()
+    starts = [0, *itertools.accumulate(map(len, raw.splitlines(keepends=True)))]
     changes = [(statement, "pass")]
-    for node in inner(statement):
-        form = "{}" if node is statement else "({})"
-        changes += [(node, form.format(ast.unparse(x))) for x in wrong(node)]
+    for node in inner(statement, statement.end_lineno - statement.lineno < 5):
+        if isinstance(node, ast.If):
+            changes.append((node.test, f"(not {ast.unparse(node.test)})"))
+        if isinstance(node, ast.AugAssign):
+            changes.append((node, f"{ast.unparse(node.target)} = {ast.unparse(node.value)}"))
+        changes += [(node, f"({ast.unparse(x)})") for x in wrong(node)]
     for node, new in changes:
         first = starts[node.lineno - 1] + node.col_offset
         last = starts[node.end_lineno - 1] + node.end_col_offset
-        changed = raw[:first] + new.encode() + raw[last:]
-        yield f"{' '.join(ast.unparse(node).split())} -> {new}", changed.decode()
+        changed = (raw[:first] + new.encode() + raw[last:]).decode()
+        yield f"{' '.join(ast.unparse(node).split())} -> {new}", changed
 
 
 def tagged(text: str) -> Iterator[tuple[str, ast.stmt]]:
