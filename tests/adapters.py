@@ -1,7 +1,6 @@
 """What the shared tests must know of each script: its smallest run, its networks, its updates."""
 
 import copy
-import dataclasses
 import functools
 import importlib
 import sys

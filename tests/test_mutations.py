@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import pytest
 from adapters import ROOT, SCRIPTS
-from test_copies import blocks, sections
 
 from benchmark.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
+from tools.sync import blocks, sections
 
 TAG = re.compile(r"(?m)^ *# (?:Detail (\w+)|(?:Extra|Deviation): ([^([\n]+?))(?:[/:]| [([]|$).*\n")
 GALLERY = {
