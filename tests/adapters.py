@@ -32,9 +32,9 @@ class Step:
     metrics: dict[str, Tensor]
 
 
-def details(first: int, last: int, prefix: str = "", total: int = 37) -> set[str]:
+def details(first: int, last: int, series: str = "{}/37") -> set[str]:
     """Numbers as tags have them: details(1, 2) is {"1/37", "2/37"}."""
-    return {f"{prefix}{i}/{total}" for i in range(first, last + 1)}
+    return {series.format(i) for i in range(first, last + 1)}
 
 
 CORE, ATARI, CONTINUOUS = details(1, 13), details(14, 22), details(23, 31)
@@ -156,7 +156,7 @@ class KLPenalty(Script):
     """Nothing is clipped but values, by a setting of its own."""
 
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian"}
-    owes: ClassVar[set[str]] = CORE - {"8/37"} | CONTINUOUS | details(1, 3, "K", 3)
+    owes: ClassVar[set[str]] = CORE - {"8/37"} | CONTINUOUS | details(1, 3, "K{}")
     extras: ClassVar[set[str]] = {"time limits are not failures"}
     tests: ClassVar[list[str]] = ["kl_penalty"]
     real = (f"Hopper-v4 {SHORT} 20480",)
@@ -340,9 +340,7 @@ class Toy(Script):
     """A script of the RLHF family: it trains language models, and no shared test of loops fits."""
 
     features: ClassVar[set[str]] = {"language", "rewards"}  # it learns from a reward model
-    owes: ClassVar[set[str]] = CORE - {"2/37", "7/37"} | {
-        *(details(1, 21, "R", 21) - {"R6/21", "R12/21"})
-    }
+    owes: ClassVar[set[str]] = CORE - {"2/37", "7/37"} | {*(details(1, 21, "R{}") - {"R6", "R12"})}
     extras: ClassVar[set[str]] = {
         "an episode ends at the stop word",
         "rewards are scaled, their mean is not restored",
@@ -396,13 +394,13 @@ class Toy(Script):
         return agent, self.module.train_ppo(self.args(**changes), agent, judges)["updates"]
 
 
-LANGUAGE_MODEL = {f"R{i}/21" for i in (1, 2, 3, 4, 10, 13)}
+LANGUAGE_MODEL = {"R1", "R2", "R3", "R4", "R10", "R13"}
 
 
 class GRPO(Toy):
     owes: ClassVar[set[str]] = {
-        *("6/37", "8/37", "11/37", "12/37", "R5/21", "R14/21", "R20/21", *LANGUAGE_MODEL),
-        *(details(7, 9, "R", 21) | details(1, 8, "G", 8)),
+        *("6/37", "8/37", "11/37", "12/37", "R5", "R14", "R20", *LANGUAGE_MODEL),
+        *(details(7, 9, "R{}") | details(1, 8, "G{}")),
     }
     extras: ClassVar[set[str]] = set()
     tests: ClassVar[list[str]] = ["grpo"]
@@ -427,7 +425,7 @@ class GRPO(Toy):
 
 class DPO(GRPO):
     features: ClassVar[set[str]] = {"language"}
-    owes: ClassVar[set[str]] = LANGUAGE_MODEL | details(1, 8, "D", 8)
+    owes: ClassVar[set[str]] = LANGUAGE_MODEL | details(1, 8, "D{}")
     tests: ClassVar[list[str]] = ["dpo"]
     alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16}
