@@ -236,18 +236,3 @@ def test_it_has_each_detail_of_continuous_actions_once_by_the_known_title():
 def test_settings_are_those_of_the_full_script():
     mine, theirs = vars(minimal.Args()), vars(full.Args())
     assert mine == {name: theirs[name] for name in mine} and len(mine) == 15
-
-
-def test_epsilon_makes_no_difference_worth_mentioning():
-    """Where it stands changes the first steps only: after 320 the weights differ by rounding."""
-    ends = []
-    for epsilon in (1e-5, NO_EPSILON):
-        torch.manual_seed(0)
-        weight = torch.zeros(50, requires_grad=True)
-        adam = torch.optim.Adam([weight], lr=3e-4, eps=epsilon)
-        for _ in range(320):
-            adam.zero_grad()
-            ((weight - 1) ** 2).mean().backward()
-            adam.step()
-        ends.append(weight.detach().clone())
-    torch.testing.assert_close(*ends, rtol=5e-3, atol=0)

@@ -204,16 +204,6 @@ def test_what_acts_gives_its_actions_the_log_probabilities_of_what_learns():
     assert log_prob(obs.numpy(), masks.numpy(), 0 * actions.numpy()).max() == -np.inf
 
 
-@pytest.mark.parametrize(("factor", "disagrees"), [(1.0, False), (0.5, True)])
-def test_acting_otherwise_than_learning_shows_in_a_metric(tiny, monkeypatch, factor, disagrees):
-    """Here by logits that are half as large."""
-    real = ppo.in_numpy
-    monkeypatch.setattr(ppo, "in_numpy", lambda network: lambda x: factor * real(network)(x))
-    settings = {"learning_rate": 0.03, "total_timesteps": 256, "num_steps": 32}
-    found = [x["check/acting"] for x in ppo.train(tiny("Identity", **settings))["updates"]]
-    assert max(found) > 0.01 if disagrees else max(map(abs, found)) < 1e-6
-
-
 @pytest.mark.parametrize("offer", ["Vector", "Tuple", "Method"])
 def test_update_sees_the_masks_of_the_rollout(masked, recorded, offer):
     """The environment refuses invalid actions; with learning rate 0 the ratio stays 1."""

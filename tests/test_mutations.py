@@ -6,19 +6,21 @@ those of some scripts, or whose names have some of the other words.
 """
 
 import ast
+import collections
 import functools
 import importlib
 import itertools
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from adapters import ROOT, SCRIPTS
+from adapters import ROOT, SCRIPTS, on
 
 from benchmark.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
 from tools.sync import blocks, sections
@@ -35,7 +37,14 @@ FILES = {  # the test files of a script
     for name, x in SCRIPTS.items()
 } | {"minimal": ["minimal"]}
 # What changes nothing that could be noticed, and why.
-EQUIVALENT: dict[str, str] = {}
+MINIBATCH = "entropies are needed of minibatches only, which have two dimensions"
+ABSOLUTE = "the absolute value is the same"
+EQUIVALENT = {
+    "continuous": {
+        "25: -1 -> (1) (2)": MINIBATCH,
+        "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
+    },
+}
 
 
 class Mutant(NamedTuple):
@@ -67,7 +76,8 @@ def wrong(node: ast.AST) -> Iterator[ast.AST]:
         case ast.BinOp(left=x, op=op, right=y):
             yield ast.BinOp(x, OTHER[type(op)](), y) if type(op) in OTHER else ast.BinOp(y, op, x)
         case ast.Call(func=function, args=[*args], keywords=keywords):
-            if len(args) > 1:
+            commutes = getattr(function, "attr", "") in ("maximum", "minimum", "max", "min")
+            if not commutes and len({*map(ast.unparse, args[:2])}) == 2:
                 yield ast.Call(function, [args[1], args[0], *args[2:]], keywords)
             for keyword in keywords:
                 yield ast.Call(function, args, [x for x in keywords if x is not keyword])
@@ -105,17 +115,18 @@ def broken(text: str, statement: ast.stmt) -> Iterator[tuple[str, str]]:
         yield f"{' '.join(ast.unparse(node).split())} -> {new}", changed
 
 
-def tagged(text: str) -> Iterator[tuple[str, ast.stmt]]:
-    """Names of tags, and the statements below them, outside of marked copies."""
+def tagged(text: str) -> dict[ast.stmt, str]:
+    """The statements below tags, outside of marked copies, with the names of these."""
     found = {**sections(text), **blocks(text)}.values()
     copies = [(start, start + len(block)) for block, home, start in found if home]
-    statements = sorted(
-        (x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.stmt)), key=lambda x: x.lineno
-    )
+    statements = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.stmt)]
+    names: dict[ast.stmt, str] = {}
     for tag in TAG.finditer(text):
         if not any(first <= tag.start() < last for first, last in copies):
             line = text.count("\n", 0, tag.end())
-            yield tag[1] or tag[2], next(x for x in statements if x.lineno > line)
+            below = min((x for x in statements if x.lineno > line), key=lambda x: x.lineno)
+            names[below] = ", ".join(filter(None, [names.get(below), tag[1] or tag[2]]))
+    return names
 
 
 def path_of(script: str) -> Path:
@@ -125,16 +136,35 @@ def path_of(script: str) -> Path:
 @functools.cache
 def mutants(script: str) -> list[Mutant]:
     text, found = path_of(script).read_text(), {}
-    for tag, statement in tagged(text):
+    names = collections.Counter()
+    for statement, tag in tagged(text).items():
         for change, changed in broken(text, statement):
-            found.setdefault(changed, Mutant(f"{tag}: {change}", changed))
+            name = f"{tag}: {change}"
+            names[name] += changed not in found
+            again = f" ({names[name]})" if names[name] > 1 else ""
+            found.setdefault(changed, Mutant(name + again, changed))
     for name, (_, _, *replaced) in GALLERY.get(script, {}).items():
         changed = text
         for old, new in replaced:
             changed = changed.replace(old, new)
         if replaced:
             found[changed] = Mutant(f"bug {name}", changed)
-    return [x for x in found.values() if x.name not in EQUIVALENT]
+    return [*found.values()]
+
+
+@on(*SCRIPTS)
+def test_every_tagged_statement_is_broken_and_every_exception_is_needed(script):
+    tags, names = tagged(script.path.read_text()), [x.name for x in mutants(script.name)]
+    assert tags and all(f"{tag}: " in "\n".join(names) for tag in tags.values())
+    assert EQUIVALENT.get(script.name, {}).keys() <= {*names}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script_name", FILES)
+def test_a_broken_statement_is_noticed(script_name):
+    command = [sys.executable, __file__, script_name]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
 
 
 class Breaker:
@@ -144,7 +174,8 @@ class Breaker:
         self.script, self.chosen, self.unnoticed = script, chosen, 0
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        assert session.items and not session.testsfailed
+        whole = Mutant("", path_of(self.script).read_text())
+        assert not (failed := self.first_failure(session.items, whole)), f"unbroken: {failed}"
         for i, mutant in enumerate(self.chosen, 1):
             failed = self.first_failure(session.items, mutant)
             self.unnoticed += not failed
@@ -159,10 +190,10 @@ class Breaker:
         read, self.pipe = os.pipe()
         child = os.fork()
         if child == 0:
-            signal.alarm(300)
+            signal.setitimer(signal.ITIMER_PROF, 300)  # a loop without end
             with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), 1)
-                os.dup2(nowhere.fileno(), 2)
+                for stream in (1, 2):
+                    os.dup2(nowhere.fileno(), stream)
             try:
                 module = importlib.import_module(path_of(self.script).stem)
                 exec(compile(mutant.text, module.__file__, "exec"), vars(module))
@@ -190,12 +221,13 @@ def main(words: list[str]) -> int:
     unnoticed = 0
     for script in [x for x in words if x in FILES] or FILES:
         others = [x for x in words if x not in FILES]
-        chosen = [x for x in mutants(script) if any(y in x.name for y in others or [""])]
+        chosen = [x for x in mutants(script) if x.name not in EQUIVALENT.get(script, {})]
+        chosen = [x for x in chosen if any(word in x.name for word in others or [""])]
         breaker = Breaker(script, chosen)
         files = [str(ROOT / f"tests/test_{x}.py") for x in FILES[script]]
         options = ["-s", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts=-q"]
         options += ["-m", "not slow", "--script", script]
-        pytest.main([*options, *files], plugins=[breaker])
+        assert pytest.main([*options, *files], plugins=[breaker]) == 0
         print(f"{script}: {breaker.unnoticed} of {len(chosen)} not noticed", flush=True)
         unnoticed += breaker.unnoticed
     return int(unnoticed > 0)

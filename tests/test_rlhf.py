@@ -269,7 +269,7 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
     assert quality["correlation"] == pytest.approx(correlation, abs=1e-5)
 
 
-# --- R14, R17: what a rollout holds ---
+# --- R14: what a rollout holds ---
 
 
 def test_r14_truncation_after_the_first_stop_that_counts():
@@ -280,21 +280,6 @@ def test_r14_truncation_after_the_first_stop_that_counts():
     for row, length in enumerate((24, 17, 21, 24)):
         assert torch.equal(kept[row, :length], responses[row, :length])
         assert (kept[row, length:] == PAD).all()
-
-
-def test_r17_each_word_earns_its_penalty_and_the_last_one_the_score(judges):
-    agent = louder(judges.reference, 0.03)
-    rollout, _ = collect(judges, kl_coef=3.0, agent=agent, missing_stop_score=-5.0)
-    queries, responses, mask = rollout.queries, rollout.responses, rollout.mask
-    with torch.no_grad():
-        words, _ = agent.get_logprobs_and_values(queries, responses)
-        ref_words, _ = judges.reference.get_logprobs_and_values(queries, responses)
-        proxy = judges.reward_model.score(queries, responses)
-    logprobs, ref = (x.gather(2, responses[..., None]).squeeze(2) for x in (words, ref_words))
-    assert torch.equal(rollout.logprobs, logprobs)
-    scores = proxy.where((responses == STOP)[:, 4:].any(1), -5.0)
-    expected = -3.0 * (logprobs - ref) + rollout.last * scores[:, None]
-    torch.testing.assert_close(rollout.rewards[mask], expected[mask])
 
 
 def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_later(judges):
