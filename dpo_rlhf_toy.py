@@ -134,7 +134,7 @@ class Task(NamedTuple):
 
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
     """Tokens (rows, length): each row cut to `length` and filled up with padding."""
-    # Detail R2/21: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
+    # Detail R2: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
     # Padding is a word of its own that no text contains; longer rows are cut to the same length.
     return torch.tensor([row[:length] + [PAD] * (length - len(row)) for row in rows])
 
@@ -167,7 +167,7 @@ class Block(nn.Module):
         query, *key_value = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, new, D / heads) each
         if past:
             key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
-        # Detail R13/21: disable dropout [LHP: policy.py L48; rewards.py L43]
+        # Detail R13: disable dropout [LHP: policy.py L48; rewards.py L43]
         # Without dropout the ratio of an unchanged policy is exactly 1, as PPO assumes.
         mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
         x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
@@ -203,7 +203,7 @@ class TinyGPT(nn.Module):
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
-        # Detail R3/21: positions skip padding tokens [LHP: language/model.py L265-269]
+        # Detail R3: positions skip padding tokens [LHP: language/model.py L265-269]
         # They count real words only, so that padding does not shift a text.
         positions = real.cumsum(dim=1) - real.long()
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
@@ -235,7 +235,7 @@ class Agent(nn.Module):
     def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:
         """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
         tokens, cache = queries, None
-        # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
+        # Detail R4: fixed-length responses without padding [LHP: language/sample.py L43-79]
         # The stop word does not end the sampling; `truncate_responses` cuts the responses later.
         for _ in range(length):
             hidden, cache = self.policy(tokens, cache)
@@ -249,11 +249,11 @@ class Agent(nn.Module):
 
     def get_logprobs(self, queries: Tensor, responses: Tensor) -> Tensor:
         """Log-probabilities (B, R, V) of all words in place of those of responses (B, R)."""
-        # Detail R1/21: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
+        # Detail R1: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
         # A word is judged by the query and the words before it, by the reward model too.
         hidden, _ = self.policy(torch.cat([queries, responses], dim=1))
         before = slice(queries.shape[1] - 1, -1)  # a word is predicted one position earlier
-        # Detail R10/21: logits scaled by the temperature (temperature) [LHP: policy.py L121]
+        # Detail R10: logits scaled by the temperature (temperature) [LHP: policy.py L121]
         # The probabilities must be those that the words were sampled with.
         logits = self.policy.logits(hidden[:, before]) / self.temperature
         return logits.log_softmax(dim=-1)
@@ -294,14 +294,14 @@ def dpo_loss(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> tuple[Tenso
     Log-probabilities (2 B,), under the policy and under the reference, are those of the chosen
     responses, then those of the rejected ones to the same queries.
     """
-    # Detail D4/8: implicit reward (beta) [DPO: trainers.py L74-75]
+    # Detail D4: implicit reward (beta) [DPO: trainers.py L74-75]
     # Of an optimal policy this is the reward it is optimal for, up to a constant per query.
     good, bad = (beta * (logprobs - ref_logprobs)).chunk(2)
-    # Detail D5/8: logistic loss of the difference [DPO: trainers.py L73]
+    # Detail D5: logistic loss of the difference [DPO: trainers.py L73]
     # As a reward model is fitted: the chosen response shall earn more than the rejected one.
     loss = -F.logsigmoid(good - bad).mean()
     chosen, rejected = logprobs.chunk(2)
-    # Detail D8/8: both log-probabilities logged [DPO: trainers.py L232, L241]
+    # Detail D8: both log-probabilities logged [DPO: trainers.py L232, L241]
     # In plain DPO both fall, which the difference does not show.
     metrics = {
         "losses/preference_loss": loss,
@@ -379,12 +379,12 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> dict[str, Tens
 
 def pair_logprobs(agent: Agent, queries: Tensor, chosen: Tensor, rejected: Tensor) -> Tensor:
     """Log-probabilities of chosen (B, R), then of rejected responses to queries (B, Q): (2 B,)."""
-    # Detail D2/8: chosen and rejected in one pass [DPO: trainers.py L194-204]
+    # Detail D2: chosen and rejected in one pass [DPO: trainers.py L194-204]
     # One batch of both makes one pass of the network instead of two.
     responses = torch.cat([chosen, rejected])
     all_logprobs = agent.get_logprobs(torch.cat([queries, queries]), responses)
     logprobs = log_probability(all_logprobs, responses)
-    # Detail D3/8: sum over the words of a response [DPO: trainers.py L105]
+    # Detail D3: sum over the words of a response [DPO: trainers.py L105]
     # A sum, not a mean: a response is as likely as all of its words together.
     return logprobs.where(responses != PAD, 0.0).sum(dim=1)
 
@@ -405,7 +405,7 @@ def train_dpo(
     writer, device = SummaryWriter(str(folder)), device_of(agent)
     for step, mb in enumerate(tqdm(minibatches, folder.name, disable=None), start=1):
         decay = 1 - (step - 1) / len(minibatches)
-        # Detail D7/8: learning-rate warm-up (learning_rate, warmup_steps) [DPO: trainers.py L253]
+        # Detail D7: learning-rate warm-up (learning_rate, warmup_steps) [DPO: trainers.py L253]
         # Adam's first steps are as large as later ones, but hardly know the gradients' size.
         learning_rate = args.learning_rate * decay * min(1.0, step / args.warmup_steps)
         optimizer.param_groups[0]["lr"] = learning_rate
@@ -414,7 +414,7 @@ def train_dpo(
         with torch.no_grad():
             ref_logprobs = pair_logprobs(reference, queries, chosen, rejected)
         loss, metrics = dpo_loss(logprobs, ref_logprobs, args.beta)
-        # Detail D6/8: likelihood of the chosen response (nll_coef) [Pang et al. 2024]
+        # Detail D6: likelihood of the chosen response (nll_coef) [Pang et al. 2024]
         # The loss above looks at a difference only; this holds up the probability of the chosen.
         nll = -(logprobs.chunk(2)[0] / (chosen != PAD).sum(dim=1)).mean()
         loss = loss + args.nll_coef * nll
@@ -460,7 +460,7 @@ def train(args: Args) -> dict[str, Any]:
     learned = [x[: -(len(x) // HELD_OUT)] for x in preferences[:3]]
     for name, form in forms.items():
         run, folder = dataclasses.replace(args, **form), args.run_dir / name
-        # Detail D1/8: policy starts as the reference [Rafailov et al. 2023]
+        # Detail D1: policy starts as the reference [Rafailov et al. 2023]
         # The SFT model is where the policy starts and, unchanged, what it is held to.
         agents[name] = agent = copy.deepcopy(reference)
         updates[name] = train_dpo(run, folder, agent, reference, learned)

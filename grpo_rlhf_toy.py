@@ -167,7 +167,7 @@ class Task(NamedTuple):
 
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
     """Tokens (rows, length): each row cut to `length` and filled up with padding."""
-    # Detail R2/21: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
+    # Detail R2: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
     # Padding is a word of its own that no text contains; longer rows are cut to the same length.
     return torch.tensor([row[:length] + [PAD] * (length - len(row)) for row in rows])
 
@@ -200,7 +200,7 @@ class Block(nn.Module):
         query, *key_value = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, new, D / heads) each
         if past:
             key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
-        # Detail R13/21: disable dropout [LHP: policy.py L48; rewards.py L43]
+        # Detail R13: disable dropout [LHP: policy.py L48; rewards.py L43]
         # Without dropout the ratio of an unchanged policy is exactly 1, as PPO assumes.
         mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
         x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
@@ -236,7 +236,7 @@ class TinyGPT(nn.Module):
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
-        # Detail R3/21: positions skip padding tokens [LHP: language/model.py L265-269]
+        # Detail R3: positions skip padding tokens [LHP: language/model.py L265-269]
         # They count real words only, so that padding does not shift a text.
         positions = real.cumsum(dim=1) - real.long()
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
@@ -264,7 +264,7 @@ class RewardModel(nn.Module):
         self.trunk = copy.deepcopy(language_model)
         width = self.trunk.word_embedding.embedding_dim
         self.head = nn.Linear(width, 1)
-        # Detail R8/21: reward head initialization [LHP: language/model.py L251-254]
+        # Detail R8: reward head initialization [LHP: language/model.py L251-254]
         # Features are normed: weights of this size make scores of the order of 1.
         nn.init.normal_(self.head.weight, std=1 / math.sqrt(width + 1))
         nn.init.zeros_(self.head.bias)
@@ -275,7 +275,7 @@ class RewardModel(nn.Module):
         """Scores (B,) of truncated responses (B, R) to queries (B, Q)."""
         hidden, _ = self.trunk(torch.cat([queries, responses], dim=1))
         rewards = self.gain * self.head(hidden).squeeze(-1) + self.bias  # (B, L)
-        # Detail R7/21: reward only at the last token [LHP: rewards.py L47, L132]
+        # Detail R7: reward only at the last token [LHP: rewards.py L47, L132]
         # A text is judged when it is complete; at padding `forward` repeats its last word's state.
         return rewards[:, -1]
 
@@ -292,7 +292,7 @@ class Agent(nn.Module):
     def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:
         """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
         tokens, cache = queries, None
-        # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
+        # Detail R4: fixed-length responses without padding [LHP: language/sample.py L43-79]
         # The stop word does not end the sampling; `truncate_responses` cuts the responses later.
         for _ in range(length):
             hidden, cache = self.policy(tokens, cache)
@@ -306,11 +306,11 @@ class Agent(nn.Module):
 
     def get_logprobs(self, queries: Tensor, responses: Tensor) -> Tensor:
         """Log-probabilities (B, R, V) of all words in place of those of responses (B, R)."""
-        # Detail R1/21: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
+        # Detail R1: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
         # A word is judged by the query and the words before it, by the reward model too.
         hidden, _ = self.policy(torch.cat([queries, responses], dim=1))
         before = slice(queries.shape[1] - 1, -1)  # a word is predicted one position earlier
-        # Detail R10/21: logits scaled by the temperature (temperature) [LHP: policy.py L121]
+        # Detail R10: logits scaled by the temperature (temperature) [LHP: policy.py L121]
         # The probabilities must be those that the words were sampled with.
         logits = self.policy.logits(hidden[:, before]) / self.temperature
         return logits.log_softmax(dim=-1)
@@ -326,11 +326,11 @@ def group_advantages(rewards: Tensor, group_size: int, std: bool) -> Tensor:
     standard deviation is the sample's, plus 1e-4, so that a group all alike gets 0, not 0/0.
     """
     groups = rewards.view(-1, group_size)
-    # Detail G2/8: advantage relative to the group's mean [Shao et al. 2024]
+    # Detail G2: advantage relative to the group's mean [Shao et al. 2024]
     # The group's mean takes the place of a value function: what counts is to beat the siblings.
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if std:
-        # Detail G3/8: division by the group's spread (std) [Shao et al. 2024]
+        # Detail G3: division by the group's spread (std) [Shao et al. 2024]
         # Queries whose answers differ little then weigh as much as others.
         advantages = advantages / (groups.std(dim=1, keepdim=True) + 1e-4)
     return advantages.flatten()
@@ -345,7 +345,7 @@ def word_weights(mask: Tensor, length_divisor: Literal["longest", "own", "mean"]
     lengths = mask.sum(dim=1, keepdim=True)
     # The longest possible, not the longest here: so the weight of a word does not hang on others.
     longest, mean = torch.full_like(lengths, mask.shape[1]), lengths.float().mean()
-    # Detail G5/8: length divisor (length_divisor) [Liu et al. 2025]
+    # Detail G5: length divisor (length_divisor) [Liu et al. 2025]
     # Divided by its own length, each word of a short response weighs more than of a long one.
     divisors = {"longest": longest, "own": lengths, "mean": mean}[length_divisor]
     return (mask.sum() / (len(mask) * divisors)).expand_as(mask)[mask]
@@ -485,7 +485,7 @@ def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor)
     mean, std = scores.mean().item(), scores.std(correction=0).item()
     if std == 0:
         raise UsageError("All samples of the SFT model score the same: raise --temperature.")
-    # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
+    # Detail R9: normalization before and after training [LHP: train_reward.py L232-254]
     # What the SFT model writes scores 0 on average, deviation 1: beta means the same for any model.
     nn.init.constant_(model.gain, 1 / std)
     nn.init.constant_(model.bias, -mean / std)
@@ -562,7 +562,7 @@ def collect(
     responses, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
     proxy = judges.reward_model.score(queries, responses)
     earned = task.gold(queries, responses).to(proxy) if args.reward == "gold" else proxy
-    # Detail R14/21: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
+    # Detail R14: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
     # What breaks off gets a fixed low score, whatever the reward model makes of it.
     scores = earned.where(stopped, args.missing_stop_score)
     mask = responses != PAD  # which is never sampled
@@ -575,7 +575,7 @@ def collect(
     # over all words of each place (exact there, an average over the texts drawn).
     kl = (logprobs - ref_logprobs).where(mask, 0.0).sum(dim=1)  # (B,)
     exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
-    # Detail G6/8: KL penalty in the reward (kl_in_loss) [Ahmadian et al. 2024]
+    # Detail G6: KL penalty in the reward (kl_in_loss) [Ahmadian et al. 2024]
     # As a part of what is earned it sees where a word leads; its gradient is that of the KL.
     rewards = scores if args.kl_in_loss else scores - kl_coef * kl
     metrics = describe(task, queries, responses) | {
@@ -596,7 +596,7 @@ def grpo_loss(
     all_logprobs = agent.get_logprobs(mb.queries, mb.responses)
     logprobs = log_probability(all_logprobs, mb.responses)
     logratio = (logprobs - mb.logprobs)[mask]  # (words,)
-    # Detail G4/8: one advantage for all words of a response [Shao et al. 2024]
+    # Detail G4: one advantage for all words of a response [Shao et al. 2024]
     # Which of the words earned it is not asked, so that no values are needed.
     word_advantages = advantages[:, None].expand_as(mask)[mask]
     loss = pg_loss = policy_loss(logratio, weights * word_advantages, args.clip_coef)
@@ -605,7 +605,7 @@ def grpo_loss(
     ref_logratio = (mb.ref_logprobs - logprobs)[mask]
     k3 = ref_logratio.exp() - 1 - ref_logratio
     if args.kl_in_loss:
-        # Detail G7/8: KL penalty in the loss, by k3 (kl_in_loss) [Shao et al. 2024]
+        # Detail G7: KL penalty in the loss, by k3 (kl_in_loss) [Shao et al. 2024]
         # Word by word its gradient is KL(SFT model || policy)'s: at most 1 for overused words.
         loss = pg_loss + kl_coef * (weights * k3).mean()
     # Detail 12/37: debug variables [ppo2/model.py L115-116]
@@ -632,7 +632,7 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
     for iteration in trange(1, args.num_updates + 1, desc=folder.name, disable=None):
         # --- Collect: groups of responses and what they earn, under frozen weights ---
         queries = judges.task.sample_queries(args.batch_size // args.group_size, generator)
-        # Detail G1/8: groups of responses (group_size) [Shao et al. 2024]
+        # Detail G1: groups of responses (group_size) [Shao et al. 2024]
         # Answers of the same policy to the same query can be compared with each other.
         queries = queries.repeat_interleave(args.group_size, dim=0)
         rollout, metrics = collect(args, agent, judges, queries, kl_coef, generator)
@@ -648,12 +648,12 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
 
         # --- Update ---
         frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
-        # Detail R5/21: learning-rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
+        # Detail R5: learning-rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
         # Late steps refine and do not undo. The reward model's rate falls in the same way.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         optimizer.param_groups[0]["lr"] = learning_rate
         minibatch_metrics = []
-        # Detail G8/8: few passes over a batch (update_epochs) [Shao et al. 2024]
+        # Detail G8: few passes over a batch (update_epochs) [Shao et al. 2024]
         # With no value function to fit, more passes help little here; the paper makes one, too.
         for _ in range(args.update_epochs):
             order = torch.randperm(args.batch_size, generator=generator).to(rollout.mask.device)
@@ -675,7 +675,7 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
         updates.append(metrics)
         write(writer, iteration, metrics)
         warn_of(folder.name, args.kl_mode, updates)
-        # Detail R20/21: adaptive KL (kl_mode, target_kl) [LHP: train_policy.py L115-124]
+        # Detail R20: adaptive KL (kl_mode, target_kl) [LHP: train_policy.py L115-124]
         # Beta rises while the KL to the SFT model (the article: to the last policy) is too high.
         if args.kl_mode == "adaptive":
             kl_coef = proportional_kl_coef(

@@ -482,11 +482,11 @@ def ppo_loss(
 ) -> tuple[Tensor, Tensors]:
     """Overall loss (paper, equation 9, negated for descent), and debug variables.
 
-    The minibatch holds obs (T, B, 1, 84, 84), starts (T, B), the state (2, B, H) before the
-    rollout, actions and, computed by the agent that collected them, logprobs, values, advantages
-    and returns (T, B); `schedule` the numbers that change during a run.
+    The minibatch holds obs (T, B, 1, 84, 84), actions and, computed by the agent that collected
+    them, logprobs, values, advantages and returns (T, B), then starts (T, B) and the state
+    (2, B, H) before the rollout; `schedule` the numbers that change during a run.
     """
-    obs, starts, state, actions, old_logprobs, old_values, advantages, returns = minibatch
+    obs, actions, old_logprobs, old_values, advantages, returns, starts, state = minibatch
     # Detail 36/37: rebuild states in training [ppo2/ppo2.py L179-180]
     # Stored ones would be of old weights, and gradients would end there; only the first is stored.
     logprobs, entropies, values = agent.evaluate_actions(obs, starts, state, actions)
@@ -659,8 +659,8 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         # The policy may move less and less, as the annealed step size lets it.
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
         schedule = {"clip_coef": torch.tensor(clip_coef, device=device)}
-        batch = [obs[:-1], starts[:-1], rollout_state]  # games on the second axis
-        batch += [actions, logprobs, values, advantages, returns]
+        batch = [obs[:-1], actions, logprobs, values, advantages, returns]
+        batch += [starts[:-1], rollout_state]  # all have the games on the second axis
         mb_metrics: list[Tensors] = []
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(args.num_envs), device=device)
@@ -678,7 +678,7 @@ def train(args: Args, update: Callable = ppo_update) -> dict[str, Any]:
         following = next_values.masked_fill(torch.tensor(terminated, device=device), 0.0)
         observed = observed_returns(b_rewards, following, b_done, args.gamma)
         with torch.no_grad():  # of one environment, since all would take a tenth of the update
-            one = (x[:, :1] for x in batch[:4])
+            one = (x[:, :1] for x in (obs[:-1], starts[:-1], rollout_state, actions))
             logratio = agent.evaluate_actions(*one)[0] - logprobs[:, :1]
         metrics = means(mb_metrics) | means([diagnose(logratio, advantages, values, observed)])
         metrics |= {
@@ -914,7 +914,7 @@ def log(
 # Copied from ppo_continuous_action.py
 def details(args: Any) -> str:
     """The implementation details with their lines and the values of their settings."""
-    tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
+    tag = re.compile(r" *# (?:Detail )?(\d+/37|[A-Z]\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
     rows = []
     for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
         if match := tag.match(text):

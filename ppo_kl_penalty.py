@@ -279,7 +279,7 @@ def penalized_policy_loss(
     `logratio` is log pi_new(a|s) - log pi_old(a|s), `kl` is KL(pi_old || pi_new) in the same
     states, both of the shape of `advantages`; with a `kl_coef` of 0 it is the paper's equation 6.
     """
-    # Detail K1/3: KL-penalized objective (kl_mode, kl_coef) [paper, equation 8]
+    # Detail K1: KL-penalized objective (kl_mode, kl_coef) [paper, equation 8]
     # Leaving the policy that the samples tell about has a price; clipping sets a limit instead.
     return (kl_coef * kl - logratio.exp() * advantages).mean()
 
@@ -293,7 +293,7 @@ def gaussian_kl(
     """
     log_growth = new_log_std - old_log_std
     distance = (old_mean - new_mean) * (-new_log_std).exp()
-    # Detail K2/3: exact KL divergence [paper, section 4]
+    # Detail K2: exact KL divergence [paper, section 4]
     # Gaussians have a formula; an estimate from the one action drawn in each state adds noise.
     return (log_growth + 0.5 * ((-2 * log_growth).exp() + distance**2 - 1)).sum(-1)
 
@@ -546,7 +546,7 @@ def train(
             new_logprobs, *_, mean = agent.evaluate_actions(b_obs[:-1], b_actions)
             kl_after = gaussian_kl(old_mean, old_log_std, mean, agent.log_std).mean().item()
         if args.kl_mode == "adaptive":
-            # Detail K3/3: adaptive penalty coefficient (kl_mode, penalty_kl) [paper, section 4]
+            # Detail K3: adaptive penalty coefficient (kl_mode, penalty_kl) [paper, section 4]
             # No one beta suits all tasks and times: where steps were too long, they get dearer.
             kl_coef = paper_kl_coef(kl_coef, kl_after, args.penalty_kl)
 
@@ -838,7 +838,7 @@ def log(
 # Copied from ppo_continuous_action.py
 def details(args: Any) -> str:
     """The implementation details with their lines and the values of their settings."""
-    tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
+    tag = re.compile(r" *# (?:Detail )?(\d+/37|[A-Z]\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
     rows = []
     for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
         if match := tag.match(text):

@@ -192,7 +192,7 @@ class Task(NamedTuple):
 
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
     """Tokens (rows, length): each row cut to `length` and filled up with padding."""
-    # Detail R2/21: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
+    # Detail R2: special padding token, truncated inputs [LHP: language/datasets.py L57-67]
     # Padding is a word of its own that no text contains; longer rows are cut to the same length.
     return torch.tensor([row[:length] + [PAD] * (length - len(row)) for row in rows])
 
@@ -224,7 +224,7 @@ class Block(nn.Module):
         query, *key_value = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, new, D / heads) each
         if past:
             key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
-        # Detail R13/21: disable dropout [LHP: policy.py L48; rewards.py L43]
+        # Detail R13: disable dropout [LHP: policy.py L48; rewards.py L43]
         # Without dropout the ratio of an unchanged policy is exactly 1, as PPO assumes.
         mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
         x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
@@ -259,7 +259,7 @@ class TinyGPT(nn.Module):
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
-        # Detail R3/21: positions skip padding tokens [LHP: language/model.py L265-269]
+        # Detail R3: positions skip padding tokens [LHP: language/model.py L265-269]
         # They count real words only, so that padding does not shift a text.
         positions = real.cumsum(dim=1) - real.long()
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
@@ -286,7 +286,7 @@ class RewardModel(nn.Module):
         self.trunk = copy.deepcopy(language_model)
         width = self.trunk.word_embedding.embedding_dim
         self.head = nn.Linear(width, 1)
-        # Detail R8/21: reward head initialization [LHP: language/model.py L251-254]
+        # Detail R8: reward head initialization [LHP: language/model.py L251-254]
         # Features are normed: weights of this size make scores of the order of 1.
         nn.init.normal_(self.head.weight, std=1 / math.sqrt(width + 1))
         nn.init.zeros_(self.head.bias)
@@ -297,7 +297,7 @@ class RewardModel(nn.Module):
         """Scores (B,) of truncated responses (B, R) to queries (B, Q)."""
         hidden, _ = self.trunk(torch.cat([queries, responses], dim=1))
         rewards = self.gain * self.head(hidden).squeeze(-1) + self.bias  # (B, L)
-        # Detail R7/21: reward only at the last token [LHP: rewards.py L47, L132]
+        # Detail R7: reward only at the last token [LHP: rewards.py L47, L132]
         # A text is judged when it is complete; at padding `forward` repeats its last word's state.
         return rewards[:, -1]
 
@@ -310,7 +310,7 @@ class Agent(nn.Module):
         self.temperature = temperature
         self.policy = language_model
         self.value_head = nn.Linear(self.policy.word_embedding.embedding_dim, 1)
-        # Detail R11/21: value head initialization [LHP: language/model.py L368]
+        # Detail R11: value head initialization [LHP: language/model.py L368]
         # Values start at 0: the first advantages are made of rewards, not of random guesses.
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
@@ -319,7 +319,7 @@ class Agent(nn.Module):
     def sample_responses(self, queries: Tensor, length: int, generator: Generator) -> Tensor:
         """Continue queries (B, Q) by `length` words each, drawn from the policy: (B, length)."""
         tokens, cache = queries, None
-        # Detail R4/21: fixed-length responses without padding [LHP: language/sample.py L43-79]
+        # Detail R4: fixed-length responses without padding [LHP: language/sample.py L43-79]
         # The stop word does not end the sampling; `truncate_responses` cuts the responses later.
         for _ in range(length):
             hidden, cache = self.policy(tokens, cache)
@@ -336,11 +336,11 @@ class Agent(nn.Module):
 
         Returns log-probabilities of all words in its place (B, R, V), and values before it (B, R).
         """
-        # Detail R1/21: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
+        # Detail R1: query and response concatenated [LHP: policy.py L114-126; rewards.py L105]
         # What a word is worth depends on the query and the words before it, so both are read.
         hidden, _ = self.policy(torch.cat([queries, responses], dim=1))
         before = slice(queries.shape[1] - 1, -1)  # a word is predicted one position earlier
-        # Detail R10/21: logits scaled by the temperature (temperature) [LHP: policy.py L121]
+        # Detail R10: logits scaled by the temperature (temperature) [LHP: policy.py L121]
         # The probabilities must be those that the words were sampled with.
         logits = self.policy.logits(hidden[:, before]) / self.temperature
         # Detail 13/37: shared or separate networks [ppo2: common/policies.py L156-166]
@@ -528,7 +528,7 @@ def normalize_reward_model(model: RewardModel, queries: Tensor, samples: Tensor)
     mean, std = scores.mean().item(), scores.std(correction=0).item()
     if std == 0:
         raise UsageError("All samples of the SFT model score the same: raise --temperature.")
-    # Detail R9/21: normalization before and after training [LHP: train_reward.py L232-254]
+    # Detail R9: normalization before and after training [LHP: train_reward.py L232-254]
     # What the SFT model writes scores 0 on average, deviation 1: beta means the same for any model.
     nn.init.constant_(model.gain, 1 / std)
     nn.init.constant_(model.bias, -mean / std)
@@ -608,7 +608,7 @@ def collect(
     kept, stopped = truncate_responses(sampled, task.stop, task.earliest_stop)
     proxy = judges.reward_model.score(queries, kept)
     earned = task.gold(queries, kept).to(proxy) if args.reward == "gold" else proxy
-    # Detail R14/21: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
+    # Detail R14: rejection sampling (missing_stop_score) [LHP: lm_tasks.py L39-65]
     # Judged is the text up to its stop word; without one, a fixed low score replaces the judgement.
     scores = earned.where(stopped, args.missing_stop_score)
     # Deviation: an episode ends at the stop word (mask_after_stop)
@@ -624,7 +624,7 @@ def collect(
     # noise, over all words of each place (exact there, an average over the texts drawn).
     kl = logprobs - log_probability(ref_all_logprobs, responses)
     exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
-    # Detail R17/21: per-token KL penalty (kl_coef) [LHP: train_policy.py L149-155]
+    # Detail R17: per-token KL penalty (kl_coef) [LHP: train_policy.py L149-155]
     # Every word pays for its own log-ratio (the article lacks the minus); the last earns the score.
     rewards = -kl_coef * kl + scores[:, None] * last
     metrics = describe(task, queries, kept) | {
@@ -650,18 +650,18 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
     next_values = F.pad(mb.values[:, 1:], (0, 1))
     next_values[mb.last] = 0.0  # nothing follows the last word of a response
     time_first = [x.float().T for x in (rewards, mb.values, next_values, mb.last)]
-    # Detail R15/21: discount factor 1 (gamma, gae_lambda) [LHP: train_policy.py L56-57, L327-336]
+    # Detail R15: discount factor 1 (gamma, gae_lambda) [LHP: train_policy.py L56-57, L327-336]
     # A response is judged as a whole: what comes late is worth no less than what comes soon.
     advantages, returns = gae(*time_first, args.gamma, args.gae_lambda)
     advantages, returns = advantages.T[mask], returns.T[mask]  # (words,)
-    # Detail R18/21: per-minibatch whitening, of rewards too [LHP: train_policy.py L324-338]
+    # Detail R18: per-minibatch whitening, of rewards too [LHP: train_policy.py L324-338]
     # The size of a step shall depend on the scale of neither rewards nor advantages.
     white_advantages = whiten(advantages, "zero")
 
     all_logprobs, new_values = agent.get_logprobs_and_values(mb.queries, mb.responses)
     logratio = (log_probability(all_logprobs, mb.responses) - mb.logprobs)[mask]
     pg_loss = policy_loss(logratio, white_advantages, args.clip_coef)
-    # Detail R19/21: clipped value function (value_clip_coef) [LHP: train_policy.py L343-348]
+    # Detail R19: clipped value function (value_clip_coef) [LHP: train_policy.py L343-348]
     # As detail 9, with a clip range of its own, since values have another scale than ratios.
     v_loss = clipped_value_loss(new_values[mask], mb.values[mask], returns, args.value_clip_coef)
     # Detail 10/37: overall loss and entropy bonus (vf_coef) [ppo2/model.py L91; LHP has no bonus]
@@ -697,7 +697,7 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[s
         frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps find the way, small ones at the end let the KL and beta settle.
-        # Detail R5/21: learning-rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
+        # Detail R5: learning-rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
         # Late steps refine and do not undo. The reward model's rate falls in the same way.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         minibatch_metrics = []
@@ -705,7 +705,7 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[s
             order = torch.randperm(args.batch_size, generator=generator).to(rollout.mask.device)
             # Detail 6/37: minibatch updates (num_minibatches, update_epochs) [ppo2.py L157-166]
             # Sampling is costly, so a batch serves many steps, each epoch in a new order.
-            # Detail R16/21: batches of responses (batch_size) [LHP: train_policy.py L180]
+            # Detail R16: batches of responses (batch_size) [LHP: train_policy.py L180]
             # Responses stay whole, because the advantage of a word needs those after it.
             for mb in order.split(args.batch_size // args.num_minibatches):
                 loss, loss_metrics = ppo_loss(agent, Rollout(*(x[mb] for x in rollout)), args)
@@ -717,7 +717,7 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[s
                 gradient_steps += 1
                 # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
                 # It bounds the steps of weights whose gradients are tiny.
-                # Detail R21/21: TensorFlow's Adam epsilon (adam_eps) [LHP: utils/core.py L627]
+                # Detail R21: TensorFlow's Adam epsilon (adam_eps) [LHP: utils/core.py L627]
                 # Added before the bias correction it weighs 32 times PyTorch's in the first step.
                 eps = args.adam_eps / math.sqrt(1 - 0.999**gradient_steps)
                 optimizer.param_groups[0].update(lr=learning_rate, eps=eps)
@@ -732,7 +732,7 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> dict[str, list[dict[s
         updates.append(metrics)
         write(writer, iteration, metrics)
         warn_of(args.ppo_run, args.kl_mode, updates)
-        # Detail R20/21: adaptive KL (kl_mode, target_kl) [LHP: train_policy.py L115-124]
+        # Detail R20: adaptive KL (kl_mode, target_kl) [LHP: train_policy.py L115-124]
         # Beta rises while the KL to the SFT model (the article: to the last policy) is too high.
         if args.kl_mode == "adaptive":
             kl_coef = proportional_kl_coef(
@@ -1169,7 +1169,7 @@ def means(rows: list[Tensors]) -> dict[str, float]:
 # Copied from ppo_continuous_action.py
 def details(args: Any) -> str:
     """The implementation details with their lines and the values of their settings."""
-    tag = re.compile(r" *# (?:Detail )?(\w+/\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
+    tag = re.compile(r" *# (?:Detail )?(\d+/37|[A-Z]\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
     rows = []
     for line, text in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
         if match := tag.match(text):

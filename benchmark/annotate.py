@@ -26,7 +26,7 @@ END = "# === The algorithm ends here ==="
 BANNER = re.compile(r"# === (.+?)(?:: .+)? ===$")
 STAGE = re.compile(r" +# --- ([^:,]+)(?:[:,] (.+?))? ---$")
 TAG = re.compile(
-    r" *# (?:Detail (\w+/\d+)|(Extra|Deviation)): ([^\[(]+?)(?: \((.+?)\)(?:, [^\[]+)?)?"
+    r" *# (?:Detail (\w+(?:/\d+)?)|(Extra|Deviation)): ([^\[(]+?)(?: \((.+?)\)(?:, [^\[]+)?)?"
     r"(?: \[(.+)\])?$"
 )
 SENTENCE = re.compile(r" *# (?!Detail |Extra:|Deviation:)(.+)$")
@@ -152,7 +152,10 @@ class Source:
                 own, _, total = (number or "").partition("/")
                 anchor = f"detail-{own.lower()}" if number else slug(f"{kind} {title}")
                 note = Note(anchor, title)
-                note.label, note.key = f"Detail {own} of {total}" if number else kind, number or ""
+                note.label, note.key = (
+                    kind or f"Detail {own} of {total}".removesuffix(" of "),
+                    number or "",
+                )
                 note.sentence = below[1] if below else home.sentence if home else ""
                 note.formula = formula(self.name, title)
                 note.source = original(source or "") or (home.source if home else "")

@@ -22,7 +22,7 @@ PAGES = [ROOT / x for x in ("README.md", "benchmark/README.md", "DETAILS.md", "D
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # A tag, its title, and the sentence below it, where there is one.
 TAG = re.compile(
-    r"^ *# (?:Detail (\w+/\d+)|(Extra|Deviation)): ([^\[(;\n]+?)(?: [\[(].*)?"
+    r"^ *# (?:Detail (\w+(?:/\d+)?)|(Extra|Deviation)): ([^\[(;\n]+?)(?: [\[(].*)?"
     r"(?:\n *# (?!Detail |Extra:|Deviation:)(.+))?$",
     re.MULTILINE,
 )

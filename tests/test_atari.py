@@ -238,21 +238,3 @@ def test_each_process_needs_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(ppo, "LOCAL_RANK", 2)
     with pytest.raises(ppo.UsageError, match="--nproc-per-node 2"):
         ppo.train(args(device="cuda"))
-
-
-# Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
-MUTATIONS = [
-    # 2, 13, 21, 22: the network
-    ("layer_init(nn.Linear(64 * 7 * 7, 512), gain)", "nn.Linear(64 * 7 * 7, 512)", "shapes_and"),
-    ("kernel_size=4, stride=2", "kernel_size=4, stride=2, padding=1", "shapes_and"),
-    ("nn.Linear(512, num_actions), 0.01)", "nn.Linear(512, num_actions), 1.0)", "shapes_and"),
-    ("scaled = obs / 255.0", "scaled = obs / 1.0", "pixel_255"),
-    # 1 and 3, 11: the loop
-    ("draw(logits[t], noise[t])", "draw(logits[t], 0 * noise[t])", "is_sampled"),
-    ("return (logits + noise)", "return logits", "samples_of"),
-    ("eps=args.adam_eps", "eps=1e-8", "reach_adam"),
-    ("(agent.parameters(), args.max_grad_norm)", "(agent.parameters(), math.inf)", "reach_adam"),
-    ('adam.load_state_dict(saved["adam"])', "pass", "reach_adam"),
-    # Processes
-    ("if gpus <= LOCAL_RANK:", "if False:", "gpu_of_its_own"),
-]  # fmt: skip

@@ -367,33 +367,3 @@ def test_other_environments_are_refused_with_a_hint(name, hint):
     with pytest.raises(ppo.UsageError) as info:
         ppo.make_env(ppo.Args(env_id=name))
     assert hint in str(info.value) and "Earthworld" not in str(info.value)
-
-
-# Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
-MUTATIONS = [
-    # 14 no-op reset
-    ("integers(1, NOOP_MAX + 1)", "integers(0, NOOP_MAX + 1)", "1_to_30"),
-    ("integers(1, NOOP_MAX + 1)", "integers(1, NOOP_MAX)", "1_to_30"),
-    # 15 max and skip
-    ("np.maximum(frames[-1], frames[-2:][0])", "frames[-1]", "bit_for_bit"),
-    ("np.maximum(frames[-1], frames[-2:][0])", "np.maximum.reduce(frames)", "bit_for_bit"),
-    ("FRAME_SKIP = 4", "FRAME_SKIP = 3", "bit_for_bit"),
-    # 16 episodic life
-    ("terminated or 0 < lives < self.lives", "terminated or lives < self.lives", "each_lost_life"),
-    ("terminated or 0 < lives < self.lives", "terminated", "each_lost_life"),
-    ("self.lives = lives\n", "pass\n", "each_lost_life"),
-    # 17 fire reset
-    ("for action in (1, 2):", "for action in (1,):", "bit_for_bit"),
-    # 18 warp frame
-    ("cv2.COLOR_RGB2GRAY", "cv2.COLOR_BGR2GRAY", "bit_for_bit"),
-    ("cv2.INTER_AREA", "cv2.INTER_NEAREST", "bit_for_bit"),
-    # 19 reward clipping
-    ("float(np.sign(reward))", "float(np.clip(reward, -1, 1))", "is_the_sign"),
-    # 20 frame stack
-    ("padding_type=\"zero\"", "padding_type=\"reset\"", "bit_for_bit"),
-    # The loop
-    ("(raw_obs[i].copy())", "(raw_obs[i])", "shared_rollout: bootstrap"),
-    ("self.set_wrapper_attr(\"game_over\", True)", "pass", "failed_replay"),
-    ("ale.restoreState(ALEState(emulator))", "ale", "through_lost_lives"),
-    ("envs[i].new_scores()  # are noted already", "pass", "under_a_press"),
-]  # fmt: skip

@@ -229,26 +229,3 @@ def test_a_loaded_policy_carries_its_state_and_evaluation_resets_it_at_each_game
         assert list(places) == [place(n, s) for s in range(3 * (3 + n))]
         assert list(starts) == [t == 0 for *_, t in places]
         assert all(map(torch.equal, before[1:], after))
-
-
-# Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
-MUTATIONS = [
-    ("8, stride=4), gain)", "8, stride=4), 1.0)", "atari: shapes_and"),
-    ("num_actions), 0.01)", "num_actions), 1.0)", "atari: shapes_and"),
-    ("scaled = obs / 255.0", "scaled = obs / 1.0", "atari: pixel_255"),
-    ("4 * HIDDEN_SIZE), 1.0)", "4 * HIDDEN_SIZE), gain)", "atari: shapes_and"),
-    ("return torch.zeros((2, num_envs", "return torch.ones((2, num_envs", "fresh"),
-    ("output * (1 - start), cell * (1 - start)", "output * (1 - start), cell", "fresh"),
-    ("write, keep, candidate, read =", "keep, write, candidate, read =", "gates"),
-    ("terminated[t] | truncated[t])", "terminated[t])", "order_of_time"),
-    ("values[now], state = agent", "values[now], _ = agent", "whole_past"),
-    ("final_states.append(state[", "final_states.append(rollout_state[", "own_last_state"),
-    ("next_values[truncated] = final_values[0]", "pass", "own_last_state"),
-    ("rng.permutation(args.num_envs)", "np.arange(args.num_envs)", "order_of_time"),
-    ("order.chunk(args", "order.split(args", "order_of_time"),
-    ("[x[:, mb] for x in batch]", "[x[:, mb].flip(0) for x in batch]", "order_of_time"),
-    ("starts[:-1], rollout_state]", "starts[:-1], state]", "whole_past"),
-    ("agent.evaluate_actions(obs, starts, state", "agent.evaluate_actions(obs, starts, 0 * state",
-     "whole_past"),
-    ('saved["state"].to(device)', "state", "resumed"),
-]  # fmt: skip

@@ -7,7 +7,7 @@ from adapters import ROOT, SCRIPTS, on
 
 # Number, kind, title, settings, source; behind the settings a remark may stand.
 TAG = re.compile(
-    r"# (?:Detail (\w+/\d+)|(Extra|Deviation)): ([^([]+?)(?: \(([\w, ]+)\)(?:, [^[]+)?)?"
+    r"# (?:Detail (\d+/37|[A-Z]\d+)|(Extra|Deviation)): ([^([]+?)(?: \(([\w, ]+)\)(?:, [^[]+)?)?"
     r"(?: \[(.+)\])?"
 )
 FILE = r"(?:\w+: )?(?:[\w-]+/)*\w+\.py L\d+(?:-\d+)?(?:, L\d+(?:-\d+)?)*"
@@ -33,8 +33,8 @@ def test_every_script_has_an_adapter_and_every_adapter_a_script():
 
 def test_each_script_has_each_detail_it_owes_once_and_the_known_extras(script):
     found = [(number, title) for _, number, title, *_ in tags(script.path)]
-    assert sorted(x for x, _ in found if "/" in x) == sorted(script.owes)
-    assert sorted(title for x, title in found if "/" not in x) == sorted(script.extras)
+    assert sorted(x for x, _ in found if x[-1].isdigit()) == sorted(script.owes)
+    assert sorted(title for x, title in found if not x[-1].isdigit()) == sorted(script.extras)
 
 
 def test_a_number_has_the_same_title_in_every_script():
@@ -42,7 +42,7 @@ def test_a_number_has_the_same_title_in_every_script():
     for other in SCRIPTS.values():
         for _, number, title, *_ in tags(other.path):
             titles.setdefault(number, set()).add(title)
-    assert [x for x in titles.items() if "/" in x[0] and len(x[1]) > 1] == []
+    assert [x for x in titles.items() if x[0][-1].isdigit() and len(x[1]) > 1] == []
     assert {f"{i}/37" for i in range(1, 38)} <= titles.keys()
 
 

@@ -77,12 +77,3 @@ def test_processes_resume_with_new_games(probe):
     assert torch.equal(one["weights"], two["weights"])
     assert len({*before["seeds"], *one["seeds"], *two["seeds"]}) == 6
     assert one["kl"][:2] == before["kl"]
-
-
-# Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
-MUTATIONS = [
-    ("*(x.grad for x in agent.parameters() if x.requires_grad), *m", "*m", "share_gradients"),
-    ("x.requires_grad), *metrics.values()])", "x.requires_grad)])", "share_gradients"),
-    ("x /= WORLD_SIZE", "x /= 1", "share_gradients"),
-    ("[args.seed, finished, RANK]", "[args.seed, finished]", "share_gradients"),
-]  # fmt: skip

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - a table of code at the end
 """dpo_rlhf_toy.py: its loss is the paper's; details D1-D8.
 
 What it shares with the other scripts of its family is tested in test_shared_language.py.
@@ -90,22 +89,3 @@ def test_pairs_that_are_held_out_are_evaluated_and_not_learned_from(finished):
     chosen, rejected = dpo.pair_logprobs(finished.reference, *held_out).chunk(2)
     means = [metrics[f"logprobs/{name}"] for name in ("chosen", "rejected")]
     assert means == pytest.approx([chosen.mean().item(), rejected.mean().item()])
-
-
-# What is broken, by what, and the tests that must notice. Copied functions are broken at home.
-# fmt: off
-MUTATIONS = [
-    ("agents[name] = agent = copy.deepcopy(reference)", "agents[name] = agent = reference", "shared_language: with_each_form"),
-    ("responses = torch.cat([chosen, rejected])", "responses = torch.cat([rejected, chosen])", "d2_"),
-    ("logprobs.where(responses != PAD, 0.0).sum(dim=1)", "logprobs.sum(dim=1)", "d3_log"),
-    ("logprobs.where(responses != PAD, 0.0).sum(dim=1)", "logprobs.where(responses != PAD, 0.0).mean(dim=1)", "d3_log"),
-    ("(beta * (logprobs - ref_logprobs))", "(logprobs - ref_logprobs)", "d4_"),
-    ("(beta * (logprobs - ref_logprobs))", "(beta * logprobs)", "d4_"),
-    ("F.logsigmoid(good - bad)", "F.logsigmoid(bad - good)", "d5_"),
-    ("(logprobs.chunk(2)[0] / (chosen != PAD).sum(dim=1))", "logprobs.chunk(2)[0]", "d6_"),
-    (" * min(1.0, step / args.warmup_steps)", "", "d7_"),
-    ('"logprobs/rejected": rejected.mean(),', '"logprobs/rejected": chosen.mean(),', "d8_"),
-    ("order = torch.randperm(len(pairs[0]), generator=generator)", "order = torch.arange(len(pairs[0]))", "d7_"),
-    ("x[: -(len(x) // HELD_OUT)]", "x", "held_out"),
-]
-# fmt: on

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - a table of code at the end
 """grpo_rlhf_toy.py: its loss is the paper's; details G1-G8.
 
 What it shares with the other scripts of its family is tested in test_shared_language.py.
@@ -11,7 +10,7 @@ import pytest
 import torch
 from adapters import SCRIPTS, louder, on, record, seeded
 
-from grpo_rlhf_toy import PAD, Args, Rollout
+from grpo_rlhf_toy import PAD
 
 pytestmark = [on("grpo"), pytest.mark.usefixtures("script")]
 SCRIPT = SCRIPTS["grpo"]
@@ -61,8 +60,8 @@ def test_g4_g5_g7_loss_equals_an_independent_statement(judges, kl_in_loss, lengt
         expected -= (gain - 0.7 * k3) / divisors[length_divisor] / 8
     # What stands outside the mask must not matter.
     padded = responses.where(mask, 7), old.where(mask, 1e6), ref.where(mask, -1e6)
-    mb = Rollout(queries, *padded, torch.zeros(8), mask)
-    args = Args(kl_in_loss=kl_in_loss, length_divisor=length_divisor)
+    mb = grpo.Rollout(queries, *padded, torch.zeros(8), mask)
+    args = grpo.Args(kl_in_loss=kl_in_loss, length_divisor=length_divisor)
     loss, metrics = grpo.grpo_loss(agent, mb, advantages, 0.7, args)
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=0)
     weights = list(agent.parameters())
@@ -98,12 +97,12 @@ def test_g7_k1_in_the_reward_has_the_gradient_of_the_kl_and_k3_in_the_loss_anoth
 
     logprobs, ref_logprobs = (grpo.log_probability(place(x), ALL) for x in (new.detach(), old))
     rewards = (ref_logprobs - logprobs).sum(1)
-    mb = Rollout(ALL, ALL, logprobs, ref_logprobs, rewards, torch.ones(16, 2).bool())
+    mb = grpo.Rollout(ALL, ALL, logprobs, ref_logprobs, rewards, torch.ones(16, 2).bool())
     policy = SimpleNamespace(get_logprobs=lambda queries, responses: place(new))
     advantages = grpo.group_advantages(rewards, 16, False)
     for in_loss in (False, True):
         earned = advantages * (not in_loss)
-        loss, _ = grpo.grpo_loss(policy, mb, earned, 1.0, Args(kl_in_loss=in_loss))
+        loss, _ = grpo.grpo_loss(policy, mb, earned, 1.0, grpo.Args(kl_in_loss=in_loss))
         losses.append(2 * loss)  # which is that per word of two
     kl, forward_kl, k1, k3 = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in losses)
     torch.testing.assert_close(k1, kl)
@@ -139,36 +138,3 @@ def test_groups_without_spread_are_counted(judges, monkeypatch):
     monkeypatch.setattr(grpo.RewardModel, "score", lambda self, q, r: torch.ones(len(q)))
     settings = {"missing_stop_score": 1.0, "kl_mode": "none", "num_updates": 1}
     assert SCRIPT.learn(judges, **settings)[1][0]["groups/without_spread"] == 1
-
-
-# What is broken, by what, and the tests that must notice. Copied functions are broken at home.
-# fmt: off
-MUTATIONS = [
-    ("torch.corrcoef(pairs)[0, 1].nan_to_num()", "torch.corrcoef(pairs)[0, 1]", "equals_an"),
-    ("torch.stack([logratio, word_advantages])", "torch.stack([-logratio, word_advantages])", "equals_an"),
-    ("for _ in range(length):", "for _ in range(length - 1):", "shared_language: agent_is"),
-    ("hidden, _ = self.policy(torch.cat([queries, responses], dim=1))", "hidden, _ = self.policy(torch.cat([0 * queries + 1, responses], dim=1))", "shared_language: agent_is"),
-    ("logits(hidden[:, before]) / self.temperature", "logits(hidden[:, before])", "shared_language: agent_is"),
-    ("agents[name] = agent = copy.deepcopy(reference)", "agents[name] = agent = reference", "shared_language: with_each_form"),
-    ("queries = queries.repeat_interleave(args.group_size, dim=0)", "queries = queries.repeat(args.group_size, 1)", "g1_"),
-    ("groups - groups.mean(dim=1, keepdim=True)", "groups - groups.mean()", "g2_"),
-    ("groups.std(dim=1, keepdim=True)", "groups.std(dim=1, keepdim=True, correction=0)", "g3_"),
-    ("advantages = advantages / (groups", "advantages = advantages * (groups", "g3_"),
-    ("advantages[:, None].expand_as(mask)[mask]", "advantages.repeat(mask.shape[1]).view(mask.shape)[mask]", "g4_"),
-    ('"longest": longest,', '"longest": lengths,', "g4_g5"),
-    ('"own": lengths,', '"own": longest,', "g4_g5"),
-    ('"mean": mean}', '"mean": lengths}', "g4_g5"),
-    ('(frac if args.anneal_lr else 1.0)', '1.0', "shared_language: r5_"),
-    ("scores if args.kl_in_loss else scores - kl_coef * kl", "scores - kl_coef * kl", "g6_"),
-    ("scores if args.kl_in_loss else scores - kl_coef * kl", "scores", "shared_language: g6_"),
-    ("(logprobs - ref_logprobs).where", "(ref_logprobs - logprobs).where", "shared_language: g6_"),
-    ("earned.where(stopped, args.missing_stop_score)", "earned", "shared_language: g6_"),
-    ("loss = pg_loss + kl_coef * (weights * k3).mean()", "loss = pg_loss + kl_coef * k3.mean()", "g4_g5_g7"),
-    ("for _ in range(args.update_epochs):", "for _ in range(1):", "g8_"),
-    ("order.split(args.batch_size // args.num_minibatches)", "order.split(args.batch_size)", "g8_6_"),
-    ("advantages[mb], kl_coef, args)", "advantages[: len(mb)], kl_coef, args)", "g8_6_"),
-    ("clip_grad_norm_(agent.parameters(), args.max_grad_norm)", "clip_grad_norm_(agent.parameters(), math.inf)", "shared_language: r5_11"),
-    ('metrics["objective/kl"], args.target_kl', '0.0, args.target_kl', "shared_language: r20_"),
-    ('if args.kl_mode == "adaptive":\n', 'if args.kl_mode != "none":\n', "shared_language: r20_"),
-]
-# fmt: on

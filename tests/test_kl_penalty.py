@@ -173,30 +173,3 @@ def test_impossible_settings_are_refused(name):
     for value in (0.0, -1.0, math.nan, *[math.inf] * (name == "kl_coef")):
         with pytest.raises(ValueError, match=name):
             ppo.Args(**{name: value})
-
-
-# Text that stands once in the script, what breaks it, the tests that must notice (pytest's -k).
-MUTATIONS = [
-    ("(kl_coef * kl - logratio", "(-kl_coef * kl - logratio", "the_penalty"),
-    ("- logratio.exp() * adv", "- logratio * adv", "the_penalty"),
-    ("- logratio.exp() * adv", "- logratio.exp().clamp(0.8, 1.2) * adv", "the_penalty"),
-    ("distance**2 - 1)).sum(-1)", "distance**2 - 1)).mean(-1)", "the_penalty"),
-    ("(-2 * log_growth).exp()", "(-log_growth).exp()", "the_penalty"),
-    ("kl = gaussian_kl(old_mean, old_log_std, mean, agent.log_std)\n    # Detail",
-     "kl = gaussian_kl(mean, agent.log_std, old_mean, old_log_std)\n    # Detail", "the_penalty"),
-    ("kl_coef /= 2", "kl_coef /= 1.5", "beta_halves"),
-    ("paper_kl_coef(kl_coef, kl_after, args", "paper_kl_coef(kl_coef, 0.0, args", "beta_follows"),
-    ('saved["discounted_returns"].numpy(), saved["kl_coef"]',
-     'saved["discounted_returns"].numpy(), args.kl_coef', "goes_on"),
-    ('"losses/kl": kl.mean()', '"losses/kl": kl.sum()', "the_penalty"),
-    # Details whose text is this script's own.
-    ("order.split(batch_size // args.num_minibatches)", "order.split(batch_size)",
-     "shared_update: every_sample"),
-    ("normalize(advantages) if args.norm_adv else", "", "shared_update: by_hand"),
-    ("(new_values - old_values).clamp(-clip_coef, clip_coef)", "(new_values - old_values)",
-     "shared_update: by_hand"),
-    ("pg_loss - args.ent_coef", "pg_loss + args.ent_coef", "shared_update: by_hand"),
-    ("+ args.vf_coef * v_loss", "+ v_loss", "shared_update: by_hand"),
-    ("(args.max_grad_norm / metrics", "(1e9 / metrics", "without_penalty"),
-    ("+ args.adam_eps)", "+ 1e-5)", "without_penalty"),
-]  # fmt: skip

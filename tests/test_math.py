@@ -114,10 +114,10 @@ def test_running_statistics_do_not_depend_on_the_batching():
         assert np.array_equal(again.mean, stats.mean) and again.count == pytest.approx(120.0001)
 
 
-def test_the_epsilon_of_normalization_is_inside_the_root():
-    stats = ppo.RunningMeanStd(np.zeros((1, 1)), np.zeros((1, 1)))
-    found = ppo.normalize_obs(np.array([[1e-4]]), stats, ppo.Args())
-    assert found.item() == pytest.approx(1.0)
+def test_the_epsilon_of_normalization_is_inside_the_root_and_both_ends_are_clipped():
+    stats = ppo.RunningMeanStd(np.zeros((1, 3)), np.zeros((1, 3)))
+    found = ppo.normalize_obs(np.array([[1e-4, 1, -1]]), stats, ppo.Args())
+    np.testing.assert_allclose(found, [[1, 10, -10]])
 
 
 # --- Warnings ---

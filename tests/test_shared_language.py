@@ -72,20 +72,26 @@ def test_r14_r17_g6_reward_is_the_score_minus_the_kl_of_the_whole_response(scrip
     with torch.no_grad():
         words, ref_words = (script.logprobs(x, *inputs) for x in (agent, judges.reference))
         proxy = judges.reward_model.score(*inputs)
-    kl = module.log_probability(words - ref_words, rollout.responses).where(mask, 0.0).sum(1)
+    kl = module.log_probability(words - ref_words, rollout.responses).where(mask, 0.0)
     stopped = (rollout.responses == module.TOY_WORDS.index("."))[:, 4:].any(1)
     scores, gold = (x.where(stopped, -5.0) for x in (proxy, judges.task.gold(*inputs)))
     assert 0 < stopped.sum() < 32 and torch.equal(rollout.mask, mask)
 
-    def earned(rollout):  # by each response, where words earn something too
-        x = rollout.rewards
-        return x if x.dim() == 1 else x.where(mask, 0.0).sum(1)
+    def earned(scores, kl):  # by each response, or by each of its words
+        if rollout.rewards.dim() == 1:
+            return scores - 3.0 * kl.sum(1)
+        return rollout.last * scores[:, None] - 3.0 * kl
 
-    torch.testing.assert_close(earned(rollout), scores - 3.0 * kl, atol=1e-4, rtol=1e-4)
-    difference = earned(by_gold) - earned(rollout)
-    torch.testing.assert_close(difference, gold - scores, atol=1e-4, rtol=1e-4)
+    for found, given in ((rollout, scores), (by_gold, gold)):
+        rewards = found.rewards if found.rewards.dim() == 1 else found.rewards.where(mask, 0.0)
+        torch.testing.assert_close(rewards, earned(given, kl), atol=1e-4, rtol=1e-4)
     exact = (words.exp() * (words - ref_words)).sum(2)[mask].sum() / 32
-    expected = {"kl": kl.mean(), "kl_exact": exact, "proxy": proxy.mean(), "score": scores.mean()}
+    expected = {
+        "kl": kl.sum(1).mean(),
+        "kl_exact": exact,
+        "proxy": proxy.mean(),
+        "score": scores.mean(),
+    }
     expected["score_std"] = scores.std(correction=0)
     for name, value in expected.items():
         assert metrics[f"objective/{name}"] == pytest.approx(value.item(), rel=1e-4), name

@@ -20,7 +20,7 @@ def without_timing(updates):
 def test_rollouts_continue_where_the_last_one_ended(script, tiny, recorded):
     args = tiny(update_epochs=1, **script.raw)
     result = script.module.train(args)
-    rows = [row for step in recorded.steps for row in script.identity(step.data[0])]
+    rows = [row for step in recorded.steps for row in script.identity(step.obs)]
     steps = args.total_timesteps // args.num_envs
     assert sorted(rows) == [(n, t // 5, t % 5) for n in range(args.num_envs) for t in range(steps)]
     assert [env.steps for env in fake_envs.Fake.made] == [steps] * args.num_envs
@@ -69,7 +69,7 @@ def test_actions_are_samples_of_the_policy_and_new_ones_in_each_iteration(
     monkeypatch.setattr(script.module, "Agent", Narrow)
     settings = {"num_steps": 256, "total_timesteps": 1024, "learning_rate": 0.0, "norm_obs": False}
     agent = script.module.train(tiny(**settings, update_epochs=1))["agent"]
-    obs, actions = (torch.cat([step.data[i] for step in recorded.steps]) for i in (0, 1))
+    obs, actions = (torch.cat([x.data[i] for x in recorded.steps]) for i in (0, 1))
     noise = (actions - agent.policy(obs).detach()) * math.exp(2)
     assert abs(noise.mean()) < 0.1 and noise.std().item() == pytest.approx(1, abs=0.1)
     assert len({round(x, 4) for x in noise.flatten().tolist()}) > 0.95 * noise.numel()
@@ -80,7 +80,7 @@ def test_environments_get_clipped_actions_and_the_batch_has_unclipped_ones(scrip
     agent = script.module.train(tiny(num_envs=1, total_timesteps=16, learning_rate=0.0))["agent"]
     received = np.array(fake_envs.Fake.made[0].actions)
     epoch = recorded.steps[:4]
-    actions = torch.cat([step.data[1] for step in epoch])
+    actions = torch.cat([step.actions for step in epoch])
     assert np.abs(received).max() == np.float32(0.1) and actions.abs().max() > 1  # sigma is 1
     assert sorted(map(tuple, received)) == sorted(map(tuple, actions.clamp(-0.1, 0.1).tolist()))
     obs, logprobs = (torch.cat([step.data[i] for step in epoch]) for i in (0, 2))
@@ -104,7 +104,7 @@ def test_observations_are_normalized_by_all_environments_up_to_now(script, tiny,
         return np.clip((obs - mean[t]) / np.sqrt(var[t] + 1e-8), -2, 2)
 
     expected = np.concatenate([normalized(raw[t], t) for t in time[:-1]])
-    found = torch.cat([step.data[0] for step in recorded.steps[:4]]).numpy()
+    found = torch.cat([step.obs for step in recorded.steps[:4]]).numpy()
     distance = np.abs(found[:, None] - expected).max(-1)
     assert distance.min(0).max() < 1e-3 and distance.min(1).max() < 1e-3
     count = script.module.load_checkpoint("runs/run0")[2]["obs_stats"]["count"]

@@ -147,10 +147,10 @@ def test_what_is_compared_are_the_whole_update_and_the_rollout(
     torch.testing.assert_close(observed, script.module.observed_returns(*steps, 0.8))
     step = recorded.steps[-1]  # of the whole batch in another order
     with torch.no_grad():
-        change = script.outputs(result["agent"], step)[0].flatten() - step.data[2].flatten()
-    order = step.data[4].flatten().argsort()  # by advantages, which are all different
+        change = script.outputs(result["agent"], step)[0].flatten() - step.logprobs.flatten()
+    order = step.advantages.flatten().argsort()  # by advantages, which are all different
     mine = advantages[:, : logratio.shape[1]].flatten().contiguous()
-    places = torch.searchsorted(step.data[4].flatten()[order].contiguous(), mine)
+    places = torch.searchsorted(step.advantages.flatten()[order].contiguous(), mine)
     torch.testing.assert_close(logratio.flatten(), change[order][places], rtol=1e-3, atol=1e-6)
     assert logratio.abs().max() > 1e-4
     (update,) = result["updates"]
@@ -173,8 +173,8 @@ def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
     orders = []
     for k, epoch in enumerate(np.array_split(np.array(recorded.steps, dtype=object), 4)):
         batch, first = recorded.gae[k // 2], k // 2 * steps
-        assert len({step.data[4].numel() for step in epoch}) == 1  # equal parts
-        rows = [row for step in epoch for row in script.identity(step.data[0])]
+        assert len({step.advantages.numel() for step in epoch}) == 1  # equal parts
+        rows = [row for step in epoch for row in script.identity(step.obs)]
         places = [(5 * episode + t - first, n) for n, episode, t in rows]
         assert sorted(places) == list(np.ndindex(steps, envs))
         for column, name in ((3, "values"), (4, "advantages"), (5, "returns")):
@@ -198,7 +198,7 @@ def test_ratio_is_one_as_long_as_no_step_is_taken(script, tiny, recorded):
     with torch.no_grad():
         for step in recorded.steps:
             new_logprobs = script.outputs(result["agent"], step)[0]
-            assert (new_logprobs - step.data[2]).exp().sub(1).abs().max() < 1e-5
+            assert (new_logprobs - step.logprobs).exp().sub(1).abs().max() < 1e-5
 
 
 def test_logged_losses_are_means_over_all_minibatches(script, tiny, recorded):
@@ -223,13 +223,13 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
     settings |= {"norm_adv": switch, "ent_coef": 0.03, "vf_coef": 0.7}
     args = tiny("Walk", total_timesteps=32, learning_rate=0.0, **settings)
     agent, step = script.module.train(args)["agent"], recorded.steps[0]
-    for x in step.data[2:4]:
+    for x in (step.logprobs, step.values):
         x += 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         loss = getattr(script.module, script.loss)
         schedule = step.schedule | {"clip_coef": 0.2}
         schedule = {name: torch.tensor(x) for name, x in schedule.items()}
-        loss, metrics = loss(agent, script.minibatch(step), schedule, args)
+        loss, metrics = loss(agent, step.data, schedule, args)
         new_logprobs, entropy, values = (x.double() for x in script.outputs(agent, step))
     logprobs, old_values, advantages, returns = (x.double() for x in step.data[2:6])
     if switch:
