@@ -1,6 +1,7 @@
-"""A script of 20 iterations of 100 steps that saves after every fifth, in JSON.
+"""A script of 20 iterations of 100 steps for `test_benchmark_runs.py`; every fifth is saved as JSON.
 
-It leaves its process and first iteration in starts.txt, and each iteration in iterations.txt.
+Without an environment it is one of RLHF. It leaves its process and first iteration in starts.txt,
+and each iteration in iterations.txt.
 """
 
 import json
@@ -11,12 +12,13 @@ from pathlib import Path
 
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 run = Path(flags.get("--resume") or "runs/" + flags["--run-name"])
-if ("--resume" in flags) != (run / "checkpoint.pt").exists():
+rlhf = "--env-id" not in flags and not (run / "checkpoint.pt").exists()
+path = run / "ppo/checkpoint.pt" if rlhf else run / "checkpoint.pt"
+if path.exists() != ("--resume" in flags):
     sys.exit("Error: what is there is to be resumed, and nothing else")
-run.mkdir(parents=True, exist_ok=True)
 saved = {"args": {"seed": flags.get("--seed"), "run_name": "run"}, "episodes": [], "updates": []}
-if "--resume" in flags:
-    saved = json.loads((run / "checkpoint.pt").read_text())
+saved = json.loads(path.read_text()) if path.exists() else saved
+path.parent.mkdir(parents=True, exist_ok=True)
 first = len(saved["updates"]) + 1
 with open("starts.txt", "a") as file:
     print(os.getpid(), first, file=file)
@@ -27,9 +29,13 @@ for iteration in range(first, 21):
         sys.exit("Error: out of luck")
     step = {"global_step": 100 * iteration}
     saved["episodes"].append({**step, "return": 1.0 * iteration, "length": 100})
-    saved["updates"].append({**step, "charts/SPS": 100})
+    saved["updates"].append({**step, "charts/SPS": 100, "objective/kl": 2.0})
     if iteration % 5 == 0:
-        (run / "checkpoint.tmp").write_text(json.dumps(saved))
-        os.replace(run / "checkpoint.tmp", run / "checkpoint.pt")
+        path.with_suffix(".tmp").write_text(json.dumps(saved))
+        os.replace(path.with_suffix(".tmp"), path)
     with open("iterations.txt", "a") as file:
         print(iteration, file=file)
+models = {"sft": {}, "ppo": {"objective/gold": 1.5}}
+if rlhf:
+    content = {"args": saved["args"], "quality": {}, "results": models}
+    (run / "results.json").write_text(json.dumps(content))
