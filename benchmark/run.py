@@ -74,12 +74,7 @@ class Run:
 def select(
     suite: Suite, folders: Folders, seeds: tuple[int, ...] = (), only: str = "*"
 ) -> list[Run]:
-    """Runs of a suite, seed by seed, or a BenchmarkError if there is none.
-
-    Args:
-        seeds: instead of the suite's own.
-        only: shell pattern for the whole name of a run or one of its parts.
-    """
+    """Runs of a suite, seed by seed: with other seeds; those whose name or a part of it fits."""
     if seeds and min(seeds) < 0:
         raise BenchmarkError(f"A seed must not be negative: {min(seeds)}.")
     folders = dataclasses.replace(folders, runs=folders.runs.absolute())  # scripts work elsewhere
@@ -158,11 +153,7 @@ def tree(commit: str, folder: Path) -> Path:
 
 
 def make(runs: list[Run], commit: str, workers: int) -> Iterator[tuple[Run, str]]:
-    """Make runs, so many at a time; yields each that has ended and what went wrong, if anything.
-
-    Args:
-        commit: version of the script for a new run; a begun one keeps its own.
-    """
+    """Make runs, so many at a time; yields each that has ended and what went wrong, if anything."""
     waiting, working = runs[::-1], {}
     try:
         while waiting or working:
@@ -190,12 +181,12 @@ def make(runs: list[Run], commit: str, workers: int) -> Iterator[tuple[Run, str]
 
 
 def make_one(run: Run, commit: str) -> Generator[subprocess.Popen, struct_rusage, None]:
-    """Make a run, or continue it, and write its result into its folder.
+    """Make a run, or continue it with the script that began it, and write its result.
 
     Yields each process that it starts, and is sent what that has used if it ends well.
     """
-    note, begun, suite = run.folder / "note.json", run.begun, run.suite
-    file = Path(run.script).name
+    begun, suite, file = run.begun, run.suite, Path(run.script).name
+    note = run.folder / "note.json"
     if begun:
         commit, flags = json.loads(note.read_text())["commit"], ["--resume", "runs/run"]
     else:
