@@ -58,13 +58,8 @@ def run(
         raise BenchmarkError("--workers must be positive.")
     if workers and cluster == "ray":
         raise BenchmarkError("--workers is for local runs; a cluster makes one per processor core.")
-    commit = commit_named(commit)
-    for run in runs:  # what the commit lacks is to be said before anything is begun
-        run.sources(commit)
-    if cluster == "ray":
-        failed = execute.run_ray(SUITES[suite], runs, folders, commit)
-    else:
-        failed = execute.run_local(SUITES[suite], runs, folders, commit, workers or 2)
+    at_a_time = None if cluster == "ray" else workers or 2
+    failed = execute.run_suite(SUITES[suite], runs, folders, commit_named(commit), at_a_time)
     if failed:
         raise BenchmarkError(f"{failed} of {len(runs)} runs failed; their output.txt says why.")
 
@@ -79,9 +74,10 @@ def list_runs(
             made, total = results.how_complete(entry, folders)
             print(f"{entry.name:<26}{made:>4} of {total:>3} runs done; {entry.reproduces}")
         return
+    done = results.done(suite, folders)
     for run in select(SUITES[suite], folders, only=only):
-        command = shlex.join(["python", run.script, *run.flags])
-        print(f"{run.name:<44} {execute.state(run):<12} {command}")
+        state = "done" if run.key in done else "begun" if run.begun else "waiting"
+        print(f"{run.name:<44} {state:<8} {shlex.join(['python', run.script, *run.flags])}")
 
 
 @app.command

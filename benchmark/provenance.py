@@ -10,15 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-
 # Packages whose version can change a result.
 PACKAGES = ("ale-py", "gymnasium", "mujoco", "numpy", "sb3-contrib", "stable-baselines3", "torch")
-
-# One thread per process: a second one gains nothing on networks of this size and, being shared
-# between runs, would make their times depend on each other.
-THREADS = {
-    f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM")
-}
 
 
 class BenchmarkError(Exception):
@@ -27,20 +20,11 @@ class BenchmarkError(Exception):
 
 def git(*arguments: str) -> str:
     """Output of a git command in this repository, or a BenchmarkError if it fails."""
-    try:
-        return subprocess.run(
-            ["git", *arguments],
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-            text=True,
-            start_new_session=True,  # Ctrl-C is not for git
-        ).stdout
-    except FileNotFoundError as error:
-        raise BenchmarkError("git is needed, to name the commit of each result.") from error
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.strip().splitlines()[0] if error.stderr.strip() else "failed"
-        raise BenchmarkError(f"git {' '.join(arguments)}: {reason}.") from error
+    found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    if found.returncode:
+        reason, *_ = [*found.stderr.strip().splitlines(), "failed"]
+        raise BenchmarkError(f"git {' '.join(arguments)}: {reason}.")
+    return found.stdout
 
 
 def commit_named(name: str) -> str:
@@ -48,20 +32,10 @@ def commit_named(name: str) -> str:
     return git("rev-parse", "--verify", f"{name}^{{commit}}").strip()
 
 
+@functools.cache
 def source_at(commit: str, script: str) -> str:
     """Text of a script as it is in a commit."""
     return git("show", f"{commit}:{script}")
-
-
-@functools.cache
-def sources_at(commit: str, script: str) -> dict[str, str]:
-    """Texts, by file name, of a script and of those beside it or at the top that it imports."""
-    places = git("ls-tree", "--name-only", commit, "./", f"{Path(script).parent}/").split()
-    known, text = {Path(x).stem: x for x in places if x.endswith(".py")}, source_at(commit, script)
-    found = {Path(script).name: text}
-    for name in re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE):
-        found |= sources_at(commit, known[name]) if name in known else {}
-    return found
 
 
 def processor() -> str:

@@ -55,7 +55,7 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
     return {k: None if v == math.inf else v for k, v in settings.items() if k not in NOT_SETTINGS}
 
 
-def of_steps(
+def summarize_steps(
     log: Path, total_steps: int, points: int | None = POINTS
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """Facts and curve of a run in environment steps, by its checkpoint."""
@@ -105,16 +105,15 @@ def thin(
     return table.fillna({"episodes": 0}).astype({"step": int, "episodes": int})
 
 
-def of_stages(
+def summarize_stages(
     log: Path, seconds: float | None, points: int = POINTS
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """Facts and curve of an RLHF run, by the evaluation that ends it; a step is an update.
 
     Args:
-        seconds: that the run took; None if it was interrupted.
+        seconds: of a processor that the run took; None if it was interrupted.
     """
-    report = json.loads((log / "results.json").read_text())
-    rows = []
+    report, rows = json.loads((log / "results.json").read_text()), []
     trained = [x for x in report["results"] if x != "sft" and (log / x / "checkpoint.pt").exists()]
     for stage in trained:
         updates = read_checkpoint(log / stage / "checkpoint.pt")["updates"]
@@ -134,7 +133,7 @@ def of_stages(
     return facts, pd.DataFrame(rows)
 
 
-def of_walk(log: Path) -> dict[str, list[float]]:
+def summarize_walk(log: Path) -> dict[str, list[float]]:
     """Returns, lengths and mean speeds, in m/s, of the episodes that `walk.py` has played."""
     found, digits = json.loads((log / "walk.json").read_text()), {"returns": 3}
     return {name: [round(x, digits.get(name, 4)) for x in own] for name, own in found.items()}

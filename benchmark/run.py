@@ -1,7 +1,6 @@
-"""One run: its script as it is in a commit, begun or continued, and its result in its folder.
+"""Runs: a script as it is in a commit, with one environment, variant and seed.
 
-The script inherits the lock of its run: whoever is killed, a run is never made twice at a time. A
-script that outlives its benchmark is asked once more by the next one, and is over at once.
+Whatever is killed at whatever moment, the next call goes on from what is on disk.
 """
 
 import contextlib
@@ -10,27 +9,28 @@ import fcntl
 import fnmatch
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from resource import struct_rusage
 
 from benchmark import record
-from benchmark.definitions import Folders, Suite
-from benchmark.provenance import THREADS, BenchmarkError, machine, sources_at
+from benchmark.definitions import Folders, Suite, Variant
+from benchmark.provenance import BenchmarkError, git, machine, source_at
 
-POLL_SECONDS = 0.2
 WALK = Path(__file__).resolve().parent / "walk.py"
+# One thread per process: a second one gains nothing on networks of this size and, being shared
+# between runs, would make their times depend on each other.
+THREADS = [f"{x}_NUM_THREADS" for x in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A script with one environment, variant and seed."""
+    """One run of a suite, finished or not."""
 
     suite: Suite
     environment: str
@@ -48,28 +48,20 @@ class Run:
         return "/".join(part for part in parts if part)
 
     @property
-    def folder(self) -> Path:  # where it works, not committed
+    def folder(self) -> Path:  # where the script works, not committed
         return self.folders.runs / self.suite.name / self.name
 
     @property
-    def log(self) -> Path:  # where the script puts its checkpoint and logs
+    def log(self) -> Path:  # where the script puts its checkpoint
         return self.folder / "runs" / "run"
 
     @property
-    def checkpoint(self) -> Path:  # what the script can continue from
-        return self.log / self.suite.checkpoint
-
-    @property
-    def result(self) -> Path:  # record and curve, once it is finished
-        return self.folder / "result.json"
+    def begun(self) -> bool:  # so far that it can be continued
+        return (self.log / self.suite.checkpoint).exists()
 
     @property
     def script(self) -> str:
         return self.suite.variants[self.variant].script
-
-    @property
-    def file(self) -> str:  # the script in the folder
-        return Path(self.script).name
 
     @property
     def flags(self) -> list[str]:  # those that decide the result
@@ -78,67 +70,42 @@ class Run:
             flags = ["--env-id", self.environment, *flags, "--total-timesteps", str(steps)]
         return flags + self.suite.variants[self.variant].flags.split()
 
-    def sources(self, commit: str) -> dict[str, str]:
-        """Texts of the script and of what it imports, by file name, with the variant's changes."""
-        texts = sources_at(commit, self.script)
-        own = changed(texts[self.file], self.suite.variants[self.variant].replaced)
-        return texts | {self.file: own}
-
 
 def select(
     suite: Suite, folders: Folders, seeds: tuple[int, ...] = (), only: str = "*"
 ) -> list[Run]:
-    """Runs of a suite, seed by seed, in the order in which they are to be made.
-
-    Args:
-        seeds: instead of the suite's own.
-        only: shell pattern for the whole name of a run or one of its parts.
-
-    Raises:
-        BenchmarkError: nothing is selected, or a seed is negative.
-    """
+    """Runs of a suite, seed by seed: with other seeds; those whose name or a part of it fits."""
     if seeds and min(seeds) < 0:
         raise BenchmarkError(f"A seed must not be negative: {min(seeds)}.")
-    wanted = [
-        (environment, variant, seed)
+    folders = dataclasses.replace(folders, runs=folders.runs.absolute())  # scripts work elsewhere
+    runs = [
+        Run(suite, environment, variant, seed, folders)
         for environment in suite.environments
         for variant in suite.variants
         for own in [suite.seeds(environment, variant)]
-        for seed in own and (seeds or own)
+        for seed in dict.fromkeys(own and (seeds or own))
     ]
-    wanted = sorted(dict.fromkeys(wanted), key=lambda x: x[2])  # each once, seed by seed
-    folders = dataclasses.replace(folders, runs=folders.runs.absolute())  # Ray starts elsewhere
-    runs = [Run(suite, *x, folders) for x in wanted]
     runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
     if not runs:
-        raise BenchmarkError(
-            f"No run of {suite.name} fits {only}; names look like "
-            f"{next(iter(suite.environments))}/seed1 (see: list {suite.name})."
-        )
-    return runs
+        example = f"{next(iter(suite.environments))}/seed1 (see: list {suite.name})"
+        raise BenchmarkError(f"No run of {suite.name} fits {only}; names look like {example}.")
+    return sorted(runs, key=lambda x: x.seed)
 
 
 # --- Files ---
 
 
 @contextlib.contextmanager
-def lock(path: Path, kind: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[IO | None]:
-    """Hold a lock, which children may inherit; None if another process holds it."""
+def lock(path: Path, kind: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[bool]:
+    """Hold a lock, as do scripts that are started meanwhile; False if another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:  # NFS wants writing for one kind of lock, reading for the other
+    with path.open("a") as file:
+        os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, kind)
         except BlockingIOError:
             file = None
-        yield file
-
-
-def is_locked(run: Run) -> bool:
-    """Whether somebody is working on the run; several may ask at the same time."""
-    if not run.folder.exists():
-        return False
-    with lock(run.folder / "lock", fcntl.LOCK_SH | fcntl.LOCK_NB) as held:
-        return held is None
+        yield file is not None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -157,9 +124,6 @@ def say(text: str) -> None:
         print(time.strftime("%H:%M:%S"), text, flush=True)
 
 
-# --- The run ---
-
-
 def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
     """A script with texts replaced, each of which must be in it once; or a BenchmarkError."""
     for old, new in replaced:
@@ -169,102 +133,108 @@ def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
     return text
 
 
-def prepare(run: Run, commit: str) -> dict[str, Any]:
-    """Begin the run, unless it can be continued; note commit and machines; return the note."""
-    path = run.folder / "note.json"
-    if run.checkpoint.exists() and path.exists():
-        note = json.loads(path.read_text())
-    else:
-        shutil.rmtree(run.log, ignore_errors=True)  # nothing to continue from
-        for name, text in run.sources(commit).items():
-            write_text(run.folder / name, text)
-        note = {"commit": commit, "machines": []}
-    if machine() not in note["machines"]:
-        note["machines"].append(machine())
-    write_text(path, json.dumps(note))
-    other = "" if note["commit"] == commit else f" (script of {note['commit'][:7]})"
-    say(f"{run.name} {'continues' if run.checkpoint.exists() else 'starts'}{other}")
-    return note
+def source(variant: Variant, commit: str) -> str:
+    """Text of a variant's script in a commit, or a BenchmarkError."""
+    return changed(source_at(commit, variant.script), variant.replaced)
 
 
-def peak_mib(pid: int) -> int:
-    """Most memory that a running process has had; 0 where /proc does not say it."""
-    with contextlib.suppress(OSError):
-        if found := re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text()):
-            return int(found[1]) // 1024
-    return 0
+def tree(commit: str, folder: Path) -> Path:
+    """The folder, in another one, with the Python files of a commit, taken from git once."""
+    files = folder / commit
+    with lock(folder / "lock", fcntl.LOCK_EX), tempfile.TemporaryDirectory(dir=folder) as new:
+        if not files.exists():
+            git("archive", "--output", f"{new}/files.tar", commit, "*.py")
+            shutil.unpack_archive(f"{new}/files.tar", f"{new}/files")
+            os.replace(f"{new}/files", files)
+    return files
 
 
-def call(run: Run, words: list[str], held: IO, stop: threading.Event) -> int:
-    """Peak memory in MiB of a Python process, which is told to end once `stop` is set.
+# --- Making runs ---
 
-    Raises:
-        BenchmarkError: it failed, or was told to end; with the last line that it has said.
+
+def make(runs: list[Run], commit: str, workers: int) -> Iterator[tuple[Run, str]]:
+    """Make runs, so many at a time; yields each that has ended and what went wrong, if anything."""
+    waiting, working = runs[::-1], {}
+    try:
+        while waiting or working:
+            if waiting and len(working) < workers:
+                run, usage = waiting.pop(), None
+                steps = make_one(run, commit)
+            else:
+                pid, status, usage = os.wait4(-1, 0)  # whichever ends first
+                run, steps, process = working.pop(pid)
+                process.returncode = os.waitstatus_to_exitcode(status)
+                if process.returncode:
+                    yield run, f"ended with exit code {process.returncode}: {last_line(run.folder)}"
+                    continue
+            try:
+                process = steps.send(usage)
+                working[process.pid] = run, steps, process
+            except StopIteration:
+                yield run, ""
+            except Exception as error:  # the other runs go on
+                yield run, str(error) or repr(error)
+    finally:  # some still work if this is to stop
+        for *_, process in working.values():
+            process.terminate()
+            process.wait()
+
+
+def make_one(run: Run, commit: str) -> Generator[subprocess.Popen, struct_rusage, None]:
+    """Make a run, or continue it with the script that began it, and write its result.
+
+    Yields each process that it starts, and is sent what that has used if it ends well.
     """
-    path, peak = run.folder / "output.txt", 0
-    with path.open("a") as output:
-        process = subprocess.Popen(
+    begun, suite, file = run.begun, run.suite, Path(run.script).name
+    note = run.folder / "note.json"
+    if begun:
+        commit, flags = json.loads(note.read_text())["commit"], ["--resume", "runs/run"]
+    else:
+        flags = [*run.flags, "--run-name", "run"]
+        shutil.rmtree(run.log, ignore_errors=True)
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_text(run.folder / file, source(suite.variants[run.variant], commit))
+        write_text(note, json.dumps({"commit": commit}))
+    say(f"{run.name} {'continues' if begun else 'starts'}, commit {commit[:7]}")
+    imports = tree(commit, run.folders.runs / "trees")
+    usage = yield start(run.folder, [file, *flags], imports)
+    if suite.evaluated:  # -P: not beside our `statistics`
+        yield start(run.folder, ["-P", str(WALK), file], imports)
+
+    if suite.total_timesteps:
+        facts, curve = record.summarize_steps(run.log, suite.total_timesteps, suite.points)
+    else:
+        seconds = None if begun else usage.ru_utime + usage.ru_stime
+        facts, curve = record.summarize_stages(run.log, seconds, suite.points)
+    if suite.evaluated:
+        facts["walk"] = record.summarize_walk(run.log)
+    about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
+    about |= {"flags": " ".join(run.flags), "commit": commit}
+    about["peak_mib"] = usage.ru_maxrss // 1024  # Linux counts KiB
+    content = {"record": about | machine() | facts, "curve": curve.to_dict("list")}
+    write_text(run.folder / "result.json", json.dumps(content, ensure_ascii=False))
+
+
+def start(
+    folder: Path, words: list[str], imports: Path, threads: int = 1, **variables: str
+) -> subprocess.Popen:
+    """Start Python in a folder, on processors; our modules are those below `imports`."""
+    variables |= dict.fromkeys(THREADS, str(threads)) | {"CUDA_VISIBLE_DEVICES": ""}
+    variables["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/rivals'}"
+    with (folder / "output.txt").open("a") as output:
+        return subprocess.Popen(
             [sys.executable, *words],
-            cwd=run.folder,
-            env={**os.environ, **THREADS, "CUDA_VISIBLE_DEVICES": ""},
+            cwd=folder,
+            env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            pass_fds=[held.fileno()],
+            close_fds=False,  # it inherits a lock
             start_new_session=True,  # Ctrl-C is ours to answer
         )
-    while process.poll() is None:
-        try:
-            if stop.is_set():
-                process.terminate()
-            peak = max(peak, peak_mib(process.pid))
-            time.sleep(POLL_SECONDS)
-        except KeyboardInterrupt:  # so Ray cancels; locally, `stop` is all that comes here
-            stop.set()
-    if process.returncode:
-        *_, last = ["", *path.read_text().strip().splitlines()]
-        raise BenchmarkError(f"ended with exit code {process.returncode}: {last}")
-    return peak
 
 
-def run_one(run: Run, commit: str, stop: threading.Event | None = None) -> str:
-    """Make a run, or continue it where it was interrupted.
-
-    Args:
-        run: any; one that is finished, or that another process works on, is left alone.
-        commit: version of the script for a new run; a begun one keeps its own.
-        stop: when set, the script is asked to end and the run is left for later.
-    """
-    stop = stop or threading.Event()
-    with lock(run.folder / "lock") as held:
-        if held is None:
-            return "left to another process"
-        if not run.result.exists():
-            whole, start = not run.checkpoint.exists(), time.monotonic()
-            note, peak = prepare(run, commit), 0
-            if not (run.log / "results.json").exists():  # a run of stages that is over
-                flags = [*run.flags, "--run-name", "run"] if whole else ["--resume", "runs/run"]
-                peak = call(run, [run.file, *flags], held, stop)
-            seconds = time.monotonic() - start if whole else None
-            if run.suite.evaluated:
-                call(run, ["-P", str(WALK), run.file], held, stop)  # -P: not beside `statistics`
-            keep(run, note, seconds, peak)
-    return "done"
-
-
-def keep(run: Run, note: dict[str, Any], seconds: float | None, peak: int) -> None:
-    """Write the result of a finished run into its folder."""
-    suite = run.suite
-    if suite.total_timesteps:
-        facts, curve = record.of_steps(run.log, suite.total_timesteps, suite.points)
-    else:
-        facts, curve = record.of_stages(run.log, seconds, suite.points)
-    if suite.evaluated:
-        facts["walk"] = record.of_walk(run.log)
-    first, *others = note["machines"]
-    if others:
-        facts["continued_on"] = others
-    about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
-    about |= {"flags": " ".join(run.flags), "commit": note["commit"], "peak_mib": peak}
-    content = {"record": about | first | facts, "curve": curve.to_dict("list")}
-    write_text(run.result, json.dumps(content, ensure_ascii=False))
+def last_line(folder: Path) -> str:
+    """What a process that was started there has said last."""
+    *_, last = ["no word", *(folder / "output.txt").read_text().strip().splitlines()]
+    return last

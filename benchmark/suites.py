@@ -13,7 +13,7 @@ CONTINUOUS = "ppo_continuous_action.py"
 KL_PENALTY = "ppo_kl_penalty.py"
 ATARI, LSTM = "ppo_atari.py", "ppo_atari_lstm.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
-PEERS = "benchmark/peers.py"
+PEERS = "benchmark/stable_baselines3_ppo.py"
 MINIMAL = "ppo_minimal.py"
 RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
 

@@ -11,15 +11,14 @@ Every measurement is kept at once, as a line of results/throughput.jsonl.
 
 import itertools
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from benchmark.definitions import Contender, Folders
-from benchmark.provenance import ROOT, THREADS, BenchmarkError, commit_named, machine, source_at
+from benchmark.provenance import ROOT, BenchmarkError, commit_named, machine, source_at
 from benchmark.results import lines_of, write_lines
+from benchmark.run import last_line, start
 from benchmark.suites import CONTESTS
 
 
@@ -43,36 +42,23 @@ def rates(points: list[tuple[int, float]], start: float) -> dict[str, float]:
 def measure(contender: Contender, commit: str, threads: int) -> dict[str, float]:
     """Rate, processor time and memory of a contender; a BenchmarkError if it fails."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        script = folder / Path(contender.file).name
-        script.write_text(source_at(commit, contender.file))
-        only = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache", "CUDA_VISIBLE_DEVICES": ""}
-        only |= dict.fromkeys(THREADS, str(threads))
-        with (folder / "output.txt").open("w+") as output:
-            start = time.time()
-            process = subprocess.Popen(
-                [sys.executable, script.name, *contender.arguments],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **only},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                _, status, usage = os.wait4(process.pid, 0)
-            except BaseException:
-                process.kill()
-                process.wait()
-                raise
-            end = time.time()
-            output.seek(0)
-            said = output.read().strip().splitlines() or ["no word"]
+        folder, file = Path(name), Path(contender.file).name
+        (folder / file).write_text(source_at(commit, contender.file))
+        words, cache = [file, *contender.arguments], f"{folder}/cache"
+        begin = time.time()
+        process = start(folder, words, ROOT, threads, TORCHINDUCTOR_CACHE_DIR=cache)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        seconds, points = time.time() - begin, logged(folder)
         process.returncode = os.waitstatus_to_exitcode(status)
-        points = logged(folder)
-    if process.returncode or len(points) < 3:
-        raise BenchmarkError(f"{contender.name} failed: {said[-1]}")
-    found = rates(points, start)
-    share = (usage.ru_utime + usage.ru_stime) / (end - start)  # of a core, all in all
+        if process.returncode or len(points) < 3:
+            raise BenchmarkError(f"{contender.name} failed: {last_line(folder)}")
+    found = rates(points, begin)
+    share = (usage.ru_utime + usage.ru_stime) / seconds  # of a core, all in all
     found["steps_per_cpu_second"] = found["steps_per_second"] / share
     return {**found, "peak_mib": usage.ru_maxrss / 1024}  # Linux counts KiB
 

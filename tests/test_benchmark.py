@@ -22,11 +22,11 @@ from scipy import stats
 import ppo_continuous_action as ppo
 from benchmark import (
     pages,
-    peers,
     plots,
     record,
     results,
     run,
+    stable_baselines3_ppo,
     statistics,
     suites,
     tables,
@@ -34,7 +34,7 @@ from benchmark import (
 )
 from benchmark.__main__ import main
 from benchmark.definitions import Contender, Contest, Folders
-from benchmark.provenance import ROOT, BenchmarkError, git, sources_at
+from benchmark.provenance import ROOT, BenchmarkError, git, source_at
 
 FOLDERS = Folders()
 SUITES = suites.SUITES
@@ -169,14 +169,14 @@ def test_facts_of_a_run_in_steps(tmp_path):
         ],
     }
     torch.save(saved, tmp_path / "checkpoint.pt")
-    facts, rows = record.of_steps(tmp_path, 4000)
+    facts, rows = record.summarize_steps(tmp_path, 4000)
     assert facts["settings"] == {"num_steps": 1000, "target_kl": None}
     assert facts["score"] == np.mean(range(51, 151)) and facts["mean_return"] == 75.5
     assert facts["seconds"] == 20 + 10 + 1000
     assert facts["hours"] == pytest.approx(3000 / 50 / 3600, abs=1e-6)
     assert rows["episodes"].sum() == facts["episodes"] == 150
     torch.save(saved | {"episodes": []}, tmp_path / "checkpoint.pt")
-    facts, rows = record.of_steps(tmp_path, 4000)
+    facts, rows = record.summarize_steps(tmp_path, 4000)
     assert facts["score"] is None and rows["return"].isna().all()
 
 
@@ -186,7 +186,7 @@ def test_a_walk_plays_with_the_policy_of_a_run(tmp_path, monkeypatch):
     ppo.train(ppo.Args(env_id=PENDULUM, **short))
     shutil.copy(ROOT / "ppo_continuous_action.py", "copied.py")
     subprocess.run([sys.executable, "-P", run.WALK, "copied.py"], check=True)
-    found = record.of_walk(tmp_path / "runs/run")
+    found = record.summarize_walk(tmp_path / "runs/run")
     assert found["returns"] == found["lengths"] and len(found["lengths"]) == 10  # 1 per step
     assert len({*found["lengths"]}) > 1 and "speeds" not in found
     env, policy = gym.make(PENDULUM), ppo.load_policy("runs/run")
@@ -372,13 +372,13 @@ def test_games_table_by_hand(folders):
     assert table("games", folders).endswith("\n\n3 of 20 runs are done.\n")
 
 
-def test_a_peer_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
+def test_stable_baselines3_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     size = "--num-envs 2 --num-steps 64 --num-minibatches 2 --update-epochs 1 --seed 3"
-    line = f"peers --env-id CartPole-v1 --kind classic --total-timesteps 512 {size}"
+    line = f"sb3 --env-id CartPole-v1 --kind classic --total-timesteps 512 {size}"
     monkeypatch.setattr(sys, "argv", line.split())
-    peers.main()
-    facts, curve = record.of_steps(tmp_path / "runs/run", 512)
+    stable_baselines3_ppo.main()
+    facts, curve = record.summarize_steps(tmp_path / "runs/run", 512)
     saved = record.read_checkpoint(tmp_path / "runs/run/checkpoint.pt")
     assert facts["steps"] == 512 and facts["settings"]["seed"] == 3 and facts["hours"] > 0
     assert [x["global_step"] for x in saved["updates"]] == [128, 256, 384, 512]
@@ -387,9 +387,9 @@ def test_a_peer_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     assert 400 < sum(lengths) <= 512  # the last two have not ended
     assert steps[0] == 2 * lengths[0]
     assert all(x["return"] == x["length"] for x in saved["episodes"]) and steps == sorted(steps)
-    monkeypatch.setattr(sys, "argv", ["peers", "--resume", "runs/run"])
-    monkeypatch.setattr(peers, "make_envs", None)  # nothing is left to do
-    peers.main()
+    monkeypatch.setattr(sys, "argv", ["sb3", "--resume", "runs/run"])
+    monkeypatch.setattr(stable_baselines3_ppo, "make_envs", None)  # nothing is left to do
+    stable_baselines3_ppo.main()
 
 
 def test_pilot_shows_what_was_taken(folders, monkeypatch):
@@ -551,13 +551,14 @@ def test_a_contest_continues_where_it_failed_and_is_complete_repetition_by_repet
 
 @functools.cache
 def settings_of(source):
-    """Names of the fields of `Args` in a script."""
+    """Names of the fields of every `Args` in the text of scripts."""
     tree = ast.parse(source)
-    args = next(x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Args")
-    return {x.target.id for x in args.body if isinstance(x, ast.AnnAssign)}
+    args = [x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Args"]
+    return {y.target.id for x in args for y in x.body if isinstance(y, ast.AnnAssign)}
 
 
-# Flags of earlier versions of the scripts, and their present names.
+# A file and flags of earlier versions of the scripts, and their present names.
+MOVED = {"benchmark/peers.py": "benchmark/stable_baselines3_ppo.py"}
 RENAMED = {
     "ppo_continuous_action.py": {"desired-kl": "adapt-lr-kl", "target-kl": "early-stop-kl"},
     "ppo_kl_penalty.py": {"target-kl": "penalty-kl"},
@@ -578,7 +579,7 @@ def test_committed_results_name_commit_and_settings_that_exist(suite):
     for key, made in results.done(suite, FOLDERS).items():
         expected = run.Run(SUITES[suite], *key, FOLDERS)
         result = results.Result(made, FOLDERS.results / f"{suite}.csv")
-        assert made["script"] == expected.script, key
+        assert MOVED.get(made["script"], made["script"]) == expected.script, key
         given, flags = made["flags"], " ".join(expected.flags)
         assert options(given, made["script"]) == options(flags, made["script"]), key
         if SUITES[suite].total_timesteps:
@@ -589,9 +590,11 @@ def test_committed_results_name_commit_and_settings_that_exist(suite):
             assert all("method" in x for x in made["models"].values())
         assert made["settings"]["seed"] == made["seed"]
         if has_history:
-            sources = sources_at(made["commit"], made["script"])  # a rival's Args extend a script's
-            own, *others = (settings_of(x) - record.NOT_SETTINGS for x in sources.values())
-            assert own <= set(made["settings"]) <= own.union(*others), key
+            source = source_at(made["commit"], made["script"])
+            home = re.search(r"^import (ppo_\w+)", source, re.MULTILINE)  # whose Args it extends
+            whole = source + source_at(made["commit"], f"{home[1]}.py") if home else source
+            own, known = (settings_of(x) - record.NOT_SETTINGS for x in (source, whole))
+            assert own <= set(made["settings"]) <= known, key
 
 
 def test_two_runs_of_the_real_script_end_to_end(folders, bench, capfd, monkeypatch):

@@ -1,6 +1,6 @@
 """What the site shows of real runs: reviews by eight policies.
 
-    python -m benchmark.recordings    # ten minutes on a busy core
+    python -m benchmark.reviews    # ten minutes on a busy core
 
 They are default runs with seed 1 that are watched, not changed.
 """
