@@ -42,7 +42,7 @@ def make_batch(agent, size=64):
     with torch.no_grad():
         actions = policy(agent, obs).sample()
         logprobs, _, values = agent.evaluate_actions(obs, actions)
-    return [obs, actions, logprobs, values, torch.randn(size), torch.randn(size)]
+    return [obs, actions, logprobs, values, 2 * torch.randn(size) + 1, torch.randn(size)]
 
 
 def gradient(loss, agent):
@@ -60,10 +60,18 @@ def value_weights(agent):
     return flat([torch.full_like(x, name.startswith("value")) for name, x in named]).bool()
 
 
-@pytest.mark.parametrize("cg_steps", [1, 100])
-def test_trpo_takes_the_natural_gradient_or_with_one_step_the_gradient(cg_steps):
+def test_conjugate_gradients_solve_as_torch_does():
+    torch.manual_seed(0)
+    root, b = torch.randn(10, 10, dtype=torch.float64), torch.randn(10, dtype=torch.float64)
+    matrix = root @ root.T + torch.eye(10)
+    exact, steepest = torch.linalg.solve(matrix, b), b * (b @ b) / (b @ matrix @ b)
+    for steps, x in ((10, exact), (1, steepest)):
+        close(trpo.conjugate_gradients(lambda v: matrix @ v, b, steps), x, atol=1e-4, rtol=1e-4)
+
+
+def test_trpo_takes_the_natural_gradient_and_fits_the_values():
     """The Fisher matrix is the Hessian of the exact KL: differences of its gradient, in float64."""
-    args = trpo.Args(cg_steps=cg_steps, max_kl=1e-5)
+    args = trpo.Args(cg_steps=100, max_kl=1e-5)
     agent, adam = make_agent(args)
     batch, before = make_batch(agent), adam["weights"].double()
     ascent = policy_gradient(agent, batch)
@@ -80,8 +88,9 @@ def test_trpo_takes_the_natural_gradient_or_with_one_step_the_gradient(cg_steps)
 
     image = (slope(before + step) - slope(before - step)) / 2 + 0.1 * step  # damped
     assert 0.5 * step @ image == pytest.approx(1e-5, rel=0.01)
-    alike = [torch.cosine_similarity(x, ascent, dim=0) > 0.9999 for x in (step, image)]
-    assert alike == [cg_steps == 1, cg_steps == 100]
+    assert torch.cosine_similarity(image, ascent, dim=0) > 0.9999
+    assert torch.cosine_similarity(step, ascent, dim=0) < 0.95
+    assert (adam["weights"] != before)[value_weights(agent)].all() and adam["value_step"] == 5
 
 
 @pytest.mark.parametrize("max_kl", [0.01, 5.0])
@@ -133,7 +142,7 @@ def test_vpg_is_a_step_along_the_policy_gradient_and_a_fit_of_the_values():
 
 def test_a2c_is_ppo_with_its_settings_and_its_average_policy_follows_slowly():
     """Huang et al. 2022; RMSprop as TensorFlow has it."""
-    args = a2c.Args()
+    args = a2c.Args(rms_eps=0.5)
     assert (args.num_steps, args.gae_lambda, args.vf_coef, args.ent_coef) == (5, 1, 1, 0.01)
     assert (args.update_epochs, args.num_minibatches, args.norm_adv) == (1, 1, False)
     agent, adam = make_agent(args)
@@ -144,7 +153,7 @@ def test_a2c_is_ppo_with_its_settings_and_its_average_policy_follows_slowly():
         assert g.norm() > args.max_grad_norm
         g *= args.max_grad_norm / g.norm()
         square = 0.99 * square + 0.01 * g**2
-        weights -= 0.01 * g / (square + 1e-5).sqrt()
+        weights -= 0.01 * g / (square + 0.5).sqrt()
         average = 0.99 * average + 0.01 * weights
         a2c.a2c_update(agent, adam, batch, None, SCHEDULE, args)
         close(adam["weights"], weights, atol=1e-6, rtol=1e-5)
