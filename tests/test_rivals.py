@@ -204,6 +204,8 @@ def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
     assert [x["global_step"] for x in run["episodes"]] == [*range(1, 1551)]
     returns = np.array([x["return"] for x in run["episodes"]])
     assert returns[:100].mean() < -0.3 and returns[-100:].mean() > -0.05
+    full, half = run["updates"][-2:]
+    assert full["cem/std"] == half["cem/std"]  # of half a generation nothing is fitted
     mean = load(run["run_dir"])["mean"]
     close(flat(run["agent"].parameters()), mean.float())
     # The observations are spread evenly over [-1, 1] and become normal.
