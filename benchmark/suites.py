@@ -541,6 +541,14 @@ ALL = (
         total_timesteps=20_480,
         pictures={},
     ),
+    Suite(
+        name="mean_policies",
+        reproduces="the six methods of Figure 3 without the noise of their training",
+        environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", *MUJOCO7), (1, 2, 3, 4, 5)),
+        variants=FIGURE3,
+        table=tables.mean_policies_table,
+        evaluated=True,
+    ),
 )
 SUITES = {suite.name: suite for suite in ALL}
 

@@ -324,7 +324,6 @@ def order(scores: dict[str, float]) -> str:
 def rivals_table(suite: Suite, folders: Folders) -> str:
     """Variants beside the paper's, how probably the first is better than others, and the orders."""
     scores = {label: scores_of(name, folders) for name, label in labels(suite).items()}
-    (first, ours), *others = scores.items()
     shared, means, rows = suite.shared, {}, []
     paper = {environment: readings(suite, environment) for environment in shared}
     for environment in shared:
@@ -335,14 +334,39 @@ def rivals_table(suite: Suite, folders: Folders) -> str:
         rows.append({"mean [95 %] (seeds)": environment} | dict.fromkeys(scores, "–") | cells)
         rows.append({"mean [95 %] (seeds)": "paper, read off"})
         rows[-1] |= {label: f"≈ {number(x)}" for label, x in paper[environment].items()}
-    wins = [
-        {f"P({first} is better than)": name} | {x: chance(ours, y, own) for x, y in others}
-        for name, own in [*((x, [x]) for x in shared), ("all", shared)]
-    ]
     orders = [{"best first": x, "ours": order(means[x]), "paper": order(paper[x])} for x in shared]
     ranks = (pd.DataFrame(x.values()).dropna().rank(axis=1).mean() for x in (means, paper))
     orders.append(dict(zip(orders[0], ["by mean rank", *(order(dict(x)) for x in ranks)])))
-    return "\n".join(map(markdown, (rows, wins, orders))) + missing(suite, folders)
+    return "\n".join(map(markdown, (rows, wins(scores, shared), orders))) + missing(suite, folders)
+
+
+def wins(scores: dict[str, Scores], environments: Sequence[str]) -> list[dict[str, str]]:
+    """Rows: how probably the first of these is better than each other one."""
+    (first, ours), *others = scores.items()
+    return [
+        {f"P({first} is better than)": name} | {x: chance(ours, y, own) for x, y in others}
+        for name, own in [*((x, [x]) for x in environments), ("all", environments)]
+    ]
+
+
+def mean_policies_table(suite: Suite, folders: Folders) -> str:
+    """Scores in training, returns of the mean actions afterwards, and by these who is better."""
+    trained = {label: scores_of(name, folders) for name, label in labels(suite).items()}
+    played = {
+        label: {
+            environment: np.array([np.mean(x.record["walk"]["returns"]) for x in results])
+            for environment, results in by_environment(*name, folders).items()
+        }
+        for name, label in labels(suite).items()
+    }
+    rows = []
+    for environment in suite.environments:
+        for title, scores in ((f"{environment}, in training", trained), ("mean policy", played)):
+            own = {label: x[environment] for label, x in scores.items() if environment in x}
+            row = {x: f"{with_interval(estimate([y], np.mean))} ({len(y)})" for x, y in own.items()}
+            rows.append({"mean [95 %] (seeds)": title} | dict.fromkeys(scores, "–") | row)
+    chances = wins(played, [*suite.environments])
+    return f"{markdown(rows)}\n{markdown(chances)}{missing(suite, folders)}"
 
 
 # --- Games ---

@@ -1,9 +1,9 @@
-"""Plays ten episodes with the most likely actions of a trained policy, for `run.py`.
+"""Plays twenty episodes with the most likely actions of a trained policy, for `run.py`.
 
     cd FOLDER_OF_A_RUN; python -P PATH/TO/walk.py ppo_continuous_action.py
 
-The policy is that of runs/run, the script that beside it. Returns, lengths and, where the
-environment tells an x_velocity, mean speeds are written into runs/run/walk.json.
+The policy is that of runs/run, the script, or a rival's program, that beside it. Returns, lengths
+and, where the environment tells an x_velocity, mean speeds are written into runs/run/walk.json.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-EPISODES, LONGEST = 10, 10_000  # some never end
+EPISODES, LONGEST = 20, 10_000  # some never end
 FOLDER = Path("runs/run")
 
 
@@ -41,6 +41,7 @@ def main() -> None:
     """Play and write."""
     sys.path.insert(0, "")
     script = importlib.import_module(sys.argv[1].removesuffix(".py"))
+    script = script.program() if hasattr(script, "program") else script  # a rival's
     args, *_ = script.load_checkpoint(FOLDER)
     found = play(script.load_policy(FOLDER), script.make_env(args))
     (FOLDER / "walk.json").write_text(json.dumps(found))

@@ -187,7 +187,7 @@ def test_a_walk_plays_with_the_policy_of_a_run(tmp_path, monkeypatch):
     shutil.copy(ROOT / "ppo_continuous_action.py", "copied.py")
     subprocess.run([sys.executable, "-P", run.WALK, "copied.py"], check=True)
     found = record.summarize_walk(tmp_path / "runs/run")
-    assert found["returns"] == found["lengths"] and len(found["lengths"]) == 10  # 1 per step
+    assert found["returns"] == found["lengths"] and len(found["lengths"]) == 20  # 1 per step
     assert len({*found["lengths"]}) > 1 and "speeds" not in found
     env, policy = gym.make(PENDULUM), ppo.load_policy("runs/run")
     seed = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(1,))).integers(2**31)
@@ -358,6 +358,17 @@ def test_rivals_table_by_hand(folders):
     tie = "PPO (clip) > TRPO = A2C + trust region > A2C"
     assert f"| by mean rank | PPO (clip) = CEM > TRPO | {tie} |" in text
     assert text.endswith("\n16 of 226 runs are done.\n")
+
+
+def test_mean_policies_table_by_hand(folders):
+    add(folders, "mean_policies", "Hopper-v4", 10.0, 20.0, 30.0, walk={"returns": [50.0, 90.0]})
+    add(folders, "mean_policies/cem", "Hopper-v4", 20.0, 30.0, 70.0, walk={"returns": [60.0] * 2})
+    text = table("mean_policies", folders)
+    training = "20.0 [10.0, 30.0] (3) | – | – | – | – | 40.0 [20.0, 70.0] (3)"
+    played = "70.0 [70.0, 70.0] (3) | – | – | – | – | 60.0 [60.0, 60.0] (3)"
+    assert f"| Hopper-v4, in training | {training} |\n| mean policy | {played} |\n" in text
+    assert "| Hopper-v4 | – | – | – | – | 1.00 [1.00, 1.00] |" in text  # by the mean policies
+    assert text.endswith("\n6 of 210 runs are done.\n")
 
 
 def test_games_table_by_hand(folders):

@@ -16,6 +16,7 @@ the run ends where they are spent. Not known: all of the PPO paper's, its policy
 import dataclasses
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -137,7 +138,12 @@ def train(args: Args) -> dict[str, Any]:
     return {**results, "args": args, "run_dir": run_dir}
 
 
-if __name__ == "__main__":  # the command line of the PPO script, with what differs
+def program() -> ModuleType:
+    """The PPO script with what differs here, for the command line and to play a policy."""
     ppo.SCRIPT, ppo.Args, ppo.details = "cem", Args, lambda args: __doc__
     ppo.Agent, ppo.actor, ppo.train = Agent, actor, train
-    ppo.main()
+    return ppo
+
+
+if __name__ == "__main__":
+    program().main()

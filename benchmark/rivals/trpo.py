@@ -14,6 +14,7 @@ baselines/trpo_mpi; all else as in the PPO script. Not known: all of the PPO pap
 import functools
 import math
 from collections.abc import Callable
+from types import ModuleType
 
 import pydantic
 import torch
@@ -140,7 +141,12 @@ def trpo_update(
     return {name: x[None] for name, x in metrics.items()}
 
 
-if __name__ == "__main__":  # the command line of the PPO script, with what differs
+def program() -> ModuleType:
+    """The PPO script with what differs here, for the command line and to play a policy."""
     ppo.SCRIPT, ppo.Args, ppo.details = "trpo", Args, lambda args: __doc__
     ppo.train = functools.partial(ppo.train, update=trpo_update)
-    ppo.main()
+    return ppo
+
+
+if __name__ == "__main__":
+    program().main()

@@ -12,6 +12,7 @@ the paper's.
 """
 
 import functools
+from types import ModuleType
 
 import pydantic
 import torch
@@ -59,7 +60,12 @@ def vpg_update(
     return metrics
 
 
-if __name__ == "__main__":  # the command line of the PPO script, with what differs
+def program() -> ModuleType:
+    """The PPO script with what differs here, for the command line and to play a policy."""
     ppo.SCRIPT, ppo.Args, ppo.details = "vpg", Args, lambda args: __doc__
     ppo.train = functools.partial(ppo.train, update=vpg_update)
-    ppo.main()
+    return ppo
+
+
+if __name__ == "__main__":
+    program().main()
