@@ -20,7 +20,8 @@ from benchmark.bugs import ACTING
 from benchmark.definitions import Folders, Suite
 from benchmark.record import STAGE_METRICS, STEP_METRICS
 from benchmark.results import Result, by_environment
-from benchmark.tables import estimate, facts, markdown, missing, number, plus_minus, with_interval
+from benchmark.statistics import estimate, matrix
+from benchmark.tables import facts, markdown, missing, number, plus_minus, with_interval
 
 EARLY = 100_000  # steps within which a bug is to be warned about
 BEGIN = 20_000  # steps after which metrics are compared: the first updates are unlike all others
@@ -146,7 +147,9 @@ def cells(suite: Suite, variant: str, environment: str, folders: Folders) -> dic
         return {}
     count, said = seen(ours)
     now = ", today by `check/acting`" * acts_otherwise(suite, variant)
-    change = with_interval(estimate(scores, statistics.relative_effect), "{:+z.0%}".format)
+    change = with_interval(
+        estimate(matrix(*scores)[:, None], statistics.relative_effect), "{:+z.0%}".format
+    )
     if beside := suite.variants[usual].label.removeprefix("healthy").removeprefix(", "):
         change += f" beside {beside}"
     return {
@@ -200,7 +203,9 @@ def evaluation_table(suite: Suite, folders: Folders) -> str:
                         "environment": environment,
                         "": variant.label,
                         "in training": plus_minus(facts(results, "score")),
-                        "evaluated [95 %]": with_interval(estimate([played], np.mean)),
+                        "evaluated [95 %]": with_interval(
+                            estimate(matrix(played), statistics.mean)
+                        ),
                     }
                 )
     return markdown(rows) + missing(suite, folders)
@@ -243,7 +248,7 @@ def acts_otherwise(suite: Suite, variant: str) -> bool:
 
 def is_healthy(suite: Suite, variant: str) -> bool:
     """Whether nothing is broken on purpose."""
-    return suite.name == "bugs_healthy" or variant.startswith("healthy")
+    return suite.kind == "healthy" or variant.startswith("healthy")
 
 
 # --- Fingerprints ---

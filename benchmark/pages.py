@@ -4,28 +4,41 @@ A block begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; eve
 rewritten from committed results and the scripts' tags, everything else is left alone.
 """
 
-import functools
 import re
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from benchmark import health
-from benchmark.definitions import Folders
+from benchmark import health, rlhf, tables
+from benchmark.definitions import Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.results import by_environment, done, how_complete, lines_of
+from benchmark.results import done, how_complete, lines_of, runs_of
 from benchmark.suites import SCRIPTS, SUITES
-from benchmark.tables import effects, facts, markdown, plus_minus, with_interval
+from benchmark.tables import change, effects, markdown, plus_minus, with_interval
+from benchmark.tags import tags_of
 
 PAGES = [ROOT / x for x in ("README.md", "benchmark/README.md", "DETAILS.md", "DEBUGGING.md")]
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-# A tag, its title, and the sentence below it, where there is one.
-TAG = re.compile(
-    r"^ *# (?:Detail (\w+/\d+)|(Extra|Deviation)): ([^\[(;\n]+?)(?: [\[(].*)?"
-    r"(?:\n *# (?!Detail |Extra:|Deviation:)(.+))?$",
-    re.MULTILINE,
-)
+# By kinds of suites.
+TABLES = {
+    "scores": tables.scores_table,
+    "figure3": tables.figure3_table,
+    "variants": tables.variants_table,
+    "normalized": tables.normalized_table,
+    "effects": tables.effects_table,
+    "games": tables.games_table,
+    "walking": tables.walking_table,
+    "rlhf": rlhf.pipeline_table,
+    "models": rlhf.models_table,
+    "bugs": health.bugs_table,
+    "evaluation": health.evaluation_table,
+    "healthy": health.healthy_table,
+}
+
+
+def of_kind(*kinds: str) -> list[Suite]:
+    """Suites of these kinds."""
+    return [x for x in SUITES.values() if x.kind in kinds]
 
 
 # --- Scripts and suites ---
@@ -36,9 +49,7 @@ def scripts_table(folders: Folders) -> str:
     rows = []
     for name, script in SCRIPTS.items():
         suite = SUITES[script.suite]
-        found = by_environment(suite.name, script.variant, folders)
-        results = found.get(script.environment, [])
-        scores, hours = facts(results, "score"), facts(results, "hours")
+        runs = runs_of({(suite.name, script.variant): ""}, [script.environment], folders)
         steps = f", {suite.total_timesteps / 1e6:.2g}M steps" if suite.total_timesteps else ""
         rows.append(
             {
@@ -46,8 +57,8 @@ def scripts_table(folders: Folders) -> str:
                 "shows": script.shows,
                 "lines": len((ROOT / name).read_text().splitlines()),
                 "environment": f"{script.environment}{steps}",
-                "return (seeds)": f"{plus_minus(scores)} ({len(scores)})",
-                "minutes": f"{60 * np.median(hours):.0f}" if len(hours) else "–",
+                "return (seeds)": f"{plus_minus(runs['score'])} ({runs['score'].count()})",
+                "minutes": f"{60 * runs['hours'].median():.0f}" if runs["hours"].any() else "–",
             }
         )
     return markdown(rows)
@@ -132,32 +143,24 @@ def throughput_tables(folders: Folders) -> str:
 
 def details_table(folders: Folders) -> str:
     """Every tag of the scripts, its sentence, and what the ablation says that it is worth."""
-    tags = pd.DataFrame(
-        [
-            (number or kind.lower(), title, sentence, script)
-            for script in SCRIPTS
-            for number, kind, title, sentence in TAG.findall((ROOT / script).read_text())
-        ],
-        columns=["detail", "name", "why", "script"],
-    )
-    found, rows = effects(SUITES["ablation"], folders), []
-    for (number, title), own in tags.groupby(["detail", "name"], sort=False):
-        links = (f"[{x.removeprefix('ppo_').removesuffix('.py')}]({x})" for x in own["script"])
-        worth = [
-            f"{variant.label.removeprefix('extra: ')}: "
-            + with_interval(found["ablation", name], "{:+z.0%}".format)
-            for name, variant in SUITES["ablation"].variants.items()
-            if {number.removesuffix("/37"), title} & {*variant.details}
-            and ("ablation", name) in found
-        ]
-        rows.append(
-            {
-                **{"detail": number, "name": title},
-                "why": next(filter(None, own["why"]), ""),
-                **{"without it": "<br>".join(worth), "scripts": ", ".join(links)},
-            }
-        )
-    return markdown(sorted(rows, key=lambda x: place(x["detail"])))
+    worth: dict[str, list[str]] = {}  # by number or title
+    for suite in of_kind("effects"):
+        for (_, name), effect in effects(suite, folders).items():
+            variant = suite.variants[name]
+            text = f"{variant.label.removeprefix('extra: ')}: {with_interval(effect, change)}"
+            for detail in variant.details:
+                worth.setdefault(detail, []).append(text)
+    tags = {name: tags_of((ROOT / name).read_text()) for name in SCRIPTS}
+    rows = {}
+    for script, tag in ((script, tag) for script, own in tags.items() for tag in own):
+        number = tag.number or tag.kind.lower()
+        row = rows.setdefault((number, tag.title), {"detail": number, "name": tag.title, "why": ""})
+        row["why"] = row["why"] or tag.sentence
+        known = (number.removesuffix("/37"), tag.title)
+        row["without it"] = "<br>".join(x for key in known for x in worth.get(key, ()))
+        link = f"[{script.removeprefix('ppo_').removesuffix('.py')}]({script})"
+        row["scripts"] = ", ".join(filter(None, (row.get("scripts"), link)))
+    return markdown(sorted(rows.values(), key=lambda x: place(x["detail"])))
 
 
 def place(number: str) -> tuple[int, int]:
@@ -168,25 +171,25 @@ def place(number: str) -> tuple[int, int]:
 
 # --- Writing ---
 
+BLOCKS = {
+    "suites": suites_table,
+    "throughput": throughput_tables,
+    "scripts": scripts_table,
+    "details": details_table,
+    "goal": lambda folders: health.goal(of_kind("bugs", "healthy"), folders),
+    "bands": lambda folders: health.bands_table(of_kind("bugs")[:2], folders),
+}
+
 
 def block(name: str, folders: Folders) -> str:
     """Text of a generated block, or a BenchmarkError if there is none of this name."""
-    # Not those that are evaluated: their bugs come after training.
-    bugs = [x for name, x in SUITES.items() if name.startswith("bugs") and not x.evaluated]
-    tables = {
-        "suites": suites_table,
-        "throughput": throughput_tables,
-        "scripts": scripts_table,
-        "details": details_table,
-        "goal": functools.partial(health.goal, bugs),
-        "bands": functools.partial(health.bands_table, [SUITES["bugs"], SUITES["bugs_cartpole"]]),
-    }
-    if name in tables:
-        return tables[name](folders)
     if name in SUITES:
-        return SUITES[name].table(SUITES[name], folders) if done(name, folders) else ""
-    known = ", ".join((*tables, *SUITES))
-    raise BenchmarkError(f"There is no block {name}; there are {known}.")
+        suite = SUITES[name]
+        return TABLES[suite.kind](suite, folders) if done(name, folders) else ""
+    if name not in BLOCKS:
+        known = ", ".join((*BLOCKS, *SUITES))
+        raise BenchmarkError(f"There is no block {name}; there are {known}.")
+    return BLOCKS[name](folders)
 
 
 def filled(page: Path, folders: Folders) -> str:

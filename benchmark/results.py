@@ -8,17 +8,19 @@ import dataclasses
 import fcntl
 import functools
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from benchmark.definitions import Folders, Suite
+from benchmark.definitions import Folders, Name, Suite
 from benchmark.run import lock, select, write_text
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 KEY = ["environment", "variant", "seed"]
+SCORES = ["score", "mean_return", "hours"]
 Key = tuple[str, str, int]
 
 
@@ -115,6 +117,19 @@ def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list
             result = Result(record, folders.results / f"{suite}.csv")
             found.setdefault(record["environment"], []).append(result)
     return found
+
+
+def runs_of(labels: Mapping[Name, str], environments: Iterable[str], folders: Folders) -> Any:
+    """A row per finished run of variants with their labels, by environment and in their order."""
+    found = {name: by_environment(*name, folders) for name in labels}
+    rows = [
+        {"suite": name[0], "label": label, "result": result} | result.record
+        for environment in environments
+        for name, label in labels.items()
+        for result in found[name].get(environment, [])
+    ]
+    table = pd.DataFrame(rows, columns=["suite", *KEY, "label", *SCORES, "result"])
+    return table.astype(dict.fromkeys(SCORES, float))
 
 
 def random_returns(environment: str) -> float:

@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmark import annotate, health, rlhf, tables
 from benchmark.annotate import TEMPLATES, Source, slug
-from benchmark.definitions import Folders, Suite
+from benchmark.definitions import Folders, Name, Suite
 from benchmark.provenance import ROOT
 from benchmark.results import KEY, Result, by_environment, done
-from benchmark.suites import CONTINUOUS, SCRIPTS, SHOWN, SUITES
+from benchmark.suites import CONTINUOUS, SCRIPTS, SUITES
 
 DOCS = ROOT / "docs"
 FIRST = next(iter(SCRIPTS))  # is index.html
@@ -34,11 +34,12 @@ def page_of(script: str) -> str:
     return "index.html" if script == FIRST else script.replace(".py", ".html")
 
 
-def shown(suite: Suite, folders: Folders) -> dict[tables.Name, str]:
+def shown(suite: Suite, folders: Folders) -> dict[Name, str]:
     """Labels of the explorer's lines: variants that have results in the suite's environments."""
-    names = tables.labels(suite)
     return {
-        x: y for x, y in names.items() if suite.environments.keys() & by_environment(*x, folders)
+        x: y
+        for x, y in suite.labels.items()
+        if suite.environments.keys() & by_environment(*x, folders)
     }
 
 
@@ -118,8 +119,8 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
 def frontier(folders: Folders) -> list[dict[str, Any]]:
     """The models of the RLHF suites: means over seeds by method and strength of the penalty."""
     rows = []
-    for name in SHOWN:
-        found = rlhf.models(SUITES[name], folders).astype({"KL": float, "gold": float})
+    for suite in (x for x in SUITES.values() if x.kind in ("rlhf", "models")):
+        found = rlhf.models(suite, folders).astype({"KL": float, "gold": float})
         means = found.groupby(["method", "penalty"], sort=False)[["KL", "gold"]].mean().round(3)
         rows += means.reset_index().to_dict("records")
     return rows
