@@ -58,7 +58,7 @@ class Suite:
     @property
     def labels(self) -> dict[Name, str]:
         """Names in tables and figures, first that of a baseline elsewhere."""
-        names = {(self.name, name): x.title or "ours" for name, x in self.variants.items()}
+        names = {(self.name, name): x.title or name or "ours" for name, x in self.variants.items()}
         known = self.baseline in (None, *names)
         return names if known else {self.baseline: self.baseline_label} | names
 

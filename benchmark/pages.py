@@ -14,7 +14,7 @@ from benchmark.definitions import Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import done, how_complete, lines_of, runs_of
 from benchmark.suites import SCRIPTS, SUITES
-from benchmark.tables import change, effects, markdown, plus_minus, with_interval
+from benchmark.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.tags import tags_of
 
 PAGES = [ROOT / x for x in ("README.md", "benchmark/README.md", "DETAILS.md", "DEBUGGING.md")]
@@ -145,10 +145,11 @@ def details_table(folders: Folders) -> str:
     """Every tag of the scripts, its sentence, and what the ablation says that it is worth."""
     worth: dict[str, list[str]] = {}  # by number or title
     for suite in of_kind("effects"):
-        for (_, name), effect in effects(suite, folders).items():
-            variant = suite.variants[name]
-            text = f"{variant.label.removeprefix('extra: ')}: {with_interval(effect, change)}"
+        found = effects(suite, folders)
+        for variant in (x for x in suite.variants.values() if x.title in found):
+            effect = with_interval(found[variant.title], CHANGE)
             for detail in variant.details:
+                text = f"{variant.label.removeprefix('extra: ')}: {effect}"
                 worth.setdefault(detail, []).append(text)
     tags = {name: tags_of((ROOT / name).read_text()) for name in SCRIPTS}
     rows = {}

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from benchmark import health, rlhf, statistics, tables
-from benchmark.definitions import POINTS, Folders, Name, Suite
+from benchmark.definitions import POINTS, Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import Result, by_environment, done, reference, runs_of
 from benchmark.suites import SUITES
@@ -36,7 +36,7 @@ STYLE = {
     "legend.frameon": False,
 }
 TICK = {"marker": "_", "markersize": 9, "linestyle": "none", "clip_on": False}
-# Others' numbers for variants that the suite has, by source and variant.
+# Others' numbers by source and label or variant.
 Others = dict[tuple[str, str], float]
 
 
@@ -177,10 +177,8 @@ def healthy_run(suite: Suite, folders: Folders) -> "Figure":
 # --- Rows ---
 
 
-def rows_with_ours(
-    suite: Suite, values: dict[Name, statistics.Estimate]
-) -> tuple["Figure", "Axes"]:
-    """A row per variant: our value and its interval; the marker is hollow where there is none."""
+def rows_with_ours(suite: Suite, values: dict[str, statistics.Estimate]) -> tuple["Figure", "Axes"]:
+    """A row per label: our value and its interval; the marker is hollow where there is none."""
     if not values:
         raise BenchmarkError(f"No run of {suite.name} can be compared yet.")
     figure, ((axes,),) = new_figure(1, 1, (9, 1.1 + 0.24 * len(values)))
@@ -192,30 +190,28 @@ def rows_with_ours(
         if ends:
             axes.plot(ends, [row, row], color=color, linewidth=1.2, zorder=1)
     axes.axvline(0, color=PPO2, linewidth=0.8)
-    axes.set_yticks(range(len(values)), [suite.labels[name] for name in values])
+    axes.set_yticks(range(len(values)), values)
     axes.set_ylim(len(values) - 0.5, -0.5)
     return figure, axes
 
 
-def draw_others(axes: "Axes", values: dict[Name, statistics.Estimate], others: Others) -> None:
+def draw_others(axes: "Axes", values: dict[str, statistics.Estimate], others: Others) -> None:
     """Others' numbers in the rows of ours."""
-    rows = {variant: row for row, (_, variant) in enumerate(values)}
     markers = dict(zip(dict.fromkeys(source for source, _ in others), "x+"))
-    for (source, variant), value in others.items():
-        if variant in rows:
+    for (source, label), value in others.items():
+        if label in values:
             style = {"color": "black", "markersize": 5, "zorder": 4, "label": source}
-            axes.plot(value, rows[variant], markers[source], **style)
+            axes.plot(value, [*values].index(label), markers[source], **style)
 
 
 def normalized(suite: Suite, folders: Folders) -> "Figure":
     """Average normalized scores beside those of the paper."""
     scores = tables.normalized(suite, folders)
-    values = tables.averages(scores)
+    values, source = tables.averages(scores), "paper, 21 runs in 7 environments"
     figure, axes = rows_with_ours(suite, values)
-    source = "paper, 21 runs in 7 environments"
-    draw_others(axes, values, {(source, x): y for x, y in tables.paper_scores().items()})
-    count = len(scores[suite.baseline].columns)
-    axes.set_xlabel(f"average score in {count} environments, 0: random, 1: best run")
+    draw_others(axes, values, {(source, x): y for x, y in tables.paper_scores(suite).items()})
+    about = f"average score in {len(scores.columns)} environments"
+    axes.set_xlabel(f"{about}, 0: random, 1: best run")
     return figure
 
 
@@ -225,19 +221,20 @@ def effects(suite: Suite, folders: Folders) -> "Figure":
     if all(ends for _, ends in values.values()):  # else the order would be mostly chance
         values = dict(sorted(values.items(), key=lambda x: x[1].value))
     figure, axes = rows_with_ours(suite, values)
-    environments = scores[suite.baseline].columns
-    for environment, mark in zip(environments, "^sDvPX*"):
+    means = scores.groupby("label", observed=True).mean()
+    base = means.loc[suite.labels[suite.baseline]]
+    for environment, mark in zip(scores, "^sDvPX*"):
         # On top: the median of three is one of them.
         style = {"color": "C1", "markersize": 4, "zorder": 3, "label": environment}
         style |= {"markeredgecolor": "black", "markeredgewidth": 0.4}
-        base = scores[suite.baseline][environment].mean()
-        points = [(scores[x][environment].mean() - base) / abs(base) for x in values]
+        points = ((means - base) / base.abs()).loc[[*values], environment]
         axes.plot(points, range(len(values)), mark, **style)
-    draw_others(axes, values, median_changes(environments))
-    found = reference("elsewhere").set_index("variant")["found"]
-    for row, (_, variant) in enumerate(values):
+    known = {variant: label for (_, variant), label in suite.labels.items()}
+    others = median_changes(scores).items()
+    draw_others(axes, values, {(source, known.get(x)): y for (source, x), y in others})
+    for row, text in enumerate(map(tables.elsewhere(suite).get, values)):
         place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
-        axes.text(1.02, row, found.get(variant, ""), **place)
+        axes.text(1.02, row, text, **place)
     axes.xaxis.set_major_formatter("{x:+.0%}")
     axes.set_xlabel("change of the mean score: median over environments, 95 % interval")
     return figure

@@ -121,14 +121,15 @@ def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list
 
 def runs_of(labels: Mapping[Name, str], environments: Iterable[str], folders: Folders) -> Any:
     """A row per finished run of variants with their labels, by environment and in their order."""
-    found = {name: by_environment(*name, folders) for name in labels}
+    found = {label: by_environment(*name, folders) for name, label in labels.items()}
     rows = [
-        {"suite": name[0], "label": label, "result": result} | result.record
+        {"label": label, "result": result} | result.record
         for environment in environments
-        for name, label in labels.items()
-        for result in found[name].get(environment, [])
+        for label, own in found.items()
+        for result in own.get(environment, [])
     ]
-    table = pd.DataFrame(rows, columns=["suite", *KEY, "label", *SCORES, "result"])
+    table = pd.DataFrame(rows, columns=["label", *KEY, *SCORES, "result"])
+    table["label"] = pd.Categorical(table["label"], found)
     return table.astype(dict.fromkeys(SCORES, float))
 
 

@@ -46,18 +46,19 @@ def shown(suite: Suite, folders: Folders) -> dict[Name, str]:
 def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
     """What the ablation says of a detail, by its number or title: a text, and places on an axis."""
     suite, found = SUITES["ablation"], {}
-    for name, effect in tables.effects(suite, folders).items():
-        if name[0] == suite.name:
-            variant, (low, high) = suite.variants[name[1]], effect.ends or (effect.value,) * 2
-            row = {
-                "label": variant.label.removeprefix("extra: "),
-                "text": tables.with_interval(effect, "{:+z.0%}".format).replace("-", "−"),
-                "places": (effect.value, low, high),
-                "sure": not low <= 0 <= high,
-                "link": f"runs.html#suite=ablation&lines=0,{[*shown(suite, folders)].index(name)}",
-            }
-            for key in variant.details:
-                found.setdefault(key, []).append(row)
+    effects, lines = tables.effects(suite, folders), [*shown(suite, folders).values()]
+    for variant in (x for x in suite.variants.values() if x.title in effects):
+        effect = effects[variant.title]
+        low, high = effect.ends or (effect.value,) * 2
+        row = {
+            "label": variant.label.removeprefix("extra: "),
+            "text": tables.with_interval(effect, tables.CHANGE).replace("-", "−"),
+            "places": (effect.value, low, high),
+            "sure": not low <= 0 <= high,
+            "link": f"runs.html#suite=ablation&lines=0,{lines.index(variant.title)}",
+        }
+        for key in variant.details:
+            found.setdefault(key, []).append(row)
     return found
 
 

@@ -16,6 +16,7 @@ from benchmark.statistics import Estimate, estimate, matrix
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
 RETURNS_REACHED = (1000, 2000, 4000)
+RATIO, CHANGE = "{:.2f}".format, "{:+z.0%}".format
 FIGURE3 = "paper, Figure 3"
 # Columns of published numbers, by their sources in `reference/scores.csv`.
 SOURCES = {
@@ -32,14 +33,13 @@ SOURCES = {
 # --- Cells ---
 
 
-def markdown(rows: Sequence[dict[str, object]]) -> str:
+def markdown(rows: pd.DataFrame | Sequence[dict[str, object]]) -> str:
     """A table of rows, which are cells by column; a dash where a row lacks one.
 
     Columns whose cells all begin with a number (or are empty) are right-aligned.
     """
-    table = (
-        pd.DataFrame(rows, dtype=object).fillna("–").astype(str).replace(r"\|", r"\|", regex=True)
-    )
+    table = pd.DataFrame(rows, dtype=object).fillna("–").astype(str)
+    table = table.replace(r"\|", r"\|", regex=True)
     rules = ["--:" if all(map(NUMERIC.fullmatch, table[x])) else "---" for x in table]
     lines = [f"| {' | '.join(row)} |" for row in (table.columns, *table.to_numpy())]
     return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:], ""])
@@ -50,16 +50,6 @@ def number(value: float, spread: float | None = None, digits: int | None = None)
     if digits is None:
         digits = int(abs(round(float(value), 1)) < 100)
     return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
-
-
-def ratio(value: float) -> str:
-    """A number near 1."""
-    return f"{value:.2f}"
-
-
-def change(value: float) -> str:
-    """A relative change in percent."""
-    return f"{value:+z.0%}"
 
 
 def plus_minus(scores: Iterable[float], digits: int | None = None) -> str:
@@ -130,7 +120,7 @@ def scores_table(suite: Suite, folders: Folders) -> str:
             {"environment": environment}
             | score_cells(own["score"])
             | {"whole run": plus_minus(own["mean_return"])}
-            | {"hours per run": ratio(own["hours"].median())}
+            | {"hours per run": RATIO(own["hours"].median())}
             | {column: cell for column, cell in others.items() if cell}
         )
     return markdown(rows)
@@ -154,75 +144,77 @@ def summary(paths: Iterable[Path]) -> str:
 
 def scores_of(
     labels: Mapping[Name, str], environments: Iterable[str], folders: Folders
-) -> dict[Name, pd.DataFrame]:
-    """Scores (seeds, environments) of those variants that have any."""
+) -> pd.DataFrame:
+    """Scores, a row per label and seed, a column per environment."""
     runs = runs_of(labels, environments, folders).dropna(subset="score")
-    wide = runs.pivot(index=["suite", "variant", "seed"], columns="environment", values="score")
-    wide = wide.reindex(columns=[*environments])
-    return {name: wide.loc[name] for name in labels if name in wide.index}
+    scores = runs.pivot(index=["label", "seed"], columns="environment", values="score")
+    return scores.reindex(columns=[*environments])
 
 
-def comparable(suite: Suite, folders: Folders) -> dict[Name, pd.DataFrame]:
-    """Scores of a suite's variants in the environments that all of those with scores have.
+def by_label(scores: pd.DataFrame, cell: Callable[[pd.Series], str]) -> pd.DataFrame:
+    """A cell for the runs of each label in each environment, if there are any."""
+    groups = scores.groupby("label", observed=False)
+    return groups.agg(lambda x: cell(x.dropna()) if x.count() else None)
+
+
+def comparable(suite: Suite, folders: Folders) -> pd.DataFrame:
+    """Scores of a suite in the environments that all of its variants with scores have.
 
     None while a baseline has no score in an environment of all.
     """
     scores = scores_of(suite.labels, suite.environments, folders)
-    shared = [x for x in suite.environments if all(own[x].count() for own in scores.values())]
-    known = suite.baseline in (None, *scores) and shared
-    return {name: own[shared] for name, own in scores.items()} if known else {}
+    counts = scores.groupby("label", observed=True).count()
+    scores = scores.loc[:, counts.all()]
+    known = suite.baseline is None or suite.labels[suite.baseline] in counts.index
+    return scores if known and len(scores.columns) else scores[:0]
 
 
-def stacked(variants: Iterable[pd.DataFrame]) -> np.ndarray:
-    """Scores (seeds, variants, environments)."""
-    frames = [*variants]
-    wide = pd.concat(frames, axis=1, sort=True).to_numpy()
-    return wide.reshape(len(wide), len(frames), -1)
+def stacked(scores: pd.DataFrame, labels: Sequence[str]) -> np.ndarray:
+    """Scores (seeds, labels, environments)."""
+    wide = pd.concat([scores.loc[x] for x in labels], axis=1, sort=True).to_numpy()
+    return wide.reshape(len(wide), len(labels), -1)
 
 
-def versus(ours: pd.DataFrame, theirs: pd.DataFrame) -> np.ndarray:
-    """Scores (seeds, environments, 2) of two variants."""
-    return stacked([ours, theirs]).swapaxes(1, 2)
+def effects(suite: Suite, folders: Folders) -> dict[str, Estimate]:
+    """What each variant changes against the baseline, the median over environments, by label."""
+    scores, base = comparable(suite, folders), suite.labels[suite.baseline]
+    return {
+        x: estimate(stacked(scores, [x, base]).swapaxes(1, 2), statistics.relative_effect)
+        for x in scores.index.unique("label")
+        if x != base
+    }
 
 
-def chance(ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
-    """Probability that A is better than B, over those of the environments that both have.
+def chance(scores: pd.DataFrame, ours: str, theirs: str) -> str:
+    """Probability that A is better than B, over those environments that both have.
 
     A dash for few runs, of which it would often be 0 or 1.
     """
-    shared = [x for x in ours if ours[x].count() and theirs[x].count()]
-    if not shared:
+    pair = scores[scores.index.isin([ours, theirs], level="label")]
+    counts = pair.groupby("label", observed=True).count()
+    shared = counts.columns[(counts > 0).sum() == 2]
+    if ours == theirs or shared.empty:
         return "–"
-    found = estimate(versus(ours[shared], theirs[shared]), statistics.improvement)
-    return with_interval(found if found.ends else None, ratio)
+    both = stacked(pair[shared], [ours, theirs]).swapaxes(1, 2)
+    found = estimate(both, statistics.improvement)
+    return with_interval(found if found.ends else None, RATIO)
 
 
-def side_by_side(
-    labels: Mapping[Name, str],
-    scores: Mapping[Name, pd.DataFrame],
-    environments: Iterable[str],
-    columns: Mapping[str, Mapping[Name, str]],
-) -> str:
-    """A row of scores in each environment for each variant with its label, then more columns."""
-    rows = []
-    for name, label in labels.items():
-        found = {x: own.dropna() for x, own in scores[name].items()} if name in scores else {}
-        cells = {x: f"{plus_minus(own)} ({len(own)})" for x, own in found.items() if len(own)}
-        more = {column: cells.get(name, "–") for column, cells in columns.items()}
-        row = {"mean ± std (seeds)": label} | dict.fromkeys(environments, "–")
-        rows.append(row | cells | more)
-    return markdown(rows)
+def side_by_side(scores: pd.DataFrame, columns: Mapping[str, Mapping[str, str]]) -> str:
+    """Scores of each label in each environment, then more columns by label."""
+    table = by_label(scores, lambda x: f"{plus_minus(x)} ({len(x)})")
+    for column, texts in columns.items():
+        table[column] = table.index.map(texts.get)
+    return markdown(table.rename_axis("mean ± std (seeds)").reset_index())
 
 
 def beside(
     labels: Mapping[Name, str], baseline: Name, environments: Iterable[str], folders: Folders
 ) -> str:
     """Scores of variants, and how probably each is better than the baseline."""
-    scores = scores_of(labels, environments, folders)
-    others = {name: own for name, own in scores.items() if name != baseline}
-    better = {x: chance(own, scores[baseline]) for x, own in others.items() if baseline in scores}
-    column = f"P(better than {labels[baseline]})"
-    return side_by_side(labels, scores, environments, {column: better})
+    scores, base = scores_of(labels, environments, folders), labels[baseline]
+    better = {x: chance(scores, x, base) for x in labels.values()}
+    return side_by_side(scores, {f"P(better than {base})": better})
 
 
 def variants_table(suite: Suite, folders: Folders) -> str:
@@ -232,80 +224,72 @@ def variants_table(suite: Suite, folders: Folders) -> str:
 
 def compare(a: Name, b: Name, environments: Iterable[str], folders: Folders) -> str:
     """Two variants in those of the environments that both have."""
-    texts = {name: "/".join(filter(None, name)) for name in (a, b)}
-    scores = scores_of(texts, environments, folders)
-    shared = [x for x in environments if all(x in y and y[x].count() for y in scores.values())]
-    if len(scores) < len(texts) or not shared:
-        raise BenchmarkError(f"{texts[a]} and {texts[b]} have no results in a common environment.")
-    return beside(texts, b, shared, folders)
+    labels = {name: "/".join(filter(None, name)) for name in (a, b)}
+    runs = runs_of(labels, environments, folders).dropna(subset="score")
+    found = [{*runs["environment"][runs["label"] == x]} for x in labels.values()]
+    if not (shared := [x for x in environments if all(x in own for own in found)]):
+        raise BenchmarkError(
+            f"{' and '.join(labels.values())} have no results in a common environment."
+        )
+    return beside(labels, b, shared, folders)
 
 
-def effects(suite: Suite, folders: Folders) -> dict[Name, Estimate]:
-    """What each variant changes against the baseline, the median over environments."""
-    scores = comparable(suite, folders)
-    base = scores.pop(suite.baseline, None)
-    return {x: estimate(versus(y, base), statistics.relative_effect) for x, y in scores.items()}
+def elsewhere(suite: Suite) -> dict[str, str]:
+    """What others found of a variant, by label."""
+    found = reference("elsewhere").set_index("variant")["found"]
+    return {label: found.get(variant, "") for (_, variant), label in suite.labels.items()}
 
 
 def effects_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, what they amount to beside the baseline, and what others found."""
-    elsewhere = reference("elsewhere").set_index("variant")["found"]
-    columns = {
-        "effect": {x: with_interval(y, change) for x, y in effects(suite, folders).items()},
-        "elsewhere": {name: elsewhere.get(name[1], "") for name in suite.labels},
-    }
+    found = {x: with_interval(y, CHANGE) for x, y in effects(suite, folders).items()}
     scores = scores_of(suite.labels, suite.environments, folders)
-    return side_by_side(suite.labels, scores, suite.environments, columns)
+    return side_by_side(scores, {"effect": found, "elsewhere": elsewhere(suite)})
 
 
 # --- Table 1 of the paper ---
 
 
-def paper_scores() -> dict[str, float]:
-    """Average normalized score of each variant in the paper's Table 1."""
-    return reference("table1").set_index("variant")["score"].to_dict()
+def paper_scores(suite: Suite) -> dict[str, float]:
+    """Average normalized score of each variant in the paper's Table 1, by label."""
+    paper = reference("table1").set_index("variant")["score"]
+    return {label: paper[variant] for (_, variant), label in suite.labels.items()}
 
 
-def normalized(suite: Suite, folders: Folders) -> dict[Name, pd.DataFrame]:
-    """Scores of each variant on a scale from random actions to the best run (paper, 6.1)."""
-    if not (scores := comparable(suite, folders)):
-        return {}
-    best = pd.concat(scores.values()).max()
-    random = best.index.map(random_returns).to_numpy()
-    return {name: (own - random) / (best - random) for name, own in scores.items()}
+def normalized(suite: Suite, folders: Folders) -> pd.DataFrame:
+    """Scores on a scale from random actions to the best run (paper, 6.1)."""
+    scores = comparable(suite, folders)
+    random = scores.columns.map(random_returns)
+    return (scores - random) / (scores.max() - random)
 
 
-def averages(scores: Mapping[Name, pd.DataFrame]) -> dict[Name, Estimate]:
-    """Mean over environments of each variant's mean."""
-    return {name: estimate(own.to_numpy(), statistics.mean) for name, own in scores.items()}
+def averages(scores: pd.DataFrame) -> dict[str, Estimate]:
+    """Mean over environments of the mean of each, by label."""
+    labels = scores.index.unique("label")
+    return {x: estimate(scores.loc[x].to_numpy(), statistics.mean) for x in labels}
 
 
 def normalized_table(suite: Suite, folders: Folders) -> str:
-    """Scores of each variant, their average on the paper's scale, and the paper's."""
-    paper, shown = paper_scores(), normalized(suite, folders)
-    columns = {
-        "average normalized score": {
-            name: with_interval(found, ratio) for name, found in averages(shown).items()
-        },
-        "paper, 21 runs in 7": {name: ratio(paper[name[1]]) for name in suite.labels},
-    }
-    scores = scores_of(suite.labels, suite.environments, folders)
-    text = side_by_side(suite.labels, scores, suite.environments, columns)
-    return text + (agreement(shown) if len(shown) == len(paper) else "")
+    """Scores of each variant, their average on the paper's scale, and the paper's.
 
-
-def agreement(scores: Mapping[Name, pd.DataFrame]) -> str:
-    """How the order of normalized scores agrees with that of the paper's Table 1.
-
-    Once also without the first row, neither clipping nor penalty: anybody's would come last.
+    Then how the order of the two agrees; once also without the first row, neither clipping nor
+    penalty: anybody's would come last.
     """
-    paper, texts = paper_scores(), []
-    for names in (list(scores), list(scores)[1:]):
-        order = statistics.rank_correlation([paper[variant] for _, variant in names])
-        found = estimate(stacked(scores[name] for name in names), order)
-        texts.append(with_interval(found, ratio))
-    whole, rest = texts
-    return f"\nRank correlation of the two columns: {whole}; without the first row: {rest}.\n"
+    paper, shown = paper_scores(suite), normalized(suite, folders)
+    found = averages(shown)
+    columns = {
+        "average normalized score": {x: with_interval(y, RATIO) for x, y in found.items()},
+        "paper, 21 runs in 7": {x: RATIO(y) for x, y in paper.items()},
+    }
+    text = side_by_side(scores_of(suite.labels, suite.environments, folders), columns)
+    if len(found) < len(paper):
+        return text
+    ranks = []
+    for labels in ([*paper], [*paper][1:]):
+        order = statistics.rank_correlation([paper[x] for x in labels])
+        ranks.append(with_interval(estimate(stacked(shown, labels), order), RATIO))
+    whole, rest = ranks
+    return f"{text}\nRank correlation of the two columns: {whole}; without the first row: {rest}.\n"
 
 
 # --- Figure 3 of the paper ---
@@ -313,35 +297,27 @@ def agreement(scores: Mapping[Name, pd.DataFrame]) -> str:
 
 def readings(suite: Suite, environment: str) -> dict[str, float]:
     """What others read off the paper's Figure 3, by label of the variants that they read."""
-    found = {}
-    for label in suite.labels.values():
-        rows = publications(environment, suite.total_timesteps, f"{FIGURE3}: {label}")
-        if len(rows):
-            found[label] = rows["mean"].mean()
-    return found
+    steps, labels = suite.total_timesteps, suite.labels.values()
+    found = {x: publications(environment, steps, f"{FIGURE3}: {x}")["mean"] for x in labels}
+    return {label: means.mean() for label, means in found.items() if len(means)}
 
 
 def figure3_table(suite: Suite, folders: Folders) -> str:
     """Scores of the first variant; all variants beside the paper's; whom the first one beats."""
-    scores = scores_of(suite.labels, suite.environments, folders)
-    means, wins, column = [], [], "mean [95 %] (seeds)"
+    scores = scores_of(suite.labels, suite.shared, folders)
+    cells = by_label(
+        scores, lambda x: f"{with_interval(estimate(matrix(x), statistics.mean))} ({len(x)})"
+    )
+    means, title = [], "mean [95 %] (seeds)"
     for environment in suite.shared:
-        row, paper = {column: environment}, readings(suite, environment)
-        for name, label in suite.labels.items():
-            own = scores[name][environment].dropna() if name in scores else ()
-            found = with_interval(estimate(matrix(own), statistics.mean)) if len(own) else ""
-            row[label] = f"{found} ({len(own)})" if found else "–"
-        means += [row, {column: "paper, read off"} | {x: f"≈ {number(paper[x])}" for x in paper}]
-    (first, label), *others = suite.labels.items()
-    for title, own in [*((x, [x]) for x in suite.shared), ("all", suite.shared)]:
-        known = first in scores
-        cells = {
-            y: chance(scores[first][own], scores[x][own])
-            for x, y in others
-            if known and x in scores
-        }
-        row = {f"P({label} is better than)": title} | dict.fromkeys(dict(others).values(), "–")
-        wins.append(row | cells)
+        paper = readings(suite, environment)
+        means.append({title: environment} | dict(cells[environment]))
+        means.append({title: "paper, read off"} | {x: f"≈ {number(paper[x])}" for x in paper})
+    first, *others = suite.labels.values()
+    wins = [
+        {f"P({first} is better than)": place} | {x: chance(scores[own], first, x) for x in others}
+        for place, own in [*((x, [x]) for x in suite.shared), ("all", suite.shared)]
+    ]
     tables = scores_table(suite, folders), markdown(means), markdown(wins)
     return "\n".join(tables) + missing(suite, folders)
 
@@ -359,7 +335,7 @@ def games_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant in each game, also as shares of the way from random to human play."""
     rows, play = [], reference("atari").set_index("game")
     runs = runs_of(suite.labels, suite.environments, folders)
-    for (game, label), own in runs.groupby(["environment", "label"], sort=False):
+    for (game, label), own in runs.groupby(["environment", "label"], sort=False, observed=True):
         random, human = play.loc[game]
         rows.append(
             {
@@ -367,7 +343,7 @@ def games_table(suite: Suite, folders: Folders) -> str:
                 "last 100 episodes": plus_minus(own["score"]),
                 "human": f"{(own['score'].mean() - random) / (human - random):.0%}",
                 "whole run": plus_minus(own["mean_return"]),
-                "hours per run": ratio(own["hours"].median()),
+                "hours per run": RATIO(own["hours"].median()),
                 "ppo2 by then": number(ppo2_return(game, suite.total_timesteps)),
                 **{"random play": number(random), "human play": number(human)},
             }
@@ -389,11 +365,11 @@ def walking_table(suite: Suite, folders: Folders) -> str:
         rows.append(
             {
                 **{"environment": run.environment, "settings": run.label, "seed": run.seed},
-                **{f"M steps to {x}": ratio(y[0]) if len(y) else "–" for x, y in first.items()},
+                **{f"M steps to {x}": RATIO(y[0]) if len(y) else "–" for x, y in first.items()},
                 "last 100 episodes": number(run.score),
                 "mean action": plus_minus(walk["returns"]),
                 "its length": number(np.mean(walk["lengths"])),
-                "its speed, m/s": with_interval(speed, ratio),
+                "its speed, m/s": with_interval(speed, RATIO),
             }
         )
     return markdown(rows)
