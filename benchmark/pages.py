@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmark import health, rlhf, tables
+from benchmark import health, plots, rlhf, tables
 from benchmark.definitions import Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import done, how_complete, lines_of, runs_of
@@ -170,6 +170,39 @@ def place(number: str) -> tuple[int, int]:
     return ["", "K", "R", "G", "D", "extra", "deviation"].index(series), int(digits or 0)
 
 
+# --- Healthy runs ---
+
+BAND = "{:g} to {:g}, towards 0 at the end"  # filled by `plots.HEALTHY`
+# What is healthy, and what to do about a warning.
+ADVICE = {
+    "losses/approx_kl": (
+        BAND,
+        "above 0.05: lower `--learning-rate`, or try `--early-stop-kl 0.02`",
+    ),
+    "losses/clipfrac": (
+        BAND,
+        "no warning; much more, or nearly 0 from the start: change the learning rate",
+    ),
+    "check/values": (
+        "above 0.5 after a tenth of the run",
+        "long below 0.25: check shapes, scale the rewards",
+    ),
+    "check/value_bias": (
+        "about 0, or below it while the return rises",
+        "long above 0.6: check V at the ends of episodes",
+    ),
+    "check/update": ("clearly above 0", "long below 0.02: check signs and reshapes"),
+    "check/acting": ("nearly 0", "above 0.00001: make the two policies one"),
+}
+
+
+def healthy_metrics(_: Folders) -> str:
+    """Where metrics are in healthy runs, and what to do where they are not."""
+    columns = ("metric", "healthy in our MuJoCo runs", "a warning, and what to do")
+    filled = {x: place.format(*plots.HEALTHY.get(x, ())) for x, (place, _) in ADVICE.items()}
+    return markdown([dict(zip(columns, (f"`{x}`", y, ADVICE[x][1]))) for x, y in filled.items()])
+
+
 # --- Writing ---
 
 BLOCKS = {
@@ -177,6 +210,7 @@ BLOCKS = {
     "throughput": throughput_tables,
     "scripts": scripts_table,
     "details": details_table,
+    "healthy": healthy_metrics,
     "goal": lambda folders: health.goal(of_kind("bugs", "healthy"), folders),
     "bands": lambda folders: health.bands_table(of_kind("bugs")[:2], folders),
 }

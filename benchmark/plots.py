@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # takes a quarter of a second, and most commands draw nothing
 
 FOLDER = ROOT / "benchmark" / "figures"
 RETURN = "episodic return in training"
-# Where metrics are in healthy runs of MuJoCo: shown in a figure and in DEBUGGING.md.
+# Where metrics are in healthy runs of MuJoCo, for the figure and the table of DEBUGGING.md.
 HEALTHY = {
     "losses/approx_kl": (0.005, 0.025),
     "losses/clipfrac": (0.07, 0.3),
