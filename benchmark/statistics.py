@@ -24,9 +24,10 @@ class Estimate(NamedTuple):
 
 def matrix(*tasks: Sequence[float]) -> np.ndarray:
     """Scores of each task as a column, (runs, tasks)."""
-    rows = max(map(len, tasks))
-    padded = [np.pad(x, (0, rows - len(x)), constant_values=np.nan) for x in tasks]
-    return np.stack(padded, axis=-1)
+    found = np.full((max(map(len, tasks)), len(tasks)), np.nan)
+    for column, scores in zip(found.T, tasks):
+        column[: len(scores)] = scores
+    return found
 
 
 def estimate(scores: np.ndarray, statistic: Callable[[np.ndarray], Any]) -> Estimate:

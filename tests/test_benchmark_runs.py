@@ -28,14 +28,14 @@ pathlib.Path("runs/run/walk.json").write_text(json.dumps(played))
 NAMES = ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1")
 
 SUITES = """
-TINY = {"A-v1": (1, 2), "B-v1": (1,)}, {"": Variant("stand_in.py")}, tables.scores_table
+TINY = {"A-v1": (1, 2), "B-v1": (1,)}, {"": Variant("stand_in.py")}, "scores"
 SUITES["tiny"] = Suite("tiny", "nothing", *TINY, total_timesteps=2000)
-RIVAL = {"A-v1": (1,)}, {"": Variant("benchmark/rivals/rival.py")}, tables.scores_table
+RIVAL = {"A-v1": (1,)}, {"": Variant("benchmark/rivals/rival.py")}, "scores"
 SUITES["rival"] = Suite("rival", "nothing", *RIVAL, total_timesteps=2000, evaluated=True)
 BUG = Variant("stand_in.py", replaced=(("1.0 * iteration", "2.0 * iteration"),))
-BROKEN = {"A-v1": (1,)}, {"": BUG}, tables.scores_table
+BROKEN = {"A-v1": (1,)}, {"": BUG}, "scores"
 SUITES["broken"] = Suite("broken", "nothing", *BROKEN, total_timesteps=2000, points=20)
-STAGES = {"reviews": (1,)}, {"": Variant(RLHF, "--compare")}, rlhf.models_table, (), None
+STAGES = {"reviews": (1,)}, {"": Variant(RLHF, "--compare")}, "models", (), None
 SUITES["stages"] = Suite("stages", "nothing", *STAGES, "sft/checkpoint.pt")
 SUITES["short"] = Suite("short", "nothing", *STAGES, "results.json")
 """
