@@ -10,10 +10,10 @@ from pathlib import Path
 import pandas as pd
 
 from benchmark import health, plots, rlhf, tables
-from benchmark.definitions import Folders, Suite
+from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import done, how_complete, lines_of, runs_of
-from benchmark.suites import SCRIPTS, SUITES
+from benchmark.suites import IN_STEPS, KINDS, SCRIPTS, SUITES
 from benchmark.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.tags import tags_of
 
@@ -34,11 +34,6 @@ TABLES = {
     "evaluation": health.evaluation_table,
     "healthy": health.healthy_table,
 }
-
-
-def of_kind(*kinds: str) -> list[Suite]:
-    """Suites of these kinds."""
-    return [x for x in SUITES.values() if x.kind in kinds]
 
 
 # --- Scripts and suites ---
@@ -144,7 +139,7 @@ def throughput_tables(folders: Folders) -> str:
 def details_table(folders: Folders) -> str:
     """Every tag of the scripts, its sentence, and what the ablation says that it is worth."""
     worth: dict[str, list[str]] = {}  # by number or title
-    for suite in of_kind("effects"):
+    for suite in KINDS["effects"]:
         found = effects(suite, folders)
         for variant in (x for x in suite.variants.values() if x.title in found):
             effect = with_interval(found[variant.title], CHANGE)
@@ -211,8 +206,8 @@ BLOCKS = {
     "scripts": scripts_table,
     "details": details_table,
     "healthy": healthy_metrics,
-    "goal": lambda folders: health.goal(of_kind("bugs", "healthy"), folders),
-    "bands": lambda folders: health.bands_table(of_kind("bugs")[:2], folders),
+    "goal": lambda folders: health.goal(KINDS["bugs"] + KINDS["healthy"], folders),
+    "bands": lambda folders: health.bands_table(IN_STEPS, folders),
 }
 
 

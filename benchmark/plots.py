@@ -1,6 +1,7 @@
 """Figures of suites: learning curves with bands and a thin line per seed, rows with intervals."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,13 @@ from benchmark import health, rlhf, statistics, tables
 from benchmark.definitions import POINTS, Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import Result, by_environment, done, reference, runs_of
-from benchmark.suites import SUITES
+from benchmark.suites import IN_STEPS, KINDS
 
 if TYPE_CHECKING:  # takes a quarter of a second, and most commands draw nothing
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FOLDER = ROOT / "benchmark" / "figures"
-RETURN = "episodic return in training"
 # Where metrics are in healthy runs of MuJoCo, for the figure and the table of DEBUGGING.md.
 HEALTHY = {
     "losses/approx_kl": (0.005, 0.025),
@@ -99,6 +99,19 @@ def draw_published(axes: "Axes", environment: str) -> None:
         axes.plot(1e6, mean, **TICK, color="k", label="paper 2017 (v1), read off")
 
 
+def panels_of(
+    runs: pd.DataFrame, width: int = 3, counted: bool = False
+) -> tuple["Figure", Iterator[tuple["Axes", str, pd.DataFrame]]]:
+    """A figure with a panel for each environment, and the runs that belong there."""
+    groups, titles = dict(iter(runs.groupby("environment", sort=False))), []
+    for name, own in groups.items():
+        seeds = " + ".join(map(str, own.groupby("label", observed=True).size().unique()))
+        titles.append(f"{name}\n{seeds} seed{'s' * (seeds != '1')}" if counted else name)
+    figure, panels = one_panel_each(titles, width)
+    figure.supylabel("episodic return in training")
+    return figure, zip(panels, groups, groups.values())
+
+
 def draw_variants(axes: "Axes", suite: Suite, runs: pd.DataFrame, thin: bool = True) -> None:
     """The curves of those variants of a suite and its baseline that have runs."""
     for index, label in enumerate(suite.labels.values()):
@@ -109,47 +122,30 @@ def draw_variants(axes: "Axes", suite: Suite, runs: pd.DataFrame, thin: bool = T
 def curves(suite: Suite, folders: Folders, shown: slice = slice(None)) -> "Figure":
     """One panel per environment with variants of a suite and its baseline."""
     labels = dict(list(suite.labels.items())[shown])
-    runs = dict(
-        iter(runs_of(labels, suite.environments, folders).groupby("environment", sort=False))
-    )
-    titles = []
-    for environment, own in runs.items():
-        seeds = " + ".join(map(str, own.groupby("label", sort=False).size().unique()))
-        titles.append(f"{environment}\n{seeds} seed{'s' * (seeds != '1')}")
-    figure, panels = one_panel_each(titles)
-    for (environment, own), axes in zip(runs.items(), panels):
+    figure, panels = panels_of(runs_of(labels, suite.environments, folders), counted=True)
+    for axes, environment, runs in panels:
         draw_published(axes, environment)
-        draw_variants(axes, suite, own)
-    figure.supylabel(RETURN)
+        draw_variants(axes, suite, runs)
     return figure
-
-
-def first_curves(suite: Suite, folders: Folders) -> "Figure":
-    """The same with the first variant alone."""
-    return curves(suite, folders, slice(1))
 
 
 def rivals(suite: Suite, folders: Folders) -> "Figure":
     """The paper's Figure 3: the means of all variants with their intervals, and its readings."""
-    runs = runs_of(suite.labels, suite.shared, folders)
-    figure, panels = one_panel_each(suite.shared, 4)
-    for environment, axes in zip(suite.shared, panels):
-        draw_variants(axes, suite, runs[runs["environment"] == environment], thin=False)
-        paper = tables.readings(suite, environment)
-        for index, label in enumerate(suite.labels.values()):
-            if label in paper:
-                axes.plot(suite.total_timesteps, paper[label], **TICK, color=f"C{index}")
-    figure.supylabel(RETURN)
+    figure, panels = panels_of(runs_of(suite.labels, suite.shared, folders), 4)
+    for axes, environment, runs in panels:
+        draw_variants(axes, suite, runs, thin=False)
+        for label, mean in tables.readings(suite, environment).items():
+            color = f"C{[*suite.labels.values()].index(label)}"
+            axes.plot(suite.total_timesteps, mean, **TICK, color=color)
     return figure
 
 
 def trace(suite: Suite, folders: Folders) -> "Figure":
     """The KL after the updates of the adaptive penalty, beside its target."""
     ours = {(suite.name, variant): "" for variant in suite.variants}
-    runs = dict(iter(runs_of(ours, suite.environments, folders).groupby("environment", sort=False)))
-    figure, panels = one_panel_each(list(runs))
-    for axes, own in zip(panels, runs.values()):
-        for result in own["result"]:
+    figure, panels = panels_of(runs_of(ours, suite.environments, folders))
+    for axes, _, runs in panels:
+        for result in runs["result"]:
             axes.plot(*result.column("kl_after"), color="C1", linewidth=0.7, label="each seed")
         settings = result.record["settings"]
         target = settings.get("penalty_kl") or settings["target_kl"]  # in older records
@@ -294,12 +290,6 @@ def broken_curves(suite: Suite, folders: Folders) -> "Figure":
     return figure
 
 
-def all_fingerprints(_: Suite, folders: Folders) -> "Figure":
-    """Those of all suites of bugs in steps."""
-    bugs = [x for x in SUITES.values() if x.kind == "bugs" and x.total_timesteps]
-    return fingerprints(bugs, folders)
-
-
 # --- RLHF ---
 
 
@@ -308,8 +298,8 @@ def frontier(_: Suite, folders: Folders) -> "Figure":
 
     Where a reward model is over-optimized, lines leave the picture below.
     """
-    suites = [x for x in SUITES.values() if x.kind in ("rlhf", "models")]
-    rows = pd.concat([rlhf.models(x, folders) for x in suites], ignore_index=True)
+    found = [rlhf.models(x, folders) for x in KINDS["rlhf"] + KINDS["models"]]
+    rows = pd.concat(found, ignore_index=True)
     rows = rows[rows["method"] != "SFT"].astype({"KL": float, "gold": float})
     figure, ((axes,),) = new_figure(1, 1, (6.4, 3.6))
     for index, (name, own) in enumerate(rows.groupby("method", sort=False)):
@@ -329,14 +319,14 @@ def frontier(_: Suite, folders: Folders) -> "Figure":
 # By names in the entries of `suites.py`.
 FIGURES = {
     "curves": curves,
-    "first": first_curves,
+    "first": functools.partial(curves, shown=slice(1)),
     "rivals": rivals,
     "health": healthy_run,
     "trace": trace,
     "normalized": normalized,
     "effects": effects,
     "bugs": broken_curves,
-    "fingerprints": all_fingerprints,
+    "fingerprints": lambda _, folders: fingerprints(IN_STEPS, folders),
     "frontier": frontier,
 }
 

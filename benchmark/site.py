@@ -18,7 +18,7 @@ from benchmark.annotate import TEMPLATES, Source, slug
 from benchmark.definitions import Folders, Name, Suite
 from benchmark.provenance import ROOT
 from benchmark.results import KEY, Result, by_environment, done
-from benchmark.suites import CONTINUOUS, SCRIPTS, SUITES
+from benchmark.suites import CONTINUOUS, KINDS, SCRIPTS, SUITES
 
 DOCS = ROOT / "docs"
 FIRST = next(iter(SCRIPTS))  # is index.html
@@ -120,7 +120,7 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
 def frontier(folders: Folders) -> list[dict[str, Any]]:
     """The models of the RLHF suites: means over seeds by method and strength of the penalty."""
     rows = []
-    for suite in (x for x in SUITES.values() if x.kind in ("rlhf", "models")):
+    for suite in KINDS["rlhf"] + KINDS["models"]:
         found = rlhf.models(suite, folders).astype({"KL": float, "gold": float})
         means = found.groupby(["method", "penalty"], sort=False)[["KL", "gold"]].mean().round(3)
         rows += means.reset_index().to_dict("records")

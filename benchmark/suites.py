@@ -382,6 +382,8 @@ ALL = (
     ),
 )
 SUITES = {suite.name: suite for suite in ALL}
+KINDS = {kind: [x for x in ALL if x.kind == kind] for kind in {x.kind for x in ALL}}
+IN_STEPS = [x for x in KINDS["bugs"] if x.total_timesteps]  # bugs, those of RLHF left out
 
 
 # What `throughput` measures, in about a minute for each contender. SB3 gets a tenth of the steps.
