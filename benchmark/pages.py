@@ -53,7 +53,7 @@ def scripts_table(folders: Folders) -> str:
                 "lines": len((ROOT / name).read_text().splitlines()),
                 "environment": f"{script.environment}{steps}",
                 "return (seeds)": f"{plus_minus(runs['score'])} ({runs['score'].count()})",
-                "minutes": f"{60 * runs['hours'].median():.0f}" if runs["hours"].any() else "–",
+                "minutes": f"{60 * runs['hours'].median():.0f}" if runs["hours"].count() else "–",
             }
         )
     return markdown(rows)
@@ -64,15 +64,9 @@ def suites_table(folders: Folders) -> str:
     rows = []
     for suite in (x for x in SUITES.values() if x.name != "smoke"):
         made, total = how_complete(suite, folders)
-        hours = [x["hours"] for x in done(suite.name, folders).values() if x["hours"] is not None]
-        rows.append(
-            {
-                "suite": f"`{suite.name}`",
-                "runs done": f"{made} of {total}",
-                "hours": f"{sum(hours):.1f}",
-                "what it reproduces": suite.reproduces,
-            }
-        )
+        hours = sum(x["hours"] or 0 for x in done(suite.name, folders).values())
+        row = {"suite": f"`{suite.name}`", "runs done": f"{made} of {total}"}
+        rows.append(row | {"hours": f"{hours:.1f}", "what it reproduces": suite.reproduces})
     return markdown(rows)
 
 
@@ -146,16 +140,15 @@ def details_table(folders: Folders) -> str:
             for detail in variant.details:
                 text = f"{variant.label.removeprefix('extra: ')}: {effect}"
                 worth.setdefault(detail, []).append(text)
-    tags = {name: tags_of((ROOT / name).read_text()) for name in SCRIPTS}
-    rows = {}
-    for script, tag in ((script, tag) for script, own in tags.items() for tag in own):
-        number = tag.number or tag.kind.lower()
-        row = rows.setdefault((number, tag.title), {"detail": number, "name": tag.title, "why": ""})
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for script, tag in ((x, tag) for x in SCRIPTS for tag in tags_of((ROOT / x).read_text())):
+        key = tag.number or tag.kind.lower(), tag.title
+        known = [*worth.get(key[0].removesuffix("/37"), ()), *worth.get(tag.title, ())]
+        empty = {"detail": key[0], "name": tag.title, "why": "", "without it": "<br>".join(known)}
+        row = rows.setdefault(key, empty | {"scripts": ""})
         row["why"] = row["why"] or tag.sentence
-        known = (number.removesuffix("/37"), tag.title)
-        row["without it"] = "<br>".join(x for key in known for x in worth.get(key, ()))
         link = f"[{script.removeprefix('ppo_').removesuffix('.py')}]({script})"
-        row["scripts"] = ", ".join(filter(None, (row.get("scripts"), link)))
+        row["scripts"] += ", " * bool(row["scripts"]) + link
     return markdown(sorted(rows.values(), key=lambda x: place(x["detail"])))
 
 
@@ -167,35 +160,25 @@ def place(number: str) -> tuple[int, int]:
 
 # --- Healthy runs ---
 
+LOWER = "above 0.05: lower `--learning-rate`, or try `--early-stop-kl 0.02`"
+NEITHER = "no warning; much more, or nearly 0 from the start: change the learning rate"
 BAND = "{:g} to {:g}, towards 0 at the end"  # filled by `plots.HEALTHY`
-# What is healthy, and what to do about a warning.
-ADVICE = {
-    "losses/approx_kl": (
-        BAND,
-        "above 0.05: lower `--learning-rate`, or try `--early-stop-kl 0.02`",
-    ),
-    "losses/clipfrac": (
-        BAND,
-        "no warning; much more, or nearly 0 from the start: change the learning rate",
-    ),
-    "check/values": (
-        "above 0.5 after a tenth of the run",
-        "long below 0.25: check shapes, scale the rewards",
-    ),
-    "check/value_bias": (
-        "about 0, or below it while the return rises",
-        "long above 0.6: check V at the ends of episodes",
-    ),
-    "check/update": ("clearly above 0", "long below 0.02: check signs and reshapes"),
-    "check/acting": ("nearly 0", "above 0.00001: make the two policies one"),
-}
+AFTER, RISES = "above 0.5 after a tenth of the run", "about 0, or below it while the return rises"
+ADVICE = (
+    ("losses/approx_kl", BAND, LOWER),
+    ("losses/clipfrac", BAND, NEITHER),
+    ("check/values", AFTER, "long below 0.25: check shapes, scale the rewards"),
+    ("check/value_bias", RISES, "long above 0.6: check V at the ends of episodes"),
+    ("check/update", "clearly above 0", "long below 0.02: check signs and reshapes"),
+    ("check/acting", "nearly 0", "above 0.00001: make the two policies one"),
+)
 
 
 def healthy_metrics(_: Folders) -> str:
     """Where metrics are in healthy runs, and what to do where they are not."""
     columns = ("metric", "healthy in our MuJoCo runs", "a warning, and what to do")
-    filled = {x: place.format(*plots.HEALTHY.get(x, ())) for x, (place, _) in ADVICE.items()}
-    return markdown([dict(zip(columns, (f"`{x}`", y, ADVICE[x][1]))) for x, y in filled.items()])
+    rows = [(f"`{x}`", y.format(*plots.HEALTHY.get(x, ())), z) for x, y, z in ADVICE]
+    return markdown(pd.DataFrame(rows, columns=columns))
 
 
 # --- Writing ---
