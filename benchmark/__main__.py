@@ -23,7 +23,7 @@ Place = Annotated[Folders, tyro.conf.arg(name="")]  # --results and --runs
 HERE = Folders()
 
 
-def variant_named(name: str) -> tables.Name:
+def variant_named(name: str) -> tuple[str, str]:
     """Suite and variant of `suite` or `suite/variant`, or a BenchmarkError if there is none."""
     suite, _, variant = name.partition("/")
     variants = SUITES[suite].variants if suite in SUITES else ()
@@ -100,8 +100,8 @@ def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
     """Draw the figures of a suite, or those of all suites that have results."""
     for entry in [SUITES[suite]] if suite else SUITES.values():
         if suite or results.done(entry.name, folders):
-            for ending in entry.pictures:
-                print(plots.draw(entry, ending, folders))
+            for name in entry.figures:
+                print(plots.draw(entry, name, folders))
 
 
 @app.command

@@ -1,13 +1,12 @@
 """What a suite, a contest and a script's row consist of; `suites.py` fills them in."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from benchmark.provenance import ROOT
 
 POINTS = 100  # of a stored curve, as many as baselines' published ones have
+Name = tuple[str, str]  # suite and variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,19 +42,25 @@ class Suite:
     reproduces: str
     environments: dict[str, tuple[int, ...]]  # and their seeds; RLHF has the toy reviews there
     variants: dict[str, Variant]  # by name; a single one may have the empty name
-    table: Callable[["Suite", Folders], str]
-    # What draws figures/SUITE + ending + .png with matplotlib, by ending.
-    pictures: dict[str, Callable[["Suite", Folders], Any]] = dataclasses.field(default_factory=dict)
+    kind: str = "variants"  # of table, see pages.TABLES
+    figures: tuple[str, ...] = ()  # see plots.FIGURES
     total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
     checkpoint: str = "checkpoint.pt"  # in the script's run folder: what it can continue from
     evaluated: bool = False  # a finished run is played by `walk.py`
-    baseline: tuple[str, str] | None = None  # suite and variant that the variants are compared with
+    baseline: Name | None = None  # what the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
     points: int | None = POINTS  # of a stored curve; None: one for each iteration
 
     def seeds(self, environment: str, variant: str) -> tuple[int, ...]:
         """Those that a variant is to have in an environment."""
         return (self.variants[variant].environments or self.environments).get(environment, ())
+
+    @property
+    def labels(self) -> dict[Name, str]:
+        """Names in tables and figures, first that of a baseline elsewhere."""
+        names = {(self.name, name): x.title or name or "ours" for name, x in self.variants.items()}
+        known = self.baseline in (None, *names)
+        return names if known else {self.baseline: self.baseline_label} | names
 
     @property
     def shared(self) -> list[str]:
@@ -99,4 +104,3 @@ class Script:
     suite: str
     environment: str
     variant: str = ""
-    contests: dict[str, Contest] = dataclasses.field(default_factory=dict)

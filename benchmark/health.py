@@ -21,7 +21,8 @@ from benchmark.bugs import ACTING
 from benchmark.definitions import Folders, Suite
 from benchmark.record import STAGE_METRICS, STEP_METRICS
 from benchmark.results import Result, by_environment
-from benchmark.tables import estimate, facts, markdown, missing, number, plus_minus, with_interval
+from benchmark.statistics import estimate, matrix
+from benchmark.tables import CHANGE, facts, markdown, missing, number, plus_minus, with_interval
 
 EARLY = 100_000  # steps within which a bug is to be warned about
 BEGIN = 20_000  # steps after which metrics are compared: the first updates are unlike all others
@@ -134,7 +135,7 @@ def when(step: float) -> str:
 
 def is_healthy(suite: Suite, variant: str) -> bool:
     """Whether nothing is broken on purpose."""
-    return suite.name == "bugs_healthy" or variant.startswith("healthy")
+    return suite.kind == "healthy" or variant.startswith("healthy")
 
 
 def has_learned(result: Result) -> bool:
@@ -187,7 +188,7 @@ def cells(suite: Suite, variant: str, environment: str, folders: Folders) -> dic
     if not all(map(len, scores)):
         return {}
     count, text = warned_seeds(broken)
-    change = with_interval(estimate(scores, statistics.relative_effect), "{:+z.0%}".format)
+    change = with_interval(estimate(matrix(*scores)[:, None], statistics.relative_effect), CHANGE)
     if beside := suite.variants[twin].label.removeprefix("healthy").removeprefix(", "):
         change += f" beside {beside}"
     row = {f"{environment}: return": number(np.mean(scores[0])), "change": ""}
@@ -231,7 +232,8 @@ def evaluation_table(suite: Suite, folders: Folders) -> str:
             played = np.array([np.mean(x.record["walk"]["returns"]) for x in results])
             row = {"environment": environment, "": suite.variants[name].label}
             row["in training"] = plus_minus(facts(results, "score"))
-            rows.append(row | {"evaluated [95 %]": with_interval(estimate([played], np.mean))})
+            row["evaluated [95 %]"] = with_interval(estimate(matrix(played), statistics.mean))
+            rows.append(row)
     return markdown(rows) + missing(suite, folders)
 
 

@@ -4,28 +4,37 @@ A block begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; eve
 rewritten from committed results and the scripts' tags, everything else is left alone.
 """
 
-import functools
 import re
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from benchmark import health
+from benchmark import health, plots, rlhf, tables
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.results import by_environment, done, how_complete, lines_of
-from benchmark.suites import SCRIPTS, SUITES
-from benchmark.tables import effects, facts, markdown, plus_minus, with_interval
+from benchmark.results import done, how_complete, lines_of, runs_of
+from benchmark.suites import IN_STEPS, KINDS, SCRIPTS, SUITES
+from benchmark.tables import CHANGE, effects, markdown, plus_minus, with_interval
+from benchmark.tags import tags_of
 
 PAGES = [ROOT / x for x in ("README.md", "benchmark/README.md", "DETAILS.md", "DEBUGGING.md")]
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-# A tag, its title, and the sentence below it, where there is one.
-TAG = re.compile(
-    r"^ *# (?:Detail (\w+(?:/\d+)?)|(Extra|Deviation)): ([^\[(;\n]+?)(?: [\[(].*)?"
-    r"(?:\n *# (?!Detail |Extra:|Deviation:)(.+))?$",
-    re.MULTILINE,
-)
+# By kinds of suites.
+TABLES = {
+    "scores": tables.scores_table,
+    "figure3": tables.figure3_table,
+    "mean_policies": tables.mean_policies_table,
+    "variants": tables.variants_table,
+    "normalized": tables.normalized_table,
+    "effects": tables.effects_table,
+    "games": tables.games_table,
+    "walking": tables.walking_table,
+    "rlhf": rlhf.pipeline_table,
+    "models": rlhf.models_table,
+    "bugs": health.bugs_table,
+    "evaluation": health.evaluation_table,
+    "healthy": health.healthy_table,
+}
 
 
 # --- Scripts and suites ---
@@ -36,9 +45,7 @@ def scripts_table(folders: Folders) -> str:
     rows = []
     for name, script in SCRIPTS.items():
         suite = SUITES[script.suite]
-        found = by_environment(suite.name, script.variant, folders)
-        results = found.get(script.environment, [])
-        scores, hours = facts(results, "score"), facts(results, "hours")
+        runs = runs_of({(suite.name, script.variant): ""}, [script.environment], folders)
         steps = f", {suite.total_timesteps / 1e6:.2g}M steps" if suite.total_timesteps else ""
         rows.append(
             {
@@ -46,8 +53,8 @@ def scripts_table(folders: Folders) -> str:
                 "shows": script.shows,
                 "lines": len((ROOT / name).read_text().splitlines()),
                 "environment": f"{script.environment}{steps}",
-                "return (seeds)": f"{plus_minus(scores)} ({len(scores)})",
-                "minutes": f"{60 * np.median(hours):.0f}" if len(hours) else "–",
+                "return (seeds)": f"{plus_minus(runs['score'])} ({runs['score'].count()})",
+                "minutes": f"{60 * runs['hours'].median():.0f}" if runs["hours"].count() else "–",
             }
         )
     return markdown(rows)
@@ -58,15 +65,9 @@ def suites_table(folders: Folders) -> str:
     rows = []
     for suite in (x for x in SUITES.values() if x.name != "smoke"):
         made, total = how_complete(suite, folders)
-        hours = [x["hours"] for x in done(suite.name, folders).values() if x["hours"] is not None]
-        rows.append(
-            {
-                "suite": f"`{suite.name}`",
-                "runs done": f"{made} of {total}",
-                "hours": f"{sum(hours):.1f}",
-                "what it reproduces": suite.reproduces,
-            }
-        )
+        hours = sum(x["hours"] or 0 for x in done(suite.name, folders).values())
+        row = {"suite": f"`{suite.name}`", "runs done": f"{made} of {total}"}
+        rows.append(row | {"hours": f"{hours:.1f}", "what it reproduces": suite.reproduces})
     return markdown(rows)
 
 
@@ -132,36 +133,24 @@ def throughput_tables(folders: Folders) -> str:
 
 def details_table(folders: Folders) -> str:
     """Every tag of the scripts, its sentence, and what an experiment says that it is worth."""
-    tags = pd.DataFrame(
-        [
-            (number or kind.lower(), title, sentence, script)
-            for script in SCRIPTS
-            for number, kind, title, sentence in TAG.findall((ROOT / script).read_text())
-        ],
-        columns=["detail", "name", "why", "script"],
-    )
-    studies = [SUITES[name] for name in ("ablation", "multidiscrete", "memory")]
-    found = [
-        (suite.variants[name], effect)
-        for suite in studies
-        for (_, name), effect in effects(suite, folders).items()
-    ]
-    rows = []
-    for (number, title), own in tags.groupby(["detail", "name"], sort=False):
-        links = (f"[{x.removeprefix('ppo_').removesuffix('.py')}]({x})" for x in own["script"])
-        worth = [
-            f"{variant.label.removeprefix('extra: ')}: " + with_interval(effect, "{:+z.0%}".format)
-            for variant, effect in found
-            if {number.removesuffix("/37"), title} & {*variant.details}
-        ]
-        rows.append(
-            {
-                **{"detail": number, "name": title},
-                "why": next(filter(None, own["why"]), ""),
-                **{"without it": "<br>".join(worth), "scripts": ", ".join(links)},
-            }
-        )
-    return markdown(sorted(rows, key=lambda x: place(x["detail"])))
+    worth: dict[str, list[str]] = {}  # by number or title
+    for suite in [*KINDS["effects"], SUITES["multidiscrete"], SUITES["memory"]]:
+        found = effects(suite, folders)
+        for variant in (x for x in suite.variants.values() if x.title in found):
+            effect = with_interval(found[variant.title], CHANGE)
+            for detail in variant.details:
+                text = f"{variant.label.removeprefix('extra: ')}: {effect}"
+                worth.setdefault(detail, []).append(text)
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for script, tag in ((x, tag) for x in SCRIPTS for tag in tags_of((ROOT / x).read_text())):
+        key = tag.number or tag.kind.lower(), tag.title
+        known = [*worth.get(key[0].removesuffix("/37"), ()), *worth.get(tag.title, ())]
+        empty = {"detail": key[0], "name": tag.title, "why": "", "without it": "<br>".join(known)}
+        row = rows.setdefault(key, empty | {"scripts": ""})
+        row["why"] = row["why"] or tag.sentence
+        link = f"[{script.removeprefix('ppo_').removesuffix('.py')}]({script})"
+        row["scripts"] += ", " * bool(row["scripts"]) + link
+    return markdown(sorted(rows.values(), key=lambda x: place(x["detail"])))
 
 
 def place(number: str) -> tuple[int, int]:
@@ -170,27 +159,55 @@ def place(number: str) -> tuple[int, int]:
     return ["", "K", "R", "G", "D", "extra", "deviation"].index(series), int(digits or 0)
 
 
+# --- Healthy runs ---
+
+LOST = "while return is lost"
+LOWER = f"above 0.05 {LOST}: lower `--learning-rate`, or try `--early-stop-kl 0.02`; "
+LOWER += "exactly 0: is the ratio always 1, does the optimizer have the policy?"
+SCALE = "no warning; long below 0.25 where returns are not mostly chance: check shapes, scale the "
+SCALE += "rewards"
+NEITHER = "no warning; much more, or nearly 0 from the start: change the learning rate"
+BAND = "{:g} to {:g}, towards 0 at the end"  # filled by `plots.HEALTHY`
+AFTER, RISES = "above 0.5 after a tenth of the run", "about 0, or below it while the return rises"
+ADVICE = (
+    ("losses/approx_kl", BAND, LOWER),
+    ("losses/clipfrac", BAND, NEITHER),
+    ("check/values", AFTER, SCALE),
+    ("check/value_bias", RISES, "long above 0.6: check V at the ends of episodes"),
+    ("check/update", "clearly above 0", f"below 0.02 {LOST}: check signs and reshapes"),
+    ("check/acting", "nearly 0", "above 0.00001: make the two policies one"),
+)
+
+
+def healthy_metrics(_: Folders) -> str:
+    """Where metrics are in healthy runs, and what to do where they are not."""
+    columns = ("metric", "healthy in our MuJoCo runs", "a warning, and what to do")
+    rows = [(f"`{x}`", y.format(*plots.HEALTHY.get(x, ())), z) for x, y, z in ADVICE]
+    return markdown(pd.DataFrame(rows, columns=columns))
+
+
 # --- Writing ---
+
+BLOCKS = {
+    "suites": suites_table,
+    "throughput": throughput_tables,
+    "scripts": scripts_table,
+    "details": details_table,
+    "healthy": healthy_metrics,
+    "goal": lambda folders: health.counts(KINDS["bugs"] + KINDS["healthy"], folders),
+    "bands": lambda folders: health.bands_table(IN_STEPS, folders),
+}
 
 
 def block(name: str, folders: Folders) -> str:
     """Text of a generated block, or a BenchmarkError if there is none of this name."""
-    # Not those that are evaluated: their bugs come after training.
-    bugs = [x for name, x in SUITES.items() if name.startswith("bugs") and not x.evaluated]
-    tables = {
-        "suites": suites_table,
-        "throughput": throughput_tables,
-        "scripts": scripts_table,
-        "details": details_table,
-        "goal": functools.partial(health.counts, bugs),
-        "bands": functools.partial(health.bands_table, [SUITES["bugs"], SUITES["bugs_cartpole"]]),
-    }
-    if name in tables:
-        return tables[name](folders)
     if name in SUITES:
-        return SUITES[name].table(SUITES[name], folders) if done(name, folders) else ""
-    known = ", ".join((*tables, *SUITES))
-    raise BenchmarkError(f"There is no block {name}; there are {known}.")
+        suite = SUITES[name]
+        return TABLES[suite.kind](suite, folders) if done(name, folders) else ""
+    if name not in BLOCKS:
+        known = ", ".join((*BLOCKS, *SUITES))
+        raise BenchmarkError(f"There is no block {name}; there are {known}.")
+    return BLOCKS[name](folders)
 
 
 def filled(page: Path, folders: Folders) -> str:

@@ -1,21 +1,31 @@
 """Figures of suites: learning curves with bands and a thin line per seed, rows with intervals."""
 
-from collections.abc import Container
+import functools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
-from benchmark import health, statistics, tables
+from benchmark import health, rlhf, statistics, tables
 from benchmark.definitions import POINTS, Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.results import Result, by_environment, done, reference
+from benchmark.results import Result, by_environment, done, reference, runs_of
+from benchmark.suites import KINDS
 
 if TYPE_CHECKING:  # takes a quarter of a second, and most commands draw nothing
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FIGURES = ROOT / "benchmark" / "figures"
+FOLDER = ROOT / "benchmark" / "figures"
+# Where metrics are in healthy runs of MuJoCo, for the figure and the table of DEBUGGING.md.
+HEALTHY = {
+    "losses/approx_kl": (0.005, 0.025),
+    "losses/clipfrac": (0.07, 0.3),
+    "losses/explained_variance": (0.5, 1),
+    "policy/log_std": (-2.7, 0),
+}
 PPO2 = "0.35"  # gray, so that color is ours
 LEGEND_INCHES = 1.9  # width of a legend's column
 STYLE = {
@@ -26,9 +36,7 @@ STYLE = {
     "legend.frameon": False,
 }
 TICK = {"marker": "_", "markersize": 9, "linestyle": "none", "clip_on": False}
-# Results that a figure shows: of the suite and of its baseline, by label and environment.
-Found = dict[str, dict[str, list[Result]]]
-# Others' numbers for variants that the suite has, by source and variant.
+# Others' numbers by source and label or variant.
 Others = dict[tuple[str, str], float]
 
 
@@ -38,15 +46,6 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple["Fig
 
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def results_of(suite: Suite, folders: Folders, variants: Container[str] | None = None) -> Found:
-    """The results of a suite, or of some variants of it, and its baseline's beside them."""
-    return {
-        label: by_environment(*name, folders)
-        for name, label in tables.labels(suite).items()
-        if variants is None or name[1] in variants
-    }
 
 
 # --- Over environment steps ---
@@ -70,7 +69,7 @@ def one_panel_each(titles: list[str], width: int = 3) -> tuple["Figure", list["A
 
 
 def draw_curves(
-    axes: "Axes", results: list[Result], label: str, color: str, thin: bool = True
+    axes: "Axes", results: Iterable[Result], label: str, color: str, thin: bool = True
 ) -> None:
     """Mean over seeds, its 95 % bootstrap interval from three on, and each seed as a thin line."""
     total = max(x.record["settings"]["total_timesteps"] for x in results)
@@ -80,7 +79,7 @@ def draw_curves(
     if thin:
         axes.plot(grid, curves.T, color=color, linewidth=0.5, alpha=0.4)
     axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=label)
-    ends = [statistics.estimate([x], np.mean).ends for x in curves.T]
+    ends = [statistics.estimate(x[:, None], statistics.mean).ends for x in curves.T]
     if all(ends):
         axes.fill_between(grid, *np.transpose(ends), color=color, alpha=0.2, linewidth=0)
 
@@ -100,47 +99,55 @@ def draw_published(axes: "Axes", environment: str) -> None:
         axes.plot(1e6, mean, **TICK, color="k", label="paper 2017 (v1), read off")
 
 
-def curves(suite: Suite, folders: Folders, variants: Container[str] | None = None) -> "Figure":
-    """One panel per environment with variants of a suite and its baseline."""
-    titles, found = {}, results_of(suite, folders, variants)
-    for environment in suite.environments:
-        counts = dict.fromkeys(len(x[environment]) for x in found.values() if environment in x)
-        if counts:
-            seeds = " + ".join(map(str, counts))
-            titles[environment] = f"{environment}\n{seeds} seed{'s' * (seeds != '1')}"
-    figure, panels = one_panel_each(list(titles.values()))
-    for environment, axes in zip(titles, panels):
-        draw_published(axes, environment)
-        for index, (label, results) in enumerate(found.items()):
-            if environment in results:
-                draw_curves(axes, results[environment], label, f"C{index}")
+def panels_of(
+    runs: pd.DataFrame, width: int = 3, counted: bool = False
+) -> tuple["Figure", Iterator[tuple["Axes", str, pd.DataFrame]]]:
+    """A figure with a panel for each environment, and the runs that belong there."""
+    groups, titles = dict(iter(runs.groupby("environment", sort=False))), []
+    for name, own in groups.items():
+        seeds = " + ".join(map(str, own.groupby("label", observed=True).size().unique()))
+        titles.append(f"{name}\n{seeds} seed{'s' * (seeds != '1')}" if counted else name)
+    figure, panels = one_panel_each(titles, width)
     figure.supylabel("episodic return in training")
+    return figure, zip(panels, groups, groups.values())
+
+
+def draw_variants(axes: "Axes", suite: Suite, runs: pd.DataFrame, thin: bool = True) -> None:
+    """The curves of those variants of a suite and its baseline that have runs."""
+    for index, label in enumerate(suite.labels.values()):
+        if len(own := runs["result"][runs["label"] == label]):
+            draw_curves(axes, own, label, f"C{index}", thin)
+
+
+def curves(suite: Suite, folders: Folders, shown: slice = slice(None)) -> "Figure":
+    """One panel per environment with variants of a suite and its baseline."""
+    labels = dict(list(suite.labels.items())[shown])
+    figure, panels = panels_of(runs_of(labels, suite.environments, folders), counted=True)
+    for axes, environment, runs in panels:
+        draw_published(axes, environment)
+        draw_variants(axes, suite, runs)
     return figure
 
 
 def rivals(suite: Suite, folders: Folders) -> "Figure":
     """The paper's Figure 3: the means of all variants with their intervals, and its readings."""
-    found = results_of(suite, folders)
-    figure, panels = one_panel_each(suite.shared, 4)
-    for environment, axes in zip(suite.shared, panels):
-        paper = tables.readings(suite, environment)
-        for index, (label, results) in enumerate(found.items()):
-            if environment in results:
-                draw_curves(axes, results[environment], label, f"C{index}", thin=False)
-            if label in paper:
-                axes.plot(suite.total_timesteps, paper[label], **TICK, color=f"C{index}")
-    figure.supylabel("episodic return in training")
+    figure, panels = panels_of(runs_of(suite.labels, suite.shared, folders), 4)
+    for axes, environment, runs in panels:
+        draw_variants(axes, suite, runs, thin=False)
+        for label, mean in tables.readings(suite, environment).items():
+            color = f"C{[*suite.labels.values()].index(label)}"
+            axes.plot(suite.total_timesteps, mean, **TICK, color=color)
     return figure
 
 
 def trace(suite: Suite, folders: Folders) -> "Figure":
     """The KL after the updates of the adaptive penalty, beside its target."""
-    *_, ours = results_of(suite, folders).values()
-    figure, panels = one_panel_each(list(ours))
-    for axes, results in zip(panels, ours.values()):
-        for result in results:
+    ours = {(suite.name, variant): "" for variant in suite.variants}
+    figure, panels = panels_of(runs_of(ours, suite.environments, folders))
+    for axes, _, runs in panels:
+        for result in runs["result"]:
             axes.plot(*result.column("kl_after"), color="C1", linewidth=0.7, label="each seed")
-        settings = results[0].record["settings"]
+        settings = result.record["settings"]
         target = settings.get("penalty_kl") or settings["target_kl"]  # in older records
         axes.axhline(target, color="black", linewidth=0.8, label="target")
         band = {"color": PPO2, "alpha": 0.15, "label": "within a factor 1.5: beta stays"}
@@ -151,19 +158,13 @@ def trace(suite: Suite, folders: Folders) -> "Figure":
 
 
 def healthy_run(suite: Suite, folders: Folders) -> "Figure":
-    """Of the run with the median score the metrics of the health table, and where they belong."""
-    (ours,) = results_of(suite, folders, [""]).values()
-    results = sorted(ours[next(iter(suite.environments))], key=lambda x: x.record["score"])
-    result = results[len(results) // 2]
-    bands = {
-        "losses/approx_kl": (0.005, 0.025),
-        "losses/clipfrac": (0.1, 0.3),
-        "losses/explained_variance": (0.5, 1),
-        "policy/log_std": (-2, 0),
-    }
-    figure, panels = one_panel_each(list(bands), 4)
-    for axes, (name, band) in zip(panels, bands.items(), strict=True):
-        axes.plot(*result.column(name.partition("/")[2]), color="C0", linewidth=1)
+    """Of the run with the median score some metrics, and where they belong."""
+    name, *_ = suite.labels
+    runs = runs_of({name: ""}, list(suite.environments)[:1], folders).sort_values("score")
+    result = runs["result"].iloc[len(runs) // 2]
+    figure, panels = one_panel_each(list(HEALTHY), 4)
+    for axes, (metric, band) in zip(panels, HEALTHY.items(), strict=True):
+        axes.plot(*result.column(metric.partition("/")[2]), color="C0", linewidth=1)
         axes.axhspan(*band, color="C2", alpha=0.15, label="healthy")
     panels[2].set_ylim(-0.5, 1)  # it begins far below 0
     return figure
@@ -172,10 +173,8 @@ def healthy_run(suite: Suite, folders: Folders) -> "Figure":
 # --- Rows ---
 
 
-def rows_with_ours(
-    suite: Suite, values: dict[tables.Name, statistics.Estimate]
-) -> tuple["Figure", "Axes"]:
-    """A row per variant: our value and its interval; the marker is hollow where there is none."""
+def rows_with_ours(suite: Suite, values: dict[str, statistics.Estimate]) -> tuple["Figure", "Axes"]:
+    """A row per label: our value and its interval; the marker is hollow where there is none."""
     if not values:
         raise BenchmarkError(f"No run of {suite.name} can be compared yet.")
     figure, ((axes,),) = new_figure(1, 1, (9, 1.1 + 0.24 * len(values)))
@@ -187,59 +186,57 @@ def rows_with_ours(
         if ends:
             axes.plot(ends, [row, row], color=color, linewidth=1.2, zorder=1)
     axes.axvline(0, color=PPO2, linewidth=0.8)
-    axes.set_yticks(range(len(values)), [tables.labels(suite)[name] for name in values])
+    axes.set_yticks(range(len(values)), values)
     axes.set_ylim(len(values) - 0.5, -0.5)
     return figure, axes
 
 
-def draw_others(
-    axes: "Axes", values: dict[tables.Name, statistics.Estimate], others: Others
-) -> None:
+def draw_others(axes: "Axes", values: dict[str, statistics.Estimate], others: Others) -> None:
     """Others' numbers in the rows of ours."""
-    rows = {variant: row for row, (_, variant) in enumerate(values)}
     markers = dict(zip(dict.fromkeys(source for source, _ in others), "x+"))
-    for (source, variant), value in others.items():
-        if variant in rows:
+    for (source, label), value in others.items():
+        if label in values:
             style = {"color": "black", "markersize": 5, "zorder": 4, "label": source}
-            axes.plot(value, rows[variant], markers[source], **style)
+            axes.plot(value, [*values].index(label), markers[source], **style)
 
 
 def normalized(suite: Suite, folders: Folders) -> "Figure":
     """Average normalized scores beside those of the paper."""
-    strata, environments = tables.normalized(suite, folders)
-    values = tables.estimates(strata, statistics.mean_of_strata)
+    scores = tables.normalized(suite, folders)
+    values, source = tables.averages(scores), "paper, 21 runs in 7 environments"
     figure, axes = rows_with_ours(suite, values)
-    source = "paper, 21 runs in 7 environments"
-    draw_others(axes, values, {(source, x): y for x, y in tables.paper_scores().items()})
-    axes.set_xlabel(f"average score in {len(environments)} environments, 0: random, 1: best run")
+    draw_others(axes, values, {(source, x): y for x, y in tables.paper_scores(suite).items()})
+    about = f"average score in {len(scores.columns)} environments"
+    axes.set_xlabel(f"{about}, 0: random, 1: best run")
     return figure
 
 
 def effects(suite: Suite, folders: Folders) -> "Figure":
     """What each detail is worth, with each environment and what others say of it."""
-    strata, environments = tables.against_baseline(suite, folders)
-    values = tables.estimates(strata, statistics.relative_effect)
+    scores, values = tables.comparable(suite, folders), tables.effects(suite, folders)
     if all(ends for _, ends in values.values()):  # else the order would be mostly chance
         values = dict(sorted(values.items(), key=lambda x: x[1].value))
     figure, axes = rows_with_ours(suite, values)
-    for index, (environment, mark) in enumerate(zip(environments, "^sDvPX*")):
-        pairs = [strata[name][2 * index : 2 * index + 2] for name in values]
+    means = scores.groupby("label", observed=True).mean()
+    base = means.loc[suite.labels[suite.baseline]]
+    for environment, mark in zip(scores, "^sDvPX*"):
         # On top: the median of three is one of them.
         style = {"color": "C1", "markersize": 4, "zorder": 3, "label": environment}
         style |= {"markeredgecolor": "black", "markeredgewidth": 0.4}
-        points = [statistics.relative_effect(*x) for x in pairs]
+        points = ((means - base) / base.abs()).loc[[*values], environment]
         axes.plot(points, range(len(values)), mark, **style)
-    draw_others(axes, values, median_changes(environments))
-    found = reference("elsewhere").set_index("variant")["found"]
-    for row, (_, variant) in enumerate(values):
+    known = {variant: label for (_, variant), label in suite.labels.items()}
+    others = median_changes(scores).items()
+    draw_others(axes, values, {(source, known.get(x)): y for (source, x), y in others})
+    for row, text in enumerate(map(tables.elsewhere(suite).get, values)):
         place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
-        axes.text(1.02, row, found.get(variant, ""), **place)
+        axes.text(1.02, row, text, **place)
     axes.xaxis.set_major_formatter("{x:+.0%}")
     axes.set_xlabel("change of the mean score: median over environments, 95 % interval")
     return figure
 
 
-def median_changes(environments: list[str]) -> Others:
+def median_changes(environments: Iterable[str]) -> Others:
     """The median change that others found over those of these environments that they have."""
     rows = reference("effects")
     rows = rows[rows["environment"].isin([env.partition("-")[0] for env in environments])]
@@ -264,11 +261,48 @@ def broken_curves(suite: Suite, folders: Folders) -> "Figure":
     return figure
 
 
+# --- RLHF ---
+
+
+def frontier(_: Suite, folders: Folders) -> "Figure":
+    """Gold over the KL of all models: dots are seeds, lines join their means in order of the KL.
+
+    Where a reward model is over-optimized, lines leave the picture below.
+    """
+    found = [rlhf.models(x, folders) for x in KINDS["rlhf"] + KINDS["models"]]
+    rows = pd.concat(found, ignore_index=True)
+    rows = rows[rows["method"] != "SFT"].astype({"KL": float, "gold": float})
+    figure, ((axes,),) = new_figure(1, 1, (6.4, 3.6))
+    for index, (name, own) in enumerate(rows.groupby("method", sort=False)):
+        color = "k" if name == "best of n" else f"C{index}"
+        means = own.groupby("penalty")[["KL", "gold"]].mean().sort_values("KL")
+        root = np.sqrt(own["KL"].clip(lower=0))
+        axes.plot(root, own["gold"], ".", color=color, markersize=3, alpha=0.5)
+        line = {"color": color, "marker": "os"[index // 10], "markersize": 4, "linewidth": 1.2}
+        axes.plot(np.sqrt(means["KL"]), means["gold"], label=name, **line)
+    axes.set(xlim=(0.5, 3.7), ylim=(0.5, 2.1), xlabel="square root of the KL to the SFT model")
+    axes.set_ylabel("gold reward, standard deviations of the SFT model")
+    return figure
+
+
 # --- Files ---
 
+# By names in the entries of `suites.py`.
+FIGURES = {
+    "curves": curves,
+    "first": functools.partial(curves, shown=slice(1)),
+    "rivals": rivals,
+    "health": healthy_run,
+    "trace": trace,
+    "normalized": normalized,
+    "effects": effects,
+    "bugs": broken_curves,
+    "frontier": frontier,
+}
 
-def draw(suite: Suite, ending: str, folders: Folders, figures: Path = FIGURES) -> Path:
-    """Draw a figure of a suite and return its path.
+
+def draw(suite: Suite, name: str, folders: Folders, place: Path = FOLDER) -> Path:
+    """Draw a figure of a suite and return its path; the first one has the suite's name alone.
 
     Raises:
         BenchmarkError: there is nothing to be drawn yet.
@@ -279,15 +313,15 @@ def draw(suite: Suite, ending: str, folders: Folders, figures: Path = FIGURES) -
     if not done(suite.name, folders):
         raise BenchmarkError(f"No run of {suite.name} is finished.")
     with matplotlib.rc_context(STYLE):
-        figure = suite.pictures[ending](suite, folders)
+        figure = FIGURES[name](suite, folders)
         handles = {}
         for axes in figure.axes:  # one legend above all panels, with each name once
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         columns = min(max(1, int(figure.get_figwidth() / LEGEND_INCHES)), len(handles))
-        place = {"loc": "outside upper center", "ncols": columns}
-        figure.legend(handles.values(), handles.keys(), **place)
-        figures.mkdir(parents=True, exist_ok=True)
-        path = figures / f"{suite.name}{ending}.png"
+        names = handles.values(), handles.keys()
+        figure.legend(*names, loc="outside upper center", ncols=columns)
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / f"{suite.name}{f'_{name}' * (name != suite.figures[0])}.png"
         figure.savefig(path, dpi=130, metadata={"Software": None})  # equal figures, equal files
     with Image.open(path) as image:  # a third of the size, and nobody sees the difference
         image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)

@@ -8,17 +8,19 @@ import dataclasses
 import fcntl
 import functools
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from benchmark.definitions import Folders, Suite
+from benchmark.definitions import Folders, Name, Suite
 from benchmark.run import lock, select, write_text
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 KEY = ["environment", "variant", "seed"]
+SCORES = ["score", "mean_return", "hours"]
 Key = tuple[str, str, int]
 
 
@@ -115,6 +117,20 @@ def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list
             result = Result(record, folders.results / f"{suite}.csv")
             found.setdefault(record["environment"], []).append(result)
     return found
+
+
+def runs_of(labels: Mapping[Name, str], environments: Iterable[str], folders: Folders) -> Any:
+    """A row per finished run of variants with their labels, by environment and in their order."""
+    found = {label: by_environment(*name, folders) for name, label in labels.items()}
+    rows = [
+        {"label": label, "result": result} | result.record
+        for environment in environments
+        for label, own in found.items()
+        for result in own.get(environment, [])
+    ]
+    table = pd.DataFrame(rows, columns=["label", *KEY, *SCORES, "result"])
+    table["label"] = pd.Categorical(table["label"], found)
+    return table.astype(dict.fromkeys(SCORES, float))
 
 
 def random_returns(environment: str) -> float:

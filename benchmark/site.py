@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmark import annotate, health, rlhf, tables
 from benchmark.annotate import TEMPLATES, Source, slug
-from benchmark.definitions import Folders, Suite
+from benchmark.definitions import Folders, Name, Suite
 from benchmark.provenance import ROOT
 from benchmark.results import KEY, Result, by_environment, done
-from benchmark.suites import CONTINUOUS, SCRIPTS, SHOWN, SUITES
+from benchmark.suites import CONTINUOUS, KINDS, SCRIPTS, SUITES
 
 DOCS = ROOT / "docs"
 FIRST = next(iter(SCRIPTS))  # is index.html
@@ -34,29 +34,31 @@ def page_of(script: str) -> str:
     return "index.html" if script == FIRST else script.replace(".py", ".html")
 
 
-def shown(suite: Suite, folders: Folders) -> dict[tables.Name, str]:
+def shown(suite: Suite, folders: Folders) -> dict[Name, str]:
     """Labels of the explorer's lines: variants that have results in the suite's environments."""
-    names = tables.labels(suite)
     return {
-        x: y for x, y in names.items() if suite.environments.keys() & by_environment(*x, folders)
+        x: y
+        for x, y in suite.labels.items()
+        if suite.environments.keys() & by_environment(*x, folders)
     }
 
 
 def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
     """What the ablation says of a detail, by its number or title: a text, and places on an axis."""
     suite, found = SUITES["ablation"], {}
-    for name, effect in tables.effects(suite, folders).items():
-        if name[0] == suite.name:
-            variant, (low, high) = suite.variants[name[1]], effect.ends or (effect.value,) * 2
-            row = {
-                "label": variant.label.removeprefix("extra: "),
-                "text": tables.with_interval(effect, "{:+z.0%}".format).replace("-", "−"),
-                "places": (effect.value, low, high),
-                "sure": not low <= 0 <= high,
-                "link": f"runs.html#suite=ablation&lines=0,{[*shown(suite, folders)].index(name)}",
-            }
-            for key in variant.details:
-                found.setdefault(key, []).append(row)
+    effects, lines = tables.effects(suite, folders), [*shown(suite, folders).values()]
+    for variant in (x for x in suite.variants.values() if x.title in effects):
+        effect = effects[variant.title]
+        low, high = effect.ends or (effect.value,) * 2
+        row = {
+            "label": variant.label.removeprefix("extra: "),
+            "text": tables.with_interval(effect, tables.CHANGE).replace("-", "−"),
+            "places": (effect.value, low, high),
+            "sure": not low <= 0 <= high,
+            "link": f"runs.html#suite=ablation&lines=0,{lines.index(variant.title)}",
+        }
+        for key in variant.details:
+            found.setdefault(key, []).append(row)
     return found
 
 
@@ -118,8 +120,8 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
 def frontier(folders: Folders) -> list[dict[str, Any]]:
     """The models of the RLHF suites: means over seeds by method and strength of the penalty."""
     rows = []
-    for name in SHOWN:
-        found = rlhf.models(SUITES[name], folders).astype({"KL": float, "gold": float})
+    for suite in KINDS["rlhf"] + KINDS["models"]:
+        found = rlhf.models(suite, folders).astype({"KL": float, "gold": float})
         means = found.groupby(["method", "penalty"], sort=False)[["KL", "gold"]].mean().round(3)
         rows += means.reset_index().to_dict("records")
     return rows

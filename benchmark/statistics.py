@@ -1,7 +1,8 @@
-"""Statistics of scores over seeds: pure functions of arrays.
+"""Statistics of matrices of scores, as in rliable: rows are runs, columns are tasks.
 
-The interquartile mean, stratified bootstrap intervals and the probability of improvement follow
-Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
+A task with fewer runs than another has NaN in the rows that it lacks. The interquartile mean,
+stratified bootstrap intervals and the probability of improvement follow Agarwal et al. 2021, "Deep
+Reinforcement Learning at the Edge of the Statistical Precipice".
 """
 
 from collections.abc import Callable, Sequence
@@ -15,86 +16,87 @@ CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
-    """A statistic of scores, and the ends of its interval if there are seeds enough for one."""
+    """A statistic of scores, and the ends of its interval if there are runs enough for one."""
 
     value: float
     ends: tuple[float, float] | None
 
 
-def estimate(strata: Sequence[np.ndarray], statistic: Callable[..., Any]) -> Estimate:
-    """`statistic(*strata, axis)` with its stratified bootstrap interval, percentile method.
+def matrix(*tasks: Sequence[float]) -> np.ndarray:
+    """Scores of each task as a column, (runs, tasks)."""
+    found = np.full((max(map(len, tasks)), len(tasks)), np.nan)
+    for column, scores in zip(found.T, tasks):
+        column[: len(scores)] = scores
+    return found
+
+
+def estimate(scores: np.ndarray, statistic: Callable[[np.ndarray], Any]) -> Estimate:
+    """A statistic with its stratified bootstrap interval, percentile method.
 
     Args:
-        strata: scores (seeds,) of each environment; seeds are resampled within each.
-        statistic: of all strata, vectorized over `axis`.
+        scores: (runs, ...); runs are resampled in each of the columns apart.
+        statistic: of an array (..., runs, ...) with any number of resamples in front.
 
     Returns:
-        No interval where a stratum has fewer than three scores, since the range of two holds the
+        No interval where a column has fewer than three scores, since the range of two holds the
         true mean only every other time.
     """
-    value = float(statistic(*strata, axis=-1))
-    if any(len(x) < 3 for x in strata):
+    columns = scores.reshape(len(scores), -1).T.astype(float)
+    strata = [column[~np.isnan(column)] for column in columns]
+    value = float(statistic(scores))
+    if min(map(len, strata)) < 3:
         return Estimate(value, None)
-    low, high = scipy.stats.bootstrap(
-        strata,
-        statistic,
-        n_resamples=RESAMPLES,
-        confidence_level=CONFIDENCE,
-        vectorized=True,
-        method="percentile",
-        rng=np.random.default_rng(0),  # tables must be the same whenever they are made
-    ).confidence_interval
+    rng = np.random.default_rng(0)  # tables must be the same whenever they are made
+    drawn = np.full((RESAMPLES, len(scores), len(strata)), np.nan)
+    for index, own in enumerate(strata):
+        drawn[:, : len(own), index] = own[rng.integers(len(own), size=(RESAMPLES, len(own)))]
+    found = statistic(drawn.reshape(RESAMPLES, *scores.shape))
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Estimate(value, (float(low), float(high)))
 
 
-def interquartile_mean(scores: np.ndarray, axis: int = -1) -> Any:
-    """Mean without the lowest and the highest quarter, whose sizes are rounded down."""
-    return scipy.stats.trim_mean(scores, 0.25, axis=axis)
+def interquartile_mean(scores: np.ndarray) -> Any:
+    """Mean of one task, (..., runs, 1), without its outer quarters (sizes are rounded down)."""
+    return scipy.stats.trim_mean(scores[..., 0], 0.25, axis=-1)
 
 
-def mean_of_strata(*strata: np.ndarray, axis: int = -1) -> Any:
-    """Mean over strata of the mean of each."""
-    return np.mean([np.mean(x, axis=axis) for x in strata], axis=0)
+def mean(scores: np.ndarray) -> Any:
+    """Mean over tasks of the mean of each, (..., runs, tasks)."""
+    return np.nanmean(scores, axis=-2).mean(-1)
 
 
-def improvement(*strata: np.ndarray, axis: int = -1) -> Any:
-    """Probability that a run of A scores above a run of B, ties half, averaged over environments.
+def improvement(scores: np.ndarray) -> Any:
+    """Probability that a run of A scores above a run of B, ties half, averaged over tasks.
 
     Args:
-        strata: scores of A in environment 1, of B in environment 1, of A in environment 2, ...
-        axis: of the seeds.
+        scores: (..., runs, tasks, 2) of A and B.
     """
-    shares = []
-    for a, b in zip(strata[::2], strata[1::2], strict=True):
-        a, b = np.moveaxis(a, axis, -1)[..., :, None], np.moveaxis(b, axis, -1)[..., None, :]
-        shares.append(((a > b) + 0.5 * (a == b)).mean((-2, -1)))
-    return np.mean(shares, axis=0)
+    a, b = np.moveaxis(scores, -1, 0)
+    wins = (np.sign(a[..., :, None, :] - b[..., None, :, :]) + 1) / 2
+    return np.nanmean(wins, axis=(-3, -2)).mean(-1)
 
 
-def relative_effect(*strata: np.ndarray, axis: int = -1) -> Any:
-    """Change of the mean from B to A in units of B's mean, its median over environments.
+def relative_effect(scores: np.ndarray) -> Any:
+    """Change of the mean from B to A in units of B's mean, its median over tasks.
 
-    A mean over environments would be that of the one with the most spread. Arguments as of
-    `improvement`.
+    A mean over tasks would be that of the one with the most spread. Argument as of `improvement`.
     """
-    means = [np.mean(x, axis=axis) for x in strata]
-    pairs = zip(means[::2], means[1::2], strict=True)
-    return np.median([(a - b) / np.abs(b) for a, b in pairs], axis=0)
+    a, b = np.moveaxis(np.nanmean(scores, axis=-3), -1, 0)
+    return np.median((a - b) / np.abs(b), axis=-1)
 
 
-def rank_correlation(others: Sequence[float]) -> Callable[..., Any]:
+def rank_correlation(others: Sequence[float]) -> Callable[[np.ndarray], Any]:
     """Spearman's correlation of the means of variants with others' numbers for them.
 
     Returns:
-        A statistic of strata: those of variant 1 in every environment, of variant 2, ...
+        A statistic of scores (..., runs, variants, tasks).
     """
 
-    def correlation(*strata: np.ndarray, axis: int = -1) -> Any:
-        means = np.array([np.mean(x, axis=axis) for x in strata])
-        means = means.reshape(len(others), -1, *means.shape[1:]).mean(1)
+    def correlation(scores: np.ndarray) -> Any:
+        means = np.nanmean(scores, axis=-3).mean(-1)
         ours, theirs = (
-            scipy.stats.zscore(scipy.stats.rankdata(x, axis=0)) for x in (means, others)
+            scipy.stats.zscore(scipy.stats.rankdata(x, axis=-1), axis=-1) for x in (means, others)
         )
-        return np.mean(ours.T * theirs, axis=-1)
+        return np.mean(ours * theirs, axis=-1)
 
     return correlation

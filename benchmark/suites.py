@@ -1,12 +1,11 @@
-"""All suites, contests and scripts: what is run, what it reproduces, what is shown of it.
+"""All suites, contests and scripts, as data: what is run, what it reproduces, what is shown of it.
 
 To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 """
 
-import functools
 import inspect
 
-from benchmark import bugs, health, plots, rlhf, since2017, tables, tasks
+from benchmark import bugs, since2017, tasks
 from benchmark.definitions import Contender, Contest, Script, Suite, Variant
 
 CONTINUOUS = "ppo_continuous_action.py"
@@ -51,30 +50,20 @@ PROTOCOL_2017 = {
     KL_PENALTY: f"{RELEASE_2017} --value-clip-coef inf",
 }
 
-# PPO's rivals in Figure 3: label, script, the flag that `rivals_pilot` decides, the value that was
-# taken, and the other one. Taken is the better average, A2C's learning rate first; but CEM's noise
-# is part of that method, and two seeds show no difference.
+# PPO's rivals in Figure 3. A pilot has decided one setting of each (benchmark/README.md).
 TRPO, VPG, A2C, CEM = (f"benchmark/rivals/{x}.py" for x in ("trpo", "vpg", "a2c", "cem"))
-TRUST = "--learning-rate 2e-3 --trust-region"
-RIVALS = {
-    "trpo": ("TRPO", TRPO, "--gae-lambda", "0.95", "0.98"),
-    "vpg": ("vanilla PG, adaptive", VPG, "--adapt-lr-kl", "0.002", "0.01"),
-    "a2c": ("A2C", A2C, "--learning-rate", "2e-3", "7e-4"),
-    "a2c-trust-region": ("A2C + trust region", A2C, TRUST, "1", "0.1"),
-    "cem": ("CEM", CEM, "--extra-std", "0.25", "0"),
-}
 FIVE = dict.fromkeys(MUJOCO7, (1, 2, 3, 4, 5))
-FIGURE3 = {"": Variant(CONTINUOUS, label="PPO (clip)")} | {
-    name: Variant(script, f"{flag} {taken}", label, environments=FIVE)
-    for name, (label, script, flag, taken, _) in RIVALS.items()
-}
-PILOT = {
-    f"{name}-{x}": Variant(
-        *(script, f"{flag} {x}"),
-        f"{label}, {flag.rpartition('--')[2]} {x}{', taken' * (x == taken)}",
-    )
-    for name, (label, script, flag, taken, other) in RIVALS.items()
-    for x in sorted((taken, other))  # so that the choice changes no place
+FAST_A2C = "--learning-rate 2e-3"
+FIGURE3 = {
+    "": Variant(CONTINUOUS, "", "PPO (clip)"),
+    "trpo": Variant(TRPO, "--gae-lambda 0.95", "TRPO", environments=FIVE),
+    "vpg": Variant(VPG, "--adapt-lr-kl 0.002", "vanilla PG, adaptive", environments=FIVE),
+    "a2c": Variant(A2C, FAST_A2C, "A2C", environments=FIVE),
+    "a2c-trust-region": Variant(
+        *(A2C, f"{FAST_A2C} --trust-region 1", "A2C + trust region"),
+        environments=FIVE,
+    ),
+    "cem": Variant(CEM, "--extra-std 0.25", "CEM", environments=FIVE),
 }
 
 # One switch of the default at a time: numbers of the details that are changed, or the title of
@@ -137,22 +126,23 @@ CLASSIC_CONTROL = "--no-norm-obs --no-scale-rewards --shared-network"
 # none is grpo-0.05 and all are paper-0.05. One more is the third length divisor.
 STD, OWN, K3 = "--std", "--length-divisor own", "--kl-in-loss"
 PAPER = f"{STD} {OWN} {K3}"
-CHANGES = {
+GRPO_CHANGES = {
     **{"std": STD, "own": OWN, "k3": K3, "mean": "--length-divisor mean"},
     **{"std-own": f"{STD} {OWN}", "std-k3": f"{STD} {K3}", "own-k3": f"{OWN} {K3}"},
 }
 # The weight of the KL penalty, or DPO's beta, in steps; then the changes, and the true reward.
 BETA = "--kl-mode fixed --kl-coef"
 FRONTIER = {
-    **{f"grpo-{x}": (GRPO, f"{BETA} {x}") for x in ("0.05", "0.1", "0.2", "0.5")},
-    **{f"paper-{x}": (GRPO, f"{PAPER} {BETA} {x}") for x in ("0.05", "0.2", "0.5")},
-    **{f"dpo-{x}": (DPO, f"--nll-coef 0 --beta {x}") for x in ("0.03", "0.1", "0.5", "1.0")},
-    **{f"grpo-{name}-0.05": (GRPO, f"{flags} {BETA} 0.05") for name, flags in CHANGES.items()},
-    "gold-6": (GRPO, "--reward gold"),
-    "gold-none": (GRPO, "--reward gold --kl-mode none"),
+    **{f"grpo-{x}": Variant(GRPO, f"{BETA} {x}") for x in ("0.05", "0.1", "0.2", "0.5")},
+    **{f"paper-{x}": Variant(GRPO, f"{PAPER} {BETA} {x}") for x in ("0.05", "0.2", "0.5")},
+    **{f"dpo-{x}": Variant(DPO, f"--nll-coef 0 --beta {x}") for x in ("0.03", "0.1", "0.5", "1.0")},
+    **{
+        f"grpo-{name}-0.05": Variant(GRPO, f"{flags} {BETA} 0.05")
+        for name, flags in GRPO_CHANGES.items()
+    },
+    "gold-6": Variant(GRPO, "--reward gold"),
+    "gold-none": Variant(GRPO, "--reward gold --kl-mode none"),
 }
-SHOWN = ("rlhf", "rlhf_rivals", "rlhf_frontier")  # in the figure of the last one
-
 # Where healthy runs are watched, beside those of the bugs.
 OTHER6 = dict.fromkeys(("Walker2d-v4", "Swimmer-v4", "Reacher-v4", "Ant-v4"), (1, 2))
 OTHER6 |= dict.fromkeys(("InvertedPendulum-v4", "InvertedDoublePendulum-v4"), (1, 2))
@@ -212,6 +202,9 @@ HELD_OUT: dict[str, Setting] = {  # nobody looked at these before the limits wer
 }
 # ruff: enable[E501]
 # fmt: on
+UNUSUAL = HEALTHY | HELD_OUT
+
+
 def healthy_variant(env: str, script: str, k: int, flags: str, source: str, *texts) -> Variant:
     """A setting in one environment with two seeds; the last number of steps counts."""
     flags = f"{flags} --total-timesteps {k}e3".strip()
@@ -230,33 +223,20 @@ FORGETFUL = {
     for name, (number, label, *replaced) in bugs.LSTM_DETAILS.items()
 }
 
-CURVES = {"": plots.curves}
-# Kinds of suites.
-scores = functools.partial(Suite, table=tables.scores_table, pictures=CURVES)
-variants = functools.partial(Suite, table=tables.variants_table, pictures=CURVES)
-humanoids = functools.partial(
-    Suite,
-    total_timesteps=4_096_000,
-    evaluated=True,
-    table=tables.walking_table,
-    pictures=CURVES,
-)
-# Short runs whose curves have a point for each iteration.
-broken = functools.partial(Suite, total_timesteps=299_008, points=146, table=health.bugs_table)
-rivals = functools.partial(
-    Suite,
-    total_timesteps=None,
-    checkpoint="results.json",  # a run of a minute begins anew if it was interrupted
-    table=rlhf.models_table,
-)
+# What some suites have in common.
+SHORT = {"total_timesteps": 299_008, "points": 146}  # their curves have a point for each iteration
+HUMANOIDS = {"kind": "walking", "figures": ("curves",)}
+HUMANOIDS |= {"total_timesteps": 4_096_000, "evaluated": True}
+# A run of a minute begins anew if it was interrupted.
+STAGES = {"total_timesteps": None, "checkpoint": "results.json"}
 ALL = (
-    scores(
+    Suite(
         name="smoke",
         reproduces="nothing: two short runs that show whether everything works here",
         environments={"InvertedPendulum-v4": (1, 2)},
         variants={"": Variant(CONTINUOUS)},
+        kind="scores",
         total_timesteps=4096,
-        pictures={},
     ),
     Suite(
         name="figure3",
@@ -270,24 +250,10 @@ ALL = (
         },
         variants=FIGURE3,
         baseline=("figure3", ""),
-        table=lambda suite, folders: (
-            f"{tables.scores_table(suite, folders)}\n{tables.rivals_table(suite, folders)}"
-        ),
-        pictures={
-            "": functools.partial(plots.curves, variants=[""]),
-            "_rivals": plots.rivals,
-            "_health": plots.healthy_run,
-        },
+        kind="figure3",
+        figures=("first", "rivals", "health"),
     ),
     Suite(
-        name="rivals_pilot",
-        reproduces="nothing: which of two settings each rival of Figure 3 gets",
-        environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (101, 102)),
-        variants=PILOT,
-        total_timesteps=300_000,
-        table=tables.normalized_table,
-    ),
-    variants(
         name="swimmer",
         reproduces="whether time limits or our code explain ppo2's higher returns in Swimmer",
         environments={"Swimmer-v4": tuple(range(1, 11))},
@@ -300,9 +266,8 @@ ALL = (
         },
         baseline=("figure3", ""),
         baseline_label="default",
-        pictures={},
     ),
-    variants(
+    Suite(
         name="minimal",
         reproduces="whether the one-page PPO learns as well as the full script",
         environments=dict.fromkeys((*THREE, "InvertedDoublePendulum-v4"), (1, 2, 3, 4, 5)),
@@ -314,25 +279,23 @@ ALL = (
         },
         baseline=("figure3", ""),
         baseline_label="ppo_continuous_action.py",
-        pictures={},
     ),
-    variants(
+    Suite(
         name="stable_baselines3",
         reproduces="Stable-Baselines3's PPO with ppo2's settings, on the same simulator",
         environments=dict.fromkeys(THREE, (1, 2, 3, 4, 5)),
         variants={"": Variant(PEERS, "--kind mujoco", "Stable-Baselines3 with ppo2's settings")},
         baseline=("figure3", ""),
         baseline_label=CONTINUOUS,
-        pictures={},
     ),
-    variants(
+    Suite(
         name="kl_vs_clip",
         reproduces="Schulman et al. 2017, section 4: the adaptive KL penalty against clipping",
         environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
         variants={"adaptive-0.01": Variant(*OBJECTIVES["adaptive-0.01"])},
         baseline=("figure3", ""),
         baseline_label="clipping, ε = 0.2",
-        pictures={**CURVES, "_trace": plots.trace},
+        figures=("curves", "trace"),
     ),
     Suite(
         name="table1",
@@ -343,8 +306,8 @@ ALL = (
             for name, (script, flags, label) in OBJECTIVES.items()
         },
         baseline=("table1", "clip-0.2"),
-        table=tables.normalized_table,
-        pictures={"": plots.normalized},
+        kind="normalized",
+        figures=("normalized",),
     ),
     Suite(
         name="ablation",
@@ -353,8 +316,8 @@ ALL = (
         variants=SWITCHES,
         baseline=("figure3", ""),
         baseline_label="default",
-        table=tables.effects_table,
-        pictures={"": plots.effects},
+        kind="effects",
+        figures=("effects",),
     ),
     Suite(
         name="since2017",
@@ -363,16 +326,17 @@ ALL = (
         variants=since2017.VARIANTS,
         baseline=("figure3", ""),
         baseline_label="default",
-        table=tables.effects_table,
-        pictures={"": plots.effects},
+        kind="effects",
+        figures=("effects",),
     ),
-    humanoids(
+    Suite(
         name="humanoid",
         reproduces="Schulman et al. 2017, section 6.3 and Table 4, in Gymnasium's Humanoid-v4",
         environments={"Humanoid-v4": (1, 2, 3)},
         variants={"": HUMANOID},
+        **HUMANOIDS,
     ),
-    humanoids(
+    Suite(
         name="humanoid_controls",
         reproduces="what each of these settings is worth",
         environments={"Humanoid-v4": (1,)},
@@ -383,13 +347,14 @@ ALL = (
         },
         baseline=("humanoid", ""),
         baseline_label=HUMANOID.label,
+        **HUMANOIDS,
     ),
-    humanoids(
+    Suite(
         name="humanoid_elsewhere",
         reproduces="the same settings beside the default in other environments",
         environments=dict.fromkeys(("Ant-v4", "Walker2d-v4"), (1,)),
         variants={"default": Variant(CONTINUOUS, "", "default"), "table4": HUMANOID},
-        total_timesteps=2_000_000,
+        **HUMANOIDS | {"total_timesteps": 2_000_000},
     ),
     Suite(
         name="games",
@@ -411,23 +376,26 @@ ALL = (
             ),
         },
         total_timesteps=2_000_896,
-        table=tables.games_table,
-        pictures=CURVES,
+        kind="games",
+        figures=("curves",),
     ),
-    scores(
+    Suite(
         name="cartpole",
         reproduces="Huang et al. 2022: CartPole-v1 solved within 500k steps",
         environments={"CartPole-v1": (1, 2, 3)},
         variants={"": Variant(MULTIDISCRETE, CLASSIC_CONTROL)},
         total_timesteps=500_000,
+        kind="scores",
+        figures=("curves",),
     ),
-    variants(
+    Suite(
         name="multidiscrete_vs_gaussian",
         reproduces="Tang and Agrawal 2020: discretized actions rival the Gaussian policy",
         environments=dict.fromkeys(THREE, (1, 2, 3)),
         variants={"bins-11": Variant(MULTIDISCRETE, "--bins 11", "11 bins per joint")},
         baseline=("figure3", ""),
         baseline_label="Gaussian policy",
+        figures=("curves",),
     ),
     # Three PPO runs on one reward model: adaptive KL, beta = 0 and a fixed beta.
     Suite(
@@ -437,68 +405,76 @@ ALL = (
         variants={"": Variant(RLHF, "--compare")},
         total_timesteps=None,
         checkpoint="sft/checkpoint.pt",
-        table=rlhf.pipeline_table,
+        kind="rlhf",
     ),
-    rivals(
+    Suite(
         name="rlhf_rivals",
         reproduces="GRPO (Shao et al. 2024) and DPO (Rafailov et al. 2023) on the task of `rlhf`",
         environments={"reviews": (1, 2, 3, 4, 5)},
         variants={"grpo": Variant(GRPO, "--compare"), "dpo": Variant(DPO, "--compare")},
+        kind="models",
+        **STAGES,
     ),
-    rivals(
+    Suite(
         name="rlhf_frontier",
         reproduces="Rafailov et al. 2023, Figure 2, in small: quality over the KL, for each rival",
         environments={"reviews": (1, 2, 3)},
-        variants={name: Variant(script, flags) for name, (script, flags) in FRONTIER.items()},
-        pictures={"": lambda _, folders: rlhf.frontier([SUITES[x] for x in SHOWN], folders)},
+        variants=FRONTIER,
+        figures=("frontier",),
+        kind="models",
+        **STAGES,
     ),
     # All steps of the curves are kept: the health table is applied to them, see health.py.
-    broken(
+    Suite(
         name="bugs",
         reproduces="what mistakes look like, and which of them the scripts warn about",
         environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
         variants=bugs.variants(CONTINUOUS, bugs.BUGS),
-        pictures={"": plots.broken_curves},
+        figures=("bugs",),
+        kind="bugs",
+        **SHORT,
     ),
-    broken(
+    Suite(
         # With ppo2's settings for classic control the values are held by their clipping.
         name="bugs_cartpole",
         reproduces="the same where actions are discrete",
         environments={"CartPole-v1": (1, 2, 3)},
         variants=bugs.variants(MULTIDISCRETE, {x: bugs.BUGS[x] for x in bugs.IN_CARTPOLE}),
+        kind="bugs",
+        **SHORT,
     ),
-    broken(
+    Suite(
         name="bugs_evaluation",
         reproduces="the same, made after training",
         environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
         variants=bugs.variants(CONTINUOUS, bugs.EVALUATION),
-        table=health.evaluation_table,
+        kind="evaluation",
         evaluated=True,
+        **SHORT,
     ),
     Suite(
         name="bugs_rlhf",
         reproduces="the same in RLHF",
         environments={"reviews": (1, 2, 3)},
         variants=bugs.variants(RLHF, bugs.RLHF_BUGS),
-        total_timesteps=None,
-        checkpoint="results.json",
-        table=health.bugs_table,
+        kind="bugs",
+        **STAGES,
     ),
-    broken(
+    Suite(
         name="bugs_healthy",
         reproduces="whether healthy runs elsewhere stay without a warning",
-        table=health.healthy_table,
-        points=None,
-        environments=dict.fromkeys(health.LEARNED, ()),
+        kind="healthy",
+        environments=dict.fromkeys((*OTHER6, "Pong", *(x[0] for x in UNUSUAL.values())), ()),
         variants={
             "default": Variant(CONTINUOUS, "", "default", environments=OTHER6),
             "bins": Variant(MULTIDISCRETE, "", "11 bins", environments={"HalfCheetah-v4": (1, 2)}),
             "penalty": Variant(KL_PENALTY, "", "KL penalty", environments={"Hopper-v4": (1, 2)}),
             "atari": Variant(ATARI, FAST_ATARI, "default", environments={"Pong": (1,)}),
-            **{name: healthy_variant(*x) for name, x in (HEALTHY | HELD_OUT).items()},
+            **{name: healthy_variant(*x) for name, x in UNUSUAL.items()},
         },
+        **SHORT | {"points": None},
     ),
-    variants(
+    Suite(
         name="multidiscrete",
         reproduces="what independent components are worth where they are independent",
         environments={"Points-v0": (1, 2, 3, 4, 5)},
@@ -512,9 +488,8 @@ ALL = (
         },
         baseline=("multidiscrete", ""),
         total_timesteps=102_400,
-        pictures={},
     ),
-    variants(
+    Suite(
         name="masks",
         reproduces="what masks of invalid actions are worth, beside Huang and Ontañón 2020",
         environments={"Taxi-v4": (1, 2, 3, 4, 5)},
@@ -524,9 +499,8 @@ ALL = (
         },
         baseline=("masks", ""),
         total_timesteps=100_352,
-        pictures={},
     ),
-    variants(
+    Suite(
         name="memory",
         reproduces="that the LSTM remembers, and what each of its details is worth for that",
         environments={"Recall": (1, 2, 3, 4, 5)},
@@ -539,103 +513,88 @@ ALL = (
         },
         baseline=("memory", ""),
         total_timesteps=20_480,
-        pictures={},
     ),
     Suite(
         name="mean_policies",
         reproduces="the six methods of Figure 3 without the noise of their training",
         environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", *MUJOCO7), (1, 2, 3, 4, 5)),
         variants=FIGURE3,
-        table=tables.mean_policies_table,
+        kind="mean_policies",
         evaluated=True,
     ),
 )
 SUITES = {suite.name: suite for suite in ALL}
+KINDS = {kind: [x for x in ALL if x.kind == kind] for kind in {x.kind for x in ALL}}
+IN_STEPS = [x for x in KINDS["bugs"] if x.total_timesteps]  # bugs, those of RLHF left out
 
 
-# What `throughput` measures.
+# What `throughput` measures, in about a minute for each contender. SB3 gets a tenth of the steps.
 SB3 = "Stable-Baselines3 PPO"
-RECURRENT = "sb3-contrib RecurrentPPO, CnnLstmPolicy"
+SB3_CNN, SB3_LSTM = f"{SB3}, CnnPolicy", "sb3-contrib RecurrentPPO, CnnLstmPolicy"
+CHEETAH, CARTPOLE = "--env-id HalfCheetah-v4", "--env-id CartPole-v1"
 SMALL = (
-    "--env-id CartPole-v1 --num-envs 4 --num-steps 128 --num-minibatches 4 --update-epochs 4 "
+    f"{CARTPOLE} --num-envs 4 --num-steps 128 --num-minibatches 4 --update-epochs 4 "
     "--learning-rate 2.5e-4 --ent-coef 0.01"
 )
 PONG = f"--env-id PongNoFrameskip-v4 {GAMES}"
-
-
-def beside_sb3(script: str, steps: int, flags: str, ours: str, kind: str, target: float) -> tuple:
-    """A script and Stable-Baselines3's PPO with the same settings, in a tenth of the steps."""
-    peer = Contender(SB3, steps // 10, f"{flags} --kind {kind}", PEERS)
-    return Contender(script, steps, f"{flags} {ours}", target=target), peer
-
-
-def pong(script: str, peer: str, kind: str) -> tuple:
-    """A script in both precisions, and its peer with the same settings."""
-    ours = f"{PONG} --torch-threads 2"
-    return (
-        Contender(f"{script}, float32", 16384, ours, script, 1.5),
-        Contender(f"{script}, bfloat16", 16384, f"{ours} --bfloat16", script, 2.0),
-        Contender(peer, 10240, f"{PONG} --kind {kind}", PEERS),
-    )
-
-
-HALF_CHEETAH = "--env-id HalfCheetah-v4"
+OURS = f"{PONG} --torch-threads 2"
 SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
 PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
+CONTESTS = {
+    "continuous": Contest(
+        f"HalfCheetah-v4, {SIZE}",
+        (
+            Contender(CONTINUOUS, 245760, CHEETAH, target=5.3),
+            Contender(SB3, 24576, f"{CHEETAH} --kind mujoco", PEERS),
+        ),
+    ),
+    "kl_penalty": Contest(
+        f"HalfCheetah-v4, {SIZE}",
+        (Contender(KL_PENALTY, 204800, target=0.9), Contender(CONTINUOUS, 204800)),
+    ),
+    "atari": Contest(
+        PONG_SIZE,
+        (
+            Contender(f"{ATARI}, float32", 16384, OURS, ATARI, 1.5),
+            Contender(f"{ATARI}, bfloat16", 16384, f"{OURS} --bfloat16", ATARI, 2.0),
+            Contender(SB3_CNN, 10240, f"{PONG} --kind atari", PEERS),
+        ),
+        threads=2,
+    ),
+    "atari_lstm": Contest(
+        f"{PONG_SIZE}, LSTM",
+        (
+            Contender(f"{LSTM}, float32", 16384, OURS, LSTM, 1.5),
+            Contender(f"{LSTM}, bfloat16", 16384, f"{OURS} --bfloat16", LSTM, 2.0),
+            Contender(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", PEERS),
+        ),
+        threads=2,
+    ),
+    "multidiscrete": Contest(
+        f"CartPole-v1, {SIZE}",
+        (
+            Contender(MULTIDISCRETE, 245760, f"{CARTPOLE} {RAW}", target=3.5),
+            Contender(SB3, 24576, f"{CARTPOLE} --kind classic", PEERS),
+        ),
+    ),
+    "multidiscrete_small": Contest(
+        "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
+        (
+            Contender(MULTIDISCRETE, 512000, f"{SMALL} {RAW}", target=4.0),
+            Contender(SB3, 51200, f"{SMALL} --kind classic", PEERS),
+        ),
+    ),
+}
+
+# Rows of the table of scripts: what a script shows, and the runs that stand for it.
 SCRIPTS = {
     MINIMAL: Script("all of PPO in about 200 lines", "minimal", "HalfCheetah-v4"),
-    CONTINUOUS: Script(
-        *("details 1–13 and 23–31", "figure3", "HalfCheetah-v4"),
-        contests={
-            "continuous": Contest(
-                f"HalfCheetah-v4, {SIZE}",
-                beside_sb3(CONTINUOUS, 245760, HALF_CHEETAH, "", "mujoco", 5.3),
-            ),
-            "scaling": Contest(
-                f"{CONTINUOUS} on HalfCheetah-v4 with more environments",
-                tuple(
-                    Contender(
-                        f"{x} environments", 204800, f"--num-envs {x} --num-steps {y}", CONTINUOUS
-                    )
-                    for x, y in ((1, 2048), (4, 512), (16, 128), (64, 32))
-                ),
-            ),
-        },
-    ),
-    KL_PENALTY: Script(
-        *("the paper's other objective", "kl_vs_clip", "Hopper-v4", "adaptive-0.01"),
-        contests={
-            "kl_penalty": Contest(
-                f"HalfCheetah-v4, {SIZE}",
-                (Contender(KL_PENALTY, 204800, target=0.9), Contender(CONTINUOUS, 204800)),
-            )
-        },
-    ),
-    ATARI: Script(
-        *("details 1–22", "games", "Pong"),
-        contests={"atari": Contest(PONG_SIZE, pong(ATARI, f"{SB3}, CnnPolicy", "atari"), 2)},
-    ),
-    LSTM: Script(
-        *("details 1–22 and 32–36", "games", "Pong", "lstm"),
-        contests={
-            "atari_lstm": Contest(f"{PONG_SIZE}, LSTM", pong(LSTM, RECURRENT, "atari-lstm"), 2)
-        },
-    ),
-    MULTIDISCRETE: Script(
-        *("detail 37, action masks", "cartpole", "CartPole-v1"),
-        contests={
-            "multidiscrete": Contest(
-                f"CartPole-v1, {SIZE}",
-                beside_sb3(MULTIDISCRETE, 245760, "--env-id CartPole-v1", RAW, "classic", 3.5),
-            ),
-            "multidiscrete_small": Contest(
-                "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
-                beside_sb3(MULTIDISCRETE, 512000, SMALL, RAW, "classic", 4.0),
-            ),
-        },
-    ),
+    CONTINUOUS: Script("details 1–13 and 23–31", "figure3", "HalfCheetah-v4"),
+    KL_PENALTY: Script("the paper's other objective", "kl_vs_clip", "Hopper-v4", "adaptive-0.01"),
+    ATARI: Script("details 1–22", "games", "Pong"),
+    LSTM: Script("details 1–22 and 32–36", "games", "Pong", "lstm"),
+    MULTIDISCRETE: Script("detail 37, action masks", "cartpole", "CartPole-v1"),
     RLHF: Script("RLHF with PPO", "rlhf", "reviews"),
     GRPO: Script("GRPO on the same task", "rlhf_rivals", "reviews", "grpo"),
     DPO: Script("DPO on the same task", "rlhf_rivals", "reviews", "dpo"),
 }
-CONTESTS = {name: x for script in SCRIPTS.values() for name, x in script.contests.items()}

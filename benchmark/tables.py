@@ -1,24 +1,22 @@
 """Tables of suites, in Markdown, from committed results and published numbers."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from benchmark import statistics
-from benchmark.definitions import Folders, Suite
+from benchmark.definitions import Folders, Name, Suite
 from benchmark.provenance import BenchmarkError
 from benchmark.record import LAST_EPISODES, read_checkpoint
-from benchmark.results import by_environment, how_complete, random_returns, reference
-from benchmark.statistics import Estimate, estimate
+from benchmark.results import Result, how_complete, random_returns, reference, runs_of
+from benchmark.statistics import Estimate, estimate, matrix
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
-Name = tuple[str, str]  # suite and variant
-Scores = dict[str, np.ndarray]  # by environment
 RETURNS_REACHED = (1000, 2000, 4000)
+RATIO, CHANGE = "{:.2f}".format, "{:+z.0%}".format
 FIGURE3 = "paper, Figure 3"
 # Columns of published numbers, by their sources in `reference/scores.csv`.
 SOURCES = {
@@ -35,14 +33,13 @@ SOURCES = {
 # --- Cells ---
 
 
-def markdown(rows: Sequence[dict[str, object]]) -> str:
+def markdown(rows: pd.DataFrame | Sequence[dict[str, object]]) -> str:
     """A table of rows, which are cells by column; a dash where a row lacks one.
 
     Columns whose cells all begin with a number (or are empty) are right-aligned.
     """
-    table = (
-        pd.DataFrame(rows, dtype=object).fillna("–").astype(str).replace(r"\|", r"\|", regex=True)
-    )
+    table = pd.DataFrame(rows, dtype=object).fillna("–").astype(str)
+    table = table.replace(r"\|", r"\|", regex=True)
     rules = ["--:" if all(map(NUMERIC.fullmatch, table[x])) else "---" for x in table]
     lines = [f"| {' | '.join(row)} |" for row in (table.columns, *table.to_numpy())]
     return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:], ""])
@@ -55,10 +52,11 @@ def number(value: float, spread: float | None = None, digits: int | None = None)
     return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
 
 
-def plus_minus(scores: np.ndarray, digits: int | None = None) -> str:
+def plus_minus(scores: Iterable[float], digits: int | None = None) -> str:
     """Mean ± population standard deviation over seeds (as CleanRL's tables), or a dash."""
-    spread = np.std(scores) if len(scores) > 1 else None
-    return number(np.mean(scores), spread, digits) if len(scores) else "–"
+    known = pd.Series(scores, dtype=float).dropna().to_numpy()
+    spread = np.std(known) if len(known) > 1 else None
+    return number(np.mean(known), spread, digits) if len(known) else "–"
 
 
 def with_interval(found: Estimate | None, form: Callable[[float], str] = number) -> str:
@@ -74,14 +72,24 @@ def facts(results: Iterable, name: str) -> np.ndarray:
     return np.array([x.record[name] for x in results if x.record.get(name) is not None])
 
 
-def score_cells(scores: np.ndarray) -> dict[str, str]:
-    """Cells about the scores of runs."""
-    middle = estimate([scores], statistics.interquartile_mean) if len(scores) else None
+def score_cells(scores: Iterable[float]) -> dict[str, str]:
+    """Cells about the scores of runs in one environment."""
+    known = pd.Series(scores, dtype=float).dropna()
+    middle = estimate(matrix(known), statistics.interquartile_mean) if len(known) else None
     return {
-        "seeds": str(len(scores)),
-        "last 100 episodes": plus_minus(scores),
+        "seeds": str(len(known)),
+        "last 100 episodes": plus_minus(known),
         "IQM [95 %]": with_interval(middle),
     }
+
+
+def missing(suite: Suite, folders: Folders) -> str:
+    """A line on how many runs are done, unless all are."""
+    made, total = how_complete(suite, folders)
+    return f"\n{made} of {total} runs are done.\n" if made < total else ""
+
+
+# --- Scores by environment ---
 
 
 def publications(environment: str, steps: int, source: str) -> pd.DataFrame:
@@ -89,12 +97,6 @@ def publications(environment: str, steps: int, source: str) -> pd.DataFrame:
     rows, name = reference("scores"), environment.partition("-")[0]
     rows = rows[(rows["environment"] == name) & (rows["steps"] == steps)]
     return rows[rows["source"].str.split(", read by").str[0] == source]
-
-
-def missing(suite: Suite, folders: Folders) -> str:
-    """A line on how many runs are done, unless all are."""
-    made, total = how_complete(suite, folders)
-    return f"\n{made} of {total} runs are done.\n" if made < total else ""
 
 
 def published(environment: str, steps: int, source: str) -> str | None:
@@ -108,26 +110,17 @@ def published(environment: str, steps: int, source: str) -> str | None:
     return about + number(rows["mean"].item(), *rows["spread"].dropna().astype(float))
 
 
-# --- Scores by environment ---
-
-
-def scores_of(name: Name, folders: Folders) -> Scores:
-    """Scores of a variant, in environments in which it has any."""
-    found = {env: facts(x, "score") for env, x in by_environment(*name, folders).items()}
-    return {env: scores for env, scores in found.items() if len(scores)}
-
-
 def scores_table(suite: Suite, folders: Folders) -> str:
-    """Scores of a suite's only variant beside the published ones."""
-    rows, found = [], by_environment(suite.name, "", folders)
-    for environment in filter(found.get, suite.environments):
-        results, steps = found[environment], suite.total_timesteps
+    """Scores of a suite's unnamed variant beside the published ones."""
+    rows, steps = [], suite.total_timesteps
+    runs = runs_of({(suite.name, ""): ""}, suite.environments, folders)
+    for environment, own in runs.groupby("environment", sort=False):
         others = {y: published(environment, steps, x) for x, y in SOURCES.items()}
         rows.append(
             {"environment": environment}
-            | score_cells(facts(results, "score"))
-            | {"whole run": plus_minus(facts(results, "mean_return"))}
-            | {"hours per run": f"{np.median(facts(results, 'hours')):.2f}"}
+            | score_cells(own["score"])
+            | {"whole run": plus_minus(own["mean_return"])}
+            | {"hours per run": RATIO(own["hours"].median())}
             | {column: cell for column, cell in others.items() if cell}
         )
     return markdown(rows)
@@ -142,231 +135,228 @@ def summary(paths: Iterable[Path]) -> str:
         if not returns:
             raise BenchmarkError(f"No episode has ended in {path}.")
         runs.append((saved["args"]["env_id"], np.mean(returns)))
-    table = pd.DataFrame(runs, columns=["environment", "score"])
-    return markdown(
-        [
-            {"environment": env} | score_cells(own.to_numpy())
-            for env, own in table.groupby("environment")["score"]
-        ]
-    )
+    scores = pd.DataFrame(runs, columns=["environment", "score"]).groupby("environment")["score"]
+    return markdown([{"environment": name} | score_cells(own) for name, own in scores])
 
 
 # --- Variants side by side ---
 
 
-def labels(suite: Suite) -> dict[Name, str]:
-    """Names in tables and figures by suite and variant, first that of a baseline elsewhere."""
-    names = {(suite.name, name): x.title or "ours" for name, x in suite.variants.items()}
-    known = suite.baseline in (None, *names)
-    return names if known else {suite.baseline: suite.baseline_label} | names
+def score(result: Result) -> float:
+    """The mean return of the last 100 episodes of training."""
+    return result.record.get("score")
 
 
-def in_turns(ours: Scores, theirs: Scores, environments: Iterable[str]) -> list[np.ndarray]:
-    """Scores of A and B in turns, for each of the environments that both have."""
-    shared = [env for env in environments if env in ours and env in theirs]
-    return [scores[env] for env in shared for scores in (ours, theirs)]
+def played_return(result: Result) -> float:
+    """The mean return of the mean actions, played after training."""
+    return np.mean(result.record["walk"]["returns"])
 
 
-def comparable(suite: Suite, folders: Folders) -> tuple[dict[Name, Scores], list[str]]:
-    """Scores of a suite's variants that have any, and the environments that all of these have.
-
-    Both are empty while a baseline has no score in an environment of all.
-    """
-    scores = {name: scores_of(name, folders) for name in labels(suite)}
-    scores = {name: x for name, x in scores.items() if x}
-    shared = [env for env in suite.environments if all(env in x for x in scores.values())]
-    return (scores, shared) if suite.baseline in (None, *scores) and shared else ({}, [])
-
-
-def against_baseline(suite: Suite, folders: Folders) -> tuple[dict[Name, list], list[str]]:
-    """Scores of each variant in turns with those of the baseline, and their environments."""
-    scores, shared = comparable(suite, folders)
-    usual = scores.pop(suite.baseline, {})
-    return {name: in_turns(x, usual, shared) for name, x in scores.items()}, shared
-
-
-def normalized(suite: Suite, folders: Folders) -> tuple[dict[Name, list], list[str]]:
-    """Scores of each variant on a scale from random actions to the best run (paper, 6.1)."""
-    scores, shared = comparable(suite, folders)
-    found: dict[Name, list] = {name: [] for name in scores}
-    for environment in shared:
-        low = random_returns(environment)
-        high = max(max(x[environment]) for x in scores.values())
-        for name, x in scores.items():
-            found[name].append((x[environment] - low) / (high - low))
-    return found, shared
-
-
-def estimates(strata: dict[Name, list], statistic: Callable) -> dict[Name, Estimate]:
-    """A statistic of each variant."""
-    return {name: estimate(x, statistic) for name, x in strata.items()}
-
-
-def side_by_side(
-    names: dict[Name, str],
+def scores_of(
+    labels: Mapping[Name, str],
     environments: Iterable[str],
     folders: Folders,
-    columns: dict[str, Callable[[Name], str]],
-) -> str:
-    """A row of scores in each environment for each variant with its label, then more columns."""
-    rows = []
-    for name, label in names.items():
-        found = scores_of(name, folders)
-        scores = {env: f"{plus_minus(found[env])} ({len(found[env])})" for env in found}
-        row = {env: scores.get(env, "–") for env in environments}
-        more = {column: cell(name) for column, cell in columns.items()}
-        rows.append({"mean ± std (seeds)": label} | row | more)
-    return markdown(rows)
+    fact: Callable[[Result], float] = score,
+) -> pd.DataFrame:
+    """Scores, a row per label and seed, a column per environment."""
+    runs = runs_of(labels, environments, folders)
+    runs["score"] = runs["result"].map(fact).astype(float)
+    runs = runs.dropna(subset="score")
+    scores = runs.pivot(index=["label", "seed"], columns="environment", values="score")
+    return scores.reindex(columns=[*environments])
+
+
+def by_label(scores: pd.DataFrame, cell: Callable[[pd.Series], str]) -> pd.DataFrame:
+    """A cell for the runs of each label in each environment, if there are any."""
+    groups = scores.groupby("label", observed=False)
+    return groups.agg(lambda x: cell(x.dropna()) if x.count() else None)
+
+
+def comparable(suite: Suite, folders: Folders) -> pd.DataFrame:
+    """Scores of a suite in the environments that all of its variants with scores have.
+
+    None while a baseline has no score in an environment of all.
+    """
+    scores = scores_of(suite.labels, suite.environments, folders)
+    counts = scores.groupby("label", observed=True).count()
+    scores = scores.loc[:, counts.all()]
+    known = suite.baseline is None or suite.labels[suite.baseline] in counts.index
+    return scores if known and len(scores.columns) else scores[:0]
+
+
+def stacked(scores: pd.DataFrame, labels: Sequence[str]) -> np.ndarray:
+    """Scores (seeds, labels, environments)."""
+    wide = pd.concat([scores.loc[x] for x in labels], axis=1, sort=True).to_numpy()
+    return wide.reshape(len(wide), len(labels), -1)
+
+
+def effects(suite: Suite, folders: Folders) -> dict[str, Estimate]:
+    """What each variant changes against the baseline, the median over environments, by label."""
+    scores, base = comparable(suite, folders), suite.labels[suite.baseline]
+    return {
+        x: estimate(stacked(scores, [x, base]).swapaxes(1, 2), statistics.relative_effect)
+        for x in scores.index.unique("label")
+        if x != base
+    }
+
+
+def chance(scores: pd.DataFrame, ours: str, theirs: str) -> str:
+    """Probability that A is better than B, over those environments that both have.
+
+    A dash for few runs, of which it would often be 0 or 1.
+    """
+    pair = scores[scores.index.isin([ours, theirs], level="label")]
+    counts = pair.groupby("label", observed=True).count()
+    shared = counts.columns[(counts > 0).sum() == 2]
+    if ours == theirs or shared.empty:
+        return "–"
+    both = stacked(pair[shared], [ours, theirs]).swapaxes(1, 2)
+    found = estimate(both, statistics.improvement)
+    return with_interval(found if found.ends else None, RATIO)
+
+
+def side_by_side(scores: pd.DataFrame, columns: Mapping[str, Mapping[str, str]]) -> str:
+    """Scores of each label in each environment, then more columns by label."""
+    table = by_label(scores, lambda x: f"{plus_minus(x)} ({len(x)})")
+    for column, texts in columns.items():
+        table[column] = table.index.map(texts.get)
+    return markdown(table.rename_axis("mean ± std (seeds)").reset_index())
 
 
 def beside(
-    names: dict[Name, str], baseline: Name, environments: Iterable[str], folders: Folders
+    labels: Mapping[Name, str], baseline: Name, environments: Iterable[str], folders: Folders
 ) -> str:
     """Scores of variants, and how probably each is better than the baseline."""
-    usual = scores_of(baseline, folders)
-
-    def better(name: Name) -> str:
-        return "–" if name == baseline else chance(scores_of(name, folders), usual, environments)
-
-    column = f"P(better than {names[baseline]})"
-    return side_by_side(names, environments, folders, {column: better})
+    scores, base = scores_of(labels, environments, folders), labels[baseline]
+    better = {x: chance(scores, x, base) for x in labels.values()}
+    return side_by_side(scores, {f"P(better than {base})": better})
 
 
 def variants_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, and how probably it is better than the baseline."""
-    return beside(labels(suite), suite.baseline, suite.environments, folders)
+    return beside(suite.labels, suite.baseline, suite.environments, folders)
 
 
 def compare(a: Name, b: Name, environments: Iterable[str], folders: Folders) -> str:
     """Two variants in those of the environments that both have."""
-    found = [scores_of(name, folders) for name in (a, b)]
-    shared = [env for env in environments if all(env in x for x in found)]
-    texts = {name: "/".join(filter(None, name)) for name in (a, b)}
-    if not shared:
-        raise BenchmarkError(f"{texts[a]} and {texts[b]} have no results in a common environment.")
-    return beside(texts, b, shared, folders)
+    labels = {name: "/".join(filter(None, name)) for name in (a, b)}
+    runs = runs_of(labels, environments, folders).dropna(subset="score")
+    found = [{*runs["environment"][runs["label"] == x]} for x in labels.values()]
+    if not (shared := [x for x in environments if all(x in own for own in found)]):
+        raise BenchmarkError(
+            f"{' and '.join(labels.values())} have no results in a common environment."
+        )
+    return beside(labels, b, shared, folders)
 
 
-def effects(suite: Suite, folders: Folders) -> dict[Name, Estimate]:
-    """What each variant changes against the baseline, the median over environments."""
-    return estimates(against_baseline(suite, folders)[0], statistics.relative_effect)
+def elsewhere(suite: Suite) -> dict[str, str]:
+    """What others found of a variant, by label."""
+    found = reference("elsewhere").set_index("variant")["found"]
+    return {label: found.get(variant, "") for (_, variant), label in suite.labels.items()}
 
 
 def effects_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, what they amount to beside the baseline, and what others found."""
-    found, others = effects(suite, folders), reference("elsewhere").set_index("variant")["found"]
-    columns = {
-        "effect": lambda name: with_interval(found.get(name), "{:+z.0%}".format),
-        "elsewhere": lambda name: others.get(name[1], ""),
-    }
-    return side_by_side(labels(suite), suite.environments, folders, columns)
+    found = {x: with_interval(y, CHANGE) for x, y in effects(suite, folders).items()}
+    scores = scores_of(suite.labels, suite.environments, folders)
+    return side_by_side(scores, {"effect": found, "elsewhere": elsewhere(suite)})
 
 
-def paper_scores() -> dict[str, float]:
-    """Average normalized score of each variant in the paper's Table 1."""
-    return reference("table1").set_index("variant")["score"].to_dict()
+# --- Table 1 of the paper ---
+
+
+def paper_scores(suite: Suite) -> dict[str, float]:
+    """Average normalized score of each variant in the paper's Table 1, by label."""
+    paper = reference("table1").set_index("variant")["score"]
+    return {label: paper[variant] for (_, variant), label in suite.labels.items()}
+
+
+def normalized(suite: Suite, folders: Folders) -> pd.DataFrame:
+    """Scores on a scale from random actions to the best run (paper, 6.1)."""
+    scores = comparable(suite, folders)
+    random = scores.columns.map(random_returns)
+    return (scores - random) / (scores.max() - random)
+
+
+def averages(scores: pd.DataFrame) -> dict[str, Estimate]:
+    """Mean over environments of the mean of each, by label."""
+    labels = scores.index.unique("label")
+    return {x: estimate(scores.loc[x].to_numpy(), statistics.mean) for x in labels}
 
 
 def normalized_table(suite: Suite, folders: Folders) -> str:
-    """Scores of each variant, their average on the paper's scale, and the paper's if it has one."""
-    (strata, _), paper = normalized(suite, folders), paper_scores()
-    found, form = estimates(strata, statistics.mean_of_strata), "{:.2f}".format
-    columns = {"average normalized score": lambda name: with_interval(found.get(name), form)}
-    if [*suite.variants] == [*paper]:
-        columns["paper, 21 runs in 7"] = lambda name: form(paper[name[1]])
-    text = side_by_side(labels(suite), suite.environments, folders, columns)
-    return text + (agreement(strata) if [x for _, x in found] == [*paper] else "")
+    """Scores of each variant, their average on the paper's scale, and the paper's.
 
-
-def agreement(strata: dict[Name, list]) -> str:
-    """How the order of normalized scores agrees with that of the paper's Table 1.
-
-    Once also without the first row, neither clipping nor penalty: anybody's would come last.
+    Then how the order of the two agrees; once also without the first row, neither clipping nor
+    penalty: anybody's would come last.
     """
-    paper, texts = paper_scores(), []
-    for names in (list(strata), list(strata)[1:]):
-        order = statistics.rank_correlation([paper[variant] for _, variant in names])
-        found = estimate([x for name in names for x in strata[name]], order)
-        texts.append(with_interval(found, "{:.2f}".format))
-    whole, rest = texts
-    return f"\nRank correlation of the two columns: {whole}; without the first row: {rest}.\n"
+    paper, shown = paper_scores(suite), normalized(suite, folders)
+    found = averages(shown)
+    columns = {
+        "average normalized score": {x: with_interval(y, RATIO) for x, y in found.items()},
+        "paper, 21 runs in 7": {x: RATIO(y) for x, y in paper.items()},
+    }
+    text = side_by_side(scores_of(suite.labels, suite.environments, folders), columns)
+    if len(found) < len(paper):
+        return text
+    ranks = []
+    for labels in ([*paper], [*paper][1:]):
+        order = statistics.rank_correlation([paper[x] for x in labels])
+        ranks.append(with_interval(estimate(stacked(shown, labels), order), RATIO))
+    whole, rest = ranks
+    return f"{text}\nRank correlation of the two columns: {whole}; without the first row: {rest}.\n"
 
 
-def chance(ours: Scores, theirs: Scores, environments: Iterable[str]) -> str:
-    """Probability that A is better than B, over those of the environments that both have.
-
-    A dash for few runs, of which it would often be 0 or 1.
-    """
-    strata = in_turns(ours, theirs, environments)
-    found = estimate(strata, statistics.improvement) if strata else None
-    return with_interval(found if found and found.ends else None, "{:.2f}".format)
-
-
-# --- Rivals ---
+# --- Figure 3 of the paper ---
 
 
 def readings(suite: Suite, environment: str) -> dict[str, float]:
     """What others read off the paper's Figure 3, by label of the variants that they read."""
-    found = {}
-    for variant in suite.variants.values():
-        rows = publications(environment, suite.total_timesteps, f"{FIGURE3}: {variant.label}")
-        found[variant.label] = float(number(rows["mean"].mean()))
-    return {label: mean for label, mean in found.items() if not np.isnan(mean)}
+    steps, labels = suite.total_timesteps, suite.labels.values()
+    found = {x: publications(environment, steps, f"{FIGURE3}: {x}")["mean"] for x in labels}
+    return {label: means.mean() for label, means in found.items() if len(means)}
 
 
-def order(scores: dict[str, float]) -> str:
-    """Names by their scores, best first."""
-    names = sorted(scores, key=scores.get, reverse=True)
-    signs = [" = " if scores[a] == scores[b] else " > " for a, b in pairwise(names)]
-    return "".join(f"{name}{sign}" for name, sign in zip(names, [*signs, ""]))
+MEANS = "mean [95 %] (seeds)"  # column of tables
 
 
-def rivals_table(suite: Suite, folders: Folders) -> str:
-    """Variants beside the paper's, how probably the first is better than others, and the orders."""
-    scores = {label: scores_of(name, folders) for name, label in labels(suite).items()}
-    shared, means, rows = suite.shared, {}, []
-    paper = {environment: readings(suite, environment) for environment in shared}
-    for environment in shared:
-        own = {label: x[environment] for label, x in scores.items() if environment in x}
-        # As shown: what looks equal shares a place and a rank.
-        means[environment] = {label: float(number(np.mean(x))) for label, x in own.items()}
-        cells = {x: f"{with_interval(estimate([y], np.mean))} ({len(y)})" for x, y in own.items()}
-        rows.append({"mean [95 %] (seeds)": environment} | dict.fromkeys(scores, "–") | cells)
-        rows.append({"mean [95 %] (seeds)": "paper, read off"})
-        rows[-1] |= {label: f"≈ {number(x)}" for label, x in paper[environment].items()}
-    orders = [{"best first": x, "ours": order(means[x]), "paper": order(paper[x])} for x in shared]
-    ranks = (pd.DataFrame(x.values()).dropna().rank(axis=1).mean() for x in (means, paper))
-    orders.append(dict(zip(orders[0], ["by mean rank", *(order(dict(x)) for x in ranks)])))
-    return "\n".join(map(markdown, (rows, wins(scores, shared), orders))) + missing(suite, folders)
+def means_of(scores: pd.DataFrame) -> pd.DataFrame:
+    """The mean of each label in each environment with its interval."""
+    return by_label(
+        scores, lambda x: f"{with_interval(estimate(matrix(x), statistics.mean))} ({len(x)})"
+    )
 
 
-def wins(scores: dict[str, Scores], environments: Sequence[str]) -> list[dict[str, str]]:
-    """Rows: how probably the first of these is better than each other one."""
-    (first, ours), *others = scores.items()
-    return [
-        {f"P({first} is better than)": name} | {x: chance(ours, y, own) for x, y in others}
-        for name, own in [*((x, [x]) for x in environments), ("all", environments)]
-    ]
+def wins(scores: pd.DataFrame, suite: Suite) -> str:
+    """How probably the first variant is better than each other one."""
+    (first, *others), places = suite.labels.values(), [*scores]
+    return markdown(
+        {f"P({first} is better than)": place} | {x: chance(scores[own], first, x) for x in others}
+        for place, own in [*((x, [x]) for x in places), ("all", places)]
+    )
+
+
+def figure3_table(suite: Suite, folders: Folders) -> str:
+    """Scores of the first variant; all variants beside the paper's; whom the first one beats."""
+    scores = scores_of(suite.labels, suite.shared, folders)
+    cells, means = means_of(scores), []
+    for environment in suite.shared:
+        paper = readings(suite, environment)
+        means.append({MEANS: environment} | dict(cells[environment]))
+        means.append({MEANS: "paper, read off"} | {x: f"≈ {number(paper[x])}" for x in paper})
+    tables = scores_table(suite, folders), markdown(means), wins(scores, suite)
+    return "\n".join(tables) + missing(suite, folders)
 
 
 def mean_policies_table(suite: Suite, folders: Folders) -> str:
     """Scores in training, returns of the mean actions afterwards, and by these who is better."""
-    trained = {label: scores_of(name, folders) for name, label in labels(suite).items()}
-    played = {
-        label: {
-            environment: np.array([np.mean(x.record["walk"]["returns"]) for x in results])
-            for environment, results in by_environment(*name, folders).items()
-        }
-        for name, label in labels(suite).items()
-    }
-    rows = []
-    for environment in suite.environments:
-        for title, scores in ((f"{environment}, in training", trained), ("mean policy", played)):
-            own = {label: x[environment] for label, x in scores.items() if environment in x}
-            row = {x: f"{with_interval(estimate([y], np.mean))} ({len(y)})" for x, y in own.items()}
-            rows.append({"mean [95 %] (seeds)": title} | dict.fromkeys(scores, "–") | row)
-    chances = wins(played, [*suite.environments])
-    return f"{markdown(rows)}\n{markdown(chances)}{missing(suite, folders)}"
+    trained, played = (
+        scores_of(suite.labels, suite.environments, folders, x) for x in (score, played_return)
+    )
+    cells = {f"{x}, in training": means_of(trained)[x] for x in trained}
+    cells |= {f"{x}, mean policy": means_of(played)[x] for x in played}
+    rows = [{MEANS: x} | dict(cells[x]) for x in sorted(cells)]
+    return f"{markdown(rows)}\n{wins(played, suite)}{missing(suite, folders)}"
 
 
 # --- Games ---
@@ -380,22 +370,21 @@ def ppo2_return(environment: str, step: int) -> float:
 
 def games_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant in each game, also as shares of the way from random to human play."""
-    rows, variants = [], {y: by_environment(*x, folders) for x, y in labels(suite).items()}
-    play = reference("atari").set_index("game")
-    for game, (random, human) in play.loc[[*suite.environments]].iterrows():
-        for label, results in ((x, y[game]) for x, y in variants.items() if game in y):
-            scores = facts(results, "score")
-            rows.append(
-                {
-                    **{"game": game, "agent": label, "seeds": len(scores)},
-                    "last 100 episodes": plus_minus(scores),
-                    "human": f"{(np.mean(scores) - random) / (human - random):.0%}",
-                    "whole run": plus_minus(facts(results, "mean_return")),
-                    "hours per run": f"{np.median(facts(results, 'hours')):.2f}",
-                    "ppo2 by then": number(ppo2_return(game, suite.total_timesteps)),
-                    **{"random play": number(random), "human play": number(human)},
-                }
-            )
+    rows, play = [], reference("atari").set_index("game")
+    runs = runs_of(suite.labels, suite.environments, folders)
+    for (game, label), own in runs.groupby(["environment", "label"], sort=False, observed=True):
+        random, human = play.loc[game]
+        rows.append(
+            {
+                **{"game": game, "agent": label, "seeds": own["score"].count()},
+                "last 100 episodes": plus_minus(own["score"]),
+                "human": f"{(own['score'].mean() - random) / (human - random):.0%}",
+                "whole run": plus_minus(own["mean_return"]),
+                "hours per run": RATIO(own["hours"].median()),
+                "ppo2 by then": number(ppo2_return(game, suite.total_timesteps)),
+                **{"random play": number(random), "human play": number(human)},
+            }
+        )
     return markdown(rows) + missing(suite, folders)
 
 
@@ -405,26 +394,19 @@ def games_table(suite: Suite, folders: Folders) -> str:
 def walking_table(suite: Suite, folders: Folders) -> str:
     """A row per run: when it reached returns, how it ended, and how its mean action walks."""
     rows = []
-    found = {label: by_environment(*name, folders) for name, label in labels(suite).items()}
-    runs = (
-        (environment, label, result)
-        for environment in suite.environments
-        for label, results in found.items()
-        for result in results.get(environment, [])
-    )
-    for environment, label, result in runs:
-        steps, returns = result.column("return")
-        walk = {key: np.array(x) for key, x in result.record["walk"].items()}
-        speed = estimate([walk["speeds"]], statistics.mean_of_strata)
+    for run in runs_of(suite.labels, suite.environments, folders).itertuples():
+        steps, returns = run.result.column("return")
+        walk = run.result.record["walk"]
+        speed = estimate(matrix(walk["speeds"]), statistics.mean)
         first = {x: steps[returns >= x][:1] / 1e6 for x in RETURNS_REACHED}
         rows.append(
             {
-                **{"environment": environment, "settings": label, "seed": result.record["seed"]},
-                **{f"M steps to {x}": f"{y[0]:.2f}" if len(y) else "–" for x, y in first.items()},
-                "last 100 episodes": number(result.record["score"]),
+                **{"environment": run.environment, "settings": run.label, "seed": run.seed},
+                **{f"M steps to {x}": RATIO(y[0]) if len(y) else "–" for x, y in first.items()},
+                "last 100 episodes": number(run.score),
                 "mean action": plus_minus(walk["returns"]),
                 "its length": number(np.mean(walk["lengths"])),
-                "its speed, m/s": with_interval(speed, "{:.2f}".format),
+                "its speed, m/s": with_interval(speed, RATIO),
             }
         )
     return markdown(rows)

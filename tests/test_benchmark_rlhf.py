@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from benchmark import record, results, rlhf, run
+from benchmark import pages, record, results, rlhf, run
 from benchmark.definitions import Folders
 from benchmark.suites import SUITES
 
@@ -58,14 +58,15 @@ def test_models_are_kept_with_thinned_curves_and_compared(folders):
     dpo = {"dpo": judged("DPO", 1.2, 3.0, beta=0.2, nll_coef=0.05)}
     add(folders, "rlhf_rivals", "dpo", 1, dpo, [{"logprobs/chosen": -18.0}] * 376)
 
-    curves = {x.record["variant"]: x.curve for x in rlhf.results_of(SUITES["rlhf_rivals"], folders)}
+    found = (results.by_environment("rlhf_rivals", x, folders)["reviews"] for x in ("grpo", "dpo"))
+    curves = {own[-1].record["variant"]: own[-1].curve for own in found}
     assert len(curves["grpo"]) == 2 * 80 and curves["grpo"]["kl"].mean() == 5.0
     assert list(curves["dpo"]["step"][:3]) == [1, 5, 9] and len(curves["dpo"]) == 94
 
-    text = SUITES["rlhf_rivals"].table(SUITES["rlhf_rivals"], folders)
+    text = pages.block("rlhf_rivals", folders)
     assert "| GRPO | target 6 | 2 | 1.75 ± 0.25 | 0.50 ± 0.00 | 6.50 ± 0.50 |" in text
     assert "| DPO + NLL | β = 0.2 | 1 | 1.20 |" in text
-    text = SUITES["rlhf"].table(SUITES["rlhf"], folders)
+    text = pages.block("rlhf", folders)
     assert "| best of n | n = 16 | 1 | 1.30 |" in text
     assert "| 2 | 0.800 | 0.700 | 1.25 | 5.00 (6) | 1.5 | 0 | 512 |\n" in text
 

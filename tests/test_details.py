@@ -3,26 +3,19 @@
 import dataclasses
 import re
 
+import pytest
 from adapters import ROOT, SCRIPTS, on
 
-# Number, kind, title, settings, source; behind the settings a remark may stand.
-TAG = re.compile(
-    r"# (?:Detail (\d+/37|[A-Z]\d+)|(Extra|Deviation)): ([^([]+?)(?: \(([\w, ]+)\)(?:, [^[]+)?)?"
-    r"(?: \[(.+)\])?"
-)
+from benchmark.tags import LIKE_A_TAG, tags_of
+
 FILE = r"(?:\w+: )?(?:[\w-]+/)*\w+\.py L\d+(?:-\d+)?(?:, L\d+(?:-\d+)?)*"
 pytestmark = on(*SCRIPTS)
 
 
 def tags(path):
     """Line, number or kind, title, settings, source of each tag, in the order of the file."""
-    for line, text in enumerate(path.read_text().splitlines(), 1):
-        text = text.strip()
-        if re.match(r"# (Detail|Extra|Deviation)\b", text):
-            match = TAG.fullmatch(text)
-            assert match, f"malformed: {text}"
-            number, kind, title, settings, source = match.groups()
-            yield line, number or kind, title, settings.split(", ") if settings else [], source
+    found = tags_of(path.read_text())
+    return [(x.line, x.number or x.kind, x.title, x.settings, x.source) for x in found]
 
 
 def test_every_script_has_an_adapter_and_every_adapter_a_script():
@@ -35,6 +28,20 @@ def test_each_script_has_each_detail_it_owes_once_and_the_known_extras(script):
     found = [(number, title) for _, number, title, *_ in tags(script.path)]
     assert sorted(x for x, _ in found if x[-1].isdigit()) == sorted(script.owes)
     assert sorted(title for x, title in found if not x[-1].isdigit()) == sorted(script.extras)
+
+
+def test_a_malformed_tag_is_an_error():
+    for line in (
+        "# Detail: title",
+        "# Extra title",
+        "# Detail 3/37: title [a.py L1] b",
+        "# Detail 3/37",
+    ):
+        with pytest.raises(ValueError, match="Malformed"):
+            tags_of(f"x = 1\n    {line}\n")
+    own, other = tags_of("# Extra: a b (c, not d), e [f.py L1]\n# Why.\n# Detail R2: g\nx = 1\n")
+    assert own == (1, "Extra", "", "a b", ["c", "not d"], "f.py L1", "Why.")
+    assert other == (3, "Detail", "R2", "g", [], "", "")
 
 
 def test_a_number_has_the_same_title_in_every_script():
@@ -69,8 +76,8 @@ def test_below_a_tag_stands_its_reason_in_one_line_and_then_the_statement(script
     lines = [line.strip() for line in script.path.read_text().splitlines()]
     for line, *_ in tags(script.path):
         reason, below = lines[line : line + 2]
-        assert re.fullmatch(r"# [A-Z].{20,97}\.", reason) and not TAG.fullmatch(reason), reason
-        assert below and (below[0] != "#" or TAG.fullmatch(below)), f"line {line + 2}: {below}"
+        assert re.fullmatch(r"# [A-Z].{20,97}\.", reason) and not LIKE_A_TAG.match(reason), reason
+        assert below and (below[0] != "#" or LIKE_A_TAG.match(below)), f"line {line + 2}: {below}"
 
 
 def test_second_sites_refer_to_a_tag_of_the_script_or_of_one_that_it_copies(script):

@@ -267,7 +267,7 @@ class TestNumbers:
         self, tab, committed, suite, environment, variant
     ):
         visit(tab, "runs.html", f"#suite={suite}&environment={environment}")
-        label = tables.labels(SUITES[suite])[suite, variant]
+        label = SUITES[suite].labels[suite, variant]
         row = tab.locator("#table tbody tr").filter(has=tab.get_by_text(label, exact=True))
         results = by_environment(suite, variant, committed)[environment]
         cells = tables.score_cells(tables.facts(results, "score"))
