@@ -39,8 +39,10 @@ def test_a_malformed_tag_is_an_error():
     ):
         with pytest.raises(ValueError, match="Malformed"):
             tags_of(f"x = 1\n    {line}\n")
-    own, other = tags_of("# Extra: a b (c, not d), e [f.py L1]\n# Why.\n# Detail R2: g\nx = 1\n")
+    text = "# Extra: a b (c, not d), e [f.py L1]\n# Why.\n# Detail R2: g\n# Deviation: h\nx = 1\n"
+    own, other, last = tags_of(text)
     assert own == (1, "Extra", "", "a b", ["c", "not d"], "f.py L1", "Why.")
+    assert last == (4, "Deviation", "", "h", [], "", "")
     assert other == (3, "Detail", "R2", "g", [], "", "")
 
 
