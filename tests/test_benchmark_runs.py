@@ -135,7 +135,9 @@ def bench(tmp_path):
 def test_a_finished_suite_is_not_run_again(bench):
     assert "A-v1/seed2 done" in bench.run("tiny")
     bench.check_complete()
+    shutil.rmtree(bench.folder / "benchmark/results")  # as if it had been killed before it collects
     assert "3 runs, 3 of them done before." in bench.run("tiny")
+    bench.check_complete()
     assert all(len(bench.lines(x, "starts.txt")) == 1 for x in NAMES)
     record = bench.records()[A1]
     assert record["commit"] == bench.old and record["settings"] == {"seed": "1"}
