@@ -34,7 +34,7 @@ from benchmark import (
 )
 from benchmark.__main__ import main
 from benchmark.definitions import Contender, Contest, Folders
-from benchmark.provenance import ROOT, BenchmarkError, git, sources_at
+from benchmark.provenance import ROOT, BenchmarkError, git, source_at
 
 FOLDERS = Folders()
 SUITES = suites.SUITES
@@ -200,7 +200,7 @@ def test_a_walk_plays_with_the_policy_of_a_run(tmp_path, monkeypatch):
     assert steps == found["lengths"][0]
 
 
-def test_a_peer_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
+def test_stable_baselines3_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     size = "--num-envs 2 --num-steps 64 --num-minibatches 2 --update-epochs 1 --seed 3"
     line = f"stable_baselines3_ppo --env-id CartPole-v1 --kind classic --total-timesteps 512 {size}"
@@ -549,13 +549,14 @@ def test_a_contest_continues_where_it_failed_and_is_complete_repetition_by_repet
 
 @functools.cache
 def settings_of(source):
-    """Names of the fields of `Args` in a script."""
+    """Names of the fields of every `Args` in the text of scripts."""
     tree = ast.parse(source)
-    args = next(x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Args")
-    return {x.target.id for x in args.body if isinstance(x, ast.AnnAssign)}
+    args = [x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Args"]
+    return {y.target.id for x in args for y in x.body if isinstance(y, ast.AnnAssign)}
 
 
-# Flags of earlier versions of the scripts, and their present names.
+# A file and flags of earlier versions of the scripts, and their present names.
+MOVED = {"benchmark/peers.py": "benchmark/stable_baselines3_ppo.py"}
 RENAMED = {
     "ppo_continuous_action.py": {"desired-kl": "adapt-lr-kl", "target-kl": "early-stop-kl"},
     "ppo_kl_penalty.py": {"target-kl": "penalty-kl"},
@@ -576,7 +577,7 @@ def test_committed_results_name_commit_and_settings_that_exist(suite):
     for key, made in results.done(suite, FOLDERS).items():
         expected = run.Run(SUITES[suite], *key, FOLDERS)
         result = results.Result(made, FOLDERS.results / f"{suite}.csv")
-        assert made["script"] == expected.script, key
+        assert MOVED.get(made["script"], made["script"]) == expected.script, key
         given, flags = made["flags"], " ".join(expected.flags)
         assert options(given, made["script"]) == options(flags, made["script"]), key
         if SUITES[suite].total_timesteps:
@@ -587,9 +588,11 @@ def test_committed_results_name_commit_and_settings_that_exist(suite):
             assert all("method" in x for x in made["models"].values())
         assert made["settings"]["seed"] == made["seed"]
         if has_history:
-            sources = sources_at(made["commit"], made["script"])  # a rival's Args extend a script's
-            own, *others = (settings_of(x) - record.NOT_SETTINGS for x in sources.values())
-            assert own <= set(made["settings"]) <= own.union(*others), key
+            source = source_at(made["commit"], made["script"])
+            home = re.search(r"^import (ppo_\w+)", source, re.MULTILINE)  # whose Args it extends
+            whole = source + source_at(made["commit"], f"{home[1]}.py") if home else source
+            own, known = (settings_of(x) - record.NOT_SETTINGS for x in (source, whole))
+            assert own <= set(made["settings"]) <= known, key
 
 
 def test_two_runs_of_the_real_script_end_to_end(folders, bench, capfd, monkeypatch):
