@@ -691,14 +691,6 @@ HEALTH = [
 ]
 
 
-# Copied from ppo_continuous_action.py
-def choose_device(args: Any) -> torch.device:
-    """Where networks learn: the GPU if there is one and nothing else was asked for."""
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
-    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
-
-
 def own_device(args: Args) -> torch.device:
     """Where this process learns: on a GPU of its own, if on a GPU."""
     device, gpus = choose_device(args), torch.cuda.device_count()
@@ -829,13 +821,22 @@ def compiled(function: Callable, device: torch.device) -> Callable:
     return lambda *args: chosen(*args)
 
 
+# === Metrics, logs, checkpoints, flags: the same in all scripts for environments ===
 # Copied from ppo_continuous_action.py
+
+
+def choose_device(args: Any) -> torch.device:
+    """Where networks learn: the GPU if there is one and nothing else was asked for."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
+    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
 def means(rows: list[Tensors]) -> dict[str, float]:
     """Mean of each metric over the minibatches of all rows."""
     return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
 
 
-# Copied from ppo_continuous_action.py
 def observed_returns(rewards: Tensor, next_values: Tensor, done: Tensor, gamma: float) -> Tensor:
     """The discounted rewards that followed each step until its episode ended, (T, N) like all.
 
@@ -850,7 +851,6 @@ def observed_returns(rewards: Tensor, next_values: Tensor, done: Tensor, gamma: 
     return torch.tensor(columns).T.to(rewards)
 
 
-# Copied from ppo_continuous_action.py
 def diagnose(logratio: Tensor, advantages: Tensor, values: Tensor, observed: Tensor) -> Tensors:
     """Metrics of the values beside the observed returns, and of the policy's update, all (T, N).
 
@@ -866,7 +866,6 @@ def diagnose(logratio: Tensor, advantages: Tensor, values: Tensor, observed: Ten
     }
 
 
-# Copied from ppo_continuous_action.py
 def return_lost(episodes: list[dict]) -> bool:
     """Whether the last twentieth of the episodes, 20 at least, lost a fifth of what was gained.
 
@@ -878,7 +877,6 @@ def return_lost(episodes: list[dict]) -> bool:
     return len(means) > 0 and means[-1] < means[0] + 0.8 * (means.max() - means[0])
 
 
-# Copied from ppo_continuous_action.py
 def unhealthy(history: list[dict], episodes: list[dict]) -> dict[str, str]:
     """What to do about each metric that has been unhealthy for as long as `HEALTH` says."""
     found, part = {}, min(history[0]["global_step"] / 2000, 1)  # what an iteration counts
@@ -890,7 +888,6 @@ def unhealthy(history: list[dict], episodes: list[dict]) -> dict[str, str]:
     return found
 
 
-# Copied from ppo_continuous_action.py
 def log(
     writer: SummaryWriter,
     history: list[dict],
@@ -915,7 +912,6 @@ def log(
             tqdm.write(f"Warning: {name} is {metrics[name]:.3g}. {advice}")
 
 
-# Copied from ppo_continuous_action.py
 def details(args: Any) -> str:
     """The implementation details with their lines and the values of their settings."""
     tag = re.compile(r" *# (?:Detail )?(\d+/37|[A-Z]\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
@@ -928,7 +924,6 @@ def details(args: Any) -> str:
     return "\n".join(rows)
 
 
-# Copied from ppo_continuous_action.py
 def open_run(args: Args, env_name: str) -> tuple[Path, SummaryWriter, dict[str, Any] | None]:
     """The folder of a run, its log, and the checkpoint if it is resumed."""
     began = f"{env_name}__{SCRIPT}__{args.seed}__{time.time_ns()}"
@@ -957,7 +952,6 @@ def open_run(args: Args, env_name: str) -> tuple[Path, SummaryWriter, dict[str, 
     return run_dir, writer, saved
 
 
-# Copied from ppo_continuous_action.py
 def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
     """Write tensors and plain values into a file that is the old or the new one, never half."""
     settings = {**dataclasses.asdict(args), "resume": None}
@@ -968,7 +962,6 @@ def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
         raise UsageError(f"The checkpoint in {run_dir} stays the last one: {error}") from error
 
 
-# Copied from ppo_continuous_action.py
 def load_checkpoint(run_dir: str | Path) -> tuple[Args, Agent, dict[str, Any]]:
     """The settings, the agent and all else that a run has saved; reading it runs no code."""
     path = Path(run_dir) / "checkpoint.pt"
@@ -984,6 +977,28 @@ def load_checkpoint(run_dir: str | Path) -> tuple[Args, Agent, dict[str, Any]]:
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
         raise UsageError(f"{path} is missing, damaged or of another script: {reason}") from error
     return args, agent, saved
+
+
+def read_settings() -> Args:
+    """The command line; with --resume and --evaluate, its defaults are the settings of the run."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume", "--evaluate", dest="folder")
+    folder = parser.parse_known_args()[0].folder
+    args = tyro.cli(Args, default=load_checkpoint(folder)[0] if folder else Args())
+    kept = vars(settings_of_run(args))
+    if other := [name for name, value in vars(args).items() if kept[name] != value]:
+        raise UsageError(f"{folder} has its own {other[0]}: leave that flag out.")
+    return args
+
+
+def interrupt(*_: Any) -> None:
+    """Answer Ctrl-C: finish and save this iteration; the next Ctrl-C stops at once."""
+    STOP.set()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tqdm.write("Finishing this iteration and saving it; Ctrl-C again stops at once.")
+
+
+# === The use of a policy, and `main` ===
 
 
 def load_policy(run_dir: str | Path) -> Callable[..., int]:
@@ -1030,27 +1045,6 @@ def settings_of_run(args: Args) -> Args:
     free += ["resume", "total_timesteps", "checkpoint_interval", "track"] if args.resume else []
     free += ["evaluate", "eval_episodes", "capture_video"] if args.evaluate else []
     return dataclasses.replace(load_checkpoint(folder)[0], **{x: getattr(args, x) for x in free})
-
-
-# Copied from ppo_continuous_action.py
-def read_settings() -> Args:
-    """The command line; with --resume and --evaluate, its defaults are the settings of the run."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--resume", "--evaluate", dest="folder")
-    folder = parser.parse_known_args()[0].folder
-    args = tyro.cli(Args, default=load_checkpoint(folder)[0] if folder else Args())
-    kept = vars(settings_of_run(args))
-    if other := [name for name, value in vars(args).items() if kept[name] != value]:
-        raise UsageError(f"{folder} has its own {other[0]}: leave that flag out.")
-    return args
-
-
-# Copied from ppo_continuous_action.py
-def interrupt(*_: Any) -> None:
-    """Answer Ctrl-C: finish and save this iteration; the next Ctrl-C stops at once."""
-    STOP.set()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    tqdm.write("Finishing this iteration and saving it; Ctrl-C again stops at once.")
 
 
 def main() -> None:

@@ -564,13 +564,6 @@ HEALTH = [
 ]
 
 
-def choose_device(args: Any) -> torch.device:
-    """Where networks learn: the GPU if there is one and nothing else was asked for."""
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
-    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
-
-
 def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gym.Env:
     """Make one environment, whose observations and actions are vectors of floats."""
     warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
@@ -704,6 +697,16 @@ def compiled(function: Callable, device: torch.device) -> Callable:
 
     chosen = first_call
     return lambda *args: chosen(*args)
+
+
+# === Metrics, logs, checkpoints, flags: the same in all scripts for environments ===
+
+
+def choose_device(args: Any) -> torch.device:
+    """Where networks learn: the GPU if there is one and nothing else was asked for."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
+    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def means(rows: list[Tensors]) -> dict[str, float]:
@@ -853,6 +856,28 @@ def load_checkpoint(run_dir: str | Path) -> tuple[Args, Agent, dict[str, Any]]:
     return args, agent, saved
 
 
+def read_settings() -> Args:
+    """The command line; with --resume and --evaluate, its defaults are the settings of the run."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume", "--evaluate", dest="folder")
+    folder = parser.parse_known_args()[0].folder
+    args = tyro.cli(Args, default=load_checkpoint(folder)[0] if folder else Args())
+    kept = vars(settings_of_run(args))
+    if other := [name for name, value in vars(args).items() if kept[name] != value]:
+        raise UsageError(f"{folder} has its own {other[0]}: leave that flag out.")
+    return args
+
+
+def interrupt(*_: Any) -> None:
+    """Answer Ctrl-C: finish and save this iteration; the next Ctrl-C stops at once."""
+    STOP.set()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tqdm.write("Finishing this iteration and saving it; Ctrl-C again stops at once.")
+
+
+# === The use of a policy, and `main` ===
+
+
 def load_policy(
     run_dir: str | Path, env_factory: Callable[[], gym.Env] | None = None
 ) -> Callable[..., np.ndarray]:
@@ -910,25 +935,6 @@ def settings_of_run(args: Args) -> Args:
     free += ["resume", "total_timesteps", "checkpoint_interval", "track"] if args.resume else []
     free += ["evaluate", "eval_episodes", "capture_video"] if args.evaluate else []
     return dataclasses.replace(load_checkpoint(folder)[0], **{x: getattr(args, x) for x in free})
-
-
-def read_settings() -> Args:
-    """The command line; with --resume and --evaluate, its defaults are the settings of the run."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--resume", "--evaluate", dest="folder")
-    folder = parser.parse_known_args()[0].folder
-    args = tyro.cli(Args, default=load_checkpoint(folder)[0] if folder else Args())
-    kept = vars(settings_of_run(args))
-    if other := [name for name, value in vars(args).items() if kept[name] != value]:
-        raise UsageError(f"{folder} has its own {other[0]}: leave that flag out.")
-    return args
-
-
-def interrupt(*_: Any) -> None:
-    """Answer Ctrl-C: finish and save this iteration; the next Ctrl-C stops at once."""
-    STOP.set()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    tqdm.write("Finishing this iteration and saving it; Ctrl-C again stops at once.")
 
 
 def main() -> None:

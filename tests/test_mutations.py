@@ -42,8 +42,8 @@ ABSOLUTE = "the absolute value is the same"
 DEFAULT = "so it is by default"
 EQUIVALENT = {
     "atari": {
-        "2: nn.Conv2d(64, 64, kernel_size=3, stride=1) "
-        "-> (nn.Conv2d(64, 64, kernel_size=3))": DEFAULT,
+        "2, 21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
+        "(nn.Conv2d(64, 64, kernel_size=3))": DEFAULT,
     },
     "continuous": {
         "25: -1 -> (1) (2)": MINIBATCH,
