@@ -29,7 +29,7 @@ def add(folders, suite, variant, seed, models, updates):
     content = {"args": args, "quality": quality, "results": models}
     (made.log / "results.json").write_text(json.dumps(content))
     facts, curve = record.summarize_stages(made.log, 90.0, made.suite.points)
-    about = {"environment": "reviews", "variant": variant, "seed": seed, "commit": "abc"}
+    about = {"environment": "reviews", "variant": variant, "seed": seed, "peak_mib": 512}
     kept = {"record": about | {"script": made.script} | facts, "curve": curve.to_dict("list")}
     (made.folder / "result.json").write_text(json.dumps(kept))
     results.collect(SUITES[suite], folders)
