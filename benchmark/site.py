@@ -13,25 +13,29 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from benchmark import annotate, health, rlhf, tables
-from benchmark.annotate import TEMPLATES, Source, slug
+from benchmark import annotate, health, pages, rlhf, tables
+from benchmark.annotate import HOME, SHORT, TEMPLATES, Source
 from benchmark.definitions import Folders, Suite
 from benchmark.provenance import ROOT
 from benchmark.results import KEY, Result, by_environment, done
-from benchmark.suites import CONTINUOUS, SCRIPTS, SHOWN, SUITES
+from benchmark.suites import SCRIPTS, SUITES
 
 DOCS = ROOT / "docs"
-FIRST = next(iter(SCRIPTS))  # is index.html
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
-RESOLUTION = {"return": (50, 4)}  # points of a curve, and their digits
-OTHERWISE = (12, 3)
+PICTURE = ROOT / "benchmark" / "figures" / "site.png"  # for sharing, and in README
+BEFORE_AFTER = ("healthy", "without-statistics")  # variants of the suite bugs_evaluation
+POINTS = {"return": 32}  # of a curve
+OTHERWISE = 10
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}  # columns of curves
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")
 
 
 def page_of(script: str) -> str:
     """File of a script's page."""
-    return "index.html" if script == FIRST else script.replace(".py", ".html")
+    return "index.html" if script == SHORT else script.replace(".py", ".html")
+
+
+# --- Runs ---
 
 
 def shown(suite: Suite, folders: Folders) -> dict[tables.Name, str]:
@@ -42,41 +46,30 @@ def shown(suite: Suite, folders: Folders) -> dict[tables.Name, str]:
     }
 
 
-def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
-    """What the ablation says of a detail, by its number or title: a text, and places on an axis."""
-    suite, found = SUITES["ablation"], {}
-    for name, effect in tables.effects(suite, folders).items():
-        if name[0] == suite.name:
-            variant, (low, high) = suite.variants[name[1]], effect.ends or (effect.value,) * 2
-            row = {
-                "label": variant.label.removeprefix("extra: "),
-                "text": tables.with_interval(effect, "{:+z.0%}".format).replace("-", "−"),
-                "places": (effect.value, low, high),
-                "sure": not low <= 0 <= high,
-                "link": f"runs.html#suite=ablation&lines=0,{[*shown(suite, folders)].index(name)}",
-            }
-            for key in variant.details:
-                found.setdefault(key, []).append(row)
-    return found
-
-
-# --- Runs ---
-
-
 def curve(results: list[Result], stage: str | None = None) -> dict[str, Any]:
     """The metrics of each seed on a grid of steps, which ends at `total`."""
     runs = {x.record["seed"]: x.curve for x in results}
     runs = {x: rows if stage is None else rows[rows["stage"] == stage] for x, rows in runs.items()}
     total = stage is None and results[0].record["settings"].get("total_timesteps")
     total = total or int(max(rows["step"].max() for rows in runs.values()))
-    found: dict[str, dict[int, list[float]]] = {}
+    found: dict[str, dict[int, np.ndarray]] = {}
     for seed, rows in runs.items():
         for metric in (x for x in rows if x not in NOT_SHOWN and rows[x].notna().any()):
-            known = rows[["step", metric]].dropna()
-            points, digits = RESOLUTION.get(metric, OTHERWISE)
+            known, points = rows[["step", metric]].dropna(), POINTS.get(metric, OTHERWISE)
             values = np.interp(total / points * np.arange(1, points + 1), *known.to_numpy().T)
-            found.setdefault(metric, {})[seed] = [float(f"{x:.{digits}g}") for x in values]
-    return {"total": total, "metrics": found}
+            found.setdefault(metric, {})[seed] = values
+    return {"total": total, "metrics": {x: packed(own) for x, own in found.items()}}
+
+
+def packed(runs: dict[int, np.ndarray]) -> dict[str, Any]:
+    """Curves as whole numbers of a unit, a power of ten: three digits in the median."""
+    sizes = np.abs(np.concatenate([*runs.values()]))
+    sizes = sizes[sizes > 0] if sizes.any() else np.ones(1)
+    unit = 10.0 ** (np.floor(np.log10(np.median(sizes))) - 2)
+    return {
+        "unit": unit,
+        "runs": {x: np.rint(y / unit).astype(int).tolist() for x, y in runs.items()},
+    }
 
 
 def stages(environment: str, label: str, results: list[Result]) -> list[dict[str, Any]]:
@@ -112,56 +105,77 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
     return {"about": suite.reproduces, "environments": environments, "lines": lines}
 
 
-# --- To play with ---
+# --- Beside the code ---
 
 
-def frontier(folders: Folders) -> list[dict[str, Any]]:
-    """The models of the RLHF suites: means over seeds by method and strength of the penalty."""
-    rows = []
-    for name in SHOWN:
-        found = rlhf.models(SUITES[name], folders).astype({"KL": float, "gold": float})
-        means = found.groupby(["method", "penalty"], sort=False)[["KL", "gold"]].mean().round(3)
-        rows += means.reset_index().to_dict("records")
-    return rows
+def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
+    """What the ablation says of a detail, by its number or title: a text, and places on an axis.
 
-
-# --- Bugs ---
+    A switch of several details stands at the first.
+    """
+    suite, found = SUITES["ablation"], {}
+    for name, effect in tables.effects(suite, folders).items():
+        if name[0] == suite.name:
+            variant, (low, high) = suite.variants[name[1]], effect.ends or (effect.value,) * 2
+            row = {
+                "label": variant.label.removeprefix("extra: "),
+                "text": tables.with_interval(effect, "{:+z.0%}".format).replace("-", "−"),
+                "places": (effect.value, low, high),
+                "sure": not low <= 0 <= high,
+                "link": f"runs.html#suite=ablation&lines=0,{[*shown(suite, folders)].index(name)}",
+            }
+            found.setdefault(variant.details[0], []).append(row)
+    return found
 
 
 def bugs_of(folders: Folders) -> list[dict[str, Any]]:
-    """The bugs of the suites that have them: texts or settings, a link to their runs, symptoms."""
+    """The bugs of training: texts or settings, what they cost, a link to them over healthy runs."""
     found = []
-    for suite in SUITES.values():
+    for suite in (x for x in SUITES.values() if x.name.startswith("bugs") and not x.evaluated):
         names = [*shown(suite, folders)]
-        broken = [x for x in suite.variants if not health.is_healthy(suite, x)]
-        for name in broken if any(x.replaced for x in suite.variants.values()) else ():
-            bug = suite.variants[name]
+        for name in (x for x in suite.variants if not health.is_healthy(suite, x)):
             cells = {x: health.cells(suite, name, x, folders) for x in suite.environments}
-            said = [
-                f"{x}: return {y['change']}, warned in {y[health.SAID].replace('`', '')}"
-                for x, y in cells.items()
-                if y
-            ]
-            if said:
-                flags = [] if bug.replaced else FLAG.findall(bug.flags)
-                row = {"suite": suite.name, "script": bug.script, "label": bug.label}
-                row |= {"texts": bug.replaced, "settings": {x.replace("-", "_") for x in flags}}
-                pair = (health.control(suite, name), name)
+            cells = {x: y for x, y in cells.items() if y}
+            if cells:
+                bug, pair = suite.variants[name], (health.control(suite, name), name)
+                changes = (x["change"].split()[0].replace("-", "−") for x in cells.values())
                 lines = ",".join(str(names.index((suite.name, x))) for x in pair)
-                row |= {"link": f"#suite={suite.name}&lines={lines}"}
-                found.append(row | {"symptom": "; ".join(said)})
+                row = {"script": bug.script, "label": bug.label, "changes": ", ".join(changes)}
+                row |= {"text": bug.replaced[0][0] if bug.replaced else "\0"}
+                row |= {"setting": "".join(FLAG.findall(bug.flags)[:1]).replace("-", "_")}
+                found.append(row | {"link": f"#suite={suite.name}&lines={lines}"})
     return found
 
 
-def inside(segment: annotate.Segment, script: Source, bugs: list[dict]) -> list[dict[str, Any]]:
-    """The bugs whose text begins in a segment or, where they are only flags, whose setting does."""
-    lines, found = {number for number, *_ in segment.lines}, []
-    settings = {x for note in segment.notes for x, _ in note.settings}
+def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Bugs by the titles of the tags whose statements or settings they change, or of functions."""
+    at, by_setting, found, outer = {}, {}, {}, ""
+    for segment in script.segments:
+        outer = [outer, *(x.title for x in segment.notes if not x.label)][-1]
+        inner = [outer, *(x.title for x in segment.notes)][-1]
+        at |= {line: outer if mark is None else inner for line, _, mark in segment.lines}
+        by_setting |= {x: note.title for note in segment.notes for x, _ in note.settings}
     for bug in (x for x in bugs if x["script"] == script.name):
-        start = script.text.find(bug["texts"][0][0]) if bug["texts"] else -1
-        here = start >= 0 and script.text.count("\n", 0, start) + 1 in lines
-        found += [bug] if here or bug["settings"] & settings else []
+        before, exists, _ = script.text.partition(bug["text"])
+        title = at.get(before.count("\n") + 1) if exists else by_setting.get(bug["setting"])
+        found.setdefault(title, []).append(bug)
     return found
+
+
+def gains(folders: Folders) -> dict[str, Any]:
+    """What the full script has beyond the short one, in numbers of the committed results."""
+    task = SCRIPTS[HOME].environment
+    runs = [by_environment(SCRIPTS[x].suite, "", folders) for x in (SHORT, HOME)]
+    rates = pages.measured(folders)["continuous"].set_index(["contender", "repetition"])
+    rates = rates["steps_per_second"].unstack(0)
+    walks = [by_environment("bugs_evaluation", x, folders)["Hopper-v4"] for x in BEFORE_AFTER]
+    return {
+        "task": task,
+        "minutes": [60 * np.median(tables.facts(x[task], "hours")) for x in runs],
+        "speed": (rates[HOME] / rates.drop(columns=HOME).squeeze()).median(),
+        "noticed": re.findall(r"\*\*(.+?)\*\*", pages.block("goal", folders)),
+        "evaluated": [np.mean([x.record["walk"]["returns"] for x in own]) for own in walks],
+    }
 
 
 # --- Pages ---
@@ -176,22 +190,21 @@ def build(folders: Folders) -> dict[str, bytes]:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
-    bugs = bugs_of(folders)
-    found, scripts = worths(folders), {name: Source(name) for name in SCRIPTS}
-    suites = [x for x in SUITES.values() if x.name != "smoke" and done(x.name, folders)]
+    reviews = json.loads((folders.results / "reviews.json").read_text())
+    found, bugs, sources = worths(folders), bugs_of(folders), {x: Source(x) for x in SCRIPTS}
+    every = [x for own in found.values() for x in own]
+    suites = {x: done(x, folders) for x in SUITES if x != "smoke"}
+    suites = {x: len(own) for x, own in suites.items() if own}
     environment.globals |= {
-        "scripts": {name: (page_of(name), x.shows) for name, x in SCRIPTS.items()},
-        "page_of": page_of,
-        "worth_of": lambda note: found.get(note.key.removesuffix("/37")) or found.get(note.title),
-        "slug": slug,
-        "formula": annotate.formula,
-        "prose": annotate.prose,
-        "first": FIRST,
-        "full": CONTINUOUS,
-        "bugs_in": lambda segment, script: inside(segment, script, bugs),
+        **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
+        **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},
+        **{"slug": annotate.slug, "formula": annotate.formula, "prose": annotate.prose},
+        **{"worths": found, "tasks": SUITES["ablation"].environments},
+        "example": max(every, key=lambda x: abs(x["places"][0]), default=None),
+        **{"gains": gains(folders), "reviews": reviews, "all_bugs": bugs},
     }
     files = {name: (TEMPLATES / name).read_bytes() for name in ASSETS}
+    files[PICTURE.name] = PICTURE.read_bytes()
 
     def page(path: str, template: str, **content: Any) -> None:
         text = environment.get_template(template).render(path=path, **content)
@@ -202,20 +215,15 @@ def build(folders: Folders) -> dict[str, bytes]:
         text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
         files[f"data/{name}.js"] = f"data({json.dumps(name)},{text})\n".encode()
 
-    every = [x for own in found.values() for x in own]
-    example = max(every, key=lambda x: abs(x["places"][0]), default=None)
-    tasks = SUITES["ablation"].environments
-    for name, script in scripts.items():
-        page(page_of(name), "script.html", script=script, example=example, tasks=tasks)
-    reviews = json.loads((folders.results / "reviews.json").read_text())
-    usual = scripts[CONTINUOUS].defaults
-    sliders = {"epsilon": "clip_coef", "gamma": "gamma", "lambda": "gae_lambda"}
-    sliders = {x: usual[y] for x, y in sliders.items()}
-    page("play.html", "play.html", reviews=reviews, **sliders)
-    data("play", {"reviews": reviews, "frontier": frontier(folders)})
-    page("runs.html", "runs.html", suites={x.name: len(done(x.name, folders)) for x in suites})
-    for suite in suites:
-        data(suite.name, suite_data(suite, folders))
+    for name, script in sources.items():
+        template = "index.html" if name == SHORT else "script.html"
+        beside = placed(sources[HOME] if name == SHORT else script, bugs)
+        page(page_of(name), template, script=script, bugs=beside)
+    page("play.html", "play.html", usual=sources[HOME].defaults)
+    page("runs.html", "runs.html")
+    data("play", reviews)
+    for name in suites:
+        data(name, suite_data(SUITES[name], folders))
     return files
 
 
