@@ -51,25 +51,20 @@ def curve(results: list[Result], stage: str | None = None) -> dict[str, Any]:
     runs = {x.record["seed"]: x.curve for x in results}
     runs = {x: rows if stage is None else rows[rows["stage"] == stage] for x, rows in runs.items()}
     total = stage is None and results[0].record["settings"].get("total_timesteps")
-    total = total or int(max(rows["step"].max() for rows in runs.values()))
-    found: dict[str, dict[int, np.ndarray]] = {}
-    for seed, rows in runs.items():
-        for metric in (x for x in rows if x not in NOT_SHOWN and rows[x].notna().any()):
-            known, points = rows[["step", metric]].dropna(), POINTS.get(metric, OTHERWISE)
-            values = np.interp(total / points * np.arange(1, points + 1), *known.to_numpy().T)
-            found.setdefault(metric, {})[seed] = values
-    return {"total": total, "metrics": {x: packed(own) for x, own in found.items()}}
+    total, metrics = total or int(max(rows["step"].max() for rows in runs.values())), {}
+    for name in {x: 0 for rows in runs.values() for x in rows if x not in NOT_SHOWN}:
+        known = {x: rows[["step", name]].dropna() for x, rows in runs.items() if name in rows}
+        grid = total * np.linspace(0, 1, POINTS.get(name, OTHERWISE) + 1)[1:]
+        values = {x: np.interp(grid, *y.to_numpy().T) for x, y in known.items() if len(y)}
+        metrics |= {name: packed(values)} if values else {}
+    return {"total": total, "metrics": metrics}
 
 
 def packed(runs: dict[int, np.ndarray]) -> dict[str, Any]:
     """Curves as whole numbers of a unit, a power of ten: three digits in the median."""
-    sizes = np.abs(np.concatenate([*runs.values()]))
-    sizes = sizes[sizes > 0] if sizes.any() else np.ones(1)
-    unit = 10.0 ** (np.floor(np.log10(np.median(sizes))) - 2)
-    return {
-        "unit": unit,
-        "runs": {x: np.rint(y / unit).astype(int).tolist() for x, y in runs.items()},
-    }
+    sizes = np.abs([*runs.values()])
+    unit = 10.0 ** (np.floor(np.log10(np.median(sizes[sizes > 0]))) - 2) if sizes.any() else 1.0
+    return {"unit": unit, "runs": {x: [*map(round, (y / unit).tolist())] for x, y in runs.items()}}
 
 
 def stages(environment: str, label: str, results: list[Result]) -> list[dict[str, Any]]:
@@ -142,23 +137,29 @@ def bugs_of(folders: Folders) -> list[dict[str, Any]]:
                 lines = ",".join(str(names.index((suite.name, x))) for x in pair)
                 row = {"script": bug.script, "label": bug.label, "changes": ", ".join(changes)}
                 row |= {"text": bug.replaced[0][0] if bug.replaced else "\0"}
-                row |= {"setting": "".join(FLAG.findall(bug.flags)[:1]).replace("-", "_")}
+                row |= {"settings": [x.replace("-", "_") for x in FLAG.findall(bug.flags)]}
                 found.append(row | {"link": f"#suite={suite.name}&lines={lines}"})
     return found
 
 
 def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Bugs by the titles of the tags whose statements or settings they change, or of functions."""
-    at, by_setting, found, outer = {}, {}, {}, ""
+    """Bugs by the titles of what they change: a tag's statement or setting, or a function.
+
+    A function with one tag stands for its statement.
+    """
+    at, tags, by_setting, found, outer = {}, {"": []}, {}, {}, ""
     for segment in script.segments:
-        outer = [outer, *(x.title for x in segment.notes if not x.label)][-1]
-        inner = [outer, *(x.title for x in segment.notes)][-1]
-        at |= {line: outer if mark is None else inner for line, _, mark in segment.lines}
-        by_setting |= {x: note.title for note in segment.notes for x, _ in note.settings}
+        for note in segment.notes:
+            outer = outer if note.label else note.title
+            tags.setdefault(outer, []).extend([note.title] if note.label else [])
+            by_setting = {x: note.title for x, _ in note.settings} | by_setting
+        at |= {x: (outer, tags[outer][-1:] * (y is not None)) for x, _, y in segment.lines}
     for bug in (x for x in bugs if x["script"] == script.name):
         before, exists, _ = script.text.partition(bug["text"])
-        title = at.get(before.count("\n") + 1) if exists else by_setting.get(bug["setting"])
-        found.setdefault(title, []).append(bug)
+        outer, own = at[before.count("\n") + 1] if exists else ("", [])
+        set_by = [by_setting[x] for x in bug["settings"] if x in by_setting]
+        own = own or tags[outer] or set_by[:1]
+        found.setdefault(own[0] if len(own) == 1 else outer, []).append(bug)
     return found
 
 
