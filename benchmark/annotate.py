@@ -20,16 +20,12 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from benchmark.provenance import ROOT
+from benchmark.tags import tags_of
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 END = "# === The algorithm ends here ==="
 BANNER = re.compile(r"# === (.+?)(?:: .+)? ===$")
 STAGE = re.compile(r" +# --- ([^:,]+)(?:[:,] (.+?))? ---$")
-TAG = re.compile(
-    r" *# (?:Detail (\w+(?:/\d+)?)|(Extra|Deviation)): ([^\[(]+?)(?: \((.+?)\)(?:, [^\[]+)?)?"
-    r"(?: \[(.+)\])?$"
-)
-SENTENCE = re.compile(r" *# (?!Detail |Extra:|Deviation:)(.+)$")
 # What the brackets of tags name: the repositories, and folders where these are left out.
 PLACE = re.compile(r"(LHP: |DPO: |ppo2: |)([\w/]+\.py) L(\d+)(?:-(\d+))?")
 BASELINES = "https://github.com/openai/baselines/blob/ea25b9e8/baselines/"
@@ -39,8 +35,11 @@ ORIGINALS = {
     "LHP: ": "https://github.com/openai/lm-human-preferences/blob/cbfd210b/lm_human_preferences/",
     "DPO: ": "https://github.com/eric-mitchell/direct-preference-optimization/blob/5815fab2/",
 }
-HOME, SHORT = "ppo_continuous_action.py", "ppo_minimal.py"  # whose tags have no reasons
 FOLDERS = {"ppo2.py": "ppo2/", "distributions.py": "common/", "vec_normalize.py": "common/vec_env/"}
+# The reasons of the short script's tags stand in the other one.
+HOME, SHORT = "ppo_continuous_action.py", "ppo_minimal.py"
+FORMULAS = tomllib.loads((TEMPLATES / "formulas.toml").read_text())
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
 
 @dataclasses.dataclass
@@ -49,7 +48,7 @@ class Note:
 
     anchor: str
     title: str
-    label: str = ""  # "Detail 8 of 37"; empty for a function
+    label: str = ""  # of a tag: Detail 8 of 37, Extra, Deviation
     key: str = ""  # number of a detail, 8/37
     sentence: str = ""
     text: str = ""  # HTML
@@ -65,7 +64,7 @@ class Note:
 
 @dataclasses.dataclass
 class Segment:
-    """Lines of code with their notes; or only the title of a section."""
+    """Lines of code below their notes; or a title, above the imports or a section."""
 
     section: str = ""
     notes: list[Note] = dataclasses.field(default_factory=list)
@@ -78,62 +77,68 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
 
 
-FORMULAS = tomllib.loads((TEMPLATES / "formulas.toml").read_text())
-
-
 @functools.cache
 def formula(script: str, name: str) -> str:
-    """MathML of a function, tag or stage of a script, where there is one."""
-    latex = FORMULAS.get(f"{script}: {name}") or FORMULAS.get(name)
-    return latex2mathml.converter.convert(latex, display="block") if latex else ""
+    """MathML of a function, tag or stage of a script, a line for each of its formulas."""
+    found = FORMULAS.get(f"{script}: {name}") or FORMULAS.get(name) or ()
+    lines = (found,) if isinstance(found, str) else found
+    text = "\n".join(latex2mathml.converter.convert(x, display="block") for x in lines)
+    text = re.sub(r"&#x(\w+);", lambda x: html.escape(chr(int(x[1], 16))), text)
+    words = re.compile(r'(?:<mi mathvariant="normal">\w</mi>){2,}')
+    text = words.sub(lambda x: f"<mi>{re.sub('<.*?>', '', x[0])}</mi>", text)
+    return text.replace(' xmlns="http://www.w3.org/1998/Math/MathML"', "")
 
 
 def colored(code: str, linked: Iterable[str] = ()) -> list[str]:
-    """Lines of Python as HTML, with names as links to where they are defined.
-
-    Classes are those of Pygments, without the most frequent ones.
-    """
+    """Lines of Python as HTML, with names as links; Pygments' frequent classes are short tags."""
     text = highlight(code, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
     names = re.compile(rf'(?<!\.</span>)<span class="n">({"|".join(linked) or "(?!)"})</span>')
     text = names.sub(lambda x: f'<a href="#{slug(x[1])}">{x[1]}</a>', text)
-    return re.sub(r'<span class="(?:n|p|o|w|nb|bp)">(.*?)</span>', r"\1", text).split("\n")
-
-
-def prose(text: str) -> str:
-    """A docstring as HTML: paragraphs, code in backticks or indented, papers as links."""
-    text = re.sub(r"`(.+?)`", r"<code>\1</code>", html.escape(text, quote=False))
-    text = re.sub(r"arXiv ([\d.]+\d)", r'<a href="https://arxiv.org/abs/\1">arXiv \1</a>', text)
-    parts = [(x, "pre" if x.startswith("    ") else "p") for x in re.split(r"\n\s*\n", text)]
-    return "\n".join(f"<{tag}>{x.strip()}</{tag}>" for x, tag in parts)
+    text = re.sub(r'<span class="(?:n|p|o|w|nb|bp)">(.*?)</span>', r"\1", text)
+    for classes, tag in (("k|kn|kc|ow", "b"), ("mi|mf", "i"), ("c1", "em")):
+        text = re.sub(rf'<span class="(?:{classes})">(.*?)</span>', rf"<{tag}>\1</{tag}>", text)
+    return text.split("\n")
 
 
 def original(text: str) -> str:
-    """What stands in the brackets of a tag, with links to lines of the original code."""
+    """Text as HTML, in which lines of the original code are links."""
 
     def link(match: re.Match) -> str:
         series, path, first, last = match.groups()
         lines = f"#L{first}" + (f"-L{last}" if last else "")
         return f'<a href="{ORIGINALS[series]}{FOLDERS.get(path, "")}{path}{lines}">{match[0]}</a>'
 
-    return PLACE.sub(link, html.escape(text))
+    return PLACE.sub(link, html.escape(text, quote=False))
+
+
+def prose(text: str) -> str:
+    """A docstring as HTML: paragraphs, code in backticks or indented, papers as links."""
+    text = re.sub(r"`(.+?)`", r"<code>\1</code>", original(text))
+    text = re.sub(r"arXiv ([\d.]+\d)", r'<a href="https://arxiv.org/abs/\1">arXiv \1</a>', text)
+    parts = [(x, "pre" if x[:4] == "    " else "p") for x in re.split(r"\n\s*\n", text) if x]
+    return "\n".join(f"<{tag}>{x.strip()}</{tag}>" for x, tag in parts)
 
 
 class Source:
-    """A script up to the line where its algorithm ends."""
+    """A script, and its segments up to the line where its algorithm ends."""
 
     def __init__(self, name: str) -> None:
         self.name, whole = name, (ROOT / name).read_text()
         self.text = whole.partition(END)[0]
         self.rows, self.below = self.text.splitlines(), whole.count("\n") - self.text.count("\n")
-        self.tree = ast.parse(self.text)
+        self.tree, home = ast.parse(whole), Source(HOME) if name == SHORT else None
         self.doc = ast.get_docstring(self.tree)
-        kinds = (ast.FunctionDef, ast.ClassDef)
-        self.tops = {x.name: x for x in self.tree.body if isinstance(x, kinds)}
+        named = {x.name: x for x in self.tree.body if isinstance(x, DEFINITIONS)}
+        self.tops = {x: y for x, y in named.items() if y.lineno <= len(self.rows)}
+        self.docs = {x: ast.get_docstring(y) or "" for x, y in named.items() if x != "Args"}
+        for title in self.tops.keys() & home.docs.keys() - {"train"} if home else ():
+            self.docs[title] = home.docs[title].partition("\n\n")[0]
+        named |= {ast.unparse(x.targets[0]): x for x in self.tree.body if isinstance(x, ast.Assign)}
+        self.places = {x: f"L{y.lineno}-L{y.end_lineno}" for x, y in named.items()}
         fields = [x for x in self.tops["Args"].body if isinstance(x, ast.AnnAssign)]
         self.defaults = {x.target.id: ast.unparse(x.value) for x in fields if x.value}
-        tags = Source(HOME).tags.values() if name == SHORT else ()
-        self.home = {x.title: x for x in tags}  # where reasons and sources stand
-        self.tags, self.stages = dict(self.find_tags()), dict(self.find_stages())
+        self.reasons: set[int] = set()  # lines with sentences of tags
+        self.tags, self.stages = dict(self.find_tags(home)), dict(self.find_stages())
         self.segments = self.split()
 
     def begin(self, node: Any) -> int:
@@ -143,64 +148,53 @@ class Source:
             line -= 1
         return line
 
-    def find_tags(self) -> Iterator[tuple[int, Note]]:
-        """Notes of tags by their lines."""
-        for line, match in enumerate(map(TAG.match, self.rows), 1):
-            if match:
-                number, kind, title, settings, source = match.groups()
-                below, home = SENTENCE.match(self.rows[line]), self.home.get(title)
-                own, _, total = (number or "").partition("/")
-                anchor = f"detail-{own.lower()}" if number else slug(f"{kind} {title}")
-                note = Note(anchor, title)
-                note.label, note.key = (
-                    kind or f"Detail {own} of {total}".removesuffix(" of "),
-                    number or "",
-                )
-                note.sentence = below[1] if below else home.sentence if home else ""
-                note.formula = formula(self.name, title)
-                note.source = original(source or "") or (home.source if home else "")
-                names = re.findall(r"(?:not )?(\w+)", settings or "")
-                note.settings = [(x, self.defaults[x]) for x in names if x in self.defaults]
-                yield line, note
+    def find_tags(self, home: "Source | None") -> Iterator[tuple[int, Note]]:
+        """Notes of tags by their lines; sentences and sources may stand in another script."""
+        known = {x.title: x for x in home.tags.values()} if home else {}
+        for tag in tags_of(self.text):
+            own, _, total = tag.number.partition("/")
+            anchor = f"detail-{own.lower()}" if own else slug(f"{tag.kind} {tag.title}")
+            label = f"Detail {own}" + f" of {total}" * bool(total) if own else tag.kind
+            note = Note(anchor, tag.title, label, tag.number)
+            note.sentence = tag.sentence or (known[tag.title].sentence if home else "")
+            note.formula = formula(self.name, tag.title)
+            note.source = original(tag.source) or (known[tag.title].source if home else "")
+            names = [x.removeprefix("not ") for x in tag.settings]
+            note.settings = [(x, self.defaults[x]) for x in names if x in self.defaults]
+            self.reasons |= {tag.line + 1} if tag.sentence else set()
+            yield tag.line, note
 
     def find_stages(self) -> Iterator[tuple[int, Note]]:
         """Notes of the parts of the training loop, which banners divide, by their lines."""
-        for name, node in self.tops.items():
-            for line in range(node.lineno, node.end_lineno):
-                if name != "Args" and (match := STAGE.match(self.rows[line - 1])):
-                    note = Note(slug(f"stage {match[1]}"), match[1], f"In {name}")
-                    note.sentence = match[2] or ""
-                    yield line, note
+        for line, match in enumerate(map(STAGE.match, self.rows), 1):
+            if match and line > self.tops["Args"].end_lineno:
+                title, sentence = match.groups()
+                yield line, Note(slug(f"stage {title}"), title, sentence=sentence or "")
 
     def split(self) -> list[Segment]:
         """All segments in the order of the lines."""
-        hidden = set(range(1, self.tree.body[0].end_lineno + 1)) | set(self.stages)
-        cuts: list[tuple[int, Segment | Note]] = [(1, Segment()), *self.stages.items()]
+        docs = [x.body[0] for x in self.tops.values() if x.name != "Args" and ast.get_docstring(x)]
+        hidden = {x for y in docs for x in range(y.lineno, y.end_lineno + 1)}
+        hidden |= {*range(1, self.tree.body[0].end_lineno + 1), *self.stages, *self.tags}
+        hidden |= self.reasons
+        imports = [x for x in self.tree.body if isinstance(x, (ast.Import, ast.ImportFrom))]
+        cuts: list[tuple[int, Segment | Note]] = [(imports[0].lineno, Segment("Imports"))]
+        cuts.append((imports[-1].end_lineno + 1, Segment()))
         for name, node in self.tops.items():
             note = Note(slug(name), name, formula=formula(self.name, name))
-            if name != "Args" and ast.get_docstring(node):
-                note.text = prose(ast.get_docstring(node))
-                hidden |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+            note.text = prose(self.docs.get(name, ""))
             cuts += [(self.begin(node), note), (node.end_lineno + 1, Segment())]
-        for line, note in self.tags.items():
-            hidden |= {line, line + bool(SENTENCE.match(self.rows[line]))}
-            cuts.append((line, note))
         for line, match in enumerate(map(BANNER.match, self.rows), 1):
             if match:
                 hidden.add(line)
                 cuts += [(line, Segment(match[1])), (line + 1, Segment())]
+        cuts = sorted([*cuts, *self.stages.items(), *self.tags.items()], key=lambda x: x[0])
         marked, colors = self.marked(hidden), colored(self.text, self.tops.keys() - {"Args"})
-        cuts.sort(key=lambda x: x[0])
         segments: list[Segment] = []
         for (line, begun), end in zip(cuts, [*(x for x, _ in cuts[1:]), len(self.rows) + 1]):
-            if isinstance(begun, Segment):
-                segments.append(begun)
-            else:
-                # Where little code has come since the last note, this one joins it.
-                before = [x for x, *_ in segments[-1].lines]
-                alone = before and not segments[-1].notes
-                if alone or len(before) > 3 or segments[-1].section:
-                    segments.append(Segment())
+            if isinstance(begun, Segment) or segments[-1].lines:
+                segments.append(begun if isinstance(begun, Segment) else Segment())
+            if isinstance(begun, Note):
                 segments[-1].notes.append(begun)
             for x in range(line, end):
                 if x not in hidden and (self.rows[x - 1].strip() or segments[-1].lines):
@@ -217,31 +211,29 @@ class Source:
             ends[first] = node.body[0].lineno - 1 if hasattr(node, "body") else node.end_lineno
         found: dict[int, str] = {}
         for line, note in self.tags.items():
-            while line in hidden or not self.rows[line - 1].strip():
-                line += 1
-            found |= dict.fromkeys(set(range(line + 1, ends.get(line, line) + 1)) - hidden, "")
-            found[line] = f"{found.get(line, '')} {note.short}".strip()
+            first = min(x for x in ends if x > line)
+            found |= dict.fromkeys({*range(first + 1, ends[first] + 1)} - hidden, "")
+            found[first] = f"{found.get(first, '')} {note.short}".strip()
         return found
 
-    def box(self, note: Note, node: Any, lines: range, drawn: set[str]) -> dict[str, Any]:
+    def box(self, note: Note, node: Any, lines: range, drawn: list[Any]) -> dict[str, Any]:
         """A part of the picture: tags in some lines, and boxes of the functions named there."""
-        usual = zip(reversed(node.args.args), reversed(node.args.defaults))  # update = ppo_update
-        alias = {x.arg: y.id for x, y in usual if isinstance(y, ast.Name)}
+        defaults = zip(reversed(node.args.args), reversed(node.args.defaults))
+        alias = {x.arg: ast.unparse(y) for x, y in defaults}  # update = ppo_update
         names = [x for x in ast.walk(node) if isinstance(x, ast.Name) and x.lineno in lines]
-        names.sort(key=lambda x: (x.lineno, x.col_offset))
         inside = []
-        for name in (alias.get(x.id, x.id) for x in names):
-            inner = self.tops.get(name)
-            if isinstance(inner, ast.FunctionDef) and name not in drawn:
-                drawn.add(name)
+        for name in sorted(names, key=lambda x: (x.lineno, x.col_offset)):
+            inner = self.tops.get(alias.get(name.id, name.id))
+            if isinstance(inner, ast.FunctionDef) and inner not in drawn:
+                drawn.append(inner)
                 own = range(inner.lineno, inner.end_lineno + 1)
-                inside.append(self.box(Note(slug(name), name), inner, own, drawn))
+                inside.append(self.box(Note(slug(inner.name), inner.name), inner, own, drawn))
         tags = [x for line, x in self.tags.items() if line in lines]
         return {"note": note, "tags": tags, "inside": inside}
 
     def loop(self) -> list[dict[str, Any]]:
         """The picture: the stages of the training loop and what is done in them."""
-        boxes, drawn, ends = [], set(), [*self.stages, len(self.rows)]
+        boxes, drawn, ends = [], [], [*self.stages, len(self.rows)]
         for (line, note), end in zip(self.stages.items(), ends[1:]):
             node = next(x for x in self.tops.values() if line in range(x.lineno, x.end_lineno))
             lines = range(line, min(end, node.end_lineno + 1))

@@ -13,25 +13,29 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from benchmark import annotate, health, rlhf, tables
-from benchmark.annotate import TEMPLATES, Source, slug
+from benchmark import annotate, health, pages, rlhf, tables
+from benchmark.annotate import HOME, SHORT, TEMPLATES, Source
 from benchmark.definitions import Folders, Name, Suite
 from benchmark.provenance import ROOT
 from benchmark.results import KEY, Result, by_environment, done
-from benchmark.suites import CONTINUOUS, KINDS, SCRIPTS, SUITES
+from benchmark.suites import KINDS, SCRIPTS, SUITES
 
 DOCS = ROOT / "docs"
-FIRST = next(iter(SCRIPTS))  # is index.html
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
-RESOLUTION = {"return": (50, 4)}  # points of a curve, and their digits
-OTHERWISE = (12, 3)
+PICTURE = ROOT / "benchmark" / "figures" / "site.png"  # for sharing, and in README
+BEFORE_AFTER = ("healthy", "without-statistics")  # variants of the suite bugs_evaluation
+POINTS = {"return": 32}  # of a curve
+OTHERWISE = 10
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}  # columns of curves
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")
 
 
 def page_of(script: str) -> str:
     """File of a script's page."""
-    return "index.html" if script == FIRST else script.replace(".py", ".html")
+    return "index.html" if script == SHORT else script.replace(".py", ".html")
+
+
+# --- Runs ---
 
 
 def shown(suite: Suite, folders: Folders) -> dict[Name, str]:
@@ -43,42 +47,25 @@ def shown(suite: Suite, folders: Folders) -> dict[Name, str]:
     }
 
 
-def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
-    """What the ablation says of a detail, by its number or title: a text, and places on an axis."""
-    suite, found = SUITES["ablation"], {}
-    effects, lines = tables.effects(suite, folders), [*shown(suite, folders).values()]
-    for variant in (x for x in suite.variants.values() if x.title in effects):
-        effect = effects[variant.title]
-        low, high = effect.ends or (effect.value,) * 2
-        row = {
-            "label": variant.label.removeprefix("extra: "),
-            "text": tables.with_interval(effect, tables.CHANGE).replace("-", "−"),
-            "places": (effect.value, low, high),
-            "sure": not low <= 0 <= high,
-            "link": f"runs.html#suite=ablation&lines=0,{lines.index(variant.title)}",
-        }
-        for key in variant.details:
-            found.setdefault(key, []).append(row)
-    return found
-
-
-# --- Runs ---
-
-
 def curve(results: list[Result], stage: str | None = None) -> dict[str, Any]:
     """The metrics of each seed on a grid of steps, which ends at `total`."""
     runs = {x.record["seed"]: x.curve for x in results}
     runs = {x: rows if stage is None else rows[rows["stage"] == stage] for x, rows in runs.items()}
     total = stage is None and results[0].record["settings"].get("total_timesteps")
-    total = total or int(max(rows["step"].max() for rows in runs.values()))
-    found: dict[str, dict[int, list[float]]] = {}
-    for seed, rows in runs.items():
-        for metric in (x for x in rows if x not in NOT_SHOWN and rows[x].notna().any()):
-            known = rows[["step", metric]].dropna()
-            points, digits = RESOLUTION.get(metric, OTHERWISE)
-            values = np.interp(total / points * np.arange(1, points + 1), *known.to_numpy().T)
-            found.setdefault(metric, {})[seed] = [float(f"{x:.{digits}g}") for x in values]
-    return {"total": total, "metrics": found}
+    total, metrics = total or int(max(rows["step"].max() for rows in runs.values())), {}
+    for name in {x: 0 for rows in runs.values() for x in rows if x not in NOT_SHOWN}:
+        known = {x: rows[["step", name]].dropna() for x, rows in runs.items() if name in rows}
+        grid = total * np.linspace(0, 1, POINTS.get(name, OTHERWISE) + 1)[1:]
+        values = {x: np.interp(grid, *y.to_numpy().T) for x, y in known.items() if len(y)}
+        metrics |= {name: packed(values)} if values else {}
+    return {"total": total, "metrics": metrics}
+
+
+def packed(runs: dict[int, np.ndarray]) -> dict[str, Any]:
+    """Curves as whole numbers of a unit, a power of ten: three digits in the median."""
+    sizes = np.abs([*runs.values()])
+    unit = 10.0 ** (np.floor(np.log10(np.median(sizes[sizes > 0]))) - 2) if sizes.any() else 1.0
+    return {"unit": unit, "runs": {x: [*map(round, (y / unit).tolist())] for x, y in runs.items()}}
 
 
 def stages(environment: str, label: str, results: list[Result]) -> list[dict[str, Any]]:
@@ -114,56 +101,84 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
     return {"about": suite.reproduces, "environments": environments, "lines": lines}
 
 
-# --- To play with ---
+# --- Beside the code ---
 
 
-def frontier(folders: Folders) -> list[dict[str, Any]]:
-    """The models of the RLHF suites: means over seeds by method and strength of the penalty."""
-    rows = []
-    for suite in KINDS["rlhf"] + KINDS["models"]:
-        found = rlhf.models(suite, folders).astype({"KL": float, "gold": float})
-        means = found.groupby(["method", "penalty"], sort=False)[["KL", "gold"]].mean().round(3)
-        rows += means.reset_index().to_dict("records")
-    return rows
+def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
+    """What the ablation says of a detail, by its number or title: a text, and places on an axis.
 
-
-# --- Bugs ---
+    A switch of several details stands at the first.
+    """
+    suite, found = SUITES["ablation"], {}
+    effects, lines = tables.effects(suite, folders), [*shown(suite, folders).values()]
+    for variant in (x for x in suite.variants.values() if x.title in effects):
+        effect = effects[variant.title]
+        low, high = effect.ends or (effect.value,) * 2
+        row = {
+            "label": variant.label.removeprefix("extra: "),
+            "text": tables.with_interval(effect, tables.CHANGE).replace("-", "−"),
+            "places": (effect.value, low, high),
+            "sure": not low <= 0 <= high,
+            "link": f"runs.html#suite=ablation&lines=0,{lines.index(variant.title)}",
+        }
+        found.setdefault(variant.details[0], []).append(row)
+    return found
 
 
 def bugs_of(folders: Folders) -> list[dict[str, Any]]:
-    """The bugs of the suites that have them: texts or settings, a link to their runs, symptoms."""
+    """The bugs of training: texts or settings, what they cost, a link to them over healthy runs."""
     found = []
-    for suite in SUITES.values():
+    for suite in KINDS["bugs"]:
         names = [*shown(suite, folders)]
-        broken = [x for x in suite.variants if not health.is_healthy(suite, x)]
-        for name in broken if any(x.replaced for x in suite.variants.values()) else ():
-            bug = suite.variants[name]
+        for name in (x for x in suite.variants if not health.is_healthy(suite, x)):
             cells = {x: health.cells(suite, name, x, folders) for x in suite.environments}
-            said = [
-                f"{x}: return {y['change']}, warned in {y[health.SAID].replace('`', '')}"
-                for x, y in cells.items()
-                if y
-            ]
-            if said:
-                flags = [] if bug.replaced else FLAG.findall(bug.flags)
-                row = {"suite": suite.name, "script": bug.script, "label": bug.label}
-                row |= {"texts": bug.replaced, "settings": {x.replace("-", "_") for x in flags}}
-                pair = (health.control(suite, name), name)
+            cells = {x: y for x, y in cells.items() if y}
+            if cells:
+                bug, pair = suite.variants[name], (health.control(suite, name), name)
+                changes = (x["change"].split()[0].replace("-", "−") for x in cells.values())
                 lines = ",".join(str(names.index((suite.name, x))) for x in pair)
-                row |= {"link": f"#suite={suite.name}&lines={lines}"}
-                found.append(row | {"symptom": "; ".join(said)})
+                row = {"script": bug.script, "label": bug.label, "changes": ", ".join(changes)}
+                row |= {"text": bug.replaced[0][0] if bug.replaced else "\0"}
+                row |= {"settings": [x.replace("-", "_") for x in FLAG.findall(bug.flags)]}
+                found.append(row | {"link": f"#suite={suite.name}&lines={lines}"})
     return found
 
 
-def inside(segment: annotate.Segment, script: Source, bugs: list[dict]) -> list[dict[str, Any]]:
-    """The bugs whose text begins in a segment or, where they are only flags, whose setting does."""
-    lines, found = {number for number, *_ in segment.lines}, []
-    settings = {x for note in segment.notes for x, _ in note.settings}
+def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Bugs by the titles of what they change: a tag's statement or setting, or a function.
+
+    A function with one tag stands for its statement.
+    """
+    at, tags, by_setting, found, outer = {}, {"": []}, {}, {}, ""
+    for segment in script.segments:
+        for note in segment.notes:
+            outer = outer if note.label else note.title
+            tags.setdefault(outer, []).extend([note.title] if note.label else [])
+            by_setting = {x: note.title for x, _ in note.settings} | by_setting
+        at |= {x: (outer, tags[outer][-1:] * (y is not None)) for x, _, y in segment.lines}
     for bug in (x for x in bugs if x["script"] == script.name):
-        start = script.text.find(bug["texts"][0][0]) if bug["texts"] else -1
-        here = start >= 0 and script.text.count("\n", 0, start) + 1 in lines
-        found += [bug] if here or bug["settings"] & settings else []
+        before, exists, _ = script.text.partition(bug["text"])
+        outer, own = at[before.count("\n") + 1] if exists else ("", [])
+        set_by = [by_setting[x] for x in bug["settings"] if x in by_setting]
+        own = own or tags[outer] or set_by[:1]
+        found.setdefault(own[0] if len(own) == 1 else outer, []).append(bug)
     return found
+
+
+def gains(folders: Folders) -> dict[str, Any]:
+    """What the full script has beyond the short one, in numbers of the committed results."""
+    task = SCRIPTS[HOME].environment
+    runs = [by_environment(SCRIPTS[x].suite, "", folders) for x in (SHORT, HOME)]
+    rates = pages.measured(folders)["continuous"].set_index(["contender", "repetition"])
+    rates = rates["steps_per_second"].unstack(0)
+    walks = [by_environment("bugs_evaluation", x, folders)["Hopper-v4"] for x in BEFORE_AFTER]
+    return {
+        "task": task,
+        "minutes": [60 * np.median(tables.facts(x[task], "hours")) for x in runs],
+        "speed": (rates[HOME] / rates.drop(columns=HOME).squeeze()).median(),
+        "noticed": re.findall(r"\*\*(.+?)\*\*", pages.block("goal", folders)),
+        "evaluated": [np.mean([x.record["walk"]["returns"] for x in own]) for own in walks],
+    }
 
 
 # --- Pages ---
@@ -178,22 +193,21 @@ def build(folders: Folders) -> dict[str, bytes]:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
-    bugs = bugs_of(folders)
-    found, scripts = worths(folders), {name: Source(name) for name in SCRIPTS}
-    suites = [x for x in SUITES.values() if x.name != "smoke" and done(x.name, folders)]
+    reviews = json.loads((folders.results / "reviews.json").read_text())
+    found, bugs, sources = worths(folders), bugs_of(folders), {x: Source(x) for x in SCRIPTS}
+    every = [x for own in found.values() for x in own]
+    suites = {x: done(x, folders) for x in SUITES if x != "smoke"}
+    suites = {x: len(own) for x, own in suites.items() if own}
     environment.globals |= {
-        "scripts": {name: (page_of(name), x.shows) for name, x in SCRIPTS.items()},
-        "page_of": page_of,
-        "worth_of": lambda note: found.get(note.key.removesuffix("/37")) or found.get(note.title),
-        "slug": slug,
-        "formula": annotate.formula,
-        "prose": annotate.prose,
-        "first": FIRST,
-        "full": CONTINUOUS,
-        "bugs_in": lambda segment, script: inside(segment, script, bugs),
+        **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
+        **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},
+        **{"slug": annotate.slug, "formula": annotate.formula, "prose": annotate.prose},
+        **{"worths": found, "tasks": SUITES["ablation"].environments},
+        "example": max(every, key=lambda x: abs(x["places"][0]), default=None),
+        **{"gains": gains(folders), "reviews": reviews, "all_bugs": bugs},
     }
     files = {name: (TEMPLATES / name).read_bytes() for name in ASSETS}
+    files[PICTURE.name] = PICTURE.read_bytes()
 
     def page(path: str, template: str, **content: Any) -> None:
         text = environment.get_template(template).render(path=path, **content)
@@ -204,20 +218,15 @@ def build(folders: Folders) -> dict[str, bytes]:
         text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
         files[f"data/{name}.js"] = f"data({json.dumps(name)},{text})\n".encode()
 
-    every = [x for own in found.values() for x in own]
-    example = max(every, key=lambda x: abs(x["places"][0]), default=None)
-    tasks = SUITES["ablation"].environments
-    for name, script in scripts.items():
-        page(page_of(name), "script.html", script=script, example=example, tasks=tasks)
-    reviews = json.loads((folders.results / "reviews.json").read_text())
-    usual = scripts[CONTINUOUS].defaults
-    sliders = {"epsilon": "clip_coef", "gamma": "gamma", "lambda": "gae_lambda"}
-    sliders = {x: usual[y] for x, y in sliders.items()}
-    page("play.html", "play.html", reviews=reviews, **sliders)
-    data("play", {"reviews": reviews, "frontier": frontier(folders)})
-    page("runs.html", "runs.html", suites={x.name: len(done(x.name, folders)) for x in suites})
-    for suite in suites:
-        data(suite.name, suite_data(suite, folders))
+    for name, script in sources.items():
+        template = "index.html" if name == SHORT else "script.html"
+        beside = placed(sources[HOME] if name == SHORT else script, bugs)
+        page(page_of(name), template, script=script, bugs=beside)
+    page("play.html", "play.html", usual=sources[HOME].defaults)
+    page("runs.html", "runs.html")
+    data("play", reviews)
+    for name in suites:
+        data(name, suite_data(SUITES[name], folders))
     return files
 
 

@@ -47,7 +47,9 @@ function summary(curves) {
 function drawRuns(svg, lines, metric, title) {
   const shown = lines.filter((x) => x.curve?.metrics[metric]);
   if (!shown.length) return chart(svg, { x: [0, 1], y: [0, 1], yLabel: "No run has this metric." });
-  const all = shown.flatMap((x) => Object.values(x.curve.metrics[metric])).flat().sort((a, b) => a - b);
+  // Values are whole numbers of a unit.
+  const seedsOf = ({ unit, runs }) => Object.values(runs).map((run) => run.map((v) => v * unit));
+  const all = shown.flatMap((x) => seedsOf(x.curve.metrics[metric])).flat().sort((a, b) => a - b);
   const total = Math.max(...shown.map((x) => x.curve.total));
   // A few points far off, as explained variance before anything is learned, would squeeze the rest.
   const [low, high] = [all[Math.floor(all.length * 0.005)], all[Math.ceil(all.length * 0.995) - 1]];
@@ -56,7 +58,7 @@ function drawRuns(svg, lines, metric, title) {
     xLabel: total > 1000 ? "environment steps" : "update" });
   const means = [];
   for (const { color, curve } of shown) {
-    const seeds = Object.values(curve.metrics[metric]), { middle, low: from, high: to } = summary(seeds);
+    const seeds = seedsOf(curve.metrics[metric]), { middle, low: from, high: to } = summary(seeds);
     const place = (values) => values.map((v, i) => [((i + 1) / values.length) * curve.total, v]);
     if (from) c.band(place(from), place(to), color);
     if (seeds.length > 1) for (const seed of seeds) c.line(place(seed), "thin", color);

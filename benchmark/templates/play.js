@@ -43,7 +43,7 @@ function drawClip() {
   c.line(grid.map((r) => [r, clipped(r, sign, epsilon).other]), "dash", "c1");
   c.line(grid.map((r) => [r, clipped(r, sign, epsilon).value]), "thick", "c0");
   if (now.gradient) {
-    const end = ratio + 0.22 * sign;
+    const end = ratio + 0.2 * sign;
     c.line([[ratio, now.value], [end, end * sign]], "thick", "c2");
     c.dot(end, end * sign, "c2", 5);
   }
@@ -111,19 +111,13 @@ function drawGae() {
 // --- The frontier of RLHF ---
 
 function drawFrontier() {
-  const { models } = held.play.reviews, order = [...models].sort((a, b) => a.kl - b.kl);
-  by("rlhf-beta").max = order.length - 1;
-  const model = order[number("rlhf-beta")], root = (m) => Math.sqrt(Math.max(m.kl ?? m.KL, 0));
+  const { models } = held.play, order = [...models].sort((a, b) => a.kl - b.kl);
+  const model = order[number("rlhf-beta")], root = (m) => Math.sqrt(Math.max(m.kl, 0));
   by("rlhf-beta-text").textContent = model.beta === null ? "SFT model" : `β = ${model.beta}`;
   // Policies far off come into the picture when they are chosen.
   const far = Math.max(root(order.at(-2)), root(model)) * 1.08, all = order.filter((m) => root(m) < far).flatMap((m) => [m.gold, m.proxy]);
   const c = chart(by("rlhf-chart"), { x: [0, far], y: [Math.min(...all) - 0.8, Math.max(...all) + 0.6], height: 340,
     xLabel: "square root of the KL to the SFT model", yLabel: "standard deviations of the SFT model's reviews" });
-  const others = Map.groupBy(held.play.frontier, (m) => m.method);
-  for (const name of ["PPO", "GRPO", "DPO", "best of n"]) {
-    const known = (others.get(name) ?? []).sort((a, b) => a.KL - b.KL);
-    for (const m of known) c.dot(root(m), m.gold, "c7", 3, { opacity: 0.6 }).append(c.add("title", {}, `${name}, ${m.penalty}: gold ${m.gold}, KL ${m.KL}`));
-  }
   for (const [name, color] of [["proxy", "c1"], ["gold", "c0"]]) {
     c.line(order.map((m) => [root(m), m[name]]), "thick", color);
     order.forEach((m) => c.dot(root(m), m[name], color, m === model ? 8 : 4));
