@@ -888,13 +888,7 @@ def unhealthy(history: list[dict], episodes: list[dict]) -> dict[str, str]:
 
 
 # Copied from ppo_continuous_action.py
-def log(
-    writer: SummaryWriter,
-    history: list[dict],
-    episodes: list[dict],
-    progress: tqdm,
-    warned: set[str],
-) -> None:
+def log(writer: SummaryWriter, history: list, episodes: list, progress: tqdm, warned: set) -> None:
     """Write the newest metrics; warn of those that are unhealthy and not yet in `warned`."""
     metrics = dict(history[-1])
     now = metrics.pop("global_step")
