@@ -558,7 +558,7 @@ STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
 # (shorter ones than 2,000 steps count less), whether only while return is lost, what to do.
 HEALTH = [
     ("losses/approx_kl", 1e-12, 0.05, 10, True, "Updates are too large, or none: check --lr."),
-    ("check/acting", -1, 1e-5, 1, False, "`actor` and `evaluate_actions` disagree: make them one."),
+    ("check/acting", -1, 1e-5, 0, False, "`actor` and `evaluate_actions` disagree: make them one."),
     ("check/value_bias", -math.inf, 0.6, 20, False, "Values exceed returns: check episode ends."),
     ("check/update", 0.02, 1, 10, True, "Good actions got no likelier: check signs and reshapes."),
 ]
@@ -758,20 +758,14 @@ def unhealthy(history: list[dict], episodes: list[dict]) -> dict[str, str]:
     """What to do about each metric that has been unhealthy for as long as `HEALTH` says."""
     found, part = {}, min(history[0]["global_step"] / 2000, 1)  # what an iteration counts
     for name, low, high, patience, if_lost, advice in HEALTH:
-        rows = history[-(count := math.ceil(patience / part)) :]
+        rows = history[-(count := max(math.ceil(patience / part), 1)) :]
         is_long = len(rows) == count and not any(low <= x[name] <= high for x in rows)
         if is_long and not (if_lost and not return_lost(episodes)):
             found[name] = advice
     return found
 
 
-def log(
-    writer: SummaryWriter,
-    history: list[dict],
-    episodes: list[dict],
-    progress: tqdm,
-    warned: set[str],
-) -> None:
+def log(writer: SummaryWriter, history: list, episodes: list, progress: tqdm, warned: set) -> None:
     """Write the newest metrics; warn of those that are unhealthy and not yet in `warned`."""
     metrics = dict(history[-1])
     now = metrics.pop("global_step")

@@ -29,7 +29,7 @@ BEGIN = 20_000  # steps after which metrics are compared: the first updates are 
 SEEN_BY = 2  # seeds that must be warned
 DIFFERENT = 0.05  # relative change of a metric, on each seed, that is told
 HELD_OUT = "test-"  # begins the names of healthy variants on which no limit was chosen
-# A healthy run has this mean return in the last tenth of its steps or more; random actions have
+# A healthy run has this mean return in the last tenth of its episodes or more; random actions have
 # much less. What has not learned is not counted.
 LEARNED = {
     **{"CartPole-v1": 195, "FrozenLake-v1": 0.3, "Taxi-v4": -100, "Blackjack-v1": -0.2},

@@ -101,8 +101,8 @@ def test_recall_without_the_ends_of_episodes_cannot_be_solved():
 def two_iterations(made, monkeypatch):
     """Results of a few steps of a variant, in float32."""
     text = changed((ROOT / made.script).read_text(), made.suite.variants[made.variant].replaced)
-    Path(made.file).write_text(text)
-    spec = importlib.util.spec_from_file_location("copied", made.file)
+    Path(made.script).write_text(text)
+    spec = importlib.util.spec_from_file_location("copied", made.script)
     monkeypatch.setitem(sys.modules, "copied", module := importlib.util.module_from_spec(spec))
     spec.loader.exec_module(module)
     args = tyro.cli(module.Args, args=[*made.flags, "--run-name", made.variant or "usual"])
