@@ -683,7 +683,7 @@ SCRIPT = Path(__file__).stem
 STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
 
 # Metric, its lowest and highest healthy value, for how many iterations it must have been outside
-# (shorter ones than 2,000 steps count less), whether only while return is lost, what to do.
+# (0: one; shorter ones than 2,000 steps count less), whether only while return is lost, what to do.
 HEALTH = [
     ("losses/approx_kl", 1e-12, 0.05, 10, True, "Updates are too large, or none: check --lr."),
     ("check/value_bias", -math.inf, 0.6, 20, False, "Values exceed returns: check episode ends."),

@@ -191,7 +191,7 @@ def test_each_row_of_health_fires_once_in_time_and_is_silent_otherwise(script, c
 
     assert not any(warned([fine] * 50, rising[::-1]))
     for name, low, high, patience, if_lost, _ in table:
-        late = math.ceil(patience * max(1, 2000 / batch))
+        late = max(1, math.ceil(patience * max(1, 2000 / batch)))
         for level in [low - 0.1] * (low > -math.inf) + [1.1 * high] * (high < math.inf):
             bad = {**fine, name: level}
             for before in ([], [fine] * 7, [bad] * (late - 1) + [fine]):
