@@ -69,9 +69,9 @@ class UsageError(ValueError):
 @pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
     # --- Experiment ---
-    seed: Seed = 1  # seed of everything that is random in the run
+    seed: Seed = 1  # random seed of the whole run
     run_name: Name | None = None  # folder below runs/; by default script, seed, time
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     compare: bool = False  # also make runs without NLL, one of them with a beta of 0.03
 
     # --- Supervised fine-tuning ---

@@ -80,23 +80,23 @@ class Args:
     num_envs: PositiveInt = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
     norm_obs: bool = True  # normalize observations by their running mean and standard deviation
-    clip_obs: PositiveFloat = 10.0  # largest normalized observation [ppo2: 10; inf: off]
+    clip_obs: PositiveFloat = 10.0  # clip normalized observations to +-this [ppo2: 10; inf: off]
     scale_rewards: bool = True  # divide rewards by the running std of their discounted sum
-    clip_reward: PositiveFloat = 10.0  # largest scaled reward [ppo2: 10; inf: off]
+    clip_reward: PositiveFloat = 10.0  # clip scaled rewards to +-this [ppo2: 10; inf: off]
 
     # --- Experiment ---
-    seed: Seed = 1  # seed of everything that is random in the run
-    total_timesteps: Steps = 1_000_000  # of all environments; annealing stretches over them
+    seed: Seed = 1  # random seed of the whole run
+    total_timesteps: Steps = 1_000_000  # steps of all environments together; annealing ends there
     run_name: Name | None = None  # folder below runs/; by default environment, script, seed, time
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
-    compile: bool = True  # compile the update, where there is a C++ compiler
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
+    compile: bool = True  # compile the update if there is a C++ compiler
     track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
     checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
     resume: Folder | None = None  # continue the run in this folder, with its settings
-    evaluate: Folder | None = None  # play episodes with the policy in this folder, train nothing
-    eval_episodes: PositiveInt = 10  # how many, with --evaluate
-    capture_video: bool = False  # film the first of them, with --evaluate
-    details: bool = False  # print the implementation details with their values here, and exit
+    evaluate: Folder | None = None  # play episodes with the policy in this folder; no training
+    eval_episodes: PositiveInt = 10  # number of episodes, with --evaluate
+    capture_video: bool = False  # film the first episode, with --evaluate
+    details: bool = False  # print the implementation details with their values, and exit
 
     # --- PPO ---
     num_steps: PositiveInt = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
@@ -104,21 +104,21 @@ class Args:
     update_epochs: PositiveInt = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
     learning_rate: StepSize = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
-    adapt_lr_kl: PositiveFloat = math.inf  # adapt the step size to this KL of updates [inf: off]
+    adapt_lr_kl: PositiveFloat = math.inf  # target KL that adapts the step size [inf: off]
     adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: Fraction = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: Fraction = 0.95  # 0: one-step advantages; 1: sums of all rewards [paper: 0.95]
+    gae_lambda: Fraction = 0.95  # 0: one-step advantages; 1: full returns [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     clip_coef: PositiveFloat = 0.2  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
-    anneal_clip: bool = False  # lower that linearly towards 0 [paper: Atari only; ppo2: off]
-    clip_vloss: bool = True  # clip the change of values to clip_coef too [ppo2; not in the paper]
+    anneal_clip: bool = False  # lower clip_coef linearly towards 0 [paper: Atari only; ppo2: off]
+    clip_vloss: bool = True  # limit the change of values to clip_coef [ppo2; not in the paper]
     ent_coef: NonNegativeFloat = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: NonNegativeFloat = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
     max_grad_norm: PositiveFloat = 0.5  # largest norm of the whole gradient [ppo2: 0.5; inf: off]
-    early_stop_kl: PositiveFloat = math.inf  # end an update after an epoch of larger KL [inf: off]
-    orthogonal_init: bool = True  # initialize orthogonally, heads with small gains; else PyTorch's
+    early_stop_kl: PositiveFloat = math.inf  # stop an update after an epoch of larger KL [inf: off]
+    orthogonal_init: bool = True  # orthogonal, with small gains of the heads; off: PyTorch's own
     shared_network: bool = False  # policy and value function share a trunk [ppo2: not for MuJoCo]
-    anneal_log_std: tuple[float, float] | None = None  # from, to; None: learn it [paper: -0.7 -1.6]
+    anneal_log_std: tuple[float, float] | None = None  # from, to; None: learned [paper: -0.7 -1.6]
 
     def __post_init__(self) -> None:
         batch = self.num_steps * self.num_envs

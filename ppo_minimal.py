@@ -34,16 +34,16 @@ from tqdm import tqdm
 @dataclass
 class Args:
     env_id: str = "HalfCheetah-v4"  # Gymnasium environment; actions best within about [-1, 1]
-    seed: int = 1  # seed of everything that is random in the run
-    total_timesteps: int = 1_000_000  # of all environments; annealing stretches over them
-    device: str = "auto"  # cpu, cuda, or auto: the GPU where there is one
+    seed: int = 1  # random seed of the whole run
+    total_timesteps: int = 1_000_000  # steps of all environments together; annealing ends there
+    device: str = "auto"  # cpu, cuda, or auto: the GPU if there is one
     num_envs: int = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
     num_steps: int = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
     num_minibatches: int = 32  # minibatches per epoch [ppo2: 32 for MuJoCo, 4 for Atari]
     update_epochs: int = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
     learning_rate: float = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
     gamma: float = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: float = 0.95  # 0: one-step advantages; 1: sums of all rewards [paper: 0.95]
+    gae_lambda: float = 0.95  # 0: one-step advantages; 1: full returns [paper: 0.95]
     clip_coef: float = 0.2  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: float = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]

@@ -88,12 +88,12 @@ class UsageError(ValueError):
 @pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
 class Args:
     # --- Experiment ---
-    seed: Seed = 1  # seed of everything that is random in the run
+    seed: Seed = 1  # random seed of the whole run
     run_name: Name | None = None  # folder below runs/; by default script, seed, time
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
     resume: Folder | None = None  # continue the run in this folder, with its settings
-    details: bool = False  # print the implementation details with their values here, and exit
+    details: bool = False  # print the implementation details with their values, and exit
     compare: bool = False  # also make runs with an adaptive and a fixed beta, and best-of-n
     preferences: str | None = None  # your own labels: JSON lines with prompt, chosen, rejected
 
