@@ -233,6 +233,11 @@ def test_it_has_each_detail_of_continuous_actions_once_by_the_known_title():
     assert numbers == {*range(1, 14), *range(23, 32)}
 
 
+def test_observations_are_clipped_at_ten_standard_deviations():
+    found = minimal.RunningMeanStd(3).normalize(np.array([-1e3, 9.9, 1e3]))
+    np.testing.assert_allclose(found, [-10, 9.9, 10], rtol=1e-6)
+
+
 def test_settings_are_those_of_the_full_script():
     mine, theirs = vars(minimal.Args()), vars(full.Args())
     assert mine == {name: theirs[name] for name in mine} and len(mine) == 15
