@@ -53,6 +53,10 @@ EQUIVALENT = {
         "(Normal(self.policy(obs), self.log_std.exp()))": CHECKS,
         "25: Independent(policy, 1, validate_args=False) -> (Independent(policy, 1))": CHECKS,
     },
+    "rlhf": {
+        "R13: F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0) -> "
+        "(F.scaled_dot_product_attention(query, *key_value, visible))": DEFAULT,
+    },
     "continuous": {
         "25: -1 -> (1) (2)": MINIBATCH,
         "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
