@@ -11,7 +11,7 @@ from benchmark import statistics
 from benchmark.definitions import Folders, Name, Suite
 from benchmark.provenance import BenchmarkError
 from benchmark.record import LAST_EPISODES, read_checkpoint
-from benchmark.results import Result, how_complete, random_returns, reference, runs_of
+from benchmark.results import how_complete, random_returns, reference, runs_of
 from benchmark.statistics import Estimate, estimate, matrix
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
@@ -142,25 +142,13 @@ def summary(paths: Iterable[Path]) -> str:
 # --- Variants side by side ---
 
 
-def score(result: Result) -> float:
-    """The mean return of the last 100 episodes of training."""
-    return result.record.get("score")
-
-
-def played_return(result: Result) -> float:
-    """The mean return of the mean actions, played after training."""
-    return np.mean(result.record["walk"]["returns"])
-
-
 def scores_of(
-    labels: Mapping[Name, str],
-    environments: Iterable[str],
-    folders: Folders,
-    fact: Callable[[Result], float] = score,
+    labels: Mapping[Name, str], environments: Iterable[str], folders: Folders, played: bool = False
 ) -> pd.DataFrame:
-    """Scores, a row per label and seed, a column per environment."""
+    """Scores, or returns after training, by label and seed (rows) and environment (columns)."""
     runs = runs_of(labels, environments, folders)
-    runs["score"] = runs["result"].map(fact).astype(float)
+    if played:
+        runs["score"] = [np.mean(x.record["walk"]["returns"]) for x in runs["result"]]
     runs = runs.dropna(subset="score")
     scores = runs.pivot(index=["label", "seed"], columns="environment", values="score")
     return scores.reindex(columns=[*environments])
@@ -351,11 +339,14 @@ def figure3_table(suite: Suite, folders: Folders) -> str:
 def mean_policies_table(suite: Suite, folders: Folders) -> str:
     """Scores in training, returns of the mean actions afterwards, and by these who is better."""
     trained, played = (
-        scores_of(suite.labels, suite.environments, folders, x) for x in (score, played_return)
+        scores_of(suite.labels, suite.environments, folders, x) for x in (False, True)
     )
-    cells = {f"{x}, in training": means_of(trained)[x] for x in trained}
-    cells |= {f"{x}, mean policy": means_of(played)[x] for x in played}
-    rows = [{MEANS: x} | dict(cells[x]) for x in sorted(cells)]
+    shown = {"in training": means_of(trained), "mean policy": means_of(played)}
+    rows = [
+        {MEANS: f"{environment}, {title}"} | dict(cells[environment])
+        for environment in suite.environments
+        for title, cells in shown.items()
+    ]
     return f"{markdown(rows)}\n{wins(played, suite)}{missing(suite, folders)}"
 
 

@@ -1,9 +1,11 @@
 """Fixtures of the tests that all scripts share."""
 
 import functools
+import importlib.util
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import adapters
@@ -118,3 +120,24 @@ def same_weights(a, b):
     """True if two agents have bitwise the same weights."""
     pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
     return all(torch.equal(x, y) for x, y in pairs)
+
+
+@pytest.fixture
+def changed_copy(tmp_path, monkeypatch):
+    """Import a copy of a script with texts replaced, each of which must be in it once.
+
+    changed_copy(script, ((old, new), ...), name): runs go to the temporary folder of the copy.
+    """
+    from benchmark.run import changed  # takes a second, and few tests need it
+
+    monkeypatch.chdir(tmp_path)
+
+    def load(script, replaced, name="copied"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(changed((adapters.ROOT / script).read_text(), replaced))
+        spec = importlib.util.spec_from_file_location(name, path)
+        monkeypatch.setitem(sys.modules, name, module := importlib.util.module_from_spec(spec))
+        spec.loader.exec_module(module)
+        return module
+
+    return load

@@ -1,8 +1,5 @@
 """The bugs whose pictures DEBUGGING.md shows."""
 
-import importlib.util
-import sys
-
 import pytest
 
 from benchmark.bugs import ACTING
@@ -38,14 +35,9 @@ def test_texts_are_replaced_one_after_the_other():
 
 
 @pytest.mark.parametrize("name", ACTING)
-def test_what_acts_otherwise_is_seen_by_the_second_iteration(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_what_acts_otherwise_is_seen_by_the_second_iteration(name, changed_copy, capsys):
     _, _, *replaced = IN_ONE_SCRIPT[name]
-    text = (ROOT / "ppo_continuous_action.py").read_text()
-    (tmp_path / f"{name}.py").write_text(changed(text, replaced))
-    spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
-    monkeypatch.setitem(sys.modules, name, module := importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
+    module = changed_copy("ppo_continuous_action.py", replaced, name)
     short = {"total_timesteps": 4096, "compile": False, "env_id": "HalfCheetah-v4"}
     seen = module.train(module.Args(run_name=name, **short))["updates"][1]["check/acting"]
     assert seen > 1e-5  # of healthy runs it is 0

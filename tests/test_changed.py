@@ -1,7 +1,6 @@
 """A script copied, changed and used as its users do: what they change works, or is named."""
 
 import dataclasses
-import importlib.util
 import re
 from pathlib import Path
 
@@ -19,23 +18,9 @@ HOME = SCRIPTS["continuous"]
 
 
 @pytest.fixture
-def changed(tmp_path, monkeypatch):
+def changed(changed_copy):
     """Import a copy of the continuous script with some texts replaced: changed({old: new})."""
-    monkeypatch.chdir(tmp_path)
-
-    def load(changes, name="my_ppo"):
-        text = HOME.path.read_text()
-        for old, new in changes.items():
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        (tmp_path / f"{name}.py").write_text(text)
-        spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(importlib.sys.modules, name, module)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
+    return lambda changes, name="my_ppo": changed_copy(HOME.path.name, changes.items(), name)
 
 
 def small(module=ppo, **changes):

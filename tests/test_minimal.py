@@ -1,7 +1,6 @@
 """ppo_minimal.py is the algorithm of ppo_continuous_action.py."""
 
 import functools
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ from torch import nn
 
 import ppo_continuous_action as full
 import ppo_minimal as minimal
+from benchmark.tags import tags_of
 
 AGENT = full.Agent
 # Two iterations of 10 epochs with 32 minibatches of 8; large enough steps for ratios to be clipped.
@@ -225,9 +225,9 @@ def check_update(losses, steps, results):
 
 
 def test_it_has_each_detail_of_continuous_actions_once_by_the_known_title():
-    tag = re.compile(r"# (?:Detail )?(\d+/37|Deviation): ([^([\n]+?)(?: [(\[].*)?$", re.MULTILINE)
-    titles = dict(tag.findall(Path(full.__file__).read_text()))
-    found = tag.findall(Path(minimal.__file__).read_text())
+    texts = (Path(x.__file__).read_text() for x in (full, minimal))
+    titles, found = ([(x.number or x.kind, x.title) for x in tags_of(y)] for y in texts)
+    titles = {x: y for x, y in titles if x != "Extra"}
     assert len(found) == len(dict(found)) == 23 and dict(found) == titles
     numbers = {int(x.split("/")[0]) for x in dict(found) if "/" in x}
     assert numbers == {*range(1, 14), *range(23, 32)}

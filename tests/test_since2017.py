@@ -1,8 +1,5 @@
 """Changes of PPO that were proposed since 2017: each trains, and its mathematics is right."""
 
-import importlib.util
-import sys
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -11,8 +8,6 @@ import tyro
 from torch.distributions import Beta, Normal, TanhTransform, TransformedDistribution
 
 import ppo_continuous_action
-from benchmark.provenance import ROOT
-from benchmark.run import changed
 from benchmark.since2017 import CHANGES, VARIANTS
 
 LINES = 15
@@ -20,20 +15,9 @@ SHORT = "--env-id Hopper-v4 --num-steps 64 --num-minibatches 4 --update-epochs 2
 
 
 @pytest.fixture
-def load(tmp_path, monkeypatch):
+def load(changed_copy):
     """The changed script as a module; runs go to a temporary folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def module_of(name):
-        variant = VARIANTS[name]
-        text = changed((ROOT / variant.script).read_text(), variant.replaced)
-        (tmp_path / f"{name}.py").write_text(text)
-        spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
-        monkeypatch.setitem(sys.modules, name, module := importlib.util.module_from_spec(spec))
-        spec.loader.exec_module(module)
-        return module
-
-    return module_of
+    return lambda name: changed_copy(VARIANTS[name].script, VARIANTS[name].replaced, name)
 
 
 def run(module, flags="", iterations=2, name="run", **more):

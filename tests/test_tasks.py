@@ -1,10 +1,7 @@
 """The tasks of the benchmark: their rules, their best returns, and the variants that play them."""
 
 import dataclasses
-import importlib.util
 import itertools
-import sys
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -16,8 +13,7 @@ from torch import nn
 
 from benchmark import tasks
 from benchmark.definitions import Folders
-from benchmark.provenance import ROOT
-from benchmark.run import changed, select
+from benchmark.run import select
 from benchmark.suites import SUITES
 
 BEST_IN_POINTS = -149 / 21  # on average
@@ -98,13 +94,9 @@ def test_recall_without_the_ends_of_episodes_cannot_be_solved():
     assert np.mean(earned) == pytest.approx(BEST_WITHOUT_ENDS, abs=0.05)
 
 
-def two_iterations(made, monkeypatch):
+def two_iterations(made, changed_copy):
     """Results of a few steps of a variant, in float32."""
-    text = changed((ROOT / made.script).read_text(), made.suite.variants[made.variant].replaced)
-    Path(made.script).write_text(text)
-    spec = importlib.util.spec_from_file_location("copied", made.script)
-    monkeypatch.setitem(sys.modules, "copied", module := importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
+    module = changed_copy(made.script, made.suite.variants[made.variant].replaced)
     args = tyro.cli(module.Args, args=[*made.flags, "--run-name", made.variant or "usual"])
     short = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1}
     other = {name: False for name in ("bfloat16", "compile") if hasattr(args, name)}
@@ -112,12 +104,11 @@ def two_iterations(made, monkeypatch):
 
 
 @pytest.mark.parametrize("suite", ["multidiscrete", "memory"])
-def test_each_variant_plays_the_task_and_learns_otherwise(suite, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_each_variant_plays_the_task_and_learns_otherwise(suite, monkeypatch, changed_copy):
     monkeypatch.setitem(gym.registry, "Points-v0", gym.registry["Points-v0"])  # is put back
     weights = {}
     for made in select(SUITES[suite], Folders(), seeds=(1,)):
-        results = two_iterations(made, monkeypatch)
+        results = two_iterations(made, changed_copy)
         _, second = results["updates"]
         assert (second["check/first_kl"] < 1e-9) == (made.variant != "shuffled-steps")
         returns = {x["return"] for x in results["episodes"]}
