@@ -25,7 +25,8 @@ class Tape(gym.Env):
     """Plays the same numbers, whatever is done: episodes that fall after 9 steps, or are cut off.
 
     The third of each three episodes is cut off by a time limit after 14 steps, and in the 15th
-    one both happen at once. Rewards grow, so that their scale changes during a rollout.
+    one both happen at once. Rewards are tiny at first and then grow, so that their scale changes
+    during a rollout; late in the first one, one of them is so large that it is clipped.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,))
@@ -34,6 +35,7 @@ class Tape(gym.Env):
 
     def __init__(self):
         self.rng, self.episode, self.taken = np.random.default_rng(Tape.made), 0, []
+        self.is_first = Tape.made == 0
         Tape.made += 1
 
     def reset(self, seed=None, options=None):
@@ -47,7 +49,9 @@ class Tape(gym.Env):
         self.t += 1
         self.taken.append(action.copy())
         limit = 14 if self.episode % 3 == 0 else 9
-        reward = float(self.rng.normal() * self.episode + 20 * (self.t == 1 and self.episode == 2))
+        size = self.episode if self.episode > 2 else 1e-4
+        is_huge = self.is_first and (self.episode, self.t) == (11, 1)
+        reward = float(self.rng.normal() * size + 1e4 * is_huge)
         ended, cut_off = self.t == limit, self.episode % 3 == 0
         failed = ended and (not cut_off or self.episode == 15)
         return self.observe(), reward, failed, ended and cut_off, {}
@@ -234,8 +238,22 @@ def test_it_has_each_detail_of_continuous_actions_once_by_the_known_title():
 
 
 def test_observations_are_clipped_at_ten_standard_deviations():
-    found = minimal.RunningMeanStd(3).normalize(np.array([-1e3, 9.9, 1e3]))
-    np.testing.assert_allclose(found, [-10, 9.9, 10], rtol=1e-6)
+    stats = minimal.RunningMeanStd(3)
+    np.testing.assert_allclose(stats.normalize(np.array([-1e3, 9.9, 1e3])), [-10, 9.9, 10], 1e-6)
+    stats.var[:] = 0.0  # of what has never changed
+    np.testing.assert_allclose(stats.normalize(np.array([0.0, 1e-4, -2e-4])), [0, 1, -2], 1e-6)
+
+
+def test_advantages_that_hardly_differ_are_not_blown_up():
+    """Their spread is 1e-8, as much as is added to it."""
+    agent, advantages = minimal.Agent(3, 2), torch.tensor([1e-8, -1e-8])
+    agent.policy[-1].weight.data.zero_()  # so that both actions are equally likely
+    obs, actions, zeros = torch.zeros(2, 3), torch.zeros(2, 2), torch.zeros(2)
+    logprobs = agent(obs)[0].log_prob(actions).detach() - torch.tensor([0.1, 0.0])
+    batch = obs, actions, logprobs, zeros, advantages, zeros
+    _, metrics = minimal.ppo_loss(agent, batch, minimal.Args())
+    expected = -(np.exp(0.1) * 0.5 - 0.5) / 2
+    assert metrics["losses/policy_loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_settings_are_those_of_the_full_script():
