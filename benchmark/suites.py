@@ -3,6 +3,7 @@
 To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 """
 
+import dataclasses
 import inspect
 
 from benchmark import bugs, since2017, tasks
@@ -515,10 +516,22 @@ ALL = (
         total_timesteps=20_480,
     ),
     Suite(
+        name="a2c",
+        reproduces="whether A2C would be better with all coefficients of baselines' a2c",
+        environments=dict.fromkeys(THREE, (1, 2, 3)),
+        variants={
+            "baselines": Variant(
+                *(A2C, f"{FAST_A2C} --vf-coef 1 --ent-coef 0.01", "baselines' coefficients")
+            )
+        },
+        baseline=("figure3", "a2c"),
+        baseline_label="A2C of Figure 3",
+    ),
+    Suite(
         name="mean_policies",
         reproduces="the six methods of Figure 3 without the noise of their training",
-        environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", *MUJOCO7), (1, 2, 3, 4, 5)),
-        variants=FIGURE3,
+        environments=dict.fromkeys(THREE, (1, 2, 3)),
+        variants={name: dataclasses.replace(x, environments=None) for name, x in FIGURE3.items()},
         kind="mean_policies",
         evaluated=True,
     ),

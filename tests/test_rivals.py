@@ -143,7 +143,7 @@ def test_vpg_is_a_step_along_the_policy_gradient_and_a_fit_of_the_values():
 def test_a2c_is_ppo_with_its_settings_and_its_average_policy_follows_slowly():
     """Huang et al. 2022; RMSprop as TensorFlow has it."""
     args = a2c.Args(rms_eps=0.5)
-    assert (args.num_steps, args.gae_lambda, args.vf_coef, args.ent_coef) == (5, 1, 1, 0.01)
+    assert (args.num_steps, args.gae_lambda, args.vf_coef, args.ent_coef) == (5, 1, 0.5, 0)
     assert (args.update_epochs, args.num_minibatches, args.norm_adv) == (1, 1, False)
     agent, adam = make_agent(args)
     weights, average, square = adam["weights"].clone(), adam["weights"].clone(), 1.0
@@ -161,8 +161,8 @@ def test_a2c_is_ppo_with_its_settings_and_its_average_policy_follows_slowly():
 
 
 def test_trust_region_projects_the_gradient_by_mean_and_log_std():
-    """The coefficients, 0.5 of a whole square and 0.01 of the entropy, are those of baselines."""
-    args = a2c.Args(trust_region=0.05)
+    """With the coefficients of baselines: 0.5 of a whole square and 0.01 of the entropy."""
+    args = a2c.Args(trust_region=0.05, vf_coef=1.0, ent_coef=0.01)
     (agent, adam), (average, average_adam) = make_agent(args), make_agent(args, shift=0.1)
     obs, actions, _, _, advantages, returns = batch = make_batch(agent)
     mean, old_mean = agent.policy(obs), average.policy(obs).detach()
