@@ -81,7 +81,7 @@ ABLATIONS = {
     "no-grad-clip": ("11", "gradients not clipped", "--max-grad-norm inf"),
     "shared-network": ("13 and 26", "shared network", "--shared-network"),
     # A switch may need a partner: clipped at ε, values cannot follow returns of thousands, and
-    # gradients of small advantages are lost beside those of values, with which they are clipped.
+    # gradients of small advantages might be lost beside those of values, if clipped with them.
     "raw-rewards-free-values": (
         *("9 and 30 and 31", "raw rewards, value loss not clipped"),
         "--no-scale-rewards --no-clip-vloss",
