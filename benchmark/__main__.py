@@ -4,16 +4,15 @@ import os
 import shlex
 import signal
 import sys
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from benchmark import execute, pages, plots, results, tables, throughput
-from benchmark.definitions import Folders
+from benchmark import pages, plots, results, throughput
+from benchmark.definitions import Folders, select
 from benchmark.provenance import BenchmarkError, commit_named
-from benchmark.run import select
+from benchmark.run import run_suite
 from benchmark.suites import CONTESTS, SUITES
 
 app = tyro.extras.SubcommandApp()
@@ -23,22 +22,12 @@ Place = Annotated[Folders, tyro.conf.arg(name="")]  # --results and --runs
 HERE = Folders()
 
 
-def variant_named(name: str) -> tuple[str, str]:
-    """Suite and variant of `suite` or `suite/variant`, or a BenchmarkError if there is none."""
-    suite, _, variant = name.partition("/")
-    variants = SUITES[suite].variants if suite in SUITES else ()
-    if variant not in variants:
-        known = [f"{suite}/{x}".removesuffix("/") for x in variants] or SUITES
-        raise BenchmarkError(f"There is no {name}; there is {' or '.join(known)}.")
-    return suite, variant
-
-
 @app.command
 def run(
     suite: Positional[Name],
     seeds: tuple[int, ...] = (),
     only: str = "*",
-    workers: int | None = None,
+    workers: int = 2,
     cluster: Literal["local", "ray"] = "local",
     commit: str = "HEAD",
     folders: Place = HERE,
@@ -49,17 +38,15 @@ def run(
         suite: see `list`
         seeds: instead of the suite's own
         only: pattern of names, e.g. Hopper-v4 or '*/seed[12]'
-        workers: runs at a time on this machine (2)
-        cluster: this machine, or a Ray cluster
+        workers: runs at a time, if on this machine
+        cluster: this machine, or a Ray cluster, with a run at a time per processor core
         commit: version of the scripts to run
     """
-    runs = select(SUITES[suite], folders, seeds, only)
-    if workers is not None and workers < 1:
+    if workers < 1:
         raise BenchmarkError("--workers must be positive.")
-    if workers and cluster == "ray":
-        raise BenchmarkError("--workers is for local runs; a cluster makes one per processor core.")
-    at_a_time = None if cluster == "ray" else workers or 2
-    failed = execute.run_suite(SUITES[suite], runs, folders, commit_named(commit), at_a_time)
+    runs = select(SUITES[suite], folders, seeds, only)
+    at_a_time = workers if cluster == "local" else None
+    failed = run_suite(SUITES[suite], runs, folders, commit_named(commit), at_a_time)
     if failed:
         raise BenchmarkError(f"{failed} of {len(runs)} runs failed; their output.txt says why.")
 
@@ -88,14 +75,6 @@ def report(folders: Place = HERE) -> None:
 
 
 @app.command
-def site(folders: Place = HERE) -> None:
-    """Make the site in docs/ anew; it opens from disk."""
-    from benchmark.site import DOCS, write  # what draws its pages takes a second to load
-
-    print(f"{write(folders)} files made; open {DOCS / 'index.html'}")
-
-
-@app.command
 def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
     """Draw the figures of a suite, or those of all suites that have results."""
     for entry in [SUITES[suite]] if suite else SUITES.values():
@@ -105,16 +84,11 @@ def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
 
 
 @app.command
-def compare(a: Positional[str], b: Positional[str], folders: Place = HERE) -> None:
-    """Compare two variants, each named SUITE or SUITE/VARIANT."""
-    ours, theirs = variant_named(a), variant_named(b)
-    print(tables.compare(ours, theirs, SUITES[ours[0]].environments, folders))
+def site(folders: Place = HERE) -> None:
+    """Make the site in docs/ anew; it opens from disk."""
+    from benchmark.site import DOCS, write  # what draws its pages takes a second to load
 
-
-@app.command
-def summary(runs: Positional[tuple[Path, ...]]) -> None:
-    """Show the scores of your own runs, given by their folders, with an interval."""
-    print(tables.summary(runs))
+    print(f"{write(folders)} files made; open {DOCS / 'index.html'}")
 
 
 @app.command(name="throughput")

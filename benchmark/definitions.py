@@ -1,9 +1,10 @@
-"""What a suite, a contest and a script's row consist of; `suites.py` fills them in."""
+"""What a suite, its runs, a contest and a script's row consist of; `suites.py` fills them in."""
 
 import dataclasses
+import fnmatch
 from pathlib import Path
 
-from benchmark.provenance import ROOT
+from benchmark.provenance import ROOT, BenchmarkError
 
 POINTS = 100  # of a stored curve, as many as baselines' published ones have
 Name = tuple[str, str]  # suite and variant
@@ -66,6 +67,68 @@ class Suite:
     def shared(self) -> list[str]:
         """Environments of all variants."""
         return [x for x in self.environments if all(self.seeds(x, y) for y in self.variants)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a suite, finished or not."""
+
+    suite: Suite
+    environment: str
+    variant: str
+    seed: int
+    folders: Folders
+
+    @property
+    def key(self) -> tuple[str, str, int]:  # among the runs of its suite
+        return self.environment, self.variant, self.seed
+
+    @property
+    def name(self) -> str:
+        parts = (self.environment.replace("/", "-"), self.variant, f"seed{self.seed}")
+        return "/".join(part for part in parts if part)
+
+    @property
+    def folder(self) -> Path:  # where the script works, not committed
+        return self.folders.runs.absolute() / self.suite.name / self.name
+
+    @property
+    def log(self) -> Path:  # where the script puts its checkpoint
+        return self.folder / "runs" / "run"
+
+    @property
+    def begun(self) -> bool:  # so far that it can be continued
+        return (self.log / self.suite.checkpoint).exists()
+
+    @property
+    def script(self) -> str:
+        return self.suite.variants[self.variant].script
+
+    @property
+    def flags(self) -> list[str]:  # those that decide the result
+        flags, steps = ["--seed", str(self.seed)], self.suite.total_timesteps
+        if steps:
+            flags = ["--env-id", self.environment, *flags, "--total-timesteps", str(steps)]
+        return flags + self.suite.variants[self.variant].flags.split()
+
+
+def select(
+    suite: Suite, folders: Folders, seeds: tuple[int, ...] = (), only: str = "*"
+) -> list[Run]:
+    """Runs of a suite, seed by seed: with other seeds; those whose name or a part of it fits."""
+    if seeds and min(seeds) < 0:
+        raise BenchmarkError(f"A seed must not be negative: {min(seeds)}.")
+    runs = [
+        Run(suite, environment, variant, seed, folders)
+        for environment in suite.environments
+        for variant in suite.variants
+        for own in [suite.seeds(environment, variant)]
+        for seed in dict.fromkeys(own and (seeds or own))
+    ]
+    runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
+    if not runs:
+        raise BenchmarkError(f"No run of {suite.name} fits {only}; see: list {suite.name}.")
+    return sorted(runs, key=lambda x: x.seed)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from benchmark.bugs import ACTING
 from benchmark.definitions import Folders, Suite
 from benchmark.record import STAGE_METRICS, STEP_METRICS
 from benchmark.results import Result, by_environment
-from benchmark.statistics import estimate, matrix
+from benchmark.statistics import Estimate, estimate, matrix
 from benchmark.tables import CHANGE, facts, markdown, missing, number, plus_minus, with_interval
 
 EARLY = 100_000  # steps within which a bug is to be warned about
@@ -95,9 +95,8 @@ def warnings(result: Result, steps: float = math.inf) -> dict[str, int]:
     script, healthy = module_of(result.record["script"]), {}
     for metric, low, *_ in script.HEALTH:
         healthy[metric] = max(low, healthy.get(metric, low))  # a metric may have two rows
-    curve = points(result).rename(columns=NAMES).astype({"step": int})
-    history, episodes, found = [], [], {}
-    for row in curve[curve["step"] <= steps].to_dict("records"):
+    curve, history, episodes, found = points(result).rename(columns=NAMES), [], [], {}
+    for row in curve[curve["step"] <= steps].astype({"step": int}).to_dict("records"):
         episodes += [{"return": row.get("return")}] * row.get("episodes", 0)
         if pd.notna(row["losses/approx_kl"]):
             known = {x: row[x] for x in healthy if pd.notna(row.get(x))}
@@ -153,6 +152,18 @@ def control(suite: Suite, variant: str) -> str:
     return max(within, key=lambda x: len(flags[x]))
 
 
+def pair(suite: Suite, variant: str, environment: str, folders: Folders) -> list[list[Result]]:
+    """The runs of a variant in an environment, and those of its healthy control."""
+    names = variant, control(suite, variant)
+    return [by_environment(suite.name, x, folders).get(environment, []) for x in names]
+
+
+def change(broken: list[Result], healthy: list[Result]) -> Estimate:
+    """What a bug changes of the mean score, relative to that of healthy runs."""
+    scores = matrix(*(facts(x, "score") for x in (broken, healthy)))
+    return estimate(scores[:, None], statistics.relative_effect)
+
+
 def first_difference(broken: list[Result], healthy: list[Result]) -> str:
     """The first stage of the first iteration that differs in any digit, on each seed, and by what.
 
@@ -180,22 +191,17 @@ def first_difference(broken: list[Result], healthy: list[Result]) -> str:
 
 def cells(suite: Suite, variant: str, environment: str, folders: Folders) -> dict[str, str]:
     """What a bug costs in an environment, and what is said of it in the first 100k steps."""
-    twin = control(suite, variant)
-    broken, healthy = (
-        by_environment(suite.name, x, folders).get(environment, []) for x in (variant, twin)
-    )
-    scores = [facts(x, "score") for x in (broken, healthy)]
-    if not all(map(len, scores)):
+    broken, healthy = pair(suite, variant, environment, folders)
+    if not broken or not healthy:
         return {}
     count, text = warned_seeds(broken)
-    change = with_interval(estimate(matrix(*scores)[:, None], statistics.relative_effect), CHANGE)
-    if beside := suite.variants[twin].label.removeprefix("healthy").removeprefix(", "):
-        change += f" beside {beside}"
-    row = {f"{environment}: return": number(np.mean(scores[0])), "change": ""}
+    row = {f"{environment}: return": number(np.mean(facts(broken, "score"))), "change": ""}
     row[SAID] = f"{count} of {len(broken)}{': ' * bool(text)}{text}"
     row["differs in the first iteration"] = ""
-    if variant != twin:
-        row["change"] = change
+    if variant != (twin := control(suite, variant)):
+        beside = suite.variants[twin].label.removeprefix("healthy").removeprefix(", ")
+        row["change"] = with_interval(change(broken, healthy), CHANGE)
+        row["change"] += f" beside {beside}" * bool(beside)
         row["differs in the first iteration"] = first_difference(broken, healthy)
     return row
 

@@ -7,12 +7,13 @@ rewritten from committed results and the scripts' tags, everything else is left 
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from benchmark import health, plots, rlhf, tables
+from benchmark import health, rlhf, tables
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.results import done, how_complete, lines_of, runs_of
+from benchmark.results import by_environment, done, how_complete, lines_of
 from benchmark.suites import IN_STEPS, KINDS, SCRIPTS, SUITES
 from benchmark.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.tags import tags_of
@@ -45,7 +46,8 @@ def scripts_table(folders: Folders) -> str:
     rows = []
     for name, script in SCRIPTS.items():
         suite = SUITES[script.suite]
-        runs = runs_of({(suite.name, script.variant): ""}, [script.environment], folders)
+        runs = by_environment(suite.name, script.variant, folders).get(script.environment, [])
+        scores, hours = tables.facts(runs, "score"), tables.facts(runs, "hours")
         steps = f", {suite.total_timesteps / 1e6:.2g}M steps" if suite.total_timesteps else ""
         rows.append(
             {
@@ -53,8 +55,8 @@ def scripts_table(folders: Folders) -> str:
                 "shows": script.shows,
                 "lines": len((ROOT / name).read_text().splitlines()),
                 "environment": f"{script.environment}{steps}",
-                "return (seeds)": f"{plus_minus(runs['score'])} ({runs['score'].count()})",
-                "minutes": f"{60 * runs['hours'].median():.0f}" if runs["hours"].count() else "–",
+                "return (seeds)": f"{plus_minus(scores)} ({len(scores)})",
+                "minutes": f"{60 * np.median(hours):.0f}" if len(hours) else "–",
             }
         )
     return markdown(rows)
@@ -159,33 +161,6 @@ def place(number: str) -> tuple[int, int]:
     return ["", "K", "R", "G", "D", "extra", "deviation"].index(series), int(digits or 0)
 
 
-# --- Healthy runs ---
-
-LOST = "while return is lost"
-LOWER = f"above 0.05 {LOST}: lower `--learning-rate`, or try `--early-stop-kl 0.02`; "
-LOWER += "exactly 0: is the ratio always 1, does the optimizer have the policy?"
-SCALE = "no warning; long below 0.25 where returns are not mostly chance: check shapes, scale the "
-SCALE += "rewards"
-NEITHER = "no warning; much more, or nearly 0 from the start: change the learning rate"
-BAND = "{:g} to {:g}, towards 0 at the end"  # filled by `plots.HEALTHY`
-AFTER, RISES = "above 0.5 after a tenth of the run", "about 0, or below it while the return rises"
-ADVICE = (
-    ("losses/approx_kl", BAND, LOWER),
-    ("losses/clipfrac", BAND, NEITHER),
-    ("check/values", AFTER, SCALE),
-    ("check/value_bias", RISES, "long above 0.6: check V at the ends of episodes"),
-    ("check/update", "clearly above 0", f"below 0.02 {LOST}: check signs and reshapes"),
-    ("check/acting", "nearly 0", "above 0.00001: make the two policies one"),
-)
-
-
-def healthy_metrics(_: Folders) -> str:
-    """Where metrics are in healthy runs, and what to do where they are not."""
-    columns = ("metric", "healthy in our MuJoCo runs", "a warning, and what to do")
-    rows = [(f"`{x}`", y.format(*plots.HEALTHY.get(x, ())), z) for x, y, z in ADVICE]
-    return markdown(pd.DataFrame(rows, columns=columns))
-
-
 # --- Writing ---
 
 BLOCKS = {
@@ -193,7 +168,6 @@ BLOCKS = {
     "throughput": throughput_tables,
     "scripts": scripts_table,
     "details": details_table,
-    "healthy": healthy_metrics,
     "goal": lambda folders: health.counts(KINDS["bugs"] + KINDS["healthy"], folders),
     "bands": lambda folders: health.bands_table(IN_STEPS, folders),
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # takes a quarter of a second, and most commands draw nothing
     from matplotlib.figure import Figure
 
 FOLDER = ROOT / "benchmark" / "figures"
-# Where metrics are in healthy runs of MuJoCo, for the figure and the table of DEBUGGING.md.
+# Where metrics are in healthy runs of MuJoCo; a table of DEBUGGING.md has the first two.
 HEALTHY = {
     "losses/approx_kl": (0.005, 0.025),
     "losses/clipfrac": (0.07, 0.3),
@@ -121,8 +121,8 @@ def draw_variants(axes: "Axes", suite: Suite, runs: pd.DataFrame, thin: bool = T
 
 def curves(suite: Suite, folders: Folders, shown: slice = slice(None)) -> "Figure":
     """One panel per environment with variants of a suite and its baseline."""
-    labels = dict(list(suite.labels.items())[shown])
-    figure, panels = panels_of(runs_of(labels, suite.environments, folders), counted=True)
+    runs, labels = runs_of(suite, folders), [*suite.labels.values()][shown]
+    figure, panels = panels_of(runs[runs["label"].isin(labels)], counted=True)
     for axes, environment, runs in panels:
         draw_published(axes, environment)
         draw_variants(axes, suite, runs)
@@ -131,7 +131,7 @@ def curves(suite: Suite, folders: Folders, shown: slice = slice(None)) -> "Figur
 
 def rivals(suite: Suite, folders: Folders) -> "Figure":
     """The paper's Figure 3: the means of all variants with their intervals, and its readings."""
-    figure, panels = panels_of(runs_of(suite.labels, suite.shared, folders), 4)
+    figure, panels = panels_of(runs_of(suite, folders, suite.shared), 4)
     for axes, environment, runs in panels:
         draw_variants(axes, suite, runs, thin=False)
         for label, mean in tables.readings(suite, environment).items():
@@ -142,8 +142,8 @@ def rivals(suite: Suite, folders: Folders) -> "Figure":
 
 def trace(suite: Suite, folders: Folders) -> "Figure":
     """The KL after the updates of the adaptive penalty, beside its target."""
-    ours = {(suite.name, variant): "" for variant in suite.variants}
-    figure, panels = panels_of(runs_of(ours, suite.environments, folders))
+    runs = runs_of(suite, folders)
+    figure, panels = panels_of(runs[runs["variant"].isin(suite.variants)])
     for axes, _, runs in panels:
         for result in runs["result"]:
             axes.plot(*result.column("kl_after"), color="C1", linewidth=0.7, label="each seed")
@@ -159,9 +159,8 @@ def trace(suite: Suite, folders: Folders) -> "Figure":
 
 def healthy_run(suite: Suite, folders: Folders) -> "Figure":
     """Of the run with the median score some metrics, and where they belong."""
-    name, *_ = suite.labels
-    runs = runs_of({name: ""}, list(suite.environments)[:1], folders).sort_values("score")
-    result = runs["result"].iloc[len(runs) // 2]
+    runs = by_environment(suite.name, "", folders)[next(iter(suite.environments))]
+    result = sorted(runs, key=lambda x: x.record["score"])[len(runs) // 2]
     figure, panels = one_panel_each(list(HEALTHY), 4)
     for axes, (metric, band) in zip(panels, HEALTHY.items(), strict=True):
         axes.plot(*result.column(metric.partition("/")[2]), color="C0", linewidth=1)
@@ -250,13 +249,14 @@ def median_changes(environments: Iterable[str]) -> Others:
 def broken_curves(suite: Suite, folders: Folders) -> "Figure":
     """A panel per bug in the suite's first environment, with the healthy runs behind it."""
     environment = next(iter(suite.environments))
-    found = {x: by_environment(suite.name, x, folders).get(environment) for x in suite.variants}
-    bugs = [x for x, results in found.items() if results and not health.is_healthy(suite, x)]
-    figure, panels = one_panel_each([suite.variants[x].label for x in bugs], 5)
-    for name, axes in zip(bugs, panels):
+    bugs = [x for x in suite.variants if not health.is_healthy(suite, x)]
+    pairs = {x: health.pair(suite, x, environment, folders) for x in bugs}
+    pairs = {suite.variants[x].label: own for x, own in pairs.items() if own[0]}
+    figure, panels = one_panel_each([*pairs], 5)
+    for axes, (broken, healthy) in zip(panels, pairs.values()):
         axes.title.set_fontsize(6)
-        draw_curves(axes, found[health.control(suite, name)], "healthy", "0.5")
-        draw_curves(axes, found[name], "with the bug", "C3")
+        draw_curves(axes, healthy, "healthy", "0.5")
+        draw_curves(axes, broken, "with the bug", "C3")
     figure.supylabel(f"episodic return in training, {environment}")
     return figure
 

@@ -4,19 +4,20 @@
 as done once its line is there. Both are sorted, so that it does not matter who finished first.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import functools
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from benchmark.definitions import Folders, Name, Suite
-from benchmark.run import lock, select, write_text
+from benchmark.definitions import Folders, Suite, select
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 KEY = ["environment", "variant", "seed"]
@@ -36,13 +37,38 @@ class Result:
         """Its points; a value is missing where a stretch of steps has no data."""
         return curves_in(self.curves, self.curves.stat().st_mtime_ns)[key_of(self.record)]
 
-    def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values of a column of the curve, where it has any."""
-        rows = self.curve.reindex(columns=["step", name]).dropna()
-        return rows["step"].to_numpy(), rows[name].to_numpy()
+    def column(self, name: str, stage: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values of a column of the curve (of a stage), where it has any."""
+        rows = self.curve if stage is None else self.curve[self.curve["stage"] == stage]
+        values = rows[name].to_numpy(float) if name in rows else np.full(len(rows), np.nan)
+        known = ~np.isnan(values)
+        return rows["step"].to_numpy()[known], values[known]
 
 
 # --- Writing ---
+
+
+@contextlib.contextmanager
+def lock(path: Path, kind: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[bool]:
+    """Hold a lock, as do scripts that are started meanwhile; False if another process holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        os.set_inheritable(file.fileno(), True)
+        try:
+            fcntl.flock(file, kind)
+        except BlockingIOError:
+            file = None
+        yield file is not None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is as it was or as it should be, whatever happens meanwhile."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # of this process alone
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def collect(suite: Suite, folders: Folders) -> None:
@@ -119,12 +145,12 @@ def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list
     return found
 
 
-def runs_of(labels: Mapping[Name, str], environments: Iterable[str], folders: Folders) -> Any:
-    """A row per finished run of variants with their labels, by environment and in their order."""
-    found = {label: by_environment(*name, folders) for name, label in labels.items()}
+def runs_of(suite: Suite, folders: Folders, environments: Iterable[str] | None = None) -> Any:
+    """A row per finished run of a suite and its baseline, by environment and in their order."""
+    found = {label: by_environment(*name, folders) for name, label in suite.labels.items()}
     rows = [
         {"label": label, "result": result} | result.record
-        for environment in environments
+        for environment in environments or suite.environments
         for label, own in found.items()
         for result in own.get(environment, [])
     ]
@@ -134,7 +160,7 @@ def runs_of(labels: Mapping[Name, str], environments: Iterable[str], folders: Fo
 
 
 def random_returns(environment: str) -> float:
-    """Mean return of uniformly random actions, as measured by `benchmark.random_policy`."""
+    """Mean return of uniformly random actions, see reference/README.md."""
     return json.loads((REFERENCE / "random_policy.json").read_text())[environment]["mean"]
 
 

@@ -16,7 +16,7 @@ import torch
 
 import ppo_rlhf_toy as rlhf
 from benchmark.definitions import Folders
-from benchmark.run import write_text
+from benchmark.results import write_text
 
 BETAS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 REVIEWS = 8  # of each policy

@@ -23,7 +23,7 @@ COLUMNS = {
 
 def models(suite: Suite, folders: Folders) -> pd.DataFrame:
     """A row per model and seed of a suite: method, strength of its penalty, and its evaluation."""
-    runs = runs_of(suite.labels, suite.environments, folders)
+    runs = runs_of(suite, folders)
     rows = [
         {"method": method(model), "penalty": penalty(model)}
         | {name: model.get(metric) for name, metric in COLUMNS.items()}
@@ -75,7 +75,7 @@ def models_table(suite: Suite, folders: Folders) -> str:
 def pipeline_table(suite: Suite, folders: Folders) -> str:
     """The models of the RLHF runs, and what else is known of each run."""
     rows = []
-    for run in runs_of(suite.labels, suite.environments, folders)["result"]:
+    for run in runs_of(suite, folders)["result"]:
         record, updates = run.record, run.curve
         updates = updates[updates["stage"] == record["judged"]]
         target, seconds = record["settings"]["target_kl"], record["seconds"]

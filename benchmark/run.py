@@ -1,12 +1,11 @@
-"""Runs: a script as it is in a commit, with one environment, variant and seed.
+"""Makes the missing runs of a suite, here or on a Ray cluster, and keeps their results.
 
-Whatever is killed at whatever moment, the next call goes on from what is on disk.
+A run is a script as it is in a commit, with one environment, variant and seed. Whatever is killed
+at whatever moment, the next call goes on from what is on disk.
 """
 
 import contextlib
-import dataclasses
 import fcntl
-import fnmatch
 import json
 import os
 import shutil
@@ -18,110 +17,55 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from resource import struct_rusage
 
-from benchmark import record
-from benchmark.definitions import Folders, Suite, Variant
-from benchmark.provenance import BenchmarkError, git, machine, source_at
+from benchmark import record, results
+from benchmark.definitions import Folders, Run, Suite, Variant
+from benchmark.provenance import ROOT, BenchmarkError, git, machine, source_at
+from benchmark.results import lock, write_text
 
 WALK = Path(__file__).resolve().parent / "walk.py"
 # One thread per process: a second one gains nothing on networks of this size and, being shared
 # between runs, would make their times depend on each other.
 THREADS = [f"{x}_NUM_THREADS" for x in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM")]
+LOST_NODES = 5  # that one run survives on Ray; each costs it what follows its last checkpoint
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One run of a suite, finished or not."""
+def run_suite(
+    suite: Suite, runs: list[Run], folders: Folders, commit: str, workers: int | None
+) -> int:
+    """Make those of some runs of a suite that are missing; returns how many failed.
 
-    suite: Suite
-    environment: str
-    variant: str
-    seed: int
-    folders: Folders
+    Args:
+        workers: runs at a time on this machine; None for a Ray cluster.
 
-    @property
-    def key(self) -> tuple[str, str, int]:  # among the runs of its suite
-        return self.environment, self.variant, self.seed
-
-    @property
-    def name(self) -> str:
-        parts = (self.environment.replace("/", "-"), self.variant, f"seed{self.seed}")
-        return "/".join(part for part in parts if part)
-
-    @property
-    def folder(self) -> Path:  # where the script works, not committed
-        return self.folders.runs / self.suite.name / self.name
-
-    @property
-    def log(self) -> Path:  # where the script puts its checkpoint
-        return self.folder / "runs" / "run"
-
-    @property
-    def begun(self) -> bool:  # so far that it can be continued
-        return (self.log / self.suite.checkpoint).exists()
-
-    @property
-    def script(self) -> str:
-        return self.suite.variants[self.variant].script
-
-    @property
-    def flags(self) -> list[str]:  # those that decide the result
-        flags, steps = ["--seed", str(self.seed)], self.suite.total_timesteps
-        if steps:
-            flags = ["--env-id", self.environment, *flags, "--total-timesteps", str(steps)]
-        return flags + self.suite.variants[self.variant].flags.split()
-
-
-def select(
-    suite: Suite, folders: Folders, seeds: tuple[int, ...] = (), only: str = "*"
-) -> list[Run]:
-    """Runs of a suite, seed by seed: with other seeds; those whose name or a part of it fits."""
-    if seeds and min(seeds) < 0:
-        raise BenchmarkError(f"A seed must not be negative: {min(seeds)}.")
-    folders = dataclasses.replace(folders, runs=folders.runs.absolute())  # scripts work elsewhere
-    runs = [
-        Run(suite, environment, variant, seed, folders)
-        for environment in suite.environments
-        for variant in suite.variants
-        for own in [suite.seeds(environment, variant)]
-        for seed in dict.fromkeys(own and (seeds or own))
-    ]
-    runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
-    if not runs:
-        example = f"{next(iter(suite.environments))}/seed1 (see: list {suite.name})"
-        raise BenchmarkError(f"No run of {suite.name} fits {only}; names look like {example}.")
-    return sorted(runs, key=lambda x: x.seed)
-
-
-# --- Files ---
-
-
-@contextlib.contextmanager
-def lock(path: Path, kind: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[bool]:
-    """Hold a lock, as do scripts that are started meanwhile; False if another process holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        os.set_inheritable(file.fileno(), True)
-        try:
-            fcntl.flock(file, kind)
-        except BlockingIOError:
-            file = None
-        yield file is not None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file that is as it was or as it should be, whatever happens meanwhile."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # of this process alone
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    Raises:
+        BenchmarkError: the commit lacks a script, or somebody else runs the suite.
+    """
+    for run in runs:  # what the commit lacks is to be said before anything is begun
+        source(suite.variants[run.variant], commit)
+    with lock(folders.runs / suite.name / "lock") as ours:
+        if not ours:
+            raise BenchmarkError(f"{suite.name} is being run, or its scripts outlive a killed run.")
+        results.collect(suite, folders)  # what a killed benchmark has left
+        done, failed = results.done(suite.name, folders), 0
+        missing = [run for run in runs if run.key not in done]
+        say(f"{len(runs)} runs, {len(runs) - len(missing)} of them done before.")
+        made = make(missing, commit, workers) if workers else make_on_ray(missing, commit)
+        with contextlib.closing(made):  # stops the scripts if this is stopped
+            for run, error in made:
+                results.collect(suite, folders)
+                failed += bool(error)
+                say(f"{run.name} {error or 'done'}")
+        say(f"{len(runs) - failed} of {len(runs)} runs done.")
+    return failed
 
 
 def say(text: str) -> None:
     """Print a line with the time; whoever read this may have gone, the runs go on."""
     with contextlib.suppress(BrokenPipeError):
         print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+# --- Scripts ---
 
 
 def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
@@ -147,6 +91,31 @@ def tree(commit: str, folder: Path) -> Path:
             shutil.unpack_archive(f"{new}/files.tar", f"{new}/files")
             os.replace(f"{new}/files", files)
     return files
+
+
+def start(
+    folder: Path, words: list[str], imports: Path, threads: int = 1, **variables: str
+) -> subprocess.Popen:
+    """Start Python in a folder, on processors; our modules are those below `imports`."""
+    variables |= dict.fromkeys(THREADS, str(threads)) | {"CUDA_VISIBLE_DEVICES": ""}
+    variables["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/rivals'}"
+    with (folder / "output.txt").open("a") as output:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd=folder,
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            close_fds=False,  # it inherits a lock
+            start_new_session=True,  # Ctrl-C is ours to answer
+        )
+
+
+def last_line(folder: Path) -> str:
+    """What a process that was started there has said last."""
+    *_, last = ["no word", *(folder / "output.txt").read_text().strip().splitlines()]
+    return last
 
 
 # --- Making runs ---
@@ -196,7 +165,7 @@ def make_one(run: Run, commit: str) -> Generator[subprocess.Popen, struct_rusage
         write_text(run.folder / file, source(suite.variants[run.variant], commit))
         write_text(note, json.dumps({"commit": commit}))
     say(f"{run.name} {'continues' if begun else 'starts'}, commit {commit[:7]}")
-    imports = tree(commit, run.folders.runs / "trees")
+    imports = tree(commit, run.folders.runs.absolute() / "trees")
     usage = yield start(run.folder, [file, *flags], imports)
     if suite.evaluated:  # -P: not beside our `statistics`
         yield start(run.folder, ["-P", str(WALK), file], imports)
@@ -215,26 +184,30 @@ def make_one(run: Run, commit: str) -> Generator[subprocess.Popen, struct_rusage
     write_text(run.folder / "result.json", json.dumps(content, ensure_ascii=False))
 
 
-def start(
-    folder: Path, words: list[str], imports: Path, threads: int = 1, **variables: str
-) -> subprocess.Popen:
-    """Start Python in a folder, on processors; our modules are those below `imports`."""
-    variables |= dict.fromkeys(THREADS, str(threads)) | {"CUDA_VISIBLE_DEVICES": ""}
-    variables["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/rivals'}"
-    with (folder / "output.txt").open("a") as output:
-        return subprocess.Popen(
-            [sys.executable, *words],
-            cwd=folder,
-            env={**os.environ, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            close_fds=False,  # it inherits a lock
-            start_new_session=True,  # Ctrl-C is ours to answer
-        )
+def make_on_ray(runs: list[Run], commit: str) -> Iterator[tuple[Run, str]]:
+    """`make` on the Ray cluster of RAY_ADDRESS or of this machine, one run per processor core.
 
+    If a node is lost, Ray starts its runs again on another, where they continue.
+    """
+    package = {"env_vars": {"PYTHONPATH": str(ROOT)}}  # the nodes share this folder
+    try:
+        import ray
 
-def last_line(folder: Path) -> str:
-    """What a process that was started there has said last."""
-    *_, last = ["no word", *(folder / "output.txt").read_text().strip().splitlines()]
-    return last
+        ray.init(os.environ.get("RAY_ADDRESS", "auto"), runtime_env=package, logging_level="error")
+    except (ImportError, ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]  # not installed, no cluster, not reached, no address
+        raise BenchmarkError(f"No Ray cluster (pip install ray; ray start): {reason}") from error
+    task = ray.remote(num_cpus=1, max_retries=LOST_NODES, scheduling_strategy="SPREAD")(
+        lambda run: next(make([run], commit, workers=1))[1]
+    )
+    waiting = {task.remote(run): run for run in runs}
+    try:
+        while waiting:
+            (ended, *_), _ = ray.wait([*waiting])
+            try:
+                error = ray.get(ended)
+            except ray.exceptions.RayError as reason:  # it has many lines
+                error = str(reason).splitlines()[-1]
+            yield waiting.pop(ended), error
+    finally:
+        ray.shutdown()  # ends the scripts too

@@ -2,15 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from benchmark import statistics
-from benchmark.definitions import Folders, Name, Suite
-from benchmark.provenance import BenchmarkError
-from benchmark.record import LAST_EPISODES, read_checkpoint
+from benchmark.definitions import Folders, Suite
 from benchmark.results import how_complete, random_returns, reference, runs_of
 from benchmark.statistics import Estimate, estimate, matrix
 
@@ -112,9 +109,8 @@ def published(environment: str, steps: int, source: str) -> str | None:
 
 def scores_table(suite: Suite, folders: Folders) -> str:
     """Scores of a suite's unnamed variant beside the published ones."""
-    rows, steps = [], suite.total_timesteps
-    runs = runs_of({(suite.name, ""): ""}, suite.environments, folders)
-    for environment, own in runs.groupby("environment", sort=False):
+    rows, steps, runs = [], suite.total_timesteps, runs_of(suite, folders)
+    for environment, own in runs[runs["variant"] == ""].groupby("environment", sort=False):
         others = {y: published(environment, steps, x) for x, y in SOURCES.items()}
         rows.append(
             {"environment": environment}
@@ -126,32 +122,17 @@ def scores_table(suite: Suite, folders: Folders) -> str:
     return markdown(rows)
 
 
-def summary(paths: Iterable[Path]) -> str:
-    """Scores of anybody's runs, given by their folders, by environment."""
-    runs = []
-    for path in paths:
-        saved = read_checkpoint(path / "checkpoint.pt")
-        returns = [x["return"] for x in saved.get("episodes", [])[-LAST_EPISODES:]]
-        if not returns:
-            raise BenchmarkError(f"No episode has ended in {path}.")
-        runs.append((saved["args"]["env_id"], np.mean(returns)))
-    scores = pd.DataFrame(runs, columns=["environment", "score"]).groupby("environment")["score"]
-    return markdown([{"environment": name} | score_cells(own) for name, own in scores])
-
-
 # --- Variants side by side ---
 
 
-def scores_of(
-    labels: Mapping[Name, str], environments: Iterable[str], folders: Folders, played: bool = False
-) -> pd.DataFrame:
+def scores_of(suite: Suite, folders: Folders, played: bool = False) -> pd.DataFrame:
     """Scores, or returns after training, by label and seed (rows) and environment (columns)."""
-    runs = runs_of(labels, environments, folders)
+    runs = runs_of(suite, folders)
     if played:
         runs["score"] = [np.mean(x.record["walk"]["returns"]) for x in runs["result"]]
     runs = runs.dropna(subset="score")
     scores = runs.pivot(index=["label", "seed"], columns="environment", values="score")
-    return scores.reindex(columns=[*environments])
+    return scores.reindex(columns=[*suite.environments])
 
 
 def by_label(scores: pd.DataFrame, cell: Callable[[pd.Series], str]) -> pd.DataFrame:
@@ -165,7 +146,7 @@ def comparable(suite: Suite, folders: Folders) -> pd.DataFrame:
 
     None while a baseline has no score in an environment of all.
     """
-    scores = scores_of(suite.labels, suite.environments, folders)
+    scores = scores_of(suite, folders)
     counts = scores.groupby("label", observed=True).count()
     scores = scores.loc[:, counts.all()]
     known = suite.baseline is None or suite.labels[suite.baseline] in counts.index
@@ -211,30 +192,11 @@ def side_by_side(scores: pd.DataFrame, columns: Mapping[str, Mapping[str, str]])
     return markdown(table.rename_axis("mean ± std (seeds)").reset_index())
 
 
-def beside(
-    labels: Mapping[Name, str], baseline: Name, environments: Iterable[str], folders: Folders
-) -> str:
-    """Scores of variants, and how probably each is better than the baseline."""
-    scores, base = scores_of(labels, environments, folders), labels[baseline]
-    better = {x: chance(scores, x, base) for x in labels.values()}
-    return side_by_side(scores, {f"P(better than {base})": better})
-
-
 def variants_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, and how probably it is better than the baseline."""
-    return beside(suite.labels, suite.baseline, suite.environments, folders)
-
-
-def compare(a: Name, b: Name, environments: Iterable[str], folders: Folders) -> str:
-    """Two variants in those of the environments that both have."""
-    labels = {name: "/".join(filter(None, name)) for name in (a, b)}
-    runs = runs_of(labels, environments, folders).dropna(subset="score")
-    found = [{*runs["environment"][runs["label"] == x]} for x in labels.values()]
-    if not (shared := [x for x in environments if all(x in own for own in found)]):
-        raise BenchmarkError(
-            f"{' and '.join(labels.values())} have no results in a common environment."
-        )
-    return beside(labels, b, shared, folders)
+    scores, base = scores_of(suite, folders), suite.labels[suite.baseline]
+    better = {x: chance(scores, x, base) for x in suite.labels.values()}
+    return side_by_side(scores, {f"P(better than {base})": better})
 
 
 def elsewhere(suite: Suite) -> dict[str, str]:
@@ -246,8 +208,8 @@ def elsewhere(suite: Suite) -> dict[str, str]:
 def effects_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, what they amount to beside the baseline, and what others found."""
     found = {x: with_interval(y, CHANGE) for x, y in effects(suite, folders).items()}
-    scores = scores_of(suite.labels, suite.environments, folders)
-    return side_by_side(scores, {"effect": found, "elsewhere": elsewhere(suite)})
+    columns = {"effect": found, "elsewhere": elsewhere(suite)}
+    return side_by_side(scores_of(suite, folders), columns)
 
 
 # --- Table 1 of the paper ---
@@ -284,7 +246,7 @@ def normalized_table(suite: Suite, folders: Folders) -> str:
         "average normalized score": {x: with_interval(y, RATIO) for x, y in found.items()},
         "paper, 21 runs in 7": {x: RATIO(y) for x, y in paper.items()},
     }
-    text = side_by_side(scores_of(suite.labels, suite.environments, folders), columns)
+    text = side_by_side(scores_of(suite, folders), columns)
     if len(found) < len(paper):
         return text
     ranks = []
@@ -326,7 +288,7 @@ def wins(scores: pd.DataFrame, suite: Suite) -> str:
 
 def figure3_table(suite: Suite, folders: Folders) -> str:
     """Scores of the first variant; all variants beside the paper's; whom the first one beats."""
-    scores = scores_of(suite.labels, suite.shared, folders)
+    scores = scores_of(suite, folders)[suite.shared]
     cells, means = means_of(scores), []
     for environment in suite.shared:
         paper = readings(suite, environment)
@@ -338,9 +300,7 @@ def figure3_table(suite: Suite, folders: Folders) -> str:
 
 def mean_policies_table(suite: Suite, folders: Folders) -> str:
     """Scores in training, returns of the mean actions afterwards, and by these who is better."""
-    trained, played = (
-        scores_of(suite.labels, suite.environments, folders, x) for x in (False, True)
-    )
+    trained, played = (scores_of(suite, folders, x) for x in (False, True))
     shown = {"in training": means_of(trained), "mean policy": means_of(played)}
     rows = [
         {MEANS: f"{environment}, {title}"} | dict(cells[environment])
@@ -353,18 +313,14 @@ def mean_policies_table(suite: Suite, folders: Folders) -> str:
 # --- Games ---
 
 
-def ppo2_return(environment: str, step: int) -> float:
-    """What the curve of baselines' benchmark page shows at a step."""
-    rows = reference("ppo2_curves").query("environment == @environment")
-    return float(np.interp(step, rows["global_step"], rows["return"]))
-
-
 def games_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant in each game, also as shares of the way from random to human play."""
-    rows, play = [], reference("atari").set_index("game")
-    runs = runs_of(suite.labels, suite.environments, folders)
+    rows, play, ppo2 = [], reference("atari").set_index("game"), reference("ppo2_curves")
+    runs = runs_of(suite, folders)
     for (game, label), own in runs.groupby(["environment", "label"], sort=False, observed=True):
         random, human = play.loc[game]
+        curve = ppo2[ppo2["environment"] == game]
+        by_then = np.interp(suite.total_timesteps, curve["global_step"], curve["return"])
         rows.append(
             {
                 **{"game": game, "agent": label, "seeds": own["score"].count()},
@@ -372,7 +328,7 @@ def games_table(suite: Suite, folders: Folders) -> str:
                 "human": f"{(own['score'].mean() - random) / (human - random):.0%}",
                 "whole run": plus_minus(own["mean_return"]),
                 "hours per run": RATIO(own["hours"].median()),
-                "ppo2 by then": number(ppo2_return(game, suite.total_timesteps)),
+                "ppo2 by then": number(by_then),
                 **{"random play": number(random), "human play": number(human)},
             }
         )
@@ -385,7 +341,7 @@ def games_table(suite: Suite, folders: Folders) -> str:
 def walking_table(suite: Suite, folders: Folders) -> str:
     """A row per run: when it reached returns, how it ended, and how its mean action walks."""
     rows = []
-    for run in runs_of(suite.labels, suite.environments, folders).itertuples():
+    for run in runs_of(suite, folders).itertuples():
         steps, returns = run.result.column("return")
         walk = run.result.record["walk"]
         speed = estimate(matrix(walk["speeds"]), statistics.mean)

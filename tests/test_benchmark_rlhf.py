@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 
-from benchmark import pages, record, results, rlhf, run
-from benchmark.definitions import Folders
+from benchmark import pages, record, results, rlhf
+from benchmark.definitions import Folders, Run
 from benchmark.suites import SUITES
 
 
@@ -18,7 +18,7 @@ def folders(tmp_path):
 
 def add(folders, suite, variant, seed, models, updates):
     """A finished run as the script leaves it, with invented numbers."""
-    made = run.Run(SUITES[suite], "reviews", variant, seed, folders)
+    made = Run(SUITES[suite], "reviews", variant, seed, folders)
     for name in models:
         (made.log / name).mkdir(parents=True)
         torch.save({"updates": updates}, made.log / name / "checkpoint.pt")

@@ -12,8 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from torch import nn
 
 from benchmark import tasks
-from benchmark.definitions import Folders
-from benchmark.run import select
+from benchmark.definitions import Folders, select
 from benchmark.suites import SUITES
 
 BEST_IN_POINTS = -149 / 21  # on average
