@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from benchmark import annotate, health, pages, rlhf, tables
+from benchmark import annotate, health, rlhf, tables
 from benchmark.annotate import HOME, SHORT, TEMPLATES, Source
 from benchmark.definitions import Folders, Name, Suite
 from benchmark.provenance import ROOT
@@ -23,7 +23,6 @@ from benchmark.suites import KINDS, SCRIPTS, SUITES
 DOCS = ROOT / "docs"
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
 PICTURE = ROOT / "benchmark" / "figures" / "site.png"  # for sharing, and in README
-BEFORE_AFTER = ("healthy", "without-statistics")  # variants of the suite bugs_evaluation
 POINTS = {"return": 25}  # of a curve
 OTHERWISE = 10
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}  # columns of curves
@@ -38,65 +37,63 @@ def page_of(script: str) -> str:
 # --- Runs ---
 
 
-def shown(suite: Suite, folders: Folders) -> dict[Name, str]:
-    """Labels of the explorer's lines: variants that have results in the suite's environments."""
-    return {
-        x: y
-        for x, y in suite.labels.items()
-        if suite.environments.keys() & by_environment(*x, folders)
+def shown(suite: Suite, folders: Folders) -> dict[Name, dict[str, list[Result]]]:
+    """Lines of the explorer: variants, and the results that they have in its environments."""
+    found = {name: by_environment(*name, folders) for name in suite.labels}
+    own = {
+        x: {place: y[place] for place in y if place in suite.environments} for x, y in found.items()
     }
+    return {name: results for name, results in own.items() if results}
 
 
 def curve(results: list[Result], stage: str | None = None) -> dict[str, Any]:
-    """The metrics of each seed on a grid of steps, which ends at `total`."""
-    runs = {x.record["seed"]: x.curve for x in results}
-    runs = {x: rows if stage is None else rows[rows["stage"] == stage] for x, rows in runs.items()}
+    """The metrics of each seed on a grid of steps, which ends at `total`.
+
+    They are whole numbers of a unit, a power of ten: three digits in the median.
+    """
     total = stage is None and results[0].record["settings"].get("total_timesteps")
-    total, metrics = total or int(max(rows["step"].max() for rows in runs.values())), {}
-    for name in {x: 0 for rows in runs.values() for x in rows if x not in NOT_SHOWN}:
-        known = {x: rows[["step", name]].dropna() for x, rows in runs.items() if name in rows}
+    total, metrics = total or int(max(x.column("step", stage)[0].max() for x in results)), {}
+    for name in {x: 0 for own in results for x in own.curve if x not in NOT_SHOWN}:
         grid = total * np.linspace(0, 1, POINTS.get(name, OTHERWISE) + 1)[1:]
-        values = {x: np.interp(grid, *y.to_numpy().T) for x, y in known.items() if len(y)}
-        metrics |= {name: packed(values)} if values else {}
+        known = {x.record["seed"]: x.column(name, stage) for x in results}
+        runs = {seed: np.interp(grid, *own) for seed, own in known.items() if len(own[0])}
+        if runs:
+            sizes = np.abs([*runs.values()])
+            size = np.median(sizes[sizes > 0]) if sizes.any() else 100.0
+            unit = 10.0 ** (np.floor(np.log10(size)) - 2)
+            runs = {seed: [*map(round, (own / unit).tolist())] for seed, own in runs.items()}
+            metrics[name] = {"unit": unit, "runs": runs}
     return {"total": total, "metrics": metrics}
 
 
-def packed(runs: dict[int, np.ndarray]) -> dict[str, Any]:
-    """Curves as whole numbers of a unit, a power of ten: three digits in the median."""
-    sizes = np.abs([*runs.values()])
-    unit = 10.0 ** (np.floor(np.log10(np.median(sizes[sizes > 0]))) - 2) if sizes.any() else 1.0
-    return {"unit": unit, "runs": {x: [*map(round, (y / unit).tolist())] for x, y in runs.items()}}
-
-
-def stages(environment: str, label: str, results: list[Result]) -> list[dict[str, Any]]:
-    """The models of RLHF runs, each as a line of the explorer; by their settings if not `label`."""
-    lines = []
+def stages(suite: Suite, variant: str, results: list[Result]) -> list[dict[str, Any]]:
+    """The models of RLHF runs, each as a line; by their settings if the variant has no label."""
+    lines, (place,) = [], suite.environments
     for stage in dict.fromkeys(results[0].curve["stage"]):
         models = [x.record["models"][stage] for x in results]
         cells = {"seeds": len(models)}
         for name in ("gold", "proxy", "KL"):
             values = [x[rlhf.COLUMNS[name]] for x in models if rlhf.COLUMNS[name] in x]
-            cells[name] = tables.plus_minus(np.array(values), 2)
-        name = label or f"{rlhf.method(models[0])}, {rlhf.penalty(models[0])}"
-        curves = {environment: curve(results, stage)}
-        lines.append({"label": name, "cells": {environment: cells}, "curves": curves})
+            cells[name] = tables.plus_minus(values, 2)
+        label = f"{rlhf.method(models[0])}, {rlhf.penalty(models[0])}"
+        line = {"label": suite.variants[variant].label or label, "cells": {place: cells}}
+        lines.append(line | {"curves": {place: curve(results, stage)}})
     return lines
 
 
 def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
     """All that the explorer shows of a suite and its baseline."""
     lines: list[dict[str, Any]] = []
-    for (owner, variant), label in shown(suite, folders).items():
-        line: dict[str, Any] = {"label": label, "cells": {}, "curves": {}}
-        for environment, results in by_environment(owner, variant, folders).items():
-            if "models" in results[0].record:
-                lines += stages(environment, suite.variants[variant].label, results)
-            elif environment in suite.environments:
-                scores = tables.facts(results, "score")
-                whole = tables.plus_minus(tables.facts(results, "mean_return"))
-                cells = tables.score_cells(scores) | {"whole run": whole}
-                line["cells"][environment], line["curves"][environment] = cells, curve(results)
-        lines += [line] if line["curves"] else []
+    for name, found in shown(suite, folders).items():
+        if not suite.total_timesteps:
+            lines += [line for own in found.values() for line in stages(suite, name[1], own)]
+            continue
+        line: dict[str, Any] = {"label": suite.labels[name], "cells": {}, "curves": {}}
+        for place, own in found.items():
+            whole = {"whole run": tables.plus_minus(tables.facts(own, "mean_return"))}
+            line["cells"][place] = tables.score_cells(tables.facts(own, "score")) | whole
+            line["curves"][place] = curve(own)
+        lines.append(line)
     environments = [x for x in suite.environments if any(x in line["curves"] for line in lines)]
     return {"about": suite.reproduces, "environments": environments, "lines": lines}
 
@@ -110,7 +107,8 @@ def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
     A switch of several details stands at the first.
     """
     suite, found = SUITES["ablation"], {}
-    effects, lines = tables.effects(suite, folders), [*shown(suite, folders).values()]
+    effects = tables.effects(suite, folders)
+    lines = [suite.labels[x] for x in shown(suite, folders)]
     for variant in (x for x in suite.variants.values() if x.title in effects):
         effect = effects[variant.title]
         low, high = effect.ends or (effect.value,) * 2
@@ -131,16 +129,20 @@ def bugs_of(folders: Folders) -> list[dict[str, Any]]:
     for suite in KINDS["bugs"]:
         names = [*shown(suite, folders)]
         for name in (x for x in suite.variants if not health.is_healthy(suite, x)):
-            cells = {x: health.cells(suite, name, x, folders) for x in suite.environments}
-            cells = {x: y for x, y in cells.items() if y}
-            if cells:
-                bug, pair = suite.variants[name], (health.control(suite, name), name)
-                changes = (x["change"].split()[0].replace("-", "−") for x in cells.values())
-                lines = ",".join(str(names.index((suite.name, x))) for x in pair)
-                row = {"script": bug.script, "label": bug.label, "changes": ", ".join(changes)}
-                row |= {"text": bug.replaced[0][0] if bug.replaced else "\0"}
-                row |= {"settings": [x.replace("-", "_") for x in FLAG.findall(bug.flags)]}
-                found.append(row | {"link": f"#suite={suite.name}&lines={lines}"})
+            pairs = [health.pair(suite, name, x, folders) for x in suite.environments]
+            changes = [tables.CHANGE(health.change(*x).value) for x in pairs if all(x)]
+            if changes:
+                bug, own = suite.variants[name], (health.control(suite, name), name)
+                lines = ",".join(str(names.index((suite.name, x))) for x in own)
+                found.append(
+                    {
+                        **{"script": bug.script, "label": bug.label},
+                        "changes": ", ".join(changes).replace("-", "−"),
+                        "text": bug.replaced[0][0] if bug.replaced else "\0",
+                        "settings": [x.replace("-", "_") for x in FLAG.findall(bug.flags)],
+                        "link": f"#suite={suite.name}&lines={lines}",
+                    }
+                )
     return found
 
 
@@ -165,22 +167,6 @@ def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[st
     return found
 
 
-def gains(folders: Folders) -> dict[str, Any]:
-    """What the full script has beyond the short one, in numbers of the committed results."""
-    task = SCRIPTS[HOME].environment
-    runs = [by_environment(SCRIPTS[x].suite, "", folders) for x in (SHORT, HOME)]
-    rates = pages.measured(folders)["continuous"].set_index(["contender", "repetition"])
-    rates = rates["steps_per_second"].unstack(0)
-    walks = [by_environment("bugs_evaluation", x, folders)["Hopper-v4"] for x in BEFORE_AFTER]
-    return {
-        "task": task,
-        "minutes": [60 * np.median(tables.facts(x[task], "hours")) for x in runs],
-        "speed": (rates[HOME] / rates.drop(columns=HOME).squeeze()).median(),
-        "noticed": re.findall(r"\*\*(.+?)\*\*", pages.block("goal", folders)),
-        "evaluated": [np.mean([x.record["walk"]["returns"] for x in own]) for own in walks],
-    }
-
-
 # --- Pages ---
 
 
@@ -195,16 +181,16 @@ def build(folders: Folders) -> dict[str, bytes]:
     )
     reviews = json.loads((folders.results / "reviews.json").read_text())
     found, bugs, sources = worths(folders), bugs_of(folders), {x: Source(x) for x in SCRIPTS}
+    suites = {x: len(done(x, folders)) for x in SUITES if x != "smoke"}
+    suites = {x: runs for x, runs in suites.items() if runs}
     every = [x for own in found.values() for x in own]
-    suites = {x: done(x, folders) for x in SUITES if x != "smoke"}
-    suites = {x: len(own) for x, own in suites.items() if own}
     environment.globals |= {
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
         **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},
         **{"slug": annotate.slug, "formula": annotate.formula, "prose": annotate.prose},
         **{"worths": found, "tasks": SUITES["ablation"].environments},
         "example": max(every, key=lambda x: abs(x["places"][0]), default=None),
-        **{"gains": gains(folders), "reviews": reviews, "all_bugs": bugs},
+        **{"reviews": reviews, "all_bugs": bugs},
     }
     files = {name: (TEMPLATES / name).read_bytes() for name in ASSETS}
     files[PICTURE.name] = PICTURE.read_bytes()

@@ -51,17 +51,16 @@ def test_links_resolve_and_a_page_says_what_it_is(built, page):
 
 def test_published_links_are_absolute(built, tmp_path):
     (tmp_path / "docs").mkdir()
-    (copy := tmp_path / "docs" / "index.html").write_bytes(built["index.html"])
+    (copy := tmp_path / "docs/index.html").write_bytes(built["index.html"])
     command = re.search("run: (sed .+)", (site.ROOT / ".github/workflows/pages.yml").read_text())[1]
     place = {"REPOSITORY": "https://x/y", "SITE": "https://z"}
     subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path, env=place)
     for link in ('href="https://x/y"', '"https://x/y/blob/HEAD/README.md"', '"https://z/site.png"'):
-        assert link in copy.read_text()
-    assert "../" not in copy.read_text()
+        assert link in copy.read_text() and "../" not in copy.read_text()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_no_line_of_a_script_is_lost_and_each_tag_stands_at_its_statement(name):
+def test_no_line_is_lost_each_tag_stands_at_its_statement_and_formulas_are_whole(name):
     script = annotate.Source(name)
     shown = [number for x in script.segments for number, *_ in x.lines]
     notes = [x for segment in script.segments for x in segment.notes]
@@ -77,15 +76,8 @@ def test_no_line_of_a_script_is_lost_and_each_tag_stands_at_its_statement(name):
         (segment,) = (x for x in script.segments if note in x.notes)
         below = [x for x, _, tag in segment.lines if note.short in (tag or "").split()]
         assert note.sentence and 0 < below[0] - line <= 6
-
-
-def test_formulas_are_whole_and_belong_to_something():
-    sources = [annotate.Source(name) for name in SCRIPTS]
-    titles = {(x.name, z.title) for x in sources for y in x.segments for z in y.notes}
-    used = {f"{name}: {title}" for name, title in titles} | {title for _, title in titles}
-    assert annotate.FORMULAS.keys() - used == set()
-    texts = {x: annotate.formula(*x) for x in titles}
-    assert [x for x, y in texts.items() if re.search(r"&(?!lt;|gt;)|\\", y)] == []
+    formulas = [annotate.formula(name, x.title) for x in notes]
+    assert not any(re.search(r"&(?!lt;|gt;)|\\", x) for x in formulas)
 
 
 def test_bugs_stand_beside_their_lines_on_the_first_page_too(committed):
@@ -95,9 +87,6 @@ def test_bugs_stand_beside_their_lines_on_the_first_page_too(committed):
     assert beside["advantages not normalized"] == "advantage normalization"
     short = annotate.Source(annotate.SHORT).segments
     assert found.keys() <= {note.title for x in short for note in x.notes}
-
-
-# --- In a browser ---
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +124,10 @@ class TestInABrowser:
     def test_a_page_fits_and_is_accessible(self, visit, name, width, scheme):
         page = visit(name, width, scheme)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        for part in page.locator(".seg + .begin").all() if width > 1420 else ():
-            code = part.locator("xpath=preceding-sibling::div[1]/pre").bounding_box()
-            assert part.bounding_box()["y"] - code["y"] - code["height"] < 600  # for long notes
-        if name in KINDS:
-            found = Axe().run(page, options={"preload": False}).response["violations"]
-            assert [x["id"] for x in found if x["impact"] in ("serious", "critical")] == []
+        if name not in KINDS:
+            return
+        found = Axe().run(page, options={"preload": False}).response["violations"]
+        assert [x["id"] for x in found if x["impact"] in ("serious", "critical")] == []
 
     def test_it_computes_what_the_scripts_compute(self, visit):
         x = torch.rand(100, 3, dtype=torch.float64, generator=torch.manual_seed(1))
@@ -159,17 +146,13 @@ class TestInABrowser:
         advantages, _ = ppo.gae(*steps[..., None], 0.9, 0.8)
         assert own == pytest.approx(advantages[:, 0].tolist(), abs=1e-9)
 
-    def test_play_begins_where_the_gradient_flows_and_the_reward_is_hacked(self, visit):
+    def test_a_slider_changes_its_figure_and_a_link_keeps_what_is_chosen(self, visit):
         page = visit("play.html")
-        assert "Gradient 1" in page.inner_text("#clip-say")
-        assert "β = 0:" in page.inner_text("#rlhf-say")
         for slider in page.locator("input[type=range]").all():
             figure = slider.locator("xpath=ancestor::figure")
             before = figure.inner_html()
             slider.press("ArrowLeft")
             assert figure.inner_html() != before
-
-    def test_a_link_keeps_the_bug_and_the_healthy_runs_that_are_chosen(self, visit):
         page = visit("runs.html#suite=bugs&lines=0,7&metric=approx_kl")
         page.select_option("#environment", "HalfCheetah-v4")
         page.wait_for_function("location.hash.includes('HalfCheetah')")
@@ -177,4 +160,3 @@ class TestInABrowser:
         page.reload()
         page.wait_for_selector("svg.chart path", state="attached")
         assert page.inner_html("#runs-chart") == shape
-        assert page.locator("#table input:checked").count() == 2
