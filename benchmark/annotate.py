@@ -137,16 +137,8 @@ class Source:
         self.places = {x: f"L{y.lineno}-L{y.end_lineno}" for x, y in named.items()}
         fields = [x for x in self.tops["Args"].body if isinstance(x, ast.AnnAssign)]
         self.defaults = {x.target.id: ast.unparse(x.value) for x in fields if x.value}
-        self.reasons: set[int] = set()  # lines with sentences of tags
         self.tags, self.stages = dict(self.find_tags(home)), dict(self.find_stages())
         self.segments = self.split()
-
-    def begin(self, node: Any) -> int:
-        """The line where a function begins, with its decorators and the comments above."""
-        line = min(x.lineno for x in [node, *node.decorator_list])
-        while re.match(r"# (?!===)", self.rows[line - 2]):
-            line -= 1
-        return line
 
     def find_tags(self, home: "Source | None") -> Iterator[tuple[int, Note]]:
         """Notes of tags by their lines; sentences and sources may stand in another script."""
@@ -155,35 +147,38 @@ class Source:
             own, _, total = tag.number.partition("/")
             anchor = f"detail-{own.lower()}" if own else slug(f"{tag.kind} {tag.title}")
             label = f"Detail {own}" + f" of {total}" * bool(total) if own else tag.kind
-            note = Note(anchor, tag.title, label, tag.number)
-            note.sentence = tag.sentence or (known[tag.title].sentence if home else "")
-            note.formula = formula(self.name, tag.title)
-            note.source = original(tag.source) or (known[tag.title].source if home else "")
+            note = Note(anchor, tag.title, label, tag.number, tag.sentence)
+            note.source, note.formula = original(tag.source), formula(self.name, tag.title)
+            if home:
+                note.sentence = note.sentence or known[tag.title].sentence
+                note.source = note.source or known[tag.title].source
             names = [x.removeprefix("not ") for x in tag.settings]
             note.settings = [(x, self.defaults[x]) for x in names if x in self.defaults]
-            self.reasons |= {tag.line + 1} if tag.sentence else set()
             yield tag.line, note
 
     def find_stages(self) -> Iterator[tuple[int, Note]]:
         """Notes of the parts of the training loop, which banners divide, by their lines."""
         for line, match in enumerate(map(STAGE.match, self.rows), 1):
             if match and line > self.tops["Args"].end_lineno:
-                title, sentence = match.groups()
-                yield line, Note(slug(f"stage {title}"), title, sentence=sentence or "")
+                title, sentence = match.groups("")
+                yield line, Note(slug(f"stage {title}"), title, sentence=sentence)
 
     def split(self) -> list[Segment]:
         """All segments in the order of the lines."""
         docs = [x.body[0] for x in self.tops.values() if x.name != "Args" and ast.get_docstring(x)]
         hidden = {x for y in docs for x in range(y.lineno, y.end_lineno + 1)}
         hidden |= {*range(1, self.tree.body[0].end_lineno + 1), *self.stages, *self.tags}
-        hidden |= self.reasons
+        hidden |= {x.line + 1 for x in tags_of(self.text) if x.sentence}
         imports = [x for x in self.tree.body if isinstance(x, (ast.Import, ast.ImportFrom))]
         cuts: list[tuple[int, Segment | Note]] = [(imports[0].lineno, Segment("Imports"))]
         cuts.append((imports[-1].end_lineno + 1, Segment()))
         for name, node in self.tops.items():
             note = Note(slug(name), name, formula=formula(self.name, name))
             note.text = prose(self.docs.get(name, ""))
-            cuts += [(self.begin(node), note), (node.end_lineno + 1, Segment())]
+            first = min(x.lineno for x in [node, *node.decorator_list])
+            while re.match(r"# (?!===)", self.rows[first - 2]):  # comments above belong to it
+                first -= 1
+            cuts += [(first, note), (node.end_lineno + 1, Segment())]
         for line, match in enumerate(map(BANNER.match, self.rows), 1):
             if match:
                 hidden.add(line)
@@ -205,15 +200,13 @@ class Source:
 
     def marked(self, hidden: set[int]) -> dict[int, str]:
         """Lines of the statements below tags, of a block its head, with the tag at the first."""
-        ends = {}
-        for node in (x for x in ast.walk(self.tree) if isinstance(x, ast.stmt)):
-            first = min(x.lineno for x in [node, *getattr(node, "decorator_list", [])])
-            ends[first] = node.body[0].lineno - 1 if hasattr(node, "body") else node.end_lineno
         found: dict[int, str] = {}
+        statements = [x for x in ast.walk(self.tree) if isinstance(x, ast.stmt)]
         for line, note in self.tags.items():
-            first = min(x for x in ends if x > line)
-            found |= dict.fromkeys({*range(first + 1, ends[first] + 1)} - hidden, "")
-            found[first] = f"{found.get(first, '')} {note.short}".strip()
+            node = min((x for x in statements if x.lineno > line), key=lambda x: x.lineno)
+            end = node.body[0].lineno - 1 if hasattr(node, "body") else node.end_lineno
+            found |= dict.fromkeys({*range(node.lineno + 1, end + 1)} - hidden, "")
+            found[node.lineno] = f"{found.get(node.lineno, '')} {note.short}".strip()
         return found
 
     def box(self, note: Note, node: Any, lines: range, drawn: list[Any]) -> dict[str, Any]:

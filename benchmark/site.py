@@ -157,13 +157,14 @@ def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[st
             outer = outer if note.label else note.title
             tags.setdefault(outer, []).extend([note.title] if note.label else [])
             by_setting = {x: note.title for x, _ in note.settings} | by_setting
-        at |= {x: (outer, tags[outer][-1:] * (y is not None)) for x, _, y in segment.lines}
+        last = [outer, *tags[outer]][-1]
+        at |= {line: outer if tag is None else last for line, _, tag in segment.lines}
     for bug in (x for x in bugs if x["script"] == script.name):
         before, exists, _ = script.text.partition(bug["text"])
-        outer, own = at[before.count("\n") + 1] if exists else ("", [])
-        set_by = [by_setting[x] for x in bug["settings"] if x in by_setting]
-        own = own or tags[outer] or set_by[:1]
-        found.setdefault(own[0] if len(own) == 1 else outer, []).append(bug)
+        titles = [by_setting[x] for x in bug["settings"] if x in by_setting]
+        title = at[before.count("\n") + 1] if exists else titles[0]
+        own = tags.get(title, [])
+        found.setdefault(own[0] if len(own) == 1 else title, []).append(bug)
     return found
 
 
