@@ -39,7 +39,7 @@ FOLDERS = {"ppo2.py": "ppo2/", "distributions.py": "common/", "vec_normalize.py"
 # The reasons of the short script's tags stand in the other one.
 HOME, SHORT = "ppo_continuous_action.py", "ppo_minimal.py"
 FORMULAS = tomllib.loads((TEMPLATES / "formulas.toml").read_text())
-DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+SIGNS = {"Extra": "+", "Deviation": "≠"}
 
 
 @dataclasses.dataclass
@@ -49,17 +49,12 @@ class Note:
     anchor: str
     title: str
     label: str = ""  # of a tag: Detail 8 of 37, Extra, Deviation
-    key: str = ""  # number of a detail, 8/37
+    short: str = ""  # of a tag: the number of a detail, or a sign
     sentence: str = ""
     text: str = ""  # HTML
     formula: str = ""  # MathML
     settings: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     source: str = ""  # HTML
-
-    @property
-    def short(self) -> str:
-        """The number of a detail, or a sign."""
-        return {"Extra": "+", "Deviation": "≠"}.get(self.label) or self.key.partition("/")[0]
 
 
 @dataclasses.dataclass
@@ -128,7 +123,7 @@ class Source:
         self.rows, self.below = self.text.splitlines(), whole.count("\n") - self.text.count("\n")
         self.tree, home = ast.parse(whole), Source(HOME) if name == SHORT else None
         self.doc = ast.get_docstring(self.tree)
-        named = {x.name: x for x in self.tree.body if isinstance(x, DEFINITIONS)}
+        named = {x.name: x for x in self.tree.body if isinstance(x, ast.FunctionDef | ast.ClassDef)}
         self.tops = {x: y for x, y in named.items() if y.lineno <= len(self.rows)}
         self.docs = {x: ast.get_docstring(y) or "" for x, y in named.items() if x != "Args"}
         for title in self.tops.keys() & home.docs.keys() - {"train"} if home else ():
@@ -147,7 +142,7 @@ class Source:
             own, _, total = tag.number.partition("/")
             anchor = f"detail-{own.lower()}" if own else slug(f"{tag.kind} {tag.title}")
             label = f"Detail {own}" + f" of {total}" * bool(total) if own else tag.kind
-            note = Note(anchor, tag.title, label, tag.number, tag.sentence)
+            note = Note(anchor, tag.title, label, own or SIGNS[tag.kind], tag.sentence)
             note.source, note.formula = original(tag.source), formula(self.name, tag.title)
             if home:
                 note.sentence = note.sentence or known[tag.title].sentence
@@ -169,7 +164,7 @@ class Source:
         hidden = {x for y in docs for x in range(y.lineno, y.end_lineno + 1)}
         hidden |= {*range(1, self.tree.body[0].end_lineno + 1), *self.stages, *self.tags}
         hidden |= {x.line + 1 for x in tags_of(self.text) if x.sentence}
-        imports = [x for x in self.tree.body if isinstance(x, (ast.Import, ast.ImportFrom))]
+        imports = [x for x in self.tree.body if isinstance(x, ast.Import | ast.ImportFrom)]
         cuts: list[tuple[int, Segment | Note]] = [(imports[0].lineno, Segment("Imports"))]
         cuts.append((imports[-1].end_lineno + 1, Segment()))
         for name, node in self.tops.items():

@@ -133,7 +133,7 @@ def select(
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A script of this repository with flags, which logs its steps for TensorBoard."""
+    """A script of this repository with flags, which leaves a checkpoint with its updates."""
 
     name: str
     steps: int  # enough for ten iterations or more

@@ -2,7 +2,7 @@
 
 The contenders of a contest run one after the other, in turns (A B A B ...), each time as a new
 process with an empty compiler cache, on the same environment with the same settings and threads.
-The rate is that between the first and the last iteration that a contender logs for TensorBoard;
+The rate is that of all iterations but the first, by the checkpoint that a contender leaves;
 start-up (imports, environment, compiling) stands beside it. On a machine that does other work too,
 only the ratios mean something; that of processor time is disturbed least, for which the process is
 taken to be as busy all the time as it was on average. Our scripts are those of the last commit.
@@ -15,28 +15,22 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+
 from benchmark.definitions import Contender, Folders
 from benchmark.provenance import ROOT, BenchmarkError, commit_named, machine, source_at
+from benchmark.record import read_checkpoint
 from benchmark.results import lines_of, write_lines
 from benchmark.run import last_line, start
 from benchmark.suites import CONTESTS
 
 
-def logged(folder: Path) -> list[tuple[int, float]]:
-    """Steps and time of each iteration that a contender has logged."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
-    events = (x for path in folder.glob("**/events.*") for x in EventFileLoader(str(path)).Load())
-    # An event that is no summary marks the start of a log: compiling comes after it.
-    made = {x.step: x.wall_time for x in events if x.step and x.HasField("summary")}
-    return sorted(made.items())
-
-
-def rates(points: list[tuple[int, float]], start: float) -> dict[str, float]:
-    """Steady rate of a contender that was started then; start-up is what it took beyond that."""
-    (first, begin), *_, (last, end) = points
-    rate = (last - first) / (end - begin)
-    return {"steps_per_second": rate, "start_seconds": max(0.0, begin - start - first / rate)}
+def rates(updates: list[dict[str, float]], seconds: float) -> dict[str, float]:
+    """Rate of all iterations but the first; start-up is what a contender took beyond its steps."""
+    steps = np.diff([0, *(x["global_step"] for x in updates)])
+    spent = steps / [x["charts/SPS"] for x in updates]
+    rate = steps[1:].sum() / spent[1:].sum()
+    return {"steps_per_second": rate, "start_seconds": max(0.0, seconds - steps.sum() / rate)}
 
 
 def measure(contender: Contender, commit: str, threads: int) -> dict[str, float]:
@@ -44,7 +38,7 @@ def measure(contender: Contender, commit: str, threads: int) -> dict[str, float]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder, file = Path(name), Path(contender.file).name
         (folder / file).write_text(source_at(commit, contender.file))
-        words, cache = [file, *contender.arguments], f"{folder}/cache"
+        words, cache = [file, *contender.arguments, "--run-name", "run"], f"{folder}/cache"
         begin = time.time()
         process = start(folder, words, ROOT, threads, TORCHINDUCTOR_CACHE_DIR=cache)
         try:
@@ -53,11 +47,10 @@ def measure(contender: Contender, commit: str, threads: int) -> dict[str, float]
             process.kill()
             process.wait()
             raise
-        seconds, points = time.time() - begin, logged(folder)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode or len(points) < 3:
+        seconds, process.returncode = time.time() - begin, os.waitstatus_to_exitcode(status)
+        if process.returncode:
             raise BenchmarkError(f"{contender.name} failed: {last_line(folder)}")
-    found = rates(points, begin)
+        found = rates(read_checkpoint(folder / "runs/run/checkpoint.pt")["updates"], seconds)
     share = (usage.ru_utime + usage.ru_stime) / seconds  # of a core, all in all
     found["steps_per_cpu_second"] = found["steps_per_second"] / share
     return {**found, "peak_mib": usage.ru_maxrss / 1024}  # Linux counts KiB
