@@ -60,15 +60,6 @@ def value_weights(agent):
     return flat([torch.full_like(x, name.startswith("value")) for name, x in named]).bool()
 
 
-def test_conjugate_gradients_solve_as_torch_does():
-    torch.manual_seed(0)
-    root, b = torch.randn(10, 10, dtype=torch.float64), torch.randn(10, dtype=torch.float64)
-    matrix = root @ root.T + torch.eye(10)
-    exact, steepest = torch.linalg.solve(matrix, b), b * (b @ b) / (b @ matrix @ b)
-    for steps, x in ((10, exact), (1, steepest)):
-        close(trpo.conjugate_gradients(lambda v: matrix @ v, b, steps), x, atol=1e-4, rtol=1e-4)
-
-
 def test_trpo_takes_the_natural_gradient_and_fits_the_values():
     """The Fisher matrix is the Hessian of the exact KL: differences of its gradient, in float64."""
     args = trpo.Args(cg_steps=100, max_kl=1e-5)
@@ -111,20 +102,18 @@ def test_trpo_never_exceeds_its_kl_and_always_gains(max_kl):
 
 
 def test_values_are_fitted_apart_in_ever_new_orders(monkeypatch):
-    args = trpo.Args(value_minibatch_size=16, value_epochs=4)
+    args = trpo.Args(value_minibatch_size=16, value_epochs=8)
     agent, adam = make_agent(args)
     batch, before = make_batch(agent), adam["weights"].clone()
     calls = record(monkeypatch, ppo, "value_loss")
-    at_first = ((agent.get_value(batch[0]) - batch[5]) ** 2).mean()
-    for times in (1, 2):
-        trpo.fit_values(agent, adam, batch, torch.randperm(64), args)
-        assert adam["value_step"] == 16 * times
+    trpo.fit_values(agent, adam, batch, torch.randperm(64), args)
     epochs = torch.cat([call[2] for call in calls]).view(8, 64)  # all returns differ
     assert (epochs.sort(dim=1).values == batch[5].sort().values).all()
     assert len({tuple(x.tolist()) for x in epochs}) == 8
-    assert ((agent.get_value(batch[0]) - batch[5]) ** 2).mean() < 0.9 * at_first
+    errors = [((x - batch[5]) ** 2).mean() for x in (agent.get_value(batch[0]), batch[3])]
+    assert errors[0] < 0.9 * errors[1]
     assert torch.equal((adam["weights"] != before), value_weights(agent))
-    assert not any(adam[x].any() for x in ("mean", "square", "step"))  # of the policy
+    assert adam["value_step"] == 32 and not any(adam[x].any() for x in ("mean", "square", "step"))
 
 
 def test_vpg_is_a_step_along_the_policy_gradient_and_a_fit_of_the_values():
@@ -206,10 +195,10 @@ def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
     assert returns[:100].mean() < -0.3 and returns[-100:].mean() > -0.05
     full, half = run["updates"][-2:]
     assert full["cem/std"] == half["cem/std"]  # of half a generation nothing is fitted
-    mean = load(run["run_dir"])["mean"]
-    close(flat(run["agent"].parameters()), mean.float())
     # The observations are spread evenly over [-1, 1] and become normal.
+    mean = load(run["run_dir"])["mean"]
     assert mean.tolist() == pytest.approx([3**-0.5, 0], abs=0.05)
+    close(flat(run["agent"].parameters()), mean.float())
 
 
 # --- Each as a program ---
@@ -219,9 +208,9 @@ def load(folder):
     return torch.load(Path(folder) / "checkpoint.pt", weights_only=True)
 
 
-def program(name, flags, monkeypatch):
-    """Run a file of benchmark/ with a command line; return its exit code."""
-    with monkeypatch.context() as patch:
+def program(name, flags):
+    """Run a file of benchmark/ with a command line; returns its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ppo.signal, "signal", lambda *_: None)  # Ctrl-C stays pytest's
         for x in ("SCRIPT", "Args", "Agent", "actor", "details", "train"):  # a rival has its own
             patch.setattr(ppo, x, getattr(ppo, x))
@@ -246,9 +235,6 @@ def program(name, flags, monkeypatch):
 def test_a_rival_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
     name, own, tmp_path, monkeypatch, capsys
 ):
-    def run(flags):
-        return program(f"rivals/{name}", flags, monkeypatch)
-
     def interrupted(*args):
         save(*args)
         saves.append(args)
@@ -256,23 +242,19 @@ def test_a_rival_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
             raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
+    rival, save, saves = f"rivals/{name}", ppo.save_checkpoint, []
     flags = f"--env-id FakeWalk-Box-v0 --seed 2 --total-timesteps 320 {own}"
-    assert run(f"{flags} --run-name run") == 0
-    save, saves = ppo.save_checkpoint, []
+    assert program(rival, f"{flags} --run-name run") == 0
     monkeypatch.setattr(ppo, "save_checkpoint", interrupted)
-    assert run(f"{flags} --run-name half") == 130
+    assert program(rival, f"{flags} --run-name half") == 130
     assert 0 < load("runs/half")["updates"][-1]["global_step"] < 300
-    assert run("--resume runs/half") == 0
+    assert program(rival, "--resume runs/half") == 0
     whole, half = load("runs/run"), load("runs/half")
     assert whole["updates"][-1]["global_step"] == half["updates"][-1]["global_step"] == 320
     assert whole["episodes"] == half["episodes"] and len(half["episodes"]) > 10
     assert all(torch.equal(x, half["agent"][key]) for key, x in whole["agent"].items())
     assert all("charts/SPS" in x for x in whole["updates"])
-    assert list(Path("runs/run").glob("events*"))
-
-    assert program("walk", f"{name}.py", monkeypatch) == 0
+    assert program("walk", f"{name}.py") == 0
     assert len(json.loads(Path("runs/run/walk.json").read_text())["returns"]) == 20
-    assert run("--early-stop-kl 0.1") == 2
+    assert program(rival, "--early-stop-kl 0.1") == 2
     assert "does not use early_stop_kl" in capsys.readouterr().err
-    assert run("--details") == 0
-    assert "Settings: " in capsys.readouterr().out
