@@ -29,9 +29,7 @@ STAGE = re.compile(r" +# --- ([^:,]+)(?:[:,] (.+?))? ---$")
 # What the brackets of tags name: the repositories, and folders where these are left out.
 PLACE = re.compile(r"(LHP: |DPO: |ppo2: |)([\w/]+\.py) L(\d+)(?:-(\d+))?")
 BASELINES = "https://github.com/openai/baselines/blob/ea25b9e8/baselines/"
-ORIGINALS = {
-    "": BASELINES,
-    "ppo2: ": BASELINES,
+OTHERS = {
     "LHP: ": "https://github.com/openai/lm-human-preferences/blob/cbfd210b/lm_human_preferences/",
     "DPO: ": "https://github.com/eric-mitchell/direct-preference-optimization/blob/5815fab2/",
 }
@@ -100,8 +98,8 @@ def original(text: str) -> str:
 
     def link(match: re.Match) -> str:
         series, path, first, last = match.groups()
-        lines = f"#L{first}" + (f"-L{last}" if last else "")
-        return f'<a href="{ORIGINALS[series]}{FOLDERS.get(path, "")}{path}{lines}">{match[0]}</a>'
+        place = f"{OTHERS.get(series, BASELINES)}{FOLDERS.get(path, '')}{path}#L{first}"
+        return f'<a href="{place}{f"-L{last}" if last else ""}">{match[0]}</a>'
 
     return PLACE.sub(link, html.escape(text, quote=False))
 

@@ -66,34 +66,29 @@ def curve(results: list[Result], stage: str | None = None) -> dict[str, Any]:
     return {"total": total, "metrics": metrics}
 
 
-def stages(suite: Suite, variant: str, results: list[Result]) -> list[dict[str, Any]]:
-    """The models of RLHF runs, each as a line; by their settings if the variant has no label."""
-    lines, (place,) = [], suite.environments
-    for stage in dict.fromkeys(results[0].curve["stage"]):
-        models = [x.record["models"][stage] for x in results]
-        cells = {"seeds": len(models)}
-        for name in ("gold", "proxy", "KL"):
-            values = [x[rlhf.COLUMNS[name]] for x in models if rlhf.COLUMNS[name] in x]
-            cells[name] = tables.plus_minus(values, 2)
-        label = f"{rlhf.method(models[0])}, {rlhf.penalty(models[0])}"
-        line = {"label": suite.variants[variant].label or label, "cells": {place: cells}}
-        lines.append(line | {"curves": {place: curve(results, stage)}})
-    return lines
+def cells(results: list[Result], stage: str | None) -> dict[str, Any]:
+    """What the explorer's table says of runs, or of a model that RLHF runs have made."""
+    if stage is None:
+        whole = tables.plus_minus(tables.facts(results, "mean_return"))
+        return tables.score_cells(tables.facts(results, "score")) | {"whole run": whole}
+    models, names = [x.record["models"][stage] for x in results], ("gold", "proxy", "KL")
+    values = {x: [y.get(rlhf.COLUMNS[x]) for y in models] for x in names}
+    return {"seeds": len(models)} | {x: tables.plus_minus(y, 2) for x, y in values.items()}
 
 
 def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
-    """All that the explorer shows of a suite and its baseline."""
-    lines: list[dict[str, Any]] = []
+    """All that the explorer shows of a suite and its baseline: a line per variant or model."""
+    lines = []
     for name, found in shown(suite, folders).items():
-        if not suite.total_timesteps:
-            lines += [line for own in found.values() for line in stages(suite, name[1], own)]
-            continue
-        line: dict[str, Any] = {"label": suite.labels[name], "cells": {}, "curves": {}}
-        for place, own in found.items():
-            whole = {"whole run": tables.plus_minus(tables.facts(own, "mean_return"))}
-            line["cells"][place] = tables.score_cells(tables.facts(own, "score")) | whole
-            line["curves"][place] = curve(own)
-        lines.append(line)
+        first, *_ = next(iter(found.values()))
+        for stage in dict.fromkeys(first.curve.get("stage", [None])):
+            label = suite.labels[name]
+            if stage and not suite.variants[name[1]].label:
+                model = first.record["models"][stage]
+                label = f"{rlhf.method(model)}, {rlhf.penalty(model)}"
+            texts = {place: cells(own, stage) for place, own in found.items()}
+            curves = {place: curve(own, stage) for place, own in found.items()}
+            lines.append({"label": label, "cells": texts, "curves": curves})
     environments = [x for x in suite.environments if any(x in line["curves"] for line in lines)]
     return {"about": suite.reproduces, "environments": environments, "lines": lines}
 
