@@ -216,16 +216,6 @@ def test_runs_go_seed_by_seed_and_only_selects_by_part_or_whole_name():
     assert select(SUITES["smoke"], Folders(runs=Path("here")))[0].folder.is_absolute()
 
 
-def test_table1_has_the_papers_settings():
-    variants = SUITES["table1"].variants
-    paper = results.reference("table1").to_dict("records")
-    for row, (name, variant) in zip(paper, variants.items(), strict=True):
-        assert row["variant"] == name and variant.label.startswith(row["objective"])
-        value = row["value"]
-        assert variant.label.endswith("penalty" if math.isnan(value) else f"= {value:g}")
-    assert len(select(SUITES["table1"], FOLDERS)) == 231
-
-
 @functools.cache
 def settings_class(script):
     """`Args` of a script."""
@@ -249,6 +239,18 @@ def test_every_script_has_a_row_and_its_runs():
         made = (ROOT / suite.variants[script.variant].script).read_text()
         assert made == (ROOT / name).read_text() or f"\nimport {name.removesuffix('.py')}\n" in made
         assert script.environment in suite.environments
+
+
+def test_a_module_imports_only_from_those_above_it_in_the_readme():
+    _, _, table = (ROOT / "benchmark/README.md").read_text().partition("| module |")
+    order = [x for x in re.findall(r"`(\w+)\.py`", table) if (ROOT / f"benchmark/{x}.py").exists()]
+    assert {x.stem for x in (ROOT / "benchmark").glob("[a-z]*.py")} == {*order}
+    for name in order:
+        tree = ast.parse((ROOT / f"benchmark/{name}.py").read_text())
+        own = [x for x in tree.body if isinstance(x, ast.ImportFrom)]
+        used = [x.module.removeprefix("benchmark.") for x in own if "benchmark." in x.module]
+        used += [y.name for x in own if x.module == "benchmark" for y in x.names]
+        assert all(order.index(x) < order.index(name) for x in used), name
 
 
 @pytest.mark.parametrize(
@@ -422,16 +424,15 @@ def test_every_ablation_stands_beside_some_detail():
 
 def test_blocks_are_rewritten_and_all_else_is_left_alone(folders, monkeypatch, tmp_path):
     page = tmp_path / "page.md"
-    text = "Before\n<!-- generated: {} -->\nold\n<!-- end -->\nafter\n"
-    page.write_text(text.format("scripts"))
+    text = "Before\n<!-- generated: {} -->\n{}\n<!-- end -->\nafter\n"
+    page.write_text(text.format("scripts", "old"))
     monkeypatch.setattr(pages, "PAGES", (page,))
     add(folders, "figure3", "HalfCheetah-v4", 500.0, 1000.0, 1500.0)
     assert pages.write(folders) == [page]
-    assert page.read_text().startswith("Before\n<!-- generated: scripts -->\n\n| script |")
-    assert page.read_text().endswith("\n<!-- end -->\nafter\n") and "old" not in page.read_text()
-    assert "| HalfCheetah-v4, 1M steps | 1000 ± 408 (3) | 30 |" in page.read_text()
-    assert pages.write(folders) == []
-    page.write_text(text.format("nonsense"))
+    table = pages.scripts_table(folders)
+    assert "| HalfCheetah-v4, 1M steps | 1000 ± 408 (3) | 30 |" in table
+    assert page.read_text() == text.format("scripts", f"\n{table}") and not pages.write(folders)
+    page.write_text(text.format("nonsense", ""))
     with pytest.raises(BenchmarkError, match="no block nonsense"):
         pages.write(folders)
 
@@ -473,11 +474,6 @@ def test_a_contest_continues_where_it_failed_and_is_complete_repetition_by_repet
         pair = [Contender(x, 50, f"--rate {y}", "x.py") for x, y in (("a", 10), ("b", rate))]
         monkeypatch.setattr(throughput, "CONTESTS", {"two": Contest("Two", tuple(pair))})
 
-    def shown(*lines):
-        results.write_lines(path, lines)
-        (rows,) = pages.measured(folders).values()
-        return len(rows), {*rows["commit"]}
-
     monkeypatch.setattr(throughput, "source_at", lambda commit, file: CONTENDER)
     monkeypatch.setattr(throughput, "read_checkpoint", lambda path: json.loads(path.read_text()))
     contest(-1)
@@ -488,16 +484,16 @@ def test_a_contest_continues_where_it_failed_and_is_complete_repetition_by_repet
     contest(30)
     bench("throughput", "--repetitions", "1")
     path = folders.results / "throughput.jsonl"
-    first, second = lines = results.lines_of(path)
+    first, _ = lines = results.lines_of(path)
     assert [(x["repetition"], x["contender"]) for x in lines] == [(0, "a"), (0, "b")]
     assert [x["steps_per_second"] for x in lines] == pytest.approx([10, 30])
     assert "**Two**,\n1 repetitions in turns" in pages.throughput_tables(folders)
-    # Of a later commit there are fewer repetitions: they do not take the place of more.
-    more = [x | {"repetition": 1} for x in lines]
-    assert shown(*lines, *more, *(x | {"commit": "b"} for x in lines)) == (4, {first["commit"]})
-    # Of an earlier one there are as many: more contenders in each do not count.
-    wider = [first | {"commit": "b", "contenders": [*"abc"], "contender": x} for x in "abc"]
-    assert shown(*wider, first, second) == (2, {first["commit"]})
+    # Of a later commit there are fewer repetitions, of an earlier one as many with more contenders.
+    wider = [first | {"commit": "a", "contenders": [*"abc"], "contender": x} for x in "abc"]
+    more = [x | {"repetition": 1} for x in (*wider, *lines)]
+    results.write_lines(path, [*wider, *lines, *more, *(x | {"commit": "b"} for x in lines)])
+    rows = pages.measured(folders)["two"]
+    assert len(rows) == 4 and {*rows["commit"]} == {first["commit"]}
 
 
 # --- Committed results ---

@@ -77,6 +77,8 @@ def test_what_acts_otherwise_is_warned_about_at_the_latest_when_it_was_measured(
 def test_a_bug_is_compared_with_the_healthy_variant_that_has_its_flags(variant, expected):
     assert health.control(BUGS, variant) == expected
     assert health.control(SUITES["bugs_rlhf"], "temperature") == "healthy-warm"
+    assert health.is_healthy(BUGS, variant) == variant.startswith("healthy")
+    assert health.is_healthy(SUITES["bugs_healthy"], "atari")
 
 
 @pytest.fixture
@@ -136,28 +138,28 @@ def test_bugs_seen_on_two_seeds_and_healthy_runs_are_counted(folders, tmp_path):
 
 
 def test_the_first_iteration_tells_what_differs_alike_on_all_seeds():
-    def runs(*firsts):
-        return [
-            made({x: [y, 9.0] for x, y in first.items()}, seed=seed)
-            for seed, first in enumerate(firsts, 1)
-        ]
-
     healthy = {"check/value_bias": 0.1, "advantages/std": 0.95, "check/first_kl": 0.0}
     healthy |= {"losses/grad_norm": 1.95, "losses/clipfrac": 0.15, "check/update": 0.2}
-    first, second = (
-        {**healthy, "losses/grad_norm": x, "advantages/std": 0.45} for x in (3.95, 2.95)
-    )
-    ours = runs({**first, "check/update": 0.4}, {**second, "check/update": 0.1})
-    theirs = runs(healthy, healthy, healthy)
-    said = "advantages: `advantages/std` -50%, `losses/grad_norm` +75%"
-    assert health.first_difference(ours, theirs) == said
-    assert health.first_difference(theirs, theirs) == "nothing"
-    hardly = {**healthy, "losses/clipfrac": 0.1501}
+
+    def difference(*changes):
+        ours, theirs = (
+            [
+                made({x: [y, 9.0] for x, y in (healthy | z).items()}, seed=i)
+                for i, z in enumerate(own)
+            ]
+            for own in (changes, [{}] * 3)
+        )
+        return health.first_difference(ours, theirs)
+
+    first, second = ({"losses/grad_norm": x, "advantages/std": 0.45} for x in (3.95, 2.95))
+    found = difference({**first, "check/update": 0.4}, {**second, "check/update": 0.1})
+    assert found == "advantages: `advantages/std` -50%, `losses/grad_norm` +75%"
+    assert difference({}, {}) == "nothing"
+    hardly = {"losses/clipfrac": 0.1501}
     for name, stage in (("check/value_bias", "outcomes"), ("check/first_kl", "ratio")):
-        own = runs(*[{**hardly, name: 0.101}] * 2)
-        assert health.first_difference(own, theirs).startswith(stage)
-    assert health.first_difference(runs(hardly, hardly), theirs) == "update"  # by a digit is enough
-    assert health.first_difference(runs(hardly, healthy), theirs) == "nothing"  # seed 2 does not
+        assert difference(*[{**hardly, name: 0.101}] * 2).startswith(stage)
+    assert difference(hardly, hardly) == "update"  # by a digit is enough
+    assert difference(hardly, {}) == "nothing"  # the second seed does not
 
 
 def test_bands_are_those_of_the_healthy_runs_and_of_the_scripts_warnings(folders):
@@ -199,11 +201,3 @@ def test_late_warnings_count_for_healthy_runs_only_and_the_first_of_two_lines_co
         run = SimpleNamespace(record=record, curve=changed)
         assert health.warnings(run) == {"objective/kl_exact": found}
     assert health.warned_seeds([run]) == (1, "`objective/kl_exact` (update 5)")
-
-
-def test_what_is_healthy_by_its_name():
-    rlhf = SUITES["bugs_rlhf"]
-    healthy = [x for x in rlhf.variants if health.is_healthy(rlhf, x)]
-    assert healthy == ["healthy", "healthy-warm"]
-    assert health.is_healthy(SUITES["bugs_healthy"], "atari")
-    assert not health.is_healthy(BUGS, "sign")
