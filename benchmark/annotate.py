@@ -1,4 +1,4 @@
-"""A script as segments of code with notes beside them, and the picture of its loop: for `site.py`.
+"""A script as segments of code with notes beside them, for `site.py`.
 
 All is read from the script: tags, docstrings, banners, and which function calls which. Formulas
 come from `templates/formulas.toml`.
@@ -12,7 +12,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import latex2mathml.converter
 from pygments import highlight
@@ -201,27 +200,3 @@ class Source:
             found |= dict.fromkeys({*range(node.lineno + 1, end + 1)} - hidden, "")
             found[node.lineno] = f"{found.get(node.lineno, '')} {note.short}".strip()
         return found
-
-    def box(self, note: Note, node: Any, lines: range, drawn: list[Any]) -> dict[str, Any]:
-        """A part of the picture: tags in some lines, and boxes of the functions named there."""
-        defaults = zip(reversed(node.args.args), reversed(node.args.defaults))
-        alias = {x.arg: ast.unparse(y) for x, y in defaults}  # update = ppo_update
-        names = [x for x in ast.walk(node) if isinstance(x, ast.Name) and x.lineno in lines]
-        inside = []
-        for name in sorted(names, key=lambda x: (x.lineno, x.col_offset)):
-            inner = self.tops.get(alias.get(name.id, name.id))
-            if isinstance(inner, ast.FunctionDef) and inner not in drawn:
-                drawn.append(inner)
-                own = range(inner.lineno, inner.end_lineno + 1)
-                inside.append(self.box(Note(slug(inner.name), inner.name), inner, own, drawn))
-        tags = [x for line, x in self.tags.items() if line in lines]
-        return {"note": note, "tags": tags, "inside": inside}
-
-    def loop(self) -> list[dict[str, Any]]:
-        """The picture: the stages of the training loop and what is done in them."""
-        boxes, drawn, ends = [], [], [*self.stages, len(self.rows)]
-        for (line, note), end in zip(self.stages.items(), ends[1:]):
-            node = next(x for x in self.tops.values() if line in range(x.lineno, x.end_lineno))
-            lines = range(line, min(end, node.end_lineno + 1))
-            boxes.append(self.box(note, node, lines, drawn))
-        return boxes

@@ -23,8 +23,7 @@ from benchmark.suites import KINDS, SCRIPTS, SUITES
 DOCS = ROOT / "docs"
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
 PICTURE = ROOT / "benchmark" / "figures" / "site.png"  # for sharing, and in README
-POINTS = {"return": 25}  # of a curve
-OTHERWISE = 10
+RETURN_POINTS, OTHER_POINTS = 25, 10  # of a curve of returns, or of another metric
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}  # columns of curves
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")
 
@@ -54,7 +53,8 @@ def curve(results: list[Result], stage: str | None = None) -> dict[str, Any]:
     total = stage is None and results[0].record["settings"].get("total_timesteps")
     total, metrics = total or int(max(x.column("step", stage)[0].max() for x in results)), {}
     for name in {x: 0 for own in results for x in own.curve if x not in NOT_SHOWN}:
-        grid = total * np.linspace(0, 1, POINTS.get(name, OTHERWISE) + 1)[1:]
+        points = RETURN_POINTS if name == "return" else OTHER_POINTS
+        grid = total * np.linspace(0, 1, points + 1)[1:]
         known = {x.record["seed"]: x.column(name, stage) for x in results}
         runs = {seed: np.interp(grid, *own) for seed, own in known.items() if len(own[0])}
         if runs:
@@ -177,15 +177,12 @@ def build(folders: Folders) -> dict[str, bytes]:
     )
     reviews = json.loads((folders.results / "reviews.json").read_text())
     found, bugs, sources = worths(folders), bugs_of(folders), {x: Source(x) for x in SCRIPTS}
-    suites = {x: len(done(x, folders)) for x in SUITES if x != "smoke"}
-    suites = {x: runs for x, runs in suites.items() if runs}
-    every = [x for own in found.values() for x in own]
+    suites = {x: n for x in SUITES if x != "smoke" and (n := len(done(x, folders)))}
     environment.globals |= {
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
         **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},
         **{"slug": annotate.slug, "formula": annotate.formula, "prose": annotate.prose},
         **{"worths": found, "tasks": SUITES["ablation"].environments},
-        "example": max(every, key=lambda x: abs(x["places"][0]), default=None),
         **{"reviews": reviews, "all_bugs": bugs},
     }
     files = {name: (TEMPLATES / name).read_bytes() for name in ASSETS}
