@@ -38,10 +38,8 @@ def page_of(script: str) -> str:
 
 def shown(suite: Suite, folders: Folders) -> dict[Name, dict[str, list[Result]]]:
     """Lines of the explorer: variants, and the results that they have in its environments."""
-    found = {name: by_environment(*name, folders) for name in suite.labels}
-    own = {
-        x: {place: y[place] for place in y if place in suite.environments} for x, y in found.items()
-    }
+    found = {x: by_environment(*x, folders).items() for x in suite.labels}
+    own = {x: {y: z for y, z in items if y in suite.environments} for x, items in found.items()}
     return {name: results for name, results in own.items() if results}
 
 
