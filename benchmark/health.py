@@ -96,7 +96,8 @@ def warnings(result: Result, steps: float = math.inf) -> dict[str, int]:
     for metric, low, *_ in script.HEALTH:
         healthy[metric] = max(low, healthy.get(metric, low))  # a metric may have two rows
     curve, history, episodes, found = points(result).rename(columns=NAMES), [], [], {}
-    for row in curve[curve["step"] <= steps].astype({"step": int}).to_dict("records"):
+    used = curve.columns.intersection([*healthy, "losses/approx_kl", "step", "episodes", "return"])
+    for row in curve.loc[curve["step"] <= steps, used].to_dict("records"):
         episodes += [{"return": row.get("return")}] * row.get("episodes", 0)
         if pd.notna(row["losses/approx_kl"]):
             known = {x: row[x] for x in healthy if pd.notna(row.get(x))}
@@ -172,7 +173,9 @@ def first_difference(broken: list[Result], healthy: list[Result]) -> str:
     """
     columns, begins, texts = [x for names in STAGES.values() for x in names], "nothing", []
     ours, theirs = (
-        pd.DataFrame({x.record["seed"]: iterations(x).iloc[0].reindex(columns) for x in results})
+        pd.DataFrame(
+            {x.record["seed"]: iterations(x).reindex(columns=columns).iloc[0] for x in results}
+        )
         for results in (broken, healthy)
     )
     changes = (ours - theirs).astype(float) / (theirs.astype(float).abs() + 0.05)
