@@ -228,6 +228,11 @@ FORGETFUL = {
 SHORT = {"total_timesteps": 299_008, "points": 146}  # their curves have a point for each iteration
 HUMANOIDS = {"kind": "walking", "figures": ("curves",)}
 HUMANOIDS |= {"total_timesteps": 4_096_000, "evaluated": True}
+BESIDE_DEFAULT = {"baseline": ("figure3", ""), "baseline_label": "default"}
+EFFECTS = BESIDE_DEFAULT | {"kind": "effects", "figures": ("effects",)}
+EFFECTS["environments"] = dict.fromkeys(
+    ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)
+)
 # A run of a minute begins anew if it was interrupted.
 STAGES = {"total_timesteps": None, "checkpoint": "results.json"}
 ALL = (
@@ -265,8 +270,7 @@ ALL = (
                 environments={"Swimmer-v4": (1, 2, 3, 4, 5)},
             ),
         },
-        baseline=("figure3", ""),
-        baseline_label="default",
+        **BESIDE_DEFAULT,
     ),
     Suite(
         name="minimal",
@@ -313,22 +317,14 @@ ALL = (
     Suite(
         name="ablation",
         reproduces="what each detail is worth, beside Engstrom et al. 2020",
-        environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)),
         variants=SWITCHES,
-        baseline=("figure3", ""),
-        baseline_label="default",
-        kind="effects",
-        figures=("effects",),
+        **EFFECTS,
     ),
     Suite(
         name="since2017",
         reproduces="what has been proposed since 2017, each beside the default",
-        environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)),
         variants=since2017.VARIANTS,
-        baseline=("figure3", ""),
-        baseline_label="default",
-        kind="effects",
-        figures=("effects",),
+        **EFFECTS,
     ),
     Suite(
         name="humanoid",
