@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from benchmark import pages, plots, results, throughput
+from benchmark import pages, results, throughput
 from benchmark.definitions import Folders, select
 from benchmark.provenance import BenchmarkError, commit_named
 from benchmark.run import run_suite
@@ -77,6 +77,8 @@ def report(folders: Place = HERE) -> None:
 @app.command
 def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
     """Draw the figures of a suite, or those of all suites that have results."""
+    from benchmark import plots  # matplotlib takes a quarter of a second to load
+
     for entry in [SUITES[suite]] if suite else SUITES.values():
         if suite or results.done(entry.name, folders):
             for name in entry.figures:

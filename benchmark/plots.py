@@ -3,20 +3,20 @@
 import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
 
 from benchmark import health, rlhf, statistics, tables
 from benchmark.definitions import POINTS, Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import Result, by_environment, done, reference, runs_of
 from benchmark.suites import KINDS
-
-if TYPE_CHECKING:  # takes a quarter of a second, and most commands draw nothing
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FOLDER = ROOT / "benchmark" / "figures"
 # Where metrics are in healthy runs of MuJoCo; a table of DEBUGGING.md has the first two.
@@ -40,10 +40,8 @@ TICK = {"marker": "_", "markersize": 9, "linestyle": "none", "clip_on": False}
 Others = dict[tuple[str, str], float]
 
 
-def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple["Figure", Any]:
+def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
     """A figure and its grid of axes."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
@@ -51,7 +49,7 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple["Fig
 # --- Over environment steps ---
 
 
-def one_panel_each(titles: list[str], width: int = 3) -> tuple["Figure", list["Axes"]]:
+def one_panel_each(titles: list[str], width: int = 3) -> tuple[Figure, list[Axes]]:
     """A figure with a panel over environment steps for each title, so many in a row."""
     columns = min(width, len(titles))
     rows = -(-len(titles) // columns)
@@ -69,7 +67,7 @@ def one_panel_each(titles: list[str], width: int = 3) -> tuple["Figure", list["A
 
 
 def draw_curves(
-    axes: "Axes", results: Iterable[Result], label: str, color: str, thin: bool = True
+    axes: Axes, results: Iterable[Result], label: str, color: str, thin: bool = True
 ) -> None:
     """Mean over seeds, its 95 % bootstrap interval from three on, and each seed as a thin line."""
     total = max(x.record["settings"]["total_timesteps"] for x in results)
@@ -84,7 +82,7 @@ def draw_curves(
         axes.fill_between(grid, *np.transpose(ends), color=color, alpha=0.2, linewidth=0)
 
 
-def draw_published(axes: "Axes", environment: str) -> None:
+def draw_published(axes: Axes, environment: str) -> None:
     """The curve of baselines' benchmark page; final values read off the paper's Figure 3."""
     rows = reference("ppo2_curves")
     rows = rows[rows["environment"] == environment.partition("-")[0]]
@@ -101,7 +99,7 @@ def draw_published(axes: "Axes", environment: str) -> None:
 
 def panels_of(
     runs: pd.DataFrame, width: int = 3, counted: bool = False
-) -> tuple["Figure", Iterator[tuple["Axes", str, pd.DataFrame]]]:
+) -> tuple[Figure, Iterator[tuple[Axes, str, pd.DataFrame]]]:
     """A figure with a panel for each environment, and the runs that belong there."""
     groups, titles = dict(iter(runs.groupby("environment", sort=False))), []
     for name, own in groups.items():
@@ -112,14 +110,14 @@ def panels_of(
     return figure, zip(panels, groups, groups.values())
 
 
-def draw_variants(axes: "Axes", suite: Suite, runs: pd.DataFrame, thin: bool = True) -> None:
+def draw_variants(axes: Axes, suite: Suite, runs: pd.DataFrame, thin: bool = True) -> None:
     """The curves of those variants of a suite and its baseline that have runs."""
     for index, label in enumerate(suite.labels.values()):
         if len(own := runs["result"][runs["label"] == label]):
             draw_curves(axes, own, label, f"C{index}", thin)
 
 
-def curves(suite: Suite, folders: Folders, shown: slice = slice(None)) -> "Figure":
+def curves(suite: Suite, folders: Folders, shown: slice = slice(None)) -> Figure:
     """One panel per environment with variants of a suite and its baseline."""
     runs, labels = runs_of(suite, folders), [*suite.labels.values()][shown]
     figure, panels = panels_of(runs[runs["label"].isin(labels)], counted=True)
@@ -129,7 +127,7 @@ def curves(suite: Suite, folders: Folders, shown: slice = slice(None)) -> "Figur
     return figure
 
 
-def rivals(suite: Suite, folders: Folders) -> "Figure":
+def rivals(suite: Suite, folders: Folders) -> Figure:
     """The paper's Figure 3: the means of all variants with their intervals, and its readings."""
     figure, panels = panels_of(runs_of(suite, folders, suite.shared), 4)
     for axes, environment, runs in panels:
@@ -140,7 +138,7 @@ def rivals(suite: Suite, folders: Folders) -> "Figure":
     return figure
 
 
-def trace(suite: Suite, folders: Folders) -> "Figure":
+def trace(suite: Suite, folders: Folders) -> Figure:
     """The KL after the updates of the adaptive penalty, beside its target."""
     runs = runs_of(suite, folders)
     figure, panels = panels_of(runs[runs["variant"].isin(suite.variants)])
@@ -157,7 +155,7 @@ def trace(suite: Suite, folders: Folders) -> "Figure":
     return figure
 
 
-def healthy_run(suite: Suite, folders: Folders) -> "Figure":
+def healthy_run(suite: Suite, folders: Folders) -> Figure:
     """Of the run with the median score some metrics, and where they belong."""
     runs = by_environment(suite.name, "", folders)[next(iter(suite.environments))]
     result = sorted(runs, key=lambda x: x.record["score"])[len(runs) // 2]
@@ -172,7 +170,7 @@ def healthy_run(suite: Suite, folders: Folders) -> "Figure":
 # --- Rows ---
 
 
-def rows_with_ours(suite: Suite, values: dict[str, statistics.Estimate]) -> tuple["Figure", "Axes"]:
+def rows_with_ours(suite: Suite, values: dict[str, statistics.Estimate]) -> tuple[Figure, Axes]:
     """A row per label: our value and its interval; the marker is hollow where there is none."""
     if not values:
         raise BenchmarkError(f"No run of {suite.name} can be compared yet.")
@@ -190,7 +188,7 @@ def rows_with_ours(suite: Suite, values: dict[str, statistics.Estimate]) -> tupl
     return figure, axes
 
 
-def draw_others(axes: "Axes", values: dict[str, statistics.Estimate], others: Others) -> None:
+def draw_others(axes: Axes, values: dict[str, statistics.Estimate], others: Others) -> None:
     """Others' numbers in the rows of ours."""
     markers = dict(zip(dict.fromkeys(source for source, _ in others), "x+"))
     for (source, label), value in others.items():
@@ -199,7 +197,7 @@ def draw_others(axes: "Axes", values: dict[str, statistics.Estimate], others: Ot
             axes.plot(value, [*values].index(label), markers[source], **style)
 
 
-def normalized(suite: Suite, folders: Folders) -> "Figure":
+def normalized(suite: Suite, folders: Folders) -> Figure:
     """Average normalized scores beside those of the paper."""
     scores = tables.normalized(suite, folders)
     values, source = tables.averages(scores), "paper, 21 runs in 7 environments"
@@ -210,7 +208,7 @@ def normalized(suite: Suite, folders: Folders) -> "Figure":
     return figure
 
 
-def effects(suite: Suite, folders: Folders) -> "Figure":
+def effects(suite: Suite, folders: Folders) -> Figure:
     """What each detail is worth, with each environment and what others say of it."""
     scores, values = tables.comparable(suite, folders), tables.effects(suite, folders)
     if all(ends for _, ends in values.values()):  # else the order would be mostly chance
@@ -246,7 +244,7 @@ def median_changes(environments: Iterable[str]) -> Others:
 # --- Bugs ---
 
 
-def broken_curves(suite: Suite, folders: Folders) -> "Figure":
+def broken_curves(suite: Suite, folders: Folders) -> Figure:
     """A panel per bug in the suite's first environment, with the healthy runs behind it."""
     environment = next(iter(suite.environments))
     bugs = [x for x in suite.variants if not health.is_healthy(suite, x)]
@@ -264,7 +262,7 @@ def broken_curves(suite: Suite, folders: Folders) -> "Figure":
 # --- RLHF ---
 
 
-def frontier(_: Suite, folders: Folders) -> "Figure":
+def frontier(_: Suite, folders: Folders) -> Figure:
     """Gold over the KL of all models: dots are seeds, lines join their means in order of the KL.
 
     Where a reward model is over-optimized, lines leave the picture below.
@@ -307,9 +305,6 @@ def draw(suite: Suite, name: str, folders: Folders, place: Path = FOLDER) -> Pat
     Raises:
         BenchmarkError: there is nothing to be drawn yet.
     """
-    import matplotlib
-    from PIL import Image
-
     if not done(suite.name, folders):
         raise BenchmarkError(f"No run of {suite.name} is finished.")
     with matplotlib.rc_context(STYLE):
