@@ -18,21 +18,28 @@ import filelock
 import numpy as np
 import pytest
 import torch
-from adapters import ROOT, flags, on
+from adapters import flags, on
 from conftest import same_weights
 from fake_envs import Fake, Killed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 
 @pytest.fixture
-def kill_at(monkeypatch):
-    """End the next run in the middle of the rollout that comes to this step; None: do not."""
+def in_two_parts(script, tiny, monkeypatch):
+    """Train whole, as run0, and killed in the rollout that comes to a step and resumed, as run1."""
 
-    def arm(step):
-        taken = sum(env.steps for env in Fake.made)
-        monkeypatch.setattr(Fake, "kill_at", np.inf if step is None else taken + step)
+    def train(kill_step, **settings):
+        settings |= {"total_timesteps": 192, "checkpoint_interval": 2}
+        whole = script.module.train(tiny("Walk", **settings))
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Fake, "kill_at", sum(env.steps for env in Fake.made) + kill_step)
+            script.module.train(tiny("Walk", **settings))
+        for log in Path("runs/run1").glob("events*"):  # their names end in seconds: this is older
+            log.rename("runs/run1/events.out.tfevents.0")
+        Fake.made.clear()
+        return whole, resume(script, "runs/run1")
 
-    return arm
+    return train
 
 
 def resume(script, run_dir, **changes):
@@ -74,35 +81,31 @@ def assert_same_result(a, b):
 # --- Resuming ---
 
 
-@pytest.mark.parametrize("kill_step", [90, 140])
-def test_a_killed_run_goes_on_bit_for_bit(script, tiny, kill_at, kill_step):
-    settings = {"total_timesteps": 192, "checkpoint_interval": 2, "learning_rate": 0.003}
-    result = script.module.train(tiny("Walk", **settings))
-    kill_at(kill_step)
-    with pytest.raises(Killed):
-        script.module.train(tiny("Walk", **settings))
-    kill_at(None)
-    Fake.made.clear()
-    resumed = resume(script, "runs/run1")
+@pytest.mark.parametrize("kill_step", [110, 140])  # one iteration is logged, but not saved; none
+def test_a_killed_run_goes_on_bit_for_bit_and_its_curves_have_each_step_once(
+    script, in_two_parts, kill_step
+):
+    assert_same_result(*in_two_parts(kill_step, learning_rate=0.003))
     # Of what was before the checkpoint, only the running episodes are played again.
     replayed = sum(env.steps for env in Fake.made) - (192 - kill_step // 64 * 64)
     assert 0 < replayed < 12 * len(Fake.made)
-    assert_same_result(result, resumed)
     assert not list(Path("runs/run1").glob("*.tmp"))
     assert same(content("runs/run0"), content("runs/run1"))
+    a, b = (EventAccumulator(f"runs/run{i}", size_guidance={"scalars": 0}) for i in (0, 1))
+    for events in (a, b):
+        events.Reload()
+    assert a.Tags()["scalars"] == b.Tags()["scalars"]
+    for tag in set(a.Tags()["scalars"]) - {"charts/SPS"}:
+        curves = [[(x.step, x.value) for x in events.Scalars(tag)] for events in (a, b)]
+        np.testing.assert_equal(*curves)
 
 
 @on("continuous")
-def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, tiny, kill_at):
-    settings = {"total_timesteps": 192, "checkpoint_interval": 2, "anneal_log_std": (-0.5, -1.5)}
-    settings |= {"anneal_lr": False, "learning_rate": 0.001, "adapt_lr_kl": 1e-3}
-    result = script.module.train(tiny("Walk", **settings))
+def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, in_two_parts):
+    settings = {"anneal_lr": False, "learning_rate": 0.001, "adapt_lr_kl": 1e-3}
+    result, resumed = in_two_parts(90, anneal_log_std=(-0.5, -1.5), **settings)
     assert len({x["charts/learning_rate"] for x in result["updates"]}) > 2
-    kill_at(90)
-    with pytest.raises(Killed):
-        script.module.train(tiny("Walk", **settings))
-    kill_at(None)
-    assert_same_result(result, resume(script, "runs/run1"))
+    assert_same_result(result, resumed)
     assert_same_result(result, resume(script, "runs/run1"))  # which has nothing left to do
 
 
@@ -163,22 +166,6 @@ def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(scri
 
 # --- The command line ---
 
-ENDLESS = {"total_timesteps": 32 * 10**6, "run_name": "run"}
-
-
-def begin(script, line, file):
-    """A process that trains with the fake environments; it has written this file to runs/run."""
-    code = f"import sys, pytest, adapters; script = adapters.SCRIPTS[{script.name!r}]\n"
-    code += f"script.patch(pytest.MonkeyPatch()); sys.argv = ['x', *{line.split()}]\n"
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    command = [sys.executable, "-c", code + "script.module.main()"]
-    process = subprocess.Popen(command, env=env, **pipes)
-    while not list(Path("runs/run").rglob(file)):
-        assert process.poll() is None
-        time.sleep(0.05)
-    return process
-
 
 def test_resume_takes_the_settings_of_the_run_and_more_steps(script, tiny, cli):
     settings = {"learning_rate": 0.004, "anneal_lr": False, "seed": 5}
@@ -221,75 +208,46 @@ def test_ctrl_c_finishes_the_iteration_and_saves_and_the_run_goes_on(script, tin
     assert same(dict(saved["agent"]), dict(whole["agent"].state_dict()))
 
 
-@on("continuous")
-def test_sigint_to_a_real_process_saves_and_a_second_one_ends_it(script, tiny):
-    process = begin(script, flags(tiny("Walk", **ENDLESS)), "checkpoint.pt")  # of 25 iterations
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and "--resume runs/run" in out.splitlines()[-1]
-    args, _, saved = script.module.load_checkpoint("runs/run")
-    assert args.total_timesteps > saved["updates"][-1]["global_step"] >= 25 * 32
-
-
 def assert_held(result):
     code, _, err = result
     assert (code, err.splitlines()[-1]) == (2, "Error: Another process is training in runs/run.")
 
 
-def test_a_second_process_in_a_folder_is_refused_and_the_first_goes_on(script, tiny, cli):
-    """Until it is killed: then the folder is free."""
-    path, line = Path("runs/run/checkpoint.pt"), flags(tiny("Walk", **ENDLESS))
-    first = begin(script, line, path.name)
-    for again in ("--resume runs/run", line):
-        assert_held(cli(again))
-    before = path.stat().st_mtime_ns
-    while path.stat().st_mtime_ns == before:
-        assert first.poll() is None
-        time.sleep(0.05)
-    first.kill()
-    first.communicate()
+@on("environments", "language")
+def test_a_folder_in_which_another_process_trains_is_refused(cli):
+    with filelock.FileLock("runs/run/lock"):
+        assert_held(cli("--run-name run --device cpu"))
+
+
+@on("continuous")
+def test_a_process_holds_its_folder_and_after_ctrl_c_or_a_kill_the_run_goes_on(script, tiny, cli):
+    line, path = flags(tiny("Walk", total_timesteps=10**15, run_name="run")), Path("runs/run")
+    code = "import sys, fake_envs, runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    for words, number, exit_code, last in (
+        (line, signal.SIGINT, 0, "--resume runs/run"),
+        ("--resume runs/run", signal.SIGKILL, -signal.SIGKILL, ""),
+    ):
+        before = path.exists() and (path / "checkpoint.pt").stat().st_mtime_ns
+        command = [sys.executable, "-c", code, str(script.path), *words.split()]
+        process = subprocess.Popen(command, env=env, **pipes)
+        while not list(path.glob("*.pt")) or (path / "checkpoint.pt").stat().st_mtime_ns == before:
+            assert process.poll() is None
+            time.sleep(0.05)
+        assert_held(cli("--resume runs/run"))
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == exit_code and last in out.splitlines()[-1]
     steps = script.module.load_checkpoint("runs/run")[2]["updates"][-1]["global_step"]
-    resumed = resume(script, "runs/run", total_timesteps=steps + 32)
-    assert resumed["updates"][-1]["global_step"] == steps + 32
+    assert len(resume(script, "runs/run", total_timesteps=steps + 32)["updates"]) * 32 == steps + 32
     filelock.FileLock("runs/run/lock").acquire(blocking=False).lock.release()  # free again
-
-
-@on("language")
-def test_a_second_process_in_the_folder_of_a_pipeline_is_refused(script, cli):
-    line = "--run-name run --device cpu --sft-steps 1000000"
-    first = begin(script, line, "events*")
-    assert_held(cli(line))
-    assert first.poll() is None
-    first.kill()
-    first.communicate()
 
 
 def test_ctrl_c_in_an_earlier_run_does_not_end_the_next_one(script, tiny, monkeypatch):
     monkeypatch.setattr(script.module, "STOP", threading.Event())
     script.module.STOP.set()
     assert len(script.module.train(tiny())["updates"]) == 3
-
-
-# --- TensorBoard ---
-
-
-def test_resumed_curves_have_each_step_once(script, tiny, kill_at):
-    settings = {"total_timesteps": 160, "checkpoint_interval": 2}
-    script.module.train(tiny("Walk", **settings))
-    kill_at(110)  # iteration 3 has been logged, but not saved
-    with pytest.raises(Killed):
-        script.module.train(tiny("Walk", **settings))
-    kill_at(None)
-    time.sleep(1.05 - time.time() % 1)  # files are read in the order of the seconds in their names
-    resume(script, "runs/run1")
-    a, b = (EventAccumulator(f"runs/run{i}", size_guidance={"scalars": 0}) for i in (0, 1))
-    for events in (a, b):
-        events.Reload()
-    assert a.Tags()["scalars"] == b.Tags()["scalars"]
-    for tag in set(a.Tags()["scalars"]) - {"charts/SPS"}:
-        curves = [[(x.step, x.value) for x in events.Scalars(tag)] for events in (a, b)]
-        np.testing.assert_equal(*curves)
-    assert [x.step for x in b.Scalars("losses/policy_loss")] == [32, 64, 96, 128, 160]
 
 
 # --- Files ---
@@ -330,6 +288,7 @@ class Bomb:
         return (open, ("executed", "w"))
 
 
+@on("continuous")
 def test_a_foreign_file_is_refused_and_not_executed(script, tiny, cli):
     script.module.train(tiny("Walk"))
     path = Path("runs/run0/checkpoint.pt")
@@ -357,7 +316,7 @@ def test_a_foreign_file_is_refused_and_not_executed(script, tiny, cli):
     assert Path("executed").exists()
 
 
-@on("vector")
+@on("continuous")
 def test_a_full_disk_is_a_sentence_and_leaves_the_last_checkpoint(script, tiny, cli, monkeypatch):
     real, path = script.module.save_checkpoint, Path("runs/run0/checkpoint.pt")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
