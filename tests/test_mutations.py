@@ -31,7 +31,7 @@ GALLERY = {
     "multidiscrete": {name: BUGS[name] for name in IN_CARTPOLE if name in BUGS},
     "rlhf": RLHF_BUGS,
 }
-SHARED = ["agent", "shared_update", "shared_rollout", "changed", "shared_resume"]
+SHARED = ["agent", "shared_update", "shared_rollout", "users_changes", "shared_resume"]
 FILES = {  # the test files of a script
     name: x.tests + (SHARED if "environments" in x.features else ["shared_language"])
     for name, x in SCRIPTS.items()
