@@ -47,8 +47,8 @@ HUMANOID = f"--num-envs 4 --no-anneal-lr --adapt-lr-kl 0.01 --anneal-log-std -0.
 class Script:
     """A script that trains in environments; these have vectors as observations and as actions.
 
-    A new script derives from the class that it is most like, in its own test file, and names an
-    instance ADAPTER there: all that the shared tests ask of it stands in the class.
+    A new script has a class that derives from the one that it is most like: all that the shared
+    tests ask of it stands there.
     """
 
     # What it can do; tests choose scripts by these words, or by name: see `on`.
@@ -66,6 +66,8 @@ class Script:
         "CartPole-v1": "ppo_multidiscrete.py",
         "ALE/Pong-v5": "ppo_atari.py",
         "FakeWalk-Endless-v0": "Sequence",
+        "Backgammon": "ppo_atari.py",
+        "HalfCheeta-v4": "mean: `HalfCheetah`",
     }
     space = "Box"
     settings: ClassVar[dict[str, Any]] = {}  # other than those of `args`
@@ -176,6 +178,7 @@ class MultiDiscrete(Script):
         "FakeWalk-Endless-v0": "Sequence",
         "FakeWalk-Unbounded-v0": "ppo_continuous_action.py",
         "ALE/Pong-v5": "ppo_atari.py",
+        "HalfCheeta-v4": "mean: `HalfCheetah`",
     }
 
     def agent(self, obs_size: int, action_size: int, **settings: Any) -> nn.Module:
@@ -520,7 +523,3 @@ def flags(args: Any) -> str:
 
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
-for path in sorted((ROOT / "tests").glob("test_*.py")):  # adapters of scripts beyond these
-    if "\nADAPTER = " in path.read_text():
-        adapter = importlib.import_module(path.stem).ADAPTER
-        SCRIPTS[adapter.name] = adapter
