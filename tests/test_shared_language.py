@@ -236,6 +236,7 @@ BAD = {
         ("--num-pairs 5", "greater than or equal to 14"),
         ("--run-name a/b", "String should match pattern"),
         ("--device cuda", "needs a GPU"),
+        (f"--seed {2**64}", "less than 9223372036854775808"),
         ("--run-name run", "runs/run holds a run:"),
     ],
     "rewards": [
