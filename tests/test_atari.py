@@ -112,27 +112,6 @@ def test_bfloat16_is_refused_on_processors_that_only_emulate_it(script, tiny, mo
 
 
 @on("atari", "lstm")
-def test_epsilon_and_the_limit_of_the_gradient_reach_adam_also_on_resuming(script, tiny):
-    adams, norms = [], []
-
-    def update(agent, adam, *rest):
-        metrics = script.module.ppo_update(agent, adam, *rest)
-        adams.append(adam)
-        norms.append(torch.cat([x.grad.flatten() for x in agent.parameters()]).norm().item())
-        return metrics
-
-    settings = {"adam_eps": 1e-4, "max_grad_norm": 0.01}
-    agent = script.module.train(tiny("Walk", total_timesteps=64, **settings), update)["agent"]
-    steps = len(norms)  # of two iterations
-    script.module.train(tiny("Walk", **settings, resume="runs/run0"), update)
-    for adam in (adams[0], adams[-1]):
-        (group,) = adam.param_groups
-        assert group["eps"] == 1e-4 and len(group["params"]) == len(list(agent.parameters()))
-    assert norms == pytest.approx([0.01] * len(norms), rel=1e-3)
-    assert {x["step"].item() for x in adams[-1].state.values()} == {1.5 * steps}  # goes on
-
-
-@on("atari", "lstm")
 def test_rollout_stores_one_byte_per_pixel_and_the_policy_is_sampled(script, tiny, monkeypatch):
     module, seen, args = script.module, [], tiny("Walk")
     real_forward, real_draw = module.Agent.forward, module.draw
