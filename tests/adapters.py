@@ -32,14 +32,7 @@ class Step:
     metrics: dict[str, Tensor]
 
 
-def details(first: int, last: int, series: str = "{}/37") -> set[str]:
-    """Numbers as tags have them: details(1, 2) is {"1/37", "2/37"}."""
-    return {series.format(i) for i in range(first, last + 1)}
-
-
-CORE, ATARI, CONTINUOUS = details(1, 13), details(14, 22), details(23, 31)
 SMALL = "--total-timesteps 256 --num-steps 64 --num-envs 2 --num-minibatches 2 --update-epochs 2"
-EXTRAS = {"clip range annealing", "early stopping", "time limits are not failures"}
 SHORT = "--num-steps 256 --num-minibatches 8 --total-timesteps"
 HUMANOID = f"--num-envs 4 --no-anneal-lr --adapt-lr-kl 0.01 --anneal-log-std -0.7 -1.6 {SHORT}"
 
@@ -53,12 +46,6 @@ class Script:
 
     # What it can do; tests choose scripts by these words, or by name: see `on`.
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian", "clips"}
-    owes: ClassVar[set[str]] = CORE | CONTINUOUS  # numbers of details
-    extras: ClassVar[set[str]] = EXTRAS | {  # titles of extras and deviations
-        "log std annealed instead of learned",
-        "learning rate adapted to the KL",
-    }
-    tests: ClassVar[list[str]] = ["math", "reference"]  # test files of its own
     alone = f"--env-id Pendulum-v1 {SMALL}"  # something small, to run the file by itself
     real = (f"HalfCheetah-v4 {SHORT} 20480", f"Humanoid-v4 {HUMANOID} 40960")  # to be killed
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
@@ -158,9 +145,6 @@ class KLPenalty(Script):
     """Nothing is clipped but values, by a setting of its own."""
 
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian"}
-    owes: ClassVar[set[str]] = CORE - {"8/37"} | CONTINUOUS | details(1, 3, "K{}")
-    extras: ClassVar[set[str]] = {"time limits are not failures"}
-    tests: ClassVar[list[str]] = ["kl_penalty"]
     real = (f"Hopper-v4 {SHORT} 20480",)
     loss, update, value_clip = "kl_penalty_loss", "kl_penalty_update", "value_clip_coef"
 
@@ -169,9 +153,6 @@ class MultiDiscrete(Script):
     """Minibatches end with the masks of the valid choices."""
 
     features: ClassVar[set[str]] = {"environments", "vector", "clips", "masks"}
-    owes: ClassVar[set[str]] = CORE | details(28, 31) | {"26/37", "37/37"}
-    extras: ClassVar[set[str]] = EXTRAS | {"invalid action masking"}
-    tests: ClassVar[list[str]] = ["multidiscrete"]
     alone, real = f"--env-id CartPole-v1 {SMALL}", (f"CartPole-v1 {SHORT} 40960",)
     space = "Discrete"
     unsuitable: ClassVar[dict[str, str]] = {
@@ -197,9 +178,6 @@ class Atari(Script):
     """Observations are stacks of four frames, the network is small here; Adam is PyTorch's."""
 
     features: ClassVar[set[str]] = {"environments", "atari", "clips"}
-    owes: ClassVar[set[str]] = CORE | ATARI
-    extras: ClassVar[set[str]] = EXTRAS | {"parallelized gradient update"}
-    tests: ClassVar[list[str]] = ["atari", "atari_envs", "distributed"]
     alone = f"--env-id Pong {SMALL}"
     real = ("Breakout --num-steps 16 --total-timesteps 7680",)
     space = "Frames"
@@ -280,9 +258,6 @@ class AtariLSTM(Atari):
     """Minibatches are whole sequences of some environments: starts and states stand behind."""
 
     features: ClassVar[set[str]] = {"environments", "atari", "clips", "recurrent"}
-    owes: ClassVar[set[str]] = CORE | ATARI | details(32, 36)
-    extras: ClassVar[set[str]] = EXTRAS
-    tests: ClassVar[list[str]] = ["atari_lstm"]
     settings: ClassVar[dict[str, Any]] = {**Atari.settings, "num_envs": 4, "num_steps": 8}
     frames = 1
 
@@ -343,12 +318,6 @@ class Toy(Script):
     """A script of the RLHF family: it trains language models, and no shared test of loops fits."""
 
     features: ClassVar[set[str]] = {"language", "rewards"}  # it learns from a reward model
-    owes: ClassVar[set[str]] = CORE - {"2/37", "7/37"} | {*(details(1, 21, "R{}") - {"R6", "R12"})}
-    extras: ClassVar[set[str]] = {
-        "an episode ends at the stop word",
-        "rewards are scaled, their mean is not restored",
-    }
-    tests: ClassVar[list[str]] = ["rlhf"]
     alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --num-updates 2 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16, "num_updates": 2, "update_epochs": 2}
     stage, loss, method, judge = "train_ppo", "ppo_loss", "PPO", "Reward model"
@@ -397,16 +366,7 @@ class Toy(Script):
         return agent, self.module.train_ppo(self.args(**changes), agent, judges)["updates"]
 
 
-LANGUAGE_MODEL = {"R1", "R2", "R3", "R4", "R10", "R13"}
-
-
 class GRPO(Toy):
-    owes: ClassVar[set[str]] = {
-        *("6/37", "8/37", "11/37", "12/37", "R5", "R14", "R20", *LANGUAGE_MODEL),
-        *(details(7, 9, "R{}") | details(1, 8, "G{}")),
-    }
-    extras: ClassVar[set[str]] = set()
-    tests: ClassVar[list[str]] = ["grpo"]
     stage, loss, method = "train_grpo", "grpo_loss", "GRPO"
     forms: ClassVar[dict[str, dict[str, Any]]] = {
         "grpo": {"std": False, "length_divisor": "longest", "kl_in_loss": False, "kl_coef": 0.5},
@@ -428,8 +388,6 @@ class GRPO(Toy):
 
 class DPO(GRPO):
     features: ClassVar[set[str]] = {"language"}
-    owes: ClassVar[set[str]] = LANGUAGE_MODEL | details(1, 8, "D{}")
-    tests: ClassVar[list[str]] = ["dpo"]
     alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16}
     stage, loss, method, judge = "train_dpo", "dpo_loss", "DPO", "Policy as a judge of texts"

@@ -3,11 +3,13 @@
 import functools
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from adapters import record
 from torch import nn
 
 import ppo_continuous_action as full
@@ -67,66 +69,41 @@ def initial_weights(log_std_shape):
     return {**weights, "log_std": torch.full(log_std_shape, -0.3)}
 
 
-def record(module, name, calls, monkeypatch):
-    """Note the arguments and the result of all calls of a function."""
-    real = getattr(module, name)
-
-    def recording(*args):
-        noted = [[x.clone() for x in a] if isinstance(a, list) else a for a in args]
-        result = real(*args)
-        calls.append((noted, result))
-        return result
-
-    monkeypatch.setattr(module, name, recording)
+QUIET = MagicMock()  # a log that nobody reads
 
 
-@functools.cache
-def of_full_script():
-    """What the full script gives gae, and what it learns from, on the tape."""
-    found = SimpleNamespace(gae=[], batches=[])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(full, "open_run", lambda *_: (None, QUIET, None))
-        patch.setattr(full, "save_checkpoint", lambda *_: None)
-        record(full, "gae", found.gae, patch)
+def full_run(monkeypatch):
+    """What the full script gives gae, what it learns from, and its results, on the tape."""
+    batches, calls = [], record(monkeypatch, full, "gae")
+    monkeypatch.setattr(full, "open_run", lambda *_: (None, QUIET, None))
+    monkeypatch.setattr(full, "save_checkpoint", lambda *_: None)
 
-        def agent(*sizes):
-            made = AGENT(*sizes)
-            made.load_state_dict(initial_weights((1, 2)))
-            return made
+    def agent(*sizes):
+        made = AGENT(*sizes)
+        made.load_state_dict(initial_weights((1, 2)))
+        return made
 
-        def update(agent, adam, batch, *rest):
-            found.batches.append([x.clone() for x in batch])
-            return full.ppo_update(agent, adam, batch, *rest)
+    def update(agent, adam, batch, *rest):
+        batches.append([x.clone() for x in batch])
+        return full.ppo_update(agent, adam, batch, *rest)
 
-        patch.setattr(full, "Agent", agent)
-        Tape.made = 0
-        args = full.Args(**SETTINGS, compile=False)
-        found.results = full.train(args, update=update)
-    return found
-
-
-class Quiet:
-    """A log that nobody reads."""
-
-    def add_scalar(self, *_):
-        pass
-
-    add_text = add_scalar
-
-    def close(self):
-        pass
-
-
-QUIET = Quiet()
+    monkeypatch.setattr(full, "Agent", agent)
+    Tape.made = 0
+    results = full.train(full.Args(**SETTINGS, compile=False), update=update)
+    return SimpleNamespace(gae=calls, batches=batches, results=results)
 
 
 def test_it_computes_what_the_full_script_does(monkeypatch):
-    losses, calls = [], []
+    with monkeypatch.context() as patch:
+        expected = full_run(patch)
     steps = SimpleNamespace(eps=None, rates=[], weights=[])
     monkeypatch.setattr(minimal, "SummaryWriter", lambda *_: QUIET)
-    record(minimal, "gae", calls, monkeypatch)
-    record(minimal, "ppo_loss", losses, monkeypatch)
-    real_agent, real_adam, real_make = minimal.Agent, torch.optim.Adam, gym.make_vec
+    calls, losses = (record(monkeypatch, minimal, name) for name in ("gae", "ppo_loss"))
+    real_agent, real_adam, made = (
+        minimal.Agent,
+        torch.optim.Adam,
+        record(monkeypatch, gym, "make_vec"),
+    )
     check_agent(real_agent)
 
     def agent(*sizes):
@@ -146,18 +123,11 @@ def test_it_computes_what_the_full_script_does(monkeypatch):
             weights = steps.agent.named_parameters()
             steps.weights.append({name: x.detach().clone() for name, x in weights})
 
-    def make_vec(*args, **kwargs):
-        steps.envs = real_make(*args, **kwargs)
-        return steps.envs
-
     monkeypatch.setattr(minimal, "Agent", agent)
     monkeypatch.setattr(torch.optim, "Adam", Adam)
-    monkeypatch.setattr(gym, "make_vec", make_vec)
     Tape.made = 0
     results = minimal.train(minimal.Args(**SETTINGS))
-    monkeypatch.undo()
-    expected = of_full_script()
-    check_rollout(calls, losses, steps, expected)
+    check_rollout(calls, losses, made[0][-1], expected)
     check_update(losses, steps, results)
     mine = [(x["global_step"], round(x["return"], 3)) for x in results["episodes"]]
     theirs = expected.results["episodes"]
@@ -178,25 +148,25 @@ def check_agent(kind):
     assert sum(x.numel() for x in agent.parameters()) == 2 * (4 * 64 + 65 * 64) + 65 * 3 + 2
 
 
-def check_rollout(calls, losses, steps, expected):
+def check_rollout(calls, losses, envs, expected):
     """Rewards, ends, values, advantages and observations of the first iteration."""
-    (rewards, values, next_values, done, _), (advantages, returns) = calls[0]
-    theirs, (their_advantages, their_returns) = expected.gae[0]
     close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
-    for mine, other in zip((rewards, values, next_values, done), theirs):
-        close(mine, other.float())
-    close(advantages, their_advantages)
-    close(returns, their_returns)
-    first = [x[0][1] for x in losses[:32]]  # of the first epoch, whose samples are each used once
+    *mine, _, (advantages, returns) = calls[0]  # their last arguments are settings
+    *theirs, _, _, (their_advantages, their_returns) = expected.gae[0]
+    for pair in zip([*mine, advantages, returns], [*theirs, their_advantages, their_returns]):
+        close(*pair)
+    first = [
+        minibatch for _, minibatch, *_ in losses[:32]
+    ]  # of the first epoch, whose samples are each used once
     order = torch.cat([x[5] for x in first]).argsort()
     obs, actions = (torch.cat([x[i] for x in first])[order] for i in (0, 1))
     batch = expected.batches[0]
     close(obs, batch[0][batch[5].argsort()])
     # The environment was given the clipped actions, the batch holds the drawn ones.
-    taken = np.concatenate([env.unwrapped.taken for env in steps.envs.unwrapped.envs])
+    taken = np.concatenate([env.unwrapped.taken for env in envs.unwrapped.envs])
     assert np.abs(taken).max() <= 0.5 < actions.abs().max()
     for epoch in range(1, 3):
-        again = torch.cat([x[0][1][5] for x in losses[32 * epoch : 32 * (epoch + 1)]])
+        again = torch.cat([mb[5] for _, mb, *_ in losses[32 * epoch : 32 * (epoch + 1)]])
         assert torch.equal(again.sort().values, returns.flatten().sort().values)
         assert not torch.equal(again, torch.cat([x[5] for x in first]))
 
@@ -213,7 +183,7 @@ def check_update(losses, steps, results):
     assert steps.eps == 1e-5 and len(losses) == 2 * 320
     assert steps.rates == [3e-3] * 320 + [1.5e-3] * 320
     metrics = []
-    for (_, minibatch, _), (_, mine) in losses[:320]:
+    for _, minibatch, _, (_, mine) in losses[:320]:
         rows = [torch.arange(len(minibatch[0]))]
         schedule = {"learning_rate": torch.tensor(3e-3), "clip_coef": torch.tensor(0.2)}
         metrics.append(full.ppo_update(agent, adam, minibatch, rows, schedule, args))

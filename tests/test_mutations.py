@@ -31,9 +31,11 @@ GALLERY = {
     "multidiscrete": {name: BUGS[name] for name in IN_CARTPOLE if name in BUGS},
     "rlhf": RLHF_BUGS,
 }
+OWN = {"continuous": ["math", "reference"], "atari": ["atari", "atari_envs", "distributed"]}
+OWN |= {"lstm": ["atari_lstm"]}
 SHARED = ["agent", "shared_update", "shared_rollout", "users_changes", "shared_resume"]
 FILES = {  # the test files of a script
-    name: x.tests + (SHARED if "environments" in x.features else ["shared_language"])
+    name: OWN.get(name, [name]) + (SHARED if "environments" in x.features else ["shared_language"])
     for name, x in SCRIPTS.items()
 } | {"minimal": ["minimal"]}
 # What changes nothing that could be noticed, and why.
