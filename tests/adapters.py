@@ -58,6 +58,8 @@ class Script:
     }
     space = "Box"
     settings: ClassVar[dict[str, Any]] = {}  # other than those of `args`
+    # What leaves observations and rewards as they are.
+    raw: ClassVar[dict[str, Any]] = {"norm_obs": False, "scale_rewards": False}
     loss, update = "ppo_loss", "ppo_update"  # names of the functions
     value_clip = "clip_coef"  # the setting
 
@@ -83,11 +85,6 @@ class Script:
         torch.manual_seed(0)
         return self.module.Agent(obs_size, action_size, self.module.Args(**settings))
 
-    @property
-    def raw(self) -> dict[str, Any]:
-        """Settings that leave observations and rewards as they are."""
-        return {"norm_obs": False, "scale_rewards": False}
-
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the script make the fake environments."""
 
@@ -101,7 +98,8 @@ class Script:
 
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values of a minibatch under the agent."""
-        return agent.evaluate_actions(step.obs, step.actions)[:3]
+        others = step.others if {"masks", "recurrent"} & self.features else []
+        return agent.evaluate_actions(step.obs, *others, step.actions)[:3]
 
     def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
         """What the environment gets without noise."""
@@ -166,9 +164,6 @@ class MultiDiscrete(Script):
         """One component with so many choices."""
         return super().agent(obs_size, (1, action_size), **settings)
 
-    def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        return agent.evaluate_actions(step.obs, *step.others, step.actions)
-
     def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
         logits = agent.policy(obs).unflatten(-1, (2, 3))  # components of 3 and of 2 choices
         return np.array([logits[0].argmax().item(), logits[1, :2].argmax().item()])
@@ -183,11 +178,8 @@ class Atari(Script):
     space = "Frames"
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
     unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "no Atari game"}
+    raw: ClassVar[dict[str, Any]] = {}
     frames = 4
-
-    @property
-    def raw(self) -> dict[str, Any]:
-        return {}
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fake games instead of those of the emulator, without frames to skip or lives to lose."""
@@ -287,9 +279,6 @@ class AtariLSTM(Atari):
         starts = torch.eye(len(episode))[:, :1]
         frames = torch.tensor(np.array(episode))[:, None, None]
         return agent.get_value(frames, starts, agent.initial_state(1))[-1].item()
-
-    def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        return agent.evaluate_actions(step.obs, *step.others, step.actions)
 
 
 class Score(gym.Wrapper):

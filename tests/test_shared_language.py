@@ -20,11 +20,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 PPO = SCRIPTS["rlhf"]
 
 
-@pytest.fixture
-def judges(finished):
-    return finished.judges
-
-
 def at(temperature, script, judges):
     """The same judges with a reference at another temperature."""
     return judges._replace(reference=script.module.Agent(judges.reference.policy, temperature))
