@@ -110,22 +110,6 @@ def test_an_episode_ends_with_each_lost_life_and_with_the_game(rows, ends):
     assert [env.step(1)[2:4] for _ in ends] == [(x, False) for x in ends]
 
 
-@pytest.mark.parametrize("rows", [(LOST, LOST, LOST), (LOST, OVER, ALIVE)])
-def test_a_life_begins_with_a_noop_and_with_a_reset_if_that_ends_the_game(rows):
-    env = begun(ppo.EpisodicLife, *rows)
-    env.step(1)
-    env.reset()
-    assert env.unwrapped.calls == ["reset", 1, 0] + ["reset"] * (OVER in rows)
-    assert not env.step(1)[2]  # the lives that are left are now the normal state
-
-
-def test_episode_that_ends_under_the_fire_press_is_reset():
-    game = FakeGame(OVER, ALIVE)
-    frame, _ = ppo.FireReset(game).reset()
-    assert game.calls == ["reset", 1, "reset", 2]
-    assert np.array_equal(frame, game.frame())
-
-
 def test_clip_reward_is_the_sign():
     env = ppo.ClipReward(FakeGame())
     assert [env.reward(r) for r in (-5, -0.1, 0, 0.1, 7)] == [-1, -1, 0, 1, 1]
