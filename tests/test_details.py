@@ -62,16 +62,16 @@ def test_a_malformed_tag_is_an_error():
     for line in (
         "# Detail: title",
         "# Extra title",
-        "# Detail 3/37: title [a.py L1] b",
+        "# Detail 3/37: a [a.py L1] b",
         "# Detail 3/37",
     ):
         with pytest.raises(ValueError, match="Malformed"):
             tags_of(f"x = 1\n    {line}\n")
-    text = "# Extra: a b (c, not d), e [f.py L1]\n# Why.\n# Detail R2: g\n# Deviation: h\nx = 1\n"
-    own, other, last = tags_of(text)
-    assert own == (1, "Extra", "", "a b", ["c", "not d"], "f.py L1", "Why.")
-    assert last == (4, "Deviation", "", "h", [], "", "")
-    assert other == (3, "Detail", "R2", "g", [], "", "")
+    text = "# Extra: a b (c, not d), e [f.py L1]\n# Why.\n# Detail R2: g\nx = 1\n"
+    assert tags_of(text) == [
+        (1, "Extra", "", "a b", ["c", "not d"], "f.py L1", "Why."),
+        (3, "Detail", "R2", "g", [], "", ""),
+    ]
 
 
 def test_a_number_has_the_same_title_in_every_script():
@@ -119,10 +119,8 @@ def test_second_sites_refer_to_a_tag_of_the_script_or_of_one_that_it_copies(scri
 
 @on("environments", "rlhf")
 def test_the_list_has_every_tag_with_its_line_and_the_values_in_force(script):
-    args, found = (
-        script.module.Args(),
-        iter(script.module.details(script.module.Args()).split("\n")),
-    )
+    args = script.module.Args()
+    found = iter(script.module.details(args).split("\n"))
     for line, number, title, settings, _ in tags(script.path):
         values = [f"{x}={getattr(args, x)}" for x in (x.removeprefix("not ") for x in settings)]
         text = " ".join(next(found).split())

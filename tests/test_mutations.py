@@ -41,6 +41,7 @@ FILES = {  # the test files of a script
 # What changes nothing that could be noticed, and why.
 MINIBATCH = "entropies are needed of minibatches only, which have two dimensions"
 ABSOLUTE = "the absolute value is the same"
+MIDDLE = "it is the middle of the three numbers in any order"
 CHECKS = "checks of arguments that are right cost time only"
 DEFAULT = "so it is by default"
 EQUIVALENT = {
@@ -62,6 +63,8 @@ EQUIVALENT = {
     "continuous": {
         "25: -1 -> (1) (2)": MINIBATCH,
         "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
+        "31: np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards) -> "
+        "(np.clip(-args.clip_reward, rewards, args.clip_reward, out=rewards))": MIDDLE,
     },
 }
 

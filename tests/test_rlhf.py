@@ -576,15 +576,6 @@ def test_own_vocabulary_lengths_and_held_out_pairs(labels):
         assert task.split_words(document) == task.split_words(query) + task.split_words(answer)
 
 
-def test_a_long_prompt_leaves_room_for_its_answer():
-    prompt = " ".join(f"w{i}" for i in range(3 * rlhf.LONGEST))
-    pair = {"prompt": prompt, "chosen": "yes sir", "rejected": "no"}
-    Path("p.jsonl").write_text("\n".join([json.dumps(pair)] * 14))
-    task = rlhf.own_task(small_args(preferences="p.jsonl"))
-    assert task.split_words(task.documents[0])[-3:] == ["yes", "sir", "<stop>"]
-    assert task.documents.shape[1] == rlhf.LONGEST + 3
-
-
 def test_a_bad_line_of_labels_is_reported_with_its_number():
     good = '{"prompt": "p", "chosen": "a", "rejected": "b"}'
     bad = ["{not json", "[1, 2]", "3", '{"prompt": "p", "chosen": "a"}']
@@ -594,13 +585,20 @@ def test_a_bad_line_of_labels_is_reported_with_its_number():
             rlhf.read_preferences("p.jsonl")
 
 
-def test_labels_as_other_programs_write_them():
+def test_labels_as_other_programs_write_them_and_a_prompt_that_is_long():
     """With an id per pair, a byte-order mark, and a line separator within a text."""
-    pair = {"id": "secret", "prompt": "p", "chosen": "a\u2028c", "rejected": "b"}
+    pair = {
+        "id": "secret",
+        "prompt": "p " * 3 * rlhf.LONGEST,
+        "chosen": "a\u2028c",
+        "rejected": "b",
+    }
     lines = "\r\n".join([json.dumps(pair, ensure_ascii=False)] * 14)
     Path("p.jsonl").write_text("\ufeff" + lines, "utf-8")
-    assert rlhf.read_preferences("p.jsonl") == [[["p"], ["a", "c"], ["b"]]] * 14
-    assert rlhf.own_task(small_args(preferences="p.jsonl")).words[3:] == ["a", "b", "c", "p"]
+    task = rlhf.own_task(small_args(preferences="p.jsonl"))
+    assert task.words[3:] == ["a", "b", "c", "p"]
+    assert task.split_words(task.documents[0])[-4:] == ["p", "a", "c", "<stop>"]
+    assert task.documents.shape[1] == rlhf.LONGEST + 3
 
 
 def test_a_resumed_run_has_its_own_settings(copied, monkeypatch, cli):

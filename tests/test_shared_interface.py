@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import fake_envs
 import gymnasium as gym
@@ -140,14 +140,13 @@ def test_weights_and_biases_gets_the_curves_and_the_settings(script, tiny):
 
 @on("continuous")
 def test_the_return_is_that_of_the_last_hundred_episodes(script):
-    written, shown = {}, []
-    writer = SimpleNamespace(add_scalar=lambda name, value, step: written.update({name: value}))
-    progress = SimpleNamespace(set_postfix_str=lambda text, **_: shown.append(text))
+    writer, progress = MagicMock(), MagicMock()
     metrics = {name: max(low, min(high, 0.02)) for name, low, high, *_ in script.module.HEALTH}
     episodes = [{"return": float(i), "length": 2 * i} for i in range(150)]
     script.module.log(writer, [{"global_step": 1, **metrics}], episodes, progress, set())
+    written = {name: value for (name, value, _), _ in writer.add_scalar.call_args_list}
     assert written == {**metrics, "charts/episodic_return": 99.5, "charts/episodic_length": 199.0}
-    assert shown == ["return 99.5"]
+    assert progress.set_postfix_str.call_args.args == ("return 99.5",)
 
 
 # --- Health ---
@@ -156,20 +155,18 @@ def test_the_return_is_that_of_the_last_hundred_episodes(script):
 @pytest.mark.parametrize("batch", [500, 2048, 50_000])
 def test_each_row_of_health_fires_once_in_time_and_is_silent_otherwise(script, capsys, batch):
     """Patience is in iterations; those of less than 2,000 steps count less."""
-    table = script.module.HEALTH
-    nobody = SimpleNamespace(add_scalar=lambda *_: None, set_postfix_str=lambda *_, **__: None)
+    nobody, table = MagicMock(), script.module.HEALTH
     assert {"losses/approx_kl", "check/value_bias", "check/update"} <= {name for name, *_ in table}
     fine = {name: max(low, min(high, 0.02)) for name, low, high, *_ in table}
     rising = [{"return": float(i), "length": 1} for i in range(40)]
 
     def warned(rows, episodes):
-        """Of each row whether something is said when it is the newest."""
-        history, said, told = [], [], set()
-        for row in rows:
-            history.append({"global_step": batch * (len(history) + 1), **row})
+        """What is said of each row when it is the newest."""
+        history, told = [], set()
+        for step, row in enumerate(rows, 1):
+            history.append({"global_step": batch * step, **row})
             script.module.log(nobody, history, episodes, nobody, told)
-            said.append(capsys.readouterr().out)
-        return said
+            yield capsys.readouterr().out
 
     assert not any(warned([fine] * 50, rising[::-1]))
     for name, low, high, patience, if_lost, _ in table:
@@ -177,11 +174,10 @@ def test_each_row_of_health_fires_once_in_time_and_is_silent_otherwise(script, c
         for level in [low - 0.1] * (low > -math.inf) + [1.1 * high] * (high < math.inf):
             bad = {**fine, name: level}
             for before in ([], [fine] * 7, [bad] * (late - 1) + [fine]):
-                said = warned([*before, *[bad] * (late + 4)], rising[::-1])
-                when = len(before) + late - 1
-                assert [i for i, x in enumerate(said) if x] == [when]
+                said = [*warned([*before, *[bad] * (late + 4)], rising[::-1])]
+                (when,) = (i for i, x in enumerate(said) if x)
+                assert when == len(before) + late - 1 and said[when].count("\n") == 1
                 assert said[when].startswith(f"Warning: {name} is ")
-                assert said[when].count("\n") == 1
                 assert re.search(r": (lower|raise|scale|check|try|make)|--", said[when].lower())
             for episodes in (rising, []):
                 assert any(warned([bad] * (late + 4), episodes)) == (not if_lost)
