@@ -28,7 +28,8 @@ class Step:
         self.advantages, self.returns, *self.others = rest
 
     schedule: dict[str, float]  # learning_rate and what else changes during a run
-    gradient: Tensor  # one vector, as it enters Adam
+    weights: Tensor  # before the step, one vector
+    gradient: Tensor  # the same, as it enters Adam
     metrics: dict[str, Tensor]
 
 
@@ -129,6 +130,7 @@ class Script:
             rows = []
             for mb in minibatches:
                 step, before = Step(x[mb] for x in batch), adam["mean"].clone()
+                step.weights = adam["weights"].clone()
                 rows.append(real(agent, adam, batch, [mb], schedule, args))
                 step.gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
                 step.metrics = {name: x[0] for name, x in rows[-1].items()}

@@ -4,7 +4,6 @@ What it shares with the other scripts is tested in test_shared_*.py.
 """
 
 import dataclasses
-import functools
 import math
 
 import pytest
@@ -22,23 +21,6 @@ def longer(tiny):
     """Make Args for a run of 6 iterations of 32 steps, 12 minibatches of 8 in each."""
     size = {"total_timesteps": 6 * 32, "update_epochs": 3, "learning_rate": 0.003}
     return lambda env="Target", **settings: tiny(env, **{**size, **settings})
-
-
-@pytest.fixture
-def steps(monkeypatch):
-    """What every gradient step gets, and the weights before it."""
-    seen = []
-
-    def update(agent, adam, batch, minibatches, schedule, args):
-        rows = []
-        for mb in minibatches:
-            copies = {"batch": [x.clone() for x in batch], "weights": adam["weights"].clone()}
-            seen.append({"kl_coef": schedule["kl_coef"].item(), **copies})
-            rows.append(ppo.kl_penalty_update(agent, adam, batch, [mb], schedule, args))
-        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-
-    monkeypatch.setattr(ppo, "train", functools.partial(ppo.train, update=update))
-    return seen
 
 
 def gaussian(mean, log_std):
@@ -114,13 +96,13 @@ def test_beta_stays_finite_and_can_come_back():
 @pytest.mark.parametrize("penalty_kl", [1e-6, 0.002, 10.0])
 @torch.no_grad()
 def test_beta_follows_the_kl_from_the_policy_that_acted_to_that_of_the_last_epoch(
-    longer, steps, penalty_kl
+    longer, recorded, penalty_kl
 ):
     """Weights after an iteration are those before the first step of the next one."""
     with torch.enable_grad():
         result = ppo.train(longer(kl_coef=2.0, penalty_kl=penalty_kl, learning_rate=0.01))
     updates, agent, expected = result["updates"], result["agent"], 2.0
-    weights = [x["weights"] for x in steps[::12]]
+    weights = [x.weights for x in recorded.steps[::12]]
     weights.append(torch.nn.utils.parameters_to_vector(agent.parameters()).clone())
 
     def policy(i, obs):
@@ -128,24 +110,24 @@ def test_beta_follows_the_kl_from_the_policy_that_acted_to_that_of_the_last_epoc
         return agent.policy(obs), agent.log_std.expand(len(obs), -1).clone()
 
     for i, update in enumerate(updates):
-        of_iteration = steps[12 * i : 12 * i + 12]
-        assert {x["kl_coef"] for x in of_iteration} == {expected} == {update["charts/kl_coef"]}
-        batch = of_iteration[0]["batch"]
-        assert all(torch.equal(*pair) for x in of_iteration for pair in zip(x["batch"], batch))
-        obs, actions, logprobs, *_, old_mean, old_log_std = batch
-        for found, stored in zip(policy(i, obs), (old_mean, old_log_std), strict=True):
-            torch.testing.assert_close(found, stored, rtol=0, atol=1e-6)
-        old, new = gaussian(old_mean, old_log_std), gaussian(*policy(i + 1, obs))
-        torch.testing.assert_close(logprobs, old.log_prob(actions), rtol=0, atol=1e-4)
-        kl = kl_divergence(old, new).mean().item()
+        steps, kl = recorded.steps[12 * i : 12 * i + 12], []
+        assert {x.schedule["kl_coef"] for x in steps} == {expected} == {update["charts/kl_coef"]}
+        for step in steps:
+            for found, stored in zip(policy(i, step.obs), step.others, strict=True):
+                torch.testing.assert_close(stored, found, rtol=0, atol=1e-6)
+            old, new = gaussian(*step.others), gaussian(*policy(i + 1, step.obs))
+            logprobs = old.log_prob(step.actions)
+            torch.testing.assert_close(step.logprobs, logprobs, rtol=0, atol=1e-4)
+            kl.append(kl_divergence(old, new))
+        kl = torch.cat(kl).mean().item()
         assert update["check/kl_after"] == pytest.approx(kl, rel=1e-3, abs=1e-7)
         expected *= 0.5 if kl < penalty_kl / 1.5 else 2.0 if kl > 1.5 * penalty_kl else 1.0
     assert len({x["charts/kl_coef"] for x in updates}) > 2
 
 
-def test_a_fixed_beta_stays(longer, steps):
+def test_a_fixed_beta_stays(longer, recorded):
     ppo.train(longer(kl_mode="fixed", kl_coef=3.0, penalty_kl=1e-6))
-    assert {x["kl_coef"] for x in steps} == {3.0}
+    assert {x.schedule["kl_coef"] for x in recorded.steps} == {3.0}
 
 
 def test_beta_goes_on_when_a_run_is_resumed(longer):
