@@ -42,15 +42,10 @@ class Operations(TorchDispatchMode):
         there = [x for x in given if self.has(x)]
         if name in ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"):
             given = [args[0], *args[2:3]]  # an index may be on the processor
-        if (
-            name == "aten::cat"
-        ):  # autograd's zeros, for what a loss does not use, are there by itself
+        if name == "aten::cat":  # what a loss does not use has zeros, which autograd puts there
             given = [x for x in given if self.has(x) or x.any()]
         if there and name not in COPIES and any(x.dim() and not self.has(x) for x in given):
-            places = [
-                f"{[*x.shape]} on the {'device' if self.has(x) else 'processor'}" for x in given
-            ]
-            raise RuntimeError(f"{name} of tensors on two devices: {', '.join(places)}")
+            raise RuntimeError(f"{name} of tensors on two devices: {[x.shape for x in given]}")
         results = function(*args, **kwargs)
         before = {x.untyped_storage()._cdata for x in given}
         in_backward = torch._C._current_graph_task_id() != -1  # which makes gradients of 0
