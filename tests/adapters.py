@@ -3,6 +3,7 @@
 import copy
 import functools
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -449,6 +450,12 @@ def louder(model: nn.Module, by: float) -> nn.Module:
         for weight in model.parameters():
             weight += by * torch.randn_like(weight)
     return model
+
+
+def gain_of(layer: nn.Module) -> float:
+    """The common singular value of a scaled orthogonal weight; NaN if there is none."""
+    values = torch.linalg.svdvals(layer.weight.flatten(1).double())
+    return values[0].item() if torch.allclose(values, values[0], atol=1e-5) else math.nan
 
 
 def counter_episode(script: Script, env: int, episode: int, t: int) -> list[np.ndarray]:

@@ -28,9 +28,6 @@ def gaussian(mean, log_std):
     return Independent(Normal(mean, log_std.exp()), 1)
 
 
-# --- K1 and K2: the objective and the exact KL ---
-
-
 def test_the_penalty_in_the_loss_is_beta_times_the_kl_from_the_old_policy():
     """Its gradient too; without clipping of the ratio, which is far from 1 here."""
     torch.manual_seed(0)
@@ -71,9 +68,6 @@ def test_without_penalty_it_is_the_template_without_clipping(longer):
     fixed = ppo.train(dataclasses.replace(args, kl_mode="fixed", kl_coef=10.0, run_name="fixed"))
     held, free = (x["updates"][0]["check/kl_after"] for x in (fixed, none))
     assert free > 1e-4 and held < 0.9 * free  # what is not penalized is measured all the same
-
-
-# --- K3: beta ---
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ import torch
 
 import ppo_continuous_action as ppo
 
-# --- Generalized advantage estimation ---
-
 
 def random_rollout(steps=40, envs=3, seed=0):
     generator = torch.Generator().manual_seed(seed)
@@ -47,9 +45,6 @@ def test_gae_equals_the_double_sum(seed, gae_lambda):
     torch.testing.assert_close(returns, expected + rollout[1], rtol=0, atol=1e-10)
 
 
-# --- Observed returns, beside what was expected ---
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_observed_returns_are_the_discounted_rewards_until_the_end_of_the_episode(seed):
     rollout = random_rollout(seed=seed)
@@ -75,15 +70,9 @@ def test_diagnosis_is_by_bias_explained_variance_and_correlation():
     assert first == pytest.approx(expected, abs=1e-5)
 
 
-# --- Debug variables ---
-
-
 def test_means_are_over_all_minibatches_of_all_calls():
     rows = [{"a": torch.tensor(x), "b": torch.tensor(x) * 2} for x in ([1.0, 2.0, 3.0], [6.0])]
     assert ppo.means(rows) == {"a": 3.0, "b": 6.0}
-
-
-# --- Details 28 and 29: observations ---
 
 
 def statistics(size):
@@ -107,9 +96,6 @@ def test_the_epsilon_of_normalization_is_inside_the_root_and_both_ends_are_clipp
     stats = ppo.RunningMeanStd(np.zeros((1, 3)), np.zeros((1, 3)))
     found = ppo.normalize_obs(np.array([[1e-4, 1, -1]]), stats, ppo.Args())
     np.testing.assert_allclose(found, [[1, 10, -10]])
-
-
-# --- Warnings ---
 
 
 @pytest.mark.parametrize(

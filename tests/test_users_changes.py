@@ -27,28 +27,6 @@ def small(module=ppo, **changes):
     return module.Args(**{**dataclasses.asdict(HOME.args(env_id="FakeWalk-Box-v0")), **changes})
 
 
-# --- The schedule ---
-
-
-def test_a_new_number_in_the_schedule_reaches_the_loss(changed):
-    """An annealed entropy coefficient in two hunks."""
-    mine = changed({
-        '"clip_coef": clip_coef}\n': '"clip_coef": clip_coef, "ent_coef": 0.4 * frac}\n',
-        "pg_loss - args.ent_coef *": 'pg_loss - schedule["ent_coef"] *',
-    })  # fmt: skip
-    found = []
-
-    def update(*arguments):
-        found.append(arguments[4]["ent_coef"].item())
-        return mine.ppo_update(*arguments)
-
-    mine.train(small(mine), update=update)
-    assert found == pytest.approx([x for x in (0.4, 0.4 * 2 / 3, 0.4 / 3) for _ in range(2)])
-
-
-# --- What acts ---
-
-
 @on("vector")
 def test_what_acts_otherwise_than_the_agent_is_warned_about_at_once(
     script, tiny, monkeypatch, capsys
@@ -82,9 +60,6 @@ def test_another_distribution_in_the_two_places_of_the_policy_trains_and_acts(ch
     assert "check/acting" not in capsys.readouterr().out
 
 
-# --- Parts of the agent that do not learn ---
-
-
 @on("environments")
 def test_buffers_go_on_after_a_resume(script, tiny, monkeypatch):
     class Other(script.module.Agent):
@@ -103,9 +78,6 @@ def test_buffers_go_on_after_a_resume(script, tiny, monkeypatch):
     again = dataclasses.replace(args, total_timesteps=96, resume="runs/run1")
     resumed = script.module.train(again)["agent"]
     assert same_weights(resumed, whole) and whole.calls > begun.calls > 0
-
-
-# --- Runs and environments of one's own ---
 
 
 @on("environments")
@@ -193,9 +165,6 @@ def test_a_renamed_copy_resumes_the_runs_of_the_original_and_a_tag_may_name_no_s
     monkeypatch.setattr("sys.argv", line)
     mine.main()
     assert len(mine.load_checkpoint("runs/run")[2]["updates"]) == 3
-
-
-# --- The use of a trained policy ---
 
 
 @on("gaussian")
