@@ -34,7 +34,6 @@ class Step:
     metrics: dict[str, Tensor]
 
 
-SMALL = "--total-timesteps 256 --num-steps 64 --num-envs 2 --num-minibatches 2 --update-epochs 2"
 SHORT = "--num-steps 256 --num-minibatches 8 --total-timesteps"
 HUMANOID = f"--num-envs 4 --no-anneal-lr --adapt-lr-kl 0.01 --anneal-log-std -0.7 -1.6 {SHORT}"
 
@@ -48,7 +47,6 @@ class Script:
 
     # What it can do; tests choose scripts by these words, or by name: see `on`.
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian", "clips"}
-    alone = f"--env-id Pendulum-v1 {SMALL}"  # something small, to run the file by itself
     real = (f"HalfCheetah-v4 {SHORT} 20480", f"Humanoid-v4 {HUMANOID} 40960")  # to be killed
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
         "FakeWalk-Discrete-v0": "ppo_multidiscrete.py",
@@ -154,7 +152,7 @@ class MultiDiscrete(Script):
     """Minibatches end with the masks of the valid choices."""
 
     features: ClassVar[set[str]] = {"environments", "vector", "clips", "masks"}
-    alone, real = f"--env-id CartPole-v1 {SMALL}", (f"CartPole-v1 {SHORT} 40960",)
+    real = (f"CartPole-v1 {SHORT} 40960",)
     space = "Discrete"
     unsuitable: ClassVar[dict[str, str]] = {
         "FakeWalk-Endless-v0": "Sequence",
@@ -176,7 +174,6 @@ class Atari(Script):
     """Observations are stacks of four frames, the network is small here; Adam is PyTorch's."""
 
     features: ClassVar[set[str]] = {"environments", "atari", "clips"}
-    alone = f"--env-id Pong {SMALL}"
     real = ("Breakout --num-steps 16 --total-timesteps 7680",)
     space = "Frames"
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,25 +133,23 @@ def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", range(2))
-def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(script, run):
+def test_a_file_alone_killed_at_five_random_moments_ends_as_if_it_had_not_been(script, run):
     if run >= len(script.real):
         pytest.skip("one real run is all that this script has")
-    run = script.real[run]
-    command = f"{sys.executable} {script.path} --device cpu --checkpoint-interval 2 "
-    command += "--no-compile " if hasattr(script.args(), "compile") else ""
+    env_id = f"--env-id {script.real[run]}"
+    shutil.copy(script.path, ".")  # into an empty folder
 
     def start(flags):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen((command + flags).split(), **quiet)
+        eager = "--no-compile " if hasattr(script.args(), "compile") else ""
+        line = f"{sys.executable} {script.path.name} --device cpu {eager}{flags}"
+        return subprocess.Popen(line.split(), stdout=subprocess.PIPE, text=True)
 
     def steps():
         path = Path("runs/cut/checkpoint.pt")
-        if not path.exists():
-            return 0
-        return torch.load(path)["updates"][-1]["global_step"]
+        return torch.load(path)["updates"][-1]["global_step"] if path.exists() else 0
 
-    assert start(f"--env-id {run} --run-name whole").wait() == 0
-    flags, rng = f"--env-id {run} --run-name cut", random.Random(0)
+    assert start(f"{env_id} --checkpoint-interval 2 --run-name whole").wait() == 0
+    flags, rng = f"{env_id} --checkpoint-interval 2 --run-name cut", random.Random(0)
     for _ in range(5):
         process, before = start(flags), steps()
         while process.poll() is None and steps() == before:
@@ -162,6 +161,7 @@ def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(scri
         flags = "--resume runs/cut"
     assert start(flags).wait() == 0
     assert same(content("runs/whole"), content("runs/cut"))
+    assert "in 1 episodes" in start("--evaluate runs/cut --eval-episodes 1").communicate()[0]
 
 
 # --- The command line ---
@@ -253,23 +253,17 @@ def test_ctrl_c_in_an_earlier_run_does_not_end_the_next_one(script, tiny, monkey
 # --- Files ---
 
 
-def damaged(good, count):
-    """Files with one wrong bit, or cut short."""
-    rng = random.Random(0)
-    for k in range(count):
-        position, data = rng.randrange(len(good)), bytearray(good)
-        data[position] ^= 1 << rng.randrange(8)
-        yield bytes(data) if k % 10 else good[:position]
-
-
 @on("continuous")
 @pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.slow)])
 def test_a_damaged_checkpoint_is_never_taken_for_another(script, tiny, count):
     script.module.train(tiny("Walk"))
     path = Path("runs/run0/checkpoint.pt")
     good, intact, refused = path.read_bytes(), script.module.load_checkpoint("runs/run0")[2], 0
-    for data in damaged(good, count):
-        path.write_bytes(data)
+    rng = random.Random(0)
+    for k in range(count):  # one wrong bit, or cut short
+        position, data = rng.randrange(len(good)), bytearray(good)
+        data[position] ^= 1 << rng.randrange(8)
+        path.write_bytes(data if k % 10 else good[:position])
         try:
             *_, loaded = script.module.load_checkpoint("runs/run0")
         except script.module.UsageError as error:
@@ -294,22 +288,23 @@ def test_a_foreign_file_is_refused_and_not_executed(script, tiny, cli):
     path = Path("runs/run0/checkpoint.pt")
     good = torch.load(path, weights_only=True)
     other_network = {x: y[..., :1] for x, y in good["agent"].items()}
-    for odd, word in (
-        *(([1, 2], ""), ({"agent": {}}, "args"), ("text", ""), (Bomb(), "")),
-        ({**good, "args": Bomb()}, ""),
-        ({**good, "args": {**good["args"], "temperature": 1.0}}, "temperature"),
-        ({**good, "args": {**good["args"], "gamma": 1.5}}, "gamma"),
-        ({**good, "agent": other_network}, "size mismatch"),
-    ):
-        torch.save(odd, path)
+    odd = [[1, 2], "text", Bomb(), {**good, "args": Bomb()}]
+    odd += [b"", b"not a file of PyTorch", path.read_bytes()[:1000]]
+    named = {  # what the sentence has of them
+        "args": {"agent": {}},
+        "temperature": {**good, "args": {**good["args"], "temperature": 1.0}},
+        "gamma": {**good, "args": {**good["args"], "gamma": 1.5}},
+        "size mismatch": {**good, "agent": other_network},
+    }
+    for word, content in [*(("damaged", x) for x in odd), *named.items()]:
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            torch.save(content, path)
         for flag in ("--resume", "--evaluate"):
             code, _, err = cli(f"{flag} runs/run0")
-            assert code == 2 and err.startswith("Error: ") and err.count("\n") == 1, odd
+            assert code == 2 and err.startswith("Error: ") and err.count("\n") == 1, content
             assert word in err, err
-    for data in (b"", b"not a file of PyTorch", path.read_bytes()[:1000]):
-        path.write_bytes(data)
-        code, _, err = cli("--resume runs/run0")
-        assert code == 2 and "damaged" in err and err.count("\n") == 1
     assert not Path("executed").exists()
     torch.save(Bomb(), path)
     torch.load(path, weights_only=False).close()  # the bomb is live
