@@ -3,6 +3,7 @@
 import copy
 import functools
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -28,18 +29,11 @@ class Step:
         self.advantages, self.returns, *self.others = rest
 
     schedule: dict[str, float]  # learning_rate and what else changes during a run
-    gradient: Tensor  # one vector, as it enters Adam
+    weights: Tensor  # before the step, one vector
+    gradient: Tensor  # the same, as it enters Adam
     metrics: dict[str, Tensor]
 
 
-def details(first: int, last: int, series: str = "{}/37") -> set[str]:
-    """Numbers as tags have them: details(1, 2) is {"1/37", "2/37"}."""
-    return {series.format(i) for i in range(first, last + 1)}
-
-
-CORE, ATARI, CONTINUOUS = details(1, 13), details(14, 22), details(23, 31)
-SMALL = "--total-timesteps 256 --num-steps 64 --num-envs 2 --num-minibatches 2 --update-epochs 2"
-EXTRAS = {"clip range annealing", "early stopping", "time limits are not failures"}
 SHORT = "--num-steps 256 --num-minibatches 8 --total-timesteps"
 HUMANOID = f"--num-envs 4 --no-anneal-lr --adapt-lr-kl 0.01 --anneal-log-std -0.7 -1.6 {SHORT}"
 
@@ -47,28 +41,25 @@ HUMANOID = f"--num-envs 4 --no-anneal-lr --adapt-lr-kl 0.01 --anneal-log-std -0.
 class Script:
     """A script that trains in environments; these have vectors as observations and as actions.
 
-    A new script derives from the class that it is most like, in its own test file, and names an
-    instance ADAPTER there: all that the shared tests ask of it stands in the class.
+    A new script has a class that derives from the one that it is most like: all that the shared
+    tests ask of it stands there.
     """
 
     # What it can do; tests choose scripts by these words, or by name: see `on`.
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian", "clips"}
-    owes: ClassVar[set[str]] = CORE | CONTINUOUS  # numbers of details
-    extras: ClassVar[set[str]] = EXTRAS | {  # titles of extras and deviations
-        "log std annealed instead of learned",
-        "learning rate adapted to the KL",
-    }
-    tests: ClassVar[list[str]] = ["math", "reference"]  # test files of its own
-    alone = f"--env-id Pendulum-v1 {SMALL}"  # something small, to run the file by itself
     real = (f"HalfCheetah-v4 {SHORT} 20480", f"Humanoid-v4 {HUMANOID} 40960")  # to be killed
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
         "FakeWalk-Discrete-v0": "ppo_multidiscrete.py",
         "CartPole-v1": "ppo_multidiscrete.py",
         "ALE/Pong-v5": "ppo_atari.py",
         "FakeWalk-Endless-v0": "Sequence",
+        "Backgammon": "ppo_atari.py",
+        "HalfCheeta-v4": "mean: `HalfCheetah`",
     }
     space = "Box"
     settings: ClassVar[dict[str, Any]] = {}  # other than those of `args`
+    # What leaves observations and rewards as they are.
+    raw: ClassVar[dict[str, Any]] = {"norm_obs": False, "scale_rewards": False}
     loss, update = "ppo_loss", "ppo_update"  # names of the functions
     value_clip = "clip_coef"  # the setting
 
@@ -94,11 +85,6 @@ class Script:
         torch.manual_seed(0)
         return self.module.Agent(obs_size, action_size, self.module.Args(**settings))
 
-    @property
-    def raw(self) -> dict[str, Any]:
-        """Settings that leave observations and rewards as they are."""
-        return {"norm_obs": False, "scale_rewards": False}
-
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the script make the fake environments."""
 
@@ -112,7 +98,8 @@ class Script:
 
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values of a minibatch under the agent."""
-        return agent.evaluate_actions(step.obs, step.actions)[:3]
+        others = step.others if {"masks", "recurrent"} & self.features else []
+        return agent.evaluate_actions(step.obs, *others, step.actions)[:3]
 
     def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
         """What the environment gets without noise."""
@@ -142,6 +129,7 @@ class Script:
             rows = []
             for mb in minibatches:
                 step, before = Step(x[mb] for x in batch), adam["mean"].clone()
+                step.weights = adam["weights"].clone()
                 rows.append(real(agent, adam, batch, [mb], schedule, args))
                 step.gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
                 step.metrics = {name: x[0] for name, x in rows[-1].items()}
@@ -156,9 +144,6 @@ class KLPenalty(Script):
     """Nothing is clipped but values, by a setting of its own."""
 
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian"}
-    owes: ClassVar[set[str]] = CORE - {"8/37"} | CONTINUOUS | details(1, 3, "K{}")
-    extras: ClassVar[set[str]] = {"time limits are not failures"}
-    tests: ClassVar[list[str]] = ["kl_penalty"]
     real = (f"Hopper-v4 {SHORT} 20480",)
     loss, update, value_clip = "kl_penalty_loss", "kl_penalty_update", "value_clip_coef"
 
@@ -167,23 +152,18 @@ class MultiDiscrete(Script):
     """Minibatches end with the masks of the valid choices."""
 
     features: ClassVar[set[str]] = {"environments", "vector", "clips", "masks"}
-    owes: ClassVar[set[str]] = CORE | details(28, 31) | {"26/37", "37/37"}
-    extras: ClassVar[set[str]] = EXTRAS | {"invalid action masking"}
-    tests: ClassVar[list[str]] = ["multidiscrete"]
-    alone, real = f"--env-id CartPole-v1 {SMALL}", (f"CartPole-v1 {SHORT} 40960",)
+    real = (f"CartPole-v1 {SHORT} 40960",)
     space = "Discrete"
     unsuitable: ClassVar[dict[str, str]] = {
         "FakeWalk-Endless-v0": "Sequence",
         "FakeWalk-Unbounded-v0": "ppo_continuous_action.py",
         "ALE/Pong-v5": "ppo_atari.py",
+        "HalfCheeta-v4": "mean: `HalfCheetah`",
     }
 
     def agent(self, obs_size: int, action_size: int, **settings: Any) -> nn.Module:
         """One component with so many choices."""
         return super().agent(obs_size, (1, action_size), **settings)
-
-    def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        return agent.evaluate_actions(step.obs, *step.others, step.actions)
 
     def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
         logits = agent.policy(obs).unflatten(-1, (2, 3))  # components of 3 and of 2 choices
@@ -194,19 +174,12 @@ class Atari(Script):
     """Observations are stacks of four frames, the network is small here; Adam is PyTorch's."""
 
     features: ClassVar[set[str]] = {"environments", "atari", "clips"}
-    owes: ClassVar[set[str]] = CORE | ATARI
-    extras: ClassVar[set[str]] = EXTRAS | {"parallelized gradient update"}
-    tests: ClassVar[list[str]] = ["atari", "atari_envs", "distributed"]
-    alone = f"--env-id Pong {SMALL}"
     real = ("Breakout --num-steps 16 --total-timesteps 7680",)
     space = "Frames"
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
     unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "no Atari game"}
+    raw: ClassVar[dict[str, Any]] = {}
     frames = 4
-
-    @property
-    def raw(self) -> dict[str, Any]:
-        return {}
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fake games instead of those of the emulator, without frames to skip or lives to lose."""
@@ -277,9 +250,6 @@ class AtariLSTM(Atari):
     """Minibatches are whole sequences of some environments: starts and states stand behind."""
 
     features: ClassVar[set[str]] = {"environments", "atari", "clips", "recurrent"}
-    owes: ClassVar[set[str]] = CORE | ATARI | details(32, 36)
-    extras: ClassVar[set[str]] = EXTRAS
-    tests: ClassVar[list[str]] = ["atari_lstm"]
     settings: ClassVar[dict[str, Any]] = {**Atari.settings, "num_envs": 4, "num_steps": 8}
     frames = 1
 
@@ -310,9 +280,6 @@ class AtariLSTM(Atari):
         frames = torch.tensor(np.array(episode))[:, None, None]
         return agent.get_value(frames, starts, agent.initial_state(1))[-1].item()
 
-    def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        return agent.evaluate_actions(step.obs, *step.others, step.actions)
-
 
 class Score(gym.Wrapper):
     """What the Atari scripts expect of a game: the scores of whole ones, and an emulator."""
@@ -340,12 +307,6 @@ class Toy(Script):
     """A script of the RLHF family: it trains language models, and no shared test of loops fits."""
 
     features: ClassVar[set[str]] = {"language", "rewards"}  # it learns from a reward model
-    owes: ClassVar[set[str]] = CORE - {"2/37", "7/37"} | {*(details(1, 21, "R{}") - {"R6", "R12"})}
-    extras: ClassVar[set[str]] = {
-        "an episode ends at the stop word",
-        "rewards are scaled, their mean is not restored",
-    }
-    tests: ClassVar[list[str]] = ["rlhf"]
     alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --num-updates 2 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16, "num_updates": 2, "update_epochs": 2}
     stage, loss, method, judge = "train_ppo", "ppo_loss", "PPO", "Reward model"
@@ -394,16 +355,7 @@ class Toy(Script):
         return agent, self.module.train_ppo(self.args(**changes), agent, judges)["updates"]
 
 
-LANGUAGE_MODEL = {"R1", "R2", "R3", "R4", "R10", "R13"}
-
-
 class GRPO(Toy):
-    owes: ClassVar[set[str]] = {
-        *("6/37", "8/37", "11/37", "12/37", "R5", "R14", "R20", *LANGUAGE_MODEL),
-        *(details(7, 9, "R{}") | details(1, 8, "G{}")),
-    }
-    extras: ClassVar[set[str]] = set()
-    tests: ClassVar[list[str]] = ["grpo"]
     stage, loss, method = "train_grpo", "grpo_loss", "GRPO"
     forms: ClassVar[dict[str, dict[str, Any]]] = {
         "grpo": {"std": False, "length_divisor": "longest", "kl_in_loss": False, "kl_coef": 0.5},
@@ -425,8 +377,6 @@ class GRPO(Toy):
 
 class DPO(GRPO):
     features: ClassVar[set[str]] = {"language"}
-    owes: ClassVar[set[str]] = LANGUAGE_MODEL | details(1, 8, "D{}")
-    tests: ClassVar[list[str]] = ["dpo"]
     alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16}
     stage, loss, method, judge = "train_dpo", "dpo_loss", "DPO", "Policy as a judge of texts"
@@ -499,6 +449,12 @@ def louder(model: nn.Module, by: float) -> nn.Module:
     return model
 
 
+def gain_of(layer: nn.Module) -> float:
+    """The common singular value of a scaled orthogonal weight; NaN if there is none."""
+    values = torch.linalg.svdvals(layer.weight.flatten(1).double())
+    return values[0].item() if torch.allclose(values, values[0], atol=1e-5) else math.nan
+
+
 def counter_episode(script: Script, env: int, episode: int, t: int) -> list[np.ndarray]:
     """The Counter's observations from the first of an episode to the t-th."""
     counter = fake_envs.Counter(script.space)
@@ -520,7 +476,3 @@ def flags(args: Any) -> str:
 
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
-for path in sorted((ROOT / "tests").glob("test_*.py")):  # adapters of scripts beyond these
-    if "\nADAPTER = " in path.read_text():
-        adapter = importlib.import_module(path.stem).ADAPTER
-        SCRIPTS[adapter.name] = adapter

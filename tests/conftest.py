@@ -62,6 +62,12 @@ def finished(script, finished_runs):
 
 
 @pytest.fixture
+def judges(finished):
+    """What its responses were measured by."""
+    return finished.judges
+
+
+@pytest.fixture
 def tiny(script):
     """Make Args for a run of a fraction of a second: tiny(env="Walk", seed=3)."""
     count = iter(range(1000))

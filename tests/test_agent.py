@@ -5,17 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from adapters import on
+from adapters import gain_of, on
 from scipy.stats import multivariate_normal
 from torch import nn
 
 import ppo_continuous_action as ppo
-
-
-def gain_of(weight):
-    """The common singular value of a scaled orthogonal matrix; NaN if there is none."""
-    values = torch.linalg.svdvals(weight.flatten(1).double())
-    return values[0].item() if torch.allclose(values, values[0], atol=1e-5) else float("nan")
 
 
 def linear_layers(network):
@@ -26,7 +20,7 @@ def linear_layers(network):
 def test_gains_are_sqrt_2_then_a_hundredth_for_the_policy_and_1_for_the_value(script):
     agent = script.agent(17, 6)
     for network, head in ((agent.policy, 0.01), (agent.value, 1.0)):
-        gains = [gain_of(layer.weight) for layer in linear_layers(network)]
+        gains = [gain_of(layer) for layer in linear_layers(network)]
         assert gains == pytest.approx([math.sqrt(2)] * 2 + [head], abs=1e-4)
     assert all((layer.bias == 0).all() for layer in linear_layers(agent))
 
@@ -34,7 +28,7 @@ def test_gains_are_sqrt_2_then_a_hundredth_for_the_policy_and_1_for_the_value(sc
 @on("vector")
 def test_without_orthogonal_init_layers_are_as_pytorch_makes_them(script):
     agent = script.agent(17, 6, orthogonal_init=False)
-    assert all(math.isnan(gain_of(x.weight)) for x in linear_layers(agent) if len(x.weight) > 1)
+    assert all(math.isnan(gain_of(x)) for x in linear_layers(agent) if len(x.weight) > 1)
     assert all((layer.bias != 0).any() for layer in linear_layers(agent))
 
 
@@ -84,8 +78,6 @@ def test_joint_log_prob_and_entropy_are_those_of_a_diagonal_gaussian(script):
         assert logprob[i].item() == pytest.approx(policy.logpdf(action[i].numpy()), rel=1e-5)
         assert entropy[i].item() == pytest.approx(policy.entropy(), rel=1e-5)
 
-
-# --- What acts: a copy of the network in NumPy where that is possible ---
 
 TANH = nn.Sequential(nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 6))
 OTHERS = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, on, record
+from adapters import SCRIPTS, gain_of, on, record
 
 import ppo_atari as ppo
 
@@ -30,12 +30,8 @@ def network(request):
 
 
 def assert_layer(layer, shape, gain):
-    """Its Gram matrix, on the shorter side, is the identity times gain squared; its bias is 0."""
     assert layer.weight.shape == shape and (layer.bias is None or (layer.bias == 0).all())
-    matrix = layer.weight.detach().flatten(1).double()
-    matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    gram, expected = matrix @ matrix.T / gain**2, torch.eye(len(matrix)).double()
-    torch.testing.assert_close(gram, expected, rtol=0, atol=1e-4)
+    assert gain_of(layer) == pytest.approx(gain, abs=1e-4)
 
 
 def test_shapes_and_gains_are_those_of_the_nature_network_and_the_lstm_has_one_bias(network):
@@ -112,49 +108,18 @@ def test_bfloat16_is_refused_on_processors_that_only_emulate_it(script, tiny, mo
 
 
 @on("atari", "lstm")
-def test_epsilon_and_the_limit_of_the_gradient_reach_adam_also_on_resuming(script, tiny):
-    adams, norms = [], []
-
-    def update(agent, adam, *rest):
-        metrics = script.module.ppo_update(agent, adam, *rest)
-        adams.append(adam)
-        norms.append(torch.cat([x.grad.flatten() for x in agent.parameters()]).norm().item())
-        return metrics
-
-    settings = {"adam_eps": 1e-4, "max_grad_norm": 0.01}
-    agent = script.module.train(tiny("Walk", total_timesteps=64, **settings), update)["agent"]
-    steps = len(norms)  # of two iterations
-    script.module.train(tiny("Walk", **settings, resume="runs/run0"), update)
-    for adam in (adams[0], adams[-1]):
-        (group,) = adam.param_groups
-        assert group["eps"] == 1e-4 and len(group["params"]) == len(list(agent.parameters()))
-    assert norms == pytest.approx([0.01] * len(norms), rel=1e-3)
-    assert {x["step"].item() for x in adams[-1].state.values()} == {1.5 * steps}  # goes on
-
-
-@on("atari", "lstm")
 def test_rollout_stores_one_byte_per_pixel_and_the_policy_is_sampled(script, tiny, monkeypatch):
-    module, seen, args = script.module, [], tiny("Walk")
-    real_forward, real_draw = module.Agent.forward, module.draw
-
-    def forward(self, obs, *rest):
-        seen.append(obs)
-        return real_forward(self, obs, *rest)
-
-    def draw(logits, noise):
-        seen.extend((noise, real_draw(logits, noise)))
-        return seen[-1]
-
-    monkeypatch.setattr(module.Agent, "forward", forward)
-    monkeypatch.setattr(module, "draw", draw)
-    module.train(args)
-    obs, noise, actions = (seen[i : 3 * args.num_steps : 3] for i in range(3))
-    pixels = obs[0].numel()
-    assert obs[0].dtype == torch.uint8 and pixels == args.num_envs * script.frames * 84 * 84
-    assert obs[0].untyped_storage().nbytes() == (args.num_steps + 1) * pixels
+    args = tiny("Walk")
+    forwards = record(monkeypatch, script.module.Agent, "forward")
+    draws = record(monkeypatch, script.module, "draw")
+    script.module.train(args)
+    obs = forwards[0][1]
+    assert obs.dtype == torch.uint8 and obs.numel() == args.num_envs * script.frames * 84 * 84
+    assert obs.untyped_storage().nbytes() == (args.num_steps + 1) * obs.numel()
     # The first policy is nearly uniform: actions are the largest noise, and differ.
-    assert all(torch.equal(x, y.argmax(-1)) for x, y in zip(actions, noise, strict=True))
-    assert len(torch.cat(actions).unique()) > 2
+    draws = draws[: args.num_steps]
+    assert all(torch.equal(actions, noise.argmax(-1)) for _, noise, actions in draws)
+    assert len(torch.cat([actions for *_, actions in draws]).unique()) > 2
 
 
 # --- With real games ---

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import on
+from adapters import on, record
 from conftest import same_weights
 from torch import nn
 
@@ -213,19 +213,13 @@ def test_a_loaded_policy_carries_its_state_and_evaluation_resets_it_at_each_game
     actions = [policy(x.numpy()[0], bool(start)) for x, start in zip(frames, starts)]
     assert actions == logits[:, 0].argmax(-1).tolist()
     fake_envs.Fake.made.clear()
-    calls, real = [], ppo.Agent.remember
-
-    def remember(self, obs, starts, state):
-        result = real(self, obs, starts, state)
-        calls.append((script.identity(obs[0])[0], starts.item(), state, result[1]))
-        return result
-
-    monkeypatch.setattr(ppo.Agent, "remember", remember)
+    calls = record(monkeypatch, ppo.Agent, "remember")
     for n in (0, 1):
         returns = ppo.evaluate(tiny("Uneven", evaluate="runs/run0", eval_episodes=3))
         assert returns == [3.0 + n] * 3
     for n, some in ((0, calls[:9]), (1, calls[9:])):
-        places, starts, before, after = zip(*some)
-        assert list(places) == [place(n, s) for s in range(3 * (3 + n))]
-        assert list(starts) == [t == 0 for *_, t in places]
-        assert all(map(torch.equal, before[1:], after))
+        _, obs, starts, before, results = zip(*some)
+        places = [script.identity(x[0])[0] for x in obs]
+        assert places == [place(n, s) for s in range(3 * (3 + n))]
+        assert [x.item() for x in starts] == [t == 0 for *_, t in places]
+        assert all(torch.equal(x, after) for x, (_, after) in zip(before[1:], results))

@@ -4,7 +4,6 @@ What it shares with the other scripts is tested in test_shared_*.py.
 """
 
 import dataclasses
-import functools
 import math
 
 import pytest
@@ -24,29 +23,9 @@ def longer(tiny):
     return lambda env="Target", **settings: tiny(env, **{**size, **settings})
 
 
-@pytest.fixture
-def steps(monkeypatch):
-    """What every gradient step gets, and the weights before it."""
-    seen = []
-
-    def update(agent, adam, batch, minibatches, schedule, args):
-        rows = []
-        for mb in minibatches:
-            copies = {"batch": [x.clone() for x in batch], "weights": adam["weights"].clone()}
-            seen.append({"kl_coef": schedule["kl_coef"].item(), **copies})
-            rows.append(ppo.kl_penalty_update(agent, adam, batch, [mb], schedule, args))
-        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-
-    monkeypatch.setattr(ppo, "train", functools.partial(ppo.train, update=update))
-    return seen
-
-
 def gaussian(mean, log_std):
     """The policy by an independent statement."""
     return Independent(Normal(mean, log_std.exp()), 1)
-
-
-# --- K1 and K2: the objective and the exact KL ---
 
 
 def test_the_penalty_in_the_loss_is_beta_times_the_kl_from_the_old_policy():
@@ -86,17 +65,9 @@ def test_without_penalty_it_is_the_template_without_clipping(longer):
     for ours, theirs in zip(none["agent"].parameters(), clip["agent"].parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert {x["charts/kl_coef"] for x in none["updates"]} == {0.0}
-    assert (
-        none["updates"][0]["check/kl_after"] > 1e-4
-    )  # what is not penalized is measured all the same
-    fixed = dataclasses.replace(args, kl_mode="fixed", kl_coef=10.0, run_name="fixed")
-    assert (
-        ppo.train(fixed)["updates"][0]["check/kl_after"]
-        < 0.9 * none["updates"][0]["check/kl_after"]
-    )
-
-
-# --- K3: beta ---
+    fixed = ppo.train(dataclasses.replace(args, kl_mode="fixed", kl_coef=10.0, run_name="fixed"))
+    held, free = (x["updates"][0]["check/kl_after"] for x in (fixed, none))
+    assert free > 1e-4 and held < 0.9 * free  # what is not penalized is measured all the same
 
 
 @pytest.mark.parametrize(
@@ -117,45 +88,40 @@ def test_beta_stays_finite_and_can_come_back():
 
 
 @pytest.mark.parametrize("penalty_kl", [1e-6, 0.002, 10.0])
-def test_beta_follows_the_kl_after_the_last_epoch_once_per_iteration(longer, steps, penalty_kl):
+@torch.no_grad()
+def test_beta_follows_the_kl_from_the_policy_that_acted_to_that_of_the_last_epoch(
+    longer, recorded, penalty_kl
+):
     """Weights after an iteration are those before the first step of the next one."""
-    result = ppo.train(longer(kl_coef=2.0, penalty_kl=penalty_kl))
+    with torch.enable_grad():
+        result = ppo.train(longer(kl_coef=2.0, penalty_kl=penalty_kl, learning_rate=0.01))
     updates, agent, expected = result["updates"], result["agent"], 2.0
-    weights = [x["weights"] for x in steps[12::12]]
-    weights.append(torch.nn.utils.parameters_to_vector(agent.parameters()).detach().clone())
-    for i, after in enumerate(weights):
-        assert {x["kl_coef"] for x in steps[12 * i : 12 * i + 12]} == {expected}
-        assert updates[i]["charts/kl_coef"] == expected
-        obs, *_, old_mean, old_log_std = steps[12 * i]["batch"]
-        torch.nn.utils.vector_to_parameters(after, agent.parameters())
-        with torch.no_grad():
-            new = gaussian(agent.policy(obs), agent.log_std)
-        kl = kl_divergence(gaussian(old_mean, old_log_std), new).mean().item()
-        assert updates[i]["check/kl_after"] == pytest.approx(kl, rel=1e-3, abs=1e-7)
+    weights = [x.weights for x in recorded.steps[::12]]
+    weights.append(torch.nn.utils.parameters_to_vector(agent.parameters()).clone())
+
+    def policy(i, obs):
+        torch.nn.utils.vector_to_parameters(weights[i], agent.parameters())
+        return agent.policy(obs), agent.log_std.expand(len(obs), -1).clone()
+
+    for i, update in enumerate(updates):
+        steps, kl = recorded.steps[12 * i : 12 * i + 12], []
+        assert {x.schedule["kl_coef"] for x in steps} == {expected} == {update["charts/kl_coef"]}
+        for step in steps:
+            for found, stored in zip(policy(i, step.obs), step.others, strict=True):
+                torch.testing.assert_close(stored, found, rtol=0, atol=1e-6)
+            old, new = gaussian(*step.others), gaussian(*policy(i + 1, step.obs))
+            logprobs = old.log_prob(step.actions)
+            torch.testing.assert_close(step.logprobs, logprobs, rtol=0, atol=1e-4)
+            kl.append(kl_divergence(old, new))
+        kl = torch.cat(kl).mean().item()
+        assert update["check/kl_after"] == pytest.approx(kl, rel=1e-3, abs=1e-7)
         expected *= 0.5 if kl < penalty_kl / 1.5 else 2.0 if kl > 1.5 * penalty_kl else 1.0
     assert len({x["charts/kl_coef"] for x in updates}) > 2
 
 
-def test_a_fixed_beta_stays(longer, steps):
+def test_a_fixed_beta_stays(longer, recorded):
     ppo.train(longer(kl_mode="fixed", kl_coef=3.0, penalty_kl=1e-6))
-    assert {x["kl_coef"] for x in steps} == {3.0}
-
-
-def test_the_old_policy_is_the_one_that_acted_and_stays_as_it_is(longer, steps):
-    agent = ppo.train(longer(learning_rate=0.01))["agent"]
-    for start in range(0, len(steps), 12):
-        torch.nn.utils.vector_to_parameters(steps[start]["weights"], agent.parameters())
-        batch = steps[start]["batch"]
-        obs, actions, logprobs, *_, old_mean, old_log_std = batch
-        with torch.no_grad():
-            torch.testing.assert_close(old_mean, agent.policy(obs), rtol=0, atol=1e-6)
-        assert torch.equal(old_log_std, agent.log_std.detach().expand_as(old_mean))
-        logprob = gaussian(old_mean, old_log_std).log_prob(actions)
-        torch.testing.assert_close(logprobs, logprob, rtol=0, atol=1e-4)
-        for step in steps[start : start + 12]:
-            assert all(map(torch.equal, step["batch"], batch))
-        torch.nn.utils.vector_to_parameters(steps[start + 11]["weights"], agent.parameters())
-        assert not torch.allclose(agent.log_std, old_log_std[0], rtol=0, atol=1e-3)
+    assert {x.schedule["kl_coef"] for x in recorded.steps} == {3.0}
 
 
 def test_beta_goes_on_when_a_run_is_resumed(longer):

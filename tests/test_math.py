@@ -6,8 +6,6 @@ import torch
 
 import ppo_continuous_action as ppo
 
-# --- Generalized advantage estimation ---
-
 
 def random_rollout(steps=40, envs=3, seed=0):
     generator = torch.Generator().manual_seed(seed)
@@ -39,26 +37,12 @@ def double_sum(rewards, values, next_values, done, gamma, gae_lambda):
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 0.95, 1.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_gae_equals_the_double_sum(seed, gae_lambda):
-    rollout = random_rollout(seed=seed)
+    rollout, before = random_rollout(seed=seed), random_rollout(seed=seed)
     advantages, returns = ppo.gae(*rollout, 0.97, gae_lambda)
+    assert all(map(torch.equal, rollout, before))  # they stay as they are
     expected = double_sum(*rollout, 0.97, gae_lambda)
     torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(returns, expected + rollout[1], rtol=0, atol=1e-10)
-
-
-def test_gae_of_three_steps_by_hand_leaves_its_arguments_as_they_are():
-    """A failure after the second step: nothing of the third comes back."""
-    columns = [1.0, 2.0, 3.0], [0.5, 0.25, 1.0], [0.25, 0.0, 2.0], [0.0, 1.0, 0.0]
-    rollout = [torch.tensor(x)[:, None] for x in columns]
-    before = [x.clone() for x in rollout]
-    advantages, returns = ppo.gae(*rollout, 0.5, 0.5)
-    deltas = 1 + 0.125 - 0.5, 2 - 0.25, 3 + 1 - 1
-    assert advantages[:, 0].tolist() == [deltas[0] + 0.25 * deltas[1], deltas[1], deltas[2]]
-    assert torch.equal(returns, advantages + rollout[1])
-    assert all(map(torch.equal, rollout, before))
-
-
-# --- Observed returns, beside what was expected ---
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -86,15 +70,9 @@ def test_diagnosis_is_by_bias_explained_variance_and_correlation():
     assert first == pytest.approx(expected, abs=1e-5)
 
 
-# --- Debug variables ---
-
-
 def test_means_are_over_all_minibatches_of_all_calls():
     rows = [{"a": torch.tensor(x), "b": torch.tensor(x) * 2} for x in ([1.0, 2.0, 3.0], [6.0])]
     assert ppo.means(rows) == {"a": 3.0, "b": 6.0}
-
-
-# --- Details 28 and 29: observations ---
 
 
 def statistics(size):
@@ -118,9 +96,6 @@ def test_the_epsilon_of_normalization_is_inside_the_root_and_both_ends_are_clipp
     stats = ppo.RunningMeanStd(np.zeros((1, 3)), np.zeros((1, 3)))
     found = ppo.normalize_obs(np.array([[1e-4, 1, -1]]), stats, ppo.Args())
     np.testing.assert_allclose(found, [[1, 10, -10]])
-
-
-# --- Warnings ---
 
 
 @pytest.mark.parametrize(

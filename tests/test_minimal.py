@@ -1,23 +1,24 @@
 """ppo_minimal.py is the algorithm of ppo_continuous_action.py."""
 
-import functools
 from pathlib import Path
-from types import SimpleNamespace
+from typing import ClassVar
+from unittest.mock import MagicMock
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from adapters import gain_of
 from torch import nn
 
 import ppo_continuous_action as full
 import ppo_minimal as minimal
 from benchmark.tags import tags_of
 
-AGENT = full.Agent
-# Two iterations of 10 epochs with 32 minibatches of 8; large enough steps for ratios to be clipped.
+# Large enough steps for ratios to be clipped.
 SETTINGS = {"env_id": "Tape-v0", "num_envs": 2, "num_steps": 128, "total_timesteps": 512}
 SETTINGS |= {"learning_rate": 3e-3, "ent_coef": 0.01, "max_grad_norm": 0.3, "device": "cpu"}
+SETTINGS |= {"num_minibatches": 4, "update_epochs": 5}
 NO_EPSILON = 1e-12  # PyTorch adds it after the bias correction, ppo2 before
 
 
@@ -31,12 +32,13 @@ class Tape(gym.Env):
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,))
     action_space = gym.spaces.Box(-0.5, 0.5, (2,))
-    made = 0
+    made: ClassVar[list["Tape"]] = []
 
     def __init__(self):
-        self.rng, self.episode, self.taken = np.random.default_rng(Tape.made), 0, []
-        self.is_first = Tape.made == 0
-        Tape.made += 1
+        number = len(Tape.made) % 2  # of the full script, or of the short one
+        self.rng, self.episode, self.taken = np.random.default_rng(number), 0, []
+        self.is_first = number == 0
+        Tape.made.append(self)
 
     def reset(self, seed=None, options=None):
         self.episode, self.t = self.episode + 1, 0
@@ -60,172 +62,78 @@ class Tape(gym.Env):
 gym.register("Tape-v0", lambda: Tape())
 
 
-def initial_weights(log_std_shape):
-    torch.manual_seed(5)
-    weights = AGENT(3, 2, full.Args()).state_dict()
-    weights["policy.4.weight"] *= 30  # so that actions leave the bounds
-    return {**weights, "log_std": torch.full(log_std_shape, -0.3)}
+def begun(kind):
+    """Make agents of a kind that begin with the same weights."""
 
+    def make(*sizes):
+        agent, generator = kind(*sizes), torch.Generator().manual_seed(5)
+        for _, x in sorted(agent.named_parameters()):
+            nn.init.normal_(x, std=0.3, generator=generator)
+        return agent
 
-def record(module, name, calls, monkeypatch):
-    """Note the arguments and the result of all calls of a function."""
-    real = getattr(module, name)
-
-    def recording(*args):
-        noted = [[x.clone() for x in a] if isinstance(a, list) else a for a in args]
-        result = real(*args)
-        calls.append((noted, result))
-        return result
-
-    monkeypatch.setattr(module, name, recording)
-
-
-@functools.cache
-def of_full_script():
-    """What the full script gives gae, and what it learns from, on the tape."""
-    found = SimpleNamespace(gae=[], batches=[])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(full, "open_run", lambda *_: (None, QUIET, None))
-        patch.setattr(full, "save_checkpoint", lambda *_: None)
-        record(full, "gae", found.gae, patch)
-
-        def agent(*sizes):
-            made = AGENT(*sizes)
-            made.load_state_dict(initial_weights((1, 2)))
-            return made
-
-        def update(agent, adam, batch, *rest):
-            found.batches.append([x.clone() for x in batch])
-            return full.ppo_update(agent, adam, batch, *rest)
-
-        patch.setattr(full, "Agent", agent)
-        Tape.made = 0
-        args = full.Args(**SETTINGS, compile=False)
-        found.results = full.train(args, update=update)
-    return found
-
-
-class Quiet:
-    """A log that nobody reads."""
-
-    def add_scalar(self, *_):
-        pass
-
-    add_text = add_scalar
-
-    def close(self):
-        pass
-
-
-QUIET = Quiet()
+    return make
 
 
 def test_it_computes_what_the_full_script_does(monkeypatch):
-    losses, calls = [], []
-    steps = SimpleNamespace(eps=None, rates=[], weights=[])
-    monkeypatch.setattr(minimal, "SummaryWriter", lambda *_: QUIET)
-    record(minimal, "gae", calls, monkeypatch)
-    record(minimal, "ppo_loss", losses, monkeypatch)
-    real_agent, real_adam, real_make = minimal.Agent, torch.optim.Adam, gym.make_vec
-    check_agent(real_agent)
+    """With the same numbers drawn: the same actions, episodes, metrics and weights."""
+    noises, orders, real_actor = [], [], full.actor
 
-    def agent(*sizes):
-        steps.agent = real_agent(*sizes)
-        steps.agent.load_state_dict(initial_weights((2,)))
-        return steps.agent
+    def actor(agent):
+        act, log_prob = real_actor(agent)
+        return lambda obs, noise: noises.append(noise) or act(obs, noise), log_prob
 
-    class Adam(real_adam):
-        def __init__(self, parameters, lr=1e-3, eps=None):
-            steps.eps = eps
-            super().__init__(parameters, lr=lr, eps=NO_EPSILON)
+    def update(agent, adam, batch, minibatches, *rest):
+        orders.append(torch.cat([*minibatches]))  # of an epoch
+        return full.ppo_update(agent, adam, batch, minibatches, *rest)
 
-        def step(self):
-            (group,) = self.param_groups
-            steps.rates.append(group["lr"])
-            super().step()
-            weights = steps.agent.named_parameters()
-            steps.weights.append({name: x.detach().clone() for name, x in weights})
+    class Adam(torch.optim.Adam):
+        def __init__(self, parameters, eps):
+            assert eps == 1e-5
+            super().__init__(parameters, eps=NO_EPSILON)
 
-    def make_vec(*args, **kwargs):
-        steps.envs = real_make(*args, **kwargs)
-        return steps.envs
+    monkeypatch.setattr(full, "Agent", begun(full.Agent))
+    monkeypatch.setattr(full, "actor", actor)
+    monkeypatch.setattr(full, "open_run", lambda *_: (None, MagicMock(), None))
+    monkeypatch.setattr(full, "save_checkpoint", lambda *_: None)
+    args = full.Args(**SETTINGS, adam_eps=NO_EPSILON, compile=False)
+    theirs = full.train(args, update=update)
 
-    monkeypatch.setattr(minimal, "Agent", agent)
+    def sample(policy):
+        return policy.mean + policy.stddev * torch.tensor(noises.pop(0))
+
+    monkeypatch.setattr(minimal, "Agent", begun(minimal.Agent))
+    monkeypatch.setattr(minimal, "SummaryWriter", MagicMock())
+    monkeypatch.setattr(torch.distributions.Independent, "sample", sample)
+    monkeypatch.setattr(torch, "randperm", lambda size: orders.pop(0))
     monkeypatch.setattr(torch.optim, "Adam", Adam)
-    monkeypatch.setattr(gym, "make_vec", make_vec)
-    Tape.made = 0
-    results = minimal.train(minimal.Args(**SETTINGS))
-    monkeypatch.undo()
-    expected = of_full_script()
-    check_rollout(calls, losses, steps, expected)
-    check_update(losses, steps, results)
-    mine = [(x["global_step"], round(x["return"], 3)) for x in results["episodes"]]
-    theirs = expected.results["episodes"]
-    assert mine == [(x["global_step"], round(x["return"], 3)) for x in theirs]
-    assert [x["global_step"] for x in results["updates"]] == [256, 512]
+    mine = minimal.train(minimal.Args(**SETTINGS))
+    assert noises == orders == []
+
+    other, taken = np.array([env.taken for env in Tape.made]).reshape(2, 2, 256, 2)
+    np.testing.assert_allclose(taken, other, atol=1e-4)
+    assert (np.abs(taken) == 0.5).any()  # they are clipped
+    for a, b in zip(mine["episodes"], theirs["episodes"], strict=True):
+        assert a == pytest.approx({name: b[name] for name in a}, abs=1e-4)
+    for a, b in zip(mine["updates"], theirs["updates"], strict=True):
+        names = a.keys() - {"charts/SPS", "charts/episodic_return"}
+        assert len(names) == 7
+        for name in names:
+            assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-4), name
+        assert 0.05 < a["losses/clipfrac"] < 0.9
+    for name, x in theirs["agent"].state_dict().items():
+        found = mine["agent"].state_dict()[name].view(x.shape)
+        torch.testing.assert_close(found, x, rtol=1e-3, atol=1e-4)
 
 
-def check_agent(kind):
+def test_its_layers_are_orthogonal_with_the_gains_of_the_full_script():
     torch.manual_seed(1)
-    agent = kind(3, 2)
+    agent = minimal.Agent(3, 2)
     for network, gain in ((agent.policy, 0.01), (agent.value, 1.0)):
-        for layer, size in zip(network[::2], (2**0.5, 2**0.5, gain)):
-            singular = torch.linalg.svdvals(layer.weight)
-            torch.testing.assert_close(singular, torch.full_like(singular, size))
-            assert (layer.bias == 0).all()
+        gains = [gain_of(layer) for layer in network[::2]]
+        assert gains == pytest.approx([2**0.5, 2**0.5, gain], abs=1e-4)
+        assert all((layer.bias == 0).all() for layer in network[::2])
     names = {name for name, _ in agent.named_parameters()}
     assert len(names) == 13 and "log_std" in names and (agent.log_std == 0).all()
-    assert sum(x.numel() for x in agent.parameters()) == 2 * (4 * 64 + 65 * 64) + 65 * 3 + 2
-
-
-def check_rollout(calls, losses, steps, expected):
-    """Rewards, ends, values, advantages and observations of the first iteration."""
-    (rewards, values, next_values, done, _), (advantages, returns) = calls[0]
-    theirs, (their_advantages, their_returns) = expected.gae[0]
-    close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
-    for mine, other in zip((rewards, values, next_values, done), theirs):
-        close(mine, other.float())
-    close(advantages, their_advantages)
-    close(returns, their_returns)
-    first = [x[0][1] for x in losses[:32]]  # of the first epoch, whose samples are each used once
-    order = torch.cat([x[5] for x in first]).argsort()
-    obs, actions = (torch.cat([x[i] for x in first])[order] for i in (0, 1))
-    batch = expected.batches[0]
-    close(obs, batch[0][batch[5].argsort()])
-    # The environment was given the clipped actions, the batch holds the drawn ones.
-    taken = np.concatenate([env.unwrapped.taken for env in steps.envs.unwrapped.envs])
-    assert np.abs(taken).max() <= 0.5 < actions.abs().max()
-    for epoch in range(1, 3):
-        again = torch.cat([x[0][1][5] for x in losses[32 * epoch : 32 * (epoch + 1)]])
-        assert torch.equal(again.sort().values, returns.flatten().sort().values)
-        assert not torch.equal(again, torch.cat([x[5] for x in first]))
-
-
-def check_update(losses, steps, results):
-    """The same minibatches lead the full script's update to the same weights and metrics."""
-    agent = AGENT(3, 2, full.Args())
-    agent.load_state_dict(initial_weights((1, 2)))
-    weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
-    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
-    adam["step"] = torch.zeros((), dtype=torch.float64)
-    nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
-    args = full.Args(**SETTINGS, adam_eps=NO_EPSILON)
-    assert steps.eps == 1e-5 and len(losses) == 2 * 320
-    assert steps.rates == [3e-3] * 320 + [1.5e-3] * 320
-    metrics = []
-    for (_, minibatch, _), (_, mine) in losses[:320]:
-        rows = [torch.arange(len(minibatch[0]))]
-        schedule = {"learning_rate": torch.tensor(3e-3), "clip_coef": torch.tensor(0.2)}
-        metrics.append(full.ppo_update(agent, adam, minibatch, rows, schedule, args))
-        for name, value in mine.items():
-            assert value == pytest.approx(metrics[-1][name].item(), rel=1e-3, abs=1e-4), name
-    assert 0.05 < np.mean([x["losses/clipfrac"].item() for x in metrics]) < 0.9
-    for name, weight in agent.named_parameters():
-        mine = steps.weights[319][name].view(weight.shape)
-        torch.testing.assert_close(mine, weight.detach(), rtol=1e-4, atol=1e-5)
-    last = results["updates"][0]
-    mean = np.mean([x["losses/approx_kl"].item() for x in metrics])
-    assert last["losses/approx_kl"] == pytest.approx(mean, rel=1e-3)
 
 
 def test_it_has_each_detail_of_continuous_actions_once_by_the_known_title():

@@ -270,7 +270,7 @@ def test_actions_reach_the_environment_in_its_own_form(tiny, env):
         ({"env": "MaskedNothing"}, "nothing to do in a component"),
     ],
 )
-def test_bad_input_gets_a_sentence(masked, settings, words):
+def test_a_space_or_a_mask_that_does_not_fit_gets_a_sentence(masked, settings, words):
     with pytest.raises(ValueError, match=words):
         ppo.train(masked(**settings))
 
@@ -302,27 +302,14 @@ def test_a_loaded_policy_flattens_observations_and_answers_as_the_environment_ta
         assert all(space.contains(policy(space.sample(), rng)) for _ in range(20))
 
 
-def test_flattened_images_are_announced(tiny, capsys):
-    env = Identity(SPACES["Identity"])
-    env.observation_space = gym.spaces.Box(0, 255, (4, 4, 3), np.uint8)
-    ppo.announce_flattening(gym.wrappers.FlattenObservation(env))
-    assert "(4, 4, 3) are flattened" in capsys.readouterr().out
-    ppo.train(tiny("Identity"))
-    assert "flattened" not in capsys.readouterr().out
-
-
 # --- It learns ---
-
-
-def last_returns(result, count=100):
-    return np.mean([x["return"] for x in result["episodes"][-count:]])
 
 
 def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
     """Random actions earn 3.6 of 10; the observation is one-hot."""
     settings = {"num_steps": 64, "num_envs": 8, "learning_rate": 0.01, "gamma": 0.5}
     args = tiny("Identity", total_timesteps=6144, **settings)
-    assert last_returns(ppo.train(args)) > 9.0
+    assert np.mean([x["return"] for x in ppo.train(args)["episodes"][-100:]]) > 9.0
     args = dataclasses.replace(args, evaluate="runs/run0", eval_episodes=30)
     assert ppo.evaluate(args) == [10.0] * 30
     policy, rng, drawn = ppo.load_policy("runs/run0"), np.random.default_rng(0), []

@@ -31,14 +31,17 @@ GALLERY = {
     "multidiscrete": {name: BUGS[name] for name in IN_CARTPOLE if name in BUGS},
     "rlhf": RLHF_BUGS,
 }
-SHARED = ["agent", "shared_update", "shared_rollout", "changed", "shared_resume"]
+OWN = {"continuous": ["math", "reference"], "atari": ["atari", "atari_envs", "distributed"]}
+OWN |= {"lstm": ["atari_lstm"]}
+SHARED = ["agent", "shared_update", "shared_rollout", "users_changes", "shared_resume"]
 FILES = {  # the test files of a script
-    name: x.tests + (SHARED if "environments" in x.features else ["shared_language"])
+    name: OWN.get(name, [name]) + (SHARED if "environments" in x.features else ["shared_language"])
     for name, x in SCRIPTS.items()
 } | {"minimal": ["minimal"]}
 # What changes nothing that could be noticed, and why.
 MINIBATCH = "entropies are needed of minibatches only, which have two dimensions"
 ABSOLUTE = "the absolute value is the same"
+MIDDLE = "it is the middle of the three numbers in any order"
 CHECKS = "checks of arguments that are right cost time only"
 DEFAULT = "so it is by default"
 EQUIVALENT = {
@@ -60,6 +63,8 @@ EQUIVALENT = {
     "continuous": {
         "25: -1 -> (1) (2)": MINIBATCH,
         "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
+        "31: np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards) -> "
+        "(np.clip(-args.clip_reward, rewards, args.clip_reward, out=rewards))": MIDDLE,
     },
 }
 

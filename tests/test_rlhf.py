@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from adapters import SCRIPTS, louder, on, record, record_steps, seeded
+from conftest import same_weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
@@ -50,11 +51,6 @@ def agent(model) -> rlhf.Agent:
     agent = rlhf.Agent(model, 1.0)
     nn.init.normal_(agent.value_head.weight)
     return agent
-
-
-@pytest.fixture
-def judges(finished) -> rlhf.Judges:
-    return finished.judges
 
 
 def collect(judges, kl_coef=0.0, agent=None, **changes):
@@ -465,11 +461,10 @@ def test_best_of_n_takes_the_best_of_each_group(judges):
 
 def same(first: dict, second: dict) -> bool:
     """Whether two runs have the same weights, results and metrics (but the timing)."""
-    states = [run["agent"].state_dict().values() for run in (first, second)]
     timing = {"charts/tokens_per_second_update": 0.0}
     rows = [[x | timing for y in run["updates"].values() for x in y] for run in (first, second)]
-    equal = all(torch.equal(a, b) for a, b in zip(*states, strict=True))
-    return equal and rows[0] == rows[1] and first["results"] == second["results"]
+    equal = same_weights(first["agent"], second["agent"]) and rows[0] == rows[1]
+    return equal and first["results"] == second["results"]
 
 
 @pytest.fixture
@@ -518,24 +513,18 @@ def test_what_is_in_the_folder_is_taken_and_what_is_missing_is_made(copied, caps
     assert same(copied, resume("reward_model"))
 
 
-def damaged(content: bytes) -> list[bytes]:
-    """A checkpoint cut short, with a byte changed in its middle, and another kind of file."""
-    middle = len(content) // 2
-    flipped = content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1 :]
-    return [content[:middle], flipped, b"text", b""]
-
-
 @pytest.mark.parametrize("name", ["sft", "reward_model"])
 def test_a_file_that_is_damaged_or_of_another_script_is_a_sentence(copied, cli, name):
     path = Path("runs/run", name, "checkpoint.pt")
-    saved = torch.load(path, weights_only=True)
-    contents = damaged(path.read_bytes())
+    good, saved = path.read_bytes(), torch.load(path, weights_only=True)
+    middle = len(good) // 2
+    flipped = good[:middle] + bytes([good[middle] ^ 255]) + good[middle + 1 :]
     other = {**saved, "args": {**saved["args"], "env_id": "Hopper-v4"}}
-    for changed in (other, {**saved, "model": {}}, {"agent": 1}, [1]):
-        torch.save(changed, "changed.pt")
-        contents.append(Path("changed.pt").read_bytes())
-    for content in contents:
-        path.write_bytes(content)
+    for bad in (good[:middle], flipped, b"text", b"", other, {**saved, "model": {}}, [1]):
+        if isinstance(bad, bytes):
+            path.write_bytes(bad)
+        else:
+            torch.save(bad, path)
         code, _, error = cli("--resume runs/run")
         assert code == 2 and error.startswith(f"Error: {path} is missing, damaged or of another")
 
@@ -587,38 +576,29 @@ def test_own_vocabulary_lengths_and_held_out_pairs(labels):
         assert task.split_words(document) == task.split_words(query) + task.split_words(answer)
 
 
-def test_a_long_prompt_leaves_room_for_its_answer():
-    prompt = " ".join(f"w{i}" for i in range(3 * rlhf.LONGEST))
-    pair = {"prompt": prompt, "chosen": "yes sir", "rejected": "no"}
-    Path("p.jsonl").write_text("\n".join([json.dumps(pair)] * 14))
-    task = rlhf.own_task(small_args(preferences="p.jsonl"))
-    assert task.split_words(task.documents[0])[-3:] == ["yes", "sir", "<stop>"]
-    assert task.documents.shape[1] == rlhf.LONGEST + 3
+def test_a_bad_line_of_labels_is_reported_with_its_number():
+    good = '{"prompt": "p", "chosen": "a", "rejected": "b"}'
+    bad = ["{not json", "[1, 2]", "3", '{"prompt": "p", "chosen": "a"}']
+    for line in bad + [good.replace('"a"', x) for x in ("3", '" "', '"B"')]:
+        Path("p.jsonl").write_text("\n".join([good] * 3 + ["", line] + [good] * 20))
+        with pytest.raises(ValueError, match=r"p\.jsonl, line 5: .*prompt, chosen and rejected"):
+            rlhf.read_preferences("p.jsonl")
 
 
-GOOD = '{"prompt": "p", "chosen": "a", "rejected": "b"}'
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("{not json", "[1, 2]", "3", '{"prompt": "p", "chosen": "a"}'),
-        *(GOOD.replace('"a"', x) for x in ("3", '" "', '"B"')),
-    ],
-)
-def test_a_bad_line_of_labels_is_reported_with_its_number(line):
-    Path("p.jsonl").write_text("\n".join([GOOD] * 3 + ["", line] + [GOOD] * 20))
-    with pytest.raises(ValueError, match=r"p\.jsonl, line 5: .*prompt, chosen and rejected"):
-        rlhf.read_preferences("p.jsonl")
-
-
-def test_labels_as_other_programs_write_them():
+def test_labels_as_other_programs_write_them_and_a_prompt_that_is_long():
     """With an id per pair, a byte-order mark, and a line separator within a text."""
-    pair = {"id": "secret", "prompt": "p", "chosen": "a\u2028c", "rejected": "b"}
+    pair = {
+        "id": "secret",
+        "prompt": "p " * 3 * rlhf.LONGEST,
+        "chosen": "a\u2028c",
+        "rejected": "b",
+    }
     lines = "\r\n".join([json.dumps(pair, ensure_ascii=False)] * 14)
     Path("p.jsonl").write_text("\ufeff" + lines, "utf-8")
-    assert rlhf.read_preferences("p.jsonl") == [[["p"], ["a", "c"], ["b"]]] * 14
-    assert rlhf.own_task(small_args(preferences="p.jsonl")).words[3:] == ["a", "b", "c", "p"]
+    task = rlhf.own_task(small_args(preferences="p.jsonl"))
+    assert task.words[3:] == ["a", "b", "c", "p"]
+    assert task.split_words(task.documents[0])[-4:] == ["p", "a", "c", "<stop>"]
+    assert task.documents.shape[1] == rlhf.LONGEST + 3
 
 
 def test_a_resumed_run_has_its_own_settings(copied, monkeypatch, cli):

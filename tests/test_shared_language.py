@@ -20,11 +20,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 PPO = SCRIPTS["rlhf"]
 
 
-@pytest.fixture
-def judges(finished):
-    return finished.judges
-
-
 def at(temperature, script, judges):
     """The same judges with a reference at another temperature."""
     return judges._replace(reference=script.module.Agent(judges.reference.policy, temperature))
@@ -236,6 +231,7 @@ BAD = {
         ("--num-pairs 5", "greater than or equal to 14"),
         ("--run-name a/b", "String should match pattern"),
         ("--device cuda", "needs a GPU"),
+        (f"--seed {2**64}", "less than 9223372036854775808"),
         ("--run-name run", "runs/run holds a run:"),
     ],
     "rewards": [

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,21 +19,28 @@ import filelock
 import numpy as np
 import pytest
 import torch
-from adapters import ROOT, flags, on
+from adapters import flags, on
 from conftest import same_weights
 from fake_envs import Fake, Killed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 
 @pytest.fixture
-def kill_at(monkeypatch):
-    """End the next run in the middle of the rollout that comes to this step; None: do not."""
+def in_two_parts(script, tiny, monkeypatch):
+    """Train whole, as run0, and killed in the rollout that comes to a step and resumed, as run1."""
 
-    def arm(step):
-        taken = sum(env.steps for env in Fake.made)
-        monkeypatch.setattr(Fake, "kill_at", np.inf if step is None else taken + step)
+    def train(kill_step, **settings):
+        settings |= {"total_timesteps": 192, "checkpoint_interval": 2}
+        whole = script.module.train(tiny("Walk", **settings))
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Fake, "kill_at", sum(env.steps for env in Fake.made) + kill_step)
+            script.module.train(tiny("Walk", **settings))
+        for log in Path("runs/run1").glob("events*"):  # their names end in seconds: this is older
+            log.rename("runs/run1/events.out.tfevents.0")
+        Fake.made.clear()
+        return whole, resume(script, "runs/run1")
 
-    return arm
+    return train
 
 
 def resume(script, run_dir, **changes):
@@ -74,35 +82,31 @@ def assert_same_result(a, b):
 # --- Resuming ---
 
 
-@pytest.mark.parametrize("kill_step", [90, 140])
-def test_a_killed_run_goes_on_bit_for_bit(script, tiny, kill_at, kill_step):
-    settings = {"total_timesteps": 192, "checkpoint_interval": 2, "learning_rate": 0.003}
-    result = script.module.train(tiny("Walk", **settings))
-    kill_at(kill_step)
-    with pytest.raises(Killed):
-        script.module.train(tiny("Walk", **settings))
-    kill_at(None)
-    Fake.made.clear()
-    resumed = resume(script, "runs/run1")
+@pytest.mark.parametrize("kill_step", [110, 140])  # one iteration is logged, but not saved; none
+def test_a_killed_run_goes_on_bit_for_bit_and_its_curves_have_each_step_once(
+    script, in_two_parts, kill_step
+):
+    assert_same_result(*in_two_parts(kill_step, learning_rate=0.003))
     # Of what was before the checkpoint, only the running episodes are played again.
     replayed = sum(env.steps for env in Fake.made) - (192 - kill_step // 64 * 64)
     assert 0 < replayed < 12 * len(Fake.made)
-    assert_same_result(result, resumed)
     assert not list(Path("runs/run1").glob("*.tmp"))
     assert same(content("runs/run0"), content("runs/run1"))
+    a, b = (EventAccumulator(f"runs/run{i}", size_guidance={"scalars": 0}) for i in (0, 1))
+    for events in (a, b):
+        events.Reload()
+    assert a.Tags()["scalars"] == b.Tags()["scalars"]
+    for tag in set(a.Tags()["scalars"]) - {"charts/SPS"}:
+        curves = [[(x.step, x.value) for x in events.Scalars(tag)] for events in (a, b)]
+        np.testing.assert_equal(*curves)
 
 
 @on("continuous")
-def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, tiny, kill_at):
-    settings = {"total_timesteps": 192, "checkpoint_interval": 2, "anneal_log_std": (-0.5, -1.5)}
-    settings |= {"anneal_lr": False, "learning_rate": 0.001, "adapt_lr_kl": 1e-3}
-    result = script.module.train(tiny("Walk", **settings))
+def test_annealed_log_std_and_adapted_learning_rate_go_on_too(script, in_two_parts):
+    settings = {"anneal_lr": False, "learning_rate": 0.001, "adapt_lr_kl": 1e-3}
+    result, resumed = in_two_parts(90, anneal_log_std=(-0.5, -1.5), **settings)
     assert len({x["charts/learning_rate"] for x in result["updates"]}) > 2
-    kill_at(90)
-    with pytest.raises(Killed):
-        script.module.train(tiny("Walk", **settings))
-    kill_at(None)
-    assert_same_result(result, resume(script, "runs/run1"))
+    assert_same_result(result, resumed)
     assert_same_result(result, resume(script, "runs/run1"))  # which has nothing left to do
 
 
@@ -129,25 +133,23 @@ def test_a_replay_that_comes_out_otherwise_begins_new_episodes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", range(2))
-def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(script, run):
+def test_a_file_alone_killed_at_five_random_moments_ends_as_if_it_had_not_been(script, run):
     if run >= len(script.real):
         pytest.skip("one real run is all that this script has")
-    run = script.real[run]
-    command = f"{sys.executable} {script.path} --device cpu --checkpoint-interval 2 "
-    command += "--no-compile " if hasattr(script.args(), "compile") else ""
+    env_id = f"--env-id {script.real[run]}"
+    shutil.copy(script.path, ".")  # into an empty folder
 
     def start(flags):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen((command + flags).split(), **quiet)
+        eager = "--no-compile " if hasattr(script.args(), "compile") else ""
+        line = f"{sys.executable} {script.path.name} --device cpu {eager}{flags}"
+        return subprocess.Popen(line.split(), stdout=subprocess.PIPE, text=True)
 
     def steps():
         path = Path("runs/cut/checkpoint.pt")
-        if not path.exists():
-            return 0
-        return torch.load(path)["updates"][-1]["global_step"]
+        return torch.load(path)["updates"][-1]["global_step"] if path.exists() else 0
 
-    assert start(f"--env-id {run} --run-name whole").wait() == 0
-    flags, rng = f"--env-id {run} --run-name cut", random.Random(0)
+    assert start(f"{env_id} --checkpoint-interval 2 --run-name whole").wait() == 0
+    flags, rng = f"{env_id} --checkpoint-interval 2 --run-name cut", random.Random(0)
     for _ in range(5):
         process, before = start(flags), steps()
         while process.poll() is None and steps() == before:
@@ -159,25 +161,10 @@ def test_a_process_killed_at_five_random_moments_ends_as_if_it_had_not_been(scri
         flags = "--resume runs/cut"
     assert start(flags).wait() == 0
     assert same(content("runs/whole"), content("runs/cut"))
+    assert "in 1 episodes" in start("--evaluate runs/cut --eval-episodes 1").communicate()[0]
 
 
 # --- The command line ---
-
-ENDLESS = {"total_timesteps": 32 * 10**6, "run_name": "run"}
-
-
-def begin(script, line, file):
-    """A process that trains with the fake environments; it has written this file to runs/run."""
-    code = f"import sys, pytest, adapters; script = adapters.SCRIPTS[{script.name!r}]\n"
-    code += f"script.patch(pytest.MonkeyPatch()); sys.argv = ['x', *{line.split()}]\n"
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    command = [sys.executable, "-c", code + "script.module.main()"]
-    process = subprocess.Popen(command, env=env, **pipes)
-    while not list(Path("runs/run").rglob(file)):
-        assert process.poll() is None
-        time.sleep(0.05)
-    return process
 
 
 def test_resume_takes_the_settings_of_the_run_and_more_steps(script, tiny, cli):
@@ -221,47 +208,40 @@ def test_ctrl_c_finishes_the_iteration_and_saves_and_the_run_goes_on(script, tin
     assert same(dict(saved["agent"]), dict(whole["agent"].state_dict()))
 
 
-@on("continuous")
-def test_sigint_to_a_real_process_saves_and_a_second_one_ends_it(script, tiny):
-    process = begin(script, flags(tiny("Walk", **ENDLESS)), "checkpoint.pt")  # of 25 iterations
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and "--resume runs/run" in out.splitlines()[-1]
-    args, _, saved = script.module.load_checkpoint("runs/run")
-    assert args.total_timesteps > saved["updates"][-1]["global_step"] >= 25 * 32
-
-
 def assert_held(result):
     code, _, err = result
     assert (code, err.splitlines()[-1]) == (2, "Error: Another process is training in runs/run.")
 
 
-def test_a_second_process_in_a_folder_is_refused_and_the_first_goes_on(script, tiny, cli):
-    """Until it is killed: then the folder is free."""
-    path, line = Path("runs/run/checkpoint.pt"), flags(tiny("Walk", **ENDLESS))
-    first = begin(script, line, path.name)
-    for again in ("--resume runs/run", line):
-        assert_held(cli(again))
-    before = path.stat().st_mtime_ns
-    while path.stat().st_mtime_ns == before:
-        assert first.poll() is None
-        time.sleep(0.05)
-    first.kill()
-    first.communicate()
+@on("environments", "language")
+def test_a_folder_in_which_another_process_trains_is_refused(cli):
+    with filelock.FileLock("runs/run/lock"):
+        assert_held(cli("--run-name run --device cpu"))
+
+
+@on("continuous")
+def test_a_process_holds_its_folder_and_after_ctrl_c_or_a_kill_the_run_goes_on(script, tiny, cli):
+    line, path = flags(tiny("Walk", total_timesteps=10**15, run_name="run")), Path("runs/run")
+    code = "import sys, fake_envs, runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    for words, number, exit_code, last in (
+        (line, signal.SIGINT, 0, "--resume runs/run"),
+        ("--resume runs/run", signal.SIGKILL, -signal.SIGKILL, ""),
+    ):
+        before = path.exists() and (path / "checkpoint.pt").stat().st_mtime_ns
+        command = [sys.executable, "-c", code, str(script.path), *words.split()]
+        process = subprocess.Popen(command, env=env, **pipes)
+        while not list(path.glob("*.pt")) or (path / "checkpoint.pt").stat().st_mtime_ns == before:
+            assert process.poll() is None
+            time.sleep(0.05)
+        assert_held(cli("--resume runs/run"))
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == exit_code and last in out.splitlines()[-1]
     steps = script.module.load_checkpoint("runs/run")[2]["updates"][-1]["global_step"]
-    resumed = resume(script, "runs/run", total_timesteps=steps + 32)
-    assert resumed["updates"][-1]["global_step"] == steps + 32
+    assert len(resume(script, "runs/run", total_timesteps=steps + 32)["updates"]) * 32 == steps + 32
     filelock.FileLock("runs/run/lock").acquire(blocking=False).lock.release()  # free again
-
-
-@on("language")
-def test_a_second_process_in_the_folder_of_a_pipeline_is_refused(script, cli):
-    line = "--run-name run --device cpu --sft-steps 1000000"
-    first = begin(script, line, "events*")
-    assert_held(cli(line))
-    assert first.poll() is None
-    first.kill()
-    first.communicate()
 
 
 def test_ctrl_c_in_an_earlier_run_does_not_end_the_next_one(script, tiny, monkeypatch):
@@ -270,38 +250,7 @@ def test_ctrl_c_in_an_earlier_run_does_not_end_the_next_one(script, tiny, monkey
     assert len(script.module.train(tiny())["updates"]) == 3
 
 
-# --- TensorBoard ---
-
-
-def test_resumed_curves_have_each_step_once(script, tiny, kill_at):
-    settings = {"total_timesteps": 160, "checkpoint_interval": 2}
-    script.module.train(tiny("Walk", **settings))
-    kill_at(110)  # iteration 3 has been logged, but not saved
-    with pytest.raises(Killed):
-        script.module.train(tiny("Walk", **settings))
-    kill_at(None)
-    time.sleep(1.05 - time.time() % 1)  # files are read in the order of the seconds in their names
-    resume(script, "runs/run1")
-    a, b = (EventAccumulator(f"runs/run{i}", size_guidance={"scalars": 0}) for i in (0, 1))
-    for events in (a, b):
-        events.Reload()
-    assert a.Tags()["scalars"] == b.Tags()["scalars"]
-    for tag in set(a.Tags()["scalars"]) - {"charts/SPS"}:
-        curves = [[(x.step, x.value) for x in events.Scalars(tag)] for events in (a, b)]
-        np.testing.assert_equal(*curves)
-    assert [x.step for x in b.Scalars("losses/policy_loss")] == [32, 64, 96, 128, 160]
-
-
 # --- Files ---
-
-
-def damaged(good, count):
-    """Files with one wrong bit, or cut short."""
-    rng = random.Random(0)
-    for k in range(count):
-        position, data = rng.randrange(len(good)), bytearray(good)
-        data[position] ^= 1 << rng.randrange(8)
-        yield bytes(data) if k % 10 else good[:position]
 
 
 @on("continuous")
@@ -310,8 +259,11 @@ def test_a_damaged_checkpoint_is_never_taken_for_another(script, tiny, count):
     script.module.train(tiny("Walk"))
     path = Path("runs/run0/checkpoint.pt")
     good, intact, refused = path.read_bytes(), script.module.load_checkpoint("runs/run0")[2], 0
-    for data in damaged(good, count):
-        path.write_bytes(data)
+    rng = random.Random(0)
+    for k in range(count):  # one wrong bit, or cut short
+        position, data = rng.randrange(len(good)), bytearray(good)
+        data[position] ^= 1 << rng.randrange(8)
+        path.write_bytes(data if k % 10 else good[:position])
         try:
             *_, loaded = script.module.load_checkpoint("runs/run0")
         except script.module.UsageError as error:
@@ -330,34 +282,36 @@ class Bomb:
         return (open, ("executed", "w"))
 
 
+@on("continuous")
 def test_a_foreign_file_is_refused_and_not_executed(script, tiny, cli):
     script.module.train(tiny("Walk"))
     path = Path("runs/run0/checkpoint.pt")
     good = torch.load(path, weights_only=True)
     other_network = {x: y[..., :1] for x, y in good["agent"].items()}
-    for odd, word in (
-        *(([1, 2], ""), ({"agent": {}}, "args"), ("text", ""), (Bomb(), "")),
-        ({**good, "args": Bomb()}, ""),
-        ({**good, "args": {**good["args"], "temperature": 1.0}}, "temperature"),
-        ({**good, "args": {**good["args"], "gamma": 1.5}}, "gamma"),
-        ({**good, "agent": other_network}, "size mismatch"),
-    ):
-        torch.save(odd, path)
+    odd = [[1, 2], "text", Bomb(), {**good, "args": Bomb()}]
+    odd += [b"", b"not a file of PyTorch", path.read_bytes()[:1000]]
+    named = {  # what the sentence has of them
+        "args": {"agent": {}},
+        "temperature": {**good, "args": {**good["args"], "temperature": 1.0}},
+        "gamma": {**good, "args": {**good["args"], "gamma": 1.5}},
+        "size mismatch": {**good, "agent": other_network},
+    }
+    for word, content in [*(("damaged", x) for x in odd), *named.items()]:
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            torch.save(content, path)
         for flag in ("--resume", "--evaluate"):
             code, _, err = cli(f"{flag} runs/run0")
-            assert code == 2 and err.startswith("Error: ") and err.count("\n") == 1, odd
+            assert code == 2 and err.startswith("Error: ") and err.count("\n") == 1, content
             assert word in err, err
-    for data in (b"", b"not a file of PyTorch", path.read_bytes()[:1000]):
-        path.write_bytes(data)
-        code, _, err = cli("--resume runs/run0")
-        assert code == 2 and "damaged" in err and err.count("\n") == 1
     assert not Path("executed").exists()
     torch.save(Bomb(), path)
     torch.load(path, weights_only=False).close()  # the bomb is live
     assert Path("executed").exists()
 
 
-@on("vector")
+@on("continuous")
 def test_a_full_disk_is_a_sentence_and_leaves_the_last_checkpoint(script, tiny, cli, monkeypatch):
     real, path = script.module.save_checkpoint, Path("runs/run0/checkpoint.pt")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

