@@ -75,7 +75,8 @@ def points(result: Result) -> pd.DataFrame:
     curve = result.curve
     if "stage" in curve:
         return curve[curve["stage"] == result.record["judged"]]
-    if "check_acting" not in curve:  # by when it was measured, at the latest
+    if curve.reindex(columns=["check_acting"]).isna().all(axis=None):  # an older run
+        # It was measured by hand: the step is the latest by which it shows.
         acting = ACTING.get(result.record["variant"], 0.0)
         return curve.assign(check_acting=acting * (curve["step"] > 0.98 * EARLY))
     return curve

@@ -9,6 +9,7 @@ import pytest
 
 import ppo_continuous_action as ppo
 from benchmark import health, results
+from benchmark.bugs import ACTING
 from benchmark.definitions import Folders
 from benchmark.record import STEP_METRICS
 from benchmark.suites import SUITES
@@ -201,3 +202,16 @@ def test_late_warnings_count_for_healthy_runs_only_and_the_first_of_two_lines_co
         run = SimpleNamespace(record=record, curve=changed)
         assert health.warnings(run) == {"objective/kl_exact": found}
     assert health.warned_seeds([run]) == (1, "`objective/kl_exact` (update 5)")
+
+
+def test_an_older_run_has_its_measured_acting_beside_a_newer_one_that_logged_it(tmp_path):
+    name, acting = next((x, y) for x, y in ACTING.items() if y)
+    about = f"Hopper-v4,{name}"
+    (tmp_path / "bugs.csv").write_text(
+        "environment,variant,seed,step,check_acting\n"
+        f"{about},1,{health.EARLY},\n{about},2,{health.EARLY},0.25\n"
+    )
+    record = {"environment": "Hopper-v4", "variant": name}
+    older, newer = (results.Result(record | {"seed": x}, tmp_path / "bugs.csv") for x in (1, 2))
+    assert [*health.points(older)["check_acting"]] == [acting]
+    assert [*health.points(newer)["check_acting"]] == [0.25]
