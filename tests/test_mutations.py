@@ -48,6 +48,8 @@ EQUIVALENT = {
     "atari": {
         "2, 21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
         "(nn.Conv2d(64, 64, kernel_size=3))": DEFAULT,
+        "3: torch.optim.Adam(agent.parameters(), eps=args.adam_eps, fused=True) -> "
+        "(torch.optim.Adam(agent.parameters(), eps=args.adam_eps))": "the same step, but slower",
     },
     "minimal": {
         "23: False -> (True)": CHECKS,
