@@ -252,10 +252,14 @@ def test_bins_are_evenly_spaced_between_the_bounds_of_each_dimension(tiny):
 
 
 @pytest.mark.parametrize("env", ["Shifted", "Matrices", "Identity", "Floats"])
-def test_actions_reach_the_environment_in_its_own_form(tiny, env):
-    """Which asserts that its space contains the action; floats it meets by chance only."""
+def test_actions_have_the_form_of_the_environment_also_those_of_a_loaded_policy(tiny, env):
+    """The environment asserts that its space contains them; floats it meets by chance only."""
     returns = [x["return"] for x in ppo.train(tiny(env))["episodes"]]
     assert max(returns) < 10 and (min(returns) > 0) is (env != "Floats")
+    policy, space = ppo.load_policy("runs/run0"), SPACES[env]
+    space.seed(0)
+    for rng in (None, np.random.default_rng(0)):
+        assert all(space.contains(policy(space.sample(), rng)) for _ in range(20))
 
 
 @pytest.mark.parametrize(
@@ -290,16 +294,6 @@ def test_a_trained_policy_obeys_masks_in_the_form_that_the_environment_has_for_t
         policy(obs)
     with pytest.raises(ValueError, match="has 3 entries"):
         policy(obs, None, np.ones(3))
-
-
-@pytest.mark.parametrize("env", ["Identity", "Shifted"])
-def test_a_loaded_policy_flattens_observations_and_answers_as_the_environment_takes_it(tiny, env):
-    """Observations are one-hot to the network; the environment gives numbers."""
-    ppo.train(tiny(env))
-    policy, space = ppo.load_policy("runs/run0"), SPACES[env]
-    space.seed(0)
-    for rng in (None, np.random.default_rng(0)):
-        assert all(space.contains(policy(space.sample(), rng)) for _ in range(20))
 
 
 # --- It learns ---

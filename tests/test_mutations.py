@@ -44,10 +44,20 @@ ABSOLUTE = "the absolute value is the same"
 MIDDLE = "it is the middle of the three numbers in any order"
 CHECKS = "checks of arguments that are right cost time only"
 DEFAULT = "so it is by default"
+FUSED = {
+    "3: True -> (False)": "the same step, but slower",
+    "3: torch.optim.Adam(agent.parameters(), eps=args.adam_eps, fused=True) -> "
+    "(torch.optim.Adam(agent.parameters(), eps=args.adam_eps))": "the same step, but slower",
+}
 EQUIVALENT = {
+    "lstm": {
+        "32: nn.Linear(512, 4 * HIDDEN_SIZE) -> (nn.Linear(4 * HIDDEN_SIZE, 512))": "both are 512",
+        **FUSED,
+    },
     "atari": {
         "2, 21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
         "(nn.Conv2d(64, 64, kernel_size=3))": DEFAULT,
+        **FUSED,
     },
     "minimal": {
         "23: False -> (True)": CHECKS,
