@@ -32,7 +32,7 @@ GALLERY = {
     "rlhf": RLHF_BUGS,
 }
 OWN = {"continuous": ["math", "reference"], "atari": ["atari", "atari_envs", "distributed"]}
-OWN |= {"lstm": ["atari_lstm"]}
+OWN |= {"lstm": ["atari_lstm", "atari"]}
 SHARED = ["agent", "shared_update", "shared_rollout", "users_changes", "shared_resume"]
 FILES = {  # the test files of a script
     name: OWN.get(name, [name]) + (SHARED if "environments" in x.features else ["shared_language"])
