@@ -155,10 +155,11 @@ def details_table(folders: Folders) -> str:
     return markdown(sorted(rows.values(), key=lambda x: place(x["detail"])))
 
 
-def place(number: str) -> tuple[int, int]:
-    """Where a detail stands: the 37, then K, R, G and D, then what has no number."""
+def place(number: str) -> tuple[int, str, int]:
+    """Where a detail stands: the 37, then K, R, G, D, other letters, then what has no number."""
     series, digits, _ = re.fullmatch(r"([a-zA-Z]*)(\d*)(/\d+)?", number).groups()
-    return ["", "K", "R", "G", "D", "extra", "deviation"].index(series), int(digits or 0)
+    known = ["", "K", "R", "G", "D", None, "extra", "deviation"]  # None: other letters
+    return known.index(series if series in known else None), series, int(digits or 0)
 
 
 # --- Writing ---

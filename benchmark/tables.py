@@ -193,8 +193,9 @@ def side_by_side(scores: pd.DataFrame, columns: Mapping[str, Mapping[str, str]])
 
 
 def variants_table(suite: Suite, folders: Folders) -> str:
-    """Scores of each variant, and how probably it is better than the baseline."""
-    scores, base = scores_of(suite, folders), suite.labels[suite.baseline]
+    """Scores of each variant, and how probably it is better than the baseline, or the first one."""
+    scores = scores_of(suite, folders)
+    base = suite.labels.get(suite.baseline) or next(iter(suite.labels.values()))
     better = {x: chance(scores, x, base) for x in suite.labels.values()}
     return side_by_side(scores, {f"P(better than {base})": better})
 

@@ -540,3 +540,14 @@ def test_a_run_of_the_real_script_end_to_end(folders, bench, capfd, monkeypatch)
     assert 0 < result.record["score"] < 1000 and len(result.record["commit"]) == 40
     assert result.curve["episodes"].sum() == result.record["episodes"]
     assert len(result.column("approx_kl")[0]) == 2  # one per iteration
+
+
+def test_a_new_series_of_details_stands_behind_the_known_ones_and_before_extras():
+    numbers = ["extra", "A5", "D1", "R10", "R2", "37/37"]
+    assert sorted(numbers, key=pages.place) == ["37/37", "R2", "R10", "D1", "A5", "extra"]
+
+
+def test_without_a_baseline_variants_stand_beside_the_first(committed):
+    suite = SUITES["masks"]
+    first = dataclasses.replace(suite, baseline=None)
+    assert tables.variants_table(first, committed) == tables.variants_table(suite, committed)
