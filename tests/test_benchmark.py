@@ -1,6 +1,7 @@
 """Statistics on arrays that a person can check, suites, tables, figures and committed results."""
 
 import ast
+import dataclasses
 import functools
 import importlib
 import json
