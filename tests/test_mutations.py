@@ -70,6 +70,10 @@ EQUIVALENT = {
         "R13: F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0) -> "
         "(F.scaled_dot_product_attention(query, *key_value, visible))": DEFAULT,
     },
+    "multidiscrete": {
+        "37: -1 -> (1) (2)": MINIBATCH,
+        "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
+    },
     "continuous": {
         "25: -1 -> (1) (2)": MINIBATCH,
         "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
