@@ -24,7 +24,6 @@ HEALTHY = {
     "losses/approx_kl": (0.005, 0.025),
     "losses/clipfrac": (0.07, 0.3),
     "losses/explained_variance": (0.5, 1),
-    "policy/log_std": (-2.7, 0),
 }
 PPO2 = "0.35"  # gray, so that color is ours
 LEGEND_INCHES = 1.9  # width of a legend's column
@@ -159,7 +158,7 @@ def healthy_run(suite: Suite, folders: Folders) -> Figure:
     """Of the run with the median score some metrics, and where they belong."""
     runs = by_environment(suite.name, "", folders)[next(iter(suite.environments))]
     result = sorted(runs, key=lambda x: x.record["score"])[len(runs) // 2]
-    figure, panels = one_panel_each(list(HEALTHY), 4)
+    figure, panels = one_panel_each(list(HEALTHY))
     for axes, (metric, band) in zip(panels, HEALTHY.items(), strict=True):
         axes.plot(*result.column(metric.partition("/")[2]), color="C0", linewidth=1)
         axes.axhspan(*band, color="C2", alpha=0.15, label="healthy")

@@ -6,7 +6,7 @@ To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 import dataclasses
 import inspect
 
-from benchmark import bugs, since2017, tasks
+from benchmark import bugs, recipe, since2017, tasks
 from benchmark.definitions import Contender, Contest, Script, Suite, Variant
 
 CONTINUOUS = "ppo_continuous_action.py"
@@ -325,6 +325,21 @@ ALL = (
         reproduces="what has been proposed since 2017, each beside the default",
         variants=since2017.VARIANTS,
         **EFFECTS,
+    ),
+    Suite(
+        name="recipe_changes",
+        reproduces="which of these changes help together",
+        environments=dict.fromkeys(THREE, (101, 102, 103)),
+        variants=recipe.changes(),
+        baseline=("recipe_changes", ""),
+        kind="multiples",
+    ),
+    Suite(
+        name="recipe",
+        reproduces="a setting for returns, beside the default on fresh seeds",
+        environments=dict.fromkeys((*MUJOCO7, "Ant-v4"), (201, 202, 203, 204, 205)),
+        variants={"": recipe.DEFAULT},
+        kind="recipe",
     ),
     Suite(
         name="humanoid",

@@ -14,7 +14,7 @@ from benchmark.statistics import Estimate, estimate, matrix
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
 RETURNS_REACHED = (1000, 2000, 4000)
 RATIO, CHANGE = "{:.2f}".format, "{:+z.0%}".format
-FIGURE3 = "paper, Figure 3"
+FIGURE3, ZOO = "paper, Figure 3", "Stable-Baselines3 Zoo"
 # Columns of published numbers, by their sources in `reference/scores.csv`.
 SOURCES = {
     f"{FIGURE3}: PPO (clip)": "paper, Fig. 3 (v1, read off)",
@@ -159,14 +159,21 @@ def stacked(scores: pd.DataFrame, labels: Sequence[str]) -> np.ndarray:
     return wide.reshape(len(wide), len(labels), -1)
 
 
-def effects(suite: Suite, folders: Folders) -> dict[str, Estimate]:
-    """What each variant changes against the baseline, the median over environments, by label."""
+def beside_baseline(
+    suite: Suite, folders: Folders, statistic: Callable[[np.ndarray], Any]
+) -> dict[str, Estimate]:
+    """A statistic of pairs of each variant and the baseline, by label."""
     scores, base = comparable(suite, folders), suite.labels[suite.baseline]
     return {
-        x: estimate(stacked(scores, [x, base]).swapaxes(1, 2), statistics.relative_effect)
+        x: estimate(stacked(scores, [x, base]).swapaxes(1, 2), statistic)
         for x in scores.index.unique("label")
         if x != base
     }
+
+
+def effects(suite: Suite, folders: Folders) -> dict[str, Estimate]:
+    """What each variant changes against the baseline, the median over environments, by label."""
+    return beside_baseline(suite, folders, statistics.relative_effect)
 
 
 def chance(scores: pd.DataFrame, ours: str, theirs: str) -> str:
@@ -211,6 +218,47 @@ def effects_table(suite: Suite, folders: Folders) -> str:
     found = {x: with_interval(y, CHANGE) for x, y in effects(suite, folders).items()}
     columns = {"effect": found, "elsewhere": elsewhere(suite)}
     return side_by_side(scores_of(suite, folders), columns)
+
+
+# --- The recipe ---
+
+
+def multiples_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant, and the mean over environments of its multiple of the baseline's."""
+    found = beside_baseline(suite, folders, statistics.mean_ratio)
+    columns = {"times the default": {x: RATIO(y.value) for x, y in found.items()}}
+    return side_by_side(scores_of(suite, folders), columns) + missing(suite, folders)
+
+
+def grid_table(suite: Suite, folders: Folders) -> str:
+    """Multiples of the baseline by the two parts of the labels, over one seed or, in bold, more."""
+    scores, found = comparable(suite, folders), []
+    base = suite.labels[suite.baseline]
+    for label in [x for x in scores.index.unique("label") if x != base]:
+        seeds = scores.loc[label].index
+        pair = scores.loc[label], scores.loc[base].loc[seeds]
+        mark = "**" * (len(seeds) > 1)
+        ratio = (pair[0].mean() / pair[1].mean()).mean()
+        row, column = label.split(" × ")
+        found.append({"": row, "batch": column, "cell": f"{mark}{ratio:.2f}{mark}"})
+    table = pd.DataFrame(found, columns=["", "batch", "cell"])
+    table = table.pivot_table("cell", "", "batch", "first", sort=False)
+    return markdown(table.reset_index()) + missing(suite, folders)
+
+
+def recipe_table(suite: Suite, folders: Folders) -> str:
+    """A row per environment: scores of both settings, and how probably the second one is better."""
+    scores = scores_of(suite, folders)
+    (base, ours), places, means = suite.labels.values(), [*scores], means_of(scores)
+    rows = [
+        {"environment": place}
+        | {x: means.at[x, place] for x in (base, ours)}
+        | {f"P({ours} is better)": chance(scores[[place]], ours, base)}
+        | {"SB3 Zoo, tuned for each": published(place, suite.total_timesteps, ZOO)}
+        for place in places
+    ]
+    rows.append({"environment": "all", f"P({ours} is better)": chance(scores, ours, base)})
+    return markdown(rows) + missing(suite, folders)
 
 
 # --- Table 1 of the paper ---
