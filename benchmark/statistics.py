@@ -86,7 +86,7 @@ def relative_effect(scores: np.ndarray) -> Any:
 
 
 def mean_ratio(scores: np.ndarray) -> Any:
-    """The mean of A as a multiple of B's mean, its mean over tasks; argument as of `improvement`."""
+    """The mean of A over that of B, averaged over tasks. Argument as of `improvement`."""
     a, b = np.moveaxis(np.nanmean(scores, axis=-3), -1, 0)
     return (a / b).mean(-1)
 
