@@ -29,7 +29,6 @@ TABLES = {
     "normalized": tables.normalized_table,
     "effects": tables.effects_table,
     "multiples": tables.multiples_table,
-    "grid": tables.grid_table,
     "recipe": tables.recipe_table,
     "games": tables.games_table,
     "walking": tables.walking_table,

@@ -41,7 +41,7 @@ def grid() -> dict[str, Variant]:
     return {
         f"{lr}-{epochs}-{size}": together(
             STAYED,
-            f"learning rate {lr}, {epochs} epochs × minibatches of {size}",
+            f"learning rate {lr}, {epochs} epochs, minibatches of {size}",
             f"--learning-rate {lr} --update-epochs {epochs} --num-minibatches {BATCH // size}",
         )
         for lr, epochs, size in SETTINGS

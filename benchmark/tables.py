@@ -231,22 +231,6 @@ def multiples_table(suite: Suite, folders: Folders) -> str:
     return side_by_side(scores_of(suite, folders), columns) + missing(suite, folders)
 
 
-def grid_table(suite: Suite, folders: Folders) -> str:
-    """Multiples of the baseline by the two parts of the labels, over one seed or, in bold, more."""
-    scores, found = comparable(suite, folders), []
-    base = suite.labels[suite.baseline]
-    for label in [x for x in scores.index.unique("label") if x != base]:
-        seeds = scores.loc[label].index
-        pair = scores.loc[label], scores.loc[base].loc[seeds]
-        mark = "**" * (len(seeds) > 1)
-        ratio = (pair[0].mean() / pair[1].mean()).mean()
-        row, column = label.split(" × ")
-        found.append({"": row, "batch": column, "cell": f"{mark}{ratio:.2f}{mark}"})
-    table = pd.DataFrame(found, columns=["", "batch", "cell"])
-    table = table.pivot_table("cell", "", "batch", "first", sort=False)
-    return markdown(table.reset_index()) + missing(suite, folders)
-
-
 def recipe_table(suite: Suite, folders: Folders) -> str:
     """A row per environment: scores of both settings, and how probably the second one is better."""
     scores = scores_of(suite, folders)

@@ -91,13 +91,15 @@ def add(folders, name, environment, *scores, **more):
         ("improvement", 2.5 / 3, [(5, 6), (1, 2), (5, 6), (1, 2), (3,), (1, 2, 4, 5)]),
         # -50 % in the first environment, +10 % in the second, where returns are negative.
         ("relative_effect", -0.2, [(1, 1), (2, 2), (-9,), (-10,)]),
+        # Half and nine tenths: returns are positive.
+        ("mean_ratio", 0.7, [(1, 1), (2, 2), (9,), (10,)]),
         # The median of +800 %, -50 % and +10 %.
         ("relative_effect", 0.1, [(9,), (1,), (1, 1), (2, 2), (-9,), (-10,)]),
     ],
 )
 def test_statistics_by_hand(statistic, value, columns):
     scores = statistics.matrix(*columns)
-    if statistic in ("improvement", "relative_effect"):
+    if statistic in ("improvement", "relative_effect", "mean_ratio"):
         scores = scores.reshape(len(scores), -1, 2)
     assert getattr(statistics, statistic)(scores) == pytest.approx(value)
 
