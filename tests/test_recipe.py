@@ -1,0 +1,60 @@
+"""The recipe is what the rule in benchmark/README.md makes of the committed results."""
+
+import inspect
+
+import pytest
+from test_since2017 import run
+
+from benchmark import recipe, statistics, tables
+from benchmark.definitions import Folders
+from benchmark.results import how_complete
+from benchmark.since2017 import VARIANTS
+from benchmark.suites import SUITES
+
+FOLDERS = Folders()
+
+
+def in_order():
+    """Changes whose effect has an interval above 0, else the three best, the largest first."""
+    suite = SUITES["since2017"]
+    made, total = how_complete(suite, FOLDERS)
+    if made < total:
+        return []
+    found = tables.effects(suite, FOLDERS)
+    ranked = sorted(VARIANTS, key=lambda x: -found[VARIANTS[x].title].value)
+    return [x for x in ranked if found[VARIANTS[x].title].ends[0] > 0] or ranked[:3]
+
+
+def touched(name):
+    """What a change replaces: texts and flags."""
+    variant = VARIANTS[name]
+    return {x for x, _ in variant.replaced} | {x for x in variant.flags.split() if x[:2] == "--"}
+
+
+def test_changes_are_tried_in_their_order_and_stay_where_the_mean_rises():
+    suite, tried, stayed, best = SUITES["recipe_changes"], [], (), 1.0
+    found = tables.beside_baseline(suite, FOLDERS, statistics.mean_ratio)
+    for name in in_order():
+        if touched(name).isdisjoint(x for other in stayed for x in touched(other)):
+            tried.append(name)
+            label = suite.variants["+".join((*stayed, name))].title
+            if label in found and found[label].value > best:
+                stayed, best = (*stayed, name), found[label].value
+    assert (tuple(tried), stayed) == (recipe.TRIED, recipe.STAYED)
+
+
+@pytest.mark.parametrize(
+    "names", [("relu", "gamma-0.98", "spo"), ("wide-values", "std-0.5", "lr-kl")], ids="+".join
+)
+def test_changes_together_are_all_of_them(names, changed_copy):
+    variant = recipe.together(names, "some", "--clip-coef 0.3")
+    module = changed_copy(variant.script, variant.replaced, "_".join(names).replace("-", "_"))
+    text = inspect.getsource(module)
+    assert all(new in text for x in names for _, new in VARIANTS[x].replaced)
+    result = run(module, variant.flags)
+    settings = vars(result["args"])
+    flags = " ".join([*(VARIANTS[x].flags for x in names), "--clip-coef 0.3"]).split("--")[1:]
+    for flag, *value in (x.split() for x in flags):
+        name, wanted = flag.removeprefix("no-").replace("-", "_"), value or [flag[:3] != "no-"]
+        assert settings[name] == float(wanted[0])
+    assert len(result["updates"]) == 2
