@@ -218,7 +218,7 @@ def effects_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, what they amount to beside the baseline, and what others found."""
     found = {x: with_interval(y, CHANGE) for x, y in effects(suite, folders).items()}
     columns = {"effect": found, "elsewhere": elsewhere(suite)}
-    return side_by_side(scores_of(suite, folders), columns)
+    return side_by_side(scores_of(suite, folders), columns) + missing(suite, folders)
 
 
 # --- The recipe ---
