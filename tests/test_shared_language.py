@@ -248,7 +248,10 @@ BAD = {
         ("--preferences absent.jsonl", "No such file or directory: 'absent.jsonl'"),
         ("--preferences few.jsonl", "holds 1 comparisons; at least 14"),
         ("--preferences bytes.jsonl", "bytes.jsonl, line 1: needs a JSON object"),
+        ("--preferences same.jsonl", "same.jsonl, line 3: needs a JSON object"),
         ("--resume absent", "absent/sft/checkpoint.pt is missing, damaged or of another script"),
+        ("--resume damaged", "damaged/sft/checkpoint.pt is missing, damaged or of another script"),
+        ("--resume foreign", "foreign/sft/checkpoint.pt is missing, damaged or of another script"),
         ("--track", "No API key. (or WANDB_MODE=offline)"),
     ],
     "grpo": [
@@ -268,8 +271,15 @@ def test_bad_input_is_a_sentence_and_code_2(script, finished, cli, monkeypatch):
         raise wandb.Error("No API key.")
 
     monkeypatch.setattr(wandb, "init", init)
-    shutil.copytree(finished.folder, "runs/run")
-    Path("few.jsonl").write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}')
+    for folder in ("runs/run", "damaged", "foreign"):
+        shutil.copytree(finished.folder, folder)
+    data = bytearray(Path("damaged/sft/checkpoint.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    Path("damaged/sft/checkpoint.pt").write_bytes(data)
+    torch.save({"args": {"env_id": "Hopper-v4"}}, "foreign/sft/checkpoint.pt")
+    pair = '{"prompt": "p", "chosen": "a", "rejected": "b"}'
+    Path("few.jsonl").write_text(pair)
+    Path("same.jsonl").write_text("\n".join([pair, "", pair.replace('"b"', '"A"'), pair]))
     Path("bytes.jsonl").write_bytes(b"\xff\xfe\xff")
     for words in (BAD[x] for x in (*script.features, script.name)):
         for line, message in words:

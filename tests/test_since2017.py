@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 import torch
 import tyro
-from torch.distributions import Beta, Normal, TanhTransform, TransformedDistribution
+from torch.distributions import Beta, Normal
 
 import ppo_continuous_action
 from benchmark.since2017 import CHANGES, VARIANTS
@@ -85,15 +85,6 @@ def test_state_dependent_std_is_torchs(load, noise):
     exact = Normal(mean, log_std.exp()).log_prob(actions).sum(-1)
     torch.testing.assert_close(logprobs, exact)
     np.testing.assert_allclose(log_prob(obs, noise), exact, atol=1e-4)
-
-
-def test_the_correction_of_the_squashed_gaussian_leaves_the_ratio():
-    old, new = (Normal(torch.tensor(mean), torch.tensor(0.7)) for mean in (0.1, 0.3))
-    drawn = old.sample((1000,)).clamp(-3, 3)
-    squashed = [TransformedDistribution(x, TanhTransform(cache_size=1)) for x in (old, new)]
-    before, after = (x.log_prob(drawn.tanh()) for x in squashed)
-    exact = new.log_prob(drawn) - old.log_prob(drawn)
-    torch.testing.assert_close(after - before, exact, atol=1e-3, rtol=1e-3)
 
 
 def loss_and_slope(load, name, ratio, advantage):

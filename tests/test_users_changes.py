@@ -2,13 +2,12 @@
 
 import dataclasses
 import re
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, flags, on
+from adapters import SCRIPTS, on
 from conftest import same_weights
 from torch import nn
 
@@ -31,8 +30,8 @@ def small(module=ppo, **changes):
 def test_what_acts_otherwise_than_the_agent_is_warned_about_at_once(
     script, tiny, monkeypatch, capsys
 ):
-    (healthy, *_) = script.module.train(tiny("Walk"))["updates"]
-    assert abs(healthy["check/acting"]) < 1e-6
+    healthy = script.module.train(tiny("Walk", learning_rate=0.01))["updates"]
+    assert all(abs(x["check/acting"]) < 1e-6 for x in healthy)
     real = script.module.in_numpy
     shift = np.arange(6, dtype=np.float32) if "masks" in script.features else 3  # not of all logits
     monkeypatch.setattr(script.module, "in_numpy", lambda net: lambda x: real(net)(x) + shift)
@@ -149,13 +148,6 @@ def test_an_image_that_is_flattened_and_wide_bounds_are_said(script, capsys):
     assert policy(np.zeros((4, 4, 1), np.float32)).shape == (1,)
 
 
-def test_an_error_in_ones_own_code_is_a_traceback(changed, monkeypatch):
-    mine = changed({"discounted_returns[done[t]] = 0.0": "discounted_returns[:] = np.ones(7)"})
-    monkeypatch.setattr("sys.argv", ["my_ppo.py", *flags(small(mine)).split()])
-    with pytest.raises(ValueError, match="broadcast"):
-        mine.main()
-
-
 def test_a_renamed_copy_resumes_the_runs_of_the_original_and_a_tag_may_name_no_setting(
     changed, monkeypatch
 ):
@@ -204,13 +196,3 @@ def test_films_follow_the_body_where_there_is_a_camera_that_does(
     ppo.train(small(env_id=env_id, run_name="run", total_timesteps=32))
     ppo.evaluate(ppo.Args(evaluate="runs/run", eval_episodes=1, capture_video=True))
     assert filmed[0].unwrapped.mujoco_renderer.camera_id == camera
-
-
-@on("environments")
-def test_a_run_ends_with_the_commands_to_go_on_with(tiny, cli, script):
-    code, out, err = cli(flags(tiny("Walk", run_name="mine")))
-    assert code == 0, err
-    last = out.splitlines()[-1]
-    assert f"python {script.path.name} --evaluate runs/mine" in last
-    assert "tensorboard --logdir runs/mine" in last
-    assert Path("runs/mine/checkpoint.pt").exists()
