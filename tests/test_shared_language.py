@@ -11,11 +11,12 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import wandb
 from adapters import SCRIPTS, louder, on, record, record_steps, seeded
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from conftest import curves
 
 PPO = SCRIPTS["rlhf"]
 
@@ -180,13 +181,6 @@ def test_what_is_unhealthy_is_said_once_with_a_remedy_and_the_name_of_the_run(
 # --- Whole runs ---
 
 
-def logged(folder, tag):
-    """Steps and values of a curve."""
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return zip(*((event.step, event.value) for event in events.Scalars(tag)), strict=True)
-
-
 @on("language")
 def test_a_run_with_each_form_leaves_results_texts_curves_and_weights(script, monkeypatch, capsys):
     trained = record(monkeypatch, script.module, script.stage)
@@ -206,9 +200,8 @@ def test_a_run_with_each_form_leaves_results_texts_curves_and_weights(script, mo
         assert row.get("objective/kl_coef") == updates[-1].get("objective/kl_coef")
         checkpoint = torch.load(folder / name / "checkpoint.pt", weights_only=True)
         assert checkpoint["updates"] == updates
-        steps, curve = logged(folder / name, "losses/grad_norm")
-        assert list(steps) == [*range(1, len(updates) + 1)]
-        assert curve == pytest.approx([x["losses/grad_norm"] for x in updates], rel=1e-4)
+        expected = [(i, x["losses/grad_norm"]) for i, x in enumerate(updates, 1)]
+        np.testing.assert_allclose(curves(folder / name)["losses/grad_norm"], expected, rtol=1e-4)
     first = torch.load(folder / models[1] / "checkpoint.pt", weights_only=True)
     weights = first.get("agent", first.get("model"))
     assert all(torch.equal(weights[x], y) for x, y in run["agent"].state_dict().items())
