@@ -101,11 +101,6 @@ class Script:
         others = step.others if {"masks", "recurrent"} & self.features else []
         return agent.evaluate_actions(step.obs, *others, step.actions)[:3]
 
-    def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
-        """What the environment gets without noise."""
-        low, high = fake_envs.SPACES["Box"][1].low, fake_envs.SPACES["Box"][1].high
-        return agent.policy(obs).clamp(torch.tensor(low), torch.tensor(high)).numpy(force=True)
-
     def record(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         """Record from now on the arguments and results of gae, and every gradient step."""
         recorder, real = SimpleNamespace(gae=[], steps=[]), self.module.gae
@@ -164,10 +159,6 @@ class MultiDiscrete(Script):
     def agent(self, obs_size: int, action_size: int, **settings: Any) -> nn.Module:
         """One component with so many choices."""
         return super().agent(obs_size, (1, action_size), **settings)
-
-    def best_action(self, agent: nn.Module, obs: Tensor) -> np.ndarray:
-        logits = agent.policy(obs).unflatten(-1, (2, 3))  # components of 3 and of 2 choices
-        return np.array([logits[0].argmax().item(), logits[1, :2].argmax().item()])
 
 
 class Atari(Script):

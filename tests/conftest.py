@@ -12,6 +12,7 @@ import adapters
 import fake_envs
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
 # Pydantic reads this once in a process, at its first error; a script that runs by itself sets it.
@@ -126,6 +127,14 @@ def same_weights(a, b):
     """True if two agents have bitwise the same weights."""
     pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
     return all(torch.equal(x, y) for x, y in pairs)
+
+
+def curves(run_dir):
+    """Steps and values of each curve of a run."""
+    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(x.step, x.value) for x in events.Scalars(tag)] for tag in tags}
 
 
 @pytest.fixture

@@ -113,14 +113,7 @@ class Walk(Fake):
         return self.observe(), reward, failed, self.t == 12, {}
 
 
-class NaNObs(Walk):
-    """An observation is NaN after 20 steps."""
-
-    def observe(self):
-        return super().observe() * (np.nan if self.steps == 20 else 1.0)
-
-
-class NaNReward(Walk):
+class InfiniteReward(Walk):
     """A reward is infinite after 20 steps."""
 
     def advance(self, action):
@@ -161,7 +154,7 @@ class Target(Fake):
         return self.x, -float(abs(action[0] - self.x[0])), True, False, {}
 
 
-for cls in (Counter, Terminated, Both, Walk, NaNObs, NaNReward, Interrupted, Target):
+for cls in (Counter, Terminated, Both, Walk, InfiniteReward, Interrupted, Target):
     kind = "Truncated" if cls is Counter else cls.__name__
     for space in SPACES:
         gym.register(f"Fake{kind}-{space}-v0", functools.partial(cls, space))

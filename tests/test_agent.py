@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from adapters import gain_of, on
-from scipy.stats import multivariate_normal
 from torch import nn
 
 import ppo_continuous_action as ppo
@@ -61,24 +60,6 @@ def test_log_std_is_a_zero_parameter_and_the_same_in_every_state(script):
     assert entropy.tolist() == pytest.approx([1.418939 * 6] * 9, rel=1e-5)
 
 
-@on("gaussian")
-def test_joint_log_prob_and_entropy_are_those_of_a_diagonal_gaussian(script):
-    agent = script.agent(17, 6)
-    with torch.no_grad():
-        agent.log_std.copy_(torch.linspace(-1, 1, 6))
-    obs, action = torch.randn(4, 17), torch.randn(4, 6) * 3
-    with torch.no_grad():
-        logprob, entropy, value = agent.evaluate_actions(obs, action)[:3]
-        mean = agent.policy(obs).numpy()
-    assert logprob.shape == entropy.shape == value.shape == (4,)
-    torch.testing.assert_close(value, agent.get_value(obs))
-    covariance = np.diag(np.exp(2 * np.linspace(-1, 1, 6)))
-    for i in range(4):
-        policy = multivariate_normal(mean[i], covariance)
-        assert logprob[i].item() == pytest.approx(policy.logpdf(action[i].numpy()), rel=1e-5)
-        assert entropy[i].item() == pytest.approx(policy.entropy(), rel=1e-5)
-
-
 TANH = nn.Sequential(nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 6))
 OTHERS = [
     nn.Sequential(nn.Linear(17, 64), nn.ReLU(), nn.Linear(64, 6)),
@@ -97,20 +78,3 @@ def test_what_acts_equals_the_network_whatever_its_layers(network):
     found = ppo.in_numpy(network)(obs.numpy())
     np.testing.assert_allclose(found, network(obs).detach().numpy(), atol=1e-6)
     assert found.dtype == np.float32 and found.shape == (8, 6)
-
-
-@on("gaussian")
-def test_the_actor_adds_noise_in_standard_deviations_and_knows_its_probability(script):
-    agent = script.agent(3, 2)
-    nn.init.normal_(agent.policy[-1].weight)
-    with torch.no_grad():
-        agent.log_std.copy_(torch.tensor([[-1.0, 0.5]]))
-    obs, noise = np.random.default_rng(0).normal(size=(2, 5, 10, 3)).astype(np.float32)
-    act, log_prob = script.module.actor(agent)
-    drawn = np.array([act(*rows) for rows in zip(obs, noise[..., :2])])
-    t_obs, t_drawn = torch.tensor(obs), torch.tensor(drawn)
-    expected = agent.policy(t_obs).detach().numpy() + np.exp([-1, 0.5]) * noise[..., :2]
-    np.testing.assert_allclose(drawn, expected, rtol=0, atol=1e-5)
-    logprobs = agent.evaluate_actions(t_obs, t_drawn)[0].detach().numpy()
-    np.testing.assert_allclose(log_prob(obs, noise[..., :2]), logprobs, rtol=0, atol=1e-5)
-    assert drawn.dtype == np.float32

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from adapters import on, record
-from conftest import same_weights
 from torch import nn
 
 import ppo_atari_lstm as ppo
@@ -164,31 +163,6 @@ def test_minibatches_that_split_an_environment_are_refused():
     ppo.Args(num_envs=8, num_minibatches=8)
     with pytest.raises(ValueError, match="num_envs must be a multiple of num_minibatches"):
         ppo.Args(num_envs=6, num_minibatches=4)  # though it divides the 6 * 128 samples
-
-
-@on("lstm")
-def test_nothing_is_compiled_since_the_steps_would_be_unrolled(tiny, monkeypatch):
-    monkeypatch.delattr(torch, "compile")
-    args = tiny()
-    assert ppo.train(args)["updates"] and not hasattr(args, "compile")
-
-
-@on("lstm")
-def test_a_resumed_run_goes_on_with_states_and_starts_bit_for_bit(tiny, recorded, monkeypatch):
-    """Games whose frames do not say how many were played before."""
-    monkeypatch.setattr(Uneven, "observe", lambda x: fake_envs.frame([x.index, 0, 8 * x.t]))
-    settings = {"anneal_lr": False, "learning_rate": 0.01}
-    whole = ppo.train(tiny("Uneven", total_timesteps=192, **settings))
-    fake_envs.Fake.made.clear()
-    ppo.train(tiny("Uneven", **settings))  # up to a step that is the last of some games
-    assert ppo.load_checkpoint("runs/run1")[2]["starts"].tolist() == [1.0, 1.0, 0.0, 1.0]
-    expected = recorded.steps[12:24]
-    recorded.steps.clear()
-    fake_envs.Fake.made.clear()
-    resumed = ppo.train(tiny("Uneven", total_timesteps=192, **settings, resume="runs/run1"))
-    for a, b in zip(expected, recorded.steps, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(a.data, b.data, strict=True))
-    assert same_weights(whole["agent"], resumed["agent"])
 
 
 @on("lstm")

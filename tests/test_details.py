@@ -59,12 +59,7 @@ def test_each_script_has_each_detail_it_owes_once_and_the_known_extras(script):
 
 
 def test_a_malformed_tag_is_an_error():
-    for line in (
-        "# Detail: title",
-        "# Extra title",
-        "# Detail 3/37: a [a.py L1] b",
-        "# Detail 3/37",
-    ):
+    for line in ("# Detail: title", "# Extra title", "# Detail 3/37: a [a.py L1] b"):
         with pytest.raises(ValueError, match="Malformed"):
             tags_of(f"x = 1\n    {line}\n")
     text = "# Extra: a b (c, not d), e [f.py L1]\n# Why.\n# Detail R2: g\nx = 1\n"

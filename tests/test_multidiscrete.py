@@ -176,27 +176,6 @@ def test_invalid_logits_have_gradient_zero_and_make_nothing_nan():
     assert (gradient[~SOME] == 0).all() and (gradient[several] != 0).all()
 
 
-def test_no_score_makes_an_invalid_choice_win():
-    scores = np.array([[[-50.0, np.inf, -50.0], [-60.0, -50.0, np.inf]]])
-    masks = np.array([[[True, False, True], [True, True, False]]])
-    agent, zeros = ppo.Agent(5, (2, 3), ppo.Args()), np.zeros((1, 5), np.float32)
-    act, _ = ppo.actor(agent)
-    assert act(zeros, masks, scores).tolist() == [[0, 1]]
-
-
-def test_what_acts_gives_its_actions_the_log_probabilities_of_what_learns():
-    """For a whole rollout; an action that its mask excludes has none."""
-    agent, obs, masks = make_agent(), torch.randn(6, 2, 5), (EXISTS & SOME).expand(6, 2, 3, 4)
-    actions = (torch.rand(masks.shape) * masks).argmax(-1)
-    with torch.no_grad():
-        expected = agent.evaluate_actions(obs, masks, actions)[0].numpy()
-    _, log_prob = ppo.actor(agent)
-    np.testing.assert_allclose(
-        log_prob(obs.numpy(), masks.numpy(), actions.numpy()), expected, 1e-4
-    )
-    assert log_prob(obs.numpy(), masks.numpy(), 0 * actions.numpy()).max() == -np.inf
-
-
 @pytest.mark.parametrize("offer", ["Vector", "Tuple", "Method"])
 def test_update_sees_the_masks_of_the_rollout(masked, recorded, offer):
     """The environment refuses invalid actions; with learning rate 0 the ratio stays 1."""
@@ -210,20 +189,6 @@ def test_update_sees_the_masks_of_the_rollout(masked, recorded, offer):
         expected = joint(agent, obs, masks, actions)[0]
         torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-4)
     assert len(seen) > 20
-
-
-def test_the_mask_is_that_of_the_next_action_also_where_an_episode_ends(masked, tiny):
-    env, rng = ppo.Choices(ppo.make_env(masked()), masked()), np.random.default_rng(0)
-    (obs, _), truncated = env.reset(seed=0), False
-    for step in range(12):
-        if truncated:
-            obs, _ = env.reset()
-        assert np.concatenate(env.unwrapped.masks).tolist() == env.mask[EXISTS].tolist()
-        assert not env.mask[~EXISTS].any() and obs[0] == step % 5
-        obs, _, _, truncated, _ = env.step((rng.random((3, 4)) * env.mask).argmax(-1))
-    env = ppo.Choices(ppo.make_env(tiny("MaskedVector")), tiny("MaskedVector"))  # without the flag
-    env.reset(seed=0)
-    assert env.mask.tolist() == EXISTS.tolist()
 
 
 @pytest.mark.parametrize("env_id", ["FakeMaskedVector-Discrete-v0", "Taxi-v4"])

@@ -49,6 +49,11 @@ FUSED = {
     "3: torch.optim.Adam(agent.parameters(), eps=args.adam_eps, fused=True) -> "
     "(torch.optim.Adam(agent.parameters(), eps=args.adam_eps))": "the same step, but slower",
 }
+VECTORS = {
+    "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
+    "31: np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards) -> "
+    "(np.clip(-args.clip_reward, rewards, args.clip_reward, out=rewards))": MIDDLE,
+}
 EQUIVALENT = {
     "lstm": {
         "32: nn.Linear(512, 4 * HIDDEN_SIZE) -> (nn.Linear(4 * HIDDEN_SIZE, 512))": "both are 512",
@@ -70,16 +75,8 @@ EQUIVALENT = {
         "R13: F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0) -> "
         "(F.scaled_dot_product_attention(query, *key_value, visible))": DEFAULT,
     },
-    "multidiscrete": {
-        "37: -1 -> (1) (2)": MINIBATCH,
-        "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
-    },
-    "continuous": {
-        "25: -1 -> (1) (2)": MINIBATCH,
-        "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
-        "31: np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards) -> "
-        "(np.clip(-args.clip_reward, rewards, args.clip_reward, out=rewards))": MIDDLE,
-    },
+    "multidiscrete": {"37: -1 -> (1) (2)": MINIBATCH, **VECTORS},
+    "continuous": {"25: -1 -> (1) (2)": MINIBATCH, **VECTORS},
 }
 
 

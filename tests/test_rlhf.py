@@ -12,8 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from adapters import SCRIPTS, louder, on, record, record_steps, seeded
-from conftest import same_weights
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from conftest import curves, same_weights
 from torch import nn
 
 from ppo_rlhf_toy import BOS, PAD
@@ -489,9 +488,8 @@ def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(finished, monk
         with pytest.raises(KeyboardInterrupt):
             rlhf.train(small_args())
     assert same(finished.run, rlhf.train(small_args(resume="runs/run")))
-    events = EventAccumulator("runs/run/reward_model")
-    events.Reload()
-    assert [event.step for event in events.Scalars("losses/loss")] == [1, 2, 3, 4]
+    steps = [step for step, _ in curves("runs/run/reward_model")["losses/loss"]]
+    assert steps == [1, 2, 3, 4]
 
 
 def test_what_is_in_the_folder_is_taken_and_what_is_missing_is_made(copied, capsys, monkeypatch):
@@ -509,24 +507,6 @@ def test_what_is_in_the_folder_is_taken_and_what_is_missing_is_made(copied, caps
     reused, fresh = resume("ppo-fixed-0.1", **fixed), rlhf.train(small_args(run_name="x", **fixed))
     assert same(reused, fresh)
     assert small_args(reward="gold", **fixed).ppo_run == "ppo-gold-fixed-0.1"
-    shutil.rmtree("runs/run/reward_model")
-    assert same(copied, resume("reward_model"))
-
-
-@pytest.mark.parametrize("name", ["sft", "reward_model"])
-def test_a_file_that_is_damaged_or_of_another_script_is_a_sentence(copied, cli, name):
-    path = Path("runs/run", name, "checkpoint.pt")
-    good, saved = path.read_bytes(), torch.load(path, weights_only=True)
-    middle = len(good) // 2
-    flipped = good[:middle] + bytes([good[middle] ^ 255]) + good[middle + 1 :]
-    other = {**saved, "args": {**saved["args"], "env_id": "Hopper-v4"}}
-    for bad in (good[:middle], flipped, b"text", b"", other, {**saved, "model": {}}, [1]):
-        if isinstance(bad, bytes):
-            path.write_bytes(bad)
-        else:
-            torch.save(bad, path)
-        code, _, error = cli("--resume runs/run")
-        assert code == 2 and error.startswith(f"Error: {path} is missing, damaged or of another")
 
 
 # --- Your own texts and labels ---
@@ -576,23 +556,9 @@ def test_own_vocabulary_lengths_and_held_out_pairs(labels):
         assert task.split_words(document) == task.split_words(query) + task.split_words(answer)
 
 
-def test_a_bad_line_of_labels_is_reported_with_its_number():
-    good = '{"prompt": "p", "chosen": "a", "rejected": "b"}'
-    bad = ["{not json", "[1, 2]", "3", '{"prompt": "p", "chosen": "a"}']
-    for line in bad + [good.replace('"a"', x) for x in ("3", '" "', '"B"')]:
-        Path("p.jsonl").write_text("\n".join([good] * 3 + ["", line] + [good] * 20))
-        with pytest.raises(ValueError, match=r"p\.jsonl, line 5: .*prompt, chosen and rejected"):
-            rlhf.read_preferences("p.jsonl")
-
-
 def test_labels_as_other_programs_write_them_and_a_prompt_that_is_long():
     """With an id per pair, a byte-order mark, and a line separator within a text."""
-    pair = {
-        "id": "secret",
-        "prompt": "p " * 3 * rlhf.LONGEST,
-        "chosen": "a\u2028c",
-        "rejected": "b",
-    }
+    pair = {"id": 1, "prompt": "p " * 3 * rlhf.LONGEST, "chosen": "a\u2028c", "rejected": "b"}
     lines = "\r\n".join([json.dumps(pair, ensure_ascii=False)] * 14)
     Path("p.jsonl").write_text("\ufeff" + lines, "utf-8")
     task = rlhf.own_task(small_args(preferences="p.jsonl"))
@@ -610,7 +576,5 @@ def test_a_resumed_run_has_its_own_settings(copied, monkeypatch, cli):
     monkeypatch.setattr(rlhf, "train", interrupted)
     code, output, _ = cli("--resume runs/run --track")
     assert code == 130 and "--resume runs/run goes on after the last stage" in output
-    code, _, error = cli("--resume runs/run --kl-coef 0.25")
-    assert code == 2 and error.strip().endswith("has its own settings: leave out --kl-coef.")
     code, output, _ = cli("--details --target-kl 3")
     assert code == 0 and "kl_mode=adaptive, target_kl=3.0" in output

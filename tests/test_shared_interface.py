@@ -15,6 +15,7 @@ import pytest
 import torch
 import wandb
 from adapters import flags, on
+from conftest import curves
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 # --- Bad input ---
@@ -98,24 +99,18 @@ PROMISED |= {f"check/{x}" for x in ("values", "value_bias", "update", "first_kl"
 def test_tensorboard_has_the_promised_curves_and_the_details(script, tiny):
     args = tiny("Walk", gamma=0.875)
     result = script.module.train(args)
-    events = EventAccumulator("runs/run0", size_guidance={"scalars": 0})
-    events.Reload()
-    scalars = set(events.Tags()["scalars"])
-    assert scalars >= PROMISED and {x.split("/")[0] for x in scalars} == {
-        "charts",
-        "losses",
-        "check",
-    }
+    found = curves("runs/run0")
+    assert found.keys() >= PROMISED
+    assert {x.split("/")[0] for x in found} == {"charts", "losses", "check"}
     for name in result["updates"][0].keys() - {"global_step"}:
-        curve = [(x.step, x.value) for x in events.Scalars(name)]
         logged = [(x["global_step"], np.float32(x[name])) for x in result["updates"]]
-        np.testing.assert_equal(curve, logged)
+        np.testing.assert_equal(found[name], logged)
     steps, episodes = [x["global_step"] for x in result["updates"]], result["episodes"]
     for name in ("return", "length"):
         ended = {step: [x[name] for x in episodes if x["global_step"] <= step] for step in steps}
         means = [(step, np.mean(x[-100:])) for step, x in ended.items() if x]
-        curve = [(x.step, x.value) for x in events.Scalars(f"charts/episodic_{name}")]
-        np.testing.assert_allclose(curve, means, rtol=1e-6)
+        np.testing.assert_allclose(found[f"charts/episodic_{name}"], means, rtol=1e-6)
+    events = EventAccumulator("runs/run0").Reload()
     (text,) = (events.Tensors(x)[0] for x in events.Tags()["tensors"] if "details" in x)
     written = text.tensor_proto.string_val[0].decode().replace("  \n", "\n")
     assert written == f"{args}\n\n{script.module.details(args)}" and "gamma=0.875" in written

@@ -155,13 +155,11 @@ def test_every_episode_has_its_own_seed_and_every_environment_its_own_actions(sc
 
 
 @on("vector")
-@pytest.mark.parametrize("env", ["NaNObs", "NaNReward"])
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_a_bad_number_from_the_environment_stops_the_run_before_it_is_saved(script, tiny, env):
-    args = tiny(env, checkpoint_interval=1)
-    with pytest.raises(script.module.UsageError, match=r"Not finite at step 64: .*losses/") as info:
+def test_an_infinite_reward_stops_the_run_before_it_is_saved(script, tiny):
+    args = tiny("InfiniteReward", checkpoint_interval=1)
+    with pytest.raises(script.module.UsageError, match=r"Not finite at step 64: .*losses/"):
         script.module.train(args)
-    assert "\n" not in str(info.value)
     *_, saved = script.module.load_checkpoint(f"runs/{args.run_name}")
     assert len(saved["updates"]) == 1
 

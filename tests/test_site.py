@@ -80,15 +80,6 @@ def test_no_line_is_lost_each_tag_stands_at_its_statement_and_formulas_are_whole
     assert not any(re.search(r"&(?!lt;|gt;)|\\", x) for x in formulas)
 
 
-def test_bugs_stand_beside_their_lines_on_the_first_page_too(committed):
-    found = site.placed(annotate.Source(annotate.HOME), site.bugs_of(committed))
-    beside = {bug["label"]: title for title, bugs in found.items() for bug in bugs}
-    assert beside["policy loss with the wrong sign"] == "clipped surrogate objective"
-    assert beside["advantages not normalized"] == "advantage normalization"
-    short = annotate.Source(annotate.SHORT).segments
-    assert found.keys() <= {note.title for x in short for note in x.notes}
-
-
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_api.sync_playwright() as player:
