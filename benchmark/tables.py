@@ -232,17 +232,19 @@ def multiples_table(suite: Suite, folders: Folders) -> str:
 
 
 def recipe_table(suite: Suite, folders: Folders) -> str:
-    """A row per environment: scores of both settings, and how probably the second one is better."""
+    """A row per environment: scores of the default and of others, and how probably these win."""
     scores = scores_of(suite, folders)
-    (base, ours), places, means = suite.labels.values(), [*scores], means_of(scores)
+    (base, *others), means = suite.labels.values(), means_of(scores)
+
+    def better(places: list[str]) -> dict[str, str]:
+        return {f"P({x} is better)": chance(scores[places], x, base) for x in others}
+
     rows = [
-        {"environment": place}
-        | {x: means.at[x, place] for x in (base, ours)}
-        | {f"P({ours} is better)": chance(scores[[place]], ours, base)}
+        {"environment": place, **means[place], **better([place])}
         | {"SB3 Zoo, tuned for each": published(place, suite.total_timesteps, ZOO)}
-        for place in places
+        for place in scores
     ]
-    rows.append({"environment": "all", f"P({ours} is better)": chance(scores, ours, base)})
+    rows += [{"environment": "all", **better([*scores])}] * bool(others)
     return markdown(rows) + missing(suite, folders)
 
 

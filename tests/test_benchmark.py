@@ -342,6 +342,15 @@ figure3 Hopper-v4 10 20 30
 kl_vs_clip/adaptive-0.01 Hopper-v4 5 10 15
 | clipping, ε = 0.2 | – | 20.0 ± 8.2 (3) |…
 | adaptive KL…| 0.17 […] |
+
+recipe
+recipe Hopper-v4 1000 2000 3000
+| Hopper-v4 | 2000 [1000, 3000] (3) | 2410 ± 10 |
+| Reacher-v4 | – | – |
+
+recipe_changes
+recipe_changes Hopper-v4 10 20
+| default | – | 15.0 ± 5.0 (2) | – | – |
 """
 
 
