@@ -72,6 +72,7 @@ EQUIVALENT = {
         "25: Independent(policy, 1, validate_args=False) -> (Independent(policy, 1))": CHECKS,
     },
     "rlhf": {
+        "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
         "R13: F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0) -> "
         "(F.scaled_dot_product_attention(query, *key_value, visible))": DEFAULT,
     },
