@@ -78,3 +78,20 @@ def test_what_acts_equals_the_network_whatever_its_layers(network):
     found = ppo.in_numpy(network)(obs.numpy())
     np.testing.assert_allclose(found, network(obs).detach().numpy(), atol=1e-6)
     assert found.dtype == np.float32 and found.shape == (8, 6)
+
+
+@on("gaussian")
+def test_the_actor_adds_noise_in_standard_deviations_and_knows_its_probability(script):
+    agent = script.agent(3, 2)
+    nn.init.normal_(agent.policy[-1].weight)
+    with torch.no_grad():
+        agent.log_std.copy_(torch.tensor([[-1.0, 0.5]]))
+    obs, noise = np.random.default_rng(0).normal(size=(2, 5, 10, 3)).astype(np.float32)
+    act, log_prob = script.module.actor(agent)
+    drawn = np.array([act(*rows) for rows in zip(obs, noise[..., :2])])
+    t_obs, t_drawn = torch.tensor(obs), torch.tensor(drawn)
+    expected = agent.policy(t_obs).detach().numpy() + np.exp([-1, 0.5]) * noise[..., :2]
+    np.testing.assert_allclose(drawn, expected, rtol=0, atol=1e-5)
+    logprobs = agent.evaluate_actions(t_obs, t_drawn)[0].detach().numpy()
+    np.testing.assert_allclose(log_prob(obs, noise[..., :2]), logprobs, rtol=0, atol=1e-5)
+    assert drawn.dtype == np.float32

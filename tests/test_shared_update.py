@@ -73,6 +73,15 @@ def test_learning_rate_follows_the_kl_after_the_update_even_of_one_minibatch(
         tiny(adapt_lr_kl=1e-3)
 
 
+@on("continuous")
+@pytest.mark.parametrize(("times", "factor"), [(0.4, 1.5), (0.6, 1), (1.8, 1), (2.2, 1 / 1.5)])
+def test_a_kl_from_half_to_twice_of_what_is_desired_is_right(script, tiny, times, factor):
+    settings = {"anneal_lr": False, "learning_rate": 1e-3, "total_timesteps": 64}
+    kl = script.module.train(tiny("Walk", **settings))["updates"][0]["check/kl_after"]
+    updates = script.module.train(tiny("Walk", **settings, adapt_lr_kl=kl / times))["updates"]
+    assert updates[1]["charts/learning_rate"] == pytest.approx(1e-3 * factor)
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_what_is_compared_are_the_whole_update_and_the_rollout(
     script, tiny, recorded, monkeypatch, terminal

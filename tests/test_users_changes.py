@@ -1,6 +1,7 @@
 """What users change in a copy of a script, or give it, works or is named: code, environments."""
 
 import dataclasses
+import functools
 import re
 
 import gymnasium as gym
@@ -129,6 +130,18 @@ def test_a_dict_environment_of_ones_own_trains_and_is_evaluated(script, capsys):
     for use in (script.module.load_policy, lambda _: script.module.evaluate(asked)):
         with pytest.raises(script.module.UsageError, match="another environment"):
             use(run_dir)  # in HalfCheetah, say
+
+
+@on("gaussian")
+def test_rewards_that_never_vary_are_divided_by_no_zero(script, monkeypatch):
+    class Nothing(Rooms):
+        def step(self, action):
+            obs, _, *rest = super().step(action)
+            return obs, 0.0, *rest
+
+    from_nothing = functools.partial(script.module.RunningMeanStd, count=0.0)
+    monkeypatch.setattr(script.module, "RunningMeanStd", from_nothing)
+    assert len(script.module.train(script.args(run_name="run"), Nothing)["updates"]) == 3
 
 
 @on("vector")
