@@ -78,6 +78,7 @@ EQUIVALENT = {
     },
     "multidiscrete": {"37: -1 -> (1) (2)": MINIBATCH, **VECTORS},
     "continuous": {"25: -1 -> (1) (2)": MINIBATCH, **VECTORS},
+    "kl_penalty": {"25: -1 -> (1) (2)": MINIBATCH, **VECTORS},
 }
 
 
