@@ -132,7 +132,7 @@ def test_a_dict_environment_of_ones_own_trains_and_is_evaluated(script, capsys):
             use(run_dir)  # in HalfCheetah, say
 
 
-@on("gaussian")
+@on("vector")
 def test_rewards_that_never_vary_are_divided_by_no_zero(script, monkeypatch):
     class Nothing(Rooms):
         def step(self, action):
