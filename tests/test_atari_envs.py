@@ -90,6 +90,11 @@ def test_an_episode_ends_with_each_lost_life_and_with_the_game(rows, ends):
     assert [env.step(1)[2:4] for _ in ends] == [(x, False) for x in ends]
 
 
+def test_clip_reward_is_the_sign():
+    env = ppo.ClipReward(FakeGame())
+    assert [env.reward(r) for r in (-5, -0.1, 0, 0.1, 7)] == [-1, -1, 0, 1, 1]
+
+
 @pytest.mark.parametrize("press", range(3))  # the no-op, FIRE, action 2
 def test_a_game_that_ends_under_a_press_that_begins_a_life_is_noted(
     press, monkeypatch, tmp_path, capsys
