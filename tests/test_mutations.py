@@ -61,7 +61,7 @@ EQUIVALENT = {
     },
     "atari": {
         "parallelized gradient update: average([*(x.grad for x in agent.parameters() if "
-        "x.requires_grad), *metrics.values()]) -> pass": "of one process: test_distributed.py has two",
+        "x.requires_grad), *metrics.values()]) -> pass": "see test_distributed.py",
         "2, 21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
         "(nn.Conv2d(64, 64, kernel_size=3))": DEFAULT,
         **FUSED,
