@@ -77,6 +77,13 @@ def test_noop_reset_starts_over_when_the_game_ends_meanwhile():
     assert np.array_equal(frame, game.frame())
 
 
+def test_max_and_skip_stops_when_the_game_ends():
+    env = begun(ppo.MaxAndSkip, (1.0, 3, False), (1.0, 0, True))
+    frame, reward, terminated, _, _ = env.step(1)
+    assert terminated and reward == 2 and env.unwrapped.calls == ["reset", 1, 1]
+    assert np.array_equal(frame, env.unwrapped.frame())
+
+
 @pytest.mark.parametrize(
     ("rows", "ends"),
     [
@@ -266,6 +273,14 @@ def test_replayed_game_goes_on_bit_for_bit_through_lost_lives(game, sticky):
     assert all(np.array_equal(a, b) for x, y in zip(first, second) for a, b in zip(x, y))
     assert env.new_scores() == other.new_scores()
     assert env.get_wrapper_attr("score") == other.get_wrapper_attr("score")
+
+
+def test_a_game_begins_anew_where_another_is_running():
+    env, fresh = (ppo.ReplayableGame(ppo.make_env(ppo.Args())) for _ in range(2))
+    env.load(1)
+    env.step(1)
+    assert np.array_equal(env.load(5), fresh.load(5))
+    assert env.get_wrapper_attr("score")["length"] == 2  # the presses that begin it
 
 
 def test_sticky_actions_reach_the_emulator():
