@@ -5,6 +5,7 @@ import pytest
 import torch
 from adapters import flags, on
 from conftest import same_weights
+from test_math import double_sum
 
 # --- Detail 4: schedules ---
 
@@ -143,14 +144,12 @@ def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
 
 def test_advantages_are_sums_of_the_surprises_of_one_episode(script, tiny, recorded):
     script.module.train(tiny(total_timesteps=32, gamma=0.9, gae_lambda=0.8))
-    batch = {name: x.numpy() for name, x in recorded.gae[0].items()}
-    surprises = batch["rewards"] + 0.9 * batch["next_values"] - batch["values"]
-    ended, expected = batch["done"].astype(bool), np.zeros_like(surprises)
-    for t, n in np.ndindex(expected.shape):
-        later = surprises[t:, n][: np.argmax([*ended[t:, n], True]) + 1]
-        expected[t, n] = later @ 0.72 ** np.arange(len(later))
-    assert ended.any()
-    np.testing.assert_allclose(batch["advantages"], expected, atol=1e-5)
+    batch = recorded.gae[0]
+    rollout = (batch[x] for x in ("rewards", "values", "next_values", "done"))
+    assert batch["done"].any()
+    torch.testing.assert_close(
+        batch["advantages"], double_sum(*rollout, 0.9, 0.8), atol=1e-5, rtol=0
+    )
 
 
 # --- Details 7, 8, 12: what the loss sees ---
