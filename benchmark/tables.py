@@ -227,7 +227,7 @@ def effects_table(suite: Suite, folders: Folders) -> str:
 def multiples_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, and the mean over environments of its multiple of the baseline's."""
     found = beside_baseline(suite, folders, statistics.mean_ratio)
-    columns = {"times the default": {x: RATIO(y.value) for x, y in found.items()}}
+    columns = {"times the default": {x: with_interval(y, RATIO) for x, y in found.items()}}
     return side_by_side(scores_of(suite, folders), columns) + missing(suite, folders)
 
 
