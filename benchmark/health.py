@@ -22,22 +22,12 @@ from benchmark.definitions import Folders, Suite
 from benchmark.record import STAGE_METRICS, STEP_METRICS
 from benchmark.results import Result, by_environment
 from benchmark.statistics import Estimate, estimate, matrix
-from benchmark.tables import CHANGE, facts, markdown, missing, number, plus_minus, with_interval
+from benchmark.tables import CHANGE, facts, markdown, missing, number, with_interval
 
 EARLY = 100_000  # steps within which a bug is to be warned about
-BEGIN = 20_000  # steps after which metrics are compared: the first updates are unlike all others
 SEEN_BY = 2  # seeds that must be warned
 DIFFERENT = 0.05  # relative change of a metric, on each seed, that is told
 HELD_OUT = "test-"  # begins the names of healthy variants on which no limit was chosen
-# A healthy run has this mean return in the last tenth of its episodes or more; random actions have
-# much less. What has not learned is not counted.
-LEARNED = {
-    **{"CartPole-v1": 195, "FrozenLake-v1": 0.3, "Taxi-v4": -100, "Blackjack-v1": -0.2},
-    **{"Acrobot-v1": -200, "MountainCar-v0": -180, "Pendulum-v1": -800, "LunarLander-v3": 0},
-    **{"InvertedPendulum-v4": 100, "InvertedDoublePendulum-v4": 500, "Reacher-v4": -20},
-    **{"Hopper-v4": 200, "HalfCheetah-v4": 0, "Walker2d-v4": 150, "Swimmer-v4": 25, "Ant-v4": 0},
-    "Pong": -19,
-}
 # Columns of curves in the order in which an iteration makes them: the first stage in which the
 # first iteration differs from that of a healthy run of the same seed tells which part is wrong.
 STAGES = {
@@ -47,7 +37,6 @@ STAGES = {
     "ratio": ("check_first_kl",),
     "update": ("grad_norm", "clipfrac", "approx_kl", "value_clipfrac", "log_std", "check_update"),
 }
-COLUMNS = STEP_METRICS | STAGE_METRICS
 # What the committed runs of bugs have too: the third edition of the scripts logged it.
 OLDER = {
     "policy/log_std": "log_std",
@@ -55,11 +44,8 @@ OLDER = {
     "losses/value_clipfrac": "value_clipfrac",
     "advantages/std": "advantages_std",
 }
-NAMES = {column: metric for metric, column in (COLUMNS | OLDER).items()}
+NAMES = {y: x for x, y in (STEP_METRICS | STAGE_METRICS | OLDER).items()}  # of columns
 SAID = f"warned about by {EARLY // 1000}k steps"  # column of tables
-# Columns whose healthy ranges are shown.
-BANDS = ("approx_kl", "clipfrac", "explained_variance", "check_first_kl", "check_values")
-BANDS += ("check_value_bias", "check_update", "grad_norm")
 
 
 # --- Warnings ---
@@ -139,14 +125,6 @@ def is_healthy(suite: Suite, variant: str) -> bool:
     return suite.kind == "healthy" or variant.startswith("healthy")
 
 
-def has_learned(result: Result) -> bool:
-    """Whether the last tenth of the episodes, 20 at least, has the return of `LEARNED`."""
-    if (environment := result.record["environment"]) not in LEARNED:
-        return True
-    returns = np.repeat(result.curve["return"], result.curve["episodes"])
-    return returns[-max(20, len(returns) // 10) :].mean() >= LEARNED[environment]
-
-
 def control(suite: Suite, variant: str) -> str:
     """The healthy variant that has most of the variant's flags, and no other."""
     flags = {x: y.flags for x, y in suite.variants.items() if is_healthy(suite, x)}
@@ -220,33 +198,6 @@ def bugs_table(suite: Suite, folders: Folders) -> str:
     return "\n".join(texts) + missing(suite, folders)
 
 
-def healthy_table(suite: Suite, folders: Folders) -> str:
-    """A row per setting: returns, how many runs learned, and how many have a warning."""
-    rows = []
-    for name, variant in suite.variants.items():
-        for environment, results in by_environment(suite.name, name, folders).items():
-            count, text = warned_seeds(results, math.inf)
-            row = {"environment": environment, "script": variant.script, "settings": variant.label}
-            row["kept for the test"] = "yes" * name.startswith(HELD_OUT)
-            row["return"] = plus_minus(facts(results, "score"))
-            row["learned"] = f"{sum(map(has_learned, results))} of {len(results)}"
-            rows.append(row | {"warned about at any time": f"{count}{': ' * bool(count)}{text}"})
-    return markdown(rows) + missing(suite, folders)
-
-
-def evaluation_table(suite: Suite, folders: Folders) -> str:
-    """Returns of the last training episodes, and of the policies' mean actions afterwards."""
-    rows = []
-    for environment, name in ((x, y) for x in suite.environments for y in suite.variants):
-        if results := by_environment(suite.name, name, folders).get(environment):
-            played = np.array([np.mean(x.record["walk"]["returns"]) for x in results])
-            row = {"environment": environment, "": suite.variants[name].label}
-            row["in training"] = plus_minus(facts(results, "score"))
-            row["evaluated [95 %]"] = with_interval(estimate(matrix(played), statistics.mean))
-            rows.append(row)
-    return markdown(rows) + missing(suite, folders)
-
-
 def counts(suites: list[Suite], folders: Folders) -> str:
     """How many bugs are noticed on two seeds in some environment, and which healthy runs warn."""
     rows = []
@@ -256,9 +207,8 @@ def counts(suites: list[Suite], folders: Folders) -> str:
         for place, results in by_environment(suite.name, name, folders).items():
             for x in results:
                 text = warned_seeds([x], math.inf if about["healthy"] else EARLY)[1]
-                row = about | {"place": place, "learned": has_learned(x), "warned": text != ""}
-                run = f"{place}, {about['label']}, seed {x.record['seed']}"
-                rows.append(row | {"run": run, "text": f"{run}: {text}"})
+                run = f"{place}, {about['label']}, seed {x.record['seed']}: {text}"
+                rows.append(about | {"place": place, "warned": text != "", "run": run})
     table = pd.DataFrame(rows)
     bugs = table[~table["healthy"]].groupby(["label", "place"], sort=False)["warned"].sum()
     noticed = (bugs >= SEEN_BY).groupby("label", sort=False).any()
@@ -267,33 +217,12 @@ def counts(suites: list[Suite], folders: Folders) -> str:
         f"{EARLY // 1000}k steps (RLHF: ever), on {SEEN_BY} seeds or more in some environment. Not "
         f"noticed: {'; '.join(noticed.index[~noticed]) or 'none'}."
     ]
-    for kept, own in table[table["healthy"] & table["learned"]].groupby("kept"):
+    for kept, own in table[table["healthy"]].groupby("kept"):
         alarms, part = own[own["warned"]], "had no" if kept else "had a"
         ends = binomtest(len(alarms), len(own)).proportion_ci(method="exact")
         lines.append(
             f"**{len(alarms)} of {len(own)} healthy runs** that {part} part in the choice of the "
             f"limits have a warning at any time (95 % interval {ends.low:.0%} to {ends.high:.0%})"
-            f"{': ' * bool(len(alarms))}{'; '.join(alarms['text'])}."
+            f"{': ' * bool(len(alarms))}{'; '.join(alarms['run'])}."
         )
-    failed = table[table["healthy"] & ~table["learned"]]["run"]
-    lines += [f"Not counted, since they did not learn: {'; '.join(failed)}."] * bool(len(failed))
     return "\n\n".join(textwrap.fill(x, 118) for x in lines) + "\n"
-
-
-def bands_table(suites: list[Suite], folders: Folders) -> str:
-    """Of each metric the range of healthy runs' medians, and beyond what the scripts warn."""
-    rows = {x: {"metric": f"`{NAMES[x]}`"} for x in BANDS}
-    for suite, environment in ((x, y) for x in suites for y in x.environments):
-        healthy = [x for x in suite.variants if is_healthy(suite, x)]
-        found = [by_environment(suite.name, x, folders).get(environment, []) for x in healthy]
-        curves = [iterations(x).query(f"{BEGIN} <= step <= {EARLY}") for y in found for x in y]
-        medians = pd.DataFrame([x.reindex(columns=[*rows]).median() for x in curves])
-        for name in medians.dropna(axis=1):
-            low, high = medians[name].min(), medians[name].max()
-            rows[name][environment] = f"{low:.2g} to {high:.2g}"
-    script = module_of(suites[0].variants["healthy"].script)
-    for metric, low, high, patience, if_lost, _ in script.HEALTH:
-        if (name := COLUMNS.get(metric)) in rows:
-            text = f"{low:g} to {high:g} for {patience} iterations"
-            rows[name]["a warning outside of"] = text + ", while return is lost" * if_lost
-    return markdown(list(rows.values()))

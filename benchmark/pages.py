@@ -14,7 +14,7 @@ from benchmark import health, rlhf, tables
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import by_environment, done, how_complete, lines_of
-from benchmark.suites import IN_STEPS, KINDS, SCRIPTS, SUITES
+from benchmark.suites import CONTESTS, KINDS, SCRIPTS, SUITES
 from benchmark.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.tags import tags_of
 
@@ -35,8 +35,6 @@ TABLES = {
     "rlhf": rlhf.pipeline_table,
     "models": rlhf.models_table,
     "bugs": health.bugs_table,
-    "evaluation": health.evaluation_table,
-    "healthy": health.healthy_table,
 }
 
 
@@ -77,18 +75,14 @@ def suites_table(folders: Folders) -> str:
 
 # --- Throughput ---
 
-RATES = {
-    "steps_per_second": ("steps/s", "× {}"),
-    "steps_per_cpu_second": ("steps/s of processor time", "× by processor time"),
-}
-
 
 def measured(folders: Folders) -> dict[str, pd.DataFrame]:
     """By contest, as first measured: the latest commit of those with most complete repetitions.
 
     A row per repetition and contender.
     """
-    lines = [x for x in lines_of(folders.results / "throughput.jsonl") if "contender" in x]
+    lines = lines_of(folders.results / "throughput.jsonl")
+    lines = [x for x in lines if "contender" in x and x["contest"] in CONTESTS]
     shown: dict[str, pd.DataFrame] = {}
     for contest, own in pd.DataFrame(lines).groupby("contest", sort=False) if lines else ():
         turns = own.groupby(["commit", "repetition"])["contender"].transform("count")
@@ -110,18 +104,19 @@ def contest_table(rows: pd.DataFrame) -> str:
     """The contenders of a contest beside the last one."""
     about, cells = rows.iloc[0], []
     *_, peer = about["contenders"]
-    rates = {x: rows.pivot(index="repetition", columns="contender", values=x) for x in RATES}
+    rates = rows.pivot(index="repetition", columns="contender", values="steps_per_second")
     for name in about["contenders"]:
         own = rows[rows["contender"] == name]
-        ratios = {x: table[name] / table[peer] for x, table in rates.items()}
-        cells.append({"median (range)": name})
-        cells[-1] |= {x: spread(own[key]) for key, (x, _) in RATES.items()}
-        cells[-1] |= {x.format(peer): spread(ratios[key], 2) for key, (_, x) in RATES.items()}
-        cells[-1] |= {
-            "target": "–" if own["target"].isna().any() else f"{own['target'].iloc[0]:g}",
-            "start-up, s": spread(own["start_seconds"], 1),
-            "memory, MiB": f"{own['peak_mib'].max():.0f}",
-        }
+        cells.append(
+            {
+                "median (range)": name,
+                "steps/s": spread(rates[name]),
+                f"× {peer}": spread(rates[name] / rates[peer], 2),
+                "target": "–" if own["target"].isna().any() else f"{own['target'].iloc[0]:g}",
+                "start-up, s": spread(own["start_seconds"], 1),
+                "memory, MiB": f"{own['peak_mib'].max():.0f}",
+            }
+        )
     turns, commit = rows["repetition"].nunique(), about["commit"][:7]
     text = f"{turns} repetitions in turns, {about['processor']}, commit {commit}."
     return f"**{about['title']}**,\n{text}\n\n{markdown(cells)}"
@@ -172,7 +167,6 @@ BLOCKS = {
     "scripts": scripts_table,
     "details": details_table,
     "goal": lambda folders: health.counts(KINDS["bugs"] + KINDS["healthy"], folders),
-    "bands": lambda folders: health.bands_table(IN_STEPS, folders),
 }
 
 

@@ -460,7 +460,7 @@ ALL = (
         reproduces="the same, made after training",
         environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
         variants=bugs.variants(CONTINUOUS, bugs.EVALUATION),
-        kind="evaluation",
+        kind="mean_policies",
         evaluated=True,
         **SHORT,
     ),
@@ -549,7 +549,6 @@ ALL = (
 )
 SUITES = {suite.name: suite for suite in ALL}
 KINDS = {kind: [x for x in ALL if x.kind == kind] for kind in {x.kind for x in ALL}}
-IN_STEPS = [x for x in KINDS["bugs"] if x.total_timesteps]  # bugs, those of RLHF left out
 
 
 # What `throughput` measures, in about a minute for each contender. SB3 gets a tenth of the steps.

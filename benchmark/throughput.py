@@ -3,10 +3,9 @@
 The contenders of a contest run one after the other, in turns (A B A B ...), each time as a new
 process with an empty compiler cache, on the same environment with the same settings and threads.
 The rate is that of all iterations but the first, by the checkpoint that a contender leaves;
-start-up (imports, environment, compiling) stands beside it. On a machine that does other work too,
-only the ratios mean something; that of processor time is disturbed least, for which the process is
-taken to be as busy all the time as it was on average. Our scripts are those of the last commit.
-Every measurement is kept at once, as a line of results/throughput.jsonl.
+start-up (imports, environment, compiling) stands beside it. Only the ratios mean something on other
+machines. Our scripts are those of the last commit. Every measurement is kept at once, as a line of
+results/throughput.jsonl.
 """
 
 import itertools
@@ -51,8 +50,6 @@ def measure(contender: Contender, commit: str, threads: int) -> dict[str, float]
         if process.returncode:
             raise BenchmarkError(f"{contender.name} failed: {last_line(folder)}")
         found = rates(read_checkpoint(folder / "runs/run/checkpoint.pt")["updates"], seconds)
-    share = (usage.ru_utime + usage.ru_stime) / seconds  # of a core, all in all
-    found["steps_per_cpu_second"] = found["steps_per_second"] / share
     return {**found, "peak_mib": usage.ru_maxrss / 1024}  # Linux counts KiB
 
 

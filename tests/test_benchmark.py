@@ -429,7 +429,7 @@ def test_a_contest_continues_where_it_failed_and_is_complete_repetition_by_repet
 ):
     def contest(rate):
         pair = [Contender(x, 50, f"--rate {y}", "x.py") for x, y in (("a", 10), ("b", rate))]
-        monkeypatch.setattr(throughput, "CONTESTS", {"two": Contest("Two", tuple(pair))})
+        monkeypatch.setattr(throughput, "CONTESTS", {"continuous": Contest("Two", tuple(pair))})
 
     monkeypatch.setattr(throughput, "source_at", lambda commit, file: CONTENDER)
     monkeypatch.setattr(throughput, "read_checkpoint", lambda path: json.loads(path.read_text()))

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 import ppo_continuous_action as ppo
-from benchmark import health
+from benchmark import health, plots
+from benchmark.provenance import ROOT
 from benchmark.record import STEP_METRICS
 
 
@@ -47,3 +48,10 @@ def test_the_first_of_two_limits_of_a_metric_of_rlhf_counts(low, high, found):
     run = SimpleNamespace(record=record | {"settings": {"kl_mode": "adaptive"}}, curve=curve)
     assert health.warnings(run) == {"objective/kl_exact": found}
     assert health.warned_seeds([run], math.inf) == (1, f"`objective/kl_exact` (update {found})")
+
+
+def test_the_ranges_in_debugging_are_those_of_its_figure():
+    text = (ROOT / "DEBUGGING.md").read_text()
+    for metric in ("losses/approx_kl", "losses/clipfrac"):
+        low, high = plots.HEALTHY[metric]
+        assert f"| `{metric}` | {low} to {high}, " in text

@@ -552,6 +552,7 @@ def test_own_vocabulary_lengths_and_held_out_pairs(labels):
         assert ((answers == task.stop).sum(1) == 1).all()
         assert all(words <= set(task.split_words(row)) for row in answers)
     assert len(task.documents) == 18  # 21 pairs, 3 held out: the SFT's are the others
+    assert any("gus" in task.split_words(x) for x in task.documents)  # the last three of the file
     for document, query, answer in zip(task.documents, queries, chosen, strict=False):
         assert task.split_words(document) == task.split_words(query) + task.split_words(answer)
 
