@@ -139,7 +139,6 @@ class Contender:
     steps: int  # enough for ten iterations or more
     flags: str = ""
     script: str = ""  # if it is not its own name
-    target: float | None = None  # ratio to the rate of the last contender that is to be reached
 
     @property
     def file(self) -> str:
@@ -152,7 +151,7 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Contest:
-    """Contenders with equal work; the last one is the peer of those that have a target."""
+    """Contenders with equal work; the others are compared with the last one."""
 
     title: str
     contenders: tuple[Contender, ...]

@@ -112,7 +112,6 @@ def contest_table(rows: pd.DataFrame) -> str:
                 "median (range)": name,
                 "steps/s": spread(rates[name]),
                 f"× {peer}": spread(rates[name] / rates[peer], 2),
-                "target": "–" if own["target"].isna().any() else f"{own['target'].iloc[0]:g}",
                 "start-up, s": spread(own["start_seconds"], 1),
                 "memory, MiB": f"{own['peak_mib'].max():.0f}",
             }

@@ -567,19 +567,15 @@ CONTESTS = {
     "continuous": Contest(
         f"HalfCheetah-v4, {SIZE}",
         (
-            Contender(CONTINUOUS, 245760, CHEETAH, target=5.3),
+            Contender(CONTINUOUS, 245760, CHEETAH),
             Contender(SB3, 24576, f"{CHEETAH} --kind mujoco", PEERS),
         ),
-    ),
-    "kl_penalty": Contest(
-        f"HalfCheetah-v4, {SIZE}",
-        (Contender(KL_PENALTY, 204800, target=0.9), Contender(CONTINUOUS, 204800)),
     ),
     "atari": Contest(
         PONG_SIZE,
         (
-            Contender(f"{ATARI}, float32", 16384, OURS, ATARI, 1.5),
-            Contender(f"{ATARI}, bfloat16", 16384, f"{OURS} --bfloat16", ATARI, 2.0),
+            Contender(f"{ATARI}, float32", 16384, OURS, ATARI),
+            Contender(f"{ATARI}, bfloat16", 16384, f"{OURS} --bfloat16", ATARI),
             Contender(SB3_CNN, 10240, f"{PONG} --kind atari", PEERS),
         ),
         threads=2,
@@ -587,8 +583,8 @@ CONTESTS = {
     "atari_lstm": Contest(
         f"{PONG_SIZE}, LSTM",
         (
-            Contender(f"{LSTM}, float32", 16384, OURS, LSTM, 1.5),
-            Contender(f"{LSTM}, bfloat16", 16384, f"{OURS} --bfloat16", LSTM, 2.0),
+            Contender(f"{LSTM}, float32", 16384, OURS, LSTM),
+            Contender(f"{LSTM}, bfloat16", 16384, f"{OURS} --bfloat16", LSTM),
             Contender(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", PEERS),
         ),
         threads=2,
@@ -596,14 +592,14 @@ CONTESTS = {
     "multidiscrete": Contest(
         f"CartPole-v1, {SIZE}",
         (
-            Contender(MULTIDISCRETE, 245760, f"{CARTPOLE} {RAW}", target=3.5),
+            Contender(MULTIDISCRETE, 245760, f"{CARTPOLE} {RAW}"),
             Contender(SB3, 24576, f"{CARTPOLE} --kind classic", PEERS),
         ),
     ),
     "multidiscrete_small": Contest(
         "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
         (
-            Contender(MULTIDISCRETE, 512000, f"{SMALL} {RAW}", target=4.0),
+            Contender(MULTIDISCRETE, 512000, f"{SMALL} {RAW}"),
             Contender(SB3, 51200, f"{SMALL} --kind classic", PEERS),
         ),
     ),

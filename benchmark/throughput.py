@@ -72,7 +72,7 @@ def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
             if (turn, contender.name) in done:
                 continue
             found = measure(contender, commit, contest.threads)
-            which = {"repetition": turn, "contender": contender.name, "target": contender.target}
+            which = {"repetition": turn, "contender": contender.name}
             which["command"] = " ".join(["python", contender.file, *contender.arguments])
             write_lines(path, [*lines_of(path), {**about, **which, **machine(), **found}])
             rate = f"{found['steps_per_second']:.0f} steps/s"
