@@ -57,6 +57,11 @@ VECTORS = {
 EQUIVALENT = {
     "lstm": {
         "32: nn.Linear(512, 4 * HIDDEN_SIZE) -> (nn.Linear(4 * HIDDEN_SIZE, 512))": "both are 512",
+        "33: torch.zeros((2, num_envs, HIDDEN_SIZE), device=self.value.weight.device) -> "
+        "(torch.zeros((2, num_envs, HIDDEN_SIZE)))": "see test_device.py",
+        "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
+        "2, 21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
+        "(nn.Conv2d(64, 64, kernel_size=3))": DEFAULT,
         **FUSED,
     },
     "atari": {
