@@ -43,14 +43,15 @@ def shown(suite: Suite, folders: Folders) -> dict[Name, dict[str, list[Result]]]
     return {name: results for name, results in own.items() if results}
 
 
-def curve(results: list[Result], stage: str | None = None) -> dict[str, Any]:
-    """The metrics of each seed on a grid of steps, which ends at `total`.
+def curve(results: list[Result], stage: str | None, checks: bool) -> dict[str, Any]:
+    """The metrics of each seed, its checks too or not, on a grid of steps, which ends at `total`.
 
     They are whole numbers of a unit, a power of ten: three digits in the median.
     """
     total = stage is None and results[0].record["settings"].get("total_timesteps")
     total, metrics = total or int(max(x.column("step", stage)[0].max() for x in results)), {}
-    for name in {x: 0 for own in results for x in own.curve if x not in NOT_SHOWN}:
+    names = {x: 0 for own in results for x in own.curve if x not in NOT_SHOWN}
+    for name in (x for x in names if checks or not x.startswith("check")):
         points = RETURN_POINTS if name == "return" else OTHER_POINTS
         grid = total * np.linspace(0, 1, points + 1)[1:]
         known = {x.record["seed"]: x.column(name, stage) for x in results}
@@ -85,7 +86,8 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
                 model = first.record["models"][stage]
                 label = f"{rlhf.method(model)}, {rlhf.penalty(model)}"
             texts = {place: cells(own, stage) for place, own in found.items()}
-            curves = {place: curve(own, stage) for place, own in found.items()}
+            checks = suite.kind in ("bugs", "healthy")
+            curves = {place: curve(own, stage, checks) for place, own in found.items()}
             lines.append({"label": label, "cells": texts, "curves": curves})
     environments = [x for x in suite.environments if any(x in line["curves"] for line in lines)]
     return {"about": suite.reproduces, "environments": environments, "lines": lines}
@@ -183,8 +185,7 @@ def build(folders: Folders) -> dict[str, bytes]:
         **{"worths": found, "tasks": SUITES["ablation"].environments},
         **{"reviews": reviews, "all_bugs": bugs},
     }
-    files = {name: (TEMPLATES / name).read_bytes() for name in ASSETS}
-    files[PICTURE.name] = PICTURE.read_bytes()
+    files = {x.name: x.read_bytes() for x in (PICTURE, *(TEMPLATES / name for name in ASSETS))}
 
     def page(path: str, template: str, **content: Any) -> None:
         text = environment.get_template(template).render(path=path, **content)
