@@ -14,7 +14,7 @@ from benchmark import health, rlhf, tables
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import by_environment, done, how_complete, lines_of
-from benchmark.suites import CONTESTS, KINDS, SCRIPTS, SUITES
+from benchmark.suites import KINDS, SCRIPTS, SUITES
 from benchmark.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.tags import tags_of
 
@@ -76,24 +76,6 @@ def suites_table(folders: Folders) -> str:
 # --- Throughput ---
 
 
-def measured(folders: Folders) -> dict[str, pd.DataFrame]:
-    """By contest, as first measured: the latest commit of those with most complete repetitions.
-
-    A row per repetition and contender.
-    """
-    lines = lines_of(folders.results / "throughput.jsonl")
-    lines = [x for x in lines if "contender" in x and x["contest"] in CONTESTS]
-    shown: dict[str, pd.DataFrame] = {}
-    for contest, own in pd.DataFrame(lines).groupby("contest", sort=False) if lines else ():
-        turns = own.groupby(["commit", "repetition"])["contender"].transform("count")
-        whole = own[turns == own["contenders"].str.len()]
-        counts = whole.groupby("commit", sort=False)["repetition"].nunique()
-        if len(counts):
-            most = counts[counts == counts.max()].index[-1]
-            shown[contest] = whole[whole["commit"] == most]
-    return shown
-
-
 def spread(values: pd.Series, digits: int = 0) -> str:
     """Median and range."""
     low, middle, high = (f"{x:.{digits}f}" for x in values.quantile([0, 0.5, 1]))
@@ -103,9 +85,9 @@ def spread(values: pd.Series, digits: int = 0) -> str:
 def contest_table(rows: pd.DataFrame) -> str:
     """The contenders of a contest beside the last one."""
     about, cells = rows.iloc[0], []
-    *_, peer = about["contenders"]
+    *_, peer = names = rows["contender"].unique()
     rates = rows.pivot(index="repetition", columns="contender", values="steps_per_second")
-    for name in about["contenders"]:
+    for name in names:
         own = rows[rows["contender"] == name]
         cells.append(
             {
@@ -123,7 +105,9 @@ def contest_table(rows: pd.DataFrame) -> str:
 
 def throughput_tables(folders: Folders) -> str:
     """All measured contests."""
-    return "\n".join(map(contest_table, measured(folders).values()))
+    lines = lines_of(folders.results / "throughput.jsonl")
+    contests = pd.DataFrame(lines).groupby("contest", sort=False) if lines else ()
+    return "\n".join(contest_table(rows) for _, rows in contests)
 
 
 # --- Details ---

@@ -4,8 +4,7 @@ The contenders of a contest run one after the other, in turns (A B A B ...), eac
 process with an empty compiler cache, on the same environment with the same settings and threads.
 The rate is that of all iterations but the first, by the checkpoint that a contender leaves;
 start-up (imports, environment, compiling) stands beside it. Only the ratios mean something on other
-machines. Our scripts are those of the last commit. Every measurement is kept at once, as a line of
-results/throughput.jsonl.
+machines. Our scripts are those of the last commit. A line of results/throughput.jsonl is a run.
 """
 
 import itertools
@@ -54,7 +53,7 @@ def measure(contender: Contender, commit: str, threads: int) -> dict[str, float]
 
 
 def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
-    """Make the measurements of contests that are missing at this commit, and keep each.
+    """Measure contests, each of which takes the place of its last measurement once it is complete.
 
     Raises:
         BenchmarkError: nothing is to be repeated, or a contender failed.
@@ -64,16 +63,13 @@ def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
     path, commit = folders.results / "throughput.jsonl", commit_named("HEAD")
     folders.results.mkdir(parents=True, exist_ok=True)
     for name, contest in ((x, CONTESTS[x]) for x in names or CONTESTS):
-        about = {"contest": name, "title": contest.title, "commit": commit}
-        about["contenders"] = [x.name for x in contest.contenders]
-        before = [x for x in lines_of(path) if x.items() >= about.items()]
-        done = {(x.get("repetition"), x.get("contender")) for x in before}
+        about, lines = {"contest": name, "title": contest.title, "commit": commit}, []
         for turn, contender in itertools.product(range(repetitions), contest.contenders):
-            if (turn, contender.name) in done:
-                continue
             found = measure(contender, commit, contest.threads)
             which = {"repetition": turn, "contender": contender.name}
             which["command"] = " ".join(["python", contender.file, *contender.arguments])
-            write_lines(path, [*lines_of(path), {**about, **which, **machine(), **found}])
+            lines.append({**about, **which, **machine(), **found})
             rate = f"{found['steps_per_second']:.0f} steps/s"
             print(f"{name} {turn + 1}/{repetitions} {contender.name}: {rate}", flush=True)
+        others = [x for x in lines_of(path) if x["contest"] != name]
+        write_lines(path, [*others, *lines])

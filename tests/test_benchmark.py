@@ -424,27 +424,28 @@ sys.exit("Error: blown" if updates[0]["charts/SPS"] < 0 else 0)
 """
 
 
-def test_a_contest_continues_where_it_failed_and_is_complete_repetition_by_repetition(
-    folders, bench, monkeypatch, capsys
-):
+def test_a_contest_that_failed_leaves_the_last_measurement(folders, bench, monkeypatch, capsys):
     def contest(rate):
         pair = [Contender(x, 50, f"--rate {y}", "x.py") for x, y in (("a", 10), ("b", rate))]
         monkeypatch.setattr(throughput, "CONTESTS", {"continuous": Contest("Two", tuple(pair))})
 
     monkeypatch.setattr(throughput, "source_at", lambda commit, file: CONTENDER)
     monkeypatch.setattr(throughput, "read_checkpoint", lambda path: json.loads(path.read_text()))
+    contest(30)
+    bench("throughput", "--repetitions", "1")
+    lines = results.lines_of(path := folders.results / "throughput.jsonl")
+    assert [(x["repetition"], x["contender"]) for x in lines] == [(0, "a"), (0, "b")]
+    assert [x["steps_per_second"] for x in lines] == pytest.approx([10, 30])
+    table = pages.throughput_tables(folders)
+    assert "**Two**,\n1 repetitions in turns" in table and "| a | 10 (10 to 10) | 0.33" in table
     contest(-1)
     with pytest.raises(SystemExit):
         bench("throughput", "--repetitions", "1")
     assert "Error: b failed: Error: blown" in capsys.readouterr().err
-    assert pages.throughput_tables(folders) == ""  # no repetition is complete
-    contest(30)
-    bench("throughput", "--repetitions", "1")
-    path = folders.results / "throughput.jsonl"
-    lines = results.lines_of(path)
-    assert [(x["repetition"], x["contender"]) for x in lines] == [(0, "a"), (0, "b")]
-    assert [x["steps_per_second"] for x in lines] == pytest.approx([10, 30])
-    assert "**Two**,\n1 repetitions in turns" in pages.throughput_tables(folders)
+    assert results.lines_of(path) == lines
+    contest(20)
+    bench("throughput", "--repetitions", "2")
+    assert [x["steps_per_second"] for x in results.lines_of(path)] == pytest.approx([10, 20] * 2)
 
 
 # --- Committed results ---
