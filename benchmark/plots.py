@@ -19,7 +19,7 @@ from benchmark.results import Result, by_environment, done, reference, runs_of
 from benchmark.suites import KINDS
 
 FOLDER = ROOT / "benchmark" / "figures"
-# Where metrics are in healthy runs of MuJoCo, as in a table of DEBUGGING.md.
+# Where metrics are in healthy runs of MuJoCo; a table of DEBUGGING.md has the first two.
 HEALTHY = {
     "losses/approx_kl": (0.005, 0.025),
     "losses/clipfrac": (0.07, 0.3),

@@ -32,7 +32,7 @@ def rates(updates: list[dict[str, float]], seconds: float) -> dict[str, float]:
 
 
 def measure(contender: Contender, commit: str, threads: int) -> dict[str, float]:
-    """Rate, processor time and memory of a contender; a BenchmarkError if it fails."""
+    """Rate, start-up and memory of a contender; a BenchmarkError if it fails."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder, file = Path(name), Path(contender.file).name
         (folder / file).write_text(source_at(commit, contender.file))
