@@ -155,13 +155,13 @@ BLOCKS = {
 
 def block(name: str, folders: Folders) -> str:
     """Text of a generated block, or a BenchmarkError if there is none of this name."""
-    if name in SUITES:
-        suite = SUITES[name]
-        return TABLES[suite.kind](suite, folders) if done(name, folders) else ""
-    if name not in BLOCKS:
-        known = ", ".join((*BLOCKS, *SUITES))
+    if name in BLOCKS:
+        return BLOCKS[name](folders)
+    shown = {x: suite for x, suite in SUITES.items() if suite.kind in TABLES}
+    if name not in shown:
+        known = ", ".join((*BLOCKS, *shown))
         raise BenchmarkError(f"There is no block {name}; there are {known}.")
-    return BLOCKS[name](folders)
+    return TABLES[shown[name].kind](shown[name], folders) if done(name, folders) else ""
 
 
 def filled(page: Path, folders: Folders) -> str:

@@ -1,27 +1,67 @@
 """The search for the recipe: what was tried, and what stayed, by the rule in README.md."""
 
+import dataclasses
+import itertools
+
 from benchmark.definitions import Variant
 from benchmark.since2017 import VARIANTS
 
 SCRIPT = "ppo_continuous_action.py"
+PLACES = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4")
 DEFAULT = Variant(SCRIPT, "", "default")
 # Changes since 2017, in their order; each was tried beside those before it that had stayed.
 TRIED: tuple[str, ...] = ()
 STAYED: tuple[str, ...] = ()
 
+# Step size, epochs, and samples of a minibatch: the batch has 2048.
+GRID = tuple(itertools.product(("1.5e-4", "3e-4", "6e-4", "1e-3"), (5, 10, 20), (32, 64, 128)))
+# Those settings that had a second seed, those that had a million steps, and the best of these.
+HALF: tuple[str, ...] = ()
+FOUR: tuple[str, ...] = ()
+BEST = ""
 
-def together(names: tuple[str, ...]) -> Variant:
-    """Several changes as one variant."""
+
+def together(names: tuple[str, ...], more: str = "", label: str = "") -> Variant:
+    """Several changes as one variant, with more flags."""
     parts = [VARIANTS[x] for x in names]
-    flags, label = " ".join(x.flags for x in parts if x.flags), " + ".join(x.label for x in parts)
+    flags = " ".join(x for x in (*(part.flags for part in parts), more) if x)
+    label = label or " + ".join(x.label for x in parts)
     return Variant(SCRIPT, flags, label, replaced=sum((x.replaced for x in parts), ()))
 
 
+def settings() -> dict[str, Variant]:
+    """The grid with all changes that stayed, by names such as 3e-4-10-64."""
+    found = {}
+    for rate, epochs, size in GRID:
+        flags = f"--learning-rate {rate} --update-epochs {epochs} --num-minibatches {2048 // size}"
+        label = f"{rate}, {epochs} epochs, minibatches of {size}"
+        found[f"{rate}-{epochs}-{size}"] = together(STAYED, flags, label)
+    return found
+
+
+def with_seeds(variant: Variant, *seeds: int) -> Variant:
+    """A variant that has these seeds in each environment of the search."""
+    return dataclasses.replace(variant, environments=dict.fromkeys(PLACES, seeds))
+
+
+def search() -> dict[str, Variant]:
+    """The default and the whole grid, of which the better half has a second seed."""
+    seeds = {name: (101, 102) if name in HALF else (101,) for name in settings()}
+    found = {name: with_seeds(x, *seeds[name]) for name, x in settings().items()}
+    return {"": with_seeds(DEFAULT, 101, 102)} | found
+
+
 def changes() -> dict[str, Variant]:
-    """The default, and each change that was tried with those that had stayed."""
+    """The default, each change that was tried with those that had stayed, and the last four."""
     found, stayed = {"": DEFAULT}, ()
     for name in TRIED:
         own = (*stayed, name)
         found["+".join(own)] = together(own)
         stayed = own if name in STAYED else stayed
-    return found
+    return found | {name: with_seeds(settings()[name], 103) for name in FOUR}
+
+
+def confirmed() -> dict[str, Variant]:
+    """The default, and the recipe once it is found."""
+    best = {"recipe": dataclasses.replace(settings()[BEST], label="recipe")} if BEST else {}
+    return {"": DEFAULT} | best

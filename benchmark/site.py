@@ -25,6 +25,7 @@ ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
 PICTURE = ROOT / "benchmark" / "figures" / "site.png"  # for sharing, and in README
 RETURN_POINTS, OTHER_POINTS = 25, 6  # of a curve of returns, or of another metric
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}  # columns of curves
+WITHOUT = {"smoke", "mean_policies", "recipe_search"}  # no curves that others do not have
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")
 
 
@@ -77,7 +78,7 @@ def cells(results: list[Result], stage: str | None) -> dict[str, Any]:
 
 def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
     """All that the explorer shows of a suite and its baseline: a line per variant or model."""
-    lines = []
+    lines, checks = [], suite.kind in ("bugs", "healthy")
     for name, found in shown(suite, folders).items():
         first, *_ = next(iter(found.values()))
         for stage in dict.fromkeys(first.curve.get("stage", [None])):
@@ -86,7 +87,6 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
                 model = first.record["models"][stage]
                 label = f"{rlhf.method(model)}, {rlhf.penalty(model)}"
             texts = {place: cells(own, stage) for place, own in found.items()}
-            checks = suite.kind in ("bugs", "healthy")
             curves = {place: curve(own, stage, checks) for place, own in found.items()}
             lines.append({"label": label, "cells": texts, "curves": curves})
     environments = [x for x in suite.environments if any(x in line["curves"] for line in lines)]
@@ -177,7 +177,7 @@ def build(folders: Folders) -> dict[str, bytes]:
     )
     reviews = json.loads((folders.results / "reviews.json").read_text())
     found, bugs, sources = worths(folders), bugs_of(folders), {x: Source(x) for x in SCRIPTS}
-    suites = {x: n for x in SUITES if x != "smoke" and (n := len(done(x, folders)))}
+    suites = {x: n for x in SUITES if x not in WITHOUT and (n := len(done(x, folders)))}
     environment.globals |= {
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
         **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},

@@ -22,7 +22,7 @@ MUJOCO7 = (
     *("HalfCheetah-v4", "Hopper-v4", "InvertedDoublePendulum-v4", "InvertedPendulum-v4"),
     *("Reacher-v4", "Swimmer-v4", "Walker2d-v4"),
 )
-THREE = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4")
+THREE = recipe.PLACES
 
 # The eleven surrogate objectives of the paper's Table 1, as fields of `Variant`.
 ADAPTIVE = "adaptive KL, d_targ"
@@ -335,10 +335,20 @@ ALL = (
         kind="multiples",
     ),
     Suite(
+        name="recipe_search",
+        reproduces="step size, epochs and minibatches of the recipe, in short runs",
+        environments=dict.fromkeys(THREE, ()),
+        variants=recipe.search(),
+        baseline=("recipe_search", ""),
+        kind="multiples",
+        total_timesteps=250_000,
+        points=10,
+    ),
+    Suite(
         name="recipe",
         reproduces="a setting for returns, beside the default on fresh seeds",
         environments=dict.fromkeys((*MUJOCO7, "Ant-v4"), (201, 202, 203, 204, 205)),
-        variants={"": recipe.DEFAULT},
+        variants=recipe.confirmed(),
         kind="recipe",
     ),
     Suite(

@@ -43,6 +43,27 @@ def test_changes_are_tried_in_their_order_and_stay_where_the_mean_rises():
     assert (tuple(tried), stayed) == (recipe.TRIED, recipe.STAYED)
 
 
+def best(names, suite, seeds):
+    """Settings by the mean over environments of score / the default's; [] if a run lacks."""
+    labels = {recipe.settings()[x].title: x for x in names}
+    scores = tables.scores_of(suite, FOLDERS)
+    own = scores[scores.index.isin(seeds, "seed") & scores.index.isin(labels, "label")]
+    if not names or own.count().sum() < len(names) * len(seeds) * len(scores.columns):
+        return []
+    means = own.groupby("label", observed=True).mean()
+    times = (means / scores.loc["default"].mean()).mean(axis=1)
+    return [labels[x] for x in times.sort_values(ascending=False).index]
+
+
+def test_the_settings_are_the_best_of_the_grid():
+    search, changes = SUITES["recipe_search"], SUITES["recipe_changes"]
+    half = best(recipe.settings(), search, (101,))[:18]
+    assert sorted(half) == sorted(recipe.HALF)
+    four = best(half, search, (101, 102))[:4]
+    assert sorted(four) == sorted(recipe.FOUR)
+    assert (best(four, changes, (103,))[:1] or [""]) == [recipe.BEST]
+
+
 @pytest.mark.parametrize(
     ("names", "settings"),
     [
