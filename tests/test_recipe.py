@@ -7,7 +7,6 @@ from test_since2017 import run
 
 from benchmark import recipe, statistics, tables
 from benchmark.definitions import Folders
-from benchmark.results import how_complete
 from benchmark.since2017 import VARIANTS
 from benchmark.suites import SUITES
 
@@ -15,14 +14,16 @@ FOLDERS = Folders()
 
 
 def in_order():
-    """Changes whose effect has an interval above 0, else the three best, the largest first."""
+    """Changes whose effect has an interval above 0, else the three best, the largest first.
+
+    Of those that have all their runs.
+    """
     suite = SUITES["since2017"]
-    made, total = how_complete(suite, FOLDERS)
-    if made < total:
-        return []
-    found = tables.effects(suite, FOLDERS)
-    ranked = sorted(VARIANTS, key=lambda x: -found[VARIANTS[x].title].value)
-    return [x for x in ranked if found[VARIANTS[x].title].ends[0] > 0] or ranked[:3]
+    found, scores = tables.effects(suite, FOLDERS), tables.scores_of(suite, FOLDERS)
+    runs = scores.groupby("label", observed=True).count().min(axis=1)
+    effects = {x: found[y.title] for x, y in VARIANTS.items() if runs[y.title] == 5}
+    ranked = sorted(effects, key=lambda x: -effects[x].value)
+    return [x for x in ranked if effects[x].ends[0] > 0] or ranked[:3]
 
 
 def touched(name):
