@@ -16,7 +16,26 @@ STAYED: tuple[str, ...] = ("gamma-0.995",)
 # Step size, epochs, and samples of a minibatch: the batch has 2048.
 GRID = tuple(itertools.product(("1.5e-4", "3e-4", "6e-4", "1e-3"), (5, 10, 20), (32, 64, 128)))
 # Those settings that had a second seed, those that had a million steps, and the best of these.
-HALF: tuple[str, ...] = ()
+HALF: tuple[str, ...] = (
+    "1e-3-10-64",
+    "3e-4-10-32",
+    "1e-3-10-32",
+    "1e-3-5-64",
+    "1.5e-4-20-32",
+    "6e-4-5-32",
+    "1e-3-5-32",
+    "6e-4-5-64",
+    "6e-4-10-128",
+    "3e-4-10-64",
+    "6e-4-10-64",
+    "1.5e-4-20-64",
+    "1e-3-10-128",
+    "6e-4-10-32",
+    "3e-4-20-32",
+    "1e-3-5-128",
+    "3e-4-5-32",
+    "3e-4-20-128",
+)
 FOUR: tuple[str, ...] = ()
 BEST = ""
 
