@@ -65,9 +65,10 @@ def with_seeds(variant: Variant, *seeds: int) -> Variant:
 
 def search() -> dict[str, Variant]:
     """The default and the whole grid, of which the better half has a second seed."""
-    seeds = {name: (101, 102) if name in HALF else (101,) for name in settings()}
-    found = {name: with_seeds(x, *seeds[name]) for name, x in settings().items()}
-    return {"": with_seeds(DEFAULT, 101, 102)} | found
+    found = {"": with_seeds(DEFAULT, 101, 102)}
+    for name, variant in settings().items():
+        found[name] = with_seeds(variant, 101, *[102] * (name in HALF))
+    return found
 
 
 def changes() -> dict[str, Variant]:

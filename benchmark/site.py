@@ -25,7 +25,7 @@ ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
 PICTURE = ROOT / "benchmark" / "figures" / "site.png"  # for sharing, and in README
 RETURN_POINTS, OTHER_POINTS = 25, 6  # of a curve of returns, or of another metric
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}  # columns of curves
-WITHOUT = {"smoke", "mean_policies", "recipe_search"}  # no curves that others do not have
+WITHOUT = {"smoke", "mean_policies", "recipe_search"}  # short, or the curves of figure3
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")
 
 
