@@ -37,7 +37,7 @@ HALF: tuple[str, ...] = (
     "3e-4-20-128",
 )
 FOUR: tuple[str, ...] = ("1e-3-5-64", "1e-3-10-64", "3e-4-10-32", "1e-3-10-32")
-BEST = ""
+BEST = "1e-3-5-64"
 
 
 def together(names: tuple[str, ...], more: str = "", label: str = "") -> Variant:
