@@ -1,14 +1,18 @@
 """The recipe is what the rule in benchmark/README.md makes of the committed results."""
 
 import inspect
+import re
 
 import pytest
+import tyro
 from test_since2017 import run
 
 from benchmark import recipe, statistics, tables
 from benchmark.definitions import Folders
+from benchmark.provenance import ROOT
 from benchmark.since2017 import VARIANTS
 from benchmark.suites import SUITES
+from ppo_continuous_action import Args
 
 FOLDERS = Folders()
 
@@ -63,6 +67,15 @@ def test_the_settings_are_the_best_of_the_grid():
     four = best(half, search, (101, 102))[:4]
     assert sorted(four) == sorted(recipe.FOUR)
     assert (best(four, changes, (103,))[:1] or [""]) == [recipe.BEST]
+
+
+def test_the_page_gives_the_command_of_the_recipe():
+    page = (ROOT / "benchmark/README.md").read_text()
+    flags = re.search(r"The recipe is\n\n +python ppo_continuous_action.py (.*)", page)[1]
+    confirmed = recipe.confirmed()["recipe"].flags
+    assert tyro.cli(Args, args=flags.split()) == tyro.cli(Args, args=confirmed.split())
+    text = (ROOT / "README.md").read_text()
+    assert all(x in text for x in re.findall(r"--\S+ \S+", flags))
 
 
 @pytest.mark.parametrize(
