@@ -67,7 +67,8 @@ def search() -> dict[str, Variant]:
     """The default and the whole grid, of which the better half has a second seed."""
     found = {"": with_seeds(DEFAULT, 101, 102)}
     for name, variant in settings().items():
-        found[name] = with_seeds(variant, 101, *[102] * (name in HALF))
+        seeds = (101, 102) if name in HALF else (101,)
+        found[name] = with_seeds(variant, *seeds)
     return found
 
 
