@@ -83,6 +83,6 @@ def changes() -> dict[str, Variant]:
 
 
 def confirmed() -> dict[str, Variant]:
-    """The default, and the recipe once it is found."""
-    best = {"recipe": dataclasses.replace(settings()[BEST], label="recipe")} if BEST else {}
-    return {"": DEFAULT} | best
+    """The default, the recipe, and those of its changes that stayed in the second step."""
+    best = dataclasses.replace(settings()[BEST], label="recipe")
+    return {"": DEFAULT, "recipe": best, "+".join(STAYED): together(STAYED)}

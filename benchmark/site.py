@@ -23,7 +23,7 @@ from benchmark.suites import KINDS, SCRIPTS, SUITES
 DOCS = ROOT / "docs"
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
 PICTURE = ROOT / "benchmark" / "figures" / "site.png"  # for sharing, and in README
-RETURN_POINTS, OTHER_POINTS = 25, 6  # of a curve of returns, or of another metric
+RETURN_POINTS, OTHER_POINTS = 25, 5  # of a curve of returns, or of another metric
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}  # columns of curves
 WITHOUT = {"smoke", "mean_policies", "recipe_search"}  # short, or the curves of figure3
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")

@@ -346,8 +346,8 @@ kl_vs_clip/adaptive-0.01 Hopper-v4 5 10 15
 recipe
 recipe Hopper-v4 1000 2000 3000
 recipe/recipe Hopper-v4 500 1500 3500
-| Hopper-v4 | 2000 [1000, 3000] (3) | 1833 […] (3) | 0.44 […] | 2410 ± 10 |
-| Reacher-v4 | – | – | – | – |
+| Hopper-v4 | 2000 [1000, 3000] (3) | 1833 […] (3) | – | 0.44 […] | – | 2410 ± 10 |
+| Reacher-v4 | – | – | – | – | – | – |
 | all |…| 0.44 […] |…
 
 recipe_changes
