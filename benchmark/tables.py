@@ -244,7 +244,7 @@ def recipe_table(suite: Suite, folders: Folders) -> str:
         | {"SB3 Zoo, tuned for each": published(place, suite.total_timesteps, ZOO)}
         for place in scores
     ]
-    rows += [{"environment": "all", **better([*scores])}] * bool(others)
+    rows.append({"environment": "all", **better([*scores])})
     return markdown(rows) + missing(suite, folders)
 
 
