@@ -97,7 +97,10 @@ def site(folders: Place = HERE) -> None:
 def measure(
     contests: Positional[tuple[Contest, ...]] = (), repetitions: int = 3, folders: Place = HERE
 ) -> None:
-    """Measure steps per second of our scripts beside their peers, in some contests or in all."""
+    """Measure steps per second of our scripts beside their peers, in some contests or in all.
+
+    Without names, those of the processor, or of the GPU where there is one.
+    """
     throughput.measure_all(contests, repetitions, folders)
 
 

@@ -156,6 +156,7 @@ class Contest:
     title: str
     contenders: tuple[Contender, ...]
     threads: int = 1  # of every contender
+    gpu: bool = False  # needs one
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,8 +96,8 @@ def tree(commit: str, folder: Path) -> Path:
 def start(
     folder: Path, words: list[str], imports: Path, threads: int = 1, **variables: str
 ) -> subprocess.Popen:
-    """Start Python in a folder, on processors; our modules are those below `imports`."""
-    variables |= dict.fromkeys(THREADS, str(threads)) | {"CUDA_VISIBLE_DEVICES": ""}
+    """Start Python in a folder, with no GPU in sight; our modules are those below `imports`."""
+    variables = {"CUDA_VISIBLE_DEVICES": ""} | dict.fromkeys(THREADS, str(threads)) | variables
     variables["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/rivals'}"
     with (folder / "output.txt").open("a") as output:
         return subprocess.Popen(

@@ -613,6 +613,36 @@ CONTESTS = {
             Contender(SB3, 51200, f"{SMALL} --kind classic", PEERS),
         ),
     ),
+    "gpu_continuous": Contest(
+        f"HalfCheetah-v4, {SIZE}, on a GPU",
+        (
+            Contender(f"{CONTINUOUS}, --device cpu", 61440, f"{CHEETAH} --device cpu", CONTINUOUS),
+            Contender(CONTINUOUS, 61440, f"{CHEETAH} --device cuda"),
+            Contender(SB3, 20480, f"{CHEETAH} --kind mujoco", PEERS),
+        ),
+        gpu=True,
+    ),
+    "gpu_atari": Contest(
+        f"{PONG_SIZE}, on a GPU",
+        (
+            Contender(f"{ATARI}, --device cpu", 10240, f"{OURS} --device cpu", ATARI),
+            Contender(f"{ATARI}, float32", 10240, f"{OURS} --device cuda", ATARI),
+            Contender(f"{ATARI}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", ATARI),
+            Contender(SB3_CNN, 10240, f"{PONG} --kind atari", PEERS),
+        ),
+        threads=2,
+        gpu=True,
+    ),
+    "gpu_atari_lstm": Contest(
+        f"{PONG_SIZE}, LSTM, on a GPU",
+        (
+            Contender(f"{LSTM}, float32", 10240, f"{OURS} --device cuda", LSTM),
+            Contender(f"{LSTM}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", LSTM),
+            Contender(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", PEERS),
+        ),
+        threads=2,
+        gpu=True,
+    ),
 }
 
 # Rows of the table of scripts: what a script shows, and the runs that stand for it.

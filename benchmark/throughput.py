@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from benchmark.definitions import Contender, Folders
+from benchmark.definitions import Contender, Contest, Folders
 from benchmark.provenance import ROOT, BenchmarkError, commit_named, machine, source_at
 from benchmark.record import read_checkpoint
 from benchmark.results import lines_of, write_lines
@@ -31,14 +32,16 @@ def rates(updates: list[dict[str, float]], seconds: float) -> dict[str, float]:
     return {"steps_per_second": rate, "start_seconds": max(0.0, seconds - steps.sum() / rate)}
 
 
-def measure(contender: Contender, commit: str, threads: int) -> dict[str, float]:
+def measure(contender: Contender, commit: str, contest: Contest) -> dict[str, float]:
     """Rate, start-up and memory of a contender; a BenchmarkError if it fails."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder, file = Path(name), Path(contender.file).name
         (folder / file).write_text(source_at(commit, contender.file))
-        words, cache = [file, *contender.arguments, "--run-name", "run"], f"{folder}/cache"
+        words = [file, *contender.arguments, "--run-name", "run"]
+        variables = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
+        variables |= {"CUDA_VISIBLE_DEVICES": "0"} if contest.gpu else {}
         begin = time.time()
-        process = start(folder, words, ROOT, threads, TORCHINDUCTOR_CACHE_DIR=cache)
+        process = start(folder, words, ROOT, contest.threads, **variables)
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
@@ -56,16 +59,20 @@ def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
     """Measure contests, each of which takes the place of its last measurement once it is complete.
 
     Raises:
-        BenchmarkError: nothing is to be repeated, or a contender failed.
+        BenchmarkError: nothing is to be repeated, there is no GPU, or a contender failed.
     """
     if repetitions < 1:
         raise BenchmarkError("--repetitions must be positive.")
     path, commit = folders.results / "throughput.jsonl", commit_named("HEAD")
     folders.results.mkdir(parents=True, exist_ok=True)
-    for name, contest in ((x, CONTESTS[x]) for x in names or CONTESTS):
-        about, lines = {"contest": name, "title": contest.title, "commit": commit}, []
+    suitable = [x for x in CONTESTS if CONTESTS[x].gpu == torch.cuda.is_available()]
+    for name, contest in ((x, CONTESTS[x]) for x in names or suitable):
+        if contest.gpu and not torch.cuda.is_available():
+            raise BenchmarkError(f"{name} needs a GPU and a build of PyTorch for it.")
+        title = contest.title + (f" ({torch.cuda.get_device_name()})" if contest.gpu else "")
+        about, lines = {"contest": name, "title": title, "commit": commit}, []
         for turn, contender in itertools.product(range(repetitions), contest.contenders):
-            found = measure(contender, commit, contest.threads)
+            found = measure(contender, commit, contest)
             which = {"repetition": turn, "contender": contender.name}
             which["command"] = " ".join(["python", contender.file, *contender.arguments])
             lines.append({**about, **which, **machine(), **found})
