@@ -77,9 +77,9 @@ def suites_table(folders: Folders) -> str:
 
 
 def spread(values: pd.Series, digits: int = 0) -> str:
-    """Median and range."""
+    """Median and range, where there is one."""
     low, middle, high = (f"{x:.{digits}f}" for x in values.quantile([0, 0.5, 1]))
-    return f"{middle} ({low} to {high})"
+    return f"{middle} ({low} to {high})" if low != high else middle
 
 
 def contest_table(rows: pd.DataFrame) -> str:
@@ -99,7 +99,8 @@ def contest_table(rows: pd.DataFrame) -> str:
             }
         )
     turns, commit = rows["repetition"].nunique(), about["commit"][:7]
-    text = f"{turns} repetitions in turns, {about['processor']}, commit {commit}."
+    how = f"{turns} repetitions in turns" if turns > 1 else "One repetition"
+    text = f"{how}, {about['processor']}, commit {commit}."
     return f"**{about['title']}**,\n{text}\n\n{markdown(cells)}"
 
 

@@ -439,7 +439,7 @@ def test_a_contest_that_failed_leaves_the_last_measurement(folders, bench, monke
     assert [(x["repetition"], x["contender"]) for x in lines] == [(0, "a"), (0, "b")]
     assert [x["steps_per_second"] for x in lines] == pytest.approx([10, 30])
     table = pages.throughput_tables(folders)
-    assert "**Two**,\n1 repetitions in turns" in table and "| a | 10 (10 to 10) | 0.33" in table
+    assert "**Two**,\nOne repetition," in table and "| a | 10 | 0.33" in table
     contest(-1)
     with pytest.raises(SystemExit):
         bench("throughput", "--repetitions", "1")
@@ -448,6 +448,39 @@ def test_a_contest_that_failed_leaves_the_last_measurement(folders, bench, monke
     contest(20)
     bench("throughput", "--repetitions", "2")
     assert [x["steps_per_second"] for x in results.lines_of(path)] == pytest.approx([10, 20] * 2)
+    assert "2 repetitions in turns" in pages.throughput_tables(folders)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_contenders_see_a_gpu_where_the_contest_is_on_one(monkeypatch, gpu):
+    rate, seen = "float(sys.argv[4])", 'len(os.environ["CUDA_VISIBLE_DEVICES"])'
+    source = CONTENDER.replace(rate, f"10.0 + {seen}")
+    monkeypatch.setattr(throughput, "source_at", lambda commit, file: source)
+    monkeypatch.setattr(throughput, "read_checkpoint", lambda path: json.loads(path.read_text()))
+    found = throughput.measure(Contender("x.py", 50), "", Contest("One", (), gpu=gpu))
+    assert found["steps_per_second"] == pytest.approx(10 + gpu)
+
+
+def test_a_contest_on_a_gpu_needs_one(folders, bench, monkeypatch, capsys):
+    asked = []
+
+    def measure(contender, commit, contest):
+        asked.append(contest.gpu)
+        return {"steps_per_second": 1.0, "start_seconds": 0.0, "peak_mib": 1.0}
+
+    monkeypatch.setattr(throughput, "measure", measure)
+    for there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "The GPU")
+        bench("throughput", "--repetitions", "1")
+        assert set(asked) == {there}
+        asked.clear()
+    lines = results.lines_of(folders.results / "throughput.jsonl")
+    assert all(("(The GPU)" in x["title"]) == x["contest"].startswith("gpu") for x in lines)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        bench("throughput", "gpu_atari")
+    assert "gpu_atari needs a GPU" in capsys.readouterr().err
 
 
 # --- Committed results ---
