@@ -720,17 +720,16 @@ def compiled(function: Callable, device: torch.device) -> Callable:
     torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
+    warnings.filterwarnings("ignore", module=r"torch\._inductor")  # its advice on GPUs
     options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
     fast = torch.compile(function, options=options)
 
     def first_call(*args: Any) -> Any:
         nonlocal chosen
         tqdm.write("Compiling the update, which takes half a minute the first time.")
-        start, chosen = time.perf_counter(), fast
+        chosen = fast
         try:
-            result = fast(*args)
-            tqdm.write(f"Compiled in {time.perf_counter() - start:.0f} s.")
-            return result
+            return fast(*args)
         except Exception as error:  # whatever a compiler can raise, before anything has changed
             reason = " ".join(str(error).split())[:300]
             tqdm.write(f"Warning: the update is not compiled, and slower: {reason}")

@@ -5,6 +5,7 @@ refuse to mix them with others, as those of a GPU do, and compute the same bits.
 """
 
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from adapters import on
 from conftest import same_weights
+from torch._inductor import compile_fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -162,3 +164,16 @@ def test_the_wrapper_in_cpp_is_for_the_processor_only(script, monkeypatch, place
     monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options))
     script.module.compiled(lambda: None, torch.device(place))
     assert [x["cpp_wrapper"] for x in given] == [place == "cpu"]
+
+
+@on("continuous")
+def test_the_compilers_advice_on_gpus_stays_out_of_the_progress_bar(script, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        compile_fx._warn_tf32_disabled()
+        assert "TensorFloat32" in str(shown.pop().message)
+        script.module.compiled(lambda: None, torch.device("cuda"))
+        compile_fx._warn_tf32_disabled()
+    assert not shown
