@@ -38,8 +38,8 @@ def measure(contender: Contender, commit: str, contest: Contest) -> dict[str, fl
         folder, file = Path(name), Path(contender.file).name
         (folder / file).write_text(source_at(commit, contender.file))
         words = [file, *contender.arguments, "--run-name", "run"]
-        variables = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
-        variables |= {"CUDA_VISIBLE_DEVICES": "0"} if contest.gpu else {}
+        gpu, cache = "0" if contest.gpu else "", f"{folder}/cache"
+        variables = {"CUDA_VISIBLE_DEVICES": gpu, "TORCHINDUCTOR_CACHE_DIR": cache}
         begin = time.time()
         process = start(folder, words, ROOT, contest.threads, **variables)
         try:
@@ -63,12 +63,14 @@ def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
     """
     if repetitions < 1:
         raise BenchmarkError("--repetitions must be positive.")
+    gpu = torch.cuda.is_available()
+    names = names or [x for x in CONTESTS if CONTESTS[x].gpu == gpu]
+    for name in names:  # before any is measured
+        if CONTESTS[name].gpu and not gpu:
+            raise BenchmarkError(f"{name} needs a GPU and a build of PyTorch for it.")
     path, commit = folders.results / "throughput.jsonl", commit_named("HEAD")
     folders.results.mkdir(parents=True, exist_ok=True)
-    suitable = [x for x in CONTESTS if CONTESTS[x].gpu == torch.cuda.is_available()]
-    for name, contest in ((x, CONTESTS[x]) for x in names or suitable):
-        if contest.gpu and not torch.cuda.is_available():
-            raise BenchmarkError(f"{name} needs a GPU and a build of PyTorch for it.")
+    for name, contest in ((x, CONTESTS[x]) for x in names):
         title = contest.title + (f" ({torch.cuda.get_device_name()})" if contest.gpu else "")
         about, lines = {"contest": name, "title": title, "commit": commit}, []
         for turn, contender in itertools.product(range(repetitions), contest.contenders):

@@ -479,8 +479,9 @@ def test_a_contest_on_a_gpu_needs_one(folders, bench, monkeypatch, capsys):
     assert all(("(The GPU)" in x["title"]) == x["contest"].startswith("gpu") for x in lines)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
-        bench("throughput", "gpu_atari")
+        bench("throughput", "atari", "gpu_atari")
     assert "gpu_atari needs a GPU" in capsys.readouterr().err
+    assert not asked  # refused before the first is measured
 
 
 # --- Committed results ---
