@@ -10,7 +10,8 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 
 import ppo_continuous_action as ppo
-from benchmark import annotate, site
+from benchmark.site import annotate
+from benchmark.site import build as site
 from benchmark.suites import SCRIPTS
 
 CHROMIUM = shutil.which("chromium")

@@ -13,11 +13,12 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from benchmark import annotate, health, rlhf, tables
-from benchmark.annotate import HOME, SHORT, TEMPLATES, Source
+from benchmark import health, rlhf, tables
 from benchmark.definitions import Folders, Name, Suite
 from benchmark.provenance import ROOT
 from benchmark.results import KEY, Result, by_environment, done
+from benchmark.site import annotate
+from benchmark.site.annotate import HOME, SHORT, TEMPLATES, Source
 from benchmark.suites import KINDS, SCRIPTS, SUITES
 
 DOCS = ROOT / "docs"
