@@ -98,7 +98,7 @@ def start(
 ) -> subprocess.Popen:
     """Start Python in a folder, with no GPU in sight; our modules are those below `imports`."""
     variables = {"CUDA_VISIBLE_DEVICES": ""} | dict.fromkeys(THREADS, str(threads)) | variables
-    variables["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/rivals'}"
+    variables["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/baselines'}"
     with (folder / "output.txt").open("a") as output:
         return subprocess.Popen(
             [sys.executable, *words],
