@@ -23,6 +23,7 @@ from typing import NamedTuple
 import pytest
 from adapters import ROOT, SCRIPTS
 
+from benchmark.run import changed
 from benchmark.suites.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
 from tools.sync import blocks, sections
 
@@ -154,8 +155,8 @@ def broken(text: str, statement: ast.stmt) -> Iterator[tuple[str, str]]:
     for node, new in changes:
         first = starts[node.lineno - 1] + node.col_offset
         last = starts[node.end_lineno - 1] + node.end_col_offset
-        changed = (raw[:first] + new.encode() + raw[last:]).decode()
-        yield f"{' '.join(ast.unparse(node).split())} -> {new}", changed
+        mutated = (raw[:first] + new.encode() + raw[last:]).decode()
+        yield f"{' '.join(ast.unparse(node).split())} -> {new}", mutated
 
 
 def tagged(text: str) -> dict[ast.stmt, str]:
@@ -181,17 +182,15 @@ def mutants(script: str) -> list[Mutant]:
     text, found = path_of(script).read_text(), {}
     names = collections.Counter()
     for statement, tag in tagged(text).items():
-        for change, changed in broken(text, statement):
+        for change, mutated in broken(text, statement):
             name = f"{tag}: {change}"
-            names[name] += changed not in found
+            names[name] += mutated not in found
             again = f" ({names[name]})" if names[name] > 1 else ""
-            found.setdefault(changed, Mutant(name + again, changed))
+            found.setdefault(mutated, Mutant(name + again, mutated))
     for name, (_, _, *replaced) in GALLERY.get(script, {}).items():
-        changed = text
-        for old, new in replaced:
-            changed = changed.replace(old, new)
         if replaced:
-            found[changed] = Mutant(f"bug {name}", changed)
+            text_with_bug = changed(text, replaced)
+            found[text_with_bug] = Mutant(f"bug {name}", text_with_bug)
     return [*found.values()]
 
 
