@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmark import health, rlhf, tables
+from benchmark import check, health, rlhf, tables
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import by_environment, done, how_complete, lines_of
@@ -150,6 +150,7 @@ BLOCKS = {
     "throughput": throughput_tables,
     "scripts": scripts_table,
     "details": details_table,
+    "ranges": lambda _: check.ranges_table(),
     "goal": lambda folders: health.counts(KINDS["bugs"] + KINDS["healthy"], folders),
 }
 
