@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from benchmark.logs import Log
+from benchmark.logs import UNKNOWN, Log
 from benchmark.record import LAST_EPISODES
 from benchmark.tables import markdown
 
@@ -66,12 +66,12 @@ ENVIRONMENTS = (
     Limit("check/value_bias", ANY, -INF, 0.6, 20, "", (
         Advice(INF, "Values exceed returns: check V at the ends of episodes.",
                "`check/value_bias` far above 0, explained variance near 1, return stays low"),)),
-    Limit("check/update", ANY, 0.02, 1, 10, LOST, (
+    Limit("check/update", ANY, 0.02, INF, 10, LOST, (
         Advice(-0.02, SIGNS, WORSE), Advice(INF, SIGNS, "`check/update` near 0, KL normal"))),
-    Limit("check/first_kl", (-1e-5, 1e-5), *ANY, 0, "", (
+    Limit("check/first_kl", (-INF, 1e-5), *ANY, 0, "", (
         Advice(INF, "The batch is not what the policy saw: check observations and actions.",
                "`check/first_kl` above 0"),)),
-    Limit("check/acting", ANY, -1, 1e-5, 0, "", (
+    Limit("check/acting", ANY, -INF, 1e-5, 0, "", (
         Advice(INF, "What acts is not what learns: make the two policies one.",
                "the entropy shrinks twice as fast"),)),
 )
@@ -83,10 +83,10 @@ KL_EXACT = (
         Advice(INF, "Raise --kl-coef or lower --target-kl; from the start: mask the padding.",
                "RLHF: KL grows without bound, texts repeat themselves"),)),
 )
-RLHF = (Limit("check/update", ANY, 0.06, 1, 10, "", (
+RLHF = (Limit("check/update", ANY, 0.06, INF, 10, "", (
     Advice(INF, WORDS, "RLHF: proxy stays, `check/update` below 0.06, KL below its target"),)),
     *KL_EXACT)
-GRPO = (Limit("check/update", ANY, -0.02, 1, 10, "", (Advice(INF, WORDS, WORSE),)), *KL_EXACT)
+GRPO = (Limit("check/update", ANY, -0.02, INF, 10, "", (Advice(INF, WORDS, WORSE),)), *KL_EXACT)
 PAIRS = (Advice(INF, "Chosen answers are not preferred: are both log-probabilities mixed up?", ""),)
 DPO = (Limit("rewards/accuracy", (0.5, 1), *ANY, 0, "", PAIRS),
        Limit("rewards/margin", (0, INF), *ANY, 0, "", PAIRS))
@@ -174,7 +174,7 @@ def judge(log: Log) -> list[dict[str, Any]]:
         row = {"metric": limit.metric, "median": values.median(), "band": band(limit)}
         row |= {"now": values.dropna()[-RECENT:].median(), "bad": log.updates["global_step"][bad]}
         low, high = limit.usual
-        odd, judged = not low <= row["median"] <= high, values.count() > limit.patience
+        odd, judged = not low <= row["median"] <= high, values.count() >= limit.patience
         row["verdict"] = ("unusual" if odd else "healthy") if judged else ""
         value = row["median"] if odd else None
         if bad.any():
@@ -188,7 +188,8 @@ def judge(log: Log) -> list[dict[str, Any]]:
 def report(log: Log) -> str:
     """All of `judge` as text, and which checks the log does not allow."""
     unit = "updates" if log.episodes.empty else "steps"
-    lines = [f"{log.path}: {log.record['environment']}, {log.steps:,} {unit}", ""]
+    place = f"{log.environment}, " * (log.environment != UNKNOWN)
+    lines = [f"{log.path}: {place}{log.steps:,} {unit}", ""]
     lines.append(f"{'metric':<27}{'median':>10}{'now':>10}  {'healthy':<17}verdict")
     for row in (rows := judge(log)):
         numbers = f"{row['metric']:<27}{row['median']:>10.3g}{row['now']:>10.3g}"

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from PIL import Image
 
 from benchmark import check, health, rlhf, statistics, tables
@@ -265,7 +266,8 @@ def checks(log: Log) -> Figure:
         own = log.updates[["global_step", metric]].dropna()
         axes.plot(own["global_step"], own[metric], color="C0", linewidth=1)
         sick = own[own["global_step"].isin(row["bad"])]
-        axes.plot(*sick.to_numpy().T, ".", color="C3", markersize=4, label="unhealthy")
+        if len(sick):
+            axes.plot(*sick.to_numpy().T, ".", color="C3", markersize=4, label="unhealthy")
         ends = [x for x in row["band"] if np.isfinite(x)]
         low, high = np.quantile([*own[metric].quantile([0.02, 0.98]), *ends], [0, 1])
         room = 0.1 * (high - low)
@@ -273,6 +275,7 @@ def checks(log: Log) -> Figure:
         inside = np.clip(row["band"], *axes.get_ylim())
         axes.axhspan(*inside, color="C2", alpha=0.15, label="healthy", linewidth=0)
         axes.set_title(f"{metric}\n{row['verdict']}", color="C3" if len(sick) else "k")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if log.episodes.empty:
         figure.supxlabel("updates")
     return figure
@@ -284,8 +287,9 @@ def overlay(groups: dict[str, list[Log]]) -> Figure:
     figure, panels = one_panel_each([*places], 3 if len(places) < 9 else 4)
     for axes, place in zip(panels, places):
         for index, (label, logs) in enumerate(groups.items()):
-            if own := [x for x in logs if x.environment == place]:
+            if own := [x for x in logs if x.environment == place and len(x.episodes)]:
                 draw_curves(axes, own, label, f"C{index}")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.supylabel("episodic return in training")
     return figure
 
