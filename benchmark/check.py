@@ -221,11 +221,10 @@ def ranges_table() -> str:
     """The ranges in DEBUGGING.md."""
     rows = []
     for limit in ENVIRONMENTS:
-        outside = between(limit.low, limit.high)
-        patience = f"for {limit.patience} iterations" if limit.patience else "once"
-        rule = f"not {outside} {patience}{' ' * bool(limit.only)}{limit.only}" if outside else "–"
-        usual = between(*limit.usual) or outside
-        advice = "<br>".join(x.text for x in limit.advice)
-        rows.append({"metric": f"`{limit.metric}`", "healthy": usual, "unhealthy": rule})
-        rows[-1]["what to do"] = advice
+        allowed = between(limit.low, limit.high)
+        patience = f", for {limit.patience} iterations" * bool(limit.patience)
+        rule = f"{allowed}{patience} {limit.only}".strip() if allowed else "–"
+        advice = dict.fromkeys(x.text for x in limit.advice)
+        row = {"metric": f"`{limit.metric}`", "usually": between(*limit.usual) or "–"}
+        rows.append(row | {"unhealthy outside of": rule, "what to do": "<br>".join(advice)})
     return markdown(rows)
