@@ -1,5 +1,6 @@
 """Runs side by side: scores, how probably one is better, and what so many seeds can show."""
 
+import glob
 import re
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def runs_of(name: str, folders: Folders) -> list[Log]:
     """The runs that a word of the command line means."""
     suite, _, variant = name.partition(":")
     if Path(name).exists() or suite not in SUITES:
+        if not glob.glob(name):
+            raise BenchmarkError(f"{name} is neither a folder nor a suite.")
         logs = find(name)
     elif variant not in (known := SUITES[suite].variants):
         rows = ", ".join(f"{suite}:{x}" for x in known if x)
