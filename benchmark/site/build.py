@@ -126,7 +126,8 @@ def bugs_of(folders: Folders) -> list[dict[str, Any]]:
         names = [*shown(suite, folders)]
         for name in (x for x in suite.variants if not health.is_healthy(suite, x)):
             pairs = [health.pair(suite, name, x, folders) for x in suite.environments]
-            changes = [tables.CHANGE(health.change(*x).value) for x in pairs if all(x)]
+            costs = {x: health.change(*y).value for x, y in zip(suite.environments, pairs) if all(y)}
+            changes = [f"{tables.CHANGE(y)} in {x.partition('-')[0]}" for x, y in costs.items()]
             if changes:
                 bug, own = suite.variants[name], (health.control(suite, name), name)
                 lines = ",".join(str(names.index((suite.name, x))) for x in own)
@@ -154,10 +155,12 @@ def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[st
             tags.setdefault(outer, []).extend([note.title] if note.label else [])
             by_setting = {x: note.title for x, _ in note.settings} | by_setting
         last = [outer, *tags[outer]][-1]
-        at |= {line: outer if tag is None else last for line, _, tag in segment.lines}
+        at |= {line: last if any(marks) else outer for line, _, marks in segment.lines}
     for bug in (x for x in bugs if x["script"] == script.name):
         before, exists, _ = script.text.partition(bug["text"])
         titles = [by_setting[x] for x in bug["settings"] if x in by_setting]
+        if not (exists or titles):  # TODO
+            continue
         title = at[before.count("\n") + 1] if exists else titles[0]
         own = tags.get(title, [])
         found.setdefault(own[0] if len(own) == 1 else title, []).append(bug)
@@ -184,6 +187,7 @@ def build(folders: Folders) -> dict[str, bytes]:
         **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},
         **{"slug": annotate.slug, "formula": annotate.formula, "prose": annotate.prose},
         **{"worths": found, "tasks": SUITES["ablation"].environments},
+        "usual": sources[HOME].defaults,
         **{"reviews": reviews, "all_bugs": bugs},
     }
     files = {x.name: x.read_bytes() for x in (PICTURE, *(TEMPLATES / name for name in ASSETS))}
@@ -201,7 +205,7 @@ def build(folders: Folders) -> dict[str, bytes]:
         template = "index.html" if name == SHORT else "script.html"
         beside = placed(sources[HOME] if name == SHORT else script, bugs)
         page(page_of(name), template, script=script, bugs=beside)
-    page("play.html", "play.html", usual=sources[HOME].defaults)
+    page("play.html", "play.html")
     page("runs.html", "runs.html")
     data("play", reviews)
     for name in suites:
