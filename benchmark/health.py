@@ -1,22 +1,17 @@
-"""Which runs the scripts warn about, broken or healthy, and what a bug changes.
+"""Which runs are unhealthy by the rule of `check.py`, broken or not, and what a bug changes.
 
-The scripts' own rule is applied to curves that have a point for each iteration: it can be changed,
-and no run has to be made again.
+The rule is applied to curves that have a point for each iteration, so it can be changed without
+making any run again.
 """
 
-import contextlib
-import importlib
-import io
 import math
-import re
 import textwrap
-from types import ModuleType
 
 import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
-from benchmark import statistics
+from benchmark import check, statistics
 from benchmark.bugs import ACTING
 from benchmark.definitions import Folders, Suite
 from benchmark.record import STAGE_METRICS, STEP_METRICS
@@ -51,11 +46,6 @@ SAID = f"warned about by {EARLY // 1000}k steps"  # column of tables
 # --- Warnings ---
 
 
-def module_of(script: str) -> ModuleType:
-    """A script, imported only where its rule is needed: torch takes two seconds."""
-    return importlib.import_module(script.removesuffix(".py"))
-
-
 def points(result: Result) -> pd.DataFrame:
     """The curve of a run; of RLHF that of its PPO run."""
     curve = result.curve
@@ -74,33 +64,18 @@ def iterations(result: Result) -> pd.DataFrame:
 
 
 def warnings(result: Result, steps: float = math.inf) -> dict[str, int]:
-    """When each metric was first warned about, in so many steps: when the script says it.
-
-    The script is given metrics and episodes iteration by iteration, as in training. Metrics that
-    the curve lacks are healthy.
-    """
-    script, healthy = module_of(result.record["script"]), {}
-    for metric, low, *_ in script.HEALTH:
-        healthy[metric] = max(low, healthy.get(metric, low))  # a metric may have two rows
-    curve, history, episodes, found = points(result).rename(columns=NAMES), [], [], {}
-    used = curve.columns.intersection([*healthy, "losses/approx_kl", "step", "episodes", "return"])
-    for row in curve.loc[curve["step"] <= steps, used].to_dict("records"):
-        episodes += [{"return": row.get("return")}] * row.get("episodes", 0)
-        if pd.notna(row["losses/approx_kl"]):
-            known = {x: row[x] for x in healthy if pd.notna(row.get(x))}
-            history.append({**healthy, **known, "global_step": row["step"]})
-            for metric in said(script, result, history, episodes):
-                found.setdefault(metric, row["step"])
+    """The step, or update, after which each metric is unhealthy for the first time."""
+    curve, updates = points(result), iterations(result).rename(columns=NAMES)
+    episodes = curve.reindex(columns=["step", "episodes", "return"]).fillna({"episodes": 0})
+    episodes = episodes.loc[episodes.index.repeat(episodes["episodes"].astype(int))]
+    if "objective/kl_exact" in updates:
+        updates["objective/kl_coef"] = float(result.record["settings"]["kl_mode"] != "none")
+    found: dict[str, int] = {}
+    tables = (x.rename(columns={"step": "global_step"}) for x in (updates, episodes))
+    for limit, bad in check.unhealthy(*tables):
+        for step in updates["step"][bad & (updates["step"] <= steps)][:1]:
+            found[limit.metric] = min(step, found.get(limit.metric, step))
     return found
-
-
-def said(script: ModuleType, result: Result, history: list, episodes: list) -> list[str]:
-    """The metrics that a script warns about after the newest iteration."""
-    if hasattr(script, "unhealthy"):
-        return list(script.unhealthy(history, episodes))
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        script.warn_of("run", result.record["settings"]["kl_mode"], history)
-    return re.findall(r"run: (\S+) is ", text.getvalue())
 
 
 def warned_seeds(results: list[Result], steps: float = EARLY) -> tuple[int, str]:
@@ -209,6 +184,8 @@ def counts(suites: list[Suite], folders: Folders) -> str:
                 text = warned_seeds([x], math.inf if about["healthy"] else EARLY)[1]
                 run = f"{place}, {about['label']}, seed {x.record['seed']}: {text}"
                 rows.append(about | {"place": place, "warned": text != "", "run": run})
+    if not rows:
+        return ""
     table = pd.DataFrame(rows)
     bugs = table[~table["healthy"]].groupby(["label", "place"], sort=False)["warned"].sum()
     noticed = (bugs >= SEEN_BY).groupby("label", sort=False).any()
