@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmark import health, rlhf, tables
+from benchmark import debugging, health, rlhf, tables
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.results import by_environment, done, how_complete, lines_of
@@ -129,10 +129,11 @@ def details_table(folders: Folders) -> str:
         key = tag.number or tag.kind.lower(), tag.title
         known = [*worth.get(key[0].removesuffix("/37"), ()), *worth.get(tag.title, ())]
         empty = {"detail": key[0], "name": tag.title, "why": "", "without it": "<br>".join(known)}
-        row = rows.setdefault(key, empty | {"scripts": ""})
+        row = rows.setdefault(key, empty | {"its line in": ""})
         row["why"] = row["why"] or tag.sentence
-        link = f"[{script.removeprefix('ppo_').removesuffix('.py')}]({script})"
-        row["scripts"] += ", " * bool(row["scripts"]) + link
+        name = script.removeprefix("ppo_").removesuffix(".py")
+        row["its line in"] += "<br>" * bool(row["its line in"])
+        row["its line in"] += f"[{name} {tag.line}]({script}#L{tag.line})"
     return markdown(sorted(rows.values(), key=lambda x: place(x["detail"])))
 
 
@@ -151,6 +152,7 @@ BLOCKS = {
     "scripts": scripts_table,
     "details": details_table,
     "goal": lambda folders: health.counts(KINDS["bugs"] + KINDS["healthy"], folders),
+    **debugging.BLOCKS,
 }
 
 

@@ -1,20 +1,24 @@
-"""The site in docs/: scripts annotated with bugs beside their lines, pictures to play with, runs.
+"""The site in docs/: annotated scripts, pages of text, pictures to play with, and runs.
 
-`python -m benchmark site` makes it from the scripts, the results and `templates/`. It opens from
-disk: data are scripts that call `data(name, content)`, since pages on disk may fetch nothing.
+`python -m benchmark site` makes it from the scripts, the Markdown, the results and `templates/`. It
+opens from disk: data are scripts that call `data(name, content)`, since pages on disk may fetch
+nothing.
 """
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import markdown
 import numpy as np
 
 from benchmark import health, rlhf, tables
 from benchmark.definitions import Folders, Name, Suite
+from benchmark.pages import PAGES
 from benchmark.provenance import ROOT
 from benchmark.results import KEY, Result, by_environment, done
 from benchmark.site import annotate
@@ -159,12 +163,59 @@ def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[st
     for bug in (x for x in bugs if x["script"] == script.name):
         before, exists, _ = script.text.partition(bug["text"])
         titles = [by_setting[x] for x in bug["settings"] if x in by_setting]
-        if not (exists or titles):  # TODO
+        if not (exists or titles):
             continue
         title = at[before.count("\n") + 1] if exists else titles[0]
         own = tags.get(title, [])
         found.setdefault(own[0] if len(own) == 1 else title, []).append(bug)
     return found
+
+
+# --- Pages of text ---
+
+
+def page_of_text(path: Path) -> str:
+    """File of the page made from Markdown: benchmark.html from benchmark/README.md."""
+    name = path.parent.name if path.name == "README.md" else path.stem
+    return f"{name.lower()}.html"
+
+
+def text_page(path: Path, sources: dict[str, Source]) -> dict[str, str]:
+    """Markdown as HTML, its links as those of the site; its title, first paragraph and contents."""
+    texts = {x: page_of_text(x) for x in PAGES if x != ROOT / "README.md"}
+
+    def link(match: re.Match) -> str:
+        attribute, place, anchor = match[1], match[2], match[3] or ""
+        if not place or re.match("https?:", place):
+            return match[0]
+        target = Path(os.path.normpath(path.parent / place))
+        name = target.relative_to(ROOT).as_posix()
+        if target in texts:
+            name = texts[target]
+        elif name in sources:
+            notes = {f"#L{line}": f"#{x.anchor}" for line, x in sources[name].tags.items()}
+            name, anchor = page_of(name), notes.get(anchor, "")
+        else:
+            name = name.removeprefix("docs/") if name.startswith("docs/") else f"../{name}"
+        return f'{attribute}="{name}{anchor}"'
+
+    reader = markdown.Markdown(
+        extensions=["fenced_code", "md_in_html", "tables", "toc"],
+        extension_configs={"toc": {"slugify": lambda x, _: github_anchor(x)}},
+    )
+    text = reader.convert(path.read_text().replace("<details><", '<details markdown="1"><'))
+    text = re.sub(r'(href|src)="([^"#]*)(#[^"]*)?"', link, text)
+    text = re.sub(r"^((?:<pre><code class=\"language-diff\">)?)- (.*)$", r"\1<del>\2</del>", text, flags=re.M)
+    text = re.sub(r"^((?:<pre><code class=\"language-diff\">)?)\+ (.*)$", r"\1<ins>\2</ins>", text, flags=re.M)
+    text = text.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
+    first = re.sub(r"<.*?>|\s+", lambda x: " " * x[0].isspace(), re.search("<p>(.*?)</p>", text, re.S)[1])
+    title = reader.toc_tokens[0]["name"]
+    return {"text": text, "title": title, "about": first[:240], "contents": reader.toc}
+
+
+def github_anchor(title: str) -> str:
+    """The anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 # --- Pages ---
@@ -205,6 +256,9 @@ def build(folders: Folders) -> dict[str, bytes]:
         template = "index.html" if name == SHORT else "script.html"
         beside = placed(sources[HOME] if name == SHORT else script, bugs)
         page(page_of(name), template, script=script, bugs=beside)
+    for path in (x for x in PAGES if x != ROOT / "README.md"):
+        source = path.relative_to(ROOT).as_posix()
+        page(page_of_text(path), "page.html", source=source, **text_page(path, sources))
     page("play.html", "play.html")
     page("runs.html", "runs.html")
     data("play", reviews)
