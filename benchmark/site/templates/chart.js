@@ -43,8 +43,8 @@ function short(x) {
 // An empty chart as wide as its place, with axes over the ranges x and y; what is drawn into it
 // beyond them is cut off. Returns scales and functions that draw.
 function chart(svg, { x: [x0, x1], y: [y0, y1], height = 280, xLabel = "", yLabel = "", left = 52,
-  xTicks, xFormat = short, yFormat = short, top = 26 }) {
-  const width = Math.max(svg.clientWidth, 260), right = 14, bottom = xLabel ? 42 : 24;
+  right = 14, xTicks, xFormat = short, yFormat = short, top = 26 }) {
+  const width = Math.max(svg.clientWidth, 260), bottom = xLabel ? 42 : 24;
   svg.replaceChildren();
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.style.height = `${height}px`;
@@ -143,6 +143,9 @@ addEventListener("DOMContentLoaded", () => {
   document.getElementById("theme").addEventListener("click", () => {
     scheme(document.documentElement.dataset.scheme === "dark" ? "light" : "dark");
   });
+  const open = () => document.getElementById(location.hash.slice(1))?.closest("details")?.setAttribute("open", "");
+  addEventListener("hashchange", open);
+  open();
   if (!document.querySelector("[data-of]")) return;
   for (const kind of ["pointerover", "focusin", "hashchange"]) addEventListener(kind, lightUnder);
   lightUnder({ target: document.body });
