@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from benchmark import pages, results, throughput
+from benchmark import results, throughput
 from benchmark.definitions import Folders, select
 from benchmark.provenance import BenchmarkError, commit_named
+from benchmark.report import pages
 from benchmark.run import run_suite
 from benchmark.suites import CONTESTS, SUITES
 

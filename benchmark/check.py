@@ -5,13 +5,10 @@ healthy run and the table of ranges in DEBUGGING.md all read them here.
 """
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-
-from benchmark.logs import Log
 
 INF, ANY = math.inf, (-math.inf, math.inf)
 STEPS = 2000  # a patience counts iterations of this size; shorter ones count less

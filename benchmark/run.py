@@ -5,9 +5,11 @@ at whatever moment, the next call goes on from what is on disk.
 """
 
 import contextlib
+import difflib
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -69,12 +71,31 @@ def say(text: str) -> None:
 
 
 def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
-    """A script with texts replaced, each of which must be in it once; or a BenchmarkError."""
+    """A script with texts replaced, each of which must be in it once; or a BenchmarkError.
+
+    Between the lines of such a text the script may have comments.
+    """
     for old, new in replaced:
-        if text.count(old) != 1:
-            raise BenchmarkError(f"The script has this text {text.count(old)} times: {old}")
-        text = text.replace(old, new)
+        lines = map(re.escape, old.split("\n"))
+        found = [*re.finditer(r"\n(?: *#.*\n)*?".join(lines), text)]
+        if len(found) != 1:
+            raise BenchmarkError(
+                f"The script has this text {len(found)} times: {old}\n{nearest(text, old)}"
+                "Correct the text in benchmark/suites/, or change this line of the script back."
+            )
+        text = text[: found[0].start()] + new + text[found[0].end() :]
     return text
+
+
+def nearest(text: str, old: str) -> str:
+    """Where a script comes closest to a text that it lacks, for a message."""
+    lines = text.splitlines()
+    first = max(old.splitlines(), key=len).strip()
+    close = difflib.get_close_matches(first, [x.strip() for x in lines], n=1, cutoff=0.5)
+    if first in text or not close:
+        return ""
+    number = next(i for i, x in enumerate(lines, 1) if x.strip() == close[0])
+    return f"The closest line is {number}: {close[0]}\n"
 
 
 def source(variant: Variant, commit: str) -> str:
@@ -98,7 +119,7 @@ def start(
 ) -> subprocess.Popen:
     """Start Python in a folder, with no GPU in sight; our modules are those below `imports`."""
     variables = {"CUDA_VISIBLE_DEVICES": ""} | dict.fromkeys(THREADS, str(threads)) | variables
-    variables["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/rivals'}"
+    variables["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/baselines'}"
     with (folder / "output.txt").open("a") as output:
         return subprocess.Popen(
             [sys.executable, *words],

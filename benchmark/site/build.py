@@ -16,10 +16,10 @@ import jinja2
 import markdown
 import numpy as np
 
-from benchmark import health, rlhf, tables
 from benchmark.definitions import Folders, Name, Suite
-from benchmark.pages import PAGES
 from benchmark.provenance import ROOT
+from benchmark.report import health, rlhf, tables
+from benchmark.report.pages import PAGES
 from benchmark.results import KEY, Result, by_environment, done
 from benchmark.site import annotate
 from benchmark.site.annotate import HOME, SHORT, TEMPLATES, Source

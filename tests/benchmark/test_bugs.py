@@ -2,12 +2,12 @@
 
 import pytest
 
-from benchmark.bugs import ACTING
-from benchmark.bugs import BUGS as IN_ONE_SCRIPT
-from benchmark.health import is_healthy
-from benchmark.provenance import ROOT
+from benchmark.provenance import ROOT, BenchmarkError
+from benchmark.report.health import is_healthy
 from benchmark.run import changed
 from benchmark.suites import KINDS, SUITES
+from benchmark.suites.bugs import ACTING
+from benchmark.suites.bugs import BUGS as IN_ONE_SCRIPT
 
 BUGS = [
     pytest.param(variant, id=f"{suite.name}-{name}")
@@ -33,6 +33,13 @@ def test_the_readme_has_their_number():
 
 def test_texts_are_replaced_one_after_the_other():
     assert changed("a b", [("a", "c"), ("c b", "d")]) == "d"
+
+
+def test_comments_between_the_lines_of_a_text_do_not_matter():
+    text = "if a:\n    # Why.\n    # And what.\n    b\n    # c\n"
+    assert changed(text, [("if a:\n    b\n", "d\n")]) == "d\n    # c\n"
+    with pytest.raises(BenchmarkError, match=r"0 times: b = c\n(.|\n)*closest line is 2: b = d"):
+        changed("a = 1\nb = d\n", [("b = c", "e")])
 
 
 @pytest.mark.parametrize("name", ACTING)

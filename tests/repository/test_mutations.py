@@ -1,8 +1,9 @@
 """Break the statement below each detail tag in several ways: some fast test must fail each time.
 
 A statement in a marked copy is broken in its home only. The bugs of DEBUGGING.md are tried as well.
-`pytest -m slow tests/test_mutations.py` runs all; `python tests/test_mutations.py kl_penalty 23`
-those of some scripts, or whose names have some of the other words.
+`pytest -m slow tests/repository/test_mutations.py` runs all of them;
+`python tests/repository/test_mutations.py kl_penalty 23` those of some scripts, or whose names have
+some of the other words.
 """
 
 import ast
@@ -22,7 +23,8 @@ from typing import NamedTuple
 import pytest
 from adapters import ROOT, SCRIPTS
 
-from benchmark.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
+from benchmark.run import changed
+from benchmark.suites.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
 from tools.sync import blocks, sections
 
 TAG = re.compile(r"(?m)^ *# (?:Detail (\w+)|(?:Extra|Deviation): ([^([\n]+?))(?:[/:]| [([]|$).*\n")
@@ -153,8 +155,8 @@ def broken(text: str, statement: ast.stmt) -> Iterator[tuple[str, str]]:
     for node, new in changes:
         first = starts[node.lineno - 1] + node.col_offset
         last = starts[node.end_lineno - 1] + node.end_col_offset
-        changed = (raw[:first] + new.encode() + raw[last:]).decode()
-        yield f"{' '.join(ast.unparse(node).split())} -> {new}", changed
+        mutated = (raw[:first] + new.encode() + raw[last:]).decode()
+        yield f"{' '.join(ast.unparse(node).split())} -> {new}", mutated
 
 
 def tagged(text: str) -> dict[ast.stmt, str]:
@@ -180,17 +182,15 @@ def mutants(script: str) -> list[Mutant]:
     text, found = path_of(script).read_text(), {}
     names = collections.Counter()
     for statement, tag in tagged(text).items():
-        for change, changed in broken(text, statement):
+        for change, mutated in broken(text, statement):
             name = f"{tag}: {change}"
-            names[name] += changed not in found
+            names[name] += mutated not in found
             again = f" ({names[name]})" if names[name] > 1 else ""
-            found.setdefault(changed, Mutant(name + again, changed))
+            found.setdefault(mutated, Mutant(name + again, mutated))
     for name, (_, _, *replaced) in GALLERY.get(script, {}).items():
-        changed = text
-        for old, new in replaced:
-            changed = changed.replace(old, new)
         if replaced:
-            found[changed] = Mutant(f"bug {name}", changed)
+            text_with_bug = changed(text, replaced)
+            found[text_with_bug] = Mutant(f"bug {name}", text_with_bug)
     return [*found.values()]
 
 
@@ -266,7 +266,7 @@ def main(words: list[str]) -> int:
         chosen = [x for x in mutants(script) if x.name not in EQUIVALENT.get(script, {})]
         chosen = [x for x in chosen if any(word in x.name for word in others or [""])]
         breaker = Breaker(script, chosen)
-        files = [str(ROOT / f"tests/test_{x}.py") for x in FILES[script]]
+        files = [str(ROOT / f"tests/scripts/test_{x}.py") for x in FILES[script]]
         options = ["-s", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts=-q"]
         options += ["-m", "not slow", "--script", script]
         assert pytest.main([*options, *files], plugins=[breaker]) == 0

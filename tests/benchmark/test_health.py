@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 import ppo_continuous_action as ppo
-from benchmark import health, plots
 from benchmark.provenance import ROOT
 from benchmark.record import STEP_METRICS
+from benchmark.report import health, plots
 
 
 @pytest.mark.parametrize("seed", range(5))

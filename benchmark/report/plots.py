@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from benchmark import health, rlhf, statistics, tables
 from benchmark.definitions import POINTS, Folders, Suite
 from benchmark.provenance import ROOT, BenchmarkError
+from benchmark.report import health, rlhf, statistics, tables
 from benchmark.results import Result, by_environment, done, reference, runs_of
 from benchmark.suites import KINDS
 

@@ -3,13 +3,13 @@
 import difflib
 from collections.abc import Iterator
 
-from benchmark import health
 from benchmark.definitions import Folders, Suite
 from benchmark.provenance import ROOT
+from benchmark.report import health
+from benchmark.report.statistics import Estimate
+from benchmark.report.tables import CHANGE, markdown, with_interval
 from benchmark.results import Result
-from benchmark.statistics import Estimate
 from benchmark.suites import KINDS, SUITES
-from benchmark.tables import CHANGE, markdown, with_interval
 
 RLHF = "bugs_rlhf"
 Runs = tuple[Suite, str, str, list[Result], list[Result]]
