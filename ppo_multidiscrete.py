@@ -604,8 +604,8 @@ def allowed(mask: Any, exists: np.ndarray) -> np.ndarray:
 
 def flat(mask: Any) -> np.ndarray:
     """All entries of a mask, also of one that consists of several arrays, as Gymnasium's do."""
-    nested = isinstance(mask, tuple | list) or np.asarray(mask).dtype.hasobject
-    return np.concatenate([flat(x) for x in mask]) if nested else np.ravel(mask)
+    nested = isinstance(mask, tuple | list) or (isinstance(mask, np.ndarray) and mask.dtype == "O")
+    return np.concatenate([flat(x) for x in mask]) if nested else np.asarray(mask).ravel()
 
 
 # Copied from ppo_continuous_action.py
