@@ -80,10 +80,10 @@ class Script:
         settings |= {"device": "cpu", "compile": False, **self.settings, **changes}
         return self.module.Args(**settings)
 
-    def agent(self, obs_size: int, action_size: int, **settings: Any) -> nn.Module:
+    def agent(self, obs_size: int, action_size: int) -> nn.Module:
         """An agent of the script, always the same one."""
         torch.manual_seed(0)
-        return self.module.Agent(obs_size, action_size, self.module.Args(**settings))
+        return self.module.Agent(obs_size, action_size)
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the script make the fake environments."""
@@ -94,7 +94,7 @@ class Script:
 
     def value(self, agent: nn.Module, episode: list[np.ndarray]) -> float:
         """Value of the last of an episode's observations."""
-        return agent.get_value(torch.tensor(episode[-1][None], dtype=torch.float32)).item()
+        return agent.value(torch.tensor(episode[-1][None], dtype=torch.float32)).item()
 
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values of a minibatch under the agent."""
@@ -104,11 +104,11 @@ class Script:
     def record(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         """Record from now on the arguments and results of gae, and every gradient step."""
         recorder, real = SimpleNamespace(gae=[], steps=[]), self.module.gae
-        names = ["rewards", "values", "next_values", "done", "advantages", "returns"]
+        names = ["rewards", "values", "next_values", "done", "advantages"]
 
         def gae(*args):
             result = real(*args)
-            recorder.gae.append({name: x.clone() for name, x in zip(names, (*args[:4], *result))})
+            recorder.gae.append({name: x.clone() for name, x in zip(names, (*args[:4], result))})
             return result
 
         monkeypatch.setattr(self.module, "gae", gae)
@@ -120,15 +120,16 @@ class Script:
     def recording(self, real: Callable, steps: list[Step]) -> Callable:
         """An update, a step at a time, that notes them; gradients show in Adam's running mean."""
 
-        def update(agent, adam, batch, minibatches, schedule, args):
+        def update(agent, adam, batch, indices, args):
             rows = []
-            for mb in minibatches:
+            for mb in indices:
                 step, before = Step(x[mb] for x in batch), adam["mean"].clone()
                 step.weights = adam["weights"].clone()
-                rows.append(real(agent, adam, batch, [mb], schedule, args))
+                rows.append(real(agent, adam, batch, mb[None], args))
                 step.gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
                 step.metrics = {name: x[0] for name, x in rows[-1].items()}
-                step.schedule = {name: x.item() for name, x in schedule.items()}
+                tensors = {name: x for name, x in vars(args).items() if isinstance(x, Tensor)}
+                step.schedule = {name: x.item() for name, x in tensors.items()}
                 steps.append(step)
             return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
@@ -140,7 +141,7 @@ class KLPenalty(Script):
 
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian"}
     real = (f"Hopper-v4 {SHORT} 20480",)
-    loss, update, value_clip = "kl_penalty_loss", "kl_penalty_update", "value_clip_coef"
+    value_clip = "value_clip_coef"
 
 
 class MultiDiscrete(Script):
@@ -156,9 +157,9 @@ class MultiDiscrete(Script):
         "HalfCheeta-v4": "mean: `HalfCheetah`",
     }
 
-    def agent(self, obs_size: int, action_size: int, **settings: Any) -> nn.Module:
-        """One component with so many choices."""
-        return super().agent(obs_size, (1, action_size), **settings)
+    def agent(self, obs_size: int, action_size: int) -> nn.Module:
+        """One component with that many choices."""
+        return super().agent(obs_size, (1, action_size))
 
 
 class Atari(Script):
