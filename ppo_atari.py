@@ -649,8 +649,7 @@ def train(
 
 
 # === The algorithm ends here ===
-# Below: games, several processes that play them, the compiled loss, logs, checkpoints, the use of a
-# policy, `main`.
+# Below: the device, the compiled loss, games, logs, checkpoints, the use of a policy, `main`.
 
 
 def own_device(args: Args) -> torch.device:
@@ -663,6 +662,32 @@ def own_device(args: Args) -> torch.device:
     if args.bfloat16 and not gpus and torch.backends.cpu.get_cpu_capability() == "AVX2":
         raise UsageError("Without AVX-512, bfloat16 is ten times slower: use --no-bfloat16.")
     return torch.device("cuda", LOCAL_RANK) if gpus else torch.device("cpu")
+
+
+# Copied from ppo_continuous_action.py
+def compiled(function: Callable, device: torch.device) -> Callable:
+    """Compile `function` when it is first called. If that fails, say why and use it as it is."""
+    torch.compiler.reset()  # an earlier run in this process may have had other settings
+    torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
+    torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags; probing them takes 10 s
+    options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
+    current = torch.compile(function, options=options)
+    print("The first iteration compiles the update, which may take a minute the first time.")
+
+    def call(*inputs: Any) -> Any:
+        nonlocal current
+        try:
+            return current(*inputs)
+        except Exception as error:  # whatever a compiler can raise
+            reason = str(error).partition("\n")[0]
+            tqdm.write(f"The update could not be compiled, so it takes twice as long: {reason}")
+            current = function
+            return function(*inputs)
+
+    return call
+
+
+# === Games, and the processes that play them ===
 
 
 def make_game(args: Args) -> gym.Env:
@@ -804,29 +829,6 @@ def replay_games(games: Games, saved: dict[str, Any]) -> bool:
         print(f"New games begin, since the running ones could not be replayed: {error}.")
         return False
     return True
-
-
-# Copied from ppo_continuous_action.py
-def compiled(function: Callable, device: torch.device) -> Callable:
-    """Compile `function` when it is first called. If that fails, say why and use it as it is."""
-    torch.compiler.reset()  # an earlier run in this process may have had other settings
-    torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
-    torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags; probing them takes 10 s
-    options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
-    current = torch.compile(function, options=options)
-    print("The first iteration compiles the update, which may take a minute the first time.")
-
-    def call(*inputs: Any) -> Any:
-        nonlocal current
-        try:
-            return current(*inputs)
-        except Exception as error:  # whatever a compiler can raise
-            reason = str(error).partition("\n")[0]
-            tqdm.write(f"The update could not be compiled, so it takes twice as long: {reason}")
-            current = function
-            return function(*inputs)
-
-    return call
 
 
 # === Metrics, logs, checkpoints ===
