@@ -972,9 +972,12 @@ def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
 
     @torch.no_grad()
     def policy(obs: Any, noise: Any = 0.0) -> int:  # standard Gumbel noise (A,) samples
-        if np.shape(obs) != env.observation_space.shape:
-            raise UsageError(f"The policy needs one observation of {env.observation_space}.")
-        logits, _ = agent(torch.tensor(np.array(obs))[None])
+        try:
+            frames = torch.tensor(np.asarray(obs, dtype=np.uint8).reshape(1, NUM_FRAMES, 84, 84))
+        except (TypeError, ValueError) as error:
+            space = env.observation_space
+            raise UsageError(f"A policy needs one observation of {space}: {error}") from error
+        logits, _ = agent(frames)
         return draw(logits[0], torch.as_tensor(noise)).item()
 
     return policy

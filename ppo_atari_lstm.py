@@ -976,10 +976,13 @@ def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
     @torch.no_grad()
     def policy(obs: Any, start: bool, noise: Any = 0.0) -> int:  # Gumbel noise (A,) samples
         nonlocal state
-        if np.shape(obs) != env.observation_space.shape:
-            raise UsageError(f"The policy needs one observation of {env.observation_space}.")
+        try:
+            frames = torch.tensor(np.asarray(obs, dtype=np.uint8).reshape(1, 1, NUM_FRAMES, 84, 84))
+        except (TypeError, ValueError) as error:
+            space = env.observation_space
+            raise UsageError(f"A policy needs one observation of {space}: {error}") from error
         starts = torch.full((1, 1), float(start))
-        logits, _, state = agent(torch.tensor(np.array(obs))[None, None], starts, state)
+        logits, _, state = agent(frames, starts, state)
         return draw(logits[0, 0], torch.as_tensor(noise)).item()
 
     return policy
