@@ -169,25 +169,26 @@ class Atari(Script):
     real = ("Breakout --num-steps 16 --total-timesteps 7680",)
     space = "Frames"
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
-    unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "no Atari game"}
+    unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "namespace ALE"}
     raw: ClassVar[dict[str, Any]] = {}
     frames = 4
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Fake games instead of those of the emulator, without frames to skip or lives to lose."""
+        """Fake games, without frames to skip or lives to lose, which this process plays."""
         import ale_py
 
         real = self.module.make_env
 
-        def make_env(args):
+        def make_env(args, videos=None):
             if not args.env_id.startswith("Fake"):
-                return real(args)
+                return real(args, videos)
             env = gym.make(args.env_id, render_mode="rgb_array", disable_env_checker=True).unwrapped
-            if args.capture_video:
-                env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", lambda k: k == 0)
+            if videos:
+                env = gym.wrappers.RecordVideo(env, videos, lambda k: k == 0)
             return gym.wrappers.FrameStackObservation(Score(env), self.frames, padding_type="zero")
 
         monkeypatch.setattr(self.module, "make_env", make_env)
+        monkeypatch.setattr(self.module, "GAME_PROCESSES", 1)
         monkeypatch.setattr(self.module, "Agent", self.small_agent())
         monkeypatch.setattr(ale_py, "ALEState", bytes)
 
@@ -196,9 +197,8 @@ class Atari(Script):
         layer_init, frames = self.module.layer_init, self.frames
 
         class SmallAgent(self.module.Agent):
-            def __init__(self, num_actions, args):
+            def __init__(self, num_actions):
                 nn.Module.__init__(self)
-                self.bfloat16 = args.bfloat16
                 first = layer_init(nn.Linear(9 * frames, 64), 1.0)
                 self.cnn = nn.Sequential(nn.AvgPool2d(28), nn.Flatten(), first, nn.Tanh())
                 self.policy = layer_init(nn.Linear(64, num_actions), 0.01)
@@ -213,25 +213,25 @@ class Atari(Script):
     def value(self, agent: nn.Module, episode: list[np.ndarray]) -> float:
         black = [np.zeros((84, 84), np.uint8)] * self.frames
         stack = np.stack([*black, *episode][-self.frames :])
-        return agent.get_value(torch.from_numpy(stack)[None]).item()
+        return agent(torch.from_numpy(stack)[None])[1].item()
 
     def recording(self, real: Callable, steps: list[Step]) -> Callable:
         """By what the loss is given; gradients are still there after the step."""
         real_loss = self.module.ppo_loss
 
-        def loss(agent, minibatch, schedule, args):
+        def loss(agent, minibatch, args):
             steps.append(Step(minibatch))
-            return real_loss(agent, minibatch, schedule, args)
+            return real_loss(agent, minibatch, args)
 
-        def update(agent, adam, batch, mb, schedule, args):
+        def update(agent, adam, batch, mb, args):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(self.module, "ppo_loss", loss)
                 if real.__defaults__:  # a loss that may be compiled
                     patch.setattr(real, "__defaults__", (loss,))
-                metrics = real(agent, adam, batch, mb, schedule, args)
+                metrics = real(agent, adam, batch, mb, args)
             (group,), step = adam.param_groups, steps[-1]
             step.gradient = torch.cat([x.grad.flatten() for x in group["params"]])
-            numbers = {name: x.item() for name, x in schedule.items()}
+            numbers = {name: x.item() for name, x in vars(args).items() if isinstance(x, Tensor)}
             step.schedule, step.metrics = numbers | {"learning_rate": group["lr"]}, metrics
             return metrics
 
@@ -258,8 +258,8 @@ class AtariLSTM(Atari):
         layer_init, size = self.module.layer_init, self.module.HIDDEN_SIZE
 
         class SmallAgent(super().small_agent()):
-            def __init__(self, num_actions, args):
-                super().__init__(num_actions, args)
+            def __init__(self, num_actions):
+                super().__init__(num_actions)
                 self.lstm_input = layer_init(nn.Linear(64, 4 * size), 1.0)
                 self.lstm_recurrent = nn.Linear(size, 4 * size, bias=False)
                 self.policy = layer_init(nn.Linear(size, num_actions), 0.01)
@@ -270,7 +270,7 @@ class AtariLSTM(Atari):
     def value(self, agent: nn.Module, episode: list[np.ndarray]) -> float:
         starts = torch.eye(len(episode))[:, :1]
         frames = torch.tensor(np.array(episode))[:, None, None]
-        return agent.get_value(frames, starts, agent.initial_state(1))[-1].item()
+        return agent(frames, starts, agent.initial_state(1))[1][-1].item()
 
 
 class Score(gym.Wrapper):
