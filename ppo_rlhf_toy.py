@@ -25,7 +25,7 @@ lacks R6 (several processes) and R12 (prompts cut out of running text).
 
 Untagged deviations: AdamW and several epochs for the reward model, which is normalized on truncated
 samples; gradient clipping; a shorter KL horizon. In TRL and OpenRLHF the critic is a network of its
-own; here, as in LHP, it shares all layers but the last. Papers on reasoning of 2025 use the settings
+own; here, as in LHP, it shares all layers but the last. Papers on reasoning of 2025 use
 `--gae-lambda 1 --kl-mode none`.
 
 Shapes: B = responses in a batch, P = tokens of a prompt, R = tokens of a response, L = P + R,
