@@ -492,7 +492,6 @@ MOVED = {"benchmark/peers.py": "benchmark/stable_baselines3_ppo.py"}
 RENAMED = {
     "ppo_continuous_action.py": {"desired-kl": "adapt-lr-kl", "target-kl": "early-stop-kl"},
     "ppo_kl_penalty.py": {"target-kl": "penalty-kl"},
-    "grpo_rlhf_toy.py": {"own-length": "length-divisor own"},
 }
 
 
