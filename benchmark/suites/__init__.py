@@ -129,11 +129,11 @@ TAXI = f"{EIGHT} --ent-coef 0.01"
 CLASSIC_CONTROL = "--no-norm-obs --no-scale-rewards"  # and a shared network
 
 # The three changes by which DeepSeekMath's form differs from the default, and all their subsets:
-# none is grpo-0.05 and all are paper-0.05. One more is the third length divisor.
-STD, OWN, K3 = "--std", "--length-divisor own", "--kl-in-loss"
+# none is grpo-0.05 and all are paper-0.05. One more is the third normalization.
+STD, OWN, K3 = "--std group", "--loss-norm sequence", "--kl-in-loss k3"
 PAPER = f"{STD} {OWN} {K3}"
 GRPO_CHANGES = {
-    **{"std": STD, "own": OWN, "k3": K3, "mean": "--length-divisor mean"},
+    **{"std": STD, "own": OWN, "k3": K3, "mean": "--loss-norm token"},
     **{"std-own": f"{STD} {OWN}", "std-k3": f"{STD} {K3}", "own-k3": f"{OWN} {K3}"},
 }
 # The weight of the KL penalty, or DPO's beta, in steps; then the changes, and the true reward.
@@ -239,7 +239,7 @@ EFFECTS = BESIDE_DEFAULT | {"kind": "effects", "figures": ("effects",)}
 EFFECTS["environments"] = dict.fromkeys(
     ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)
 )
-# A run of a minute begins anew if it was interrupted.
+# A run of two minutes starts again if it was interrupted.
 STAGES = {"total_timesteps": None, "checkpoint": "results.json"}
 ALL = (
     Suite(
@@ -437,9 +437,8 @@ ALL = (
         reproduces="Gao et al. 2022 in small: over-optimization of a reward model, and its cure",
         environments={"reviews": (1, 2, 3, 4, 5)},
         variants={"": Variant(RLHF, "--compare")},
-        total_timesteps=None,
-        checkpoint="sft/checkpoint.pt",
         kind="rlhf",
+        **STAGES,
     ),
     Suite(
         name="rlhf_rivals",

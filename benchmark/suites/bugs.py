@@ -62,9 +62,9 @@ RLHF_BUGS: dict[str, Bug] = {
     "healthy-warm": ("healthy, temperature 0.7", WARM),
     "no-kl": ("no KL penalty in the rewards", "", ("rewards = -kl_coef * kl + scores", "rewards = scores")),
     "kl-sign": ("KL penalty with the wrong sign", "", ("rewards = -kl_coef * kl", "rewards = kl_coef * kl")),
-    "first-word": ("reward at the first word", "", ("scores[:, None] * last", "scores[:, None] * (mask.cumsum(1) == 1)")),
+    "first-word": ("reward at the first token", "", ("scores[:, None] * last", "scores[:, None] * (mask.cumsum(1) == 1)")),
     "padding": ("padding not masked", "", ("mask = responses != PAD", "mask = torch.ones_like(responses, dtype=torch.bool)")),
-    "own-reference": ("reference model trained along", "", ("agents[name] = copy.deepcopy(reference)", "agents[name] = reference")),
+    "own-reference": ("reference model trained along", "", ("agents[name] = agent = copy.deepcopy(judges.reference)", "agents[name] = agent = judges.reference")),
     "temperature": ("log-probabilities without the temperature", WARM, ("self.policy.logits(hidden[:, before]) / self.temperature", "self.policy.logits(hidden[:, before])")),
 }
 # Without details of the LSTM. By name: number of the detail; what is in its place; texts.

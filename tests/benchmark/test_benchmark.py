@@ -488,7 +488,6 @@ def test_a_contest_on_a_gpu_needs_one(folders, bench, monkeypatch, capsys):
 RENAMED = {
     "ppo_continuous_action.py": {"desired-kl": "adapt-lr-kl", "target-kl": "early-stop-kl"},
     "ppo_kl_penalty.py": {"target-kl": "penalty-kl"},
-    "grpo_rlhf_toy.py": {"own-length": "length-divisor own"},
 }
 
 
