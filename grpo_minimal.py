@@ -130,9 +130,8 @@ def grpo_loss(model, prompts, responses, old, ref, advantages, args):
     ratio = logratio.exp()  # how much likelier the token has become since it was written
     # Detail 8/37: clipped surrogate objective
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_high)
-    gain = torch.min(
-        ratio * advantages, clipped_ratio * advantages
-    )  # the same advantage for all tokens
+    # Detail G4: one advantage for all words of a response
+    gain = torch.min(ratio * advantages, clipped_ratio * advantages)
     kl = {"k1": new - ref, "k2": (new - ref) ** 2 / 2, "k3": (ref - new).exp() - 1 - (ref - new)}
     # Detail G7: KL penalty in the loss, by k3
     losses = args.kl_coef * kl[args.kl_estimator] - gain
