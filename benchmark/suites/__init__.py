@@ -15,6 +15,7 @@ ATARI, LSTM = "ppo_atari.py", "ppo_atari_lstm.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
 PEERS = "benchmark/baselines/stable_baselines3_ppo.py"
 MINIMAL = "ppo_minimal.py"
+MINIMAL_GRPO = "grpo_minimal.py"
 RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
@@ -457,6 +458,15 @@ ALL = (
         kind="models",
         **STAGES,
     ),
+    Suite(
+        name="grpo_minimal",
+        reproduces="what GRPO's variants do with a verifiable reward: pass@1, pass@16 and KL",
+        environments={"sums": (1, 2, 3, 4, 5)},
+        variants={"": Variant("benchmark/minimal_grpo.py")},
+        figures=("sums",),
+        kind="sums",
+        **STAGES,
+    ),
     # All steps of the curves are kept: the health table is applied to them, see health.py.
     Suite(
         name="bugs",
@@ -664,6 +674,7 @@ SCRIPTS = {
     ATARI: Script("details 1–22", "games", "Pong"),
     LSTM: Script("details 1–22 and 32–36", "games", "Pong", "lstm"),
     MULTIDISCRETE: Script("detail 37, action masks", "cartpole", "CartPole-v1"),
+    MINIMAL_GRPO: Script("all of GRPO in 200 lines", "grpo_minimal", "sums"),
     RLHF: Script("RLHF with PPO", "rlhf", "reviews"),
     GRPO: Script("GRPO on the same task", "rlhf_rivals", "reviews", "grpo"),
     DPO: Script("DPO on the same task", "rlhf_rivals", "reviews", "dpo"),
