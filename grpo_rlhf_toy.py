@@ -32,7 +32,7 @@ too weak here and the reward is hacked; RLOO with the 0.5 that an adaptive beta 
 too tight, 0.1 suits it. The gradient of k3 = r - 1 - log r with r = SFT model / policy is, word
 by word, that of KL(SFT model || policy): it pulls an overused word back by at most 1, where the KL
 penalty wants log(policy / SFT model), and does not see where a word leads (arXiv 2510.01555; exact
-gradients in tests/test_grpo.py).
+gradients in tests/scripts/test_grpo.py).
 
 G1-G8 are comments above the statements that do what they say, beside the details of PPO (ppo2 =
 openai/baselines@ea25b9e8) and RLHF (R; LHP = openai/lm-human-preferences@cbfd210b) that apply.

@@ -13,9 +13,10 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from benchmark import pages, results, throughput
+from benchmark import results, throughput
 from benchmark.definitions import Folders, select
 from benchmark.provenance import BenchmarkError, commit_named
+from benchmark.report import pages
 from benchmark.run import run_suite
 from benchmark.suites import CONTESTS, SUITES
 
@@ -112,7 +113,7 @@ def compare(
         output: where the curves are drawn
     """
     from benchmark import compare as command
-    from benchmark import plots
+    from benchmark.report import plots
 
     groups, notes = command.comparable(command.groups_of(runs, folders))
     print("\n".join([*notes, "", command.table(groups), command.verdict(groups)]))
@@ -127,7 +128,8 @@ def check(run: Positional[str]) -> None:
         run: its folder, or a folder with a TensorBoard log of CleanRL or Stable-Baselines3
     """
     from benchmark import check as command
-    from benchmark import logs, plots
+    from benchmark import logs
+    from benchmark.report import plots
 
     for log in logs.find(run):
         print(command.report(log))

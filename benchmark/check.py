@@ -13,7 +13,7 @@ import pandas as pd
 
 from benchmark.logs import UNKNOWN, Log
 from benchmark.record import LAST_EPISODES
-from benchmark.tables import markdown
+from benchmark.report.tables import markdown
 
 DIAGNOSE = Path(__file__).with_name("diagnose.py")
 INF, ANY = math.inf, (-math.inf, math.inf)

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmark import statistics
 from benchmark.definitions import Folders
 from benchmark.logs import UNKNOWN, Log, find, of_suite
 from benchmark.provenance import BenchmarkError
-from benchmark.statistics import estimate
+from benchmark.report import statistics
+from benchmark.report.statistics import estimate
+from benchmark.report.tables import RATIO, chance, markdown, number, with_interval
 from benchmark.suites import SUITES
-from benchmark.tables import RATIO, chance, markdown, number, with_interval
 
 Groups = dict[str, list[Log]]  # the runs that are compared, by label
 

@@ -124,7 +124,7 @@ def start(
 ) -> subprocess.Popen:
     """Start Python, in a folder or another place; our modules are those below `imports`."""
     known = dict.fromkeys(THREADS, str(threads))
-    known["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/rivals'}"
+    known["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/baselines'}"
     with (folder / "output.txt").open("a") as output:
         return subprocess.Popen(
             [sys.executable, *words],

@@ -16,13 +16,14 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark import plots, results
+from benchmark import results
 from benchmark.definitions import Folders, Run, Suite, Variant
 from benchmark.logs import from_checkpoint
 from benchmark.provenance import BenchmarkError, version_on_disk
+from benchmark.report import plots
+from benchmark.report.tables import markdown, number, score_cells
 from benchmark.results import write_text
 from benchmark.run import Watch, last_line, run_suite, say
-from benchmark.tables import markdown, number, score_cells
 
 OWN = {"--env-id", "--seed", "--run-name", "--resume"}  # flags that `seeds` itself gives
 # A progress bar: share, iterations done and in all, time left, and what follows.

@@ -3,7 +3,7 @@
 First the copies in the scripts, rewritten from their home; then tables, figures and pages, which
 take minutes: `python tools/sync.py copies` leaves them out. A function or class is a copy if
 `# Copied from` stands above it; a section, from one banner to the next, if it stands below its
-banner. tests/test_copies.py checks that all copies agree.
+banner. tests/repository/test_copies.py checks that all copies agree.
 """
 
 import ast

@@ -13,9 +13,9 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from benchmark import health, rlhf, tables
 from benchmark.definitions import Folders, Name, Suite
 from benchmark.provenance import ROOT
+from benchmark.report import health, rlhf, tables
 from benchmark.results import KEY, Result, by_environment, done
 from benchmark.site import annotate
 from benchmark.site.annotate import HOME, SHORT, TEMPLATES, Source

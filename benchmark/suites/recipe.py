@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 
 from benchmark.definitions import Variant
-from benchmark.since2017 import VARIANTS
+from benchmark.suites.since2017 import VARIANTS
 
 SCRIPT = "ppo_continuous_action.py"
 PLACES = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4")

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmark import check, health, rlhf, tables
+from benchmark import check
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
+from benchmark.report import health, rlhf, tables
+from benchmark.report.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.results import by_environment, done, how_complete, lines_of
 from benchmark.suites import KINDS, SCRIPTS, SUITES
-from benchmark.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.tags import tags_of
 
 PAGES = [ROOT / x for x in ("README.md", "benchmark/README.md", "DETAILS.md", "DEBUGGING.md")]

@@ -16,7 +16,7 @@ from adapters import on
 
 import ppo_continuous_action as ppo
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(ROOT.glob("*.py"))
 # Distribution -> the module it brings, where the names differ; and those imported by others only.
 MODULES = {"ale-py": "ale_py", "opencv-python-headless": "cv2"}

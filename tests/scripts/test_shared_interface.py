@@ -122,7 +122,7 @@ def test_weights_and_biases_gets_the_curves_and_the_settings(script, tiny):
     line = flags(tiny("Walk", track=True, run_name="tracked"))
     code = f"import sys, fake_envs, runpy; sys.argv = ['x', *{line.split()}]\n"
     code += f"runpy.run_path({str(script.path)!r}, run_name='__main__')"
-    env = {**os.environ, "WANDB_MODE": "offline", "PYTHONPATH": str(Path(__file__).parent)}
+    env = {**os.environ, "WANDB_MODE": "offline", "PYTHONPATH": str(Path(__file__).parents[1])}
     result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     (path,) = Path("wandb").glob("offline-run-*/*.wandb")

@@ -1,6 +1,6 @@
 """Advantage actor critic (A2C), beside ppo_continuous_action.py, which it imports.
 
-    PYTHONPATH=. python benchmark/rivals/a2c.py --env-id Hopper-v4 [--trust-region 1]
+    PYTHONPATH=. python benchmark/baselines/a2c.py --env-id Hopper-v4 [--trust-region 1]
 
 Mnih et al. 2016 (arXiv 1602.01783), synchronous as in baselines: short rollouts, a step of RMSprop
 after each. It is PPO with one epoch, one minibatch, lambda 1, this optimizer, and neither clipping

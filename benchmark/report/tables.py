@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmark import statistics
 from benchmark.definitions import Folders, Suite
+from benchmark.report import statistics
+from benchmark.report.statistics import Estimate, estimate, matrix
 from benchmark.results import how_complete, random_returns, reference, runs_of
-from benchmark.statistics import Estimate, estimate, matrix
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
 RETURNS_REACHED = (1000, 2000, 4000)

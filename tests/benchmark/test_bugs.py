@@ -3,12 +3,12 @@
 import pytest
 
 from benchmark import check, logs
-from benchmark.bugs import ACTING
-from benchmark.bugs import BUGS as IN_ONE_SCRIPT
-from benchmark.health import is_healthy
 from benchmark.provenance import ROOT
+from benchmark.report.health import is_healthy
 from benchmark.run import changed
 from benchmark.suites import KINDS, SUITES
+from benchmark.suites.bugs import ACTING
+from benchmark.suites.bugs import BUGS as IN_ONE_SCRIPT
 
 BUGS = [
     pytest.param(variant, id=f"{suite.name}-{name}")

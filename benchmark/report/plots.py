@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from PIL import Image
 
-from benchmark import check, health, rlhf, statistics, tables
+from benchmark import check
 from benchmark.definitions import POINTS, Folders, Suite
 from benchmark.logs import Log
 from benchmark.provenance import ROOT, BenchmarkError
+from benchmark.report import health, rlhf, statistics, tables
 from benchmark.results import Result, by_environment, done, reference, runs_of
 from benchmark.suites import KINDS
 

@@ -1,6 +1,6 @@
 """Vanilla policy gradient, beside ppo_continuous_action.py and trpo.py, which it imports.
 
-    PYTHONPATH=. python benchmark/rivals/vpg.py --env-id Hopper-v4
+    PYTHONPATH=. python benchmark/baselines/vpg.py --env-id Hopper-v4
 
 "Vanilla PG, Adaptive" of the PPO paper's Figure 3: after each rollout one step of Adam, divided by
 1.5 where the last one came to more than twice the desired KL, and multiplied by it below half: so

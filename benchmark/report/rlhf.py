@@ -5,8 +5,8 @@ from typing import Any
 import pandas as pd
 
 from benchmark.definitions import Folders, Suite
+from benchmark.report.tables import markdown, plus_minus
 from benchmark.results import runs_of
-from benchmark.tables import markdown, plus_minus
 
 COLUMNS = {
     "gold": "objective/gold",

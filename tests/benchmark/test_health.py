@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark import check, health
+from benchmark import check
 from benchmark.provenance import ROOT
+from benchmark.report import health
 
 
 def judged_one_by_one(history, episodes):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import ppo_continuous_action as ppo
-from benchmark.rivals import a2c, cem, trpo, vpg
+from benchmark.baselines import a2c, cem, trpo, vpg
 
 FOLDER = Path(trpo.__file__).parents[1]
 flat, fill = nn.utils.parameters_to_vector, nn.utils.vector_to_parameters
@@ -242,7 +242,7 @@ def test_a_rival_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
             raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    rival, save, saves = f"rivals/{name}", ppo.save_checkpoint, []
+    rival, save, saves = f"baselines/{name}", ppo.save_checkpoint, []
     flags = f"--env-id FakeWalk-Box-v0 --seed 2 --total-timesteps 320 {own}"
     assert program(rival, f"{flags} --run-name run") == 0
     monkeypatch.setattr(ppo, "save_checkpoint", interrupted)

@@ -26,9 +26,9 @@ from benchmark.definitions import Folders, Variant
 from benchmark.suites import SUITES
 
 FILES = {
-    "stand_in.py": (Path(__file__).parent / "stand_in.py").read_text(),
-    "benchmark/rivals/rival.py": "import json\nfrom beside import x",
-    "benchmark/rivals/beside.py": "import stand_in\nx = 0",
+    "stand_in.py": (Path(__file__).parents[1] / "stand_in.py").read_text(),
+    "benchmark/baselines/rival.py": "import json\nfrom beside import x",
+    "benchmark/baselines/beside.py": "import stand_in\nx = 0",
 }
 WALK = 'open("runs/run/walk.json", "w").write(\'{"returns": [1.23456], "speeds": [0.123456]}\')'
 RAY = SimpleNamespace(
@@ -200,7 +200,7 @@ def test_a_begun_run_keeps_its_script_and_a_new_one_may_have_an_older(bench):
     bench.commit({"stand_in.py": "raise SystemExit('Error: a newer script')"})
     assert bench.run(code=2).count("exit code 1: Error: a newer script") == 2
     assert bench.found()[0][0]["commit"] == bench.old
-    bench.suite({"0-v1": (1,)}, "benchmark/rivals/rival.py", evaluated=True)
+    bench.suite({"0-v1": (1,)}, "benchmark/baselines/rival.py", evaluated=True)
     bench.run("--commit", bench.old)  # with what it imports; then its policy is played
     made, _ = bench.found()[0]
     assert made["score"] == 10.5 and made["walk"] == {"returns": [1.235], "speeds": [0.1235]}

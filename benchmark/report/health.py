@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
-from benchmark import check, statistics
-from benchmark.bugs import ACTING
+from benchmark import check
 from benchmark.definitions import Folders, Suite
 from benchmark.record import STAGE_METRICS, STEP_METRICS
+from benchmark.report import statistics
+from benchmark.report.statistics import Estimate, estimate, matrix
+from benchmark.report.tables import CHANGE, facts, markdown, missing, number, with_interval
 from benchmark.results import Result, by_environment
-from benchmark.statistics import Estimate, estimate, matrix
-from benchmark.tables import CHANGE, facts, markdown, missing, number, with_interval
+from benchmark.suites.bugs import ACTING
 
 EARLY = 100_000  # steps within which a bug is to be warned about
 SEEN_BY = 2  # seeds that must be warned

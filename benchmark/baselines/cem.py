@@ -1,6 +1,6 @@
 """The cross-entropy method (CEM), beside ppo_continuous_action.py, which it imports.
 
-    PYTHONPATH=. python benchmark/rivals/cem.py --env-id Hopper-v4
+    PYTHONPATH=. python benchmark/baselines/cem.py --env-id Hopper-v4
 
 Szita & Lorincz 2006 ("Learning Tetris using the noisy cross-entropy method"): draw the weights of a
 generation of policies from a normal distribution, play an episode with each, and fit the

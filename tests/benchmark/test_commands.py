@@ -20,12 +20,13 @@ from test_benchmark_runs import RAY
 from torch.utils.tensorboard import SummaryWriter
 
 import ppo_continuous_action as ppo
-from benchmark import check, compare, diagnose, logs, plots, record, seeds, statistics
+from benchmark import check, compare, diagnose, logs, record, seeds
 from benchmark.__main__ import for_script, main
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
+from benchmark.report import plots, statistics
 
-STAND_IN = ROOT / "tests/stand_in_seeds.py"
+STAND_IN = Path(__file__).with_name("stand_in_seeds.py")
 PENDULUM = "InvertedPendulum-v5"
 
 

@@ -25,21 +25,12 @@ from PIL import Image
 from scipy import stats
 
 import ppo_continuous_action as ppo
-from benchmark import (
-    pages,
-    plots,
-    record,
-    results,
-    run,
-    stable_baselines3_ppo,
-    statistics,
-    suites,
-    tables,
-    throughput,
-)
+from benchmark import record, results, run, suites, throughput
 from benchmark.__main__ import main
+from benchmark.baselines import stable_baselines3_ppo
 from benchmark.definitions import Contender, Contest, Folders, Run, select
 from benchmark.provenance import ROOT
+from benchmark.report import pages, plots, statistics, tables
 
 FOLDERS = Folders()
 SUITES = suites.SUITES
@@ -269,14 +260,19 @@ def test_every_script_has_a_row_and_its_runs():
 
 def test_a_module_imports_only_from_those_above_it_in_the_readme():
     _, _, table = (ROOT / "benchmark/README.md").read_text().partition("| module |")
-    order = [x for x in re.findall(r"`(\w+)\.py`", table) if (ROOT / f"benchmark/{x}.py").exists()]
-    assert {x.stem for x in (ROOT / "benchmark").glob("[a-z]*.py")} == {*order}
+    order = [f"benchmark/{x}" for x in re.findall(r"`([\w/]+\.py)`", table)]
+    order = [x for x in order if (ROOT / x).exists()]
+    modules = {str(x.relative_to(ROOT)) for x in (ROOT / "benchmark").rglob("*.py")}
+    empty = {x for x in modules if len((ROOT / x).read_text().splitlines()) == 1}
+    missing = modules - {*order} - empty - {"benchmark/__main__.py"}
+    assert all("/baselines/" in x for x in missing)
     for name in order:
-        tree = ast.parse((ROOT / f"benchmark/{name}.py").read_text())
-        own = [x for x in tree.body if isinstance(x, ast.ImportFrom)]
-        used = [x.module.removeprefix("benchmark.") for x in own if "benchmark." in x.module]
-        used += [y.name for x in own if x.module == "benchmark" for y in x.names]
-        assert all(order.index(x) < order.index(name) for x in used), name
+        tree = ast.parse((ROOT / name).read_text())
+        own = [x for x in tree.body if isinstance(x, ast.ImportFrom) and "benchmark" in x.module]
+        paths = [f"{x.module}.{y.name}".replace(".", "/") for x in own for y in x.names]
+        paths += [x.module.replace(".", "/") for x in own]
+        used = [y for x in paths for y in (f"{x}.py", f"{x}/__init__.py") if (ROOT / y).exists()]
+        assert all(order.index(x) < order.index(name) for x in {*used} - empty), name
 
 
 @pytest.mark.parametrize(
@@ -488,7 +484,6 @@ def test_a_contest_on_a_gpu_needs_one(folders, bench, monkeypatch, capsys):
 
 
 # A file and flags of earlier versions of the scripts, and their present names.
-MOVED = {"benchmark/peers.py": "benchmark/stable_baselines3_ppo.py"}
 RENAMED = {
     "ppo_continuous_action.py": {"desired-kl": "adapt-lr-kl", "target-kl": "early-stop-kl"},
     "ppo_kl_penalty.py": {"target-kl": "penalty-kl"},
@@ -508,7 +503,7 @@ def test_committed_results_have_the_suites_flags_and_whole_curves(suite):
     for key, made in results.done(suite, FOLDERS).items():
         expected = Run(SUITES[suite], *key, FOLDERS)
         curve = results.Result(made, FOLDERS.results / f"{suite}.csv").curve
-        assert MOVED.get(made["script"], made["script"]) == expected.script, key
+        assert made["script"] == expected.script, key
         given, flags = made["flags"], " ".join(expected.flags)
         assert options(given, made["script"]) == options(flags, made["script"]), key
         assert made["settings"]["seed"] == made["seed"] and len(made["commit"]) == 40

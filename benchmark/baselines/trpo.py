@@ -1,6 +1,6 @@
 """Trust region policy optimization (TRPO), beside ppo_continuous_action.py, which it imports.
 
-    PYTHONPATH=. python benchmark/rivals/trpo.py --env-id Hopper-v4
+    PYTHONPATH=. python benchmark/baselines/trpo.py --env-id Hopper-v4
 
 Schulman et al. 2015 (arXiv 1502.05477): the policy takes the step along its natural gradient that a
 quadratic model of the KL allows, halved until the exact mean KL is at most delta and the surrogate

@@ -7,11 +7,11 @@ import pytest
 import tyro
 from test_since2017 import run
 
-from benchmark import recipe, statistics, tables
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT
-from benchmark.since2017 import VARIANTS
-from benchmark.suites import SUITES
+from benchmark.report import statistics, tables
+from benchmark.suites import SUITES, recipe
+from benchmark.suites.since2017 import VARIANTS
 from ppo_continuous_action import Args
 
 FOLDERS = Folders()

@@ -6,14 +6,14 @@ To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 import dataclasses
 import inspect
 
-from benchmark import bugs, recipe, since2017, tasks
 from benchmark.definitions import Contender, Contest, Script, Suite, Variant
+from benchmark.suites import bugs, recipe, since2017, tasks
 
 CONTINUOUS = "ppo_continuous_action.py"
 KL_PENALTY = "ppo_kl_penalty.py"
 ATARI, LSTM = "ppo_atari.py", "ppo_atari_lstm.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
-PEERS = "benchmark/stable_baselines3_ppo.py"
+PEERS = "benchmark/baselines/stable_baselines3_ppo.py"
 MINIMAL = "ppo_minimal.py"
 RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
 
@@ -52,7 +52,7 @@ PROTOCOL_2017 = {
 }
 
 # PPO's rivals in Figure 3. A pilot has decided one setting of each (benchmark/README.md).
-TRPO, VPG, A2C, CEM = (f"benchmark/rivals/{x}.py" for x in ("trpo", "vpg", "a2c", "cem"))
+TRPO, VPG, A2C, CEM = (f"benchmark/baselines/{x}.py" for x in ("trpo", "vpg", "a2c", "cem"))
 FIVE = dict.fromkeys(MUJOCO7, (1, 2, 3, 4, 5))
 FAST_A2C = "--learning-rate 2e-3"
 FIGURE3 = {
@@ -277,7 +277,7 @@ ALL = (
         reproduces="whether the one-page PPO learns as well as the full script",
         environments=dict.fromkeys((*THREE, "InvertedDoublePendulum-v4"), (1, 2, 3, 4, 5)),
         variants={
-            "": Variant("benchmark/minimal.py", "", MINIMAL),
+            "": Variant("benchmark/baselines/minimal.py", "", MINIMAL),
             "epsilon": Variant(
                 *(CONTINUOUS, "", "epsilon after the bias correction"), replaced=(bugs.EPSILON,)
             ),

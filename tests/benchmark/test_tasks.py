@@ -11,9 +11,8 @@ import tyro
 from gymnasium.utils.env_checker import check_env
 from torch import nn
 
-from benchmark import tasks
 from benchmark.definitions import Folders, select
-from benchmark.suites import SUITES
+from benchmark.suites import SUITES, tasks
 
 BEST_IN_POINTS = -149 / 21  # on average
 BEST_WITHOUT_ENDS = 0.66  # in Recall

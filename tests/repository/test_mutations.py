@@ -1,8 +1,9 @@
 """Break the statement below each detail tag in several ways: some fast test must fail each time.
 
 A statement in a marked copy is broken in its home only. The bugs of DEBUGGING.md are tried as well.
-`pytest -m slow tests/test_mutations.py` runs all; `python tests/test_mutations.py kl_penalty 23`
-those of some scripts, or whose names have some of the other words.
+`pytest -m slow tests/repository/test_mutations.py` runs all of them;
+`python tests/repository/test_mutations.py kl_penalty 23` those of some scripts, or whose names have
+some of the other words.
 """
 
 import ast
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import pytest
 from adapters import ROOT, SCRIPTS
 
-from benchmark.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
+from benchmark.suites.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
 from tools.sync import blocks, sections
 
 TAG = re.compile(r"(?m)^ *# (?:Detail (\w+)|(?:Extra|Deviation): ([^([\n]+?))(?:[/:]| [([]|$).*\n")
@@ -266,7 +267,7 @@ def main(words: list[str]) -> int:
         chosen = [x for x in mutants(script) if x.name not in EQUIVALENT.get(script, {})]
         chosen = [x for x in chosen if any(word in x.name for word in others or [""])]
         breaker = Breaker(script, chosen)
-        files = [str(ROOT / f"tests/test_{x}.py") for x in FILES[script]]
+        files = [str(ROOT / f"tests/scripts/test_{x}.py") for x in FILES[script]]
         options = ["-s", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts=-q"]
         options += ["-m", "not slow", "--script", script]
         assert pytest.main([*options, *files], plugins=[breaker]) == 0
