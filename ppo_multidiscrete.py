@@ -665,7 +665,7 @@ class RunningMeanStd:
     """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
 
     def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
-        self.mean, self.var, self.count = np.array(mean), np.array(var), count
+        self.mean, self.var, self.count = np.asarray(mean), np.asarray(var), count
 
     def update(self, x: np.ndarray) -> None:
         """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
