@@ -533,7 +533,11 @@ def make_envs(
     make = env_factory or (lambda: gym.make(args.env_id, disable_env_checker=True, **options))
     envs = []
     for _ in range(count):
-        envs.append(make())
+        try:
+            envs.append(make())
+        except (TypeError, gym.error.Error) as error:  # no such name, or render_mode, or no Env
+            hint = "Atari games are played by ppo_atari.py"
+            raise UsageError(f"Cannot make the environment: {error} ({hint}.)") from error
         resources.callback(envs[-1].close)
     obs = envs[0].observation_space
     if not obs.is_np_flattenable:
