@@ -40,7 +40,8 @@ STAGE_METRICS = {
     "objective/score_std": "score_std",
     "text/repetition": "repetition",
 }
-NOT_SETTINGS = {"run_name", "output_dir", "resume"}  # of the place, not of the algorithm
+# Settings that tables and figures show; all others follow from the commit and the flags.
+SHOWN_SETTINGS = ("total_timesteps", "kl_mode", "target_kl", "penalty_kl")
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -60,8 +61,8 @@ def episodes_of(saved: dict[str, Any]) -> pd.DataFrame:
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that decide the result; null is off, since JSON has no infinity."""
-    return {k: None if v == math.inf else v for k, v in settings.items() if k not in NOT_SETTINGS}
+    """Settings that are kept with a result; null is off, since JSON has no infinity."""
+    return {k: None if v == math.inf else v for k, v in settings.items() if k in SHOWN_SETTINGS}
 
 
 def summarize_steps(
@@ -135,7 +136,7 @@ def summarize_stages(
         "seconds": seconds and round(seconds, 1),
         "hours": seconds and round(seconds / 3600, 6),
         "score": report["results"][trained[0]]["objective/gold"],
-        "judged": trained[0],
+        "scored_model": trained[0],
         "reward_model": report["quality"],
         "models": report["results"],
         "settings": plain(report["args"]),
@@ -143,7 +144,7 @@ def summarize_stages(
     return facts, pd.DataFrame(rows)
 
 
-def summarize_walk(log: Path) -> dict[str, list[float]]:
-    """Returns, lengths and mean speeds, in m/s, of the episodes that `walk.py` has played."""
-    found, digits = json.loads((log / "walk.json").read_text()), {"returns": 3}
+def summarize_evaluation(log: Path) -> dict[str, list[float]]:
+    """Returns, lengths and mean speeds, in m/s, of the episodes that `evaluate.py` has played."""
+    found, digits = json.loads((log / "evaluation.json").read_text()), {"returns": 3}
     return {name: [round(x, digits.get(name, 4)) for x in own] for name, own in found.items()}

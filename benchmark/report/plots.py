@@ -124,7 +124,7 @@ def curves(suite: Suite, folders: Folders, shown: slice = slice(None)) -> Figure
     return figure
 
 
-def rivals(suite: Suite, folders: Folders) -> Figure:
+def baselines(suite: Suite, folders: Folders) -> Figure:
     """The paper's Figure 3: the means of all variants with their intervals, and its readings."""
     figure, panels = panels_of(runs_of(suite, folders, suite.shared), 4)
     for axes, environment, runs in panels:
@@ -143,7 +143,7 @@ def trace(suite: Suite, folders: Folders) -> Figure:
         for result in runs["result"]:
             axes.plot(*result.column("kl_after"), color="C1", linewidth=0.7, label="each seed")
         settings = result.record["settings"]
-        target = settings.get("penalty_kl") or settings["target_kl"]  # in older records
+        target = settings["penalty_kl"]
         axes.axhline(target, color="black", linewidth=0.8, label="target")
         band = {"color": PPO2, "alpha": 0.15, "label": "within a factor 1.5: beta stays"}
         axes.axhspan(target / 1.5, target * 1.5, **band)
@@ -222,7 +222,7 @@ def effects(suite: Suite, folders: Folders) -> Figure:
     known = {variant: label for (_, variant), label in suite.labels.items()}
     others = median_changes(scores).items()
     draw_others(axes, values, {(source, known.get(x)): y for (source, x), y in others})
-    for row, text in enumerate(map(tables.elsewhere(suite).get, values)):
+    for row, text in enumerate(map(tables.literature(suite).get, values)):
         place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
         axes.text(1.02, row, text, **place)
     axes.xaxis.set_major_formatter("{x:+.0%}")
@@ -325,7 +325,7 @@ def frontier(_: Suite, folders: Folders) -> Figure:
 FIGURES = {
     "curves": curves,
     "first": functools.partial(curves, shown=slice(1)),
-    "rivals": rivals,
+    "baselines": baselines,
     "health": healthy_run,
     "trace": trace,
     "normalized": normalized,
