@@ -39,9 +39,13 @@ STAGE_METRICS = {
     "objective/kl_exact": "kl_exact",
     "objective/score_std": "score_std",
     "text/repetition": "repetition",
+    "reward": "reward",
+    "kl": "kl",
+    "groups_without_spread": "without_spread",
 }
 # Settings that tables and figures show; all others follow from the commit and the flags.
 SHOWN_SETTINGS = ("total_timesteps", "kl_mode", "target_kl", "penalty_kl")
+STAGE_SCORES = ("objective/gold", "pass@1")  # what scores a model: the first of these that it has
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -132,10 +136,11 @@ def summarize_stages(
         for step, update in list(enumerate(updates, start=1))[::every]:
             known = {y: update[x] for x, y in STAGE_METRICS.items() if x in update}
             rows.append({"stage": stage, "step": step} | known)
+    scored = report["results"][trained[0]]
     facts = {
         "seconds": seconds and round(seconds, 1),
         "hours": seconds and round(seconds / 3600, 6),
-        "score": report["results"][trained[0]]["objective/gold"],
+        "score": next(scored[x] for x in STAGE_SCORES if x in scored),
         "scored_model": trained[0],
         "reward_model": report["quality"],
         "models": report["results"],

@@ -13,7 +13,7 @@ import pandas as pd
 from benchmark import check
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.report import health, rlhf, tables
+from benchmark.report import debugging, health, rlhf, tables
 from benchmark.report.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.results import by_environment, done, how_complete, lines_of
 from benchmark.suites import KINDS, SCRIPTS, SUITES
@@ -126,14 +126,16 @@ def details_table(folders: Folders) -> str:
                 text = f"{variant.label.removeprefix('extra: ')}: {effect}"
                 worth.setdefault(detail, []).append(text)
     rows: dict[tuple[str, str], dict[str, str]] = {}
-    for script, tag in ((x, tag) for x in SCRIPTS for tag in tags_of((ROOT / x).read_text())):
-        key = tag.number or tag.kind.lower(), tag.title
+    found = ((x, tag) for x in SCRIPTS for tag in tags_of((ROOT / x).read_text()))
+    for script, tag, number in ((*x, y) for x in found for y in x[1].number.split(", ")):
+        key = number or tag.kind.lower(), "" if number else tag.title  # the first script names it
         known = [*worth.get(key[0].removesuffix("/37"), ()), *worth.get(tag.title, ())]
         empty = {"detail": key[0], "name": tag.title, "why": "", "without it": "<br>".join(known)}
-        row = rows.setdefault(key, empty | {"scripts": ""})
+        row = rows.setdefault(key, empty | {"its line in": ""})
         row["why"] = row["why"] or tag.sentence
-        link = f"[{script.removeprefix('ppo_').removesuffix('.py')}]({script})"
-        row["scripts"] += ", " * bool(row["scripts"]) + link
+        name = script.removeprefix("ppo_").removesuffix(".py")
+        row["its line in"] += "<br>" * bool(row["its line in"])
+        row["its line in"] += f"[{name} {tag.line}]({script}#L{tag.line})"
     return markdown(sorted(rows.values(), key=lambda x: place(x["detail"])))
 
 
@@ -153,6 +155,7 @@ BLOCKS = {
     "details": details_table,
     "ranges": lambda _: check.ranges_table(),
     "goal": lambda folders: health.counts(KINDS["bugs"] + KINDS["healthy"], folders),
+    **debugging.BLOCKS,
 }
 
 

@@ -31,6 +31,7 @@ from benchmark.baselines import stable_baselines3_ppo
 from benchmark.definitions import Entry, Folders, Measurement, Run, select
 from benchmark.provenance import ROOT
 from benchmark.report import pages, plots, statistics, tables
+from benchmark.suites.switches import FORMER_FLAGS
 
 FOLDERS = Folders()
 SUITES = suites.SUITES
@@ -483,6 +484,12 @@ def test_a_measurement_on_a_gpu_needs_one(folders, bench, monkeypatch, capsys):
 # --- Committed results ---
 
 
+def with_former_flags(variant):
+    """The flags with which a variant's runs were made, when the scripts still had these."""
+    former = [x for x, texts in FORMER_FLAGS.items() if {*texts} <= {*variant.replaced}]
+    return " ".join(former)
+
+
 def options(flags):
     """Flags with their values, in whatever order they stand."""
     return sorted(flags.replace(" --", "\n--").splitlines())
@@ -494,7 +501,9 @@ def test_committed_results_have_the_suites_flags_and_whole_curves(suite):
         expected = Run(SUITES[suite], *key, FOLDERS)
         curve = results.Result(made, FOLDERS.results / f"{suite}.csv").curve
         assert made["script"] == expected.script, key
-        assert options(made["flags"]) == options(" ".join(expected.flags)), key
+        former = with_former_flags(SUITES[suite].variants[expected.variant])
+        flags = " ".join([*expected.flags, former]).strip()
+        assert options(made["flags"]) == options(flags), key
         assert f"--seed {made['seed']}" in made["flags"] and len(made["commit"]) == 40
         if SUITES[suite].total_timesteps:
             assert curve["episodes"].sum() == made["episodes"]
