@@ -108,14 +108,15 @@ def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
 
 
 def nearest(text: str, old: str) -> str:
-    """Where a script comes closest to a text that it lacks, for a message."""
-    lines = text.splitlines()
+    """The line of a script that has most of a text that it lacks, for a message."""
     first = max(old.splitlines(), key=len).strip()
-    close = difflib.get_close_matches(first, [x.strip() for x in lines], n=1, cutoff=0.3)
-    if first in text or not close:
-        return ""
-    number = next(i for i, x in enumerate(lines, 1) if x.strip() == close[0])
-    return f"The closest line is {number}: {close[0]}\n"
+
+    def shared(line: str) -> int:
+        blocks = difflib.SequenceMatcher(None, first, line, autojunk=False).get_matching_blocks()
+        return sum(x.size for x in blocks if x.size > 3)
+
+    number, line = max(enumerate(text.splitlines(), 1), key=lambda x: shared(x[1]))
+    return f"The closest line is {number}: {line.strip()}\n" if shared(line) else ""
 
 
 def source(variant: Variant, commit: str | None) -> str:

@@ -271,7 +271,7 @@ def test_a_module_imports_only_from_those_above_it_in_the_readme():
         paths = [f"{x.module}.{y.name}".replace(".", "/") for x in own for y in x.names]
         paths += [x.module.replace(".", "/") for x in own]
         used = [y for x in paths for y in (f"{x}.py", f"{x}/__init__.py") if (ROOT / y).exists()]
-        assert all(order.index(x) < order.index(name) for x in {*used} - empty), name
+        assert all(order.index(x) < order.index(name) for x in {*used} - empty - {name}), name
 
 
 @pytest.mark.parametrize(
@@ -345,9 +345,6 @@ recipe/recipe Hopper-v4 500 1500 3500
 | Reacher-v4 | – | – | – | – | – | – |
 | all |…| 0.44 […] |…
 
-recipe_changes
-recipe_changes Hopper-v4 10 20
-| default | – | 15.0 ± 5.0 (2) | – | – |
 """
 
 
