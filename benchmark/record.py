@@ -43,8 +43,9 @@ STAGE_METRICS = {
     "kl": "kl",
     "groups_without_spread": "without_spread",
 }
+# Settings that tables and figures show; all others follow from the commit and the flags.
+SHOWN_SETTINGS = ("total_timesteps", "kl_mode", "target_kl", "penalty_kl")
 STAGE_SCORES = ("objective/gold", "pass@1")  # what scores a model: the first of these that it has
-NOT_SETTINGS = {"run_name", "output_dir", "resume"}  # of the place, not of the algorithm
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -64,8 +65,8 @@ def episodes_of(saved: dict[str, Any]) -> pd.DataFrame:
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that decide the result; null is off, since JSON has no infinity."""
-    return {k: None if v == math.inf else v for k, v in settings.items() if k not in NOT_SETTINGS}
+    """Settings that are kept with a result; null is off, since JSON has no infinity."""
+    return {k: None if v == math.inf else v for k, v in settings.items() if k in SHOWN_SETTINGS}
 
 
 def summarize_steps(
@@ -140,7 +141,7 @@ def summarize_stages(
         "seconds": seconds and round(seconds, 1),
         "hours": seconds and round(seconds / 3600, 6),
         "score": next(scored[x] for x in STAGE_SCORES if x in scored),
-        "judged": trained[0],
+        "scored_model": trained[0],
         "reward_model": report["quality"],
         "models": report["results"],
         "settings": plain(report["args"]),
@@ -148,7 +149,7 @@ def summarize_stages(
     return facts, pd.DataFrame(rows)
 
 
-def summarize_walk(log: Path) -> dict[str, list[float]]:
-    """Returns, lengths and mean speeds, in m/s, of the episodes that `walk.py` has played."""
-    found, digits = json.loads((log / "walk.json").read_text()), {"returns": 3}
+def summarize_evaluation(log: Path) -> dict[str, list[float]]:
+    """Returns, lengths and mean speeds, in m/s, of the episodes that `evaluate.py` has played."""
+    found, digits = json.loads((log / "evaluation.json").read_text()), {"returns": 3}
     return {name: [round(x, digits.get(name, 4)) for x in own] for name, own in found.items()}
