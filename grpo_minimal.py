@@ -115,7 +115,7 @@ def group_advantages(rewards, args):
         # Extra: leave-one-out baseline
         advantages *= args.group_size / (args.group_size - 1)  # = rewards - mean of the others
     if args.scale_rewards:
-        # Detail G3: division by the group's spread
+        # Detail G3: division by the spread
         advantages /= rewards.std(dim=1, keepdim=True) + 1e-4
     return advantages.view(-1, 1)
 
@@ -130,12 +130,12 @@ def grpo_loss(model, prompts, responses, old, ref, advantages, args):
     ratio = logratio.exp()  # how much likelier the token has become since it was written
     # Detail 8/37: clipped surrogate objective
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_high)
-    # Detail G4: one advantage for all words of a response
+    # Detail G4: one advantage for all tokens of a response
     gain = torch.min(ratio * advantages, clipped_ratio * advantages)
     kl = {"k1": new - ref, "k2": (new - ref) ** 2 / 2, "k3": (ref - new).exp() - 1 - (ref - new)}
-    # Detail G7: KL penalty in the loss, by k3
+    # Detail G7: KL penalty in the loss
     losses = args.kl_coef * kl[args.kl_estimator] - gain
-    # Detail G5: length divisor
+    # Detail G5: length normalization
     divisor = {"constant": len(mask) * R, "sequence": len(mask) * lengths, "token": mask.sum()}
     return (losses * mask / divisor[args.loss_norm]).sum()
 

@@ -37,7 +37,7 @@ SHARED = ["agent", "shared_update", "shared_rollout", "users_changes", "shared_r
 FILES = {  # the test files of a script
     name: OWN.get(name, [name]) + (SHARED if "environments" in x.features else ["shared_language"])
     for name, x in SCRIPTS.items()
-} | {"minimal": ["minimal"]}
+} | {"minimal": ["minimal"], "grpo_minimal": ["grpo_minimal"]}
 # What changes nothing that could be noticed, and why.
 MINIBATCH = "entropies are needed of minibatches only, which have two dimensions"
 ABSOLUTE = "the absolute value is the same"
@@ -172,7 +172,8 @@ def tagged(text: str) -> dict[ast.stmt, str]:
 
 
 def path_of(script: str) -> Path:
-    return SCRIPTS[script].path if script in SCRIPTS else ROOT / f"ppo_{script}.py"
+    names = {"minimal": "ppo_minimal.py", "grpo_minimal": "grpo_minimal.py"}
+    return ROOT / names[script] if script in names else SCRIPTS[script].path
 
 
 @functools.cache
