@@ -1,0 +1,126 @@
+"""The detail tags: complete, each with its reason; and the list that is made from them."""
+
+import dataclasses
+import re
+
+import pytest
+from adapters import ROOT, SCRIPTS, on
+
+from benchmark.tags import LIKE_A_TAG, tags_of
+
+FILE = r"(?:\w+: )?(?:[\w-]+/)*\w+\.py L\d+(?:-\d+)?(?:, L\d+(?:-\d+)?)*"
+pytestmark = on(*SCRIPTS)
+
+
+def tags(path):
+    """Line, number or kind, title, settings, source of each tag; two rows if it has two numbers."""
+    found = [(x, y) for x in tags_of(path.read_text()) for y in x.number.split(", ")]
+    return [(x.line, y or x.kind, x.title, x.settings, x.source) for x, y in found]
+
+
+def test_every_script_has_an_adapter_and_every_adapter_a_script():
+    """Otherwise the tests of all scripts would pass one over in silence."""
+    own_tests = {ROOT / "ppo_minimal.py", ROOT / "grpo_minimal.py"}
+    paths = {x.path for x in SCRIPTS.values()} | own_tests
+    assert sorted(paths) == sorted(ROOT.glob("*.py"))
+
+
+OWED = {
+    "continuous": "1-13 23-31",
+    "kl_penalty": "1-7 9-13 23-31 K1-3",
+    "multidiscrete": "1-13 26 28-31 37",
+    "atari": "1-22",
+    "lstm": "1-22 32-36",
+    "rlhf": "1 3-6 8-13 R1-5 R7-11 R13-21",
+    "grpo": "6 8 11-12 R1-5 R7-10 R13-14 R20 G1-8",
+    "dpo": "R1-4 R10 R13 D1-8",
+}
+EXTRAS = {  # and deviations
+    "clip range annealing": "continuous multidiscrete atari lstm",
+    "early stopping": "continuous multidiscrete atari lstm",
+    "time limits are not failures": "continuous kl_penalty multidiscrete atari lstm",
+    "log std annealed instead of learned": "continuous",
+    "learning rate adapted to the KL": "continuous",
+    "invalid action masking": "multidiscrete",
+    "parallelized gradient update": "atari",
+    "an episode ends at EOS": "rlhf",
+    "rewards are scaled, their mean is not restored": "rlhf",
+}
+
+
+def test_each_script_has_each_detail_it_owes_once_and_the_known_extras(script):
+    found = [(number, title) for _, number, title, *_ in tags(script.path)]
+    owed = []
+    for series, first, last in re.findall(r"([A-Z]?)(\d+)(?:-(\d+))?", OWED[script.name]):
+        numbers = range(int(first), int(last or first) + 1)
+        owed += [f"{series}{x}" if series else f"{x}/37" for x in numbers]
+    assert sorted(x for x, _ in found if x[-1].isdigit()) == sorted(owed)
+    extras = [title for title, scripts in EXTRAS.items() if script.name in scripts.split()]
+    assert sorted(title for x, title in found if not x[-1].isdigit()) == sorted(extras)
+
+
+def test_a_malformed_tag_is_an_error():
+    for line in ("# Detail: title", "# Extra title", "# Detail 3/37: a [a.py L1] b"):
+        with pytest.raises(ValueError, match="Malformed"):
+            tags_of(f"x = 1\n    {line}\n")
+    text = "# Extra: a b (c, not d), e [f.py L1]\n# Why.\n# Detail R2: g\nx = 1\n"
+    text += "# Detail 9/37, R19: h (c)\n"
+    assert tags_of(text) == [
+        (1, "Extra", "", "a b", ["c", "not d"], "f.py L1", "Why."),
+        (3, "Detail", "R2", "g", [], "", ""),
+        (5, "Detail", "9/37, R19", "h", ["c"], "", ""),
+    ]
+
+
+def test_a_number_has_the_same_title_in_every_script():
+    """A tag with two numbers has a title of its own."""
+    titles = {}
+    for tag in (x for other in SCRIPTS.values() for x in tags_of(other.path.read_text())):
+        titles.setdefault(tag.number or tag.kind, set()).add(tag.title)
+    assert [x for x in titles.items() if x[0][-1].isdigit() and len(x[1]) > 1] == []
+    assert {f"{i}/37" for i in range(1, 38)} <= titles.keys()
+
+
+def test_details_have_a_source_and_settings_that_exist(script):
+    fields = {x.name for x in dataclasses.fields(script.module.Args)}
+    for _, number, _, settings, source in tags(script.path):
+        assert source or number == "Deviation"
+        assert {x.removeprefix("not ") for x in settings} <= fields, (number, settings)
+
+
+def test_links_are_well_formed(script):
+    """[file.py L12-34, L56; other.py L7], numbers ascending; or a paper."""
+    for link in re.findall(r"\[[^\[\]\n]*\.py\b[^\[\]\n]*\]", script.path.read_text()):
+        for part in link[1:-1].split("; "):
+            assert re.fullmatch(FILE, part) or ".py" not in part, link
+            numbers = [int(x) for x in re.findall(r"(?<=[L-])\d+", part.partition(".py ")[2])]
+            assert numbers == sorted(set(numbers)), link
+    for *_, source in tags(script.path):
+        assert not source or re.search(rf"^{FILE}|^paper, |^Spinning Up|\d{{4}}$", source), source
+
+
+def test_below_a_tag_stands_its_reason_in_one_line_and_then_the_statement(script):
+    """Or the next tag, where one statement does two things."""
+    lines = [line.strip() for line in script.path.read_text().splitlines()]
+    for line, *_ in tags(script.path):
+        reason, below = lines[line : line + 2]
+        assert re.fullmatch(r"# [A-Z].{20,97}\.", reason) and not LIKE_A_TAG.match(reason), reason
+        assert below and (below[0] != "#" or LIKE_A_TAG.match(below)), f"line {line + 2}: {below}"
+
+
+def test_second_sites_refer_to_a_tag_of_the_script_or_of_one_that_it_copies(script):
+    text = script.path.read_text()
+    homes = {script.path.name, *re.findall(r"# Copied from (\w+\.py)", text)}
+    numbers = {number.split("/")[0] for home in homes for _, number, *_ in tags(ROOT / home)}
+    assert {x for x in re.findall(r"# as Detail (\w+)", text)} <= numbers
+
+
+@on("environments")
+def test_the_list_has_every_tag_with_its_line_and_the_values_in_force(script):
+    args = script.module.Args()
+    found = iter(script.module.details(args).split("\n"))
+    for line, number, title, settings, _ in tags(script.path):
+        values = [f"{x}={getattr(args, x)}" for x in (x.removeprefix("not ") for x in settings)]
+        text = " ".join(next(found).split())
+        assert text == f"{number} line {line}: {title} {', '.join(values)}".strip()
+    assert list(found) == []

@@ -1,0 +1,165 @@
+"""Every script on a second device, which is simulated: what would fail on a GPU fails here.
+
+The tensors of that device lie in the processor's memory, but which these are is noted. Operations
+refuse to mix them with others, as those of a GPU do, and compute the same bits.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from adapters import on
+from conftest import same_weights
+from torch._inductor import compile_fx
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+GPU = torch.device("cuda", 0)
+COPIES = {"aten::copy_", "aten::_to_copy"}  # what may have arguments from two devices
+
+
+class Operations(TorchDispatchMode):
+    """Below autograd: checks the arguments of each operation and notes where its results are."""
+
+    def __init__(self):
+        super().__init__()
+        self.there = {}  # storages of the device, by address
+
+    def has(self, x):
+        return x.untyped_storage()._cdata in self.there
+
+    def put(self, x):
+        storage = x.untyped_storage()  # the weak reference keeps its address from being used again
+        self.there[storage._cdata] = StorageWeakRef(storage)
+        return x
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name, kwargs = function._schema.name, kwargs or {}
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        there = [x for x in given if self.has(x)]
+        if name in ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"):
+            given = [args[0], *args[2:3]]  # an index may be on the processor
+        if name == "aten::cat":  # what a loss does not use has zeros, which autograd puts there
+            given = [x for x in given if self.has(x) or x.any()]
+        if there and name not in COPIES and any(x.dim() and not self.has(x) for x in given):
+            raise RuntimeError(f"{name} of tensors on two devices: {[x.shape for x in given]}")
+        results = function(*args, **kwargs)
+        before = {x.untyped_storage()._cdata for x in given}
+        in_backward = torch._C._current_graph_task_id() != -1  # which makes gradients of 0
+        for x in tree_leaves(results) if there or in_backward else ():
+            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in before:
+                self.put(x)
+        return results
+
+
+class Device(TorchFunctionMode):
+    """Above autograd: what makes, moves or asks for the device of tensors."""
+
+    def __init__(self, operations):
+        super().__init__()
+        self.operations, self.count = operations, 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs, here = kwargs or {}, self.operations
+        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        own, name = first is not None and here.has(first), getattr(function, "__name__", "")
+        if function == torch.Tensor.device.__get__:
+            return GPU if own else function(first)
+        if function == torch.Tensor.is_cuda.__get__:
+            return own
+        if name in ("numpy", "__array__") and own:
+            if not kwargs.get("force"):
+                raise TypeError("can't convert a tensor of the device to NumPy")
+            return first.detach().cpu().numpy()
+        if name == "__deepcopy__" and own:
+            return here.put(function(*args, **kwargs))
+        if name in ("to", "cpu", "cuda") and first is not None:
+            wanted, dtype, *_ = torch._C._nn._parse_to(
+                *(args[1:] if name == "to" else [name]), **kwargs
+            )
+            goes = own if wanted is None else wanted.type == "cuda"
+            if isinstance(args[-1], torch.Tensor) and len(args) == 2:
+                goes = here.has(args[1])  # to where that is
+            moved = first if dtype is None else function(first, dtype)
+            if goes != own:
+                moved = here.put(moved.clone())
+                if own:
+                    del here.there[moved.untyped_storage()._cdata]
+            return moved
+        if torch.device(kwargs.get("device") or "cpu").type == "cuda":
+            self.count += 1
+            return here.put(function(*args, **kwargs | {"device": "cpu"}).clone())
+        return function(*args, **kwargs)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Run a function where there is a GPU, as PyTorch says."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+
+    def run(function, *args):
+        operations = Operations()
+        with Device(operations) as device, operations:
+            result = function(*args)
+        assert device.count > 0, "nothing was made on the device"
+        return result, operations
+
+    return run
+
+
+def test_the_simulated_device_refuses_to_mix(gpu):
+    def use():
+        a, b = torch.ones(3, device="cuda"), torch.ones(3)
+        for wrong in (lambda: a + b, lambda: b[a.long()], lambda: torch.nn.Linear(3, 3)(a)):
+            with pytest.raises(RuntimeError, match="two devices"):
+                wrong()
+        for wrong in (a.numpy, lambda: np.asarray(a)):
+            with pytest.raises(TypeError, match="NumPy"):
+                wrong()
+        assert (2 * a + b.to(a.device)).device.type == "cuda" != a.cpu().device.type
+
+    gpu(use)
+
+
+@on("environments")
+def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(script, tiny, gpu):
+    """The weights are there, and what is saved is of use without it; also after a resume."""
+    settings = {"learning_rate": 0.01, "anneal_lr": False}
+    expected = script.module.train(tiny("Walk", **settings, total_timesteps=64))
+    args = tiny("Walk", **settings, device="auto", total_timesteps=32)
+    result, device = gpu(script.module.train, args)
+    assert all(device.has(x) for x in result["agent"].state_dict().values())
+    again = script.module.Args(**{**vars(args), "total_timesteps": 64, "resume": "runs/run1"})
+    result, device = gpu(script.module.train, again)
+    assert all(device.has(x) for x in result["agent"].state_dict().values())
+    assert same_weights(result["agent"], expected["agent"])
+    assert result["episodes"] == expected["episodes"]
+    _, agent, _ = script.module.load_checkpoint("runs/run1")
+    assert same_weights(agent, expected["agent"])
+
+
+@on("continuous")
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_the_wrapper_in_cpp_is_for_the_processor_only(script, monkeypatch, place):
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options))
+    script.module.compiled(lambda: None, torch.device(place))
+    assert [x["cpp_wrapper"] for x in given] == [place == "cpu"]
+
+
+@on("continuous")
+def test_the_compilers_advice_on_gpus_stays_out_of_the_progress_bar(script, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        compile_fx._warn_tf32_disabled()
+        assert "TensorFloat32" in str(shown.pop().message)
+        script.module.compiled(lambda: None, torch.device("cuda"))
+        compile_fx._warn_tf32_disabled()
+    assert not shown

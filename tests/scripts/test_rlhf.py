@@ -1,0 +1,439 @@
+"""ppo_rlhf_toy.py: its task, models, details R1-R21, and results."""
+
+import copy
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from adapters import SCRIPTS, louder, on, record, record_steps, seeded
+from torch import nn
+
+from ppo_rlhf_toy import BOS, PAD
+
+pytestmark = [on("rlhf"), pytest.mark.usefixtures("script")]
+SCRIPT = SCRIPTS["rlhf"]
+rlhf, small_args = SCRIPT.module, SCRIPT.args
+TOKEN = {word: index for index, word in enumerate(rlhf.VOCABULARY)}
+EOS = TOKEN["."]
+
+
+def random_prompts(count: int, seed: int = 0) -> torch.Tensor:
+    prompts = torch.tensor([[TOKEN[w] for w in prompt] for prompt in rlhf.PROMPTS])
+    return prompts[torch.randint(len(prompts), (count,), generator=seeded(seed))]
+
+
+def random_tokens(rows: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(2, len(rlhf.VOCABULARY), (rows, length), generator=seeded(seed))
+
+
+def with_another_token(responses: torch.Tensor, position: int) -> torch.Tensor:
+    changed = responses.clone()
+    changed[:, position] = torch.where(responses[:, position] == 5, 6, 5)
+    return changed
+
+
+@pytest.fixture
+def model() -> rlhf.TinyGPT:
+    return louder(rlhf.TinyGPT(len(rlhf.VOCABULARY), 24), 0.1)
+
+
+@pytest.fixture
+def agent(model) -> rlhf.Agent:
+    """A policy whose values differ."""
+    agent = rlhf.Agent(model, 1.0)
+    nn.init.normal_(agent.value_head.weight)
+    return agent
+
+
+def collect(judges, kl_coef=0.0, agent=None, **changes):
+    return SCRIPT.collect(small_args(**changes), agent or judges.reference, judges, kl_coef)
+
+
+# --- The task ---
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        ("the room was superb .", 2 * math.tanh(2 / 3) + 0.4),
+        ("the bed was very awful .", 2 * math.tanh(-3 / 3) + 0.4),
+        ("the bed was not slightly awful .", 2 * math.tanh(0.5 / 3) + 0.4),
+        ("wow , i adored the view but the pool was bad , avoid .", 2 * math.tanh(1 / 3) + 0.8),
+        ("the room was superb", 2 * math.tanh(2 / 3) + 0.4 - 1),
+        ("the plot was superb .", 2 * math.tanh(2 / 3) - 0.5),
+        ("superb superb superb superb .", -4 - 0.5 * 3),
+        ("the room was superb and the room was superb .", 2 * math.tanh(4 / 3) + 0.4 - 1),
+        ("the room was superb and and the bed was nice .", 2 * math.tanh(1) + 0.8 - 4 * 2 / 10),
+        ("recommended the room was superb .", 2 * math.tanh(2 / 3) + 0.4 - 4 / 5),
+        ("", -1.0),
+    ],
+)
+def test_gold_of_texts_written_by_hand(text, gold):
+    assert rlhf.gold_reward("hotel", text.split()) == pytest.approx(gold)
+
+
+def test_grammar_writes_clean_reviews_that_fit(monkeypatch):
+    monkeypatch.setattr(rlhf, "ADJECTIVES", dict.fromkeys(rlhf.ADJECTIVES, 0.0))
+    monkeypatch.setattr(rlhf, "VERBS", dict.fromkeys(rlhf.VERBS, 0.0))
+    rng = random.Random(0)
+    for _ in range(300):
+        words = rlhf.write_review("movie", rng)
+        assert len(words) <= 18 and set(words) <= set(rlhf.VOCABULARY)
+        if words[-1] == ".":  # without praise, gold is that of the aspects: there is no penalty
+            aspects = len(set(words) & set(rlhf.TOPICS["movie"]))
+            assert rlhf.gold_reward("movie", words) == pytest.approx(0.4 * min(aspects, 3))
+    assert len(rlhf.VOCABULARY) == len(set(rlhf.VOCABULARY)) == 79
+
+
+@pytest.mark.parametrize("difference", [0.2, 0.4, 1.0])
+def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference):
+    """The first text of each pair holds the word 1, the second 0, and it is better."""
+    texts = iter([torch.ones(20_000, 1).long(), torch.zeros(20_000, 1).long(), torch.zeros(64, 1)])
+    monkeypatch.setattr(rlhf, "sample_truncated", lambda *args: next(texts))
+    monkeypatch.setattr(rlhf.Task, "gold", lambda self, prompts, texts: difference * texts[:, 0])
+    found = rlhf.make_preferences(small_args(num_pairs=20_000), judges.reference, judges.task)
+    expected = 1 / (1 + math.exp(-difference / rlhf.LABEL_NOISE))
+    share = found.chosen.float().mean().item()
+    assert share == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 20_000))
+    assert torch.equal(found.chosen + found.rejected, torch.ones(20_000, 1).long())
+
+
+# --- R1 to R13: models and sampling ---
+
+
+def test_r1_each_word_is_judged_by_the_query_and_the_words_before_it(agent):
+    reward, responses = rlhf.RewardModel(agent.policy), random_tokens(4, 7)
+    first, second = random_prompts(4, seed=1), random_prompts(4, seed=2)
+    words, values = agent.get_logprobs_and_values(first, responses)
+    other_words, other_values = agent.get_logprobs_and_values(second, responses)
+    assert values.shape == (4, 7) and words.shape == (4, 7, 79)
+    differs = (first != second).any(1)
+    assert torch.equal(reward.score(first, responses) != reward.score(second, responses), differs)
+    assert torch.equal((values != other_values).any(1), differs)
+    assert torch.equal((words != other_words)[:, 0, 5], differs)
+    new_words, new_values = agent.get_logprobs_and_values(first, with_another_token(responses, 3))
+    assert torch.equal(values[:, :4], new_values[:, :4])
+    assert torch.equal(words[:, :4], new_words[:, :4])
+    assert (values[:, 4] != new_values[:, 4]).all()
+
+
+def test_r2_rows_are_padded_or_cut_to_the_exact_length_with_a_token_of_its_own():
+    assert rlhf.pad_rows([[5], [6, 7, 8, 9]], 3).tolist() == [[5, PAD, PAD], [6, 7, 8]]
+    assert rlhf.VOCABULARY[PAD] == "<pad>" and rlhf.VOCABULARY[BOS] == "<bos>"
+
+
+def test_r3_positions_and_outputs_skip_padding(model, monkeypatch):
+    text = random_tokens(1, 4)
+    padded = torch.cat([text[:, :1], torch.zeros(1, 2, dtype=torch.long), text[:, 1:]], 1)
+    with monkeypatch.context() as patch:
+        looked_up = record(patch, nn.Embedding, "forward")
+        hidden, _ = model(padded)
+    assert looked_up[1][1].tolist() == [[0, 1, 1, 1, 2, 3]]
+    torch.testing.assert_close(hidden[:, [0, 3, 4, 5]], model(text)[0])
+    # At padding stands the output of the last real token.
+    assert torch.equal(hidden[:, 1:3], hidden[:, :1].expand(-1, 2, -1))
+
+
+def test_r4_responses_go_on_after_a_stop_and_hold_no_special_token(agent):
+    with torch.no_grad():
+        agent.policy.never_sampled[EOS] += 4  # stops are common now
+    responses = agent.sample_responses(random_prompts(64), 18, seeded(0))
+    assert responses.shape == (64, 18)
+    assert (responses == EOS)[:, :9].any(1).float().mean() > 0.5
+    assert not torch.isin(responses, torch.tensor([PAD, BOS])).any()
+    assert (responses[:, -1] != EOS).any()
+
+
+def test_r10_cached_sampling_and_log_probabilities_equal_full_recomputation(agent, monkeypatch):
+    agent.temperature, texts, generator = 0.7, random_prompts(5), seeded(1)
+    with monkeypatch.context() as patch:
+        calls = record(patch, rlhf.Block, "forward")
+        sampled = agent.sample_responses(texts, 8, seeded(1))
+    assert [x.shape[1] for _, x, *_ in calls[::2]] == [6, *[1] * 7]  # reads no word twice
+    words, _ = agent.get_logprobs_and_values(texts, sampled)
+    for t in range(8):
+        logits = agent.policy.logits(agent.policy(texts)[0][:, -1]) / 0.7
+        torch.testing.assert_close(words[:, t], logits.log_softmax(-1), atol=1e-4, rtol=1e-4)
+        noise = torch.empty(logits.shape).exponential_(generator=generator).log()
+        texts = torch.cat([texts, (logits - noise).argmax(-1, keepdim=True)], 1)
+    assert torch.equal(texts[:, 6:], sampled)
+
+
+def test_r7_score_is_that_of_the_last_real_token(model):
+    reward, prompts, responses = rlhf.RewardModel(model), random_prompts(4), random_tokens(4, 8)
+    score = reward.score(prompts, responses)
+    torch.testing.assert_close(reward.score(prompts, F.pad(responses, (0, 5))), score)
+    assert score.shape == (4,)
+    assert (reward.score(prompts, with_another_token(responses, -1)) != score).all()
+
+
+def test_r8_reward_head_has_the_documented_spread(monkeypatch):
+    model, stds = rlhf.TinyGPT(10, 4, width=24), []
+    monkeypatch.setattr(nn.init, "normal_", lambda weight, std: stds.append((weight, std)))
+    reward = rlhf.RewardModel(model)
+    ((weight, std),) = stds
+    assert weight is reward.head.weight and std == 1 / 5  # of 24 numbers and a bias
+    assert (reward.head.bias.item(), reward.gain.item(), reward.bias.item()) == (0, 1, 0)
+
+
+def test_13_r11_r13_values_start_at_zero_and_share_a_trunk_without_dropout(model, agent):
+    inputs = random_prompts(5), random_tokens(5, 9)
+    assert (rlhf.Agent(model, 1.0).get_logprobs_and_values(*inputs)[1] == 0).all()
+    first, second = (agent.train().get_logprobs_and_values(*inputs) for _ in range(2))
+    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+    first[1].sum().backward()
+    assert (agent.policy.blocks[0].mlp_hidden.weight.grad != 0).any()
+
+
+# --- Supervised fine-tuning ---
+
+
+def test_sft_warms_up_decays_and_clips_the_gradient(monkeypatch):
+    steps = record_steps(monkeypatch, torch.optim.AdamW)
+    logged = record(monkeypatch, rlhf, "write")
+    args = small_args(sft_steps=60, sft_batch_size=4, sft_learning_rate=0.01)
+    task = rlhf.toy_task(args)
+    rlhf.train_sft(args, rlhf.TinyGPT(len(task.words), task.documents.shape[1]), task)
+    rates = [0.01 * (1 - t / 60) * min(1, (t + 1) / 50) for t in range(60)]
+    assert [step.lr for step in steps] == pytest.approx(rates)
+    assert max(step.gradient.norm() for step in steps) <= 1.001
+    assert max(metrics["losses/grad_norm"] for _, _, metrics, _ in logged) > 1.1
+
+
+def test_sft_loss_is_the_surprise_at_each_next_word_and_never_reads_padding(model):
+    words = random_tokens(3, 6)
+    logprobs = model.logits(model(words[:, :5])[0]).log_softmax(-1)
+    loss = rlhf.language_model_loss(model, rlhf.pad_rows(words.tolist(), 9))
+    torch.testing.assert_close(loss, -logprobs.gather(2, words[:, 1:, None]).mean())
+    loss.backward()
+    assert (model.token_embedding.weight.grad[PAD] == 0).all()
+
+
+# --- R9 and the reward model ---
+
+
+def test_r9_normalization_centers_scales_keeps_the_order_and_starts_anew(model, monkeypatch):
+    reward, samples = rlhf.RewardModel(model), (random_prompts(200), random_tokens(200, 9))
+    before = rlhf.score_texts(reward, *samples)
+    expected = (before - before.mean()) / before.std(correction=0)
+    for _ in range(2):
+        rlhf.normalize_reward_model(reward, *samples)
+        torch.testing.assert_close(rlhf.score_texts(reward, *samples), expected)
+    monkeypatch.setattr(rlhf, "score_texts", lambda *args: torch.full((8,), 0.5))
+    with pytest.raises(rlhf.UsageError, match="the same score"):
+        rlhf.normalize_reward_model(reward, *samples)
+
+
+def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finished, monkeypatch):
+    preferences, sft = finished.preferences, finished.judges.reference.policy
+    before = copy.deepcopy(sft.state_dict())
+    steps = record_steps(monkeypatch, torch.optim.AdamW)
+    calls = record(monkeypatch, rlhf.RewardModel, "score")
+    logged = record(monkeypatch, rlhf, "write")
+    model = rlhf.RewardModel(sft)
+    quality = rlhf.train_reward_model(small_args(), model, preferences)
+    assert [step.lr for step in steps] == pytest.approx([2e-3 * (1 - i / 4) for i in range(4)])
+    # It is normalized, makes four steps (60 pairs by 32, twice), is normalized and measured.
+    assert [call[3].requires_grad for call in calls] == [False, *[True] * 4, *[False] * 4]
+    assert torch.equal(calls[5][1], preferences.sample_prompts)
+
+    learned = [call[1:] for call in calls[1:5]]
+    good, bad = learned[0][2].chunk(2)  # the loss is that of Bradley and Terry
+    loss = (1 + (bad - good).exp()).log().mean().item()
+    assert logged[0][2]["losses/loss"] == pytest.approx(loss, rel=1e-5)
+    seen = [torch.cat(call[:2], 1).chunk(2) for call in learned]
+    for which, answers in enumerate((preferences.chosen, preferences.rejected)):
+        texts = torch.cat([preferences.prompts, answers], 1)[:60].tolist()
+        order = torch.cat([minibatch[which] for minibatch in seen]).tolist()
+        assert sorted(order[:60]) == sorted(order[60:]) == sorted(texts)
+        assert order[:60] != order[60:] and order[:60] != texts
+    assert all(torch.equal(x, before[name]) for name, x in sft.state_dict().items())
+
+    good, bad = (rlhf.score_texts(model, preferences[0][60:], x[60:]) for x in preferences[1:3])
+    assert quality["accuracy"] == pytest.approx((good > bad).float().mean().item())
+    scores = rlhf.score_texts(model, preferences.sample_prompts, preferences.samples)
+    correlation = torch.corrcoef(torch.stack([scores, preferences.sample_gold]))[0, 1].item()
+    assert quality["correlation"] == pytest.approx(correlation, abs=1e-5)
+
+
+# --- R14: what a rollout holds ---
+
+
+def test_r14_truncation_after_the_first_stop_that_counts():
+    responses = torch.full((4, 24), 7)
+    responses[0, 10] = responses[1, 16] = responses[2, 10] = responses[2, 20] = EOS
+    kept, ended = rlhf.truncate_responses(responses, EOS, 16)
+    assert ended.tolist() == [False, True, True, False]
+    for row, length in enumerate((24, 17, 21, 24)):
+        assert torch.equal(kept[row, :length], responses[row, :length])
+        assert (kept[row, length:] == PAD).all()
+
+
+def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_later(judges):
+    rollout, _ = collect(judges)
+    assert rollout.prompts.shape == (32, 6) and rollout.responses.shape == (32, 18)
+    assert len({tuple(x) for x in rollout.prompts.tolist()}) > 10
+    assert torch.equal(rollout.mask, rollout.responses != PAD)
+    lengths = rollout.mask.sum(1)
+    ends = rollout.responses.gather(1, lengths[:, None] - 1).squeeze(1)
+    assert ((ends == EOS) | (lengths == 18)).all() and (lengths < 18).any()
+    cold = rlhf.Agent(judges.reference.policy, 1e-4)
+    cold, _ = collect(judges._replace(reference=cold))  # answers to the same prompt are the same
+    texts = {tuple(x) for x in torch.cat([cold.prompts, cold.responses], 1).tolist()}
+    assert len(texts) == len({tuple(x) for x in cold.prompts.tolist()})
+    whole, _ = collect(judges, mask_after_eos=False)
+    assert whole.mask.all() and (whole.responses != PAD).all()
+    assert torch.equal(whole.responses[rollout.mask], rollout.responses[rollout.mask])
+    assert torch.equal(whole.rewards.sum(1), rollout.rewards.sum(1))  # the judge sees no junk
+
+
+def test_texts_are_described_and_gold_is_in_standard_deviations_of_sft_samples(finished, judges):
+    rows = ["wow , the bed was bad .", "wow wow wow wow", "wow wow wow wow", "the the . the ."]
+    responses = rlhf.pad_rows([[TOKEN[w] for w in row.split()] for row in rows], 8)
+    gold = judges.task.gold(random_prompts(4), responses)
+    expected = {
+        "text/length": (7 + 4 + 4 + 5) / 4,
+        "text/eos_rate": 0.5,
+        "text/repetition": (0 + 0.75 + 0.75 + 0.6) / 4,
+        "text/unique": 0.75,
+        "objective/gold": gold.mean().item(),
+    }
+    found = rlhf.describe(judges.task, random_prompts(4), responses)
+    assert found == pytest.approx(expected, abs=1e-5)
+    raw, scale = judges.task._replace(sample_gold=None), finished.preferences.sample_gold
+    standardized = (raw.gold(random_prompts(4), responses) - scale.mean()) / scale.std(correction=0)
+    torch.testing.assert_close(gold, standardized)
+    # A policy that has diverged writes nothing.
+    empty = rlhf.describe(raw, random_prompts(4), torch.full((4, 18), PAD))
+    assert empty["text/length"] == 0 and empty["text/repetition"] == 1
+
+
+# --- R15, R18, R19: the loss ---
+
+
+def test_r18_whitening_by_the_catalogue():
+    x = torch.tensor([1.0, 2.0, 3.0, 6.0])
+    expected = torch.tensor([1.93096, 2.46548, 3.0, 4.60357])
+    torch.testing.assert_close(rlhf.whiten(x, "restore"), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(rlhf.whiten(x, "zero"), expected - 3, atol=1e-5, rtol=0)
+    torch.testing.assert_close(rlhf.whiten(x, "scale"), x / math.sqrt(3.5), atol=1e-5, rtol=0)
+    small = torch.tensor([1e-4, -1e-4])  # the epsilon stands inside the root
+    torch.testing.assert_close(rlhf.whiten(small, "zero"), small / math.sqrt(2e-8))
+
+
+OTHER = {"gamma": 0.5, "gae_lambda": 0.3, "reward_whitening": "restore"}
+OTHER |= {"clip_coef": 0.5, "value_clip_coef": 0.3, "vf_coef": 0.7}
+
+
+@pytest.fixture
+def rollout(judges, agent) -> rlhf.Rollout:
+    """Responses of the agent, whose policy and values have moved since."""
+    rollout, _ = collect(judges, kl_coef=0.1, agent=agent)
+    torch.manual_seed(0)
+    logprobs, values = (x + torch.randn(32, 18) for x in (rollout.logprobs, rollout.values))
+    return rollout._replace(logprobs=logprobs, values=values)
+
+
+@pytest.mark.parametrize("settings", [{}, OTHER])
+def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, settings):
+    loss, metrics = rlhf.ppo_loss(agent, rollout, rlhf.Args(**settings))
+    gamma, decay = (1.0, 0.95) if not settings else (0.5, 0.5 * 0.3)
+    clip, value_clip, vf_coef = (0.2, 0.2, 0.1) if not settings else (0.5, 0.3, 0.7)
+    mask, advantages = rollout.mask, []
+    rewards = rlhf.whiten(rollout.rewards[mask], "scale" if not settings else "restore")
+    values, lengths = rollout.values[mask], mask.sum(1).tolist()
+    for earned, value in zip(rewards.split(lengths), values.split(lengths), strict=True):
+        deltas = earned + gamma * F.pad(value[1:], (0, 1)) - value  # no reward, no value at the end
+        for t in range(len(deltas)):
+            advantages.append(sum(decay**k * delta for k, delta in enumerate(deltas[t:])))
+    advantages = torch.stack(advantages)
+    returns, white = advantages + values, rlhf.whiten(advantages, "zero")
+    words, new_values = agent.get_logprobs_and_values(rollout.prompts, rollout.responses)
+    logratio = words.gather(2, rollout.responses[..., None]).squeeze(2) - rollout.logprobs
+    logratio, new_values, ratio = logratio[mask], new_values[mask], logratio[mask].exp()
+    clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
+    clipped_values = values + (new_values - values).clamp(-value_clip, value_clip)
+    errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
+    expected = {
+        "losses/policy_loss": -torch.min(white * ratio, white * clipped_ratio).mean(),
+        "losses/value_loss": errors.mean() / 2,
+        "losses/entropy": torch.distributions.Categorical(logits=words).entropy()[mask].mean(),
+        "losses/approx_kl": (ratio - 1 - logratio).mean(),
+        "losses/clipfrac": (ratio != clipped_ratio).float().mean(),
+        "check/update": torch.corrcoef(torch.stack([logratio, advantages]))[0, 1],
+    }
+    assert metrics.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(metrics[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    total = expected["losses/policy_loss"] + vf_coef * expected["losses/value_loss"]
+    torch.testing.assert_close(loss, total, rtol=1e-4, atol=1e-5)
+
+
+# --- R5, R16, R20, R21: PPO ---
+
+
+THREE_UPDATES = {"num_updates": 3, "kl_coef": 3.0, "learning_rate": 0.01}
+THREE_UPDATES |= {"max_grad_norm": 0.1, "adam_eps": 2e-5}
+
+
+@pytest.fixture
+def ppo(judges, monkeypatch):
+    """A PPO run: updates, calls of its loss, steps of its optimizer."""
+    with monkeypatch.context() as patch:
+        batches, steps = record(patch, rlhf, "ppo_loss"), record_steps(patch, torch.optim.Adam)
+        _, updates = SCRIPT.learn(judges, **THREE_UPDATES)
+    return SimpleNamespace(updates=updates, batches=batches, steps=steps)
+
+
+def test_3_r21_steps_are_those_of_tensorflows_adam(ppo):
+    m = v = torch.zeros_like(ppo.steps[0].gradient)
+    for t, step in enumerate(ppo.steps, 1):
+        m, v = 0.9 * m + 0.1 * step.gradient, 0.999 * v + 0.001 * step.gradient**2
+        rate = step.lr * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        torch.testing.assert_close(step.change, -rate * m / (v.sqrt() + 2e-5), atol=1e-6, rtol=1e-3)
+    assert len(ppo.steps) == 3 * 2 * 4
+
+
+def test_6_r16_each_epoch_is_a_fresh_permutation_of_whole_responses(ppo):
+    batches, row = ppo.batches[:8], ppo.updates[0]
+    first, second = torch.stack([mb.logprobs[:, 0] for _, mb, *_ in batches]).view(2, 16).tolist()
+    assert len(set(first)) == 16 and first != second and sorted(first) == sorted(second)
+    # What is logged are means over all minibatches.
+    for name in batches[0][-1][1]:
+        seen = [metrics[name].item() for *_, (_, metrics) in batches]
+        assert row[name] == pytest.approx(sum(seen) / 8, rel=1e-4), name
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"), [(12.0, 0.151536), (6.0, 0.15), (-3.0, 0.15 * (1 - 0.01024))]
+)
+def test_r20_beta_moves_in_proportion_to_the_clipped_error(kl, expected):
+    assert rlhf.proportional_kl_coef(0.15, kl, 6.0, 512, 10_000) == pytest.approx(expected)
+
+
+# --- Evaluation ---
+
+
+def test_every_policy_answers_the_same_queries_and_its_kl_is_exact(judges):
+    other = louder(judges.reference, 0.05)
+    found = [rlhf.evaluate(small_args(), x, judges) for x in (judges.reference, other, other)]
+    for metrics, texts in found:
+        assert metrics["objective/kl"] == metrics["objective/kl_exact"] and len(texts) == 5
+    prompts = [[text.partition(":")[0] for text in texts] for _, texts in found]
+    assert prompts[0] == prompts[1] and found[0][1] != found[1][1] and found[1] == found[2]
+    assert abs(found[0][0]["objective/kl"]) < 1e-5 and found[1][0]["objective/kl"] > 0.1
+
+
+def test_best_of_n_takes_the_best_of_each_group(judges):
+    results = rlhf.best_of_n(small_args(), judges)
+    assert list(results) == ["best-of-1", "best-of-4", "best-of-16"]
+    kl = [row["objective/kl"] for row in results.values()]
+    assert kl == pytest.approx([0, math.log(4) - 0.75, math.log(16) - 15 / 16])
+    proxy = [row["objective/proxy"] for row in results.values()]
+    # Of unequal numbers of texts, shares of different ones could not be compared.
+    assert not any("text/unique" in row for row in results.values())
+    # The means of the largest of 1, 4 and 16 normal numbers are 0, 1.03 and 1.77.
+    assert abs(proxy[0]) < 0.3 and 0.6 < proxy[1] < 1.4 and 1.2 < proxy[2] < 2.6

@@ -1,0 +1,285 @@
+"""What the scripts of the RLHF family share: stages, the last one's loop, results, bad input.
+
+`on("rewards")` are those that learn from a reward model: PPO and GRPO.
+"""
+
+import copy
+import dataclasses
+import io
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import wandb
+from adapters import SCRIPTS, louder, on, record, record_steps, seeded
+from conftest import curves
+
+PPO = SCRIPTS["rlhf"]
+
+
+def at(temperature, script, judges):
+    """The same judges with a reference at another temperature."""
+    return judges._replace(reference=script.module.Agent(judges.reference.policy, temperature))
+
+
+# --- Before the last stage ---
+
+
+@on("grpo", "dpo")
+def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, finished_runs):
+    ppo = finished_runs("rlhf")
+    pairs = [(x.reference.policy.parameters(), x.preferences) for x in (finished, ppo)]
+    for found, expected in zip(*pairs, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    results = [x.run["results"]["sft"] for x in (finished, ppo)]
+    common = results[0].keys() & results[1].keys()
+    assert len(common) >= 7 and all(results[0][name] == results[1][name] for name in common)
+    if "rewards" in script.features:
+        models = (x.judges.reward_model.parameters() for x in (finished, ppo))
+        assert all(torch.equal(a, b) for a, b in zip(*models, strict=True))
+        assert finished.run["quality"] == ppo.run["quality"]
+
+
+@on("grpo", "dpo")
+def test_agent_is_that_of_ppo_but_for_the_values(script, finished):
+    prompts, policy = finished.preferences.prompts[:8], finished.reference.policy
+    sampled, logprobs = [], []
+    for other in (script, PPO):
+        agent = other.module.Agent(policy, 0.7)
+        sampled.append(agent.sample_responses(prompts, 18, seeded(1)))
+        logprobs.append(other.logprobs(agent, prompts, sampled[0]))
+    assert torch.equal(*sampled) and torch.equal(*logprobs)
+
+
+# --- What a rollout earns ---
+
+
+@on("rewards")
+def test_r14_r17_g6_reward_is_the_score_minus_the_kl_of_the_whole_response(script, judges):
+    judges, module = at(0.8, script, judges), script.module
+    agent, args = louder(judges.reference, 0.03), script.args(missing_eos_score=-5.0)
+    rollout, metrics = script.collect(args, agent, judges, 3.0)
+    by_gold, _ = script.collect(dataclasses.replace(args, reward="gold"), agent, judges, 3.0)
+    inputs, mask = (rollout.prompts, rollout.responses), rollout.responses != module.PAD
+    with torch.no_grad():
+        words, ref_words = (script.logprobs(x, *inputs) for x in (agent, judges.reference))
+        proxy = judges.reward_model.score(*inputs)
+    kl = module.log_probability(words - ref_words, rollout.responses).where(mask, 0.0)
+    ended = (rollout.responses == module.VOCABULARY.index("."))[:, 4:].any(1)
+    scores, gold = (x.where(ended, -5.0) for x in (proxy, judges.task.gold(*inputs)))
+    assert 0 < ended.sum() < 32 and torch.equal(rollout.mask, mask)
+
+    def earned(scores, kl):  # by each response, or by each of its words
+        if rollout.rewards.dim() == 1:
+            return scores - 3.0 * kl.sum(1)
+        last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
+        return last * scores[:, None] - 3.0 * kl
+
+    for found, given in ((rollout, scores), (by_gold, gold)):
+        rewards = found.rewards if found.rewards.dim() == 1 else found.rewards.where(mask, 0.0)
+        torch.testing.assert_close(rewards, earned(given, kl), atol=1e-4, rtol=1e-4)
+    exact = (words.exp() * (words - ref_words)).sum(2)[mask].sum() / 32
+    expected = {
+        "kl": kl.sum(1).mean(),
+        "kl_exact": exact,
+        "proxy": proxy.mean(),
+        "score": scores.mean(),
+    }
+    expected["score_std"] = scores.std(correction=0)
+    for name, value in expected.items():
+        assert metrics[f"objective/{name}"] == pytest.approx(value.item(), rel=1e-4), name
+    assert exact > 0.1
+
+
+# --- The loop ---
+
+
+@on("rewards")
+@pytest.mark.parametrize(("anneal_lr", "falls_to"), [(True, (1, 2 / 3, 1 / 3)), (False, (1, 1, 1))])
+def test_r5_11_learning_rate_falls_and_gradients_are_clipped(
+    script, judges, monkeypatch, anneal_lr, falls_to
+):
+    rates, steps = [0.01 * x for x in falls_to], record_steps(monkeypatch, torch.optim.Adam)
+    settings = {"num_updates": 3, "learning_rate": 0.01, "max_grad_norm": 0.01}
+    _, updates = script.learn(judges, **settings, anneal_lr=anneal_lr)
+    assert [row["charts/learning_rate"] for row in updates] == pytest.approx(rates)
+    seen = [step.lr for step in steps]
+    assert seen == pytest.approx([rate for rate in rates for _ in range(len(steps) // 3)])
+    assert all(step.gradient.norm() <= 0.01001 for step in steps)
+    assert max(row["losses/grad_norm"] for row in updates) > 0.011
+
+
+@on("rewards")
+def test_ratio_is_one_before_the_first_step_then_the_kl_grows_and_the_reference_stays(
+    script, judges
+):
+    judges = at(0.7, script, judges)
+    before = copy.deepcopy(judges.reference.state_dict())
+    for row in script.learn(judges, learning_rate=0.0)[1]:
+        assert row["losses/clipfrac"] == 0
+        assert row["losses/approx_kl"] < 1e-5
+    agent, (first, last) = script.learn(judges, learning_rate=0.01)
+    assert abs(first["objective/kl"]) < 1e-3 and last["objective/kl_exact"] > 0.01
+    after = agent.state_dict()
+    for name, x in judges.reference.state_dict().items():
+        assert torch.equal(x, before[name]) and not torch.equal(x, after[name])
+
+
+@on("rewards")
+def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(
+    script, judges, monkeypatch
+):
+    calls = record(monkeypatch, script.module, "collect")
+
+    def betas(**changes):
+        calls.clear()
+        _, updates = script.learn(judges, learning_rate=0.01, **changes)
+        found = [row["objective/kl_coef"] for row in updates]
+        assert [call[4] for call in calls] == found
+        return found, [row["objective/kl"] for row in updates]
+
+    found, kl = betas(num_updates=3, kl_coef=3.0)
+    for i in (0, 1):
+        expected = script.module.proportional_kl_coef(found[i], kl[i], 6.0, 16, 500)
+        assert found[i + 1] == pytest.approx(expected) != pytest.approx(found[i])
+    assert found[0] == 3.0 and kl[1] > 0.01
+    (_, met, after), _ = betas(num_updates=3, kl_coef=3.0, target_kl=kl[1])
+    assert met == pytest.approx(after)  # once the target is met, beta stays
+    assert betas(kl_mode="fixed")[0] == [0.5, 0.5] and betas(kl_mode="none")[0] == [0.0, 0.0]
+
+
+@on("rewards")
+def test_nan_stops_the_run_with_a_sentence(script, judges, monkeypatch):
+    """A gradient that is NaN although the loss was finite; a policy that writes only padding."""
+    broken = judges._replace(reference=copy.deepcopy(judges.reference))
+    broken.reference.policy.final_norm.weight.data.fill_(math.nan)
+    with pytest.raises(script.module.UsageError, match="NaN or infinite"):
+        script.learn(broken)
+    real = getattr(script.module, script.loss)
+
+    def poisoned(*args):
+        loss, metrics = real(*args)
+        return loss * math.nan, metrics
+
+    monkeypatch.setattr(script.module, script.loss, poisoned)
+    with pytest.raises(script.module.UsageError, match="NaN or infinite"):
+        script.learn(judges)
+
+
+# --- Whole runs ---
+
+
+@on("language")
+def test_a_run_with_each_form_leaves_results_texts_curves_and_weights(script, monkeypatch, capsys):
+    trained = record(monkeypatch, script.module, script.stage)
+    run, folder = script.module.train(script.args(compare=True, seed=2)), Path("runs/run")
+    saved, printed = json.loads((folder / "results.json").read_text()), capsys.readouterr().out
+    results, models = saved["results"], ["sft", *script.forms]
+    assert results == run["results"] and saved["args"]["seed"] == 2
+    assert list(saved["texts"]) == models == list(results)[: len(models)]
+    assert saved["texts"]["sft"][0] in printed and "Pairs held out: accuracy 0." in printed
+    kl = [results[name]["objective/kl"] for name in models]
+    assert abs(kl[0]) < 1e-5 < min(kl[1:]) and len(set(kl)) == len(kl)
+    for (name, form), (args, *_) in zip(script.forms.items(), trained, strict=True):
+        row, updates = results[name], run["updates"][name]
+        assert re.search(rf"\n{name} +{row['objective/gold']:.2f} ", printed)
+        assert {x: getattr(args, x) for x in form} == form == {x: row[x] for x in form}
+        assert row["method"] == script.method and {"objective/gold", "text/unique"} <= row.keys()
+        assert row.get("objective/kl_coef") == updates[-1].get("objective/kl_coef")
+        checkpoint = torch.load(folder / name / "checkpoint.pt", weights_only=True)
+        assert checkpoint["updates"] == updates
+        expected = [(i, x["losses/grad_norm"]) for i, x in enumerate(updates, 1)]
+        np.testing.assert_allclose(curves(folder / name)["losses/grad_norm"], expected, rtol=1e-4)
+    first = torch.load(folder / models[1] / "checkpoint.pt", weights_only=True)
+    assert all(torch.equal(first["agent"][x], y) for x, y in run["agent"].state_dict().items())
+
+
+@on("language")
+def test_the_same_settings_make_the_same_run_in_another_folder(script, finished):
+    assert script.module.train(script.args())["results"] == finished.run["results"]
+    args = script.args(run_name=None)
+    assert len({script.module.name_run(args).run_dir for _ in range(2)}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        args.seed = 2
+
+
+# --- The command line ---
+
+
+BAD = {
+    "language": [
+        ("--num-pairs 5", "--num-pairs (5) must be at least 14."),
+        ("--sft-steps 0", "--sft-steps (0) must be positive."),
+        ("--lr -1", "--learning-rate (-1.0) must be positive or 0."),
+        (f"--seed {2**64}", "must be less than 2**63."),
+        ("--run-name run", "runs/run holds a run: choose another --run-name."),
+    ],
+    "rewards": [
+        ("--num-minibatches 3", "divide --batch-size"),
+        ("--batch-size 0", "--batch-size (0) must be positive."),
+        ("--lr nan", "--learning-rate (nan) must be positive or 0."),
+    ],
+    "rlhf": [
+        ("--gamma 1.5", "--gamma (1.5) must be at most 1."),
+        ("--kl-coef 0", "cannot start at 0; use --kl-mode none."),
+        ("--kl-horizon 20", "beta turns negative"),
+        ("--kl-mode none --compare --kl-horizon 20", "beta turns negative"),
+        ("--track", "No API key. (or WANDB_MODE=offline)"),
+    ],
+    "grpo": [
+        ("--group-size 3", "--num-minibatches and --group-size must both divide"),
+        ("--group-size 1", "--group-size must be at least 2."),
+        ("--kl-coef 0", "--kl-coef > 0, --kl-horizon > --batch-size"),
+        ("--kl-horizon 20", "--kl-coef > 0, --kl-horizon > --batch-size"),
+    ],
+    "dpo": [("--beta 0", "--beta (0.0) must be positive.")],
+}
+
+
+@on("language")
+def test_bad_input_is_a_sentence_and_code_2(script, finished, cli, monkeypatch):
+    def init(**settings):
+        assert settings["sync_tensorboard"]
+        raise wandb.Error("No API key.")
+
+    monkeypatch.setattr(wandb, "init", init)
+    shutil.copytree(finished.folder, "runs/run")
+    for words in (BAD[x] for x in (*script.features, script.name)):
+        for line, message in words:
+            code, _, error = cli(f"--run-name x {line}")
+            assert code == 2 and error.count("\n") == 1 and message in error, (line, error)
+            assert not Path("runs/x/sft").exists() and "Traceback" not in error
+
+
+@on("language")
+def test_ctrl_c_is_a_sentence(script, cli, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script.module, "train_sft", interrupted)
+    code, *_ = cli("--sft-documents 50")
+    assert code.startswith("Interrupted. ") and code.endswith("takes only minutes.")
+
+
+@on("language")
+def test_results_are_saved_before_anything_is_printed_and_print_in_any_encoding(
+    script, finished, monkeypatch
+):
+    results = finished.run["results"]
+    saved = json.loads((finished.folder / "results.json").read_text())
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    Path("runs/new").mkdir(parents=True)
+    args = script.args(run_name="new")
+    script.module.report(args, saved["quality"], results, saved["texts"])
+    assert json.loads(Path("runs/new/results.json").read_text())["results"] == results
+    Path("runs/new/results.json").unlink()
+    out.detach()  # nothing can be printed
+    with pytest.raises(ValueError, match="detached"):
+        script.module.report(args, saved["quality"], results, saved["texts"])
+    assert Path("runs/new/results.json").exists()
