@@ -13,7 +13,7 @@ import tyro
 
 import grpo_minimal as minimal
 import grpo_rlhf_toy as full
-from benchmark.minimal_grpo import VARIANTS
+from benchmark.suites.grpo import VARIANTS
 from benchmark.tags import tags_of
 
 EOS, PAD = 2, 3  # of a language of two letters, 0 and 1
