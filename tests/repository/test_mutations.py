@@ -82,6 +82,10 @@ EQUIVALENT = {
         "(Normal(self.policy(obs), self.log_std.exp()))": CHECKS,
         "25: Independent(policy, 1, validate_args=False) -> (Independent(policy, 1))": CHECKS,
     },
+    "grpo_minimal": {
+        "one ratio per sequence: (logratio.sum(dim=1, keepdim=True) / lengths).expand_as(new) -> "
+        "(logratio.sum(dim=1, keepdim=True) / lengths)": "it would be broadcast",
+    },
     "rlhf": {
         "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
         "R13: F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0) -> "
