@@ -7,12 +7,13 @@
     python grpo_minimal.py  # half a minute on one CPU core; needs tensorboard torch tqdm tyro
 
 A tiny GPT learns to add. First it imitates a pupil who forgets half of the carries (supervised
-fine-tuning, SFT). Then it responds to each prompt several times and earns a reward of 1 for each
-right response. A response's advantage is its reward minus the mean of its group, the responses to
-the same prompt. Gradient descent makes the tokens of responses with a positive advantage likelier
-and others less likely. Beyond a small factor this gains nothing (clipping): responses only tell us
-about models close to their writer. No reward model or value function is needed. One prompt in ten
-is held out; pass@16 is the share of these with a right one among 16 responses. Logs are in runs/.
+fine-tuning, SFT). Then it responds to each prompt several times. A right response earns a reward of
+1, a wrong one 0. The advantage of a response is its reward minus the mean of its group, which is
+all responses to the same prompt. Gradient descent makes the tokens of responses with a positive
+advantage likelier and others less likely. Beyond a small factor this gains nothing (clipping):
+responses only tell us about models close to the one that wrote them. There is no value function.
+One prompt in ten is held out: pass@1 is the share of right responses to these prompts, pass@16 the
+share of prompts with a right one among 16. KL: how far the model has moved from the SFT model.
 
 - Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): the default
 - GRPO (Shao et al. 2024, arXiv 2402.03300): --scale-rewards --loss-norm sequence --kl-coef 0.04
@@ -40,20 +41,20 @@ class UsageError(Exception): ...  # a mistake that the user can fix, printed as 
 class Args:
     seed: int = 1  # random seed of the whole run [TRL: seed]
     sft_steps: int = 700  # gradient steps of supervised fine-tuning [TRL, SFTConfig: max_steps]
-    num_updates: int = 150  # batches of responses, each followed by an update
+    num_updates: int = 150  # batches, each with an update [TRL: max_steps / steps_per_generation]
     num_prompts: int = 16  # prompts per batch [TRL: generation_batch_size / num_generations]
     group_size: int = 8  # responses to each of them, G [TRL: num_generations]
     num_minibatches: int = 4  # gradient steps per batch [TRL: steps_per_generation]
     learning_rate: float = 7e-4  # Adam's step size, falls linearly to 0 [TRL: learning_rate]
-    clip_coef: float = 0.2  # the ratio new/old is clipped at 1 - this [TRL: epsilon]
+    clip_coef: float = 0.2  # clip the ratio of probabilities, new/old, at 1 - this [TRL: epsilon]
     clip_high: float = 0.2  # and at 1 + this [TRL: epsilon_high]
     ratio: Literal["token", "sequence"] = "token"  # one for each [TRL: importance_sampling_level]
     baseline: Literal["group", "others"] = "group"  # mean of all G, or of the other G - 1 [RLOO]
     scale_rewards: bool = False  # divide advantages by the group's std [TRL: scale_rewards]
     dynamic_sampling: bool = False  # leave out groups without spread [verl: filter_groups]
-    loss_norm: Literal["constant", "sequence", "token"] = "constant"  # divisor [TRL: loss_type]
+    loss_norm: Literal["constant", "sequence", "token"] = "constant"  # TRL: dr_grpo, grpo or bnpo
     kl_coef: float = 0.0  # weight of the KL to the SFT model in the loss, beta [TRL: beta]
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # of that KL [verl: kl_loss_type; TRL: k3]
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # of the KL [verl: kl_loss_type; TRL: k3]
 
     def __post_init__(self):
         least = {"seed": 0, "kl_coef": 0, "group_size": 2}
@@ -100,7 +101,7 @@ def respond(model, prompts, tries):
     """Responses (B, R) to each of the prompts, these (B, Q), and rewards (prompts, tries)."""
     tokens = prompts = prompts.repeat_interleave(tries, dim=0)
     for _ in range(R):
-        distinct, which = tokens.unique(dim=0, return_inverse=True)  # compute each text once
+        distinct, which = tokens.unique(dim=0, return_inverse=True)  # each text once: faster
         drawn = torch.multinomial(model(distinct)[:, -1].exp()[which], 1)  # (B, 1)
         tokens = torch.cat([tokens, drawn.where(tokens[:, -1:] < EOS, PAD)], dim=1)
     responses = tokens[:, Q:]
@@ -115,13 +116,13 @@ def group_advantages(rewards, args):
         # Extra: leave-one-out baseline
         advantages *= args.group_size / (args.group_size - 1)  # = rewards - mean of the others
     if args.scale_rewards:
-        # Detail G3: division by the group's spread
+        # Detail G3: division by the spread
         advantages /= rewards.std(dim=1, keepdim=True) + 1e-4
     return advantages.view(-1, 1)
 
 
 def grpo_loss(model, prompts, responses, old, ref, advantages, args):
-    """Scalar; old and ref are log-probabilities (B, R) under the writer and the SFT model."""
+    """Scalar; old and ref are log-probabilities (B, R) under the old model and the SFT model."""
     new, mask = model.logprobs(prompts, responses), responses != PAD  # (B, R)
     lengths, logratio = mask.sum(dim=1, keepdim=True), new - old
     if args.ratio == "sequence":
@@ -130,12 +131,12 @@ def grpo_loss(model, prompts, responses, old, ref, advantages, args):
     ratio = logratio.exp()  # how much likelier the token has become since it was written
     # Detail 8/37: clipped surrogate objective
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_high)
-    # Detail G4: one advantage for all words of a response
-    gain = torch.min(ratio * advantages, clipped_ratio * advantages)
+    # Detail G4: one advantage for all tokens of a response
+    gain = torch.min(ratio * advantages, clipped_ratio * advantages)  # to be maximized
     kl = {"k1": new - ref, "k2": (new - ref) ** 2 / 2, "k3": (ref - new).exp() - 1 - (ref - new)}
-    # Detail G7: KL penalty in the loss, by k3
+    # Detail G7: KL penalty in the loss
     losses = args.kl_coef * kl[args.kl_estimator] - gain
-    # Detail G5: length divisor
+    # Detail G5: length normalization
     divisor = {"constant": len(mask) * R, "sequence": len(mask) * lengths, "token": mask.sum()}
     return (losses * mask / divisor[args.loss_norm]).sum()
 
@@ -163,18 +164,17 @@ def train(args):
     for update in (progress := trange(args.num_updates, desc="GRPO")):
         # --- Collect: G responses to each prompt ---
         b_prompts = prompts[torch.randint(len(prompts), (args.num_prompts,))]
-        # Detail G1: groups of responses
         b_prompts, responses, rewards = respond(model, b_prompts, args.group_size)
         old, ref = (x.logprobs(b_prompts, responses).detach() for x in (model, reference))
         batch = b_prompts, responses, old, ref, group_advantages(rewards, args)
         has_spread = rewards.std(dim=1) > 0  # otherwise all advantages of the group are 0
         # Extra: dynamic sampling
-        rows = (has_spread | (not args.dynamic_sampling)).repeat_interleave(args.group_size)
+        kept = (has_spread | (not args.dynamic_sampling)).repeat_interleave(args.group_size)
 
         # --- Update: gradient steps on minibatches ---
         adam.param_groups[0]["lr"] = args.learning_rate * (1 - update / args.num_updates)
-        order = torch.randperm(len(responses))
-        for mb in order[rows[order]].chunk(args.num_minibatches):
+        order = torch.randperm(len(responses))  # (B,)
+        for mb in order[kept[order]].chunk(args.num_minibatches):
             adam.zero_grad()
             grpo_loss(model, *(x[mb] for x in batch), args).backward()
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)

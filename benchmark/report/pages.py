@@ -13,7 +13,7 @@ import pandas as pd
 from benchmark import check
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.report import debugging, health, rlhf, tables
+from benchmark.report import debugging, health, rlhf, tables, verifiable
 from benchmark.report.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.results import by_environment, done, how_complete, lines_of
 from benchmark.suites import KINDS, SCRIPTS, SUITES
@@ -35,6 +35,7 @@ TABLES = {
     "each_run": tables.each_run_table,
     "rlhf": rlhf.pipeline_table,
     "models": rlhf.models_table,
+    "sums": verifiable.sums_table,
     "bugs": health.bugs_table,
 }
 

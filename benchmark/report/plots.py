@@ -18,9 +18,10 @@ from benchmark import check
 from benchmark.definitions import POINTS, Folders, Suite
 from benchmark.logs import Log
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.report import health, rlhf, statistics, tables
+from benchmark.report import health, rlhf, statistics, tables, verifiable
 from benchmark.results import Result, by_environment, done, reference, runs_of
 from benchmark.suites import KINDS
+from benchmark.suites.grpo import TRIES
 
 FOLDER = ROOT / "benchmark" / "figures"
 HEALTHY = {x.metric: x.usual for x in check.ENVIRONMENTS[:3]}
@@ -320,6 +321,32 @@ def frontier(_: Suite, folders: Folders) -> Figure:
     return figure
 
 
+# --- GRPO with a verifiable reward ---
+
+
+def sums(suite: Suite, folders: Folders) -> Figure:
+    """Means over seeds, with intervals: rewards and groups in training, then pass@k held out."""
+    runs, known = runs_of(suite, folders)["result"], verifiable.models(suite, folders)
+    figure, ((rewards, groups, tries),) = new_figure(1, 3, (9.6, 3.2))
+    titles = ("right in training", "groups without spread", "pass@k, held out")
+    for axes, title in zip((rewards, groups, tries), titles):
+        axes.set_title(title)
+    for index, (name, label) in enumerate(verifiable.LABELS.items()):
+        style = {"color": f"C{index - 1}" if index else "k", "label": label, "linewidth": 1.2}
+        columns = ((rewards, "reward"), (groups, "without_spread")) if index else ()
+        for axes, column in columns:
+            curves = np.array([x.column(column, name)[1] for x in runs])
+            smooth = pd.DataFrame(curves.T).rolling(10, min_periods=1).mean()
+            axes.plot(range(1, len(smooth) + 1), smooth.mean(axis=1), **style)
+            axes.set_xlabel("updates (mean of the last ten)")
+        own = known[known["model"] == name][[f"pass@{k}" for k in TRIES]]
+        tries.plot(TRIES, own.mean(), marker=".", **style)
+    tries.set_xscale("log", base=2)
+    tries.set_xticks(TRIES, TRIES)
+    tries.set_xlabel("k responses, of which one must be right")
+    return figure
+
+
 # --- Files ---
 
 # By names in the entries of `suites.py`.
@@ -333,6 +360,7 @@ FIGURES = {
     "effects": effects,
     "bugs": broken_curves,
     "frontier": frontier,
+    "sums": sums,
 }
 
 

@@ -458,7 +458,7 @@ ALL = (
         name="grpo_minimal",
         reproduces="what GRPO's variants do with a verifiable reward: pass@1, pass@16 and KL",
         environments={"sums": (1, 2, 3, 4, 5)},
-        variants={"": Variant("benchmark/minimal_grpo.py")},
+        variants={"": Variant("benchmark/baselines/minimal_grpo.py")},
         figures=("sums",),
         kind="sums",
         **STAGES,

@@ -15,21 +15,8 @@ import torch
 import tyro
 
 import grpo_minimal
+from benchmark.suites.grpo import TRIES, VARIANTS
 
-GRPO = {"scale_rewards": True, "loss_norm": "sequence"}
-VARIANTS = {  # name -> label, settings
-    "dr-grpo": ("Dr. GRPO", {}),
-    "std": ("Dr. GRPO, divided by the std", {"scale_rewards": True}),
-    "kl": ("Dr. GRPO, KL penalty β = 0.2", {"kl_coef": 0.2}),
-    "rloo": ("Dr. GRPO, RLOO's baseline", {"baseline": "others"}),
-    "grpo": ("GRPO, β = 0.04", {**GRPO, "kl_coef": 0.04}),
-    "dapo": (
-        "DAPO",
-        {"scale_rewards": True, "loss_norm": "token", "clip_high": 0.28, "dynamic_sampling": True},
-    ),
-    "gspo": ("GSPO", {**GRPO, "ratio": "sequence"}),
-}
-TRIES = (1, 2, 4, 8, 16)
 LAST = 10  # updates whose mean stands for the end of training
 
 
