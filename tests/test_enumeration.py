@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from adapters import SCRIPTS, louder, on
+from adapters import louder, on
 
 BETA, PROMPT, EOS = 0.3, torch.tensor([[1, 3, 4]]), 2
 ALL = torch.tensor(list(itertools.product([2, 3, 4], repeat=4)))
