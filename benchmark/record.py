@@ -50,18 +50,27 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
+def episodes_of(saved: dict[str, Any]) -> pd.DataFrame:
+    """The episodes of a checkpoint, "global_step", "return" and "length": rows, or tensors."""
+    found = saved.get("episodes") or []
+    if isinstance(found, dict):
+        found = {name: np.asarray(x) for name, x in found.items()}
+    table = pd.DataFrame(found, columns=["global_step", "return", "length"])
+    return table.astype({"return": float})
+
+
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings that decide the result; null is off, since JSON has no infinity."""
     return {k: None if v == math.inf else v for k, v in settings.items() if k not in NOT_SETTINGS}
 
 
 def summarize_steps(
-    log: Path, total_steps: int, points: int | None = POINTS
+    log: Path, total_steps: int | None = None, points: int | None = POINTS
 ) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Facts and curve of a run in environment steps, by its checkpoint."""
+    """Facts and curve of a run in environment steps (by default its own), by its checkpoint."""
     saved = read_checkpoint(log / "checkpoint.pt")
-    episodes, updates = saved["episodes"], saved["updates"]
-    returns = [x["return"] for x in episodes]
+    episodes, updates = episodes_of(saved), saved["updates"]
+    returns = episodes["return"].to_numpy()
     steps = np.diff([0, *(x["global_step"] for x in updates)])
     seconds_per_step = np.array([1 / x["charts/SPS"] for x in updates])
     facts = {
@@ -71,15 +80,16 @@ def summarize_steps(
         # As if all had gone at the median rate: pauses, and other work on the machine for less
         # than half of the run, do not count.
         "hours": round(float(np.median(seconds_per_step) * steps.sum() / 3600), 6),
-        "score": round(float(np.mean(returns[-LAST_EPISODES:])), 6) if returns else None,
-        "mean_return": round(float(np.mean(returns)), 6) if returns else None,
+        "score": round(float(np.mean(returns[-LAST_EPISODES:])), 6) if len(returns) else None,
+        "mean_return": round(float(np.mean(returns)), 6) if len(returns) else None,
         "settings": plain(saved["args"]),
     }
-    return facts, thin(episodes, updates, total_steps, points)
+    total_steps = total_steps or int(saved["args"]["total_timesteps"])
+    return facts, thin(episodes, pd.DataFrame(updates), total_steps, points)
 
 
 def thin(
-    episodes: list[dict], updates: list[dict], total_steps: int, points: int | None = POINTS
+    episodes: pd.DataFrame, updates: pd.DataFrame, total_steps: int, points: int | None = POINTS
 ) -> pd.DataFrame:
     """Average episodes and updates, which have a global_step, over `points` equal stretches.
 
@@ -90,9 +100,9 @@ def thin(
         it, their mean return and the mean of each metric, which is missing where it has none.
     """
     even = np.arange(1, (points or 0) + 1) * total_steps / (points or 1)
-    ends = even if points else np.array([x["global_step"] for x in updates])
+    ends = even if points else updates["global_step"].to_numpy()
 
-    def by_stretch(log: list[dict], columns: dict[str, str]) -> Any:
+    def by_stretch(log: pd.DataFrame, columns: dict[str, str]) -> Any:
         table = pd.DataFrame(log, columns=["global_step", *columns], dtype=float)
         stretch = np.searchsorted(ends, table.pop("global_step")).clip(max=len(ends) - 1)
         return table.rename(columns=columns).groupby(stretch)

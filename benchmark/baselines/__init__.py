@@ -1,0 +1,1 @@
+"""What PPO is compared with: other algorithms, other implementations."""

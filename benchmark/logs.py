@@ -1,0 +1,183 @@
+"""Reads training runs: run folders of the scripts, rows of suites, and TensorBoard logs.
+
+Logs of CleanRL and of Stable-Baselines3 are read too, for the metrics that they have.
+"""
+
+import dataclasses
+import glob
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmark.definitions import Folders
+from benchmark.provenance import BenchmarkError
+from benchmark.record import LAST_EPISODES, episodes_of, read_checkpoint, thin
+from benchmark.results import Result, by_environment
+
+# Stable-Baselines3's names of our metrics, and their sign.
+NAMES = {
+    "train/approx_kl": ("losses/approx_kl", 1),
+    "train/clip_fraction": ("losses/clipfrac", 1),
+    "train/explained_variance": ("losses/explained_variance", 1),
+    "train/entropy_loss": ("losses/entropy", -1),
+}
+RETURNS = ("charts/episodic_return", "rollout/ep_rew_mean")  # CleanRL's and ours; SB3's
+UNKNOWN = ""  # the environment of a log that does not name it
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """What is known of a run, finished or not."""
+
+    path: Path
+    record: dict[str, Any]  # environment, seed, settings; the score of a committed run
+    updates: pd.DataFrame  # "global_step" and metrics, a row per iteration
+    episodes: pd.DataFrame  # "global_step" and "return", a row per episode
+    ours: bool = True  # written by one of our scripts, or a copy
+    averaged: bool = False  # its "episodes" are means of many, as Stable-Baselines3 logs them
+
+    @property
+    def environment(self) -> str:
+        return self.record["environment"]
+
+    @property
+    def steps(self) -> int:
+        """The last step that is logged."""
+        return int(max(x["global_step"].max() for x in (self.updates, self.episodes) if len(x)))
+
+    @property
+    def returns(self) -> pd.Series:
+        return self.episodes["return"]
+
+    @property
+    def score(self) -> float:
+        """Mean return of the last 100 episodes."""
+        if self.record.get("score") is not None:
+            return self.record["score"]
+        return self.returns[-1 if self.averaged else -LAST_EPISODES :].mean()
+
+    def moved(self, environment: str) -> "Log":
+        """The same in an environment that it does not name."""
+        return dataclasses.replace(self, record=self.record | {"environment": environment})
+
+    def until(self, steps: int) -> "Log":
+        """The beginning of the run; one in a hundred steps more or less does not matter."""
+        updates, episodes = (
+            x[x["global_step"] <= 1.01 * steps] for x in (self.updates, self.episodes)
+        )
+        record = self.record | {"settings": {"total_timesteps": steps}}
+        if steps < 0.99 * self.steps:
+            record["score"] = None
+        return dataclasses.replace(self, record=record, updates=updates, episodes=episodes)
+
+    def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values of the curve of returns, as `results.Result` has it."""
+        curve = thin(self.episodes, self.updates, self.record["settings"]["total_timesteps"])
+        curve = curve.dropna(subset=name)
+        return curve["step"].to_numpy(), curve[name].to_numpy()
+
+
+def find(text: str) -> list[Log]:
+    """All runs in a folder, or in those that a pattern fits."""
+    folders = [Path(text)] if Path(text).exists() else sorted(map(Path, glob.glob(text)))
+    if not folders:
+        raise BenchmarkError(f"There is no folder {text}.")
+    paths = {x.parent for y in folders for x in y.rglob("*") if is_log(x)}
+    found = [x for x in map(read, sorted(paths, key=natural)) if x]
+    if not found:
+        raise BenchmarkError(f"{text} has no checkpoint.pt and no TensorBoard log of PPO.")
+    return found
+
+
+def is_log(path: Path) -> bool:
+    return path.name == "checkpoint.pt" or path.name.startswith("events.out.tfevents")
+
+
+def natural(path: Path) -> list:
+    """Sorts seed2 before seed10."""
+    return [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", str(path))]
+
+
+def read(folder: Path) -> Log | None:
+    """The run in a folder: its checkpoint, or before there is one its TensorBoard log.
+
+    None if it is neither of PPO nor of a stage of RLHF that has checks.
+    """
+    log = None
+    if (folder / "checkpoint.pt").exists():
+        log = from_checkpoint(folder)
+    if log is None and any(is_log(x) and x.suffix != ".pt" for x in folder.iterdir()):
+        log = from_events(folder)
+    return log if log and (len(log.updates) or len(log.episodes)) else None
+
+
+def from_checkpoint(folder: Path) -> Log | None:
+    """A run by what its script has saved; None if that has no metrics."""
+    try:
+        saved = read_checkpoint(folder / "checkpoint.pt")
+    except Exception as error:  # whatever a damaged file can raise
+        raise BenchmarkError(f"{folder / 'checkpoint.pt'} cannot be read: {error}") from error
+    updates = pd.DataFrame(saved.get("updates", []))
+    if updates.empty:
+        return None
+    if "global_step" not in updates:  # RLHF counts updates
+        updates.insert(0, "global_step", np.arange(1, len(updates) + 1))
+    settings = dict(saved.get("args", {}))
+    settings.setdefault("total_timesteps", len(updates))
+    record = {"environment": settings.get("env_id", UNKNOWN), "seed": settings.get("seed", 0)}
+    return Log(folder, record | {"settings": settings}, updates, episodes_of(saved))
+
+
+def from_events(folder: Path) -> Log | None:
+    """A run by its TensorBoard log; None if that is of something else."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    tags = events.Reload().Tags()
+    columns, episodes = {}, pd.DataFrame(columns=["global_step", "return"], dtype=float)
+    for tag in tags["scalars"]:
+        points = events.Scalars(tag)
+        steps, values = [x.step for x in points], np.array([x.value for x in points])
+        name, sign = NAMES.get(tag, (tag, 1))
+        if tag in RETURNS:
+            episodes = pd.DataFrame({"global_step": steps, "return": values})
+        elif name.startswith(("losses/", "check/", "objective/", "rewards/")):
+            columns[name] = pd.Series(sign * values, steps).groupby(level=0).last()
+    if not ({"losses/approx_kl", "rewards/accuracy"} & columns.keys() or len(episodes)):
+        return None
+    updates = pd.DataFrame(columns).rename_axis("global_step").reset_index()
+    text = "".join(
+        events.Tensors(x)[0].tensor_proto.string_val[0].decode() for x in tags["tensors"]
+    )
+
+    def setting(name: str, otherwise: str) -> str:
+        """Out of CleanRL's table of hyperparameters, or the settings that ours write."""
+        match = re.search(rf"\b{name}(?:\||=)'?([^|',)]+)", text)
+        return match[1] if match else otherwise
+
+    in_path = re.search(r"[A-Za-z][\w]*-v\d+", str(folder))
+    record = {"environment": setting("env_id", in_path[0] if in_path else UNKNOWN)}
+    record["seed"] = int(setting("seed", "0"))
+    last = max([*updates["global_step"], *episodes["global_step"]])
+    record["settings"] = {"total_timesteps": int(last)}
+    ours = any(x.startswith("check/") for x in columns)
+    averaged = ours or RETURNS[1] in tags["scalars"]
+    return Log(folder, record, updates, episodes, ours, averaged)
+
+
+def of_suite(suite: str, variant: str, folders: Folders) -> list[Log]:
+    """The finished runs of a row of a suite."""
+    found = by_environment(suite, variant, folders).values()
+    return [of_result(x, folders) for own in found for x in own]
+
+
+def of_result(result: Result, folders: Folders) -> Log:
+    """A run of a suite; its episodes are spread evenly over the points of its curve."""
+    curve = result.curve.dropna(subset="return")
+    table = pd.DataFrame({"global_step": curve["step"], "return": curve["return"]})
+    episodes = table.loc[table.index.repeat(curve["episodes"])]
+    updates = pd.DataFrame({"global_step": result.curve["step"]})
+    return Log(folders.results, result.record, updates, episodes)

@@ -1,0 +1,364 @@
+"""Figures of suites: learning curves with bands and a thin line per seed, rows with intervals."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+from PIL import Image
+
+from benchmark import check
+from benchmark.definitions import POINTS, Folders, Suite
+from benchmark.logs import Log
+from benchmark.provenance import ROOT, BenchmarkError
+from benchmark.report import health, rlhf, statistics, tables
+from benchmark.results import Result, by_environment, done, reference, runs_of
+from benchmark.suites import KINDS
+
+FOLDER = ROOT / "benchmark" / "figures"
+HEALTHY = {x.metric: x.usual for x in check.ENVIRONMENTS[:3]}
+PPO2 = "0.35"  # gray, so that color is ours
+LEGEND_INCHES = 1.9  # width of a legend's column
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "font.size": 8,
+    "legend.frameon": False,
+}
+TICK = {"marker": "_", "markersize": 9, "linestyle": "none", "clip_on": False}
+# Others' numbers by source and label or variant.
+Others = dict[tuple[str, str], float]
+
+
+def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
+    """A figure and its grid of axes."""
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+# --- Over environment steps ---
+
+
+def one_panel_each(titles: list[str], width: int = 3) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel over environment steps for each title, so many in a row."""
+    columns = min(width, len(titles))
+    rows = -(-len(titles) // columns)
+    wide, high = (3.2, 2.4) if width < 5 else (2.4, 1.8)  # inches of a panel
+    size = (wide * columns, high * rows) if len(titles) > 1 else (6.4, 3.2)
+    figure, grid = new_figure(rows, columns, size)
+    for axes in grid.flat[len(titles) :]:
+        axes.axis("off")
+    for title, axes in zip(titles, grid.flat, strict=False):
+        axes.set_title(title)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x else "0")
+        axes.margins(x=0)
+    figure.supxlabel("environment steps")
+    return figure, list(grid.flat[: len(titles)])
+
+
+def draw_curves(
+    axes: Axes, results: Iterable[Result], label: str, color: str, thin: bool = True
+) -> None:
+    """Mean over seeds, its 95 % bootstrap interval from three on, and each seed as a thin line."""
+    total = max(x.record["settings"]["total_timesteps"] for x in results)
+    grid = np.linspace(0, total, POINTS + 1)[1:]
+    axes.set_xlim(0, total)
+    curves = np.array([np.interp(grid, *x.column("return")) for x in results])
+    if thin:
+        axes.plot(grid, curves.T, color=color, linewidth=0.5, alpha=0.4)
+    axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=label)
+    ends = [statistics.estimate(x[:, None], statistics.mean).ends for x in curves.T]
+    if all(ends):
+        axes.fill_between(grid, *np.transpose(ends), color=color, alpha=0.2, linewidth=0)
+
+
+def draw_published(axes: Axes, environment: str) -> None:
+    """The curve of baselines' benchmark page; final values read off the paper's Figure 3."""
+    rows = reference("ppo2_curves")
+    rows = rows[rows["environment"] == environment.partition("-")[0]]
+    if len(rows):
+        label = f"ppo2 2018 ({'v2' if '-' in environment else '10M steps'}, 6 seeds)"
+        style = {"color": PPO2, "linewidth": 1.2, "linestyle": "--", "label": label}
+        axes.plot(rows["global_step"], rows["return"], **style)
+        band = rows["global_step"], rows["low"], rows["high"]
+        axes.fill_between(*band, color=PPO2, alpha=0.12, linewidth=0)
+    paper = tables.publications(environment, 1_000_000, f"{tables.FIGURE3}: PPO (clip)")
+    for mean in paper["mean"]:
+        axes.plot(1e6, mean, **TICK, color="k", label="paper 2017 (v1), read off")
+
+
+def panels_of(
+    runs: pd.DataFrame, width: int = 3, counted: bool = False
+) -> tuple[Figure, Iterator[tuple[Axes, str, pd.DataFrame]]]:
+    """A figure with a panel for each environment, and the runs that belong there."""
+    groups, titles = dict(iter(runs.groupby("environment", sort=False))), []
+    for name, own in groups.items():
+        seeds = " + ".join(map(str, own.groupby("label", observed=True).size().unique()))
+        titles.append(f"{name}\n{seeds} seed{'s' * (seeds != '1')}" if counted else name)
+    figure, panels = one_panel_each(titles, width)
+    figure.supylabel("episodic return in training")
+    return figure, zip(panels, groups, groups.values())
+
+
+def draw_variants(axes: Axes, suite: Suite, runs: pd.DataFrame, thin: bool = True) -> None:
+    """The curves of those variants of a suite and its baseline that have runs."""
+    for index, label in enumerate(suite.labels.values()):
+        if len(own := runs["result"][runs["label"] == label]):
+            draw_curves(axes, own, label, f"C{index}", thin)
+
+
+def curves(suite: Suite, folders: Folders, shown: slice = slice(None)) -> Figure:
+    """One panel per environment with variants of a suite and its baseline."""
+    runs, labels = runs_of(suite, folders), [*suite.labels.values()][shown]
+    figure, panels = panels_of(runs[runs["label"].isin(labels)], counted=True)
+    for axes, environment, runs in panels:
+        draw_published(axes, environment)
+        draw_variants(axes, suite, runs)
+    return figure
+
+
+def rivals(suite: Suite, folders: Folders) -> Figure:
+    """The paper's Figure 3: the means of all variants with their intervals, and its readings."""
+    figure, panels = panels_of(runs_of(suite, folders, suite.shared), 4)
+    for axes, environment, runs in panels:
+        draw_variants(axes, suite, runs, thin=False)
+        for label, mean in tables.readings(suite, environment).items():
+            color = f"C{[*suite.labels.values()].index(label)}"
+            axes.plot(suite.total_timesteps, mean, **TICK, color=color)
+    return figure
+
+
+def trace(suite: Suite, folders: Folders) -> Figure:
+    """The KL after the updates of the adaptive penalty, beside its target."""
+    runs = runs_of(suite, folders)
+    figure, panels = panels_of(runs[runs["variant"].isin(suite.variants)])
+    for axes, _, runs in panels:
+        for result in runs["result"]:
+            axes.plot(*result.column("kl_after"), color="C1", linewidth=0.7, label="each seed")
+        settings = result.record["settings"]
+        target = settings.get("penalty_kl") or settings["target_kl"]  # in older records
+        axes.axhline(target, color="black", linewidth=0.8, label="target")
+        band = {"color": PPO2, "alpha": 0.15, "label": "within a factor 1.5: beta stays"}
+        axes.axhspan(target / 1.5, target * 1.5, **band)
+        axes.set_yscale("log")
+    figure.supylabel("KL(old || new), mean of five updates")
+    return figure
+
+
+def healthy_run(suite: Suite, folders: Folders) -> Figure:
+    """Of the run with the median score some metrics, and where they belong."""
+    runs = by_environment(suite.name, "", folders)[next(iter(suite.environments))]
+    result = sorted(runs, key=lambda x: x.record["score"])[len(runs) // 2]
+    figure, panels = one_panel_each(list(HEALTHY))
+    for axes, (metric, band) in zip(panels, HEALTHY.items(), strict=True):
+        axes.plot(*result.column(metric.partition("/")[2]), color="C0", linewidth=1)
+        axes.axhspan(*band, color="C2", alpha=0.15, label="healthy")
+    panels[2].set_ylim(-0.5, 1)  # it begins far below 0
+    return figure
+
+
+# --- Rows ---
+
+
+def rows_with_ours(suite: Suite, values: dict[str, statistics.Estimate]) -> tuple[Figure, Axes]:
+    """A row per label: our value and its interval; the marker is hollow where there is none."""
+    if not values:
+        raise BenchmarkError(f"No run of {suite.name} can be compared yet.")
+    figure, ((axes,),) = new_figure(1, 1, (9, 1.1 + 0.24 * len(values)))
+    for row, (value, ends) in enumerate(values.values()):
+        unclear = ends and ends[0] <= 0 <= ends[1]
+        color, label = ("0.65", "ours, with 0 in the interval") if unclear else ("C0", "ours")
+        fill = {"markerfacecolor": color if ends else "white", "markersize": 6.5}
+        axes.plot(value, row, "o", color=color, label=label, **fill)
+        if ends:
+            axes.plot(ends, [row, row], color=color, linewidth=1.2, zorder=1)
+    axes.axvline(0, color=PPO2, linewidth=0.8)
+    axes.set_yticks(range(len(values)), values)
+    axes.set_ylim(len(values) - 0.5, -0.5)
+    return figure, axes
+
+
+def draw_others(axes: Axes, values: dict[str, statistics.Estimate], others: Others) -> None:
+    """Others' numbers in the rows of ours."""
+    markers = dict(zip(dict.fromkeys(source for source, _ in others), "x+"))
+    for (source, label), value in others.items():
+        if label in values:
+            style = {"color": "black", "markersize": 5, "zorder": 4, "label": source}
+            axes.plot(value, [*values].index(label), markers[source], **style)
+
+
+def normalized(suite: Suite, folders: Folders) -> Figure:
+    """Average normalized scores beside those of the paper."""
+    scores = tables.normalized(suite, folders)
+    values, source = tables.averages(scores), "paper, 21 runs in 7 environments"
+    figure, axes = rows_with_ours(suite, values)
+    draw_others(axes, values, {(source, x): y for x, y in tables.paper_scores(suite).items()})
+    about = f"average score in {len(scores.columns)} environments"
+    axes.set_xlabel(f"{about}, 0: random, 1: best run")
+    return figure
+
+
+def effects(suite: Suite, folders: Folders) -> Figure:
+    """What each detail is worth, with each environment and what others say of it."""
+    scores, values = tables.comparable(suite, folders), tables.effects(suite, folders)
+    if all(ends for _, ends in values.values()):  # else the order would be mostly chance
+        values = dict(sorted(values.items(), key=lambda x: x[1].value))
+    figure, axes = rows_with_ours(suite, values)
+    means = scores.groupby("label", observed=True).mean()
+    base = means.loc[suite.labels[suite.baseline]]
+    for environment, mark in zip(scores, "^sDvPX*"):
+        # On top: the median of three is one of them.
+        style = {"color": "C1", "markersize": 4, "zorder": 3, "label": environment}
+        style |= {"markeredgecolor": "black", "markeredgewidth": 0.4}
+        points = ((means - base) / base.abs()).loc[[*values], environment]
+        axes.plot(points, range(len(values)), mark, **style)
+    known = {variant: label for (_, variant), label in suite.labels.items()}
+    others = median_changes(scores).items()
+    draw_others(axes, values, {(source, known.get(x)): y for (source, x), y in others})
+    for row, text in enumerate(map(tables.elsewhere(suite).get, values)):
+        place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
+        axes.text(1.02, row, text, **place)
+    axes.xaxis.set_major_formatter("{x:+.0%}")
+    axes.set_xlabel("change of the mean score: median over environments, 95 % interval")
+    return figure
+
+
+def median_changes(environments: Iterable[str]) -> Others:
+    """The median change that others found over those of these environments that they have."""
+    rows = reference("effects")
+    rows = rows[rows["environment"].isin([env.partition("-")[0] for env in environments])]
+    changes = rows["changed"] / rows["default"] - 1
+    return changes.groupby([rows["source"], rows["variant"]], sort=False).median().to_dict()
+
+
+# --- Bugs ---
+
+
+def broken_curves(suite: Suite, folders: Folders) -> Figure:
+    """A panel per bug in the suite's first environment, with the healthy runs behind it."""
+    environment = next(iter(suite.environments))
+    bugs = [x for x in suite.variants if not health.is_healthy(suite, x)]
+    pairs = {x: health.pair(suite, x, environment, folders) for x in bugs}
+    pairs = {suite.variants[x].label: own for x, own in pairs.items() if own[0]}
+    figure, panels = one_panel_each([*pairs], 5)
+    for axes, (broken, healthy) in zip(panels, pairs.values()):
+        axes.title.set_fontsize(6)
+        draw_curves(axes, healthy, "healthy", "0.5")
+        draw_curves(axes, broken, "with the bug", "C3")
+    figure.supylabel(f"episodic return in training, {environment}")
+    return figure
+
+
+# --- Runs of anybody ---
+
+
+def checks(log: Log) -> Figure:
+    """The metrics of a run over their healthy ranges; red where the rule says that they are not."""
+    rows = {x["metric"]: x for x in check.judge(log)}
+    figure, panels = one_panel_each([*rows] or ["return"])
+    for axes, (metric, row) in zip(panels, rows.items()):
+        own = log.updates[["global_step", metric]].dropna()
+        axes.plot(own["global_step"], own[metric], color="C0", linewidth=1)
+        sick = own[own["global_step"].isin(row["bad"])]
+        if len(sick):
+            axes.plot(*sick.to_numpy().T, ".", color="C3", markersize=4, label="unhealthy")
+        ends = [x for x in row["band"] if np.isfinite(x)]
+        low, high = np.quantile([*own[metric].quantile([0.02, 0.98]), *ends], [0, 1])
+        room = 0.1 * (high - low)
+        axes.set_ylim(low - room, high + room)  # a few odd values at the start leave the picture
+        inside = np.clip(row["band"], *axes.get_ylim())
+        axes.axhspan(*inside, color="C2", alpha=0.15, label="healthy", linewidth=0)
+        axes.set_title(f"{metric}\n{row['verdict']}", color="C3" if len(sick) else "k")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if log.episodes.empty:
+        figure.supxlabel("updates")
+    return figure
+
+
+def overlay(groups: dict[str, list[Log]]) -> Figure:
+    """A panel per environment with the curves of each group: thin seeds, their mean, its band."""
+    places = dict.fromkeys(x.environment for own in groups.values() for x in own)
+    figure, panels = one_panel_each([*places], 3 if len(places) < 9 else 4)
+    for axes, place in zip(panels, places):
+        for index, (label, logs) in enumerate(groups.items()):
+            if own := [x for x in logs if x.environment == place and len(x.episodes)]:
+                draw_curves(axes, own, label, f"C{index}")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    figure.supylabel("episodic return in training")
+    return figure
+
+
+# --- RLHF ---
+
+
+def frontier(_: Suite, folders: Folders) -> Figure:
+    """Gold over the KL of all models: dots are seeds, lines join their means in order of the KL.
+
+    Where a reward model is over-optimized, lines leave the picture below.
+    """
+    found = [rlhf.models(x, folders) for x in KINDS["rlhf"] + KINDS["models"]]
+    rows = pd.concat(found, ignore_index=True)
+    rows = rows[rows["method"] != "SFT"].astype({"KL": float, "gold": float})
+    figure, ((axes,),) = new_figure(1, 1, (6.4, 3.6))
+    for index, (name, own) in enumerate(rows.groupby("method", sort=False)):
+        color = "k" if name == "best of n" else f"C{index}"
+        means = own.groupby("penalty")[["KL", "gold"]].mean().sort_values("KL")
+        root = np.sqrt(own["KL"].clip(lower=0))
+        axes.plot(root, own["gold"], ".", color=color, markersize=3, alpha=0.5)
+        line = {"color": color, "marker": "os"[index // 10], "markersize": 4, "linewidth": 1.2}
+        axes.plot(np.sqrt(means["KL"]), means["gold"], label=name, **line)
+    axes.set(xlim=(0.5, 3.7), ylim=(0.5, 2.1), xlabel="square root of the KL to the SFT model")
+    axes.set_ylabel("gold reward, standard deviations of the SFT model")
+    return figure
+
+
+# --- Files ---
+
+# By names in the entries of `suites.py`.
+FIGURES = {
+    "curves": curves,
+    "first": functools.partial(curves, shown=slice(1)),
+    "rivals": rivals,
+    "health": healthy_run,
+    "trace": trace,
+    "normalized": normalized,
+    "effects": effects,
+    "bugs": broken_curves,
+    "frontier": frontier,
+}
+
+
+def draw(suite: Suite, name: str, folders: Folders, place: Path = FOLDER) -> Path:
+    """Draw a figure of a suite and return its path; the first one has the suite's name alone.
+
+    Raises:
+        BenchmarkError: there is nothing to be drawn yet.
+    """
+    if not done(suite.name, folders):
+        raise BenchmarkError(f"No run of {suite.name} is finished.")
+    name_of_file = f"{suite.name}{f'_{name}' * (name != suite.figures[0])}.png"
+    return save(lambda: FIGURES[name](suite, folders), place / name_of_file)
+
+
+def save(make: Callable[[], Figure], path: Path) -> Path:
+    """Draw a figure in our style, with one legend above all panels, and write it to a file."""
+    with matplotlib.rc_context(STYLE):
+        figure = make()
+        handles = {}
+        for axes in figure.axes:  # each name once
+            handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        columns = min(max(1, int(figure.get_figwidth() / LEGEND_INCHES)), max(1, len(handles)))
+        names = handles.values(), handles.keys()
+        figure.legend(*names, loc="outside upper center", ncols=columns)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130, metadata={"Software": None})  # equal figures, equal files
+    with Image.open(path) as image:  # a third of the size, and nobody sees the difference
+        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+    return path

@@ -1,0 +1,395 @@
+"""Tables of suites, in Markdown, from committed results and published numbers."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmark.definitions import Folders, Suite
+from benchmark.report import statistics
+from benchmark.report.statistics import Estimate, estimate, matrix
+from benchmark.results import how_complete, random_returns, reference, runs_of
+
+NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
+RETURNS_REACHED = (1000, 2000, 4000)
+RATIO, CHANGE = "{:.2f}".format, "{:+z.0%}".format
+FIGURE3, ZOO = "paper, Figure 3", "Stable-Baselines3 Zoo"
+# Columns of published numbers, by their sources in `reference/scores.csv`.
+SOURCES = {
+    f"{FIGURE3}: PPO (clip)": "paper, Fig. 3 (v1, read off)",
+    "baselines ppo2, benchmark page": "ppo2 (v2, 6 seeds)",
+    "baselines ppo2, runs of openrlbenchmark": "ppo2 (v2, 3 seeds)",
+    "baselines ppo2, runs of Huang et al.": "ppo2 (Huang et al., 3 seeds)",
+    "CleanRL pr-424": "CleanRL (3 seeds)",
+    "CleanRL v1.0.0-12": "CleanRL, earlier (3 seeds)",
+    "Spinning Up, PyTorch": "Spinning Up (v3, 10 seeds)",
+}
+
+
+# --- Cells ---
+
+
+def markdown(rows: pd.DataFrame | Sequence[dict[str, object]]) -> str:
+    """A table of rows, which are cells by column; a dash where a row lacks one.
+
+    Columns whose cells all begin with a number (or are empty) are right-aligned.
+    """
+    table = pd.DataFrame(rows, dtype=object).fillna("–").astype(str)
+    table = table.replace(r"\|", r"\|", regex=True)
+    rules = ["--:" if all(map(NUMERIC.fullmatch, table[x])) else "---" for x in table]
+    lines = [f"| {' | '.join(row)} |" for row in (table.columns, *table.to_numpy())]
+    return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:], ""])
+
+
+def number(value: float, spread: float | None = None, digits: int | None = None) -> str:
+    """A number, and its spread if known; with a decimal unless that would be a fourth digit."""
+    if digits is None:
+        digits = int(abs(round(float(value), 1)) < 100)
+    return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
+
+
+def plus_minus(scores: Iterable[float], digits: int | None = None) -> str:
+    """Mean ± population standard deviation over seeds (as CleanRL's tables), or a dash."""
+    known = pd.Series(scores, dtype=float).dropna().to_numpy()
+    spread = np.std(known) if len(known) > 1 else None
+    return number(np.mean(known), spread, digits) if len(known) else "–"
+
+
+def with_interval(found: Estimate | None, form: Callable[[float], str] = number) -> str:
+    """A value and its interval if it has one, or a dash."""
+    if found is None:
+        return "–"
+    ends = f" [{form(found.ends[0])}, {form(found.ends[1])}]" if found.ends else ""
+    return form(found.value) + ends
+
+
+def facts(results: Iterable, name: str) -> np.ndarray:
+    """A fact of each result that has it."""
+    return np.array([x.record[name] for x in results if x.record.get(name) is not None])
+
+
+def score_cells(scores: Iterable[float]) -> dict[str, str]:
+    """Cells about the scores of runs in one environment."""
+    known = pd.Series(scores, dtype=float).dropna()
+    middle = estimate(matrix(known), statistics.interquartile_mean) if len(known) else None
+    return {
+        "seeds": str(len(known)),
+        "last 100 episodes": plus_minus(known),
+        "IQM [95 %]": with_interval(middle),
+    }
+
+
+def missing(suite: Suite, folders: Folders) -> str:
+    """A line on how many runs are done, unless all are."""
+    made, total = how_complete(suite, folders)
+    return f"\n{made} of {total} runs are done.\n" if made < total else ""
+
+
+# --- Scores by environment ---
+
+
+def publications(environment: str, steps: int, source: str) -> pd.DataFrame:
+    """A published result after as many steps, or several people's readings of it."""
+    rows, name = reference("scores"), environment.partition("-")[0]
+    rows = rows[(rows["environment"] == name) & (rows["steps"] == steps)]
+    return rows[rows["source"].str.split(", read by").str[0] == source]
+
+
+def published(environment: str, steps: int, source: str) -> str | None:
+    """Mean ± spread of a published result after as many steps, or the range of its readings."""
+    rows = publications(environment, steps, source)
+    if rows.empty:
+        return None
+    about = "≈ " if rows["how_seen"].iloc[0] == "read off the plot" else ""
+    if len(rows) > 1:
+        return f"{about}{number(rows['mean'].min())} to {number(rows['mean'].max())}"
+    return about + number(rows["mean"].item(), *rows["spread"].dropna().astype(float))
+
+
+def scores_table(suite: Suite, folders: Folders) -> str:
+    """Scores of a suite's unnamed variant beside the published ones."""
+    rows, steps, runs = [], suite.total_timesteps, runs_of(suite, folders)
+    for environment, own in runs[runs["variant"] == ""].groupby("environment", sort=False):
+        others = {y: published(environment, steps, x) for x, y in SOURCES.items()}
+        rows.append(
+            {"environment": environment}
+            | score_cells(own["score"])
+            | {"whole run": plus_minus(own["mean_return"])}
+            | {"hours per run": RATIO(own["hours"].median())}
+            | {column: cell for column, cell in others.items() if cell}
+        )
+    return markdown(rows)
+
+
+# --- Variants side by side ---
+
+
+def scores_of(suite: Suite, folders: Folders, played: bool = False) -> pd.DataFrame:
+    """Scores, or returns after training, by label and seed (rows) and environment (columns)."""
+    runs = runs_of(suite, folders)
+    if played:
+        runs["score"] = [np.mean(x.record["walk"]["returns"]) for x in runs["result"]]
+    runs = runs.dropna(subset="score")
+    scores = runs.pivot(index=["label", "seed"], columns="environment", values="score")
+    return scores.reindex(columns=[*suite.environments])
+
+
+def by_label(scores: pd.DataFrame, cell: Callable[[pd.Series], str]) -> pd.DataFrame:
+    """A cell for the runs of each label in each environment, if there are any."""
+    groups = scores.groupby("label", observed=False)
+    return groups.agg(lambda x: cell(x.dropna()) if x.count() else None)
+
+
+def comparable(suite: Suite, folders: Folders) -> pd.DataFrame:
+    """Scores of a suite in the environments that all of its variants with scores have.
+
+    None while a baseline has no score in an environment of all.
+    """
+    scores = scores_of(suite, folders)
+    counts = scores.groupby("label", observed=True).count()
+    scores = scores.loc[:, counts.all()]
+    known = suite.baseline is None or suite.labels[suite.baseline] in counts.index
+    return scores if known and len(scores.columns) else scores[:0]
+
+
+def stacked(scores: pd.DataFrame, labels: Sequence[str]) -> np.ndarray:
+    """Scores (seeds, labels, environments)."""
+    wide = pd.concat([scores.loc[x] for x in labels], axis=1, sort=True).to_numpy()
+    return wide.reshape(len(wide), len(labels), -1)
+
+
+def beside_baseline(
+    suite: Suite, folders: Folders, statistic: Callable[[np.ndarray], Any]
+) -> dict[str, Estimate]:
+    """A statistic of pairs of each variant and the baseline, by label."""
+    scores, base = comparable(suite, folders), suite.labels[suite.baseline]
+    return {
+        x: estimate(stacked(scores, [x, base]).swapaxes(1, 2), statistic)
+        for x in scores.index.unique("label")
+        if x != base
+    }
+
+
+def effects(suite: Suite, folders: Folders) -> dict[str, Estimate]:
+    """What each variant changes against the baseline, the median over environments, by label."""
+    return beside_baseline(suite, folders, statistics.relative_effect)
+
+
+def chance(scores: pd.DataFrame, ours: str, theirs: str) -> str:
+    """Probability that A is better than B, over those environments that both have.
+
+    A dash for few runs, of which it would often be 0 or 1.
+    """
+    pair = scores[scores.index.isin([ours, theirs], level="label")]
+    counts = pair.groupby("label", observed=True).count()
+    shared = counts.columns[(counts > 0).sum() == 2]
+    if ours == theirs or shared.empty:
+        return "–"
+    both = stacked(pair[shared], [ours, theirs]).swapaxes(1, 2)
+    found = estimate(both, statistics.improvement)
+    return with_interval(found if found.ends else None, RATIO)
+
+
+def side_by_side(scores: pd.DataFrame, columns: Mapping[str, Mapping[str, str]]) -> str:
+    """Scores of each label in each environment, then more columns by label."""
+    table = by_label(scores, lambda x: f"{plus_minus(x)} ({len(x)})")
+    for column, texts in columns.items():
+        table[column] = table.index.map(texts.get)
+    return markdown(table.rename_axis("mean ± std (seeds)").reset_index())
+
+
+def variants_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant, and how probably it is better than the baseline, or the first one."""
+    scores = scores_of(suite, folders)
+    base = suite.labels.get(suite.baseline) or next(iter(suite.labels.values()))
+    better = {x: chance(scores, x, base) for x in suite.labels.values()}
+    return side_by_side(scores, {f"P(better than {base})": better})
+
+
+def elsewhere(suite: Suite) -> dict[str, str]:
+    """What others found of a variant, by label."""
+    found = reference("elsewhere").set_index("variant")["found"]
+    return {label: found.get(variant, "") for (_, variant), label in suite.labels.items()}
+
+
+def effects_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant, what they amount to beside the baseline, and what others found."""
+    found = {x: with_interval(y, CHANGE) for x, y in effects(suite, folders).items()}
+    columns = {"effect": found, "elsewhere": elsewhere(suite)}
+    return side_by_side(scores_of(suite, folders), columns) + missing(suite, folders)
+
+
+# --- The recipe ---
+
+
+def multiples_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant, and the mean over environments of its multiple of the baseline's."""
+    found = beside_baseline(suite, folders, statistics.mean_ratio)
+    columns = {"times the default": {x: with_interval(y, RATIO) for x, y in found.items()}}
+    return side_by_side(scores_of(suite, folders), columns) + missing(suite, folders)
+
+
+def recipe_table(suite: Suite, folders: Folders) -> str:
+    """A row per environment: scores of the default and of others, and how probably these win."""
+    scores = scores_of(suite, folders)
+    (base, *others), means = suite.labels.values(), means_of(scores)
+
+    def better(places: list[str]) -> dict[str, str]:
+        return {f"P({x} is better)": chance(scores[places], x, base) for x in others}
+
+    rows = [
+        {"environment": place, **means[place], **better([place])}
+        | {"SB3 Zoo, tuned for each": published(place, suite.total_timesteps, ZOO)}
+        for place in scores
+    ]
+    rows.append({"environment": "all", **better([*scores])})
+    return markdown(rows) + missing(suite, folders)
+
+
+# --- Table 1 of the paper ---
+
+
+def paper_scores(suite: Suite) -> dict[str, float]:
+    """Average normalized score of each variant in the paper's Table 1, by label."""
+    paper = reference("table1").set_index("variant")["score"]
+    return {label: paper[variant] for (_, variant), label in suite.labels.items()}
+
+
+def normalized(suite: Suite, folders: Folders) -> pd.DataFrame:
+    """Scores on a scale from random actions to the best run (paper, 6.1)."""
+    scores = comparable(suite, folders)
+    random = scores.columns.map(random_returns)
+    return (scores - random) / (scores.max() - random)
+
+
+def averages(scores: pd.DataFrame) -> dict[str, Estimate]:
+    """Mean over environments of the mean of each, by label."""
+    labels = scores.index.unique("label")
+    return {x: estimate(scores.loc[x].to_numpy(), statistics.mean) for x in labels}
+
+
+def normalized_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant, their average on the paper's scale, and the paper's.
+
+    Then how the order of the two agrees; once also without the first row, neither clipping nor
+    penalty: anybody's would come last.
+    """
+    paper, shown = paper_scores(suite), normalized(suite, folders)
+    found = averages(shown)
+    columns = {
+        "average normalized score": {x: with_interval(y, RATIO) for x, y in found.items()},
+        "paper, 21 runs in 7": {x: RATIO(y) for x, y in paper.items()},
+    }
+    text = side_by_side(scores_of(suite, folders), columns)
+    if len(found) < len(paper):
+        return text
+    ranks = []
+    for labels in ([*paper], [*paper][1:]):
+        order = statistics.rank_correlation([paper[x] for x in labels])
+        ranks.append(with_interval(estimate(stacked(shown, labels), order), RATIO))
+    whole, rest = ranks
+    return f"{text}\nRank correlation of the two columns: {whole}; without the first row: {rest}.\n"
+
+
+# --- Figure 3 of the paper ---
+
+
+def readings(suite: Suite, environment: str) -> dict[str, float]:
+    """What others read off the paper's Figure 3, by label of the variants that they read."""
+    steps, labels = suite.total_timesteps, suite.labels.values()
+    found = {x: publications(environment, steps, f"{FIGURE3}: {x}")["mean"] for x in labels}
+    return {label: means.mean() for label, means in found.items() if len(means)}
+
+
+MEANS = "mean [95 %] (seeds)"  # column of tables
+
+
+def means_of(scores: pd.DataFrame) -> pd.DataFrame:
+    """The mean of each label in each environment with its interval."""
+    return by_label(
+        scores, lambda x: f"{with_interval(estimate(matrix(x), statistics.mean))} ({len(x)})"
+    )
+
+
+def wins(scores: pd.DataFrame, suite: Suite) -> str:
+    """How probably the first variant is better than each other one."""
+    (first, *others), places = suite.labels.values(), [*scores]
+    return markdown(
+        {f"P({first} is better than)": place} | {x: chance(scores[own], first, x) for x in others}
+        for place, own in [*((x, [x]) for x in places), ("all", places)]
+    )
+
+
+def figure3_table(suite: Suite, folders: Folders) -> str:
+    """Scores of the first variant; all variants beside the paper's; whom the first one beats."""
+    scores = scores_of(suite, folders)[suite.shared]
+    cells, means = means_of(scores), []
+    for environment in suite.shared:
+        paper = readings(suite, environment)
+        means.append({MEANS: environment} | dict(cells[environment]))
+        means.append({MEANS: "paper, read off"} | {x: f"≈ {number(paper[x])}" for x in paper})
+    tables = scores_table(suite, folders), markdown(means), wins(scores, suite)
+    return "\n".join(tables) + missing(suite, folders)
+
+
+def mean_policies_table(suite: Suite, folders: Folders) -> str:
+    """Scores in training, returns of the mean actions afterwards, and by these who is better."""
+    trained, played = (scores_of(suite, folders, x) for x in (False, True))
+    shown = {"in training": means_of(trained), "mean policy": means_of(played)}
+    rows = [
+        {MEANS: f"{environment}, {title}"} | dict(cells[environment])
+        for environment in suite.environments
+        for title, cells in shown.items()
+    ]
+    return f"{markdown(rows)}\n{wins(played, suite)}{missing(suite, folders)}"
+
+
+# --- Games ---
+
+
+def games_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant in each game, also as shares of the way from random to human play."""
+    rows, play, ppo2 = [], reference("atari").set_index("game"), reference("ppo2_curves")
+    runs = runs_of(suite, folders)
+    for (game, label), own in runs.groupby(["environment", "label"], sort=False, observed=True):
+        random, human = play.loc[game]
+        curve = ppo2[ppo2["environment"] == game]
+        by_then = np.interp(suite.total_timesteps, curve["global_step"], curve["return"])
+        rows.append(
+            {
+                **{"game": game, "agent": label, "seeds": own["score"].count()},
+                "last 100 episodes": plus_minus(own["score"]),
+                "human": f"{(own['score'].mean() - random) / (human - random):.0%}",
+                "whole run": plus_minus(own["mean_return"]),
+                "hours per run": RATIO(own["hours"].median()),
+                "ppo2 by then": number(by_then),
+                **{"random play": number(random), "human play": number(human)},
+            }
+        )
+    return markdown(rows) + missing(suite, folders)
+
+
+# --- Walking ---
+
+
+def walking_table(suite: Suite, folders: Folders) -> str:
+    """A row per run: when it reached returns, how it ended, and how its mean action walks."""
+    rows = []
+    for run in runs_of(suite, folders).itertuples():
+        steps, returns = run.result.column("return")
+        walk = run.result.record["walk"]
+        speed = estimate(matrix(walk["speeds"]), statistics.mean)
+        first = {x: steps[returns >= x][:1] / 1e6 for x in RETURNS_REACHED}
+        rows.append(
+            {
+                **{"environment": run.environment, "settings": run.label, "seed": run.seed},
+                **{f"M steps to {x}": RATIO(y[0]) if len(y) else "–" for x, y in first.items()},
+                "last 100 episodes": number(run.score),
+                "mean action": plus_minus(walk["returns"]),
+                "its length": number(np.mean(walk["lengths"])),
+                "its speed, m/s": with_interval(speed, RATIO),
+            }
+        )
+    return markdown(rows)

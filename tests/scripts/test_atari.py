@@ -1,0 +1,211 @@
+"""ppo_atari.py: the network, what is special in its loop, and the command line.
+
+What it shares with the other scripts is tested in test_shared_*.py.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from adapters import SCRIPTS, gain_of, on, record
+
+import ppo_atari as ppo
+
+args = SCRIPTS["atari"].args
+
+
+@pytest.fixture(scope="module", params=["atari", "lstm"])
+def network(request):
+    """An agent as it is, with the whole CNN, frames, and what the LSTM takes besides them."""
+    module, generator = SCRIPTS[request.param].module, torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    shape = (2, 3, 1, 84, 84) if request.param == "lstm" else (6, 4, 84, 84)
+    obs = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    others = (torch.zeros(2, 3), torch.randn(2, 3, 128)) if request.param == "lstm" else ()
+    return module.Agent(6), obs, others
+
+
+# --- The networks: details 2, 13, 21, 22, 32 ---
+
+
+def assert_layer(layer, shape, gain):
+    assert layer.weight.shape == shape and (layer.bias is None or (layer.bias == 0).all())
+    assert gain_of(layer) == pytest.approx(gain, abs=1e-4)
+
+
+def test_shapes_and_gains_are_those_of_the_nature_network_and_the_lstm_has_one_bias(network):
+    agent, obs, others = network
+    kinds = [type(layer).__name__ for layer in agent.cnn]
+    assert kinds == ["Conv2d", "ReLU"] * 3 + ["Flatten", "Linear", "ReLU"]
+    shapes = [(32, obs.shape[-3], 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7)]
+    for i, shape in zip((0, 2, 4, 7), shapes, strict=True):
+        assert_layer(agent.cnn[i], shape, 2**0.5)
+    assert [agent.cnn[i].stride for i in (0, 2, 4)] == [(4, 4), (2, 2), (1, 1)]
+    assert {agent.cnn[i].padding for i in (0, 2, 4)} == {(0, 0)}
+    features = 128 if others else 512
+    assert_layer(agent.policy, (6, features), 0.01)
+    assert_layer(agent.value, (1, features), 1.0)
+    if others:
+        assert_layer(agent.lstm_input, (4 * 128, 512), 1.0)
+        assert_layer(agent.lstm_recurrent, (4 * 128, 128), 1.0)
+        assert agent.lstm_input.bias is not None and agent.lstm_recurrent.bias is None
+
+
+def test_first_convolution_sees_1_for_pixel_255_in_channels_last_order(network, monkeypatch):
+    agent, obs, others = network
+    seen = record(monkeypatch, agent.cnn[0], "forward")
+    agent(obs, *others)
+    ((pixels, output),) = seen
+    assert torch.equal(pixels, obs.flatten(0, -4) / 255)
+    assert output.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_policy_and_value_share_the_network(network):
+    agent, obs, others = network
+    actions = torch.zeros(obs.shape[:-3], dtype=torch.int64)
+    logprobs, _, values = agent.evaluate_actions(obs, *others, actions)
+    shared = [x for name, x in agent.named_parameters() if name.startswith(("cnn", "lstm"))]
+    for x in (logprobs, values):
+        assert all(g.any() for g in torch.autograd.grad(x.sum(), shared, retain_graph=True))
+    assert torch.equal(agent(obs, *others)[1], values)
+
+
+def test_actions_are_samples_of_the_softmax_or_the_most_likely():
+    logits = torch.tensor([1.0, 0.0, -1.0, 0.5, 0.0, -2.0]).expand(40_000, 6)
+    policy = torch.distributions.Categorical(logits=logits)
+    noise = torch.from_numpy(np.random.default_rng(0).gumbel(size=logits.shape))
+    actions = ppo.draw(logits, noise)
+    share = torch.bincount(actions, minlength=6) / 40_000
+    assert torch.allclose(share, policy.probs[0], atol=0.01)
+    logprobs, entropies = ppo.categorical(logits, actions)
+    assert torch.allclose(logprobs, policy.log_prob(actions))
+    assert torch.allclose(entropies, policy.entropy())
+    assert not ppo.draw(logits, 0 * noise).any()
+
+
+def test_bfloat16_changes_little_and_keeps_weights_in_float32():
+    full, half = ppo.Agent(6), ppo.Agent(6)
+    half.load_state_dict(full.state_dict())
+    half.bfloat16 = True
+    assert {x.dtype for x in half.parameters()} == {torch.float32}
+    obs = torch.randint(0, 256, (8, 4, 84, 84)).byte()
+    (a, _), (b, values) = full(obs), half(obs)
+    assert b.dtype == values.dtype == torch.float32 and not torch.equal(a, b)
+    assert (a - b).norm() / a.norm() < 0.02
+
+
+@on("atari", "lstm")
+def test_bfloat16_is_refused_on_processors_that_only_emulate_it(script, tiny, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    script.module.train(tiny(bfloat16=True, total_timesteps=32))
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    with pytest.raises(script.module.UsageError, match="--no-bfloat16"):
+        script.module.train(tiny(bfloat16=True))
+
+
+# --- The loop ---
+
+
+@on("atari", "lstm")
+def test_rollout_stores_one_byte_per_pixel_and_the_policy_is_sampled(script, tiny, monkeypatch):
+    args = tiny("Walk")
+    forwards = record(monkeypatch, script.module.Agent, "forward")
+    draws = record(monkeypatch, script.module, "draw")
+    script.module.train(args)
+    obs = forwards[0][1]
+    assert obs.dtype == torch.uint8 and obs.numel() == args.num_envs * script.frames * 84 * 84
+    assert obs.untyped_storage().nbytes() == (args.num_steps + 1) * obs.numel()
+    # The first policy is nearly uniform: actions are the largest noise, and differ.
+    draws = draws[: args.num_steps]
+    assert all(torch.equal(actions, noise.argmax(-1)) for _, noise, actions in draws)
+    assert len(torch.cat([actions for *_, actions in draws]).unique()) > 2
+
+
+# --- With real games ---
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty one."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_evaluation_films_whole_games(folder, monkeypatch):
+    monkeypatch.setattr(ppo, "MAX_GAME_STEPS", 12)
+    ppo.train(args(env_id="Pong", total_timesteps=32, update_epochs=1, run_name="run"))
+    games = record(monkeypatch, ppo.EpisodicLife, "step")
+    settings = {"evaluate": "runs/run", "eval_episodes": 2, "capture_video": True}
+    returns = ppo.evaluate(ppo.Command(args(env_id="Pong"), **settings))
+    assert len(games) == 2 * (12 + 2) and len(returns) == 2  # the next game's presses included
+    assert [x.name for x in Path("runs/run/videos").glob("*.mp4")] == ["rl-video-episode-0.mp4"]
+
+
+def test_a_loaded_policy_acts_on_what_make_env_gives(folder):
+    settings = args(env_id="Pong", total_timesteps=32, update_epochs=1, run_name="run")
+    agent, env = ppo.train(settings)["agent"], ppo.make_env(settings)
+    policy, (obs, _) = ppo.load_policy("runs/run", env), env.reset(seed=0)
+    best = agent(torch.tensor(obs)[None])[0].argmax().item()
+    assert [policy(obs) for _ in range(3)] == [best] * 3
+    assert policy(obs.tolist()) == best
+    noise = np.random.default_rng(0).gumbel(size=(50, 6))
+    assert len({policy(obs, x) for x in noise}) == 6
+    for wrong in (obs[0], env.reset(), None):
+        with pytest.raises(ppo.UsageError, match="one observation of Box"):
+            policy(wrong)
+    with pytest.raises(ppo.UsageError, match="other spaces"):
+        ppo.load_policy("runs/run", ppo.make_env(args(env_id="Breakout")))
+
+
+@pytest.mark.slow
+def test_compiled_run_equals_the_eager_one(folder):
+    eager, compiled = (
+        ppo.train(args(env_id="Pong", compile=x, run_name=f"run{x}")) for x in (False, True)
+    )
+    for a, b in zip(eager["updates"], compiled["updates"]):
+        assert b["losses/entropy"] == pytest.approx(a["losses/entropy"], rel=1e-4)
+        assert b["losses/value_loss"] == pytest.approx(a["losses/value_loss"], rel=1e-3)
+
+
+# --- The command line ---
+
+
+@on("atari", "lstm")
+@pytest.mark.parametrize(
+    ("line", "settings"),
+    [
+        ("", (4, 0.5, False)),
+        ("--paper", (3, 2.0, True)),  # half a square, c1 = 1
+        ("--paper --update-epochs 4", (4, 2.0, True)),
+        ("--vf-coef 0.5 --paper --no-anneal-clip", (3, 0.5, False)),
+    ],
+)
+def test_paper_sets_the_papers_settings_and_flags_beside_it_win(
+    script, cli, monkeypatch, line, settings
+):
+    given = []
+    train = lambda x, resume: given.append(x) or {"run_dir": None}  # noqa: E731
+    monkeypatch.setattr(script.module, "train", train)
+    assert cli(line)[0] == 0
+    assert [(x.update_epochs, x.vf_coef, x.anneal_clip) for x in given] == [settings]
+
+
+@on("atari", "lstm")
+def test_a_resumed_run_keeps_its_settings_and_paper_changes_them(script, tiny, cli):
+    script.module.train(tiny("Walk", total_timesteps=32, gamma=0.9, vf_coef=0.7))
+    for flags, settings in (("64", (0.9, 0.7)), ("96 --paper", (0.9, 2.0))):
+        code, _, err = cli(f"--resume runs/run0 --total-timesteps {flags}")
+        assert code == 0, err
+        args = script.module.load_checkpoint("runs/run0")["args"]
+        assert (args.gamma, args.vf_coef) == settings
+
+
+def test_each_process_needs_a_gpu_of_its_own(monkeypatch):
+    assert ppo.own_device(args(device="cpu")) == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(ppo, "LOCAL_RANK", 1)
+    assert ppo.own_device(args(device="auto")) == torch.device("cuda:1")
+    monkeypatch.setattr(ppo, "LOCAL_RANK", 2)
+    with pytest.raises(ppo.UsageError, match="--nproc-per-node 2"):
+        ppo.train(args(device="cuda"))

@@ -1,0 +1,328 @@
+"""ppo_multidiscrete.py: components, action masks, bins, and what it learns.
+
+What it shares with the other scripts is tested in test_shared_*.py.
+"""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from adapters import on
+from conftest import same_weights
+from torch.distributions import Categorical
+
+import ppo_multidiscrete as ppo
+
+pytestmark = [on("multidiscrete"), pytest.mark.usefixtures("script")]
+
+SIZES = [3, 2, 4]  # unequal, and the largest is neither first nor alone
+EXISTS = torch.arange(4) < torch.tensor(SIZES)[:, None]  # (3, 4)
+SOME = torch.tensor([[0, 1, 1, 0], [0, 1, 0, 0], [1, 0, 0, 1]]).bool()  # a mask
+
+
+class Masked(gym.Env):
+    """Three components with random masks, episodes of five steps; refuses invalid actions.
+
+    The mask comes from `info` in one of several forms, but not behind an episode's last step.
+    """
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.MultiDiscrete(SIZES)
+
+    def __init__(self, offer):
+        self.offer = offer
+        if offer == "Method":
+            self.action_masks = lambda: np.concatenate(self.masks)
+
+    def observe(self):
+        self.masks = [self.np_random.random(size) < 0.5 for size in SIZES]
+        for mask in self.masks:
+            mask[self.np_random.integers(len(mask))] = True
+        flat = np.concatenate(self.masks)
+        offers = {"Vector": flat.astype(np.int8), "Tuple": tuple(self.masks), "Short": flat[:3]}
+        offers["Nothing"] = flat & (np.arange(9) // 3 != 1)
+        offers["Logs"] = np.where(flat, 0.0, -np.inf)
+        offers["Ragged"] = np.array([*self.masks, None], object)[:3]
+        offers["Nested"] = (tuple(self.masks[:2]), (self.masks[2].tolist(),))
+        offers["Matrix"] = np.ones((3, 4), np.int8)  # with entries that do not exist
+        offers["Matrix"][EXISTS.numpy()] = flat
+        info = {"action_mask": offers[self.offer]} if self.offer in offers and self.t < 5 else {}
+        return np.array([self.t, self.np_random.normal()]), info
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe()
+
+    def step(self, action):
+        for mask, choice in zip(self.masks, action, strict=True):
+            assert mask[choice], "an invalid action was taken"
+        self.t += 1
+        obs, info = self.observe()
+        return obs, 1.0, False, self.t == 5, info
+
+
+class Identity(gym.Env):
+    """Reward 1 for naming the observation, per component; episodes of 10 steps."""
+
+    def __init__(self, space):
+        self.observation_space = self.action_space = space
+        self.actions = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.t, self.state = 0, self.observation_space.sample()
+        return self.state, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        assert self.action_space.shape or isinstance(action, np.int64)
+        self.actions.append(action)
+        reward = float(np.mean(np.equal(action, self.state)))
+        self.t, self.state = self.t + 1, self.observation_space.sample()
+        return self.state, reward, False, self.t == 10, {}
+
+
+LOW = np.array([[-1.0, -2.0], [-3.0, 0.0]])
+HIGH = np.array([[1.0, 0.5], [3.0, 4.0]])
+SPACES = {
+    "Identity": gym.spaces.MultiDiscrete(SIZES),
+    "Shifted": gym.spaces.Discrete(3, start=5),
+    "Matrices": gym.spaces.MultiDiscrete([[3, 2], [2, 4]], start=[[1, 0]] * 2),
+    "Floats": gym.spaces.Box(LOW, HIGH, dtype=np.float64),
+    "Infinite": gym.spaces.Box(-np.inf, np.inf, (1,)),
+    "Whole": gym.spaces.Box(0, 5, (1,), np.int64),
+    "Binary": gym.spaces.MultiBinary((2, 3)),
+    "Pair": gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2),
+    "Names": gym.spaces.Dict(a=gym.spaces.Discrete(2)),
+    "Rows": gym.spaces.Box(-np.inf, np.inf, (2, 2)),
+}
+for name, space in SPACES.items():
+    gym.register(f"Fake{name}-Discrete-v0", lambda space=space: Identity(space))
+FORMS = ("Vector", "Tuple", "Ragged", "Nested", "Matrix", "Method")
+for offer in (*FORMS, "Short", "Nothing", "Logs", "Never"):
+    gym.register(f"FakeMasked{offer}-Discrete-v0", lambda offer=offer: Masked(offer))
+
+
+@pytest.fixture
+def masked(tiny):
+    """Make Args for a run of 3 iterations, with 8 minibatches of 8 each, that obeys masks."""
+    return lambda env="MaskedVector", **settings: tiny(env, mask_invalid_actions=True, **settings)
+
+
+def make_agent():
+    """An agent for 5 numbers whose distributions are far from uniform."""
+    torch.manual_seed(0)
+    agent = ppo.Agent(5, (3, 4))
+    torch.nn.init.normal_(agent.policy[-1].weight, std=0.5)
+    torch.nn.init.normal_(agent.policy[-1].bias)
+    return agent
+
+
+@torch.no_grad()
+def joint(agent, obs, masks, actions):
+    """Log-probabilities and entropies (2, B), from categoricals over the valid choices only."""
+    sums = torch.zeros(2, len(obs))
+    logits = agent.policy(obs).view(masks.shape)
+    for row, component in np.ndindex(*masks.shape[:2]):
+        valid = masks[row, component]
+        part = Categorical(logits=logits[row, component, valid])
+        place = valid[: actions[row, component]].sum()  # among the valid ones
+        sums[:, row] += torch.stack([part.log_prob(place), part.entropy()])
+    return sums
+
+
+# --- Detail 37 ---
+
+
+@pytest.mark.parametrize("mask", [EXISTS, SOME], ids=["all", "some"])
+def test_logprob_and_entropy_are_sums_over_the_valid_choices_of_each_component(mask):
+    agent, obs, masks = make_agent(), torch.randn(10, 5), mask.expand(10, 3, 4)
+    actions = (torch.rand(masks.shape) * masks).argmax(-1)
+    logprob, entropy, value = agent.evaluate_actions(obs, masks, actions)
+    assert value.shape == (10,)
+    expected = joint(agent, obs, masks, actions)
+    torch.testing.assert_close(torch.stack([logprob, entropy]), expected)
+
+
+def test_rollouts_sample_from_the_policy(tiny, recorded, monkeypatch):
+    """Every combination, with known logits in place of the network's and of what acts."""
+    shares = torch.tensor([[0.7, 0.2, 0.1, 1.0], [0.1, 0.9, 1.0, 1.0], [0.4, 0.3, 0.2, 0.1]])
+    real = ppo.Agent.__init__
+
+    def init(agent, *args):
+        real(agent, *args)
+        agent.policy[-1].weight.data.zero_()
+        agent.policy[-1].bias.data.copy_(shares.log().flatten())
+
+    monkeypatch.setattr(ppo.Agent, "__init__", init)
+    settings = {"num_envs": 8, "num_steps": 512, "total_timesteps": 4096, "update_epochs": 1}
+    ppo.train(tiny("Identity", **settings))
+    assert len(recorded.steps) == 4  # of one iteration
+    actions = torch.cat([step.actions for step in recorded.steps])
+    found = torch.zeros(SIZES).index_put(tuple(actions.T), torch.tensor(1 / 4096), accumulate=True)
+    expected = torch.einsum("i,j,k->ijk", *(x[:size] for x, size in zip(shares, SIZES)))
+    assert (found - expected).abs().max() < 0.03  # four standard errors of a quarter
+
+
+# --- Masks ---
+
+
+def test_invalid_logits_have_gradient_zero_and_make_nothing_nan():
+    """Even if an invalid action is to be judged: its ratio is 1 under the same weights.
+
+    Entropy and the valid actions would bear minus infinity, for which this ratio is NaN.
+    """
+    agent, actions = make_agent(), torch.zeros(30, 3, dtype=torch.int64)
+    logprob, entropy, _ = agent.evaluate_actions(torch.randn(30, 5), SOME, actions)
+    (logprob.square().sum() + entropy.sum()).backward()
+    gradient = agent.policy[-1].bias.grad.view(3, 4)
+    several = SOME & (SOME.sum(-1, keepdim=True) > 1)
+    assert ((logprob - logprob.detach()).exp() == 1).all() and gradient.isfinite().all()
+    assert (gradient[~SOME] == 0).all() and (gradient[several] != 0).all()
+
+
+@pytest.mark.parametrize("offer", FORMS)
+def test_update_sees_the_masks_of_the_rollout(masked, recorded, offer):
+    """The environment refuses invalid actions; with learning rate 0 the ratio stays 1."""
+    agent = ppo.train(masked(f"Masked{offer}", learning_rate=0.0))["agent"]
+    seen = set()
+    for step in recorded.steps:
+        obs, actions, logprobs, *_, masks = step.data
+        seen |= {str(mask.tolist()) for mask in masks}
+        assert (masks <= EXISTS).all() and masks.any(-1).all()
+        assert step.metrics["losses/clipfrac"] == 0 and abs(step.metrics["losses/approx_kl"]) < 1e-9
+        expected = joint(agent, obs, masks, actions)[0]
+        torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-4)
+    assert len(seen) > 20
+
+
+@pytest.mark.parametrize("env_id", ["FakeMaskedVector-Discrete-v0", "Taxi-v4"])
+def test_a_resumed_run_goes_on_bit_for_bit_with_its_masks(masked, recorded, env_id):
+    """Cut off after 32 steps of each environment, in the midst of episodes."""
+    settings = {"env_id": env_id, "anneal_lr": False}
+    whole, last = ppo.train(masked(**settings)), recorded.steps[16:]
+    ppo.train(masked(**settings, total_timesteps=64))
+    recorded.steps.clear()
+    resumed = ppo.train(masked(**settings), resume="runs/run1")
+    for a, b in zip(last, recorded.steps, strict=True):
+        assert all(map(torch.equal, a.data, b.data))
+    assert same_weights(whole["agent"], resumed["agent"])
+    assert whole["episodes"] == resumed["episodes"]
+
+
+# --- Action and observation spaces ---
+
+
+def test_bins_are_evenly_spaced_between_the_bounds_of_each_dimension(tiny):
+    env = ppo.Choices(gym.make(tiny("Floats").env_id, disable_env_checker=True), bins=11)
+    assert env.exists.shape == (4, 11) and env.exists.all()
+    expected = [LOW, HIGH, LOW + (HIGH - LOW) * [[0.5, 0.2], [0.1, 0.9]]]
+    choices = np.array([[0, 0, 0, 0], [10, 10, 10, 10], [5, 2, 1, 9]])
+    np.testing.assert_allclose([env.action(x) for x in choices], expected)
+
+
+@pytest.mark.parametrize("env", ["Shifted", "Matrices", "Identity", "Binary", "Floats"])
+def test_actions_have_the_form_of_the_environment_also_those_of_a_loaded_policy(tiny, env):
+    """The environment asserts that its space contains them; floats it meets by chance only."""
+    returns = [x["return"] for x in ppo.train(tiny(env))["episodes"]]
+    assert max(returns) < 10 and (min(returns) > 0) is (env != "Floats")
+    space, rng = SPACES[env], np.random.default_rng(0)
+    policy = ppo.load_policy("runs/run0", Identity(space))
+    space.seed(0)
+    for noise in (0.0, rng.gumbel(size=ppo.Choices(Identity(space), 11).exists.shape)):
+        assert all(space.contains(policy(space.sample(), noise=noise)) for _ in range(20))
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"env": "Infinite"}, "try ppo_continuous_action.py"),
+        ({"env": "Rows"}, "wrap the environment"),  # no script takes these four
+        ({"env": "Whole"}, "wrap the environment"),
+        ({"env": "Pair"}, "wrap the environment"),
+        ({"env": "Names"}, "wrap the environment"),
+        ({"bins": 1}, "--bins"),
+        ({"env": "MaskedNever"}, "leave out --mask-invalid-actions"),
+        ({"env": "MaskedShort"}, "has 3 entries, not 9"),
+        ({"env": "MaskedNothing"}, "allows no choice in a component"),
+        ({"env": "MaskedLogs"}, "must be 1 for each valid choice and 0 for all others"),
+    ],
+)
+def test_a_space_or_a_mask_that_does_not_fit_gets_a_sentence(masked, settings, words):
+    with pytest.raises(ppo.UsageError, match=words):
+        ppo.train(masked(**settings))
+
+
+@pytest.mark.parametrize("mask", [[1, 0, -1], [2, 0, 0], [np.nan, 1, 1], ["1", 1, 0]])
+def test_a_mask_has_ones_and_zeros(mask):
+    exists = np.ones((1, 3), bool)
+    with pytest.raises(ppo.UsageError, match="must be 1 for each valid choice"):
+        ppo.allowed(mask, exists)
+    assert ppo.allowed([1.0, 0.0, True], exists).tolist() == [[True, False, True]]
+
+
+def test_a_trained_policy_obeys_masks_in_the_form_that_the_environment_has_for_them(masked):
+    """It refuses what they exclude."""
+    args, rng = masked("MaskedTuple"), np.random.default_rng(0)
+    ppo.train(args)
+    command = ppo.Command(args, evaluate="runs/run0", eval_episodes=3)
+    assert ppo.evaluate(command) == [5.0] * 3
+    env = gym.make(args.env_id, disable_env_checker=True)
+    policy = ppo.load_policy("runs/run0", env)
+    obs, info = env.reset(seed=0)
+    for _ in range(5):
+        mask = info["action_mask"]
+        obs, _, _, truncated, info = env.step(policy(obs, mask, rng.gumbel(size=(3, 4))))
+    assert truncated and policy(obs, mask).shape == (3,)
+    with pytest.raises(ppo.UsageError, match="trained with masks"):
+        policy(obs)
+    with pytest.raises(ppo.UsageError, match="has 3 entries"):
+        policy(obs, np.ones(3))
+    with pytest.raises(ppo.UsageError, match="other spaces"):
+        ppo.load_policy("runs/run0", Identity(SPACES["Identity"]))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda x: x[None]])
+def test_observations_may_be_lists_or_rows_and_rewards_arrays(kind, tiny):
+    """A policy that was trained on them can act on them."""
+
+    class Lists(Identity):
+        def reset(self, **settings):
+            obs, info = super().reset(**settings)
+            return kind(obs), info
+
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return kind(obs), np.array([reward]), *rest
+
+    def make():
+        env = Lists(SPACES["Identity"])
+        env.observation_space = gym.spaces.Box(0, 4, (3,))
+        env.reset = lambda **x: Lists.reset(env, **x)
+        return env
+
+    run = ppo.train(tiny(), make)
+    assert all(isinstance(x["return"], float) for x in run["episodes"])
+    policy = ppo.load_policy(run["run_dir"], make())
+    expected = policy(np.array([1.0, 0.0, 3.0]))
+    np.testing.assert_array_equal(policy(kind(np.array([1.0, 0.0, 3.0]))), expected)
+    with pytest.raises(ppo.UsageError, match="one observation"):
+        policy([1.0, 0.0])
+
+
+# --- It learns ---
+
+
+def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
+    """Random actions earn 3.6 of 10; the observation is one-hot."""
+    settings = {"num_steps": 64, "num_envs": 8, "learning_rate": 0.01, "gamma": 0.5}
+    args = tiny("Identity", total_timesteps=6144, **settings)
+    assert np.mean([x["return"] for x in ppo.train(args)["episodes"][-100:]]) > 9.0
+    assert ppo.evaluate(ppo.Command(args, evaluate="runs/run0", eval_episodes=30)) == [10.0] * 30
+    policy = ppo.load_policy("runs/run0", Identity(SPACES["Identity"]))
+    rng, drawn = np.random.default_rng(0), []
+    for obs in [SPACES["Identity"].sample() for _ in range(300)]:
+        drawn.append(np.mean(policy(obs, noise=rng.gumbel(size=(3, 4))) == obs))
+    assert 0.9 < np.mean(drawn) < 1

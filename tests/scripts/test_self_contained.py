@@ -1,0 +1,143 @@
+"""Each script stands alone: no sibling imports, documented and used settings, its own packages."""
+
+import ast
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from adapters import on
+
+import ppo_continuous_action as ppo
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted(ROOT.glob("*.py"))
+# Distribution -> the module it brings, where the names differ; and those imported by others only.
+MODULES = {"ale-py": "ale_py", "opencv-python-headless": "cv2"}
+INDIRECT = {"moviepy", "mujoco", "tensorboard"}
+# The same name with another meaning, or another kind of environment.
+OTHER_TEXT = {"compile", "device", "env_id"}
+OTHER_TEXT_RLHF = {"batch_size", "compare", "learning_rate", "clip_coef", "max_grad_norm"}
+OTHER_TEXT_RLHF |= {"kl_coef", "num_minibatches", "update_epochs"}  # sources of their defaults
+
+on_each = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+
+
+def imported(path):
+    """Top-level names of all modules that a script imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name} has a relative import"
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def versions(lines):
+    """Package, without its extras -> pinned version."""
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {re.sub(r"\[.*", "", name): version for name, version in pairs}
+
+
+def header(path):
+    """The inline script metadata (PEP 723) of a script."""
+    match = re.search(r"(?m)^# /// script\n((?:#.*\n)+?)# ///$", path.read_text())
+    lines = match[1].splitlines()
+    return tomllib.loads("\n".join(line.removeprefix("#").removeprefix(" ") for line in lines))
+
+
+@on_each
+def test_header_lists_the_packages_in_the_versions_of_requirements(path):
+    """And nothing else is imported: no other script, no package of the project."""
+    metadata = header(path)
+    assert metadata["requires-python"] == ">=3.11"
+    pinned = versions(metadata["dependencies"])
+    everything = versions((ROOT / "requirements-train.txt").read_text().splitlines())
+    assert all(re.fullmatch(r"[\d.]+\d", version) for version in everything.values())
+    assert pinned.items() <= everything.items()
+    needed = imported(path) - set(sys.stdlib_module_names)
+    assert needed <= {MODULES.get(name, name) for name in pinned}, "the header lacks a package"
+    assert {MODULES.get(name, name) for name in pinned.keys() - INDIRECT} <= needed
+
+
+def fields(path):
+    """Settings of a script: name -> the comment behind it."""
+    source = path.read_text()
+    (args,) = (x for x in ast.parse(source).body if getattr(x, "name", "") == "Args")
+    found = {}
+    for node in args.body:
+        if isinstance(node, ast.AnnAssign):
+            line = source.splitlines()[node.end_lineno - 1]
+            found[node.target.id] = line.encode()[node.end_col_offset :].decode().strip()
+    return found
+
+
+@on_each
+def test_every_setting_is_documented_and_read(path):
+    source = path.read_text()
+    for name, comment in fields(path).items():
+        assert re.fullmatch(r"# \S.{10,}", comment), f"{name} is not documented"
+        reads = re.findall(rf'\b(?:args|self)\.{name}\b|"{name}"', source)
+        assert reads, f"{name} is never read"
+
+
+@pytest.mark.parametrize(("rlhf", "other_text"), [(False, OTHER_TEXT), (True, OTHER_TEXT_RLHF)])
+def test_a_setting_has_the_same_comment_in_every_script(rlhf, other_text):
+    """But those of RLHF are compared among themselves: their defaults have other sources."""
+    comments = {}
+    for path in SCRIPTS:
+        for name, comment in fields(path).items() if ("rlhf" in path.stem) == rlhf else ():
+            comments.setdefault(name, set()).add(comment)
+    assert {name for name in comments if len(comments[name]) > 1} == other_text
+
+
+def test_help_and_a_refusal_need_no_simulator_and_no_emulator():
+    """In a process of its own, where the sentence has no link either."""
+    code = "import sys, runpy\n"
+    code += "for x in ('mujoco', 'ale_py', 'wandb', 'cv2', 'moviepy'): sys.modules[x] = None\n"
+    code += "for path, *flags in map(str.split, sys.argv[1:]):\n"
+    code += "    sys.argv = [path, *flags]\n"
+    code += "    try: runpy.run_path(path, run_name='__main__')\n"
+    code += "    except SystemExit as exit: assert exit.code == 2 * ('1.5' in flags), path\n"
+    lines = [f"{path} --help" for path in SCRIPTS]
+    command = [sys.executable, "-c", code, f"{ppo.__file__} --gamma 1.5", *lines]
+    settings = {x: y for x, y in os.environ.items() if not x.startswith("PYDANTIC")}
+    result = subprocess.run(command, capture_output=True, text=True, env=settings)
+    assert result.returncode == 0, result.stderr
+    assert "gamma" in result.stderr and "https" not in result.stderr
+    assert result.stdout.count("--learning-rate") == len(SCRIPTS)
+    assert "--batch-size INT" in result.stdout and "--num-iterations" not in result.stdout
+
+
+@pytest.mark.slow
+@on("language")
+def test_the_file_alone_in_an_empty_folder_runs(script, tmp_path):
+    shutil.copy(script.path, tmp_path)
+    command = [sys.executable, script.path.name, *f"{script.alone} --run-name mine".split()]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert list(tmp_path.glob("runs/mine/**/checkpoint.pt"))
+
+
+def test_the_examples_in_the_readme_learn_and_act(tmp_path, monkeypatch):
+    own, use = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    # As it stands there, but faster.
+    fast = functools.partial(ppo.Args, compile=False, num_minibatches=8, learning_rate=1e-3)
+    monkeypatch.setattr(ppo, "Args", fast)
+    names = {}
+    exec(own, names)
+    returns = [episode["return"] for episode in names["result"]["episodes"]]
+    assert np.mean(returns[:50]) < -9 < -4 < np.mean(returns[-50:])
+    (env_id,) = re.findall(r'gym\.make\("(.*?)"', use)
+    ppo.train(ppo.Args(env_id=env_id, num_steps=64, total_timesteps=64, run_name="NAME"))
+    exec(use, names)
+    assert names["policy"](names["obs"]).shape == names["env"].action_space.shape

@@ -1,0 +1,228 @@
+"""What every script shows and refuses: command line, logs, warnings, evaluation."""
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import fake_envs
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import wandb
+from adapters import flags, on
+from conftest import curves
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+# --- Bad input ---
+
+WRONG = [
+    *("env-id Nothing-like-this", "env-id nosuchmodule:Foo-v0", "num-envs 0", "num-steps -5"),
+    *("num-steps many", "total-timesteps 0.5", "gamma 1.5", "gae-lambda -0.1", "seed -1"),
+    *("learning-rate -1", "learning-rate nan", "num-minibatches 7", "total-timesteps 3"),
+    *("no-such-flag 1", "evaluate nowhere", "resume nowhere", "capture-video", "run-name a/b"),
+    *("device tpu", "run-name ..", f"seed {2**64}"),
+    *["device cuda"] * (not torch.cuda.is_available()),
+]
+
+
+def assert_refused(result, word):
+    """Exit code 2 and one sentence, or the parser's box, that has the word."""
+    code, _, err = result
+    words = " ".join(re.sub("[│╭╮╰╯─]", "", err).split())
+    assert code == 2 and "Traceback" not in err and word in words.replace("_", "-"), err
+    assert "For full helptext" in err or (err.startswith("Error: ") and err.count("\n") == 1), err
+    assert "https:" not in err
+    assert not Path("runs").exists() or not list(Path("runs").rglob("checkpoint.pt"))
+
+
+def test_bad_input_is_one_sentence_and_exit_code_2(script, cli):
+    for line in WRONG + ["torch-threads 100000"] * ("atari" in script.features):
+        flag, *value = line.split()
+        named = flag in ("env-id", "evaluate", "resume")
+        assert_refused(cli(f"--{line}"), value[0].split(":")[0] if named else flag)
+
+
+def test_a_task_of_another_script_is_refused_with_the_name_of_that(script, tiny, cli, monkeypatch):
+    for env_id in [x for x in gym.registry if "ALE/" in x]:  # as without that import
+        monkeypatch.delitem(gym.registry, env_id)
+    for env_id, word in script.unsuitable.items():
+        assert_refused(cli(flags(tiny(env_id=env_id))), word.replace("_", "-"))
+
+
+def test_sizes_beyond_memory_are_a_sentence(tiny, cli):
+    line = flags(tiny(num_steps=10**12, total_timesteps=1e15))
+    assert_refused(cli(line), "allocate")
+
+
+@on("vector")
+def test_what_takes_no_render_mode_cannot_be_filmed(script, tiny, cli):
+    script.module.train(tiny("Target"))
+    code, _, err = cli("--evaluate runs/run0 --capture-video")
+    assert code == 2 and err.endswith("cannot be filmed: it takes no render_mode.\n")
+
+
+def test_short_forms_of_settings_are_understood(script, cli):
+    code, out, err = cli("--lr 0.125 --total-timesteps 2e6 --details")
+    assert code == 0 and "learning_rate=0.125" in out, err
+    args = script.module.Args(total_timesteps=3e6)
+    assert args.total_timesteps == 3_000_000 and isinstance(args.total_timesteps, int)
+
+
+def test_tracking_gives_name_settings_and_curves_and_is_refused_if_it_cannot_start(
+    tiny, cli, monkeypatch
+):
+    def init(*, name, config, sync_tensorboard, **others):
+        assert sync_tensorboard and config["gamma"] == 0.875 and name == others["id"] == "mine"
+        raise wandb.Error("No API key configured.")
+
+    line = flags(tiny(track=True, gamma=0.875, run_name="mine"))
+    monkeypatch.setattr(wandb, "init", init)
+    assert_refused(cli(line), "No API key")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert_refused(cli(line), "wandb")
+    assert not list(Path("runs").rglob("events*"))
+
+
+# --- Logs ---
+
+PROMISED = {f"charts/{x}" for x in ("episodic_return", "episodic_length", "learning_rate", "SPS")}
+PROMISED |= {f"losses/{x}" for x in ("policy_loss", "value_loss", "entropy", "approx_kl")}
+PROMISED |= {f"losses/{x}" for x in ("explained_variance", "grad_norm")}
+PROMISED |= {f"check/{x}" for x in ("values", "value_bias", "update", "first_kl")}
+
+
+def test_tensorboard_has_the_promised_curves_and_the_details(script, tiny):
+    args = tiny("Walk", gamma=0.875)
+    result = script.module.train(args)
+    found = curves("runs/run0")
+    assert found.keys() >= PROMISED
+    assert {x.split("/")[0] for x in found} == {"charts", "losses", "check"}
+    for name in result["updates"][0].keys() - {"global_step"}:
+        logged = [(x["global_step"], np.float32(x[name])) for x in result["updates"]]
+        np.testing.assert_equal(found[name], logged)
+    steps, episodes = [x["global_step"] for x in result["updates"]], result["episodes"]
+    for name in ("return", "length"):
+        ended = {step: [x[name] for x in episodes if x["global_step"] <= step] for step in steps}
+        means = [(step, np.mean(x[-100:])) for step, x in ended.items() if x]
+        np.testing.assert_allclose(found[f"charts/episodic_{name}"], means, rtol=1e-6)
+    events = EventAccumulator("runs/run0").Reload()
+    (text,) = (events.Tensors(x)[0] for x in events.Tags()["tensors"] if "details" in x)
+    written = text.tensor_proto.string_val[0].decode().replace("  \n", "\n")
+    assert written == f"{args}\n\n{script.module.details(args)}" and "gamma=0.875" in written
+
+
+@pytest.mark.slow
+@on("continuous")
+def test_weights_and_biases_gets_the_curves_and_the_settings(script, tiny):
+    line = flags(tiny("Walk", track=True, run_name="tracked"))
+    code = f"import sys, fake_envs, runpy; sys.argv = ['x', *{line.split()}]\n"
+    code += f"runpy.run_path({str(script.path)!r}, run_name='__main__')"
+    env = {**os.environ, "WANDB_MODE": "offline", "PYTHONPATH": str(Path(__file__).parents[1])}
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    (path,) = Path("wandb").glob("offline-run-*/*.wandb")
+    written = path.read_bytes()
+    *_, saved = script.module.load_checkpoint("runs/tracked")
+    assert written.count(b"losses/value_loss") >= len(saved["updates"]) == 3
+    for word in ("tracked", "num_steps", "16", "env_id", script.env_id("Walk"), *PROMISED):
+        assert word.encode() in written, word
+
+
+@on("continuous")
+def test_the_return_is_that_of_the_last_hundred_episodes(script):
+    writer, progress = MagicMock(), MagicMock()
+    metrics = {name: max(low, min(high, 0.02)) for name, low, high, *_ in script.module.HEALTH}
+    episodes = [{"return": float(i), "length": 2 * i} for i in range(150)]
+    script.module.log(writer, [{"global_step": 1, **metrics}], episodes, progress, set())
+    written = {name: value for (name, value, _), _ in writer.add_scalar.call_args_list}
+    assert written == {**metrics, "charts/episodic_return": 99.5, "charts/episodic_length": 199.0}
+    assert progress.set_postfix_str.call_args.args == ("return 99.5",)
+
+
+# --- Health ---
+
+
+@pytest.mark.parametrize("batch", [500, 2048, 50_000])
+def test_each_row_of_health_fires_once_in_time_and_is_silent_otherwise(script, capsys, batch):
+    """Patience is in iterations; those of less than 2,000 steps count less."""
+    nobody, table = MagicMock(), script.module.HEALTH
+    assert {"losses/approx_kl", "check/value_bias", "check/update"} <= {name for name, *_ in table}
+    fine = {name: max(low, min(high, 0.02)) for name, low, high, *_ in table}
+    rising = [{"return": float(i), "length": 1} for i in range(40)]
+
+    def warned(rows, episodes):
+        """What is said of each row when it is the newest."""
+        history, told = [], set()
+        for step, row in enumerate(rows, 1):
+            history.append({"global_step": batch * step, **row})
+            script.module.log(nobody, history, episodes, nobody, told)
+            yield capsys.readouterr().out
+
+    assert not any(warned([fine] * 50, rising[::-1]))
+    for name, low, high, patience, if_lost, _ in table:
+        late = max(1, math.ceil(patience * max(1, 2000 / batch)))
+        for level in [low - 0.1] * (low > -math.inf) + [1.1 * high] * (high < math.inf):
+            bad = {**fine, name: level}
+            for before in ([], [fine] * 7, [bad] * (late - 1) + [fine]):
+                said = [*warned([*before, *[bad] * (late + 4)], rising[::-1])]
+                (when,) = (i for i, x in enumerate(said) if x)
+                assert when == len(before) + late - 1 and said[when].count("\n") == 1
+                assert said[when].startswith(f"Warning: {name} is ")
+                assert re.search(r": (lower|raise|scale|check|try|make)|--", said[when].lower())
+            for episodes in (rising, []):
+                assert any(warned([bad] * (late + 4), episodes)) == (not if_lost)
+
+
+def test_details_prints_the_table_and_exits(script, tiny, cli):
+    args = tiny(gamma=0.875, details=True)
+    code, out, _ = cli(flags(args))
+    assert code == 0 and out.strip() == script.module.details(args) and "gamma=0.875" in out
+    assert not Path("runs").exists()
+
+
+# --- Evaluation ---
+
+
+def test_evaluation_plays_whole_episodes_of_the_saved_model(script, tiny, cli, capsys):
+    script.module.train(tiny("Truncated"))
+    before = Path("runs/run0/checkpoint.pt").read_bytes()
+    fake_envs.Fake.made.clear()
+    line = "--evaluate runs/run0 --eval-episodes 3"  # needs no --env-id
+    code, out, err = cli(line)
+    assert code == 0, err
+    assert sum(env.steps for env in fake_envs.Fake.made) == 15
+    assert "Return 5.0 ± 0.0 in 3 episodes" in out
+    assert Path("runs/run0/checkpoint.pt").read_bytes() == before
+    assert [x.name for x in Path("runs").iterdir()] == ["run0"]
+
+
+def test_evaluation_repeats_itself_under_other_seeds_than_the_training(script, tiny):
+    script.module.train(tiny("Walk"))
+    trained = {x for env in fake_envs.Fake.made for x in env.draws}
+    fake_envs.Fake.made.clear()
+    args = script.module.Args(evaluate="runs/run0", eval_episodes=6)
+    first, second = script.module.evaluate(args), script.module.evaluate(args)
+    assert first == second
+    assert len(first) == len(set(first)) == 6
+    assert not trained & {x for env in fake_envs.Fake.made for x in env.draws}
+
+
+@pytest.mark.slow
+@on("vector")
+def test_evaluation_films_mujoco_without_a_screen(script):
+    env = {name: x for name, x in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
+    batch = "--num-steps 64 --num-minibatches 2 --total-timesteps 64 --no-compile"
+    for line in (
+        f"--env-id Hopper-v4 --run-name run {batch}",
+        "--evaluate runs/run --eval-episodes 1 --capture-video",
+    ):
+        command = [sys.executable, str(script.path), *line.split()]
+        result = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        assert "Warn" not in result.stderr, result.stderr
+    assert "Filming" in result.stdout and len(list(Path("runs/run/videos").glob("*.mp4"))) == 1
