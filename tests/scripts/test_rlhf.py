@@ -196,7 +196,7 @@ def test_sft_warms_up_decays_and_clips_the_gradient(monkeypatch):
     logged = record(monkeypatch, rlhf, "write")
     args = small_args(sft_steps=60, sft_batch_size=4, sft_learning_rate=0.01)
     task = rlhf.toy_task(args)
-    rlhf.train_sft(args, rlhf.TinyGPT(len(task.words), task.documents.shape[1]), task)
+    rlhf.train_sft(args, rlhf.TinyGPT(len(task.vocabulary), task.documents.shape[1]), task)
     rates = [0.01 * (1 - t / 60) * min(1, (t + 1) / 50) for t in range(60)]
     assert [step.lr for step in steps] == pytest.approx(rates)
     assert max(step.gradient.norm() for step in steps) <= 1.001
