@@ -1,9 +1,13 @@
 """Runs suites of the scripts, and turns their results into tables and figures."""
 
+import functools
+import inspect
 import os
+import re
 import shlex
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -69,6 +73,78 @@ def list_runs(
 
 
 @app.command
+def seeds(
+    script: Positional[str],
+    env_ids: tuple[str, ...],
+    seeds: tuple[int, ...] = (5,),
+    workers: int = 2,
+    name: str = "",
+    cluster: Literal["local", "ray"] = "local",
+    flags: str = "",
+) -> None:
+    """Run a script over environments and seeds, and show the results. The same command resumes.
+
+    Args:
+        script: one of ours or a changed copy, anywhere
+        env_ids: environments
+        seeds: how many, or which if there are several numbers
+        workers: runs at a time, if on this machine
+        name: of the folder below runs/; by default that of the script
+        cluster: this machine, or a Ray cluster that shares this folder
+        flags: for the script; flags that `seeds` does not know are added to these
+    """
+    from benchmark import seeds as command  # its figure needs matplotlib
+
+    at_a_time = workers if cluster == "local" else None
+    command.run(Path(script), env_ids, seeds, at_a_time, name, shlex.split(flags))
+
+
+@app.command
+def compare(
+    runs: Positional[tuple[str, ...]],
+    output: Path = Path("compare.png"),
+    folders: Place = HERE,
+) -> None:
+    """Compare runs: what each scores, which is probably better, and what the numbers allow.
+
+    Args:
+        runs: folders of `seeds`, run folders, TensorBoard logs, SUITE, SUITE:VARIANT; first the one
+            with which the others are compared
+        output: where the curves are drawn
+    """
+    from benchmark import compare as command
+    from benchmark import plots
+
+    groups, notes = command.comparable(command.groups_of(runs, folders))
+    print("\n".join([*notes, "", command.table(groups), command.verdict(groups)]))
+    print(plots.save(lambda: plots.overlay(groups), output))
+
+
+@app.command
+def check(run: Positional[str]) -> None:
+    """Judge a run, even while it trains: where its metrics are, and what to do about them.
+
+    Args:
+        run: its folder, or a folder with a TensorBoard log of CleanRL or Stable-Baselines3
+    """
+    from benchmark import check as command
+    from benchmark import logs, plots
+
+    for log in logs.find(run):
+        print(command.report(log))
+        if command.judge(log):
+            print(plots.save(functools.partial(plots.checks, log), log.path / "check.png"))
+
+
+@app.command(name="table")
+def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
+    """Print the table of a suite."""
+    if SUITES[suite].kind not in pages.TABLES:
+        raise BenchmarkError(f"{suite} has no table of its own.")
+    print(pages.block(suite, folders) or f"No run of {suite} is finished.")
+
+
+@app.command
 def report(folders: Place = HERE) -> None:
     """Rewrite the generated blocks of README, DETAILS, DEBUGGING and benchmark/README."""
     for page in pages.write(folders):
@@ -105,12 +181,29 @@ def measure(
     throughput.measure_all(contests, repetitions, folders)
 
 
+def for_script(arguments: list[str]) -> list[str]:
+    """The arguments of `seeds`, with all that it does not know as one for the script."""
+    parameters = inspect.signature(seeds).parameters
+    known = {"-h", "--help", *(f"--{x.replace('_', '-')}" for x in parameters)} - {"--flags"}
+    ours, theirs = [], []
+    for word in arguments:
+        if word.startswith("-") and not re.match(r"-[\d.]", word):
+            into = ours if word.partition("=")[0] in known else theirs
+        elif word is arguments[0]:
+            into = ours
+        into.append(word)
+    return [*ours, f"--flags={shlex.join(theirs)}"] if theirs else ours
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; what cannot be done ends as one sentence and exit code 2."""
     # SIGTERM is answered as Ctrl-C is, so that no child is left behind. A shell that starts this in
     # the background has SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["seeds"]:
+        arguments = for_script(arguments)
     try:
         app.cli(args=arguments, prog="python -m benchmark", description=__doc__)
         sys.stdout.flush()

@@ -5,11 +5,17 @@ healthy run and the table of ranges in DEBUGGING.md all read them here.
 """
 
 import math
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from benchmark.logs import UNKNOWN, Log
+from benchmark.record import LAST_EPISODES
+from benchmark.report.tables import markdown
+
+DIAGNOSE = Path(__file__).with_name("diagnose.py")
 INF, ANY = math.inf, (-math.inf, math.inf)
 STEPS = 2000  # a patience counts iterations of this size; shorter ones count less
 LOST, PENALIZED = "while return is lost", "with a KL penalty"
@@ -28,7 +34,7 @@ class Limit(NamedTuple):
     """A metric is unusual outside of `usual`, where healthy MuJoCo runs are.
 
     It is unhealthy once it has been outside of `low` to `high` for `patience` iterations (0: one),
-    and if `only` names a condition, only then.
+    and if `only` names a condition, only then. `usual` is not judged before that either.
     """
 
     metric: str
@@ -52,20 +58,20 @@ WORSE = "return falls below that of random actions, `check/update` negative"
 ENVIRONMENTS = (
     Limit("losses/approx_kl", (0.005, 0.025), 1e-12, 0.05, 10, LOST, (
         Advice(1e-12, NONE, RATIO), Advice(0.01, SMALL, ""), Advice(INF, LARGE, JUMP))),
-    Limit("losses/clipfrac", (0.07, 0.3), *ANY, 0, "", (
+    Limit("losses/clipfrac", (0.07, 0.3), *ANY, 10, "", (
         Advice(0.1, SMALL, RATIO), Advice(INF, LARGE, JUMP))),
-    Limit("losses/explained_variance", (0.5, 1), *ANY, 0, "", (
+    Limit("losses/explained_variance", (0.5, 1), *ANY, 10, "", (
         Advice(INF, "Values do not learn: check shapes, and scale the rewards.",
                "explained variance near 0, gradient norm low"),)),
     Limit("check/value_bias", ANY, -INF, 0.6, 20, "", (
         Advice(INF, "Values exceed returns: check V at the ends of episodes.",
                "`check/value_bias` far above 0, explained variance near 1, return stays low"),)),
-    Limit("check/update", ANY, 0.02, 1, 10, LOST, (
+    Limit("check/update", ANY, 0.02, INF, 10, LOST, (
         Advice(-0.02, SIGNS, WORSE), Advice(INF, SIGNS, "`check/update` near 0, KL normal"))),
-    Limit("check/first_kl", (-1e-5, 1e-5), *ANY, 0, "", (
+    Limit("check/first_kl", (-INF, 1e-5), *ANY, 0, "", (
         Advice(INF, "The batch is not what the policy saw: check observations and actions.",
                "`check/first_kl` above 0"),)),
-    Limit("check/acting", ANY, -1, 1e-5, 0, "", (
+    Limit("check/acting", ANY, -INF, 1e-5, 0, "", (
         Advice(INF, "What acts is not what learns: make the two policies one.",
                "the entropy shrinks twice as fast"),)),
 )
@@ -77,11 +83,11 @@ KL_EXACT = (
         Advice(INF, "Raise --kl-coef or lower --target-kl; from the start: mask the padding.",
                "RLHF: KL grows without bound, texts repeat themselves"),)),
 )
-RLHF = (Limit("check/update", ANY, 0.06, 1, 10, "", (
+RLHF = (Limit("check/update", ANY, 0.06, INF, 10, "", (
     Advice(INF, WORDS, "RLHF: proxy stays, `check/update` below 0.06, KL below its target"),)),
     *KL_EXACT)
-GRPO = (Limit("check/update", ANY, -0.02, 1, 10, "", (Advice(INF, WORDS, WORSE),)), *KL_EXACT)
-PAIRS = (Advice(INF, "Chosen answers are not preferred: check which log-probability is which.", ""),)
+GRPO = (Limit("check/update", ANY, -0.02, INF, 10, "", (Advice(INF, WORDS, WORSE),)), *KL_EXACT)
+PAIRS = (Advice(INF, "Chosen answers are not preferred: are both log-probabilities mixed up?", ""),)
 DPO = (Limit("rewards/accuracy", (0.5, 1), *ANY, 0, "", PAIRS),
        Limit("rewards/margin", (0, INF), *ANY, 0, "", PAIRS))
 # fmt: on
@@ -137,9 +143,88 @@ def unhealthy(updates: pd.DataFrame, episodes: pd.DataFrame) -> list[tuple[Limit
 
 # --- The report ---
 
+THEIRS = """CleanRL logs the KL of an update's last minibatch, Stable-Baselines3 that of its last
+epoch. Both are larger than the mean over the update, for which the ranges are."""
+RANGES = """Ranges are those of MuJoCo runs with the default settings. DEBUGGING.md lists the
+symptoms, and what looks bad but is harmless."""
+
 
 def between(low: float, high: float) -> str:
     """A range in words."""
     if not math.isfinite(low):
-        return f"at most {high:g}" if math.isfinite(high) else "any"
+        return f"at most {high:g}" if math.isfinite(high) else ""
     return f"{low:g} to {high:g}" if math.isfinite(high) else f"at least {low:g}"
+
+
+def band(limit: Limit) -> tuple[float, float]:
+    """The range to show and to draw: the usual one, if there is one."""
+    return limit.usual if limit.usual != ANY else (limit.low, limit.high)
+
+
+def judge(log: Log) -> list[dict[str, Any]]:
+    """A row for each metric of a run that has a range: values, range, verdict, and what to do.
+
+    "bad" has the steps after which it is unhealthy. Without a verdict, it is too early for one.
+    """
+    rows = []
+    for limit, bad in unhealthy(log.updates, log.episodes):
+        values = log.updates.get(limit.metric, pd.Series(dtype=float))
+        if values.count() == 0:
+            continue
+        row = {"metric": limit.metric, "median": values.median(), "band": band(limit)}
+        row |= {"now": values.dropna()[-RECENT:].median(), "bad": log.updates["global_step"][bad]}
+        low, high = limit.usual
+        odd, judged = not low <= row["median"] <= high, values.count() >= limit.patience
+        row["verdict"] = ("unusual" if odd else "healthy") if judged else ""
+        value = row["median"] if odd else None
+        if bad.any():
+            first, value = row["bad"].iloc[0], values[bad].median()
+            row["verdict"] = f"unhealthy {'since' if bad[-1] else 'at'} {first:,.0f}"
+        cause = next((x for x in limit.advice if value is not None and value <= x.up_to), None)
+        rows.append(row | {"advice": cause if row["verdict"] not in ("", "healthy") else None})
+    return rows
+
+
+def report(log: Log) -> str:
+    """All of `judge` as text, and which checks the log does not allow."""
+    unit = "updates" if log.episodes.empty else "steps"
+    place = f"{log.environment}, " * (log.environment != UNKNOWN)
+    lines = [f"{log.path}: {place}{log.steps:,} {unit}", ""]
+    lines.append(f"{'metric':<27}{'median':>10}{'now':>10}  {'healthy':<17}verdict")
+    for row in (rows := judge(log)):
+        numbers = f"{row['metric']:<27}{row['median']:>10.3g}{row['now']:>10.3g}"
+        verdict = row["verdict"] or "too early to tell"
+        lines.append(f"{numbers}  {between(*row['band']):<17}{verdict}")
+        if row["advice"]:
+            symptom = row["advice"].symptom
+            lines.append(f"    {row['advice'].text}")
+            lines += [f"    DEBUGGING.md: {symptom}"] if symptom else []
+    for name, values in (("entropy", log.updates.get("losses/entropy")), ("return", log.returns)):
+        if values is not None and len(values):
+            now = values[-LAST_EPISODES if name == "return" else -RECENT :].median()
+            verdict = ""
+            if name == "return":
+                verdict = "lost: a fifth of the gain is gone" if return_lost(values) else "kept"
+            lines.append(f"{name:<27}{values.median():>10.3g}{now:>10.3g}  {'':<17}{verdict}")
+    known = {x.metric for x in limits_of(log.updates.columns)}
+    missing = sorted(known - {row["metric"] for row in rows})
+    if missing:
+        lines += ["", f"Not in this log, so not checked: {', '.join(missing)}."]
+    lines += ["", RANGES]
+    if not log.ours:
+        lines += [THEIRS, "", "To log the other checks, paste this into your script:", ""]
+        lines.append(DIAGNOSE.read_text())
+    return "\n".join(lines)
+
+
+def ranges_table() -> str:
+    """The ranges in DEBUGGING.md."""
+    rows = []
+    for limit in ENVIRONMENTS:
+        allowed = between(limit.low, limit.high)
+        patience = f", for {limit.patience} iterations" * bool(limit.patience)
+        rule = f"{allowed}{patience} {limit.only}".strip() if allowed else "–"
+        advice = dict.fromkeys(x.text for x in limit.advice)
+        row = {"metric": f"`{limit.metric}`", "usually": between(*limit.usual) or "–"}
+        rows.append(row | {"unhealthy outside of": rule, "what to do": "<br>".join(advice)})
+    return markdown(rows)

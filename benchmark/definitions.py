@@ -2,7 +2,10 @@
 
 import dataclasses
 import fnmatch
+import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 from benchmark.provenance import ROOT, BenchmarkError
 
@@ -85,7 +88,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        parts = (self.environment.replace("/", "-"), self.variant, f"seed{self.seed}")
+        parts = (re.sub(r"[^\w.=+-]", "-", self.environment), self.variant, f"seed{self.seed}")
         return "/".join(part for part in parts if part)
 
     @property
@@ -93,8 +96,24 @@ class Run:
         return self.folders.runs.absolute() / self.suite.name / self.name
 
     @property
+    def place(self) -> Path:  # the working directory of the script
+        return self.folder
+
+    @property
+    def run_name(self) -> str:
+        return "run"
+
+    @property
     def log(self) -> Path:  # where the script puts its checkpoint
-        return self.folder / "runs" / "run"
+        return self.place / "runs" / self.run_name
+
+    @property
+    def variables(self) -> dict[str, str]:  # for the script: no GPU in sight
+        return {"CUDA_VISIBLE_DEVICES": ""}
+
+    def origin(self, commit: str | None) -> dict[str, Any]:
+        """What a result says of the script's version."""
+        return {"commit": commit}
 
     @property
     def begun(self) -> bool:  # so far that it can be continued
@@ -109,7 +128,7 @@ class Run:
         flags, steps = ["--seed", str(self.seed)], self.suite.total_timesteps
         if steps:
             flags = ["--env-id", self.environment, *flags, "--total-timesteps", str(steps)]
-        return flags + self.suite.variants[self.variant].flags.split()
+        return flags + shlex.split(self.suite.variants[self.variant].flags)
 
 
 def select(

@@ -37,7 +37,7 @@ class Log:
     updates: pd.DataFrame  # "global_step" and metrics, a row per iteration
     episodes: pd.DataFrame  # "global_step" and "return", a row per episode
     ours: bool = True  # written by one of our scripts, or a copy
-    averaged: bool = False  # episodes are means over the last 100, as Stable-Baselines3 logs them
+    averaged: bool = False  # its "episodes" are means of many, as Stable-Baselines3 logs them
 
     @property
     def environment(self) -> str:
@@ -48,12 +48,30 @@ class Log:
         """The last step that is logged."""
         return int(max(x["global_step"].max() for x in (self.updates, self.episodes) if len(x)))
 
-    def score(self, steps: int) -> float:
-        """Mean return of the last 100 episodes up to a step."""
-        if steps >= self.steps and self.record.get("score") is not None:
+    @property
+    def returns(self) -> pd.Series:
+        return self.episodes["return"]
+
+    @property
+    def score(self) -> float:
+        """Mean return of the last 100 episodes."""
+        if self.record.get("score") is not None:
             return self.record["score"]
-        returns = self.episodes["return"][self.episodes["global_step"] <= steps]
-        return returns[-1 if self.averaged else -LAST_EPISODES :].mean()
+        return self.returns[-1 if self.averaged else -LAST_EPISODES :].mean()
+
+    def moved(self, environment: str) -> "Log":
+        """The same in an environment that it does not name."""
+        return dataclasses.replace(self, record=self.record | {"environment": environment})
+
+    def until(self, steps: int) -> "Log":
+        """The beginning of the run; one in a hundred steps more or less does not matter."""
+        updates, episodes = (
+            x[x["global_step"] <= 1.01 * steps] for x in (self.updates, self.episodes)
+        )
+        record = self.record | {"settings": {"total_timesteps": steps}}
+        if steps < 0.99 * self.steps:
+            record["score"] = None
+        return dataclasses.replace(self, record=record, updates=updates, episodes=episodes)
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values of the curve of returns, as `results.Result` has it."""
@@ -145,7 +163,8 @@ def from_events(folder: Path) -> Log | None:
     record["seed"] = int(setting("seed", "0"))
     last = max([*updates["global_step"], *episodes["global_step"]])
     record["settings"] = {"total_timesteps": int(last)}
-    ours, averaged = any(x.startswith("check/") for x in columns), "rollout/ep_rew_mean" in tags["scalars"]
+    ours = any(x.startswith("check/") for x in columns)
+    averaged = ours or RETURNS[1] in tags["scalars"]
     return Log(folder, record, updates, episodes, ours, averaged)
 
 

@@ -21,7 +21,7 @@ from resource import struct_rusage
 
 from benchmark import record, results
 from benchmark.definitions import Folders, Run, Suite, Variant
-from benchmark.provenance import ROOT, BenchmarkError, git, machine, source_at
+from benchmark.provenance import ROOT, BenchmarkError, git, machine, source_at, text_on_disk
 from benchmark.results import lock, write_text
 
 WALK = Path(__file__).resolve().parent / "walk.py"
@@ -31,12 +31,30 @@ THREADS = [f"{x}_NUM_THREADS" for x in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VE
 LOST_NODES = 5  # that one run survives on Ray; each costs it what follows its last checkpoint
 
 
+class Watch:
+    """Follows the runs of a suite."""
+
+    def look(self, working: list[Run]) -> bool:
+        """Called again and again with the runs at work; returns whether more may start."""
+        return True
+
+    def ended(self, run: Run, error: str) -> None:
+        """Called when a run has ended, with what went wrong, if anything."""
+        say(f"{run.name} {error or 'done'}")
+
+
 def run_suite(
-    suite: Suite, runs: list[Run], folders: Folders, commit: str, workers: int | None
+    suite: Suite,
+    runs: list[Run],
+    folders: Folders,
+    commit: str | None,
+    workers: int | None,
+    watch: Watch | None = None,
 ) -> int:
     """Make those of some runs of a suite that are missing; returns how many failed.
 
     Args:
+        commit: version of the scripts; None for the files as they are on disk.
         workers: runs at a time on this machine; None for a Ray cluster.
 
     Raises:
@@ -51,20 +69,22 @@ def run_suite(
         done, failed = results.done(suite.name, folders), 0
         missing = [run for run in runs if run.key not in done]
         say(f"{len(runs)} runs, {len(runs) - len(missing)} of them done before.")
-        made = make(missing, commit, workers) if workers else make_on_ray(missing, commit)
+        watch, how = watch or Watch(), (missing, commit)
+        made = make(*how, workers, watch) if workers else make_on_ray(*how, watch)
         with contextlib.closing(made):  # stops the scripts if this is stopped
             for run, error in made:
                 results.collect(suite, folders)
                 failed += bool(error)
-                say(f"{run.name} {error or 'done'}")
+                watch.ended(run, error)
         say(f"{len(runs) - failed} of {len(runs)} runs done.")
     return failed
 
 
 def say(text: str) -> None:
     """Print a line with the time; whoever read this may have gone, the runs go on."""
+    clear = "\x1b[J" * sys.stdout.isatty()  # the lines of runs at work, see `seeds.py`
     with contextlib.suppress(BrokenPipeError):
-        print(time.strftime("%H:%M:%S"), text, flush=True)
+        print(f"{clear}{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 # --- Scripts ---
@@ -91,16 +111,17 @@ def nearest(text: str, old: str) -> str:
     """Where a script comes closest to a text that it lacks, for a message."""
     lines = text.splitlines()
     first = max(old.splitlines(), key=len).strip()
-    close = difflib.get_close_matches(first, [x.strip() for x in lines], n=1, cutoff=0.5)
+    close = difflib.get_close_matches(first, [x.strip() for x in lines], n=1, cutoff=0.3)
     if first in text or not close:
         return ""
     number = next(i for i, x in enumerate(lines, 1) if x.strip() == close[0])
     return f"The closest line is {number}: {close[0]}\n"
 
 
-def source(variant: Variant, commit: str) -> str:
-    """Text of a variant's script in a commit, or a BenchmarkError."""
-    return changed(source_at(commit, variant.script), variant.replaced)
+def source(variant: Variant, commit: str | None) -> str:
+    """Text of a variant's script in a commit, or on disk, or a BenchmarkError."""
+    text = source_at(commit, variant.script) if commit else text_on_disk(variant.script)
+    return changed(text, variant.replaced)
 
 
 def tree(commit: str, folder: Path) -> Path:
@@ -115,16 +136,21 @@ def tree(commit: str, folder: Path) -> Path:
 
 
 def start(
-    folder: Path, words: list[str], imports: Path, threads: int = 1, **variables: str
+    folder: Path,
+    words: list[str],
+    imports: Path,
+    threads: int = 1,
+    place: Path | None = None,
+    **variables: str,
 ) -> subprocess.Popen:
-    """Start Python in a folder, with no GPU in sight; our modules are those below `imports`."""
-    variables = {"CUDA_VISIBLE_DEVICES": ""} | dict.fromkeys(THREADS, str(threads)) | variables
-    variables["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/baselines'}"
+    """Start Python, in a folder or another place; our modules are those below `imports`."""
+    known = dict.fromkeys(THREADS, str(threads))
+    known["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/baselines'}"
     with (folder / "output.txt").open("a") as output:
         return subprocess.Popen(
             [sys.executable, *words],
-            cwd=folder,
-            env={**os.environ, **variables},
+            cwd=place or folder,
+            env={**os.environ, **known, **variables},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -142,16 +168,22 @@ def last_line(folder: Path) -> str:
 # --- Making runs ---
 
 
-def make(runs: list[Run], commit: str, workers: int) -> Iterator[tuple[Run, str]]:
+def make(
+    runs: list[Run], commit: str | None, workers: int, watch: Watch
+) -> Iterator[tuple[Run, str]]:
     """Make runs, so many at a time; yields each that has ended and what went wrong, if anything."""
     waiting, working = runs[::-1], {}
     try:
         while waiting or working:
-            if waiting and len(working) < workers:
+            more = watch.look([x for x, *_ in working.values()])
+            if waiting and len(working) < workers and (more or not working):
                 run, usage = waiting.pop(), None
                 steps = make_one(run, commit)
             else:
-                pid, status, usage = os.wait4(-1, 0)  # whichever ends first
+                pid, status, usage = os.wait4(-1, os.WNOHANG)  # whichever ends first
+                if not pid:
+                    time.sleep(0.05)
+                    continue
                 run, steps, process = working.pop(pid)
                 process.returncode = os.waitstatus_to_exitcode(status)
                 if process.returncode:
@@ -170,7 +202,7 @@ def make(runs: list[Run], commit: str, workers: int) -> Iterator[tuple[Run, str]
             process.wait()
 
 
-def make_one(run: Run, commit: str) -> Generator[subprocess.Popen, struct_rusage, None]:
+def make_one(run: Run, commit: str | None) -> Generator[subprocess.Popen, struct_rusage, None]:
     """Make a run, or continue it with the script that began it, and write its result.
 
     Yields each process that it starts, and is sent what that has used if it ends well.
@@ -178,20 +210,24 @@ def make_one(run: Run, commit: str) -> Generator[subprocess.Popen, struct_rusage
     begun, suite, file = run.begun, run.suite, Path(run.script).name
     note = run.folder / "note.json"
     if begun:
-        commit, flags = json.loads(note.read_text())["commit"], ["--resume", "runs/run"]
+        commit = json.loads(note.read_text())["commit"]
+        flags = ["--resume", f"runs/{run.run_name}"]
     else:
-        flags = [*run.flags, "--run-name", "run"]
+        flags = [*run.flags, "--run-name", run.run_name]
         shutil.rmtree(run.log, ignore_errors=True)
         run.folder.mkdir(parents=True, exist_ok=True)
         write_text(run.folder / file, source(suite.variants[run.variant], commit))
         write_text(note, json.dumps({"commit": commit}))
-    say(f"{run.name} {'continues' if begun else 'starts'}, commit {commit[:7]}")
-    imports = tree(commit, run.folders.runs.absolute() / "trees")
-    usage = yield start(run.folder, [file, *flags], imports)
+    version = f", commit {commit[:7]}" if commit else ""
+    say(f"{run.name} {'continues' if begun else 'starts'}{version}")
+    trees = run.folders.runs.absolute() / "trees"
+    imports = tree(commit, trees) if commit else Path(run.script).parent
+    words, how = [str(run.folder / file), *flags], {"place": run.place, **run.variables}
+    usage = yield start(run.folder, words, imports, **how)
     if suite.evaluated:  # -P: not beside our `statistics`
-        yield start(run.folder, ["-P", str(WALK), file], imports)
+        yield start(run.folder, ["-P", str(WALK), file], imports, **how)
 
-    if suite.total_timesteps:
+    if (run.log / "checkpoint.pt").exists():
         facts, curve = record.summarize_steps(run.log, suite.total_timesteps, suite.points)
     else:
         seconds = None if begun else usage.ru_utime + usage.ru_stime
@@ -199,13 +235,13 @@ def make_one(run: Run, commit: str) -> Generator[subprocess.Popen, struct_rusage
     if suite.evaluated:
         facts["walk"] = record.summarize_walk(run.log)
     about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
-    about |= {"flags": " ".join(run.flags), "commit": commit}
+    about |= {"flags": " ".join(run.flags)} | run.origin(commit)
     about["peak_mib"] = usage.ru_maxrss // 1024  # Linux counts KiB
     content = {"record": about | machine() | facts, "curve": curve.to_dict("list")}
     write_text(run.folder / "result.json", json.dumps(content, ensure_ascii=False))
 
 
-def make_on_ray(runs: list[Run], commit: str) -> Iterator[tuple[Run, str]]:
+def make_on_ray(runs: list[Run], commit: str | None, watch: Watch) -> Iterator[tuple[Run, str]]:
     """`make` on the Ray cluster of RAY_ADDRESS or of this machine, one run per processor core.
 
     If a node is lost, Ray starts its runs again on another, where they continue.
@@ -219,12 +255,16 @@ def make_on_ray(runs: list[Run], commit: str) -> Iterator[tuple[Run, str]]:
         reason = str(error).splitlines()[0]  # not installed, no cluster, not reached, no address
         raise BenchmarkError(f"No Ray cluster (pip install ray; ray start): {reason}") from error
     task = ray.remote(num_cpus=1, max_retries=LOST_NODES, scheduling_strategy="SPREAD")(
-        lambda run: next(make([run], commit, workers=1))[1]
+        lambda run: next(make([run], commit, 1, Watch()))[1]
     )
     waiting = {task.remote(run): run for run in runs}
     try:
         while waiting:
-            (ended, *_), _ = ray.wait([*waiting])
+            watch.look([*waiting.values()])
+            ends, _ = ray.wait([*waiting], timeout=1)
+            if not ends:
+                continue
+            (ended,) = ends
             try:
                 error = ray.get(ended)
             except ray.exceptions.RayError as reason:  # it has many lines

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from benchmark import check
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.report import debugging, health, rlhf, tables
@@ -151,6 +152,7 @@ BLOCKS = {
     "throughput": throughput_tables,
     "scripts": scripts_table,
     "details": details_table,
+    "ranges": lambda _: check.ranges_table(),
     "goal": lambda folders: health.counts(KINDS["bugs"] + KINDS["healthy"], folders),
     **debugging.BLOCKS,
 }

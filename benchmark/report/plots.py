@@ -1,7 +1,7 @@
 """Figures of suites: learning curves with bands and a thin line per seed, rows with intervals."""
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +10,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from PIL import Image
 
+from benchmark import check
 from benchmark.definitions import POINTS, Folders, Suite
+from benchmark.logs import Log
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.report import health, rlhf, statistics, tables
 from benchmark.results import Result, by_environment, done, reference, runs_of
 from benchmark.suites import KINDS
 
 FOLDER = ROOT / "benchmark" / "figures"
-# Where metrics are in healthy runs of MuJoCo; a table of DEBUGGING.md has the first two.
-HEALTHY = {
-    "losses/approx_kl": (0.005, 0.025),
-    "losses/clipfrac": (0.07, 0.3),
-    "losses/explained_variance": (0.5, 1),
-}
+HEALTHY = {x.metric: x.usual for x in check.ENVIRONMENTS[:3]}
 PPO2 = "0.35"  # gray, so that color is ours
 LEGEND_INCHES = 1.9  # width of a legend's column
 STYLE = {
@@ -258,6 +256,45 @@ def broken_curves(suite: Suite, folders: Folders) -> Figure:
     return figure
 
 
+# --- Runs of anybody ---
+
+
+def checks(log: Log) -> Figure:
+    """The metrics of a run over their healthy ranges; red where the rule says that they are not."""
+    rows = {x["metric"]: x for x in check.judge(log)}
+    figure, panels = one_panel_each([*rows] or ["return"])
+    for axes, (metric, row) in zip(panels, rows.items()):
+        own = log.updates[["global_step", metric]].dropna()
+        axes.plot(own["global_step"], own[metric], color="C0", linewidth=1)
+        sick = own[own["global_step"].isin(row["bad"])]
+        if len(sick):
+            axes.plot(*sick.to_numpy().T, ".", color="C3", markersize=4, label="unhealthy")
+        ends = [x for x in row["band"] if np.isfinite(x)]
+        low, high = np.quantile([*own[metric].quantile([0.02, 0.98]), *ends], [0, 1])
+        room = 0.1 * (high - low)
+        axes.set_ylim(low - room, high + room)  # a few odd values at the start leave the picture
+        inside = np.clip(row["band"], *axes.get_ylim())
+        axes.axhspan(*inside, color="C2", alpha=0.15, label="healthy", linewidth=0)
+        axes.set_title(f"{metric}\n{row['verdict']}", color="C3" if len(sick) else "k")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if log.episodes.empty:
+        figure.supxlabel("updates")
+    return figure
+
+
+def overlay(groups: dict[str, list[Log]]) -> Figure:
+    """A panel per environment with the curves of each group: thin seeds, their mean, its band."""
+    places = dict.fromkeys(x.environment for own in groups.values() for x in own)
+    figure, panels = one_panel_each([*places], 3 if len(places) < 9 else 4)
+    for axes, place in zip(panels, places):
+        for index, (label, logs) in enumerate(groups.items()):
+            if own := [x for x in logs if x.environment == place and len(x.episodes)]:
+                draw_curves(axes, own, label, f"C{index}")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    figure.supylabel("episodic return in training")
+    return figure
+
+
 # --- RLHF ---
 
 
@@ -306,16 +343,21 @@ def draw(suite: Suite, name: str, folders: Folders, place: Path = FOLDER) -> Pat
     """
     if not done(suite.name, folders):
         raise BenchmarkError(f"No run of {suite.name} is finished.")
+    name_of_file = f"{suite.name}{f'_{name}' * (name != suite.figures[0])}.png"
+    return save(lambda: FIGURES[name](suite, folders), place / name_of_file)
+
+
+def save(make: Callable[[], Figure], path: Path) -> Path:
+    """Draw a figure in our style, with one legend above all panels, and write it to a file."""
     with matplotlib.rc_context(STYLE):
-        figure = FIGURES[name](suite, folders)
+        figure = make()
         handles = {}
-        for axes in figure.axes:  # one legend above all panels, with each name once
+        for axes in figure.axes:  # each name once
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        columns = min(max(1, int(figure.get_figwidth() / LEGEND_INCHES)), len(handles))
+        columns = min(max(1, int(figure.get_figwidth() / LEGEND_INCHES)), max(1, len(handles)))
         names = handles.values(), handles.keys()
         figure.legend(*names, loc="outside upper center", ncols=columns)
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / f"{suite.name}{f'_{name}' * (name != suite.figures[0])}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130, metadata={"Software": None})  # equal figures, equal files
     with Image.open(path) as image:  # a third of the size, and nobody sees the difference
         image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)

@@ -56,8 +56,22 @@ def estimate(scores: np.ndarray, statistic: Callable[[np.ndarray], Any]) -> Esti
 
 
 def interquartile_mean(scores: np.ndarray) -> Any:
-    """Mean of one task, (..., runs, 1), without its outer quarters (sizes are rounded down)."""
-    return scipy.stats.trim_mean(scores[..., 0], 0.25, axis=-1)
+    """Mean over runs and tasks, (..., runs, tasks), without the outer quarters (rounded down)."""
+    ranked = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)  # what is missing comes last
+    count = np.isfinite(scores).sum((-2, -1)).min()
+    return ranked[..., count // 4 : count - count // 4].mean(-1)
+
+
+def smallest_visible(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The difference of two means, relative to the second, that a t-test would probably notice.
+
+    Probably: at the 5 % level, in 80 % of such experiments. Two runs of one of them are needed.
+    """
+    counts = np.array([len(ours), len(theirs)])
+    free = counts.sum() - 2
+    variance = (np.var(ours) * counts[0] + np.var(theirs) * counts[1]) / free
+    reach = scipy.stats.t.ppf(0.975, free) + scipy.stats.t.ppf(0.8, free)
+    return float(reach * np.sqrt(variance * (1 / counts).sum()) / abs(np.mean(theirs)))
 
 
 def mean(scores: np.ndarray) -> Any:

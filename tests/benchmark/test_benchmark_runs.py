@@ -35,7 +35,7 @@ RAY = SimpleNamespace(
     exceptions=SimpleNamespace(RayError=RuntimeError),
     init=lambda *_, **__: None,
     remote=lambda **_: lambda call: SimpleNamespace(remote=lambda x: functools.partial(call, x)),
-    wait=lambda references: (references[:1], references[1:]),
+    wait=lambda references, timeout: (references[:1], references[1:]),
     get=lambda reference: reference(),
     shutdown=lambda: print("shut down"),
 )
