@@ -19,7 +19,7 @@ from benchmark.suites import SCRIPTS
 CHROMIUM = shutil.which("chromium")
 KINDS = ("index.html", "ppo_atari.html", "play.html", "runs.html", "debugging.html")
 CODE = [*map(site.page_of, SCRIPTS)]
-TEXTS = [site.page_of_text(x) for x in site.PAGES if x.name != "README.md" or x.parent != site.ROOT]
+TEXTS = [*map(site.page_of_text, site.TEXTS)]
 PAGES = [*CODE, *TEXTS, "play.html", "runs.html"]
 
 
@@ -71,10 +71,12 @@ def test_places_in_the_original_code_are_held_to_its_files():
 
 
 def test_text_keeps_its_paragraphs_lists_tables_and_papers():
-    text = "Forms\nof it:\n- one, arXiv\n2305.18290\n- two\n  again\nThen.\n\n    a  b\n      c"
+    text = "Forms\nof it:\n- one, arXiv\n2305.18290\n- two\n  again\nThen."
+    text += "\n\n    a  b\n      c"
     assert annotate.prose(text).split("\n", 1)[0] == "<p>Forms"
     for part in (
-        'of it:</p><ul><li>one, <a href="https://arxiv.org/abs/2305.18290">arXiv 2305.18290</a></li>',
+        "of it:</p><ul><li>one, <a href=",
+        '"https://arxiv.org/abs/2305.18290">arXiv 2305.18290</a></li>',
         "<li>two\n  again</li></ul><p>Then.</p>",
         "<pre>a  b\n  c</pre>",
     ):
