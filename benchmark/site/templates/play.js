@@ -24,7 +24,7 @@ const number = (id) => Number(by(id).value);
 const choice = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
 // Redraw on any input of a figure; the number beside each slider is its value.
 function follow(figure, render) {
-  by(figure).addEventListener("input", render);
+  by(`play-${figure}`).addEventListener("input", render);
   return keep(by(`${figure}-chart`), render);
 }
 
