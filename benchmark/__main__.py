@@ -113,7 +113,7 @@ def compare(
         output: where the curves are drawn
     """
     from benchmark import compare as command
-    from benchmark import plots
+    from benchmark.report import plots
 
     groups, notes = command.comparable(command.groups_of(runs, folders))
     print("\n".join([*notes, "", command.table(groups), command.verdict(groups)]))
@@ -128,7 +128,8 @@ def check(run: Positional[str]) -> None:
         run: its folder, or a folder with a TensorBoard log of CleanRL or Stable-Baselines3
     """
     from benchmark import check as command
-    from benchmark import logs, plots
+    from benchmark import logs
+    from benchmark.report import plots
 
     for log in logs.find(run):
         print(command.report(log))

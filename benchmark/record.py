@@ -39,7 +39,11 @@ STAGE_METRICS = {
     "objective/kl_exact": "kl_exact",
     "objective/score_std": "score_std",
     "text/repetition": "repetition",
+    "reward": "reward",
+    "kl": "kl",
+    "groups_without_spread": "without_spread",
 }
+STAGE_SCORES = ("objective/gold", "pass@1")  # what scores a model: the first of these that it has
 NOT_SETTINGS = {"run_name", "output_dir", "resume"}  # of the place, not of the algorithm
 
 
@@ -133,10 +137,11 @@ def summarize_stages(
         for step, update in list(enumerate(updates, start=1))[::every]:
             known = {y: update[x] for x, y in STAGE_METRICS.items() if x in update}
             rows.append({"stage": stage, "step": step} | known)
+    scored = report["results"][trained[0]]
     facts = {
         "seconds": seconds and round(seconds, 1),
         "hours": seconds and round(seconds / 3600, 6),
-        "score": report["results"][trained[0]]["objective/gold"],
+        "score": next(scored[x] for x in STAGE_SCORES if x in scored),
         "judged": trained[0],
         "reward_model": report["quality"],
         "models": report["results"],

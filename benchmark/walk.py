@@ -42,8 +42,9 @@ def main() -> None:
     sys.path.insert(0, "")
     script = importlib.import_module(sys.argv[1].removesuffix(".py"))
     script = script.program() if hasattr(script, "program") else script  # a rival's
-    args, *_ = script.load_checkpoint(FOLDER)
-    found = play(script.load_policy(FOLDER), script.make_env(args))
+    env_id = script.load_checkpoint(FOLDER)["args"].env_id
+    with gym.make(env_id, disable_env_checker=True) as env:
+        found = play(script.load_policy(FOLDER, env), env)
     (FOLDER / "walk.json").write_text(json.dumps(found))
 
 

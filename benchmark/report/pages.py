@@ -126,8 +126,9 @@ def details_table(folders: Folders) -> str:
                 text = f"{variant.label.removeprefix('extra: ')}: {effect}"
                 worth.setdefault(detail, []).append(text)
     rows: dict[tuple[str, str], dict[str, str]] = {}
-    for script, tag in ((x, tag) for x in SCRIPTS for tag in tags_of((ROOT / x).read_text())):
-        key = tag.number or tag.kind.lower(), tag.title
+    found = ((x, tag) for x in SCRIPTS for tag in tags_of((ROOT / x).read_text()))
+    for script, tag, number in ((*x, y) for x in found for y in x[1].number.split(", ")):
+        key = number or tag.kind.lower(), "" if number else tag.title  # the first script names it
         known = [*worth.get(key[0].removesuffix("/37"), ()), *worth.get(tag.title, ())]
         empty = {"detail": key[0], "name": tag.title, "why": "", "without it": "<br>".join(known)}
         row = rows.setdefault(key, empty | {"its line in": ""})

@@ -31,6 +31,7 @@ from benchmark.baselines import stable_baselines3_ppo
 from benchmark.definitions import Contender, Contest, Folders, Run, select
 from benchmark.provenance import ROOT
 from benchmark.report import pages, plots, statistics, tables
+from benchmark.suites.switches import FORMER_FLAGS
 
 FOLDERS = Folders()
 SUITES = suites.SUITES
@@ -490,8 +491,13 @@ def test_a_contest_on_a_gpu_needs_one(folders, bench, monkeypatch, capsys):
 RENAMED = {
     "ppo_continuous_action.py": {"desired-kl": "adapt-lr-kl", "target-kl": "early-stop-kl"},
     "ppo_kl_penalty.py": {"target-kl": "penalty-kl"},
-    "grpo_rlhf_toy.py": {"own-length": "length-divisor own"},
 }
+
+
+def with_former_flags(variant):
+    """The flags with which a variant's runs were made, when the scripts still had these."""
+    former = [x for x, texts in FORMER_FLAGS.items() if {*texts} <= {*variant.replaced}]
+    return " ".join(former)
 
 
 def options(flags, script):
@@ -507,7 +513,8 @@ def test_committed_results_have_the_suites_flags_and_whole_curves(suite):
         expected = Run(SUITES[suite], *key, FOLDERS)
         curve = results.Result(made, FOLDERS.results / f"{suite}.csv").curve
         assert made["script"] == expected.script, key
-        given, flags = made["flags"], " ".join(expected.flags)
+        former = with_former_flags(SUITES[suite].variants[expected.variant])
+        given, flags = made["flags"], " ".join([*expected.flags, former]).strip()
         assert options(given, made["script"]) == options(flags, made["script"]), key
         assert made["settings"]["seed"] == made["seed"] and len(made["commit"]) == 40
         if SUITES[suite].total_timesteps:

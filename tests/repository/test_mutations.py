@@ -27,7 +27,9 @@ from benchmark.run import changed
 from benchmark.suites.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
 from tools.sync import blocks, sections
 
-TAG = re.compile(r"(?m)^ *# (?:Detail (\w+)|(?:Extra|Deviation): ([^([\n]+?))(?:[/:]| [([]|$).*\n")
+TAG = re.compile(
+    r"(?m)^ *# (?:Detail (\w+(?:/37, \w+)?)|(?:Extra|Deviation): ([^([\n]+?))(?:[/:]| [([]|$).*\n"
+)
 GALLERY = {
     "continuous": {**BUGS, **EVALUATION},
     "multidiscrete": {name: BUGS[name] for name in IN_CARTPOLE if name in BUGS},

@@ -127,7 +127,7 @@ function drawFrontier() {
   drawFrontier.nearest = (event) => order.reduce((best, m, i) => (distance(m, event) < distance(order[best], event) ? i : best), 0);
   by("rlhf-say").textContent = `${model.beta === null ? "Before PPO" : `PPO with β = ${model.beta}`}: the reward model says ${fixed(model.proxy)}, ` +
     `the truth is ${fixed(model.gold)}, at a KL of ${fixed(model.kl, 1)} nats; ${fixed(100 * model.unique, 0)} % of the reviews are different.`;
-  by("rlhf-reviews").replaceChildren(...model.reviews.map((r) => element("li", {}, element("b", {}, r.query), ` ${r.text} `,
+  by("rlhf-reviews").replaceChildren(...model.reviews.map((r) => element("li", {}, element("b", {}, r.prompt), ` ${r.text} `,
     element("span", { class: "kicker" }, `gold ${fixed(r.gold)}, proxy ${fixed(r.proxy)}`))));
 }
 
