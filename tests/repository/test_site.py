@@ -140,7 +140,8 @@ def visit(browser):
         page.emulate_media(color_scheme=scheme)
         page.goto(f"{site.DOCS.as_uri()}/{name}")
         if name.startswith(("runs", "play")):
-            page.wait_for_selector("svg.chart path", state="attached")
+            last = "#rlhf-chart" if name.startswith("play") else "#runs-chart"
+            page.wait_for_selector(f"{last} path.thick", state="attached")
         return page
 
     yield visit
