@@ -144,7 +144,7 @@ addEventListener("DOMContentLoaded", async () => {
       drawGae();
     });
   }
-  if (!by("rlhf")) return; // the first page has only the other two
+  if (!by("play-rlhf")) return; // the first page has only the other two
   await load("play");
   follow("rlhf", drawFrontier);
   drag(by("rlhf-chart"), (event) => {
