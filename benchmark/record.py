@@ -98,7 +98,8 @@ def thin(
 ) -> pd.DataFrame:
     """Average episodes and updates, which have a global_step, over `points` equal stretches.
 
-    Without `points` each iteration is a stretch.
+    Without `points` each iteration is a stretch. The first update always ends a stretch of its own:
+    some mistakes show in it.
 
     Returns:
         A row per stretch that has any data: its end as step, the number of episodes that ended in
@@ -106,6 +107,7 @@ def thin(
     """
     even = np.arange(1, (points or 0) + 1) * total_steps / (points or 1)
     ends = even if points else updates["global_step"].to_numpy()
+    ends = np.union1d(ends, pd.DataFrame(updates)["global_step"][:1])
 
     def by_stretch(log: pd.DataFrame, columns: dict[str, str]) -> Any:
         table = pd.DataFrame(log, columns=["global_step", *columns], dtype=float)

@@ -137,6 +137,9 @@ def test_thin_averages_by_stretch_of_steps():
     assert thinned["episodes"].tolist() == [1, 2, 1, 0]
     assert thinned["return"].tolist()[:3] == [1.0, 4.0, 7.0] and math.isnan(thinned["return"][3])
     assert thinned["approx_kl"].tolist()[3] == 0.5 and thinned["approx_kl"].isna().sum() == 3
+    updates = [{"global_step": x, "losses/approx_kl": x} for x in range(4, 24, 4)]
+    thinned = record.thin([], updates, 100, 5)  # the first update has a point of its own
+    assert thinned[["step", "approx_kl"]].to_numpy().tolist() == [[4, 4], [20, 14]]
 
 
 def test_facts_of_a_run_in_steps(tmp_path):

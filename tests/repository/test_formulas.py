@@ -11,7 +11,8 @@ import grpo_rlhf_toy as grpo
 import ppo_continuous_action as ppo
 import ppo_kl_penalty as kl_penalty
 import ppo_rlhf_toy as rlhf
-from benchmark.site.annotate import FORMULAS
+from benchmark.site.annotate import FORMULAS, TEMPLATES, Source
+from benchmark.suites import SCRIPTS
 
 E = r"\hat{\mathbb{E}}"
 
@@ -245,13 +246,16 @@ def test_grpo():
         "advantage relative to the group's mean", {r"S_i": scores, "S_j": scores, "G": 6}
     )
     symbols = {r"\hat A_i": mean, r"S_1, \dots, S_G": scores[0]}
-    own = computed("division by the group's spread", symbols)
-    assert torch.allclose(own.flatten(), grpo.group_advantages(scores.flatten(), 6, True))
+    own = computed("division by the spread", symbols)
+    assert torch.allclose(own.flatten(), grpo.group_advantages(scores.flatten(), 6, "group"))
     mask = torch.tensor([[True, True, False], [True, False, False]])
-    for divisor, size in {"longest": 3 * torch.ones(3), "own": torch.tensor([2, 2, 1])}.items():
+    for divisor, size in {
+        "constant": 3 * torch.ones(3),
+        "sequence": torch.tensor([2, 2, 1]),
+    }.items():
         symbols = {"B": 2, "d_t": size, r"|y_i|": torch.tensor([2.0, 1.0])}
-        own = computed("length divisor", symbols)
-        assert torch.allclose(own, grpo.word_weights(mask, divisor))
+        own = computed("length normalization", symbols)
+        assert torch.allclose(own, grpo.token_weights(mask, divisor))
 
 
 def test_the_weighted_losses_of_grpo():
@@ -262,7 +266,7 @@ def test_the_weighted_losses_of_grpo():
     symbols = {"L": 1.0, r"\beta": 0.1, r"\omega_t": weights, "q_t": LOGRATIO.exp()}
     k3 = LOGRATIO.exp() - 1 - LOGRATIO
     expected = 1.0 + 0.1 * (weights * k3).mean()
-    own = computed("KL penalty in the loss, by k3", symbols)
+    own = computed("KL penalty in the loss", symbols)
     assert own.item() == pytest.approx(expected.item())
 
 
@@ -274,3 +278,12 @@ def test_dpo():
         -torch.nn.functional.logsigmoid(chosen - rejected).mean().item()
     )
     assert dpo.Args().beta > 0
+
+
+def test_no_formula_is_left_over():
+    """Each belongs to a note of some script, or is on the first page."""
+    used = set(re.findall(r'math\("(.*?)"\)', (TEMPLATES / "index.html").read_text()))
+    for name in SCRIPTS:
+        notes = [x.title for segment in Source(name).segments for x in segment.notes]
+        used |= {own if own in FORMULAS else x for x in notes for own in [f"{name}: {x}"]}
+    assert FORMULAS.keys() - used == set()
