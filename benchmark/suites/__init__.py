@@ -229,7 +229,7 @@ def healthy_variant(env: str, script: str, k: int, flags: str, source: str, *tex
 # Tasks of our own, whose text is put into a copy of a script, and what then makes an environment.
 TASKS = ("# === Agent ===\n", f"{inspect.getsource(tasks)}\n\n# === Agent ===\n")
 JOINT = ('"Points-v0", Points', '"Points-v0", lambda: Joint(Points())')
-MAKE = "def make_env(args: Args) -> gym.Env:\n"
+MAKE = "def make_env(args: Args, videos: str | None = None) -> gym.Env:\n"
 STACKED = "gym.wrappers.FrameStackObservation(env, NUM_FRAMES, padding_type='zero')"
 RECALL = (TASKS, (MAKE, f"{MAKE}    env = EpisodicLife(Recall())\n    return {STACKED}\n"))
 SMALL_BATCH = "--num-envs 16 --num-steps 32 --learning-rate 1e-3 --torch-threads 1 --bfloat16"
