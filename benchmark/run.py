@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -139,9 +140,9 @@ def start(
 
 
 def last_line(folder: Path) -> str:
-    """What a process that was started there has said last."""
+    """What a process that was started there has said last, after its progress bar if it has one."""
     *_, last = ["no word", *(folder / "output.txt").read_text().strip().splitlines()]
-    return last
+    return re.sub(r".*\d+/\d+ \[.*?\]", "", last).strip() or last
 
 
 # --- Making runs ---
