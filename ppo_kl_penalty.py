@@ -1,62 +1,54 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["filelock==4.2.12", "gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0",
-#   "numpy==2.4.6", "pydantic==2.14.4", "tensorboard==2.21.0", "threadpoolctl==3.8.0",
-#   "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17", "wandb==0.31.0"]
+# dependencies = ["gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0", "numpy==2.4.6",
+#   "tensorboard==2.21.0", "threadpoolctl==3.8.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17",
+#   "wandb==0.31.0"]
 # ///
 """Proximal policy optimization (PPO) with a KL penalty instead of clipping, in one file.
 
-    python ppo_kl_penalty.py --env-id HalfCheetah-v4
+    python ppo_kl_penalty.py --env-id HalfCheetah-v4  # uv run installs what it needs
 
-`uv run` installs what it needs; without uv, `pip install` the packages named above.
+This is the other objective of Schulman et al. 2017 (arXiv 1707.06347, section 4). It does not clip
+the ratio of new to old probabilities. Instead, the policy pays a price for moving away from the one
+that collected the data: beta * KL(old || new). After each update, beta is adapted for the next one.
+The tags K1-K3 mark what is new. All else is ppo_continuous_action.py, which explains PPO.
 
-The other objective of Schulman et al. 2017 (arXiv 1707.06347, section 4). The ratio of new to old
-probabilities is not clipped; instead the policy pays beta * KL(old || new) for leaving the policy
-that has collected the data. Beta is adapted after the last epoch of each update, for the next one.
-The tags K1-K3 mark what this takes; all else is ppo_continuous_action.py, which explains PPO.
+In the paper's Table 1, clipping has a normalized score of 0.82. An adaptive beta with targets of
+0.003, 0.01, 0.03 has 0.68, 0.74, 0.71. A fixed beta (`--kl-mode fixed`) has 0.62 to 0.72, and
+neither clipping nor a penalty (`--kl-mode none`) has -0.39. Two things are not from the paper: beta
+has limits (`KL_COEF_MIN`, `KL_COEF_MAX`), and values keep their own clipping (detail 9).
 
-The paper's Table 1 has normalized scores: 0.82 with clipping; 0.68, 0.74, 0.71 with an adaptive
-beta and targets of 0.003, 0.01, 0.03; 0.62 to 0.72 with a fixed beta (`--kl-mode fixed`); -0.39
-with neither clipping nor penalty (`--kl-mode none`). Two things are not from the paper: beta has
-limits (`KL_COEF_MIN`, `KL_COEF_MAX`), and the value function keeps its own clipping (detail 9).
-
-The rest follows ppo2 = openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et
-al. 2022) numbers what it takes to reproduce ppo2. Each detail is a comment above its statement: the
-settings concerned in parentheses, the place below baselines/ in brackets, the reason in the next
-line; `--details` lists them. Here are 1-13 (core) without 8, and 23-31 (continuous actions); 8 is
-in ppo_continuous_action.py, 14-22 are in ppo_atari.py, 32-36 in ppo_atari_lstm.py, 37 in
+The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
+PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
+its place in baselines/ in brackets, and its reason below. `--details` lists them. Detail 8 is in
+ppo_continuous_action.py, 14-22 in ppo_atari.py, 32-36 in ppo_atari_lstm.py, and 37 in
 ppo_multidiscrete.py.
 
-Deviations from ppo2: after a time limit, the value of the final observation stands for the rewards
-that were cut off (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount
-`--gamma`, there always with 0.99; the KL is logged exactly and as k3, not as k2; orthogonal
-matrices come from a QR decomposition, not an SVD (equal in distribution up to signs); each episode
-has a seed of its own; NaN actions are not replaced by 0.
+Differences from ppo2: time limits are not failures (unless `--truncation-is-terminal`); rewards are
+scaled with `--gamma`, not always 0.99; the KL is logged exactly and as k3, not as k2; orthogonal
+matrices come from a QR decomposition, not an SVD; each episode has its own seed.
 """
 
 import argparse
 import dataclasses
+import functools
 import math
 import os
 import re
-import signal
 import sys
-import threading
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import filelock
 import gymnasium as gym
 import numpy as np
-import pydantic
 import threadpoolctl
 import torch
 import tyro
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.utils.tensorboard import SummaryWriter
@@ -64,153 +56,143 @@ from tqdm import tqdm
 
 # === Settings ===
 
+HIDDEN = 64  # units in each hidden layer
+KL_COEF_MIN, KL_COEF_MAX = 2.0**-20, 2.0**20  # beta has no effect below, nothing else has above
 Tensors = dict[str, Tensor]
-Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
-Steps = Annotated[float, pydantic.Field(ge=1, le=1e15), pydantic.AfterValidator(int)]  # also 1e6
-StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
-Seed = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
-Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
-Folder = Annotated[str, pydantic.Field(min_length=1)]
-# Twenty doublings from 1: a beta beyond has no effect any more, or nothing else has one.
-KL_COEF_MIN, KL_COEF_MAX = 2.0**-20, 2.0**20
-KLCoef = Annotated[float, pydantic.Field(ge=KL_COEF_MIN, le=KL_COEF_MAX)]
+StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
 
 
 # Copied from ppo_continuous_action.py
-class UsageError(ValueError):
-    """Something that the user can mend; `main` prints it as one sentence."""
+class UsageError(Exception):
+    """A mistake that the user can fix. `main` prints it as one sentence."""
 
 
-@pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
+@dataclasses.dataclass(frozen=True)
 class Args:
     # --- Environment ---
-    env_id: str = "HalfCheetah-v4"  # Gymnasium environment; actions best within about [-1, 1]
-    num_envs: PositiveInt = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
+    env_id: str = "HalfCheetah-v4"  # Gymnasium environment; actions should span about [-1, 1]
+    num_envs: int = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
     norm_obs: bool = True  # normalize observations by their running mean and standard deviation
-    clip_obs: PositiveFloat = 10.0  # clip normalized observations to +-this [ppo2: 10; inf: off]
+    clip_obs: float = 10.0  # clip normalized observations to +-this [ppo2: 10; inf: off]
     scale_rewards: bool = True  # divide rewards by the running std of their discounted sum
-    clip_reward: PositiveFloat = 10.0  # clip scaled rewards to +-this [ppo2: 10; inf: off]
+    clip_reward: float = 10.0  # clip scaled rewards to +-this [ppo2: 10; inf: off]
 
     # --- Experiment ---
-    seed: Seed = 1  # random seed of the whole run
-    total_timesteps: Steps = 1_000_000  # steps of all environments together; annealing ends there
-    run_name: Name | None = None  # folder below runs/; by default environment, script, seed, time
+    seed: int = 1  # random seed of the whole run
+    total_timesteps: float = 1e6  # total steps of all environments; annealing ends there
+    run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     compile: bool = True  # compile the update if there is a C++ compiler
-    track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
-    checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
-    resume: Folder | None = None  # continue the run in this folder, with its settings
-    evaluate: Folder | None = None  # play episodes with the policy in this folder; no training
-    eval_episodes: PositiveInt = 10  # number of episodes, with --evaluate
-    capture_video: bool = False  # film the first episode, with --evaluate
-    details: bool = False  # print the implementation details with their values, and exit
+    track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
+    checkpoint_interval: int = 25  # iterations between two checkpoints
 
     # --- PPO ---
-    num_steps: PositiveInt = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
-    num_minibatches: PositiveInt = 32  # minibatches per epoch [ppo2: 32 for MuJoCo, 4 for Atari]
-    update_epochs: PositiveInt = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
+    num_steps: int = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
+    num_minibatches: int = 32  # minibatches per epoch [ppo2: 32 for MuJoCo, 4 for Atari]
+    update_epochs: int = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
     learning_rate: StepSize = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
-    adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [ppo2: 1e-5]
-    gamma: Fraction = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: Fraction = 0.95  # 0: one-step advantages; 1: full returns [paper: 0.95]
+    adam_eps: float = 1e-5  # Adam's epsilon [ppo2: 1e-5]
+    gamma: float = 0.99  # discount factor [paper: 0.99]
+    gae_lambda: float = 0.95  # 0: one-step advantages; 1: full returns [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
-    kl_mode: Literal["adaptive", "fixed", "none"] = "adaptive"  # steer beta, leave it, no penalty
-    kl_coef: KLCoef = 1.0  # weight of the penalty, beta; adaptive: its first [paper: 0.3-10]
-    penalty_kl: PositiveFloat = 0.01  # KL an adaptive beta steers to, d_targ [paper: 0.003-0.03]
-    value_clip_coef: PositiveFloat = 0.2  # clip range of a value's change [ppo2: 0.2; inf: off]
-    ent_coef: NonNegativeFloat = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
-    vf_coef: NonNegativeFloat = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
-    max_grad_norm: PositiveFloat = 0.5  # largest norm of the whole gradient [ppo2: 0.5; inf: off]
-    orthogonal_init: bool = True  # orthogonal, with small gains of the heads; off: PyTorch's own
-    shared_network: bool = False  # policy and value function share a trunk [ppo2: not for MuJoCo]
+    kl_mode: Literal["adaptive", "fixed", "none"] = "adaptive"  # beta adapts, stays, or is 0
+    kl_coef: float = 1.0  # weight of the penalty, beta; the first if adaptive [paper: 0.3-10]
+    penalty_kl: float = 0.01  # KL that an adaptive beta aims at, d_targ [paper: 0.003-0.03]
+    value_clip_coef: float = 0.2  # limit of a value's change [ppo2: 0.2; inf: off]
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
+    vf_coef: float = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
+    max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; inf: off]
 
     def __post_init__(self) -> None:
-        batch = self.num_steps * self.num_envs
-        if batch % self.num_minibatches or batch > self.total_timesteps:
-            rule = "a multiple of num_minibatches, and not more than total_timesteps"
-            raise ValueError(f"num_steps * num_envs, here {batch}, must be {rule}.")
-        if self.capture_video and not self.evaluate:
-            raise ValueError("--capture-video films an evaluation: add --evaluate FOLDER.")
+        may_be_0 = {"seed", "learning_rate", "gamma", "gae_lambda", "ent_coef", "vf_coef"}
+        may_be_inf = {"clip_obs", "clip_reward", "value_clip_coef", "max_grad_norm"}
+        for name, value in vars(self).items():
+            if isinstance(value, np.generic):  # it would make the checkpoints unreadable
+                object.__setattr__(self, name, value := value.item())
+            flag = f"--{name.replace('_', '-')} ({value})"
+            if type(value) in (int, float) and not (value > 0 or (value == 0 and name in may_be_0)):
+                raise UsageError(f"{flag} must be positive{' or 0' if name in may_be_0 else ''}.")
+            if name in ("gamma", "gae_lambda") and value > 1:
+                raise UsageError(f"{flag} must be at most 1.")
+            if value == math.inf and name not in may_be_inf:
+                raise UsageError(f"{flag} must be finite.")
+        batch, parts = self.num_steps * self.num_envs, self.num_minibatches
+        product, flag = f"--num-steps * --num-envs ({batch})", f"--num-minibatches ({parts})"
+        if batch % parts:
+            raise UsageError(f"{product} must be a multiple of {flag}.")
+        if batch == parts:
+            raise UsageError(f"{flag} is too large: a minibatch needs at least two samples.")
+        if batch > self.total_timesteps:
+            raise UsageError(f"--total-timesteps must be at least {product}.")
 
 
 # === Agent ===
 
 
 # Copied from ppo_continuous_action.py
-def layer_init(layer: nn.Module, gain: float) -> nn.Module:
-    """Make the weight orthogonal, times `gain`, and the bias 0 [a2c/utils.py L20-63]."""
+def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    """A linear layer with an orthogonal weight matrix, scaled by `gain`, and zero bias."""
+    layer = nn.Linear(inputs, outputs)
+    # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
+    # Activations keep their scale. A small last gain makes the initial policy nearly constant.
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 class Agent(nn.Module):
-    """Gaussian policy and value function, each with two hidden layers of 64 tanh units."""
+    """A Gaussian policy and a value function, each with two hidden layers of tanh units."""
 
-    def __init__(self, obs_size: int, action_size: int, args: Args) -> None:
+    def __init__(self, obs_size: int, action_size: int) -> None:
         super().__init__()
-        # Detail 2/37: orthogonal and constant initialization (orthogonal_init) [a2c/utils.py L20]
-        # Layers keep the size of signals; the small last gain treats all states alike at first.
-        init = layer_init if args.orthogonal_init else lambda layer, gain: layer
-
-        def trunk() -> list[nn.Module]:
-            layers = [init(nn.Linear(size, 64), math.sqrt(2)) for size in (obs_size, 64)]
-            return [layers[0], nn.Tanh(), layers[1], nn.Tanh()]
-
-        value_trunk = trunk()
+        sizes = [obs_size, HIDDEN, obs_size, HIDDEN]
+        value1, value2, policy1, policy2 = (linear(x, HIDDEN, gain=2**0.5) for x in sizes)
+        value_head, policy_head = (
+            linear(HIDDEN, 1, gain=1.0),
+            linear(HIDDEN, action_size, gain=0.01),
+        )
         # Detail 13/37: shared or separate networks [common/policies.py L156-166]
-        # Shared layers are learned by both losses, which then compete; vf_coef weighs them.
-        # Detail 26/37: separate networks (not shared_network) [ppo2/defaults.py L12]
-        # On vectors sharing gains little: their features are cheap, unlike those of images.
-        policy_trunk = value_trunk if args.shared_network else trunk()
-        self.value = nn.Sequential(*value_trunk, init(nn.Linear(64, 1), 1.0))
-        self.policy = nn.Sequential(*policy_trunk, init(nn.Linear(64, action_size), 0.01))
-        # Detail 24/37: state-independent log std [common/distributions.py L104-105]
-        # How far to explore is learned once for all states: one number per component, at first 0.
+        # Both losses train shared layers and compete there. vf_coef sets the balance.
+        # Detail 26/37: separate networks [ppo2/defaults.py L12]
+        # Sharing helps with images, whose features are costly to learn, but little with vectors.
+        self.value = nn.Sequential(value1, nn.Tanh(), value2, nn.Tanh(), value_head, nn.Flatten(-2))
+        self.policy = nn.Sequential(policy1, nn.Tanh(), policy2, nn.Tanh(), policy_head)
+        # Detail 24/37: state-independent log std [distributions.py L104-105]
+        # Each action component has one log std, the same in all states. It starts at 0.
         self.log_std = nn.Parameter(torch.zeros(1, action_size))
-
-    def get_value(self, obs: Tensor) -> Tensor:
-        """Values (...) of observations (..., D): the discounted rewards expected from there on."""
-        return self.value(obs).squeeze(-1)
 
     def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
         """Log-probabilities of actions (..., A) in obs (..., D), entropies, values, all (...).
 
-        Behind them the means of the policy (..., A), which its KL needs.
+        The means of the policy (..., A) come last; its exact KL needs them.
         """
         mean = self.policy(obs)
         dist = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
         # Detail 25/37: independent action components [common/distributions.py L238-246]
-        # The probability of a whole action is the product of its components', so logs are summed.
-        logprobs, entropies = dist.log_prob(actions).sum(-1), dist.entropy().sum(-1)
-        return logprobs, entropies, self.get_value(obs), mean
+        # The probability of an action is the product over its components, so the logs add up.
+        return dist.log_prob(actions).sum(-1), dist.entropy().sum(-1), self.value(obs), mean
 
 
 # Copied from ppo_continuous_action.py
-def actor(agent: Agent) -> tuple[Callable, Callable]:
-    """Build the fast acting function, for training and deployment: the policy in NumPy.
+def actor(agent: Agent) -> Callable[..., np.ndarray]:
+    """The policy in NumPy, which is five times as fast as PyTorch for a few rows.
 
-    So the policy stands twice, here to act and in `Agent.evaluate_actions` to learn, because NumPy
-    is five times as fast for a few rows. Another distribution must be written in both; the metric
-    check/acting shows whether they agree.
-
-    Returns `act(obs, noise)`, actions (N, A) of normalized obs (N, D) and standard normal noise
-    (N, A), 0 for the most likely ones; and `log_prob(obs, noise)`, the log-probabilities of the
-    same actions, for arrays of any number of leading dimensions.
+    Returns `act(obs, noise)`: actions (N, A) from normalized obs (N, D) and standard normal noise
+    (N, A); noise 0 gives the most likely ones. `Agent.evaluate_actions` must be the same policy.
     """
-    mean, std = in_numpy(agent.policy), agent.log_std.exp().numpy(force=True)
+    layers, std = [in_numpy(x) for x in agent.policy], agent.log_std.exp().numpy(force=True)
 
     def act(obs: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
+        mean = obs
+        for layer in layers:
+            mean = layer(mean)
         # Detail 23/37: normal distribution [common/distributions.py L96-106]
-        # Actions are drawn around the network's output: trying others finds better ones.
-        return mean(obs) + std * noise
+        # Actions are sampled around the network's output. That is how better ones are found.
+        return mean + std * noise
 
-    def log_prob(obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        return -(0.5 * (noise**2 + math.log(2 * math.pi)) + np.log(std)).sum(-1)
-
-    return act, log_prob
+    return act
 
 
 # === The math ===
@@ -218,90 +200,74 @@ def actor(agent: Agent) -> tuple[Callable, Callable]:
 
 # Copied from ppo_continuous_action.py
 def normalize_obs(obs: np.ndarray, stats: "RunningMeanStd", args: Args) -> np.ndarray:
-    """Observations (N, D) in standard deviations from their running mean; updates nothing."""
+    """Standardize observations (N, D) with the running statistics, without updating them."""
     if not args.norm_obs:
         return obs
     # Detail 28/37: observation normalization (norm_obs) [common/vec_env/vec_normalize.py L36-42]
-    # Angles, speeds and forces come in unlike units; networks learn best at mean 0 and std 1.
+    # Angles, speeds and forces have different units. Networks learn best with mean 0 and std 1.
     obs = (obs - stats.mean) / np.sqrt(stats.var + 1e-8)
     # Detail 29/37: observation clipping (norm_obs, clip_obs) [common/vec_env/vec_normalize.py L39]
-    # A rare outlier, or a number that hardly ever changed before, must not swamp all others.
-    return np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)
+    # Keeps outliers, and inputs that have hardly varied so far, from drowning out the rest.
+    return np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)  # faster than np.clip
 
 
 # Copied from ppo_continuous_action.py
-def gae(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    done: Tensor,
-    gamma: float,
-    gae_lambda: float,
-) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation (Schulman et al. 2016, equations 11-16).
+def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args: Args) -> Tensor:
+    """Generalized advantage estimation (Schulman et al. 2016, equations 11-16), all (T, N).
 
-    Tensors are (T, N), time first: r_t, V(s_t), what the rest of the episode is worth after step t,
-    and 1 where the episode ended with that step, for whatever reason.
-
-    Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, N).
+    `next_values` is what the rest of the episode is worth after each step. `done` is 1 where the
+    episode ended with that step, for any reason.
     """
-    # Surprises: what a step brought beyond what was expected. A loop is fastest in NumPy.
-    advantages = (rewards + gamma * next_values - values).cpu()
-    sums, decays = advantages.numpy(), (gamma * gae_lambda * (1 - done)).numpy(force=True)
-    for t in reversed(range(len(sums) - 1)):
+    # At first these are TD errors: how much better each step went than predicted.
+    advantages = (rewards + args.gamma * next_values - values).numpy(force=True)
+    decay = (args.gamma * args.gae_lambda * (1 - done)).numpy(force=True)
+    for t in reversed(range(len(advantages) - 1)):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
-        # A surprise (delta) counts less the later it comes; higher lambda: less bias, more noise.
-        sums[t] += decays[t] * sums[t + 1]
-    advantages = advantages.to(values.device)
-    return advantages, advantages + values
+        # Later TD errors count less. A higher lambda means less bias and more variance.
+        advantages[t] += decay[t] * advantages[t + 1]
+    return torch.tensor(advantages, device=values.device)
 
 
 # Copied from ppo_continuous_action.py
 def normalize(x: Tensor) -> Tensor:
-    """Shift and scale to mean 0 and std 1; population std (divisor n) as in ppo2."""
+    """Shift and scale to mean 0 and std 1, with the population std (divisor n) as in ppo2."""
     return (x - x.mean()) / (x.std(correction=0) + 1e-8)
 
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """KL(old || new) from actions of the old policy, by k3 = mean(r - 1 - log r), r = new/old.
-
-    Unbiased, and less noisy than k1 = mean(-log r) (Schulman 2020, "Approximating KL divergence").
-    """
+    """KL(old || new), by the unbiased k3 = mean(r - 1 - log r) with r = new/old (Schulman 2020)."""
     return (logratio.exp() - 1 - logratio).mean()
 
 
-def penalized_policy_loss(
-    logratio: Tensor, advantages: Tensor, kl: Tensor, kl_coef: float | Tensor
-) -> Tensor:
+def penalized_policy_loss(logratio: Tensor, advantages: Tensor, kl: Tensor, beta: Tensor) -> Tensor:
     """Surrogate objective with KL penalty (paper, equation 8), negated for descent; a scalar.
 
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), `kl` is KL(pi_old || pi_new) in the same
-    states, both of the shape of `advantages`; with a `kl_coef` of 0 it is the paper's equation 6.
+    `kl` is KL(old || new) in the state of each sample. Without it, this is equation 6.
     """
+    ratio = logratio.exp()  # how much more likely the actions are than under the old policy
     # Detail K1: KL-penalized objective (kl_mode, kl_coef) [paper, equation 8]
-    # Leaving the policy that the samples tell about has a price; clipping sets a limit instead.
-    return (kl_coef * kl - logratio.exp() * advantages).mean()
+    # The samples only tell us about policies close to the old one, so moving away has a price.
+    return (beta * kl - ratio * advantages).mean()
 
 
-def gaussian_kl(
-    old_mean: Tensor, old_log_std: Tensor, new_mean: Tensor, new_log_std: Tensor
-) -> Tensor:
+def gaussian_kl(mean: Tensor, log_std: Tensor, new_mean: Tensor, new_log_std: Tensor) -> Tensor:
     """KL(old || new) (...) of Gaussians (..., A) with independent components, in nats.
 
-    The sum over them of log(s_new / s_old) + (s_old^2 + (m_old - m_new)^2) / (2 s_new^2) - 1/2.
+    The sum over components of log(s_new / s_old) + (s_old^2 + (m_old - m_new)^2) / (2 s_new^2) -
+    1/2, with means m and standard deviations s.
     """
-    log_growth = new_log_std - old_log_std
-    distance = (old_mean - new_mean) * (-new_log_std).exp()
+    log_growth = new_log_std - log_std
+    distance = (mean - new_mean) * (-new_log_std).exp()
     # Detail K2: exact KL divergence [paper, section 4]
-    # Gaussians have a formula; an estimate from the one action drawn in each state adds noise.
+    # Gaussians have a formula. An estimate from one action per state would add noise.
     return (log_growth + 0.5 * ((-2 * log_growth).exp() + distance**2 - 1)).sum(-1)
 
 
 def paper_kl_coef(kl_coef: float, kl: float, penalty_kl: float) -> float:
-    """The next beta: halved or doubled where the KL misses its target by a factor above 1.5.
+    """The next beta: half if the KL is below 2/3 of its target, double if it is above 3/2 of it.
 
-    The paper (section 4) sets no limits, but from 0 or infinity beta could not come back.
+    The paper (section 4) sets no limits, but beta could not come back from 0 or infinity.
     """
     if kl < penalty_kl / 1.5:
         kl_coef /= 2
@@ -310,85 +276,70 @@ def paper_kl_coef(kl_coef: float, kl: float, penalty_kl: float) -> float:
     return min(max(kl_coef, KL_COEF_MIN), KL_COEF_MAX)
 
 
-def clipped_value_loss(
-    new_values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | Tensor
-) -> Tensor:
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: Tensor) -> Tensor:
     """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half)."""
     # Detail 9/37: value function loss clipping (value_clip_coef) [ppo2/model.py L68-75]
-    # One batch should not move values far. The range is absolute: it supposes scaled rewards.
-    clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
-    errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
+    # One batch should not move values far. The range is absolute, so it assumes scaled rewards.
+    clipped_values = old_values + (values - old_values).clamp(-clip, clip)
+    errors = torch.max((values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
 
 
-def kl_penalty_loss(
-    agent: Agent, minibatch: list[Tensor], schedule: Tensors, args: Args
-) -> tuple[Tensor, Tensors]:
-    """Overall loss (paper, equation 9 with 8, negated for descent), and debug variables.
-
-    The minibatch holds obs and actions (B, ...) and, computed by the agent that collected them,
-    logprobs, values, advantages and returns (B,), means and log stds (B, A); `schedule` the numbers
-    that change during a run.
-    """
-    obs, actions, old_logprobs, old_values, advantages, returns, old_mean, old_log_std = minibatch
+def ppo_loss(agent: Agent, minibatch: list[Tensor], args: Args) -> tuple[Tensor, Tensors]:
+    """Overall loss (paper, equation 9 with 8, negated for descent), and debug variables."""
+    obs, actions, old_logprobs, old_values, advantages, returns, *old = minibatch  # (B, ...)
     logprobs, entropies, values, mean = agent.evaluate_actions(obs, actions)
     logratio = logprobs - old_logprobs
-    kl = gaussian_kl(old_mean, old_log_std, mean, agent.log_std)
+    kl = gaussian_kl(*old, mean, agent.log_std)
     # Detail 7/37: advantage normalization (norm_adv) [ppo2/model.py L136-139]
     # The step then depends on which actions were better, not on the scale of rewards.
     advantages = normalize(advantages) if args.norm_adv else advantages
-    pg_loss = penalized_policy_loss(logratio, advantages, kl, schedule["kl_coef"])
+    pg_loss = penalized_policy_loss(logratio, advantages, kl, args.kl_coef)
     v_loss = clipped_value_loss(values, old_values, returns, args.value_clip_coef)
     # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
-    # Subtracting the entropy pays for staying random, where the policy would narrow too early.
+    # The entropy bonus rewards randomness, so that the policy does not narrow too early.
     loss = pg_loss - args.ent_coef * entropies.mean() + args.vf_coef * v_loss
     # Detail 12/37: debug variables [ppo2/model.py L87-88, L115-116]
-    # The return says late that something is wrong, these say it early (`HEALTH`).
+    # These reveal problems long before the return does.
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
         "losses/entropy": entropies.mean(),
         "losses/approx_kl": approx_kl(logratio),
         "losses/kl": kl.mean(),
-        # Nothing is clipped at 0.2: a yardstick, the clip range of ppo_continuous_action.py.
+        # Nothing is clipped. 0.2 is the clip range of ppo_continuous_action.py, for comparison.
         "losses/clipfrac": ((logratio.exp() - 1).abs() > 0.2).float().mean(),
     }
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
-def kl_penalty_update(
-    agent: Agent,
-    adam: Tensors,
-    batch: list[Tensor],
-    minibatches: list[Tensor],
-    schedule: Tensors,
-    args: Args,
-) -> Tensors:
-    """One step of Adam, in place, for each of the minibatches, rows (B,) of the batch (T*N, ...).
+# Copied from ppo_continuous_action.py
+def ppo_update(agent: Agent, adam: Tensors, batch: list, indices: Tensor, args: Args) -> Tensors:
+    """Take an Adam step, in place, for each row of `indices` (M, B), which picks a minibatch.
 
-    Written out, in place of loss.backward() and optimizer.step(), so that several steps compile
-    into one graph. `adam` has the vector of all weights, whose views are the agent's parameters,
-    the averages of its gradient and of the square of that, and the number of steps. Returns the
-    metrics, one number per minibatch.
+    Adam is written out so that several steps compile into one graph, which makes training almost
+    twice as fast. `adam` holds all weights as one vector (the agent's parameters are views of it),
+    the running means of the gradient and its square, and the step count. In `args`, tensors replace
+    the floats. Returns the metrics, with one number per minibatch.
     """
     rows = []
-    for mb in minibatches:
-        loss, metrics = kl_penalty_loss(agent, [x[mb] for x in batch], schedule, args)
+    for mb in indices:
+        loss, metrics = ppo_loss(agent, [x[mb] for x in batch], args)
         gradients = torch.autograd.grad(loss, list(agent.parameters()))
         gradient = torch.cat([x.flatten() for x in gradients])
-        metrics["losses/grad_norm"] = gradient.norm()
+        metrics["losses/grad_norm"] = norm = gradient.norm()
         # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
-        # One odd minibatch must not throw the policy far; scaled as a whole, the direction is kept.
-        gradient = gradient * (args.max_grad_norm / metrics["losses/grad_norm"]).clamp(max=1.0)
+        # Keeps one odd minibatch from throwing the policy off. The gradient keeps its direction.
+        gradient = gradient * (args.max_grad_norm * (1 / norm)).clamp(max=1.0)
         step = adam["step"].add_(1)
         mean = adam["mean"].lerp_(gradient, 1 - 0.9)
         square = adam["square"].lerp_(gradient**2, 1 - 0.999)
-        bias_correction = ((1 - 0.999**step).sqrt() / (1 - 0.9**step)).float()  # they begin at 0
+        bias_correction = ((1 - 0.999**step).sqrt() / (1 - 0.9**step)).float()  # means start at 0
         # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
-        # Added to the root before the bias correction (PyTorch: after): early steps are smaller.
+        # Added to the root before the bias correction (PyTorch: after), so early steps are smaller.
         direction = mean / (square.sqrt() + args.adam_eps)
-        # Change it in place: a new tensor would not be the agent's weights.
-        adam["weights"].sub_(schedule["learning_rate"] * bias_correction * direction)
+        # Change the weights in place: a new tensor would not be the agent's.
+        adam["weights"].sub_(args.learning_rate * bias_correction * direction)
         rows.append(metrics)
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -396,90 +347,108 @@ def kl_penalty_update(
 # === Training: collect, advantages, update, log ===
 
 
-def train(
-    args: Args,
-    env_factory: Callable[[], gym.Env] | None = None,
-    update: Callable = kl_penalty_update,
-) -> dict[str, Any]:
-    """Run PPO, in environments of `env_factory` if given; logs and checkpoints go below runs/.
+# Copied from ppo_continuous_action.py
+def with_resources(function: Callable) -> Callable:
+    """Pass `function` an ExitStack first. What is put on it gets closed, also after an error."""
 
-    Returns `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, one dictionary
-    of metrics per iteration; `args`; `run_dir`. Raises UsageError where something does not fit.
+    @functools.wraps(function)
+    def call(*inputs: Any, **options: Any) -> Any:
+        with ExitStack() as resources:
+            return function(resources, *inputs, **options)
+
+    return call
+
+
+@with_resources
+def train(
+    resources: ExitStack,
+    args: Args | None = None,
+    env_factory: Callable[[], gym.Env] | None = None,
+    update: Callable = ppo_update,
+    resume: str | Path | None = None,
+) -> dict[str, Any]:
+    """Train an agent: `train(args)`, or `train(args, make)` if `make()` is your own environment.
+
+    `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
+    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
+    iteration; `args`; `run_dir`, the folder of logs and checkpoints.
     """
-    STOP.clear()  # of an earlier run in this process
-    args, device = settings_of_run(args), choose_device(args)
+    args = args or (load_checkpoint(resume)["args"] if resume else Args())
+    device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if args.device == "cuda" and device.type == "cpu":
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
     torch.manual_seed(args.seed)
     threadpoolctl.threadpool_limits(1)  # enough for networks of this size; large ones want more
     batch_size = args.num_steps * args.num_envs
-    num_iterations = args.total_timesteps // batch_size
+    num_iterations = int(args.total_timesteps // batch_size)
 
-    # Environments, and the rollout (T, N, ...), whose last observation begins the next rollout.
-    envs = [Replayable(make_env(args, env_factory)) for _ in range(args.num_envs)]
+    # Environments and arrays for a rollout (T, N, ...). The last observation starts the next one.
+    envs = make_envs(resources, args.env_id, args.num_envs, env_factory)
+    if env_factory:
+        args = dataclasses.replace(args, env_id=type(envs[0].unwrapped).__name__)
     low, high = envs[0].action_space.low[None], envs[0].action_space.high[None]
-    announce_spaces(envs[0].env)
-    raw_obs = np.zeros((args.num_envs, *envs[0].observation_space.shape))  # (N, D)
-    raw_final_obs = raw_obs.copy()  # where an episode has just ended
+    sizes = (*envs[0].observation_space.shape, low.size)  # D and A
+    raw_obs, raw_final_obs = np.zeros((2, args.num_envs, sizes[0]))  # now and before a reset
     obs = np.zeros((args.num_steps + 1, *raw_obs.shape), dtype=np.float32)
     final_obs = np.zeros_like(obs[1:])  # where a time limit ended an episode
     actions = np.zeros((args.num_steps, args.num_envs, low.size), dtype=np.float32)
     rewards = np.zeros((args.num_steps, args.num_envs))
     terminated, truncated = np.zeros((2, *rewards.shape), dtype=bool)
 
-    # What learns.
-    sizes = (raw_obs.shape[1], low.size)
-    agent = Agent(*sizes, args).to(device)
+    # Agent, optimizer state and running statistics, from the checkpoint if there is one.
+    agent = Agent(*sizes).to(device)
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
     adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
     adam["step"] = torch.zeros((), dtype=torch.float64, device=device)
-    update = compiled(update, device) if args.compile else update
-    obs_stats = RunningMeanStd(np.zeros((1, sizes[0])), np.ones((1, sizes[0])))
-    return_stats, discounted_returns = RunningMeanStd([0.0], [1.0]), np.zeros(args.num_envs)
-    kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef  # beta of the next update
-    episodes: list[dict[str, float]] = []  # the finished ones
-    history: list[dict[str, float]] = []  # metrics of each iteration
-    warned: set[str] = set()  # those that the user has been told of
-
-    # A new run begins an episode in each environment; a resumed one goes on where it was.
-    run_dir, writer, saved = open_run(args, name_of(envs[0]))
-    if saved:
-        if saved["sizes"] != sizes:
-            raise UsageError(f"{run_dir} was made in an environment with other spaces.")
-        agent.load_state_dict(saved["agent"])
+    obs_stats = RunningMeanStd(np.zeros(sizes[0]), np.ones(sizes[0]))
+    return_stats, discounted_returns = RunningMeanStd(0.0, 1.0), np.zeros(args.num_envs)
+    global_step, episodes, history = 0, [], []  # finished episodes; metrics of each iteration
+    kl_coef = args.kl_coef  # beta of the next update
+    if resume:
+        saved = load_checkpoint(resume, sizes)
+        agent, obs_stats, return_stats = (saved[x] for x in ("agent", "obs_stats", "return_stats"))
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
-        obs_stats = RunningMeanStd(**saved["obs_stats"])
-        return_stats = RunningMeanStd(**saved["return_stats"])
-        discounted_returns, kl_coef = saved["discounted_returns"].numpy(), saved["kl_coef"]
-        episodes, history = saved["episodes"], saved["updates"]
-    rng = np.random.default_rng([args.seed, len(history)])
-    if not (saved and replay(envs, saved, raw_obs)):
+        columns, history = saved["episodes"], saved["updates"]
+        episodes = [dict(zip(columns, x)) for x in zip(*(x.tolist() for x in columns.values()))]
+        global_step = history[-1]["global_step"]
+        if args.kl_coef == saved["args"].kl_coef:  # else a flag gives another beta
+            kl_coef = saved["kl_coef"]
+    # From here on, the parameters are views of this vector, which must only be changed in place.
+    nn.utils.vector_to_parameters(adam["weights"], agent.to(device).parameters())
+    update = compiled(update, device) if args.compile else update
+
+    # A resumed run continues its episodes where they stopped. A new run begins them.
+    run_dir, writer = open_run(resources, args, resume, global_step)
+    finished = global_step // batch_size  # iterations
+    if resume and replay(envs, saved, raw_obs):
+        discounted_returns = saved["discounted_returns"].numpy()
+    else:
+        rng = np.random.default_rng([args.seed, finished])
         for i, env in enumerate(envs):
             raw_obs[i] = env.begin(rng.integers(2**31).item())
         obs_stats.update(raw_obs)
-        discounted_returns[:] = 0.0
     obs[-1] = normalize_obs(raw_obs, obs_stats, args)
-    # From now on the parameters are views of this vector, which is changed in place only.
-    nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
 
-    for iteration in (progress := tqdm(range(len(history) + 1, num_iterations + 1), mininterval=1)):
-        # --- Collect: T steps in each of the N environments, with the weights held fixed ---
-        start_time, global_step = time.perf_counter(), (iteration - 1) * batch_size
-        rng = np.random.default_rng([args.seed, iteration])
+    iterations = tqdm(range(finished + 1, num_iterations + 1), mininterval=1)
+    for iteration in resources.enter_context(iterations):
+        # --- Collect: T steps in each of the N environments, with fixed weights ---
+        start_time, rng = time.perf_counter(), np.random.default_rng([args.seed, iteration])
+        num_before = len(episodes)
         frac = 1 - (iteration - 1) / num_iterations  # 1 in the first iteration, 1/U in the last
-        act, acting_log_prob = actor(agent)
+        act = actor(agent)
         noise = rng.standard_normal(actions.shape, dtype=np.float32)
         obs[0] = obs[-1]  # where the last rollout ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
-        # More environments vary a batch; rollouts go on where the last ended, in mid-episode too.
+        # More environments make batches more diverse. Rollouts go on where the last one ended.
         for t in range(args.num_steps):
             global_step += args.num_envs
             actions[t] = act(obs[t], noise[t])
             # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
-            # The environment gets the clipped action, the batch the drawn one, which has a density.
-            clipped_actions = np.minimum(np.maximum(actions[t], low), high)  # np.clip is slower
+            # The environment gets the clipped action, and the loss the density of the sampled one.
+            clipped_actions = np.minimum(np.maximum(actions[t], low), high)
             for i, (env, action) in enumerate(zip(envs, clipped_actions)):
-                raw_obs[i], rewards[t, i], failed, cut_off, _ = env.step(action)
-                terminated[t, i], truncated[t, i] = failed, cut_off
-                if failed or cut_off:
+                raw_obs[i], rewards[t, i], terminated[t, i], truncated[t, i], _ = env.step(action)
+                if env.ended:
                     ended = {"return": env.total, "length": len(env.actions)}
                     episodes.append({"global_step": global_step, **ended})
                     raw_final_obs[i] = raw_obs[i]
@@ -490,189 +459,179 @@ def train(
             if truncated[t].any():
                 final_obs[t] = normalize_obs(raw_final_obs, obs_stats, args)
 
-        # --- Advantages: the rollout as tensors (T, N, ...), values of it, then GAE ---
+        # --- Advantages: the rollout as tensors (T, N, ...), its values, then GAE ---
         # Deviation: time limits are not failures (not truncation_is_terminal)
-        # What a limit cuts off had a future, worth the value of its last observation; ppo2 says 0.
-        if args.truncation_is_terminal:
-            terminated |= truncated
+        # The episode would have gone on, so bootstrap from its last observation (ppo2 uses 0).
+        terminated |= truncated & args.truncation_is_terminal
         done = terminated | truncated
+        # A bonus can be added to `rewards` here. A wrapper would change the logged return as well.
         if args.scale_rewards:
             for t in range(args.num_steps):
                 discounted_returns = args.gamma * discounted_returns + rewards[t]
                 return_stats.update(discounted_returns)
                 # Detail 30/37: reward scaling (scale_rewards) [vec_env/vec_normalize.py L26-33]
-                # One learning rate then suits all tasks; less a mean, length would pay, or cost.
+                # One learning rate then suits all tasks. Subtracting a mean would change the task.
                 rewards[t] /= np.sqrt(return_stats.var + 1e-8)
                 discounted_returns[done[t]] = 0.0
             # Detail 31/37: reward clipping (scale_rewards, clip_reward) [vec_normalize.py L32]
-            # One huge reward, early when the std is still small, must not ruin the values.
+            # Keeps one huge reward from ruining the values early on, while the std is still small.
             np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards)
         with torch.no_grad():
-            b_obs, b_final_obs, b_actions, b_rewards, b_done = (
+            b_obs, b_final_obs, b_actions, b_rewards, b_done, b_noise = (
                 torch.tensor(x, dtype=torch.float32, device=device)
-                for x in (obs, final_obs[truncated], actions, rewards, done)
+                for x in (obs, final_obs[truncated], actions, rewards, done, noise)
             )
-            logprobs, _, values, old_mean = agent.evaluate_actions(b_obs[:-1], b_actions)
-            old_log_std = agent.log_std.expand_as(old_mean).clone()  # stays as the weights change
-            acting = torch.tensor(acting_log_prob(obs[:-1], noise), device=device)  # old weights
+            logprobs, _, values, mean = agent.evaluate_actions(b_obs[:-1], b_actions)
+            log_std = agent.log_std.expand_as(mean).clone()  # the agent's own changes
+            actor_logprobs = (Normal(0, 1).log_prob(b_noise) - agent.log_std).sum(-1)  # (T, N)
             # What follows a step is worth the value of the next observation. Where the episode
             # ended, that one belongs to another episode: after a time limit the value of the final
             # observation replaces it, and after a failure nothing follows.
-            next_values = torch.cat([values[1:], agent.get_value(b_obs[-1:])])
-            next_values[truncated] = agent.get_value(b_final_obs)
+            next_values = torch.cat([values[1:], agent.value(b_obs[-1:])])
+            next_values[truncated] = agent.value(b_final_obs)
             next_values[terminated] = 0.0
-            advantages, returns = gae(
-                b_rewards, values, next_values, b_done, args.gamma, args.gae_lambda
-            )
+            advantages = gae(b_rewards, values, next_values, b_done, args)
+            returns = advantages + values  # targets for the values
 
         # --- Update: K epochs of minibatches ---
+        floats = {name: x for name, x in vars(args).items() if type(x) is float}
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
-        # Large steps find the way; small ones at the end settle what noise would undo.
-        learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
-        # What changes during a run: the numbers in `args` are constants of the compiled update.
-        scheduled = {"learning_rate": learning_rate, "kl_coef": kl_coef}
-        schedule = {name: torch.tensor(x, device=device) for name, x in scheduled.items()}
-        batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns)
-        batch = [x.flatten(0, 1) for x in (*batch, old_mean, old_log_std)]  # (T*N, ...)
+        # Large steps make progress. Small ones at the end average out the noise.
+        floats["learning_rate"] = args.learning_rate * (frac if args.anneal_lr else 1.0)
+        floats["kl_coef"] = 0.0 if args.kl_mode == "none" else kl_coef
+        # Other floats can be changed in the same way. As tensors, they need no recompiling.
+        tensors = {name: torch.tensor(x, device=device) for name, x in floats.items()}
+        now = dataclasses.replace(args, **tensors)
+        batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns, mean, log_std)
+        batch = [x.flatten(0, 1) for x in batch]  # (T*N, ...)
         mb_metrics: list[Tensors] = []
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
-            # Many small steps learn more from a batch than one; shuffling makes each a fair sample.
-            for mb in order.split(batch_size // args.num_minibatches):
-                # One in a call: several that are compiled together would be rounded differently.
-                mb_metrics.append(update(agent, adam, batch, [mb], schedule, args))
+            # Many small steps learn more than one large step. Shuffling makes each a fair sample.
+            for indices in order.view(args.num_minibatches, 1, -1):  # one in each call
+                mb_metrics.append(update(agent, adam, batch, indices, now))
         with torch.no_grad():
-            new_logprobs, *_, mean = agent.evaluate_actions(b_obs[:-1], b_actions)
-            kl_after = gaussian_kl(old_mean, old_log_std, mean, agent.log_std).mean().item()
+            new_logprobs, *_, new_mean = agent.evaluate_actions(b_obs[:-1], b_actions)
+            kl = gaussian_kl(mean, log_std, new_mean, agent.log_std).mean().item()
         if args.kl_mode == "adaptive":
             # Detail K3: adaptive penalty coefficient (kl_mode, penalty_kl) [paper, section 4]
-            # No one beta suits all tasks and times: where steps were too long, they get dearer.
-            kl_coef = paper_kl_coef(kl_coef, kl_after, args.penalty_kl)
+            # No beta suits all tasks and times. If the policy moved too far, moving gets dearer.
+            kl_coef = paper_kl_coef(kl_coef, kl, args.penalty_kl)
 
         # --- Log and save ---
-        following = next_values.masked_fill(torch.tensor(terminated, device=device), 0.0)
-        observed = observed_returns(b_rewards, following, b_done, args.gamma)
-        diagnosis = diagnose(new_logprobs - logprobs, advantages, values, observed)
-        metrics = means(mb_metrics) | means([diagnosis])
-        metrics |= {
-            "losses/explained_variance": 1 - (advantages.var() / (returns.var() + 1e-8)).item(),
-            "check/kl_after": kl_after,
-            "check/acting": approx_kl(acting - logprobs).item(),
-            "check/first_kl": mb_metrics[0]["losses/approx_kl"][0].item(),  # ratios are 1 there
-            **{f"charts/{name}": x for name, x in scheduled.items()},
+        logratio = new_logprobs - logprobs
+        observed = observed_returns([b_rewards, next_values, terminated, done], args.gamma)
+        bias = (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8)
+        metrics = means(mb_metrics) | {
+            "losses/explained_variance": 1 - advantages.var() / (returns.var() + 1e-8),
+            "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
+            "check/kl_after": kl,  # of the whole update, exact
+            "check/update": (normalize(logratio) * normalize(advantages)).mean(),  # positive
+            "check/acting": approx_kl(actor_logprobs - logprobs),  # 0, or the policies differ
+            "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0: no step taken yet
+            "charts/learning_rate": floats["learning_rate"],
+            "charts/kl_coef": floats["kl_coef"],
             "charts/SPS": batch_size / (time.perf_counter() - start_time),
         }
+        metrics = {name: float(x) for name, x in metrics.items()}
         history.append({"global_step": global_step, **metrics})
-        log(writer, history, episodes, progress, warned)
-        stopping = STOP.is_set() or iteration == num_iterations
-        if stopping or iteration % args.checkpoint_interval == 0:
-            state = {"agent": agent.state_dict(), "sizes": sizes, "adam": adam}
-            state |= {"obs_stats": obs_stats.state(), "return_stats": return_stats.state()}
-            running = [(env.seed, torch.tensor(np.array(env.actions))) for env in envs]
-            state |= {"running": running, "raw_obs": torch.tensor(raw_obs)}
-            state |= {"discounted_returns": torch.tensor(discounted_returns)}
-            state |= {"bounds": torch.tensor(np.concatenate([low, high])), "kl_coef": kl_coef}
-            save_checkpoint(run_dir, args, state | {"episodes": episodes, "updates": history})
-        if stopping:
-            break
-    writer.close()
-    results = {"agent": agent, "episodes": episodes, "updates": history}
-    return {**results, "args": args, "run_dir": run_dir}
+        log(writer, global_step, metrics, episodes[num_before:], episodes[-100:], iterations)
+        if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
+            running = [(env.seed, np.array(env.actions)) for env in envs]
+            state = {"agent": agent.state_dict(), "adam": adam, "sizes": sizes, "running": running}
+            state |= {"obs_stats": vars(obs_stats), "return_stats": vars(return_stats)}
+            state |= {"discounted_returns": discounted_returns, "raw_obs": raw_obs}
+            state |= {"episodes": as_columns(episodes), "updates": history, "kl_coef": kl_coef}
+            save_checkpoint(run_dir, args, state | {"own_env": env_factory is not None})
+    return dict(agent=agent, episodes=episodes, updates=history, args=args, run_dir=run_dir)
 
 
 # === The algorithm ends here ===
-# Below: environments and how they are played again, what makes it fast (the policy in NumPy, the
-# compiled update), metrics and warnings, logs and checkpoints, the use of a policy, `main`.
-
-SCRIPT = Path(__file__).stem
-STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
-
-# Metric, its lowest and highest healthy value, for how many iterations it must have been outside
-# (0: one; shorter ones than 2,000 steps count less), whether only while return is lost, what to do.
-HEALTH = [
-    ("losses/approx_kl", 1e-12, 0.05, 10, True, "Updates are too large, or none: check --lr."),
-    ("check/acting", -1, 1e-5, 0, False, "`actor` and `evaluate_actions` disagree: make them one."),
-    ("check/value_bias", -math.inf, 0.6, 20, False, "Values exceed returns: check episode ends."),
-    ("check/update", 0.02, 1, 10, True, "Good actions got no likelier: check signs and reshapes."),
-]
+# Below: environments, running statistics, speed, logs, checkpoints, the use of a policy, `main`.
 
 
 # Copied from ppo_continuous_action.py
-def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gym.Env:
-    """Make one environment, whose observations and actions are vectors of floats."""
-    warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
-    film = {"render_mode": "rgb_array"} if args.capture_video else {}
-    make = env_factory or (lambda: gym.make(args.env_id, disable_env_checker=True, **film))
-    try:
-        env = make()
-    except TypeError as error:
-        if "argument 'render_mode'" not in str(error):
-            raise
-        raise UsageError(f"{args.env_id} cannot be filmed: it takes no render_mode.") from error
-    except gym.error.Error as error:
-        raise UsageError(f"{error} (Atari games are played by ppo_atari.py.)") from error
-    actions, obs = env.action_space, env.observation_space
-    is_box = isinstance(actions, gym.spaces.Box) and actions.dtype.kind == "f"
-    if not is_box or len(actions.shape) != 1 or not actions.shape[0]:
-        raise UsageError(f"Actions are {actions}, not vectors of floats: try ppo_multidiscrete.py.")
+def make_envs(
+    resources: ExitStack, env_id: str, count: int, env_factory: Any = None, **options: Any
+) -> list["Episode"]:
+    """Make environments, whose observations and actions are vectors of floats."""
+    warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")  # -v4, as in papers
+    make = env_factory or (lambda: gym.make(env_id, disable_env_checker=True, **options))
+    envs = []
+    for _ in range(count):
+        try:
+            envs.append(make())
+        except (TypeError, gym.error.Error) as error:  # no such name, or render_mode, or no Env
+            hint = "Atari games are played by ppo_atari.py"
+            raise UsageError(f"Cannot make the environment: {error} ({hint}.)") from error
+        resources.callback(envs[-1].close)
+    actions, obs = envs[0].action_space, envs[0].observation_space
+    if not str(actions.dtype).startswith("float") or len(actions.shape) != 1:
+        choices = str(actions).startswith(("Discrete", "Multi"))
+        hint = "try ppo_multidiscrete.py" if choices else "wrap the environment to make them so"
+        raise UsageError(f"Actions are {actions}, not vectors of floats: {hint}.")
     if not obs.is_np_flattenable:
         raise UsageError(f"Observations are {obs}, which cannot be made a vector of floats.")
+    low, high = actions.low, actions.high
+    is_huge = max(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (low, high)) > 10
+    if is_huge or low.max() > -0.1 or high.min() < 0.1:
+        bounds = f"Action bounds are {low} and {high}, but a new policy has mean 0 and std 1"
+        print(f"{bounds}: rescale the actions, for example with gym.wrappers.RescaleAction.")
     is_flat = isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1
-    return env if is_flat else gym.wrappers.FlattenObservation(env)
+    return [Episode(env if is_flat else gym.wrappers.FlattenObservation(env)) for env in envs]
 
 
 # Copied from ppo_continuous_action.py
-def announce_spaces(env: gym.Env) -> None:
-    """Print what a user may not expect of actions and observations."""
-    low, high = env.action_space.low, env.action_space.high
-    if np.abs([low, high]).max() > 10:
-        print(f"Actions reach from {low} to {high}, but the first ones are drawn with a std of 1.")
-    given = env.env if isinstance(env, gym.wrappers.FlattenObservation) else env
-    if len(shape := given.observation_space.shape or ()) > 1:
-        print(f"Observations {shape} are flattened: the agent gets vectors.")
+class Episode(gym.Wrapper):
+    """Records the running episode: its seed and actions, for a replay, its return, obs and info."""
 
-
-# Copied from ppo_continuous_action.py
-def name_of(env: gym.Env) -> str:
-    """What a run in this environment is called."""
-    name = env.spec.id if env.spec else type(env.unwrapped).__name__
-    return re.sub(r"[^\w.=+-]", "-", name)
-
-
-# Copied from ppo_continuous_action.py
-class Replayable(gym.Wrapper):
-    """An environment that knows its running episode, which is a seed and actions.
-
-    A resumed run plays these again and is where it was, whatever the simulator.
-    """
-
-    def begin(self, seed: int, actions: Iterable[np.ndarray] = ()) -> np.ndarray:
-        """Begin an episode and take these actions; return the observation after them."""
-        self.seed, self.actions, self.total = seed, [], 0.0
-        obs, _ = self.env.reset(seed=seed)
-        for action in actions:
-            obs, *_ = self.step(action)
-        return obs
+    def begin(self, seed: int) -> Any:
+        self.seed, self.actions, self.total, self.ended = seed, [], 0.0, False
+        try:
+            values = self.env.reset(seed=seed)
+        except TypeError as error:
+            if "argument 'seed'" not in str(error):
+                raise
+            values = ()  # the API before Gym 0.26
+        self.obs, self.info = of_length(2, values)
+        return self.obs
 
     def step(self, action: np.ndarray) -> tuple:
-        """Take one step, and remember its action."""
+        if action[0] != action[0]:  # NaN: one in the observation or the weights makes all so
+            known = np.isfinite(self.obs).all()
+            cause = "training has diverged" if known else f"the observation is {self.obs}"
+            raise UsageError(f"Step {len(self.actions)} of an episode has action NaN: {cause}.")
         self.actions.append(action.copy())  # some environments change it
-        obs, reward, *rest = self.env.step(action)
-        reward = reward.item() if isinstance(reward, np.ndarray) else float(reward)
-        self.total += reward
-        return obs, reward, *rest
+        self.obs, reward, *ends, self.info = of_length(5, self.env.step(action))
+        reward = np.asarray(reward).item()  # a float, even from an array
+        self.total, self.ended = self.total + reward, self.ended or any(ends)
+        return self.obs, reward, *ends, self.info
 
 
 # Copied from ppo_continuous_action.py
-def replay(envs: list[Replayable], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
-    """Play the saved episodes again, up to `raw_obs` (N, D); return whether they are the same."""
-    for i, (seed, actions) in enumerate(saved["running"]):
-        raw_obs[i] = envs[i].begin(seed, actions.numpy())
-    same = np.array_equal(raw_obs, saved["raw_obs"].numpy())
-    if not same:
-        print("The environments do not repeat themselves, so new episodes begin.")
-    return same
+def of_length(count: int, values: tuple) -> tuple:
+    """What an environment returned, if it has the length that Gymnasium demands."""
+    if isinstance(values, tuple) and len(values) == count:
+        return values
+    api = "reset(seed=...) returns (obs, info), and step has five values"
+    raise UsageError(f"The environment does not follow Gymnasium's API, in which {api}.")
+
+
+# Copied from ppo_continuous_action.py
+def replay(envs: list[Episode], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
+    """Repeat the running episodes of a checkpoint, up to `raw_obs`. Return whether that worked."""
+    try:
+        for i, (seed, actions) in enumerate(saved["running"]):
+            raw_obs[i] = envs[i].begin(seed)
+            for action in actions.numpy():
+                raw_obs[i], *_ = envs[i].step(action)
+        if any(env.ended for env in envs) or not np.array_equal(raw_obs, saved["raw_obs"]):
+            raise ValueError("the result differs")
+    except Exception as error:  # whatever a simulator can raise
+        print(f"New episodes begin, since the running ones could not be replayed: {error}.")
+        return False
+    return True
 
 
 # Copied from ppo_continuous_action.py
@@ -680,75 +639,54 @@ class RunningMeanStd:
     """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
 
     def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
-        self.mean, self.var, self.count = np.array(mean), np.array(var), count  # count: rows so far
+        self.mean, self.var, self.count = np.asarray(mean), np.asarray(var), count
 
     def update(self, x: np.ndarray) -> None:
         """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
-        # A reduction of one row would cost more than the rest of this function.
-        one, along = len(x) == 1, {"axis": 0, "keepdims": True}
-        x_mean, x_var = (x, 0.0) if one else (x.mean(**along), x.var(**along))
+        x_mean, x_var = (x[0], 0.0) if len(x) == 1 else (x.mean(0), x.var(0))  # one row: faster
         self.count += len(x)
         delta, share = x_mean - self.mean, len(x) / self.count
         self.mean = self.mean + delta * share
         self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
 
-    def state(self) -> dict[str, Any]:
-        """Plain numbers, from which the same statistics can be made again."""
-        return {"mean": self.mean.tolist(), "var": self.var.tolist(), "count": self.count}
-
 
 # Copied from ppo_continuous_action.py
-def in_numpy(network: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
-    """The network for a few rows (N, in): tanh layers in NumPy, fast; other layers as they are."""
-    kinds = {type(x) for x in network} if isinstance(network, nn.Sequential) else set()
-    if kinds != {nn.Linear, nn.Tanh} or any(len([*x.parameters()]) == 1 for x in network):
-        device = next(network.parameters()).device
-        return torch.no_grad()(lambda x: network(torch.tensor(x, device=device)).numpy(force=True))
-    layers = [[w.numpy(force=True).T for w in x.parameters()] for x in network]  # [] of a tanh
-
-    def forward(x: np.ndarray) -> np.ndarray:
-        for layer in layers:
-            x = x.dot(layer[0]) + layer[1] if layer else np.tanh(x)
-        return x
-
-    return forward
+def in_numpy(layer: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
+    """The layer as a NumPy function. Kinds that are not listed here run in PyTorch, more slowly."""
+    if type(layer) is nn.Linear and layer.bias is not None:
+        weight, bias = layer.weight.numpy(force=True).T, layer.bias.numpy(force=True)
+        return lambda x: x.dot(weight) + bias
+    if type(layer) in (nn.Tanh, nn.ReLU):
+        return np.tanh if type(layer) is nn.Tanh else lambda x: np.maximum(x, 0.0)
+    device = next((x.device for x in layer.parameters()), "cpu")
+    return torch.no_grad()(lambda x: layer(torch.tensor(x, device=device)).numpy(force=True))
 
 
 # Copied from ppo_continuous_action.py
 def compiled(function: Callable, device: torch.device) -> Callable:
-    """Compile `function` when it is first called; fall back to eager if that fails."""
+    """Compile `function` when it is first called. If that fails, say why and use it as it is."""
     torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
-    torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
-    warnings.filterwarnings("ignore", module=r"torch\._inductor")  # its advice on GPUs
+    torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags; probing them takes 10 s
     options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
-    fast = torch.compile(function, options=options)
+    current = torch.compile(function, options=options)
+    print("The first iteration compiles the update, which may take a minute the first time.")
 
-    def first_call(*args: Any) -> Any:
-        nonlocal chosen
-        tqdm.write("Compiling the update, which takes half a minute the first time.")
-        chosen = fast
+    def call(*inputs: Any) -> Any:
+        nonlocal current
         try:
-            return fast(*args)
-        except Exception as error:  # whatever a compiler can raise, before anything has changed
-            reason = " ".join(str(error).split())[:300]
-            tqdm.write(f"Warning: the update is not compiled, and slower: {reason}")
-            chosen = function
-            return function(*args)
+            return current(*inputs)
+        except Exception as error:  # whatever a compiler can raise
+            reason = str(error).partition("\n")[0]
+            tqdm.write(f"The update could not be compiled, so it takes twice as long: {reason}")
+            current = function
+            return function(*inputs)
 
-    chosen = first_call
-    return lambda *args: chosen(*args)
+    return call
 
 
-# === Metrics, logs, checkpoints, flags: the same in all scripts for environments ===
+# === Metrics, logs, checkpoints: the same in all scripts for environments ===
 # Copied from ppo_continuous_action.py
-
-
-def choose_device(args: Any) -> torch.device:
-    """Where networks learn: the GPU if there is one and nothing else was asked for."""
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
-    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def means(rows: list[Tensors]) -> dict[str, float]:
@@ -756,73 +694,29 @@ def means(rows: list[Tensors]) -> dict[str, float]:
     return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
 
 
-def observed_returns(rewards: Tensor, next_values: Tensor, done: Tensor, gamma: float) -> Tensor:
-    """The discounted rewards that followed each step until its episode ended, (T, N) like all.
-
-    V stands for what a time limit or the end of the rollout cuts off. Shares no line with `gae`.
-    """
+def observed_returns(rollout: list, gamma: float) -> Tensor:
+    """Returns from rewards, next values, terminated and done, all (T, N), independent of `gae`."""
     columns = []
-    for steps in torch.stack([rewards, next_values, done], dim=-1).unbind(1):
-        found: list[float] = []  # plain numbers, of which a loop is much faster
-        for reward, rest, ended in reversed(steps.tolist()):
-            found.append(reward + gamma * (rest if ended or not found else found[-1]))
-        columns.append(found[::-1])
-    return torch.tensor(columns).T.to(rewards)
+    for column in zip(*(x.T.tolist() for x in rollout)):
+        returns = []  # from the last step to the first
+        for reward, value, failed, ended in zip(*map(reversed, column)):
+            rest = value if ended or not returns else returns[-1]
+            returns.append(reward + gamma * (0.0 if failed else rest))
+        columns.append(returns[::-1])
+    return torch.tensor(columns, device=rollout[0].device).T
 
 
-def diagnose(logratio: Tensor, advantages: Tensor, values: Tensor, observed: Tensor) -> Tensors:
-    """Metrics of the values beside the observed returns, and of the policy's update, all (T, N).
-
-    `logratio` is that of the whole update; it may be of the first environments only.
-    """
-    targets, rewarded = values + advantages, advantages[:, : logratio.shape[1]]
-    # Explained variance; what varies by less than a tenth of its size need not be explained.
-    variance = targets.var() + 0.01 * targets.square().mean() + 1e-8
-    return {
-        "check/values": 1 - advantages.var() / variance,
-        "check/value_bias": (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8),
-        "check/update": (normalize(logratio) * normalize(rewarded)).mean(),
-    }
-
-
-def return_lost(episodes: list[dict]) -> bool:
-    """Whether the last twentieth of the episodes, 20 at least, lost a fifth of what was gained.
-
-    The gain is from the first so many episodes to the best so many in a row.
-    """
-    count = max(20, len(episodes) // 20)
-    sums = np.cumsum([0.0, *(x["return"] for x in episodes)])
-    means = (sums[count:] - sums[:-count]) / count
-    return len(means) > 0 and means[-1] < means[0] + 0.8 * (means.max() - means[0])
-
-
-def unhealthy(history: list[dict], episodes: list[dict]) -> dict[str, str]:
-    """What to do about each metric that has been unhealthy for as long as `HEALTH` says."""
-    found, part = {}, min(history[0]["global_step"] / 2000, 1)  # what an iteration counts
-    for name, low, high, patience, if_lost, advice in HEALTH:
-        rows = history[-(count := max(math.ceil(patience / part), 1)) :]
-        is_long = len(rows) == count and not any(low <= x[name] <= high for x in rows)
-        if is_long and not (if_lost and not return_lost(episodes)):
-            found[name] = advice
-    return found
-
-
-def log(writer: SummaryWriter, history: list, episodes: list, progress: tqdm, warned: set) -> None:
-    """Write the newest metrics; warn of those that are unhealthy and not yet in `warned`."""
-    metrics = dict(history[-1])
-    now = metrics.pop("global_step")
+def log(writer: Any, now: int, metrics: dict, new: list, recent: list, progress: tqdm) -> None:
+    """Write the metrics of step `now` and means over `new` episodes; show that of `recent` ones."""
     if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
         raise UsageError(f"Not finite at step {now}: {bad}. Check observations and rewards.")
-    if recent := episodes[-100:]:
+    if new:
         for name in ("return", "length"):
-            metrics[f"charts/episodic_{name}"] = np.mean([x[name] for x in recent]).item()
-        progress.set_postfix_str(f"return {metrics['charts/episodic_return']:.1f}", refresh=False)
+            metrics[f"charts/episodic_{name}"] = np.mean([x[name] for x in new]).item()
+        mean = np.mean([x["return"] for x in recent])
+        progress.set_postfix_str(f"return {mean:.1f}", refresh=False)
     for name, value in metrics.items():
         writer.add_scalar(name, value, now)
-    for name, advice in unhealthy(history, episodes).items():
-        if name not in warned:  # say it once
-            warned.add(name)
-            tqdm.write(f"Warning: {name} is {metrics[name]:.3g}. {advice}")
 
 
 def details(args: Any) -> str:
@@ -837,165 +731,164 @@ def details(args: Any) -> str:
     return "\n".join(rows)
 
 
-def open_run(args: Args, env_name: str) -> tuple[Path, SummaryWriter, dict[str, Any] | None]:
-    """The folder of a run, its log, and the checkpoint if it is resumed."""
-    began = f"{env_name}__{SCRIPT}__{args.seed}__{time.time_ns()}"
-    run_dir = Path(args.resume or f"runs/{args.run_name or began}")
-    try:
-        lock = filelock.FileLock(run_dir / "lock", is_singleton=True).acquire(blocking=False)
-    except filelock.Timeout as error:
-        raise UsageError(f"Another process is training in {run_dir}.") from error
-    saved = load_checkpoint(run_dir)[2] if args.resume else None
-    if not saved and (run_dir / "checkpoint.pt").exists():
+def open_run(
+    resources: ExitStack, args: Any, resume: Any, global_step: int
+) -> tuple[Path, SummaryWriter]:
+    """Open the log of a run; return the folder and the log."""
+    name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    run_dir = Path(resume or "runs/" + (args.run_name or re.sub(r"[^\w.=+-]", "-", name)))
+    if not resume and (run_dir / "checkpoint.pt").exists():
         raise UsageError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
     if args.track:
         import wandb
 
-        about = {"id": run_dir.name, "name": run_dir.name, "config": dataclasses.asdict(args)}
+        about = {"id": run_dir.name, "name": run_dir.name, "config": vars(args)}
         try:
             wandb.init(**about, resume="allow", sync_tensorboard=True)
+            resources.callback(wandb.finish)
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
-    # What a killed run has logged after its last checkpoint is hidden.
-    first_step = saved["updates"][-1]["global_step"] + 1 if saved else 0
-    writer = SummaryWriter(str(run_dir), purge_step=first_step)
-    writer.lock = lock  # released with it, or with the process
+    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)  # hides what was not saved
+    resources.callback(writer.close)
     writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     print(f"Logs and checkpoints: {run_dir}")
-    return run_dir, writer, saved
+    return run_dir, writer
+
+
+def as_columns(episodes: list[dict]) -> dict[str, np.ndarray]:
+    """One array for each value of the episodes. A million dictionaries would take long to load."""
+    names = episodes[0] if episodes else ("global_step", "return", "length")
+    return {name: np.array([x[name] for x in episodes]) for name in names}
+
+
+def plain(x: Any) -> Any:
+    """Replace NumPy's arrays and numbers in `x` by tensors and numbers, which load without code."""
+    if isinstance(x, dict | list | tuple):
+        return (
+            {k: plain(v) for k, v in x.items()} if isinstance(x, dict) else type(x)(map(plain, x))
+        )
+    return (
+        torch.tensor(x)
+        if isinstance(x, np.ndarray)
+        else x.item()
+        if isinstance(x, np.generic)
+        else x
+    )
 
 
 def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
-    """Write tensors and plain values into a file that is the old or the new one, never half."""
-    settings = {**dataclasses.asdict(args), "resume": None}
+    """Save `state`. The file is always the old or the new one, never half of one."""
+    temporary = run_dir / f"checkpoint.{os.getpid()}.tmp"
     try:
-        torch.save({"args": settings, **state}, run_dir / "checkpoint.tmp")
-        os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+        torch.save(plain({"args": vars(args), **state}), temporary)
+        os.replace(temporary, run_dir / "checkpoint.pt")
     except (OSError, RuntimeError) as error:  # torch has its own for a full disk
-        raise UsageError(f"The checkpoint in {run_dir} stays the last one: {error}") from error
+        temporary.unlink(missing_ok=True)
+        raise UsageError(f"Could not save; {run_dir} keeps its last checkpoint: {error}") from error
 
 
-def load_checkpoint(run_dir: str | Path) -> tuple[Args, Agent, dict[str, Any]]:
-    """The settings, the agent and all else that a run has saved; reading it runs no code."""
+def load_checkpoint(run_dir: Any, sizes: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Everything a run has saved, with its `args` and `agent`. Loading it runs no code."""
     path = Path(run_dir) / "checkpoint.pt"
     try:
-        with zipfile.ZipFile(path) as file:
-            if broken := file.testzip():  # torch.load does not look at the checksums
-                raise ValueError(f"the checksum of {broken} is wrong")
+        if broken := zipfile.ZipFile(path).testzip():  # torch.load does not look at the checksums
+            raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        args = Args(**saved["args"])
-        agent = Agent(*saved["sizes"], args)
+        agent = Agent(*saved["sizes"])
         agent.load_state_dict(saved["agent"])
+        saved |= {"args": Args(**saved["args"]), "agent": agent}
+        saved |= {name: RunningMeanStd(**saved[name]) for name in ("obs_stats", "return_stats")}
     except Exception as error:  # whatever a missing, damaged or foreign file can raise
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
-        raise UsageError(f"{path} is missing, damaged or of another script: {reason}") from error
-    return args, agent, saved
-
-
-def read_settings() -> Args:
-    """The command line; with --resume and --evaluate, its defaults are the settings of the run."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--resume", "--evaluate", dest="folder")
-    folder = parser.parse_known_args()[0].folder
-    args = tyro.cli(Args, default=load_checkpoint(folder)[0] if folder else Args())
-    kept = vars(settings_of_run(args))
-    if other := [name for name, value in vars(args).items() if kept[name] != value]:
-        raise UsageError(f"{folder} has its own {other[0]}: leave that flag out.")
-    return args
-
-
-def interrupt(*_: Any) -> None:
-    """Answer Ctrl-C: finish and save this iteration; the next Ctrl-C stops at once."""
-    STOP.set()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    tqdm.write("Finishing this iteration and saving it; Ctrl-C again stops at once.")
+        raise UsageError(f"{path} is missing, damaged or from another script: {reason}") from error
+    if sizes and sizes != saved["sizes"]:
+        raise UsageError(f"{run_dir} was trained in an environment with other spaces.")
+    return saved
 
 
 # === The use of a policy, and `main` ===
 
 
 # Copied from ppo_continuous_action.py
-def load_policy(
-    run_dir: str | Path, env_factory: Callable[[], gym.Env] | None = None
-) -> Callable[..., np.ndarray]:
-    """A trained policy: `policy(obs)` is the most likely action (A,), within the bounds.
+def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., np.ndarray]:
+    """The trained policy: `policy(obs)` is the most likely action for an observation of `env`."""
+    sizes = (gym.spaces.flatdim(env.observation_space), *env.action_space.shape)
+    saved = load_checkpoint(run_dir, sizes)
+    act, stats, args = actor(saved["agent"]), saved["obs_stats"], saved["args"]
 
-    `obs` is as the environment gives it. It is normalized by the statistics of the end of training.
-    `policy(obs, rng)` draws the action with the generator. The environment is made once, to know
-    its spaces: an `env_id` of the form module:Name imports that module.
-    """
-    args, agent, saved = load_checkpoint(run_dir)
-    act, _ = actor(agent)
-    stats, env = RunningMeanStd(**saved["obs_stats"]), make_env(args, env_factory)
-    low, high = saved["bounds"].numpy()
-    if (env.observation_space.shape[0], low.size) != saved["sizes"]:
-        raise UsageError(f"{run_dir} was made in another environment: give its env_factory.")
-
-    def policy(obs: Any, rng: np.random.Generator | None = None) -> np.ndarray:
-        if getattr(obs, "shape", None) != env.observation_space.shape:  # it is not flat yet
-            obs = env.observation(obs)
-        obs = normalize_obs(np.reshape(obs, (1, -1)), stats, args).astype(np.float32)
-        noise = rng.standard_normal(low.size, dtype=np.float32) if rng else 0.0
-        return np.clip(act(obs, noise)[0], low, high)
+    def policy(obs: Any, noise: Any = 0.0) -> np.ndarray:  # standard normal noise (A,) samples
+        try:
+            obs = gym.spaces.flatten(env.observation_space, obs).reshape(1, sizes[0])
+        except (TypeError, ValueError) as error:
+            space = env.observation_space
+            raise UsageError(f"A policy needs one observation of {space}: {error}") from error
+        action = act(normalize_obs(obs, stats, args).astype(np.float32), noise)[0]
+        return np.clip(action, env.action_space.low, env.action_space.high)
 
     return policy
 
 
 # Copied from ppo_continuous_action.py
-def evaluate(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> list[float]:
+@dataclasses.dataclass(frozen=True)
+class Command:
+    args: tyro.conf.OmitArgPrefixes[Args]
+    resume: str | None = None  # continue the run in this folder; other flags change its settings
+    evaluate: str | None = None  # play episodes with the policy in this folder; no training
+    eval_episodes: int = 10  # number of episodes, with --evaluate
+    capture_video: bool = False  # film the first episode, with --evaluate
+    details: bool = False  # print the implementation details with their values, and exit
+
+
+# Copied from ppo_continuous_action.py
+@with_resources
+def evaluate(resources: ExitStack, command: Command) -> list[float]:
     """Play episodes with the most likely actions of a trained policy; return their returns."""
-    if args.capture_video and sys.platform == "linux":
+    options = {"render_mode": "rgb_array"} if command.capture_video else {}
+    if command.capture_video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-    args = settings_of_run(args)
-    policy, env = load_policy(args.evaluate, env_factory), make_env(args, env_factory)
-    if args.capture_video:
-        print("Filming the first episode, which may take minutes.")
-        warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
+    (env,) = make_envs(resources, command.args.env_id, 1, **options)
+    policy, returns = load_policy(command.evaluate, env), []
+    if command.capture_video:
         if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
             env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
-        env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", lambda k: k == 0)
-    env, returns = Replayable(gym.wrappers.TimeLimit(env, 10_000)), []  # some never end
-    for seed in range(args.eval_episodes):
-        obs, terminated, truncated = env.begin(seed), False, False
-        while not (terminated or truncated):
-            obs, _, terminated, truncated, _ = env.step(policy(obs))
+        env = Episode(gym.wrappers.RecordVideo(env, f"{command.evaluate}/videos", lambda k: k == 0))
+        resources.callback(env.close)
+    limit = math.inf if env.spec and env.spec.max_episode_steps else 10_000
+    for seed in range(command.eval_episodes):
+        obs = env.begin(seed)
+        while not env.ended and len(env.actions) < limit:
+            obs, *_ = env.step(policy(obs))
+        if not env.ended:
+            print(f"An episode was cut after {limit} steps: the environment has no time limit.")
         returns.append(env.total)
-    env.close()
     print(f"Return {np.mean(returns):.1f} ± {np.std(returns):.1f} in {len(returns)} episodes")
     return returns
 
 
 # Copied from ppo_continuous_action.py
-def settings_of_run(args: Args) -> Args:
-    """With --resume and --evaluate, the settings of that run but for a few; else those given."""
-    if not (folder := args.resume or args.evaluate):
-        return args
-    free = ["device", "compile", "details"]
-    free += ["resume", "total_timesteps", "checkpoint_interval", "track"] if args.resume else []
-    free += ["evaluate", "eval_episodes", "capture_video"] if args.evaluate else []
-    return dataclasses.replace(load_checkpoint(folder)[0], **{x: getattr(args, x) for x in free})
-
-
-# Copied from ppo_continuous_action.py
 def main() -> None:
-    """Read the command line and run; what a user can mend is one sentence and exit code 2."""
-    os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")
+    """Read the command line and run. A mistake of the user is one sentence and exit code 2."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume", "--evaluate", dest="folder")
     try:
-        args = read_settings()
-        if args.details:
-            print(details(args))
-        elif args.evaluate:
-            evaluate(args)
+        folder = parser.parse_known_args()[0].folder
+        saved = load_checkpoint(folder) if folder else {"args": Args(), "own_env": False}
+        if saved["own_env"]:
+            raise UsageError(f"{folder} needs its env_factory: use load_policy or train in Python.")
+        command = tyro.cli(Command, default=Command(saved["args"]))
+        if command.details:
+            print(details(command.args))
+        elif command.evaluate:
+            evaluate(command)
+        elif command.capture_video:
+            raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:
-            signal.signal(signal.SIGINT, interrupt)
-            run_dir = train(args)["run_dir"]
-            todo = f"{'--resume' if STOP.is_set() else '--evaluate'} {run_dir}"
-            print(f"Now: python {SCRIPT}.py {todo}; or tensorboard --logdir {run_dir}")
+            run_dir = train(command.args, resume=command.resume)["run_dir"]
+            print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit("Interrupted. Use --resume with the run's folder to continue from its checkpoint.")
     except (UsageError, OSError, ImportError, MemoryError, gym.error.Error) as error:
-        hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
-        print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -1,65 +1,54 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["filelock==4.2.12", "gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0",
-#   "numpy==2.4.6", "pydantic==2.14.4", "tensorboard==2.21.0", "threadpoolctl==3.8.0",
-#   "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17", "wandb==0.31.0"]
+# dependencies = ["gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0", "numpy==2.4.6",
+#   "tensorboard==2.21.0", "threadpoolctl==3.8.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17",
+#   "wandb==0.31.0"]
 # ///
-"""Proximal policy optimization (PPO) for discrete action components, in one file.
+"""Proximal policy optimization (PPO) for discrete actions, in one file.
 
-    python ppo_multidiscrete.py --env-id CartPole-v1 --total-timesteps 500_000
+    python ppo_multidiscrete.py --env-id CartPole-v1 --total-timesteps 5e5
     python ppo_multidiscrete.py --env-id HalfCheetah-v4 --bins 11
     python ppo_multidiscrete.py --env-id Taxi-v4 --mask-invalid-actions --total-timesteps 100_352 \\
         --num-envs 8 --num-steps 128 --num-minibatches 4 --learning-rate 3e-3 --ent-coef 0.01
 
-`uv run` installs what it needs; without uv, `pip install` the packages named above.
+The policy is a categorical distribution for each component of the action. MultiDiscrete and
+MultiBinary spaces have several components, and a Discrete one has a single component. A Box is cut
+into bins along each dimension; for MuJoCo's joints, such a policy rivals a Gaussian one (Tang &
+Agrawal 2020, arXiv 1901.10500). With k components of at most n choices, the network has k * n
+logits, and masks exclude the surplus ones. The policy, the masks in `train`, `Choices` and
+`valid_choices` are new here. All else is ppo_continuous_action.py, which explains PPO.
 
-The policy has a categorical distribution for each component of the action. A MultiDiscrete space
-has several components, a Discrete one has a single component. In a Box each dimension is cut into
-bins; on MuJoCo's joints such a policy rivals a Gaussian one (Tang & Agrawal 2020, arXiv
-1901.10500). An action has k components and the largest of them n choices. Components with fewer
-choices have n logits as well; masks take out the surplus ones. New here: the policy in `Agent` and
-`actor`, the masks in `train`, and `Choices` with `action_mask` and `allowed`; all else is
-ppo_continuous_action.py, which explains PPO.
+The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
+PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
+its place in baselines/ in brackets, and its reason below. `--details` lists them. Details 14-22 are
+in ppo_atari.py, 23-25 and 27 in ppo_continuous_action.py, and 32-36 in ppo_atari_lstm.py.
 
-The algorithm of Schulman et al. 2017 (arXiv 1707.06347) as OpenAI implemented it in ppo2 =
-openai/baselines@ea25b9e8. "The 37 Implementation Details of PPO" (Huang et al. 2022) numbers what
-it takes to reproduce ppo2. Each detail is a comment above its statement: the settings concerned in
-parentheses, the place below baselines/ in brackets, the reason in the next line; `--details` lists
-them. Here are 1-13 (core), 26 and 28-31 (from continuous actions) and 37 (MultiDiscrete); 14-22 are
-in ppo_atari.py, 23-25 and 27 in ppo_continuous_action.py, 32-36 in ppo_atari_lstm.py.
-
-Deviations from ppo2: after a time limit, the value of the final observation stands for the rewards
-that were cut off (`--truncation-is-terminal` restores ppo2); rewards are scaled with the discount
-`--gamma`, there always with 0.99; the logged KL is k3, not k2; orthogonal matrices come from a QR
-decomposition, not an SVD (equal in distribution up to signs), and have rows for the surplus logits
-too; each episode has a seed of its own. All settings are those for MuJoCo (ppo2 has for classic
-control `--no-norm-obs --no-scale-rewards --shared-network --num-minibatches 4 --update-epochs 4
---no-anneal-lr`).
+Differences from ppo2: time limits are not failures (unless `--truncation-is-terminal`); rewards are
+scaled with `--gamma`, not always 0.99; the logged KL is k3, not k2; orthogonal matrices come from a
+QR decomposition, not an SVD; each episode has its own seed; the defaults are those for MuJoCo, also
+in classic control.
 """
 
 import argparse
 import dataclasses
+import functools
 import math
 import os
 import re
-import signal
 import sys
-import threading
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import filelock
 import gymnasium as gym
 import numpy as np
-import pydantic
 import threadpoolctl
 import torch
 import tyro
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.distributions import Categorical
 from torch.utils.tensorboard import SummaryWriter
@@ -67,158 +56,145 @@ from tqdm import tqdm
 
 # === Settings ===
 
+HIDDEN = 64  # units in each hidden layer
 Tensors = dict[str, Tensor]
-Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
-Steps = Annotated[float, pydantic.Field(ge=1, le=1e15), pydantic.AfterValidator(int)]  # also 1e6
-StepSize = Annotated[NonNegativeFloat, tyro.conf.arg(aliases=["--lr"])]
-Seed = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
-Name = Annotated[str, pydantic.Field(pattern=r"^\w[\w.=+-]*$")]  # of a folder in runs/
-Folder = Annotated[str, pydantic.Field(min_length=1)]
-Bins = Annotated[int, pydantic.Field(ge=2)]
+StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
 
 
 # Copied from ppo_continuous_action.py
-class UsageError(ValueError):
-    """Something that the user can mend; `main` prints it as one sentence."""
+class UsageError(Exception):
+    """A mistake that the user can fix. `main` prints it as one sentence."""
 
 
-@pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
+@dataclasses.dataclass(frozen=True)
 class Args:
     # --- Environment ---
-    env_id: str = "CartPole-v1"  # Gymnasium environment; the top of the file says what fits
-    num_envs: PositiveInt = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
-    bins: Bins = 11  # choices for each dimension of Box actions [Tang & Agrawal 2020: 7 to 15]
+    env_id: str = "CartPole-v1"  # Gymnasium environment; the top of this file says which fit
+    num_envs: int = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
+    bins: int = 11  # choices in each dimension of Box actions [Tang & Agrawal 2020: 7 to 15]
     mask_invalid_actions: bool = False  # obey info["action_mask"] or env.action_masks()
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
     norm_obs: bool = True  # normalize observations by their running mean and standard deviation
-    clip_obs: PositiveFloat = 10.0  # clip normalized observations to +-this [ppo2: 10; inf: off]
+    clip_obs: float = 10.0  # clip normalized observations to +-this [ppo2: 10; inf: off]
     scale_rewards: bool = True  # divide rewards by the running std of their discounted sum
-    clip_reward: PositiveFloat = 10.0  # clip scaled rewards to +-this [ppo2: 10; inf: off]
+    clip_reward: float = 10.0  # clip scaled rewards to +-this [ppo2: 10; inf: off]
 
     # --- Experiment ---
-    seed: Seed = 1  # random seed of the whole run
-    total_timesteps: Steps = 1_000_000  # steps of all environments together; annealing ends there
-    run_name: Name | None = None  # folder below runs/; by default environment, script, seed, time
+    seed: int = 1  # random seed of the whole run
+    total_timesteps: float = 1e6  # total steps of all environments; annealing ends there
+    run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     compile: bool = True  # compile the update if there is a C++ compiler
-    track: bool = False  # send the logs to Weights & Biases too (WANDB_MODE=offline: to disk)
-    checkpoint_interval: PositiveInt = 25  # iterations between two checkpoints
-    resume: Folder | None = None  # continue the run in this folder, with its settings
-    evaluate: Folder | None = None  # play episodes with the policy in this folder; no training
-    eval_episodes: PositiveInt = 10  # number of episodes, with --evaluate
-    capture_video: bool = False  # film the first episode, with --evaluate
-    details: bool = False  # print the implementation details with their values, and exit
+    track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
+    checkpoint_interval: int = 25  # iterations between two checkpoints
 
     # --- PPO ---
-    num_steps: PositiveInt = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
-    num_minibatches: PositiveInt = 32  # minibatches per epoch [ppo2: 32 for MuJoCo, 4 for Atari]
-    update_epochs: PositiveInt = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
+    num_steps: int = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
+    num_minibatches: int = 32  # minibatches per epoch [ppo2: 32 for MuJoCo, 4 for Atari]
+    update_epochs: int = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
     learning_rate: StepSize = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
-    adam_eps: PositiveFloat = 1e-5  # Adam's epsilon [ppo2: 1e-5]
-    gamma: Fraction = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: Fraction = 0.95  # 0: one-step advantages; 1: full returns [paper: 0.95]
+    adam_eps: float = 1e-5  # Adam's epsilon [ppo2: 1e-5]
+    gamma: float = 0.99  # discount factor [paper: 0.99]
+    gae_lambda: float = 0.95  # 0: one-step advantages; 1: full returns [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
-    clip_coef: PositiveFloat = 0.2  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
-    anneal_clip: bool = False  # lower clip_coef linearly towards 0 [paper: Atari only; ppo2: off]
+    clip_coef: float = 0.2  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
     clip_vloss: bool = True  # limit the change of values to clip_coef [ppo2; not in the paper]
-    ent_coef: NonNegativeFloat = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
-    vf_coef: NonNegativeFloat = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
-    max_grad_norm: PositiveFloat = 0.5  # largest norm of the whole gradient [ppo2: 0.5; inf: off]
-    early_stop_kl: PositiveFloat = math.inf  # stop an update after an epoch of larger KL [inf: off]
-    orthogonal_init: bool = True  # orthogonal, with small gains of the heads; off: PyTorch's own
-    shared_network: bool = False  # policy and value function share a trunk [ppo2: not for MuJoCo]
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
+    vf_coef: float = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
+    max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; inf: off]
+    early_stop_kl: float = math.inf  # stop an update after an epoch of larger KL [inf: off]
 
     def __post_init__(self) -> None:
-        batch = self.num_steps * self.num_envs
-        if batch % self.num_minibatches or batch > self.total_timesteps:
-            rule = "a multiple of num_minibatches, and not more than total_timesteps"
-            raise ValueError(f"num_steps * num_envs, here {batch}, must be {rule}.")
-        if self.capture_video and not self.evaluate:
-            raise ValueError("--capture-video films an evaluation: add --evaluate FOLDER.")
+        may_be_0 = {"seed", "learning_rate", "gamma", "gae_lambda", "ent_coef", "vf_coef"}
+        may_be_inf = {"clip_obs", "clip_reward", "clip_coef", "max_grad_norm", "early_stop_kl"}
+        for name, value in vars(self).items():
+            if isinstance(value, np.generic):  # it would make the checkpoints unreadable
+                object.__setattr__(self, name, value := value.item())
+            flag = f"--{name.replace('_', '-')} ({value})"
+            if type(value) in (int, float) and not (value > 0 or (value == 0 and name in may_be_0)):
+                raise UsageError(f"{flag} must be positive{' or 0' if name in may_be_0 else ''}.")
+            if name in ("gamma", "gae_lambda") and value > 1:
+                raise UsageError(f"{flag} must be at most 1.")
+            if value == math.inf and name not in may_be_inf:
+                raise UsageError(f"{flag} must be finite.")
+        if self.bins < 2:
+            raise UsageError("--bins must be at least 2.")
+        batch, parts = self.num_steps * self.num_envs, self.num_minibatches
+        product, flag = f"--num-steps * --num-envs ({batch})", f"--num-minibatches ({parts})"
+        if batch % parts:
+            raise UsageError(f"{product} must be a multiple of {flag}.")
+        if batch == parts:
+            raise UsageError(f"{flag} is too large: a minibatch needs at least two samples.")
+        if batch > self.total_timesteps:
+            raise UsageError(f"--total-timesteps must be at least {product}.")
 
 
 # === Agent ===
 
 
 # Copied from ppo_continuous_action.py
-def layer_init(layer: nn.Module, gain: float) -> nn.Module:
-    """Make the weight orthogonal, times `gain`, and the bias 0 [a2c/utils.py L20-63]."""
+def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    """A linear layer with an orthogonal weight matrix, scaled by `gain`, and zero bias."""
+    layer = nn.Linear(inputs, outputs)
+    # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
+    # Activations keep their scale. A small last gain makes the initial policy nearly constant.
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 class Agent(nn.Module):
-    """Categorical policy and value function, each with two hidden layers of 64 tanh units."""
+    """A categorical policy and a value function, each with two hidden layers of tanh units."""
 
-    def __init__(self, obs_size: int, mask_shape: tuple[int, int], args: Args) -> None:
+    def __init__(self, obs_size: int, mask_shape: tuple[int, int]) -> None:
         super().__init__()
         self.mask_shape = mask_shape  # (k, n)
-        # Detail 2/37: orthogonal and constant initialization (orthogonal_init) [a2c/utils.py L20]
-        # Layers keep the size of signals; the small last gain treats all states alike at first.
-        init = layer_init if args.orthogonal_init else lambda layer, gain: layer
-
-        def trunk() -> list[nn.Module]:
-            layers = [init(nn.Linear(size, 64), math.sqrt(2)) for size in (obs_size, 64)]
-            return [layers[0], nn.Tanh(), layers[1], nn.Tanh()]
-
-        value_trunk = trunk()
+        sizes = [obs_size, HIDDEN, obs_size, HIDDEN]
+        value1, value2, policy1, policy2 = (linear(x, HIDDEN, gain=2**0.5) for x in sizes)
+        value_head, policy_head = (
+            linear(HIDDEN, 1, gain=1.0),
+            linear(HIDDEN, math.prod(mask_shape), gain=0.01),
+        )
         # Detail 13/37: shared or separate networks [common/policies.py L156-166]
-        # Shared layers are learned by both losses, which then compete; vf_coef weighs them.
-        # Detail 26/37: separate networks (not shared_network) [ppo2/defaults.py L12]
-        # On vectors sharing gains little: their features are cheap, unlike those of images.
-        policy_trunk = value_trunk if args.shared_network else trunk()
-        self.value = nn.Sequential(*value_trunk, init(nn.Linear(64, 1), 1.0))
-        self.policy = nn.Sequential(*policy_trunk, init(nn.Linear(64, math.prod(mask_shape)), 0.01))
-
-    def get_value(self, obs: Tensor) -> Tensor:
-        """Values (...) of observations (..., D): the discounted rewards expected from there on."""
-        return self.value(obs).squeeze(-1)
+        # Both losses train shared layers and compete there. vf_coef sets the balance.
+        # Detail 26/37: separate networks [ppo2/defaults.py L12]
+        # Sharing helps with images, whose features are costly to learn, but little with vectors.
+        self.value = nn.Sequential(value1, nn.Tanh(), value2, nn.Tanh(), value_head, nn.Flatten(-2))
+        self.policy = nn.Sequential(policy1, nn.Tanh(), policy2, nn.Tanh(), policy_head)
 
     def evaluate_actions(
         self, obs: Tensor, masks: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities of actions (..., k) in obs (..., D), entropies, values, all (...).
 
-        Choices have the probability 0 where `masks` (..., k, n) is false.
+        Choices have probability 0 where `masks` (..., k, n) is false.
         """
         logits = self.policy(obs).unflatten(-1, self.mask_shape)
         # Extra: invalid action masking (mask_invalid_actions) [Huang & Ontanon 2020]
-        # What cannot be done gets no probability: nothing has to be learned about it.
-        logits = torch.where(masks, logits, -1e8)  # with -inf judging one would give NaN
+        # Invalid choices get no probability, so the agent need not learn to avoid them.
+        logits = torch.where(masks, logits, -1e8)  # -inf would make the ratio of one NaN
         dist = Categorical(logits=logits, validate_args=False)
         # Detail 37/37: independent action components [common/distributions.py L206-222]
-        # One distribution for each: the network needs the sum of their sizes, not the product.
-        logprobs, entropies = dist.log_prob(actions).sum(-1), dist.entropy().sum(-1)
-        return logprobs, entropies, self.get_value(obs)
+        # The network has one output for each choice, and not for each combination of choices.
+        return dist.log_prob(actions).sum(-1), dist.entropy().sum(-1), self.value(obs)
 
 
-def actor(agent: Agent) -> tuple[Callable, Callable]:
-    """Build the fast acting function, for training and deployment: the policy in NumPy.
+def actor(agent: Agent) -> Callable[..., np.ndarray]:
+    """The policy in NumPy, which is five times as fast as PyTorch for a few rows.
 
-    So the policy stands twice, here to act and in `Agent.evaluate_actions` to learn, because NumPy
-    is five times as fast for a few rows. Another distribution must be written in both; the metric
-    check/acting shows whether they agree.
-
-    Returns `act(obs, masks, noise)`, actions (N, k) of normalized obs (N, D), masks (N, k, n) and
-    standard Gumbel noise (N, k, n), 0 for the most likely ones; and `log_prob(obs, masks,
-    actions)`, the log-probabilities of actions, for arrays of any number of leading dimensions.
+    Returns `scores(obs, masks)`: the logits (N, k, n) for normalized obs (N, D), minus infinity
+    where masks (N, k, n) are false. `Agent.evaluate_actions` must be the same policy.
     """
-    policy = in_numpy(agent.policy)
+    layers = [in_numpy(x) for x in agent.policy]
 
-    def act(obs: np.ndarray, masks: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
-        # With such noise the largest logit is a sample of the softmax (Gumbel-max), as in ppo2
-        # [common/distributions.py L199-201]. Trying other choices is how better ones are found.
-        scores = policy(obs).reshape(masks.shape) + noise
-        return np.where(masks, scores, -np.inf).argmax(-1)
+    def scores(obs: np.ndarray, masks: np.ndarray) -> np.ndarray:
+        logits = obs
+        for layer in layers:
+            logits = layer(logits)
+        return np.where(masks, logits.reshape(masks.shape), -np.inf)
 
-    def log_prob(obs: np.ndarray, masks: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        logits = np.where(masks, policy(obs).reshape(masks.shape), -np.inf)
-        chosen = np.take_along_axis(logits, actions[..., None], -1).squeeze(-1)
-        return (chosen - np.logaddexp.reduce(logits, -1)).sum(-1)
-
-    return act, log_prob
+    return scores
 
 
 # === The math ===
@@ -226,151 +202,119 @@ def actor(agent: Agent) -> tuple[Callable, Callable]:
 
 # Copied from ppo_continuous_action.py
 def normalize_obs(obs: np.ndarray, stats: "RunningMeanStd", args: Args) -> np.ndarray:
-    """Observations (N, D) in standard deviations from their running mean; updates nothing."""
+    """Standardize observations (N, D) with the running statistics, without updating them."""
     if not args.norm_obs:
         return obs
     # Detail 28/37: observation normalization (norm_obs) [common/vec_env/vec_normalize.py L36-42]
-    # Angles, speeds and forces come in unlike units; networks learn best at mean 0 and std 1.
+    # Angles, speeds and forces have different units. Networks learn best with mean 0 and std 1.
     obs = (obs - stats.mean) / np.sqrt(stats.var + 1e-8)
     # Detail 29/37: observation clipping (norm_obs, clip_obs) [common/vec_env/vec_normalize.py L39]
-    # A rare outlier, or a number that hardly ever changed before, must not swamp all others.
-    return np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)
+    # Keeps outliers, and inputs that have hardly varied so far, from drowning out the rest.
+    return np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)  # faster than np.clip
 
 
 # Copied from ppo_continuous_action.py
-def gae(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    done: Tensor,
-    gamma: float,
-    gae_lambda: float,
-) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation (Schulman et al. 2016, equations 11-16).
+def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args: Args) -> Tensor:
+    """Generalized advantage estimation (Schulman et al. 2016, equations 11-16), all (T, N).
 
-    Tensors are (T, N), time first: r_t, V(s_t), what the rest of the episode is worth after step t,
-    and 1 where the episode ended with that step, for whatever reason.
-
-    Returns advantages A_t and value targets A_t + V(s_t) (the lambda-return), both (T, N).
+    `next_values` is what the rest of the episode is worth after each step. `done` is 1 where the
+    episode ended with that step, for any reason.
     """
-    # Surprises: what a step brought beyond what was expected. A loop is fastest in NumPy.
-    advantages = (rewards + gamma * next_values - values).cpu()
-    sums, decays = advantages.numpy(), (gamma * gae_lambda * (1 - done)).numpy(force=True)
-    for t in reversed(range(len(sums) - 1)):
+    # At first these are TD errors: how much better each step went than predicted.
+    advantages = (rewards + args.gamma * next_values - values).numpy(force=True)
+    decay = (args.gamma * args.gae_lambda * (1 - done)).numpy(force=True)
+    for t in reversed(range(len(advantages) - 1)):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
-        # A surprise (delta) counts less the later it comes; higher lambda: less bias, more noise.
-        sums[t] += decays[t] * sums[t + 1]
-    advantages = advantages.to(values.device)
-    return advantages, advantages + values
+        # Later TD errors count less. A higher lambda means less bias and more variance.
+        advantages[t] += decay[t] * advantages[t + 1]
+    return torch.tensor(advantages, device=values.device)
 
 
 # Copied from ppo_continuous_action.py
 def normalize(x: Tensor) -> Tensor:
-    """Shift and scale to mean 0 and std 1; population std (divisor n) as in ppo2."""
+    """Shift and scale to mean 0 and std 1, with the population std (divisor n) as in ppo2."""
     return (x - x.mean()) / (x.std(correction=0) + 1e-8)
 
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """KL(old || new) from actions of the old policy, by k3 = mean(r - 1 - log r), r = new/old.
-
-    Unbiased, and less noisy than k1 = mean(-log r) (Schulman 2020, "Approximating KL divergence").
-    """
+    """KL(old || new), by the unbiased k3 = mean(r - 1 - log r) with r = new/old (Schulman 2020)."""
     return (logratio.exp() - 1 - logratio).mean()
 
 
 # Copied from ppo_continuous_action.py
-def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
-    """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar.
-
-    `logratio` is log pi_new(a|s) - log pi_old(a|s), of the shape of `advantages`.
-    """
-    ratio = logratio.exp()
+def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: Tensor) -> Tensor:
+    """Clipped surrogate objective (paper, equation 7), negated for descent; a scalar."""
+    ratio = logratio.exp()  # how much more likely the actions are than under the old policy
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
-    # The samples tell about policies near the old one only: what moves farther gains nothing.
+    # The samples only tell us about policies close to the old one, so moving further earns nothing.
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     return torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
 
 
 # Copied from ppo_continuous_action.py
-def value_loss(
-    new_values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | Tensor
-) -> Tensor:
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: Tensor | float) -> Tensor:
     """Half the mean squared error of the values, a scalar (Stable-Baselines3 has no half)."""
     # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
-    # One batch should not move values far. The range is absolute: it supposes scaled rewards.
-    clipped_values = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
-    errors = torch.max((new_values - returns) ** 2, (clipped_values - returns) ** 2)
+    # One batch should not move values far. The range is absolute, so it assumes scaled rewards.
+    clipped_values = old_values + (values - old_values).clamp(-clip, clip)
+    errors = torch.max((values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
 
 
-def ppo_loss(
-    agent: Agent, minibatch: list[Tensor], schedule: Tensors, args: Args
-) -> tuple[Tensor, Tensors]:
-    """Overall loss (paper, equation 9, negated for descent), and debug variables.
-
-    The minibatch holds obs and actions (B, ...) and, computed by the agent that collected them,
-    logprobs, values, advantages and returns (B,), last the masks (B, k, n) that the actions obeyed;
-    `schedule` the numbers that change during a run.
-    """
-    obs, actions, old_logprobs, old_values, advantages, returns, masks = minibatch
+def ppo_loss(agent: Agent, minibatch: list[Tensor], args: Args) -> tuple[Tensor, Tensors]:
+    """Overall loss (paper, equation 9, negated for descent), and debug variables."""
+    obs, actions, old_logprobs, old_values, advantages, returns, masks = minibatch  # (B, ...)
     logprobs, entropies, values = agent.evaluate_actions(obs, masks, actions)
-    logratio, clip_coef = logprobs - old_logprobs, schedule["clip_coef"]
+    logratio = logprobs - old_logprobs
     # Detail 7/37: advantage normalization (norm_adv) [ppo2/model.py L136-139]
     # The step then depends on which actions were better, not on the scale of rewards.
     advantages = normalize(advantages) if args.norm_adv else advantages
-    pg_loss = policy_loss(logratio, advantages, clip_coef)
-    value_clip = clip_coef if args.clip_vloss else math.inf  # inf: nothing is clipped
-    v_loss = value_loss(values, old_values, returns, value_clip)
+    pg_loss = policy_loss(logratio, advantages, args.clip_coef)
+    v_clip = args.clip_coef if args.clip_vloss else math.inf
+    v_loss = value_loss(values, old_values, returns, v_clip)
     # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
-    # Subtracting the entropy pays for staying random, where the policy would narrow too early.
+    # The entropy bonus rewards randomness, so that the policy does not narrow too early.
     loss = pg_loss - args.ent_coef * entropies.mean() + args.vf_coef * v_loss
     # Detail 12/37: debug variables [ppo2/model.py L87-88, L115-116]
-    # The return says late that something is wrong, these say it early (`HEALTH`).
+    # These reveal problems long before the return does.
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/value_loss": v_loss,
         "losses/entropy": entropies.mean(),
         "losses/approx_kl": approx_kl(logratio),
-        "losses/clipfrac": ((logratio.exp() - 1).abs() > clip_coef).float().mean(),
+        "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
 # Copied from ppo_continuous_action.py
-def ppo_update(
-    agent: Agent,
-    adam: Tensors,
-    batch: list[Tensor],
-    minibatches: list[Tensor],
-    schedule: Tensors,
-    args: Args,
-) -> Tensors:
-    """One step of Adam, in place, for each of the minibatches, rows (B,) of the batch (T*N, ...).
+def ppo_update(agent: Agent, adam: Tensors, batch: list, indices: Tensor, args: Args) -> Tensors:
+    """Take an Adam step, in place, for each row of `indices` (M, B), which picks a minibatch.
 
-    Written out, in place of loss.backward() and optimizer.step(), so that several steps compile
-    into one graph. `adam` has the vector of all weights, whose views are the agent's parameters,
-    the averages of its gradient and of the square of that, and the number of steps. Returns the
-    metrics, one number per minibatch.
+    Adam is written out so that several steps compile into one graph, which makes training almost
+    twice as fast. `adam` holds all weights as one vector (the agent's parameters are views of it),
+    the running means of the gradient and its square, and the step count. In `args`, tensors replace
+    the floats. Returns the metrics, with one number per minibatch.
     """
     rows = []
-    for mb in minibatches:
-        loss, metrics = ppo_loss(agent, [x[mb] for x in batch], schedule, args)
+    for mb in indices:
+        loss, metrics = ppo_loss(agent, [x[mb] for x in batch], args)
         gradients = torch.autograd.grad(loss, list(agent.parameters()))
         gradient = torch.cat([x.flatten() for x in gradients])
-        metrics["losses/grad_norm"] = gradient.norm()
+        metrics["losses/grad_norm"] = norm = gradient.norm()
         # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
-        # One odd minibatch must not throw the policy far; scaled as a whole, the direction is kept.
-        gradient = gradient * (args.max_grad_norm / metrics["losses/grad_norm"]).clamp(max=1.0)
+        # Keeps one odd minibatch from throwing the policy off. The gradient keeps its direction.
+        gradient = gradient * (args.max_grad_norm * (1 / norm)).clamp(max=1.0)
         step = adam["step"].add_(1)
         mean = adam["mean"].lerp_(gradient, 1 - 0.9)
         square = adam["square"].lerp_(gradient**2, 1 - 0.999)
-        bias_correction = ((1 - 0.999**step).sqrt() / (1 - 0.9**step)).float()  # they begin at 0
+        bias_correction = ((1 - 0.999**step).sqrt() / (1 - 0.9**step)).float()  # means start at 0
         # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
-        # Added to the root before the bias correction (PyTorch: after): early steps are smaller.
+        # Added to the root before the bias correction (PyTorch: after), so early steps are smaller.
         direction = mean / (square.sqrt() + args.adam_eps)
-        # Change it in place: a new tensor would not be the agent's weights.
-        adam["weights"].sub_(schedule["learning_rate"] * bias_correction * direction)
+        # Change the weights in place: a new tensor would not be the agent's.
+        adam["weights"].sub_(args.learning_rate * bias_correction * direction)
         rows.append(metrics)
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -378,341 +322,346 @@ def ppo_update(
 # === Training: collect, advantages, update, log ===
 
 
-def train(
-    args: Args, env_factory: Callable[[], gym.Env] | None = None, update: Callable = ppo_update
-) -> dict[str, Any]:
-    """Run PPO, in environments of `env_factory` if given; logs and checkpoints go below runs/.
+# Copied from ppo_continuous_action.py
+def with_resources(function: Callable) -> Callable:
+    """Pass `function` an ExitStack first. What is put on it gets closed, also after an error."""
 
-    Returns `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, one dictionary
-    of metrics per iteration; `args`; `run_dir`. Raises UsageError where something does not fit.
+    @functools.wraps(function)
+    def call(*inputs: Any, **options: Any) -> Any:
+        with ExitStack() as resources:
+            return function(resources, *inputs, **options)
+
+    return call
+
+
+@with_resources
+def train(
+    resources: ExitStack,
+    args: Args | None = None,
+    env_factory: Callable[[], gym.Env] | None = None,
+    update: Callable = ppo_update,
+    resume: str | Path | None = None,
+) -> dict[str, Any]:
+    """Train an agent: `train(args)`, or `train(args, make)` if `make()` is your own environment.
+
+    `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
+    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
+    iteration; `args`; `run_dir`, the folder of logs and checkpoints.
     """
-    STOP.clear()  # of an earlier run in this process
-    args, device = settings_of_run(args), choose_device(args)
+    args = args or (load_checkpoint(resume)["args"] if resume else Args())
+    device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if args.device == "cuda" and device.type == "cpu":
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
     torch.manual_seed(args.seed)
     threadpoolctl.threadpool_limits(1)  # enough for networks of this size; large ones want more
     batch_size = args.num_steps * args.num_envs
-    num_iterations = args.total_timesteps // batch_size
+    num_iterations = int(args.total_timesteps // batch_size)
 
-    # Environments, and the rollout (T, N, ...), whose last observation begins the next rollout.
-    choices = [Choices(make_env(args, env_factory), args) for _ in range(args.num_envs)]
-    envs, mask_shape = [Replayable(x) for x in choices], choices[0].mask.shape  # (k, n)
-    announce_flattening(choices[0].env)
-    raw_obs = np.zeros((args.num_envs, *envs[0].observation_space.shape))  # (N, D)
-    raw_final_obs = raw_obs.copy()  # where an episode has just ended
+    # Environments and arrays for a rollout (T, N, ...). The last observation starts the next one.
+    envs = make_envs(resources, args, args.num_envs, env_factory)
+    if env_factory:
+        args = dataclasses.replace(args, env_id=type(envs[0].unwrapped).__name__)
+    exists = envs[0].get_wrapper_attr("exists")  # (k, n)
+    sizes = (*envs[0].observation_space.shape, exists.shape)  # D and (k, n)
+    raw_obs, raw_final_obs = np.zeros((2, args.num_envs, sizes[0]))  # now and before a reset
     obs = np.zeros((args.num_steps + 1, *raw_obs.shape), dtype=np.float32)
     final_obs = np.zeros_like(obs[1:])  # where a time limit ended an episode
-    masks = np.zeros((args.num_steps + 1, args.num_envs, *mask_shape), dtype=bool)
+    masks = np.full((args.num_steps + 1, args.num_envs, *exists.shape), exists)
     actions = np.zeros(masks[1:].shape[:-1], dtype=np.int64)
     rewards = np.zeros((args.num_steps, args.num_envs))
     terminated, truncated = np.zeros((2, *rewards.shape), dtype=bool)
 
-    # What learns.
-    sizes = (raw_obs.shape[1], mask_shape)
-    agent = Agent(*sizes, args).to(device)
+    # Agent, optimizer state and running statistics, from the checkpoint if there is one.
+    agent = Agent(*sizes).to(device)
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
     adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
     adam["step"] = torch.zeros((), dtype=torch.float64, device=device)
-    update = compiled(update, device) if args.compile else update
-    obs_stats = RunningMeanStd(np.zeros((1, sizes[0])), np.ones((1, sizes[0])))
-    return_stats, discounted_returns = RunningMeanStd([0.0], [1.0]), np.zeros(args.num_envs)
-    episodes: list[dict[str, float]] = []  # the finished ones
-    history: list[dict[str, float]] = []  # metrics of each iteration
-    warned: set[str] = set()  # those that the user has been told of
-
-    # A new run begins an episode in each environment; a resumed one goes on where it was.
-    run_dir, writer, saved = open_run(args, name_of(envs[0]))
-    if saved:
-        if saved["sizes"] != sizes:
-            raise UsageError(f"{run_dir} was made in an environment with other spaces.")
-        agent.load_state_dict(saved["agent"])
+    obs_stats = RunningMeanStd(np.zeros(sizes[0]), np.ones(sizes[0]))
+    return_stats, discounted_returns = RunningMeanStd(0.0, 1.0), np.zeros(args.num_envs)
+    global_step, episodes, history = 0, [], []  # finished episodes; metrics of each iteration
+    if resume:
+        saved = load_checkpoint(resume, sizes)
+        agent, obs_stats, return_stats = (saved[x] for x in ("agent", "obs_stats", "return_stats"))
         adam = {name: x.to(device) for name, x in saved["adam"].items()}
-        obs_stats = RunningMeanStd(**saved["obs_stats"])
-        return_stats = RunningMeanStd(**saved["return_stats"])
+        columns, history = saved["episodes"], saved["updates"]
+        episodes = [dict(zip(columns, x)) for x in zip(*(x.tolist() for x in columns.values()))]
+        global_step = history[-1]["global_step"]
+    # From here on, the parameters are views of this vector, which must only be changed in place.
+    nn.utils.vector_to_parameters(adam["weights"], agent.to(device).parameters())
+    update = compiled(update, device) if args.compile else update
+
+    # A resumed run continues its episodes where they stopped. A new run begins them.
+    run_dir, writer = open_run(resources, args, resume, global_step)
+    finished = global_step // batch_size  # iterations
+    if resume and replay(envs, saved, raw_obs):
         discounted_returns = saved["discounted_returns"].numpy()
-        episodes, history = saved["episodes"], saved["updates"]
-    rng = np.random.default_rng([args.seed, len(history)])
-    if not (saved and replay(envs, saved, raw_obs)):
+    else:
+        rng = np.random.default_rng([args.seed, finished])
         for i, env in enumerate(envs):
             raw_obs[i] = env.begin(rng.integers(2**31).item())
         obs_stats.update(raw_obs)
-        discounted_returns[:] = 0.0
     obs[-1] = normalize_obs(raw_obs, obs_stats, args)
-    masks[-1] = [x.mask for x in choices]
-    # From now on the parameters are views of this vector, which is changed in place only.
-    nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
+    if args.mask_invalid_actions:
+        masks[-1] = [valid_choices(env) for env in envs]
 
-    for iteration in (progress := tqdm(range(len(history) + 1, num_iterations + 1), mininterval=1)):
-        # --- Collect: T steps in each of the N environments, with the weights held fixed ---
-        start_time, global_step = time.perf_counter(), (iteration - 1) * batch_size
-        rng = np.random.default_rng([args.seed, iteration])
+    iterations = tqdm(range(finished + 1, num_iterations + 1), mininterval=1)
+    for iteration in resources.enter_context(iterations):
+        # --- Collect: T steps in each of the N environments, with fixed weights ---
+        start_time, rng = time.perf_counter(), np.random.default_rng([args.seed, iteration])
+        num_before = len(episodes)
         frac = 1 - (iteration - 1) / num_iterations  # 1 in the first iteration, 1/U in the last
-        act, acting_log_prob = actor(agent)
+        scores = actor(agent)
         noise = rng.gumbel(size=masks[1:].shape).astype(np.float32)
         obs[0], masks[0] = obs[-1], masks[-1]  # where the last rollout ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
-        # More environments vary a batch; rollouts go on where the last ended, in mid-episode too.
+        # More environments make batches more diverse. Rollouts go on where the last one ended.
         for t in range(args.num_steps):
             global_step += args.num_envs
-            actions[t] = act(obs[t], masks[t], noise[t])
+            # With Gumbel noise, the largest score is a sample of the softmax, as in ppo2
+            # [common/distributions.py L199-201]. Sampling is how better actions are found.
+            actions[t] = (scores(obs[t], masks[t]) + noise[t]).argmax(-1)
             for i, (env, action) in enumerate(zip(envs, actions[t])):
-                raw_obs[i], rewards[t, i], failed, cut_off, _ = env.step(action)
-                terminated[t, i], truncated[t, i] = failed, cut_off
-                if failed or cut_off:
+                raw_obs[i], rewards[t, i], terminated[t, i], truncated[t, i], _ = env.step(action)
+                if env.ended:
                     ended = {"return": env.total, "length": len(env.actions)}
                     episodes.append({"global_step": global_step, **ended})
                     raw_final_obs[i] = raw_obs[i]
                     raw_obs[i] = env.begin(rng.integers(2**31).item())
             obs_stats.update(raw_obs)
-            # Where an episode has ended, these are the first ones of the next.
+            # Where an episode has ended, these are the first ones of the next episode.
             obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)
-            masks[t + 1] = [x.mask for x in choices]
+            if args.mask_invalid_actions:
+                masks[t + 1] = [valid_choices(env) for env in envs]
             if truncated[t].any():
                 final_obs[t] = normalize_obs(raw_final_obs, obs_stats, args)
 
-        # --- Advantages: the rollout as tensors (T, N, ...), values of it, then GAE ---
+        # --- Advantages: the rollout as tensors (T, N, ...), its values, then GAE ---
         # Deviation: time limits are not failures (not truncation_is_terminal)
-        # What a limit cuts off had a future, worth the value of its last observation; ppo2 says 0.
-        if args.truncation_is_terminal:
-            terminated |= truncated
+        # The episode would have gone on, so bootstrap from its last observation (ppo2 uses 0).
+        terminated |= truncated & args.truncation_is_terminal
         done = terminated | truncated
+        # A bonus can be added to `rewards` here. A wrapper would change the logged return as well.
         if args.scale_rewards:
             for t in range(args.num_steps):
                 discounted_returns = args.gamma * discounted_returns + rewards[t]
                 return_stats.update(discounted_returns)
                 # Detail 30/37: reward scaling (scale_rewards) [vec_env/vec_normalize.py L26-33]
-                # One learning rate then suits all tasks; less a mean, length would pay, or cost.
+                # One learning rate then suits all tasks. Subtracting a mean would change the task.
                 rewards[t] /= np.sqrt(return_stats.var + 1e-8)
                 discounted_returns[done[t]] = 0.0
             # Detail 31/37: reward clipping (scale_rewards, clip_reward) [vec_normalize.py L32]
-            # One huge reward, early when the std is still small, must not ruin the values.
+            # Keeps one huge reward from ruining the values early on, while the std is still small.
             np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards)
         with torch.no_grad():
             b_obs, b_final_obs, b_rewards, b_done = (
                 torch.tensor(x, dtype=torch.float32, device=device)
                 for x in (obs, final_obs[truncated], rewards, done)
             )
-            b_actions, b_masks = (torch.tensor(x, device=device) for x in (actions, masks[:-1]))
+            b_scores, b_masks, b_actions = (
+                torch.tensor(x, device=device)
+                for x in (scores(obs[:-1], masks[:-1]), masks[:-1], actions)
+            )
             logprobs, _, values = agent.evaluate_actions(b_obs[:-1], b_masks, b_actions)  # (T, N)
-            acting = torch.tensor(acting_log_prob(obs[:-1], masks[:-1], actions), device=device)
+            actor_logprobs = Categorical(logits=b_scores).log_prob(b_actions).sum(-1)  # (T, N)
             # What follows a step is worth the value of the next observation. Where the episode
             # ended, that one belongs to another episode: after a time limit the value of the final
             # observation replaces it, and after a failure nothing follows.
-            next_values = torch.cat([values[1:], agent.get_value(b_obs[-1:])])
-            next_values[truncated] = agent.get_value(b_final_obs)
+            next_values = torch.cat([values[1:], agent.value(b_obs[-1:])])
+            next_values[truncated] = agent.value(b_final_obs)
             next_values[terminated] = 0.0
-            advantages, returns = gae(
-                b_rewards, values, next_values, b_done, args.gamma, args.gae_lambda
-            )
+            advantages = gae(b_rewards, values, next_values, b_done, args)
+            returns = advantages + values  # targets for the values
 
         # --- Update: K epochs of minibatches ---
+        floats = {name: x for name, x in vars(args).items() if type(x) is float}
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
-        # Large steps find the way; small ones at the end settle what noise would undo.
-        learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
-        # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
-        # The policy may move less and less, as the annealed step size lets it.
-        clip_coef = args.clip_coef * (frac if args.anneal_clip else 1.0)
-        # What changes during a run: the numbers in `args` are constants of the compiled update.
-        scheduled = {"learning_rate": learning_rate, "clip_coef": clip_coef}
-        schedule = {name: torch.tensor(x, device=device) for name, x in scheduled.items()}
+        # Large steps make progress. Small ones at the end average out the noise.
+        floats["learning_rate"] = args.learning_rate * (frac if args.anneal_lr else 1.0)
+        # Other floats can be annealed in the same way. As tensors, they need no recompiling.
+        tensors = {name: torch.tensor(x, device=device) for name, x in floats.items()}
+        now = dataclasses.replace(args, **tensors)
         batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns, b_masks)
         batch = [x.flatten(0, 1) for x in batch]  # (T*N, ...)
         mb_metrics: list[Tensors] = []
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
-            # Many small steps learn more from a batch than one; shuffling makes each a fair sample.
-            minibatches = order.split(batch_size // args.num_minibatches)  # four in a call: faster
-            groups = [minibatches[i : i + 4] for i in range(0, args.num_minibatches, 4)]
-            epoch = [update(agent, adam, batch, group, schedule, args) for group in groups]
+            # Many small steps learn more than one large step. Shuffling makes each a fair sample.
+            minibatches = order.view(args.num_minibatches, -1).split(4)  # four in a call: faster
+            epoch = [update(agent, adam, batch, indices, now) for indices in minibatches]
             mb_metrics += epoch
             # Extra: early stopping (early_stop_kl) [Spinning Up: each step, at 1.5 times a target]
-            # Clipping does not hold a policy that has left already: stopping does.
+            # Clipping cannot hold back a policy that has already moved too far. Stopping can.
             if means(epoch)["losses/approx_kl"] > args.early_stop_kl:
                 break
 
         # --- Log and save ---
-        following = next_values.masked_fill(torch.tensor(terminated, device=device), 0.0)
-        observed = observed_returns(b_rewards, following, b_done, args.gamma)
-        with torch.no_grad():
-            logratio = agent.evaluate_actions(b_obs[:-1], b_masks, b_actions)[0] - logprobs
-        metrics = means(mb_metrics) | means([diagnose(logratio, advantages, values, observed)])
-        metrics |= {
-            "losses/explained_variance": 1 - (advantages.var() / (returns.var() + 1e-8)).item(),
-            "check/kl_after": approx_kl(logratio).item(),
-            "check/acting": approx_kl(acting - logprobs).item(),
-            "check/first_kl": mb_metrics[0]["losses/approx_kl"][0].item(),  # ratios are 1 there
-            "charts/learning_rate": learning_rate,
+        logratio = agent.evaluate_actions(b_obs[:-1], b_masks, b_actions)[0].detach() - logprobs
+        observed = observed_returns([b_rewards, next_values, terminated, done], args.gamma)
+        bias = (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8)
+        metrics = means(mb_metrics) | {
+            "losses/explained_variance": 1 - advantages.var() / (returns.var() + 1e-8),
+            "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
+            "check/update": (normalize(logratio) * normalize(advantages)).mean(),  # positive
+            "check/acting": approx_kl(actor_logprobs - logprobs),  # 0, or the policies differ
+            "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0: no step taken yet
+            "charts/learning_rate": floats["learning_rate"],
             "charts/SPS": batch_size / (time.perf_counter() - start_time),
         }
+        metrics = {name: float(x) for name, x in metrics.items()}
         history.append({"global_step": global_step, **metrics})
-        log(writer, history, episodes, progress, warned)
-        stopping = STOP.is_set() or iteration == num_iterations
-        if stopping or iteration % args.checkpoint_interval == 0:
-            state = {"agent": agent.state_dict(), "sizes": sizes, "adam": adam}
-            state |= {"obs_stats": obs_stats.state(), "return_stats": return_stats.state()}
-            running = [(env.seed, torch.tensor(np.array(env.actions))) for env in envs]
-            state |= {"running": running, "raw_obs": torch.tensor(raw_obs)}
-            state |= {"discounted_returns": torch.tensor(discounted_returns)}
-            save_checkpoint(run_dir, args, state | {"episodes": episodes, "updates": history})
-        if stopping:
-            break
-    writer.close()
-    results = {"agent": agent, "episodes": episodes, "updates": history}
-    return {**results, "args": args, "run_dir": run_dir}
+        log(writer, global_step, metrics, episodes[num_before:], episodes[-100:], iterations)
+        if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
+            running = [(env.seed, np.array(env.actions)) for env in envs]
+            state = {"agent": agent.state_dict(), "adam": adam, "sizes": sizes, "running": running}
+            state |= {"obs_stats": vars(obs_stats), "return_stats": vars(return_stats)}
+            state |= {"discounted_returns": discounted_returns, "raw_obs": raw_obs}
+            state |= {"episodes": as_columns(episodes), "updates": history}
+            save_checkpoint(run_dir, args, state | {"own_env": env_factory is not None})
+    return dict(agent=agent, episodes=episodes, updates=history, args=args, run_dir=run_dir)
 
 
 # === The algorithm ends here ===
-# Below: environments, their choices and how they are played again, what makes it fast (the policy
-# in NumPy, the compiled update), metrics and warnings, logs and checkpoints, the use of a policy.
-
-SCRIPT = Path(__file__).stem
-STOP = threading.Event()  # set by Ctrl-C: finish the iteration, save, and end
-
-# Metric, its lowest and highest healthy value, for how many iterations it must have been outside
-# (0: one; shorter ones than 2,000 steps count less), whether only while return is lost, what to do.
-HEALTH = [
-    ("losses/approx_kl", 1e-12, 0.05, 10, True, "Updates are too large, or none: check --lr."),
-    ("check/acting", -1, 1e-5, 0, False, "`actor` and `evaluate_actions` disagree: make them one."),
-    ("check/value_bias", -math.inf, 0.6, 20, False, "Values exceed returns: check episode ends."),
-    ("check/update", 0.02, 1, 10, True, "Good actions got no likelier: check signs and reshapes."),
-]
+# Below: environments, running statistics, speed, logs, checkpoints, the use of a policy, `main`.
 
 
-def make_env(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> gym.Env:
-    """Make one environment, whose observations are vectors and whose actions can be counted."""
-    warnings.filterwarnings("ignore", message=".*is out of date")  # papers have -v4, not -v5
-    film = {"render_mode": "rgb_array"} if args.capture_video else {}
-    make = env_factory or (lambda: gym.make(args.env_id, disable_env_checker=True, **film))
-    try:
-        env = make()
-    except TypeError as error:
-        if "argument 'render_mode'" not in str(error):
-            raise
-        raise UsageError(f"{args.env_id} cannot be filmed: it takes no render_mode.") from error
-    except gym.error.Error as error:
-        raise UsageError(f"{error} (Atari games are played by ppo_atari.py.)") from error
-    actions, obs = env.action_space, env.observation_space
-    bounded = actions.dtype in (np.float32, np.float64) and actions.is_bounded()
-    if not (bounded or isinstance(actions, gym.spaces.Discrete | gym.spaces.MultiDiscrete)):
-        hint = ": try ppo_continuous_action.py" if actions.dtype in (np.float32, np.float64) else ""
-        raise UsageError(f"Actions are {actions}, neither discrete nor floats in bounds{hint}.")
+def make_envs(
+    resources: ExitStack, args: Args, count: int, env_factory: Any = None, **options: Any
+) -> list["Episode"]:
+    """Make environments, whose observations are vectors and whose actions are `Choices`."""
+    warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")  # -v4, as in papers
+    make = env_factory or (lambda: gym.make(args.env_id, disable_env_checker=True, **options))
+    envs = []
+    for _ in range(count):
+        try:
+            envs.append(make())
+        except (TypeError, gym.error.Error) as error:  # no such name, or render_mode, or no Env
+            hint = "Atari games are played by ppo_atari.py"
+            raise UsageError(f"Cannot make the environment: {error} ({hint}.)") from error
+        resources.callback(envs[-1].close)
+    obs = envs[0].observation_space
     if not obs.is_np_flattenable:
         raise UsageError(f"Observations are {obs}, which cannot be made a vector of floats.")
     is_flat = isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1
-    return env if is_flat else gym.wrappers.FlattenObservation(env)
+    envs = envs if is_flat else [gym.wrappers.FlattenObservation(env) for env in envs]
+    return [Episode(Choices(env, args.bins)) for env in envs]
 
 
-def announce_flattening(env: gym.Env) -> None:
-    """Print that images are made vectors, which a user may not expect."""
-    given = env.env if isinstance(env, gym.wrappers.FlattenObservation) else env
-    if len(shape := given.observation_space.shape or ()) > 1:
-        print(f"Observations {shape} are flattened: the agent gets vectors.")
+class Choices(gym.ActionWrapper):
+    """An environment whose actions are k choices, each a number from 0 to at most n - 1.
+
+    `meanings` (k, n) are the numbers that they stand for. In a Box, these are evenly spaced from
+    one bound to the other. `exists` (k, n) is true where a component has that choice.
+    """
+
+    def __init__(self, env: gym.Env, bins: int) -> None:
+        super().__init__(env)
+        space = env.action_space
+        if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+            sizes = np.ravel(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec)
+            meanings = np.asarray(space.start)[..., None] + np.arange(sizes.max())
+        elif isinstance(space, gym.spaces.MultiBinary):
+            sizes = np.full(math.prod(space.shape), 2)
+            meanings = np.tile([0, 1], (len(sizes), 1))
+        elif str(space.dtype).startswith("float") and space.is_bounded():
+            sizes = np.full(math.prod(space.shape), bins)
+            meanings = np.linspace(space.low, space.high, bins, axis=-1)
+        else:
+            floats = str(space.dtype).startswith("float") and len(space.shape) == 1
+            hint = "try ppo_continuous_action.py" if floats else "wrap the environment"
+            raise UsageError(f"Actions are {space}, neither discrete nor bounded floats: {hint}.")
+        self.meanings = meanings.astype(space.dtype).reshape(len(sizes), -1)
+        self.exists = np.arange(sizes.max()) < sizes[:, None]
+        self.components, self.shape = np.arange(len(sizes)), space.shape
+        self.action_space = gym.spaces.MultiDiscrete(sizes)
+
+    def action(self, choices: np.ndarray) -> np.ndarray:
+        """The action that choices (k,) stand for, in the form of the environment's space."""
+        return self.meanings[self.components, choices].reshape(self.shape)[()]
 
 
-def action_mask(env: gym.Env, info: dict[str, Any]) -> Any:
-    """What the environment says is valid now, in its own form."""
-    mask = info.get("action_mask")
+def valid_choices(env: "Episode") -> np.ndarray:
+    """The choices (k, n) that the environment allows now."""
+    mask = env.info.get("action_mask")
     if mask is None and env.has_wrapper_attr("action_masks"):
         mask = env.get_wrapper_attr("action_masks")()
     if mask is None:
-        raise UsageError("There are no action masks: leave out --mask-invalid-actions.")
-    return mask
+        raise UsageError("The environment has no action masks: leave out --mask-invalid-actions.")
+    return allowed(mask, env.get_wrapper_attr("exists"))
 
 
 def allowed(mask: Any, exists: np.ndarray) -> np.ndarray:
-    """Which choices are valid (k, n), by one vector for all components or one for each."""
-    mask = np.hstack(mask) != 0
+    """A mask as an array (k, n), from a vector or from one mask for each component."""
+    mask = flat(mask)
+    if mask.size == exists.size:  # (k, n) already
+        mask = mask[exists.ravel()]
     if mask.size != exists.sum():
         raise UsageError(f"The action mask has {mask.size} entries, not {exists.sum()}.")
-    valid = exists.copy()
-    valid[exists] = mask
+    valid = np.zeros_like(exists)
+    valid[exists] = mask == 1
+    if valid.sum() != np.count_nonzero(mask):
+        raise UsageError("An action mask must be 1 for each valid choice and 0 for all others.")
     if not valid.any(axis=1).all():
-        raise UsageError("The action mask leaves nothing to do in a component of the action.")
+        raise UsageError("The action mask allows no choice in a component of the action.")
     return valid
 
 
-class Choices(gym.Wrapper):
-    """An environment whose actions are k choices, each a number from 0 to at most n - 1.
-
-    `meanings` (k, n) are what they stand for; in a Box evenly spaced, the bounds among them.
-    `exists` (k, n) is true where there is a choice. `mask` (k, n) is true where the environment
-    allows it now; without --mask-invalid-actions everything that exists is allowed.
-    """
-
-    def __init__(self, env: gym.Env, args: Args) -> None:
-        super().__init__(env)
-        space = env.action_space
-        if isinstance(space, gym.spaces.Box):
-            sizes = np.full(math.prod(space.shape), args.bins)
-            meanings = np.linspace(space.low, space.high, args.bins, axis=-1)
-        else:
-            sizes = np.ravel(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec)
-            meanings = np.asarray(space.start)[..., None] + np.arange(sizes.max())
-        self.meanings = meanings.astype(space.dtype).reshape(len(sizes), -1)
-        self.exists = np.arange(sizes.max()) < sizes[:, None]
-        self.mask, self.masked = self.exists, args.mask_invalid_actions
-        self.components, self.shape = np.arange(len(sizes)), space.shape
-
-    def action(self, choices: np.ndarray) -> np.ndarray:
-        """The action that choices (k,) stand for, as the environment takes it."""
-        return self.meanings[self.components, choices].reshape(self.shape)[()]
-
-    def reset(self, **settings: Any) -> tuple:
-        """Begin an episode."""
-        obs, info = self.env.reset(**settings)
-        if self.masked:
-            self.mask = allowed(action_mask(self.env, info), self.exists)
-        return obs, info
-
-    def step(self, action: np.ndarray) -> tuple:
-        """Take one step."""
-        result = self.env.step(self.action(action))
-        _, _, terminated, truncated, info = result
-        if self.masked and not (terminated or truncated):
-            self.mask = allowed(action_mask(self.env, info), self.exists)
-        return result
+def flat(mask: Any) -> np.ndarray:
+    """All entries of a mask, also of one that consists of several arrays, as Gymnasium's do."""
+    nested = isinstance(mask, tuple | list) or (isinstance(mask, np.ndarray) and mask.dtype == "O")
+    return np.concatenate([flat(x) for x in mask]) if nested else np.asarray(mask).ravel()
 
 
 # Copied from ppo_continuous_action.py
-def name_of(env: gym.Env) -> str:
-    """What a run in this environment is called."""
-    name = env.spec.id if env.spec else type(env.unwrapped).__name__
-    return re.sub(r"[^\w.=+-]", "-", name)
+class Episode(gym.Wrapper):
+    """Records the running episode: its seed and actions, for a replay, its return, obs and info."""
 
-
-# Copied from ppo_continuous_action.py
-class Replayable(gym.Wrapper):
-    """An environment that knows its running episode, which is a seed and actions.
-
-    A resumed run plays these again and is where it was, whatever the simulator.
-    """
-
-    def begin(self, seed: int, actions: Iterable[np.ndarray] = ()) -> np.ndarray:
-        """Begin an episode and take these actions; return the observation after them."""
-        self.seed, self.actions, self.total = seed, [], 0.0
-        obs, _ = self.env.reset(seed=seed)
-        for action in actions:
-            obs, *_ = self.step(action)
-        return obs
+    def begin(self, seed: int) -> Any:
+        self.seed, self.actions, self.total, self.ended = seed, [], 0.0, False
+        try:
+            values = self.env.reset(seed=seed)
+        except TypeError as error:
+            if "argument 'seed'" not in str(error):
+                raise
+            values = ()  # the API before Gym 0.26
+        self.obs, self.info = of_length(2, values)
+        return self.obs
 
     def step(self, action: np.ndarray) -> tuple:
-        """Take one step, and remember its action."""
+        if action[0] != action[0]:  # NaN: one in the observation or the weights makes all so
+            known = np.isfinite(self.obs).all()
+            cause = "training has diverged" if known else f"the observation is {self.obs}"
+            raise UsageError(f"Step {len(self.actions)} of an episode has action NaN: {cause}.")
         self.actions.append(action.copy())  # some environments change it
-        obs, reward, *rest = self.env.step(action)
-        reward = reward.item() if isinstance(reward, np.ndarray) else float(reward)
-        self.total += reward
-        return obs, reward, *rest
+        self.obs, reward, *ends, self.info = of_length(5, self.env.step(action))
+        reward = np.asarray(reward).item()  # a float, even from an array
+        self.total, self.ended = self.total + reward, self.ended or any(ends)
+        return self.obs, reward, *ends, self.info
 
 
 # Copied from ppo_continuous_action.py
-def replay(envs: list[Replayable], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
-    """Play the saved episodes again, up to `raw_obs` (N, D); return whether they are the same."""
-    for i, (seed, actions) in enumerate(saved["running"]):
-        raw_obs[i] = envs[i].begin(seed, actions.numpy())
-    same = np.array_equal(raw_obs, saved["raw_obs"].numpy())
-    if not same:
-        print("The environments do not repeat themselves, so new episodes begin.")
-    return same
+def of_length(count: int, values: tuple) -> tuple:
+    """What an environment returned, if it has the length that Gymnasium demands."""
+    if isinstance(values, tuple) and len(values) == count:
+        return values
+    api = "reset(seed=...) returns (obs, info), and step has five values"
+    raise UsageError(f"The environment does not follow Gymnasium's API, in which {api}.")
+
+
+# Copied from ppo_continuous_action.py
+def replay(envs: list[Episode], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
+    """Repeat the running episodes of a checkpoint, up to `raw_obs`. Return whether that worked."""
+    try:
+        for i, (seed, actions) in enumerate(saved["running"]):
+            raw_obs[i] = envs[i].begin(seed)
+            for action in actions.numpy():
+                raw_obs[i], *_ = envs[i].step(action)
+        if any(env.ended for env in envs) or not np.array_equal(raw_obs, saved["raw_obs"]):
+            raise ValueError("the result differs")
+    except Exception as error:  # whatever a simulator can raise
+        print(f"New episodes begin, since the running ones could not be replayed: {error}.")
+        return False
+    return True
 
 
 # Copied from ppo_continuous_action.py
@@ -720,75 +669,54 @@ class RunningMeanStd:
     """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
 
     def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
-        self.mean, self.var, self.count = np.array(mean), np.array(var), count  # count: rows so far
+        self.mean, self.var, self.count = np.asarray(mean), np.asarray(var), count
 
     def update(self, x: np.ndarray) -> None:
         """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
-        # A reduction of one row would cost more than the rest of this function.
-        one, along = len(x) == 1, {"axis": 0, "keepdims": True}
-        x_mean, x_var = (x, 0.0) if one else (x.mean(**along), x.var(**along))
+        x_mean, x_var = (x[0], 0.0) if len(x) == 1 else (x.mean(0), x.var(0))  # one row: faster
         self.count += len(x)
         delta, share = x_mean - self.mean, len(x) / self.count
         self.mean = self.mean + delta * share
         self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
 
-    def state(self) -> dict[str, Any]:
-        """Plain numbers, from which the same statistics can be made again."""
-        return {"mean": self.mean.tolist(), "var": self.var.tolist(), "count": self.count}
-
 
 # Copied from ppo_continuous_action.py
-def in_numpy(network: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
-    """The network for a few rows (N, in): tanh layers in NumPy, fast; other layers as they are."""
-    kinds = {type(x) for x in network} if isinstance(network, nn.Sequential) else set()
-    if kinds != {nn.Linear, nn.Tanh} or any(len([*x.parameters()]) == 1 for x in network):
-        device = next(network.parameters()).device
-        return torch.no_grad()(lambda x: network(torch.tensor(x, device=device)).numpy(force=True))
-    layers = [[w.numpy(force=True).T for w in x.parameters()] for x in network]  # [] of a tanh
-
-    def forward(x: np.ndarray) -> np.ndarray:
-        for layer in layers:
-            x = x.dot(layer[0]) + layer[1] if layer else np.tanh(x)
-        return x
-
-    return forward
+def in_numpy(layer: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
+    """The layer as a NumPy function. Kinds that are not listed here run in PyTorch, more slowly."""
+    if type(layer) is nn.Linear and layer.bias is not None:
+        weight, bias = layer.weight.numpy(force=True).T, layer.bias.numpy(force=True)
+        return lambda x: x.dot(weight) + bias
+    if type(layer) in (nn.Tanh, nn.ReLU):
+        return np.tanh if type(layer) is nn.Tanh else lambda x: np.maximum(x, 0.0)
+    device = next((x.device for x in layer.parameters()), "cpu")
+    return torch.no_grad()(lambda x: layer(torch.tensor(x, device=device)).numpy(force=True))
 
 
 # Copied from ppo_continuous_action.py
 def compiled(function: Callable, device: torch.device) -> Callable:
-    """Compile `function` when it is first called; fall back to eager if that fails."""
+    """Compile `function` when it is first called. If that fails, say why and use it as it is."""
     torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
-    torch._inductor.config.cpp.vec_isa_ok = True  # believe the processor; trying it takes 10 s
-    warnings.filterwarnings("ignore", module=r"torch\._inductor")  # its advice on GPUs
+    torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags; probing them takes 10 s
     options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
-    fast = torch.compile(function, options=options)
+    current = torch.compile(function, options=options)
+    print("The first iteration compiles the update, which may take a minute the first time.")
 
-    def first_call(*args: Any) -> Any:
-        nonlocal chosen
-        tqdm.write("Compiling the update, which takes half a minute the first time.")
-        chosen = fast
+    def call(*inputs: Any) -> Any:
+        nonlocal current
         try:
-            return fast(*args)
-        except Exception as error:  # whatever a compiler can raise, before anything has changed
-            reason = " ".join(str(error).split())[:300]
-            tqdm.write(f"Warning: the update is not compiled, and slower: {reason}")
-            chosen = function
-            return function(*args)
+            return current(*inputs)
+        except Exception as error:  # whatever a compiler can raise
+            reason = str(error).partition("\n")[0]
+            tqdm.write(f"The update could not be compiled, so it takes twice as long: {reason}")
+            current = function
+            return function(*inputs)
 
-    chosen = first_call
-    return lambda *args: chosen(*args)
+    return call
 
 
-# === Metrics, logs, checkpoints, flags: the same in all scripts for environments ===
+# === Metrics, logs, checkpoints: the same in all scripts for environments ===
 # Copied from ppo_continuous_action.py
-
-
-def choose_device(args: Any) -> torch.device:
-    """Where networks learn: the GPU if there is one and nothing else was asked for."""
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
-    return torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def means(rows: list[Tensors]) -> dict[str, float]:
@@ -796,73 +724,29 @@ def means(rows: list[Tensors]) -> dict[str, float]:
     return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
 
 
-def observed_returns(rewards: Tensor, next_values: Tensor, done: Tensor, gamma: float) -> Tensor:
-    """The discounted rewards that followed each step until its episode ended, (T, N) like all.
-
-    V stands for what a time limit or the end of the rollout cuts off. Shares no line with `gae`.
-    """
+def observed_returns(rollout: list, gamma: float) -> Tensor:
+    """Returns from rewards, next values, terminated and done, all (T, N), independent of `gae`."""
     columns = []
-    for steps in torch.stack([rewards, next_values, done], dim=-1).unbind(1):
-        found: list[float] = []  # plain numbers, of which a loop is much faster
-        for reward, rest, ended in reversed(steps.tolist()):
-            found.append(reward + gamma * (rest if ended or not found else found[-1]))
-        columns.append(found[::-1])
-    return torch.tensor(columns).T.to(rewards)
+    for column in zip(*(x.T.tolist() for x in rollout)):
+        returns = []  # from the last step to the first
+        for reward, value, failed, ended in zip(*map(reversed, column)):
+            rest = value if ended or not returns else returns[-1]
+            returns.append(reward + gamma * (0.0 if failed else rest))
+        columns.append(returns[::-1])
+    return torch.tensor(columns, device=rollout[0].device).T
 
 
-def diagnose(logratio: Tensor, advantages: Tensor, values: Tensor, observed: Tensor) -> Tensors:
-    """Metrics of the values beside the observed returns, and of the policy's update, all (T, N).
-
-    `logratio` is that of the whole update; it may be of the first environments only.
-    """
-    targets, rewarded = values + advantages, advantages[:, : logratio.shape[1]]
-    # Explained variance; what varies by less than a tenth of its size need not be explained.
-    variance = targets.var() + 0.01 * targets.square().mean() + 1e-8
-    return {
-        "check/values": 1 - advantages.var() / variance,
-        "check/value_bias": (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8),
-        "check/update": (normalize(logratio) * normalize(rewarded)).mean(),
-    }
-
-
-def return_lost(episodes: list[dict]) -> bool:
-    """Whether the last twentieth of the episodes, 20 at least, lost a fifth of what was gained.
-
-    The gain is from the first so many episodes to the best so many in a row.
-    """
-    count = max(20, len(episodes) // 20)
-    sums = np.cumsum([0.0, *(x["return"] for x in episodes)])
-    means = (sums[count:] - sums[:-count]) / count
-    return len(means) > 0 and means[-1] < means[0] + 0.8 * (means.max() - means[0])
-
-
-def unhealthy(history: list[dict], episodes: list[dict]) -> dict[str, str]:
-    """What to do about each metric that has been unhealthy for as long as `HEALTH` says."""
-    found, part = {}, min(history[0]["global_step"] / 2000, 1)  # what an iteration counts
-    for name, low, high, patience, if_lost, advice in HEALTH:
-        rows = history[-(count := max(math.ceil(patience / part), 1)) :]
-        is_long = len(rows) == count and not any(low <= x[name] <= high for x in rows)
-        if is_long and not (if_lost and not return_lost(episodes)):
-            found[name] = advice
-    return found
-
-
-def log(writer: SummaryWriter, history: list, episodes: list, progress: tqdm, warned: set) -> None:
-    """Write the newest metrics; warn of those that are unhealthy and not yet in `warned`."""
-    metrics = dict(history[-1])
-    now = metrics.pop("global_step")
+def log(writer: Any, now: int, metrics: dict, new: list, recent: list, progress: tqdm) -> None:
+    """Write the metrics of step `now` and means over `new` episodes; show that of `recent` ones."""
     if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
         raise UsageError(f"Not finite at step {now}: {bad}. Check observations and rewards.")
-    if recent := episodes[-100:]:
+    if new:
         for name in ("return", "length"):
-            metrics[f"charts/episodic_{name}"] = np.mean([x[name] for x in recent]).item()
-        progress.set_postfix_str(f"return {metrics['charts/episodic_return']:.1f}", refresh=False)
+            metrics[f"charts/episodic_{name}"] = np.mean([x[name] for x in new]).item()
+        mean = np.mean([x["return"] for x in recent])
+        progress.set_postfix_str(f"return {mean:.1f}", refresh=False)
     for name, value in metrics.items():
         writer.add_scalar(name, value, now)
-    for name, advice in unhealthy(history, episodes).items():
-        if name not in warned:  # say it once
-            warned.add(name)
-            tqdm.write(f"Warning: {name} is {metrics[name]:.3g}. {advice}")
 
 
 def details(args: Any) -> str:
@@ -877,170 +761,172 @@ def details(args: Any) -> str:
     return "\n".join(rows)
 
 
-def open_run(args: Args, env_name: str) -> tuple[Path, SummaryWriter, dict[str, Any] | None]:
-    """The folder of a run, its log, and the checkpoint if it is resumed."""
-    began = f"{env_name}__{SCRIPT}__{args.seed}__{time.time_ns()}"
-    run_dir = Path(args.resume or f"runs/{args.run_name or began}")
-    try:
-        lock = filelock.FileLock(run_dir / "lock", is_singleton=True).acquire(blocking=False)
-    except filelock.Timeout as error:
-        raise UsageError(f"Another process is training in {run_dir}.") from error
-    saved = load_checkpoint(run_dir)[2] if args.resume else None
-    if not saved and (run_dir / "checkpoint.pt").exists():
+def open_run(
+    resources: ExitStack, args: Any, resume: Any, global_step: int
+) -> tuple[Path, SummaryWriter]:
+    """Open the log of a run; return the folder and the log."""
+    name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    run_dir = Path(resume or "runs/" + (args.run_name or re.sub(r"[^\w.=+-]", "-", name)))
+    if not resume and (run_dir / "checkpoint.pt").exists():
         raise UsageError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
     if args.track:
         import wandb
 
-        about = {"id": run_dir.name, "name": run_dir.name, "config": dataclasses.asdict(args)}
+        about = {"id": run_dir.name, "name": run_dir.name, "config": vars(args)}
         try:
             wandb.init(**about, resume="allow", sync_tensorboard=True)
+            resources.callback(wandb.finish)
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
-    # What a killed run has logged after its last checkpoint is hidden.
-    first_step = saved["updates"][-1]["global_step"] + 1 if saved else 0
-    writer = SummaryWriter(str(run_dir), purge_step=first_step)
-    writer.lock = lock  # released with it, or with the process
+    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)  # hides what was not saved
+    resources.callback(writer.close)
     writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     print(f"Logs and checkpoints: {run_dir}")
-    return run_dir, writer, saved
+    return run_dir, writer
+
+
+def as_columns(episodes: list[dict]) -> dict[str, np.ndarray]:
+    """One array for each value of the episodes. A million dictionaries would take long to load."""
+    names = episodes[0] if episodes else ("global_step", "return", "length")
+    return {name: np.array([x[name] for x in episodes]) for name in names}
+
+
+def plain(x: Any) -> Any:
+    """Replace NumPy's arrays and numbers in `x` by tensors and numbers, which load without code."""
+    if isinstance(x, dict | list | tuple):
+        return (
+            {k: plain(v) for k, v in x.items()} if isinstance(x, dict) else type(x)(map(plain, x))
+        )
+    return (
+        torch.tensor(x)
+        if isinstance(x, np.ndarray)
+        else x.item()
+        if isinstance(x, np.generic)
+        else x
+    )
 
 
 def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
-    """Write tensors and plain values into a file that is the old or the new one, never half."""
-    settings = {**dataclasses.asdict(args), "resume": None}
+    """Save `state`. The file is always the old or the new one, never half of one."""
+    temporary = run_dir / f"checkpoint.{os.getpid()}.tmp"
     try:
-        torch.save({"args": settings, **state}, run_dir / "checkpoint.tmp")
-        os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+        torch.save(plain({"args": vars(args), **state}), temporary)
+        os.replace(temporary, run_dir / "checkpoint.pt")
     except (OSError, RuntimeError) as error:  # torch has its own for a full disk
-        raise UsageError(f"The checkpoint in {run_dir} stays the last one: {error}") from error
+        temporary.unlink(missing_ok=True)
+        raise UsageError(f"Could not save; {run_dir} keeps its last checkpoint: {error}") from error
 
 
-def load_checkpoint(run_dir: str | Path) -> tuple[Args, Agent, dict[str, Any]]:
-    """The settings, the agent and all else that a run has saved; reading it runs no code."""
+def load_checkpoint(run_dir: Any, sizes: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Everything a run has saved, with its `args` and `agent`. Loading it runs no code."""
     path = Path(run_dir) / "checkpoint.pt"
     try:
-        with zipfile.ZipFile(path) as file:
-            if broken := file.testzip():  # torch.load does not look at the checksums
-                raise ValueError(f"the checksum of {broken} is wrong")
+        if broken := zipfile.ZipFile(path).testzip():  # torch.load does not look at the checksums
+            raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        args = Args(**saved["args"])
-        agent = Agent(*saved["sizes"], args)
+        agent = Agent(*saved["sizes"])
         agent.load_state_dict(saved["agent"])
+        saved |= {"args": Args(**saved["args"]), "agent": agent}
+        saved |= {name: RunningMeanStd(**saved[name]) for name in ("obs_stats", "return_stats")}
     except Exception as error:  # whatever a missing, damaged or foreign file can raise
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
-        raise UsageError(f"{path} is missing, damaged or of another script: {reason}") from error
-    return args, agent, saved
-
-
-def read_settings() -> Args:
-    """The command line; with --resume and --evaluate, its defaults are the settings of the run."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--resume", "--evaluate", dest="folder")
-    folder = parser.parse_known_args()[0].folder
-    args = tyro.cli(Args, default=load_checkpoint(folder)[0] if folder else Args())
-    kept = vars(settings_of_run(args))
-    if other := [name for name, value in vars(args).items() if kept[name] != value]:
-        raise UsageError(f"{folder} has its own {other[0]}: leave that flag out.")
-    return args
-
-
-def interrupt(*_: Any) -> None:
-    """Answer Ctrl-C: finish and save this iteration; the next Ctrl-C stops at once."""
-    STOP.set()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    tqdm.write("Finishing this iteration and saving it; Ctrl-C again stops at once.")
+        raise UsageError(f"{path} is missing, damaged or from another script: {reason}") from error
+    if sizes and sizes != saved["sizes"]:
+        raise UsageError(f"{run_dir} was trained in an environment with other spaces.")
+    return saved
 
 
 # === The use of a policy, and `main` ===
 
 
-def load_policy(
-    run_dir: str | Path, env_factory: Callable[[], gym.Env] | None = None
-) -> Callable[..., np.ndarray]:
-    """A trained policy: `policy(obs)` is the most likely action, as the environment takes it.
+def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., np.ndarray]:
+    """The trained policy: `policy(obs)` is the most likely action for an observation of `env`.
 
-    `obs` is as the environment gives it. It is normalized by the statistics of the end of training.
-    `policy(obs, rng)` draws the action with the generator. A `mask` in the form that the
-    environment has for it is obeyed, and needed if the policy was trained with masks. The
-    environment is made once, to know its spaces: an `env_id` of the form module:Name imports that
-    module.
+    `policy(obs, mask)` obeys a mask, which is required if the policy was trained with masks.
     """
-    args, agent, saved = load_checkpoint(run_dir)
-    act, _ = actor(agent)
-    stats, env = RunningMeanStd(**saved["obs_stats"]), make_env(args, env_factory)
-    choices = Choices(env, args)
-    if (env.observation_space.shape[0], choices.mask.shape) != saved["sizes"]:
-        raise UsageError(f"{run_dir} was made in another environment: give its env_factory.")
+    saved = load_checkpoint(run_dir)
+    scores, stats, args = actor(saved["agent"]), saved["obs_stats"], saved["args"]
+    choices = Choices(env, args.bins)
+    if saved["sizes"] != (size := gym.spaces.flatdim(env.observation_space), choices.exists.shape):
+        raise UsageError(f"{run_dir} was trained in an environment with other spaces.")
 
-    def policy(obs: Any, rng: np.random.Generator | None = None, mask: Any = None) -> np.ndarray:
+    def policy(obs: Any, mask: Any = None, noise: Any = 0.0) -> np.ndarray:  # Gumbel noise (k, n)
         if mask is None and args.mask_invalid_actions:
-            raise UsageError("It was trained with masks: give `mask`, that of this observation.")
+            raise UsageError("This policy was trained with masks: give it that of the observation.")
         masks = choices.exists if mask is None else allowed(mask, choices.exists)
-        if getattr(obs, "shape", None) != env.observation_space.shape:  # it is not flat yet
-            obs = env.observation(obs)
-        obs = normalize_obs(np.reshape(obs, (1, -1)), stats, args).astype(np.float32)
-        noise = rng.gumbel(size=masks.shape) if rng else 0.0
-        return choices.action(act(obs, masks[None], noise)[0])
+        try:
+            obs = gym.spaces.flatten(env.observation_space, obs).reshape(1, size)
+        except (TypeError, ValueError) as error:
+            space = env.observation_space
+            raise UsageError(f"A policy needs one observation of {space}: {error}") from error
+        obs = normalize_obs(obs, stats, args).astype(np.float32)
+        return choices.action((scores(obs, masks[None])[0] + noise).argmax(-1))
 
     return policy
 
 
-def evaluate(args: Args, env_factory: Callable[[], gym.Env] | None = None) -> list[float]:
+# Copied from ppo_continuous_action.py
+@dataclasses.dataclass(frozen=True)
+class Command:
+    args: tyro.conf.OmitArgPrefixes[Args]
+    resume: str | None = None  # continue the run in this folder; other flags change its settings
+    evaluate: str | None = None  # play episodes with the policy in this folder; no training
+    eval_episodes: int = 10  # number of episodes, with --evaluate
+    capture_video: bool = False  # film the first episode, with --evaluate
+    details: bool = False  # print the implementation details with their values, and exit
+
+
+@with_resources
+def evaluate(resources: ExitStack, command: Command) -> list[float]:
     """Play episodes with the most likely actions of a trained policy; return their returns."""
-    if args.capture_video and sys.platform == "linux":
+    options = {"render_mode": "rgb_array"} if command.capture_video else {}
+    if command.capture_video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-    args = settings_of_run(args)
-    policy, env = load_policy(args.evaluate, env_factory), make_env(args, env_factory)
-    if args.capture_video:
-        print("Filming the first episode, which may take minutes.")
-        warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
+    args = command.args
+    (env,) = make_envs(resources, args, 1, **options)
+    policy, returns = load_policy(command.evaluate, env), []
+    if command.capture_video:
         if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
             env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
-        env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", lambda k: k == 0)
-    env, returns = gym.wrappers.TimeLimit(env, 10_000), []  # some never end
-    for seed in range(args.eval_episodes):
-        (obs, info), total, ended = env.reset(seed=seed), 0.0, False
-        while not ended:
-            mask = action_mask(env, info) if args.mask_invalid_actions else None
-            obs, reward, terminated, truncated, info = env.step(policy(obs, None, mask))
-            total, ended = total + float(reward), terminated or truncated
-        returns.append(total)
-    env.close()
+        env = Episode(gym.wrappers.RecordVideo(env, f"{command.evaluate}/videos", lambda k: k == 0))
+        resources.callback(env.close)
+    limit = math.inf if env.spec and env.spec.max_episode_steps else 10_000
+    for seed in range(command.eval_episodes):
+        obs = env.begin(seed)
+        while not env.ended and len(env.actions) < limit:
+            mask = valid_choices(env) if args.mask_invalid_actions else None
+            obs, *_ = env.step(policy(obs, mask))
+        if not env.ended:
+            print(f"An episode was cut after {limit} steps: the environment has no time limit.")
+        returns.append(env.total)
     print(f"Return {np.mean(returns):.1f} ± {np.std(returns):.1f} in {len(returns)} episodes")
     return returns
 
 
 # Copied from ppo_continuous_action.py
-def settings_of_run(args: Args) -> Args:
-    """With --resume and --evaluate, the settings of that run but for a few; else those given."""
-    if not (folder := args.resume or args.evaluate):
-        return args
-    free = ["device", "compile", "details"]
-    free += ["resume", "total_timesteps", "checkpoint_interval", "track"] if args.resume else []
-    free += ["evaluate", "eval_episodes", "capture_video"] if args.evaluate else []
-    return dataclasses.replace(load_checkpoint(folder)[0], **{x: getattr(args, x) for x in free})
-
-
-# Copied from ppo_continuous_action.py
 def main() -> None:
-    """Read the command line and run; what a user can mend is one sentence and exit code 2."""
-    os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")
+    """Read the command line and run. A mistake of the user is one sentence and exit code 2."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume", "--evaluate", dest="folder")
     try:
-        args = read_settings()
-        if args.details:
-            print(details(args))
-        elif args.evaluate:
-            evaluate(args)
+        folder = parser.parse_known_args()[0].folder
+        saved = load_checkpoint(folder) if folder else {"args": Args(), "own_env": False}
+        if saved["own_env"]:
+            raise UsageError(f"{folder} needs its env_factory: use load_policy or train in Python.")
+        command = tyro.cli(Command, default=Command(saved["args"]))
+        if command.details:
+            print(details(command.args))
+        elif command.evaluate:
+            evaluate(command)
+        elif command.capture_video:
+            raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:
-            signal.signal(signal.SIGINT, interrupt)
-            run_dir = train(args)["run_dir"]
-            todo = f"{'--resume' if STOP.is_set() else '--evaluate'} {run_dir}"
-            print(f"Now: python {SCRIPT}.py {todo}; or tensorboard --logdir {run_dir}")
+            run_dir = train(command.args, resume=command.resume)["run_dir"]
+            print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit("Interrupted. Use --resume with the run's folder to continue from its checkpoint.")
     except (UsageError, OSError, ImportError, MemoryError, gym.error.Error) as error:
-        hint = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
-        print(f"Error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 
 

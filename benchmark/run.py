@@ -5,6 +5,7 @@ at whatever moment, the next call goes on from what is on disk.
 """
 
 import contextlib
+import difflib
 import fcntl
 import json
 import os
@@ -23,7 +24,7 @@ from benchmark.definitions import Folders, Run, Suite, Variant
 from benchmark.provenance import ROOT, BenchmarkError, git, machine, source_at, text_on_disk
 from benchmark.results import lock, write_text
 
-WALK = Path(__file__).resolve().parent / "walk.py"
+EVALUATE = Path(__file__).resolve().parent / "evaluate.py"
 # One thread per process: a second one gains nothing on networks of this size and, being shared
 # between runs, would make their times depend on each other.
 THREADS = [f"{x}_NUM_THREADS" for x in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM")]
@@ -90,12 +91,32 @@ def say(text: str) -> None:
 
 
 def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
-    """A script with texts replaced, each of which must be in it once; or a BenchmarkError."""
+    """A script with texts replaced, each of which must be in it once; or a BenchmarkError.
+
+    Between the lines of such a text the script may have comments.
+    """
     for old, new in replaced:
-        if text.count(old) != 1:
-            raise BenchmarkError(f"The script has this text {text.count(old)} times: {old}")
-        text = text.replace(old, new)
+        lines = map(re.escape, old.split("\n"))
+        found = [*re.finditer(r"\n(?: *#.*\n)*?".join(lines), text)]
+        if len(found) != 1:
+            raise BenchmarkError(
+                f"The script has this text {len(found)} times: {old}\n{nearest(text, old)}"
+                "Correct the text in benchmark/suites/, or change this line of the script back."
+            )
+        text = text[: found[0].start()] + new + text[found[0].end() :]
     return text
+
+
+def nearest(text: str, old: str) -> str:
+    """The line of a script that has most of a text that it lacks, for a message."""
+    first = max(old.splitlines(), key=len).strip()
+
+    def shared(line: str) -> int:
+        blocks = difflib.SequenceMatcher(None, first, line, autojunk=False).get_matching_blocks()
+        return sum(x.size for x in blocks if x.size > 3)
+
+    number, line = max(enumerate(text.splitlines(), 1), key=lambda x: shared(x[1]))
+    return f"The closest line is {number}: {line.strip()}\n" if shared(line) else ""
 
 
 def source(variant: Variant, commit: str | None) -> str:
@@ -205,7 +226,7 @@ def make_one(run: Run, commit: str | None) -> Generator[subprocess.Popen, struct
     words, how = [str(run.folder / file), *flags], {"place": run.place, **run.variables}
     usage = yield start(run.folder, words, imports, **how)
     if suite.evaluated:  # -P: not beside our `statistics`
-        yield start(run.folder, ["-P", str(WALK), file], imports, **how)
+        yield start(run.folder, ["-P", str(EVALUATE), file], imports, **how)
 
     if (run.log / "checkpoint.pt").exists():
         facts, curve = record.summarize_steps(run.log, suite.total_timesteps, suite.points)
@@ -213,7 +234,7 @@ def make_one(run: Run, commit: str | None) -> Generator[subprocess.Popen, struct
         seconds = None if begun else usage.ru_utime + usage.ru_stime
         facts, curve = record.summarize_stages(run.log, seconds, suite.points)
     if suite.evaluated:
-        facts["walk"] = record.summarize_walk(run.log)
+        facts["evaluation"] = record.summarize_evaluation(run.log)
     about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
     about |= {"flags": " ".join(run.flags)} | run.origin(commit)
     about["peak_mib"] = usage.ru_maxrss // 1024  # Linux counts KiB

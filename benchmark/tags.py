@@ -3,7 +3,8 @@
     # Detail 8/37: title (setting, not another) [source]
     # A sentence that says why.
 
-In place of `Detail 8/37` there may be `Extra` or `Deviation`. Settings, source and sentence may be
+A statement that stands for two details has both numbers, `Detail 9/37, R19`, and one title. In
+place of `Detail 8/37` there may be `Extra` or `Deviation`. Settings, source and sentence may be
 missing; a remark may stand behind the settings.
 """
 
@@ -11,8 +12,8 @@ import re
 from typing import NamedTuple
 
 TAG = re.compile(
-    r" *# (?:Detail (\w+(?:/\d+)?)|(Extra|Deviation)): ([^([]+?)(?: \((.+?)\)(?:, [^[]+)?)?"
-    r"(?: \[(.+)\])?"
+    r" *# (?:Detail (\w+(?:/\d+)?(?:, \w+(?:/\d+)?)?)|(Extra|Deviation)): ([^([]+?)"
+    r"(?: \((.+?)\)(?:, [^[]+)?)?(?: \[(.+)\])?"
 )
 LIKE_A_TAG = re.compile(r" *# (Detail|Extra|Deviation)\b")
 SENTENCE = re.compile(r" *# (.+)")
@@ -23,7 +24,7 @@ class Tag(NamedTuple):
 
     line: int  # counted from 1
     kind: str  # Detail, Extra or Deviation
-    number: str  # 8/37; empty if it is no detail
+    number: str  # 8/37, or 9/37, R19; empty if it is no detail
     title: str
     settings: list[str]  # as written: `not x` is one that is off
     source: str

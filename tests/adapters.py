@@ -80,10 +80,10 @@ class Script:
         settings |= {"device": "cpu", "compile": False, **self.settings, **changes}
         return self.module.Args(**settings)
 
-    def agent(self, obs_size: int, action_size: int, **settings: Any) -> nn.Module:
+    def agent(self, obs_size: int, action_size: int) -> nn.Module:
         """An agent of the script, always the same one."""
         torch.manual_seed(0)
-        return self.module.Agent(obs_size, action_size, self.module.Args(**settings))
+        return self.module.Agent(obs_size, action_size)
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the script make the fake environments."""
@@ -94,7 +94,7 @@ class Script:
 
     def value(self, agent: nn.Module, episode: list[np.ndarray]) -> float:
         """Value of the last of an episode's observations."""
-        return agent.get_value(torch.tensor(episode[-1][None], dtype=torch.float32)).item()
+        return agent.value(torch.tensor(episode[-1][None], dtype=torch.float32)).item()
 
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values of a minibatch under the agent."""
@@ -104,11 +104,11 @@ class Script:
     def record(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         """Record from now on the arguments and results of gae, and every gradient step."""
         recorder, real = SimpleNamespace(gae=[], steps=[]), self.module.gae
-        names = ["rewards", "values", "next_values", "done", "advantages", "returns"]
+        names = ["rewards", "values", "next_values", "done", "advantages"]
 
         def gae(*args):
             result = real(*args)
-            recorder.gae.append({name: x.clone() for name, x in zip(names, (*args[:4], *result))})
+            recorder.gae.append({name: x.clone() for name, x in zip(names, (*args[:4], result))})
             return result
 
         monkeypatch.setattr(self.module, "gae", gae)
@@ -120,15 +120,16 @@ class Script:
     def recording(self, real: Callable, steps: list[Step]) -> Callable:
         """An update, a step at a time, that notes them; gradients show in Adam's running mean."""
 
-        def update(agent, adam, batch, minibatches, schedule, args):
+        def update(agent, adam, batch, indices, args):
             rows = []
-            for mb in minibatches:
+            for mb in indices:
                 step, before = Step(x[mb] for x in batch), adam["mean"].clone()
                 step.weights = adam["weights"].clone()
-                rows.append(real(agent, adam, batch, [mb], schedule, args))
+                rows.append(real(agent, adam, batch, mb[None], args))
                 step.gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
                 step.metrics = {name: x[0] for name, x in rows[-1].items()}
-                step.schedule = {name: x.item() for name, x in schedule.items()}
+                tensors = {name: x for name, x in vars(args).items() if isinstance(x, Tensor)}
+                step.schedule = {name: x.item() for name, x in tensors.items()}
                 steps.append(step)
             return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
@@ -140,7 +141,7 @@ class KLPenalty(Script):
 
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian"}
     real = (f"Hopper-v4 {SHORT} 20480",)
-    loss, update, value_clip = "kl_penalty_loss", "kl_penalty_update", "value_clip_coef"
+    value_clip = "value_clip_coef"
 
 
 class MultiDiscrete(Script):
@@ -156,9 +157,9 @@ class MultiDiscrete(Script):
         "HalfCheeta-v4": "mean: `HalfCheetah`",
     }
 
-    def agent(self, obs_size: int, action_size: int, **settings: Any) -> nn.Module:
-        """One component with so many choices."""
-        return super().agent(obs_size, (1, action_size), **settings)
+    def agent(self, obs_size: int, action_size: int) -> nn.Module:
+        """One component with that many choices."""
+        return super().agent(obs_size, (1, action_size))
 
 
 class Atari(Script):
@@ -168,25 +169,26 @@ class Atari(Script):
     real = ("Breakout --num-steps 16 --total-timesteps 7680",)
     space = "Frames"
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
-    unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "no Atari game"}
+    unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "namespace ALE"}
     raw: ClassVar[dict[str, Any]] = {}
     frames = 4
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Fake games instead of those of the emulator, without frames to skip or lives to lose."""
+        """Fake games, without frames to skip or lives to lose, which this process plays."""
         import ale_py
 
         real = self.module.make_env
 
-        def make_env(args):
+        def make_env(args, videos=None):
             if not args.env_id.startswith("Fake"):
-                return real(args)
+                return real(args, videos)
             env = gym.make(args.env_id, render_mode="rgb_array", disable_env_checker=True).unwrapped
-            if args.capture_video:
-                env = gym.wrappers.RecordVideo(env, f"{args.evaluate}/videos", lambda k: k == 0)
+            if videos:
+                env = gym.wrappers.RecordVideo(env, videos, lambda k: k == 0)
             return gym.wrappers.FrameStackObservation(Score(env), self.frames, padding_type="zero")
 
         monkeypatch.setattr(self.module, "make_env", make_env)
+        monkeypatch.setattr(self.module, "GAME_PROCESSES", 1)
         monkeypatch.setattr(self.module, "Agent", self.small_agent())
         monkeypatch.setattr(ale_py, "ALEState", bytes)
 
@@ -195,9 +197,8 @@ class Atari(Script):
         layer_init, frames = self.module.layer_init, self.frames
 
         class SmallAgent(self.module.Agent):
-            def __init__(self, num_actions, args):
+            def __init__(self, num_actions):
                 nn.Module.__init__(self)
-                self.bfloat16 = args.bfloat16
                 first = layer_init(nn.Linear(9 * frames, 64), 1.0)
                 self.cnn = nn.Sequential(nn.AvgPool2d(28), nn.Flatten(), first, nn.Tanh())
                 self.policy = layer_init(nn.Linear(64, num_actions), 0.01)
@@ -212,25 +213,25 @@ class Atari(Script):
     def value(self, agent: nn.Module, episode: list[np.ndarray]) -> float:
         black = [np.zeros((84, 84), np.uint8)] * self.frames
         stack = np.stack([*black, *episode][-self.frames :])
-        return agent.get_value(torch.from_numpy(stack)[None]).item()
+        return agent(torch.from_numpy(stack)[None])[1].item()
 
     def recording(self, real: Callable, steps: list[Step]) -> Callable:
         """By what the loss is given; gradients are still there after the step."""
         real_loss = self.module.ppo_loss
 
-        def loss(agent, minibatch, schedule, args):
+        def loss(agent, minibatch, args):
             steps.append(Step(minibatch))
-            return real_loss(agent, minibatch, schedule, args)
+            return real_loss(agent, minibatch, args)
 
-        def update(agent, adam, batch, mb, schedule, args):
+        def update(agent, adam, batch, mb, args):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(self.module, "ppo_loss", loss)
                 if real.__defaults__:  # a loss that may be compiled
                     patch.setattr(real, "__defaults__", (loss,))
-                metrics = real(agent, adam, batch, mb, schedule, args)
+                metrics = real(agent, adam, batch, mb, args)
             (group,), step = adam.param_groups, steps[-1]
             step.gradient = torch.cat([x.grad.flatten() for x in group["params"]])
-            numbers = {name: x.item() for name, x in schedule.items()}
+            numbers = {name: x.item() for name, x in vars(args).items() if isinstance(x, Tensor)}
             step.schedule, step.metrics = numbers | {"learning_rate": group["lr"]}, metrics
             return metrics
 
@@ -257,8 +258,8 @@ class AtariLSTM(Atari):
         layer_init, size = self.module.layer_init, self.module.HIDDEN_SIZE
 
         class SmallAgent(super().small_agent()):
-            def __init__(self, num_actions, args):
-                super().__init__(num_actions, args)
+            def __init__(self, num_actions):
+                super().__init__(num_actions)
                 self.lstm_input = layer_init(nn.Linear(64, 4 * size), 1.0)
                 self.lstm_recurrent = nn.Linear(size, 4 * size, bias=False)
                 self.policy = layer_init(nn.Linear(size, num_actions), 0.01)
@@ -269,7 +270,7 @@ class AtariLSTM(Atari):
     def value(self, agent: nn.Module, episode: list[np.ndarray]) -> float:
         starts = torch.eye(len(episode))[:, :1]
         frames = torch.tensor(np.array(episode))[:, None, None]
-        return agent.get_value(frames, starts, agent.initial_state(1))[-1].item()
+        return agent(frames, starts, agent.initial_state(1))[1][-1].item()
 
 
 class Score(gym.Wrapper):
@@ -300,7 +301,7 @@ class Toy(Script):
     features: ClassVar[set[str]] = {"language", "rewards"}  # it learns from a reward model
     alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --num-updates 2 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16, "num_updates": 2, "update_epochs": 2}
-    stage, loss, method, judge = "train_ppo", "ppo_loss", "PPO", "Reward model"
+    stage, loss, method = "train_ppo", "ppo_loss", "PPO"
     # Models of a comparison, and what their settings are.
     forms: ClassVar[dict[str, dict[str, Any]]] = {
         "ppo-adaptive-6": {"kl_mode": "adaptive", "kl_coef": 0.5},
@@ -316,9 +317,7 @@ class Toy(Script):
 
     def args(self, **changes: Any) -> Any:
         """Settings of a run of a few seconds."""
-        name = None if "resume" in changes else "run"
-        settings = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "run_name": name}
-        settings |= {"device": "cpu"}
+        settings = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "run_name": "run"}
         return self.module.Args(**{**settings, **self.settings, **changes})
 
     def finish(self, folder: Path) -> SimpleNamespace:
@@ -329,12 +328,11 @@ class Toy(Script):
             made, judged = (record(patch, self.module, name) for name in names)
             run = self.module.train(self.args())
         _, reference, _, preferences = made[0]
-        preferences = self.module.Preferences(**preferences)
         found = {"reference": reference, "preferences": preferences, "judges": judged[0][2]}
         return SimpleNamespace(run=run, folder=folder / "runs/run", **found)
 
-    def logprobs(self, agent: nn.Module, queries: Tensor, responses: Tensor) -> Tensor:
-        return agent.get_logprobs_and_values(queries, responses)[0]
+    def logprobs(self, agent: nn.Module, prompts: Tensor, responses: Tensor) -> Tensor:
+        return agent.get_logprobs_and_values(prompts, responses)[0]
 
     def collect(self, args: Any, agent: nn.Module, judges: tuple, kl_coef: float) -> tuple:
         """A rollout of 32 responses and its metrics."""
@@ -343,23 +341,23 @@ class Toy(Script):
     def learn(self, judges: tuple, **changes: Any) -> tuple[nn.Module, list[dict[str, float]]]:
         """Agent and updates of a run of the last stage."""
         agent = copy.deepcopy(judges.reference)
-        return agent, self.module.train_ppo(self.args(**changes), agent, judges)["updates"]
+        return agent, self.module.train_ppo(self.args(**changes), agent, judges)
 
 
 class GRPO(Toy):
     stage, loss, method = "train_grpo", "grpo_loss", "GRPO"
     forms: ClassVar[dict[str, dict[str, Any]]] = {
-        "grpo": {"std": False, "length_divisor": "longest", "kl_in_loss": False, "kl_coef": 0.5},
-        "grpo-paper": {"std": True, "length_divisor": "own", "kl_in_loss": True},
-        "grpo-no-kl": {"kl_in_loss": False, "kl_mode": "none"},
+        "grpo": {"std": "none", "loss_norm": "constant", "kl_in_loss": "no", "kl_coef": 0.5},
+        "grpo-paper": {"std": "group", "loss_norm": "sequence", "kl_in_loss": "k3"},
+        "grpo-no-kl": {"kl_in_loss": "no", "kl_mode": "none"},
     }
 
-    def logprobs(self, agent: nn.Module, queries: Tensor, responses: Tensor) -> Tensor:
-        return agent.get_logprobs(queries, responses)
+    def logprobs(self, agent: nn.Module, prompts: Tensor, responses: Tensor) -> Tensor:
+        return agent.get_logprobs(prompts, responses)
 
     def collect(self, args: Any, agent: nn.Module, judges: tuple, kl_coef: float) -> tuple:
-        queries = judges.task.sample_queries(32, seeded(0))
-        return self.module.collect(args, agent, judges, queries, kl_coef, seeded(0))
+        prompts = judges.task.sample_prompts(32, seeded(0))
+        return self.module.collect(args, agent, judges, prompts, kl_coef, seeded(0))
 
     def learn(self, judges: tuple, **changes: Any) -> tuple[nn.Module, list[dict[str, float]]]:
         args, agent = self.args(**changes), copy.deepcopy(judges.reference)
@@ -370,7 +368,7 @@ class DPO(GRPO):
     features: ClassVar[set[str]] = {"language"}
     alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16}
-    stage, loss, method, judge = "train_dpo", "dpo_loss", "DPO", "Policy as a judge of texts"
+    stage, loss, method = "train_dpo", "dpo_loss", "DPO"
     forms: ClassVar[dict[str, dict[str, Any]]] = {
         "dpo": {"beta": 0.2, "nll_coef": 0.05},
         "dpo-plain": {"beta": 0.2, "nll_coef": 0.0},

@@ -1,11 +1,15 @@
-"""Bring up to date what is made of something else: `python tools/sync.py`.
+"""Bring up to date everything that is made from something else: `python tools/sync.py`.
 
-First the copies in the scripts, rewritten from their home; then tables, figures and pages, which
-take minutes: `python tools/sync.py copies` leaves them out. A function or class is a copy if
-`# Copied from` stands above it; a section, from one banner to the next, if it stands below its
-banner. tests/repository/test_copies.py checks that all copies agree.
+First the copies in the scripts, rewritten from their home, the script that has the original. Then
+tables, figures and pages, which take minutes: `python tools/sync.py copies` leaves them out.
+
+A function or class is a copy if `# Copied from` stands above it; a section, from one banner to the
+next, if it stands below its banner. Each copy that is overwritten is named. A copy that was edited
+since the last commit, while its original was not, is an error: `--force` overwrites it all the
+same. tests/repository/test_copies.py checks that all copies agree.
 """
 
+import argparse
 import ast
 import re
 import subprocess
@@ -13,11 +17,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-# The short script states in its own words what the full ones share.
-SCRIPTS = [x for x in sorted(ROOT.glob("*.py")) if x.stem != "ppo_minimal"]
+# The short scripts state in their own words what the full ones share.
+SHORT = ("ppo_minimal", "grpo_minimal")
+SCRIPTS = [x for x in sorted(ROOT.glob("*.py")) if x.stem not in SHORT]
 # These have the same role but not the same text in each script; a marked copy is one even so.
-MAY_DIFFER = {"Args", "Agent", "make_env", "ppo_loss", "train", "evaluate", "main"}
-MAY_DIFFER |= {"actor", "load_policy", "ppo_update"}
+MAY_DIFFER = {"Args", "Agent", "make_env", "make_envs", "ppo_loss", "train", "evaluate", "main"}
+MAY_DIFFER |= {"actor", "load_policy", "ppo_update", "load_checkpoint", "Command"}
 MAY_DIFFER |= {"settings_of_run"}  # nothing is compiled in ppo_atari_lstm.py
 MAY_DIFFER |= {"Rollout", "collect"}  # of the RLHF scripts
 MARKER = re.compile(r"# Copied from (\w+\.py)\n\Z")
@@ -80,15 +85,88 @@ def fix(sources: dict[str, str]) -> dict[str, str]:
     return fixed
 
 
-def main(words: list[str]) -> None:
-    for name, text in fix({path.name: path.read_text() for path in SCRIPTS}).items():
-        (ROOT / name).write_text(text)
+def outdated(sources: dict[str, str]) -> list[tuple[str, str, str]]:
+    """Script, name and home of each copy whose text is not that of its home."""
+    scripts = {name: blocks(source) for name, source in sources.items()}
+    return [
+        (name, block, home)
+        for name, script in scripts.items()
+        for block, (text, home, _) in script.items()
+        if home and scripts.get(home, {}).get(block, (text,))[0] != text
+    ]
+
+
+def edits_in_copies(sources: dict[str, str], committed: dict[str, str]) -> list[str]:
+    """A sentence for each copy that was edited since the last commit while its original was not."""
+    now, then = ({x: blocks(y) for x, y in z.items()} for z in (sources, committed))
+
+    def edited(name: str, block: str) -> bool:
+        return then.get(name, {}).get(block, ("",))[0] != now[name][block][0]
+
+    return [
+        f"{name}: {block} was edited here, but the original is in {home}. Edit it there; "
+        "--force overwrites the copy."
+        for name, block, home in outdated(sources)
+        if edited(name, block) and not edited(home, block)
+    ]
+
+
+def committed_sources() -> dict[str, str]:
+    """The scripts as they are in the last commit, script name -> text; none outside of git."""
+    found = {}
+    for path in SCRIPTS:
+        command = ["git", "show", f"HEAD:./{path.name}"]
+        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if shown.returncode == 0:
+            found[path.name] = shown.stdout
+    return found
+
+
+def sync_copies(force: bool) -> None:
+    """Rewrite the copies and name them; stops before an edit would be lost, and at an error."""
+    sources = {path.name: path.read_text() for path in SCRIPTS}
+    committed = committed_sources()
+    lost = edits_in_copies(sources, committed) if committed and not force else []
+    if lost:
+        sys.exit("\n".join(lost))
+    for name, block, home in outdated(sources):
+        print(f"{name}: {block} overwritten by the one in {home}")
+    for name, text in fix(sources).items():
+        if text != sources[name]:
+            (ROOT / name).write_text(text)
     wrong = problems({path.name: path.read_text() for path in SCRIPTS})
-    if wrong:  # what only an author can mend: a home that is gone, or two of them
+    if wrong:  # only an author can fix these: an original that is gone, or two of them
         sys.exit("\n".join(wrong))
-    for command in ("report", "plot", "site") if words != ["copies"] else ():
+
+
+def misfits() -> list[str]:
+    """A sentence for each text patch of a suite that no longer fits its script."""
+    sys.path.insert(0, str(ROOT))
+    from benchmark.provenance import BenchmarkError
+    from benchmark.run import changed
+    from benchmark.suites import ALL
+
+    found = []
+    for suite, name, variant in ((x, *y) for x in ALL for y in x.variants.items()):
+        try:
+            changed((ROOT / variant.script).read_text(), variant.replaced)
+        except BenchmarkError as error:
+            found.append(f"Variant {name} of the suite {suite.name}, {variant.script}: {error}")
+    return found
+
+
+def main() -> None:
+    """Bring everything up to date, or only the copies."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=["copies"], help="leave out all but the copies")
+    parser.add_argument("--force", action="store_true", help="overwrite edited copies too")
+    args = parser.parse_args()
+    sync_copies(args.force)
+    if found := misfits():
+        sys.exit("\n".join(found))
+    for command in ("report", "plot", "site") if args.what is None else ():
         subprocess.run([sys.executable, "-m", "benchmark", command], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -16,44 +16,42 @@ the PPO paper's, for Figure 3.
 """
 
 import copy
+import dataclasses
 import functools
 from types import ModuleType
 
-import pydantic
 import torch
-from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 import ppo_continuous_action as ppo
 from ppo_continuous_action import Agent, Tensors
 
-UNUSED = (
-    "compile num_minibatches update_epochs adam_eps norm_adv anneal_clip clip_vloss early_stop_kl"
-)
+UNUSED = "compile num_minibatches update_epochs adam_eps norm_adv clip_vloss early_stop_kl"
 
 
-@pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
+@dataclasses.dataclass(frozen=True)
 class Args(ppo.Args):
     compile: bool = False  # not used
-    checkpoint_interval: PositiveInt = 1000  # iterations between two checkpoints
-    num_envs: PositiveInt = 16  # environments N, stepped in turn [baselines: 16]
-    num_steps: PositiveInt = 5  # steps per environment and iteration, T [baselines: 5]
-    num_minibatches: PositiveInt = 1  # not used: a step is computed on all samples
-    update_epochs: PositiveInt = 1  # not used: one step per batch
-    learning_rate: PositiveFloat = 7e-4  # RMSprop's step size [baselines: 7e-4]
-    gae_lambda: ppo.Fraction = 1.0  # 1: sums of all rewards [baselines: 1]
+    checkpoint_interval: int = 1000  # iterations between two checkpoints
+    num_envs: int = 16  # environments N, stepped in turn [baselines: 16]
+    num_steps: int = 5  # steps per environment and iteration, T [baselines: 5]
+    num_minibatches: int = 1  # not used: a step is computed on all samples
+    update_epochs: int = 1  # not used: one step per batch
+    learning_rate: float = 7e-4  # RMSprop's step size [baselines: 7e-4]
+    gae_lambda: float = 1.0  # 1: sums of all rewards [baselines: 1]
     norm_adv: bool = False  # not used
     clip_vloss: bool = False  # not used
-    rms_alpha: ppo.Fraction = 0.99  # share of the old squares in RMSprop [baselines: 0.99]
-    rms_eps: PositiveFloat = 1e-5  # RMSprop's epsilon [baselines: 1e-5]
-    trust_region: PositiveFloat = torch.inf  # the trust region's delta [ACER: 1; inf: A2C]
-    average_alpha: ppo.Fraction = 0.99  # share of the old weights in the average [ACER: 0.99]
+    rms_alpha: float = 0.99  # share of the old squares in RMSprop [baselines: 0.99]
+    rms_eps: float = 1e-5  # RMSprop's epsilon [baselines: 1e-5]
+    trust_region: float = 1e9  # the trust region's delta [ACER: 1; 1e9: none, as in A2C]
+    average_alpha: float = 0.99  # share of the old weights in the average [ACER: 0.99]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if changed := [x for x in UNUSED.split() if getattr(self, x) != getattr(Args, x)]:
-            raise ValueError(f"A2C does not use {', '.join(changed)}.")
+            flags = ", ".join(f"--{x.replace('_', '-')}" for x in changed)
+            raise ppo.UsageError(f"A2C does not use {flags}.")
 
 
 def project(gradient: Tensor, slope: Tensor, delta: float) -> Tensor:
@@ -78,16 +76,11 @@ def a2c_loss(agent: Agent, average: Agent, batch: list[Tensor], args: Args) -> T
     (gradient,) = torch.autograd.grad(gain.sum(), statistics, retain_graph=True)
     (slope,) = torch.autograd.grad(kl_divergence(old, new).sum(), statistics, retain_graph=True)
     policy_loss = -(project(gradient, slope, args.trust_region) * statistics).sum(-1).mean()
-    return policy_loss + args.vf_coef * 0.5 * ((agent.get_value(obs) - returns) ** 2).mean()
+    return policy_loss + args.vf_coef * 0.5 * ((agent.value(obs) - returns) ** 2).mean()
 
 
 def a2c_update(
-    agent: Agent,
-    adam: Tensors,
-    batch: list[Tensor],
-    minibatches: list[Tensor],
-    schedule: Tensors,
-    args: Args,
+    agent: Agent, adam: Tensors, batch: list[Tensor], indices: Tensor, args: Args
 ) -> Tensors:
     """One step of RMSprop on all samples, in place; return the metrics after it."""
     weights, square = adam["weights"], adam.setdefault("rms", torch.ones_like(adam["weights"]))
@@ -99,16 +92,16 @@ def a2c_update(
     norm = gradient.norm()
     gradient = gradient * (args.max_grad_norm / norm).clamp(max=1.0)
     square.lerp_(gradient**2, 1 - args.rms_alpha)
-    weights -= schedule["learning_rate"] * gradient / (square + args.rms_eps).sqrt()
+    weights -= args.learning_rate * gradient / (square + args.rms_eps).sqrt()
     average_weights.lerp_(weights, 1 - args.average_alpha)
     with torch.no_grad():
-        _, metrics = ppo.ppo_loss(agent, batch, schedule, args)
+        _, metrics = ppo.ppo_loss(agent, batch, args)
     return {name: x[None] for name, x in (metrics | {"losses/grad_norm": norm}).items()}
 
 
 def program() -> ModuleType:
     """The PPO script with what differs here, for the command line and to play a policy."""
-    ppo.SCRIPT, ppo.Args, ppo.details = "a2c", Args, lambda args: __doc__
+    ppo.Args, ppo.details = Args, lambda args: __doc__
     ppo.train = functools.partial(ppo.train, update=a2c_update)
     return ppo
 

@@ -16,47 +16,46 @@ the run ends where they are spent. Not known: all of the PPO paper's, its policy
 import dataclasses
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pydantic
 import threadpoolctl
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import nn
 
 import ppo_continuous_action as ppo
 
-USED = """seed total_timesteps run_name track resume evaluate eval_episodes capture_video details
-env_id norm_obs clip_obs"""
+USED = "seed total_timesteps run_name track env_id norm_obs clip_obs"
 UNUSED = {x.name for x in dataclasses.fields(ppo.Args)} - {*USED.split()}
 
 
-@pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
+@dataclasses.dataclass(frozen=True)
 class Args(ppo.Args):
-    population: PositiveInt = 100  # policies per generation [Szita & Lorincz: 100]
-    elite: ppo.Fraction = 0.2  # share of the best, which are fitted [modular_rl: 0.2]
-    initial_std: PositiveFloat = 1.0  # standard deviation of the first weights [modular_rl: 1]
-    extra_std: NonNegativeFloat = 0.25  # its square is added to the variance, less and less
+    population: int = 100  # policies per generation [Szita & Lorincz: 100]
+    elite: float = 0.2  # share of the best, which are fitted [modular_rl: 0.2]
+    initial_std: float = 1.0  # standard deviation of the first weights [modular_rl: 1]
+    extra_std: float = 0.25  # its square is added to the variance, less and less
 
     def __post_init__(self) -> None:
         if changed := [x for x in UNUSED if getattr(self, x) != getattr(Args, x)]:
-            raise ValueError(f"CEM does not use {', '.join(changed)}.")
+            flags = ", ".join(f"--{x.replace('_', '-')}" for x in changed)
+            raise ppo.UsageError(f"CEM does not use {flags}.")
 
 
 class Agent(nn.Module):
     """A linear policy without noise."""
 
-    def __init__(self, obs_size: int, action_size: int, args: Args) -> None:
+    def __init__(self, obs_size: int, action_size: int) -> None:
         super().__init__()
         self.policy = nn.Linear(obs_size, action_size)
 
 
-def actor(agent: Agent) -> tuple[Callable, None]:
-    """What acts, `act(obs, noise)` with obs (N, D) and noise that is not used; no density."""
+def actor(agent: Agent) -> Callable[..., np.ndarray]:
+    """What acts: `act(obs, noise)`, with obs (N, D) and noise that is not used."""
     weight, bias = (x.numpy(force=True).T for x in agent.policy.parameters())
-    return lambda obs, noise: obs @ weight + bias, None
+    return lambda obs, noise: obs @ weight + bias
 
 
 def draw(
@@ -73,25 +72,27 @@ def fit(population: np.ndarray, returns: np.ndarray, elite: float) -> tuple[np.n
     return best.mean(0), best.std(0)
 
 
-def train(args: Args) -> dict[str, Any]:
+@ppo.with_resources
+def train(resources: ExitStack, args: Args, resume: str | None = None) -> dict[str, Any]:
     """Run CEM; takes, returns and saves what `train` of the PPO script does."""
-    args = ppo.settings_of_run(args)
     torch.manual_seed(args.seed)
     threadpoolctl.threadpool_limits(1)
-    env = ppo.Replayable(ppo.make_env(args))
+    (env,) = ppo.make_envs(resources, args.env_id, 1)
     low, high = env.action_space.low, env.action_space.high
     sizes = (*env.observation_space.shape, low.size)
-    agent = Agent(*sizes, args)
-    obs_stats = ppo.RunningMeanStd(np.zeros((1, sizes[0])), np.ones((1, sizes[0])))
+    agent = Agent(*sizes)
+    obs_stats = ppo.RunningMeanStd(np.zeros(sizes[0]), np.ones(sizes[0]))
     mean = np.zeros(sum(x.numel() for x in agent.parameters()))
     std, episodes, history = np.full_like(mean, args.initial_std), [], []
-    run_dir, writer, saved = ppo.open_run(args, ppo.name_of(env))
-    if saved:
+    if resume:
+        saved = ppo.load_checkpoint(resume, sizes)
         mean, std = saved["mean"].numpy(), saved["std"].numpy()
-        episodes, history = saved["episodes"], saved["updates"]
-        obs_stats = ppo.RunningMeanStd(**saved["obs_stats"])
-
+        columns, history = saved["episodes"], saved["updates"]
+        episodes = [dict(zip(columns, x)) for x in zip(*(x.tolist() for x in columns.values()))]
+        obs_stats = saved["obs_stats"]
     step = history[-1]["global_step"] if history else 0
+    run_dir, writer = ppo.open_run(resources, args, resume, step)
+
     while step < args.total_timesteps:
         # --- Play: an episode with each policy of a generation, or what the steps allow ---
         start, start_time, seen, returns = step, time.perf_counter(), [], []
@@ -99,15 +100,15 @@ def train(args: Args) -> dict[str, Any]:
         population = draw(mean, std, start / args.total_timesteps, args, rng)
         for weights in torch.tensor(population).float():
             nn.utils.vector_to_parameters(weights, agent.parameters())
-            act, _ = actor(agent)
+            act = actor(agent)
             obs, ended = env.begin(rng.integers(2**31).item()), False
             while not ended and step < args.total_timesteps:
                 step += 1
                 seen.append(np.array(obs, dtype=float))
                 obs = ppo.normalize_obs(seen[-1][None], obs_stats, args).astype(np.float32)
                 action = np.minimum(np.maximum(act(obs, 0.0)[0], low), high)
-                obs, _, terminated, truncated, _ = env.step(action)
-                ended = terminated or truncated
+                obs, *_ = env.step(action)
+                ended = env.ended
             if ended:
                 returns.append(env.total)
                 length = len(env.actions)
@@ -129,18 +130,17 @@ def train(args: Args) -> dict[str, Any]:
             metrics["charts/episodic_return"] = np.mean(returns)
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
-        state = {"agent": agent.state_dict(), "sizes": sizes, "obs_stats": obs_stats.state()}
-        arrays = {"bounds": np.stack([low, high]), "mean": mean, "std": std}
-        state |= {name: torch.tensor(x) for name, x in arrays.items()}
-        ppo.save_checkpoint(run_dir, args, state | {"updates": history, "episodes": episodes})
-    writer.close()
+        state = {"agent": agent.state_dict(), "sizes": sizes, "obs_stats": vars(obs_stats)}
+        state |= {"mean": mean, "std": std, "return_stats": {"mean": 0.0, "var": 1.0}}
+        state |= {"episodes": ppo.as_columns(episodes), "updates": history, "own_env": False}
+        ppo.save_checkpoint(run_dir, args, state)
     results = {"agent": agent, "episodes": episodes, "updates": history}
     return {**results, "args": args, "run_dir": run_dir}
 
 
 def program() -> ModuleType:
     """The PPO script with what differs here, for the command line and to play a policy."""
-    ppo.SCRIPT, ppo.Args, ppo.details = "cem", Args, lambda args: __doc__
+    ppo.Args, ppo.details = Args, lambda args: __doc__
     ppo.Agent, ppo.actor, ppo.train = Agent, actor, train
     return ppo
 

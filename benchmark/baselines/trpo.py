@@ -11,42 +11,42 @@ of a tenth); its damping 0.1, and values by 5 epochs of Adam, 1e-3, in minibatch
 baselines/trpo_mpi; all else as in the PPO script. Not known: all of the PPO paper's, for Figure 3.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
 from types import ModuleType
 
-import pydantic
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 import ppo_continuous_action as ppo
 from ppo_continuous_action import Agent, Tensors
 
-UNUSED = """compile num_minibatches update_epochs learning_rate anneal_lr adapt_lr_kl anneal_clip
-clip_vloss ent_coef vf_coef max_grad_norm early_stop_kl shared_network"""
+UNUSED = """compile num_minibatches update_epochs learning_rate anneal_lr clip_vloss ent_coef
+vf_coef max_grad_norm early_stop_kl"""
 
 
-@pydantic.dataclasses.dataclass(frozen=True, config={"extra": "forbid"})
+@dataclasses.dataclass(frozen=True)
 class Args(ppo.Args):
     compile: bool = False  # not used
-    num_minibatches: PositiveInt = 1  # not used: a step is computed on all samples
-    update_epochs: PositiveInt = 1  # not used: one step of the policy per batch
+    num_minibatches: int = 1  # not used: a step is computed on all samples
+    update_epochs: int = 1  # not used: one step of the policy per batch
     anneal_lr: bool = False  # not used
-    max_kl: PositiveFloat = 0.01  # largest mean KL of a step, delta [paper: 0.01]
-    cg_steps: PositiveInt = 10  # steps of conjugate gradients [paper: 10]
-    damping: NonNegativeFloat = 0.1  # added to the diagonal of the Fisher matrix [trpo_mpi: 0.1]
-    backtracks: PositiveInt = 10  # lengths that are tried, each half of the last [trpo_mpi: 10]
-    value_epochs: PositiveInt = 5  # passes over a batch to fit the values [trpo_mpi: 5]
-    value_minibatch_size: PositiveInt = 64  # samples per step of the values [trpo_mpi: 64]
-    value_learning_rate: PositiveFloat = 1e-3  # Adam's step size for the values [trpo_mpi: 1e-3]
+    max_kl: float = 0.01  # largest mean KL of a step, delta [paper: 0.01]
+    cg_steps: int = 10  # steps of conjugate gradients [paper: 10]
+    damping: float = 0.1  # added to the diagonal of the Fisher matrix [trpo_mpi: 0.1]
+    backtracks: int = 10  # lengths that are tried, each half of the last [trpo_mpi: 10]
+    value_epochs: int = 5  # passes over a batch to fit the values [trpo_mpi: 5]
+    value_minibatch_size: int = 64  # samples per step of the values [trpo_mpi: 64]
+    value_learning_rate: float = 1e-3  # Adam's step size for the values [trpo_mpi: 1e-3]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if changed := [x for x in UNUSED.split() if getattr(self, x) != getattr(Args, x)]:
-            raise ValueError(f"TRPO does not use {', '.join(changed)}.")
+            flags = ", ".join(f"--{x.replace('_', '-')}" for x in changed)
+            raise ppo.UsageError(f"TRPO does not use {flags}.")
 
 
 def flat_gradient(y: Tensor, agent: Agent, **options: bool) -> Tensor:
@@ -96,7 +96,7 @@ def fit_values(
     for _ in range(args.value_epochs):
         for mb in order.split(args.value_minibatch_size):
             obs, _, _, old_values, _, returns = (x[mb] for x in batch)
-            loss = ppo.value_loss(agent.get_value(obs), old_values, returns, torch.inf)
+            loss = ppo.value_loss(agent.value(obs), old_values, returns, torch.inf)
             gradient = flat_gradient(loss, agent)
             mean.lerp_(gradient, 1 - 0.9)
             square.lerp_(gradient**2, 1 - 0.999)
@@ -108,15 +108,10 @@ def fit_values(
 
 
 def trpo_update(
-    agent: Agent,
-    adam: Tensors,
-    batch: list[Tensor],
-    minibatches: list[Tensor],
-    schedule: Tensors,
-    args: Args,
+    agent: Agent, adam: Tensors, batch: list[Tensor], indices: Tensor, args: Args
 ) -> Tensors:
     """Move the policy within the trust region and fit the values, in place; return the metrics."""
-    (order,), (obs, actions, old_logprobs, _, advantages, _) = minibatches, batch
+    (order,), (obs, actions, old_logprobs, _, advantages, _) = indices, batch
     advantages = ppo.normalize(advantages) if args.norm_adv else advantages
 
     def surrogate(dist: Normal) -> Tensor:
@@ -135,7 +130,7 @@ def trpo_update(
             new = policy(agent, obs)
             if mean_kl(old, new) <= args.max_kl and surrogate(new) > gain:
                 break
-        _, metrics = ppo.ppo_loss(agent, batch, schedule, args)  # of the policy after its step
+        _, metrics = ppo.ppo_loss(agent, batch, args)  # of the policy after its step
     fit_values(agent, adam, batch, order, args)
     metrics |= {"losses/grad_norm": gradient.norm(), "trpo/step": share}
     return {name: x[None] for name, x in metrics.items()}
@@ -143,7 +138,7 @@ def trpo_update(
 
 def program() -> ModuleType:
     """The PPO script with what differs here, for the command line and to play a policy."""
-    ppo.SCRIPT, ppo.Args, ppo.details = "trpo", Args, lambda args: __doc__
+    ppo.Args, ppo.details = Args, lambda args: __doc__
     ppo.train = functools.partial(ppo.train, update=trpo_update)
     return ppo
 

@@ -12,10 +12,10 @@ COLUMNS = {
     "gold": "objective/gold",
     "proxy": "objective/proxy",
     "KL": "objective/kl",
-    "stop rate": "text/stop_rate",
+    "EOS rate": "text/eos_rate",
     "unique": "text/unique",
     "repetition": "text/repetition",
-    "words": "text/length",
+    "tokens": "text/length",
     "log p(chosen)": "logprobs/chosen",
     "log p(rejected)": "logprobs/rejected",
 }
@@ -37,19 +37,21 @@ def method(model: dict[str, Any]) -> str:
     """What made a model, and how it differs from the default."""
     if model.get("nll_coef"):
         return f"{model['method']} + NLL"
-    changes = {  # by which DeepSeekMath's GRPO differs
-        "std": model.get("std"),
-        "own length": model.get("length_divisor") == "own",
-        "k3": model.get("kl_in_loss"),
+    if model["method"] != "GRPO":
+        return model["method"]
+    changes = {  # by which DeepSeekMath's GRPO differs from Dr. GRPO with the KL in the reward
+        "std": model["std"] == "group",
+        "own length": model["loss_norm"] == "sequence",
+        "k3": model["kl_in_loss"] == "k3",
     }
     parts = [name for name, changed in changes.items() if changed]
     if len(parts) == len(changes):
-        parts = ["KL in the loss"]
-    if model.get("length_divisor") == "mean":
+        return "GRPO, published form"
+    if model["loss_norm"] == "token":
         parts.append("mean length")
-    if model.get("reward") == "gold":
+    if model["reward"] == "gold":
         parts.append("gold as reward")
-    return ", ".join([model["method"], *parts])
+    return ", ".join(["Dr. GRPO", *parts])
 
 
 def penalty(model: dict[str, Any]) -> str:
@@ -77,7 +79,7 @@ def pipeline_table(suite: Suite, folders: Folders) -> str:
     rows = []
     for run in runs_of(suite, folders)["result"]:
         record, updates = run.record, run.curve
-        updates = updates[updates["stage"] == record["judged"]]
+        updates = updates[updates["stage"] == record["scored_model"]]
         target, seconds = record["settings"]["target_kl"], record["seconds"]
         rows.append(
             {

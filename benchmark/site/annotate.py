@@ -1,17 +1,20 @@
-"""A script as segments of code with notes beside them, for `site.py`.
+"""A script as segments of code with notes next to them, for `build.py`.
 
-All is read from the script: tags, docstrings, banners, and which function calls which. Formulas
-come from `templates/formulas.toml`.
+Everything is read from the script: tags, docstrings, banners, and which function calls which.
+Formulas come from `templates/formulas.toml`.
 """
 
 import ast
+import csv
 import dataclasses
 import functools
 import html
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import latex2mathml.converter
 from pygments import highlight
@@ -25,23 +28,24 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 END = "# === The algorithm ends here ==="
 BANNER = re.compile(r"# === (.+?)(?:: .+)? ===$")
 STAGE = re.compile(r" +# --- ([^:,]+)(?:[:,] (.+?))? ---$")
-# What the brackets of tags name: the repositories, and folders where these are left out.
-PLACE = re.compile(r"(LHP: |DPO: |ppo2: |)([\w/]+\.py) L(\d+)(?:-(\d+))?")
-BASELINES = "https://github.com/openai/baselines/blob/ea25b9e8/baselines/"
-OTHERS = {
-    "LHP: ": "https://github.com/openai/lm-human-preferences/blob/cbfd210b/lm_human_preferences/",
-    "DPO: ": "https://github.com/eric-mitchell/direct-preference-optimization/blob/5815fab2/",
+# What the brackets of tags name. A prefix holds for all files of its bracket.
+PLACE = re.compile(r"(LHP: |DPO: |ppo2: |\[)?([\w/]+\.py) L(\d+)(?:-(\d+))?")
+ORIGINALS = {
+    "[": ("openai/baselines", "baselines/"),
+    "LHP: ": ("openai/lm-human-preferences", "lm_human_preferences/"),
+    "DPO: ": ("eric-mitchell/direct-preference-optimization", ""),
 }
-FOLDERS = {"ppo2.py": "ppo2/", "distributions.py": "common/", "vec_normalize.py": "common/vec_env/"}
+GROUP = 24  # lines of code that stay in view together on a laptop
 # The reasons of the short script's tags stand in the other one.
 HOME, SHORT = "ppo_continuous_action.py", "ppo_minimal.py"
+HOMES = {SHORT: HOME, "grpo_minimal.py": "grpo_rlhf_toy.py"}
 FORMULAS = tomllib.loads((TEMPLATES / "formulas.toml").read_text())
 SIGNS = {"Extra": "+", "Deviation": "≠"}
 
 
 @dataclasses.dataclass
 class Note:
-    """What stands beside code: a function's docstring, a tag's sentence, a stage of the loop."""
+    """The text next to code: a function's docstring, a tag's sentence, a stage of the loop."""
 
     anchor: str
     title: str
@@ -60,8 +64,15 @@ class Segment:
 
     section: str = ""
     notes: list[Note] = dataclasses.field(default_factory=list)
-    # Number, HTML, and None or the tag of the statement, which its first line shows.
-    lines: list[tuple[int, str, str | None]] = dataclasses.field(default_factory=list)
+    # Number, HTML, and the notes of the tags whose statements it belongs to.
+    lines: list[tuple[int, str, "Marks"]] = dataclasses.field(default_factory=list)
+
+
+class Marks(NamedTuple):
+    """The notes that a line of code belongs to."""
+
+    begins: list[Note]
+    goes_on: list[Note]
 
 
 def slug(text: str) -> str:
@@ -78,6 +89,7 @@ def formula(script: str, name: str) -> str:
     text = re.sub(r"&#x(\w+);", lambda x: html.escape(chr(int(x[1], 16))), text)
     words = re.compile(r'(?:<mi mathvariant="normal">\w</mi>){2,}')
     text = words.sub(lambda x: f"<mi>{re.sub('<.*?>', '', x[0])}</mi>", text)
+    text = re.sub(r"(<mi>(?:log|argmax|exp)</mi>)(?!<mo)", r'\1<mspace width="0.17em"/>', text)
     return text.replace(' xmlns="http://www.w3.org/1998/Math/MathML"', "")
 
 
@@ -92,23 +104,59 @@ def colored(code: str, linked: Iterable[str] = ()) -> list[str]:
     return text.split("\n")
 
 
+@functools.cache
+def original_files() -> dict[str, dict[str, tuple[str, int]]]:
+    """By repository: its files, each with its commit and number of lines."""
+    found: dict[str, dict[str, tuple[str, int]]] = {}
+    with (ROOT / "benchmark" / "reference" / "original_files.csv").open() as file:
+        for x in csv.DictReader(file):
+            found.setdefault(x["repository"], {})[x["path"]] = x["commit"], int(x["lines"])
+    return found
+
+
+def address(series: str, path: str, first: str, last: str | None) -> str:
+    """Lines of the original code on GitHub; a ValueError if that commit has no such lines."""
+    repository, root = ORIGINALS[series]
+    files = original_files()[repository]
+    whole = [root + path] if root + path in files else [x for x in files if x.endswith("/" + path)]
+    if len(whole) != 1 or int(last or first) > files[whole[0]][1]:
+        raise ValueError(f"{repository} has no {path} with a line {last or first}.")
+    lines = f"L{first}-L{last}" if last else f"L{first}"
+    return f"https://github.com/{repository}/blob/{files[whole[0]][0]}/{whole[0]}#{lines}"
+
+
 def original(text: str) -> str:
     """Text as HTML, in which lines of the original code are links."""
-
-    def link(match: re.Match) -> str:
-        series, path, first, last = match.groups()
-        place = f"{OTHERS.get(series, BASELINES)}{FOLDERS.get(path, '')}{path}#L{first}"
-        return f'<a href="{place}{f"-L{last}" if last else ""}">{match[0]}</a>'
-
-    return PLACE.sub(link, html.escape(text, quote=False))
+    found, end, series = "", 0, "["
+    for match in PLACE.finditer(text):
+        prefix, *place = match.groups()
+        own = prefix if prefix in ORIGINALS else "[" if prefix else series
+        series = "[" if not prefix and "]" in text[end : match.start()] else own
+        shown = html.escape(match[0].removeprefix("["), quote=False)
+        found += html.escape(text[end : match.start()], quote=False) + "[" * (prefix == "[")
+        found += f'<a href="{address(series, *place)}">{shown}</a>'
+        end = match.end()
+    return found + html.escape(text[end:], quote=False)
 
 
 def prose(text: str) -> str:
-    """A docstring as HTML: paragraphs, code in backticks or indented, papers as links."""
-    text = re.sub(r"`(.+?)`", r"<code>\1</code>", original(text))
-    text = re.sub(r"arXiv ([\d.]+\d)", r'<a href="https://arxiv.org/abs/\1">arXiv \1</a>', text)
-    parts = [(x, "pre" if x[:4] == "    " else "p") for x in re.split(r"\n\s*\n", text) if x]
-    return "\n".join(f"<{tag}>{x.strip()}</{tag}>" for x, tag in parts)
+    """A docstring as HTML: paragraphs, lists, code in backticks or indented, papers as links."""
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", original(text))
+    text = re.sub(r"arXiv\s+([\d.]+\d)", r'<a href="https://arxiv.org/abs/\1">arXiv \1</a>', text)
+    found = []
+    for part in (x.strip("\n") for x in re.split(r"\n\s*\n", text) if x.strip()):
+        before, *items = re.split(r"^- ", part, flags=re.MULTILINE)
+        if part.startswith("    "):
+            found.append(f"<pre>{textwrap.dedent(part)}</pre>")
+        elif items:
+            # The last item's lines are indented; what follows them is a paragraph again.
+            *_, last = items
+            items[-1], _, after = re.sub(r"\n(?! )", "\0", last, count=1).partition("\0")
+            rows = "".join(f"<li>{x.strip()}</li>" for x in items)
+            found.append(f"<p>{before.strip()}</p><ul>{rows}</ul>{f'<p>{after}</p>' * bool(after)}")
+        else:
+            found.append(f"<p>{part.strip()}</p>")
+    return "\n".join(found)
 
 
 class Source:
@@ -118,13 +166,13 @@ class Source:
         self.name, whole = name, (ROOT / name).read_text()
         self.text = whole.partition(END)[0]
         self.rows, self.below = self.text.splitlines(), whole.count("\n") - self.text.count("\n")
-        self.tree, home = ast.parse(whole), Source(HOME) if name == SHORT else None
+        self.tree, home = ast.parse(whole), Source(HOMES[name]) if name in HOMES else None
         self.doc = ast.get_docstring(self.tree)
         named = {x.name: x for x in self.tree.body if isinstance(x, ast.FunctionDef | ast.ClassDef)}
         self.tops = {x: y for x, y in named.items() if y.lineno <= len(self.rows)}
         self.docs = {x: ast.get_docstring(y) or "" for x, y in named.items() if x != "Args"}
         for title in self.tops.keys() & home.docs.keys() - {"train"} if home else ():
-            self.docs[title] = home.docs[title].partition("\n\n")[0]
+            self.docs[title] = self.docs[title] or home.docs[title].partition("\n\n")[0]
         named |= {ast.unparse(x.targets[0]): x for x in self.tree.body if isinstance(x, ast.Assign)}
         self.places = {x: f"L{y.lineno}-L{y.end_lineno}" for x, y in named.items()}
         fields = [x for x in self.tops["Args"].body if isinstance(x, ast.AnnAssign)]
@@ -134,16 +182,17 @@ class Source:
 
     def find_tags(self, home: "Source | None") -> Iterator[tuple[int, Note]]:
         """Notes of tags by their lines; sentences and sources may stand in another script."""
-        known = {x.title: x for x in home.tags.values()} if home else {}
+        known = {x.label.partition(" of ")[0]: x for x in home.tags.values()} if home else {}
+        known |= {x.title: x for x in home.tags.values()} if home else {}
         for tag in tags_of(self.text):
             own, _, total = tag.number.partition("/")
             anchor = f"detail-{own.lower()}" if own else slug(f"{tag.kind} {tag.title}")
             label = f"Detail {own}" + f" of {total}" * bool(total) if own else tag.kind
             note = Note(anchor, tag.title, label, own or SIGNS[tag.kind], tag.sentence)
             note.source, note.formula = original(tag.source), formula(self.name, tag.title)
-            if home:
-                note.sentence = note.sentence or known[tag.title].sentence
-                note.source = note.source or known[tag.title].source
+            same = known.get(tag.title) or known.get(f"Detail {own}")
+            note.sentence = note.sentence or (same.sentence if same else "")
+            note.source = note.source or (same.source if same else "")
             names = [x.removeprefix("not ") for x in tag.settings]
             note.settings = [(x, self.defaults[x]) for x in names if x in self.defaults]
             yield tag.line, note
@@ -185,18 +234,32 @@ class Source:
                 segments[-1].notes.append(begun)
             for x in range(line, end):
                 if x not in hidden and (self.rows[x - 1].strip() or segments[-1].lines):
-                    segments[-1].lines.append((x, colors[x - 1], marked.get(x)))
+                    marks = marked.get(x, Marks([], []))
+                    segments[-1].lines.append((x, colors[x - 1], marks))
             while segments[-1].lines and not segments[-1].lines[-1][1].strip():
                 segments[-1].lines.pop()
         return [x for x in segments if x.lines or x.notes or x.section]
 
-    def marked(self, hidden: set[int]) -> dict[int, str]:
-        """Lines of the statements below tags, of a block its head, with the tag at the first."""
-        found: dict[int, str] = {}
+    def marked(self, hidden: set[int]) -> dict[int, Marks]:
+        """Lines of the statements below tags, of a block its head."""
+        found: dict[int, Marks] = {}
         statements = [x for x in ast.walk(self.tree) if isinstance(x, ast.stmt)]
         for line, note in self.tags.items():
             node = min((x for x in statements if x.lineno > line), key=lambda x: x.lineno)
             end = node.body[0].lineno - 1 if hasattr(node, "body") else node.end_lineno
-            found |= dict.fromkeys({*range(node.lineno + 1, end + 1)} - hidden, "")
-            found[node.lineno] = f"{found.get(node.lineno, '')} {note.short}".strip()
+            for x in {*range(node.lineno, end + 1)} - hidden:
+                marks = found.setdefault(x, Marks([], []))
+                (marks.begins if x == node.lineno else marks.goes_on).append(note)
         return found
+
+    def groups(self) -> Iterator[list[Segment]]:
+        """Segments whose code stays in view together while their notes scroll past it."""
+        group: list[Segment] = []
+        for segment in self.segments:
+            begins = not segment.notes or not segment.notes[0].label
+            long = sum(len(x.lines) for x in [*group, segment]) > GROUP
+            if group and (begins or long or segment.section or group[-1].section):
+                yield group
+                group = []
+            group.append(segment)
+        yield group

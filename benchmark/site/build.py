@@ -1,22 +1,26 @@
-"""The site in docs/: scripts annotated with bugs beside their lines, pictures to play with, runs.
+"""The site in docs/: annotated scripts, pages of text, pictures to play with, and runs.
 
-`python -m benchmark site` makes it from the scripts, the results and `templates/`. It opens from
-disk: data are scripts that call `data(name, content)`, since pages on disk may fetch nothing.
+`python -m benchmark site` makes it from the scripts, the Markdown, the results and `templates/`. It
+opens from disk: data are scripts that call `data(name, content)`, since pages on disk may fetch
+nothing.
 """
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
+import markdown
 
-from benchmark.definitions import Folders, Name, Suite
+from benchmark.definitions import Folders
 from benchmark.provenance import ROOT
-from benchmark.report import health, rlhf, tables
-from benchmark.results import KEY, Result, by_environment, done
+from benchmark.report import health, tables
+from benchmark.report.explorer import OTHER_POINTS, RETURN_POINTS, shown, suite_data
+from benchmark.report.pages import PAGES
+from benchmark.results import done
 from benchmark.site import annotate
 from benchmark.site.annotate import HOME, SHORT, TEMPLATES, Source
 from benchmark.suites import KINDS, SCRIPTS, SUITES
@@ -24,8 +28,9 @@ from benchmark.suites import KINDS, SCRIPTS, SUITES
 DOCS = ROOT / "docs"
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
 PICTURE = ROOT / "benchmark" / "figures" / "site.png"  # for sharing, and in README
-RETURN_POINTS, OTHER_POINTS = 25, 5  # of a curve of returns, or of another metric
-NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}  # columns of curves
+TEXTS = [x for x in PAGES if x != ROOT / "README.md"]
+CHANGED = re.compile(r'^(<pre><code class="language-diff">)?([-+]) (.*)\n', re.MULTILINE)
+CHANGES = {"-": "del", "+": "ins"}  # lines of a diff
 WITHOUT = {"smoke", "mean_policies", "recipe_search"}  # short, or the curves of figure3
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")
 
@@ -35,66 +40,7 @@ def page_of(script: str) -> str:
     return "index.html" if script == SHORT else script.replace(".py", ".html")
 
 
-# --- Runs ---
-
-
-def shown(suite: Suite, folders: Folders) -> dict[Name, dict[str, list[Result]]]:
-    """Lines of the explorer: variants, and the results that they have in its environments."""
-    found = {x: by_environment(*x, folders).items() for x in suite.labels}
-    own = {x: {y: z for y, z in items if y in suite.environments} for x, items in found.items()}
-    return {name: results for name, results in own.items() if results}
-
-
-def curve(results: list[Result], stage: str | None, checks: bool) -> dict[str, Any]:
-    """The metrics of each seed, its checks too or not, on a grid of steps, which ends at `total`.
-
-    They are whole numbers of a unit, a power of ten: three digits in the median.
-    """
-    total = stage is None and results[0].record["settings"].get("total_timesteps")
-    total, metrics = total or int(max(x.column("step", stage)[0].max() for x in results)), {}
-    names = {x: 0 for own in results for x in own.curve if x not in NOT_SHOWN}
-    for name in (x for x in names if checks or not x.startswith("check")):
-        points = RETURN_POINTS if name == "return" else OTHER_POINTS
-        grid = total * np.linspace(0, 1, points + 1)[1:]
-        known = {x.record["seed"]: x.column(name, stage) for x in results}
-        runs = {seed: np.interp(grid, *own) for seed, own in known.items() if len(own[0])}
-        if runs:
-            sizes = np.abs([*runs.values()])
-            size = np.median(sizes[sizes > 0]) if sizes.any() else 100.0
-            unit = 10.0 ** (np.floor(np.log10(size)) - 2)
-            runs = {seed: [*map(round, (own / unit).tolist())] for seed, own in runs.items()}
-            metrics[name] = {"unit": unit, "runs": runs}
-    return {"total": total, "metrics": metrics}
-
-
-def cells(results: list[Result], stage: str | None) -> dict[str, Any]:
-    """What the explorer's table says of runs, or of a model that RLHF runs have made."""
-    if stage is None:
-        whole = tables.plus_minus(tables.facts(results, "mean_return"))
-        return tables.score_cells(tables.facts(results, "score")) | {"whole run": whole}
-    models, names = [x.record["models"][stage] for x in results], ("gold", "proxy", "KL")
-    values = {x: [y.get(rlhf.COLUMNS[x]) for y in models] for x in names}
-    return {"seeds": len(models)} | {x: tables.plus_minus(y, 2) for x, y in values.items()}
-
-
-def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
-    """All that the explorer shows of a suite and its baseline: a line per variant or model."""
-    lines, checks = [], suite.kind in ("bugs", "healthy")
-    for name, found in shown(suite, folders).items():
-        first, *_ = next(iter(found.values()))
-        for stage in dict.fromkeys(first.curve.get("stage", [None])):
-            label = suite.labels[name]
-            if stage and not suite.variants[name[1]].label:
-                model = first.record["models"][stage]
-                label = f"{rlhf.method(model)}, {rlhf.penalty(model)}"
-            texts = {place: cells(own, stage) for place, own in found.items()}
-            curves = {place: curve(own, stage, checks) for place, own in found.items()}
-            lines.append({"label": label, "cells": texts, "curves": curves})
-    environments = [x for x in suite.environments if any(x in line["curves"] for line in lines)]
-    return {"about": suite.reproduces, "environments": environments, "lines": lines}
-
-
-# --- Beside the code ---
+# --- Next to the code ---
 
 
 def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
@@ -126,7 +72,9 @@ def bugs_of(folders: Folders) -> list[dict[str, Any]]:
         names = [*shown(suite, folders)]
         for name in (x for x in suite.variants if not health.is_healthy(suite, x)):
             pairs = [health.pair(suite, name, x, folders) for x in suite.environments]
-            changes = [tables.CHANGE(health.change(*x).value) for x in pairs if all(x)]
+            pairs = {x: y for x, y in zip(suite.environments, pairs) if all(y)}
+            costs = {x: health.change(*y).value for x, y in pairs.items()}
+            changes = [f"{tables.CHANGE(y)} in {x.partition('-')[0]}" for x, y in costs.items()]
             if changes:
                 bug, own = suite.variants[name], (health.control(suite, name), name)
                 lines = ",".join(str(names.index((suite.name, x))) for x in own)
@@ -154,14 +102,58 @@ def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[st
             tags.setdefault(outer, []).extend([note.title] if note.label else [])
             by_setting = {x: note.title for x, _ in note.settings} | by_setting
         last = [outer, *tags[outer]][-1]
-        at |= {line: outer if tag is None else last for line, _, tag in segment.lines}
+        at |= {line: last if any(marks) else outer for line, _, marks in segment.lines}
     for bug in (x for x in bugs if x["script"] == script.name):
         before, exists, _ = script.text.partition(bug["text"])
         titles = [by_setting[x] for x in bug["settings"] if x in by_setting]
+        if not (exists or titles):
+            continue
         title = at[before.count("\n") + 1] if exists else titles[0]
         own = tags.get(title, [])
         found.setdefault(own[0] if len(own) == 1 else title, []).append(bug)
     return found
+
+
+# --- Pages of text ---
+
+
+def page_of_text(path: Path) -> str:
+    """File of the page made from Markdown: benchmark.html from benchmark/README.md."""
+    name = path.parent.name if path.name == "README.md" else path.stem.lower()
+    return f"{'benchmark_' * (path.parent.name == 'pages')}{name}.html"
+
+
+def text_page(path: Path, sources: dict[str, Source]) -> dict[str, str]:
+    """Markdown as HTML with the links of the site; its title, first paragraph and contents."""
+
+    def link(match: re.Match) -> str:
+        attribute, place, anchor = match[1], match[2], match[3] or ""
+        if not place or re.match("https?:", place):
+            return match[0]
+        target = Path(os.path.normpath(path.parent / place))
+        name = target.relative_to(ROOT).as_posix()
+        if target in TEXTS:
+            name = page_of_text(target)
+        elif name in sources:
+            notes = {f"#L{line}": f"#{x.anchor}" for line, x in sources[name].tags.items()}
+            name, anchor = page_of(name), notes.get(anchor, "")
+        else:
+            name = name.removeprefix("docs/") if name.startswith("docs/") else f"../{name}"
+        return f'{attribute}="{name}{anchor}"'
+
+    # Headings have the anchors that GitHub gives them.
+    slugs = {"slugify": lambda x, _: re.sub(r"[^\w\- ]", "", x.lower()).replace(" ", "-")}
+    names = ["fenced_code", "md_in_html", "tables", "toc"]
+    reader = markdown.Markdown(extensions=names, extension_configs={"toc": slugs})
+    text = reader.convert(path.read_text().replace("<details><", '<details markdown="1"><'))
+    about = re.sub("<.*?>", "", " ".join(re.search("<p>(.*?)</p>", text, re.DOTALL)[1].split()))
+    text = re.sub(r'(href|src)="([^"#]*)(#[^"]*)?"', link, text)
+    text = CHANGED.sub(lambda x: f"{x[1] or ''}<{(t := CHANGES[x[2]])}>{x[3]}</{t}>", text)
+    text = re.sub("<table>.*?</table>", r'<div class="scroll">\g<0></div>', text, flags=re.DOTALL)
+    blank = re.compile("<pre>.*?</pre>", re.DOTALL)  # `page` drops blank lines
+    text = blank.sub(lambda x: x[0].replace("\n\n", "\n<br>"), text)
+    title = reader.toc_tokens[0]["name"]
+    return {"text": text, "title": title, "about": about[:240], "contents": reader.toc}
 
 
 # --- Pages ---
@@ -184,6 +176,8 @@ def build(folders: Folders) -> dict[str, bytes]:
         **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},
         **{"slug": annotate.slug, "formula": annotate.formula, "prose": annotate.prose},
         **{"worths": found, "tasks": SUITES["ablation"].environments},
+        "titles": {x: f"{SUITES[x].reproduces} ({n} runs)" for x, n in suites.items()},
+        "usual": sources[HOME].defaults,
         **{"reviews": reviews, "all_bugs": bugs},
     }
     files = {x.name: x.read_bytes() for x in (PICTURE, *(TEMPLATES / name for name in ASSETS))}
@@ -201,8 +195,11 @@ def build(folders: Folders) -> dict[str, bytes]:
         template = "index.html" if name == SHORT else "script.html"
         beside = placed(sources[HOME] if name == SHORT else script, bugs)
         page(page_of(name), template, script=script, bugs=beside)
-    page("play.html", "play.html", usual=sources[HOME].defaults)
-    page("runs.html", "runs.html")
+    for path in TEXTS:
+        source = path.relative_to(ROOT).as_posix()
+        page(page_of_text(path), "page.html", source=source, **text_page(path, sources))
+    page("play.html", "play.html")
+    page("runs.html", "runs.html", points=(RETURN_POINTS, OTHER_POINTS))
     data("play", reviews)
     for name in suites:
         data(name, suite_data(SUITES[name], folders))

@@ -1,4 +1,4 @@
-"""All suites, contests and scripts, as data: what is run, what it reproduces, what is shown of it.
+"""All suites, measurements of speed and scripts, as data: what is run, and what is shown of it.
 
 To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 """
@@ -6,15 +6,16 @@ To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 import dataclasses
 import inspect
 
-from benchmark.definitions import Contender, Contest, Script, Suite, Variant
-from benchmark.suites import bugs, recipe, since2017, tasks
+from benchmark.definitions import Entry, Measurement, Script, Suite, Variant
+from benchmark.suites import bugs, since2017, switches, tasks
 
 CONTINUOUS = "ppo_continuous_action.py"
 KL_PENALTY = "ppo_kl_penalty.py"
 ATARI, LSTM = "ppo_atari.py", "ppo_atari_lstm.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
-PEERS = "benchmark/baselines/stable_baselines3_ppo.py"
+SB3_SCRIPT = "benchmark/baselines/stable_baselines3_ppo.py"
 MINIMAL = "ppo_minimal.py"
+MINIMAL_GRPO = "grpo_minimal.py"
 RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
@@ -22,7 +23,7 @@ MUJOCO7 = (
     *("HalfCheetah-v4", "Hopper-v4", "InvertedDoublePendulum-v4", "InvertedPendulum-v4"),
     *("Reacher-v4", "Swimmer-v4", "Walker2d-v4"),
 )
-THREE = recipe.PLACES
+THREE = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4")
 
 # The eleven surrogate objectives of the paper's Table 1, as fields of `Variant`.
 ADAPTIVE = "adaptive KL, d_targ"
@@ -40,8 +41,8 @@ OBJECTIVES = {
     "fixed-10": (KL_PENALTY, "--kl-mode fixed --kl-coef 10", "fixed KL, β = 10"),
 }
 
-# The settings of the code that OpenAI published in the month of the paper, as far as flags express
-# them (benchmark/README.md says what they do not), and without its clipping of values at ε.
+# The settings of the code that OpenAI published in the month of the paper, as far as flags can
+# express them (see benchmark/pages/objectives.md), and without its clipping of values at ε.
 RELEASE_2017 = (
     "--no-anneal-lr --adam-eps 1e-8 --max-grad-norm inf --vf-coef 1.0 --no-scale-rewards "
     "--clip-obs 5.0 --truncation-is-terminal"
@@ -51,7 +52,8 @@ PROTOCOL_2017 = {
     KL_PENALTY: f"{RELEASE_2017} --value-clip-coef inf",
 }
 
-# PPO's rivals in Figure 3. A pilot has decided one setting of each (benchmark/README.md).
+# What PPO is compared with in Figure 3. A pilot chose one setting of each, see
+# benchmark/pages/figure3.md.
 TRPO, VPG, A2C, CEM = (f"benchmark/baselines/{x}.py" for x in ("trpo", "vpg", "a2c", "cem"))
 FIVE = dict.fromkeys(MUJOCO7, (1, 2, 3, 4, 5))
 FAST_A2C = "--learning-rate 2e-3"
@@ -68,9 +70,9 @@ FIGURE3 = {
 }
 
 # One switch of the default at a time: numbers of the details that are changed, or the title of
-# another tag; label; flags.
+# another tag; label; flags; texts that are replaced.
 ABLATIONS = {
-    "default-init": ("2", "PyTorch's initialization", "--no-orthogonal-init"),
+    "default-init": ("2", "PyTorch's initialization", "", *switches.DEFAULT_INIT),
     "adam-eps-1e-8": ("3", "Adam epsilon 1e-8", "--adam-eps 1e-8"),
     "constant-lr": ("4", "constant learning rate", "--no-anneal-lr"),
     "lambda-1": ("5", "λ = 1", "--gae-lambda 1.0"),
@@ -79,7 +81,7 @@ ABLATIONS = {
     "no-clip": ("8 and 9", "policy and value loss not clipped", "--clip-coef 1e6 --no-clip-vloss"),
     "no-value-clip": ("9", "value loss not clipped", "--no-clip-vloss"),
     "no-grad-clip": ("11", "gradients not clipped", "--max-grad-norm inf"),
-    "shared-network": ("13 and 26", "shared network", "--shared-network"),
+    "shared-network": ("13 and 26", "shared network", "", *switches.SHARED_NETWORK),
     # A switch may need a partner: clipped at ε, values cannot follow returns of thousands, and
     # gradients of small advantages might be lost beside those of values, if clipped with them.
     "raw-rewards-free-values": (
@@ -97,20 +99,31 @@ ABLATIONS = {
     "truncation-is-terminal": (
         *("time limits are not failures", "time limits are failures", "--truncation-is-terminal"),
     ),
-    "anneal-clip": ("clip range annealing", "extra: clip range annealed", "--anneal-clip"),
+    "anneal-clip": (
+        *("clip range annealing", "extra: clip range annealed", ""),
+        *switches.ANNEAL_CLIP,
+    ),
     "target-kl": (*("early stopping", "extra: early stopping at KL 0.02", "--early-stop-kl 0.02"),),
 }
 SWITCHES = {
-    name: Variant(CONTINUOUS, flags, label, tuple(details.split(" and ")))
-    for name, (details, label, flags) in ABLATIONS.items()
+    name: Variant(CONTINUOUS, flags, label, tuple(details.split(" and ")), replaced=tuple(replaced))
+    for name, (details, label, flags, *replaced) in ABLATIONS.items()
 }
+
+# A setting for returns, and where one of its changes was also run alone.
+RECIPE = "--gamma 0.995 --learning-rate 1e-3 --update-epochs 5 --num-minibatches 32"
+RECIPE_AGAIN = (
+    *("InvertedDoublePendulum-v4", "InvertedPendulum-v4", "Reacher-v4", "Swimmer-v4", "Ant-v4"),
+)
 
 # The paper's Table 4 for its 3D humanoids, with 32 actors, as it has for walking; 128 are for the
 # harder tasks.
 TABLE4 = "--num-envs 32 --num-steps 512 --num-minibatches 4 --update-epochs 15"
-ADAPTED = "--no-anneal-lr --adapt-lr-kl 0.01"
-ANNEALED = "--anneal-log-std -0.7 -1.6"
-HUMANOID = Variant(CONTINUOUS, f"{TABLE4} {ADAPTED} {ANNEALED}", "settings of Table 4")
+ADAPTED, ANNEALED = switches.adapt_lr_kl(0.01), switches.anneal_log_std(-0.7, -1.6)
+HUMANOID = Variant(
+    *(CONTINUOUS, f"{TABLE4} --no-anneal-lr", "settings of Table 4"),
+    replaced=ADAPTED + ANNEALED,
+)
 
 FAST_ATARI = "--torch-threads 1 --bfloat16"  # makes 2M steps affordable on one core
 GAMES = (  # settings of ppo_atari.py, for others
@@ -121,14 +134,14 @@ GAMES = (  # settings of ppo_atari.py, for others
 EIGHT = "--num-envs 8 --num-steps 128 --num-minibatches 4 --learning-rate 3e-3 --no-compile"
 TAXI = f"{EIGHT} --ent-coef 0.01"
 # ppo2 normalizes and separates for MuJoCo only.
-CLASSIC_CONTROL = "--no-norm-obs --no-scale-rewards --shared-network"
+CLASSIC_CONTROL = "--no-norm-obs --no-scale-rewards"  # and a shared network
 
 # The three changes by which DeepSeekMath's form differs from the default, and all their subsets:
-# none is grpo-0.05 and all are paper-0.05. One more is the third length divisor.
-STD, OWN, K3 = "--std", "--length-divisor own", "--kl-in-loss"
+# none is grpo-0.05 and all are paper-0.05. One more is the third normalization.
+STD, OWN, K3 = "--std group", "--loss-norm sequence", "--kl-in-loss k3"
 PAPER = f"{STD} {OWN} {K3}"
 GRPO_CHANGES = {
-    **{"std": STD, "own": OWN, "k3": K3, "mean": "--length-divisor mean"},
+    **{"std": STD, "own": OWN, "k3": K3, "mean": "--loss-norm token"},
     **{"std-own": f"{STD} {OWN}", "std-k3": f"{STD} {K3}", "own-k3": f"{OWN} {K3}"},
 }
 # The weight of the KL penalty, or DPO's beta, in steps; then the changes, and the true reward.
@@ -150,13 +163,14 @@ OTHER6 |= dict.fromkeys(("InvertedPendulum-v4", "InvertedDoublePendulum-v4"), (1
 # Stable-Baselines3 does not clip values, and has no half in their loss; rl-games shares a network.
 RAW = "--no-norm-obs --no-scale-rewards"
 ZOO = "--no-clip-vloss --no-anneal-lr"
-RL_GAMES = "--num-envs 64 --shared-network --no-clip-vloss --no-anneal-lr --lr 5e-4"
-RL_GAMES += " --adapt-lr-kl 0.008 --update-epochs 5 --max-grad-norm 1.0"
+RL_GAMES = "--num-envs 64 --no-clip-vloss --no-anneal-lr --lr 5e-4 --update-epochs 5"
+RL_GAMES += " --max-grad-norm 1.0"
+RL_GAMES_TEXTS = switches.SHARED_NETWORK + switches.adapt_lr_kl(0.008)
 EAGER = "--no-compile"  # of a run that is over before it would be compiled
 SMALL_BATCHES = f"{EAGER} --num-minibatches 4 --update-epochs 4"  # CleanRL's ppo.py
 TEXT = f"--num-envs 8 --num-steps 128 {SMALL_BATCHES} --ent-coef 0.01"
-TOTAL = "self.total += reward"
-AT_THE_END = (TOTAL, f"{TOTAL}\n        reward = self.total if any(rest[:2]) else 0.0")
+TOTAL = "self.total, self.ended = self.total + reward, self.ended or any(ends)"
+AT_THE_END = (TOTAL, f"{TOTAL}\n        reward = self.total if self.ended else 0.0")
 TINY = (TOTAL, f"{TOTAL}\n        reward *= 0.001")
 # By name: environment; script; thousands of steps; flags; whose settings they are, or what is
 # unusual; what takes the place of texts. Small networks of tanh are those of our scripts.
@@ -172,7 +186,7 @@ HEALTHY: dict[str, Setting] = {  # limits of warnings were chosen on these
     "zoo-pendulum": ("Pendulum-v1", CONTINUOUS, 100, f"{ZOO} {RAW} --num-envs 4 --num-steps 1024 --num-minibatches 64 --gamma 0.9 --lr 1e-3 --vf-coef 1.0", "Stable-Baselines3 Zoo"),
     "zoo-walker": ("Walker2d-v4", CONTINUOUS, 75, f"{ZOO} --num-steps 512 --num-minibatches 16 --update-epochs 20 --lr 5.05041e-5 --clip-coef 0.1 --ent-coef 0.000585045 --max-grad-norm 1.0 --vf-coef 1.743746", "Stable-Baselines3 Zoo"),
     "zoo-pole": ("InvertedPendulum-v4", CONTINUOUS, 50, f"{EAGER} {ZOO} --num-steps 32 --num-minibatches 1 --update-epochs 5 --gamma 0.999 --gae-lambda 0.9 --lr 2.22425e-4 --clip-coef 0.4 --max-grad-norm 0.3 --vf-coef 0.39632", "Stable-Baselines3 Zoo"),
-    "rl-games-hopper": ("Hopper-v4", CONTINUOUS, 250, f"{EAGER} {RL_GAMES} --num-steps 64 --num-minibatches 2 --vf-coef 2.0", "rl-games"),
+    "rl-games-hopper": ("Hopper-v4", CONTINUOUS, 250, f"{EAGER} {RL_GAMES} --num-steps 64 --num-minibatches 2 --vf-coef 2.0", "rl-games", *RL_GAMES_TEXTS),
     "gamma-0.999": ("Hopper-v4", CONTINUOUS, 150, "--gamma 0.999", "γ = 0.999"),
     "lambda-1": ("Walker2d-v4", CONTINUOUS, 120, "--gae-lambda 1.0", "λ = 1"),
     "envs-64": ("HalfCheetah-v4", CONTINUOUS, 250, "--num-envs 64 --num-steps 32", "64 environments"),
@@ -181,10 +195,10 @@ HEALTHY: dict[str, Setting] = {  # limits of warnings were chosen on these
     "constant-lr": ("Walker2d-v4", CONTINUOUS, 150, "--no-anneal-lr", "constant learning rate"),
     "penalty-pole": ("InvertedPendulum-v4", KL_PENALTY, 80, "", "KL penalty"),
     "bins-hopper": ("Hopper-v4", MULTIDISCRETE, 120, "", "11 bins per joint"),
-    "shared": ("Reacher-v4", CONTINUOUS, 100, "--shared-network", "shared network"),
+    "shared": ("Reacher-v4", CONTINUOUS, 100, "", "shared network", *switches.SHARED_NETWORK),
 }
 HELD_OUT: dict[str, Setting] = {  # nobody looked at these before the limits were chosen
-    "test-zoo-cartpole": ("CartPole-v1", MULTIDISCRETE, 100, f"{EAGER} --no-clip-vloss {RAW} --num-envs 8 --num-steps 32 --num-minibatches 1 --update-epochs 20 --gamma 0.98 --gae-lambda 0.8 --lr 1e-3 --anneal-clip --vf-coef 1.0", "Stable-Baselines3 Zoo"),
+    "test-zoo-cartpole": ("CartPole-v1", MULTIDISCRETE, 100, f"{EAGER} --no-clip-vloss {RAW} --num-envs 8 --num-steps 32 --num-minibatches 1 --update-epochs 20 --gamma 0.98 --gae-lambda 0.8 --lr 1e-3 --vf-coef 1.0", "Stable-Baselines3 Zoo", *switches.ANNEAL_CLIP),
     "test-zoo-acrobot": ("Acrobot-v1", MULTIDISCRETE, 120, f"{EAGER} {ZOO} --num-envs 16 --num-steps 256 --num-minibatches 64 --update-epochs 4 --gae-lambda 0.94 --vf-coef 1.0", "Stable-Baselines3 Zoo"),
     "test-zoo-lander": ("LunarLander-v3", MULTIDISCRETE, 300, f"{ZOO} {RAW} --num-envs 16 --num-steps 1024 --num-minibatches 256 --update-epochs 4 --gamma 0.999 --gae-lambda 0.98 --ent-coef 0.01 --vf-coef 1.0", "Stable-Baselines3 Zoo"),
     "test-zoo-reacher": ("Reacher-v4", CONTINUOUS, 120, f"{ZOO} --num-steps 512 --num-minibatches 16 --update-epochs 5 --gamma 0.9 --gae-lambda 1.0 --lr 1.04019e-4 --clip-coef 0.3 --max-grad-norm 0.9 --vf-coef 1.900736", "Stable-Baselines3 Zoo"),
@@ -192,7 +206,7 @@ HELD_OUT: dict[str, Setting] = {  # nobody looked at these before the limits wer
     "test-zoo-hopper": ("Hopper-v4", CONTINUOUS, 120, f"{ZOO} --num-steps 512 --num-minibatches 16 --update-epochs 5 --gamma 0.999 --gae-lambda 0.99 --lr 9.80828e-5 --ent-coef 0.00229519 --max-grad-norm 0.7 --vf-coef 1.671342", "Stable-Baselines3 Zoo"),
     "test-zoo-cheetah": ("HalfCheetah-v4", CONTINUOUS, 100, f"{ZOO} --num-steps 512 --num-minibatches 8 --update-epochs 20 --gamma 0.98 --gae-lambda 0.92 --lr 2.0633e-5 --clip-coef 0.1 --ent-coef 0.000401762 --max-grad-norm 0.8 --vf-coef 1.16192", "Stable-Baselines3 Zoo"),
     "test-zoo-swimmer": ("Swimmer-v4", CONTINUOUS, 120, f"{ZOO} --gamma 0.9999 --vf-coef 1.0", "Stable-Baselines3 Zoo"),
-    "test-rl-games-cheetah": ("HalfCheetah-v4", CONTINUOUS, 400, f"{EAGER} {RL_GAMES} --num-steps 256 --num-minibatches 8 --vf-coef 4.0", "rl-games"),
+    "test-rl-games-cheetah": ("HalfCheetah-v4", CONTINUOUS, 400, f"{EAGER} {RL_GAMES} --num-steps 256 --num-minibatches 8 --vf-coef 4.0", "rl-games", *RL_GAMES_TEXTS),
     "test-rl-games-cartpole": ("CartPole-v1", MULTIDISCRETE, 150, f"{EAGER} {RAW} --num-envs 16 --num-steps 32 --num-minibatches 8 --update-epochs 4 --gae-lambda 0.9 --no-anneal-lr --lr 2e-4 --ent-coef 0.01 --max-grad-norm 1.0 --vf-coef 1.0", "rl-games, a tenth of the rewards", (TOTAL, f"{TOTAL}\n        reward *= 0.1")),
     "test-taxi": ("Taxi-v4", MULTIDISCRETE, 150, f"{TEXT} --lr 3e-3", "without masks"),
     "test-blackjack": ("Blackjack-v1", MULTIDISCRETE, 100, f"{TEXT} --lr 1e-3", "episodes of a step or two"),
@@ -215,7 +229,7 @@ def healthy_variant(env: str, script: str, k: int, flags: str, source: str, *tex
 # Tasks of our own, whose text is put into a copy of a script, and what then makes an environment.
 TASKS = ("# === Agent ===\n", f"{inspect.getsource(tasks)}\n\n# === Agent ===\n")
 JOINT = ('"Points-v0", Points', '"Points-v0", lambda: Joint(Points())')
-MAKE = "def make_env(args: Args) -> gym.Env:\n"
+MAKE = "def make_env(args: Args, videos: str | None = None) -> gym.Env:\n"
 STACKED = "gym.wrappers.FrameStackObservation(env, NUM_FRAMES, padding_type='zero')"
 RECALL = (TASKS, (MAKE, f"{MAKE}    env = EpisodicLife(Recall())\n    return {STACKED}\n"))
 SMALL_BATCH = "--num-envs 16 --num-steps 32 --learning-rate 1e-3 --torch-threads 1 --bfloat16"
@@ -226,14 +240,14 @@ FORGETFUL = {
 
 # What some suites have in common.
 SHORT = {"total_timesteps": 299_008, "points": 146}  # their curves have a point for each iteration
-HUMANOIDS = {"kind": "walking", "figures": ("curves",)}
+HUMANOIDS = {"kind": "each_run", "figures": ("curves",)}
 HUMANOIDS |= {"total_timesteps": 4_096_000, "evaluated": True}
 BESIDE_DEFAULT = {"baseline": ("figure3", ""), "baseline_label": "default"}
 EFFECTS = BESIDE_DEFAULT | {"kind": "effects", "figures": ("effects",)}
 EFFECTS["environments"] = dict.fromkeys(
     ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)
 )
-# A run of a minute begins anew if it was interrupted.
+# A run of two minutes starts again if it was interrupted.
 STAGES = {"total_timesteps": None, "checkpoint": "results.json"}
 ALL = (
     Suite(
@@ -257,7 +271,7 @@ ALL = (
         variants=FIGURE3,
         baseline=("figure3", ""),
         kind="figure3",
-        figures=("first", "rivals", "health"),
+        figures=("first", "baselines", "health"),
     ),
     Suite(
         name="swimmer",
@@ -266,7 +280,7 @@ ALL = (
         variants={
             "truncation-is-terminal": SWITCHES["truncation-is-terminal"],
             "sb3": Variant(
-                *(PEERS, "--kind mujoco", "Stable-Baselines3 with ppo2's settings"),
+                *(SB3_SCRIPT, "--kind mujoco", "Stable-Baselines3 with ppo2's settings"),
                 environments={"Swimmer-v4": (1, 2, 3, 4, 5)},
             ),
         },
@@ -278,9 +292,6 @@ ALL = (
         environments=dict.fromkeys((*THREE, "InvertedDoublePendulum-v4"), (1, 2, 3, 4, 5)),
         variants={
             "": Variant("benchmark/baselines/minimal.py", "", MINIMAL),
-            "epsilon": Variant(
-                *(CONTINUOUS, "", "epsilon after the bias correction"), replaced=(bugs.EPSILON,)
-            ),
         },
         baseline=("figure3", ""),
         baseline_label="ppo_continuous_action.py",
@@ -289,7 +300,9 @@ ALL = (
         name="stable_baselines3",
         reproduces="Stable-Baselines3's PPO with ppo2's settings, on the same simulator",
         environments=dict.fromkeys(THREE, (1, 2, 3, 4, 5)),
-        variants={"": Variant(PEERS, "--kind mujoco", "Stable-Baselines3 with ppo2's settings")},
+        variants={
+            "": Variant(SB3_SCRIPT, "--kind mujoco", "Stable-Baselines3 with ppo2's settings")
+        },
         baseline=("figure3", ""),
         baseline_label=CONTINUOUS,
     ),
@@ -326,29 +339,19 @@ ALL = (
         variants=since2017.VARIANTS,
         **EFFECTS,
     ),
-    Suite(
-        name="recipe_changes",
-        reproduces="which of these changes help together",
-        environments=dict.fromkeys(THREE, (101, 102, 103)),
-        variants=recipe.changes(),
-        baseline=("recipe_changes", ""),
-        kind="multiples",
-    ),
-    Suite(
-        name="recipe_search",
-        reproduces="step size, epochs and minibatches of the recipe, in short runs",
-        environments=dict.fromkeys(THREE, ()),
-        variants=recipe.search(),
-        baseline=("recipe_search", ""),
-        kind="multiples",
-        total_timesteps=250_000,
-        points=10,
-    ),
+    # Ended: the search that found the recipe is not repeated, its runs are in results/closed/.
     Suite(
         name="recipe",
-        reproduces="a setting for returns, beside the default on fresh seeds",
+        reproduces="a setting for returns, compared with the default on fresh seeds",
         environments=dict.fromkeys((*MUJOCO7, "Ant-v4"), (201, 202, 203, 204, 205)),
-        variants=recipe.confirmed(),
+        variants={
+            "": Variant(CONTINUOUS, "", "default"),
+            "recipe": Variant(CONTINUOUS, RECIPE, "recipe"),
+            "gamma-0.995": Variant(
+                *(CONTINUOUS, "--gamma 0.995", "γ = 0.995"),
+                environments=dict.fromkeys(RECIPE_AGAIN, (201, 202, 203)),
+            ),
+        },
         kind="recipe",
     ),
     Suite(
@@ -363,9 +366,13 @@ ALL = (
         reproduces="what each of these settings is worth",
         environments={"Humanoid-v4": (1,)},
         variants={
-            "learned-log-std": Variant(CONTINUOUS, f"{TABLE4} {ADAPTED}", "log std learned"),
-            "annealed-lr": Variant(CONTINUOUS, f"{TABLE4} {ANNEALED}", "step size annealed"),
-            "ppo2-batch": Variant(CONTINUOUS, f"{ADAPTED} {ANNEALED}", "batches of ppo2"),
+            "learned-log-std": Variant(
+                CONTINUOUS, f"{TABLE4} --no-anneal-lr", "log std learned", replaced=ADAPTED
+            ),
+            "annealed-lr": Variant(CONTINUOUS, TABLE4, "step size annealed", replaced=ANNEALED),
+            "ppo2-batch": Variant(
+                CONTINUOUS, "--no-anneal-lr", "batches of ppo2", replaced=ADAPTED + ANNEALED
+            ),
         },
         baseline=("humanoid", ""),
         baseline_label=HUMANOID.label,
@@ -393,7 +400,7 @@ ALL = (
                 environments=dict.fromkeys(("Breakout", "Pong"), (1,)),
             ),
             "sb3": Variant(
-                *(PEERS, f"--kind atari {GAMES}", "four frames, Stable-Baselines3"),
+                *(SB3_SCRIPT, f"--kind atari {GAMES}", "four frames, Stable-Baselines3"),
                 environments=dict.fromkeys(("Breakout", "Qbert", "Pong"), (1,)),
             ),
         },
@@ -405,7 +412,9 @@ ALL = (
         name="cartpole",
         reproduces="Huang et al. 2022: CartPole-v1 solved within 500k steps",
         environments={"CartPole-v1": (1, 2, 3)},
-        variants={"": Variant(MULTIDISCRETE, CLASSIC_CONTROL)},
+        variants={
+            "": Variant(MULTIDISCRETE, CLASSIC_CONTROL, replaced=switches.SHARED_NETWORK),
+        },
         total_timesteps=500_000,
         kind="scores",
         figures=("curves",),
@@ -425,9 +434,8 @@ ALL = (
         reproduces="Gao et al. 2022 in small: over-optimization of a reward model, and its cure",
         environments={"reviews": (1, 2, 3, 4, 5)},
         variants={"": Variant(RLHF, "--compare")},
-        total_timesteps=None,
-        checkpoint="sft/checkpoint.pt",
         kind="rlhf",
+        **STAGES,
     ),
     Suite(
         name="rlhf_rivals",
@@ -444,6 +452,15 @@ ALL = (
         variants=FRONTIER,
         figures=("frontier",),
         kind="models",
+        **STAGES,
+    ),
+    Suite(
+        name="grpo_minimal",
+        reproduces="what GRPO's variants do with a verifiable reward: pass@1, pass@16 and KL",
+        environments={"sums": (1, 2, 3, 4, 5)},
+        variants={"": Variant("benchmark/baselines/minimal_grpo.py")},
+        figures=("sums",),
+        kind="sums",
         **STAGES,
     ),
     # All steps of the curves are kept: the health table is applied to them, see health.py.
@@ -561,7 +578,7 @@ SUITES = {suite.name: suite for suite in ALL}
 KINDS = {kind: [x for x in ALL if x.kind == kind] for kind in {x.kind for x in ALL}}
 
 
-# What `throughput` measures, in about a minute for each contender. SB3 gets a tenth of the steps.
+# What `throughput` measures, in about a minute for each entry. SB3 gets a tenth of the steps.
 SB3 = "Stable-Baselines3 PPO"
 SB3_CNN, SB3_LSTM = f"{SB3}, CnnPolicy", "sb3-contrib RecurrentPPO, CnnLstmPolicy"
 CHEETAH, CARTPOLE = "--env-id HalfCheetah-v4", "--env-id CartPole-v1"
@@ -573,72 +590,72 @@ PONG = f"--env-id PongNoFrameskip-v4 {GAMES}"
 OURS = f"{PONG} --torch-threads 2"
 SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
 PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
-CONTESTS = {
-    "continuous": Contest(
+MEASUREMENTS = {
+    "continuous": Measurement(
         f"HalfCheetah-v4, {SIZE}",
         (
-            Contender(CONTINUOUS, 245760, CHEETAH),
-            Contender(SB3, 24576, f"{CHEETAH} --kind mujoco", PEERS),
+            Entry(CONTINUOUS, 245760, CHEETAH),
+            Entry(SB3, 24576, f"{CHEETAH} --kind mujoco", SB3_SCRIPT),
         ),
     ),
-    "atari": Contest(
+    "atari": Measurement(
         PONG_SIZE,
         (
-            Contender(f"{ATARI}, float32", 16384, OURS, ATARI),
-            Contender(f"{ATARI}, bfloat16", 16384, f"{OURS} --bfloat16", ATARI),
-            Contender(SB3_CNN, 10240, f"{PONG} --kind atari", PEERS),
+            Entry(f"{ATARI}, float32", 16384, OURS, ATARI),
+            Entry(f"{ATARI}, bfloat16", 16384, f"{OURS} --bfloat16", ATARI),
+            Entry(SB3_CNN, 10240, f"{PONG} --kind atari", SB3_SCRIPT),
         ),
         threads=2,
     ),
-    "atari_lstm": Contest(
+    "atari_lstm": Measurement(
         f"{PONG_SIZE}, LSTM",
         (
-            Contender(f"{LSTM}, float32", 16384, OURS, LSTM),
-            Contender(f"{LSTM}, bfloat16", 16384, f"{OURS} --bfloat16", LSTM),
-            Contender(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", PEERS),
+            Entry(f"{LSTM}, float32", 16384, OURS, LSTM),
+            Entry(f"{LSTM}, bfloat16", 16384, f"{OURS} --bfloat16", LSTM),
+            Entry(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", SB3_SCRIPT),
         ),
         threads=2,
     ),
-    "multidiscrete": Contest(
+    "multidiscrete": Measurement(
         f"CartPole-v1, {SIZE}",
         (
-            Contender(MULTIDISCRETE, 245760, f"{CARTPOLE} {RAW}"),
-            Contender(SB3, 24576, f"{CARTPOLE} --kind classic", PEERS),
+            Entry(MULTIDISCRETE, 245760, f"{CARTPOLE} {RAW}"),
+            Entry(SB3, 24576, f"{CARTPOLE} --kind classic", SB3_SCRIPT),
         ),
     ),
-    "multidiscrete_small": Contest(
+    "multidiscrete_small": Measurement(
         "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
         (
-            Contender(MULTIDISCRETE, 512000, f"{SMALL} {RAW}"),
-            Contender(SB3, 51200, f"{SMALL} --kind classic", PEERS),
+            Entry(MULTIDISCRETE, 512000, f"{SMALL} {RAW}"),
+            Entry(SB3, 51200, f"{SMALL} --kind classic", SB3_SCRIPT),
         ),
     ),
-    "gpu_continuous": Contest(
+    "gpu_continuous": Measurement(
         f"HalfCheetah-v4, {SIZE}, on a GPU",
         (
-            Contender(f"{CONTINUOUS}, --device cpu", 61440, f"{CHEETAH} --device cpu", CONTINUOUS),
-            Contender(CONTINUOUS, 61440, f"{CHEETAH} --device cuda"),
-            Contender(SB3, 20480, f"{CHEETAH} --kind mujoco", PEERS),
+            Entry(f"{CONTINUOUS}, --device cpu", 61440, f"{CHEETAH} --device cpu", CONTINUOUS),
+            Entry(CONTINUOUS, 61440, f"{CHEETAH} --device cuda"),
+            Entry(SB3, 20480, f"{CHEETAH} --kind mujoco", SB3_SCRIPT),
         ),
         gpu=True,
     ),
-    "gpu_atari": Contest(
+    "gpu_atari": Measurement(
         f"{PONG_SIZE}, on a GPU",
         (
-            Contender(f"{ATARI}, --device cpu", 10240, f"{OURS} --device cpu", ATARI),
-            Contender(f"{ATARI}, float32", 10240, f"{OURS} --device cuda", ATARI),
-            Contender(f"{ATARI}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", ATARI),
-            Contender(SB3_CNN, 10240, f"{PONG} --kind atari", PEERS),
+            Entry(f"{ATARI}, --device cpu", 10240, f"{OURS} --device cpu", ATARI),
+            Entry(f"{ATARI}, float32", 10240, f"{OURS} --device cuda", ATARI),
+            Entry(f"{ATARI}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", ATARI),
+            Entry(SB3_CNN, 10240, f"{PONG} --kind atari", SB3_SCRIPT),
         ),
         threads=2,
         gpu=True,
     ),
-    "gpu_atari_lstm": Contest(
+    "gpu_atari_lstm": Measurement(
         f"{PONG_SIZE}, LSTM, on a GPU",
         (
-            Contender(f"{LSTM}, float32", 10240, f"{OURS} --device cuda", LSTM),
-            Contender(f"{LSTM}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", LSTM),
-            Contender(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", PEERS),
+            Entry(f"{LSTM}, float32", 10240, f"{OURS} --device cuda", LSTM),
+            Entry(f"{LSTM}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", LSTM),
+            Entry(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", SB3_SCRIPT),
         ),
         threads=2,
         gpu=True,
@@ -653,6 +670,7 @@ SCRIPTS = {
     ATARI: Script("details 1–22", "games", "Pong"),
     LSTM: Script("details 1–22 and 32–36", "games", "Pong", "lstm"),
     MULTIDISCRETE: Script("detail 37, action masks", "cartpole", "CartPole-v1"),
+    MINIMAL_GRPO: Script("all of GRPO in 200 lines", "grpo_minimal", "sums"),
     RLHF: Script("RLHF with PPO", "rlhf", "reviews"),
     GRPO: Script("GRPO on the same task", "rlhf_rivals", "reviews", "grpo"),
     DPO: Script("DPO on the same task", "rlhf_rivals", "reviews", "dpo"),

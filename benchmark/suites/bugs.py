@@ -2,13 +2,10 @@
 """Mistakes that people make in PPO, each as a change of one of the scripts, with healthy controls."""
 
 from benchmark.definitions import Variant
+from benchmark.suites.switches import SHARED_NETWORK
 
 EIGHT = "--num-envs 8 --num-steps 256"
 ENTROPY = "--ent-coef 0.01"
-SHARED = "--shared-network"
-# The largest `check/acting` of 100k steps in Hopper or HalfCheetah, the lower of two seeds, of bugs
-# by which what acts is not what learns. The committed runs are older than this metric.
-ACTING = {"mean-logprob": 6.1, "clipped-stored": 0.88, "renormalized": 4.6e-4}
 
 # By name: what it is; flags; each text that is replaced, with what takes its place.
 Bug = tuple[str, str, *tuple[tuple[str, str], ...]]
@@ -17,11 +14,11 @@ BUGS: dict[str, Bug] = {
     "healthy": ("healthy", ""),
     "healthy-8": ("healthy, 8 environments", EIGHT),
     "healthy-entropy": ("healthy, entropy bonus", ENTROPY),
-    "healthy-shared": ("healthy, shared network", SHARED),
+    "healthy-shared": ("healthy, shared network", "", *SHARED_NETWORK),
     "healthy-lr": ("healthy, constant learning rate", "--no-anneal-lr"),
     "healthy-values": ("healthy, values not clipped", "--no-clip-vloss"),
     # The policy's loss
-    "ratio-one": ("old log-probabilities computed anew in the loop", "", ("clip_coef = logprobs - old_logprobs,", "clip_coef = logprobs - logprobs.detach(),")),
+    "ratio-one": ("old log-probabilities computed anew in the loop", "", ("logratio = logprobs - old_logprobs", "logratio = logprobs - logprobs.detach()")),
     "sign": ("policy loss with the wrong sign", "", ("torch.max(-advantages * ratio, -advantages * clipped_ratio)", "torch.max(advantages * ratio, advantages * clipped_ratio)")),
     "min-max": ("max and min confused in the clipped objective", "", ("torch.max(-advantages * ratio", "torch.min(-advantages * ratio")),
     "mean-logprob": ("log-probabilities averaged over components", "", ("dist.log_prob(actions).sum(-1)", "dist.log_prob(actions).mean(-1)")),
@@ -32,13 +29,13 @@ BUGS: dict[str, Bug] = {
     # Values
     "value-shape": ("values (B, 1) minus returns (B,)", "", ("value_loss(values, old_values,", "value_loss(values[:, None], old_values,")),
     "value-clip-new": ("values clipped around the new ones", "", ("value_loss(values, old_values,", "value_loss(values, values.detach(),")),
-    "swamped": ("value loss of raw rewards in a shared network", f"{SHARED} --no-scale-rewards"),
+    "swamped": ("value loss of raw rewards in a shared network", "--no-scale-rewards", *SHARED_NETWORK),
     # Advantages
     "through-falls": ("value bootstrapped where an episode terminated", "", ("next_values[terminated] = 0.0", "pass")),
-    "v-same": ("V(s) in place of V(s')", "", ("next_values = torch.cat([values[1:], agent.get_value(b_obs[-1:])])", "next_values = values.clone()")),
-    "over-ends": ("GAE runs over the ends of episodes", "", ("(gamma * gae_lambda * (1 - done))", "(gamma * gae_lambda * torch.ones_like(done))")),
+    "v-same": ("V(s) in place of V(s')", "", ("next_values = torch.cat([values[1:], agent.value(b_obs[-1:])])", "next_values = values.clone()")),
+    "over-ends": ("GAE runs over the ends of episodes", "", ("(args.gamma * args.gae_lambda * (1 - done))", "(args.gamma * args.gae_lambda * torch.ones_like(done))")),
     "over-limits": ("time limits are no ends of episodes", "", ("done = terminated | truncated", "done = terminated")),
-    "next-first": ("after a time limit V of the next episode's beginning", "", ("next_values[truncated] = agent.get_value(b_final_obs)", "pass")),
+    "next-first": ("after a time limit V of the next episode's beginning", "", ("next_values[truncated] = agent.value(b_final_obs)", "pass")),
     "limits-as-falls": ("time limits treated as failures", "--truncation-is-terminal"),
     "transposed": ("advantages flattened in another order", EIGHT, ("logprobs, values, advantages, returns", "logprobs, values, advantages.T.reshape(values.shape), returns")),
     "raw-advantages": ("advantages not normalized", "--no-norm-adv"),
@@ -48,7 +45,7 @@ BUGS: dict[str, Bug] = {
     "equal-seeds": ("one seed for all environments and episodes", EIGHT, ("enumerate(envs):\n            raw_obs[i] = env.begin(rng.integers(2**31).item())", "enumerate(envs):\n            raw_obs[i] = env.begin(7)"), ("raw_final_obs[i] = raw_obs[i]\n                    raw_obs[i] = env.begin(rng.integers(2**31).item())", "raw_final_obs[i] = raw_obs[i]\n                    raw_obs[i] = env.begin(7)")),
     # The update
     "grad-sum": ("gradients not set to zero", "", ('"square": 0 * weights}', '"square": 0 * weights, "sum": 0 * weights}'), ("gradient = torch.cat([x.flatten() for x in gradients])", 'gradient = adam["sum"].add_(torch.cat([x.flatten() for x in gradients])).clone()')),
-    "frozen-policy": ("optimizer without the policy's weights", "", ("parameters_to_vector(agent.parameters())", "parameters_to_vector(agent.value.parameters())"), ("torch.autograd.grad(loss, list(agent.parameters()))", "torch.autograd.grad(loss, list(agent.value.parameters()))"), ("vector_to_parameters(adam[\"weights\"], agent.parameters())", "vector_to_parameters(adam[\"weights\"], agent.value.parameters())")),
+    "frozen-policy": ("optimizer without the policy's weights", "", ("parameters_to_vector(agent.parameters())", "parameters_to_vector(agent.value.parameters())"), ("torch.autograd.grad(loss, list(agent.parameters()))", "torch.autograd.grad(loss, list(agent.value.parameters()))"), ("agent.to(device).parameters())", "agent.to(device).value.parameters())")),
     "no-shuffling": ("minibatches not shuffled", "", ("rng.permutation(batch_size)", "np.arange(batch_size)")),
     "many-epochs": ("30 epochs, ε = 0.5", "--update-epochs 30 --clip-coef 0.5"),
     "large-lr": ("learning rate 0.01", "--learning-rate 0.01"),
@@ -62,9 +59,9 @@ RLHF_BUGS: dict[str, Bug] = {
     "healthy-warm": ("healthy, temperature 0.7", WARM),
     "no-kl": ("no KL penalty in the rewards", "", ("rewards = -kl_coef * kl + scores", "rewards = scores")),
     "kl-sign": ("KL penalty with the wrong sign", "", ("rewards = -kl_coef * kl", "rewards = kl_coef * kl")),
-    "first-word": ("reward at the first word", "", ("scores[:, None] * last", "scores[:, None] * (mask.cumsum(1) == 1)")),
+    "first-word": ("reward at the first token", "", ("scores[:, None] * last", "scores[:, None] * (mask.cumsum(1) == 1)")),
     "padding": ("padding not masked", "", ("mask = responses != PAD", "mask = torch.ones_like(responses, dtype=torch.bool)")),
-    "own-reference": ("reference model trained along", "", ("agents[name] = copy.deepcopy(reference)", "agents[name] = reference")),
+    "own-reference": ("reference model trained along", "", ("agents[name] = agent = copy.deepcopy(judges.reference)", "agents[name] = agent = judges.reference")),
     "temperature": ("log-probabilities without the temperature", WARM, ("self.policy.logits(hidden[:, before]) / self.temperature", "self.policy.logits(hidden[:, before])")),
 }
 # Without details of the LSTM. By name: number of the detail; what is in its place; texts.
@@ -76,15 +73,9 @@ LSTM_DETAILS: dict[str, Bug] = {
     "stored-states": ("36", "stored states in training", ("final_obs, final_states = [], []", "final_obs, final_states, states = [], [], []"), ("now = slice(t, t + 1)", "states.append(state)\n            now = slice(t, t + 1)"), ("starts[:-1], rollout_state]", "starts[:-1], torch.stack(states, dim=2)]"), ("logits, values, _ = self(obs, starts, state)", "shape, state = starts.shape, state.transpose(1, 2).flatten(1, 2)\n        logits, values, _ = self(obs.flatten(0, 1)[None], starts.reshape(1, -1), state)\n        logits, values = logits.view(*shape, -1), values.view(shape)")),
 }
 # Evaluation with statistics of observations that no training has made.
-FRESH = ('RunningMeanStd(**saved["obs_stats"]), make_env', 'RunningMeanStd(0 * np.array(saved["obs_stats"]["mean"]), 1.0), make_env')
+FRESH = ('actor(saved["agent"]), saved["obs_stats"]', 'actor(saved["agent"]), RunningMeanStd(0 * saved["obs_stats"].mean, 1.0)')
 EVALUATION: dict[str, Bug] = {"healthy": ("healthy", ""), "without-statistics": ("evaluated without the statistics of observations", "", FRESH)}
 # fmt: on
-
-# No bug: Adam's epsilon after the bias correction, where PyTorch and so ppo_minimal.py add it.
-EPSILON = (
-    "(square.sqrt() + args.adam_eps)",
-    "(square.sqrt() + args.adam_eps * (1 - 0.999**step).sqrt().float())",
-)
 
 
 def variants(script: str, bugs: dict[str, Bug]) -> dict[str, Variant]:

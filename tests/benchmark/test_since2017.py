@@ -43,7 +43,7 @@ def test_a_change_is_short_and_trains(name, load):
 
 def agent_of(module, obs_size=4, action_size=3):
     torch.manual_seed(1)
-    agent = module.Agent(obs_size, action_size, module.Args())
+    agent = module.Agent(obs_size, action_size)
     for weights in agent.policy.parameters():  # so that the policy depends on the state
         weights.data += 0.3 * torch.randn_like(weights)
     return agent
@@ -55,7 +55,7 @@ def test_other_distributions_are_torchs(load):
     for name in ("beta", "state-std"):
         module = load(name)
         agent = agent_of(module)
-        act, log_prob = module.actor(agent)
+        act = module.actor(agent)
         actions = torch.tensor(act(obs, noise), dtype=torch.float32)
         with torch.no_grad():
             first, second = agent.policy(torch.tensor(obs)).chunk(2, -1)
@@ -68,7 +68,6 @@ def test_other_distributions_are_torchs(load):
             quantiles = dist.cdf(actions)
         torch.testing.assert_close(logprobs, dist.log_prob(actions).sum(-1))
         torch.testing.assert_close(entropies, dist.entropy().sum(-1))
-        np.testing.assert_allclose(log_prob(obs, noise), logprobs, rtol=1e-4, atol=1e-4)
         assert scipy.stats.kstest(np.ravel(quantiles), "uniform").pvalue > 0.01
 
 
@@ -125,11 +124,11 @@ def test_noise_has_its_color_and_variance_1(name, exponent):
 def test_separate_epochs_move_one_network_each(load):
     module, moved = load("separate"), []
 
-    def update(agent, adam, batch, minibatches, schedule, args):
+    def update(agent, adam, batch, indices, args):
         before = {name: x.clone() for name, x in agent.named_parameters()}
-        metrics = module.ppo_update(agent, adam, batch, minibatches, schedule, args)
+        metrics = module.ppo_update(agent, adam, batch, indices, args)
         changes = {x for x, y in agent.named_parameters() if not torch.equal(y, before[x])}
-        moved.append((schedule["values"].item(), changes))
+        moved.append((args.value_epochs.item(), changes))
         return metrics
 
     names = dict(run(module, iterations=1, update=update)["agent"].named_parameters())

@@ -1,7 +1,11 @@
-"""What stands in several scripts has one text in all of them; `tools/sync.py` mends copies."""
+"""What several scripts share has one text in all of them; `tools/sync.py` rewrites the copies."""
+
+import subprocess
+import sys
 
 import pytest
 
+from tools import sync
 from tools.sync import MAY_DIFFER, SCRIPTS, blocks, fix, problems
 
 
@@ -30,11 +34,68 @@ MARK = "# Copied from ppo_a.py\n"
         ("# === B ===\n" + MARK + "X = 1\n", "not the home"),
     ],
 )
-def test_what_is_wrong_is_found_and_a_difference_mended(copy, problem):
+def test_what_is_wrong_is_found_and_a_difference_fixed(copy, problem):
     sources = {"ppo_a.py": HOME, "ppo_b.py": copy}
     assert problem in problems(sources)[0]
-    mended = fix(sources)
-    assert mended["ppo_a.py"] == HOME
+    fixed = fix(sources)
+    assert fixed["ppo_a.py"] == HOME
     if problem == "differs":
-        assert problems(mended) == [] and mended["ppo_b.py"].startswith(copy.split(MARK)[0])
-        assert mended["ppo_b.py"].endswith("y = 2\n") == copy.endswith("y = 2\n")
+        assert problems(fixed) == [] and fixed["ppo_b.py"].startswith(copy.split(MARK)[0])
+        assert fixed["ppo_b.py"].endswith("y = 2\n") == copy.endswith("y = 2\n")
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository with an original of `f` and a copy of it, both committed; call it to sync."""
+    paths = [tmp_path / "ppo_a.py", tmp_path / "ppo_b.py"]
+    paths[0].write_text(HOME)
+    paths[1].write_text(MARK + "def f(x):\n    return x\n")
+    who = ["-c", "user.name=x", "-c", "user.email=x@x"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "x"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(sync, "ROOT", tmp_path)
+    monkeypatch.setattr(sync, "SCRIPTS", paths)
+    return tmp_path
+
+
+def edit(path, old="return x", new="return -x"):
+    path.write_text(path.read_text().replace(old, new))
+    return path
+
+
+def test_an_edit_in_a_copy_is_not_lost(checkout, capsys):
+    copy = edit(checkout / "ppo_b.py")
+    with pytest.raises(SystemExit, match=r"ppo_b.py: f was edited here, .* is in ppo_a.py"):
+        sync.sync_copies(force=False)
+    assert "return -x" in copy.read_text() and not capsys.readouterr().out
+    sync.sync_copies(force=True)
+    assert "return -x" not in copy.read_text()
+    assert capsys.readouterr().out == "ppo_b.py: f overwritten by the one in ppo_a.py\n"
+
+
+def test_an_edit_at_home_reaches_the_copies_and_only_what_differs_is_written(checkout, capsys):
+    home, copy = edit(checkout / "ppo_a.py"), checkout / "ppo_b.py"
+    before = home.stat().st_mtime_ns
+    sync.sync_copies(force=False)
+    assert "return -x" in copy.read_text() and "ppo_b.py: f" in capsys.readouterr().out
+    edit(home, "-x", "2 * x")  # the copy differs from the last commit now, and so does its home
+    sync.sync_copies(force=False)
+    assert "2 * x" in copy.read_text()
+    times = [x.stat().st_mtime_ns for x in (home, copy)]
+    sync.sync_copies(force=False)
+    assert [x.stat().st_mtime_ns for x in (home, copy)] == times and times[0] != before
+
+
+def test_a_patch_that_no_longer_fits_is_named_with_the_line_it_was_meant_for(monkeypatch, tmp_path):
+    for path in sync.ROOT.glob("*.py"):
+        (tmp_path / path.name).write_text(path.read_text())
+    (tmp_path / "benchmark").symlink_to(sync.ROOT / "benchmark")
+    edit(tmp_path / "ppo_continuous_action.py", "rng.permutation(batch", "rng.permuted(batch")
+    monkeypatch.setattr(sync, "ROOT", tmp_path)
+    (text,) = [x for x in sync.misfits() if "no-shuffling" in x and "suite bugs," in x]
+    assert "The closest line is" in text and "rng.permuted(batch_size)" in text
+
+
+def test_the_tool_runs(tmp_path):
+    command = [sys.executable, sync.__file__, "--help"]
+    assert "--force" in subprocess.run(command, capture_output=True, text=True, check=True).stdout

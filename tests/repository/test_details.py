@@ -13,14 +13,15 @@ pytestmark = on(*SCRIPTS)
 
 
 def tags(path):
-    """Line, number or kind, title, settings, source of each tag, in the order of the file."""
-    found = tags_of(path.read_text())
-    return [(x.line, x.number or x.kind, x.title, x.settings, x.source) for x in found]
+    """Line, number or kind, title, settings, source of each tag; two rows if it has two numbers."""
+    found = [(x, y) for x in tags_of(path.read_text()) for y in x.number.split(", ")]
+    return [(x.line, y or x.kind, x.title, x.settings, x.source) for x, y in found]
 
 
 def test_every_script_has_an_adapter_and_every_adapter_a_script():
     """Otherwise the tests of all scripts would pass one over in silence."""
-    paths = {x.path for x in SCRIPTS.values()} | {ROOT / "ppo_minimal.py"}  # has its own tests
+    own_tests = {ROOT / "ppo_minimal.py", ROOT / "grpo_minimal.py"}
+    paths = {x.path for x in SCRIPTS.values()} | own_tests
     assert sorted(paths) == sorted(ROOT.glob("*.py"))
 
 
@@ -42,7 +43,7 @@ EXTRAS = {  # and deviations
     "learning rate adapted to the KL": "continuous",
     "invalid action masking": "multidiscrete",
     "parallelized gradient update": "atari",
-    "an episode ends at the stop word": "rlhf",
+    "an episode ends at EOS": "rlhf",
     "rewards are scaled, their mean is not restored": "rlhf",
 }
 
@@ -63,17 +64,19 @@ def test_a_malformed_tag_is_an_error():
         with pytest.raises(ValueError, match="Malformed"):
             tags_of(f"x = 1\n    {line}\n")
     text = "# Extra: a b (c, not d), e [f.py L1]\n# Why.\n# Detail R2: g\nx = 1\n"
+    text += "# Detail 9/37, R19: h (c)\n"
     assert tags_of(text) == [
         (1, "Extra", "", "a b", ["c", "not d"], "f.py L1", "Why."),
         (3, "Detail", "R2", "g", [], "", ""),
+        (5, "Detail", "9/37, R19", "h", ["c"], "", ""),
     ]
 
 
 def test_a_number_has_the_same_title_in_every_script():
+    """A tag with two numbers has a title of its own."""
     titles = {}
-    for other in SCRIPTS.values():
-        for _, number, title, *_ in tags(other.path):
-            titles.setdefault(number, set()).add(title)
+    for tag in (x for other in SCRIPTS.values() for x in tags_of(other.path.read_text())):
+        titles.setdefault(tag.number or tag.kind, set()).add(tag.title)
     assert [x for x in titles.items() if x[0][-1].isdigit() and len(x[1]) > 1] == []
     assert {f"{i}/37" for i in range(1, 38)} <= titles.keys()
 
@@ -112,7 +115,7 @@ def test_second_sites_refer_to_a_tag_of_the_script_or_of_one_that_it_copies(scri
     assert {x for x in re.findall(r"# as Detail (\w+)", text)} <= numbers
 
 
-@on("environments", "rlhf")
+@on("environments")
 def test_the_list_has_every_tag_with_its_line_and_the_values_in_force(script):
     args = script.module.Args()
     found = iter(script.module.details(args).split("\n"))

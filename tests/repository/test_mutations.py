@@ -23,10 +23,13 @@ from typing import NamedTuple
 import pytest
 from adapters import ROOT, SCRIPTS
 
+from benchmark.run import changed
 from benchmark.suites.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
 from tools.sync import blocks, sections
 
-TAG = re.compile(r"(?m)^ *# (?:Detail (\w+)|(?:Extra|Deviation): ([^([\n]+?))(?:[/:]| [([]|$).*\n")
+TAG = re.compile(
+    r"(?m)^ *# (?:Detail (\w+(?:/37, \w+)?)|(?:Extra|Deviation): ([^([\n]+?))(?:[/:]| [([]|$).*\n"
+)
 GALLERY = {
     "continuous": {**BUGS, **EVALUATION},
     "multidiscrete": {name: BUGS[name] for name in IN_CARTPOLE if name in BUGS},
@@ -38,7 +41,7 @@ SHARED = ["agent", "shared_update", "shared_rollout", "users_changes", "shared_r
 FILES = {  # the test files of a script
     name: OWN.get(name, [name]) + (SHARED if "environments" in x.features else ["shared_language"])
     for name, x in SCRIPTS.items()
-} | {"minimal": ["minimal"]}
+} | {"minimal": ["minimal"], "grpo_minimal": ["grpo_minimal"]}
 # What changes nothing that could be noticed, and why.
 MINIBATCH = "entropies are needed of minibatches only, which have two dimensions"
 ABSOLUTE = "the absolute value is the same"
@@ -78,6 +81,10 @@ EQUIVALENT = {
         "23: Normal(self.policy(obs), self.log_std.exp(), validate_args=False) -> "
         "(Normal(self.policy(obs), self.log_std.exp()))": CHECKS,
         "25: Independent(policy, 1, validate_args=False) -> (Independent(policy, 1))": CHECKS,
+    },
+    "grpo_minimal": {
+        "one ratio per sequence: (logratio.sum(dim=1, keepdim=True) / lengths).expand_as(new) -> "
+        "(logratio.sum(dim=1, keepdim=True) / lengths)": "it would be broadcast",
     },
     "rlhf": {
         "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
@@ -154,8 +161,8 @@ def broken(text: str, statement: ast.stmt) -> Iterator[tuple[str, str]]:
     for node, new in changes:
         first = starts[node.lineno - 1] + node.col_offset
         last = starts[node.end_lineno - 1] + node.end_col_offset
-        changed = (raw[:first] + new.encode() + raw[last:]).decode()
-        yield f"{' '.join(ast.unparse(node).split())} -> {new}", changed
+        mutated = (raw[:first] + new.encode() + raw[last:]).decode()
+        yield f"{' '.join(ast.unparse(node).split())} -> {new}", mutated
 
 
 def tagged(text: str) -> dict[ast.stmt, str]:
@@ -173,7 +180,8 @@ def tagged(text: str) -> dict[ast.stmt, str]:
 
 
 def path_of(script: str) -> Path:
-    return SCRIPTS[script].path if script in SCRIPTS else ROOT / f"ppo_{script}.py"
+    names = {"minimal": "ppo_minimal.py", "grpo_minimal": "grpo_minimal.py"}
+    return ROOT / names[script] if script in names else SCRIPTS[script].path
 
 
 @functools.cache
@@ -181,17 +189,15 @@ def mutants(script: str) -> list[Mutant]:
     text, found = path_of(script).read_text(), {}
     names = collections.Counter()
     for statement, tag in tagged(text).items():
-        for change, changed in broken(text, statement):
+        for change, mutated in broken(text, statement):
             name = f"{tag}: {change}"
-            names[name] += changed not in found
+            names[name] += mutated not in found
             again = f" ({names[name]})" if names[name] > 1 else ""
-            found.setdefault(changed, Mutant(name + again, changed))
+            found.setdefault(mutated, Mutant(name + again, mutated))
     for name, (_, _, *replaced) in GALLERY.get(script, {}).items():
-        changed = text
-        for old, new in replaced:
-            changed = changed.replace(old, new)
         if replaced:
-            found[changed] = Mutant(f"bug {name}", changed)
+            text_with_bug = changed(text, replaced)
+            found[text_with_bug] = Mutant(f"bug {name}", text_with_bug)
     return [*found.values()]
 
 

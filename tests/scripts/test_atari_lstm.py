@@ -23,7 +23,7 @@ STARTS = torch.tensor([[1, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0], [1, 1, 0]]).f
 def agent():
     """The agent as it is, with the whole CNN and 128 units; nobody changes it."""
     torch.manual_seed(0)
-    return ppo.Agent(6, ppo.Args())
+    return ppo.Agent(6)
 
 
 def inputs():
@@ -31,6 +31,15 @@ def inputs():
     generator = torch.Generator().manual_seed(0)
     obs = torch.randint(0, 256, (5, 3, 1, 84, 84), dtype=torch.uint8, generator=generator)
     return obs, torch.randn(2, 3, 128, generator=generator)
+
+
+def remember(agent, *inputs):
+    """Outputs (T, B, H) of the LSTM, which both heads get, and the state after the last step."""
+    outputs = []
+    hook = agent.policy.register_forward_pre_hook(lambda _, given: outputs.append(given[0]))
+    *_, state = agent(*inputs)
+    hook.remove()
+    return outputs[0], state
 
 
 def assert_close(a, b, atol=1e-5):
@@ -47,7 +56,7 @@ def test_cell_is_that_of_torch_with_the_gates_in_the_order_input_forget_candidat
     lstm.weight_ih_l0.data, lstm.bias_ih_l0.data = agent.lstm_input.weight, agent.lstm_input.bias
     lstm.weight_hh_l0.data, lstm.bias_hh_l0.data = agent.lstm_recurrent.weight, torch.zeros(512)
     obs, state = inputs()
-    outputs, last = agent.remember(obs, torch.zeros(5, 3), state)
+    outputs, last = remember(agent, obs, torch.zeros(5, 3), state)
     features = agent.features(obs.flatten(0, 1)).view(5, 3, 512)
     expected, (output, cell) = lstm(features, (state[:1].contiguous(), state[1:].contiguous()))
     assert_close(outputs, expected)
@@ -56,10 +65,10 @@ def test_cell_is_that_of_torch_with_the_gates_in_the_order_input_forget_candidat
 
 def test_a_start_is_a_fresh_zero_state_and_lets_no_gradient_through(agent):
     obs, state = (x.float().requires_grad_() for x in inputs())
-    outputs, _ = agent.remember(obs, STARTS, state)
+    outputs, _ = remember(agent, obs, STARTS, state)
     zero = agent.initial_state(3)
     assert zero.shape == (2, 3, 128) and not zero.any()
-    fresh, _ = agent.remember(obs[2:4], torch.zeros(2, 3), zero)
+    fresh, _ = remember(agent, obs[2:4], torch.zeros(2, 3), zero)
     assert_close(outputs[2:4, 1], fresh[:, 1], atol=1e-6)
     to_obs, to_state = torch.autograd.grad(outputs[3, 1].sum(), (obs, state), retain_graph=True)
     assert not to_obs[:2].any() and not to_state.any()  # nothing from before the start
@@ -132,7 +141,7 @@ def test_training_begins_with_the_state_that_the_whole_past_has_left(script, tin
         first = k // 4 * 8
         for column, (n, _, _) in enumerate(script.identity(obs[0])):
             frames, starts = history([place(n, s) for s in range(first + 8)])
-            past = agent.remember(frames[:first], starts[:first], none)[1] if k >= 4 else none
+            past = remember(agent, frames[:first], starts[:first], none)[1] if k >= 4 else none
             assert_close(state[:, column], past[:, 0])
             given = torch.cat([torch.zeros(first), actions[:, column]]).long()[:, None]
             expected, _, whole_values = agent.evaluate_actions(frames, starts, none, given)
@@ -155,13 +164,13 @@ def test_a_truncated_game_is_bootstrapped_under_its_own_last_state(script, tiny,
                 assert batch["next_values"][t, n] == 0
             else:  # up to the final frame, not the first of a new game
                 frames, starts = history([(n, episode, s) for s in range(now + 2)])
-                value = agent.get_value(frames, starts, agent.initial_state(1))[-1].item()
+                value = agent(frames, starts, agent.initial_state(1))[1][-1].item()
                 assert batch["next_values"][t, n].item() == pytest.approx(value, abs=1e-5)
 
 
 def test_minibatches_that_split_an_environment_are_refused():
     ppo.Args(num_envs=8, num_minibatches=8)
-    with pytest.raises(ValueError, match="num_envs must be a multiple of num_minibatches"):
+    with pytest.raises(ppo.UsageError, match=r"--num-envs \(6\) must be a multiple of --num-min"):
         ppo.Args(num_envs=6, num_minibatches=4)  # though it divides the 6 * 128 samples
 
 
@@ -170,8 +179,8 @@ def test_where_games_do_not_repeat_themselves_new_ones_begin(script, tiny, recor
     """With zero states."""
     ppo.train(tiny("Uneven"))
     recorded.steps.clear()  # environments made now have other numbers
-    ppo.train(tiny("Uneven", total_timesteps=128, resume="runs/run0"))
-    assert "do not repeat themselves" in capsys.readouterr().out
+    ppo.train(tiny("Uneven", total_timesteps=128), resume="runs/run0")
+    assert "could not be replayed" in capsys.readouterr().out
     *_, starts, state = recorded.steps[0].data
     assert (starts[0] == 1).all() and (state == 0).all()
 
@@ -181,19 +190,20 @@ def test_a_loaded_policy_carries_its_state_and_evaluation_resets_it_at_each_game
     script, tiny, monkeypatch
 ):
     """Environment number 0 is cut off, number 1 fails."""
-    agent, policy = ppo.train(tiny("Uneven"))["agent"], ppo.load_policy("runs/run0")
+    agent = ppo.train(tiny("Uneven"))["agent"]
+    policy = ppo.load_policy("runs/run0", ppo.make_env(tiny("Uneven")))
     frames, starts = history([place(0, s) for s in range(12)])
     logits, *_ = agent(frames, starts, agent.initial_state(1))
     actions = [policy(x.numpy()[0], bool(start)) for x, start in zip(frames, starts)]
     assert actions == logits[:, 0].argmax(-1).tolist()
     fake_envs.Fake.made.clear()
-    calls = record(monkeypatch, ppo.Agent, "remember")
+    calls = record(monkeypatch, ppo.Agent, "forward")
     for n in (0, 1):
-        returns = ppo.evaluate(tiny("Uneven", evaluate="runs/run0", eval_episodes=3))
-        assert returns == [3.0 + n] * 3
+        command = ppo.Command(tiny("Uneven"), evaluate="runs/run0", eval_episodes=3)
+        assert ppo.evaluate(command) == [3.0 + n] * 3
     for n, some in ((0, calls[:9]), (1, calls[9:])):
         _, obs, starts, before, results = zip(*some)
         places = [script.identity(x[0])[0] for x in obs]
         assert places == [place(n, s) for s in range(3 * (3 + n))]
         assert [x.item() for x in starts] == [t == 0 for *_, t in places]
-        assert all(torch.equal(x, after) for x, (_, after) in zip(before[1:], results))
+        assert all(torch.equal(x, after) for x, (*_, after) in zip(before[1:], results))

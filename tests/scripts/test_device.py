@@ -4,9 +4,7 @@ The tensors of that device lie in the processor's memory, but which these are is
 refuse to mix them with others, as those of a GPU do, and compute the same bits.
 """
 
-import shutil
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,18 +141,6 @@ def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(script, tiny, g
     assert result["episodes"] == expected["episodes"]
     _, agent, _ = script.module.load_checkpoint("runs/run1")
     assert same_weights(agent, expected["agent"])
-
-
-@on("language")
-def test_a_language_model_on_the_gpu_that_is_there_is_that_of_the_processor(script, finished, gpu):
-    """Also if the last stage alone is made there, after a resume."""
-    shutil.copytree(finished.folder, "runs/run")
-    shutil.rmtree(Path("runs/run", next(iter(script.forms))))
-    for settings in ({"run_name": "gpu"}, {"resume": "runs/run"})[: 1 + (script.name == "rlhf")]:
-        result, device = gpu(script.module.train, script.args(device="auto", **settings))
-        assert all(device.has(x) for x in result["agent"].parameters())
-        assert same_weights(result["agent"], finished.run["agent"])
-        assert result["results"] == finished.run["results"]
 
 
 @on("continuous")

@@ -28,17 +28,17 @@ def test_d4_d5_loss_equals_an_independent_statement():
     assert metrics["rewards/accuracy"].item() == pytest.approx((margins > 0).mean())
 
 
-def test_d2_d3_log_probability_of_a_response_is_the_sum_over_its_words_in_one_pass(
+def test_d2_d3_log_probability_of_a_response_is_the_sum_over_its_tokens_in_one_pass(
     finished, monkeypatch
 ):
     reference = finished.reference
-    queries, chosen, rejected = (x[:4] for x in finished.preferences[:3])
+    prompts, chosen, rejected = (x[:4] for x in finished.preferences[:3])
     with monkeypatch.context() as patch:
         passes = record(patch, dpo.Agent, "get_logprobs")
-        found = dpo.pair_logprobs(reference, queries, chosen, rejected)
+        found = dpo.pair_logprobs(reference, prompts, chosen, rejected)
     assert len(passes) == 1 and found.shape == (8,) and (chosen == PAD).any()
     for i, response in enumerate([*chosen, *rejected]):
-        words = reference.get_logprobs(queries[i % 4][None], response[None])[0]
+        words = reference.get_logprobs(prompts[i % 4][None], response[None])[0]
         real = [words[t, word].item() for t, word in enumerate(response.tolist()) if word != PAD]
         assert found[i].item() == pytest.approx(sum(real), rel=1e-5)
 

@@ -18,59 +18,67 @@ grpo = SCRIPT.module
 def test_g2_g3_advantages_by_hand_and_rloo_compares_with_the_mean_of_the_others():
     rewards = torch.tensor([1.0, 2.0, 3.0, 6.0, 5.0, 5.0, 5.0, 5.0])
     expected = torch.tensor([-2.0, -1.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0])
-    assert torch.equal(grpo.group_advantages(rewards, 4, False), expected)
+    assert torch.equal(grpo.group_advantages(rewards, 4, "none"), expected)
     spread = ((4 + 1 + 0 + 9) / 3) ** 0.5 + 1e-4
-    torch.testing.assert_close(grpo.group_advantages(rewards, 4, True), expected / spread)
+    torch.testing.assert_close(grpo.group_advantages(rewards, 4, "group"), expected / spread)
+    batch = expected.std() + 1e-4
+    torch.testing.assert_close(grpo.group_advantages(rewards, 4, "batch"), expected / batch)
     for size in (2, 4):
         groups = rewards.view(-1, size)
         others = (groups.sum(1, keepdim=True) - groups) / (size - 1)
-        rloo = grpo.group_advantages(rewards, size, False) * size / (size - 1)
+        rloo = grpo.group_advantages(rewards, size, "none") * size / (size - 1)
         torch.testing.assert_close(rloo, (groups - others).flatten())
 
 
-@pytest.mark.parametrize("kl_in_loss", [False, True])
-@pytest.mark.parametrize("length_divisor", ["longest", "own", "mean"])
-def test_g4_g5_g7_loss_equals_an_independent_statement(judges, kl_in_loss, length_divisor):
-    """The objective of DeepSeekMath, word by word; its gradient too."""
+@pytest.mark.parametrize("kl_in_loss", ["no", "k2", "k3"])
+@pytest.mark.parametrize("loss_norm", ["constant", "sequence", "token"])
+@pytest.mark.parametrize("ratio_of", ["token", "sequence"])
+def test_g4_g5_g7_loss_equals_an_independent_statement(judges, kl_in_loss, loss_norm, ratio_of):
+    """The objective of DeepSeekMath, token by token; its gradient too."""
     agent, generator = judges.reference, seeded(0)
-    queries = judges.task.sample_queries(8, generator)
+    prompts = judges.task.sample_prompts(8, generator)
     lengths = torch.randint(1, 11, (8,), generator=generator)
     advantages = torch.randn(8, generator=generator)
     mask = torch.arange(10) < lengths[:, None]
     responses = torch.randint(2, 79, (8, 10), generator=generator).where(mask, PAD)
-    new = grpo.log_probability(agent.get_logprobs(queries, responses), responses)
-    old, ref = (new.detach() + x * torch.randn(8, 10, generator=generator) for x in (0.3, 0.5))
+    new = grpo.log_probability(agent.get_logprobs(prompts, responses), responses)
+    old, ref = (new.detach() + x * torch.randn(8, 10, generator=generator) for x in (0.9, 0.5))
     expected = 0.0
+    logratios, upper = torch.zeros(8, 10), torch.zeros(8, 10)
     for i, t in mask.nonzero().tolist():
         ratio, to_ref = ((x - y)[i, t].exp() for x, y in ((new, old), (ref, new)))
-        gain = torch.min(ratio * advantages[i], ratio.clamp(0.8, 1.2) * advantages[i])
-        k3 = to_ref - to_ref.log() - 1 if kl_in_loss else 0.0
-        divisors = {"longest": 10, "own": lengths[i], "mean": lengths.sum() / 8}
-        expected -= (gain - 0.7 * k3) / divisors[length_divisor] / 8
+        if ratio_of == "sequence":
+            ratio = (new - old)[i, : lengths[i]].mean().exp()
+        logratios[i, t] = ratio.log().item()
+        upper[i, t] = 0.4 if advantages[i] > 0 else 0.2
+        gain = torch.min(ratio * advantages[i], ratio.clamp(0.8, 1.4) * advantages[i])
+        estimates = {"no": 0.0, "k2": to_ref.log() ** 2 / 2, "k3": to_ref - to_ref.log() - 1}
+        divisors = {"constant": 10, "sequence": lengths[i], "token": lengths.sum() / 8}
+        expected -= (gain - 0.7 * estimates[kl_in_loss]) / divisors[loss_norm] / 8
     # What stands outside the mask must not matter.
     padded = responses.where(mask, 7), old.where(mask, 1e6), ref.where(mask, -1e6)
-    mb = grpo.Rollout(queries, *padded, torch.zeros(8), mask)
-    args = grpo.Args(kl_in_loss=kl_in_loss, length_divisor=length_divisor)
+    mb = grpo.Rollout(prompts, *padded, torch.zeros(8), mask)
+    args = grpo.Args(kl_in_loss=kl_in_loss, loss_norm=loss_norm, ratio=ratio_of, clip_high=0.4)
     loss, metrics = grpo.grpo_loss(agent, mb, advantages, 0.7, args)
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=0)
     weights = list(agent.parameters())
     gradients = (torch.autograd.grad(x, weights, retain_graph=True) for x in (loss, expected))
     for found, gradient in zip(*gradients, strict=True):
         torch.testing.assert_close(found, gradient, rtol=1e-3, atol=1e-5)
-    logratio = (new - old)[mask].detach()
+    logratio = logratios[mask]
     ratio = logratio.exp()
     k3 = (ratio - 1 - logratio).mean().item()
     assert metrics["losses/approx_kl"].item() == pytest.approx(k3, rel=1e-4)
-    assert metrics["losses/clipfrac"] == ((ratio - 1).abs() > 0.2).float().mean() > 0
-    words = advantages[:, None].expand_as(mask)[mask]
-    correlation = np.corrcoef(logratio, words)[0, 1]
+    assert metrics["losses/clipfrac"] == ((ratio - 1).abs() > upper[mask]).float().mean() > 0
+    given = advantages[:, None].expand_as(mask)[mask]
+    correlation = np.corrcoef(logratio, given)[0, 1]
     assert metrics["check/update"].item() == pytest.approx(correlation, abs=1e-5)
     same = grpo.grpo_loss(agent, mb, torch.ones(8), 0.7, args)[1]["check/update"]
     assert same == 0  # not NaN
 
 
 def test_g6_with_the_kl_in_the_loss_the_reward_is_the_score_alone(judges):
-    agent, args = louder(judges.reference, 0.03), SCRIPT.args(kl_in_loss=True)
+    agent, args = louder(judges.reference, 0.03), SCRIPT.args(kl_in_loss="k3")
     rollout, metrics = SCRIPT.collect(args, agent, judges, 3.0)
     assert rollout.rewards.mean().item() == pytest.approx(metrics["objective/score"], rel=1e-5)
     assert abs(metrics["objective/kl"]) > 0.01
@@ -81,11 +89,11 @@ def test_g1_g8_6_each_pass_is_a_permutation_of_whole_groups_with_their_advantage
 ):
     names = ("collect", "group_advantages", "grpo_loss")
     rollouts, given, losses = (record(monkeypatch, grpo, name) for name in names)
-    SCRIPT.learn(judges, num_updates=1, group_size=4, update_epochs=2, std=True)
-    queries, rewards = rollouts[0][3].view(4, 4, -1), given[0][0]
-    assert (queries == queries[:, :1]).all() and len(queries[:, 0].unique(dim=0)) > 1
+    SCRIPT.learn(judges, num_updates=1, group_size=4, update_epochs=2, std="group")
+    prompts, rewards = rollouts[0][3].view(4, 4, -1), given[0][0]
+    assert (prompts == prompts[:, :1]).all() and len(prompts[:, 0].unique(dim=0)) > 1
     pairs = torch.cat([torch.stack([mb.rewards, x], dim=1) for _, mb, x, *_ in losses]).tolist()
-    expected = torch.stack([rewards, grpo.group_advantages(rewards, 4, True)], dim=1).tolist()
+    expected = torch.stack([rewards, grpo.group_advantages(rewards, 4, "group")], dim=1).tolist()
     assert len(losses) == 2 * 4 and pairs[:16] not in (pairs[16:], expected)
     assert sorted(pairs[:16]) == sorted(pairs[16:]) == sorted(expected)
     assert {call[3] for call in losses} == {0.5}  # beta
@@ -95,5 +103,5 @@ def test_groups_without_spread_are_counted(judges, monkeypatch):
     _, updates = SCRIPT.learn(judges, num_updates=1)
     assert updates[0]["groups/spread"] > 0.1 and updates[0]["groups/without_spread"] == 0
     monkeypatch.setattr(grpo.RewardModel, "score", lambda self, q, r: torch.ones(len(q)))
-    settings = {"missing_stop_score": 1.0, "kl_mode": "none", "num_updates": 1}
+    settings = {"missing_eos_score": 1.0, "kl_mode": "none", "num_updates": 1}
     assert SCRIPT.learn(judges, **settings)[1][0]["groups/without_spread"] == 1

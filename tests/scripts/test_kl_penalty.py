@@ -5,6 +5,7 @@ What it shares with the other scripts is tested in test_shared_*.py.
 
 import dataclasses
 import math
+import shutil
 
 import pytest
 import torch
@@ -31,15 +32,15 @@ def gaussian(mean, log_std):
 def test_the_penalty_in_the_loss_is_beta_times_the_kl_from_the_old_policy():
     """Its gradient too; without clipping of the ratio, which is far from 1 here."""
     torch.manual_seed(0)
-    agent, obs = ppo.Agent(5, 3, ppo.Args()).double(), torch.randn(32, 5, dtype=torch.float64)
+    agent, obs = ppo.Agent(5, 3).double(), torch.randn(32, 5, dtype=torch.float64)
     old_mean = agent.policy(obs).detach() + 0.5 * torch.randn(32, 3)
     old_log_std = agent.log_std.detach().expand_as(old_mean) + 0.2
     old = gaussian(old_mean, old_log_std)
     actions, (values, advantages, returns) = old.sample(), torch.randn(3, 32, dtype=torch.float64)
     minibatch = [obs, actions, old.log_prob(actions), values, advantages, returns]
     minibatch += [old_mean, old_log_std]
-    args = ppo.Args(norm_adv=False, vf_coef=0.0)
-    loss, metrics = ppo.kl_penalty_loss(agent, minibatch, {"kl_coef": torch.tensor(0.7)}, args)
+    args = ppo.Args(norm_adv=False, vf_coef=0.0, kl_coef=0.7)
+    loss, metrics = ppo.ppo_loss(agent, minibatch, args)
 
     policy = gaussian(agent.policy(obs), agent.log_std)
     ratio, kl = (policy.log_prob(actions) - minibatch[2]).exp(), kl_divergence(old, policy).mean()
@@ -124,8 +125,26 @@ def test_a_fixed_beta_stays(longer, recorded):
     assert {x.schedule["kl_coef"] for x in recorded.steps} == {3.0}
 
 
+def test_a_resumed_run_keeps_its_beta_unless_a_flag_gives_another_one(longer, recorded):
+    adapted = longer(total_timesteps=3 * 32, penalty_kl=10.0, anneal_lr=False, run_name="run")
+    whole = ppo.train(dataclasses.replace(adapted, total_timesteps=6 * 32, run_name="whole"))
+    ppo.train(adapted)
+    recorded.steps.clear()
+    for changes, first in (({}, 0.125), ({"kl_coef": 4.0}, 4.0), ({"kl_mode": "none"}, 0.0)):
+        shutil.copytree("runs/run", "runs/copy")
+        args = dataclasses.replace(adapted, total_timesteps=6 * 32, **changes)
+        updates = ppo.train(args, resume="runs/copy")["updates"]
+        assert [x["charts/kl_coef"] for x in updates[:4]] == [1.0, 0.5, 0.25, first]
+        assert recorded.steps[0].schedule["kl_coef"] == first
+        same = [x["losses/kl"] for x in updates] == [x["losses/kl"] for x in whole["updates"]]
+        assert same == (not changes)
+        shutil.rmtree("runs/copy")
+        recorded.steps.clear()
+
+
 @pytest.mark.parametrize("name", ["kl_coef", "penalty_kl", "value_clip_coef"])
 def test_impossible_settings_are_refused(name):
-    for value in (0.0, -1.0, math.nan, *[math.inf] * (name == "kl_coef")):
-        with pytest.raises(ValueError, match=name):
+    flag = "--" + name.replace("_", "-")
+    for value in (0.0, -1.0, math.nan, *[math.inf] * (name != "value_clip_coef")):
+        with pytest.raises(ppo.UsageError, match=flag):
             ppo.Args(**{name: value})

@@ -3,8 +3,6 @@
 What it shares with the other scripts is tested in test_shared_*.py.
 """
 
-import dataclasses
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -43,6 +41,11 @@ class Masked(gym.Env):
         flat = np.concatenate(self.masks)
         offers = {"Vector": flat.astype(np.int8), "Tuple": tuple(self.masks), "Short": flat[:3]}
         offers["Nothing"] = flat & (np.arange(9) // 3 != 1)
+        offers["Logs"] = np.where(flat, 0.0, -np.inf)
+        offers["Ragged"] = np.array([*self.masks, None], object)[:3]
+        offers["Nested"] = (tuple(self.masks[:2]), (self.masks[2].tolist(),))
+        offers["Matrix"] = np.ones((3, 4), np.int8)  # with entries that do not exist
+        offers["Matrix"][EXISTS.numpy()] = flat
         info = {"action_mask": offers[self.offer]} if self.offer in offers and self.t < 5 else {}
         return np.array([self.t, self.np_random.normal()]), info
 
@@ -90,11 +93,15 @@ SPACES = {
     "Floats": gym.spaces.Box(LOW, HIGH, dtype=np.float64),
     "Infinite": gym.spaces.Box(-np.inf, np.inf, (1,)),
     "Whole": gym.spaces.Box(0, 5, (1,), np.int64),
-    "Binary": gym.spaces.MultiBinary(3),
+    "Binary": gym.spaces.MultiBinary((2, 3)),
+    "Pair": gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2),
+    "Names": gym.spaces.Dict(a=gym.spaces.Discrete(2)),
+    "Rows": gym.spaces.Box(-np.inf, np.inf, (2, 2)),
 }
 for name, space in SPACES.items():
     gym.register(f"Fake{name}-Discrete-v0", lambda space=space: Identity(space))
-for offer in ("Vector", "Tuple", "Short", "Nothing", "Never", "Method"):
+FORMS = ("Vector", "Tuple", "Ragged", "Nested", "Matrix", "Method")
+for offer in (*FORMS, "Short", "Nothing", "Logs", "Never"):
     gym.register(f"FakeMasked{offer}-Discrete-v0", lambda offer=offer: Masked(offer))
 
 
@@ -107,7 +114,7 @@ def masked(tiny):
 def make_agent():
     """An agent for 5 numbers whose distributions are far from uniform."""
     torch.manual_seed(0)
-    agent = ppo.Agent(5, (3, 4), ppo.Args())
+    agent = ppo.Agent(5, (3, 4))
     torch.nn.init.normal_(agent.policy[-1].weight, std=0.5)
     torch.nn.init.normal_(agent.policy[-1].bias)
     return agent
@@ -176,7 +183,7 @@ def test_invalid_logits_have_gradient_zero_and_make_nothing_nan():
     assert (gradient[~SOME] == 0).all() and (gradient[several] != 0).all()
 
 
-@pytest.mark.parametrize("offer", ["Vector", "Tuple", "Method"])
+@pytest.mark.parametrize("offer", FORMS)
 def test_update_sees_the_masks_of_the_rollout(masked, recorded, offer):
     """The environment refuses invalid actions; with learning rate 0 the ratio stays 1."""
     agent = ppo.train(masked(f"Masked{offer}", learning_rate=0.0))["agent"]
@@ -198,7 +205,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_its_masks(masked, recorded, env_
     whole, last = ppo.train(masked(**settings)), recorded.steps[16:]
     ppo.train(masked(**settings, total_timesteps=64))
     recorded.steps.clear()
-    resumed = ppo.train(masked(**settings, resume="runs/run1"))
+    resumed = ppo.train(masked(**settings), resume="runs/run1")
     for a, b in zip(last, recorded.steps, strict=True):
         assert all(map(torch.equal, a.data, b.data))
     assert same_weights(whole["agent"], resumed["agent"])
@@ -209,56 +216,100 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_its_masks(masked, recorded, env_
 
 
 def test_bins_are_evenly_spaced_between_the_bounds_of_each_dimension(tiny):
-    env = ppo.Choices(ppo.make_env(tiny("Floats")), tiny(bins=11))
-    assert env.mask.shape == (4, 11) and env.mask.all()
+    env = ppo.Choices(gym.make(tiny("Floats").env_id, disable_env_checker=True), bins=11)
+    assert env.exists.shape == (4, 11) and env.exists.all()
     expected = [LOW, HIGH, LOW + (HIGH - LOW) * [[0.5, 0.2], [0.1, 0.9]]]
     choices = np.array([[0, 0, 0, 0], [10, 10, 10, 10], [5, 2, 1, 9]])
     np.testing.assert_allclose([env.action(x) for x in choices], expected)
 
 
-@pytest.mark.parametrize("env", ["Shifted", "Matrices", "Identity", "Floats"])
+@pytest.mark.parametrize("env", ["Shifted", "Matrices", "Identity", "Binary", "Floats"])
 def test_actions_have_the_form_of_the_environment_also_those_of_a_loaded_policy(tiny, env):
     """The environment asserts that its space contains them; floats it meets by chance only."""
     returns = [x["return"] for x in ppo.train(tiny(env))["episodes"]]
     assert max(returns) < 10 and (min(returns) > 0) is (env != "Floats")
-    policy, space = ppo.load_policy("runs/run0"), SPACES[env]
+    space, rng = SPACES[env], np.random.default_rng(0)
+    policy = ppo.load_policy("runs/run0", Identity(space))
     space.seed(0)
-    for rng in (None, np.random.default_rng(0)):
-        assert all(space.contains(policy(space.sample(), rng)) for _ in range(20))
+    for noise in (0.0, rng.gumbel(size=ppo.Choices(Identity(space), 11).exists.shape)):
+        assert all(space.contains(policy(space.sample(), noise=noise)) for _ in range(20))
 
 
 @pytest.mark.parametrize(
     "settings, words",
     [
-        ({"env": "Binary"}, "MultiBinary"),
         ({"env": "Infinite"}, "try ppo_continuous_action.py"),
-        ({"env": "Whole"}, "neither discrete nor floats in bounds"),
-        ({"bins": 1}, "bins"),
+        ({"env": "Rows"}, "wrap the environment"),  # no script takes these four
+        ({"env": "Whole"}, "wrap the environment"),
+        ({"env": "Pair"}, "wrap the environment"),
+        ({"env": "Names"}, "wrap the environment"),
+        ({"bins": 1}, "--bins"),
         ({"env": "MaskedNever"}, "leave out --mask-invalid-actions"),
         ({"env": "MaskedShort"}, "has 3 entries, not 9"),
-        ({"env": "MaskedNothing"}, "nothing to do in a component"),
+        ({"env": "MaskedNothing"}, "allows no choice in a component"),
+        ({"env": "MaskedLogs"}, "must be 1 for each valid choice and 0 for all others"),
     ],
 )
 def test_a_space_or_a_mask_that_does_not_fit_gets_a_sentence(masked, settings, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ppo.UsageError, match=words):
         ppo.train(masked(**settings))
+
+
+@pytest.mark.parametrize("mask", [[1, 0, -1], [2, 0, 0], [np.nan, 1, 1], ["1", 1, 0]])
+def test_a_mask_has_ones_and_zeros(mask):
+    exists = np.ones((1, 3), bool)
+    with pytest.raises(ppo.UsageError, match="must be 1 for each valid choice"):
+        ppo.allowed(mask, exists)
+    assert ppo.allowed([1.0, 0.0, True], exists).tolist() == [[True, False, True]]
 
 
 def test_a_trained_policy_obeys_masks_in_the_form_that_the_environment_has_for_them(masked):
     """It refuses what they exclude."""
-    args = masked("MaskedTuple")
+    args, rng = masked("MaskedTuple"), np.random.default_rng(0)
     ppo.train(args)
-    assert ppo.evaluate(ppo.Args(evaluate="runs/run0", eval_episodes=3)) == [5.0] * 3
-    policy, rng, env = ppo.load_policy("runs/run0"), np.random.default_rng(0), ppo.make_env(args)
+    command = ppo.Command(args, evaluate="runs/run0", eval_episodes=3)
+    assert ppo.evaluate(command) == [5.0] * 3
+    env = gym.make(args.env_id, disable_env_checker=True)
+    policy = ppo.load_policy("runs/run0", env)
     obs, info = env.reset(seed=0)
     for _ in range(5):
         mask = info["action_mask"]
-        obs, _, _, truncated, info = env.step(policy(obs, rng, mask))
-    assert truncated and policy(obs, None, mask).shape == (3,)
-    with pytest.raises(ValueError, match="trained with masks"):
+        obs, _, _, truncated, info = env.step(policy(obs, mask, rng.gumbel(size=(3, 4))))
+    assert truncated and policy(obs, mask).shape == (3,)
+    with pytest.raises(ppo.UsageError, match="trained with masks"):
         policy(obs)
-    with pytest.raises(ValueError, match="has 3 entries"):
-        policy(obs, None, np.ones(3))
+    with pytest.raises(ppo.UsageError, match="has 3 entries"):
+        policy(obs, np.ones(3))
+    with pytest.raises(ppo.UsageError, match="other spaces"):
+        ppo.load_policy("runs/run0", Identity(SPACES["Identity"]))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda x: x[None]])
+def test_observations_may_be_lists_or_rows_and_rewards_arrays(kind, tiny):
+    """A policy that was trained on them can act on them."""
+
+    class Lists(Identity):
+        def reset(self, **settings):
+            obs, info = super().reset(**settings)
+            return kind(obs), info
+
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return kind(obs), np.array([reward]), *rest
+
+    def make():
+        env = Lists(SPACES["Identity"])
+        env.observation_space = gym.spaces.Box(0, 4, (3,))
+        env.reset = lambda **x: Lists.reset(env, **x)
+        return env
+
+    run = ppo.train(tiny(), make)
+    assert all(isinstance(x["return"], float) for x in run["episodes"])
+    policy = ppo.load_policy(run["run_dir"], make())
+    expected = policy(np.array([1.0, 0.0, 3.0]))
+    np.testing.assert_array_equal(policy(kind(np.array([1.0, 0.0, 3.0]))), expected)
+    with pytest.raises(ppo.UsageError, match="one observation"):
+        policy([1.0, 0.0])
 
 
 # --- It learns ---
@@ -269,9 +320,9 @@ def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
     settings = {"num_steps": 64, "num_envs": 8, "learning_rate": 0.01, "gamma": 0.5}
     args = tiny("Identity", total_timesteps=6144, **settings)
     assert np.mean([x["return"] for x in ppo.train(args)["episodes"][-100:]]) > 9.0
-    args = dataclasses.replace(args, evaluate="runs/run0", eval_episodes=30)
-    assert ppo.evaluate(args) == [10.0] * 30
-    policy, rng, drawn = ppo.load_policy("runs/run0"), np.random.default_rng(0), []
+    assert ppo.evaluate(ppo.Command(args, evaluate="runs/run0", eval_episodes=30)) == [10.0] * 30
+    policy = ppo.load_policy("runs/run0", Identity(SPACES["Identity"]))
+    rng, drawn = np.random.default_rng(0), []
     for obs in [SPACES["Identity"].sample() for _ in range(300)]:
-        drawn.append(np.mean(policy(obs, rng) == obs))
+        drawn.append(np.mean(policy(obs, noise=rng.gumbel(size=(3, 4))) == obs))
     assert 0.9 < np.mean(drawn) < 1

@@ -1,18 +1,14 @@
-"""ppo_rlhf_toy.py: its task, models, details R1-R21, stages, runs and their results."""
+"""ppo_rlhf_toy.py: its task, models, details R1-R21, and results."""
 
 import copy
-import json
 import math
 import random
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from adapters import SCRIPTS, louder, on, record, record_steps, seeded
-from conftest import curves, same_weights
 from torch import nn
 
 from ppo_rlhf_toy import BOS, PAD
@@ -20,20 +16,20 @@ from ppo_rlhf_toy import BOS, PAD
 pytestmark = [on("rlhf"), pytest.mark.usefixtures("script")]
 SCRIPT = SCRIPTS["rlhf"]
 rlhf, small_args = SCRIPT.module, SCRIPT.args
-TOKEN = {word: index for index, word in enumerate(rlhf.TOY_WORDS)}
-STOP = TOKEN["."]
+TOKEN = {word: index for index, word in enumerate(rlhf.VOCABULARY)}
+EOS = TOKEN["."]
 
 
-def random_queries(count: int, seed: int = 0) -> torch.Tensor:
-    queries = torch.tensor([[TOKEN[w] for w in query] for query in rlhf.TOY_QUERIES])
-    return queries[torch.randint(len(queries), (count,), generator=seeded(seed))]
+def random_prompts(count: int, seed: int = 0) -> torch.Tensor:
+    prompts = torch.tensor([[TOKEN[w] for w in prompt] for prompt in rlhf.PROMPTS])
+    return prompts[torch.randint(len(prompts), (count,), generator=seeded(seed))]
 
 
-def random_words(rows: int, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(2, len(rlhf.TOY_WORDS), (rows, length), generator=seeded(seed))
+def random_tokens(rows: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(2, len(rlhf.VOCABULARY), (rows, length), generator=seeded(seed))
 
 
-def with_another_word(responses: torch.Tensor, position: int) -> torch.Tensor:
+def with_another_token(responses: torch.Tensor, position: int) -> torch.Tensor:
     changed = responses.clone()
     changed[:, position] = torch.where(responses[:, position] == 5, 6, 5)
     return changed
@@ -41,7 +37,7 @@ def with_another_word(responses: torch.Tensor, position: int) -> torch.Tensor:
 
 @pytest.fixture
 def model() -> rlhf.TinyGPT:
-    return louder(rlhf.TinyGPT(len(rlhf.TOY_WORDS), 24), 0.1)
+    return louder(rlhf.TinyGPT(len(rlhf.VOCABULARY), 24), 0.1)
 
 
 @pytest.fixture
@@ -85,21 +81,20 @@ def test_grammar_writes_clean_reviews_that_fit(monkeypatch):
     rng = random.Random(0)
     for _ in range(300):
         words = rlhf.write_review("movie", rng)
-        assert len(words) <= 18 and set(words) <= set(rlhf.TOY_WORDS)
+        assert len(words) <= 18 and set(words) <= set(rlhf.VOCABULARY)
         if words[-1] == ".":  # without praise, gold is that of the aspects: there is no penalty
             aspects = len(set(words) & set(rlhf.TOPICS["movie"]))
             assert rlhf.gold_reward("movie", words) == pytest.approx(0.4 * min(aspects, 3))
-    assert len(rlhf.TOY_WORDS) == len(set(rlhf.TOY_WORDS)) == 79
+    assert len(rlhf.VOCABULARY) == len(set(rlhf.VOCABULARY)) == 79
 
 
 @pytest.mark.parametrize("difference", [0.2, 0.4, 1.0])
 def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference):
     """The first text of each pair holds the word 1, the second 0, and it is better."""
     texts = iter([torch.ones(20_000, 1).long(), torch.zeros(20_000, 1).long(), torch.zeros(64, 1)])
-    monkeypatch.setattr(rlhf, "write_answers", lambda *args: next(texts))
-    monkeypatch.setattr(rlhf.Task, "gold", lambda self, queries, texts: difference * texts[:, 0])
-    made = rlhf.make_preferences(small_args(num_pairs=20_000), judges.reference, judges.task)
-    found = rlhf.Preferences(**made)
+    monkeypatch.setattr(rlhf, "sample_truncated", lambda *args: next(texts))
+    monkeypatch.setattr(rlhf.Task, "gold", lambda self, prompts, texts: difference * texts[:, 0])
+    found = rlhf.make_preferences(small_args(num_pairs=20_000), judges.reference, judges.task)
     expected = 1 / (1 + math.exp(-difference / rlhf.LABEL_NOISE))
     share = found.chosen.float().mean().item()
     assert share == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 20_000))
@@ -110,8 +105,8 @@ def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference)
 
 
 def test_r1_each_word_is_judged_by_the_query_and_the_words_before_it(agent):
-    reward, responses = rlhf.RewardModel(agent.policy), random_words(4, 7)
-    first, second = random_queries(4, seed=1), random_queries(4, seed=2)
+    reward, responses = rlhf.RewardModel(agent.policy), random_tokens(4, 7)
+    first, second = random_prompts(4, seed=1), random_prompts(4, seed=2)
     words, values = agent.get_logprobs_and_values(first, responses)
     other_words, other_values = agent.get_logprobs_and_values(second, responses)
     assert values.shape == (4, 7) and words.shape == (4, 7, 79)
@@ -119,7 +114,7 @@ def test_r1_each_word_is_judged_by_the_query_and_the_words_before_it(agent):
     assert torch.equal(reward.score(first, responses) != reward.score(second, responses), differs)
     assert torch.equal((values != other_values).any(1), differs)
     assert torch.equal((words != other_words)[:, 0, 5], differs)
-    new_words, new_values = agent.get_logprobs_and_values(first, with_another_word(responses, 3))
+    new_words, new_values = agent.get_logprobs_and_values(first, with_another_token(responses, 3))
     assert torch.equal(values[:, :4], new_values[:, :4])
     assert torch.equal(words[:, :4], new_words[:, :4])
     assert (values[:, 4] != new_values[:, 4]).all()
@@ -127,11 +122,11 @@ def test_r1_each_word_is_judged_by_the_query_and_the_words_before_it(agent):
 
 def test_r2_rows_are_padded_or_cut_to_the_exact_length_with_a_token_of_its_own():
     assert rlhf.pad_rows([[5], [6, 7, 8, 9]], 3).tolist() == [[5, PAD, PAD], [6, 7, 8]]
-    assert rlhf.TOY_WORDS[PAD] == "<pad>" and rlhf.TOY_WORDS[BOS] == "<bos>"
+    assert rlhf.VOCABULARY[PAD] == "<pad>" and rlhf.VOCABULARY[BOS] == "<bos>"
 
 
 def test_r3_positions_and_outputs_skip_padding(model, monkeypatch):
-    text = random_words(1, 4)
+    text = random_tokens(1, 4)
     padded = torch.cat([text[:, :1], torch.zeros(1, 2, dtype=torch.long), text[:, 1:]], 1)
     with monkeypatch.context() as patch:
         looked_up = record(patch, nn.Embedding, "forward")
@@ -144,16 +139,16 @@ def test_r3_positions_and_outputs_skip_padding(model, monkeypatch):
 
 def test_r4_responses_go_on_after_a_stop_and_hold_no_special_token(agent):
     with torch.no_grad():
-        agent.policy.never_written[STOP] += 4  # stops are common now
-    responses = agent.sample_responses(random_queries(64), 18, seeded(0))
+        agent.policy.never_sampled[EOS] += 4  # stops are common now
+    responses = agent.sample_responses(random_prompts(64), 18, seeded(0))
     assert responses.shape == (64, 18)
-    assert (responses == STOP)[:, :9].any(1).float().mean() > 0.5
+    assert (responses == EOS)[:, :9].any(1).float().mean() > 0.5
     assert not torch.isin(responses, torch.tensor([PAD, BOS])).any()
-    assert (responses[:, -1] != STOP).any()
+    assert (responses[:, -1] != EOS).any()
 
 
 def test_r10_cached_sampling_and_log_probabilities_equal_full_recomputation(agent, monkeypatch):
-    agent.temperature, texts, generator = 0.7, random_queries(5), seeded(1)
+    agent.temperature, texts, generator = 0.7, random_prompts(5), seeded(1)
     with monkeypatch.context() as patch:
         calls = record(patch, rlhf.Block, "forward")
         sampled = agent.sample_responses(texts, 8, seeded(1))
@@ -168,11 +163,11 @@ def test_r10_cached_sampling_and_log_probabilities_equal_full_recomputation(agen
 
 
 def test_r7_score_is_that_of_the_last_real_token(model):
-    reward, queries, responses = rlhf.RewardModel(model), random_queries(4), random_words(4, 8)
-    score = reward.score(queries, responses)
-    torch.testing.assert_close(reward.score(queries, F.pad(responses, (0, 5))), score)
+    reward, prompts, responses = rlhf.RewardModel(model), random_prompts(4), random_tokens(4, 8)
+    score = reward.score(prompts, responses)
+    torch.testing.assert_close(reward.score(prompts, F.pad(responses, (0, 5))), score)
     assert score.shape == (4,)
-    assert (reward.score(queries, with_another_word(responses, -1)) != score).all()
+    assert (reward.score(prompts, with_another_token(responses, -1)) != score).all()
 
 
 def test_r8_reward_head_has_the_documented_spread(monkeypatch):
@@ -185,7 +180,7 @@ def test_r8_reward_head_has_the_documented_spread(monkeypatch):
 
 
 def test_13_r11_r13_values_start_at_zero_and_share_a_trunk_without_dropout(model, agent):
-    inputs = random_queries(5), random_words(5, 9)
+    inputs = random_prompts(5), random_tokens(5, 9)
     assert (rlhf.Agent(model, 1.0).get_logprobs_and_values(*inputs)[1] == 0).all()
     first, second = (agent.train().get_logprobs_and_values(*inputs) for _ in range(2))
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
@@ -201,7 +196,7 @@ def test_sft_warms_up_decays_and_clips_the_gradient(monkeypatch):
     logged = record(monkeypatch, rlhf, "write")
     args = small_args(sft_steps=60, sft_batch_size=4, sft_learning_rate=0.01)
     task = rlhf.toy_task(args)
-    rlhf.train_sft(args, rlhf.TinyGPT(len(task.words), task.documents.shape[1]), task)
+    rlhf.train_sft(args, rlhf.TinyGPT(len(task.vocabulary), task.documents.shape[1]), task)
     rates = [0.01 * (1 - t / 60) * min(1, (t + 1) / 50) for t in range(60)]
     assert [step.lr for step in steps] == pytest.approx(rates)
     assert max(step.gradient.norm() for step in steps) <= 1.001
@@ -209,26 +204,26 @@ def test_sft_warms_up_decays_and_clips_the_gradient(monkeypatch):
 
 
 def test_sft_loss_is_the_surprise_at_each_next_word_and_never_reads_padding(model):
-    words = random_words(3, 6)
+    words = random_tokens(3, 6)
     logprobs = model.logits(model(words[:, :5])[0]).log_softmax(-1)
     loss = rlhf.language_model_loss(model, rlhf.pad_rows(words.tolist(), 9))
     torch.testing.assert_close(loss, -logprobs.gather(2, words[:, 1:, None]).mean())
     loss.backward()
-    assert (model.word_embedding.weight.grad[PAD] == 0).all()
+    assert (model.token_embedding.weight.grad[PAD] == 0).all()
 
 
 # --- R9 and the reward model ---
 
 
 def test_r9_normalization_centers_scales_keeps_the_order_and_starts_anew(model, monkeypatch):
-    reward, samples = rlhf.RewardModel(model), (random_queries(200), random_words(200, 9))
+    reward, samples = rlhf.RewardModel(model), (random_prompts(200), random_tokens(200, 9))
     before = rlhf.score_texts(reward, *samples)
     expected = (before - before.mean()) / before.std(correction=0)
     for _ in range(2):
         rlhf.normalize_reward_model(reward, *samples)
         torch.testing.assert_close(rlhf.score_texts(reward, *samples), expected)
     monkeypatch.setattr(rlhf, "score_texts", lambda *args: torch.full((8,), 0.5))
-    with pytest.raises(ValueError, match="score the same"):
+    with pytest.raises(rlhf.UsageError, match="the same score"):
         rlhf.normalize_reward_model(reward, *samples)
 
 
@@ -243,7 +238,7 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
     assert [step.lr for step in steps] == pytest.approx([2e-3 * (1 - i / 4) for i in range(4)])
     # It is normalized, makes four steps (60 pairs by 32, twice), is normalized and measured.
     assert [call[3].requires_grad for call in calls] == [False, *[True] * 4, *[False] * 4]
-    assert torch.equal(calls[5][1], preferences.sample_queries)
+    assert torch.equal(calls[5][1], preferences.sample_prompts)
 
     learned = [call[1:] for call in calls[1:5]]
     good, bad = learned[0][2].chunk(2)  # the loss is that of Bradley and Terry
@@ -251,7 +246,7 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
     assert logged[0][2]["losses/loss"] == pytest.approx(loss, rel=1e-5)
     seen = [torch.cat(call[:2], 1).chunk(2) for call in learned]
     for which, answers in enumerate((preferences.chosen, preferences.rejected)):
-        texts = torch.cat([preferences.queries, answers], 1)[:60].tolist()
+        texts = torch.cat([preferences.prompts, answers], 1)[:60].tolist()
         order = torch.cat([minibatch[which] for minibatch in seen]).tolist()
         assert sorted(order[:60]) == sorted(order[60:]) == sorted(texts)
         assert order[:60] != order[60:] and order[:60] != texts
@@ -259,7 +254,7 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
 
     good, bad = (rlhf.score_texts(model, preferences[0][60:], x[60:]) for x in preferences[1:3])
     assert quality["accuracy"] == pytest.approx((good > bad).float().mean().item())
-    scores = rlhf.score_texts(model, preferences.sample_queries, preferences.samples)
+    scores = rlhf.score_texts(model, preferences.sample_prompts, preferences.samples)
     correlation = torch.corrcoef(torch.stack([scores, preferences.sample_gold]))[0, 1].item()
     assert quality["correlation"] == pytest.approx(correlation, abs=1e-5)
 
@@ -269,9 +264,9 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
 
 def test_r14_truncation_after_the_first_stop_that_counts():
     responses = torch.full((4, 24), 7)
-    responses[0, 10] = responses[1, 16] = responses[2, 10] = responses[2, 20] = STOP
-    kept, stopped = rlhf.truncate_responses(responses, STOP, 16)
-    assert stopped.tolist() == [False, True, True, False]
+    responses[0, 10] = responses[1, 16] = responses[2, 10] = responses[2, 20] = EOS
+    kept, ended = rlhf.truncate_responses(responses, EOS, 16)
+    assert ended.tolist() == [False, True, True, False]
     for row, length in enumerate((24, 17, 21, 24)):
         assert torch.equal(kept[row, :length], responses[row, :length])
         assert (kept[row, length:] == PAD).all()
@@ -279,20 +274,18 @@ def test_r14_truncation_after_the_first_stop_that_counts():
 
 def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_later(judges):
     rollout, _ = collect(judges)
-    assert rollout.queries.shape == (32, 6) and rollout.responses.shape == (32, 18)
-    assert len({tuple(x) for x in rollout.queries.tolist()}) > 10
+    assert rollout.prompts.shape == (32, 6) and rollout.responses.shape == (32, 18)
+    assert len({tuple(x) for x in rollout.prompts.tolist()}) > 10
     assert torch.equal(rollout.mask, rollout.responses != PAD)
     lengths = rollout.mask.sum(1)
     ends = rollout.responses.gather(1, lengths[:, None] - 1).squeeze(1)
-    assert ((ends == STOP) | (lengths == 18)).all() and (lengths < 18).any()
-    assert torch.equal(rollout.last.int().argmax(1), lengths - 1)
-    assert (rollout.last.sum(1) == 1).all()
+    assert ((ends == EOS) | (lengths == 18)).all() and (lengths < 18).any()
     cold = rlhf.Agent(judges.reference.policy, 1e-4)
-    cold, _ = collect(judges._replace(reference=cold))  # answers to the same query are the same
-    texts = {tuple(x) for x in torch.cat([cold.queries, cold.responses], 1).tolist()}
-    assert len(texts) == len({tuple(x) for x in cold.queries.tolist()})
-    whole, _ = collect(judges, mask_after_stop=False)
-    assert whole.mask.all() and whole.last[:, -1].all() and (whole.responses != PAD).all()
+    cold, _ = collect(judges._replace(reference=cold))  # answers to the same prompt are the same
+    texts = {tuple(x) for x in torch.cat([cold.prompts, cold.responses], 1).tolist()}
+    assert len(texts) == len({tuple(x) for x in cold.prompts.tolist()})
+    whole, _ = collect(judges, mask_after_eos=False)
+    assert whole.mask.all() and (whole.responses != PAD).all()
     assert torch.equal(whole.responses[rollout.mask], rollout.responses[rollout.mask])
     assert torch.equal(whole.rewards.sum(1), rollout.rewards.sum(1))  # the judge sees no junk
 
@@ -300,21 +293,21 @@ def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_
 def test_texts_are_described_and_gold_is_in_standard_deviations_of_sft_samples(finished, judges):
     rows = ["wow , the bed was bad .", "wow wow wow wow", "wow wow wow wow", "the the . the ."]
     responses = rlhf.pad_rows([[TOKEN[w] for w in row.split()] for row in rows], 8)
-    gold = judges.task.gold(random_queries(4), responses)
+    gold = judges.task.gold(random_prompts(4), responses)
     expected = {
         "text/length": (7 + 4 + 4 + 5) / 4,
-        "text/stop_rate": 0.5,
+        "text/eos_rate": 0.5,
         "text/repetition": (0 + 0.75 + 0.75 + 0.6) / 4,
         "text/unique": 0.75,
         "objective/gold": gold.mean().item(),
     }
-    found = rlhf.describe(judges.task, random_queries(4), responses)
+    found = rlhf.describe(judges.task, random_prompts(4), responses)
     assert found == pytest.approx(expected, abs=1e-5)
     raw, scale = judges.task._replace(sample_gold=None), finished.preferences.sample_gold
-    standardized = (raw.gold(random_queries(4), responses) - scale.mean()) / scale.std(correction=0)
+    standardized = (raw.gold(random_prompts(4), responses) - scale.mean()) / scale.std(correction=0)
     torch.testing.assert_close(gold, standardized)
     # A policy that has diverged writes nothing.
-    empty = rlhf.describe(raw, random_queries(4), torch.full((4, 18), PAD))
+    empty = rlhf.describe(raw, random_prompts(4), torch.full((4, 18), PAD))
     assert empty["text/length"] == 0 and empty["text/repetition"] == 1
 
 
@@ -358,7 +351,7 @@ def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, sett
             advantages.append(sum(decay**k * delta for k, delta in enumerate(deltas[t:])))
     advantages = torch.stack(advantages)
     returns, white = advantages + values, rlhf.whiten(advantages, "zero")
-    words, new_values = agent.get_logprobs_and_values(rollout.queries, rollout.responses)
+    words, new_values = agent.get_logprobs_and_values(rollout.prompts, rollout.responses)
     logratio = words.gather(2, rollout.responses[..., None]).squeeze(2) - rollout.logprobs
     logratio, new_values, ratio = logratio[mask], new_values[mask], logratio[mask].exp()
     clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
@@ -421,15 +414,6 @@ def test_r20_beta_moves_in_proportion_to_the_clipped_error(kl, expected):
     assert rlhf.proportional_kl_coef(0.15, kl, 6.0, 512, 10_000) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("mode", "kl"), [("adaptive", 40.0), ("none", 40.0), ("adaptive", 6.0)])
-def test_a_kl_that_is_to_be_expected_is_no_warning(capsys, mode, kl):
-    """Without a penalty a high one is."""
-    updates = [{"check/update": 0.2, "objective/kl_exact": x} for x in (1.0, kl)]
-    rlhf.warn_of("x", mode, updates)
-    warned = "Warning: x: objective/kl_exact is 40. Raise --kl-coef" in capsys.readouterr().out
-    assert warned == (mode == "adaptive" and kl == 40.0)
-
-
 # --- Evaluation ---
 
 
@@ -438,8 +422,8 @@ def test_every_policy_answers_the_same_queries_and_its_kl_is_exact(judges):
     found = [rlhf.evaluate(small_args(), x, judges) for x in (judges.reference, other, other)]
     for metrics, texts in found:
         assert metrics["objective/kl"] == metrics["objective/kl_exact"] and len(texts) == 5
-    queries = [[text.partition(":")[0] for text in texts] for _, texts in found]
-    assert queries[0] == queries[1] and found[0][1] != found[1][1] and found[1] == found[2]
+    prompts = [[text.partition(":")[0] for text in texts] for _, texts in found]
+    assert prompts[0] == prompts[1] and found[0][1] != found[1][1] and found[1] == found[2]
     assert abs(found[0][0]["objective/kl"]) < 1e-5 and found[1][0]["objective/kl"] > 0.1
 
 
@@ -453,129 +437,3 @@ def test_best_of_n_takes_the_best_of_each_group(judges):
     assert not any("text/unique" in row for row in results.values())
     # The means of the largest of 1, 4 and 16 normal numbers are 0, 1.03 and 1.77.
     assert abs(proxy[0]) < 0.3 and 0.6 < proxy[1] < 1.4 and 1.2 < proxy[2] < 2.6
-
-
-# --- Whole runs ---
-
-
-def same(first: dict, second: dict) -> bool:
-    """Whether two runs have the same weights, results and metrics (but the timing)."""
-    timing = {"charts/tokens_per_second_update": 0.0}
-    rows = [[x | timing for y in run["updates"].values() for x in y] for run in (first, second)]
-    equal = same_weights(first["agent"], second["agent"]) and rows[0] == rows[1]
-    return equal and first["results"] == second["results"]
-
-
-@pytest.fixture
-def copied(finished):
-    """The finished run, and a copy of its folder as runs/run."""
-    shutil.copytree(finished.folder, "runs/run")
-    return finished.run
-
-
-@pytest.mark.parametrize("stage", ["sft", "preferences", "reward_model", "ppo-adaptive-6"])
-def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(finished, monkeypatch, stage):
-    """Killed in its first stage it is made anew: same seed, same run."""
-    save = rlhf.save_checkpoint
-
-    def interrupt(folder, args, state):
-        if folder.name == stage:
-            raise KeyboardInterrupt
-        save(folder, args, state)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rlhf, "save_checkpoint", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            rlhf.train(small_args())
-    assert same(finished.run, rlhf.train(small_args(resume="runs/run")))
-    steps = [step for step, _ in curves("runs/run/reward_model")["losses/loss"]]
-    assert steps == [1, 2, 3, 4]
-
-
-def test_what_is_in_the_folder_is_taken_and_what_is_missing_is_made(copied, capsys, monkeypatch):
-    saved = record(monkeypatch, rlhf, "save_checkpoint")
-
-    def resume(*expected, **changes):
-        saved.clear()
-        run = rlhf.train(small_args(resume="runs/run", **changes))
-        assert [folder.name for folder, *_ in saved] == list(expected)
-        return run
-
-    assert same(copied, resume())
-    assert capsys.readouterr().out.count("taken from runs/run") == 5
-    fixed = {"kl_mode": "fixed", "kl_coef": 0.1}
-    reused, fresh = resume("ppo-fixed-0.1", **fixed), rlhf.train(small_args(run_name="x", **fixed))
-    assert same(reused, fresh)
-    assert small_args(reward="gold", **fixed).ppo_run == "ppo-gold-fixed-0.1"
-
-
-# --- Your own texts and labels ---
-
-
-@pytest.fixture
-def labels() -> str:
-    """A file of 21 comparisons."""
-    pairs = []
-    for name in ("Ann", "Bob", "Cy Lee", "Di", "Ed", "Flo", "Gus"):
-        for color in ("red", "blue", "green"):
-            pair = {"prompt": f"How is the {color} house, {name}?"}
-            pair |= {"chosen": f"{color.title()} is fine."}
-            pairs.append(pair | {"rejected": f"The {color} house is bad, very bad."})
-    Path("p.jsonl").write_text("\n".join(map(json.dumps, pairs)) + "\n")
-    return "p.jsonl"
-
-
-def test_own_texts_and_labels_run_without_gold(labels, capsys):
-    run = rlhf.train(small_args(preferences=labels, kl_mode="none"))
-    assert "objective/gold" not in run["results"]["sft"] and list(run["quality"]) == ["accuracy"]
-    assert not any("gold" in name for row in run["updates"]["ppo-none"] for name in row)
-    table = capsys.readouterr().out
-    assert "proxy" in table and "gold" not in table.lower() and "house" in table
-    rlhf.train(small_args(preferences=labels, kl_mode="none", resume="runs/run"))
-    assert capsys.readouterr().out.count("taken from") == 4
-    texts = Path(labels).read_text()
-    changes = (("not good", "of another script"), ("very very", "when the run began"))
-    for words, message in changes:  # the second one leaves the vocabulary as it was
-        Path(labels).write_text(texts.replace("very bad", words))
-        with pytest.raises(rlhf.UsageError, match=message):
-            rlhf.train(small_args(preferences=labels, kl_mode="none", resume="runs/run"))
-
-
-def test_own_vocabulary_lengths_and_held_out_pairs(labels):
-    task = rlhf.own_task(small_args(preferences=labels))
-    queries, chosen, rejected = task.labels
-    assert {"house", "ann", "?", ".", "<stop>"} <= set(task.words)
-    assert queries.shape == (21, 1 + 9)  # <bos> how is the green house , cy lee ?
-    assert chosen.shape == rejected.shape == (21, task.response_length) == (21, 10)
-    assert (queries[:, 0] == BOS).all() and len(task.queries) == 21
-    for answers, words in ((chosen, {"fine"}), (rejected, {"bad", "very"})):
-        assert ((answers == task.stop).sum(1) == 1).all()
-        assert all(words <= set(task.split_words(row)) for row in answers)
-    assert len(task.documents) == 18  # 21 pairs, 3 held out: the SFT's are the others
-    assert any("gus" in task.split_words(x) for x in task.documents)  # the last three of the file
-    for document, query, answer in zip(task.documents, queries, chosen, strict=False):
-        assert task.split_words(document) == task.split_words(query) + task.split_words(answer)
-
-
-def test_labels_as_other_programs_write_them_and_a_prompt_that_is_long():
-    """With an id per pair, a byte-order mark, and a line separator within a text."""
-    pair = {"id": 1, "prompt": "p " * 3 * rlhf.LONGEST, "chosen": "a\u2028c", "rejected": "b"}
-    lines = "\r\n".join([json.dumps(pair, ensure_ascii=False)] * 14)
-    Path("p.jsonl").write_text("\ufeff" + lines, "utf-8")
-    task = rlhf.own_task(small_args(preferences="p.jsonl"))
-    assert task.words[3:] == ["a", "b", "c", "p"]
-    assert task.split_words(task.documents[0])[-4:] == ["p", "a", "c", "<stop>"]
-    assert task.documents.shape[1] == rlhf.LONGEST + 3
-
-
-def test_a_resumed_run_has_its_own_settings(copied, monkeypatch, cli):
-    def interrupted(args):
-        expected = {"resume": "runs/run", "run_name": "run", "track": True}
-        assert args == small_args(**expected)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rlhf, "train", interrupted)
-    code, output, _ = cli("--resume runs/run --track")
-    assert code == 130 and "--resume runs/run goes on after the last stage" in output
-    code, output, _ = cli("--details --target-kl 3")
-    assert code == 0 and "kl_mode=adaptive, target_kl=3.0" in output
