@@ -174,13 +174,15 @@ def judge(log: Log) -> list[dict[str, Any]]:
         row = {"metric": limit.metric, "median": values.median(), "band": band(limit)}
         row |= {"now": values.dropna()[-RECENT:].median(), "bad": log.updates["global_step"][bad]}
         low, high = limit.usual
-        odd, judged = not low <= row["median"] <= high, values.count() >= limit.patience
-        row["verdict"] = ("unusual" if odd else "healthy") if judged else ""
-        value = row["median"] if odd else None
+        row["verdict"], value = "", row["median"]
+        if values.count() >= limit.patience:
+            row["verdict"] = "healthy" if low <= value <= high else "unusual"
+        if not limit.only and row["verdict"] and not limit.low <= row["now"] <= limit.high:
+            row["verdict"], value = "unusual", row["now"]
         if bad.any():
             first, value = row["bad"].iloc[0], values[bad].median()
             row["verdict"] = f"unhealthy {'since' if bad[-1] else 'at'} {first:,.0f}"
-        cause = next((x for x in limit.advice if value is not None and value <= x.up_to), None)
+        cause = next(x for x in limit.advice if value <= x.up_to)
         rows.append(row | {"advice": cause if row["verdict"] not in ("", "healthy") else None})
     return rows
 

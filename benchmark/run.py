@@ -161,9 +161,9 @@ def start(
 
 
 def last_line(folder: Path) -> str:
-    """What a process that was started there has said last."""
+    """What a process that was started there has said last, after its progress bar if it has one."""
     *_, last = ["no word", *(folder / "output.txt").read_text().strip().splitlines()]
-    return last
+    return re.sub(r".*\d+/\d+ \[.*?\]", "", last).strip() or last
 
 
 # --- Making runs ---
