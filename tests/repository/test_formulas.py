@@ -245,13 +245,13 @@ def test_grpo():
         "advantage relative to the group's mean", {r"S_i": scores, "S_j": scores, "G": 6}
     )
     symbols = {r"\hat A_i": mean, r"S_1, \dots, S_G": scores[0]}
-    own = computed("division by the group's spread", symbols)
-    assert torch.allclose(own.flatten(), grpo.group_advantages(scores.flatten(), 6, True))
+    own = computed("division by the spread", symbols)
+    assert torch.allclose(own.flatten(), grpo.group_advantages(scores.flatten(), 6, "group"))
     mask = torch.tensor([[True, True, False], [True, False, False]])
-    for divisor, size in {"longest": 3 * torch.ones(3), "own": torch.tensor([2, 2, 1])}.items():
+    for divisor, size in {"constant": 3 * torch.ones(3), "sequence": torch.tensor([2, 2, 1])}.items():
         symbols = {"B": 2, "d_t": size, r"|y_i|": torch.tensor([2.0, 1.0])}
-        own = computed("length divisor", symbols)
-        assert torch.allclose(own, grpo.word_weights(mask, divisor))
+        own = computed("length normalization", symbols)
+        assert torch.allclose(own, grpo.token_weights(mask, divisor))
 
 
 def test_the_weighted_losses_of_grpo():
@@ -262,7 +262,7 @@ def test_the_weighted_losses_of_grpo():
     symbols = {"L": 1.0, r"\beta": 0.1, r"\omega_t": weights, "q_t": LOGRATIO.exp()}
     k3 = LOGRATIO.exp() - 1 - LOGRATIO
     expected = 1.0 + 0.1 * (weights * k3).mean()
-    own = computed("KL penalty in the loss, by k3", symbols)
+    own = computed("KL penalty in the loss", symbols)
     assert own.item() == pytest.approx(expected.item())
 
 
