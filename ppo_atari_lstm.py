@@ -479,7 +479,8 @@ def ppo_update(
     """Take an Adam step on the games `mb` (B,) of the batch (T, N, ...), and return the metrics."""
     # Detail 35/37: sequential minibatches (num_minibatches) [ppo2/ppo2.py L167-180]
     # The LSTM learns along time, so a minibatch has all steps of some games, in their order.
-    loss, metrics = ppo_loss(agent, [x[:, mb] for x in batch], args)
+    minibatch = [x[:, mb] for x in batch]
+    loss, metrics = ppo_loss(agent, minibatch, args)
     adam.zero_grad()
     loss.backward()
     # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]

@@ -533,7 +533,11 @@ def make_envs(
     make = env_factory or (lambda: gym.make(args.env_id, disable_env_checker=True, **options))
     envs = []
     for _ in range(count):
-        envs.append(make())
+        try:
+            envs.append(make())
+        except (TypeError, gym.error.Error) as error:  # no such name, or render_mode, or no Env
+            hint = "Atari games are played by ppo_atari.py"
+            raise UsageError(f"Cannot make the environment: {error} ({hint}.)") from error
         resources.callback(envs[-1].close)
     obs = envs[0].observation_space
     if not obs.is_np_flattenable:
@@ -665,7 +669,7 @@ class RunningMeanStd:
     """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
 
     def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
-        self.mean, self.var, self.count = np.array(mean), np.array(var), count
+        self.mean, self.var, self.count = np.asarray(mean), np.asarray(var), count
 
     def update(self, x: np.ndarray) -> None:
         """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""

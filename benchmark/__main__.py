@@ -18,11 +18,11 @@ from benchmark.definitions import Folders, select
 from benchmark.provenance import BenchmarkError, commit_named
 from benchmark.report import pages
 from benchmark.run import run_suite
-from benchmark.suites import CONTESTS, SUITES
+from benchmark.suites import MEASUREMENTS, SUITES
 
 app = tyro.extras.SubcommandApp()
 Name = Literal[tuple(SUITES)]
-Contest = Literal[tuple(CONTESTS)]
+Measurement = Literal[tuple(MEASUREMENTS)]
 Place = Annotated[Folders, tyro.conf.arg(name="")]  # --results and --runs
 HERE = Folders()
 
@@ -113,7 +113,7 @@ def compare(
         output: where the curves are drawn
     """
     from benchmark import compare as command
-    from benchmark import plots
+    from benchmark.report import plots
 
     groups, notes = command.comparable(command.groups_of(runs, folders))
     print("\n".join([*notes, "", command.table(groups), command.verdict(groups)]))
@@ -128,7 +128,8 @@ def check(run: Positional[str]) -> None:
         run: its folder, or a folder with a TensorBoard log of CleanRL or Stable-Baselines3
     """
     from benchmark import check as command
-    from benchmark import logs, plots
+    from benchmark import logs
+    from benchmark.report import plots
 
     for log in logs.find(run):
         print(command.report(log))
@@ -146,7 +147,7 @@ def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
 
 @app.command
 def report(folders: Place = HERE) -> None:
-    """Rewrite the generated blocks of README, DETAILS, DEBUGGING and benchmark/README."""
+    """Rewrite the generated blocks of all pages."""
     for page in pages.write(folders):
         print(f"{page} rewritten")
 
@@ -154,7 +155,7 @@ def report(folders: Place = HERE) -> None:
 @app.command
 def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
     """Draw the figures of a suite, or those of all suites that have results."""
-    from benchmark import plots  # matplotlib takes a quarter of a second to load
+    from benchmark.report import plots  # matplotlib takes a quarter of a second to load
 
     for entry in [SUITES[suite]] if suite else SUITES.values():
         if suite or results.done(entry.name, folders):
@@ -172,13 +173,17 @@ def site(folders: Place = HERE) -> None:
 
 @app.command(name="throughput")
 def measure(
-    contests: Positional[tuple[Contest, ...]] = (), repetitions: int = 3, folders: Place = HERE
+    measurements: Positional[tuple[Measurement, ...]] = (),
+    repetitions: int = 3,
+    folders: Place = HERE,
 ) -> None:
-    """Measure steps per second of our scripts beside their peers, in some contests or in all.
+    """Measure steps per second of our scripts and of Stable-Baselines3.
 
-    Without names, those of the processor, or of the GPU where there is one.
+    Args:
+        measurements: by default those of the processor, or of the GPU if there is one
+        repetitions: of each measurement
     """
-    throughput.measure_all(contests, repetitions, folders)
+    throughput.measure_all(measurements, repetitions, folders)
 
 
 def for_script(arguments: list[str]) -> list[str]:

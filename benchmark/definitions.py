@@ -1,4 +1,4 @@
-"""What a suite, its runs, a contest and a script's row consist of; `suites.py` fills them in."""
+"""What a suite, its runs, a measurement and a script's row consist of; `suites/` has them."""
 
 import dataclasses
 import fnmatch
@@ -50,7 +50,7 @@ class Suite:
     figures: tuple[str, ...] = ()  # see plots.FIGURES
     total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
     checkpoint: str = "checkpoint.pt"  # in the script's run folder: what it can continue from
-    evaluated: bool = False  # a finished run is played by `walk.py`
+    evaluated: bool = False  # a finished run is played by `evaluate.py`
     baseline: Name | None = None  # what the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
     points: int | None = POINTS  # of a stored curve; None: one for each iteration
@@ -151,7 +151,7 @@ def select(
 
 
 @dataclasses.dataclass(frozen=True)
-class Contender:
+class Entry:
     """A script of this repository with flags, which leaves a checkpoint with its updates."""
 
     name: str
@@ -169,12 +169,12 @@ class Contender:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contest:
-    """Contenders with equal work; the others are compared with the last one."""
+class Measurement:
+    """Entries with equal work; the others are compared with the last one."""
 
     title: str
-    contenders: tuple[Contender, ...]
-    threads: int = 1  # of every contender
+    entries: tuple[Entry, ...]
+    threads: int = 1  # of every entry
     gpu: bool = False  # needs one
 
 

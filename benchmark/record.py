@@ -39,8 +39,13 @@ STAGE_METRICS = {
     "objective/kl_exact": "kl_exact",
     "objective/score_std": "score_std",
     "text/repetition": "repetition",
+    "reward": "reward",
+    "kl": "kl",
+    "groups_without_spread": "without_spread",
 }
-NOT_SETTINGS = {"run_name", "output_dir", "resume"}  # of the place, not of the algorithm
+# Settings that tables and figures show; all others follow from the commit and the flags.
+SHOWN_SETTINGS = ("total_timesteps", "kl_mode", "target_kl", "penalty_kl")
+STAGE_SCORES = ("objective/gold", "pass@1")  # what scores a model: the first of these that it has
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -60,8 +65,8 @@ def episodes_of(saved: dict[str, Any]) -> pd.DataFrame:
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that decide the result; null is off, since JSON has no infinity."""
-    return {k: None if v == math.inf else v for k, v in settings.items() if k not in NOT_SETTINGS}
+    """Settings that are kept with a result; null is off, since JSON has no infinity."""
+    return {k: None if v == math.inf else v for k, v in settings.items() if k in SHOWN_SETTINGS}
 
 
 def summarize_steps(
@@ -93,7 +98,8 @@ def thin(
 ) -> pd.DataFrame:
     """Average episodes and updates, which have a global_step, over `points` equal stretches.
 
-    Without `points` each iteration is a stretch.
+    Without `points` each iteration is a stretch. The first update always ends a stretch of its own:
+    some mistakes show in it.
 
     Returns:
         A row per stretch that has any data: its end as step, the number of episodes that ended in
@@ -101,6 +107,7 @@ def thin(
     """
     even = np.arange(1, (points or 0) + 1) * total_steps / (points or 1)
     ends = even if points else updates["global_step"].to_numpy()
+    ends = np.union1d(ends, pd.DataFrame(updates)["global_step"][:1])
 
     def by_stretch(log: pd.DataFrame, columns: dict[str, str]) -> Any:
         table = pd.DataFrame(log, columns=["global_step", *columns], dtype=float)
@@ -131,11 +138,12 @@ def summarize_stages(
         for step, update in list(enumerate(updates, start=1))[::every]:
             known = {y: update[x] for x, y in STAGE_METRICS.items() if x in update}
             rows.append({"stage": stage, "step": step} | known)
+    scored = report["results"][trained[0]]
     facts = {
         "seconds": seconds and round(seconds, 1),
         "hours": seconds and round(seconds / 3600, 6),
-        "score": report["results"][trained[0]]["objective/gold"],
-        "judged": trained[0],
+        "score": next(scored[x] for x in STAGE_SCORES if x in scored),
+        "scored_model": trained[0],
         "reward_model": report["quality"],
         "models": report["results"],
         "settings": plain(report["args"]),
@@ -143,7 +151,7 @@ def summarize_stages(
     return facts, pd.DataFrame(rows)
 
 
-def summarize_walk(log: Path) -> dict[str, list[float]]:
-    """Returns, lengths and mean speeds, in m/s, of the episodes that `walk.py` has played."""
-    found, digits = json.loads((log / "walk.json").read_text()), {"returns": 3}
+def summarize_evaluation(log: Path) -> dict[str, list[float]]:
+    """Returns, lengths and mean speeds, in m/s, of the episodes that `evaluate.py` has played."""
+    found, digits = json.loads((log / "evaluation.json").read_text()), {"returns": 3}
     return {name: [round(x, digits.get(name, 4)) for x in own] for name, own in found.items()}

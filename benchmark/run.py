@@ -24,7 +24,7 @@ from benchmark.definitions import Folders, Run, Suite, Variant
 from benchmark.provenance import ROOT, BenchmarkError, git, machine, source_at, text_on_disk
 from benchmark.results import lock, write_text
 
-WALK = Path(__file__).resolve().parent / "walk.py"
+EVALUATE = Path(__file__).resolve().parent / "evaluate.py"
 # One thread per process: a second one gains nothing on networks of this size and, being shared
 # between runs, would make their times depend on each other.
 THREADS = [f"{x}_NUM_THREADS" for x in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM")]
@@ -108,14 +108,15 @@ def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
 
 
 def nearest(text: str, old: str) -> str:
-    """Where a script comes closest to a text that it lacks, for a message."""
-    lines = text.splitlines()
+    """The line of a script that has most of a text that it lacks, for a message."""
     first = max(old.splitlines(), key=len).strip()
-    close = difflib.get_close_matches(first, [x.strip() for x in lines], n=1, cutoff=0.3)
-    if first in text or not close:
-        return ""
-    number = next(i for i, x in enumerate(lines, 1) if x.strip() == close[0])
-    return f"The closest line is {number}: {close[0]}\n"
+
+    def shared(line: str) -> int:
+        blocks = difflib.SequenceMatcher(None, first, line, autojunk=False).get_matching_blocks()
+        return sum(x.size for x in blocks if x.size > 3)
+
+    number, line = max(enumerate(text.splitlines(), 1), key=lambda x: shared(x[1]))
+    return f"The closest line is {number}: {line.strip()}\n" if shared(line) else ""
 
 
 def source(variant: Variant, commit: str | None) -> str:
@@ -225,7 +226,7 @@ def make_one(run: Run, commit: str | None) -> Generator[subprocess.Popen, struct
     words, how = [str(run.folder / file), *flags], {"place": run.place, **run.variables}
     usage = yield start(run.folder, words, imports, **how)
     if suite.evaluated:  # -P: not beside our `statistics`
-        yield start(run.folder, ["-P", str(WALK), file], imports, **how)
+        yield start(run.folder, ["-P", str(EVALUATE), file], imports, **how)
 
     if (run.log / "checkpoint.pt").exists():
         facts, curve = record.summarize_steps(run.log, suite.total_timesteps, suite.points)
@@ -233,7 +234,7 @@ def make_one(run: Run, commit: str | None) -> Generator[subprocess.Popen, struct
         seconds = None if begun else usage.ru_utime + usage.ru_stime
         facts, curve = record.summarize_stages(run.log, seconds, suite.points)
     if suite.evaluated:
-        facts["walk"] = record.summarize_walk(run.log)
+        facts["evaluation"] = record.summarize_evaluation(run.log)
     about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
     about |= {"flags": " ".join(run.flags)} | run.origin(commit)
     about["peak_mib"] = usage.ru_maxrss // 1024  # Linux counts KiB

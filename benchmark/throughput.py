@@ -1,8 +1,8 @@
-"""Steps per second of our scripts against their peers, measured side by side.
+"""Steps per second of our scripts and of Stable-Baselines3, measured side by side.
 
-The contenders of a contest run one after the other, in turns (A B A B ...), each time as a new
+The entries of a measurement run one after the other, in turns (A B A B ...), each time as a new
 process with an empty compiler cache, on the same environment with the same settings and threads.
-The rate is that of all iterations but the first, by the checkpoint that a contender leaves;
+The rate is that of all iterations but the first, by the checkpoint that an entry leaves;
 start-up (imports, environment, compiling) stands beside it. Only the ratios mean something on other
 machines. Our scripts are those of the last commit. A line of results/throughput.jsonl is a run.
 """
@@ -16,32 +16,32 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmark.definitions import Contender, Contest, Folders
+from benchmark.definitions import Entry, Folders, Measurement
 from benchmark.provenance import ROOT, BenchmarkError, commit_named, machine, source_at
 from benchmark.record import read_checkpoint
 from benchmark.results import lines_of, write_lines
 from benchmark.run import last_line, start
-from benchmark.suites import CONTESTS
+from benchmark.suites import MEASUREMENTS
 
 
 def rates(updates: list[dict[str, float]], seconds: float) -> dict[str, float]:
-    """Rate of all iterations but the first; start-up is what a contender took beyond its steps."""
+    """Rate of all iterations but the first; start-up is what an entry took beyond its steps."""
     steps = np.diff([0, *(x["global_step"] for x in updates)])
     spent = steps / [x["charts/SPS"] for x in updates]
     rate = steps[1:].sum() / spent[1:].sum()
     return {"steps_per_second": rate, "start_seconds": max(0.0, seconds - steps.sum() / rate)}
 
 
-def measure(contender: Contender, commit: str, contest: Contest) -> dict[str, float]:
-    """Rate, start-up and memory of a contender; a BenchmarkError if it fails."""
+def measure(entry: Entry, commit: str, measurement: Measurement) -> dict[str, float]:
+    """Rate, start-up and memory of an entry; a BenchmarkError if it fails."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        folder, file = Path(name), Path(contender.file).name
-        (folder / file).write_text(source_at(commit, contender.file))
-        words = [file, *contender.arguments, "--run-name", "run"]
-        gpu, cache = "0" if contest.gpu else "", f"{folder}/cache"
+        folder, file = Path(name), Path(entry.file).name
+        (folder / file).write_text(source_at(commit, entry.file))
+        words = [file, *entry.arguments, "--run-name", "run"]
+        gpu, cache = "0" if measurement.gpu else "", f"{folder}/cache"
         variables = {"CUDA_VISIBLE_DEVICES": gpu, "TORCHINDUCTOR_CACHE_DIR": cache}
         begin = time.time()
-        process = start(folder, words, ROOT, contest.threads, **variables)
+        process = start(folder, words, ROOT, measurement.threads, **variables)
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
@@ -50,35 +50,37 @@ def measure(contender: Contender, commit: str, contest: Contest) -> dict[str, fl
             raise
         seconds, process.returncode = time.time() - begin, os.waitstatus_to_exitcode(status)
         if process.returncode:
-            raise BenchmarkError(f"{contender.name} failed: {last_line(folder)}")
+            raise BenchmarkError(f"{entry.name} failed: {last_line(folder)}")
         found = rates(read_checkpoint(folder / "runs/run/checkpoint.pt")["updates"], seconds)
     return {**found, "peak_mib": usage.ru_maxrss / 1024}  # Linux counts KiB
 
 
 def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
-    """Measure contests, each of which takes the place of its last measurement once it is complete.
+    """Make measurements, each of which replaces its last results once it is complete.
 
     Raises:
-        BenchmarkError: nothing is to be repeated, there is no GPU, or a contender failed.
+        BenchmarkError: nothing is to be repeated, there is no GPU, or an entry failed.
     """
     if repetitions < 1:
         raise BenchmarkError("--repetitions must be positive.")
     gpu = torch.cuda.is_available()
-    names = names or [x for x in CONTESTS if CONTESTS[x].gpu == gpu]
+    names = names or [x for x in MEASUREMENTS if MEASUREMENTS[x].gpu == gpu]
     for name in names:  # before any is measured
-        if CONTESTS[name].gpu and not gpu:
+        if MEASUREMENTS[name].gpu and not gpu:
             raise BenchmarkError(f"{name} needs a GPU and a build of PyTorch for it.")
     path, commit = folders.results / "throughput.jsonl", commit_named("HEAD")
     folders.results.mkdir(parents=True, exist_ok=True)
-    for name, contest in ((x, CONTESTS[x]) for x in names):
-        title = contest.title + (f" ({torch.cuda.get_device_name()})" if contest.gpu else "")
-        about, lines = {"contest": name, "title": title, "commit": commit}, []
-        for turn, contender in itertools.product(range(repetitions), contest.contenders):
-            found = measure(contender, commit, contest)
-            which = {"repetition": turn, "contender": contender.name}
-            which["command"] = " ".join(["python", contender.file, *contender.arguments])
+    for name, measurement in ((x, MEASUREMENTS[x]) for x in names):
+        title = measurement.title + (
+            f" ({torch.cuda.get_device_name()})" if measurement.gpu else ""
+        )
+        about, lines = {"measurement": name, "title": title, "commit": commit}, []
+        for turn, entry in itertools.product(range(repetitions), measurement.entries):
+            found = measure(entry, commit, measurement)
+            which = {"repetition": turn, "entry": entry.name}
+            which["command"] = " ".join(["python", entry.file, *entry.arguments])
             lines.append({**about, **which, **machine(), **found})
             rate = f"{found['steps_per_second']:.0f} steps/s"
-            print(f"{name} {turn + 1}/{repetitions} {contender.name}: {rate}", flush=True)
-        others = [x for x in lines_of(path) if x["contest"] != name]
+            print(f"{name} {turn + 1}/{repetitions} {entry.name}: {rate}", flush=True)
+        others = [x for x in lines_of(path) if x["measurement"] != name]
         write_lines(path, [*others, *lines])

@@ -43,8 +43,8 @@ function short(x) {
 // An empty chart as wide as its place, with axes over the ranges x and y; what is drawn into it
 // beyond them is cut off. Returns scales and functions that draw.
 function chart(svg, { x: [x0, x1], y: [y0, y1], height = 280, xLabel = "", yLabel = "", left = 52,
-  xTicks, xFormat = short, yFormat = short, top = 26 }) {
-  const width = Math.max(svg.clientWidth, 260), right = 14, bottom = xLabel ? 42 : 24;
+  right = 14, xTicks, xFormat = short, yFormat = short, top = 26 }) {
+  const width = Math.max(svg.clientWidth, 260), bottom = xLabel ? 42 : 24;
   svg.replaceChildren();
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.style.height = `${height}px`;
@@ -105,21 +105,48 @@ function drag(svg, moved) {
 
 // What has to be scrolled sideways can be reached with the keyboard.
 function reach() {
-  for (const part of document.querySelectorAll(".code, .doc pre, math, .scroll")) {
+  for (const part of document.querySelectorAll("pre:not(.code), math, .scroll")) {
     if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
     else part.removeAttribute("tabindex");
   }
 }
 
-const wanted = localStorage.getItem("scheme");
-if (wanted) document.documentElement.style.colorScheme = wanted;
+// Light or dark: as chosen here, else as the system. Where storage is blocked, a choice holds for the page.
+function scheme(chosen) {
+  try {
+    if (chosen) localStorage.setItem("scheme", chosen);
+    chosen ??= localStorage.getItem("scheme");
+  } catch {}
+  chosen ??= matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  document.documentElement.dataset.scheme = chosen;
+}
+
+// A note and its lines of code are marked together: pointed at, focused, or named in the address.
+function light(anchors) {
+  for (const node of document.querySelectorAll(".lit")) node.classList.remove("lit");
+  for (const anchor of anchors) {
+    document.getElementById(anchor)?.classList.add("lit");
+    for (const line of document.querySelectorAll(`[data-of~="${anchor}"]`)) line.classList.add("lit");
+  }
+}
+
+function lightUnder(event) {
+  const line = event.target.closest?.("[data-of]"), note = event.target.closest?.(".note");
+  light(line ? line.dataset.of.split(" ") : [note ? note.id : location.hash.slice(1)].filter(Boolean));
+}
+
+scheme();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => scheme());
 addEventListener("resize", reach);
 addEventListener("load", reach);
 addEventListener("DOMContentLoaded", () => {
   document.getElementById("theme").addEventListener("click", () => {
-    const root = document.documentElement;
-    const dark = (root.style.colorScheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
-    root.style.colorScheme = dark === "dark" ? "light" : "dark";
-    localStorage.setItem("scheme", root.style.colorScheme);
+    scheme(document.documentElement.dataset.scheme === "dark" ? "light" : "dark");
   });
+  const open = () => document.getElementById(location.hash.slice(1))?.closest("details")?.setAttribute("open", "");
+  addEventListener("hashchange", open);
+  open();
+  if (!document.querySelector("[data-of]")) return;
+  for (const kind of ["pointerover", "focusin", "hashchange"]) addEventListener(kind, lightUnder);
+  lightUnder({ target: document.body });
 });

@@ -24,7 +24,7 @@ const number = (id) => Number(by(id).value);
 const choice = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
 // Redraw on any input of a figure; the number beside each slider is its value.
 function follow(figure, render) {
-  by(figure).addEventListener("input", render);
+  by(`play-${figure}`).addEventListener("input", render);
   return keep(by(`${figure}-chart`), render);
 }
 
@@ -36,7 +36,7 @@ function drawClip() {
   by("clip-ratio-text").textContent = fixed(ratio);
   by("clip-epsilon-text").textContent = fixed(epsilon);
   const c = chart(by("clip-chart"), { x: [0, 2], y: sign > 0 ? [0, 2] : [-2, 0], height: 320,
-    xLabel: "ratio r = π(a|s) / π_old(a|s)", yLabel: "objective of this sample" });
+    xLabel: "ratio ρ = π(a|s) / π_old(a|s)", yLabel: "objective of this sample" });
   const [low, high] = [c.x(1 - epsilon), c.x(1 + epsilon)];
   c.shape("rect", { class: "shade", x: low, width: high - low, y: 0, height: c.height });
   c.line(grid.map((r) => [r, r * sign]), "dash", "c7");
@@ -57,7 +57,7 @@ function drawClip() {
     text = `Here the minimum matters. A ${good ? "good" : "bad"} action has become ${good ? "less" : "more"} likely, against its advantage; ` +
       `the clipped term alone (orange) is flat, so the way back would be closed. The minimum takes the plain term, and the gradient stays.`;
   }
-  by("clip-say").textContent = `r·A = ${fixed(now.plain)}, clip(r)·A = ${fixed(now.other)}; the smaller counts: ` +
+  by("clip-say").textContent = `ρÂ = ${fixed(now.plain)}, clip(ρ)Â = ${fixed(now.other)}; the smaller counts: ` +
     `${fixed(now.value)}. Gradient ${fixed(now.gradient, 0)}. ${text}`;
   drawClip.at = c.at;
 }
@@ -79,7 +79,7 @@ function drawGae() {
   const { deltas, advantages } = gae(rewards, values, nextValues, done, gamma, lambda);
   const stop = done[END] && from <= END ? END : steps - 1;
   const weights = zeros.map((_, t) => (t < from || t > stop ? 0 : (gamma * lambda) ** (t - from)));
-  const rows = [["rewards (bars), values (dots)", rewards, "c7", [-1.1, 2.2]], ["δ: how much better than expected", deltas, "c1", [-1.1, 1.1]],
+  const rows = [["rewards (bars), values (dots)", rewards, "c7", [-1.1, 2.2]], ["δ: how much better than predicted", deltas, "c1", [-1.1, 1.1]],
     [`weight of each δ in the advantage of step ${from}`, weights, "c2", [0, 1.1]], ["advantages Â", advantages, "c0", [-1.3, 2.2]]];
   rows.forEach(([label, bars, color, y], i) => {
     const most = Math.max(...bars.map(Math.abs)), grow = Math.max(1, most / y[1]);
@@ -99,13 +99,13 @@ function drawGae() {
     if (ending !== "none") c.shape("line", { class: "base", x1: c.x(END + 0.5), x2: c.x(END + 0.5), y1: 0, y2: 140, "stroke-dasharray": "3 3" });
     if (i === 0) drawGae.at = c.at;
   });
-  const terms = weights.map((w, t) => (w > 0.005 ? `${fixed(w)} · ${fixed(deltas[t])}` : "")).filter(Boolean);
+  const terms = weights.map((w, t) => (w > 0.005 ? `${fixed(w)} · ${deltas[t] < 0 ? `(${fixed(deltas[t])})` : fixed(deltas[t])}` : "")).filter(Boolean);
   const end = {
-    none: "The rollout ends after the last step; what follows is stood in for by the value of the next observation.",
-    terminated: `At step ${END} the episode fails: no future, so its δ has no value of a next observation, and the sum stops there.`,
-    limit: `At step ${END} a time limit cuts the episode off: the sum stops there too, but its δ has the value of the final observation (${fixed(final)}, violet), for there was a future.`,
+    none: "The rollout stops after the last step; the value of the next observation stands for everything that follows.",
+    terminated: `At step ${END} the episode fails: nothing follows, so its δ has no value of a next observation, and the sum stops there.`,
+    limit: `At step ${END} a time limit cuts the episode off. The sum stops there too, but δ contains the value of the final observation (${fixed(final)}, violet), because the episode could have gone on.`,
   };
-  by("gae-say").textContent = `Â of step ${from} = ${fixed(advantages[from])} = ${terms.join(" + ")}. ${end[ending]}`;
+  by("gae-say").textContent = `Â of step ${from} = ${fixed(advantages[from])} = ${terms.join(" + ")}. ${from > END && ending !== "none" ? "This step belongs to the next episode." : end[ending]}`;
 }
 
 // --- The frontier of RLHF ---
@@ -123,9 +123,11 @@ function drawFrontier() {
     order.forEach((m) => c.dot(root(m), m[name], color, m === model ? 8 : 4));
   }
   c.shape("line", { class: "base", x1: c.x(root(model)), x2: c.x(root(model)), y1: c.y(model.gold), y2: c.y(model.proxy) });
+  const distance = (m, event) => Math.abs(root(m) - c.at(event));
+  drawFrontier.nearest = (event) => order.reduce((best, m, i) => (distance(m, event) < distance(order[best], event) ? i : best), 0);
   by("rlhf-say").textContent = `${model.beta === null ? "Before PPO" : `PPO with β = ${model.beta}`}: the reward model says ${fixed(model.proxy)}, ` +
     `the truth is ${fixed(model.gold)}, at a KL of ${fixed(model.kl, 1)} nats; ${fixed(100 * model.unique, 0)} % of the reviews are different.`;
-  by("rlhf-reviews").replaceChildren(...model.reviews.map((r) => element("li", {}, element("b", {}, r.query), ` ${r.text} `,
+  by("rlhf-reviews").replaceChildren(...model.reviews.map((r) => element("li", {}, element("b", {}, r.prompt), ` ${r.text} `,
     element("span", { class: "kicker" }, `gold ${fixed(r.gold)}, proxy ${fixed(r.proxy)}`))));
 }
 
@@ -142,6 +144,11 @@ addEventListener("DOMContentLoaded", async () => {
       drawGae();
     });
   }
+  if (!by("play-rlhf")) return; // the first page has only the other two
   await load("play");
   follow("rlhf", drawFrontier);
+  drag(by("rlhf-chart"), (event) => {
+    by("rlhf-beta").value = drawFrontier.nearest(event);
+    drawFrontier();
+  });
 });

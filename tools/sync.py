@@ -17,10 +17,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-# The short script states in its own words what the full ones share.
-SCRIPTS = [x for x in sorted(ROOT.glob("*.py")) if x.stem != "ppo_minimal"]
+# The short scripts state in their own words what the full ones share.
+SHORT = ("ppo_minimal", "grpo_minimal")
+SCRIPTS = [x for x in sorted(ROOT.glob("*.py")) if x.stem not in SHORT]
 # These have the same role but not the same text in each script; a marked copy is one even so.
-MAY_DIFFER = {"Args", "Agent", "make_env", "ppo_loss", "train", "evaluate", "main"}
+MAY_DIFFER = {"Args", "Agent", "make_env", "make_envs", "ppo_loss", "train", "evaluate", "main"}
 MAY_DIFFER |= {"actor", "load_policy", "ppo_update", "load_checkpoint", "Command"}
 MAY_DIFFER |= {"settings_of_run"}  # nothing is compiled in ppo_atari_lstm.py
 MAY_DIFFER |= {"Rollout", "collect"}  # of the RLHF scripts

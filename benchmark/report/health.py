@@ -18,7 +18,6 @@ from benchmark.report import statistics
 from benchmark.report.statistics import Estimate, estimate, matrix
 from benchmark.report.tables import CHANGE, facts, markdown, missing, number, with_interval
 from benchmark.results import Result, by_environment
-from benchmark.suites.bugs import ACTING
 
 EARLY = 100_000  # steps within which a bug is to be warned about
 SEEN_BY = 2  # seeds that must be warned
@@ -51,11 +50,7 @@ def points(result: Result) -> pd.DataFrame:
     """The curve of a run; of RLHF that of its PPO run."""
     curve = result.curve
     if "stage" in curve:
-        return curve[curve["stage"] == result.record["judged"]]
-    if curve.reindex(columns=["check_acting"]).isna().all(axis=None):  # an older run
-        # It was measured by hand: the step is the latest by which it shows.
-        acting = ACTING.get(result.record["variant"], 0.0)
-        return curve.assign(check_acting=acting * (curve["step"] > 0.98 * EARLY))
+        return curve[curve["stage"] == result.record["scored_model"]]
     return curve
 
 
@@ -156,8 +151,8 @@ def cells(suite: Suite, variant: str, environment: str, folders: Folders) -> dic
     row = {f"{environment}: return": number(np.mean(facts(broken, "score"))), "change": ""}
     row[SAID] = f"{count} of {len(broken)}{': ' * bool(text)}{text}"
     row["differs in the first iteration"] = ""
-    if variant != (twin := control(suite, variant)):
-        beside = suite.variants[twin].label.removeprefix("healthy").removeprefix(", ")
+    if variant != (base := control(suite, variant)):
+        beside = suite.variants[base].label.removeprefix("healthy").removeprefix(", ")
         row["change"] = with_interval(change(broken, healthy), CHANGE)
         row["change"] += f" beside {beside}" * bool(beside)
         row["differs in the first iteration"] = first_difference(broken, healthy)

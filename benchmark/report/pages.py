@@ -1,4 +1,4 @@
-"""Generated pages: blocks of README, DEBUGGING and benchmark/README, and the table of DETAILS.
+"""Generated blocks of README, DEBUGGING, DETAILS, benchmark/README and benchmark/pages.
 
 A block begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`; everything between is
 rewritten from committed results and the scripts' tags, everything else is left alone.
@@ -13,13 +13,14 @@ import pandas as pd
 from benchmark import check
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.report import debugging, health, rlhf, tables
+from benchmark.report import debugging, health, rlhf, tables, verifiable
 from benchmark.report.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.results import by_environment, done, how_complete, lines_of
 from benchmark.suites import KINDS, SCRIPTS, SUITES
 from benchmark.tags import tags_of
 
 PAGES = [ROOT / x for x in ("README.md", "benchmark/README.md", "DETAILS.md", "DEBUGGING.md")]
+PAGES += sorted((ROOT / "benchmark/pages").glob("*.md"))
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # By kinds of suites.
 TABLES = {
@@ -29,12 +30,12 @@ TABLES = {
     "variants": tables.variants_table,
     "normalized": tables.normalized_table,
     "effects": tables.effects_table,
-    "multiples": tables.multiples_table,
     "recipe": tables.recipe_table,
     "games": tables.games_table,
-    "walking": tables.walking_table,
+    "each_run": tables.each_run_table,
     "rlhf": rlhf.pipeline_table,
     "models": rlhf.models_table,
+    "sums": verifiable.sums_table,
     "bugs": health.bugs_table,
 }
 
@@ -83,18 +84,18 @@ def spread(values: pd.Series, digits: int = 0) -> str:
     return f"{middle} ({low} to {high})" if low != high else middle
 
 
-def contest_table(rows: pd.DataFrame) -> str:
-    """The contenders of a contest beside the last one."""
+def measurement_table(rows: pd.DataFrame) -> str:
+    """The entries of a measurement beside the last one."""
     about, cells = rows.iloc[0], []
-    *_, peer = names = rows["contender"].unique()
-    rates = rows.pivot(index="repetition", columns="contender", values="steps_per_second")
+    *_, last = names = rows["entry"].unique()
+    rates = rows.pivot(index="repetition", columns="entry", values="steps_per_second")
     for name in names:
-        own = rows[rows["contender"] == name]
+        own = rows[rows["entry"] == name]
         cells.append(
             {
                 "median (range)": name,
                 "steps/s": spread(rates[name]),
-                f"× {peer}": spread(rates[name] / rates[peer], 2),
+                f"× {last}": spread(rates[name] / rates[last], 2),
                 "start-up, s": spread(own["start_seconds"], 1),
                 "memory, MiB": f"{own['peak_mib'].max():.0f}",
             }
@@ -106,10 +107,10 @@ def contest_table(rows: pd.DataFrame) -> str:
 
 
 def throughput_tables(folders: Folders) -> str:
-    """All measured contests."""
+    """All measured measurements."""
     lines = lines_of(folders.results / "throughput.jsonl")
-    contests = pd.DataFrame(lines).groupby("contest", sort=False) if lines else ()
-    return "\n".join(contest_table(rows) for _, rows in contests)
+    measurements = pd.DataFrame(lines).groupby("measurement", sort=False) if lines else ()
+    return "\n".join(measurement_table(rows) for _, rows in measurements)
 
 
 # --- Details ---

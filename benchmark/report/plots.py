@@ -1,6 +1,7 @@
 """Figures of suites: learning curves with bands and a thin line per seed, rows with intervals."""
 
 import functools
+import io
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from benchmark import check
 from benchmark.definitions import POINTS, Folders, Suite
 from benchmark.logs import Log
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.report import health, rlhf, statistics, tables
+from benchmark.report import health, rlhf, statistics, tables, verifiable
 from benchmark.results import Result, by_environment, done, reference, runs_of
 from benchmark.suites import KINDS
+from benchmark.suites.grpo import TRIES
 
 FOLDER = ROOT / "benchmark" / "figures"
 HEALTHY = {x.metric: x.usual for x in check.ENVIRONMENTS[:3]}
@@ -124,7 +126,7 @@ def curves(suite: Suite, folders: Folders, shown: slice = slice(None)) -> Figure
     return figure
 
 
-def rivals(suite: Suite, folders: Folders) -> Figure:
+def baselines(suite: Suite, folders: Folders) -> Figure:
     """The paper's Figure 3: the means of all variants with their intervals, and its readings."""
     figure, panels = panels_of(runs_of(suite, folders, suite.shared), 4)
     for axes, environment, runs in panels:
@@ -143,7 +145,7 @@ def trace(suite: Suite, folders: Folders) -> Figure:
         for result in runs["result"]:
             axes.plot(*result.column("kl_after"), color="C1", linewidth=0.7, label="each seed")
         settings = result.record["settings"]
-        target = settings.get("penalty_kl") or settings["target_kl"]  # in older records
+        target = settings["penalty_kl"]
         axes.axhline(target, color="black", linewidth=0.8, label="target")
         band = {"color": PPO2, "alpha": 0.15, "label": "within a factor 1.5: beta stays"}
         axes.axhspan(target / 1.5, target * 1.5, **band)
@@ -222,7 +224,7 @@ def effects(suite: Suite, folders: Folders) -> Figure:
     known = {variant: label for (_, variant), label in suite.labels.items()}
     others = median_changes(scores).items()
     draw_others(axes, values, {(source, known.get(x)): y for (source, x), y in others})
-    for row, text in enumerate(map(tables.elsewhere(suite).get, values)):
+    for row, text in enumerate(map(tables.literature(suite).get, values)):
         place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
         axes.text(1.02, row, text, **place)
     axes.xaxis.set_major_formatter("{x:+.0%}")
@@ -319,19 +321,46 @@ def frontier(_: Suite, folders: Folders) -> Figure:
     return figure
 
 
+# --- GRPO with a verifiable reward ---
+
+
+def sums(suite: Suite, folders: Folders) -> Figure:
+    """Means over seeds, with intervals: rewards and groups in training, then pass@k held out."""
+    runs, known = runs_of(suite, folders)["result"], verifiable.models(suite, folders)
+    figure, ((rewards, groups, tries),) = new_figure(1, 3, (9.6, 3.2))
+    titles = ("right in training", "groups without spread", "pass@k, held out")
+    for axes, title in zip((rewards, groups, tries), titles):
+        axes.set_title(title)
+    for index, (name, label) in enumerate(verifiable.LABELS.items()):
+        style = {"color": f"C{index - 1}" if index else "k", "label": label, "linewidth": 1.2}
+        columns = ((rewards, "reward"), (groups, "without_spread")) if index else ()
+        for axes, column in columns:
+            curves = np.array([x.column(column, name)[1] for x in runs])
+            smooth = pd.DataFrame(curves.T).rolling(10, min_periods=1).mean()
+            axes.plot(range(1, len(smooth) + 1), smooth.mean(axis=1), **style)
+            axes.set_xlabel("updates (mean of the last ten)")
+        own = known[known["model"] == name][[f"pass@{k}" for k in TRIES]]
+        tries.plot(TRIES, own.mean(), marker=".", **style)
+    tries.set_xscale("log", base=2)
+    tries.set_xticks(TRIES, TRIES)
+    tries.set_xlabel("k responses, of which one must be right")
+    return figure
+
+
 # --- Files ---
 
 # By names in the entries of `suites.py`.
 FIGURES = {
     "curves": curves,
     "first": functools.partial(curves, shown=slice(1)),
-    "rivals": rivals,
+    "baselines": baselines,
     "health": healthy_run,
     "trace": trace,
     "normalized": normalized,
     "effects": effects,
     "bugs": broken_curves,
     "frontier": frontier,
+    "sums": sums,
 }
 
 
@@ -348,7 +377,8 @@ def draw(suite: Suite, name: str, folders: Folders, place: Path = FOLDER) -> Pat
 
 
 def save(make: Callable[[], Figure], path: Path) -> Path:
-    """Draw a figure in our style, with one legend above all panels, and write it to a file."""
+    """Draw a figure in our style, with one legend above all panels, and write it to a file
+    unless that shows the same already."""
     with matplotlib.rc_context(STYLE):
         figure = make()
         handles = {}
@@ -357,8 +387,18 @@ def save(make: Callable[[], Figure], path: Path) -> Path:
         columns = min(max(1, int(figure.get_figwidth() / LEGEND_INCHES)), max(1, len(handles)))
         names = handles.values(), handles.keys()
         figure.legend(*names, loc="outside upper center", ncols=columns)
+        picture = io.BytesIO()
+        figure.savefig(picture, dpi=130)
+    with Image.open(picture) as image:  # a third of the size, and nobody sees the difference
+        drawn = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    if not (path.exists() and looks_the_same(drawn, path)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130, metadata={"Software": None})  # equal figures, equal files
-    with Image.open(path) as image:  # a third of the size, and nobody sees the difference
-        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        drawn.save(path, optimize=True)
     return path
+
+
+def looks_the_same(drawn: Image.Image, path: Path) -> bool:
+    """Whether a picture shows what a file shows; a single dot more or less is a difference."""
+    with Image.open(path) as kept:
+        ours, theirs = (np.asarray(x.convert("RGB"), dtype=float) for x in (drawn, kept))
+    return ours.shape == theirs.shape and bool(np.abs(ours - theirs).mean() < 0.01)

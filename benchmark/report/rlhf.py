@@ -79,7 +79,7 @@ def pipeline_table(suite: Suite, folders: Folders) -> str:
     rows = []
     for run in runs_of(suite, folders)["result"]:
         record, updates = run.record, run.curve
-        updates = updates[updates["stage"] == record["judged"]]
+        updates = updates[updates["stage"] == record["scored_model"]]
         target, seconds = record["settings"]["target_kl"], record["seconds"]
         rows.append(
             {

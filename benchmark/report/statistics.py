@@ -99,12 +99,6 @@ def relative_effect(scores: np.ndarray) -> Any:
     return np.median((a - b) / np.abs(b), axis=-1)
 
 
-def mean_ratio(scores: np.ndarray) -> Any:
-    """The mean of A over that of B, averaged over tasks. Argument as of `improvement`."""
-    a, b = np.moveaxis(np.nanmean(scores, axis=-3), -1, 0)
-    return (a / b).mean(-1)
-
-
 def rank_correlation(others: Sequence[float]) -> Callable[[np.ndarray], Any]:
     """Spearman's correlation of the means of variants with others' numbers for them.
 

@@ -130,7 +130,7 @@ def scores_of(suite: Suite, folders: Folders, played: bool = False) -> pd.DataFr
     """Scores, or returns after training, by label and seed (rows) and environment (columns)."""
     runs = runs_of(suite, folders)
     if played:
-        runs["score"] = [np.mean(x.record["walk"]["returns"]) for x in runs["result"]]
+        runs["score"] = [np.mean(x.record["evaluation"]["returns"]) for x in runs["result"]]
     runs = runs.dropna(subset="score")
     scores = runs.pivot(index=["label", "seed"], columns="environment", values="score")
     return scores.reindex(columns=[*suite.environments])
@@ -208,27 +208,20 @@ def variants_table(suite: Suite, folders: Folders) -> str:
     return side_by_side(scores, {f"P(better than {base})": better})
 
 
-def elsewhere(suite: Suite) -> dict[str, str]:
+def literature(suite: Suite) -> dict[str, str]:
     """What others found of a variant, by label."""
-    found = reference("elsewhere").set_index("variant")["found"]
+    found = reference("literature").set_index("variant")["found"]
     return {label: found.get(variant, "") for (_, variant), label in suite.labels.items()}
 
 
 def effects_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, what they amount to beside the baseline, and what others found."""
     found = {x: with_interval(y, CHANGE) for x, y in effects(suite, folders).items()}
-    columns = {"effect": found, "elsewhere": elsewhere(suite)}
+    columns = {"effect": found, "others found": literature(suite)}
     return side_by_side(scores_of(suite, folders), columns) + missing(suite, folders)
 
 
 # --- The recipe ---
-
-
-def multiples_table(suite: Suite, folders: Folders) -> str:
-    """Scores of each variant, and the mean over environments of its multiple of the baseline's."""
-    found = beside_baseline(suite, folders, statistics.mean_ratio)
-    columns = {"times the default": {x: with_interval(y, RATIO) for x, y in found.items()}}
-    return side_by_side(scores_of(suite, folders), columns) + missing(suite, folders)
 
 
 def recipe_table(suite: Suite, folders: Folders) -> str:
@@ -371,24 +364,24 @@ def games_table(suite: Suite, folders: Folders) -> str:
     return markdown(rows) + missing(suite, folders)
 
 
-# --- Walking ---
+# --- Each run ---
 
 
-def walking_table(suite: Suite, folders: Folders) -> str:
-    """A row per run: when it reached returns, how it ended, and how its mean action walks."""
+def each_run_table(suite: Suite, folders: Folders) -> str:
+    """A row per run: when it reached returns, how it ended, and how its mean action does."""
     rows = []
     for run in runs_of(suite, folders).itertuples():
         steps, returns = run.result.column("return")
-        walk = run.result.record["walk"]
-        speed = estimate(matrix(walk["speeds"]), statistics.mean)
+        played = run.result.record["evaluation"]
+        speed = estimate(matrix(played["speeds"]), statistics.mean)
         first = {x: steps[returns >= x][:1] / 1e6 for x in RETURNS_REACHED}
         rows.append(
             {
                 **{"environment": run.environment, "settings": run.label, "seed": run.seed},
                 **{f"M steps to {x}": RATIO(y[0]) if len(y) else "–" for x, y in first.items()},
                 "last 100 episodes": number(run.score),
-                "mean action": plus_minus(walk["returns"]),
-                "its length": number(np.mean(walk["lengths"])),
+                "mean action": plus_minus(played["returns"]),
+                "its length": number(np.mean(played["lengths"])),
                 "its speed, m/s": with_interval(speed, RATIO),
             }
         )

@@ -38,6 +38,7 @@ ORIGINALS = {
 GROUP = 24  # lines of code that stay in view together on a laptop
 # The reasons of the short script's tags stand in the other one.
 HOME, SHORT = "ppo_continuous_action.py", "ppo_minimal.py"
+HOMES = {SHORT: HOME, "grpo_minimal.py": "grpo_rlhf_toy.py"}
 FORMULAS = tomllib.loads((TEMPLATES / "formulas.toml").read_text())
 SIGNS = {"Extra": "+", "Deviation": "≠"}
 
@@ -165,13 +166,13 @@ class Source:
         self.name, whole = name, (ROOT / name).read_text()
         self.text = whole.partition(END)[0]
         self.rows, self.below = self.text.splitlines(), whole.count("\n") - self.text.count("\n")
-        self.tree, home = ast.parse(whole), Source(HOME) if name == SHORT else None
+        self.tree, home = ast.parse(whole), Source(HOMES[name]) if name in HOMES else None
         self.doc = ast.get_docstring(self.tree)
         named = {x.name: x for x in self.tree.body if isinstance(x, ast.FunctionDef | ast.ClassDef)}
         self.tops = {x: y for x, y in named.items() if y.lineno <= len(self.rows)}
         self.docs = {x: ast.get_docstring(y) or "" for x, y in named.items() if x != "Args"}
         for title in self.tops.keys() & home.docs.keys() - {"train"} if home else ():
-            self.docs[title] = home.docs[title].partition("\n\n")[0]
+            self.docs[title] = self.docs[title] or home.docs[title].partition("\n\n")[0]
         named |= {ast.unparse(x.targets[0]): x for x in self.tree.body if isinstance(x, ast.Assign)}
         self.places = {x: f"L{y.lineno}-L{y.end_lineno}" for x, y in named.items()}
         fields = [x for x in self.tops["Args"].body if isinstance(x, ast.AnnAssign)]
@@ -181,16 +182,17 @@ class Source:
 
     def find_tags(self, home: "Source | None") -> Iterator[tuple[int, Note]]:
         """Notes of tags by their lines; sentences and sources may stand in another script."""
-        known = {x.title: x for x in home.tags.values()} if home else {}
+        known = {x.label.partition(" of ")[0]: x for x in home.tags.values()} if home else {}
+        known |= {x.title: x for x in home.tags.values()} if home else {}
         for tag in tags_of(self.text):
             own, _, total = tag.number.partition("/")
             anchor = f"detail-{own.lower()}" if own else slug(f"{tag.kind} {tag.title}")
             label = f"Detail {own}" + f" of {total}" * bool(total) if own else tag.kind
             note = Note(anchor, tag.title, label, own or SIGNS[tag.kind], tag.sentence)
             note.source, note.formula = original(tag.source), formula(self.name, tag.title)
-            if home:
-                note.sentence = note.sentence or known[tag.title].sentence
-                note.source = note.source or known[tag.title].source
+            same = known.get(tag.title) or known.get(f"Detail {own}")
+            note.sentence = note.sentence or (same.sentence if same else "")
+            note.source = note.source or (same.source if same else "")
             names = [x.removeprefix("not ") for x in tag.settings]
             note.settings = [(x, self.defaults[x]) for x in names if x in self.defaults]
             yield tag.line, note

@@ -14,13 +14,13 @@ from typing import Any
 
 import jinja2
 import markdown
-import numpy as np
 
-from benchmark.definitions import Folders, Name, Suite
+from benchmark.definitions import Folders
 from benchmark.provenance import ROOT
-from benchmark.report import health, rlhf, tables
+from benchmark.report import health, tables
+from benchmark.report.explorer import OTHER_POINTS, RETURN_POINTS, shown, suite_data
 from benchmark.report.pages import PAGES
-from benchmark.results import KEY, Result, by_environment, done
+from benchmark.results import done
 from benchmark.site import annotate
 from benchmark.site.annotate import HOME, SHORT, TEMPLATES, Source
 from benchmark.suites import KINDS, SCRIPTS, SUITES
@@ -28,13 +28,9 @@ from benchmark.suites import KINDS, SCRIPTS, SUITES
 DOCS = ROOT / "docs"
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
 PICTURE = ROOT / "benchmark" / "figures" / "site.png"  # for sharing, and in README
-RETURN_POINTS, OTHER_POINTS = 25, 20  # of a curve of returns, or of another metric
-# Columns of curves that are not shown: places, and metrics that the scripts no longer log.
-NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}
-NOT_SHOWN |= {"advantages_std", "check_advantages", "check_values", "kl_after", "log_std"}
-NOT_SHOWN |= {"value_clipfrac"}
-CHECKS = ("check", "entropy", "grad_norm")  # begin the names of metrics of bugs and healthy runs
-DIGITS = [chr(x) for x in range(35, 127) if chr(x) != "\\"]  # of numbers in data
+TEXTS = [x for x in PAGES if x != ROOT / "README.md"]
+CHANGED = re.compile(r'^(<pre><code class="language-diff">)?([-+]) (.*)\n', re.MULTILINE)
+CHANGES = {"-": "del", "+": "ins"}  # lines of a diff
 WITHOUT = {"smoke", "mean_policies", "recipe_search"}  # short, or the curves of figure3
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")
 
@@ -42,83 +38,6 @@ FLAG = re.compile(r"--(?:no-)?([\w-]+)")
 def page_of(script: str) -> str:
     """File of a script's page."""
     return "index.html" if script == SHORT else script.replace(".py", ".html")
-
-
-# --- Runs ---
-
-
-def shown(suite: Suite, folders: Folders) -> dict[Name, dict[str, list[Result]]]:
-    """Lines of the explorer: variants, and the results that they have in its environments."""
-    found = {x: by_environment(*x, folders).items() for x in suite.labels}
-    own = {x: {y: z for y, z in items if y in suite.environments} for x, items in found.items()}
-    return {name: results for name, results in own.items() if results}
-
-
-def curve(results: list[Result], stage: str | None, checks: bool) -> dict[str, Any]:
-    """The metrics of each seed, its checks too or not, on a grid from the first update to `total`.
-
-    A value is two `DIGITS`, its place between the lowest and the highest value of the metric.
-    """
-    total = stage is None and results[0].record["settings"].get("total_timesteps")
-    total, metrics = total or int(max(x.column("step", stage)[0].max() for x in results)), {}
-    names = {x: 0 for own in results for x in own.curve if x not in NOT_SHOWN}
-    for name in (x for x in names if checks or not x.startswith(CHECKS)):
-        known = {x.record["seed"]: x.column(name, stage) for x in results}
-        known = {seed: own for seed, own in known.items() if len(own[0])}
-        if known:
-            points = RETURN_POINTS if name == "return" else OTHER_POINTS
-            first = (
-                total / points if name == "return" else int(min(x[0] for x, _ in known.values()))
-            )
-            grid = np.linspace(first, total, points)
-            runs = {seed: np.interp(grid, *own) for seed, own in known.items()}
-            low, high = np.min([*runs.values()]), np.max([*runs.values()])
-            unit = float(high - low) / (len(DIGITS) ** 2 - 1) or 1.0
-            metrics[name] = {
-                "first": first,
-                "low": float(f"{low:.5g}"),
-                "unit": float(f"{unit:.5g}"),
-            }
-            metrics[name]["runs"] = {x: written((y - low) / unit) for x, y in runs.items()}
-    return {"total": total, "metrics": metrics}
-
-
-def written(values: np.ndarray) -> str:
-    """Numbers from 0 to 91² - 1 as text."""
-    pairs = (divmod(x, len(DIGITS)) for x in np.rint(values).astype(int).tolist())
-    return "".join(DIGITS[a] + DIGITS[b] for a, b in pairs)
-
-
-def cells(results: list[Result], stage: str | None) -> dict[str, Any]:
-    """What the explorer's table says of runs, or of a model that RLHF runs have made."""
-    if stage is None:
-        whole = tables.plus_minus(tables.facts(results, "mean_return"))
-        return tables.score_cells(tables.facts(results, "score")) | {"whole run": whole}
-    models, names = [x.record["models"][stage] for x in results], ("gold", "proxy", "KL")
-    values = {x: [y.get(rlhf.COLUMNS[x]) for y in models] for x in names}
-    return {"seeds": len(models)} | {x: tables.plus_minus(y, 2) for x, y in values.items()}
-
-
-def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
-    """All that the explorer shows of a suite and its baseline: a line per variant or model."""
-    lines, checks, about = [], suite.kind in ("bugs", "healthy"), suite.reproduces
-    names = [*shown(suite, folders)]
-    for name, found in shown(suite, folders).items():
-        first, *_ = next(iter(found.values()))
-        for stage in dict.fromkeys(first.curve.get("stage", [None])):
-            label = suite.labels[name]
-            if stage and not suite.variants[name[1]].label:
-                model = first.record["models"][stage]
-                label = f"{rlhf.method(model)}, {rlhf.penalty(model)}"
-            texts = {place: cells(own, stage) for place, own in found.items()}
-            curves = {place: curve(own, stage, checks) for place, own in found.items()}
-            lines.append({"label": label, "cells": texts, "curves": curves})
-            if suite.kind == "bugs" and not health.is_healthy(suite, name[1]):
-                lines[-1]["control"] = names.index((suite.name, health.control(suite, name[1])))
-    if any("stage" in x.curve for own in found.values() for x in own):
-        about += "; the curves are over the updates of training"
-    environments = [x for x in suite.environments if any(x in line["curves"] for line in lines)]
-    return {"about": about, "environments": environments, "lines": lines}
 
 
 # --- Next to the code ---
@@ -200,13 +119,12 @@ def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[st
 
 def page_of_text(path: Path) -> str:
     """File of the page made from Markdown: benchmark.html from benchmark/README.md."""
-    name = path.parent.name if path.name == "README.md" else path.stem
-    return f"{name.lower()}.html"
+    name = path.parent.name if path.name == "README.md" else path.stem.lower()
+    return f"{'benchmark_' * (path.parent.name == 'pages')}{name}.html"
 
 
 def text_page(path: Path, sources: dict[str, Source]) -> dict[str, str]:
-    """Markdown as HTML, its links as those of the site; its title, first paragraph and contents."""
-    texts = {x: page_of_text(x) for x in PAGES if x != ROOT / "README.md"}
+    """Markdown as HTML with the links of the site; its title, first paragraph and contents."""
 
     def link(match: re.Match) -> str:
         attribute, place, anchor = match[1], match[2], match[3] or ""
@@ -214,8 +132,8 @@ def text_page(path: Path, sources: dict[str, Source]) -> dict[str, str]:
             return match[0]
         target = Path(os.path.normpath(path.parent / place))
         name = target.relative_to(ROOT).as_posix()
-        if target in texts:
-            name = texts[target]
+        if target in TEXTS:
+            name = page_of_text(target)
         elif name in sources:
             notes = {f"#L{line}": f"#{x.anchor}" for line, x in sources[name].tags.items()}
             name, anchor = page_of(name), notes.get(anchor, "")
@@ -223,31 +141,19 @@ def text_page(path: Path, sources: dict[str, Source]) -> dict[str, str]:
             name = name.removeprefix("docs/") if name.startswith("docs/") else f"../{name}"
         return f'{attribute}="{name}{anchor}"'
 
-    reader = markdown.Markdown(
-        extensions=["fenced_code", "md_in_html", "tables", "toc"],
-        extension_configs={"toc": {"slugify": lambda x, _: github_anchor(x)}},
-    )
+    # Headings have the anchors that GitHub gives them.
+    slugs = {"slugify": lambda x, _: re.sub(r"[^\w\- ]", "", x.lower()).replace(" ", "-")}
+    names = ["fenced_code", "md_in_html", "tables", "toc"]
+    reader = markdown.Markdown(extensions=names, extension_configs={"toc": slugs})
     text = reader.convert(path.read_text().replace("<details><", '<details markdown="1"><'))
+    about = re.sub("<.*?>", "", " ".join(re.search("<p>(.*?)</p>", text, re.DOTALL)[1].split()))
     text = re.sub(r'(href|src)="([^"#]*)(#[^"]*)?"', link, text)
-    text = re.sub(
-        r"^((?:<pre><code class=\"language-diff\">)?)- (.*)$", r"\1<del>\2</del>", text, flags=re.M
-    )
-    text = re.sub(
-        r"^((?:<pre><code class=\"language-diff\">)?)\+ (.*)$", r"\1<ins>\2</ins>", text, flags=re.M
-    )
-    text = text.replace("<table>", '<div class="scroll"><table>').replace(
-        "</table>", "</table></div>"
-    )
-    first = re.sub(
-        r"<.*?>|\s+", lambda x: " " * x[0].isspace(), re.search("<p>(.*?)</p>", text, re.S)[1]
-    )
+    text = CHANGED.sub(lambda x: f"{x[1] or ''}<{(t := CHANGES[x[2]])}>{x[3]}</{t}>", text)
+    text = re.sub("<table>.*?</table>", r'<div class="scroll">\g<0></div>', text, flags=re.DOTALL)
+    blank = re.compile("<pre>.*?</pre>", re.DOTALL)  # `page` drops blank lines
+    text = blank.sub(lambda x: x[0].replace("\n\n", "\n<br>"), text)
     title = reader.toc_tokens[0]["name"]
-    return {"text": text, "title": title, "about": first[:240], "contents": reader.toc}
-
-
-def github_anchor(title: str) -> str:
-    """The anchor that GitHub gives to a heading."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+    return {"text": text, "title": title, "about": about[:240], "contents": reader.toc}
 
 
 # --- Pages ---
@@ -289,7 +195,7 @@ def build(folders: Folders) -> dict[str, bytes]:
         template = "index.html" if name == SHORT else "script.html"
         beside = placed(sources[HOME] if name == SHORT else script, bugs)
         page(page_of(name), template, script=script, bugs=beside)
-    for path in (x for x in PAGES if x != ROOT / "README.md"):
+    for path in TEXTS:
         source = path.relative_to(ROOT).as_posix()
         page(page_of_text(path), "page.html", source=source, **text_page(path, sources))
     page("play.html", "play.html")

@@ -1,4 +1,4 @@
-"""All suites, contests and scripts, as data: what is run, what it reproduces, what is shown of it.
+"""All suites, measurements of speed and scripts, as data: what is run, and what is shown of it.
 
 To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 """
@@ -6,15 +6,16 @@ To add a suite, add an entry to `ALL`; to add a script, one to `SCRIPTS`.
 import dataclasses
 import inspect
 
-from benchmark.definitions import Contender, Contest, Script, Suite, Variant
-from benchmark.suites import bugs, recipe, since2017, switches, tasks
+from benchmark.definitions import Entry, Measurement, Script, Suite, Variant
+from benchmark.suites import bugs, since2017, switches, tasks
 
 CONTINUOUS = "ppo_continuous_action.py"
 KL_PENALTY = "ppo_kl_penalty.py"
 ATARI, LSTM = "ppo_atari.py", "ppo_atari_lstm.py"
 MULTIDISCRETE = "ppo_multidiscrete.py"
-PEERS = "benchmark/baselines/stable_baselines3_ppo.py"
+SB3_SCRIPT = "benchmark/baselines/stable_baselines3_ppo.py"
 MINIMAL = "ppo_minimal.py"
+MINIMAL_GRPO = "grpo_minimal.py"
 RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
 
 # The seven environments of the paper's Figure 3 and Table 1, as version 4.
@@ -22,7 +23,7 @@ MUJOCO7 = (
     *("HalfCheetah-v4", "Hopper-v4", "InvertedDoublePendulum-v4", "InvertedPendulum-v4"),
     *("Reacher-v4", "Swimmer-v4", "Walker2d-v4"),
 )
-THREE = recipe.PLACES
+THREE = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4")
 
 # The eleven surrogate objectives of the paper's Table 1, as fields of `Variant`.
 ADAPTIVE = "adaptive KL, d_targ"
@@ -40,8 +41,8 @@ OBJECTIVES = {
     "fixed-10": (KL_PENALTY, "--kl-mode fixed --kl-coef 10", "fixed KL, β = 10"),
 }
 
-# The settings of the code that OpenAI published in the month of the paper, as far as flags express
-# them (benchmark/README.md says what they do not), and without its clipping of values at ε.
+# The settings of the code that OpenAI published in the month of the paper, as far as flags can
+# express them (see benchmark/pages/objectives.md), and without its clipping of values at ε.
 RELEASE_2017 = (
     "--no-anneal-lr --adam-eps 1e-8 --max-grad-norm inf --vf-coef 1.0 --no-scale-rewards "
     "--clip-obs 5.0 --truncation-is-terminal"
@@ -51,7 +52,8 @@ PROTOCOL_2017 = {
     KL_PENALTY: f"{RELEASE_2017} --value-clip-coef inf",
 }
 
-# PPO's rivals in Figure 3. A pilot has decided one setting of each (benchmark/README.md).
+# What PPO is compared with in Figure 3. A pilot chose one setting of each, see
+# benchmark/pages/figure3.md.
 TRPO, VPG, A2C, CEM = (f"benchmark/baselines/{x}.py" for x in ("trpo", "vpg", "a2c", "cem"))
 FIVE = dict.fromkeys(MUJOCO7, (1, 2, 3, 4, 5))
 FAST_A2C = "--learning-rate 2e-3"
@@ -107,6 +109,12 @@ SWITCHES = {
     name: Variant(CONTINUOUS, flags, label, tuple(details.split(" and ")), replaced=tuple(replaced))
     for name, (details, label, flags, *replaced) in ABLATIONS.items()
 }
+
+# A setting for returns, and where one of its changes was also run alone.
+RECIPE = "--gamma 0.995 --learning-rate 1e-3 --update-epochs 5 --num-minibatches 32"
+RECIPE_AGAIN = (
+    *("InvertedDoublePendulum-v4", "InvertedPendulum-v4", "Reacher-v4", "Swimmer-v4", "Ant-v4"),
+)
 
 # The paper's Table 4 for its 3D humanoids, with 32 actors, as it has for walking; 128 are for the
 # harder tasks.
@@ -221,7 +229,7 @@ def healthy_variant(env: str, script: str, k: int, flags: str, source: str, *tex
 # Tasks of our own, whose text is put into a copy of a script, and what then makes an environment.
 TASKS = ("# === Agent ===\n", f"{inspect.getsource(tasks)}\n\n# === Agent ===\n")
 JOINT = ('"Points-v0", Points', '"Points-v0", lambda: Joint(Points())')
-MAKE = "def make_env(args: Args) -> gym.Env:\n"
+MAKE = "def make_env(args: Args, videos: str | None = None) -> gym.Env:\n"
 STACKED = "gym.wrappers.FrameStackObservation(env, NUM_FRAMES, padding_type='zero')"
 RECALL = (TASKS, (MAKE, f"{MAKE}    env = EpisodicLife(Recall())\n    return {STACKED}\n"))
 SMALL_BATCH = "--num-envs 16 --num-steps 32 --learning-rate 1e-3 --torch-threads 1 --bfloat16"
@@ -232,7 +240,7 @@ FORGETFUL = {
 
 # What some suites have in common.
 SHORT = {"total_timesteps": 299_008, "points": 146}  # their curves have a point for each iteration
-HUMANOIDS = {"kind": "walking", "figures": ("curves",)}
+HUMANOIDS = {"kind": "each_run", "figures": ("curves",)}
 HUMANOIDS |= {"total_timesteps": 4_096_000, "evaluated": True}
 BESIDE_DEFAULT = {"baseline": ("figure3", ""), "baseline_label": "default"}
 EFFECTS = BESIDE_DEFAULT | {"kind": "effects", "figures": ("effects",)}
@@ -263,7 +271,7 @@ ALL = (
         variants=FIGURE3,
         baseline=("figure3", ""),
         kind="figure3",
-        figures=("first", "rivals", "health"),
+        figures=("first", "baselines", "health"),
     ),
     Suite(
         name="swimmer",
@@ -272,7 +280,7 @@ ALL = (
         variants={
             "truncation-is-terminal": SWITCHES["truncation-is-terminal"],
             "sb3": Variant(
-                *(PEERS, "--kind mujoco", "Stable-Baselines3 with ppo2's settings"),
+                *(SB3_SCRIPT, "--kind mujoco", "Stable-Baselines3 with ppo2's settings"),
                 environments={"Swimmer-v4": (1, 2, 3, 4, 5)},
             ),
         },
@@ -284,9 +292,6 @@ ALL = (
         environments=dict.fromkeys((*THREE, "InvertedDoublePendulum-v4"), (1, 2, 3, 4, 5)),
         variants={
             "": Variant("benchmark/baselines/minimal.py", "", MINIMAL),
-            "epsilon": Variant(
-                *(CONTINUOUS, "", "epsilon after the bias correction"), replaced=(bugs.EPSILON,)
-            ),
         },
         baseline=("figure3", ""),
         baseline_label="ppo_continuous_action.py",
@@ -295,7 +300,9 @@ ALL = (
         name="stable_baselines3",
         reproduces="Stable-Baselines3's PPO with ppo2's settings, on the same simulator",
         environments=dict.fromkeys(THREE, (1, 2, 3, 4, 5)),
-        variants={"": Variant(PEERS, "--kind mujoco", "Stable-Baselines3 with ppo2's settings")},
+        variants={
+            "": Variant(SB3_SCRIPT, "--kind mujoco", "Stable-Baselines3 with ppo2's settings")
+        },
         baseline=("figure3", ""),
         baseline_label=CONTINUOUS,
     ),
@@ -332,29 +339,19 @@ ALL = (
         variants=since2017.VARIANTS,
         **EFFECTS,
     ),
-    Suite(
-        name="recipe_changes",
-        reproduces="which of these changes help together",
-        environments=dict.fromkeys(THREE, (101, 102, 103)),
-        variants=recipe.changes(),
-        baseline=("recipe_changes", ""),
-        kind="multiples",
-    ),
-    Suite(
-        name="recipe_search",
-        reproduces="step size, epochs and minibatches of the recipe, in short runs",
-        environments=dict.fromkeys(THREE, ()),
-        variants=recipe.search(),
-        baseline=("recipe_search", ""),
-        kind="multiples",
-        total_timesteps=250_000,
-        points=10,
-    ),
+    # Ended: the search that found the recipe is not repeated, its runs are in results/closed/.
     Suite(
         name="recipe",
-        reproduces="a setting for returns, beside the default on fresh seeds",
+        reproduces="a setting for returns, compared with the default on fresh seeds",
         environments=dict.fromkeys((*MUJOCO7, "Ant-v4"), (201, 202, 203, 204, 205)),
-        variants=recipe.confirmed(),
+        variants={
+            "": Variant(CONTINUOUS, "", "default"),
+            "recipe": Variant(CONTINUOUS, RECIPE, "recipe"),
+            "gamma-0.995": Variant(
+                *(CONTINUOUS, "--gamma 0.995", "γ = 0.995"),
+                environments=dict.fromkeys(RECIPE_AGAIN, (201, 202, 203)),
+            ),
+        },
         kind="recipe",
     ),
     Suite(
@@ -403,7 +400,7 @@ ALL = (
                 environments=dict.fromkeys(("Breakout", "Pong"), (1,)),
             ),
             "sb3": Variant(
-                *(PEERS, f"--kind atari {GAMES}", "four frames, Stable-Baselines3"),
+                *(SB3_SCRIPT, f"--kind atari {GAMES}", "four frames, Stable-Baselines3"),
                 environments=dict.fromkeys(("Breakout", "Qbert", "Pong"), (1,)),
             ),
         },
@@ -455,6 +452,15 @@ ALL = (
         variants=FRONTIER,
         figures=("frontier",),
         kind="models",
+        **STAGES,
+    ),
+    Suite(
+        name="grpo_minimal",
+        reproduces="what GRPO's variants do with a verifiable reward: pass@1, pass@16 and KL",
+        environments={"sums": (1, 2, 3, 4, 5)},
+        variants={"": Variant("benchmark/baselines/minimal_grpo.py")},
+        figures=("sums",),
+        kind="sums",
         **STAGES,
     ),
     # All steps of the curves are kept: the health table is applied to them, see health.py.
@@ -572,7 +578,7 @@ SUITES = {suite.name: suite for suite in ALL}
 KINDS = {kind: [x for x in ALL if x.kind == kind] for kind in {x.kind for x in ALL}}
 
 
-# What `throughput` measures, in about a minute for each contender. SB3 gets a tenth of the steps.
+# What `throughput` measures, in about a minute for each entry. SB3 gets a tenth of the steps.
 SB3 = "Stable-Baselines3 PPO"
 SB3_CNN, SB3_LSTM = f"{SB3}, CnnPolicy", "sb3-contrib RecurrentPPO, CnnLstmPolicy"
 CHEETAH, CARTPOLE = "--env-id HalfCheetah-v4", "--env-id CartPole-v1"
@@ -584,72 +590,72 @@ PONG = f"--env-id PongNoFrameskip-v4 {GAMES}"
 OURS = f"{PONG} --torch-threads 2"
 SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
 PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
-CONTESTS = {
-    "continuous": Contest(
+MEASUREMENTS = {
+    "continuous": Measurement(
         f"HalfCheetah-v4, {SIZE}",
         (
-            Contender(CONTINUOUS, 245760, CHEETAH),
-            Contender(SB3, 24576, f"{CHEETAH} --kind mujoco", PEERS),
+            Entry(CONTINUOUS, 245760, CHEETAH),
+            Entry(SB3, 24576, f"{CHEETAH} --kind mujoco", SB3_SCRIPT),
         ),
     ),
-    "atari": Contest(
+    "atari": Measurement(
         PONG_SIZE,
         (
-            Contender(f"{ATARI}, float32", 16384, OURS, ATARI),
-            Contender(f"{ATARI}, bfloat16", 16384, f"{OURS} --bfloat16", ATARI),
-            Contender(SB3_CNN, 10240, f"{PONG} --kind atari", PEERS),
+            Entry(f"{ATARI}, float32", 16384, OURS, ATARI),
+            Entry(f"{ATARI}, bfloat16", 16384, f"{OURS} --bfloat16", ATARI),
+            Entry(SB3_CNN, 10240, f"{PONG} --kind atari", SB3_SCRIPT),
         ),
         threads=2,
     ),
-    "atari_lstm": Contest(
+    "atari_lstm": Measurement(
         f"{PONG_SIZE}, LSTM",
         (
-            Contender(f"{LSTM}, float32", 16384, OURS, LSTM),
-            Contender(f"{LSTM}, bfloat16", 16384, f"{OURS} --bfloat16", LSTM),
-            Contender(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", PEERS),
+            Entry(f"{LSTM}, float32", 16384, OURS, LSTM),
+            Entry(f"{LSTM}, bfloat16", 16384, f"{OURS} --bfloat16", LSTM),
+            Entry(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", SB3_SCRIPT),
         ),
         threads=2,
     ),
-    "multidiscrete": Contest(
+    "multidiscrete": Measurement(
         f"CartPole-v1, {SIZE}",
         (
-            Contender(MULTIDISCRETE, 245760, f"{CARTPOLE} {RAW}"),
-            Contender(SB3, 24576, f"{CARTPOLE} --kind classic", PEERS),
+            Entry(MULTIDISCRETE, 245760, f"{CARTPOLE} {RAW}"),
+            Entry(SB3, 24576, f"{CARTPOLE} --kind classic", SB3_SCRIPT),
         ),
     ),
-    "multidiscrete_small": Contest(
+    "multidiscrete_small": Measurement(
         "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
         (
-            Contender(MULTIDISCRETE, 512000, f"{SMALL} {RAW}"),
-            Contender(SB3, 51200, f"{SMALL} --kind classic", PEERS),
+            Entry(MULTIDISCRETE, 512000, f"{SMALL} {RAW}"),
+            Entry(SB3, 51200, f"{SMALL} --kind classic", SB3_SCRIPT),
         ),
     ),
-    "gpu_continuous": Contest(
+    "gpu_continuous": Measurement(
         f"HalfCheetah-v4, {SIZE}, on a GPU",
         (
-            Contender(f"{CONTINUOUS}, --device cpu", 61440, f"{CHEETAH} --device cpu", CONTINUOUS),
-            Contender(CONTINUOUS, 61440, f"{CHEETAH} --device cuda"),
-            Contender(SB3, 20480, f"{CHEETAH} --kind mujoco", PEERS),
+            Entry(f"{CONTINUOUS}, --device cpu", 61440, f"{CHEETAH} --device cpu", CONTINUOUS),
+            Entry(CONTINUOUS, 61440, f"{CHEETAH} --device cuda"),
+            Entry(SB3, 20480, f"{CHEETAH} --kind mujoco", SB3_SCRIPT),
         ),
         gpu=True,
     ),
-    "gpu_atari": Contest(
+    "gpu_atari": Measurement(
         f"{PONG_SIZE}, on a GPU",
         (
-            Contender(f"{ATARI}, --device cpu", 10240, f"{OURS} --device cpu", ATARI),
-            Contender(f"{ATARI}, float32", 10240, f"{OURS} --device cuda", ATARI),
-            Contender(f"{ATARI}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", ATARI),
-            Contender(SB3_CNN, 10240, f"{PONG} --kind atari", PEERS),
+            Entry(f"{ATARI}, --device cpu", 10240, f"{OURS} --device cpu", ATARI),
+            Entry(f"{ATARI}, float32", 10240, f"{OURS} --device cuda", ATARI),
+            Entry(f"{ATARI}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", ATARI),
+            Entry(SB3_CNN, 10240, f"{PONG} --kind atari", SB3_SCRIPT),
         ),
         threads=2,
         gpu=True,
     ),
-    "gpu_atari_lstm": Contest(
+    "gpu_atari_lstm": Measurement(
         f"{PONG_SIZE}, LSTM, on a GPU",
         (
-            Contender(f"{LSTM}, float32", 10240, f"{OURS} --device cuda", LSTM),
-            Contender(f"{LSTM}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", LSTM),
-            Contender(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", PEERS),
+            Entry(f"{LSTM}, float32", 10240, f"{OURS} --device cuda", LSTM),
+            Entry(f"{LSTM}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", LSTM),
+            Entry(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", SB3_SCRIPT),
         ),
         threads=2,
         gpu=True,
@@ -664,6 +670,7 @@ SCRIPTS = {
     ATARI: Script("details 1–22", "games", "Pong"),
     LSTM: Script("details 1–22 and 32–36", "games", "Pong", "lstm"),
     MULTIDISCRETE: Script("detail 37, action masks", "cartpole", "CartPole-v1"),
+    MINIMAL_GRPO: Script("all of GRPO in 200 lines", "grpo_minimal", "sums"),
     RLHF: Script("RLHF with PPO", "rlhf", "reviews"),
     GRPO: Script("GRPO on the same task", "rlhf_rivals", "reviews", "grpo"),
     DPO: Script("DPO on the same task", "rlhf_rivals", "reviews", "dpo"),

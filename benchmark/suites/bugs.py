@@ -6,9 +6,6 @@ from benchmark.suites.switches import SHARED_NETWORK
 
 EIGHT = "--num-envs 8 --num-steps 256"
 ENTROPY = "--ent-coef 0.01"
-# The largest `check/acting` of 100k steps in Hopper or HalfCheetah, the lower of two seeds, of bugs
-# by which what acts is not what learns. The committed runs are older than this metric.
-ACTING = {"mean-logprob": 6.1, "clipped-stored": 0.88, "renormalized": 4.6e-4}
 
 # By name: what it is; flags; each text that is replaced, with what takes its place.
 Bug = tuple[str, str, *tuple[tuple[str, str], ...]]
@@ -79,12 +76,6 @@ LSTM_DETAILS: dict[str, Bug] = {
 FRESH = ('actor(saved["agent"]), saved["obs_stats"]', 'actor(saved["agent"]), RunningMeanStd(0 * saved["obs_stats"].mean, 1.0)')
 EVALUATION: dict[str, Bug] = {"healthy": ("healthy", ""), "without-statistics": ("evaluated without the statistics of observations", "", FRESH)}
 # fmt: on
-
-# No bug: Adam's epsilon after the bias correction, where PyTorch and so ppo_minimal.py add it.
-EPSILON = (
-    "(square.sqrt() + args.adam_eps)",
-    "(square.sqrt() + args.adam_eps * (1 - 0.999**step).sqrt().float())",
-)
 
 
 def variants(script: str, bugs: dict[str, Bug]) -> dict[str, Variant]:

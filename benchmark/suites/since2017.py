@@ -120,7 +120,26 @@ CHANGES: dict[str, Change] = {
 }
 # fmt: on
 
+# Seeds in Hopper, Walker2d and HalfCheetah. The runs have ended; those of interest had five each.
+PLACES = ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4")
+FIVE = {"wide-values", "gamma-0.995", "batch-advantages", "lr-kl", "adam-reset", "betas"}
+FEWER = dict.fromkeys(("separate", "adamw"), (3, 3, 4))
+FEWER |= dict.fromkeys(("squashed", "state-std", "std-0.5", "anew", "spo"), (4, 3, 4))
+
+
+def seeds(name: str) -> dict[str, tuple[int, ...]]:
+    """The seeds of a change in each environment."""
+    if name == "beta":
+        return dict.fromkeys(PLACES, (1, 2, 3, 4)) | {"Walker2d-v4": (1, 2, 3, 5)}
+    counts = (5, 5, 5) if name in FIVE else FEWER.get(name, (4, 4, 4))
+    return {place: tuple(range(1, count + 1)) for place, count in zip(PLACES, counts)}
+
+
 VARIANTS = {
-    name: Variant("ppo_continuous_action.py", flags, label, replaced=tuple(replaced))
+    name: Variant(
+        *("ppo_continuous_action.py", flags, label),
+        replaced=tuple(replaced),
+        environments=seeds(name),
+    )
     for name, (_, label, flags, *replaced) in CHANGES.items()
 }

@@ -30,7 +30,9 @@ FILES = {
     "benchmark/baselines/rival.py": "import json\nfrom beside import x",
     "benchmark/baselines/beside.py": "import stand_in\nx = 0",
 }
-WALK = 'open("runs/run/walk.json", "w").write(\'{"returns": [1.23456], "speeds": [0.123456]}\')'
+EVALUATE = (
+    'open("runs/run/evaluation.json", "w").write(\'{"returns": [1.23456], "speeds": [0.123456]}\')'
+)
 RAY = SimpleNamespace(
     exceptions=SimpleNamespace(RayError=RuntimeError),
     init=lambda *_, **__: None,
@@ -120,8 +122,8 @@ def bench(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", RAY)
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     monkeypatch.setattr(record, "read_checkpoint", lambda path: json.loads(path.read_text()))
-    monkeypatch.setattr(run, "WALK", tmp_path / "walk.txt")
-    run.WALK.write_text(WALK)
+    monkeypatch.setattr(run, "EVALUATE", tmp_path / "evaluate.txt")
+    run.EVALUATE.write_text(EVALUATE)
     bench = Bench(tmp_path)
     yield bench
     for process in bench.processes:
@@ -137,7 +139,7 @@ def test_a_finished_suite_is_not_run_again(bench):
     bench.check_complete()
     assert [[*bench.starts(x)] for x in NAMES] == [[1]] * 3
     made, _ = bench.found()[0]
-    assert made["commit"] == bench.old and made["settings"] == {"seed": "1"}
+    assert made["commit"] == bench.old and made["settings"] == {}
     assert made["hours"] == pytest.approx(2000 / 100 / 3600, abs=1e-6) and made["peak_mib"] > 5
 
 
@@ -203,7 +205,7 @@ def test_a_begun_run_keeps_its_script_and_a_new_one_may_have_an_older(bench):
     bench.suite({"0-v1": (1,)}, "benchmark/baselines/rival.py", evaluated=True)
     bench.run("--commit", bench.old)  # with what it imports; then its policy is played
     made, _ = bench.found()[0]
-    assert made["score"] == 10.5 and made["walk"] == {"returns": [1.235], "speeds": [0.1235]}
+    assert made["score"] == 10.5 and made["evaluation"] == {"returns": [1.235], "speeds": [0.1235]}
 
 
 def test_a_bug_is_run_in_a_changed_copy_and_its_curve_has_all_points(bench):

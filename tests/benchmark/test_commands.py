@@ -26,7 +26,7 @@ from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.report import plots, statistics
 
-STAND_IN = ROOT / "tests/stand_in_seeds.py"
+STAND_IN = Path(__file__).with_name("stand_in_seeds.py")
 PENDULUM = "InvertedPendulum-v5"
 
 

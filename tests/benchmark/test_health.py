@@ -66,7 +66,7 @@ def test_the_first_of_two_limits_of_a_metric_of_rlhf_counts(low, high, found):
     """The KL stays 0 for five updates; has run away."""
     curve = pd.DataFrame({"step": range(1, 21), "approx_kl": 0.01, "stage": "ppo", "kl_exact": 5.0})
     curve.loc[low : low + 4, "kl_exact"], curve.loc[high, "kl_exact"] = 0.0, 40.0
-    record = {"script": "ppo_rlhf_toy.py", "seed": 1, "judged": "ppo"}
+    record = {"script": "ppo_rlhf_toy.py", "seed": 1, "scored_model": "ppo"}
     run = SimpleNamespace(record=record | {"settings": {"kl_mode": "adaptive"}}, curve=curve)
     assert health.warnings(run) == {"objective/kl_exact": found}
     assert health.warned_seeds([run], math.inf) == (1, f"`objective/kl_exact` (update {found})")

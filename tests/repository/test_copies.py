@@ -90,10 +90,10 @@ def test_a_patch_that_no_longer_fits_is_named_with_the_line_it_was_meant_for(mon
     for path in sync.ROOT.glob("*.py"):
         (tmp_path / path.name).write_text(path.read_text())
     (tmp_path / "benchmark").symlink_to(sync.ROOT / "benchmark")
-    edit(tmp_path / "ppo_continuous_action.py", "rng.permutation(", "rng.shuffled(")
+    edit(tmp_path / "ppo_continuous_action.py", "rng.permutation(batch", "rng.permuted(batch")
     monkeypatch.setattr(sync, "ROOT", tmp_path)
     (text,) = [x for x in sync.misfits() if "no-shuffling" in x and "suite bugs," in x]
-    assert "The closest line is" in text and "rng.shuffled(batch_size)" in text
+    assert "The closest line is" in text and "rng.permuted(batch_size)" in text
 
 
 def test_the_tool_runs(tmp_path):

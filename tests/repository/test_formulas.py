@@ -11,7 +11,8 @@ import grpo_rlhf_toy as grpo
 import ppo_continuous_action as ppo
 import ppo_kl_penalty as kl_penalty
 import ppo_rlhf_toy as rlhf
-from benchmark.site.annotate import FORMULAS
+from benchmark.site.annotate import FORMULAS, TEMPLATES, Source
+from benchmark.suites import SCRIPTS
 
 E = r"\hat{\mathbb{E}}"
 
@@ -248,7 +249,10 @@ def test_grpo():
     own = computed("division by the spread", symbols)
     assert torch.allclose(own.flatten(), grpo.group_advantages(scores.flatten(), 6, "group"))
     mask = torch.tensor([[True, True, False], [True, False, False]])
-    for divisor, size in {"constant": 3 * torch.ones(3), "sequence": torch.tensor([2, 2, 1])}.items():
+    for divisor, size in {
+        "constant": 3 * torch.ones(3),
+        "sequence": torch.tensor([2, 2, 1]),
+    }.items():
         symbols = {"B": 2, "d_t": size, r"|y_i|": torch.tensor([2.0, 1.0])}
         own = computed("length normalization", symbols)
         assert torch.allclose(own, grpo.token_weights(mask, divisor))
@@ -274,3 +278,12 @@ def test_dpo():
         -torch.nn.functional.logsigmoid(chosen - rejected).mean().item()
     )
     assert dpo.Args().beta > 0
+
+
+def test_no_formula_is_left_over():
+    """Each belongs to a note of some script, or is on the first page."""
+    used = set(re.findall(r'math\("(.*?)"\)', (TEMPLATES / "index.html").read_text()))
+    for name in SCRIPTS:
+        notes = [x.title for segment in Source(name).segments for x in segment.notes]
+        used |= {own if own in FORMULAS else x for x in notes for own in [f"{name}: {x}"]}
+    assert FORMULAS.keys() - used == set()

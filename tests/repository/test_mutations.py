@@ -41,7 +41,7 @@ SHARED = ["agent", "shared_update", "shared_rollout", "users_changes", "shared_r
 FILES = {  # the test files of a script
     name: OWN.get(name, [name]) + (SHARED if "environments" in x.features else ["shared_language"])
     for name, x in SCRIPTS.items()
-} | {"minimal": ["minimal"]}
+} | {"minimal": ["minimal"], "grpo_minimal": ["grpo_minimal"]}
 # What changes nothing that could be noticed, and why.
 MINIBATCH = "entropies are needed of minibatches only, which have two dimensions"
 ABSOLUTE = "the absolute value is the same"
@@ -81,6 +81,10 @@ EQUIVALENT = {
         "23: Normal(self.policy(obs), self.log_std.exp(), validate_args=False) -> "
         "(Normal(self.policy(obs), self.log_std.exp()))": CHECKS,
         "25: Independent(policy, 1, validate_args=False) -> (Independent(policy, 1))": CHECKS,
+    },
+    "grpo_minimal": {
+        "one ratio per sequence: (logratio.sum(dim=1, keepdim=True) / lengths).expand_as(new) -> "
+        "(logratio.sum(dim=1, keepdim=True) / lengths)": "it would be broadcast",
     },
     "rlhf": {
         "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
@@ -176,7 +180,8 @@ def tagged(text: str) -> dict[ast.stmt, str]:
 
 
 def path_of(script: str) -> Path:
-    return SCRIPTS[script].path if script in SCRIPTS else ROOT / f"ppo_{script}.py"
+    names = {"minimal": "ppo_minimal.py", "grpo_minimal": "grpo_minimal.py"}
+    return ROOT / names[script] if script in names else SCRIPTS[script].path
 
 
 @functools.cache

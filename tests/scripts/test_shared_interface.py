@@ -1,6 +1,5 @@
-"""What every script shows and refuses: command line, logs, warnings, evaluation."""
+"""What every script shows and refuses: command line, logs, evaluation."""
 
-import math
 import os
 import re
 import subprocess
@@ -62,15 +61,14 @@ def test_sizes_beyond_memory_are_a_sentence(tiny, cli):
 @on("vector")
 def test_what_takes_no_render_mode_cannot_be_filmed(script, tiny, cli):
     script.module.train(tiny("Target"))
-    code, _, err = cli("--evaluate runs/run0 --capture-video")
-    assert code == 2 and err.endswith("cannot be filmed: it takes no render_mode.\n")
+    assert_refused(cli("--evaluate runs/run0 --capture-video"), "render-mode")
 
 
 def test_short_forms_of_settings_are_understood(script, cli):
     code, out, err = cli("--lr 0.125 --total-timesteps 2e6 --details")
     assert code == 0 and "learning_rate=0.125" in out, err
-    args = script.module.Args(total_timesteps=3e6)
-    assert args.total_timesteps == 3_000_000 and isinstance(args.total_timesteps, int)
+    args = script.module.Args(total_timesteps=3e6, gamma=np.float64(0.5))
+    assert args.total_timesteps == 3_000_000 and type(args.gamma) is float
 
 
 def test_tracking_gives_name_settings_and_curves_and_is_refused_if_it_cannot_start(
@@ -93,7 +91,7 @@ def test_tracking_gives_name_settings_and_curves_and_is_refused_if_it_cannot_sta
 PROMISED = {f"charts/{x}" for x in ("episodic_return", "episodic_length", "learning_rate", "SPS")}
 PROMISED |= {f"losses/{x}" for x in ("policy_loss", "value_loss", "entropy", "approx_kl")}
 PROMISED |= {f"losses/{x}" for x in ("explained_variance", "grad_norm")}
-PROMISED |= {f"check/{x}" for x in ("values", "value_bias", "update", "first_kl")}
+PROMISED |= {f"check/{x}" for x in ("value_bias", "update", "first_kl")}
 
 
 def test_tensorboard_has_the_promised_curves_and_the_details(script, tiny):
@@ -107,8 +105,12 @@ def test_tensorboard_has_the_promised_curves_and_the_details(script, tiny):
         np.testing.assert_equal(found[name], logged)
     steps, episodes = [x["global_step"] for x in result["updates"]], result["episodes"]
     for name in ("return", "length"):
-        ended = {step: [x[name] for x in episodes if x["global_step"] <= step] for step in steps}
-        means = [(step, np.mean(x[-100:])) for step, x in ended.items() if x]
+        parts = dict(zip(steps, [0, *steps[:-1]]))  # the end of each iteration, and its beginning
+        ended = {
+            end: [x[name] for x in episodes if begin < x["global_step"] <= end]
+            for end, begin in parts.items()
+        }
+        means = [(step, np.mean(x)) for step, x in ended.items() if x]
         np.testing.assert_allclose(found[f"charts/episodic_{name}"], means, rtol=1e-6)
     events = EventAccumulator("runs/run0").Reload()
     (text,) = (events.Tensors(x)[0] for x in events.Tags()["tensors"] if "details" in x)
@@ -127,60 +129,25 @@ def test_weights_and_biases_gets_the_curves_and_the_settings(script, tiny):
     assert result.returncode == 0, result.stderr
     (path,) = Path("wandb").glob("offline-run-*/*.wandb")
     written = path.read_bytes()
-    *_, saved = script.module.load_checkpoint("runs/tracked")
+    saved = script.module.load_checkpoint("runs/tracked")
     assert written.count(b"losses/value_loss") >= len(saved["updates"]) == 3
     for word in ("tracked", "num_steps", "16", "env_id", script.env_id("Walk"), *PROMISED):
         assert word.encode() in written, word
 
 
 @on("continuous")
-def test_the_return_is_that_of_the_last_hundred_episodes(script):
+def test_logged_is_the_return_of_the_new_episodes_and_shown_that_of_the_last_hundred(script):
     writer, progress = MagicMock(), MagicMock()
-    metrics = {name: max(low, min(high, 0.02)) for name, low, high, *_ in script.module.HEALTH}
     episodes = [{"return": float(i), "length": 2 * i} for i in range(150)]
-    script.module.log(writer, [{"global_step": 1, **metrics}], episodes, progress, set())
+    script.module.log(writer, 1, {"a": 0.5}, episodes[148:], episodes[-100:], progress)
     written = {name: value for (name, value, _), _ in writer.add_scalar.call_args_list}
-    assert written == {**metrics, "charts/episodic_return": 99.5, "charts/episodic_length": 199.0}
+    assert written == {"a": 0.5, "charts/episodic_return": 148.5, "charts/episodic_length": 297.0}
     assert progress.set_postfix_str.call_args.args == ("return 99.5",)
 
 
-# --- Health ---
-
-
-@pytest.mark.parametrize("batch", [500, 2048, 50_000])
-def test_each_row_of_health_fires_once_in_time_and_is_silent_otherwise(script, capsys, batch):
-    """Patience is in iterations; those of less than 2,000 steps count less."""
-    nobody, table = MagicMock(), script.module.HEALTH
-    assert {"losses/approx_kl", "check/value_bias", "check/update"} <= {name for name, *_ in table}
-    fine = {name: max(low, min(high, 0.02)) for name, low, high, *_ in table}
-    rising = [{"return": float(i), "length": 1} for i in range(40)]
-
-    def warned(rows, episodes):
-        """What is said of each row when it is the newest."""
-        history, told = [], set()
-        for step, row in enumerate(rows, 1):
-            history.append({"global_step": batch * step, **row})
-            script.module.log(nobody, history, episodes, nobody, told)
-            yield capsys.readouterr().out
-
-    assert not any(warned([fine] * 50, rising[::-1]))
-    for name, low, high, patience, if_lost, _ in table:
-        late = max(1, math.ceil(patience * max(1, 2000 / batch)))
-        for level in [low - 0.1] * (low > -math.inf) + [1.1 * high] * (high < math.inf):
-            bad = {**fine, name: level}
-            for before in ([], [fine] * 7, [bad] * (late - 1) + [fine]):
-                said = [*warned([*before, *[bad] * (late + 4)], rising[::-1])]
-                (when,) = (i for i, x in enumerate(said) if x)
-                assert when == len(before) + late - 1 and said[when].count("\n") == 1
-                assert said[when].startswith(f"Warning: {name} is ")
-                assert re.search(r": (lower|raise|scale|check|try|make)|--", said[when].lower())
-            for episodes in (rising, []):
-                assert any(warned([bad] * (late + 4), episodes)) == (not if_lost)
-
-
 def test_details_prints_the_table_and_exits(script, tiny, cli):
-    args = tiny(gamma=0.875, details=True)
-    code, out, _ = cli(flags(args))
+    args = tiny(gamma=0.875)
+    code, out, _ = cli(f"{flags(args)} --details")
     assert code == 0 and out.strip() == script.module.details(args) and "gamma=0.875" in out
     assert not Path("runs").exists()
 
@@ -205,8 +172,9 @@ def test_evaluation_repeats_itself_under_other_seeds_than_the_training(script, t
     script.module.train(tiny("Walk"))
     trained = {x for env in fake_envs.Fake.made for x in env.draws}
     fake_envs.Fake.made.clear()
-    args = script.module.Args(evaluate="runs/run0", eval_episodes=6)
-    first, second = script.module.evaluate(args), script.module.evaluate(args)
+    args = script.module.load_checkpoint("runs/run0")["args"]
+    command = script.module.Command(args, evaluate="runs/run0", eval_episodes=6)
+    first, second = script.module.evaluate(command), script.module.evaluate(command)
     assert first == second
     assert len(first) == len(set(first)) == 6
     assert not trained & {x for env in fake_envs.Fake.made for x in env.draws}
@@ -225,4 +193,4 @@ def test_evaluation_films_mujoco_without_a_screen(script):
         result = subprocess.run(command, env=env, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
         assert "Warn" not in result.stderr, result.stderr
-    assert "Filming" in result.stdout and len(list(Path("runs/run/videos").glob("*.mp4"))) == 1
+    assert len(list(Path("runs/run/videos").glob("*.mp4"))) == 1

@@ -97,13 +97,13 @@ def test_observations_are_normalized_by_all_environments_up_to_now(script, tiny,
     found = torch.cat([step.obs for step in recorded.steps[:4]]).numpy()
     distance = np.abs(found[:, None] - expected).max(-1)
     assert distance.min(0).max() < 1e-3 and distance.min(1).max() < 1e-3
-    count = script.module.load_checkpoint("runs/run0")[2]["obs_stats"]["count"]
+    count = script.module.load_checkpoint("runs/run0")["obs_stats"].count
     assert float(count) == pytest.approx(1e-4 + 3 * 17, rel=1e-9)
 
     (batch,) = recorded.gae
     for t in (4, 9, 14):
         final = normalized(np.array([(n, t // 5, 5) for n in range(3)]), t + 1)
-        values = agent.get_value(torch.tensor(final, dtype=torch.float32)).detach()
+        values = agent.value(torch.tensor(final, dtype=torch.float32)).detach()
         torch.testing.assert_close(batch["next_values"][t], values, rtol=0, atol=1e-3)
 
 
@@ -160,7 +160,7 @@ def test_an_infinite_reward_stops_the_run_before_it_is_saved(script, tiny):
     args = tiny("InfiniteReward", checkpoint_interval=1)
     with pytest.raises(script.module.UsageError, match=r"Not finite at step 64: .*losses/"):
         script.module.train(args)
-    *_, saved = script.module.load_checkpoint(f"runs/{args.run_name}")
+    saved = script.module.load_checkpoint(f"runs/{args.run_name}")
     assert len(saved["updates"]) == 1
 
 
@@ -177,7 +177,7 @@ def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny):
     sentence = "Not finite at step 64: losses/value_loss. "
     with pytest.raises(script.module.UsageError, match=sentence):
         script.module.train(args, update=poisoned)
-    *_, saved = script.module.load_checkpoint(f"runs/{args.run_name}")
+    saved = script.module.load_checkpoint(f"runs/{args.run_name}")
     assert len(saved["updates"]) == 1
 
 

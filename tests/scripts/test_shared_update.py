@@ -1,5 +1,7 @@
 """The update of every script: schedules, minibatches, clipping, losses, what is logged of them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,7 @@ def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration
 ):
     settings = {"anneal_lr": annealed, "learning_rate": 0.004, "total_timesteps": 128}
     begin = {"learning_rate": 0.004}
-    if "clips" in script.features:
+    if "atari" in script.features:
         settings |= {"anneal_clip": annealed, "clip_coef": 0.4}
         begin["clip_coef"] = 0.4
     updates = script.module.train(tiny(**settings))["updates"]
@@ -35,83 +37,26 @@ def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration
     np.testing.assert_allclose(rates, 0.004 * line, rtol=1e-6)
 
 
-# --- The settings of the paper's humanoids ---
-
-
-@on("continuous")
-def test_annealed_log_std_is_on_its_line_and_not_learned(script, tiny, recorded):
-    settings = {"total_timesteps": 128, "anneal_log_std": (-0.7, -1.5), "ent_coef": 1.0}
-    result = script.module.train(tiny("Walk", **settings, learning_rate=0.003))
-    line, actions = np.array([-0.7, -0.9, -1.1, -1.3]), result["agent"].log_std.shape[1]
-    entropies = [update["losses/entropy"] for update in result["updates"]]
-    np.testing.assert_allclose(entropies, actions * (1.418939 + line), rtol=1e-5)
-    np.testing.assert_allclose(result["agent"].log_std.numpy(), line[-1], rtol=1e-6)
-    first_steps = recorded.steps[:: len(recorded.steps) // 4]  # of each iteration
-    assert max(x.metrics["losses/approx_kl"] for x in first_steps) < 1e-9
-    assert "log_std" not in dict(result["agent"].named_parameters())
-    assert "log_std" in script.module.load_checkpoint("runs/run0")[2]["agent"]
-
-
-@on("continuous")
-@pytest.mark.parametrize(("rate", "desired"), [(1e-3, 1e-3), (9e-3, 1e3), (1.2e-5, 1e-12)])
-def test_learning_rate_follows_the_kl_after_the_update_even_of_one_minibatch(
-    script, tiny, recorded, rate, desired
-):
-    """Half as much again or less where the KL is twice or half of what is desired, in bounds."""
-    settings = {"total_timesteps": 224, "anneal_lr": False, "learning_rate": rate}
-    settings |= {"num_minibatches": 1, "update_epochs": 1, "adapt_lr_kl": desired}
-    updates = script.module.train(tiny("Walk", **settings))["updates"]
-    expected, rates = [rate], [x["charts/learning_rate"] for x in updates]
-    for update in updates:
-        far, near = (update["check/kl_after"] > x for x in (2 * desired, desired / 2))
-        rate = rate / 1.5 if far else rate if near else rate * 1.5
-        rate = min(max(rate, 1e-5), 1e-2)
-        expected.append(rate)
-    np.testing.assert_allclose(rates, expected[:-1], rtol=1e-6)
-    assert len(set(rates)) > 2 or rates[-1] in (1e-5, 1e-2)
-    np.testing.assert_allclose(per_iteration(recorded, "learning_rate", 7)[:, 0], rates, rtol=1e-6)
-    with pytest.raises(ValueError, match="--no-anneal-lr"):
-        tiny(adapt_lr_kl=1e-3)
-
-
-@on("continuous")
-@pytest.mark.parametrize(("times", "factor"), [(0.4, 1.5), (0.6, 1), (1.8, 1), (2.2, 1 / 1.5)])
-def test_a_kl_from_half_to_twice_of_what_is_desired_is_right(script, tiny, times, factor):
-    settings = {"anneal_lr": False, "learning_rate": 1e-3, "total_timesteps": 64}
-    kl = script.module.train(tiny("Walk", **settings))["updates"][0]["check/kl_after"]
-    updates = script.module.train(tiny("Walk", **settings, adapt_lr_kl=kl / times))["updates"]
-    assert updates[1]["charts/learning_rate"] == pytest.approx(1e-3 * factor)
-
-
 @pytest.mark.parametrize("terminal", [False, True])
-def test_what_is_compared_are_the_whole_update_and_the_rollout(
-    script, tiny, recorded, monkeypatch, terminal
+def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rewards(
+    script, tiny, recorded, terminal
 ):
-    compared, real = [], script.module.diagnose
-    monkeypatch.setattr(script.module, "diagnose", lambda *x: compared.append(x) or real(*x))
     settings = {"total_timesteps": 32, "num_minibatches": 1, "truncation_is_terminal": terminal}
     args = tiny(**settings, learning_rate=0.01, gamma=0.8)
     result = script.module.train(args)
-    (logratio, advantages, values, observed), (batch,), *_ = *compared, recorded.gae
-    assert torch.equal(advantages, batch["advantages"]) and torch.equal(values, batch["values"])
-    steps = (batch[x] for x in ("rewards", "next_values", "done"))
-    torch.testing.assert_close(observed, script.module.observed_returns(*steps, 0.8))
-    step = recorded.steps[-1]  # of the whole batch in another order
+    (batch,), step = recorded.gae, recorded.steps[-1]  # the step is of the whole batch
+    (update,) = result["updates"]
     with torch.no_grad():
         change = script.outputs(result["agent"], step)[0].flatten() - step.logprobs.flatten()
-    order = step.advantages.flatten().argsort()  # by advantages, which are all different
-    mine = advantages[:, : logratio.shape[1]].flatten().contiguous()
-    places = torch.searchsorted(step.advantages.flatten()[order].contiguous(), mine)
-    torch.testing.assert_close(logratio.flatten(), change[order][places], rtol=1e-3, atol=1e-6)
-    assert logratio.abs().max() > 1e-4
-    (update,) = result["updates"]
-    if script.name in ("continuous", "multidiscrete"):  # ppo_kl_penalty.py has the exact one
-        kl = script.module.approx_kl(logratio).item()
-        assert update["check/kl_after"] == pytest.approx(kl, abs=1e-9) and kl > 1e-6
+    assert change.abs().max() > 1e-4
+    correlation = np.corrcoef(change, step.advantages.flatten())[0, 1]
+    assert update["check/update"] == pytest.approx(correlation, abs=1e-4)
+    rollout = (batch[x] for x in ("rewards", "values", "next_values", "done"))
+    observed = double_sum(*rollout, 0.8, 1.0) + batch["values"]
+    bias = (batch["values"] - observed).mean() / observed.square().mean().sqrt()
+    assert update["check/value_bias"] == pytest.approx(bias.item(), abs=1e-4)
     first, *_, last = (x.metrics["losses/approx_kl"].item() for x in recorded.steps)
     assert abs(first) < 1e-9 < last and update["check/first_kl"] == first
-    for name, x in real(logratio, advantages, values, observed).items():
-        assert update[name] == pytest.approx(x.item(), abs=1e-6)
 
 
 # --- Detail 6: minibatches ---
@@ -194,9 +139,8 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
         x += 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         loss = getattr(script.module, script.loss)
-        schedule = step.schedule | {"clip_coef": 0.2}
-        schedule = {name: torch.tensor(x) for name, x in schedule.items()}
-        loss, metrics = loss(agent, step.data, schedule, args)
+        schedule = {name: torch.tensor(x) for name, x in step.schedule.items()}
+        loss, metrics = loss(agent, step.data, dataclasses.replace(args, **schedule))
         new_logprobs, entropy, values = (x.double() for x in script.outputs(agent, step))
     logprobs, old_values, advantages, returns = (x.double() for x in step.data[2:6])
     if switch:
@@ -270,17 +214,14 @@ def test_early_stop_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorde
 
 
 @on("continuous")
-@pytest.mark.parametrize(
-    "settings", [{}, pytest.param({"anneal_log_std": (0.0, -2.0)}, marks=pytest.mark.slow)]
-)
-def test_compiled_and_eager_updates_give_the_same_numbers(
-    script, tiny, monkeypatch, capsys, settings
-):
+def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypatch, capsys):
+    settings = {"ent_coef": 0.01}
     functions, real = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **kw: functions.append(f) or real(f, **kw))
     fast = script.module.train(tiny("Walk", compile=True, **settings))
     printed = capsys.readouterr().out
-    assert len(functions) == printed.count("Compiling") == 1 and "not compiled" not in printed
+    assert len(functions) == printed.count("compiles the update") == 1
+    assert "could not be compiled" not in printed
     plain = script.module.train(tiny("Walk", **settings))
     assert len(functions) == 1
     for x, y in zip(fast["agent"].parameters(), plain["agent"].parameters(), strict=True):
@@ -301,8 +242,7 @@ def test_where_compiling_fails_the_run_is_eager_with_the_compilers_message(
     monkeypatch.setattr(torch, "compile", lambda function, **options: fails)
     capsys.readouterr()
     assert same_weights(script.module.train(tiny("Walk", compile=True))["agent"], expected)
-    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("Warning"))
-    assert "not compiled" in line and "InvalidCxxCompiler: none found and more" in line
+    assert "could not be compiled, so it takes twice as long: Inv" in capsys.readouterr().out
 
 
 @on("vector")

@@ -105,7 +105,7 @@ function drag(svg, moved) {
 
 // What has to be scrolled sideways can be reached with the keyboard.
 function reach() {
-  for (const part of document.querySelectorAll(".doc pre, .page pre, math, .scroll")) {
+  for (const part of document.querySelectorAll("pre:not(.code), math, .scroll")) {
     if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
     else part.removeAttribute("tabindex");
   }

@@ -24,7 +24,7 @@ const number = (id) => Number(by(id).value);
 const choice = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
 // Redraw on any input of a figure; the number beside each slider is its value.
 function follow(figure, render) {
-  by(figure).addEventListener("input", render);
+  by(`play-${figure}`).addEventListener("input", render);
   return keep(by(`${figure}-chart`), render);
 }
 
@@ -144,7 +144,7 @@ addEventListener("DOMContentLoaded", async () => {
       drawGae();
     });
   }
-  if (!by("rlhf")) return; // the first page has only the other two
+  if (!by("play-rlhf")) return; // the first page has only the other two
   await load("play");
   follow("rlhf", drawFrontier);
   drag(by("rlhf-chart"), (event) => {

@@ -1,9 +1,10 @@
 """Plays twenty episodes with the most likely actions of a trained policy, for `run.py`.
 
-    cd FOLDER_OF_A_RUN; python -P PATH/TO/walk.py ppo_continuous_action.py
+    cd FOLDER_OF_A_RUN; python -P PATH/TO/evaluate.py ppo_continuous_action.py
 
-The policy is that of runs/run, the script, or a rival's program, that beside it. Returns, lengths
-and, where the environment tells an x_velocity, mean speeds are written into runs/run/walk.json.
+The policy is that of runs/run; the script, or the program of a baseline, is in the same folder.
+Returns, lengths and, if the environment tells an x_velocity, mean speeds are written into
+runs/run/evaluation.json.
 """
 
 import importlib
@@ -41,11 +42,11 @@ def main() -> None:
     """Play and write."""
     sys.path.insert(0, "")
     script = importlib.import_module(sys.argv[1].removesuffix(".py"))
-    script = script.program() if hasattr(script, "program") else script  # a rival's
+    script = script.program() if hasattr(script, "program") else script  # a baseline's
     env_id = script.load_checkpoint(FOLDER)["args"].env_id
     with gym.make(env_id, disable_env_checker=True) as env:
         found = play(script.load_policy(FOLDER, env), env)
-    (FOLDER / "walk.json").write_text(json.dumps(found))
+    (FOLDER / "evaluation.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

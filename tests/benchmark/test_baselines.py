@@ -261,7 +261,7 @@ def test_a_rival_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
     assert len(columns["return"]) > 10
     assert all(torch.equal(x, half["agent"][key]) for key, x in whole["agent"].items())
     assert all("charts/SPS" in x for x in whole["updates"])
-    assert program("walk", f"{name}.py") == 0
-    assert len(json.loads(Path("runs/run/walk.json").read_text())["returns"]) == 20
+    assert program("evaluate", f"{name}.py") == 0
+    assert len(json.loads(Path("runs/run/evaluation.json").read_text())["returns"]) == 20
     assert program(rival, "--early-stop-kl 0.1") == 2
     assert "does not use --early-stop-kl" in capsys.readouterr().err

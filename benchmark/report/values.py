@@ -1,0 +1,138 @@
+"""Numbers in the text of the pages that no table has, computed from the committed results.
+
+A number in the text is followed by a comment that says where it comes from, and a test compares:
+
+    +21 % [+7 %, +44 %]<!-- since2017: γ = 0.995 -->    a block, and a text in the row that has it
+    34 %<!-- value: reach of ablation -->               a function of this module, see `VALUES`
+"""
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from benchmark.definitions import Folders
+from benchmark.report import statistics
+from benchmark.report.statistics import estimate
+from benchmark.report.tables import (
+    CHANGE,
+    RATIO,
+    effects,
+    normalized,
+    paper_scores,
+    scores_of,
+    stacked,
+    with_interval,
+)
+from benchmark.suites import SUITES
+
+# Those on which a pilot chose the settings of Table 1.
+PILOT = ("Hopper-v4", "Swimmer-v4")
+VALUE = re.compile(
+    r"(?<![\w.])(?!95 %)(?:"
+    r"[-+]?\d[\d.]*(?: %)?\s\[[-+\d., %\s]+\](?!\()"  # a value and its interval
+    r"|[-+]?\d+(?:\.\d+)? %|(?<=P = )\d\.\d+)"
+)
+MARK = re.compile(r"<!-- ([\w ]+): (.+?) -->")
+
+
+def rank_correlation(folders: Folders, pilot: bool, first: int = 0) -> str:
+    """How the order of the objectives agrees with the paper's Table 1, in some environments.
+
+    Args:
+        pilot: in the environments of the pilot, or in all others
+        first: row of the table with which to begin
+    """
+    suite = SUITES["table1"]
+    shown, paper = normalized(suite, folders), paper_scores(suite)
+    shown = shown[[x for x in shown if (x in PILOT) == pilot]]
+    labels = [*paper][first:]
+    order = statistics.rank_correlation([paper[x] for x in labels])
+    return with_interval(estimate(stacked(shown, labels), order), RATIO)
+
+
+def reach(name: str, folders: Folders) -> str:
+    """How far the intervals that contain 0 reach to a side, the shortest and the longest of them.
+
+    Rows that change two switches because one needs the other are left out.
+    """
+    suite = SUITES[name]
+    alone = {x.title for x in suite.variants.values() if "free" not in x.label}
+    found = [x for label, x in effects(suite, folders).items() if label in alone]
+    sizes = [(x.ends[1] - x.ends[0]) / 2 for x in found if x.ends[0] <= 0 <= x.ends[1]]
+    return f"{100 * min(sizes):.0f} to {max(sizes):.0%}"
+
+
+def change(name: str, label: str, place: str, folders: Folders) -> str:
+    """How a variant changes the mean score of the baseline in one environment."""
+    suite = SUITES[name]
+    means = scores_of(suite, folders)[place].groupby("label", observed=True).mean()
+    return CHANGE(means[label] / means[suite.labels[suite.baseline]] - 1)
+
+
+def without_best(folders: Folders, count: int = 2) -> float:
+    """Mean score of the default in HalfCheetah without its best runs, relative to that of all."""
+    scores = np.sort(scores_of(SUITES["figure3"], folders).loc["PPO (clip)"]["HalfCheetah-v4"])
+    return scores[:-count].mean() / scores.mean() - 1
+
+
+def lead(folders: Folders) -> str:
+    """How much higher the means of Stable-Baselines3 are, in each environment."""
+    suite, label = SUITES["stable_baselines3"], "Stable-Baselines3 with ppo2's settings"
+    found = [change(suite.name, label, x, folders) for x in suite.environments]
+    *some, last = [x.strip("+%") for x in found]
+    return f"{', '.join(some)} and {last}%"
+
+
+VALUES: dict[str, Callable[[Folders], str]] = {
+    "rank correlation, not the pilot's": lambda x: rank_correlation(x, pilot=False),
+    "the same without the first row": lambda x: rank_correlation(x, pilot=False, first=1),
+    "rank correlation, the pilot's": lambda x: rank_correlation(x, pilot=True),
+    "reach of ablation": functools.partial(reach, "ablation"),
+    "reach of since2017": functools.partial(reach, "since2017"),
+    "lead of Stable-Baselines3": lead,
+    "HalfCheetah without its two best runs": lambda x: CHANGE(without_best(x)),
+    "HalfCheetah by its two best runs": lambda x: CHANGE(1 / (1 + without_best(x)) - 1),
+} | {
+    f"{label}, {place}": functools.partial(change, "ablation", label, f"{place}-v4")
+    for label, place in (
+        ("28 and 29 raw observations", "Hopper"),
+        ("13 and 26 shared network", "Walker2d"),
+        ("2 PyTorch's initialization", "HalfCheetah"),
+        ("9 value loss not clipped", "HalfCheetah"),
+    )
+}
+
+
+def plain(text: str) -> str:
+    """A number as the tables have it."""
+    return re.sub(r"\s+", " ", text).replace(" %", "%")
+
+
+def wrong(text: str, rows: Callable[[str], Sequence[str]], folders: Folders) -> list[str]:
+    """The intervals and percentages of a text whose mark is missing or says something else.
+
+    Args:
+        text: without generated blocks
+        rows: the lines of a block, by its name
+    """
+    found, begin = [], 0
+    for mark in [*MARK.finditer(text), None]:
+        own = text[begin : mark.start() if mark else len(text)]
+        # A mark is for the numbers of its paragraph only.
+        *before, own = own.split("\n\n") if mark else (own, "")
+        numbers = [[x[0] for x in VALUE.finditer(y)] for y in ("\n\n".join(before), own)]
+        found += [f"{x} has no mark" for x in numbers[0]]
+        if not mark:
+            continue
+        begin, (name, place) = mark.end(), mark.groups()
+        if name == "value":
+            if not plain(own).endswith(known := plain(VALUES[place](folders))):
+                found.append(f"{place} is {known}")
+            continue
+        lines = [plain(x) for x in rows(name) if place in x]
+        for number in map(plain, numbers[1] or ["nothing"]):
+            if not any(re.search(rf"(?<![\d.+-]){re.escape(number)}(?!\d)", x) for x in lines):
+                found.append(f"{number} is not in {name}: {place}")
+    return found

@@ -1,0 +1,84 @@
+"""The suite grpo_minimal: what its runs leave, pass@k, and the table."""
+
+import functools
+import itertools
+import json
+
+import pytest
+import torch
+
+import grpo_minimal
+from benchmark import record
+from benchmark.baselines import minimal_grpo
+from benchmark.definitions import Folders
+from benchmark.report.verifiable import sums_table
+from benchmark.results import write_lines
+from benchmark.suites import SUITES
+from benchmark.suites.grpo import VARIANTS
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_response():
+    for right, k in itertools.product(range(6), (1, 2, 4)):
+        tries = [1] * right + [0] * (5 - right)
+        subsets = [*itertools.combinations(tries, k)]
+        expected = sum(map(any, subsets)) / len(subsets)
+        assert minimal_grpo.pass_at(k, right, 5) == pytest.approx(expected)
+
+
+def test_a_model_is_judged_by_its_rewards_and_by_those_of_the_sft_model():
+    before, after = torch.zeros(4, 16), torch.zeros(4, 16)
+    before[0, :8] = before[1, 0] = 1.0
+    after[0] = after[2, 5] = 1.0
+    found = minimal_grpo.judged(after, before)
+    assert found["pass@1"] == pytest.approx(17 / 64, abs=1e-6)
+    assert (found["pass@16"], found["newly_solved"], found["no_longer_solved"]) == (0.5, 0.25, 0.25)
+
+
+def test_a_run_trains_every_variant_from_the_same_sft_model(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    respond, trained = grpo_minimal.respond, []
+    monkeypatch.setattr(
+        grpo_minimal, "respond", lambda model, x, tries: respond(model, x[:9], tries)
+    )
+    real = grpo_minimal.train
+
+    def train(args):
+        trained.append((args, result := real(args)))
+        return result
+
+    monkeypatch.setattr(grpo_minimal, "train", train)
+    short = {"sft_steps": 3, "num_updates": 2, "num_prompts": 2, "group_size": 4}
+    monkeypatch.setattr(grpo_minimal, "Args", functools.partial(grpo_minimal.Args, **short))
+    monkeypatch.setattr("sys.argv", ["run", "--seed", "7"])
+    minimal_grpo.main()
+
+    assert [x.sft_steps for x, _ in trained] == [3] + [1] * (len(VARIANTS) - 1)
+    for (args, result), (_, settings) in zip(trained, VARIANTS.values(), strict=True):
+        assert args.seed == 7 and vars(args).items() >= settings.items()
+        first = trained[0][1]["reference"].state_dict()
+        for name, x in result["reference"].state_dict().items():
+            assert torch.equal(x, first[name])
+    facts, curve = record.summarize_stages(tmp_path / "runs/run", 3.0)
+    assert [*facts["models"]] == ["sft", *VARIANTS] and facts["judged"] == "dr-grpo"
+    assert facts["score"] == facts["models"]["dr-grpo"]["pass@1"]
+    assert [*curve] == ["stage", "step", "reward", "kl", "without_spread"]
+    assert len(curve) == 2 * len(VARIANTS)
+
+
+def test_the_table_compares_within_a_seed(tmp_path):
+    lines = []
+    for seed in (1, 2, 3):
+        model = {"pass@16": 0.9, "kl": 1.0, "groups_without_spread": 0.5}
+        model |= {"groups_without_spread_first": 0.1}
+        models = {name: model | {"pass@1": seed / 10} for name in VARIANTS}
+        models["std"] = model | {"pass@1": seed / 10 + 0.05}
+        models["sft"] = {"pass@1": 0.1, "pass@16": 0.88}
+        lines.append({"environment": "sums", "variant": "", "seed": seed, "models": models})
+        lines[-1] |= {"score": seed / 10, "mean_return": None, "hours": 0.1}
+    write_lines(tmp_path / "grpo_minimal.jsonl", json.loads(json.dumps(lines)))
+    text = sums_table(SUITES["grpo_minimal"], Folders(results=tmp_path))
+    rows = {x.split(" | ")[0].strip("| "): x.split(" | ")[1:] for x in text.splitlines()}
+    assert rows["SFT model"][:2] == ["3", "0.100 [0.100, 0.100]"]
+    std = rows["Dr. GRPO, divided by the std"]
+    assert std[1].startswith("0.250 [") and std[2] == "+0.050 [+0.050, +0.050]"
+    assert std[4] == "+0.020 [+0.020, +0.020]" and "3 of 5 runs are done" in text
