@@ -57,7 +57,7 @@ def test_another_distribution_in_the_three_places_of_the_policy_trains_and_acts(
     result = mine.train(small(mine, run_name="laplace"))
     assert all(abs(x["check/acting"]) < 1e-6 for x in result["updates"])
     policy = mine.load_policy("runs/laplace", gym.make("FakeWalk-Box-v0"))
-    noises = np.random.default_rng(0).normal(size=(50, 2))
+    noises = np.random.default_rng(0).normal(scale=0.1, size=(50, 2))
     assert len({policy(np.zeros(3), noise)[0] for noise in noises}) > 5
     command = mine.Command(result["args"], evaluate="runs/laplace", eval_episodes=2)
     assert len(mine.evaluate(command)) == 2
