@@ -79,12 +79,12 @@ def test_it_computes_what_the_full_script_does(monkeypatch):
     noises, orders, real_actor = [], [], full.actor
 
     def actor(agent):
-        act, log_prob = real_actor(agent)
-        return lambda obs, noise: noises.append(noise) or act(obs, noise), log_prob
+        act = real_actor(agent)
+        return lambda obs, noise: noises.append(noise) or act(obs, noise)
 
-    def update(agent, adam, batch, minibatches, *rest):
-        orders.append(torch.cat([*minibatches]))  # of an epoch
-        return full.ppo_update(agent, adam, batch, minibatches, *rest)
+    def update(agent, adam, batch, indices, args):
+        orders.append(indices.flatten())  # of an epoch
+        return full.ppo_update(agent, adam, batch, indices, args)
 
     class Adam(torch.optim.Adam):
         def __init__(self, parameters, eps):
@@ -93,7 +93,7 @@ def test_it_computes_what_the_full_script_does(monkeypatch):
 
     monkeypatch.setattr(full, "Agent", begun(full.Agent))
     monkeypatch.setattr(full, "actor", actor)
-    monkeypatch.setattr(full, "open_run", lambda *_: (None, MagicMock(), None))
+    monkeypatch.setattr(full, "open_run", lambda *_: (None, MagicMock()))
     monkeypatch.setattr(full, "save_checkpoint", lambda *_: None)
     args = full.Args(**SETTINGS, adam_eps=NO_EPSILON, compile=False)
     theirs = full.train(args, update=update)
