@@ -139,6 +139,8 @@ class Args:
                 raise UsageError(f"{flag} must be at most 1.")
             if value == math.inf and name not in may_be_inf:
                 raise UsageError(f"{flag} must be finite.")
+        if self.torch_threads and self.torch_threads > 1024:
+            raise UsageError(f"--torch-threads ({self.torch_threads}) must be at most 1024.")
         if self.seed >= 2**63:
             raise UsageError(f"--seed ({self.seed}) must be below 2**63.")
         if self.run_name and (self.run_name == ".." or Path(self.run_name).name != self.run_name):
