@@ -2,7 +2,7 @@
 
 import functools
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from benchmark.logs import Log
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.report import health, rlhf, statistics, tables, verifiable
 from benchmark.results import Result, by_environment, done, reference, runs_of
-from benchmark.suites import KINDS
+from benchmark.suites import KINDS, THREE
 from benchmark.suites.grpo import TRIES
 
 FOLDER = ROOT / "benchmark" / "figures"
@@ -116,9 +116,16 @@ def draw_variants(axes: Axes, suite: Suite, runs: pd.DataFrame, thin: bool = Tru
             draw_curves(axes, own, label, f"C{index}", thin)
 
 
-def curves(suite: Suite, folders: Folders, shown: slice = slice(None)) -> Figure:
-    """One panel per environment with variants of a suite and its baseline."""
+def curves(
+    suite: Suite,
+    folders: Folders,
+    shown: slice = slice(None),
+    environments: Sequence[str] = (),
+) -> Figure:
+    """One panel per environment, or per one of those given, with variants of a suite."""
     runs, labels = runs_of(suite, folders), [*suite.labels.values()][shown]
+    if environments:
+        runs = runs[runs["environment"].isin(environments)]
     figure, panels = panels_of(runs[runs["label"].isin(labels)], counted=True)
     for axes, environment, runs in panels:
         draw_published(axes, environment)
@@ -353,6 +360,7 @@ def sums(suite: Suite, folders: Folders) -> Figure:
 FIGURES = {
     "curves": curves,
     "first": functools.partial(curves, shown=slice(1)),
+    "three": functools.partial(curves, shown=slice(1), environments=THREE),
     "baselines": baselines,
     "health": healthy_run,
     "trace": trace,

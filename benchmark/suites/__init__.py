@@ -271,7 +271,7 @@ ALL = (
         variants=FIGURE3,
         baseline=("figure3", ""),
         kind="figure3",
-        figures=("first", "baselines", "health"),
+        figures=("first", "three", "baselines", "health"),
     ),
     Suite(
         name="swimmer",
