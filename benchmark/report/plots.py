@@ -335,10 +335,10 @@ def sums(suite: Suite, folders: Folders) -> Figure:
         style = {"color": f"C{index - 1}" if index else "k", "label": label, "linewidth": 1.2}
         columns = ((rewards, "reward"), (groups, "without_spread")) if index else ()
         for axes, column in columns:
-            curves = np.array([x.column(column, name)[1] for x in runs])
-            smooth = pd.DataFrame(curves.T).rolling(10, min_periods=1).mean()
-            axes.plot(range(1, len(smooth) + 1), smooth.mean(axis=1), **style)
-            axes.set_xlabel("updates (mean of the last ten)")
+            found = [pd.Series(y, x) for x, y in (run.column(column, name) for run in runs)]
+            smooth = pd.DataFrame(found).mean().rolling(5, min_periods=1).mean()  # every second one
+            axes.plot(smooth, **style)
+            axes.set_xlabel("updates, each the mean of ten")
         own = known[known["model"] == name][[f"pass@{k}" for k in TRIES]]
         tries.plot(TRIES, own.mean(), marker=".", **style)
     tries.set_xscale("log", base=2)

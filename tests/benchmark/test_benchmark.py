@@ -188,7 +188,8 @@ def test_an_evaluation_plays_with_the_policy_of_a_run(tmp_path, monkeypatch):
     assert found["returns"] == found["lengths"] and len(found["lengths"]) == 20  # 1 per step
     assert len({*found["lengths"]}) > 1 and "speeds" not in found
     seed = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(1,))).integers(2**31)
-    env, policy = gym.make(PENDULUM), ppo.load_policy("runs/run")
+    env = gym.make(PENDULUM)
+    policy = ppo.load_policy("runs/run", env)
     (obs, _), ended, steps = env.reset(seed=seed.item()), False, 0
     while not ended:
         obs, _, ended, *_ = env.step(policy(obs))
