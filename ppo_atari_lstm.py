@@ -1043,6 +1043,8 @@ def main() -> None:
         else:
             run_dir = train(command.args, resume=command.resume)["run_dir"]
             print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
+            if Path(__file__).with_name("benchmark").is_dir():
+                print(f"Is it healthy? python -m benchmark check {run_dir}")
     except KeyboardInterrupt:
         sys.exit("Interrupted. Use --resume with the run's folder to continue from its checkpoint.")
     except (UsageError, OSError, ImportError, MemoryError, gym.error.Error) as error:

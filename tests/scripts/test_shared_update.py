@@ -76,6 +76,7 @@ def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
         rows = [row for step in epoch for row in script.identity(step.obs)]
         places = [(5 * episode + t - first, n) for n, episode, t in rows]
         assert sorted(places) == list(np.ndindex(steps, envs))
+        batch["returns"] = batch["advantages"] + batch["values"]
         for column, name in ((3, "values"), (4, "advantages"), (5, "returns")):
             stored = torch.cat([step.data[column].flatten() for step in epoch]).tolist()
             assert stored == [batch[name][place].item() for place in places]
@@ -121,8 +122,8 @@ def test_logged_losses_are_means_over_all_minibatches(script, tiny, recorded):
             mean = np.mean([step.metrics[name].item() for step in steps])
             assert update[name] == pytest.approx(mean, rel=1e-4, abs=1e-7), name
     batch = recorded.gae[-1]
-    residuals = (batch["returns"] - batch["values"]).var(correction=0)
-    expected = 1 - residuals / batch["returns"].var(correction=0)
+    returns = batch["advantages"] + batch["values"]
+    expected = 1 - batch["advantages"].var() / returns.var()
     assert updates[-1]["losses/explained_variance"] == pytest.approx(expected.item(), abs=1e-4)
 
 
