@@ -73,7 +73,7 @@ def progress(run: Run) -> tuple[int, str]:
         text = file.read().decode(errors="replace")
     found = BAR.findall(text)
     if not found:
-        return 0, f"{run.name}: {last_line(run.folder)}"
+        return 0, f"{run.name}: {last_line(run.folder) if text.strip() else 'starting'}"
     share, made, total, left, more = found[-1]
     about = re.sub(r"^[\d.?]+\s*(it/s|s/it),? ?", "", more)
     parts = [f"{share} %", f"iteration {made} of {total}", about, f"{left} left"]
