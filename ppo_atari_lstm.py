@@ -139,6 +139,10 @@ class Args:
                 raise UsageError(f"{flag} must be at most 1.")
             if value == math.inf and name not in may_be_inf:
                 raise UsageError(f"{flag} must be finite.")
+        if self.seed >= 2**63:
+            raise UsageError(f"--seed ({self.seed}) must be below 2**63.")
+        if self.run_name and (self.run_name == ".." or Path(self.run_name).name != self.run_name):
+            raise UsageError(f"--run-name ({self.run_name}) must be a name, not a path.")
         batch = self.num_steps * self.num_envs
         parts = f"--num-minibatches ({self.num_minibatches})"
         if self.num_envs % self.num_minibatches:
