@@ -34,15 +34,7 @@ PACE = 60  # seconds between two looks where lines cannot be replaced
 
 @dataclasses.dataclass(frozen=True)
 class SeedRun(Run):
-    """A run whose folder, runs/NAME/ENV/seedK, is the script's own run folder."""
-
-    @property
-    def place(self) -> Path:
-        return self.folders.runs.absolute().parent
-
-    @property
-    def run_name(self) -> str:
-        return f"{self.suite.name}/{self.name}"
+    """A run in runs/NAME/ENV/seedK, where the script makes its own folder runs/run."""
 
     @property
     def flags(self) -> list[str]:
