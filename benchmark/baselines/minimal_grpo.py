@@ -21,7 +21,7 @@ LAST = 10  # updates whose mean stands for the end of training
 
 
 @dataclasses.dataclass
-class Command:
+class Args:
     seed: int = 1
     run_name: str = "run"  # results are in runs/RUN_NAME
     resume: Path | None = None  # a run that has results is over
@@ -61,7 +61,7 @@ def train(args: grpo_minimal.Args, reference: grpo_minimal.GPT | None) -> dict[s
 
 def main() -> None:
     """Train all variants and save what happened."""
-    command = tyro.cli(Command)
+    command = tyro.cli(Args)
     if command.resume:
         return
     folder, reference, models = Path("runs", command.run_name), None, {}
