@@ -139,6 +139,12 @@ class Args:
                 raise UsageError(f"{flag} must be at most 1.")
             if value == math.inf and name not in may_be_inf:
                 raise UsageError(f"{flag} must be finite.")
+        if self.torch_threads and self.torch_threads > 1024:
+            raise UsageError(f"--torch-threads ({self.torch_threads}) must be at most 1024.")
+        if self.seed >= 2**63:
+            raise UsageError(f"--seed ({self.seed}) must be below 2**63.")
+        if self.run_name and (self.run_name == ".." or Path(self.run_name).name != self.run_name):
+            raise UsageError(f"--run-name ({self.run_name}) must be a name, not a path.")
         batch = self.num_steps * self.num_envs
         parts = f"--num-minibatches ({self.num_minibatches})"
         if self.num_envs % self.num_minibatches:
@@ -528,12 +534,12 @@ def train(
     games = Games(resources, args)  # first of all, because forks copy what there is
     raw_obs, num_actions = games.obs, games.num_actions
     shape = (args.num_steps, args.num_envs)
+    rewards = np.zeros(shape)
     obs = torch.zeros((args.num_steps + 1, *raw_obs.shape), dtype=torch.uint8, device=device)
     logits = torch.zeros((*shape, num_actions), device=device)
     actions = torch.zeros(shape, dtype=torch.int64, device=device)
     values = torch.zeros(shape, device=device)
     starts = torch.ones((args.num_steps + 1, args.num_envs), device=device)
-    rewards = np.zeros(shape)
     terminated, truncated = np.zeros((2, *shape), dtype=bool)
 
     # Agent and optimizer state, from the checkpoint if there is one.
@@ -1043,6 +1049,8 @@ def main() -> None:
         else:
             run_dir = train(command.args, resume=command.resume)["run_dir"]
             print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
+            if Path(__file__).with_name("benchmark").is_dir():
+                print(f"Is it healthy? python -m benchmark check {run_dir}")
     except KeyboardInterrupt:
         sys.exit("Interrupted. Use --resume with the run's folder to continue from its checkpoint.")
     except (UsageError, OSError, ImportError, MemoryError, gym.error.Error) as error:

@@ -8,16 +8,18 @@
     python ppo_minimal.py --env-id Hopper-v4  # needs gymnasium[mujoco] tensorboard torch tqdm tyro
 
 PPO trains two networks: a policy, which says how likely each action is, and a value function, which
-predicts the rewards still to come. The policy acts for a while (rollout). The advantage of an
+predicts the rewards still to come. The policy acts for a while (a rollout). The advantage of an
 action is how much more reward followed than was predicted. Then gradient descent corrects the
-predictions and makes actions of positive advantage likelier, others less; to change a probability
-beyond a small factor gains nothing (clipping), because the data tell about nearby policies only.
+predictions and makes actions with positive advantages more likely, and the others less likely.
+Clipping removes the incentive to change a probability by more than a small factor, because the data
+only tell us about policies close to the one that collected them.
 
 Paper: Schulman et al. 2017; ppo2: OpenAI's code; details: "The 37 Implementation Details of PPO"
 (Huang et al. 2022). Only logs are saved, in runs/. ppo_continuous_action.py gives the reasons,
-resumes, warns, evaluates and is faster; ppo_multidiscrete.py has other actions, ppo_atari.py games.
+resumes, evaluates and is faster. ppo_multidiscrete.py is for other actions, ppo_atari.py for games.
 """
 
+import argparse
 import time
 from dataclasses import dataclass
 
@@ -33,9 +35,9 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    env_id: str = "HalfCheetah-v4"  # Gymnasium environment; actions best within about [-1, 1]
+    env_id: str = "HalfCheetah-v4"  # Gymnasium environment; actions should span about [-1, 1]
     seed: int = 1  # random seed of the whole run
-    total_timesteps: int = 1_000_000  # steps of all environments together; annealing ends there
+    total_timesteps: int = 1_000_000  # total steps of all environments; annealing ends there
     device: str = "auto"  # cpu, cuda, or auto: the GPU if there is one
     num_envs: int = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
     num_steps: int = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
@@ -47,7 +49,7 @@ class Args:
     clip_coef: float = 0.2  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: float = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
-    max_grad_norm: float = 0.5  # largest norm of the whole gradient [ppo2: 0.5; inf: off]
+    max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; inf: off]
 
 
 class Agent(nn.Module):
@@ -96,9 +98,9 @@ class RunningMeanStd:
 def gae(rewards, values, next_values, done, args):
     advantages, later = torch.zeros_like(values), 0.0  # (T, N)
     for t in reversed(range(len(rewards))):
-        surprise = rewards[t] + args.gamma * next_values[t] - values[t]  # the TD error, delta
+        delta = rewards[t] + args.gamma * next_values[t] - values[t]  # the TD error
         # Detail 5/37: generalized advantage estimation
-        advantages[t] = later = surprise + args.gamma * args.gae_lambda * (1 - done[t]) * later
+        advantages[t] = later = delta + args.gamma * args.gae_lambda * (1 - done[t]) * later
     return advantages, advantages + values  # and what the values should have been
 
 
@@ -106,7 +108,7 @@ def ppo_loss(agent, minibatch, args):
     obs, actions, old_logprobs, old_values, advantages, returns = minibatch  # (B, ...)
     policy, values = agent(obs)
     logratio = policy.log_prob(actions) - old_logprobs
-    ratio = logratio.exp()  # how much likelier the action has become since the rollout
+    ratio = logratio.exp()  # how much more likely the action has become since the rollout
     # Detail 7/37: advantage normalization
     advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
     # Detail 8/37: clipped surrogate objective
@@ -129,11 +131,13 @@ def train(args):
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # enough for networks of this size
     device = args.device.replace("auto", "cuda" if torch.cuda.is_available() else "cpu")
-    at_end = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}  # step resets what has ended
+    at_end = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}  # resets within the same step
     envs = gym.make_vec(args.env_id, args.num_envs, "sync", vector_kwargs=at_end)
+    if not isinstance(actions := envs.single_action_space, gym.spaces.Box):
+        argparse.ArgumentParser().error(f"actions are {actions}: use ppo_multidiscrete.py")
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     # Detail 27/37: action clipping and storage
-    envs = gym.wrappers.vector.ClipAction(envs)  # the rollout stores actions as they were drawn
+    envs = gym.wrappers.vector.ClipAction(envs)  # the rollout stores the sampled actions
     obs_shape, action_shape = envs.single_observation_space.shape, envs.single_action_space.shape
     agent = Agent(*obs_shape, *action_shape).to(device)
     # Detail 3/37: Adam epsilon
@@ -142,7 +146,7 @@ def train(args):
     num_iterations = args.total_timesteps // batch_size
     writer = SummaryWriter(f"runs/{args.env_id}__ppo_minimal__{args.seed}__{time.time_ns()}")
     obs_stats, return_stats = RunningMeanStd(obs_shape), RunningMeanStd(())
-    discounted = np.zeros(args.num_envs)  # sums of past rewards, discounted by their age
+    discounted = np.zeros(args.num_envs)  # discounted sums of past rewards
     global_step, episodes, updates = 0, [], []
     raw_obs, _ = envs.reset(seed=args.seed)  # (N, D)
     obs_stats.update(raw_obs)
@@ -150,7 +154,7 @@ def train(args):
 
     for iteration in (progress := tqdm(range(1, num_iterations + 1))):
         # --- Collect: T steps in each of N environments ---
-        start_time, rollout = time.perf_counter(), []
+        start_time, rollout, num_before = time.perf_counter(), [], len(episodes)
         # Detail 1/37: vectorized architecture
         for _ in range(args.num_steps):
             global_step, obs = global_step + args.num_envs, next_obs
@@ -205,15 +209,21 @@ def train(args):
         metrics = {name: np.mean([x[name] for x in mb_metrics]).item() for name in metrics}
         metrics["losses/explained_variance"] = 1 - (advantages.var() / returns.var()).item()
         metrics["charts/SPS"] = batch_size / (time.perf_counter() - start_time)
-        recent = [x["return"] for x in episodes[-100:]] or [np.nan]
-        metrics["charts/episodic_return"] = np.mean(recent).item()
+        if new := episodes[num_before:]:
+            metrics["charts/episodic_return"] = np.mean([x["return"] for x in new]).item()
         for name, value in metrics.items():
             writer.add_scalar(name, value, global_step)
         updates.append({"global_step": global_step, **metrics})
-        progress.set_postfix_str(f"return {metrics['charts/episodic_return']:.1f}")
+        if episodes:
+            progress.set_postfix_str(
+                f"return {np.mean([x['return'] for x in episodes[-100:]]):.1f}"
+            )
     writer.close()
     return {"agent": agent, "obs_stats": obs_stats, "episodes": episodes, "updates": updates}
 
 
 if __name__ == "__main__":
-    train(tyro.cli(Args))
+    args = tyro.cli(Args)
+    if args.total_timesteps < args.num_steps * args.num_envs:
+        argparse.ArgumentParser().error("--total-timesteps is less than --num-steps * --num-envs")
+    train(args)

@@ -120,6 +120,10 @@ class Args:
                 raise UsageError(f"{flag} must be finite.")
         if self.bins < 2:
             raise UsageError("--bins must be at least 2.")
+        if self.seed >= 2**63:
+            raise UsageError(f"--seed ({self.seed}) must be below 2**63.")
+        if self.run_name and (self.run_name == ".." or Path(self.run_name).name != self.run_name):
+            raise UsageError(f"--run-name ({self.run_name}) must be a name, not a path.")
         batch, parts = self.num_steps * self.num_envs, self.num_minibatches
         product, flag = f"--num-steps * --num-envs ({batch})", f"--num-minibatches ({parts})"
         if batch % parts:
@@ -888,7 +892,8 @@ def evaluate(resources: ExitStack, command: Command) -> list[float]:
     if command.capture_video:
         if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
             env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
-        env = Episode(gym.wrappers.RecordVideo(env, f"{command.evaluate}/videos", lambda k: k == 0))
+        folder = f"{command.evaluate}/videos"
+        env = Episode(gym.wrappers.RecordVideo(env.env, folder, lambda k: k == 0))
         resources.callback(env.close)
     limit = math.inf if env.spec and env.spec.max_episode_steps else 10_000
     for seed in range(command.eval_episodes):
@@ -923,6 +928,8 @@ def main() -> None:
         else:
             run_dir = train(command.args, resume=command.resume)["run_dir"]
             print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
+            if Path(__file__).with_name("benchmark").is_dir():
+                print(f"Is it healthy? python -m benchmark check {run_dir}")
     except KeyboardInterrupt:
         sys.exit("Interrupted. Use --resume with the run's folder to continue from its checkpoint.")
     except (UsageError, OSError, ImportError, MemoryError, gym.error.Error) as error:

@@ -169,7 +169,7 @@ class Atari(Script):
     real = ("Breakout --num-steps 16 --total-timesteps 7680",)
     space = "Frames"
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
-    unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "namespace ALE"}
+    unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "ALE"}
     raw: ClassVar[dict[str, Any]] = {}
     frames = 4
 

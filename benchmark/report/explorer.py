@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from benchmark.definitions import Folders, Name, Suite
-from benchmark.report import health, rlhf, tables
+from benchmark.report import health, rlhf, tables, verifiable
 from benchmark.results import KEY, Result, by_environment
 
 RETURN_POINTS, OTHER_POINTS = 25, 20  # of a curve of returns, or of another metric
@@ -61,7 +61,10 @@ def cells(results: list[Result], stage: str | None) -> dict[str, Any]:
         whole = tables.plus_minus(tables.facts(results, "mean_return"))
         return tables.score_cells(tables.facts(results, "score")) | {"whole run": whole}
     models, names = [x.record["models"][stage] for x in results], ("gold", "proxy", "KL")
-    values = {x: [y.get(rlhf.COLUMNS[x]) for y in models] for x in names}
+    columns = {x: rlhf.COLUMNS[x] for x in names}
+    if "pass@1" in models[0]:
+        columns = {"pass@1": "pass@1", "pass@16": "pass@16", "KL": "kl"}
+    values = {x: [y.get(column) for y in models] for x, column in columns.items()}
     return {"seeds": len(models)} | {x: tables.plus_minus(y, 2) for x, y in values.items()}
 
 
@@ -75,7 +78,8 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
             label = suite.labels[name]
             if stage and not suite.variants[name[1]].label:
                 model = first.record["models"][stage]
-                label = f"{rlhf.method(model)}, {rlhf.penalty(model)}"
+                label = verifiable.LABELS.get(stage)
+                label = label or f"{rlhf.method(model)}, {rlhf.penalty(model)}"
             texts = {place: cells(own, stage) for place, own in found.items()}
             curves = {place: curve(own, stage, checks) for place, own in found.items()}
             lines.append({"label": label, "cells": texts, "curves": curves})

@@ -59,7 +59,7 @@ def test_a_run_trains_every_variant_from_the_same_sft_model(monkeypatch, tmp_pat
         for name, x in result["reference"].state_dict().items():
             assert torch.equal(x, first[name])
     facts, curve = record.summarize_stages(tmp_path / "runs/run", 3.0)
-    assert [*facts["models"]] == ["sft", *VARIANTS] and facts["judged"] == "dr-grpo"
+    assert [*facts["models"]] == ["sft", *VARIANTS] and facts["scored_model"] == "dr-grpo"
     assert facts["score"] == facts["models"]["dr-grpo"]["pass@1"]
     assert [*curve] == ["stage", "step", "reward", "kl", "without_spread"]
     assert len(curve) == 2 * len(VARIANTS)

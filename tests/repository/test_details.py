@@ -36,11 +36,9 @@ OWED = {
     "dpo": "R1-4 R10 R13 D1-8",
 }
 EXTRAS = {  # and deviations
-    "clip range annealing": "continuous multidiscrete atari lstm",
+    "clip range annealing": "atari lstm",
     "early stopping": "continuous multidiscrete atari lstm",
     "time limits are not failures": "continuous kl_penalty multidiscrete atari lstm",
-    "log std annealed instead of learned": "continuous",
-    "learning rate adapted to the KL": "continuous",
     "invalid action masking": "multidiscrete",
     "parallelized gradient update": "atari",
     "an episode ends at EOS": "rlhf",

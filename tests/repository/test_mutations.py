@@ -48,11 +48,6 @@ ABSOLUTE = "the absolute value is the same"
 MIDDLE = "it is the middle of the three numbers in any order"
 CHECKS = "checks of arguments that are right cost time only"
 DEFAULT = "so it is by default"
-FUSED = {
-    "3: True -> (False)": "the same step, but slower",
-    "3: torch.optim.Adam(agent.parameters(), eps=args.adam_eps, fused=True) -> "
-    "(torch.optim.Adam(agent.parameters(), eps=args.adam_eps))": "the same step, but slower",
-}
 VECTORS = {
     "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
     "31: np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards) -> "
@@ -64,16 +59,14 @@ EQUIVALENT = {
         "33: torch.zeros((2, num_envs, HIDDEN_SIZE), device=self.value.weight.device) -> "
         "(torch.zeros((2, num_envs, HIDDEN_SIZE)))": "see test_device.py",
         "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
-        "2, 21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
+        "21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
         "(nn.Conv2d(64, 64, kernel_size=3))": DEFAULT,
-        **FUSED,
     },
     "atari": {
         "parallelized gradient update: average([*(x.grad for x in agent.parameters() if "
         "x.requires_grad), *metrics.values()]) -> pass": "see test_distributed.py",
-        "2, 21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
+        "21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
         "(nn.Conv2d(64, 64, kernel_size=3))": DEFAULT,
-        **FUSED,
     },
     "minimal": {
         "23: False -> (True)": CHECKS,

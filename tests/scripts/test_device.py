@@ -4,6 +4,7 @@ The tensors of that device lie in the processor's memory, but which these are is
 refuse to mix them with others, as those of a GPU do, and compute the same bits.
 """
 
+import functools
 import warnings
 
 import numpy as np
@@ -134,12 +135,13 @@ def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(script, tiny, g
     args = tiny("Walk", **settings, device="auto", total_timesteps=32)
     result, device = gpu(script.module.train, args)
     assert all(device.has(x) for x in result["agent"].state_dict().values())
-    again = script.module.Args(**{**vars(args), "total_timesteps": 64, "resume": "runs/run1"})
-    result, device = gpu(script.module.train, again)
+    again = script.module.Args(**{**vars(args), "total_timesteps": 64})
+    resume = functools.partial(script.module.train, resume="runs/run1")
+    result, device = gpu(resume, again)
     assert all(device.has(x) for x in result["agent"].state_dict().values())
     assert same_weights(result["agent"], expected["agent"])
     assert result["episodes"] == expected["episodes"]
-    _, agent, _ = script.module.load_checkpoint("runs/run1")
+    agent = script.module.load_checkpoint("runs/run1")["agent"]
     assert same_weights(agent, expected["agent"])
 
 

@@ -50,7 +50,7 @@ def test_observed_returns_are_the_discounted_rewards_until_the_end_of_the_episod
     expected = double_sum(rewards, values, next_values, done, 0.97, 1.0) + values
     terminated = (next_values == 0) & (done == 1)
     observed = ppo.observed_returns([rewards, next_values, terminated, done], 0.97)
-    torch.testing.assert_close(observed, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(observed.double(), expected, rtol=0, atol=1e-5)
 
 
 def test_means_are_over_all_minibatches_of_all_calls():

@@ -1,5 +1,6 @@
 """ppo_minimal.py is the algorithm of ppo_continuous_action.py."""
 
+import runpy
 from pathlib import Path
 from typing import ClassVar
 from unittest.mock import MagicMock
@@ -79,12 +80,12 @@ def test_it_computes_what_the_full_script_does(monkeypatch):
     noises, orders, real_actor = [], [], full.actor
 
     def actor(agent):
-        act, log_prob = real_actor(agent)
-        return lambda obs, noise: noises.append(noise) or act(obs, noise), log_prob
+        act = real_actor(agent)
+        return lambda obs, noise: noises.append(noise) or act(obs, noise)
 
-    def update(agent, adam, batch, minibatches, *rest):
-        orders.append(torch.cat([*minibatches]))  # of an epoch
-        return full.ppo_update(agent, adam, batch, minibatches, *rest)
+    def update(agent, adam, batch, indices, args):
+        orders.append(indices.flatten())  # of an epoch
+        return full.ppo_update(agent, adam, batch, indices, args)
 
     class Adam(torch.optim.Adam):
         def __init__(self, parameters, eps):
@@ -93,7 +94,7 @@ def test_it_computes_what_the_full_script_does(monkeypatch):
 
     monkeypatch.setattr(full, "Agent", begun(full.Agent))
     monkeypatch.setattr(full, "actor", actor)
-    monkeypatch.setattr(full, "open_run", lambda *_: (None, MagicMock(), None))
+    monkeypatch.setattr(full, "open_run", lambda *_: (None, MagicMock()))
     monkeypatch.setattr(full, "save_checkpoint", lambda *_: None)
     args = full.Args(**SETTINGS, adam_eps=NO_EPSILON, compile=False)
     theirs = full.train(args, update=update)
@@ -161,6 +162,17 @@ def test_advantages_that_hardly_differ_are_not_blown_up():
     _, metrics = minimal.ppo_loss(agent, batch, minimal.Args())
     expected = -(np.exp(0.1) * 0.5 - 0.5) / 2
     assert metrics["losses/policy_loss"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [("--env-id CartPole-v1", "use ppo_multidiscrete.py"), ("--total-timesteps 9", "is less than")],
+)
+def test_what_it_cannot_train_is_a_sentence(flags, sentence, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["ppo_minimal.py", *flags.split()])
+    with pytest.raises(SystemExit) as exit:
+        runpy.run_path(minimal.__file__, run_name="__main__")
+    assert exit.value.code == 2 and sentence in capsys.readouterr().err
 
 
 def test_settings_are_those_of_the_full_script():

@@ -1,6 +1,7 @@
 """Gradient steps against TensorFlow's Adam, and whole updates against Stable-Baselines3."""
 
 import copy
+import dataclasses
 
 import gymnasium as gym
 import numpy as np
@@ -20,22 +21,23 @@ def make_agent(**settings):
     """Agent, its settings and its weights as one vector; far from the start: ratios are clipped."""
     torch.manual_seed(0)
     args = ppo.Args(**settings)
-    agent = ppo.Agent(OBS, ACTIONS, args)
+    floats = {name: torch.tensor(x) for name, x in vars(args).items() if type(x) is float}
+    args = dataclasses.replace(args, **floats)
+    agent = ppo.Agent(OBS, ACTIONS)
     with torch.no_grad():
         agent.policy[-1].weight.mul_(100)
         agent.log_std.copy_(torch.linspace(-0.5, 0.5, ACTIONS))
     return agent, args
 
 
-def update(agent, args, batch, orders, learning_rate=3e-4, clip_coef=0.2):
+def update(agent, args, batch, orders):
     """The script's gradient steps over minibatches of 16 in the given orders; their metrics."""
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
     nn.utils.vector_to_parameters(weights, agent.parameters())
     adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
     adam["step"] = torch.zeros((), dtype=torch.float64)
-    schedule = {"learning_rate": torch.tensor(learning_rate), "clip_coef": torch.tensor(clip_coef)}
-    minibatches = torch.from_numpy(np.concatenate(orders)).split(16)
-    return ppo.ppo_update(agent, adam, batch, minibatches, schedule, args)
+    indices = torch.from_numpy(np.concatenate(orders)).view(-1, 16)
+    return ppo.ppo_update(agent, adam, batch, indices, args)
 
 
 ORDERS = [np.random.default_rng(i).permutation(STEPS * ENVS) for i in range(2)]
@@ -50,7 +52,7 @@ def test_steps_are_those_of_tensorflows_adam():
     assert (metrics["losses/grad_norm"] > 0.1).all()  # clipped
     mean = square = torch.zeros(())
     for t, mb in enumerate(torch.from_numpy(np.concatenate(ORDERS)).split(16), 1):
-        loss, _ = ppo.ppo_loss(plain, [x[mb] for x in batch], {"clip_coef": 0.2}, args)
+        loss, _ = ppo.ppo_loss(plain, [x[mb] for x in batch], args)
         gradients = torch.autograd.grad(loss, list(plain.parameters()))
         gradient = torch.cat([x.flatten() for x in gradients])
         gradient *= 0.1 / gradient.norm()
@@ -149,7 +151,8 @@ def test_one_whole_update_equals_stable_baselines3(norm_adv, monkeypatch):
     next_values = torch.where(t["done"] & ~t["terminated"], t["final_values"], next_values)
     next_values[t["terminated"]] = 0.0
     done = t["done"].float()
-    advantages, returns = ppo.gae(t["rewards"], values, next_values, done, 0.99, 0.95)
+    advantages = ppo.gae(t["rewards"], values, next_values, done, args)
+    returns = advantages + values
     np.testing.assert_allclose(advantages, theirs, atol=1e-5)
     batch = (t["obs"], t["actions"], logprobs, values, advantages, returns)
     # Their buffer is flattened environment by environment, ours step by step.

@@ -49,7 +49,12 @@ def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rew
     with torch.no_grad():
         change = script.outputs(result["agent"], step)[0].flatten() - step.logprobs.flatten()
     assert change.abs().max() > 1e-4
-    correlation = np.corrcoef(change, step.advantages.flatten())[0, 1]
+    advantages = step.advantages.flatten()
+    if "atari" in script.features:  # of the first game only, which is faster
+        first_game = torch.tensor([n == 0 for n, *_ in script.identity(step.obs)])
+        assert first_game.sum() == args.num_steps
+        change, advantages = change[first_game], advantages[first_game]
+    correlation = np.corrcoef(change, advantages)[0, 1]
     assert update["check/update"] == pytest.approx(correlation, abs=1e-4)
     rollout = (batch[x] for x in ("rewards", "values", "next_values", "done"))
     observed = double_sum(*rollout, 0.8, 1.0) + batch["values"]
@@ -76,6 +81,7 @@ def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
         rows = [row for step in epoch for row in script.identity(step.obs)]
         places = [(5 * episode + t - first, n) for n, episode, t in rows]
         assert sorted(places) == list(np.ndindex(steps, envs))
+        batch["returns"] = batch["advantages"] + batch["values"]
         for column, name in ((3, "values"), (4, "advantages"), (5, "returns")):
             stored = torch.cat([step.data[column].flatten() for step in epoch]).tolist()
             assert stored == [batch[name][place].item() for place in places]
@@ -121,17 +127,18 @@ def test_logged_losses_are_means_over_all_minibatches(script, tiny, recorded):
             mean = np.mean([step.metrics[name].item() for step in steps])
             assert update[name] == pytest.approx(mean, rel=1e-4, abs=1e-7), name
     batch = recorded.gae[-1]
-    residuals = (batch["returns"] - batch["values"]).var(correction=0)
-    expected = 1 - residuals / batch["returns"].var(correction=0)
+    returns = batch["advantages"] + batch["values"]
+    expected = 1 - batch["advantages"].var() / returns.var()
     assert updates[-1]["losses/explained_variance"] == pytest.approx(expected.item(), abs=1e-4)
 
 
 @pytest.mark.parametrize("switch", [True, False])
 def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
     """With noise on the old log-probabilities and values: all is clipped somewhere."""
-    penalty = script.loss == "kl_penalty_loss"  # clips no ratio, and values by another setting
+    penalty = script.value_clip == "value_clip_coef"  # no ratio is clipped
     limit = np.inf if penalty and not switch else 0.2
-    settings = {"value_clip_coef": limit} if penalty else {"clip_vloss": switch}
+    clip = {"clip_vloss": switch, "clip_coef": 0.2}
+    settings = {"value_clip_coef": limit} if penalty else clip
     settings |= {"norm_adv": switch, "ent_coef": 0.03, "vf_coef": 0.7}
     args = tiny("Walk", total_timesteps=32, learning_rate=0.0, **settings)
     agent, step = script.module.train(args)["agent"], recorded.steps[0]
