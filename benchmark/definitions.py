@@ -96,16 +96,8 @@ class Run:
         return self.folders.runs.absolute() / self.suite.name / self.name
 
     @property
-    def place(self) -> Path:  # the working directory of the script
-        return self.folder
-
-    @property
-    def run_name(self) -> str:
-        return "run"
-
-    @property
     def log(self) -> Path:  # where the script puts its checkpoint
-        return self.place / "runs" / self.run_name
+        return self.folder / "runs" / "run"
 
     @property
     def variables(self) -> dict[str, str]:  # for the script: no GPU in sight

@@ -137,20 +137,15 @@ def tree(commit: str, folder: Path) -> Path:
 
 
 def start(
-    folder: Path,
-    words: list[str],
-    imports: Path,
-    threads: int = 1,
-    place: Path | None = None,
-    **variables: str,
+    folder: Path, words: list[str], imports: Path, threads: int = 1, **variables: str
 ) -> subprocess.Popen:
-    """Start Python, in a folder or another place; our modules are those below `imports`."""
+    """Start Python in a folder; our modules are those below `imports`."""
     known = dict.fromkeys(THREADS, str(threads))
     known["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/baselines'}"
     with (folder / "output.txt").open("a") as output:
         return subprocess.Popen(
             [sys.executable, *words],
-            cwd=place or folder,
+            cwd=folder,
             env={**os.environ, **known, **variables},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -212,9 +207,9 @@ def make_one(run: Run, commit: str | None) -> Generator[subprocess.Popen, struct
     note = run.folder / "note.json"
     if begun:
         commit = json.loads(note.read_text())["commit"]
-        flags = ["--resume", f"runs/{run.run_name}"]
+        flags = ["--resume", "runs/run"]
     else:
-        flags = [*run.flags, "--run-name", run.run_name]
+        flags = [*run.flags, "--run-name", "run"]
         shutil.rmtree(run.log, ignore_errors=True)
         run.folder.mkdir(parents=True, exist_ok=True)
         write_text(run.folder / file, source(suite.variants[run.variant], commit))
@@ -223,10 +218,9 @@ def make_one(run: Run, commit: str | None) -> Generator[subprocess.Popen, struct
     say(f"{run.name} {'continues' if begun else 'starts'}{version}")
     trees = run.folders.runs.absolute() / "trees"
     imports = tree(commit, trees) if commit else Path(run.script).parent
-    words, how = [str(run.folder / file), *flags], {"place": run.place, **run.variables}
-    usage = yield start(run.folder, words, imports, **how)
+    usage = yield start(run.folder, [file, *flags], imports, **run.variables)
     if suite.evaluated:  # -P: not beside our `statistics`
-        yield start(run.folder, ["-P", str(EVALUATE), file], imports, **how)
+        yield start(run.folder, ["-P", str(EVALUATE), file], imports, **run.variables)
 
     if (run.log / "checkpoint.pt").exists():
         facts, curve = record.summarize_steps(run.log, suite.total_timesteps, suite.points)

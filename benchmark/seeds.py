@@ -34,15 +34,7 @@ PACE = 60  # seconds between two looks where lines cannot be replaced
 
 @dataclasses.dataclass(frozen=True)
 class SeedRun(Run):
-    """A run whose folder, runs/NAME/ENV/seedK, is the script's own run folder."""
-
-    @property
-    def place(self) -> Path:
-        return self.folders.runs.absolute().parent
-
-    @property
-    def run_name(self) -> str:
-        return f"{self.suite.name}/{self.name}"
+    """A run in runs/NAME/ENV/seedK, where the script makes its own folder runs/run."""
 
     @property
     def flags(self) -> list[str]:
@@ -73,7 +65,7 @@ def progress(run: Run) -> tuple[int, str]:
         text = file.read().decode(errors="replace")
     found = BAR.findall(text)
     if not found:
-        return 0, f"{run.name}: {last_line(run.folder)}"
+        return 0, f"{run.name}: {last_line(run.folder) if text.strip() else 'starting'}"
     share, made, total, left, more = found[-1]
     about = re.sub(r"^[\d.?]+\s*(it/s|s/it),? ?", "", more)
     parts = [f"{share} %", f"iteration {made} of {total}", about, f"{left} left"]
