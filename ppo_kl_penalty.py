@@ -767,17 +767,13 @@ def as_columns(episodes: list[dict]) -> dict[str, np.ndarray]:
 
 def plain(x: Any) -> Any:
     """Replace NumPy's arrays and numbers in `x` by tensors and numbers, which load without code."""
-    if isinstance(x, dict | list | tuple):
-        return (
-            {k: plain(v) for k, v in x.items()} if isinstance(x, dict) else type(x)(map(plain, x))
-        )
-    return (
-        torch.tensor(x)
-        if isinstance(x, np.ndarray)
-        else x.item()
-        if isinstance(x, np.generic)
-        else x
-    )
+    if isinstance(x, dict):
+        return {name: plain(value) for name, value in x.items()}
+    if isinstance(x, list | tuple):
+        return type(x)(map(plain, x))
+    if isinstance(x, np.ndarray):
+        return torch.tensor(x)
+    return x.item() if isinstance(x, np.generic) else x
 
 
 def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:

@@ -106,8 +106,6 @@ def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[st
     for bug in (x for x in bugs if x["script"] == script.name):
         before, exists, _ = script.text.partition(bug["text"])
         titles = [by_setting[x] for x in bug["settings"] if x in by_setting]
-        if not (exists or titles):
-            continue
         title = at[before.count("\n") + 1] if exists else titles[0]
         own = tags.get(title, [])
         found.setdefault(own[0] if len(own) == 1 else title, []).append(bug)
