@@ -211,13 +211,11 @@ def train(args):
         metrics["charts/SPS"] = batch_size / (time.perf_counter() - start_time)
         if new := episodes[num_before:]:
             metrics["charts/episodic_return"] = np.mean([x["return"] for x in new]).item()
+            recent = np.mean([x["return"] for x in episodes[-100:]])
+            progress.set_postfix_str(f"return {recent:.1f}")
         for name, value in metrics.items():
             writer.add_scalar(name, value, global_step)
         updates.append({"global_step": global_step, **metrics})
-        if episodes:
-            progress.set_postfix_str(
-                f"return {np.mean([x['return'] for x in episodes[-100:]]):.1f}"
-            )
     writer.close()
     return {"agent": agent, "obs_stats": obs_stats, "episodes": episodes, "updates": updates}
 
