@@ -18,7 +18,8 @@ from benchmark.definitions import Folders, select
 from benchmark.provenance import BenchmarkError, commit_named
 from benchmark.report import pages
 from benchmark.run import run_suite
-from benchmark.suites import MEASUREMENTS, SUITES
+from benchmark.suites import SUITES
+from benchmark.suites.measurements import MEASUREMENTS
 
 app = tyro.extras.SubcommandApp()
 Name = Literal[tuple(SUITES)]

@@ -16,7 +16,8 @@ from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.report import debugging, health, rlhf, tables, verifiable
 from benchmark.report.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.results import by_environment, done, how_complete, lines_of
-from benchmark.suites import KINDS, SCRIPTS, SUITES
+from benchmark.suites import KINDS, SUITES
+from benchmark.suites.scripts import SCRIPTS
 from benchmark.tags import tags_of
 
 PAGES = [ROOT / x for x in ("README.md", "benchmark/README.md", "DETAILS.md", "DEBUGGING.md")]

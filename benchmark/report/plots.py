@@ -20,7 +20,8 @@ from benchmark.logs import Log
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.report import health, rlhf, statistics, tables, verifiable
 from benchmark.results import Result, by_environment, done, reference, runs_of
-from benchmark.suites import KINDS, THREE
+from benchmark.suites import KINDS
+from benchmark.suites.common import THREE
 from benchmark.suites.grpo import TRIES
 
 FOLDER = ROOT / "benchmark" / "figures"
@@ -356,7 +357,7 @@ def sums(suite: Suite, folders: Folders) -> Figure:
 
 # --- Files ---
 
-# By names in the entries of `suites.py`.
+# By names in the entries of suites.
 FIGURES = {
     "curves": curves,
     "first": functools.partial(curves, shown=slice(1)),

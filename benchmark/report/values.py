@@ -28,7 +28,8 @@ from benchmark.report.tables import (
     with_interval,
 )
 from benchmark.results import done, lines_of
-from benchmark.suites import KINDS, SCRIPTS, SUITES
+from benchmark.suites import KINDS, SUITES
+from benchmark.suites.scripts import SCRIPTS
 from benchmark.tags import tags_of
 
 # Those on which a pilot chose the settings of Table 1.

@@ -23,7 +23,8 @@ from benchmark.report.pages import PAGES
 from benchmark.results import done
 from benchmark.site import annotate
 from benchmark.site.annotate import HOME, SHORT, TEMPLATES, Source
-from benchmark.suites import KINDS, SCRIPTS, SUITES
+from benchmark.suites import KINDS, SUITES
+from benchmark.suites.scripts import SCRIPTS
 
 DOCS = ROOT / "docs"
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")

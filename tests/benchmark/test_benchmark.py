@@ -25,16 +25,19 @@ from PIL import Image
 from scipy import stats
 
 import ppo_continuous_action as ppo
-from benchmark import record, results, run, suites, throughput
+from benchmark import record, results, run, throughput
 from benchmark.__main__ import main
 from benchmark.baselines import stable_baselines3_ppo
 from benchmark.definitions import Entry, Folders, Measurement, Run, select
 from benchmark.provenance import ROOT
 from benchmark.report import pages, plots, statistics, tables
+from benchmark.suites import SUITES
+from benchmark.suites.ablation import SWITCHES
+from benchmark.suites.measurements import MEASUREMENTS
+from benchmark.suites.scripts import SCRIPTS
 from benchmark.suites.switches import FORMER_FLAGS
 
 FOLDERS = Folders()
-SUITES = suites.SUITES
 PENDULUM = "InvertedPendulum-v4"
 
 
@@ -253,8 +256,8 @@ def test_every_run_of_the_frontier_differs():
 
 
 def test_every_script_has_a_row_and_its_runs():
-    assert set(suites.SCRIPTS) == {x.name for x in ROOT.glob("*.py")}
-    for name, script in suites.SCRIPTS.items():
+    assert set(SCRIPTS) == {x.name for x in ROOT.glob("*.py")}
+    for name, script in SCRIPTS.items():
         suite = SUITES[script.suite]
         made = (ROOT / suite.variants[script.variant].script).read_text()
         assert made == (ROOT / name).read_text() or f"\nimport {name.removesuffix('.py')}\n" in made
@@ -389,7 +392,7 @@ def test_every_ablation_stands_beside_some_detail():
     rows = [row.split(" | ") for row in pages.details_table(FOLDERS).splitlines()[2:]]
     known = {x for row in rows for x in (row[0].strip("| ").removesuffix("/37"), row[1])}
     assert {str(number) for number in range(1, 38)} <= known
-    assert all(set(x.details) <= known for x in suites.SWITCHES.values())
+    assert all(set(x.details) <= known for x in SWITCHES.values())
 
 
 # --- Throughput ---
@@ -401,10 +404,10 @@ def test_rates_leave_out_start_and_first_iteration():
     assert throughput.rates(updates, 15.0) == {"steps_per_second": 50, "start_seconds": 9.0}
 
 
-@pytest.mark.parametrize("measurement", suites.MEASUREMENTS)
+@pytest.mark.parametrize("measurement", MEASUREMENTS)
 def test_every_contender_has_a_valid_command_line_and_equal_work(measurement):
     settings = set()
-    for entry in suites.MEASUREMENTS[measurement].entries:
+    for entry in MEASUREMENTS[measurement].entries:
         args = tyro.cli(settings_class(entry.file), args=entry.arguments)
         batch = args.num_envs * args.num_steps
         assert 10 * batch <= entry.steps == args.total_timesteps
