@@ -130,6 +130,23 @@ def command(tmp_path, monkeypatch, capsys):
         signal.signal(number, handler)
 
 
+@pytest.fixture
+def folders(tmp_path):
+    """Empty ones for results and runs."""
+    from benchmark.definitions import Folders
+
+    return Folders(tmp_path / "results", tmp_path / "runs")
+
+
+@pytest.fixture
+def bench(folders):
+    """Run a command of the benchmark with these folders."""
+    from benchmark.__main__ import main
+
+    words = ["--results", str(folders.results), "--runs", str(folders.runs)]
+    return lambda *command: main([*command, *words])
+
+
 @pytest.fixture(scope="session")
 def committed(tmp_path_factory):
     """Only the results that git knows, so that a suite may run while the tests do."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from adapters import record
+from helpers import record
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 

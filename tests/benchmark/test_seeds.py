@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from test_benchmark_runs import RAY
+from test_run import RAY
 
 import ppo_continuous_action as ppo
 from benchmark import record, seeds
