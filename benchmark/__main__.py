@@ -141,7 +141,7 @@ def check(run: Positional[str]) -> None:
 @app.command(name="table")
 def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
     """Print the table of a suite."""
-    if SUITES[suite].kind not in pages.TABLES:
+    if SUITES[suite].table not in pages.TABLES:
         raise BenchmarkError(f"{suite} has no table of its own.")
     print(pages.block(suite, folders) or f"No run of {suite} is finished.")
 

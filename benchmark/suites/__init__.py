@@ -27,4 +27,4 @@ FILES = (  # in the order of tables
 )
 ALL = tuple(suite for file in FILES for suite in file.SUITES)
 SUITES = {suite.name: suite for suite in ALL}
-KINDS = {kind: [x for x in ALL if x.kind == kind] for kind in {x.kind for x in ALL}}
+BY_TABLE = {table: [x for x in ALL if x.table == table] for table in {x.table for x in ALL}}

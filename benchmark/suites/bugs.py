@@ -84,7 +84,7 @@ SUITES = (
         environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
         variants=variants(CONTINUOUS, BUGS),
         figures=("bugs",),
-        kind="bugs",
+        table="bugs",
         **SHORT,
     ),
     Suite(
@@ -93,7 +93,7 @@ SUITES = (
         reproduces="the same where actions are discrete",
         environments={"CartPole-v1": (1, 2, 3)},
         variants=variants(MULTIDISCRETE, {x: BUGS[x] for x in IN_CARTPOLE}),
-        kind="bugs",
+        table="bugs",
         **SHORT,
     ),
     Suite(
@@ -101,7 +101,7 @@ SUITES = (
         reproduces="the same, made after training",
         environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
         variants=variants(CONTINUOUS, EVALUATION),
-        kind="mean_policies",
+        table="mean_policies",
         evaluated=True,
         **SHORT,
     ),
@@ -110,7 +110,7 @@ SUITES = (
         reproduces="the same in RLHF",
         environments={"reviews": (1, 2, 3)},
         variants=variants(RLHF, RLHF_BUGS),
-        kind="bugs",
+        table="bugs",
         **STAGES,
     ),
 )

@@ -33,7 +33,7 @@ TASKS = ("# === Agent ===\n", f"{inspect.getsource(tasks)}\n\n# === Agent ===\n"
 # Fields of suites.
 SHORT = {"total_timesteps": 299_008, "points": 146}  # their curves have a point for each iteration
 BESIDE_DEFAULT = {"baseline": ("figure3", ""), "baseline_label": "default"}
-EFFECTS = BESIDE_DEFAULT | {"kind": "effects", "figures": ("effects",)}
+EFFECTS = BESIDE_DEFAULT | {"table": "effects", "figures": ("effects",)}
 EFFECTS["environments"] = dict.fromkeys(
     ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)
 )

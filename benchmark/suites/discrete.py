@@ -13,7 +13,7 @@ SUITES = (
             "": Variant(MULTIDISCRETE, RAW, replaced=switches.SHARED_NETWORK),
         },
         total_timesteps=500_000,
-        kind="scores",
+        table="scores",
         figures=("curves",),
     ),
     Suite(

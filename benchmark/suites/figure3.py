@@ -35,7 +35,7 @@ SUITES = (
         },
         variants=FIGURE3,
         baseline=("figure3", ""),
-        kind="figure3",
+        table="figure3",
         figures=("first", "three", "baselines", "health"),
     ),
     Suite(

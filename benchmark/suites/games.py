@@ -24,7 +24,7 @@ SUITES = (
             ),
         },
         total_timesteps=2_000_896,
-        kind="games",
+        table="games",
         figures=("curves",),
     ),
 )

@@ -23,7 +23,7 @@ SUITES = (
         environments={"sums": (1, 2, 3, 4, 5)},
         variants={"": Variant("benchmark/baselines/minimal_grpo.py")},
         figures=("sums",),
-        kind="sums",
+        table="sums",
         **STAGES,
     ),
 )

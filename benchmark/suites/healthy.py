@@ -84,7 +84,7 @@ SUITES = (
     Suite(
         name="bugs_healthy",
         reproduces="whether healthy runs elsewhere stay without a warning",
-        kind="healthy",
+        table="healthy",
         environments=dict.fromkeys((*OTHER6, "Pong", *(x[0] for x in UNUSUAL.values())), ()),
         variants={
             "default": Variant(CONTINUOUS, "", "default", environments=OTHER6),

@@ -12,7 +12,7 @@ HUMANOID = Variant(
     *(CONTINUOUS, f"{TABLE4} --no-anneal-lr", "settings of Table 4"),
     replaced=ADAPTED + ANNEALED,
 )
-HUMANOIDS = {"kind": "each_run", "figures": ("curves",)}
+HUMANOIDS = {"table": "each_run", "figures": ("curves",)}
 HUMANOIDS |= {"total_timesteps": 4_096_000, "evaluated": True}
 
 SUITES = (
@@ -41,7 +41,7 @@ SUITES = (
         **HUMANOIDS,
     ),
     Suite(
-        name="humanoid_elsewhere",
+        name="humanoid_other_envs",
         reproduces="the same settings beside the default in other environments",
         environments=dict.fromkeys(("Ant-v4", "Walker2d-v4"), (1,)),
         variants={"default": Variant(CONTINUOUS, "", "default"), "table4": HUMANOID},

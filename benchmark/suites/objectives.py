@@ -50,7 +50,7 @@ SUITES = (
             for name, (script, flags, label) in OBJECTIVES.items()
         },
         baseline=("table1", "clip-0.2"),
-        kind="normalized",
+        table="normalized",
         figures=("normalized",),
     ),
 )

@@ -24,7 +24,7 @@ SUITES = (
         reproduces="the six methods of Figure 3 without the noise of their training",
         environments=dict.fromkeys(THREE, (1, 2, 3)),
         variants={name: dataclasses.replace(x, environments=None) for name, x in FIGURE3.items()},
-        kind="mean_policies",
+        table="mean_policies",
         evaluated=True,
     ),
 )

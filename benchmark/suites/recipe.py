@@ -22,6 +22,6 @@ SUITES = (
                 environments=dict.fromkeys(RECIPE_AGAIN, (201, 202, 203)),
             ),
         },
-        kind="recipe",
+        table="recipe",
     ),
 )

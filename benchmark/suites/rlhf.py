@@ -32,15 +32,15 @@ SUITES = (
         reproduces="Gao et al. 2022 in small: over-optimization of a reward model, and its cure",
         environments={"reviews": (1, 2, 3, 4, 5)},
         variants={"": Variant(RLHF, "--compare")},
-        kind="rlhf",
+        table="rlhf",
         **STAGES,
     ),
     Suite(
-        name="rlhf_rivals",
+        name="rlhf_grpo_dpo",
         reproduces="GRPO (Shao et al. 2024) and DPO (Rafailov et al. 2023) on the task of `rlhf`",
         environments={"reviews": (1, 2, 3, 4, 5)},
         variants={"grpo": Variant(GRPO, "--compare"), "dpo": Variant(DPO, "--compare")},
-        kind="models",
+        table="models",
         **STAGES,
     ),
     Suite(
@@ -49,7 +49,7 @@ SUITES = (
         environments={"reviews": (1, 2, 3)},
         variants=FRONTIER,
         figures=("frontier",),
-        kind="models",
+        table="models",
         **STAGES,
     ),
 )

@@ -23,6 +23,6 @@ SCRIPTS = {
     MULTIDISCRETE: Script("detail 37, action masks", "cartpole", "CartPole-v1"),
     MINIMAL_GRPO: Script("all of GRPO in 200 lines", "grpo_minimal", "sums"),
     RLHF: Script("RLHF with PPO", "rlhf", "reviews"),
-    GRPO: Script("GRPO on the same task", "rlhf_rivals", "reviews", "grpo"),
-    DPO: Script("DPO on the same task", "rlhf_rivals", "reviews", "dpo"),
+    GRPO: Script("GRPO on the same task", "rlhf_grpo_dpo", "reviews", "grpo"),
+    DPO: Script("DPO on the same task", "rlhf_grpo_dpo", "reviews", "dpo"),
 }

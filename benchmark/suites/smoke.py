@@ -9,7 +9,7 @@ SUITES = (
         reproduces="nothing: two short runs that show whether everything works here",
         environments={"InvertedPendulum-v4": (1, 2)},
         variants={"": Variant(CONTINUOUS)},
-        kind="scores",
+        table="scores",
         total_timesteps=4096,
     ),
 )

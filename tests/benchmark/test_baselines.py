@@ -1,4 +1,4 @@
-"""The rivals of PPO in the paper's Figure 3: their mathematics against other ways to compute it."""
+"""The other methods of the paper's Figure 3: their mathematics against other ways to compute it."""
 
 import dataclasses
 import json

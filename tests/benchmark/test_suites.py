@@ -24,7 +24,7 @@ def test_runs_go_seed_by_seed_and_only_selects_by_part_or_whole_name():
 
     names = selected()
     assert names[:2] == ["HalfCheetah-v4/seed1", "HalfCheetah-v4/trpo/seed1"]
-    assert all(x.endswith("/seed1") for x in names[: 7 * 6 + 2])  # rivals are not in Ant, Humanoid
+    assert all(x.endswith("/seed1") for x in names[: 7 * 6 + 2])  # only PPO is in Ant and Humanoid
     assert len(names) == len(set(names)) == 2 * 10 + 5 * 5 + 2 * 3 + 7 * 5 * 5
     assert selected(only="Ant-v4") == ["Ant-v4/seed1", "Ant-v4/seed2", "Ant-v4/seed3"]
     assert selected(only="HalfCheetah-v4/seed1") == ["HalfCheetah-v4/seed1"]  # and not seed10

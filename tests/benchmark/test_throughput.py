@@ -20,7 +20,7 @@ def test_rates_leave_out_start_and_first_iteration():
 
 
 @pytest.mark.parametrize("measurement", MEASUREMENTS)
-def test_every_contender_has_a_valid_command_line_and_equal_work(measurement):
+def test_every_entry_has_a_valid_command_line_and_equal_work(measurement):
     settings = set()
     for entry in MEASUREMENTS[measurement].entries:
         args = tyro.cli(settings_class(entry.file), args=entry.arguments)
