@@ -50,7 +50,8 @@ def judged(updates, returns=()):
 def test_a_run_is_judged_while_it_trains_and_after(tmp_path, monkeypatch, command):
     """Before its first checkpoint, the log is all that there is."""
     monkeypatch.chdir(tmp_path)
-    args = ppo.Args(env_id=PENDULUM, total_timesteps=8192, num_steps=512, compile=False)
+    size = {"total_timesteps": 4096, "num_steps": 256, "num_minibatches": 8, "update_epochs": 5}
+    args = ppo.Args(env_id=PENDULUM, compile=False, **size)
     run = ppo.train(args)["run_dir"]
     saved = logs.find(str(run))[0]
     (run / "checkpoint.pt").rename("checkpoint.pt")

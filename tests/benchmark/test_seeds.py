@@ -166,7 +166,8 @@ def test_a_killed_run_of_a_real_script_continues_to_the_bit(tmp_path, monkeypatc
         text.replace("import math\n", "import math\nimport neighbor\n")
     )
     line = f"seeds own/changed.py --env-ids {PENDULUM} --seeds 1 --workers 1 --total-timesteps 4096"
-    line = [*line.split(), *"--num-steps 64 --no-compile --checkpoint-interval 1".split()]  # noqa: SIM905
+    line += " --num-steps 64 --num-minibatches 4 --update-epochs 2 --no-compile"
+    line = [*line.split(), "--checkpoint-interval", "1"]
     process = multiprocessing.get_context("fork").Process(target=main, args=(line,))
     process.start()
     path = tmp_path / f"runs/changed/{PENDULUM}/seed1/runs/run/checkpoint.pt"
@@ -178,8 +179,8 @@ def test_a_killed_run_of_a_real_script_continues_to_the_bit(tmp_path, monkeypatc
     assert len(record.read_checkpoint(path)["updates"]) < 64
     main(line)
     saved = record.read_checkpoint(path)
-    flags = {"total_timesteps": 4096, "num_steps": 64, "compile": False}
-    whole = ppo.train(ppo.Args(env_id=PENDULUM, run_name="whole", **flags))
+    flags = {"total_timesteps": 4096, "num_steps": 64, "num_minibatches": 4, "update_epochs": 2}
+    whole = ppo.train(ppo.Args(env_id=PENDULUM, run_name="whole", compile=False, **flags))
     weights = whole["agent"].state_dict()
     assert all(torch.equal(x, weights[name]) for name, x in saved["agent"].items())
     assert record.episodes_of(saved).to_dict("records") == whole["episodes"]
