@@ -168,7 +168,8 @@ def build(folders: Folders) -> dict[str, bytes]:
         undefined=jinja2.StrictUndefined,
     )
     reviews = json.loads((folders.results / "reviews.json").read_text())
-    found, bugs, sources = effects_of_details(folders), bugs_of(folders), {x: Source(x) for x in SCRIPTS}
+    found, bugs = effects_of_details(folders), bugs_of(folders)
+    sources = {x: Source(x) for x in SCRIPTS}
     suites = {x: n for x in SUITES if x not in WITHOUT and (n := len(done(x, folders)))}
     environment.globals |= {
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
