@@ -18,7 +18,8 @@ from benchmark.definitions import Folders, select
 from benchmark.provenance import BenchmarkError, commit_named
 from benchmark.report import pages
 from benchmark.run import run_suite
-from benchmark.suites import MEASUREMENTS, SUITES
+from benchmark.suites import SUITES
+from benchmark.suites.measurements import MEASUREMENTS
 
 app = tyro.extras.SubcommandApp()
 Name = Literal[tuple(SUITES)]
@@ -140,7 +141,7 @@ def check(run: Positional[str]) -> None:
 @app.command(name="table")
 def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
     """Print the table of a suite."""
-    if SUITES[suite].kind not in pages.TABLES:
+    if SUITES[suite].table not in pages.TABLES:
         raise BenchmarkError(f"{suite} has no table of its own.")
     print(pages.block(suite, folders) or f"No run of {suite} is finished.")
 

@@ -102,7 +102,7 @@ def return_lost(returns: np.ndarray) -> bool:
     The gain is from the first so many episodes to the best so many in a row.
     """
     count = max(20, len(returns) // 20)
-    sums = np.cumsum([0.0, *returns])
+    sums = np.cumsum(np.concatenate([[0.0], returns]))
     means = (sums[count:] - sums[:-count]) / count
     return len(means) > 0 and means[-1] < means[0] + 0.8 * (means.max() - means[0])
 

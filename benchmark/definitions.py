@@ -46,7 +46,7 @@ class Suite:
     reproduces: str
     environments: dict[str, tuple[int, ...]]  # and their seeds; RLHF has the toy reviews there
     variants: dict[str, Variant]  # by name; a single one may have the empty name
-    kind: str = "variants"  # of table, see pages.TABLES
+    table: str = "variants"  # which one shows it, see pages.TABLES
     figures: tuple[str, ...] = ()  # see plots.FIGURES
     total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
     checkpoint: str = "checkpoint.pt"  # in the script's run folder: what it can continue from

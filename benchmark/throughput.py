@@ -21,7 +21,7 @@ from benchmark.provenance import ROOT, BenchmarkError, commit_named, machine, so
 from benchmark.record import read_checkpoint
 from benchmark.results import lines_of, write_lines
 from benchmark.run import last_line, start
-from benchmark.suites import MEASUREMENTS
+from benchmark.suites.measurements import MEASUREMENTS
 
 
 def rates(updates: list[dict[str, float]], seconds: float) -> dict[str, float]:

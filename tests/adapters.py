@@ -3,7 +3,6 @@
 import copy
 import functools
 import importlib
-import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from helpers import record, seeded
 from torch import Tensor, nn
 
 ROOT = Path(__file__).parent.parent
@@ -396,71 +396,11 @@ def on(*words: str) -> pytest.MarkDecorator:
     return pytest.mark.on(*words)
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def record(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple]:
-    """Arguments and result of all calls of a function from now on."""
-    calls, original = [], getattr(owner, name)
-
-    def recording(*args, **kwargs):
-        result = original(*args, **kwargs)
-        calls.append((*args, result))
-        return result
-
-    monkeypatch.setattr(owner, name, recording)
-    return calls
-
-
-def record_steps(monkeypatch: pytest.MonkeyPatch, kind: type) -> list[SimpleNamespace]:
-    """Learning rate, gradient and change of all weights in all steps of an optimizer to come."""
-    steps, original, flat = [], kind.step, nn.utils.parameters_to_vector
-
-    def step(self):
-        (group,) = self.param_groups
-        before, gradient = flat(group["params"]), flat([p.grad for p in group["params"]])
-        original(self)
-        change = (flat(group["params"]) - before).detach()
-        steps.append(SimpleNamespace(lr=group["lr"], gradient=gradient, change=change))
-
-    monkeypatch.setattr(kind, "step", step)
-    return steps
-
-
-def louder(model: nn.Module, by: float) -> nn.Module:
-    """A copy with random numbers added to all weights, so that it tells its inputs apart."""
-    torch.manual_seed(0)
-    model = copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += by * torch.randn_like(weight)
-    return model
-
-
-def gain_of(layer: nn.Module) -> float:
-    """The common singular value of a scaled orthogonal weight; NaN if there is none."""
-    values = torch.linalg.svdvals(layer.weight.flatten(1).double())
-    return values[0].item() if torch.allclose(values, values[0], atol=1e-5) else math.nan
-
-
 def counter_episode(script: Script, env: int, episode: int, t: int) -> list[np.ndarray]:
     """The Counter's observations from the first of an episode to the t-th."""
     counter = fake_envs.Counter(script.space)
     counter.index, counter.episode, counter.t = env, episode, -1
     return [counter.step(None)[0] for _ in range(t + 1)]
-
-
-def flags(args: Any) -> str:
-    """The command line that gives these settings."""
-    words = []
-    for name, value in vars(args).items():
-        name = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        elif value is not None:
-            words.append(f"--{name} {value}")
-    return " ".join(words)
 
 
 if str(ROOT) not in sys.path:

@@ -109,6 +109,44 @@ def cli(script, monkeypatch, capsys):
     return run
 
 
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Run a command of the benchmark in an empty folder; returns its exit code and its output."""
+    from benchmark.__main__ import main  # takes seconds, and few tests need it
+
+    monkeypatch.chdir(tmp_path)
+    handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
+
+    def call(*words):
+        code = 0
+        try:
+            main([*map(str, words)])
+        except SystemExit as exit:
+            code = exit.code
+        return code, "".join(capsys.readouterr())
+
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Empty ones for results and runs."""
+    from benchmark.definitions import Folders
+
+    return Folders(tmp_path / "results", tmp_path / "runs")
+
+
+@pytest.fixture
+def bench(folders):
+    """Run a command of the benchmark with these folders."""
+    from benchmark.__main__ import main
+
+    words = ["--results", str(folders.results), "--runs", str(folders.runs)]
+    return lambda *command: main([*command, *words])
+
+
 @pytest.fixture(scope="session")
 def committed(tmp_path_factory):
     """Only the results that git knows, so that a suite may run while the tests do."""

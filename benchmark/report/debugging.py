@@ -9,7 +9,7 @@ from benchmark.report import health
 from benchmark.report.statistics import Estimate
 from benchmark.report.tables import CHANGE, markdown, with_interval
 from benchmark.results import Result
-from benchmark.suites import KINDS, SUITES
+from benchmark.suites import BY_TABLE, SUITES
 
 RLHF = "bugs_rlhf"
 Runs = tuple[Suite, str, str, list[Result], list[Result]]
@@ -34,7 +34,7 @@ def trials(suites: list[Suite], folders: Folders) -> dict[str, list[Runs]]:
 def planted(folders: Folders) -> str:
     """How many bugs were made, and where."""
     scripts: dict[str, set[str]] = {}
-    for suite in KINDS["bugs"]:
+    for suite in BY_TABLE["bugs"]:
         for name in (x for x in suite.variants if not health.is_healthy(suite, x)):
             bug = suite.variants[name]
             scripts.setdefault(bug.script, set()).add(bug.label)
@@ -61,7 +61,7 @@ def cell(runs: Runs) -> str:
 def costs_table(folders: Folders, rlhf: bool) -> str:
     """One row per bug, the most expensive first; a column per environment."""
     rows = []
-    suites = [x for x in KINDS["bugs"] if (x.name == RLHF) == rlhf]
+    suites = [x for x in BY_TABLE["bugs"] if (x.name == RLHF) == rlhf]
     for label, runs in trials(suites, folders).items():
         row = {"bug": f"[{label}](#{anchor(label)})"} | {x[2]: cell(x) for x in runs}
         rows.append((min(cost(x).value for x in runs), row))
@@ -91,7 +91,7 @@ def changed_lines(suite: Suite, name: str) -> Iterator[str]:
 def lines_of_bugs(folders: Folders) -> str:
     """Per bug, folded: the wrong line under the right one, how it shows, and its curves."""
     texts = []
-    for label, all_runs in trials(KINDS["bugs"], folders).items():
+    for label, all_runs in trials(BY_TABLE["bugs"], folders).items():
         suite, name, *_ = all_runs[0]
         bug, names = suite.variants[name], [*suite.variants]
         control = health.control(suite, name)

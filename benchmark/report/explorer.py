@@ -9,10 +9,9 @@ from benchmark.report import health, rlhf, tables, verifiable
 from benchmark.results import KEY, Result, by_environment
 
 RETURN_POINTS, OTHER_POINTS = 25, 20  # of a curve of returns, or of another metric
-# Columns of curves that are not shown: places, and metrics that the scripts no longer log.
-NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", *KEY}
-NOT_SHOWN |= {"advantages_std", "check_advantages", "check_values", "kl_after", "log_std"}
-NOT_SHOWN |= {"value_clipfrac"}
+# Columns of curves that are not shown, and neither are those with a slash: metrics that the
+# scripts no longer log.
+NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", "check_values", "kl_after", *KEY}
 CHECKS = ("check", "entropy", "grad_norm")  # begin the names of metrics of bugs and healthy runs
 DIGITS = [chr(x) for x in range(35, 127) if chr(x) != "\\"]  # of numbers in data
 
@@ -31,7 +30,7 @@ def curve(results: list[Result], stage: str | None, checks: bool) -> dict[str, A
     """
     total = stage is None and results[0].record["settings"].get("total_timesteps")
     total, metrics = total or int(max(x.column("step", stage)[0].max() for x in results)), {}
-    names = {x: 0 for own in results for x in own.curve if x not in NOT_SHOWN}
+    names = {x: 0 for own in results for x in own.curve if not ({x} & NOT_SHOWN or "/" in x)}
     for name in (x for x in names if checks or not x.startswith(CHECKS)):
         known = {x.record["seed"]: x.column(name, stage) for x in results}
         known = {seed: own for seed, own in known.items() if len(own[0])}
@@ -70,7 +69,7 @@ def cells(results: list[Result], stage: str | None) -> dict[str, Any]:
 
 def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
     """All that the explorer shows of a suite and its baseline: a line per variant or model."""
-    lines, checks, about = [], suite.kind in ("bugs", "healthy"), suite.reproduces
+    lines, checks, about = [], suite.table in ("bugs", "healthy"), suite.reproduces
     names = [*shown(suite, folders)]
     for name, found in shown(suite, folders).items():
         first, *_ = next(iter(found.values()))
@@ -83,7 +82,7 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
             texts = {place: cells(own, stage) for place, own in found.items()}
             curves = {place: curve(own, stage, checks) for place, own in found.items()}
             lines.append({"label": label, "cells": texts, "curves": curves})
-            if suite.kind == "bugs" and not health.is_healthy(suite, name[1]):
+            if suite.table == "bugs" and not health.is_healthy(suite, name[1]):
                 lines[-1]["control"] = names.index((suite.name, health.control(suite, name[1])))
     if any("stage" in x.curve for own in found.values() for x in own):
         about += "; the curves are over the updates of training"

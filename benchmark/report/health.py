@@ -23,23 +23,24 @@ EARLY = 100_000  # steps within which a bug is to be warned about
 SEEN_BY = 2  # seeds that must be warned
 DIFFERENT = 0.05  # relative change of a metric, on each seed, that is told
 HELD_OUT = "test-"  # begins the names of healthy variants on which no limit was chosen
-# Columns of curves in the order in which an iteration makes them: the first stage in which the
-# first iteration differs from that of a healthy run of the same seed tells which part is wrong.
-STAGES = {
+# Columns of curves in the order in which an iteration makes them: the first part in which the
+# first iteration differs from that of a healthy run of the same seed tells what is wrong. Those
+# with a slash are of committed curves only: the scripts no longer log them.
+PARTS = {
     "acting": ("episodes", "return"),
     "outcomes": ("check_value_bias",),
-    "advantages": ("advantages_std", "explained_variance", "check_advantages"),
+    "advantages": ("advantages/std", "explained_variance", "check/advantages"),
     "ratio": ("check_first_kl",),
-    "update": ("grad_norm", "clipfrac", "approx_kl", "value_clipfrac", "log_std", "check_update"),
+    "update": (
+        "grad_norm",
+        "clipfrac",
+        "approx_kl",
+        "losses/value_clipfrac",
+        "policy/log_std",
+        "check_update",
+    ),
 }
-# What the committed runs of bugs have too: the third edition of the scripts logged it.
-OLDER = {
-    "policy/log_std": "log_std",
-    "check/advantages": "check_advantages",
-    "losses/value_clipfrac": "value_clipfrac",
-    "advantages/std": "advantages_std",
-}
-NAMES = {y: x for x, y in (STEP_METRICS | STAGE_METRICS | OLDER).items()}  # of columns
+NAMES = {y: x for x, y in (STEP_METRICS | STAGE_METRICS).items()}  # of columns
 SAID = f"warned about by {EARLY // 1000}k steps"  # column of tables
 
 
@@ -93,7 +94,7 @@ def when(step: float) -> str:
 
 def is_healthy(suite: Suite, variant: str) -> bool:
     """Whether nothing is broken on purpose."""
-    return suite.kind == "healthy" or variant.startswith("healthy")
+    return suite.table == "healthy" or variant.startswith("healthy")
 
 
 def control(suite: Suite, variant: str) -> str:
@@ -116,12 +117,12 @@ def change(broken: list[Result], healthy: list[Result]) -> Estimate:
 
 
 def first_difference(broken: list[Result], healthy: list[Result]) -> str:
-    """The first stage of the first iteration that differs in any digit, on each seed, and by what.
+    """The first part of the first iteration that differs in any digit, on each seed, and by what.
 
     A healthy run with the same seed and flags has the same samples in it. Told are the two metrics
-    of each stage that change most, if by more than `DIFFERENT` and the same way on all seeds.
+    of each part that change most, if by more than `DIFFERENT` and the same way on all seeds.
     """
-    columns, begins, texts = [x for names in STAGES.values() for x in names], "nothing", []
+    columns, begins, texts = [x for names in PARTS.values() for x in names], "nothing", []
     ours, theirs = (
         pd.DataFrame(
             {x.record["seed"]: iterations(x).reindex(columns=columns).iloc[0] for x in results}
@@ -130,9 +131,9 @@ def first_difference(broken: list[Result], healthy: list[Result]) -> str:
     )
     changes = (ours - theirs).astype(float) / (theirs.astype(float).abs() + 0.05)
     changes = changes.dropna(axis=1, how="all").dropna()  # seeds and metrics of both
-    for stage, names in STAGES.items():
+    for part, names in PARTS.items():
         own = changes.loc[changes.index.isin(names)]
-        begins = stage if begins == "nothing" and (own != 0).any().all() else begins
+        begins = part if begins == "nothing" and (own != 0).any().all() else begins
         own = own[(own > DIFFERENT).all(axis=1) | (own < -DIFFERENT).all(axis=1)].mean(axis=1)
         largest = own.sort_values(key=lambda x: -abs(x), kind="stable")[:2]
         texts += [f"`{NAMES.get(x, x)}` {y:+.0%}" for x, y in largest.items()]

@@ -16,13 +16,14 @@ from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.report import debugging, health, rlhf, tables, verifiable
 from benchmark.report.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.results import by_environment, done, how_complete, lines_of
-from benchmark.suites import KINDS, SCRIPTS, SUITES
+from benchmark.suites import BY_TABLE, SUITES
+from benchmark.suites.scripts import SCRIPTS
 from benchmark.tags import tags_of
 
 PAGES = [ROOT / x for x in ("README.md", "benchmark/README.md", "DETAILS.md", "DEBUGGING.md")]
 PAGES += sorted((ROOT / "benchmark/pages").glob("*.md"))
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-# By kinds of suites.
+# By the name that a suite gives as `table`.
 TABLES = {
     "scores": tables.scores_table,
     "figure3": tables.figure3_table,
@@ -119,7 +120,7 @@ def throughput_tables(folders: Folders) -> str:
 def details_table(folders: Folders) -> str:
     """Every tag of the scripts, its sentence, and what an experiment says that it is worth."""
     worth: dict[str, list[str]] = {}  # by number or title
-    for suite in [*KINDS["effects"], SUITES["multidiscrete"], SUITES["memory"]]:
+    for suite in [*BY_TABLE["effects"], SUITES["multidiscrete"], SUITES["memory"]]:
         found = effects(suite, folders)
         for variant in (x for x in suite.variants.values() if x.title in found):
             effect = with_interval(found[variant.title], CHANGE)
@@ -155,7 +156,7 @@ BLOCKS = {
     "scripts": scripts_table,
     "details": details_table,
     "ranges": lambda _: check.ranges_table(),
-    "goal": lambda folders: health.counts(KINDS["bugs"] + KINDS["healthy"], folders),
+    "noticed": lambda folders: health.counts(BY_TABLE["bugs"] + BY_TABLE["healthy"], folders),
     **debugging.BLOCKS,
 }
 
@@ -164,11 +165,11 @@ def block(name: str, folders: Folders) -> str:
     """Text of a generated block, or a BenchmarkError if there is none of this name."""
     if name in BLOCKS:
         return BLOCKS[name](folders)
-    shown = {x: suite for x, suite in SUITES.items() if suite.kind in TABLES}
+    shown = {x: suite for x, suite in SUITES.items() if suite.table in TABLES}
     if name not in shown:
         known = ", ".join((*BLOCKS, *shown))
         raise BenchmarkError(f"There is no block {name}; there are {known}.")
-    return TABLES[shown[name].kind](shown[name], folders) if done(name, folders) else ""
+    return TABLES[shown[name].table](shown[name], folders) if done(name, folders) else ""
 
 
 def filled(page: Path, folders: Folders) -> str:

@@ -20,7 +20,8 @@ from benchmark.logs import Log
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.report import health, rlhf, statistics, tables, verifiable
 from benchmark.results import Result, by_environment, done, reference, runs_of
-from benchmark.suites import KINDS, THREE
+from benchmark.suites import BY_TABLE
+from benchmark.suites.common import THREE
 from benchmark.suites.grpo import TRIES
 
 FOLDER = ROOT / "benchmark" / "figures"
@@ -312,7 +313,7 @@ def frontier(_: Suite, folders: Folders) -> Figure:
 
     Where a reward model is over-optimized, lines leave the picture below.
     """
-    found = [rlhf.models(x, folders) for x in KINDS["rlhf"] + KINDS["models"]]
+    found = [rlhf.models(x, folders) for x in BY_TABLE["rlhf"] + BY_TABLE["models"]]
     rows = pd.concat(found, ignore_index=True)
     rows = rows[rows["method"] != "SFT"].astype({"KL": float, "gold": float})
     figure, ((axes,),) = new_figure(1, 1, (6.4, 3.6))
@@ -356,7 +357,7 @@ def sums(suite: Suite, folders: Folders) -> Figure:
 
 # --- Files ---
 
-# By names in the entries of `suites.py`.
+# By names in the entries of suites.
 FIGURES = {
     "curves": curves,
     "first": functools.partial(curves, shown=slice(1)),

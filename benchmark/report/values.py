@@ -28,7 +28,8 @@ from benchmark.report.tables import (
     with_interval,
 )
 from benchmark.results import done, lines_of
-from benchmark.suites import KINDS, SCRIPTS, SUITES
+from benchmark.suites import BY_TABLE, SUITES
+from benchmark.suites.scripts import SCRIPTS
 from benchmark.tags import tags_of
 
 # Those on which a pilot chose the settings of Table 1.
@@ -114,7 +115,7 @@ def committed_runs(folders: Folders) -> str:
 
 def planted_bugs(_: Folders) -> str:
     """How many different bugs were planted; some are in two suites."""
-    own = ((suite, name) for suite in KINDS["bugs"] for name in suite.variants)
+    own = ((suite, name) for suite in BY_TABLE["bugs"] for name in suite.variants)
     return str(len({x.variants[name].label for x, name in own if not is_healthy(x, name)}))
 
 

@@ -23,7 +23,8 @@ from benchmark.report.pages import PAGES
 from benchmark.results import done
 from benchmark.site import annotate
 from benchmark.site.annotate import HOME, SHORT, TEMPLATES, Source
-from benchmark.suites import KINDS, SCRIPTS, SUITES
+from benchmark.suites import BY_TABLE, SUITES
+from benchmark.suites.scripts import SCRIPTS
 
 DOCS = ROOT / "docs"
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
@@ -43,7 +44,7 @@ def page_of(script: str) -> str:
 # --- Next to the code ---
 
 
-def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
+def effects_of_details(folders: Folders) -> dict[str, list[dict[str, Any]]]:
     """What the ablation says of a detail, by its number or title: a text, and places on an axis.
 
     A switch of several details stands at the first.
@@ -68,7 +69,7 @@ def worths(folders: Folders) -> dict[str, list[dict[str, Any]]]:
 def bugs_of(folders: Folders) -> list[dict[str, Any]]:
     """The bugs of training: texts or settings, what they cost, a link to them over healthy runs."""
     found = []
-    for suite in KINDS["bugs"]:
+    for suite in BY_TABLE["bugs"]:
         names = [*shown(suite, folders)]
         for name in (x for x in suite.variants if not health.is_healthy(suite, x)):
             pairs = [health.pair(suite, name, x, folders) for x in suite.environments]
@@ -167,13 +168,14 @@ def build(folders: Folders) -> dict[str, bytes]:
         undefined=jinja2.StrictUndefined,
     )
     reviews = json.loads((folders.results / "reviews.json").read_text())
-    found, bugs, sources = worths(folders), bugs_of(folders), {x: Source(x) for x in SCRIPTS}
+    found, bugs = effects_of_details(folders), bugs_of(folders)
+    sources = {x: Source(x) for x in SCRIPTS}
     suites = {x: n for x in SUITES if x not in WITHOUT and (n := len(done(x, folders)))}
     environment.globals |= {
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
         **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},
         **{"slug": annotate.slug, "formula": annotate.formula, "prose": annotate.prose},
-        **{"worths": found, "tasks": SUITES["ablation"].environments},
+        **{"effects": found, "tasks": SUITES["ablation"].environments},
         "titles": {x: f"{SUITES[x].reproduces} ({n} runs)" for x, n in suites.items()},
         "usual": sources[HOME].defaults,
         **{"reviews": reviews, "all_bugs": bugs},

@@ -1,7 +1,8 @@
 # ruff: noqa: E501 - a table of code
 """Mistakes that people make in PPO, each as a change of one of the scripts, with healthy controls."""
 
-from benchmark.definitions import Variant
+from benchmark.definitions import Suite, Variant
+from benchmark.suites.common import CONTINUOUS, MULTIDISCRETE, RLHF, SHORT, STAGES
 from benchmark.suites.switches import SHARED_NETWORK
 
 EIGHT = "--num-envs 8 --num-steps 256"
@@ -64,14 +65,6 @@ RLHF_BUGS: dict[str, Bug] = {
     "own-reference": ("reference model trained along", "", ("agents[name] = agent = copy.deepcopy(judges.reference)", "agents[name] = agent = judges.reference")),
     "temperature": ("log-probabilities without the temperature", WARM, ("self.policy.logits(hidden[:, before]) / self.temperature", "self.policy.logits(hidden[:, before])")),
 }
-# Without details of the LSTM. By name: number of the detail; what is in its place; texts.
-LSTM_DETAILS: dict[str, Bug] = {
-    "default-init": ("32", "PyTorch's initialization of linear layers", ("layer_init(nn.Linear(512, 4 * HIDDEN_SIZE), 1.0)", "nn.Linear(512, 4 * HIDDEN_SIZE)"), ("nn.init.orthogonal_(self.lstm_recurrent.weight, 1.0)", "pass")),
-    "zero-rollouts": ("33", "zero states at the start of each rollout", ("starts[0], rollout_state = obs[-1], starts[-1], state", "starts[0], rollout_state = obs[-1], starts[-1], 0 * state\n        state = rollout_state")),
-    "not-reset": ("34", "states not reset at the ends of episodes", ("output, cell = output * (1 - start), cell * (1 - start)", "pass")),
-    "shuffled-steps": ("35", "steps of a minibatch in random order", ("minibatch = [x[:, mb] for x in batch]", "order = torch.randperm(args.num_steps)\n    minibatch = [x[:, mb] if x is batch[-1] else x[order][:, mb] for x in batch]")),
-    "stored-states": ("36", "stored states in training", ("final_obs, final_states = [], []", "final_obs, final_states, states = [], [], []"), ("now = slice(t, t + 1)", "states.append(state)\n            now = slice(t, t + 1)"), ("starts[:-1], rollout_state]", "starts[:-1], torch.stack(states, dim=2)]"), ("logits, values, _ = self(obs, starts, state)", "shape, state = starts.shape, state.transpose(1, 2).flatten(1, 2)\n        logits, values, _ = self(obs.flatten(0, 1)[None], starts.reshape(1, -1), state)\n        logits, values = logits.view(*shape, -1), values.view(shape)")),
-}
 # Evaluation with statistics of observations that no training has made.
 FRESH = ('actor(saved["agent"]), saved["obs_stats"]', 'actor(saved["agent"]), RunningMeanStd(0 * saved["obs_stats"].mean, 1.0)')
 EVALUATION: dict[str, Bug] = {"healthy": ("healthy", ""), "without-statistics": ("evaluated without the statistics of observations", "", FRESH)}
@@ -81,3 +74,43 @@ EVALUATION: dict[str, Bug] = {"healthy": ("healthy", ""), "without-statistics": 
 def variants(script: str, bugs: dict[str, Bug]) -> dict[str, Variant]:
     """Bugs of a script, as variants of a suite."""
     return {x: Variant(script, y[1], y[0], replaced=tuple(y[2:])) for x, y in bugs.items()}
+
+
+SUITES = (
+    # All steps of the curves are kept: the health table is applied to them, see health.py.
+    Suite(
+        name="bugs",
+        reproduces="what mistakes look like, and which of them the scripts warn about",
+        environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
+        variants=variants(CONTINUOUS, BUGS),
+        figures=("bugs",),
+        table="bugs",
+        **SHORT,
+    ),
+    Suite(
+        # With ppo2's settings for classic control the values are held by their clipping.
+        name="bugs_cartpole",
+        reproduces="the same where actions are discrete",
+        environments={"CartPole-v1": (1, 2, 3)},
+        variants=variants(MULTIDISCRETE, {x: BUGS[x] for x in IN_CARTPOLE}),
+        table="bugs",
+        **SHORT,
+    ),
+    Suite(
+        name="bugs_evaluation",
+        reproduces="the same, made after training",
+        environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
+        variants=variants(CONTINUOUS, EVALUATION),
+        table="mean_policies",
+        evaluated=True,
+        **SHORT,
+    ),
+    Suite(
+        name="bugs_rlhf",
+        reproduces="the same in RLHF",
+        environments={"reviews": (1, 2, 3)},
+        variants=variants(RLHF, RLHF_BUGS),
+        table="bugs",
+        **STAGES,
+    ),
+)

@@ -1,5 +1,8 @@
 """Variants of grpo_minimal.py: their labels, and the settings that make them."""
 
+from benchmark.definitions import Suite, Variant
+from benchmark.suites.common import STAGES
+
 GRPO = {"scale_rewards": True, "loss_norm": "sequence"}
 DAPO = {"scale_rewards": True, "loss_norm": "token", "clip_high": 0.28, "dynamic_sampling": True}
 VARIANTS = {
@@ -12,3 +15,15 @@ VARIANTS = {
     "gspo": ("GSPO", {**GRPO, "ratio": "sequence"}),
 }
 TRIES = (1, 2, 4, 8, 16)  # k of pass@k
+
+SUITES = (
+    Suite(
+        name="grpo_minimal",
+        reproduces="what GRPO's variants do with a verifiable reward: pass@1, pass@16 and KL",
+        environments={"sums": (1, 2, 3, 4, 5)},
+        variants={"": Variant("benchmark/baselines/minimal_grpo.py")},
+        figures=("sums",),
+        table="sums",
+        **STAGES,
+    ),
+)

@@ -5,7 +5,8 @@ A change is a few flags, or texts of the script that are replaced, at most 15 li
 leaves a choice, a comment says which was taken.
 """
 
-from benchmark.definitions import Variant
+from benchmark.definitions import Suite, Variant
+from benchmark.suites.common import EFFECTS
 from benchmark.suites.switches import LOG_STD, TRUNKS, adapt_lr_kl
 
 # By name: who proposed it; label; flags; each text that is replaced, with what takes its place.
@@ -143,3 +144,12 @@ VARIANTS = {
     )
     for name, (_, label, flags, *replaced) in CHANGES.items()
 }
+
+SUITES = (
+    Suite(
+        name="since2017",
+        reproduces="what has been proposed since 2017, each beside the default",
+        variants=VARIANTS,
+        **EFFECTS,
+    ),
+)

@@ -1,7 +1,7 @@
 """Changes of PPO that some suites need and that are no settings of the scripts, as replaced texts.
 
-Their runs were made while the scripts had flags for them. Such a run and one of the changed script
-have the same weights to the bit.
+Many of their runs were made while the scripts had flags for them, which `flags_at_commit` names.
+Such a run and one of the changed script have the same weights to the bit.
 """
 
 Text = tuple[str, str]  # of a script, and what takes its place
@@ -49,14 +49,3 @@ def adapt_lr_kl(desired: float) -> tuple[Text, ...]:
 """
     kl = '            "check/kl_after": approx_kl(logratio),\n'
     return (TENSORS, rule + TENSORS), (ACTING, kl + ACTING)
-
-
-# The flags of the runs that were made with them.
-FORMER_FLAGS: dict[str, tuple[Text, ...]] = {
-    "--shared-network": SHARED_NETWORK,
-    "--no-orthogonal-init": DEFAULT_INIT,
-    "--anneal-clip": ANNEAL_CLIP,
-    "--adapt-lr-kl 0.01": adapt_lr_kl(0.01),
-    "--adapt-lr-kl 0.008": adapt_lr_kl(0.008),
-    "--anneal-log-std -0.7 -1.6": anneal_log_std(-0.7, -1.6),
-}

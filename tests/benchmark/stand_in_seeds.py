@@ -1,4 +1,4 @@
-"""A script of 20 iterations for `test_commands.py`, with the flags and files of ours.
+"""A script of 20 iterations for `test_seeds.py`, with the flags and files of ours.
 
 It leaves the first iteration of each start in starts.txt, and saves every fifth iteration.
 """

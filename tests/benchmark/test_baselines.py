@@ -1,4 +1,4 @@
-"""The rivals of PPO in the paper's Figure 3: their mathematics against other ways to compute it."""
+"""The other methods of the paper's Figure 3: their mathematics against other ways to compute it."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from adapters import record
+from helpers import record
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 

@@ -6,7 +6,7 @@ from benchmark import check, logs
 from benchmark.provenance import ROOT, BenchmarkError
 from benchmark.report.health import is_healthy
 from benchmark.run import changed
-from benchmark.suites import KINDS, SUITES
+from benchmark.suites import BY_TABLE, SUITES
 from benchmark.suites.bugs import BUGS as IN_ONE_SCRIPT
 
 BUGS = [
@@ -26,7 +26,7 @@ def test_each_text_stands_once_in_its_script_and_what_comes_of_it_is_python(vari
 
 
 def test_the_readme_has_their_number():
-    own = ((suite, name) for suite in KINDS["bugs"] for name in suite.variants)
+    own = ((suite, name) for suite in BY_TABLE["bugs"] for name in suite.variants)
     labels = {suite.variants[name].label for suite, name in own if not is_healthy(suite, name)}
     assert f"what {len(labels)} mistakes look like" in (ROOT / "README.md").read_text()
 

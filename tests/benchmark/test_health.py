@@ -1,6 +1,6 @@
 """The rule of `check.py` is the one that the scripts had, and the curves of bugs are judged by it.
 
-The tables that are made of them are in DEBUGGING.md: test_benchmark.py compares every number there.
+The tables that are made of them are in DEBUGGING.md: test_tables.py compares every number there.
 """
 
 import math

@@ -25,7 +25,7 @@ def test_every_script_has_an_adapter_and_every_adapter_a_script():
     assert sorted(paths) == sorted(ROOT.glob("*.py"))
 
 
-OWED = {
+REQUIRED = {
     "continuous": "1-13 23-31",
     "kl_penalty": "1-7 9-13 23-31 K1-3",
     "multidiscrete": "1-13 26 28-31 37",
@@ -48,11 +48,11 @@ EXTRAS = {  # and deviations
 
 def test_each_script_has_each_detail_it_owes_once_and_the_known_extras(script):
     found = [(number, title) for _, number, title, *_ in tags(script.path)]
-    owed = []
-    for series, first, last in re.findall(r"([A-Z]?)(\d+)(?:-(\d+))?", OWED[script.name]):
+    required = []
+    for series, first, last in re.findall(r"([A-Z]?)(\d+)(?:-(\d+))?", REQUIRED[script.name]):
         numbers = range(int(first), int(last or first) + 1)
-        owed += [f"{series}{x}" if series else f"{x}/37" for x in numbers]
-    assert sorted(x for x, _ in found if x[-1].isdigit()) == sorted(owed)
+        required += [f"{series}{x}" if series else f"{x}/37" for x in numbers]
+    assert sorted(x for x, _ in found if x[-1].isdigit()) == sorted(required)
     extras = [title for title, scripts in EXTRAS.items() if script.name in scripts.split()]
     assert sorted(title for x, title in found if not x[-1].isdigit()) == sorted(extras)
 

@@ -12,7 +12,7 @@ import ppo_continuous_action as ppo
 import ppo_kl_penalty as kl_penalty
 import ppo_rlhf_toy as rlhf
 from benchmark.site.annotate import FORMULAS, TEMPLATES, Source
-from benchmark.suites import SCRIPTS
+from benchmark.suites.scripts import SCRIPTS
 
 E = r"\hat{\mathbb{E}}"
 

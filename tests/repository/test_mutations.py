@@ -21,15 +21,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+if __name__ == "__main__":  # pytest does this by itself: see pythonpath in pyproject.toml
+    sys.path[:0] = [str(Path(__file__).parents[x]) for x in (1, 2)]
+
 from adapters import ROOT, SCRIPTS
 
 from benchmark.run import changed
 from benchmark.suites.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
+from benchmark.tags import tags_of
 from tools.sync import blocks, sections
 
-TAG = re.compile(
-    r"(?m)^ *# (?:Detail (\w+(?:/37, \w+)?)|(?:Extra|Deviation): ([^([\n]+?))(?:[/:]| [([]|$).*\n"
-)
 GALLERY = {
     "continuous": {**BUGS, **EVALUATION},
     "multidiscrete": {name: BUGS[name] for name in IN_CARTPOLE if name in BUGS},
@@ -164,11 +166,12 @@ def tagged(text: str) -> dict[ast.stmt, str]:
     copies = [(start, start + len(block)) for block, home, start in found if home]
     statements = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.stmt)]
     names: dict[ast.stmt, str] = {}
-    for tag in TAG.finditer(text):
-        if not any(first <= tag.start() < last for first, last in copies):
-            line = text.count("\n", 0, tag.end())
-            below = min((x for x in statements if x.lineno > line), key=lambda x: x.lineno)
-            names[below] = ", ".join(filter(None, [names.get(below), tag[1] or tag[2]]))
+    starts = [0, *itertools.accumulate(map(len, text.splitlines(keepends=True)))]
+    for tag in tags_of(text):
+        if not any(first <= starts[tag.line - 1] < last for first, last in copies):
+            below = min((x for x in statements if x.lineno > tag.line), key=lambda x: x.lineno)
+            name = tag.number.replace("/37", "") or tag.title
+            names[below] = ", ".join(filter(None, [names.get(below), name]))
     return names
 
 

@@ -14,7 +14,7 @@ import ppo_continuous_action as ppo
 from benchmark.results import by_environment
 from benchmark.site import annotate
 from benchmark.site import build as site
-from benchmark.suites import SCRIPTS
+from benchmark.suites.scripts import SCRIPTS
 
 CHROMIUM = shutil.which("chromium")
 KINDS = ("index.html", "ppo_atari.html", "play.html", "runs.html", "debugging.html")

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from adapters import gain_of, on
+from adapters import on
+from helpers import gain_of
 from torch import nn
 
 import ppo_continuous_action as ppo

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, gain_of, on, record
+from adapters import SCRIPTS, on
+from helpers import gain_of, record
 
 import ppo_atari as ppo
 

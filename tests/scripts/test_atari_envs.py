@@ -12,8 +12,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, record
+from adapters import SCRIPTS
 from ale_py import roms
+from helpers import record
 
 import ppo_atari as ppo
 

@@ -11,7 +11,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import on, record
+from adapters import on
+from helpers import record
 from torch import nn
 
 import ppo_atari_lstm as ppo

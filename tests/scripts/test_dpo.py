@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, on, record, seeded
+from adapters import SCRIPTS, on
+from helpers import record, seeded
 
 from dpo_rlhf_toy import PAD
 

@@ -7,7 +7,8 @@ import itertools
 
 import pytest
 import torch
-from adapters import louder, on
+from adapters import on
+from helpers import louder
 
 BETA, PROMPT, EOS = 0.3, torch.tensor([[1, 3, 4]]), 2
 ALL = torch.tensor(list(itertools.product([2, 3, 4], repeat=4)))

@@ -6,7 +6,8 @@ What it shares with the other scripts of its family is tested in test_shared_lan
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, louder, on, record, seeded
+from adapters import SCRIPTS, on
+from helpers import louder, record, seeded
 
 from grpo_rlhf_toy import PAD
 

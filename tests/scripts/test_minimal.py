@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import gain_of
+from helpers import gain_of
 from torch import nn
 
 import ppo_continuous_action as full

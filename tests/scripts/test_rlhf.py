@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from adapters import SCRIPTS, louder, on, record, record_steps, seeded
+from adapters import SCRIPTS, on
+from helpers import louder, record, record_steps, seeded
 from torch import nn
 
 from ppo_rlhf_toy import BOS, PAD

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from adapters import flags, on
+from adapters import on
 from conftest import curves
+from helpers import flags
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 # --- Bad input ---

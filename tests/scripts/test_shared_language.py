@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from adapters import SCRIPTS, louder, on, record, record_steps, seeded
+from adapters import SCRIPTS, on
 from conftest import curves
+from helpers import louder, record, record_steps, seeded
 
 PPO = SCRIPTS["rlhf"]
 

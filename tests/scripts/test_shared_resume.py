@@ -13,9 +13,10 @@ import fake_envs
 import numpy as np
 import pytest
 import torch
-from adapters import flags, on
+from adapters import on
 from conftest import curves, same_weights
 from fake_envs import Fake, Killed
+from helpers import flags
 
 
 @pytest.fixture

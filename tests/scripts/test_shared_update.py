@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from adapters import flags, on
+from adapters import on
 from conftest import same_weights
+from helpers import flags
 from test_math import double_sum
 
 # --- Detail 4: schedules ---

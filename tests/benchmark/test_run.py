@@ -26,7 +26,7 @@ from benchmark.definitions import Folders, Variant
 from benchmark.suites import SUITES
 
 FILES = {
-    "stand_in.py": (Path(__file__).parents[1] / "stand_in.py").read_text(),
+    "stand_in.py": (Path(__file__).with_name("stand_in.py")).read_text(),
     "benchmark/baselines/rival.py": "import json\nfrom beside import x",
     "benchmark/baselines/beside.py": "import stand_in\nx = 0",
 }

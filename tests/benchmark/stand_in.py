@@ -1,4 +1,4 @@
-"""A script of 20 iterations for `test_benchmark_runs.py`; it saves every fifth, as JSON.
+"""A script of 20 iterations for `test_run.py`; it saves every fifth, as JSON.
 
 Without an environment it is one of RLHF. It leaves its process and first iteration in starts.txt,
 and each iteration in iterations.txt.

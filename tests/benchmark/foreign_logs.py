@@ -1,0 +1,20 @@
+"""Logs as other implementations write them."""
+
+from torch.utils.tensorboard import SummaryWriter
+
+PENDULUM = "InvertedPendulum-v5"
+
+
+def write_cleanrl(folder, seed=1, metrics=(), environment=PENDULUM, gain=1.0):
+    """A log as CleanRL's PPO writes it."""
+    writer = SummaryWriter(str(folder / f"{environment}__ppo__{seed}__1700000000"))
+    about = {"env_id": environment, "seed": seed}
+    rows = "\n".join(f"|{x}|{y}|" for x, y in about.items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+    for i in range(1, 41):
+        for k in range(5):
+            writer.add_scalar("charts/episodic_return", gain * (i + k), 2048 * i - 400 * k)
+        values = {"approx_kl": 0.01, "clipfrac": 0.15, "explained_variance": 0.9, "entropy": 1.0}
+        for name, value in (values | dict(metrics)).items():
+            writer.add_scalar(name if "/" in name else f"losses/{name}", value, 2048 * i)
+    writer.close()

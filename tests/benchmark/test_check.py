@@ -1,0 +1,129 @@
+"""`check`: what is said of a run, and the functions that others paste to log as much."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from foreign_logs import PENDULUM, write_cleanrl
+
+import ppo_continuous_action as ppo
+from benchmark import check, diagnose, logs, record
+from benchmark.provenance import ROOT, BenchmarkError
+
+
+def test_a_log_of_cleanrl_is_checked_with_what_was_pasted(tmp_path, command):
+    write_cleanrl(tmp_path, metrics={"check/value_bias": 0.9, "check/update": 0.3, "clipfrac": 0.6})
+    code, text = command("check", tmp_path)
+    assert code == 0 and f"{PENDULUM}, 81,920 steps" in text
+    rows = {x.split()[0]: x for x in text.splitlines() if "/" in x.partition(" ")[0]}
+    assert rows["check/value_bias"].endswith("at most 0.6      unhealthy since 40,960")
+    assert rows["losses/clipfrac"].endswith("0.07 to 0.3      unusual")
+    assert rows["losses/approx_kl"].endswith("healthy") and rows["check/update"].endswith("healthy")
+    assert "    DEBUGGING.md: `check/value_bias` far above 0" in text
+    assert "checked: check/acting, check/first_kl." in text and "paste" not in text
+
+
+def test_what_is_pasted_computes_what_the_script_logs():
+    rng = np.random.default_rng(0)
+    arrays = torch.tensor(rng.normal(size=(5, 30, 4)), dtype=torch.float32)
+    rewards, values, advantages, old, new = arrays
+    done, last = torch.tensor(rng.random((30, 4)) < 0.1), torch.ones(4)
+    next_values = torch.cat([values[1:], last[None]])
+    observed = ppo.observed_returns([rewards, next_values, done, done], 0.9)
+    ours = diagnose.observed_returns(rewards, done.float(), last, 0.9)
+    assert torch.allclose(ours, observed)
+    found = diagnose.diagnose(rewards, done.float(), last, 0.9, values, advantages, old, new)
+    bias = (values - observed).mean() / observed.square().mean().sqrt()
+    assert found["check/value_bias"] == pytest.approx(bias.item(), rel=1e-4)
+    update = (ppo.normalize(new - old) * ppo.normalize(advantages)).mean()
+    assert found["check/update"] == pytest.approx(update.item(), abs=1e-5)
+
+
+def judged(updates, returns=()):
+    episodes = pd.DataFrame({"global_step": 100 * np.arange(len(returns)), "return": returns})
+    log = logs.Log(Path("x"), {"environment": "A-v1"}, pd.DataFrame(updates), episodes)
+    return {x["metric"]: x for x in check.judge(log)}, check.report(log)
+
+
+def test_a_run_is_judged_while_it_trains_and_after(tmp_path, monkeypatch, command):
+    """Before its first checkpoint, the log is all that there is."""
+    monkeypatch.chdir(tmp_path)
+    size = {"total_timesteps": 4096, "num_steps": 256, "num_minibatches": 8, "update_epochs": 5}
+    args = ppo.Args(env_id=PENDULUM, compile=False, **size)
+    run = ppo.train(args)["run_dir"]
+    saved = logs.find(str(run))[0]
+    (run / "checkpoint.pt").rename("checkpoint.pt")
+    running = logs.find(str(run))[0]
+    assert saved.environment == running.environment == PENDULUM
+    assert len(saved.updates) == len(running.updates) == 16
+    for metric in check.limits_of(saved.updates.columns):
+        values = [x.updates[metric.metric].to_numpy() for x in (saved, running)]
+        assert np.allclose(*values, rtol=1e-5, atol=1e-7)
+    code, text = command("check", run)
+    assert code == 0 and "Not in this log" not in text and "check/acting" in text
+
+
+def test_what_is_wrong_now_was_wrong_or_is_only_unusual():
+    steps = 2048 * np.arange(1, 41)
+    kl, bias = np.full(40, 0.06), np.full(40, 0.1)
+    bias[:25] = 0.9
+    rows, text = judged({"global_step": steps, "losses/approx_kl": kl, "check/value_bias": bias})
+    assert rows["losses/approx_kl"]["verdict"] == "unusual"  # its return is not lost
+    assert rows["check/value_bias"]["verdict"] == f"unhealthy at {2048 * 20:,}"
+    returns = np.r_[np.arange(500), np.zeros(300)]
+    rows, text = judged({"global_step": steps, "losses/approx_kl": kl}, returns)
+    assert rows["losses/approx_kl"]["verdict"].startswith("unhealthy since ")
+    assert "Lower --learning-rate" in text and "jump from the first update" in text
+    rows, _ = judged({"global_step": steps[:5], "losses/approx_kl": kl[:5]})
+    assert rows["losses/approx_kl"]["verdict"] == ""
+
+
+@pytest.mark.parametrize("coefficient", [0.5, 0.0])
+def test_without_a_penalty_a_large_kl_is_to_be_expected(coefficient):
+    updates = {"global_step": np.arange(1, 21), "objective/kl_exact": 40.0}
+    _, text = judged(updates | {"objective/kl_coef": coefficient, "check/update": 0.2})
+    assert ("unhealthy since 1" in text) == (coefficient > 0) and "20 updates" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        *(
+            (x, check.ENVIRONMENTS)
+            for x in ("ppo_continuous_action", "ppo_kl_penalty", "ppo_atari")
+        ),
+        *((x, check.ENVIRONMENTS) for x in ("ppo_atari_lstm", "ppo_multidiscrete")),
+        ("ppo_rlhf_toy", check.RLHF),
+        ("grpo_rlhf_toy", check.GRPO),
+        ("dpo_rlhf_toy", check.DPO),
+    ],
+)
+def test_each_script_logs_what_its_limits_are_for(name, limits):
+    text = (ROOT / f"{name}.py").read_text()
+    metrics = {x for x in text.split('"') if "/" in x and " " not in x}
+    assert check.limits_of(pd.Index(metrics)) is limits
+    assert {x.metric for x in limits} - metrics <= {"check/acting"}
+
+
+def test_stages_of_rlhf_are_found_and_others_are_not(tmp_path):
+    for name, saved in (
+        ("sft", {"model": {}}),
+        ("grpo", {"updates": [{"objective/kl_exact": 5.0, "losses/k3": 0.1, "check/update": 0.2}]}),
+    ):
+        (tmp_path / name).mkdir()
+        torch.save(saved, tmp_path / name / "checkpoint.pt")
+    (log,) = logs.find(str(tmp_path))
+    assert log.path.name == "grpo" and check.limits_of(log.updates.columns) is check.GRPO
+    (tmp_path / "grpo/checkpoint.pt").write_bytes(b"x")
+    with pytest.raises(BenchmarkError, match=r"checkpoint\.pt cannot be read"):
+        logs.find(str(tmp_path))
+
+
+def test_episodes_are_read_in_both_forms():
+    rows = [{"global_step": 5, "return": 1.5, "length": 5}]
+    columns = {x: torch.tensor([y]) for x, y in rows[0].items()}
+    for found in (rows, columns):
+        assert record.episodes_of({"episodes": found}).to_dict("records") == rows
+    assert record.episodes_of({"episodes": []}).empty and record.episodes_of({}).empty

@@ -1,0 +1,101 @@
+"""Suites as data, selection of runs, and what cannot be done."""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import tyro
+
+from benchmark.definitions import Folders, select
+from benchmark.provenance import ROOT
+from benchmark.suites import SUITES
+from benchmark.suites.scripts import SCRIPTS
+
+FOLDERS = Folders()
+
+
+def test_runs_go_seed_by_seed_and_only_selects_by_part_or_whole_name():
+    def selected(seeds=(), only="*"):
+        return [x.name for x in select(SUITES["figure3"], FOLDERS, seeds, only)]
+
+    names = selected()
+    assert names[:2] == ["HalfCheetah-v4/seed1", "HalfCheetah-v4/trpo/seed1"]
+    assert all(x.endswith("/seed1") for x in names[: 7 * 6 + 2])  # only PPO is in Ant and Humanoid
+    assert len(names) == len(set(names)) == 2 * 10 + 5 * 5 + 2 * 3 + 7 * 5 * 5
+    assert selected(only="Ant-v4") == ["Ant-v4/seed1", "Ant-v4/seed2", "Ant-v4/seed3"]
+    assert selected(only="HalfCheetah-v4/seed1") == ["HalfCheetah-v4/seed1"]  # and not seed10
+    assert selected(only="*/seed10") == ["HalfCheetah-v4/seed10", "Swimmer-v4/seed10"]
+    assert selected([7, 7], "Ant-v4") == ["Ant-v4/seed7"]
+    assert selected([7], "Hopper-v4/cem/*") == ["Hopper-v4/cem/seed7"]
+    assert select(SUITES["smoke"], Folders(runs=Path("here")))[0].folder.is_absolute()
+
+
+@functools.cache
+def settings_class(script):
+    """`Args` of a script."""
+    return importlib.import_module(script.removesuffix(".py").replace("/", ".")).Args
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_variant_is_a_valid_command_line(suite):
+    for made in select(SUITES[suite], FOLDERS, seeds=[5]):
+        args = tyro.cli(settings_class(made.script), args=made.flags)
+        assert args.seed == 5
+        if SUITES[suite].total_timesteps:
+            assert args.env_id == made.environment
+            assert args.total_timesteps >= args.num_envs * args.num_steps > 0
+
+
+def test_every_run_of_the_frontier_differs():
+    flags = [dataclasses.astuple(x)[:2] for x in SUITES["rlhf_frontier"].variants.values()]
+    assert len(set(flags)) == len(flags)
+
+
+def test_every_script_has_a_row_and_its_runs():
+    assert set(SCRIPTS) == {x.name for x in ROOT.glob("*.py")}
+    for name, script in SCRIPTS.items():
+        suite = SUITES[script.suite]
+        made = (ROOT / suite.variants[script.variant].script).read_text()
+        assert made == (ROOT / name).read_text() or f"\nimport {name.removesuffix('.py')}\n" in made
+        assert script.environment in suite.environments
+
+
+def test_a_module_imports_only_from_those_above_it_in_the_readme():
+    _, _, table = (ROOT / "benchmark/README.md").read_text().partition("| module |")
+    order = [f"benchmark/{x}" for x in re.findall(r"`([\w/]+\.py)`", table)]
+    order = [x for x in order if (ROOT / x).exists()]
+    modules = {str(x.relative_to(ROOT)) for x in (ROOT / "benchmark").rglob("*.py")}
+    empty = {x for x in modules if len((ROOT / x).read_text().splitlines()) == 1}
+    missing = modules - {*order} - empty - {"benchmark/__main__.py"}
+    assert all("/baselines/" in x for x in missing)
+    for name in order:
+        tree = ast.parse((ROOT / name).read_text())
+        own = [x for x in tree.body if isinstance(x, ast.ImportFrom) and "benchmark" in x.module]
+        used = set()
+        for package, y in ((x.module.replace(".", "/"), y) for x in own for y in x.names):
+            module = f"{package}/{y.name}"
+            files = (f"{module}.py", f"{module}/__init__.py", f"{package}.py")
+            used.add(next((f for f in files if (ROOT / f).exists()), f"{package}/__init__.py"))
+        assert all(order.index(x) < order.index(name) for x in used - empty - {name}), name
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("run figure3 --only Hoper-v4", "No run of figure3 fits Hoper-v4"),
+        ("plot ablation", "No run of ablation is finished"),
+        ("report", "There is no folder"),
+    ],
+)
+def test_what_cannot_be_done_gets_one_sentence(line, sentence, folders, bench, capsys):
+    with pytest.raises(SystemExit) as end:
+        bench(*line.split())
+    captured = capsys.readouterr()
+    assert end.value.code == 2
+    assert sentence in captured.err + captured.out
+    assert captured.err.startswith("Error: ") and len(captured.err.splitlines()) == 1
+    assert not folders.results.exists() and not folders.runs.exists()
