@@ -203,28 +203,27 @@ def test_sft_warms_up_decays_and_clips_the_gradient(monkeypatch):
     assert max(metrics["losses/grad_norm"] for _, _, metrics, _ in logged) > 1.1
 
 
-def test_sft_loss_is_the_surprise_at_each_next_word_and_never_reads_padding(model):
-    words = random_tokens(3, 6)
-    logprobs = model.logits(model(words[:, :5])[0]).log_softmax(-1)
-    loss = rlhf.language_model_loss(model, rlhf.pad_rows(words.tolist(), 9))
-    torch.testing.assert_close(loss, -logprobs.gather(2, words[:, 1:, None]).mean())
-    loss.backward()
+def test_sft_loss_is_that_of_each_next_token_and_ignores_padding(model, monkeypatch):
+    tokens = random_tokens(1, 6)
+    logprobs = model.logits(model(tokens[:, :5])[0]).log_softmax(-1)
+    expected = -logprobs.gather(2, tokens[:, 1:, None]).mean().item()
+    logged = record(monkeypatch, rlhf, "write")
+    task = rlhf.toy_task(small_args())._replace(documents=rlhf.pad_rows(tokens.tolist(), 9))
+    rlhf.train_sft(small_args(sft_steps=1, sft_batch_size=3), model, task)
+    assert logged[0][2]["losses/loss"] == pytest.approx(expected, rel=1e-5)
     assert (model.token_embedding.weight.grad[PAD] == 0).all()
 
 
 # --- R9 and the reward model ---
 
 
-def test_r9_normalization_centers_scales_keeps_the_order_and_starts_anew(model, monkeypatch):
+def test_r9_normalization_centers_and_scales_however_often(model):
     reward, samples = rlhf.RewardModel(model), (random_prompts(200), random_tokens(200, 9))
     before = rlhf.score_texts(reward, *samples)
     expected = (before - before.mean()) / before.std(correction=0)
     for _ in range(2):
         rlhf.normalize_reward_model(reward, *samples)
         torch.testing.assert_close(rlhf.score_texts(reward, *samples), expected)
-    monkeypatch.setattr(rlhf, "score_texts", lambda *args: torch.full((8,), 0.5))
-    with pytest.raises(rlhf.UsageError, match="the same score"):
-        rlhf.normalize_reward_model(reward, *samples)
 
 
 def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finished, monkeypatch):
