@@ -200,8 +200,8 @@ class TinyGPT(nn.Module):
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
         Returns hidden states (B, new, D) of the others, and the cache of all: keys and values of
-        each block. At padding stands the state of the last real token before it, so what follows a
-        cache must not begin with padding.
+        each block. The state at padding is that of the last real token before it, so tokens that
+        follow a cache must not begin with padding.
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
@@ -241,7 +241,7 @@ class Agent(nn.Module):
         for _ in range(length):
             hidden, cache = self.policy(tokens, cache)
             logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
-            # The largest sum of a logit and Gumbel noise is a sample from the softmax.
+            # The token with the largest sum of logit and Gumbel noise is a sample of the softmax.
             gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
             tokens = torch.cat([tokens, (logits + gumbel).argmax(dim=-1, keepdim=True)], dim=1)
         return tokens[:, -length:]
@@ -275,7 +275,7 @@ def truncate_responses(responses: Tensor, eos: int, earliest_eos: int) -> tuple[
 
 # Copied from ppo_rlhf_toy.py
 def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
-    """Log-probabilities (B, R) of the tokens of responses, out of those of all (B, R, V)."""
+    """Log-probabilities (B, R) of the tokens of responses, given those of all tokens (B, R, V)."""
     return all_logprobs.gather(-1, responses[..., None]).squeeze(-1)
 
 

@@ -252,8 +252,8 @@ class TinyGPT(nn.Module):
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
         Returns hidden states (B, new, D) of the others, and the cache of all: keys and values of
-        each block. At padding stands the state of the last real token before it, so what follows a
-        cache must not begin with padding.
+        each block. The state at padding is that of the last real token before it, so tokens that
+        follow a cache must not begin with padding.
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
@@ -317,7 +317,7 @@ class Agent(nn.Module):
         for _ in range(length):
             hidden, cache = self.policy(tokens, cache)
             logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
-            # The largest sum of a logit and Gumbel noise is a sample from the softmax.
+            # The token with the largest sum of logit and Gumbel noise is a sample of the softmax.
             gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
             tokens = torch.cat([tokens, (logits + gumbel).argmax(dim=-1, keepdim=True)], dim=1)
         return tokens[:, -length:]
@@ -340,7 +340,7 @@ class Agent(nn.Module):
 def group_advantages(rewards: Tensor, group_size: int, std: str) -> Tensor:
     """Advantages (B,) of responses with `rewards` (B,), in which groups follow one another.
 
-    RLOO compares with the mean of the others in the group, which is G / (G - 1) times as much. The
+    RLOO subtracts the mean of the others in the group, which gives G / (G - 1) times as much. The
     standard deviation is the sample's, plus 1e-4, so that a group of equal rewards gets 0, not 0/0.
     """
     groups = rewards.view(-1, group_size)
@@ -400,7 +400,7 @@ def truncate_responses(responses: Tensor, eos: int, earliest_eos: int) -> tuple[
 
 # Copied from ppo_rlhf_toy.py
 def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
-    """Log-probabilities (B, R) of the tokens of responses, out of those of all (B, R, V)."""
+    """Log-probabilities (B, R) of the tokens of responses, given those of all tokens (B, R, V)."""
     return all_logprobs.gather(-1, responses[..., None]).squeeze(-1)
 
 
@@ -482,7 +482,7 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> Preferences:
 
 def normalize_reward_model(model: RewardModel, prompts: Tensor, samples: Tensor) -> None:
     """Set gain and bias so that scores of the SFT samples have mean 0 and standard deviation 1."""
-    # Training has changed gain and bias; reset, they show the scores of the head alone.
+    # Training has changed gain and bias. Without them the scores are those of the head alone.
     nn.init.ones_(model.gain)
     nn.init.zeros_(model.bias)
     scores = score_texts(model, prompts, samples)
@@ -511,7 +511,7 @@ def train_reward_model(args: Args, model: RewardModel, preferences: Preferences)
         prompts, chosen, rejected = (x[mb] for x in pairs)
         scores = model.score(torch.cat([prompts, prompts]), torch.cat([chosen, rejected]))
         good, bad = scores.chunk(2)
-        loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry: LHP's softmax over four, for two
+        loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry [LHP: softmax over four]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -521,10 +521,9 @@ def train_reward_model(args: Args, model: RewardModel, preferences: Preferences)
 
     prompts, chosen, rejected = (x[num_learned:] for x in pairs)
     right = score_texts(model, prompts, chosen) > score_texts(model, prompts, rejected)
-    quality = {"accuracy": right.float().mean().item()}
     both = torch.stack([score_texts(model, sample_prompts, samples), sample_gold])
-    quality["correlation"] = torch.corrcoef(both)[0, 1].item()
-    return quality
+    correlation = torch.corrcoef(both)[0, 1].item()
+    return {"accuracy": right.float().mean().item(), "correlation": correlation}
 
 
 # === Stage 4: GRPO ===
@@ -543,7 +542,7 @@ class Rollout(NamedTuple):
 
 # Copied from ppo_rlhf_toy.py
 class Judges(NamedTuple):
-    """What responses are measured by."""
+    """What the responses are judged by."""
 
     task: Task  # knows the gold reward
     reward_model: RewardModel  # the proxy
@@ -554,7 +553,7 @@ class Judges(NamedTuple):
 def collect(
     args: Args, agent: Agent, judges: Judges, prompts: Tensor, kl_coef: float, generator: Generator
 ) -> tuple[Rollout, dict[str, float]]:
-    """Respond to prompts (B, P); return responses with rewards for a KL weight, and metrics."""
+    """Respond to prompts (B, P). Return responses, rewards with the KL penalty, and metrics."""
     task = judges.task
     sampled = agent.sample_responses(prompts, task.response_length, generator)
     responses, ended = truncate_responses(sampled, task.eos, task.earliest_eos)
@@ -574,7 +573,7 @@ def collect(
     kl = (logprobs - ref_logprobs).where(mask, 0.0).sum(dim=1)  # (B,)
     exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
     # Detail G6: KL penalty in the reward (kl_in_loss) [Ahmadian et al. 2024]
-    # Only in the reward does it count how a token changes the text after it: the true KL gradient.
+    # Only here does it count how a token changes the text after it. That is the true KL gradient.
     rewards = scores - kl_coef * kl if args.kl_in_loss == "no" else scores
     metrics = describe(task, prompts, responses) | {
         "objective/kl": kl.mean().item(),
@@ -653,7 +652,7 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
         # --- Update ---
         frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
         # Detail R5: learning rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
-        # Small steps at the end average out the noise. The reward model's rate falls likewise.
+        # Small steps at the end average out the noise. The reward model's rate falls, too.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         optimizer.param_groups[0]["lr"] = learning_rate
         minibatch_metrics = []

@@ -27,8 +27,7 @@ comment above its line. Where the article and LHP disagree (R17, R20), this file
 lacks R6 (several processes) and R12 (prompts cut out of running text). Other differences from LHP:
 AdamW and several epochs for the reward model, which is normalized on truncated samples; gradient
 clipping; a shorter KL horizon. In TRL and OpenRLHF the critic is a network of its own; here, as in
-LHP, it shares all layers but the last. Papers on reasoning of 2025 use `--gae-lambda 1 --kl-mode
-none`.
+LHP, it shares all layers but the last. Reasoning papers use `--gae-lambda 1 --kl-mode none`.
 
 Shapes: B = responses in a batch, P = tokens of a prompt, R = tokens of a response, L = P + R,
 V = size of the vocabulary, D = width of the network; `mb` is a minibatch.
@@ -120,15 +119,13 @@ class Args:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        adaptive = self.kl_mode == "adaptive" or self.compare
         if max(self.gamma, self.gae_lambda) > 1:
             raise UsageError("--gamma and --gae-lambda must be at most 1.")
         if self.batch_size % self.num_minibatches:
             raise UsageError("--num-minibatches must divide --batch-size.")
-        if adaptive and self.kl_coef == 0:
-            raise UsageError("An adaptive --kl-coef cannot start at 0; use --kl-mode none.")
-        if adaptive and self.kl_horizon <= self.batch_size / 5:
-            raise UsageError("--kl-horizon must exceed --batch-size / 5, or beta turns negative.")
+        least = min(self.kl_coef, self.kl_horizon - self.batch_size / 5)
+        if (self.kl_mode == "adaptive" or self.compare) and least <= 0:
+            raise UsageError("To adapt, beta needs --kl-coef > 0, --kl-horizon > --batch-size / 5.")
 
     @property
     def run_dir(self) -> Path:
@@ -239,8 +236,8 @@ class TinyGPT(nn.Module):
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
         Returns hidden states (B, new, D) of the others, and the cache of all: keys and values of
-        each block. At padding stands the state of the last real token before it, so what follows a
-        cache must not begin with padding.
+        each block. The state at padding is that of the last real token before it, so tokens that
+        follow a cache must not begin with padding.
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
@@ -308,7 +305,7 @@ class Agent(nn.Module):
         for _ in range(length):
             hidden, cache = self.policy(tokens, cache)
             logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
-            # The largest sum of a logit and Gumbel noise is a sample from the softmax.
+            # The token with the largest sum of logit and Gumbel noise is a sample of the softmax.
             gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
             tokens = torch.cat([tokens, (logits + gumbel).argmax(dim=-1, keepdim=True)], dim=1)
         return tokens[:, -length:]
@@ -363,7 +360,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: Tensor) -> Tens
 def token_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
     """Half the mean squared error of the values, a scalar; all arguments are (tokens,)."""
     # Detail 9/37, R19: clipped value loss (value_clip_coef) [LHP: train_policy.py L343-348]
-    # One batch should not move values far. Values have another scale than ratios, so another range.
+    # One batch should not move values far. Values need another range than ratios.
     clipped_values = old_values + (values - old_values).clamp(-clip, clip)
     errors = torch.max((values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
@@ -387,7 +384,7 @@ def truncate_responses(responses: Tensor, eos: int, earliest_eos: int) -> tuple[
 
 
 def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
-    """Log-probabilities (B, R) of the tokens of responses, out of those of all (B, R, V)."""
+    """Log-probabilities (B, R) of the tokens of responses, given those of all tokens (B, R, V)."""
     return all_logprobs.gather(-1, responses[..., None]).squeeze(-1)
 
 
@@ -476,7 +473,7 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> Preferences:
 
 def normalize_reward_model(model: RewardModel, prompts: Tensor, samples: Tensor) -> None:
     """Set gain and bias so that scores of the SFT samples have mean 0 and standard deviation 1."""
-    # Training has changed gain and bias; reset, they show the scores of the head alone.
+    # Training has changed gain and bias. Without them the scores are those of the head alone.
     nn.init.ones_(model.gain)
     nn.init.zeros_(model.bias)
     scores = score_texts(model, prompts, samples)
@@ -505,7 +502,7 @@ def train_reward_model(args: Args, model: RewardModel, preferences: Preferences)
         prompts, chosen, rejected = (x[mb] for x in pairs)
         scores = model.score(torch.cat([prompts, prompts]), torch.cat([chosen, rejected]))
         good, bad = scores.chunk(2)
-        loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry: LHP's softmax over four, for two
+        loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry [LHP: softmax over four]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -515,10 +512,9 @@ def train_reward_model(args: Args, model: RewardModel, preferences: Preferences)
 
     prompts, chosen, rejected = (x[num_learned:] for x in pairs)
     right = score_texts(model, prompts, chosen) > score_texts(model, prompts, rejected)
-    quality = {"accuracy": right.float().mean().item()}
     both = torch.stack([score_texts(model, sample_prompts, samples), sample_gold])
-    quality["correlation"] = torch.corrcoef(both)[0, 1].item()
-    return quality
+    correlation = torch.corrcoef(both)[0, 1].item()
+    return {"accuracy": right.float().mean().item(), "correlation": correlation}
 
 
 # === Stage 4: PPO ===
@@ -536,7 +532,7 @@ class Rollout(NamedTuple):
 
 
 class Judges(NamedTuple):
-    """What responses are measured by."""
+    """What the responses are judged by."""
 
     task: Task  # knows the gold reward
     reward_model: RewardModel  # the proxy
@@ -547,7 +543,7 @@ class Judges(NamedTuple):
 def collect(
     args: Args, agent: Agent, judges: Judges, count: int, kl_coef: float, generator: Generator
 ) -> tuple[Rollout, dict[str, float]]:
-    """Sample `count` responses; return them with their rewards for a KL weight, and metrics."""
+    """Sample `count` responses. Return them, their rewards with the KL penalty, and metrics."""
     task = judges.task
     prompts = task.sample_prompts(count, generator)
     # Detail 1/37: vectorized architecture (batch_size) [ppo2/runner.py L26-42]
@@ -637,7 +633,7 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float]
         start_time = time.perf_counter()
         frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
         # Detail 4/37, R5: learning rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
-        # Small steps at the end average out the noise. The reward model's rate falls likewise.
+        # Small steps at the end average out the noise. The reward model's rate falls, too.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         minibatch_metrics = []
         for _ in range(args.update_epochs):

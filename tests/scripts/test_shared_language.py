@@ -226,9 +226,8 @@ BAD = {
     "rlhf": [
         ("--gamma 1.5", "--gamma and --gae-lambda must be at most 1."),
         ("--gae-lambda 1.5", "--gamma and --gae-lambda must be at most 1."),
-        ("--kl-coef 0", "cannot start at 0; use --kl-mode none."),
-        ("--kl-horizon 20", "beta turns negative"),
-        ("--kl-mode none --compare --kl-horizon 20", "beta turns negative"),
+        ("--kl-coef 0", "--kl-coef > 0, --kl-horizon > --batch-size"),
+        ("--kl-mode none --compare --kl-horizon 20", "--kl-coef > 0, --kl-horizon > --batch-size"),
     ],
     "grpo": [
         ("--group-size 3", "--num-minibatches and --group-size must both divide"),
