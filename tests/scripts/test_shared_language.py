@@ -222,18 +222,17 @@ BAD = {
         ("--num-minibatches 3", "divide --batch-size"),
         ("--batch-size 0", "--batch-size 0 is too small."),
         ("--lr nan", "--learning-rate nan is too small."),
+        ("--kl-coef 0", "--kl-coef > 0, --kl-horizon > --batch-size"),
+        ("--kl-horizon 20", "--kl-coef > 0, --kl-horizon > --batch-size"),
     ],
     "rlhf": [
         ("--gamma 1.5", "--gamma and --gae-lambda must be at most 1."),
         ("--gae-lambda 1.5", "--gamma and --gae-lambda must be at most 1."),
-        ("--kl-coef 0", "--kl-coef > 0, --kl-horizon > --batch-size"),
         ("--kl-mode none --compare --kl-horizon 20", "--kl-coef > 0, --kl-horizon > --batch-size"),
     ],
     "grpo": [
         ("--group-size 3", "--num-minibatches and --group-size must both divide"),
         ("--group-size 1", "--group-size must be at least 2."),
-        ("--kl-coef 0", "--kl-coef > 0, --kl-horizon > --batch-size"),
-        ("--kl-horizon 20", "--kl-coef > 0, --kl-horizon > --batch-size"),
     ],
     "dpo": [("--beta 0", "--beta 0.0 is too small.")],
 }
