@@ -66,14 +66,14 @@ def test_r14_r17_g6_reward_is_the_score_minus_the_kl_of_the_whole_response(scrip
     by_gold, _ = script.collect(dataclasses.replace(args, reward="gold"), agent, judges, 3.0)
     inputs, mask = (rollout.prompts, rollout.responses), rollout.responses != module.PAD
     with torch.no_grad():
-        words, ref_words = (script.logprobs(x, *inputs) for x in (agent, judges.reference))
+        new, ref = (script.logprobs(x, *inputs) for x in (agent, judges.reference))
         proxy = judges.reward_model.score(*inputs)
-    kl = module.log_probability(words - ref_words, rollout.responses).where(mask, 0.0)
+    kl = module.log_probability(new - ref, rollout.responses).where(mask, 0.0)
     ended = (rollout.responses == module.VOCABULARY.index("."))[:, 4:].any(1)
     scores, gold = (x.where(ended, -5.0) for x in (proxy, judges.task.gold(*inputs)))
     assert 0 < ended.sum() < 32 and torch.equal(rollout.mask, mask)
 
-    def earned(scores, kl):  # by each response, or by each of its words
+    def earned(scores, kl):  # by each response, or by each of its tokens
         if rollout.rewards.dim() == 1:
             return scores - 3.0 * kl.sum(1)
         last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
@@ -82,7 +82,7 @@ def test_r14_r17_g6_reward_is_the_score_minus_the_kl_of_the_whole_response(scrip
     for found, given in ((rollout, scores), (by_gold, gold)):
         rewards = found.rewards if found.rewards.dim() == 1 else found.rewards.where(mask, 0.0)
         torch.testing.assert_close(rewards, earned(given, kl), atol=1e-4, rtol=1e-4)
-    exact = (words.exp() * (words - ref_words)).sum(2)[mask].sum() / 32
+    exact = (new.exp() * (new - ref)).sum(2)[mask].sum() / 32
     expected = {
         "kl": kl.sum(1).mean(),
         "kl_exact": exact,
