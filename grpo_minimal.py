@@ -6,14 +6,12 @@
 
     python grpo_minimal.py  # half a minute on one CPU core; needs tensorboard torch tqdm tyro
 
-A tiny GPT learns to add. First it imitates a pupil who forgets half of the carries (supervised
-fine-tuning, SFT). Then it responds to each prompt several times. A right response earns a reward of
-1, a wrong one 0. The advantage of a response is its reward minus the mean of its group, which is
-all responses to the same prompt. Gradient descent makes the tokens of responses with a positive
-advantage likelier and others less likely. Beyond a small factor this gains nothing (clipping):
-responses only tell us about models close to the one that wrote them. There is no value function.
-One prompt in ten is held out: pass@1 is the share of right responses to these prompts, pass@16 the
-share of prompts with a right one among 16. KL: how far the model has moved from the SFT model.
+A tiny GPT learns to add. First it imitates a pupil who forgets half the carries (supervised
+fine-tuning, SFT). Then it writes a group of responses to each prompt. A right one earns a reward of
+1, a wrong one 0. If a reward is above the mean of its group, training makes the response likelier,
+otherwise less likely, but only by a small factor (clipping): responses only tell us about models
+close to their own. One prompt in ten is held out. For these, pass@1 is the share of right responses
+and pass@16 the share of prompts with a right one among 16.
 
 - Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): the default
 - GRPO (Shao et al. 2024, arXiv 2402.03300): --scale-rewards --loss-norm sequence --kl-coef 0.04
@@ -48,11 +46,11 @@ class Args:
     learning_rate: float = 7e-4  # Adam's step size, falls linearly to 0 [TRL: learning_rate]
     clip_coef: float = 0.2  # clip the ratio of probabilities, new/old, at 1 - this [TRL: epsilon]
     clip_high: float = 0.2  # and at 1 + this [TRL: epsilon_high]
-    ratio: Literal["token", "sequence"] = "token"  # one for each [TRL: importance_sampling_level]
+    ratio: Literal["token", "sequence"] = "token"  # one per [TRL: importance_sampling_level]
     baseline: Literal["group", "others"] = "group"  # mean of all G, or of the other G - 1 [RLOO]
     scale_rewards: bool = False  # divide advantages by the group's std [TRL: scale_rewards]
-    dynamic_sampling: bool = False  # leave out groups without spread [verl: filter_groups]
-    loss_norm: Literal["constant", "sequence", "token"] = "constant"  # TRL: dr_grpo, grpo or bnpo
+    dynamic_sampling: bool = False  # leave out groups of equal rewards [verl: filter_groups]
+    loss_norm: Literal["constant", "sequence", "token"] = "constant"  # see G5 [TRL: loss_type]
     kl_coef: float = 0.0  # weight of the KL to the SFT model in the loss, beta [TRL: beta]
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # of the KL [verl: kl_loss_type; TRL: k3]
 
@@ -82,7 +80,8 @@ class GPT(nn.Module):
     def __init__(self, width=64):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(PAD + 1, width), nn.Embedding(Q + R, width)
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", 1e-5, True, True)
+        options = {"activation": "gelu", "batch_first": True, "norm_first": True, "dropout": 0.0}
+        layer = nn.TransformerEncoderLayer(width, nhead=4, dim_feedforward=4 * width, **options)
         self.layers = nn.TransformerEncoder(layer, 2, nn.LayerNorm(width), False)
         self.head = nn.Linear(width, PAD)  # for all tokens but PAD, which is never written
 
@@ -98,7 +97,7 @@ class GPT(nn.Module):
 
 @torch.no_grad()
 def respond(model, prompts, tries):
-    """Responses (B, R) to each of the prompts, these (B, Q), and rewards (prompts, tries)."""
+    """Repeated prompts (B, Q), responses (B, R), PAD after EOS, and rewards (prompts, tries)."""
     tokens = prompts = prompts.repeat_interleave(tries, dim=0)
     for _ in range(R):
         distinct, which = tokens.unique(dim=0, return_inverse=True)  # each text once: faster
@@ -122,7 +121,7 @@ def group_advantages(rewards, args):
 
 
 def grpo_loss(model, prompts, responses, old, ref, advantages, args):
-    """Scalar; old and ref are log-probabilities (B, R) under the old model and the SFT model."""
+    """A scalar. old, ref: log-probabilities (B, R) under the model that wrote, the SFT model."""
     new, mask = model.logprobs(prompts, responses), responses != PAD  # (B, R)
     lengths, logratio = mask.sum(dim=1, keepdim=True), new - old
     if args.ratio == "sequence":
@@ -137,6 +136,7 @@ def grpo_loss(model, prompts, responses, old, ref, advantages, args):
     # Detail G7: KL penalty in the loss
     losses = args.kl_coef * kl[args.kl_estimator] - gain
     # Detail G5: length normalization
+    # All tokens count equally (constant, token) or all responses do (sequence).
     divisor = {"constant": len(mask) * R, "sequence": len(mask) * lengths, "token": mask.sum()}
     return (losses * mask / divisor[args.loss_norm]).sum()
 
@@ -173,7 +173,7 @@ def train(args):
 
         # --- Update: gradient steps on minibatches ---
         adam.param_groups[0]["lr"] = args.learning_rate * (1 - update / args.num_updates)
-        order = torch.randperm(len(responses))  # (B,)
+        order = torch.randperm(len(responses))  # (B,), from which `kept` selects
         for mb in order[kept[order]].chunk(args.num_minibatches):
             adam.zero_grad()
             grpo_loss(model, *(x[mb] for x in batch), args).backward()

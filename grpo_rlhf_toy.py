@@ -9,12 +9,13 @@
 It takes a minute on one CPU core. Up to the reward model everything equals ppo_rlhf_toy.py to the
 bit: a tiny GPT learns to write reviews (supervised fine-tuning, SFT), a simulated labeler compares
 pairs of them by the gold reward, which is a formula, and a reward model, the proxy, learns from the
-labels. Then each prompt gets G responses. The advantage of all tokens of a response is its reward
-minus the mean of its group: there is no value function and no GAE, and one pass over a batch is
-enough. New here: `group_advantages`, `token_weights`, `collect`, `grpo_loss`, `train_grpo`.
+comparisons. Then the policy writes G responses to each prompt. The advantage of all tokens of a
+response is its reward minus the mean of its group: there is no value function and no GAE, and one
+pass over a batch is enough. New here: `group_advantages`, `token_weights`, `collect`, `grpo_loss`,
+`train_grpo`.
 
-The default is Dr. GRPO with RLOO's KL penalty in the reward, whose weight beta adapts as in PPO.
-Published forms are settings:
+The default is Dr. GRPO with the KL penalty in the reward, as in RLOO. Its weight beta adapts as in
+PPO. The published forms are settings:
 - GRPO (DeepSeekMath, Shao et al. 2024, arXiv 2402.03300): --std group --loss-norm sequence
   --kl-in-loss k3 --kl-mode fixed;
 - Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): --kl-mode none;
@@ -23,10 +24,10 @@ Published forms are settings:
 - GSPO (Zheng et al. 2025, arXiv 2507.18071): --std group --ratio sequence --clip-coef 0.03
   --clip-high 0.03 --kl-mode none --update-epochs 4;
 - REINFORCE++ with a group baseline (Hu 2025, arXiv 2501.03262): --std batch --kl-in-loss k2;
-- RLOO (Ahmadian et al. 2024, arXiv 2402.14740): --kl-mode fixed --num-minibatches 1 --clip-coef inf
-  --clip-high inf; its advantages are G / (G - 1) times as large, which Adam makes up for;
-- TRL's defaults of 2026, but for its divisor (the batch's tokens): --std group --loss-norm token
-  --kl-mode none.
+- RLOO (Ahmadian et al. 2024, arXiv 2402.14740): --kl-mode fixed --kl-coef 0.1 --num-minibatches 1
+  --clip-coef inf --clip-high inf; its advantages are G / (G - 1) times as large, for which Adam
+  makes up;
+- TRL's defaults of 2026: --std group --loss-norm token --kl-mode none.
 
     here                       TRL                            verl
     --std                      scale_rewards                  norm_adv_by_std_in_grpo
@@ -37,17 +38,14 @@ Published forms are settings:
     --missing-eos-score        missing_eos_penalty            -
     groups/without_spread      frac_reward_zero_std           -
 
-`--loss-norm token` divides by the tokens of the minibatch, as TRL's bnpo. TRL's and verl's DAPO
-divide by those of the whole batch.
+`--loss-norm token` divides by the tokens of the minibatch, like TRL's bnpo. TRL's default, dapo,
+and verl divide by those of the whole batch.
 
-`--compare` adds GRPO as DeepSeekMath published it, but with an adaptive beta, and no penalty at
-all. With `--reward gold` finished texts earn the formula itself, so there is no proxy to hack. It
-is a dense reward; grpo_minimal.py has one that is only right or wrong. Beta belongs to a scale:
-DeepSeekMath's own (--kl-mode fixed --kl-coef 0.04 --group-size 64) is far too weak here, and the
-reward is hacked. RLOO with the 0.5 that an adaptive beta starts at stays too close to the SFT
-model; 0.1 suits it. A penalty in the loss does not grow with advantages that are divided by the
-group's std, so it weighs less and less as the groups' spread shrinks (benchmark/README.md). k2 in
-the loss fares worse than k3: at beta = 0.05 the KL reaches 35 to 57 against 25.
+`--compare` adds the published form of GRPO, but with an adaptive beta, and the default without any
+penalty. DeepSeekMath's own beta, 0.04, is far too small here: the reward is hacked. With advantages
+divided by the group's std, a penalty in the loss weighs less and less (benchmark/pages/rlhf.md).
+With `--reward gold` the formula itself is the reward, and there is nothing to hack. It takes many
+values; the reward in grpo_minimal.py is only right or wrong.
 
 G1-G8 are comments above the lines that implement them, as are the details of PPO (ppo2 =
 openai/baselines@ea25b9e8) and RLHF (R; LHP = openai/lm-human-preferences@cbfd210b) that apply.
@@ -88,20 +86,13 @@ class UsageError(Exception):
 
 # Copied from ppo_rlhf_toy.py
 def check_numbers(args: Any) -> None:
-    """Raise a UsageError if a number among the settings is out of range."""
-    may_be_0 = {"seed", "learning_rate", "kl_coef", "gamma", "gae_lambda", "vf_coef", "nll_coef"}
+    """Raise a UsageError if a number among the settings is too small."""
+    may_be_0 = ("seed", "learning_rate", "kl_coef", "gamma", "gae_lambda", "vf_coef", "nll_coef")
+    least = {"num_pairs": 2 * HELD_OUT, "missing_eos_score": -math.inf}
+    least |= dict.fromkeys(may_be_0, 0)
     for name, value in vars(args).items():
-        if type(value) not in (int, float) or name == "missing_eos_score":
-            continue
-        flag = f"--{name.replace('_', '-')} ({value})"
-        if not (value > 0 or (value == 0 and name in may_be_0)):
-            raise UsageError(f"{flag} must be positive{' or 0' if name in may_be_0 else ''}.")
-        if name in ("gamma", "gae_lambda") and value > 1:
-            raise UsageError(f"{flag} must be at most 1.")
-        if name == "num_pairs" and value < 2 * HELD_OUT:
-            raise UsageError(f"{flag} must be at least {2 * HELD_OUT}.")
-        if value >= 2**63 and name == "seed":
-            raise UsageError(f"{flag} must be less than 2**63.")
+        if type(value) in (int, float) and not value >= least.get(name, 1e-9):
+            raise UsageError(f"--{name.replace('_', '-')} {value} is too small.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,8 +252,8 @@ class TinyGPT(nn.Module):
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
         Returns hidden states (B, new, D) of the others, and the cache of all: keys and values of
-        each block. At padding stands the state of the last real token before it, so what follows a
-        cache must not begin with padding.
+        each block. The state at padding is that of the last real token before it, so tokens that
+        follow a cache must not begin with padding.
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
@@ -326,7 +317,7 @@ class Agent(nn.Module):
         for _ in range(length):
             hidden, cache = self.policy(tokens, cache)
             logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
-            # The largest sum of a logit and Gumbel noise is a sample from the softmax.
+            # The token with the largest sum of logit and Gumbel noise is a sample of the softmax.
             gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
             tokens = torch.cat([tokens, (logits + gumbel).argmax(dim=-1, keepdim=True)], dim=1)
         return tokens[:, -length:]
@@ -349,7 +340,7 @@ class Agent(nn.Module):
 def group_advantages(rewards: Tensor, group_size: int, std: str) -> Tensor:
     """Advantages (B,) of responses with `rewards` (B,), in which groups follow one another.
 
-    RLOO compares with the mean of the others in the group, which is G / (G - 1) times as much. The
+    RLOO subtracts the mean of the others in the group, which gives G / (G - 1) times as much. The
     standard deviation is the sample's, plus 1e-4, so that a group of equal rewards gets 0, not 0/0.
     """
     groups = rewards.view(-1, group_size)
@@ -409,7 +400,7 @@ def truncate_responses(responses: Tensor, eos: int, earliest_eos: int) -> tuple[
 
 # Copied from ppo_rlhf_toy.py
 def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
-    """Log-probabilities (B, R) of the tokens of responses, out of those of all (B, R, V)."""
+    """Log-probabilities (B, R) of the tokens of responses, given those of all tokens (B, R, V)."""
     return all_logprobs.gather(-1, responses[..., None]).squeeze(-1)
 
 
@@ -425,14 +416,6 @@ def proportional_kl_coef(
     return kl_coef * (1 + error * num_episodes / horizon)
 
 
-# Copied from ppo_rlhf_toy.py
-def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
-    """Mean cross-entropy, in nats per token, of predicting each next token of documents (B, L)."""
-    hidden, _ = model(documents[:, :-1])
-    real = documents[:, 1:] != PAD
-    return F.cross_entropy(model.logits(hidden[real]), documents[:, 1:][real])
-
-
 # === Stage 1: supervised fine-tuning ===
 # Copied from ppo_rlhf_toy.py
 
@@ -446,7 +429,10 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
         decay = (1 - (step - 1) / args.sft_steps) * min(1.0, step / 50)  # warm-up of 50 steps
         optimizer.param_groups[0]["lr"] = decay * args.sft_learning_rate
         chosen = torch.randint(len(task.documents), (args.sft_batch_size,), generator=generator)
-        loss = language_model_loss(model, task.documents[chosen])
+        documents = task.documents[chosen]  # (sft_batch_size, L)
+        hidden, _ = model(documents[:, :-1])
+        real = documents[:, 1:] != PAD
+        loss = F.cross_entropy(model.logits(hidden[real]), documents[:, 1:][real])
         optimizer.zero_grad()
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -496,13 +482,11 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> Preferences:
 
 def normalize_reward_model(model: RewardModel, prompts: Tensor, samples: Tensor) -> None:
     """Set gain and bias so that scores of the SFT samples have mean 0 and standard deviation 1."""
-    # Training has changed gain and bias; reset, they show the scores of the head alone.
+    # Training has changed gain and bias. Without them the scores are those of the head alone.
     nn.init.ones_(model.gain)
     nn.init.zeros_(model.bias)
     scores = score_texts(model, prompts, samples)
     mean, std = scores.mean().item(), scores.std(correction=0).item()
-    if std == 0:
-        raise UsageError("All samples of the SFT model have the same score: raise --temperature.")
     # Detail R9: normalization before and after training [LHP: train_reward.py L232-254]
     # SFT samples then score 0 on average, with std 1, so beta means the same for any reward model.
     nn.init.constant_(model.gain, 1 / std)
@@ -527,7 +511,7 @@ def train_reward_model(args: Args, model: RewardModel, preferences: Preferences)
         prompts, chosen, rejected = (x[mb] for x in pairs)
         scores = model.score(torch.cat([prompts, prompts]), torch.cat([chosen, rejected]))
         good, bad = scores.chunk(2)
-        loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry: LHP's softmax over four, for two
+        loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry [LHP: softmax over four]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -537,10 +521,9 @@ def train_reward_model(args: Args, model: RewardModel, preferences: Preferences)
 
     prompts, chosen, rejected = (x[num_learned:] for x in pairs)
     right = score_texts(model, prompts, chosen) > score_texts(model, prompts, rejected)
-    quality = {"accuracy": right.float().mean().item()}
     both = torch.stack([score_texts(model, sample_prompts, samples), sample_gold])
-    quality["correlation"] = torch.corrcoef(both)[0, 1].item()
-    return quality
+    correlation = torch.corrcoef(both)[0, 1].item()
+    return {"accuracy": right.float().mean().item(), "correlation": correlation}
 
 
 # === Stage 4: GRPO ===
@@ -559,7 +542,7 @@ class Rollout(NamedTuple):
 
 # Copied from ppo_rlhf_toy.py
 class Judges(NamedTuple):
-    """What responses are measured by."""
+    """What the responses are judged by."""
 
     task: Task  # knows the gold reward
     reward_model: RewardModel  # the proxy
@@ -570,7 +553,7 @@ class Judges(NamedTuple):
 def collect(
     args: Args, agent: Agent, judges: Judges, prompts: Tensor, kl_coef: float, generator: Generator
 ) -> tuple[Rollout, dict[str, float]]:
-    """Respond to prompts (B, P); return responses with rewards for a KL weight, and metrics."""
+    """Respond to prompts (B, P). Return responses, rewards with the KL penalty, and metrics."""
     task = judges.task
     sampled = agent.sample_responses(prompts, task.response_length, generator)
     responses, ended = truncate_responses(sampled, task.eos, task.earliest_eos)
@@ -590,7 +573,7 @@ def collect(
     kl = (logprobs - ref_logprobs).where(mask, 0.0).sum(dim=1)  # (B,)
     exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
     # Detail G6: KL penalty in the reward (kl_in_loss) [Ahmadian et al. 2024]
-    # Only in the reward does it count how a token changes the text after it: the true KL gradient.
+    # Only here does it count how a token changes the text after it. That is the true KL gradient.
     rewards = scores - kl_coef * kl if args.kl_in_loss == "no" else scores
     metrics = describe(task, prompts, responses) | {
         "objective/kl": kl.mean().item(),
@@ -669,7 +652,7 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
         # --- Update ---
         frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
         # Detail R5: learning rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
-        # Small steps at the end average out the noise. The reward model's rate falls likewise.
+        # Small steps at the end average out the noise. The reward model's rate falls, too.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         optimizer.param_groups[0]["lr"] = learning_rate
         minibatch_metrics = []
@@ -705,13 +688,18 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
 
 # === The pipeline ===
 
-# The settings that tell models apart in results.json.
-FORM = ("reward", "kl_mode", "kl_coef", "target_kl", "kl_in_loss", "std", "loss_norm")
 
+def train(args: Args) -> dict[str, Any]:
+    """Run the four stages, then evaluate; results and weights are saved in the run's folder.
 
-# Copied from ppo_rlhf_toy.py
-def prepare(args: Args) -> tuple[Judges, dict[str, float]]:
-    """Stages 1 to 3: what responses are measured by, and the quality of the reward model."""
+    Returns `agent` of the first GRPO run; `updates`, of each GRPO run a dictionary of metrics per
+    update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
+    """
+    name = args.run_name or f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    args = dataclasses.replace(args, run_name=name)
+    if (args.run_dir / "results.json").exists():
+        raise UsageError(f"{args.run_dir} holds a run: choose another --run-name.")
+    torch.set_num_threads(1)  # more threads do not help a network of this size
     task = toy_task(args)
     torch.manual_seed(args.seed)
     sft = TinyGPT(len(task.vocabulary), task.documents.shape[1])
@@ -721,18 +709,8 @@ def prepare(args: Args) -> tuple[Judges, dict[str, float]]:
     torch.manual_seed(args.seed)
     reward_model = RewardModel(sft)
     quality = train_reward_model(args, reward_model, preferences)
-    task = task._replace(sample_gold=preferences.sample_gold)
-    return Judges(task, reward_model, reference), quality
+    judges = Judges(task._replace(sample_gold=preferences.sample_gold), reward_model, reference)
 
-
-def train(args: Args) -> dict[str, Any]:
-    """Run the four stages, then evaluate; results and weights are saved in the run's folder.
-
-    Returns `agent` of the first GRPO run; `updates`, of each GRPO run a dictionary of metrics per
-    update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
-    """
-    args = name_run(args)
-    judges, quality = prepare(args)
     forms = {"grpo": {}}
     if args.compare:
         forms["grpo-paper"] = {"std": "group", "loss_norm": "sequence", "kl_in_loss": "k3"}
@@ -747,7 +725,8 @@ def train(args: Args) -> dict[str, Any]:
         saved = {"agent": agent.state_dict(), "updates": updates[name]}
         torch.save(saved, folder / "checkpoint.pt")
         metrics, texts[name] = evaluate(run, agent, judges)
-        results[name] = {"method": "GRPO"} | {x: getattr(run, x) for x in FORM} | metrics
+        names = ("reward", "kl_mode", "kl_coef", "target_kl", "kl_in_loss", "std", "loss_norm")
+        results[name] = {"method": "GRPO"} | {x: getattr(run, x) for x in names} | metrics
         results[name]["objective/kl_coef"] = updates[name][-1]["objective/kl_coef"]  # at the end
     report(args, quality, results, texts)
     outcome = {"agent": agents["grpo"], "updates": updates, "results": results}
@@ -940,9 +919,7 @@ def report(args: Args, quality: dict, results: dict, texts: dict[str, list[str]]
     for name, row in results.items():
         cells = [f"{row[x]:.2f}" if x in row else "-" for x in columns]
         print(f"{name:20}" + "".join(f"{cell:>11}" for cell in cells))
-    print(
-        "\nThe SFT model's reviews have a mean gold of 0 and a std of 1; the best review has 2.5."
-    )
+    print("\nReviews of the SFT model have a mean gold of 0 and a std of 1; the best has 2.5.")
     for name, lines in texts.items():
         print(f"\n{name}:\n- " + "\n- ".join(lines))
     print(f"\nLogs and results: {args.run_dir}")
@@ -950,16 +927,6 @@ def report(args: Args, quality: dict, results: dict, texts: dict[str, list[str]]
 
 # === Runs, logs, `main` ===
 # Copied from ppo_rlhf_toy.py
-
-
-def name_run(args: Args) -> Args:
-    """The settings with the name of the run, whose folder must not hold results yet."""
-    torch.set_num_threads(1)  # more threads do not help a network of this size
-    name = args.run_name or f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-    args = dataclasses.replace(args, run_name=name)
-    if (args.run_dir / "results.json").exists():
-        raise UsageError(f"{args.run_dir} holds a run: choose another --run-name.")
-    return args
 
 
 def stage_generator(args: Args, purpose: str) -> Generator:
@@ -987,9 +954,7 @@ def main() -> None:
     """Read the command line and run. A mistake of the user is one sentence and exit code 2."""
     try:
         train(tyro.cli(Args))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted. Nothing can be resumed, but a whole run takes only minutes.")
-    except (UsageError, OSError, ImportError) as error:
+    except (UsageError, OSError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 

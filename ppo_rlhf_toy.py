@@ -1,7 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17",
-#   "wandb==0.31.0"]
+# dependencies = ["tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17"]
 # ///
 """Reinforcement learning from human feedback (RLHF) with PPO: the whole pipeline in one file.
 
@@ -11,34 +10,27 @@ It takes two minutes on one CPU core and downloads nothing. There are four stage
 to write reviews (supervised fine-tuning, SFT). A simulated labeler compares pairs of its reviews by
 the gold reward, which is a formula. A reward model, the proxy, learns from the comparisons. Then
 PPO optimizes the proxy, twice: with a KL penalty that keeps the policy near the SFT model and whose
-weight beta adapts, and with beta = 0. So you can measure over-optimization: without the penalty the
-proxy rises while gold collapses (the reward is hacked); with it both rise. With `--reward gold` the
+weight beta adapts, and with beta = 0.
+
+So you can measure over-optimization. Means over five seeds, in standard deviations of the SFT
+model's reviews: with the penalty gold ends at 1.6 and the proxy at 2.4, with a KL of 6 nats per
+response to the SFT model. Without it the proxy rises to 3.6 and the KL to 145, while gold collapses
+to -5.3: the reward is hacked. The best possible review has gold 2.5. With `--reward gold` the
 formula itself is the reward, and there is nothing to hack. `--compare` adds a fixed beta and
-best-of-n sampling.
+best-of-n sampling. All results are in benchmark/pages/rlhf.md.
 
 A response is an episode, each of its tokens is an action, and all text before it is the state. The
 algorithm is that of Ziegler et al. 2019 (arXiv 1909.08593) as released in LHP =
 openai/lm-human-preferences@cbfd210b. R1 to R21 are the details of "The N Implementation Details of
 RLHF with PPO" (Huang et al. 2023), n/37 those of PPO (ppo2 = openai/baselines@ea25b9e8). Each is a
 comment above its line. Where the article and LHP disagree (R17, R20), this file follows LHP. It
-lacks R6 (several processes) and R12 (prompts cut out of running text).
-
-Untagged deviations: AdamW and several epochs for the reward model, which is normalized on truncated
-samples; gradient clipping; a shorter KL horizon. In TRL and OpenRLHF the critic is a network of its
-own; here, as in LHP, it shares all layers but the last. Papers on reasoning of 2025 use
-`--gae-lambda 1 --kl-mode none`.
+lacks R6 (several processes) and R12 (prompts cut out of running text). Other differences from LHP:
+AdamW and several epochs for the reward model, which is normalized on truncated samples; gradient
+clipping; a shorter KL horizon. In TRL and OpenRLHF the critic is a network of its own; here, as in
+LHP, it shares all layers but the last. Reasoning papers use `--gae-lambda 1 --kl-mode none`.
 
 Shapes: B = responses in a batch, P = tokens of a prompt, R = tokens of a response, L = P + R,
 V = size of the vocabulary, D = width of the network; `mb` is a minibatch.
-
-Means over seeds 1 to 5 (benchmark/README.md). Gold and proxy are in standard deviations of the SFT
-model's reviews (the best possible review has gold 2.5), KL in nats per response:
-
-                     gold   proxy   KL
-    beta adaptive     1.6     2.4    6
-    beta = 0         -5.3     3.6  145
-    beta = 0.05       1.5     2.6    9
-    best of 64        1.5     2.0    3    as good at half the KL, with 64 times the sampling
 """
 
 import copy
@@ -73,20 +65,13 @@ class UsageError(Exception):
 
 
 def check_numbers(args: Any) -> None:
-    """Raise a UsageError if a number among the settings is out of range."""
-    may_be_0 = {"seed", "learning_rate", "kl_coef", "gamma", "gae_lambda", "vf_coef", "nll_coef"}
+    """Raise a UsageError if a number among the settings is too small."""
+    may_be_0 = ("seed", "learning_rate", "kl_coef", "gamma", "gae_lambda", "vf_coef", "nll_coef")
+    least = {"num_pairs": 2 * HELD_OUT, "missing_eos_score": -math.inf}
+    least |= dict.fromkeys(may_be_0, 0)
     for name, value in vars(args).items():
-        if type(value) not in (int, float) or name == "missing_eos_score":
-            continue
-        flag = f"--{name.replace('_', '-')} ({value})"
-        if not (value > 0 or (value == 0 and name in may_be_0)):
-            raise UsageError(f"{flag} must be positive{' or 0' if name in may_be_0 else ''}.")
-        if name in ("gamma", "gae_lambda") and value > 1:
-            raise UsageError(f"{flag} must be at most 1.")
-        if name == "num_pairs" and value < 2 * HELD_OUT:
-            raise UsageError(f"{flag} must be at least {2 * HELD_OUT}.")
-        if value >= 2**63 and name == "seed":
-            raise UsageError(f"{flag} must be less than 2**63.")
+        if type(value) in (int, float) and not value >= least.get(name, 1e-9):
+            raise UsageError(f"--{name.replace('_', '-')} {value} is too small.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +79,6 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     run_name: str | None = None  # folder below runs/; by default script, seed, time
-    track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
     compare: bool = False  # also train with an adaptive and with a fixed beta, and best-of-n
 
     # --- Supervised fine-tuning ---
@@ -135,13 +119,13 @@ class Args:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        adaptive = self.kl_mode == "adaptive" or self.compare
+        if max(self.gamma, self.gae_lambda) > 1:
+            raise UsageError("--gamma and --gae-lambda must be at most 1.")
         if self.batch_size % self.num_minibatches:
             raise UsageError("--num-minibatches must divide --batch-size.")
-        if adaptive and self.kl_coef == 0:
-            raise UsageError("An adaptive --kl-coef cannot start at 0; use --kl-mode none.")
-        if adaptive and self.kl_horizon <= self.batch_size / 5:
-            raise UsageError("--kl-horizon must exceed --batch-size / 5, or beta turns negative.")
+        least = min(self.kl_coef, self.kl_horizon - self.batch_size / 5)
+        if (self.kl_mode == "adaptive" or self.compare) and least <= 0:
+            raise UsageError("To adapt, beta needs --kl-coef > 0, --kl-horizon > --batch-size / 5.")
 
     @property
     def run_dir(self) -> Path:
@@ -252,8 +236,8 @@ class TinyGPT(nn.Module):
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
         Returns hidden states (B, new, D) of the others, and the cache of all: keys and values of
-        each block. At padding stands the state of the last real token before it, so what follows a
-        cache must not begin with padding.
+        each block. The state at padding is that of the last real token before it, so tokens that
+        follow a cache must not begin with padding.
         """
         real = tokens != PAD
         seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
@@ -321,7 +305,7 @@ class Agent(nn.Module):
         for _ in range(length):
             hidden, cache = self.policy(tokens, cache)
             logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
-            # The largest sum of a logit and Gumbel noise is a sample from the softmax.
+            # The token with the largest sum of logit and Gumbel noise is a sample of the softmax.
             gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
             tokens = torch.cat([tokens, (logits + gumbel).argmax(dim=-1, keepdim=True)], dim=1)
         return tokens[:, -length:]
@@ -376,7 +360,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: Tensor) -> Tens
 def token_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
     """Half the mean squared error of the values, a scalar; all arguments are (tokens,)."""
     # Detail 9/37, R19: clipped value loss (value_clip_coef) [LHP: train_policy.py L343-348]
-    # One batch should not move values far. Values have another scale than ratios, so another range.
+    # One batch should not move values far. Values need another range than ratios.
     clipped_values = old_values + (values - old_values).clamp(-clip, clip)
     errors = torch.max((values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()
@@ -400,7 +384,7 @@ def truncate_responses(responses: Tensor, eos: int, earliest_eos: int) -> tuple[
 
 
 def log_probability(all_logprobs: Tensor, responses: Tensor) -> Tensor:
-    """Log-probabilities (B, R) of the tokens of responses, out of those of all (B, R, V)."""
+    """Log-probabilities (B, R) of the tokens of responses, given those of all tokens (B, R, V)."""
     return all_logprobs.gather(-1, responses[..., None]).squeeze(-1)
 
 
@@ -426,13 +410,6 @@ def proportional_kl_coef(
     return kl_coef * (1 + error * num_episodes / horizon)
 
 
-def language_model_loss(model: TinyGPT, documents: Tensor) -> Tensor:
-    """Mean cross-entropy, in nats per token, of predicting each next token of documents (B, L)."""
-    hidden, _ = model(documents[:, :-1])
-    real = documents[:, 1:] != PAD
-    return F.cross_entropy(model.logits(hidden[real]), documents[:, 1:][real])
-
-
 # === Stage 1: supervised fine-tuning ===
 
 
@@ -445,7 +422,10 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
         decay = (1 - (step - 1) / args.sft_steps) * min(1.0, step / 50)  # warm-up of 50 steps
         optimizer.param_groups[0]["lr"] = decay * args.sft_learning_rate
         chosen = torch.randint(len(task.documents), (args.sft_batch_size,), generator=generator)
-        loss = language_model_loss(model, task.documents[chosen])
+        documents = task.documents[chosen]  # (sft_batch_size, L)
+        hidden, _ = model(documents[:, :-1])
+        real = documents[:, 1:] != PAD
+        loss = F.cross_entropy(model.logits(hidden[real]), documents[:, 1:][real])
         optimizer.zero_grad()
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -493,13 +473,11 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> Preferences:
 
 def normalize_reward_model(model: RewardModel, prompts: Tensor, samples: Tensor) -> None:
     """Set gain and bias so that scores of the SFT samples have mean 0 and standard deviation 1."""
-    # Training has changed gain and bias; reset, they show the scores of the head alone.
+    # Training has changed gain and bias. Without them the scores are those of the head alone.
     nn.init.ones_(model.gain)
     nn.init.zeros_(model.bias)
     scores = score_texts(model, prompts, samples)
     mean, std = scores.mean().item(), scores.std(correction=0).item()
-    if std == 0:
-        raise UsageError("All samples of the SFT model have the same score: raise --temperature.")
     # Detail R9: normalization before and after training [LHP: train_reward.py L232-254]
     # SFT samples then score 0 on average, with std 1, so beta means the same for any reward model.
     nn.init.constant_(model.gain, 1 / std)
@@ -524,7 +502,7 @@ def train_reward_model(args: Args, model: RewardModel, preferences: Preferences)
         prompts, chosen, rejected = (x[mb] for x in pairs)
         scores = model.score(torch.cat([prompts, prompts]), torch.cat([chosen, rejected]))
         good, bad = scores.chunk(2)
-        loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry: LHP's softmax over four, for two
+        loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry [LHP: softmax over four]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -534,10 +512,9 @@ def train_reward_model(args: Args, model: RewardModel, preferences: Preferences)
 
     prompts, chosen, rejected = (x[num_learned:] for x in pairs)
     right = score_texts(model, prompts, chosen) > score_texts(model, prompts, rejected)
-    quality = {"accuracy": right.float().mean().item()}
     both = torch.stack([score_texts(model, sample_prompts, samples), sample_gold])
-    quality["correlation"] = torch.corrcoef(both)[0, 1].item()
-    return quality
+    correlation = torch.corrcoef(both)[0, 1].item()
+    return {"accuracy": right.float().mean().item(), "correlation": correlation}
 
 
 # === Stage 4: PPO ===
@@ -555,7 +532,7 @@ class Rollout(NamedTuple):
 
 
 class Judges(NamedTuple):
-    """What responses are measured by."""
+    """What the responses are judged by."""
 
     task: Task  # knows the gold reward
     reward_model: RewardModel  # the proxy
@@ -566,7 +543,7 @@ class Judges(NamedTuple):
 def collect(
     args: Args, agent: Agent, judges: Judges, count: int, kl_coef: float, generator: Generator
 ) -> tuple[Rollout, dict[str, float]]:
-    """Sample `count` responses; return them with their rewards for a KL weight, and metrics."""
+    """Sample `count` responses. Return them, their rewards with the KL penalty, and metrics."""
     task = judges.task
     prompts = task.sample_prompts(count, generator)
     # Detail 1/37: vectorized architecture (batch_size) [ppo2/runner.py L26-42]
@@ -656,7 +633,7 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float]
         start_time = time.perf_counter()
         frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
         # Detail 4/37, R5: learning rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
-        # Small steps at the end average out the noise. The reward model's rate falls likewise.
+        # Small steps at the end average out the noise. The reward model's rate falls, too.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         minibatch_metrics = []
         for _ in range(args.update_epochs):
@@ -697,8 +674,22 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float]
 # === The pipeline ===
 
 
-def prepare(args: Args) -> tuple[Judges, dict[str, float]]:
-    """Stages 1 to 3: what responses are measured by, and the quality of the reward model."""
+def train(args: Args) -> dict[str, Any]:
+    """Run the four stages, then evaluate; results and weights are saved in the run's folder.
+
+    Returns `agent` of the first PPO run; `updates`, of each PPO run a dictionary of metrics per
+    update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
+    """
+    name = args.run_name or f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    args = dataclasses.replace(args, run_name=name)
+    if (args.run_dir / "results.json").exists():
+        raise UsageError(f"{args.run_dir} holds a run: choose another --run-name.")
+    forms = [{}, {"kl_mode": "none", "kl_coef": 0.0}]  # without a penalty to show reward hacking
+    if args.compare:
+        forms += [{"kl_mode": "adaptive"}, {"kl_mode": "fixed", "kl_coef": 0.05}]
+    runs = [dataclasses.replace(args, compare=False, **form) for form in forms]
+
+    torch.set_num_threads(1)  # more threads do not help a network of this size
     task = toy_task(args)
     torch.manual_seed(args.seed)
     sft = TinyGPT(len(task.vocabulary), task.documents.shape[1])
@@ -708,30 +699,8 @@ def prepare(args: Args) -> tuple[Judges, dict[str, float]]:
     torch.manual_seed(args.seed)
     reward_model = RewardModel(sft)
     quality = train_reward_model(args, reward_model, preferences)
-    task = task._replace(sample_gold=preferences.sample_gold)
-    return Judges(task, reward_model, reference), quality
+    judges = Judges(task._replace(sample_gold=preferences.sample_gold), reward_model, reference)
 
-
-def train(args: Args) -> dict[str, Any]:
-    """Run the four stages, then evaluate; results and weights are saved in the run's folder.
-
-    Returns `agent` of the first PPO run; `updates`, of each PPO run a dictionary of metrics per
-    update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
-    """
-    args = name_run(args)
-    if args.track:
-        import wandb
-
-        try:
-            wandb.init(name=args.run_name, config=vars(args), sync_tensorboard=True)
-        except wandb.Error as error:
-            raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
-    forms = [{}, {"kl_mode": "none", "kl_coef": 0.0}]  # without a penalty to show reward hacking
-    if args.compare:
-        forms += [{"kl_mode": "adaptive"}, {"kl_mode": "fixed", "kl_coef": 0.05}]
-    runs = [dataclasses.replace(args, compare=False, **form) for form in forms]
-
-    judges, quality = prepare(args)
     agents, updates, results, texts = {}, {}, {}, {}
     metrics, texts["sft"] = evaluate(args, judges.reference, judges)
     results["sft"] = {"method": "SFT", **metrics}
@@ -747,8 +716,6 @@ def train(args: Args) -> dict[str, Any]:
     if args.compare:
         results |= best_of_n(args, judges)
     report(args, quality, results, texts)
-    if args.track:
-        wandb.finish()
     outcome = {"agent": agents[args.ppo_run], "updates": updates, "results": results}
     return outcome | {"quality": quality, "args": args}
 
@@ -950,25 +917,13 @@ def report(args: Args, quality: dict, results: dict, texts: dict[str, list[str]]
     for name, row in results.items():
         cells = [f"{row[x]:.2f}" if x in row else "-" for x in columns]
         print(f"{name:20}" + "".join(f"{cell:>11}" for cell in cells))
-    print(
-        "\nThe SFT model's reviews have a mean gold of 0 and a std of 1; the best review has 2.5."
-    )
+    print("\nReviews of the SFT model have a mean gold of 0 and a std of 1; the best has 2.5.")
     for name, lines in texts.items():
         print(f"\n{name}:\n- " + "\n- ".join(lines))
     print(f"\nLogs and results: {args.run_dir}")
 
 
 # === Runs, logs, `main` ===
-
-
-def name_run(args: Args) -> Args:
-    """The settings with the name of the run, whose folder must not hold results yet."""
-    torch.set_num_threads(1)  # more threads do not help a network of this size
-    name = args.run_name or f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-    args = dataclasses.replace(args, run_name=name)
-    if (args.run_dir / "results.json").exists():
-        raise UsageError(f"{args.run_dir} holds a run: choose another --run-name.")
-    return args
 
 
 def stage_generator(args: Args, purpose: str) -> Generator:
@@ -996,9 +951,7 @@ def main() -> None:
     """Read the command line and run. A mistake of the user is one sentence and exit code 2."""
     try:
         train(tyro.cli(Args))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted. Nothing can be resumed, but a whole run takes only minutes.")
-    except (UsageError, OSError, ImportError) as error:
+    except (UsageError, OSError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 

@@ -27,6 +27,7 @@ from benchmark.report.tables import (
     stacked,
     with_interval,
 )
+from benchmark.report.verifiable import models
 from benchmark.results import done, lines_of
 from benchmark.suites import BY_TABLE, SUITES
 from benchmark.suites.scripts import SCRIPTS
@@ -119,6 +120,19 @@ def planted_bugs(_: Folders) -> str:
     return str(len({x.variants[name].label for x, name in own if not is_healthy(x, name)}))
 
 
+def pass_at(k: int, model: str, folders: Folders) -> str:
+    """Mean pass@k of a model of `grpo_minimal` over the seeds."""
+    found = models(SUITES["grpo_minimal"], folders).groupby("model")[f"pass@{k}"]
+    return f"{found.mean()[model]:.3f}"
+
+
+def drawn_again(folders: Folders) -> str:
+    """pass@16 of the SFT models by the responses that the run of another variant draws."""
+    found = models(SUITES["grpo_minimal"], folders).groupby("model").mean(numeric_only=True)
+    own = found.loc["std"]
+    return f"{own['pass@16'] - own['newly_solved'] + own['no_longer_solved']:.3f}"
+
+
 VALUES: dict[str, Callable[[Folders], str]] = {
     "rank correlation, not the pilot's": lambda x: rank_correlation(x, pilot=False),
     "the same without the first row": lambda x: rank_correlation(x, pilot=False, first=1),
@@ -135,6 +149,10 @@ VALUES: dict[str, Callable[[Folders], str]] = {
     "speed": speed,
     "committed runs": committed_runs,
     "planted bugs": planted_bugs,
+    "pass@4 of Dr. GRPO": functools.partial(pass_at, 4, "dr-grpo"),
+    "pass@8 of the SFT model": functools.partial(pass_at, 8, "sft"),
+    "pass@16 of the SFT model": functools.partial(pass_at, 16, "sft"),
+    "pass@16 of the SFT model, drawn again": drawn_again,
 } | {
     f"{label}, {place}": functools.partial(change, "ablation", label, f"{place}-v4")
     for label, place in (

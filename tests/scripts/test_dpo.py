@@ -39,8 +39,8 @@ def test_d2_d3_log_probability_of_a_response_is_the_sum_over_its_tokens_in_one_p
         found = dpo.pair_logprobs(reference, prompts, chosen, rejected)
     assert len(passes) == 1 and found.shape == (8,) and (chosen == PAD).any()
     for i, response in enumerate([*chosen, *rejected]):
-        words = reference.get_logprobs(prompts[i % 4][None], response[None])[0]
-        real = [words[t, word].item() for t, word in enumerate(response.tolist()) if word != PAD]
+        logprobs = reference.get_logprobs(prompts[i % 4][None], response[None])[0]
+        real = [logprobs[t, x].item() for t, x in enumerate(response.tolist()) if x != PAD]
         assert found[i].item() == pytest.approx(sum(real), rel=1e-5)
 
 

@@ -4,143 +4,112 @@ The objective, E[score] - beta KL, is stated once more, prefix by prefix and wit
 """
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from adapters import on
 from helpers import louder
 
-BETA, PROMPT, EOS = 0.3, torch.tensor([[1, 3, 4]]), 2
-ALL = torch.tensor(list(itertools.product([2, 3, 4], repeat=4)))
+BETA, PROMPTS, EOS = 0.3, torch.tensor([[1, 3, 4]]).expand(81, -1), 2
+ALL = torch.tensor([*itertools.product([2, 3, 4], repeat=4)])
 pytestmark = on("rewards")
-
-
-@pytest.fixture(autouse=True)
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def gradient(x, agent):
-    found = torch.autograd.grad(x, list(agent.policy.parameters()), retain_graph=True)
-    return torch.cat([y.flatten() for y in found])
 
 
 @pytest.fixture
 def world(script, monkeypatch):
-    """An agent, its judges, and p(text) * score, p(text) * log-ratio for each truncated text."""
+    """Agent and judges; p, mask, expected score and KL of all responses, which end at EOS."""
     module = script.module
+    torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     model = louder(module.TinyGPT(5, 7, width=8), 0.4)
     reference = module.Agent(model, 0.7)
-    agent = louder(reference, 0.15)
-    reward_model = louder(module.RewardModel(model), 0.5)
-    task = module.Task([*"_^.ab"], torch.zeros(1, 7).long(), PROMPT, 4, EOS, 1)
-    judges = module.Judges(task, reward_model, reference)
+    agent, reward_model = louder(reference, 0.15), louder(module.RewardModel(model), 0.5)
+    task = module.Task([*"_^.ab"], torch.zeros(1, 7).long(), PROMPTS[:1], 4, EOS, earliest_eos=1)
     monkeypatch.setattr(module, "describe", lambda *_: {})
     monkeypatch.setattr(agent, "sample_responses", lambda *_: ALL.clone())
 
-    def logprob(agent, text):  # reads the prefix only
-        total = 0.0
-        for t, token in enumerate(text):
-            hidden, _ = agent.policy(torch.cat([PROMPT, torch.tensor([text[:t]]).long()], dim=1))
-            total += (agent.policy.logits(hidden[0, -1]) / 0.7).log_softmax(-1)[token]
-        return total
+    def logprob(agent, i, t):
+        hidden, _ = agent.policy(torch.cat([PROMPTS[0], ALL[i, :t]])[None])
+        return (agent.policy.logits(hidden[0, -1]) / 0.7).log_softmax(-1)[ALL[i, t]]
 
-    ends = [[t for t in range(1, 4) if row[t] == EOS] for row in ALL.tolist()]
-    texts = {tuple(row[: [*end, 3][0] + 1]) for row, end in zip(ALL.tolist(), ends)}
-    score, kl = 0.0, 0.0
-    for text in map(list, texts):
-        new, ref = logprob(agent, text), logprob(reference, text).detach()
-        judged = reward_model.score(PROMPT, torch.tensor([text])).item()
-        score += new.exp() * (judged if EOS in text[1:] else -1.0)
-        kl += new.exp() * (new - ref)
-    return agent, judges, score, kl
-
-
-def expected_gradient(script, agent, rollout, loss):
-    """Gradient of the mean of `loss(row)`, a sum over tokens, over all samples by probability."""
-    with torch.no_grad():
-        logprobs = script.logprobs(agent, PROMPT.expand(81, -1), ALL)
-        p = script.module.log_probability(logprobs, ALL).sum(1).exp()
-    return p, lambda: gradient(sum(p[i] * loss(i) for i in range(81)), agent)
+    places = [*itertools.product(range(81), range(4))]
+    new = torch.stack([logprob(agent, *x) for x in places]).view(81, 4)
+    ref = torch.stack([logprob(reference, *x) for x in places]).view(81, 4).detach()
+    lengths = [next((t + 1 for t in (1, 2, 3) if row[t] == EOS), 4) for row in ALL]
+    mask = torch.arange(4) < torch.tensor(lengths)[:, None]
+    judged = [reward_model.score(PROMPTS[:1], x[None, :n]) for x, n in zip(ALL, lengths)]
+    ends = ALL.gather(1, torch.tensor(lengths)[:, None] - 1).squeeze(1) == EOS
+    p, judges = new.sum(1).exp(), module.Judges(task, reward_model, reference)
+    score, kl = p @ torch.cat(judged).detach().where(ends, -1.0), p @ ((new - ref) * mask).sum(1)
+    yield SimpleNamespace(agent=agent, judges=judges, p=p.detach(), mask=mask, score=score, kl=kl)
+    torch.set_default_dtype(torch.float32)
 
 
-def row(rollout, i):
-    return type(rollout)(*(x[i : i + 1] for x in rollout))
-
-
-def close(found, expected):
+def assert_ascends(objective, rollout, loss, world):
+    """The expected gradient of a loss of one response, a sum over its tokens, is right."""
+    rows = [type(rollout)(*(x[i : i + 1] for x in rollout)) for i in range(81)]
+    total = sum(p * loss(row) for p, row in zip(world.p, rows))
+    own = list(world.agent.policy.parameters())
+    found, expected = (
+        torch.cat([y.flatten() for y in torch.autograd.grad(x, own, retain_graph=True)])
+        for x in (-total, objective)
+    )
     assert (found - expected).norm() < 1e-5 * expected.norm()
+    others = [x for y in world.judges[1:] for x in y.parameters()]
+    assert not any(torch.autograd.grad(total, others, allow_unused=True))  # all of them are None
 
 
 @on("rlhf")
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.95, 1.0])
-def test_the_expected_gradient_of_ppo_is_that_of_the_objective(
-    script, world, monkeypatch, gae_lambda
-):
+def test_ppo_ascends_the_objective(script, world, monkeypatch, gae_lambda):
     """With lambda = 1 for any values, otherwise for the true ones."""
-    (agent, judges, score, kl), module = world, script.module
+    module, agent = script.module, world.agent
     torch.nn.init.normal_(agent.value_head.weight)
     monkeypatch.setattr(module, "whiten", lambda x, mean: x)
-    args = module.Args(vf_coef=0.0, gae_lambda=gae_lambda, batch_size=81, num_minibatches=1)
-    rollout, _ = module.collect(args, agent, judges, 81, BETA, torch.Generator())
-
-    def loss(i):
-        mb = row(rollout, i)
-        return module.ppo_loss(agent, mb, args)[0] * mb.mask.sum()
-
-    p, found = expected_gradient(script, agent, rollout, loss)
+    args = module.Args(vf_coef=0.0, gae_lambda=gae_lambda)
+    rollout, _ = module.collect(args, agent, world.judges, 81, BETA, torch.Generator())
     if gae_lambda < 1:
-        later = rollout.rewards.where(rollout.mask, 0.0).flip(1).cumsum(1).flip(1)
-        values = torch.zeros(81, 4)
-        for i, t in itertools.product(range(81), range(4)):
-            same = (ALL[:, :t] == ALL[i, :t]).all(1)
-            values[i, t] = (p * later[:, t])[same].sum() / p[same].sum()
-        rollout = rollout._replace(values=values)
-    close(-found(), gradient(score - BETA * kl, agent))
-    assert all(x.grad is None for y in judges[1:] for x in y.parameters())
+        later = (rollout.rewards * world.mask).flip(1).cumsum(1).flip(1)
+        same = [(ALL[:, None, :t] == ALL[:, :t]).all(-1) * world.p for t in range(4)]
+        values = [x @ later[:, t] / x.sum(1) for t, x in enumerate(same)]
+        rollout = rollout._replace(values=torch.stack(values, dim=1))
+
+    def loss(row):
+        return row.mask.sum() * module.ppo_loss(agent, row, args)[0]
+
+    assert_ascends(world.score - BETA * world.kl, rollout, loss, world)
 
 
 @on("grpo")
 @pytest.mark.parametrize("kl_in_loss", ["no", "k2", "k3"])
-def test_the_expected_gradient_of_grpo_is_that_of_its_objective(script, world, kl_in_loss):
+def test_grpo_ascends_its_objective(script, world, kl_in_loss):
     """k3 in the loss descends KL(SFT || policy), k2 KL(policy || SFT), at states held fixed."""
-    (agent, judges, score, kl), module = world, script.module
-    args = module.Args(batch_size=88, kl_in_loss=kl_in_loss)
-    prompts = PROMPT.expand(81, -1)
-    rollout, _ = module.collect(args, agent, judges, prompts, BETA, torch.Generator())
+    module, agent, judges = script.module, world.agent, world.judges
+    args = module.Args(kl_in_loss=kl_in_loss)
+    rollout, _ = module.collect(args, agent, judges, PROMPTS, BETA, torch.Generator())
+    mean = world.p @ rollout.rewards
+    new, ref = (x.get_logprobs(PROMPTS, rollout.responses) for x in (agent, judges.reference))
+    ref = ref.detach()
+    at_states = {"k2": new.exp() * (new - ref), "k3": ref.exp() * (ref - new)}
+    kl = world.kl
+    if kl_in_loss != "no":
+        kl = world.p @ (at_states[kl_in_loss].sum(-1) * world.mask).sum(1)
 
-    def loss(i):
-        return 4 * module.grpo_loss(agent, row(rollout, i), advantages[i : i + 1], BETA, args)[0]
+    def loss(row):
+        return 4 * module.grpo_loss(agent, row, row.rewards - mean, BETA, args)[0]
 
-    p, found = expected_gradient(script, agent, rollout, loss)
-    advantages = rollout.rewards - (p * rollout.rewards).sum()
-    both = [x.get_logprobs(prompts, rollout.responses) for x in (agent, judges.reference)]
-    new, ref = both[0], both[1].detach()
-    at_states = {"k3": ref.exp() * (ref - new), "k2": new.exp() * (new - ref)}
-    objective = gradient(score, agent)
-    if kl_in_loss == "no":
-        objective = objective - BETA * gradient(kl, agent)
-    else:
-        kl = at_states[kl_in_loss].sum(-1).where(rollout.mask, 0.0).sum(1)
-        objective = objective - BETA * gradient((p * kl).sum(), agent)
-    close(-found(), objective)
+    assert_ascends(world.score - BETA * kl, rollout, loss, world)
 
 
-def test_sampled_and_exact_kl_average_to_that_of_whole_responses_and_padding_changes_nothing(
-    script, world
-):
-    (agent, judges, _, kl), module = world, script.module
+def test_both_estimates_average_to_the_kl_and_padding_changes_nothing(script, world):
+    module, (_, reward_model, reference) = script.module, world.judges
     responses, _ = module.truncate_responses(ALL.clone(), EOS, 1)
-    prompts = PROMPT.expand(81, -1)
-    new, ref = (script.logprobs(x, prompts, responses) for x in (agent, judges.reference))
-    p = module.log_probability(script.logprobs(agent, prompts, ALL), ALL).sum(1).exp()
+    new, ref = (script.logprobs(x, PROMPTS, responses) for x in (world.agent, reference))
     exact, k1 = (new.exp() * (new - ref)).sum(-1), module.log_probability(new - ref, responses)
     for estimate in (exact, k1):
-        torch.testing.assert_close((p * estimate.where(responses != 0, 0.0).sum(1)).sum(), kl)
+        torch.testing.assert_close(world.p @ (estimate * world.mask).sum(1), world.kl)
     padded = torch.tensor([[1, 0, 0, 3, 4]]).expand(81, -1)
-    torch.testing.assert_close(script.logprobs(agent, padded, responses), new)
-    scores = [judges.reward_model.score(x, responses) for x in (prompts, padded)]
+    torch.testing.assert_close(script.logprobs(world.agent, padded, responses), new)
+    scores = [reward_model.score(x, responses) for x in (PROMPTS, padded)]
     torch.testing.assert_close(*scores)

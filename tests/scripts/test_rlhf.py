@@ -91,7 +91,7 @@ def test_grammar_writes_clean_reviews_that_fit(monkeypatch):
 
 @pytest.mark.parametrize("difference", [0.2, 0.4, 1.0])
 def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference):
-    """The first text of each pair holds the word 1, the second 0, and it is better."""
+    """The first text of each pair holds the token 1, the second 0, and it is better."""
     texts = iter([torch.ones(20_000, 1).long(), torch.zeros(20_000, 1).long(), torch.zeros(64, 1)])
     monkeypatch.setattr(rlhf, "sample_truncated", lambda *args: next(texts))
     monkeypatch.setattr(rlhf.Task, "gold", lambda self, prompts, texts: difference * texts[:, 0])
@@ -105,19 +105,21 @@ def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference)
 # --- R1 to R13: models and sampling ---
 
 
-def test_r1_each_word_is_judged_by_the_query_and_the_words_before_it(agent):
+def test_r1_each_token_is_judged_by_the_prompt_and_the_tokens_before_it(agent):
     reward, responses = rlhf.RewardModel(agent.policy), random_tokens(4, 7)
     first, second = random_prompts(4, seed=1), random_prompts(4, seed=2)
-    words, values = agent.get_logprobs_and_values(first, responses)
-    other_words, other_values = agent.get_logprobs_and_values(second, responses)
-    assert values.shape == (4, 7) and words.shape == (4, 7, 79)
+    logprobs, values = agent.get_logprobs_and_values(first, responses)
+    other_logprobs, other_values = agent.get_logprobs_and_values(second, responses)
+    assert values.shape == (4, 7) and logprobs.shape == (4, 7, 79)
     differs = (first != second).any(1)
     assert torch.equal(reward.score(first, responses) != reward.score(second, responses), differs)
     assert torch.equal((values != other_values).any(1), differs)
-    assert torch.equal((words != other_words)[:, 0, 5], differs)
-    new_words, new_values = agent.get_logprobs_and_values(first, with_another_token(responses, 3))
+    assert torch.equal((logprobs != other_logprobs)[:, 0, 5], differs)
+    new_logprobs, new_values = agent.get_logprobs_and_values(
+        first, with_another_token(responses, 3)
+    )
     assert torch.equal(values[:, :4], new_values[:, :4])
-    assert torch.equal(words[:, :4], new_words[:, :4])
+    assert torch.equal(logprobs[:, :4], new_logprobs[:, :4])
     assert (values[:, 4] != new_values[:, 4]).all()
 
 
@@ -138,9 +140,9 @@ def test_r3_positions_and_outputs_skip_padding(model, monkeypatch):
     assert torch.equal(hidden[:, 1:3], hidden[:, :1].expand(-1, 2, -1))
 
 
-def test_r4_responses_go_on_after_a_stop_and_hold_no_special_token(agent):
+def test_r4_responses_go_on_after_eos_and_hold_no_special_token(agent):
     with torch.no_grad():
-        agent.policy.never_sampled[EOS] += 4  # stops are common now
+        agent.policy.never_sampled[EOS] += 4  # EOS is common now
     responses = agent.sample_responses(random_prompts(64), 18, seeded(0))
     assert responses.shape == (64, 18)
     assert (responses == EOS)[:, :9].any(1).float().mean() > 0.5
@@ -153,11 +155,11 @@ def test_r10_cached_sampling_and_log_probabilities_equal_full_recomputation(agen
     with monkeypatch.context() as patch:
         calls = record(patch, rlhf.Block, "forward")
         sampled = agent.sample_responses(texts, 8, seeded(1))
-    assert [x.shape[1] for _, x, *_ in calls[::2]] == [6, *[1] * 7]  # reads no word twice
-    words, _ = agent.get_logprobs_and_values(texts, sampled)
+    assert [x.shape[1] for _, x, *_ in calls[::2]] == [6, *[1] * 7]  # reads no token twice
+    logprobs, _ = agent.get_logprobs_and_values(texts, sampled)
     for t in range(8):
         logits = agent.policy.logits(agent.policy(texts)[0][:, -1]) / 0.7
-        torch.testing.assert_close(words[:, t], logits.log_softmax(-1), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logprobs[:, t], logits.log_softmax(-1), atol=1e-4, rtol=1e-4)
         noise = torch.empty(logits.shape).exponential_(generator=generator).log()
         texts = torch.cat([texts, (logits - noise).argmax(-1, keepdim=True)], 1)
     assert torch.equal(texts[:, 6:], sampled)
@@ -204,28 +206,27 @@ def test_sft_warms_up_decays_and_clips_the_gradient(monkeypatch):
     assert max(metrics["losses/grad_norm"] for _, _, metrics, _ in logged) > 1.1
 
 
-def test_sft_loss_is_the_surprise_at_each_next_word_and_never_reads_padding(model):
-    words = random_tokens(3, 6)
-    logprobs = model.logits(model(words[:, :5])[0]).log_softmax(-1)
-    loss = rlhf.language_model_loss(model, rlhf.pad_rows(words.tolist(), 9))
-    torch.testing.assert_close(loss, -logprobs.gather(2, words[:, 1:, None]).mean())
-    loss.backward()
+def test_sft_loss_is_that_of_each_next_token_and_ignores_padding(model, monkeypatch):
+    tokens = random_tokens(1, 6)
+    logprobs = model.logits(model(tokens[:, :5])[0]).log_softmax(-1)
+    expected = -logprobs.gather(2, tokens[:, 1:, None]).mean().item()
+    logged = record(monkeypatch, rlhf, "write")
+    task = rlhf.toy_task(small_args())._replace(documents=rlhf.pad_rows(tokens.tolist(), 9))
+    rlhf.train_sft(small_args(sft_steps=1, sft_batch_size=3), model, task)
+    assert logged[0][2]["losses/loss"] == pytest.approx(expected, rel=1e-5)
     assert (model.token_embedding.weight.grad[PAD] == 0).all()
 
 
 # --- R9 and the reward model ---
 
 
-def test_r9_normalization_centers_scales_keeps_the_order_and_starts_anew(model, monkeypatch):
+def test_r9_normalization_centers_and_scales_however_often(model):
     reward, samples = rlhf.RewardModel(model), (random_prompts(200), random_tokens(200, 9))
     before = rlhf.score_texts(reward, *samples)
     expected = (before - before.mean()) / before.std(correction=0)
     for _ in range(2):
         rlhf.normalize_reward_model(reward, *samples)
         torch.testing.assert_close(rlhf.score_texts(reward, *samples), expected)
-    monkeypatch.setattr(rlhf, "score_texts", lambda *args: torch.full((8,), 0.5))
-    with pytest.raises(rlhf.UsageError, match="the same score"):
-        rlhf.normalize_reward_model(reward, *samples)
 
 
 def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finished, monkeypatch):
@@ -263,7 +264,7 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
 # --- R14: what a rollout holds ---
 
 
-def test_r14_truncation_after_the_first_stop_that_counts():
+def test_r14_truncation_after_the_first_eos_that_counts():
     responses = torch.full((4, 24), 7)
     responses[0, 10] = responses[1, 16] = responses[2, 10] = responses[2, 20] = EOS
     kept, ended = rlhf.truncate_responses(responses, EOS, 16)
@@ -273,7 +274,7 @@ def test_r14_truncation_after_the_first_stop_that_counts():
         assert (kept[row, length:] == PAD).all()
 
 
-def test_1_a_batch_is_an_episode_per_query_which_ends_at_the_stop_or_on_request_later(judges):
+def test_1_a_batch_is_an_episode_per_prompt_which_ends_at_eos_or_on_request_later(judges):
     rollout, _ = collect(judges)
     assert rollout.prompts.shape == (32, 6) and rollout.responses.shape == (32, 18)
     assert len({tuple(x) for x in rollout.prompts.tolist()}) > 10
@@ -352,8 +353,8 @@ def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, sett
             advantages.append(sum(decay**k * delta for k, delta in enumerate(deltas[t:])))
     advantages = torch.stack(advantages)
     returns, white = advantages + values, rlhf.whiten(advantages, "zero")
-    words, new_values = agent.get_logprobs_and_values(rollout.prompts, rollout.responses)
-    logratio = words.gather(2, rollout.responses[..., None]).squeeze(2) - rollout.logprobs
+    logprobs, new_values = agent.get_logprobs_and_values(rollout.prompts, rollout.responses)
+    logratio = logprobs.gather(2, rollout.responses[..., None]).squeeze(2) - rollout.logprobs
     logratio, new_values, ratio = logratio[mask], new_values[mask], logratio[mask].exp()
     clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
     clipped_values = values + (new_values - values).clamp(-value_clip, value_clip)
@@ -361,7 +362,7 @@ def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, sett
     expected = {
         "losses/policy_loss": -torch.min(white * ratio, white * clipped_ratio).mean(),
         "losses/value_loss": errors.mean() / 2,
-        "losses/entropy": torch.distributions.Categorical(logits=words).entropy()[mask].mean(),
+        "losses/entropy": torch.distributions.Categorical(logits=logprobs).entropy()[mask].mean(),
         "losses/approx_kl": (ratio - 1 - logratio).mean(),
         "losses/clipfrac": (ratio != clipped_ratio).float().mean(),
         "check/update": torch.corrcoef(torch.stack([logratio, advantages]))[0, 1],
@@ -418,7 +419,7 @@ def test_r20_beta_moves_in_proportion_to_the_clipped_error(kl, expected):
 # --- Evaluation ---
 
 
-def test_every_policy_answers_the_same_queries_and_its_kl_is_exact(judges):
+def test_every_policy_gets_the_same_prompts_and_its_kl_is_exact(judges):
     other = louder(judges.reference, 0.05)
     found = [rlhf.evaluate(small_args(), x, judges) for x in (judges.reference, other, other)]
     for metrics, texts in found:
