@@ -594,8 +594,8 @@ def valid_choices(env: "Episode") -> np.ndarray:
         mask = env.get_wrapper_attr("action_masks")
         mask = mask() if callable(mask) else mask
     if mask is None:
-        places = 'info["action_mask"] or env.action_masks()'
-        raise UsageError(f"--mask-invalid-actions needs {places}, which the environment lacks.")
+        places = 'info["action_mask"] or action_masks()'
+        raise UsageError(f"The environment has no {places}: leave out --mask-invalid-actions.")
     return allowed(mask, env.get_wrapper_attr("exists"))
 
 
@@ -621,9 +621,11 @@ def allowed(mask: Any, exists: np.ndarray) -> np.ndarray:
 
 def parts_of(mask: Any) -> list[np.ndarray]:
     """The vectors in a mask, which can be nested, as Gymnasium's are."""
-    is_objects = isinstance(mask, np.ndarray) and mask.dtype == "O"
-    nested = isinstance(mask, tuple | list) or is_objects or np.ndim(mask) > 1
-    return [part for x in mask for part in parts_of(x)] if nested else [np.ravel(mask)]
+    has_parts = isinstance(mask, np.ndarray) and (mask.ndim > 1 or mask.dtype == "O")
+    parts = mask if has_parts or isinstance(mask, tuple | list) else []
+    if any(isinstance(x, tuple | list | np.ndarray | Tensor) for x in parts):
+        return [part for x in parts for part in parts_of(x)]
+    return [np.ravel(mask)]
 
 
 # Copied from ppo_continuous_action.py
@@ -641,9 +643,7 @@ class Episode(gym.Wrapper):
         self.obs, self.info = of_length(2, values)
         space = self.observation_space
         if np.atleast_1d(self.obs).shape[-1:] != space.shape:
-            raise UsageError(
-                f"An observation has shape {np.shape(self.obs)}, its space is {space}."
-            )
+            raise UsageError(f"An observation has shape {np.shape(self.obs)}, not {space.shape}.")
         return self.obs
 
     def step(self, action: np.ndarray) -> tuple:
@@ -654,10 +654,10 @@ class Episode(gym.Wrapper):
         self.actions.append(action.copy())  # some environments change it
         self.obs, reward, *ends, self.info = of_length(5, self.env.step(action))
         try:
-            self.total += (reward := np.asarray(reward).item())  # a float, even from an array
+            reward = np.asarray(reward).item()  # a float, even from an array
+            self.total, self.ended = self.total + reward, self.ended or any(ends)
         except (TypeError, ValueError) as error:
             raise UsageError(f"The reward {reward} is not one number.") from error
-        self.ended = self.ended or any(ends)
         return self.obs, reward, *ends, self.info
 
 
