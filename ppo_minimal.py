@@ -19,8 +19,10 @@ Paper: Schulman et al. 2017; ppo2: OpenAI's code; details: "The 37 Implementatio
 resumes, evaluates and is faster. ppo_multidiscrete.py is for other actions, ppo_atari.py for games.
 """
 
-import argparse
+import re
+import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import gymnasium as gym
@@ -127,28 +129,59 @@ def ppo_loss(agent, minibatch, args):
     return loss, {f"losses/{name}": x.item() for name, x in metrics.items()}
 
 
+def refuse(reason):
+    tqdm.write("Error: " + " ".join(f"{reason}.".split()), file=sys.stderr)
+    sys.exit(2)
+
+
+def make_envs(args, resources):
+    batch_size, envs = args.num_steps * args.num_envs, []
+    if batch_size > args.total_timesteps:
+        refuse(f"--total-timesteps must be at least --num-steps * --num-envs ({batch_size})")
+    if batch_size < 2 * args.num_minibatches:
+        refuse("--num-minibatches is too large: a minibatch needs at least two samples")
+    for _ in range(args.num_envs):
+        try:
+            envs.append(resources.enter_context(gym.make(args.env_id, disable_env_checker=True)))
+        except (TypeError, gym.error.Error) as error:
+            refuse(f"--env-id {args.env_id}: {error}")
+    actions, obs = envs[0].action_space, envs[0].observation_space
+    if not str(actions.dtype).startswith("float") or len(actions.shape) != 1:
+        refuse(f"actions are {actions}, not vectors of floats: try ppo_multidiscrete.py")
+    if not obs.is_np_flattenable:
+        refuse(f"observations are {obs}, which cannot be made a vector of floats")
+    if actions.low.max() > -0.1 or actions.high.min() < 0.1 or 10 < actions.high.max() < np.inf:
+        print(f"A new policy has mean 0 and std 1. For {actions} use gym.wrappers.RescaleAction.")
+    return [gym.wrappers.FlattenObservation(env) for env in envs]
+
+
 def train(args):
+    with ExitStack() as resources:  # closes the environments, also after an error
+        try:
+            return learn(args, make_envs(args, resources))
+        except (TypeError, ValueError) as error:
+            if not re.search("to unpack|argument '(seed|options)'", str(error)):
+                raise
+            refuse(
+                "the environment does not follow Gymnasium's API: it may be from before Gym 0.26"
+            )
+
+
+def learn(args, envs):
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # enough for networks of this size
     device = args.device.replace("auto", "cuda" if torch.cuda.is_available() else "cpu")
-    at_end = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}  # resets within the same step
-    envs = gym.make_vec(args.env_id, args.num_envs, "sync", vector_kwargs=at_end)
-    if not isinstance(actions := envs.single_action_space, gym.spaces.Box):
-        argparse.ArgumentParser().error(f"actions are {actions}: use ppo_multidiscrete.py")
-    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
-    # Detail 27/37: action clipping and storage
-    envs = gym.wrappers.vector.ClipAction(envs)  # the rollout stores the sampled actions
-    obs_shape, action_shape = envs.single_observation_space.shape, envs.single_action_space.shape
-    agent = Agent(*obs_shape, *action_shape).to(device)
+    obs_shape, bounds = envs[0].observation_space.shape, envs[0].action_space
+    agent = Agent(*obs_shape, *bounds.shape).to(device)
     # Detail 3/37: Adam epsilon
     adam = torch.optim.Adam(agent.parameters(), eps=1e-5)  # ppo2 adds it before bias correction
     batch_size = args.num_steps * args.num_envs
     num_iterations = args.total_timesteps // batch_size
     writer = SummaryWriter(f"runs/{args.env_id}__ppo_minimal__{args.seed}__{time.time_ns()}")
     obs_stats, return_stats = RunningMeanStd(obs_shape), RunningMeanStd(())
-    discounted = np.zeros(args.num_envs)  # discounted sums of past rewards
+    totals, discounted = np.zeros((2, args.num_envs))  # plain and discounted sums of past rewards
     global_step, episodes, updates = 0, [], []
-    raw_obs, _ = envs.reset(seed=args.seed)  # (N, D)
+    raw_obs = np.array([env.reset(seed=args.seed + i)[0] for i, env in enumerate(envs)])  # (N, D)
     obs_stats.update(raw_obs)
     next_obs = obs_stats.normalize(raw_obs)
 
@@ -161,15 +194,21 @@ def train(args):
             with torch.no_grad():
                 policy, _ = agent(torch.tensor(obs, device=device))
             action = policy.sample().numpy(force=True)  # (N, A)
-            raw_obs, reward, terminated, truncated, infos = envs.step(action)
+            # Detail 27/37: action clipping and storage
+            clipped_action = action.clip(bounds.low, bounds.high)  # the rollout stores the other
+            results = [env.step(x)[:4] for env, x in zip(envs, clipped_action)]
+            columns = zip(zip(*results), (None, float, bool, bool))
+            final_obs, *others = (np.array(x, dtype) for x, dtype in columns)
+            reward, terminated, truncated = (x.reshape(args.num_envs) for x in others)
             done = terminated | truncated  # ended by itself, or by a time limit
+            raw_obs, totals = final_obs.copy(), totals + reward
+            for i in np.flatnonzero(done):
+                episodes.append({"global_step": global_step, "return": totals[i].item()})
+                raw_obs[i], totals[i] = envs[i].reset()[0], 0.0  # begins the next episode
             obs_stats.update(raw_obs)
-            next_obs = obs_stats.normalize(raw_obs)
-            following = next_obs.copy()
-            for i in np.flatnonzero(done):  # here next_obs[i] already begins the next episode
-                following[i] = obs_stats.normalize(infos["final_obs"][i])
-                ended = {"global_step": global_step, "return": infos["episode"]["r"][i].item()}
-                episodes.append(ended)
+            next_obs, following = (obs_stats.normalize(x) for x in (raw_obs, final_obs))
+            if not np.isfinite(next_obs).all():
+                refuse(f"observations are not finite at step {global_step}: {final_obs}")
             discounted = args.gamma * discounted + reward
             return_stats.update(discounted)
             discounted[done] = 0.0
@@ -211,6 +250,8 @@ def train(args):
         metrics["charts/SPS"] = batch_size / (time.perf_counter() - start_time)
         if new := episodes[num_before:]:
             metrics["charts/episodic_return"] = np.mean([x["return"] for x in new]).item()
+        if bad := [name for name, value in metrics.items() if not np.isfinite(value)]:
+            refuse(f"not finite at step {global_step}: {bad}; check the rewards")
         for name, value in metrics.items():
             writer.add_scalar(name, value, global_step)
         updates.append({"global_step": global_step, **metrics})
@@ -223,7 +264,4 @@ def train(args):
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args)
-    if args.total_timesteps < args.num_steps * args.num_envs:
-        argparse.ArgumentParser().error("--total-timesteps is less than --num-steps * --num-envs")
-    train(args)
+    train(tyro.cli(Args))
