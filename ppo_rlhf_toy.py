@@ -723,7 +723,8 @@ def train(args: Args) -> dict[str, Any]:
         import wandb
 
         try:
-            wandb.init(name=args.run_name, config=vars(args), sync_tensorboard=True)
+            about = {"name": args.run_name, "config": vars(args)}
+            wandb.init(**about, sync_tensorboard=True, reinit="finish_previous")
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     forms = [{}, {"kl_mode": "none", "kl_coef": 0.0}]  # without a penalty to show reward hacking
