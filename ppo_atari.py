@@ -908,6 +908,8 @@ def open_run(
     resources.callback(writer.close)
     writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     print(f"Logs and checkpoints: {run_dir}")
+    if global_step + args.num_steps * args.num_envs > args.total_timesteps:
+        print(f"Step {global_step} was the last one: raise --total-timesteps to train on.")
     return run_dir, writer
 
 

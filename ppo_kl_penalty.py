@@ -565,7 +565,9 @@ def make_envs(
     envs = []
     for _ in range(count):
         try:
-            envs.append(make())
+            if not isinstance(env := make(), gym.Env):
+                raise TypeError(f"{env} is not a gymnasium.Env")
+            envs.append(env)
         except (TypeError, gym.error.Error) as error:  # no such name, or render_mode, or no Env
             hint = "Atari games are played by ppo_atari.py"
             raise UsageError(f"Cannot make the environment: {error} ({hint}.)") from error
@@ -595,10 +597,13 @@ class Episode(gym.Wrapper):
         try:
             values = self.env.reset(seed=seed)
         except TypeError as error:
-            if "argument 'seed'" not in str(error):
+            if not re.search("argument '(seed|options)'", str(error)):
                 raise
             values = ()  # the API before Gym 0.26
         self.obs, self.info = of_length(2, values)
+        space = self.observation_space
+        if np.atleast_1d(self.obs).shape[-1:] != space.shape:
+            raise UsageError(f"An observation has shape {np.shape(self.obs)}, not {space.shape}.")
         return self.obs
 
     def step(self, action: np.ndarray) -> tuple:
@@ -608,8 +613,11 @@ class Episode(gym.Wrapper):
             raise UsageError(f"Step {len(self.actions)} of an episode has action NaN: {cause}.")
         self.actions.append(action.copy())  # some environments change it
         self.obs, reward, *ends, self.info = of_length(5, self.env.step(action))
-        reward = np.asarray(reward).item()  # a float, even from an array
-        self.total, self.ended = self.total + reward, self.ended or any(ends)
+        try:
+            reward = np.asarray(reward).item()  # a float, even from an array
+            self.total, self.ended = self.total + reward, self.ended or any(ends)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"The reward {reward} is not one number.") from error
         return self.obs, reward, *ends, self.info
 
 
@@ -618,7 +626,7 @@ def of_length(count: int, values: tuple) -> tuple:
     """What an environment returned, if it has the length that Gymnasium demands."""
     if isinstance(values, tuple) and len(values) == count:
         return values
-    api = "reset(seed=...) returns (obs, info), and step has five values"
+    api = "reset(seed=..., options=...) returns (obs, info), and step returns five values"
     raise UsageError(f"The environment does not follow Gymnasium's API, in which {api}.")
 
 
@@ -626,6 +634,8 @@ def of_length(count: int, values: tuple) -> tuple:
 def replay(envs: list[Episode], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
     """Repeat the running episodes of a checkpoint, up to `raw_obs`. Return whether that worked."""
     try:
+        if len(saved["running"]) != len(envs):
+            raise ValueError("--num-envs has changed")
         for i, (seed, actions) in enumerate(saved["running"]):
             raw_obs[i] = envs[i].begin(seed)
             for action in actions.numpy():
@@ -756,6 +766,8 @@ def open_run(
     resources.callback(writer.close)
     writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     print(f"Logs and checkpoints: {run_dir}")
+    if global_step + args.num_steps * args.num_envs > args.total_timesteps:
+        print(f"Step {global_step} was the last one: raise --total-timesteps to train on.")
     return run_dir, writer
 
 

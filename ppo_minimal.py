@@ -21,6 +21,7 @@ resumes, evaluates and is faster. ppo_multidiscrete.py is for other actions, ppo
 
 import argparse
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import gymnasium as gym
@@ -31,6 +32,9 @@ from torch import nn
 from torch.distributions import Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+
+# Ends the program with one sentence on what is wrong, and exit code 2.
+refuse = argparse.ArgumentParser(usage=argparse.SUPPRESS).error
 
 
 @dataclass
@@ -127,28 +131,43 @@ def ppo_loss(agent, minibatch, args):
     return loss, {f"losses/{name}": x.item() for name, x in metrics.items()}
 
 
+def make_envs(args, resources):
+    batch_size = args.num_steps * args.num_envs
+    if batch_size > args.total_timesteps:
+        refuse(f"--total-timesteps must be at least --num-steps * --num-envs ({batch_size})")
+    if batch_size < 2 * args.num_minibatches:
+        refuse("--num-minibatches is too large: a minibatch needs at least two samples")
+    envs = [gym.make(args.env_id, disable_env_checker=True) for _ in range(args.num_envs)]
+    for env in envs:
+        resources.callback(env.close)
+    actions = envs[0].action_space
+    if not str(actions.dtype).startswith("float") or len(actions.shape) != 1:
+        refuse(f"actions are {actions}, not vectors of floats: try ppo_multidiscrete.py")
+    if actions.low.max() > -0.1 or actions.high.min() < 0.1 or 10 < actions.high.max() < np.inf:
+        print(f"A new policy has mean 0 and std 1. For {actions} use gym.wrappers.RescaleAction.")
+    return [gym.wrappers.FlattenObservation(env) for env in envs]
+
+
 def train(args):
+    with ExitStack() as resources:  # closes the environments, also after an error
+        return learn(args, make_envs(args, resources))
+
+
+def learn(args, envs):
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # enough for networks of this size
     device = args.device.replace("auto", "cuda" if torch.cuda.is_available() else "cpu")
-    at_end = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}  # resets within the same step
-    envs = gym.make_vec(args.env_id, args.num_envs, "sync", vector_kwargs=at_end)
-    if not isinstance(actions := envs.single_action_space, gym.spaces.Box):
-        argparse.ArgumentParser().error(f"actions are {actions}: use ppo_multidiscrete.py")
-    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
-    # Detail 27/37: action clipping and storage
-    envs = gym.wrappers.vector.ClipAction(envs)  # the rollout stores the sampled actions
-    obs_shape, action_shape = envs.single_observation_space.shape, envs.single_action_space.shape
-    agent = Agent(*obs_shape, *action_shape).to(device)
+    obs_shape, bounds = envs[0].observation_space.shape, envs[0].action_space
+    agent = Agent(*obs_shape, *bounds.shape).to(device)
     # Detail 3/37: Adam epsilon
     adam = torch.optim.Adam(agent.parameters(), eps=1e-5)  # ppo2 adds it before bias correction
     batch_size = args.num_steps * args.num_envs
     num_iterations = args.total_timesteps // batch_size
     writer = SummaryWriter(f"runs/{args.env_id}__ppo_minimal__{args.seed}__{time.time_ns()}")
     obs_stats, return_stats = RunningMeanStd(obs_shape), RunningMeanStd(())
-    discounted = np.zeros(args.num_envs)  # discounted sums of past rewards
+    totals, discounted = np.zeros((2, args.num_envs))  # plain and discounted sums of past rewards
     global_step, episodes, updates = 0, [], []
-    raw_obs, _ = envs.reset(seed=args.seed)  # (N, D)
+    raw_obs = np.array([env.reset(seed=args.seed + i)[0] for i, env in enumerate(envs)])  # (N, D)
     obs_stats.update(raw_obs)
     next_obs = obs_stats.normalize(raw_obs)
 
@@ -161,15 +180,21 @@ def train(args):
             with torch.no_grad():
                 policy, _ = agent(torch.tensor(obs, device=device))
             action = policy.sample().numpy(force=True)  # (N, A)
-            raw_obs, reward, terminated, truncated, infos = envs.step(action)
+            # Detail 27/37: action clipping and storage
+            clipped_action = action.clip(bounds.low, bounds.high)  # the rollout stores the other
+            results = zip(*(env.step(x) for env, x in zip(envs, clipped_action)))
+            final_obs, reward, terminated, truncated, _ = results
+            final_obs, reward = np.array(final_obs), np.hstack(reward).astype(float)  # (N,)
+            terminated, truncated = (np.hstack(x).astype(bool) for x in (terminated, truncated))
+            if not (np.isfinite(final_obs).all() and np.isfinite(reward).all()):
+                refuse(f"step {global_step} has observations {final_obs} and rewards {reward}")
             done = terminated | truncated  # ended by itself, or by a time limit
+            raw_obs, totals = final_obs.copy(), totals + reward
+            for i in np.flatnonzero(done):
+                episodes.append({"global_step": global_step, "return": totals[i].item()})
+                raw_obs[i], totals[i] = envs[i].reset()[0], 0.0  # begins the next episode
             obs_stats.update(raw_obs)
-            next_obs = obs_stats.normalize(raw_obs)
-            following = next_obs.copy()
-            for i in np.flatnonzero(done):  # here next_obs[i] already begins the next episode
-                following[i] = obs_stats.normalize(infos["final_obs"][i])
-                ended = {"global_step": global_step, "return": infos["episode"]["r"][i].item()}
-                episodes.append(ended)
+            next_obs, following = (obs_stats.normalize(x) for x in (raw_obs, final_obs))
             discounted = args.gamma * discounted + reward
             return_stats.update(discounted)
             discounted[done] = 0.0
@@ -221,7 +246,7 @@ def train(args):
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args)
-    if args.total_timesteps < args.num_steps * args.num_envs:
-        argparse.ArgumentParser().error("--total-timesteps is less than --num-steps * --num-envs")
-    train(args)
+    try:
+        train(tyro.cli(Args))
+    except gym.error.Error as error:
+        refuse(f"--env-id: {error}")

@@ -466,7 +466,8 @@ def train(
                 for x in (scores(obs[:-1], masks[:-1]), masks[:-1], actions)
             )
             logprobs, _, values = agent.evaluate_actions(b_obs[:-1], b_masks, b_actions)  # (T, N)
-            actor_logprobs = Categorical(logits=b_scores).log_prob(b_actions).sum(-1)  # (T, N)
+            acted = Categorical(logits=b_scores, validate_args=False)  # `log` reports NaN
+            actor_logprobs = acted.log_prob(b_actions).sum(-1)  # (T, N)
             # What follows a step is worth the value of the next observation. Where the episode
             # ended, that one belongs to another episode: after a time limit the value of the final
             # observation replaces it, and after a failure nothing follows.
@@ -538,7 +539,9 @@ def make_envs(
     envs = []
     for _ in range(count):
         try:
-            envs.append(make())
+            if not isinstance(env := make(), gym.Env):
+                raise TypeError(f"{env} is not a gymnasium.Env")
+            envs.append(env)
         except (TypeError, gym.error.Error) as error:  # no such name, or render_mode, or no Env
             hint = "Atari games are played by ppo_atari.py"
             raise UsageError(f"Cannot make the environment: {error} ({hint}.)") from error
@@ -586,21 +589,27 @@ class Choices(gym.ActionWrapper):
 
 def valid_choices(env: "Episode") -> np.ndarray:
     """The choices (k, n) that the environment allows now."""
-    mask = env.info.get("action_mask")
+    mask = (env.info or {}).get("action_mask")
     if mask is None and env.has_wrapper_attr("action_masks"):
-        mask = env.get_wrapper_attr("action_masks")()
+        mask = env.get_wrapper_attr("action_masks")
+        mask = mask() if callable(mask) else mask
     if mask is None:
-        raise UsageError("The environment has no action masks: leave out --mask-invalid-actions.")
+        places = 'info["action_mask"] or action_masks()'
+        raise UsageError(f"The environment has no {places}: leave out --mask-invalid-actions.")
     return allowed(mask, env.get_wrapper_attr("exists"))
 
 
 def allowed(mask: Any, exists: np.ndarray) -> np.ndarray:
     """A mask as an array (k, n), from a vector or from one mask for each component."""
-    mask = flat(mask)
+    parts = parts_of(mask)
+    mask = np.concatenate([np.zeros(0), *parts])
     if mask.size == exists.size:  # (k, n) already
         mask = mask[exists.ravel()]
     if mask.size != exists.sum():
         raise UsageError(f"The action mask has {mask.size} entries, not {exists.sum()}.")
+    found, sizes = [x.size for x in parts], exists.sum(axis=1).tolist()
+    if len(found) == len(sizes) and found not in (sizes, [exists.shape[1]] * len(sizes)):
+        raise UsageError(f"The parts of the action mask have {found} entries, not {sizes}.")
     valid = np.zeros_like(exists)
     valid[exists] = mask == 1
     if valid.sum() != np.count_nonzero(mask):
@@ -610,10 +619,13 @@ def allowed(mask: Any, exists: np.ndarray) -> np.ndarray:
     return valid
 
 
-def flat(mask: Any) -> np.ndarray:
-    """All entries of a mask, also of one that consists of several arrays, as Gymnasium's do."""
-    nested = isinstance(mask, tuple | list) or (isinstance(mask, np.ndarray) and mask.dtype == "O")
-    return np.concatenate([flat(x) for x in mask]) if nested else np.asarray(mask).ravel()
+def parts_of(mask: Any) -> list[np.ndarray]:
+    """The vectors in a mask, which can be nested, as Gymnasium's are."""
+    has_parts = isinstance(mask, np.ndarray) and (mask.ndim > 1 or mask.dtype == "O")
+    parts = mask if has_parts or isinstance(mask, tuple | list) else []
+    if any(isinstance(x, tuple | list | np.ndarray | Tensor) for x in parts):
+        return [part for x in parts for part in parts_of(x)]
+    return [np.ravel(mask)]
 
 
 # Copied from ppo_continuous_action.py
@@ -625,10 +637,13 @@ class Episode(gym.Wrapper):
         try:
             values = self.env.reset(seed=seed)
         except TypeError as error:
-            if "argument 'seed'" not in str(error):
+            if not re.search("argument '(seed|options)'", str(error)):
                 raise
             values = ()  # the API before Gym 0.26
         self.obs, self.info = of_length(2, values)
+        space = self.observation_space
+        if np.atleast_1d(self.obs).shape[-1:] != space.shape:
+            raise UsageError(f"An observation has shape {np.shape(self.obs)}, not {space.shape}.")
         return self.obs
 
     def step(self, action: np.ndarray) -> tuple:
@@ -638,8 +653,11 @@ class Episode(gym.Wrapper):
             raise UsageError(f"Step {len(self.actions)} of an episode has action NaN: {cause}.")
         self.actions.append(action.copy())  # some environments change it
         self.obs, reward, *ends, self.info = of_length(5, self.env.step(action))
-        reward = np.asarray(reward).item()  # a float, even from an array
-        self.total, self.ended = self.total + reward, self.ended or any(ends)
+        try:
+            reward = np.asarray(reward).item()  # a float, even from an array
+            self.total, self.ended = self.total + reward, self.ended or any(ends)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"The reward {reward} is not one number.") from error
         return self.obs, reward, *ends, self.info
 
 
@@ -648,7 +666,7 @@ def of_length(count: int, values: tuple) -> tuple:
     """What an environment returned, if it has the length that Gymnasium demands."""
     if isinstance(values, tuple) and len(values) == count:
         return values
-    api = "reset(seed=...) returns (obs, info), and step has five values"
+    api = "reset(seed=..., options=...) returns (obs, info), and step returns five values"
     raise UsageError(f"The environment does not follow Gymnasium's API, in which {api}.")
 
 
@@ -656,6 +674,8 @@ def of_length(count: int, values: tuple) -> tuple:
 def replay(envs: list[Episode], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
     """Repeat the running episodes of a checkpoint, up to `raw_obs`. Return whether that worked."""
     try:
+        if len(saved["running"]) != len(envs):
+            raise ValueError("--num-envs has changed")
         for i, (seed, actions) in enumerate(saved["running"]):
             raw_obs[i] = envs[i].begin(seed)
             for action in actions.numpy():
@@ -786,6 +806,8 @@ def open_run(
     resources.callback(writer.close)
     writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     print(f"Logs and checkpoints: {run_dir}")
+    if global_step + args.num_steps * args.num_envs > args.total_timesteps:
+        print(f"Step {global_step} was the last one: raise --total-timesteps to train on.")
     return run_dir, writer
 
 

@@ -1,6 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17"]
+# dependencies = ["tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17",
+#   "wandb==0.31.0"]
 # ///
 """Reinforcement learning from human feedback (RLHF) with PPO: the whole pipeline in one file.
 
@@ -79,6 +80,7 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     run_name: str | None = None  # folder below runs/; by default script, seed, time
+    track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
     compare: bool = False  # also train with an adaptive and with a fixed beta, and best-of-n
 
     # --- Supervised fine-tuning ---
@@ -688,6 +690,14 @@ def train(args: Args) -> dict[str, Any]:
     if args.compare:
         forms += [{"kl_mode": "adaptive"}, {"kl_mode": "fixed", "kl_coef": 0.05}]
     runs = [dataclasses.replace(args, compare=False, **form) for form in forms]
+    if args.track:
+        import wandb
+
+        about = {"name": args.run_name, "config": vars(args), "reinit": "finish_previous"}
+        try:
+            wandb.init(**about, sync_tensorboard=True)
+        except wandb.Error as error:
+            raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
 
     torch.set_num_threads(1)  # more threads do not help a network of this size
     task = toy_task(args)
@@ -716,6 +726,8 @@ def train(args: Args) -> dict[str, Any]:
     if args.compare:
         results |= best_of_n(args, judges)
     report(args, quality, results, texts)
+    if args.track:
+        wandb.finish()
     outcome = {"agent": agents[args.ppo_run], "updates": updates, "results": results}
     return outcome | {"quality": quality, "args": args}
 

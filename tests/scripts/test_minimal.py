@@ -1,5 +1,6 @@
 """ppo_minimal.py is the algorithm of ppo_continuous_action.py."""
 
+import functools
 import runpy
 from pathlib import Path
 from typing import ClassVar
@@ -164,15 +165,91 @@ def test_advantages_that_hardly_differ_are_not_blown_up():
     assert metrics["losses/policy_loss"] == pytest.approx(expected, rel=1e-4)
 
 
+class Odd(gym.Env):
+    """What an environment may do otherwise than Gymnasium's own ones."""
+
+    observation_space = gym.spaces.Dict(a=gym.spaces.Discrete(2), b=gym.spaces.Box(-1, 1, (2,)))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+    open: ClassVar[list["Odd"]] = []
+
+    def __init__(self, kind="fine"):
+        self.kind = kind
+        self.open.append(self)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return {"a": 1, "b": [0.0, 0.5]}, {"changing": np.zeros(self.np_random.integers(1, 5))}
+
+    def step(self, action):
+        assert np.isfinite(action).all()
+        self.t += 1
+        obs = {"a": 0, "b": [0.0, np.nan if self.kind == "obs" else 0.5]}
+        info = {"episode": "x", "changing": np.zeros(self.t)}
+        reward = np.array([np.inf if self.kind == "reward" else 0.5])
+        return obs, reward, np.array([self.t == 4]), None, info
+
+    def close(self):
+        self.open.remove(self)
+
+
+for kind in ("fine", "obs", "reward"):
+    gym.register(f"Odd-{kind}-v0", functools.partial(Odd, kind))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(minimal, "SummaryWriter", MagicMock())
+    settings = {"num_envs": 2, "num_steps": 8, "num_minibatches": 4, "total_timesteps": 32}
+    return lambda kind: minimal.Args(env_id=f"Odd-{kind}-v0", **settings)
+
+
+def test_infos_rewards_and_observations_of_any_form_are_trained_on_and_all_is_closed(small):
+    result = minimal.train(small("fine"))
+    assert {x["return"] for x in result["episodes"]} == {2.0} and len(result["updates"]) == 2
+    assert Odd.open == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("obs", "error: step 2 has observations"),
+        ("reward", "error: step 2 has observations"),
+    ],
+)
+def test_what_an_environment_does_wrong_is_a_sentence(kind, sentence, small, capsys):
+    with pytest.raises(SystemExit) as exit:
+        minimal.train(small(kind))
+    lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    error = [x for x in lines if "error: " in x]
+    assert exit.value.code == 2 and len(error) == 1 and sentence in error[0] and Odd.open == []
+
+
+@pytest.mark.parametrize("bounds", [(4, 6), (-0.01, 0.01), (-100, 100)])
+def test_bounds_that_a_new_policy_hardly_fits_are_named(bounds, small, monkeypatch, capsys):
+    monkeypatch.setattr(minimal, "learn", lambda *_: None)
+    minimal.train(small("fine"))
+    monkeypatch.setattr(Odd, "action_space", gym.spaces.Box(*bounds, (1,)))
+    minimal.train(small("fine"))
+    assert capsys.readouterr().out.count("use gym.wrappers.RescaleAction.") == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
-    [("--env-id CartPole-v1", "use ppo_multidiscrete.py"), ("--total-timesteps 9", "is less than")],
+    [
+        ("--env-id CartPole-v1", "try ppo_multidiscrete.py"),
+        ("--total-timesteps 9", "--total-timesteps must be at least"),
+        ("--num-minibatches 2048", "--num-minibatches is too large"),
+        ("--num-steps 0", "--num-minibatches is too large"),
+        ("--env-id Nothing-v0", "--env-id: "),
+    ],
 )
 def test_what_it_cannot_train_is_a_sentence(flags, sentence, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["ppo_minimal.py", *flags.split()])
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(minimal.__file__, run_name="__main__")
-    assert exit.value.code == 2 and sentence in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert exit.value.code == 2 and sentence in error and error.count("\n") == 1
 
 
 def test_settings_are_those_of_the_full_script():

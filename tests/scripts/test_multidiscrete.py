@@ -3,11 +3,14 @@
 What it shares with the other scripts is tested in test_shared_*.py.
 """
 
+import dataclasses
+import re
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import on
+from adapters import SCRIPTS, on
 from conftest import same_weights
 from torch.distributions import Categorical
 
@@ -261,6 +264,49 @@ def test_a_mask_has_ones_and_zeros(mask):
     with pytest.raises(ppo.UsageError, match="must be 1 for each valid choice"):
         ppo.allowed(mask, exists)
     assert ppo.allowed([1.0, 0.0, True], exists).tolist() == [[True, False, True]]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        [1, 1, 0, 1, 0, 1],
+        torch.tensor([1, 1, 0, 1, 0, 1]),
+        [[1, 1, 0], [1], [0, 1]],
+        (torch.tensor([1, 1, 0]), np.ones(1, np.int8), (False, True)),
+        np.array([[1, 1, 0], [1, 0, 0], [0, 1, 0]]),
+        np.array([[[1, 1, 1]], [[1, 1, 1]], [[0, 1, 1]]]) & np.array([1, 1, 0]),
+    ],
+)
+def test_each_part_of_a_mask_is_that_of_a_component(mask):
+    exists = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0]], bool)
+    assert ppo.allowed(mask, exists).astype(int).tolist() == [[1, 1, 0], [1, 0, 0], [0, 1, 0]]
+    wrong = {
+        "parts of the action mask have [2, 2, 2] entries, not [3, 1, 2]": [[1, 1], [1, 1], [0, 1]],
+        "has 0 entries": [],
+        "has 4 entries": (None, np.ones(1), np.ones(2)),
+    }
+    for words, other in wrong.items():
+        with pytest.raises(ppo.UsageError, match=re.escape(words)):
+            ppo.allowed(other, exists)
+
+
+def test_masks_may_be_an_attribute_and_observations_that_turn_nan_are_named():
+    class Attribute(Masked):
+        broken = 1.0
+
+        def observe(self):
+            obs, info = super().observe()
+            self.action_masks = np.concatenate(self.masks)
+            return obs * (self.broken if self.t > 2 else 1.0), info
+
+    class Broken(Attribute):
+        broken = np.nan
+
+    args = SCRIPTS["multidiscrete"].args(mask_invalid_actions=True, run_name="a")
+    assert len(ppo.train(args, lambda: Attribute("Never"))["updates"]) == 3
+    args = dataclasses.replace(args, run_name="b")
+    with pytest.raises(ppo.UsageError, match=r"Not finite at step 32: .* Check observations"):
+        ppo.train(args, lambda: Broken("Never"))
 
 
 def test_a_trained_policy_obeys_masks_in_the_form_that_the_environment_has_for_them(masked):

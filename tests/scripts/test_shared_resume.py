@@ -174,6 +174,24 @@ def test_ctrl_c_is_a_sentence_and_the_run_can_be_resumed(script, tiny, cli):
     assert same_weights(agent, whole["agent"])
 
 
+def test_resuming_says_if_nothing_is_left_to_train(script, tiny, capsys):
+    script.module.train(tiny("Walk", total_timesteps=64))
+    assert "was the last one" not in capsys.readouterr().out
+    assert len(script.module.train(resume="runs/run0")["updates"]) == 2
+    assert "Step 64 was the last one: raise --total-timesteps" in capsys.readouterr().out
+    script.module.train(tiny("Walk"), resume="runs/run0")
+    assert "was the last one" not in capsys.readouterr().out
+
+
+@on("vector")
+def test_another_number_of_environments_is_named_when_resuming(script, tiny, capsys):
+    script.module.train(tiny("Walk", total_timesteps=64))
+    for count in (1, 4):
+        other = tiny("Walk", num_envs=count, num_steps=32 // count, total_timesteps=96)
+        assert script.module.train(other, resume="runs/run0")["updates"]
+        assert "could not be replayed: --num-envs has changed." in capsys.readouterr().out
+
+
 def test_a_run_is_not_overwritten(script, tiny):
     script.module.train(tiny("Walk"))
     with pytest.raises(script.module.UsageError, match=r"--resume runs/run0.*--run-name"):

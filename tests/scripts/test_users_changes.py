@@ -134,6 +134,46 @@ def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
         assert code == 2 and "env_factory" in err
 
 
+class WithoutOptions(Rooms):
+    def reset(self, *, seed=None):
+        return super().reset(seed=seed)
+
+
+class Column(Rooms):
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+
+    def observe(self):
+        return np.zeros((2, 1))
+
+
+class Vectors(Rooms):
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, np.repeat(reward, 2), *rest
+
+
+class NoReward(Rooms):
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, None, *rest
+
+
+@on("vector")
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (WithoutOptions, "reset(seed=..., options=...) returns (obs, info)"),
+        (Column, "observation has shape (2, 1), not (2,)"),
+        (Vectors, "reward [0.5 0.5] is not one number"),
+        (NoReward, "reward None is not one number"),
+        (lambda: None, "None is not a gymnasium.Env"),
+    ],
+)
+def test_what_an_environment_does_wrong_is_named(script, make, sentence):
+    with pytest.raises(script.module.UsageError, match=re.escape(sentence)):
+        script.module.train(script.args(run_name="run"), make)
+
+
 @on("vector")
 def test_rewards_that_never_vary_are_divided_by_no_zero(script, monkeypatch):
     class Nothing(Rooms):
