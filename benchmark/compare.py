@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from benchmark import check
 from benchmark.definitions import Folders
 from benchmark.logs import UNKNOWN, Log, find, of_suite
 from benchmark.provenance import BenchmarkError
@@ -55,6 +56,11 @@ def runs_of(name: str, folders: Folders) -> list[Log]:
     if not logs:
         raise BenchmarkError(f"No run of {name} is finished.")
     for log in logs:
+        if log.episodes.empty and check.limits_of(log.updates.columns) is not check.ENVIRONMENTS:
+            raise BenchmarkError(
+                f"{log.path} has no episodes, so there is nothing to compare; `seeds` prints a "
+                "table of its models."
+            )
         if log.episodes.empty:
             raise BenchmarkError(
                 f"{log.path} logs no returns: wrap the environment in RecordEpisodeStatistics, or "
