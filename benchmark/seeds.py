@@ -1,6 +1,7 @@
-"""Runs of any script over environments and seeds, below `runs/NAME`, with a table and curves.
+"""Runs any script over environments and seeds, below `runs/NAME`, and shows a table and curves.
 
-They are made as those of a suite are (`run.py`), but with the file as it is on disk.
+A run is made as in a suite (`run.py`), but with the file as it is on disk. The script must have
+--seed. With --resume it continues where it stopped, without --run-name its files are searched for.
 """
 
 import dataclasses
@@ -173,7 +174,7 @@ def run(
         raise BenchmarkError("--workers must be positive.")
     numbers = range(1, seeds[0] + 1) if len(seeds) == 1 else dict.fromkeys(seeds)
     if not numbers or min(numbers) < 0:
-        raise BenchmarkError("Give --seeds that are not negative, or how many.")
+        raise BenchmarkError("Give --seeds that are not negative, and at least one.")
     if given := OWN.intersection(x.partition("=")[0] for x in flags):
         instead = {"--env-id": "use --env-ids", "--seed": "use --seeds"}
         text = f"`seeds` itself gives {min(given)} to the script: "

@@ -4,9 +4,11 @@ import re
 import signal
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from benchmark import logs
+from benchmark import check, logs
 from benchmark.__main__ import main
 from benchmark.provenance import ROOT
 
@@ -106,3 +108,18 @@ def test_a_mistake_in_a_flag_of_a_real_script_is_told_and_its_correction_needs_n
     assert code == 2 and "not start: Unrecognized options: --nonsense, 3\n" in text
     code, text = command(f"{line} --gamma 7", script)
     assert code == 2 and "does not start: --gamma must be" in text, text
+
+
+# --- check ---
+
+
+def test_a_bad_beginning_or_a_quiet_end_alone_is_not_unusual():
+    updates = pd.DataFrame({"global_step": 2048 * np.arange(1, 41)})
+    updates["losses/explained_variance"] = np.r_[np.full(30, 0.1), np.full(10, 0.8)]
+    updates["losses/clipfrac"] = np.r_[np.full(30, 0.2), np.full(10, 0.01)]
+    updates["losses/approx_kl"] = np.r_[np.full(30, 1e-4), np.full(10, 1e-3)]
+    episodes = pd.DataFrame({"global_step": np.arange(30), "return": 1.0})
+    log = logs.Log(Path("x"), {"environment": "A-v1"}, updates, episodes)
+    verdicts = {x["metric"]: x["verdict"] for x in check.judge(log)}
+    assert [*verdicts.values()] == ["unusual", "healthy", "healthy"]
+    assert "kept" not in check.report(log)  # too few episodes for that
