@@ -63,8 +63,9 @@ ENVIRONMENTS = (
     Limit("losses/clipfrac", (0.07, 0.3), *ANY, 10, "", (
         Advice(0.1, SMALL, RATIO), Advice(INF, LARGE, JUMP))),
     Limit("losses/explained_variance", (0.5, 1), *ANY, 10, "", (
-        Advice(INF, "Values do not learn: check shapes, and scale the rewards.",
-               "explained variance near 0, gradient norm low"),)),
+        Advice(0.1, "Values do not learn: check shapes, and scale the rewards.",
+               "explained variance near 0, gradient norm low"),
+        Advice(INF, "Usual early in training. If it stays so, scale the rewards.", ""))),
     Limit("check/value_bias", ANY, -INF, 0.6, 20, "", (
         Advice(INF, "Values exceed returns: check V at the ends of episodes.",
                "`check/value_bias` far above 0, explained variance near 1, return stays low"),)),

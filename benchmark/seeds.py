@@ -193,6 +193,8 @@ def run(
     suite = Suite(name, "", places, {"": variant}, total_timesteps=None)
     about, path = {"file": str(script), "flags": variant.flags}, about_path(folders, name)
     about |= version_on_disk(script)
+    if not path.exists() and path.parent.exists():
+        raise BenchmarkError(f"{path.parent} is there, but not of `seeds`: give another --name.")
     old = json.loads(path.read_text()) if path.exists() else about
     kept = {"checkpoint.pt", "results.json", "result.json", f"{name}.jsonl"}
     differs = any(old[x] != about[x] for x in ("sha256", "flags"))

@@ -12,6 +12,8 @@ from benchmark import check, logs
 from benchmark.__main__ import main
 from benchmark.provenance import ROOT
 
+SEED_ONLY = "import argparse as a; p = a.ArgumentParser(); p.add_argument('--seed'); p.parse_args()"
+
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
@@ -110,7 +112,24 @@ def test_a_mistake_in_a_flag_of_a_real_script_is_told_and_its_correction_needs_n
     assert code == 2 and "does not start: --gamma must be" in text, text
 
 
+def test_a_folder_of_something_else_is_left_alone(command):
+    Path("runs/x").mkdir(parents=True)
+    Path("x.py").write_text(SEED_ONLY)
+    code, text = command("seeds x.py --seeds 1")
+    assert code == 2 and "runs/x is there, but not of `seeds`: give another --name." in text
+
+
 # --- check ---
+
+
+@pytest.mark.parametrize(("value", "advice"), [(0.02, "Values do not learn"), (0.3, "Usual early")])
+def test_explained_variance_is_called_broken_only_near_zero(value, advice):
+    """In a third of the committed healthy runs elsewhere, it is below 0.5."""
+    updates = pd.DataFrame({"global_step": 2048 * np.arange(1, 26)})
+    updates["losses/explained_variance"] = value
+    episodes = pd.DataFrame({"global_step": [1], "return": [1.0]})
+    (row,) = check.judge(logs.Log(Path("x"), {"environment": "A-v1"}, updates, episodes))
+    assert row["verdict"] == "unusual" and row["advice"].text.startswith(advice)
 
 
 def test_a_bad_beginning_or_a_quiet_end_alone_is_not_unusual():
