@@ -76,7 +76,7 @@ def list_runs(
 @app.command
 def seeds(
     script: Positional[str],
-    env_ids: tuple[str, ...],
+    env_ids: tuple[str, ...] = (),
     seeds: tuple[int, ...] = (5,),
     workers: int = 2,
     name: str = "",
@@ -87,7 +87,7 @@ def seeds(
 
     Args:
         script: one of ours or a changed copy, anywhere
-        env_ids: environments
+        env_ids: environments; without them, the script's default
         seeds: how many, or which if there are several numbers
         workers: runs at a time, if on this machine
         name: of the folder below runs/; by default that of the script

@@ -19,6 +19,7 @@ DIAGNOSE = Path(__file__).with_name("diagnose.py")
 INF, ANY = math.inf, (-math.inf, math.inf)
 STEPS = 2000  # a patience counts iterations of this size; shorter ones count less
 LOST, PENALIZED = "while return is lost", "with a KL penalty"
+EARLY = 20  # episodes that say what a return is, at least
 RECENT = 10  # updates whose median is shown as the value of now
 
 
@@ -50,7 +51,8 @@ SMALL = "Updates are small. If learning is slow, try a larger --learning-rate."
 LARGE = "Updates are large. Lower --learning-rate, or try --early-stop-kl 0.02."
 NONE = "The policy stays the same: is the ratio always 1? Does the optimizer have its weights?"
 SIGNS = "Good actions did not become more likely: check signs and reshapes."
-WORDS = "Good words did not become more likely: check rewards, masks and signs."
+WORDS = "Good tokens did not become more likely: check rewards, masks and signs."
+SWAPPED = "Chosen answers are not preferred: are the two log-probabilities swapped?"
 RATIO = "KL and clip fraction almost 0, yet the policy moves, gradient norm high"
 JUMP = "KL and clip fraction jump from the first update"
 WORSE = "return falls below that of random actions, `check/update` negative"
@@ -61,8 +63,9 @@ ENVIRONMENTS = (
     Limit("losses/clipfrac", (0.07, 0.3), *ANY, 10, "", (
         Advice(0.1, SMALL, RATIO), Advice(INF, LARGE, JUMP))),
     Limit("losses/explained_variance", (0.5, 1), *ANY, 10, "", (
-        Advice(INF, "Values do not learn: check shapes, and scale the rewards.",
-               "explained variance near 0, gradient norm low"),)),
+        Advice(0.1, "Values do not learn: check shapes, and scale the rewards.",
+               "explained variance near 0, gradient norm low"),
+        Advice(INF, "Usual early in training. If it stays so, scale the rewards.", ""))),
     Limit("check/value_bias", ANY, -INF, 0.6, 20, "", (
         Advice(INF, "Values exceed returns: check V at the ends of episodes.",
                "`check/value_bias` far above 0, explained variance near 1, return stays low"),)),
@@ -72,22 +75,22 @@ ENVIRONMENTS = (
         Advice(INF, "The batch is not what the policy saw: check observations and actions.",
                "`check/first_kl` above 0"),)),
     Limit("check/acting", ANY, -INF, 1e-5, 0, "", (
-        Advice(INF, "What acts is not what learns: make the two policies one.",
-               "the entropy shrinks twice as fast"),)),
+        Advice(INF, "The policy that acts is not the one that learns: both must compute the same.",
+               "`check/acting` above 0"),)),
 )
 KL_EXACT = (
     Limit("objective/kl_exact", ANY, 1e-3, INF, 5, "", (
         Advice(INF, "It stays 0: is the reference model being trained too?",
                "RLHF: exact KL 0"),)),
     Limit("objective/kl_exact", ANY, 0, 30, 1, PENALIZED, (
-        Advice(INF, "Raise --kl-coef or lower --target-kl; from the start: mask the padding.",
+        Advice(INF, "Raise --kl-coef or lower --target-kl. At the start: mask the padding.",
                "RLHF: KL grows without bound, texts repeat themselves"),)),
 )
 RLHF = (Limit("check/update", ANY, 0.06, INF, 10, "", (
     Advice(INF, WORDS, "RLHF: proxy stays, `check/update` below 0.06, KL below its target"),)),
     *KL_EXACT)
 GRPO = (Limit("check/update", ANY, -0.02, INF, 10, "", (Advice(INF, WORDS, WORSE),)), *KL_EXACT)
-PAIRS = (Advice(INF, "Chosen answers are not preferred: are both log-probabilities mixed up?", ""),)
+PAIRS = (Advice(INF, SWAPPED, ""),)
 DPO = (Limit("rewards/accuracy", (0.5, 1), *ANY, 0, "", PAIRS),
        Limit("rewards/margin", (0, INF), *ANY, 0, "", PAIRS))
 # fmt: on
@@ -101,7 +104,7 @@ def return_lost(returns: np.ndarray) -> bool:
 
     The gain is from the first so many episodes to the best so many in a row.
     """
-    count = max(20, len(returns) // 20)
+    count = max(EARLY, len(returns) // 20)
     sums = np.cumsum(np.concatenate([[0.0], returns]))
     means = (sums[count:] - sums[:-count]) / count
     return len(means) > 0 and means[-1] < means[0] + 0.8 * (means.max() - means[0])
@@ -145,8 +148,8 @@ def unhealthy(updates: pd.DataFrame, episodes: pd.DataFrame) -> list[tuple[Limit
 
 THEIRS = """CleanRL logs the KL of an update's last minibatch, Stable-Baselines3 that of its last
 epoch. Both are larger than the mean over the update, for which the ranges are."""
-RANGES = """Ranges are those of MuJoCo runs with the default settings. DEBUGGING.md lists the
-symptoms, and what looks bad but is harmless."""
+RANGES = "Ranges are those of MuJoCo runs with the default settings. "
+SYMPTOMS = "DEBUGGING.md lists the symptoms, and what looks bad but is harmless."
 
 
 def between(low: float, high: float) -> str:
@@ -176,7 +179,9 @@ def judge(log: Log) -> list[dict[str, Any]]:
         low, high = limit.usual
         row["verdict"], value = "", row["median"]
         if values.count() >= limit.patience:
-            row["verdict"] = "healthy" if low <= value <= high else "unusual"
+            # Values begin badly everywhere, and a learning rate that falls to 0 ends all updates.
+            usual = any(low <= row[x] <= high for x in ("median", "now"))
+            row["verdict"] = "healthy" if usual else "unusual"
         if not limit.only and row["verdict"] and not limit.low <= row["now"] <= limit.high:
             row["verdict"], value = "unusual", row["now"]
         if bad.any():
@@ -205,14 +210,14 @@ def report(log: Log) -> str:
         if values is not None and len(values):
             now = values[-LAST_EPISODES if name == "return" else -RECENT :].median()
             verdict = ""
-            if name == "return":
+            if name == "return" and len(values) > 2 * EARLY:
                 verdict = "lost: a fifth of the gain is gone" if return_lost(values) else "kept"
             lines.append(f"{name:<27}{values.median():>10.3g}{now:>10.3g}  {'':<17}{verdict}")
     known = {x.metric for x in limits_of(log.updates.columns)}
     missing = sorted(known - {row["metric"] for row in rows})
     if missing:
         lines += ["", f"Not in this log, so not checked: {', '.join(missing)}."]
-    lines += ["", RANGES]
+    lines += ["", RANGES * (limits_of(log.updates.columns) is ENVIRONMENTS) + SYMPTOMS]
     if not log.ours:
         lines += [THEIRS, "", "To log the other checks, paste this into your script:", ""]
         lines.append(DIAGNOSE.read_text())

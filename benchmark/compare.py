@@ -1,4 +1,4 @@
-"""Runs side by side: scores, how probably one is better, and what so many seeds can show."""
+"""Compares runs: scores, the probability that one is better, and what so many seeds can show."""
 
 import glob
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from benchmark import check
 from benchmark.definitions import Folders
 from benchmark.logs import UNKNOWN, Log, find, of_suite
 from benchmark.provenance import BenchmarkError
@@ -55,6 +56,11 @@ def runs_of(name: str, folders: Folders) -> list[Log]:
     if not logs:
         raise BenchmarkError(f"No run of {name} is finished.")
     for log in logs:
+        if log.episodes.empty and check.limits_of(log.updates.columns) is not check.ENVIRONMENTS:
+            raise BenchmarkError(
+                f"{log.path} has no episodes, so there is nothing to compare; `seeds` prints a "
+                "table of its models."
+            )
         if log.episodes.empty:
             raise BenchmarkError(
                 f"{log.path} logs no returns: wrap the environment in RecordEpisodeStatistics, or "
@@ -73,7 +79,9 @@ def comparable(groups: Groups) -> tuple[Groups, list[str]]:
     known = {x.environment for logs in groups.values() for x in logs}
     if UNKNOWN in known:
         if len(known := known - {UNKNOWN}) != 1:
-            raise BenchmarkError("A log does not name its environment: name its folder after that.")
+            raise BenchmarkError(
+                "A log does not name its environment: put it into its path, as in logs/Hopper-v4."
+            )
         notes.append(f"A log that does not name its environment is taken for {min(known)}.")
         groups = {x: [y.moved(min(known)) for y in logs] for x, logs in groups.items()}
     places = {label: {x.environment for x in logs} for label, logs in groups.items()}

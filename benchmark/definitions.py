@@ -112,6 +112,10 @@ class Run:
         return (self.log / self.suite.checkpoint).exists()
 
     @property
+    def naming(self) -> list[str]:  # flags that put its files into `log`
+        return ["--run-name", self.log.name]
+
+    @property
     def script(self) -> str:
         return self.suite.variants[self.variant].script
 

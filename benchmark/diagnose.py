@@ -1,8 +1,9 @@
 """Checks to paste into a PPO of your own; `python -m benchmark check` reads what they return.
 
 Log both after each update, for example with `writer.add_scalar(name, value, global_step)`.
-All tensors are (T, N): T steps of N environments. In CleanRL's scripts, for instance, `done` is
-`torch.cat([dones[1:], next_done[None].float()])` and `last_value` is `next_value`.
+All tensors are (T, N): T steps of N environments. In CleanRL's scripts, for instance, `last_value`
+is `next_value`, `done` is `torch.cat([dones[1:], next_done[None].float()])`, and `new_logprobs` is
+`agent.get_action_and_value(b_obs, b_actions)[1].view_as(logprobs)`, under `torch.no_grad()`.
 """
 
 import torch

@@ -7,7 +7,7 @@ import dataclasses
 import glob
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -37,7 +37,7 @@ class Log:
     updates: pd.DataFrame  # "global_step" and metrics, a row per iteration
     episodes: pd.DataFrame  # "global_step" and "return", a row per episode
     ours: bool = True  # written by one of our scripts, or a copy
-    averaged: bool = False  # its "episodes" are means of many, as Stable-Baselines3 logs them
+    averaged: Literal["", "iteration", "window"] = ""  # "episodes" are means of those, or of 100
 
     @property
     def environment(self) -> str:
@@ -54,10 +54,12 @@ class Log:
 
     @property
     def score(self) -> float:
-        """Mean return of the last 100 episodes."""
+        """Mean return of the last 100 episodes, or of about as many."""
         if self.record.get("score") is not None:
             return self.record["score"]
-        return self.returns[-1 if self.averaged else -LAST_EPISODES :].mean()
+        part = max(1, len(self.returns) // 10)  # of the run, where nobody knows how many episodes
+        last = {"": LAST_EPISODES, "iteration": part, "window": 1}[self.averaged]
+        return self.returns[-last:].mean()
 
     def moved(self, environment: str) -> "Log":
         """The same in an environment that it does not name."""
@@ -131,27 +133,32 @@ def from_checkpoint(folder: Path) -> Log | None:
     return Log(folder, record | {"settings": settings}, updates, episodes_of(saved))
 
 
-def from_events(folder: Path) -> Log | None:
-    """A run by its TensorBoard log; None if that is of something else."""
+def scalars(folder: Path) -> tuple[dict[str, pd.Series], str]:
+    """The values of a TensorBoard log by tag and step, and all its texts in one."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
-    tags = events.Reload().Tags()
-    columns, episodes = {}, pd.DataFrame(columns=["global_step", "return"], dtype=float)
+    tags, found = events.Reload().Tags(), {}
     for tag in tags["scalars"]:
         points = events.Scalars(tag)
-        steps, values = [x.step for x in points], np.array([x.value for x in points])
+        found[tag] = pd.Series([x.value for x in points], [x.step for x in points], dtype=float)
+    texts = (events.Tensors(x)[0].tensor_proto.string_val[0] for x in tags["tensors"])
+    return found, "".join(x.decode() for x in texts)
+
+
+def from_events(folder: Path) -> Log | None:
+    """A run by its TensorBoard log; None if that is of something else."""
+    found, text = scalars(folder)
+    columns, episodes = {}, pd.DataFrame(columns=["global_step", "return"], dtype=float)
+    for tag, values in found.items():
         name, sign = NAMES.get(tag, (tag, 1))
         if tag in RETURNS:
-            episodes = pd.DataFrame({"global_step": steps, "return": values})
+            episodes = pd.DataFrame({"global_step": values.index, "return": values.to_numpy()})
         elif name.startswith(("losses/", "check/", "objective/", "rewards/")):
-            columns[name] = pd.Series(sign * values, steps).groupby(level=0).last()
+            columns[name] = (sign * values).groupby(level=0).last()
     if not ({"losses/approx_kl", "rewards/accuracy"} & columns.keys() or len(episodes)):
         return None
     updates = pd.DataFrame(columns).rename_axis("global_step").reset_index()
-    text = "".join(
-        events.Tensors(x)[0].tensor_proto.string_val[0].decode() for x in tags["tensors"]
-    )
 
     def setting(name: str, otherwise: str) -> str:
         """Out of CleanRL's table of hyperparameters, or the settings that ours write."""
@@ -164,8 +171,30 @@ def from_events(folder: Path) -> Log | None:
     last = max([*updates["global_step"], *episodes["global_step"]])
     record["settings"] = {"total_timesteps": int(last)}
     ours = any(x.startswith("check/") for x in columns)
-    averaged = ours or RETURNS[1] in tags["scalars"]
+    averaged = ""
+    if RETURNS[1] in found:
+        averaged = "window"
+    elif len(updates) and episodes["global_step"].isin(updates["global_step"]).all():
+        averaged = "iteration"  # an episode of its own has a step of its own
     return Log(folder, record, updates, episodes, ours, averaged)
+
+
+def summarize(folder: Path, seconds: float | None) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Facts and curve of a run by its TensorBoard log.
+
+    If it has no episodes, its "models" are one model, with the mean of each metric over the last
+    tenth of its values.
+    """
+    if not any(map(is_log, folder.glob("*"))):
+        raise BenchmarkError("left no checkpoint.pt, no results.json and no TensorBoard log")
+    log = from_events(folder)
+    facts = {"seconds": seconds, "score": None, "settings": {}}
+    if log and len(log.episodes):
+        facts["score"] = round(float(log.score), 6)
+        return facts, thin(log.episodes, log.updates, log.steps)
+    found, _ = scalars(folder)
+    facts["models"] = {"": {x: float(y[-max(1, len(y) // 10) :].mean()) for x, y in found.items()}}
+    return facts, pd.DataFrame({"step": []})
 
 
 def of_suite(suite: str, variant: str, folders: Folders) -> list[Log]:

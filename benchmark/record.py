@@ -142,7 +142,7 @@ def summarize_stages(
     facts = {
         "seconds": seconds and round(seconds, 1),
         "hours": seconds and round(seconds / 3600, 6),
-        "score": next(scored[x] for x in STAGE_SCORES if x in scored),
+        "score": next((scored[x] for x in STAGE_SCORES if x in scored), None),
         "scored_model": trained[0],
         "reward_model": report["quality"],
         "models": report["results"],

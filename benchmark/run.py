@@ -7,6 +7,7 @@ at whatever moment, the next call goes on from what is on disk.
 import contextlib
 import difflib
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from resource import struct_rusage
 
-from benchmark import record, results
+from benchmark import logs, record, results
 from benchmark.definitions import Folders, Run, Suite, Variant
 from benchmark.provenance import ROOT, BenchmarkError, git, machine, source_at, text_on_disk
 from benchmark.results import lock, write_text
@@ -156,8 +157,15 @@ def start(
 
 
 def last_line(folder: Path) -> str:
-    """What a process that was started there has said last, after its progress bar if it has one."""
-    *_, last = ["no word", *(folder / "output.txt").read_text().strip().splitlines()]
+    """What a process that was started there has said last, after its progress bar if it has one.
+
+    Of a box, which is how a mistake on the command line is shown, what stands above its rule.
+    """
+    text = (folder / "output.txt").read_text().strip()
+    if text.endswith("╯"):
+        lines = [x.strip("│ ") for x in text[text.rindex("╭") :].splitlines()[1:-1]]
+        return " ".join(itertools.takewhile(lambda x: not x.startswith("──"), lines))
+    *_, last = ["no word", *text.splitlines()]
     return re.sub(r".*\d+/\d+ \[.*?\]", "", last).strip() or last
 
 
@@ -204,34 +212,39 @@ def make_one(run: Run, commit: str | None) -> Generator[subprocess.Popen, struct
     Yields each process that it starts, and is sent what that has used if it ends well.
     """
     begun, suite, file = run.begun, run.suite, Path(run.script).name
-    note = run.folder / "note.json"
-    if begun:
+    # Whoever killed us did not kill the script, so it has ended, and needs no resuming.
+    ended, note = (run.log / "results.json").exists(), run.folder / "note.json"
+    if begun or ended:
         commit = json.loads(note.read_text())["commit"]
         flags = ["--resume", "runs/run"]
     else:
-        flags = [*run.flags, "--run-name", "run"]
+        flags = [*run.flags, *run.naming]
         shutil.rmtree(run.log, ignore_errors=True)
         run.folder.mkdir(parents=True, exist_ok=True)
         write_text(run.folder / file, source(suite.variants[run.variant], commit))
         write_text(note, json.dumps({"commit": commit}))
     version = f", commit {commit[:7]}" if commit else ""
-    say(f"{run.name} {'continues' if begun else 'starts'}{version}")
+    say(f"{run.name} {'has ended' if ended else 'continues' if begun else 'starts'}{version}")
     trees = run.folders.runs.absolute() / "trees"
     imports = tree(commit, trees) if commit else Path(run.script).parent
-    usage = yield start(run.folder, [file, *flags], imports, **run.variables)
+    usage = seconds = None
+    if not ended:
+        usage = yield start(run.folder, [file, *flags], imports, **run.variables)
+        seconds = None if begun else usage.ru_utime + usage.ru_stime
     if suite.evaluated:  # -P: not beside our `statistics`
         yield start(run.folder, ["-P", str(EVALUATE), file], imports, **run.variables)
 
     if (run.log / "checkpoint.pt").exists():
         facts, curve = record.summarize_steps(run.log, suite.total_timesteps, suite.points)
-    else:
-        seconds = None if begun else usage.ru_utime + usage.ru_stime
+    elif (run.log / "results.json").exists():
         facts, curve = record.summarize_stages(run.log, seconds, suite.points)
+    else:
+        facts, curve = logs.summarize(run.log, seconds)
     if suite.evaluated:
         facts["evaluation"] = record.summarize_evaluation(run.log)
     about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
     about |= {"flags": " ".join(run.flags)} | run.origin(commit)
-    about["peak_mib"] = usage.ru_maxrss // 1024  # Linux counts KiB
+    about["peak_mib"] = usage and usage.ru_maxrss // 1024  # Linux counts KiB
     content = {"record": about | machine() | facts, "curve": curve.to_dict("list")}
     write_text(run.folder / "result.json", json.dumps(content, ensure_ascii=False))
 
