@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import wandb
 from adapters import SCRIPTS, on
 from conftest import curves
 from helpers import louder, record, record_steps, seeded
@@ -230,6 +231,7 @@ BAD = {
         ("--gamma 1.5", "--gamma and --gae-lambda must be at most 1."),
         ("--gae-lambda 1.5", "--gamma and --gae-lambda must be at most 1."),
         ("--kl-mode none --compare --kl-horizon 20", "--kl-coef > 0, --kl-horizon > --batch-size"),
+        ("--track", "No API key. (or WANDB_MODE=offline)"),
     ],
     "grpo": [
         ("--group-size 3", "--num-minibatches and --group-size must both divide"),
@@ -240,7 +242,12 @@ BAD = {
 
 
 @on("language")
-def test_bad_input_is_a_sentence_and_code_2(script, finished, cli):
+def test_bad_input_is_a_sentence_and_code_2(script, finished, cli, monkeypatch):
+    def init(**settings):
+        assert settings["sync_tensorboard"] and settings["reinit"] == "finish_previous"
+        raise wandb.Error("No API key.")
+
+    monkeypatch.setattr(wandb, "init", init)
     shutil.copytree(finished.folder, "runs/run")
     for words in (BAD[x] for x in (*script.features, script.name)):
         for line, message in words:
