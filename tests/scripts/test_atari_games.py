@@ -126,7 +126,9 @@ def test_an_error_in_a_game_is_raised_in_the_learner_whoever_plays_it(script, re
 
 
 @on("atari")
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "kind", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT]
+)
 def test_when_the_learner_is_killed_its_processes_end(script, tmp_path, kind):
     """Within a second. After Ctrl-C there is one sentence."""
     program = LEARNER.format(script=script.path.stem, name=script.name)
