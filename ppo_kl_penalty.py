@@ -520,7 +520,7 @@ def train(
             kl = gaussian_kl(mean, log_std, new_mean, agent.log_std).mean().item()
         if args.kl_mode == "adaptive":
             # Detail K3: adaptive penalty coefficient (kl_mode, penalty_kl) [paper, section 4]
-            # No beta suits all tasks and times. If the policy moved too far, the price of moving doubles.
+            # No beta suits all tasks and times. If the policy moved too far, the price doubles.
             kl_coef = paper_kl_coef(kl_coef, kl, args.penalty_kl)
 
         # --- Log and save ---

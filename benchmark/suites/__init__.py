@@ -12,6 +12,7 @@ from benchmark.suites import (
     grpo,
     healthy,
     humanoid,
+    num_envs,
     objectives,
     other_methods,
     recipe,
@@ -22,7 +23,19 @@ from benchmark.suites import (
 )
 
 FILES = (  # in the order of tables
-    *(smoke, figure3, objectives, ablation, since2017, recipe, humanoid, games, discrete, rlhf),
+    *(
+        smoke,
+        figure3,
+        objectives,
+        ablation,
+        since2017,
+        recipe,
+        num_envs,
+        humanoid,
+        games,
+        discrete,
+        rlhf,
+    ),
     *(grpo, bugs, healthy, small_tasks, other_methods),
 )
 ALL = tuple(suite for file in FILES for suite in file.SUITES)

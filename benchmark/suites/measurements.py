@@ -13,6 +13,10 @@ SMALL = (
 )
 PONG = f"--env-id PongNoFrameskip-v4 {GAMES}"
 OURS = f"{PONG} --torch-threads 2"
+# The same with EnvPool, which is not in requirements.txt; the policy acts on one thread.
+STEPPING = "benchmark/baselines/atari_stepping.py"
+POOL, POOL_FLAGS = "games stepped by EnvPool", "--stepping envpool --workers 2"
+ACTING = f"{OURS} --no-learn"
 SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
 PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
 MEASUREMENTS = {
@@ -26,9 +30,20 @@ MEASUREMENTS = {
     "atari": Measurement(
         PONG_SIZE,
         (
-            Entry(f"{ATARI}, float32", 16384, OURS, ATARI),
-            Entry(f"{ATARI}, bfloat16", 16384, f"{OURS} --bfloat16", ATARI),
+            Entry(f"{ATARI}, float32", 10240, OURS, ATARI),
+            Entry(f"{ATARI}, bfloat16", 10240, f"{OURS} --bfloat16", ATARI),
+            Entry(f"{ATARI}, float32, {POOL}", 10240, f"{OURS} {POOL_FLAGS}", STEPPING),
             Entry(SB3_CNN, 10240, f"{PONG} --kind atari", SB3_SCRIPT),
+        ),
+        threads=2,
+    ),
+    "atari_rollouts": Measurement(
+        "Pong, rollouts without updates, 8 environments, 2 cores",
+        (
+            Entry("EnvPool, 2 threads", 10240, f"{ACTING} {POOL_FLAGS}", STEPPING),
+            Entry("EnvPool, 1 thread", 10240, f"{ACTING} --stepping envpool", STEPPING),
+            Entry(f"{ATARI}, 2 processes", 10240, f"{ACTING} --workers 2", STEPPING),
+            Entry(f"{ATARI}, 1 process", 10240, ACTING, STEPPING),
         ),
         threads=2,
     ),
