@@ -28,12 +28,16 @@ from benchmark.suites.scripts import SCRIPTS
 
 DOCS = ROOT / "docs"
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
-PICTURE = ROOT / "benchmark" / "figures" / "site.png"  # for sharing, and in README
+FIGURES = ROOT / "benchmark" / "figures"
+PICTURE = FIGURES / "site.png"  # for sharing, and in README
 TEXTS = [x for x in PAGES if x != ROOT / "README.md"]
 CHANGED = re.compile(r'^(<pre><code class="language-diff">)?([-+]) (.*)\n', re.MULTILINE)
 CHANGES = {"-": "del", "+": "ins"}  # lines of a diff
 WITHOUT = {"smoke", "mean_policies", "recipe_search"}  # short, or the curves of figure3
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")
+FILMS = {  # by script: one of FIGURES, and what it shows
+    SHORT: ("humanoid_runs.gif", "Humanoid-v4 after training with this algorithm."),
+}
 
 
 def page_of(script: str) -> str:
@@ -170,6 +174,7 @@ def build(folders: Folders) -> dict[str, bytes]:
     reviews = json.loads((folders.results / "reviews.json").read_text())
     found, bugs = effects_of_details(folders), bugs_of(folders)
     sources = {x: Source(x) for x in SCRIPTS}
+    sizes = {x: (FIGURES / file).stat().st_size for x, (file, _) in FILMS.items()}
     suites = {x: n for x in SUITES if x not in WITHOUT and (n := len(done(x, folders)))}
     environment.globals |= {
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
@@ -178,6 +183,10 @@ def build(folders: Folders) -> dict[str, bytes]:
         **{"effects": found, "tasks": SUITES["ablation"].environments},
         "titles": {x: f"{SUITES[x].reproduces} ({n} runs)" for x, n in suites.items()},
         "usual": sources[HOME].defaults,
+        "films": {
+            x: {"file": file, "text": text, "size": round(sizes[x] / 1e6, 1)}
+            for x, (file, text) in FILMS.items()
+        },
         **{"reviews": reviews, "all_bugs": bugs},
     }
     files = {x.name: x.read_bytes() for x in (PICTURE, *(TEMPLATES / name for name in ASSETS))}
