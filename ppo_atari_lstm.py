@@ -99,12 +99,12 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     total_timesteps: float = 1e7  # total steps of all environments; annealing ends there
-    run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
+    run_name: str | None = None  # its folder in runs/; default: environment, script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     torch_threads: int = min(8, os.cpu_count() or 1)  # threads of the update
     bfloat16: bool = False  # compute the CNN in bfloat16; weights, heads and losses are float32
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
-    checkpoint_interval: int = 25  # iterations between two checkpoints
+    checkpoint_interval: int = 25  # save after this many iterations
 
     # --- PPO ---
     num_steps: int = 128  # steps per environment and iteration, T [paper: 2048; Atari 128]
@@ -114,15 +114,15 @@ class Args:
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
     adam_eps: float = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: float = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: float = 0.95  # 0: one-step advantages; 1: full returns [paper: 0.95]
+    gae_lambda: float = 0.95  # advantages look one step ahead at 0, to the end at 1 [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     clip_coef: float = 0.1  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
     anneal_clip: bool = False  # lower clip_coef linearly towards 0 [paper: Atari only; ppo2: off]
     clip_vloss: bool = True  # limit the change of values to clip_coef [ppo2; not in the paper]
     ent_coef: float = 0.01  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
-    vf_coef: float = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
+    vf_coef: float = 0.5  # weight of the value loss (half a squared error), c1 [ppo2: 0.5]
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; inf: off]
-    early_stop_kl: float = math.inf  # stop an update after an epoch of larger KL [inf: off]
+    early_stop_kl: float = math.inf  # end an update after an epoch with a larger KL [inf: off]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env_id", re.sub(r"^ALE/|NoFrameskip-v4$|-v5$", "", self.env_id))
@@ -292,7 +292,7 @@ def make_env(args: Args, videos: str | None = None) -> gym.Env:
 def layer_init(layer: nn.Module, gain: float) -> nn.Module:
     """The layer with an orthogonal weight matrix, scaled by `gain`, and zero bias."""
     # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
-    # Activations keep their scale. A small last gain makes the initial policy nearly constant.
+    # Activations keep their scale. A small last gain makes a new policy almost ignore its input.
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -409,7 +409,7 @@ def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args
     `next_values` is what the rest of the episode is worth after each step. `done` is 1 where the
     episode ended with that step, for any reason.
     """
-    # At first these are TD errors: how much better each step went than predicted.
+    # At first, temporal-difference (TD) errors: how much better each step went than predicted.
     advantages = (rewards + args.gamma * next_values - values).numpy(force=True)
     decay = (args.gamma * args.gae_lambda * (1 - done)).numpy(force=True)
     for t in reversed(range(len(advantages) - 1)):
@@ -427,7 +427,7 @@ def normalize(x: Tensor) -> Tensor:
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """KL(old || new), by the unbiased k3 = mean(r - 1 - log r) with r = new/old (Schulman 2020)."""
+    """Unbiased estimate k3 of KL(old || new): mean(r - 1 - log r), r = new/old (Schulman 2020)."""
     return (logratio.exp() - 1 - logratio).mean()
 
 
@@ -490,7 +490,7 @@ def ppo_update(
     adam.zero_grad()
     loss.backward()
     # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
-    # Keeps one odd minibatch from throwing the policy off. The gradient keeps its direction.
+    # One odd minibatch cannot throw the policy off, and the gradient keeps its direction.
     grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     adam.step()
     return {**metrics, "losses/grad_norm": grad_norm}
@@ -501,7 +501,7 @@ def ppo_update(
 
 # Copied from ppo_continuous_action.py
 def with_resources(function: Callable) -> Callable:
-    """Pass `function` an ExitStack first. What is put on it gets closed, also after an error."""
+    """Call `function` with an ExitStack, which closes what is put on it, even after an error."""
 
     @functools.wraps(function)
     def call(*inputs: Any, **options: Any) -> Any:
@@ -555,7 +555,7 @@ def train(
         adam.load_state_dict(saved["adam"])
     state = agent.initial_state(args.num_envs)
 
-    # A resumed run continues its games where they stopped. A new run begins them.
+    # A resumed run continues its games where they stopped. A new run begins new ones.
     run_dir, writer = open_run(resources, args, resume, global_step)
     finished = global_step // batch_size  # iterations
     if resume and replay_games(games, saved):
@@ -569,7 +569,7 @@ def train(
     for iteration in resources.enter_context(iterations):
         # --- Collect: T steps in each of the N games, with fixed weights ---
         start_time, num_before = time.perf_counter(), len(episodes)
-        frac = 1 - (iteration - 1) / num_iterations  # 1 in the first iteration, 1/U in the last
+        frac = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         # Eight frames per thread are enough. More threads would spin idly and slow the games down.
         torch.set_num_threads(min(args.torch_threads, max(1, args.num_envs // 8)))
         rng = np.random.default_rng([args.seed, iteration])
@@ -577,7 +577,7 @@ def train(
         final_obs, final_states = [], []  # where a time limit ended a game
         obs[0], starts[0], rollout_state = obs[-1], starts[-1], state  # where the last one ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
-        # More environments make batches more diverse. Rollouts go on where the last one ended.
+        # Several environments make a batch more diverse. Each rollout continues the one before.
         for t in range(args.num_steps):
             global_step += args.num_envs
             now = slice(t, t + 1)  # a sequence of one step
@@ -610,9 +610,9 @@ def train(
         )
         with torch.no_grad():
             logprobs, _ = categorical(logits, actions)  # (T, N)
-            # What follows a step is worth the value of the next observation. Where the episode
-            # ended, that one belongs to another episode: after a time limit the value of the final
-            # observation replaces it, and after a failure nothing follows.
+            # The value of the next observation predicts what follows a step. If the episode ended,
+            # that observation belongs to the next episode. After a time limit, the value of the
+            # final observation replaces it. After a failure, nothing follows.
             next_values = torch.cat([values[1:], agent(obs[-1:], starts[-1:], state)[1]])
             if final_obs:  # each with the state that led to it
                 b_final_obs = torch.tensor(np.array(final_obs), device=device)[None]
@@ -663,7 +663,7 @@ def train(
             "losses/explained_variance": 1 - advantages.var() / (returns.var() + 1e-8),
             "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
             "check/update": (normalize(logratio) * normalize(advantages[:, :1])).mean(),  # positive
-            "check/first_kl": mb_metrics[0]["losses/approx_kl"],  # 0: no step taken yet
+            "check/first_kl": mb_metrics[0]["losses/approx_kl"],  # 0 before the first step
             "check/entropy_share": metrics["losses/entropy"] / math.log(num_actions),
             "charts/learning_rate": floats["learning_rate"],
             "charts/SPS": batch_size / (time.perf_counter() - start_time),
@@ -850,7 +850,7 @@ def means(rows: list[Tensors]) -> dict[str, float]:
 
 # Copied from ppo_continuous_action.py
 def observed_returns(rollout: list, gamma: float) -> Tensor:
-    """Returns from rewards, next values, terminated and done, all (T, N), independent of `gae`."""
+    """Returns (T, N) from rewards, next values, terminated and done, computed without `gae`."""
     columns = []
     for column in zip(*(x.T.tolist() for x in rollout)):
         returns = []  # from the last step to the first
@@ -863,7 +863,7 @@ def observed_returns(rollout: list, gamma: float) -> Tensor:
 
 # Copied from ppo_continuous_action.py
 def log(writer: Any, now: int, metrics: dict, new: list, recent: list, progress: tqdm) -> None:
-    """Write the metrics of step `now` and means over `new` episodes; show that of `recent` ones."""
+    """Log metrics of step `now` and means over `new` episodes; show the mean return of `recent`."""
     if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
         raise UsageError(f"Not finite at step {now}: {bad}. Check observations and rewards.")
     if new:
@@ -896,7 +896,7 @@ def open_run(
     name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
     run_dir = Path(resume or "runs/" + (args.run_name or re.sub(r"[^\w.=+-]", "-", name)))
     if not resume and (run_dir / "checkpoint.pt").exists():
-        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
+        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir} or change --run-name.")
     if args.track:
         import wandb
 
@@ -906,7 +906,7 @@ def open_run(
             resources.callback(wandb.finish)
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
-    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)  # hides what was not saved
+    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)  # hides steps that were lost
     resources.callback(writer.close)
     writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     print(f"Logs and checkpoints: {run_dir}")
@@ -917,14 +917,14 @@ def open_run(
 
 # Copied from ppo_continuous_action.py
 def as_columns(episodes: list[dict]) -> dict[str, np.ndarray]:
-    """One array for each value of the episodes. A million dictionaries would take long to load."""
+    """One array per column, because a million dictionaries would take long to load."""
     names = episodes[0] if episodes else ("global_step", "return", "length")
     return {name: np.array([x[name] for x in episodes]) for name in names}
 
 
 # Copied from ppo_continuous_action.py
 def plain(x: Any) -> Any:
-    """Replace NumPy's arrays and numbers in `x` by tensors and numbers, which load without code."""
+    """Turn NumPy arrays and numbers in `x` into tensors and Python numbers, which load safely."""
     if isinstance(x, dict):
         return {name: plain(value) for name, value in x.items()}
     if isinstance(x, list | tuple):
@@ -941,7 +941,7 @@ def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
     try:
         torch.save(plain({"args": vars(args), **state}), temporary)
         os.replace(temporary, run_dir / "checkpoint.pt")
-    except (OSError, RuntimeError) as error:  # torch has its own for a full disk
+    except (OSError, RuntimeError) as error:  # the latter if the disk is full
         temporary.unlink(missing_ok=True)
         raise UsageError(f"Could not save; {run_dir} keeps its last checkpoint: {error}") from error
 
@@ -951,7 +951,7 @@ def load_checkpoint(run_dir: Any, sizes: tuple[int] | None = None) -> dict[str, 
     """Everything a run has saved, with its `args` and `agent`. Loading it runs no code."""
     path = Path(run_dir) / "checkpoint.pt"
     try:
-        if broken := zipfile.ZipFile(path).testzip():  # torch.load does not look at the checksums
+        if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
         agent = Agent(*saved["sizes"])
@@ -1028,7 +1028,7 @@ def evaluate(resources: ExitStack, command: Command) -> list[float]:
 
 
 def main() -> None:
-    """Read the command line and run. A mistake of the user is one sentence and exit code 2."""
+    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     parser.add_argument("--paper", action="store_true")
