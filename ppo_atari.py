@@ -67,7 +67,7 @@ from tqdm import tqdm
 # === Settings ===
 
 FRAME_SKIP = 4  # frames that one step of the agent lasts [common/atari_wrappers.py L270]
-NOOP_MAX = 30  # most no-op frames before a game [common/atari_wrappers.py L269]
+NOOP_MAX = 30  # maximum number of no-op frames before a game [common/atari_wrappers.py L269]
 MAX_GAME_STEPS = 108_000 // FRAME_SKIP  # steps before a game is truncated: half an hour of play
 NUM_FRAMES = 4  # frames in an observation, k [run.py L101-103]
 
@@ -93,7 +93,7 @@ class UsageError(Exception):
 @dataclasses.dataclass(frozen=True)
 class Args:
     # --- Environment ---
-    env_id: str = "Breakout"  # Atari game; ALE/Breakout-v5 means the same, also without stickiness
+    env_id: str = "Breakout"  # Atari game; ALE/Breakout-v5 is the same, and not sticky either
     num_envs: int = 8  # games N, played at the same time [ppo2, MuJoCo: 1; paper, Atari: 8]
     sticky_actions: float = 0.0  # chance that a frame repeats the last action [Machado: 0.25]
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
@@ -207,7 +207,7 @@ class EpisodicLife(gym.Wrapper):
         self.game_over, self.scores = True, []
 
     def reset(self, **kwargs: Any) -> tuple:
-        """Continue with the next life by one no-op step, or start a new game."""
+        """Take a no-op step into the next life, or start a new game if this one is over."""
         if not self.game_over:
             frame, _, _, _, info = self.step(0)
         if self.game_over:
@@ -226,7 +226,7 @@ class EpisodicLife(gym.Wrapper):
             self.scores.append(self.score)
         lives = self.unwrapped.ale.lives()
         # Detail 16/37: episodic life [common/atari_wrappers.py L61-95]
-        # Values learn what a life is worth, and later parts of the game are still seen.
+        # Values learn what a life is worth, and the agent still sees later parts of the game.
         terminated = terminated or 0 < lives < self.lives
         self.lives = lives
         return frame, reward, terminated, truncated, info
@@ -257,7 +257,7 @@ class WarpFrame(gym.ObservationWrapper):
         import cv2
 
         # Detail 18/37: warp frame [common/atari_wrappers.py L134-185]
-        # What matters stays visible in a fourteenth of the numbers.
+        # What matters stays visible in one fourteenth of the numbers.
         gray = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
         return cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)
 
@@ -291,7 +291,7 @@ def make_env(args: Args, videos: str | None = None) -> gym.Env:
 
 
 def layer_init(layer: nn.Module, gain: float) -> nn.Module:
-    """The layer with an orthogonal weight matrix, scaled by `gain`, and zero bias."""
+    """Give the layer zero bias and an orthogonal weight matrix, scaled by `gain`."""
     # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
     # Activations keep their scale. A small last gain makes a new policy almost ignore its input.
     nn.init.orthogonal_(layer.weight, gain)
@@ -305,13 +305,13 @@ class Agent(nn.Module):
     1,684,128 parameters up to the 512 features, 1,687,719 in all with 6 actions.
     """
 
-    bfloat16 = False  # set from the settings
+    bfloat16 = False  # `train` sets it
 
     def __init__(self, num_actions: int) -> None:
         super().__init__()
         gain = math.sqrt(2)
         # Detail 21/37: shared Nature CNN [common/models.py L15-26]
-        # Objects look the same anywhere on the screen. DQN used this network.
+        # Convolutions find objects anywhere on the screen. DQN used this network, too.
         self.cnn = nn.Sequential(
             layer_init(nn.Conv2d(NUM_FRAMES, 32, kernel_size=8, stride=4), gain),
             nn.ReLU(),  # (B, 32, 20, 20)
@@ -459,7 +459,7 @@ def ppo_update(
     adam.zero_grad()
     loss.backward()
     # Extra: parallelized gradient update [ppo2/model.py L97-98]
-    # Averaging makes it one large batch, except that each process normalizes its own advantages.
+    # Averaging gives one large batch, but each process normalizes its own advantages.
     average([*(x.grad for x in agent.parameters() if x.requires_grad), *metrics.values()])
     # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
     # One odd minibatch cannot throw the policy off, and the gradient keeps its direction.
@@ -568,7 +568,7 @@ def train(
                 rewards[t, i], terminated[t, i], truncated[t, i] = reward, failed, cut_off
                 if cut_off:
                     final_obs.append(raw_obs[i].copy())
-                if failed or cut_off:  # a new game gets a seed, and the next life none
+                if failed or cut_off:  # a new game needs a seed, the next life does not
                     ended[i] = rng.integers(2**31).item() if is_over else None
             for scores in games.call("begin_next", ended):
                 episodes += [{"global_step": global_step, **x} for x in scores]
@@ -626,7 +626,7 @@ def train(
                 break
 
         # --- Log and save, in the first process ---
-        with torch.no_grad():  # of one game, because all would take a tenth of the update
+        with torch.no_grad():  # one game, since all would take a tenth of the update's time
             new_logprobs, *_ = agent.evaluate_actions(obs[:-1, 0], actions[:, 0])
         logratio = new_logprobs - logprobs[:, 0]
         observed = observed_returns([b_rewards, next_values, terminated, done], args.gamma)
@@ -707,7 +707,7 @@ def make_game(args: Args) -> gym.Env:
         raise UsageError(f"{args.env_id} has no no-op action, which this script needs to start.")
     return gym.make(
         f"ALE/{args.env_id}-v5",
-        obs_type="ram",  # nobody looks at it, because NoopReset and MaxAndSkip render
+        obs_type="ram",  # unused, because NoopReset and MaxAndSkip render the screen
         render_mode="rgb_array",
         frameskip=1,  # MaxAndSkip repeats the actions
         repeat_action_probability=args.sticky_actions,
@@ -734,7 +734,7 @@ class Game:
     def begin_next(self, seed: int | None) -> list[dict]:
         """Begin the next life or, with a seed for its no-ops, the next game; return new scores."""
         if seed is not None:
-            emulator = self.ale.cloneState(include_rng=True).__getstate__()  # goes on at random
+            emulator = self.ale.cloneState(include_rng=True).__getstate__()  # with its random state
             self.seed, self.emulator, self.actions = seed, emulator, []
             # `reset(seed=seed)` would also load the game again, which takes 18 times as long.
             self.env.unwrapped.np_random = np.random.default_rng(seed)
@@ -750,7 +750,7 @@ class Game:
         return reward, terminated, truncated, self.env.get_wrapper_attr("game_over")
 
     def record(self, _: None) -> tuple[int, bytes, np.ndarray]:
-        """What `replay` needs to get here again."""
+        """What `replay` needs to restore this moment."""
         return self.seed, self.emulator, np.array(self.actions, dtype=np.int64)
 
     def replay(self, recorded: tuple[int, bytes, Tensor]) -> None:
@@ -769,7 +769,7 @@ class Game:
 class Games:
     """N games, each played by one of several processes: this one or a fork of it.
 
-    A game does not notice which process plays it, so results do not depend on their number.
+    It makes no difference which process plays a game, so results do not depend on their number.
     """
 
     def __init__(self, resources: ExitStack, args: Args) -> None:
@@ -788,13 +788,13 @@ class Games:
             process.start()
             resources.callback(process.join)
             resources.callback(process.kill)
-            other_end.close()  # otherwise nobody would notice the end of that process
+            other_end.close()  # otherwise the end of that process would go unnoticed
             self.pipes.append(pipe)
 
     def serve(self, args: Args, share: range, pipe: Connection) -> None:
         """Play a share of the games in a process of its own, until the first process ends."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: what comes with its end
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with it
         self.games = {i: Game(make_env(args), self.obs[i]) for i in share}
         while os.getppid() == multiprocessing.parent_process().pid:
             pipe.send(self.play(*pipe.recv()))
@@ -968,14 +968,14 @@ def load_checkpoint(run_dir: Any, sizes: tuple[int] | None = None) -> dict[str, 
 def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
     """The trained policy: `policy(obs)` is the most likely action for an observation of `env`.
 
-    `env` is made by `make_env`.
+    `env` must come from `make_env`.
     """
     saved = load_checkpoint(run_dir, (env.action_space.n.item(),))
     agent = saved["agent"]
     agent.bfloat16 = saved["args"].bfloat16
 
     @torch.no_grad()
-    def policy(obs: Any, noise: Any = 0.0) -> int:  # standard Gumbel noise (A,) samples
+    def policy(obs: Any, noise: Any = 0.0) -> int:  # standard Gumbel noise (A,) to sample
         try:
             frames = torch.tensor(np.asarray(obs, dtype=np.uint8).reshape(1, NUM_FRAMES, 84, 84))
         except (TypeError, ValueError) as error:
@@ -990,7 +990,7 @@ def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
 @dataclasses.dataclass(frozen=True)
 class Command:
     args: tyro.conf.OmitArgPrefixes[Args]
-    paper: bool = False  # the paper's 3 epochs, vf_coef 2, annealed clip; other flags win
+    paper: bool = False  # use the paper's 3 epochs, vf_coef 2, annealed clip; other flags win
     resume: str | None = None  # continue the run in this folder; other flags change its settings
     evaluate: str | None = None  # play games with the policy in this folder; no training
     eval_episodes: int = 10  # number of games, with --evaluate
@@ -1011,7 +1011,7 @@ def evaluate(resources: ExitStack, command: Command) -> list[float]:
     for seed in range(command.eval_episodes):
         game.load(seed)
         scores: list[dict] = []
-        while not scores:  # a game ends, by its time limit at the latest
+        while not scores:  # every game ends, at its time limit at the latest
             _, terminated, truncated, _ = game.step(policy(obs))
             if terminated or truncated:
                 scores = game.begin_next(None)

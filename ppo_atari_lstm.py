@@ -21,7 +21,7 @@ in ppo_continuous_action.py and 37 in ppo_multidiscrete.py. Compared with ppo_at
 has an LSTM in the agent, its state in `train`, and minibatches of whole games.
 
 An observation is one frame, and an action lasts four. On Linux, each core plays a share of the
-games. The LSTM has H = 128 units. Its state is one tensor (2, B, H): their outputs and their cells.
+games. The LSTM has H = 128 units. Its state is one tensor (2, B, H): the outputs and the cells.
 `starts` is 1 for the first frame of a life or game. Nothing is compiled, because a compiler would
 unroll the T steps of the LSTM, which takes minutes.
 
@@ -68,7 +68,7 @@ from tqdm import tqdm
 # === Settings ===
 
 FRAME_SKIP = 4  # frames that one step of the agent lasts [common/atari_wrappers.py L270]
-NOOP_MAX = 30  # most no-op frames before a game [common/atari_wrappers.py L269]
+NOOP_MAX = 30  # maximum number of no-op frames before a game [common/atari_wrappers.py L269]
 MAX_GAME_STEPS = 108_000 // FRAME_SKIP  # steps before a game is truncated: half an hour of play
 NUM_FRAMES = 1  # frames in an observation, k; the LSTM remembers the others
 HIDDEN_SIZE = 128  # units of the LSTM, H [common/models.py L187]
@@ -91,7 +91,7 @@ class UsageError(Exception):
 @dataclasses.dataclass(frozen=True)
 class Args:
     # --- Environment ---
-    env_id: str = "Breakout"  # Atari game; ALE/Breakout-v5 means the same, also without stickiness
+    env_id: str = "Breakout"  # Atari game; ALE/Breakout-v5 is the same, and not sticky either
     num_envs: int = 8  # games N, played at the same time [ppo2, MuJoCo: 1; paper, Atari: 8]
     sticky_actions: float = 0.0  # chance that a frame repeats the last action [Machado: 0.25]
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
@@ -205,7 +205,7 @@ class EpisodicLife(gym.Wrapper):
         self.game_over, self.scores = True, []
 
     def reset(self, **kwargs: Any) -> tuple:
-        """Continue with the next life by one no-op step, or start a new game."""
+        """Take a no-op step into the next life, or start a new game if this one is over."""
         if not self.game_over:
             frame, _, _, _, info = self.step(0)
         if self.game_over:
@@ -224,7 +224,7 @@ class EpisodicLife(gym.Wrapper):
             self.scores.append(self.score)
         lives = self.unwrapped.ale.lives()
         # Detail 16/37: episodic life [common/atari_wrappers.py L61-95]
-        # Values learn what a life is worth, and later parts of the game are still seen.
+        # Values learn what a life is worth, and the agent still sees later parts of the game.
         terminated = terminated or 0 < lives < self.lives
         self.lives = lives
         return frame, reward, terminated, truncated, info
@@ -255,7 +255,7 @@ class WarpFrame(gym.ObservationWrapper):
         import cv2
 
         # Detail 18/37: warp frame [common/atari_wrappers.py L134-185]
-        # What matters stays visible in a fourteenth of the numbers.
+        # What matters stays visible in one fourteenth of the numbers.
         gray = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
         return cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)
 
@@ -290,7 +290,7 @@ def make_env(args: Args, videos: str | None = None) -> gym.Env:
 
 # Copied from ppo_atari.py
 def layer_init(layer: nn.Module, gain: float) -> nn.Module:
-    """The layer with an orthogonal weight matrix, scaled by `gain`, and zero bias."""
+    """Give the layer zero bias and an orthogonal weight matrix, scaled by `gain`."""
     # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
     # Activations keep their scale. A small last gain makes a new policy almost ignore its input.
     nn.init.orthogonal_(layer.weight, gain)
@@ -304,13 +304,13 @@ class Agent(nn.Module):
     Both heads use the LSTM's output, as in ppo2's `cnn_lstm` [common/models.py L187-210].
     """
 
-    bfloat16 = False  # set from the settings
+    bfloat16 = False  # `train` sets it
 
     def __init__(self, num_actions: int) -> None:
         super().__init__()
         gain = math.sqrt(2)
         # Detail 21/37: shared Nature CNN [common/models.py L15-26]
-        # Objects look the same anywhere on the screen. DQN used this network.
+        # Convolutions find objects anywhere on the screen. DQN used this network, too.
         self.cnn = nn.Sequential(
             layer_init(nn.Conv2d(NUM_FRAMES, 32, kernel_size=8, stride=4), gain),
             nn.ReLU(),  # (B, 32, 20, 20)
@@ -325,7 +325,7 @@ class Agent(nn.Module):
         # One matrix for the input and one for the last output, each with all four gates. As in
         # ppo2, there is one bias, and the forget gate's does not start at 1.
         # Detail 32/37: layer initialization [a2c/utils.py L84-86]
-        # Orthogonal matrices with gain 1 keep the size of what passes through them at each step.
+        # Orthogonal matrices with gain 1 keep the size of a signal that passes them at each step.
         self.lstm_input = layer_init(nn.Linear(512, 4 * HIDDEN_SIZE), 1.0)
         self.lstm_recurrent = nn.Linear(HIDDEN_SIZE, 4 * HIDDEN_SIZE, bias=False)
         nn.init.orthogonal_(self.lstm_recurrent.weight, 1.0)  # as Detail 32
@@ -337,7 +337,7 @@ class Agent(nn.Module):
     def initial_state(self, num_envs: int) -> Tensor:
         """State (2, N, H) before the first step of the training."""
         # Detail 33/37: zero initial states [common/models.py L206]
-        # There is no past yet. A later rollout starts with the last state of the one before.
+        # There is no past yet. Each later rollout starts with the last state of the one before.
         return torch.zeros((2, num_envs, HIDDEN_SIZE), device=self.value.weight.device)
 
     def features(self, obs: Tensor) -> Tensor:
@@ -352,7 +352,7 @@ class Agent(nn.Module):
             return self.cnn(scaled).float()
 
     def forward(self, obs: Tensor, starts: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run along T steps (acting is the case T = 1).
+        """Process a sequence of T steps (T = 1 to act).
 
         Takes frames (T, B, 1, 84, 84), starts (T, B) and the state (2, B, H) before the first step.
         Returns logits (T, B, A), values (T, B) and the state after the last step.
@@ -362,7 +362,7 @@ class Agent(nn.Module):
         outputs = []
         for step_inputs, start in zip(inputs.view(*starts.shape, -1), starts[..., None]):
             # Detail 34/37: reset at episode end [a2c/utils.py L89-91]
-            # The past says nothing about a new life. Gradients do not pass its start, either.
+            # The past says nothing about a new life. Gradients stop at its start, too.
             output, cell = output * (1 - start), cell * (1 - start)
             gates = step_inputs + self.lstm_recurrent(output)  # (B, 4H)
             write, keep, candidate, read = gates.chunk(4, dim=-1)
@@ -455,7 +455,7 @@ def ppo_loss(agent: Agent, minibatch: list[Tensor], args: Args) -> tuple[Tensor,
     """Overall loss (paper, equation 9, negated for descent), and debug variables."""
     obs, actions, old_logprobs, old_values, advantages, returns, starts, state = minibatch
     # Detail 36/37: rebuild states in training [ppo2/ppo2.py L179-180]
-    # Stored states would be those of old weights, without gradients. Only the first one is stored.
+    # Stored states come from old weights and have no gradient. So only the first one is stored.
     logprobs, entropies, values = agent.evaluate_actions(obs, starts, state, actions)
     logratio = logprobs - old_logprobs
     # Detail 7/37: advantage normalization (norm_adv) [ppo2/model.py L136-139]
@@ -591,7 +591,7 @@ def train(
                 if cut_off:
                     final_obs.append(raw_obs[i].copy())
                     final_states.append(state[:, i])
-                if failed or cut_off:  # a new game gets a seed, and the next life none
+                if failed or cut_off:  # a new game needs a seed, the next life does not
                     ended[i] = rng.integers(2**31).item() if is_over else None
             for scores in games.call("begin_next", ended):
                 episodes += [{"global_step": global_step, **x} for x in scores]
@@ -653,7 +653,7 @@ def train(
                 break
 
         # --- Log and save ---
-        with torch.no_grad():  # of one game, because all would take a tenth of the update
+        with torch.no_grad():  # one game, since all would take a tenth of the update's time
             one = (x[:, :1] for x in (obs[:-1], starts[:-1], rollout_state, actions))
             logratio = agent.evaluate_actions(*one)[0] - logprobs[:, :1]
         observed = observed_returns([b_rewards, next_values, terminated, done], args.gamma)
@@ -685,7 +685,7 @@ def train(
 
 
 def choose_device(args: Args) -> torch.device:
-    """The device for learning: the GPU if there is one and nothing else was asked for."""
+    """The device for learning: the GPU if there is one, unless --device says otherwise."""
     gpu = args.device != "cpu" and torch.cuda.is_available()
     if args.device == "cuda" and not gpu:
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
@@ -709,7 +709,7 @@ def make_game(args: Args) -> gym.Env:
         raise UsageError(f"{args.env_id} has no no-op action, which this script needs to start.")
     return gym.make(
         f"ALE/{args.env_id}-v5",
-        obs_type="ram",  # nobody looks at it, because NoopReset and MaxAndSkip render
+        obs_type="ram",  # unused, because NoopReset and MaxAndSkip render the screen
         render_mode="rgb_array",
         frameskip=1,  # MaxAndSkip repeats the actions
         repeat_action_probability=args.sticky_actions,
@@ -736,7 +736,7 @@ class Game:
     def begin_next(self, seed: int | None) -> list[dict]:
         """Begin the next life or, with a seed for its no-ops, the next game; return new scores."""
         if seed is not None:
-            emulator = self.ale.cloneState(include_rng=True).__getstate__()  # goes on at random
+            emulator = self.ale.cloneState(include_rng=True).__getstate__()  # with its random state
             self.seed, self.emulator, self.actions = seed, emulator, []
             # `reset(seed=seed)` would also load the game again, which takes 18 times as long.
             self.env.unwrapped.np_random = np.random.default_rng(seed)
@@ -752,7 +752,7 @@ class Game:
         return reward, terminated, truncated, self.env.get_wrapper_attr("game_over")
 
     def record(self, _: None) -> tuple[int, bytes, np.ndarray]:
-        """What `replay` needs to get here again."""
+        """What `replay` needs to restore this moment."""
         return self.seed, self.emulator, np.array(self.actions, dtype=np.int64)
 
     def replay(self, recorded: tuple[int, bytes, Tensor]) -> None:
@@ -771,7 +771,7 @@ class Game:
 class Games:
     """N games, each played by one of several processes: this one or a fork of it.
 
-    A game does not notice which process plays it, so results do not depend on their number.
+    It makes no difference which process plays a game, so results do not depend on their number.
     """
 
     def __init__(self, resources: ExitStack, args: Args) -> None:
@@ -790,13 +790,13 @@ class Games:
             process.start()
             resources.callback(process.join)
             resources.callback(process.kill)
-            other_end.close()  # otherwise nobody would notice the end of that process
+            other_end.close()  # otherwise the end of that process would go unnoticed
             self.pipes.append(pipe)
 
     def serve(self, args: Args, share: range, pipe: Connection) -> None:
         """Play a share of the games in a process of its own, until the first process ends."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: what comes with its end
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with it
         self.games = {i: Game(make_env(args), self.obs[i]) for i in share}
         while os.getppid() == multiprocessing.parent_process().pid:
             pipe.send(self.play(*pipe.recv()))
@@ -969,7 +969,7 @@ def load_checkpoint(run_dir: Any, sizes: tuple[int] | None = None) -> dict[str, 
 
 
 def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
-    """The trained policy: `policy(obs, start)` is the most likely action in `env` of `make_env`.
+    """The trained policy: `policy(obs, start)` is the most likely action; `env` is from `make_env`.
 
     The policy remembers what it has seen until `start` is true, as it must be for the first
     observation of each life or game.
@@ -979,7 +979,7 @@ def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
     agent.bfloat16, state = saved["args"].bfloat16, agent.initial_state(1)
 
     @torch.no_grad()
-    def policy(obs: Any, start: bool, noise: Any = 0.0) -> int:  # Gumbel noise (A,) samples
+    def policy(obs: Any, start: bool, noise: Any = 0.0) -> int:  # Gumbel noise (A,) to sample
         nonlocal state
         try:
             frames = torch.tensor(np.asarray(obs, dtype=np.uint8).reshape(1, 1, NUM_FRAMES, 84, 84))
@@ -997,7 +997,7 @@ def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
 @dataclasses.dataclass(frozen=True)
 class Command:
     args: tyro.conf.OmitArgPrefixes[Args]
-    paper: bool = False  # the paper's 3 epochs, vf_coef 2, annealed clip; other flags win
+    paper: bool = False  # use the paper's 3 epochs, vf_coef 2, annealed clip; other flags win
     resume: str | None = None  # continue the run in this folder; other flags change its settings
     evaluate: str | None = None  # play games with the policy in this folder; no training
     eval_episodes: int = 10  # number of games, with --evaluate
@@ -1018,7 +1018,7 @@ def evaluate(resources: ExitStack, command: Command) -> list[float]:
     for seed in range(command.eval_episodes):
         game.load(seed)
         start, scores = True, []
-        while not scores:  # a game ends, by its time limit at the latest
+        while not scores:  # every game ends, at its time limit at the latest
             _, terminated, truncated, _ = game.step(policy(obs, start))
             if start := terminated or truncated:
                 scores = game.begin_next(None)

@@ -57,7 +57,7 @@ from tqdm import tqdm
 # === Settings ===
 
 HIDDEN = 64  # units in each hidden layer
-KL_COEF_MIN, KL_COEF_MAX = 2.0**-20, 2.0**20  # beta has no effect below, nothing else has above
+KL_COEF_MIN, KL_COEF_MAX = 2.0**-20, 2.0**20  # below, beta has no effect; above, nothing else has
 Tensors = dict[str, Tensor]
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
 
@@ -98,7 +98,7 @@ class Args:
     gae_lambda: float = 0.95  # advantages look one step ahead at 0, to the end at 1 [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     kl_mode: Literal["adaptive", "fixed", "none"] = "adaptive"  # beta adapts, stays, or is 0
-    kl_coef: float = 1.0  # weight of the penalty, beta; the first if adaptive [paper: 0.3-10]
+    kl_coef: float = 1.0  # weight of the penalty, beta (at first, if adaptive) [paper: 0.3-10]
     penalty_kl: float = 0.01  # KL that an adaptive beta aims at, d_targ [paper: 0.003-0.03]
     value_clip_coef: float = 0.2  # limit of a value's change [ppo2: 0.2; inf: off]
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
@@ -137,7 +137,7 @@ class Args:
 
 # Copied from ppo_continuous_action.py
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-    """A linear layer with an orthogonal weight matrix, scaled by `gain`, and zero bias."""
+    """A linear layer with zero bias and an orthogonal weight matrix, scaled by `gain`."""
     layer = nn.Linear(inputs, outputs)
     # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
     # Activations keep their scale. A small last gain makes a new policy almost ignore its input.
@@ -170,7 +170,7 @@ class Agent(nn.Module):
     def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
         """Log-probabilities of actions (..., A) in obs (..., D), entropies, values, each (...).
 
-        The means of the policy (..., A) come last; its exact KL needs them.
+        The policy's means (..., A) come last; the exact KL needs them.
         """
         mean = self.policy(obs)
         dist = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
@@ -247,7 +247,7 @@ def approx_kl(logratio: Tensor) -> Tensor:
 def penalized_policy_loss(logratio: Tensor, advantages: Tensor, kl: Tensor, beta: Tensor) -> Tensor:
     """Surrogate objective with KL penalty (paper, equation 8), negated for descent; a scalar.
 
-    `kl` is KL(old || new) in the state of each sample. Without it, this is equation 6.
+    `kl` is KL(old || new) in the state of each sample. Without the penalty, this is equation 6.
     """
     ratio = logratio.exp()  # how much more likely the actions are than under the old policy
     # Detail K1: KL-penalized objective (kl_mode, kl_coef) [paper, equation 8]
@@ -415,7 +415,7 @@ def train(
         columns, history = saved["episodes"], saved["updates"]
         episodes = [dict(zip(columns, x)) for x in zip(*(x.tolist() for x in columns.values()))]
         global_step = history[-1]["global_step"]
-        if args.kl_coef == saved["args"].kl_coef:  # else a flag gives another beta
+        if args.kl_coef == saved["args"].kl_coef:  # otherwise a flag sets a new beta
             kl_coef = saved["kl_coef"]
     # From here on, the parameters are views of this vector, which must only be changed in place.
     nn.utils.vector_to_parameters(adam["weights"], agent.to(device).parameters())
@@ -486,7 +486,7 @@ def train(
                 for x in (obs, final_obs[truncated], actions, rewards, done, noise)
             )
             logprobs, _, values, mean = agent.evaluate_actions(b_obs[:-1], b_actions)
-            log_std = agent.log_std.expand_as(mean).clone()  # the agent's own changes
+            log_std = agent.log_std.expand_as(mean).clone()  # a copy, because the agent's changes
             actor_logprobs = (Normal(0, 1).log_prob(b_noise) - agent.log_std).sum(-1)  # (T, N)
             # The value of the next observation predicts what follows a step. If the episode ended,
             # that observation belongs to the next episode. After a time limit, the value of the
@@ -503,7 +503,7 @@ def train(
         # Large steps make progress. Small ones at the end average out the noise.
         floats["learning_rate"] = args.learning_rate * (frac if args.anneal_lr else 1.0)
         floats["kl_coef"] = 0.0 if args.kl_mode == "none" else kl_coef
-        # Other floats can be changed in the same way. As tensors, they need no recompiling.
+        # Other floats can be changed in the same way. Tensors can change without recompiling.
         tensors = {name: torch.tensor(x, device=device) for name, x in floats.items()}
         now = dataclasses.replace(args, **tensors)
         batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns, mean, log_std)
@@ -513,7 +513,7 @@ def train(
             order = torch.tensor(rng.permutation(batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Many small steps learn more than a large one. Shuffled minibatches are fair samples.
-            for indices in order.view(args.num_minibatches, 1, -1):  # one in each call
+            for indices in order.view(args.num_minibatches, 1, -1):  # one per call
                 mb_metrics.append(update(agent, adam, batch, indices, now))
         with torch.no_grad():
             new_logprobs, *_, new_mean = agent.evaluate_actions(b_obs[:-1], b_actions)

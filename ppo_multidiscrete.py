@@ -15,7 +15,7 @@ The policy is a categorical distribution for each component of the action. Multi
 MultiBinary spaces have several components, and a Discrete one has a single component. A Box is cut
 into bins along each dimension; for MuJoCo's joints, such a policy rivals a Gaussian one (Tang &
 Agrawal 2020, arXiv 1901.10500). With k components of at most n choices, the network has k * n
-logits, and masks exclude the surplus ones. The policy, the masks in `train`, `Choices` and
+logits, and masks exclude the unused ones. The policy, the masks in `train`, `Choices` and
 `valid_choices` are new here. All else is ppo_continuous_action.py, which explains PPO.
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
@@ -69,7 +69,7 @@ class UsageError(Exception):
 @dataclasses.dataclass(frozen=True)
 class Args:
     # --- Environment ---
-    env_id: str = "CartPole-v1"  # Gymnasium environment; the top of this file says which fit
+    env_id: str = "CartPole-v1"  # Gymnasium environment; the top of this file says which ones fit
     num_envs: int = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
     bins: int = 11  # choices in each dimension of Box actions [Tang & Agrawal 2020: 7 to 15]
     mask_invalid_actions: bool = False  # obey info["action_mask"] or env.action_masks()
@@ -139,7 +139,7 @@ class Args:
 
 # Copied from ppo_continuous_action.py
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-    """A linear layer with an orthogonal weight matrix, scaled by `gain`, and zero bias."""
+    """A linear layer with zero bias and an orthogonal weight matrix, scaled by `gain`."""
     layer = nn.Linear(inputs, outputs)
     # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
     # Activations keep their scale. A small last gain makes a new policy almost ignore its input.
@@ -177,10 +177,10 @@ class Agent(nn.Module):
         logits = self.policy(obs).unflatten(-1, self.mask_shape)
         # Extra: invalid action masking (mask_invalid_actions) [Huang & Ontanon 2020]
         # Invalid choices get no probability, so the agent need not learn to avoid them.
-        logits = torch.where(masks, logits, -1e8)  # -inf would make the ratio of one NaN
+        logits = torch.where(masks, logits, -1e8)  # -inf would make an invalid choice's ratio NaN
         dist = Categorical(logits=logits, validate_args=False)
         # Detail 37/37: independent action components [common/distributions.py L206-222]
-        # The network has one output for each choice, and not for each combination of choices.
+        # One output for each choice is enough, instead of one for each combination of choices.
         return dist.log_prob(actions).sum(-1), dist.entropy().sum(-1), self.value(obs)
 
 
@@ -432,7 +432,7 @@ def train(
                     raw_final_obs[i] = raw_obs[i]
                     raw_obs[i] = env.begin(rng.integers(2**31).item())
             obs_stats.update(raw_obs)
-            # Where an episode has ended, these are the first ones of the next episode.
+            # Where an episode has ended, these are the first observation and mask of the next one.
             obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)
             if args.mask_invalid_actions:
                 masks[t + 1] = [valid_choices(env) for env in envs]
@@ -533,7 +533,7 @@ def train(
 def make_envs(
     resources: ExitStack, args: Args, count: int, env_factory: Any = None, **options: Any
 ) -> list["Episode"]:
-    """Make environments, whose observations are vectors and whose actions are `Choices`."""
+    """Make environments whose observations are vectors and whose actions are `Choices`."""
     warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")  # papers use -v4
     make = env_factory or (lambda: gym.make(args.env_id, disable_env_checker=True, **options))
     envs = []
@@ -557,7 +557,7 @@ def make_envs(
 class Choices(gym.ActionWrapper):
     """An environment whose actions are k choices, each a number from 0 to at most n - 1.
 
-    `meanings` (k, n) are the numbers that they stand for. In a Box, these are evenly spaced from
+    `meanings` (k, n) are the numbers that choices stand for. In a Box, these are evenly spaced from
     one bound to the other. `exists` (k, n) is true where a component has that choice.
     """
 
@@ -874,7 +874,7 @@ def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., np.ndarray]:
 
     def policy(obs: Any, mask: Any = None, noise: Any = 0.0) -> np.ndarray:  # Gumbel noise (k, n)
         if mask is None and args.mask_invalid_actions:
-            raise UsageError("This policy was trained with masks: give it that of the observation.")
+            raise UsageError("This policy was trained with masks: pass one with each observation.")
         masks = choices.exists if mask is None else allowed(mask, choices.exists)
         try:
             obs = gym.spaces.flatten(env.observation_space, obs).reshape(1, size)
