@@ -27,8 +27,8 @@ Differences from ppo2: time limits are not failures (unless `--truncation-is-ter
 after the usual 108,000 frames, not 400,000; if a button press that starts a life also ends it, the
 agent sees the next life, not the lost one; the no-ops of each game have their own seed; Adam is
 PyTorch's, which adds epsilon after the bias correction; gradients are scaled by max_grad_norm /
-(norm + 1e-6), in ppo2 without 1e-6; the logged KL is k3, not k2; orthogonal matrices come from a QR
-decomposition, not an SVD.
+(norm + 1e-6), in ppo2 without 1e-6; the KL is logged as k3 (`approx_kl`), not k2; orthogonal
+matrices come from a QR decomposition, not an SVD.
 
 `--paper` uses the numbers in the paper's Table 5. Two differences remain: values are clipped, which
 the paper does not mention (`--no-clip-vloss`), and the network is that of Mnih et al. 2015, while

@@ -24,9 +24,9 @@ its place in baselines/ in brackets, and its reason below. `--details` lists the
 in ppo_atari.py, 23-25 and 27 in ppo_continuous_action.py, and 32-36 in ppo_atari_lstm.py.
 
 Differences from ppo2: time limits are not failures (unless `--truncation-is-terminal`); rewards are
-scaled with `--gamma`, not always 0.99; the logged KL is k3, not k2; orthogonal matrices come from a
-QR decomposition, not an SVD; each episode has its own seed; the defaults are those for MuJoCo, also
-in classic control.
+scaled with `--gamma`, not always 0.99; the KL is logged as k3 (`approx_kl`), not k2; orthogonal
+matrices come from a QR decomposition, not an SVD; each episode has its own seed; the defaults are
+those for MuJoCo, also in classic control.
 """
 
 import argparse
