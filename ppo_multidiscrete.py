@@ -315,7 +315,7 @@ def ppo_update(agent: Agent, adam: Tensors, batch: list, indices: Tensor, args: 
         square = adam["square"].lerp_(gradient**2, 1 - 0.999)
         bias_correction = ((1 - 0.999**step).sqrt() / (1 - 0.9**step)).float()  # means start at 0
         # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
-        # ppo2 adds epsilon before the bias correction (PyTorch: after), so early steps are smaller.
+        # In ppo2, epsilon comes before the bias correction (PyTorch: after), so early steps shrink.
         direction = mean / (square.sqrt() + args.adam_eps)
         # Change the weights in place: a new tensor would not be the agent's.
         adam["weights"].sub_(args.learning_rate * bias_correction * direction)
