@@ -680,7 +680,7 @@ def write(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> dict[s
 
 
 def main() -> None:
-    """Read the command line and run. A mistake of the user is one sentence and exit code 2."""
+    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
     try:
         train(tyro.cli(Args))
     except (UsageError, OSError) as error:

@@ -382,7 +382,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: Tensor) -> Tens
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """KL(old || new), by the unbiased k3 = mean(r - 1 - log r) with r = new/old (Schulman 2020)."""
+    """Unbiased estimate k3 of KL(old || new): mean(r - 1 - log r), r = new/old (Schulman 2020)."""
     return (logratio.exp() - 1 - logratio).mean()
 
 
@@ -951,7 +951,7 @@ def write(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> dict[s
 
 
 def main() -> None:
-    """Read the command line and run. A mistake of the user is one sentence and exit code 2."""
+    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
     try:
         train(tyro.cli(Args))
     except (UsageError, OSError) as error:

@@ -27,8 +27,8 @@ Differences from ppo2: time limits are not failures (unless `--truncation-is-ter
 after the usual 108,000 frames, not 400,000; if a button press that starts a life also ends it, the
 agent sees the next life, not the lost one; the no-ops of each game have their own seed; Adam is
 PyTorch's, which adds epsilon after the bias correction; gradients are scaled by max_grad_norm /
-(norm + 1e-6), in ppo2 without 1e-6; the logged KL is k3, not k2; orthogonal matrices come from a QR
-decomposition, not an SVD.
+(norm + 1e-6), in ppo2 without 1e-6; the KL is logged as k3 (`approx_kl`), not k2; orthogonal
+matrices come from a QR decomposition, not an SVD.
 
 `--paper` uses the numbers in the paper's Table 5. Two differences remain: values are clipped, which
 the paper does not mention (`--no-clip-vloss`), and the network is that of Mnih et al. 2015, while
@@ -67,7 +67,7 @@ from tqdm import tqdm
 # === Settings ===
 
 FRAME_SKIP = 4  # frames that one step of the agent lasts [common/atari_wrappers.py L270]
-NOOP_MAX = 30  # most no-op frames before a game [common/atari_wrappers.py L269]
+NOOP_MAX = 30  # maximum number of no-op frames before a game [common/atari_wrappers.py L269]
 MAX_GAME_STEPS = 108_000 // FRAME_SKIP  # steps before a game is truncated: half an hour of play
 NUM_FRAMES = 4  # frames in an observation, k [run.py L101-103]
 
@@ -93,7 +93,7 @@ class UsageError(Exception):
 @dataclasses.dataclass(frozen=True)
 class Args:
     # --- Environment ---
-    env_id: str = "Breakout"  # Atari game; ALE/Breakout-v5 means the same, also without stickiness
+    env_id: str = "Breakout"  # Atari game; ALE/Breakout-v5 is the same, and not sticky either
     num_envs: int = 8  # games N, played at the same time [ppo2, MuJoCo: 1; paper, Atari: 8]
     sticky_actions: float = 0.0  # chance that a frame repeats the last action [Machado: 0.25]
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
@@ -101,13 +101,13 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     total_timesteps: float = 1e7  # total steps of all environments; annealing ends there
-    run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
+    run_name: str | None = None  # its folder in runs/; default: environment, script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     torch_threads: int = min(8, os.cpu_count() or 1)  # threads of the update
     bfloat16: bool = False  # compute the CNN in bfloat16; weights, heads and losses are float32
     compile: bool = True  # compile the loss and its gradient if there is a C++ compiler
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
-    checkpoint_interval: int = 25  # iterations between two checkpoints
+    checkpoint_interval: int = 25  # save after this many iterations
 
     # --- PPO ---
     num_steps: int = 128  # steps per environment and iteration, T [paper: 2048; Atari 128]
@@ -117,15 +117,15 @@ class Args:
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
     adam_eps: float = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: float = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: float = 0.95  # 0: one-step advantages; 1: full returns [paper: 0.95]
+    gae_lambda: float = 0.95  # advantages look one step ahead at 0, to the end at 1 [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     clip_coef: float = 0.1  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
     anneal_clip: bool = False  # lower clip_coef linearly towards 0 [paper: Atari only; ppo2: off]
     clip_vloss: bool = True  # limit the change of values to clip_coef [ppo2; not in the paper]
     ent_coef: float = 0.01  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
-    vf_coef: float = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
+    vf_coef: float = 0.5  # weight of the value loss (half a squared error), c1 [ppo2: 0.5]
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; inf: off]
-    early_stop_kl: float = math.inf  # stop an update after an epoch of larger KL [inf: off]
+    early_stop_kl: float = math.inf  # end an update after an epoch with a larger KL [inf: off]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env_id", re.sub(r"^ALE/|NoFrameskip-v4$|-v5$", "", self.env_id))
@@ -207,7 +207,7 @@ class EpisodicLife(gym.Wrapper):
         self.game_over, self.scores = True, []
 
     def reset(self, **kwargs: Any) -> tuple:
-        """Continue with the next life by one no-op step, or start a new game."""
+        """Take a no-op step into the next life, or start a new game if this one is over."""
         if not self.game_over:
             frame, _, _, _, info = self.step(0)
         if self.game_over:
@@ -226,7 +226,7 @@ class EpisodicLife(gym.Wrapper):
             self.scores.append(self.score)
         lives = self.unwrapped.ale.lives()
         # Detail 16/37: episodic life [common/atari_wrappers.py L61-95]
-        # Values learn what a life is worth, and later parts of the game are still seen.
+        # Values learn what a life is worth, and the agent still sees later parts of the game.
         terminated = terminated or 0 < lives < self.lives
         self.lives = lives
         return frame, reward, terminated, truncated, info
@@ -257,7 +257,7 @@ class WarpFrame(gym.ObservationWrapper):
         import cv2
 
         # Detail 18/37: warp frame [common/atari_wrappers.py L134-185]
-        # What matters stays visible in a fourteenth of the numbers.
+        # What matters stays visible in one fourteenth of the numbers.
         gray = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
         return cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)
 
@@ -291,9 +291,9 @@ def make_env(args: Args, videos: str | None = None) -> gym.Env:
 
 
 def layer_init(layer: nn.Module, gain: float) -> nn.Module:
-    """The layer with an orthogonal weight matrix, scaled by `gain`, and zero bias."""
+    """Give the layer zero bias and an orthogonal weight matrix, scaled by `gain`."""
     # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
-    # Activations keep their scale. A small last gain makes the initial policy nearly constant.
+    # Activations keep their scale. A small last gain makes a new policy almost ignore its input.
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -305,13 +305,13 @@ class Agent(nn.Module):
     1,684,128 parameters up to the 512 features, 1,687,719 in all with 6 actions.
     """
 
-    bfloat16 = False  # set from the settings
+    bfloat16 = False  # `train` sets it
 
     def __init__(self, num_actions: int) -> None:
         super().__init__()
         gain = math.sqrt(2)
         # Detail 21/37: shared Nature CNN [common/models.py L15-26]
-        # Objects look the same anywhere on the screen. DQN used this network.
+        # Convolutions find objects anywhere on the screen. DQN used this network, too.
         self.cnn = nn.Sequential(
             layer_init(nn.Conv2d(NUM_FRAMES, 32, kernel_size=8, stride=4), gain),
             nn.ReLU(),  # (B, 32, 20, 20)
@@ -370,7 +370,7 @@ def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args
     `next_values` is what the rest of the episode is worth after each step. `done` is 1 where the
     episode ended with that step, for any reason.
     """
-    # At first these are TD errors: how much better each step went than predicted.
+    # At first, temporal-difference (TD) errors: how much better each step went than predicted.
     advantages = (rewards + args.gamma * next_values - values).numpy(force=True)
     decay = (args.gamma * args.gae_lambda * (1 - done)).numpy(force=True)
     for t in reversed(range(len(advantages) - 1)):
@@ -388,7 +388,7 @@ def normalize(x: Tensor) -> Tensor:
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """KL(old || new), by the unbiased k3 = mean(r - 1 - log r) with r = new/old (Schulman 2020)."""
+    """Unbiased estimate k3 of KL(old || new): mean(r - 1 - log r), r = new/old (Schulman 2020)."""
     return (logratio.exp() - 1 - logratio).mean()
 
 
@@ -459,10 +459,10 @@ def ppo_update(
     adam.zero_grad()
     loss.backward()
     # Extra: parallelized gradient update [ppo2/model.py L97-98]
-    # Averaging makes it one large batch, except that each process normalizes its own advantages.
+    # Averaging gives one large batch, but each process normalizes its own advantages.
     average([*(x.grad for x in agent.parameters() if x.requires_grad), *metrics.values()])
     # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
-    # Keeps one odd minibatch from throwing the policy off. The gradient keeps its direction.
+    # One odd minibatch cannot throw the policy off, and the gradient keeps its direction.
     grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     adam.step()
     return {**metrics, "losses/grad_norm": grad_norm}
@@ -473,7 +473,7 @@ def ppo_update(
 
 # Copied from ppo_continuous_action.py
 def with_resources(function: Callable) -> Callable:
-    """Pass `function` an ExitStack first. What is put on it gets closed, also after an error."""
+    """Call `function` with an ExitStack, which closes what is put on it, even after an error."""
 
     @functools.wraps(function)
     def call(*inputs: Any, **options: Any) -> Any:
@@ -528,7 +528,7 @@ def train(
     if args.compile:
         update = functools.partial(update, loss_function=compiled(ppo_loss, device))
 
-    # A resumed run continues its games where they stopped. A new run begins them.
+    # A resumed run continues its games where they stopped. A new run begins new ones.
     run_dir = None
     if RANK == 0:  # the process that logs and saves
         run_dir, writer = open_run(resources, args, resume, global_step)
@@ -548,7 +548,7 @@ def train(
     for iteration in resources.enter_context(iterations):
         # --- Collect: T steps in each of the N games, with fixed weights ---
         start_time, num_before = time.perf_counter(), len(episodes)
-        frac = 1 - (iteration - 1) / num_iterations  # 1 in the first iteration, 1/U in the last
+        frac = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         # Eight frames per thread are enough. More threads would spin idly and slow the games down.
         torch.set_num_threads(min(args.torch_threads, max(1, args.num_envs // 8)))
         rng = np.random.default_rng([args.seed, iteration, RANK])
@@ -556,7 +556,7 @@ def train(
         final_obs = []  # where a time limit ended a game
         obs[0] = obs[-1]  # where the last rollout ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
-        # More environments make batches more diverse. Rollouts go on where the last one ended.
+        # Several environments make a batch more diverse. Each rollout continues the one before.
         for t in range(args.num_steps):
             global_step += args.num_envs * WORLD_SIZE
             with torch.no_grad():
@@ -568,7 +568,7 @@ def train(
                 rewards[t, i], terminated[t, i], truncated[t, i] = reward, failed, cut_off
                 if cut_off:
                     final_obs.append(raw_obs[i].copy())
-                if failed or cut_off:  # a new game gets a seed, and the next life none
+                if failed or cut_off:  # a new game needs a seed, the next life does not
                     ended[i] = rng.integers(2**31).item() if is_over else None
             for scores in games.call("begin_next", ended):
                 episodes += [{"global_step": global_step, **x} for x in scores]
@@ -586,9 +586,9 @@ def train(
         )
         with torch.no_grad():
             logprobs, _ = categorical(logits, actions)  # (T, N)
-            # What follows a step is worth the value of the next observation. Where the episode
-            # ended, that one belongs to another episode: after a time limit the value of the final
-            # observation replaces it, and after a failure nothing follows.
+            # The value of the next observation predicts what follows a step. If the episode ended,
+            # that observation belongs to the next episode. After a time limit, the value of the
+            # final observation replaces it. After a failure, nothing follows.
             next_values = torch.cat([values[1:], agent(obs[-1])[1][None]])
             if final_obs:
                 next_values[truncated] = agent(torch.tensor(np.array(final_obs), device=device))[1]
@@ -607,7 +607,7 @@ def train(
         # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
         # With PyTorch's 1e-8, weights with tiny gradients would take steps as large as any others.
         adam.param_groups[0].update(lr=floats["learning_rate"], eps=floats["adam_eps"])
-        # Other floats can be annealed in the same way. As tensors, they need no recompiling.
+        # Other floats can be annealed in the same way. Tensors can change without recompiling.
         tensors = {name: torch.tensor(x, device=device) for name, x in floats.items()}
         now = dataclasses.replace(args, **tensors)
         batch = (obs[:-1], actions, logprobs, values, advantages, returns)
@@ -616,7 +616,7 @@ def train(
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
-            # Many small steps learn more than one large step. Shuffling makes each a fair sample.
+            # Many small steps learn more than a large one. Shuffled minibatches are fair samples.
             minibatches = order.view(args.num_minibatches, -1)
             epoch = [update(agent, adam, batch, mb, now) for mb in minibatches]
             mb_metrics += epoch
@@ -626,7 +626,7 @@ def train(
                 break
 
         # --- Log and save, in the first process ---
-        with torch.no_grad():  # of one game, because all would take a tenth of the update
+        with torch.no_grad():  # one game, since all would take a tenth of the update's time
             new_logprobs, *_ = agent.evaluate_actions(obs[:-1, 0], actions[:, 0])
         logratio = new_logprobs - logprobs[:, 0]
         observed = observed_returns([b_rewards, next_values, terminated, done], args.gamma)
@@ -636,7 +636,7 @@ def train(
             "losses/explained_variance": 1 - advantages.var() / (returns.var() + 1e-8),
             "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
             "check/update": (normalize(logratio) * normalize(advantages[:, 0])).mean(),  # positive
-            "check/first_kl": mb_metrics[0]["losses/approx_kl"],  # 0: no step taken yet
+            "check/first_kl": mb_metrics[0]["losses/approx_kl"],  # 0 before the first step
             "check/entropy_share": metrics["losses/entropy"] / math.log(num_actions),
             "charts/learning_rate": floats["learning_rate"],
             "charts/SPS": iteration_steps / (time.perf_counter() - start_time),
@@ -672,7 +672,7 @@ def own_device(args: Args) -> torch.device:
 
 # Copied from ppo_continuous_action.py
 def compiled(function: Callable, device: torch.device) -> Callable:
-    """Compile `function` when it is first called. If that fails, say why and use it as it is."""
+    """Compile `function` when it is first called. If that fails, say why and do without."""
     torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags; probing them takes 10 s
@@ -707,7 +707,7 @@ def make_game(args: Args) -> gym.Env:
         raise UsageError(f"{args.env_id} has no no-op action, which this script needs to start.")
     return gym.make(
         f"ALE/{args.env_id}-v5",
-        obs_type="ram",  # nobody looks at it, because NoopReset and MaxAndSkip render
+        obs_type="ram",  # unused, because NoopReset and MaxAndSkip render the screen
         render_mode="rgb_array",
         frameskip=1,  # MaxAndSkip repeats the actions
         repeat_action_probability=args.sticky_actions,
@@ -734,7 +734,7 @@ class Game:
     def begin_next(self, seed: int | None) -> list[dict]:
         """Begin the next life or, with a seed for its no-ops, the next game; return new scores."""
         if seed is not None:
-            emulator = self.ale.cloneState(include_rng=True).__getstate__()  # goes on at random
+            emulator = self.ale.cloneState(include_rng=True).__getstate__()  # with its random state
             self.seed, self.emulator, self.actions = seed, emulator, []
             # `reset(seed=seed)` would also load the game again, which takes 18 times as long.
             self.env.unwrapped.np_random = np.random.default_rng(seed)
@@ -750,7 +750,7 @@ class Game:
         return reward, terminated, truncated, self.env.get_wrapper_attr("game_over")
 
     def record(self, _: None) -> tuple[int, bytes, np.ndarray]:
-        """What `replay` needs to get here again."""
+        """What `replay` needs to restore this moment."""
         return self.seed, self.emulator, np.array(self.actions, dtype=np.int64)
 
     def replay(self, recorded: tuple[int, bytes, Tensor]) -> None:
@@ -769,7 +769,7 @@ class Game:
 class Games:
     """N games, each played by one of several processes: this one or a fork of it.
 
-    A game does not notice which process plays it, so results do not depend on their number.
+    It makes no difference which process plays a game, so results do not depend on their number.
     """
 
     def __init__(self, resources: ExitStack, args: Args) -> None:
@@ -788,13 +788,13 @@ class Games:
             process.start()
             resources.callback(process.join)
             resources.callback(process.kill)
-            other_end.close()  # otherwise nobody would notice the end of that process
+            other_end.close()  # otherwise the end of that process would go unnoticed
             self.pipes.append(pipe)
 
     def serve(self, args: Args, share: range, pipe: Connection) -> None:
         """Play a share of the games in a process of its own, until the first process ends."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: what comes with its end
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with it
         self.games = {i: Game(make_env(args), self.obs[i]) for i in share}
         while os.getppid() == multiprocessing.parent_process().pid:
             pipe.send(self.play(*pipe.recv()))
@@ -848,7 +848,7 @@ def means(rows: list[Tensors]) -> dict[str, float]:
 
 # Copied from ppo_continuous_action.py
 def observed_returns(rollout: list, gamma: float) -> Tensor:
-    """Returns from rewards, next values, terminated and done, all (T, N), independent of `gae`."""
+    """Returns (T, N) from rewards, next values, terminated and done, computed without `gae`."""
     columns = []
     for column in zip(*(x.T.tolist() for x in rollout)):
         returns = []  # from the last step to the first
@@ -861,7 +861,7 @@ def observed_returns(rollout: list, gamma: float) -> Tensor:
 
 # Copied from ppo_continuous_action.py
 def log(writer: Any, now: int, metrics: dict, new: list, recent: list, progress: tqdm) -> None:
-    """Write the metrics of step `now` and means over `new` episodes; show that of `recent` ones."""
+    """Log metrics of step `now` and means over `new` episodes; show the mean return of `recent`."""
     if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
         raise UsageError(f"Not finite at step {now}: {bad}. Check observations and rewards.")
     if new:
@@ -894,7 +894,7 @@ def open_run(
     name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
     run_dir = Path(resume or "runs/" + (args.run_name or re.sub(r"[^\w.=+-]", "-", name)))
     if not resume and (run_dir / "checkpoint.pt").exists():
-        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
+        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir} or change --run-name.")
     if args.track:
         import wandb
 
@@ -904,7 +904,7 @@ def open_run(
             resources.callback(wandb.finish)
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
-    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)  # hides what was not saved
+    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)  # hides steps that were lost
     resources.callback(writer.close)
     writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     print(f"Logs and checkpoints: {run_dir}")
@@ -915,14 +915,14 @@ def open_run(
 
 # Copied from ppo_continuous_action.py
 def as_columns(episodes: list[dict]) -> dict[str, np.ndarray]:
-    """One array for each value of the episodes. A million dictionaries would take long to load."""
+    """One array per column, because a million dictionaries would take long to load."""
     names = episodes[0] if episodes else ("global_step", "return", "length")
     return {name: np.array([x[name] for x in episodes]) for name in names}
 
 
 # Copied from ppo_continuous_action.py
 def plain(x: Any) -> Any:
-    """Replace NumPy's arrays and numbers in `x` by tensors and numbers, which load without code."""
+    """Turn NumPy arrays and numbers in `x` into tensors and Python numbers, which load safely."""
     if isinstance(x, dict):
         return {name: plain(value) for name, value in x.items()}
     if isinstance(x, list | tuple):
@@ -939,7 +939,7 @@ def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
     try:
         torch.save(plain({"args": vars(args), **state}), temporary)
         os.replace(temporary, run_dir / "checkpoint.pt")
-    except (OSError, RuntimeError) as error:  # torch has its own for a full disk
+    except (OSError, RuntimeError) as error:  # the latter if the disk is full
         temporary.unlink(missing_ok=True)
         raise UsageError(f"Could not save; {run_dir} keeps its last checkpoint: {error}") from error
 
@@ -948,7 +948,7 @@ def load_checkpoint(run_dir: Any, sizes: tuple[int] | None = None) -> dict[str, 
     """Everything a run has saved, with its `args` and `agent`. Loading it runs no code."""
     path = Path(run_dir) / "checkpoint.pt"
     try:
-        if broken := zipfile.ZipFile(path).testzip():  # torch.load does not look at the checksums
+        if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
         agent = Agent(*saved["sizes"])
@@ -968,14 +968,14 @@ def load_checkpoint(run_dir: Any, sizes: tuple[int] | None = None) -> dict[str, 
 def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
     """The trained policy: `policy(obs)` is the most likely action for an observation of `env`.
 
-    `env` is made by `make_env`.
+    `env` must come from `make_env`.
     """
     saved = load_checkpoint(run_dir, (env.action_space.n.item(),))
     agent = saved["agent"]
     agent.bfloat16 = saved["args"].bfloat16
 
     @torch.no_grad()
-    def policy(obs: Any, noise: Any = 0.0) -> int:  # standard Gumbel noise (A,) samples
+    def policy(obs: Any, noise: Any = 0.0) -> int:  # standard Gumbel noise (A,) to sample
         try:
             frames = torch.tensor(np.asarray(obs, dtype=np.uint8).reshape(1, NUM_FRAMES, 84, 84))
         except (TypeError, ValueError) as error:
@@ -990,7 +990,7 @@ def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
 @dataclasses.dataclass(frozen=True)
 class Command:
     args: tyro.conf.OmitArgPrefixes[Args]
-    paper: bool = False  # the paper's 3 epochs, vf_coef 2, annealed clip; other flags win
+    paper: bool = False  # use the paper's 3 epochs, vf_coef 2, annealed clip; other flags win
     resume: str | None = None  # continue the run in this folder; other flags change its settings
     evaluate: str | None = None  # play games with the policy in this folder; no training
     eval_episodes: int = 10  # number of games, with --evaluate
@@ -1011,7 +1011,7 @@ def evaluate(resources: ExitStack, command: Command) -> list[float]:
     for seed in range(command.eval_episodes):
         game.load(seed)
         scores: list[dict] = []
-        while not scores:  # a game ends, by its time limit at the latest
+        while not scores:  # every game ends, at its time limit at the latest
             _, terminated, truncated, _ = game.step(policy(obs))
             if terminated or truncated:
                 scores = game.begin_next(None)
@@ -1021,7 +1021,7 @@ def evaluate(resources: ExitStack, command: Command) -> list[float]:
 
 
 def main() -> None:
-    """Read the command line and run. A mistake of the user is one sentence and exit code 2."""
+    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     parser.add_argument("--paper", action="store_true")

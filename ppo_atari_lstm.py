@@ -21,7 +21,7 @@ in ppo_continuous_action.py and 37 in ppo_multidiscrete.py. Compared with ppo_at
 has an LSTM in the agent, its state in `train`, and minibatches of whole games.
 
 An observation is one frame, and an action lasts four. On Linux, each core plays a share of the
-games. The LSTM has H = 128 units. Its state is one tensor (2, B, H): their outputs and their cells.
+games. The LSTM has H = 128 units. Its state is one tensor (2, B, H): the outputs and the cells.
 `starts` is 1 for the first frame of a life or game. Nothing is compiled, because a compiler would
 unroll the T steps of the LSTM, which takes minutes.
 
@@ -68,7 +68,7 @@ from tqdm import tqdm
 # === Settings ===
 
 FRAME_SKIP = 4  # frames that one step of the agent lasts [common/atari_wrappers.py L270]
-NOOP_MAX = 30  # most no-op frames before a game [common/atari_wrappers.py L269]
+NOOP_MAX = 30  # maximum number of no-op frames before a game [common/atari_wrappers.py L269]
 MAX_GAME_STEPS = 108_000 // FRAME_SKIP  # steps before a game is truncated: half an hour of play
 NUM_FRAMES = 1  # frames in an observation, k; the LSTM remembers the others
 HIDDEN_SIZE = 128  # units of the LSTM, H [common/models.py L187]
@@ -91,7 +91,7 @@ class UsageError(Exception):
 @dataclasses.dataclass(frozen=True)
 class Args:
     # --- Environment ---
-    env_id: str = "Breakout"  # Atari game; ALE/Breakout-v5 means the same, also without stickiness
+    env_id: str = "Breakout"  # Atari game; ALE/Breakout-v5 is the same, and not sticky either
     num_envs: int = 8  # games N, played at the same time [ppo2, MuJoCo: 1; paper, Atari: 8]
     sticky_actions: float = 0.0  # chance that a frame repeats the last action [Machado: 0.25]
     truncation_is_terminal: bool = False  # treat time limits as failures, as ppo2 does
@@ -99,12 +99,12 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     total_timesteps: float = 1e7  # total steps of all environments; annealing ends there
-    run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
+    run_name: str | None = None  # its folder in runs/; default: environment, script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     torch_threads: int = min(8, os.cpu_count() or 1)  # threads of the update
     bfloat16: bool = False  # compute the CNN in bfloat16; weights, heads and losses are float32
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
-    checkpoint_interval: int = 25  # iterations between two checkpoints
+    checkpoint_interval: int = 25  # save after this many iterations
 
     # --- PPO ---
     num_steps: int = 128  # steps per environment and iteration, T [paper: 2048; Atari 128]
@@ -114,15 +114,15 @@ class Args:
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
     adam_eps: float = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: float = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: float = 0.95  # 0: one-step advantages; 1: full returns [paper: 0.95]
+    gae_lambda: float = 0.95  # advantages look one step ahead at 0, to the end at 1 [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     clip_coef: float = 0.1  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
     anneal_clip: bool = False  # lower clip_coef linearly towards 0 [paper: Atari only; ppo2: off]
     clip_vloss: bool = True  # limit the change of values to clip_coef [ppo2; not in the paper]
     ent_coef: float = 0.01  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
-    vf_coef: float = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
+    vf_coef: float = 0.5  # weight of the value loss (half a squared error), c1 [ppo2: 0.5]
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; inf: off]
-    early_stop_kl: float = math.inf  # stop an update after an epoch of larger KL [inf: off]
+    early_stop_kl: float = math.inf  # end an update after an epoch with a larger KL [inf: off]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env_id", re.sub(r"^ALE/|NoFrameskip-v4$|-v5$", "", self.env_id))
@@ -205,7 +205,7 @@ class EpisodicLife(gym.Wrapper):
         self.game_over, self.scores = True, []
 
     def reset(self, **kwargs: Any) -> tuple:
-        """Continue with the next life by one no-op step, or start a new game."""
+        """Take a no-op step into the next life, or start a new game if this one is over."""
         if not self.game_over:
             frame, _, _, _, info = self.step(0)
         if self.game_over:
@@ -224,7 +224,7 @@ class EpisodicLife(gym.Wrapper):
             self.scores.append(self.score)
         lives = self.unwrapped.ale.lives()
         # Detail 16/37: episodic life [common/atari_wrappers.py L61-95]
-        # Values learn what a life is worth, and later parts of the game are still seen.
+        # Values learn what a life is worth, and the agent still sees later parts of the game.
         terminated = terminated or 0 < lives < self.lives
         self.lives = lives
         return frame, reward, terminated, truncated, info
@@ -255,7 +255,7 @@ class WarpFrame(gym.ObservationWrapper):
         import cv2
 
         # Detail 18/37: warp frame [common/atari_wrappers.py L134-185]
-        # What matters stays visible in a fourteenth of the numbers.
+        # What matters stays visible in one fourteenth of the numbers.
         gray = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
         return cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)
 
@@ -290,9 +290,9 @@ def make_env(args: Args, videos: str | None = None) -> gym.Env:
 
 # Copied from ppo_atari.py
 def layer_init(layer: nn.Module, gain: float) -> nn.Module:
-    """The layer with an orthogonal weight matrix, scaled by `gain`, and zero bias."""
+    """Give the layer zero bias and an orthogonal weight matrix, scaled by `gain`."""
     # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
-    # Activations keep their scale. A small last gain makes the initial policy nearly constant.
+    # Activations keep their scale. A small last gain makes a new policy almost ignore its input.
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -304,13 +304,13 @@ class Agent(nn.Module):
     Both heads use the LSTM's output, as in ppo2's `cnn_lstm` [common/models.py L187-210].
     """
 
-    bfloat16 = False  # set from the settings
+    bfloat16 = False  # `train` sets it
 
     def __init__(self, num_actions: int) -> None:
         super().__init__()
         gain = math.sqrt(2)
         # Detail 21/37: shared Nature CNN [common/models.py L15-26]
-        # Objects look the same anywhere on the screen. DQN used this network.
+        # Convolutions find objects anywhere on the screen. DQN used this network, too.
         self.cnn = nn.Sequential(
             layer_init(nn.Conv2d(NUM_FRAMES, 32, kernel_size=8, stride=4), gain),
             nn.ReLU(),  # (B, 32, 20, 20)
@@ -325,7 +325,7 @@ class Agent(nn.Module):
         # One matrix for the input and one for the last output, each with all four gates. As in
         # ppo2, there is one bias, and the forget gate's does not start at 1.
         # Detail 32/37: layer initialization [a2c/utils.py L84-86]
-        # Orthogonal matrices with gain 1 keep the size of what passes through them at each step.
+        # Orthogonal matrices with gain 1 keep the size of a signal that passes them at each step.
         self.lstm_input = layer_init(nn.Linear(512, 4 * HIDDEN_SIZE), 1.0)
         self.lstm_recurrent = nn.Linear(HIDDEN_SIZE, 4 * HIDDEN_SIZE, bias=False)
         nn.init.orthogonal_(self.lstm_recurrent.weight, 1.0)  # as Detail 32
@@ -337,7 +337,7 @@ class Agent(nn.Module):
     def initial_state(self, num_envs: int) -> Tensor:
         """State (2, N, H) before the first step of the training."""
         # Detail 33/37: zero initial states [common/models.py L206]
-        # There is no past yet. A later rollout starts with the last state of the one before.
+        # There is no past yet. Each later rollout starts with the last state of the one before.
         return torch.zeros((2, num_envs, HIDDEN_SIZE), device=self.value.weight.device)
 
     def features(self, obs: Tensor) -> Tensor:
@@ -352,7 +352,7 @@ class Agent(nn.Module):
             return self.cnn(scaled).float()
 
     def forward(self, obs: Tensor, starts: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run along T steps (acting is the case T = 1).
+        """Process a sequence of T steps (T = 1 to act).
 
         Takes frames (T, B, 1, 84, 84), starts (T, B) and the state (2, B, H) before the first step.
         Returns logits (T, B, A), values (T, B) and the state after the last step.
@@ -362,7 +362,7 @@ class Agent(nn.Module):
         outputs = []
         for step_inputs, start in zip(inputs.view(*starts.shape, -1), starts[..., None]):
             # Detail 34/37: reset at episode end [a2c/utils.py L89-91]
-            # The past says nothing about a new life. Gradients do not pass its start, either.
+            # The past says nothing about a new life. Gradients stop at its start, too.
             output, cell = output * (1 - start), cell * (1 - start)
             gates = step_inputs + self.lstm_recurrent(output)  # (B, 4H)
             write, keep, candidate, read = gates.chunk(4, dim=-1)
@@ -409,7 +409,7 @@ def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args
     `next_values` is what the rest of the episode is worth after each step. `done` is 1 where the
     episode ended with that step, for any reason.
     """
-    # At first these are TD errors: how much better each step went than predicted.
+    # At first, temporal-difference (TD) errors: how much better each step went than predicted.
     advantages = (rewards + args.gamma * next_values - values).numpy(force=True)
     decay = (args.gamma * args.gae_lambda * (1 - done)).numpy(force=True)
     for t in reversed(range(len(advantages) - 1)):
@@ -427,7 +427,7 @@ def normalize(x: Tensor) -> Tensor:
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """KL(old || new), by the unbiased k3 = mean(r - 1 - log r) with r = new/old (Schulman 2020)."""
+    """Unbiased estimate k3 of KL(old || new): mean(r - 1 - log r), r = new/old (Schulman 2020)."""
     return (logratio.exp() - 1 - logratio).mean()
 
 
@@ -455,7 +455,7 @@ def ppo_loss(agent: Agent, minibatch: list[Tensor], args: Args) -> tuple[Tensor,
     """Overall loss (paper, equation 9, negated for descent), and debug variables."""
     obs, actions, old_logprobs, old_values, advantages, returns, starts, state = minibatch
     # Detail 36/37: rebuild states in training [ppo2/ppo2.py L179-180]
-    # Stored states would be those of old weights, without gradients. Only the first one is stored.
+    # Stored states come from old weights and have no gradient. So only the first one is stored.
     logprobs, entropies, values = agent.evaluate_actions(obs, starts, state, actions)
     logratio = logprobs - old_logprobs
     # Detail 7/37: advantage normalization (norm_adv) [ppo2/model.py L136-139]
@@ -490,7 +490,7 @@ def ppo_update(
     adam.zero_grad()
     loss.backward()
     # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
-    # Keeps one odd minibatch from throwing the policy off. The gradient keeps its direction.
+    # One odd minibatch cannot throw the policy off, and the gradient keeps its direction.
     grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     adam.step()
     return {**metrics, "losses/grad_norm": grad_norm}
@@ -501,7 +501,7 @@ def ppo_update(
 
 # Copied from ppo_continuous_action.py
 def with_resources(function: Callable) -> Callable:
-    """Pass `function` an ExitStack first. What is put on it gets closed, also after an error."""
+    """Call `function` with an ExitStack, which closes what is put on it, even after an error."""
 
     @functools.wraps(function)
     def call(*inputs: Any, **options: Any) -> Any:
@@ -555,7 +555,7 @@ def train(
         adam.load_state_dict(saved["adam"])
     state = agent.initial_state(args.num_envs)
 
-    # A resumed run continues its games where they stopped. A new run begins them.
+    # A resumed run continues its games where they stopped. A new run begins new ones.
     run_dir, writer = open_run(resources, args, resume, global_step)
     finished = global_step // batch_size  # iterations
     if resume and replay_games(games, saved):
@@ -569,7 +569,7 @@ def train(
     for iteration in resources.enter_context(iterations):
         # --- Collect: T steps in each of the N games, with fixed weights ---
         start_time, num_before = time.perf_counter(), len(episodes)
-        frac = 1 - (iteration - 1) / num_iterations  # 1 in the first iteration, 1/U in the last
+        frac = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         # Eight frames per thread are enough. More threads would spin idly and slow the games down.
         torch.set_num_threads(min(args.torch_threads, max(1, args.num_envs // 8)))
         rng = np.random.default_rng([args.seed, iteration])
@@ -577,7 +577,7 @@ def train(
         final_obs, final_states = [], []  # where a time limit ended a game
         obs[0], starts[0], rollout_state = obs[-1], starts[-1], state  # where the last one ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
-        # More environments make batches more diverse. Rollouts go on where the last one ended.
+        # Several environments make a batch more diverse. Each rollout continues the one before.
         for t in range(args.num_steps):
             global_step += args.num_envs
             now = slice(t, t + 1)  # a sequence of one step
@@ -591,7 +591,7 @@ def train(
                 if cut_off:
                     final_obs.append(raw_obs[i].copy())
                     final_states.append(state[:, i])
-                if failed or cut_off:  # a new game gets a seed, and the next life none
+                if failed or cut_off:  # a new game needs a seed, the next life does not
                     ended[i] = rng.integers(2**31).item() if is_over else None
             for scores in games.call("begin_next", ended):
                 episodes += [{"global_step": global_step, **x} for x in scores]
@@ -610,9 +610,9 @@ def train(
         )
         with torch.no_grad():
             logprobs, _ = categorical(logits, actions)  # (T, N)
-            # What follows a step is worth the value of the next observation. Where the episode
-            # ended, that one belongs to another episode: after a time limit the value of the final
-            # observation replaces it, and after a failure nothing follows.
+            # The value of the next observation predicts what follows a step. If the episode ended,
+            # that observation belongs to the next episode. After a time limit, the value of the
+            # final observation replaces it. After a failure, nothing follows.
             next_values = torch.cat([values[1:], agent(obs[-1:], starts[-1:], state)[1]])
             if final_obs:  # each with the state that led to it
                 b_final_obs = torch.tensor(np.array(final_obs), device=device)[None]
@@ -653,7 +653,7 @@ def train(
                 break
 
         # --- Log and save ---
-        with torch.no_grad():  # of one game, because all would take a tenth of the update
+        with torch.no_grad():  # one game, since all would take a tenth of the update's time
             one = (x[:, :1] for x in (obs[:-1], starts[:-1], rollout_state, actions))
             logratio = agent.evaluate_actions(*one)[0] - logprobs[:, :1]
         observed = observed_returns([b_rewards, next_values, terminated, done], args.gamma)
@@ -663,7 +663,7 @@ def train(
             "losses/explained_variance": 1 - advantages.var() / (returns.var() + 1e-8),
             "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
             "check/update": (normalize(logratio) * normalize(advantages[:, :1])).mean(),  # positive
-            "check/first_kl": mb_metrics[0]["losses/approx_kl"],  # 0: no step taken yet
+            "check/first_kl": mb_metrics[0]["losses/approx_kl"],  # 0 before the first step
             "check/entropy_share": metrics["losses/entropy"] / math.log(num_actions),
             "charts/learning_rate": floats["learning_rate"],
             "charts/SPS": batch_size / (time.perf_counter() - start_time),
@@ -685,7 +685,7 @@ def train(
 
 
 def choose_device(args: Args) -> torch.device:
-    """The device for learning: the GPU if there is one and nothing else was asked for."""
+    """The device for learning: the GPU if there is one, unless --device says otherwise."""
     gpu = args.device != "cpu" and torch.cuda.is_available()
     if args.device == "cuda" and not gpu:
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
@@ -709,7 +709,7 @@ def make_game(args: Args) -> gym.Env:
         raise UsageError(f"{args.env_id} has no no-op action, which this script needs to start.")
     return gym.make(
         f"ALE/{args.env_id}-v5",
-        obs_type="ram",  # nobody looks at it, because NoopReset and MaxAndSkip render
+        obs_type="ram",  # unused, because NoopReset and MaxAndSkip render the screen
         render_mode="rgb_array",
         frameskip=1,  # MaxAndSkip repeats the actions
         repeat_action_probability=args.sticky_actions,
@@ -736,7 +736,7 @@ class Game:
     def begin_next(self, seed: int | None) -> list[dict]:
         """Begin the next life or, with a seed for its no-ops, the next game; return new scores."""
         if seed is not None:
-            emulator = self.ale.cloneState(include_rng=True).__getstate__()  # goes on at random
+            emulator = self.ale.cloneState(include_rng=True).__getstate__()  # with its random state
             self.seed, self.emulator, self.actions = seed, emulator, []
             # `reset(seed=seed)` would also load the game again, which takes 18 times as long.
             self.env.unwrapped.np_random = np.random.default_rng(seed)
@@ -752,7 +752,7 @@ class Game:
         return reward, terminated, truncated, self.env.get_wrapper_attr("game_over")
 
     def record(self, _: None) -> tuple[int, bytes, np.ndarray]:
-        """What `replay` needs to get here again."""
+        """What `replay` needs to restore this moment."""
         return self.seed, self.emulator, np.array(self.actions, dtype=np.int64)
 
     def replay(self, recorded: tuple[int, bytes, Tensor]) -> None:
@@ -771,7 +771,7 @@ class Game:
 class Games:
     """N games, each played by one of several processes: this one or a fork of it.
 
-    A game does not notice which process plays it, so results do not depend on their number.
+    It makes no difference which process plays a game, so results do not depend on their number.
     """
 
     def __init__(self, resources: ExitStack, args: Args) -> None:
@@ -790,13 +790,13 @@ class Games:
             process.start()
             resources.callback(process.join)
             resources.callback(process.kill)
-            other_end.close()  # otherwise nobody would notice the end of that process
+            other_end.close()  # otherwise the end of that process would go unnoticed
             self.pipes.append(pipe)
 
     def serve(self, args: Args, share: range, pipe: Connection) -> None:
         """Play a share of the games in a process of its own, until the first process ends."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: what comes with its end
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with it
         self.games = {i: Game(make_env(args), self.obs[i]) for i in share}
         while os.getppid() == multiprocessing.parent_process().pid:
             pipe.send(self.play(*pipe.recv()))
@@ -850,7 +850,7 @@ def means(rows: list[Tensors]) -> dict[str, float]:
 
 # Copied from ppo_continuous_action.py
 def observed_returns(rollout: list, gamma: float) -> Tensor:
-    """Returns from rewards, next values, terminated and done, all (T, N), independent of `gae`."""
+    """Returns (T, N) from rewards, next values, terminated and done, computed without `gae`."""
     columns = []
     for column in zip(*(x.T.tolist() for x in rollout)):
         returns = []  # from the last step to the first
@@ -863,7 +863,7 @@ def observed_returns(rollout: list, gamma: float) -> Tensor:
 
 # Copied from ppo_continuous_action.py
 def log(writer: Any, now: int, metrics: dict, new: list, recent: list, progress: tqdm) -> None:
-    """Write the metrics of step `now` and means over `new` episodes; show that of `recent` ones."""
+    """Log metrics of step `now` and means over `new` episodes; show the mean return of `recent`."""
     if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
         raise UsageError(f"Not finite at step {now}: {bad}. Check observations and rewards.")
     if new:
@@ -896,7 +896,7 @@ def open_run(
     name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
     run_dir = Path(resume or "runs/" + (args.run_name or re.sub(r"[^\w.=+-]", "-", name)))
     if not resume and (run_dir / "checkpoint.pt").exists():
-        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
+        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir} or change --run-name.")
     if args.track:
         import wandb
 
@@ -906,7 +906,7 @@ def open_run(
             resources.callback(wandb.finish)
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
-    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)  # hides what was not saved
+    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)  # hides steps that were lost
     resources.callback(writer.close)
     writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     print(f"Logs and checkpoints: {run_dir}")
@@ -917,14 +917,14 @@ def open_run(
 
 # Copied from ppo_continuous_action.py
 def as_columns(episodes: list[dict]) -> dict[str, np.ndarray]:
-    """One array for each value of the episodes. A million dictionaries would take long to load."""
+    """One array per column, because a million dictionaries would take long to load."""
     names = episodes[0] if episodes else ("global_step", "return", "length")
     return {name: np.array([x[name] for x in episodes]) for name in names}
 
 
 # Copied from ppo_continuous_action.py
 def plain(x: Any) -> Any:
-    """Replace NumPy's arrays and numbers in `x` by tensors and numbers, which load without code."""
+    """Turn NumPy arrays and numbers in `x` into tensors and Python numbers, which load safely."""
     if isinstance(x, dict):
         return {name: plain(value) for name, value in x.items()}
     if isinstance(x, list | tuple):
@@ -941,7 +941,7 @@ def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
     try:
         torch.save(plain({"args": vars(args), **state}), temporary)
         os.replace(temporary, run_dir / "checkpoint.pt")
-    except (OSError, RuntimeError) as error:  # torch has its own for a full disk
+    except (OSError, RuntimeError) as error:  # the latter if the disk is full
         temporary.unlink(missing_ok=True)
         raise UsageError(f"Could not save; {run_dir} keeps its last checkpoint: {error}") from error
 
@@ -951,7 +951,7 @@ def load_checkpoint(run_dir: Any, sizes: tuple[int] | None = None) -> dict[str, 
     """Everything a run has saved, with its `args` and `agent`. Loading it runs no code."""
     path = Path(run_dir) / "checkpoint.pt"
     try:
-        if broken := zipfile.ZipFile(path).testzip():  # torch.load does not look at the checksums
+        if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
         agent = Agent(*saved["sizes"])
@@ -969,7 +969,7 @@ def load_checkpoint(run_dir: Any, sizes: tuple[int] | None = None) -> dict[str, 
 
 
 def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
-    """The trained policy: `policy(obs, start)` is the most likely action in `env` of `make_env`.
+    """The trained policy: `policy(obs, start)` is the most likely action; `env` is from `make_env`.
 
     The policy remembers what it has seen until `start` is true, as it must be for the first
     observation of each life or game.
@@ -979,7 +979,7 @@ def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
     agent.bfloat16, state = saved["args"].bfloat16, agent.initial_state(1)
 
     @torch.no_grad()
-    def policy(obs: Any, start: bool, noise: Any = 0.0) -> int:  # Gumbel noise (A,) samples
+    def policy(obs: Any, start: bool, noise: Any = 0.0) -> int:  # Gumbel noise (A,) to sample
         nonlocal state
         try:
             frames = torch.tensor(np.asarray(obs, dtype=np.uint8).reshape(1, 1, NUM_FRAMES, 84, 84))
@@ -997,7 +997,7 @@ def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
 @dataclasses.dataclass(frozen=True)
 class Command:
     args: tyro.conf.OmitArgPrefixes[Args]
-    paper: bool = False  # the paper's 3 epochs, vf_coef 2, annealed clip; other flags win
+    paper: bool = False  # use the paper's 3 epochs, vf_coef 2, annealed clip; other flags win
     resume: str | None = None  # continue the run in this folder; other flags change its settings
     evaluate: str | None = None  # play games with the policy in this folder; no training
     eval_episodes: int = 10  # number of games, with --evaluate
@@ -1018,7 +1018,7 @@ def evaluate(resources: ExitStack, command: Command) -> list[float]:
     for seed in range(command.eval_episodes):
         game.load(seed)
         start, scores = True, []
-        while not scores:  # a game ends, by its time limit at the latest
+        while not scores:  # every game ends, at its time limit at the latest
             _, terminated, truncated, _ = game.step(policy(obs, start))
             if start := terminated or truncated:
                 scores = game.begin_next(None)
@@ -1028,7 +1028,7 @@ def evaluate(resources: ExitStack, command: Command) -> list[float]:
 
 
 def main() -> None:
-    """Read the command line and run. A mistake of the user is one sentence and exit code 2."""
+    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     parser.add_argument("--paper", action="store_true")

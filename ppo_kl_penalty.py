@@ -57,7 +57,7 @@ from tqdm import tqdm
 # === Settings ===
 
 HIDDEN = 64  # units in each hidden layer
-KL_COEF_MIN, KL_COEF_MAX = 2.0**-20, 2.0**20  # beta has no effect below, nothing else has above
+KL_COEF_MIN, KL_COEF_MAX = 2.0**-20, 2.0**20  # below, beta has no effect; above, nothing else has
 Tensors = dict[str, Tensor]
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
 
@@ -81,11 +81,11 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     total_timesteps: float = 1e6  # total steps of all environments; annealing ends there
-    run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
+    run_name: str | None = None  # its folder in runs/; default: environment, script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     compile: bool = True  # compile the update if there is a C++ compiler
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
-    checkpoint_interval: int = 25  # iterations between two checkpoints
+    checkpoint_interval: int = 25  # save after this many iterations
 
     # --- PPO ---
     num_steps: int = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
@@ -95,14 +95,14 @@ class Args:
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
     adam_eps: float = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: float = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: float = 0.95  # 0: one-step advantages; 1: full returns [paper: 0.95]
+    gae_lambda: float = 0.95  # advantages look one step ahead at 0, to the end at 1 [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     kl_mode: Literal["adaptive", "fixed", "none"] = "adaptive"  # beta adapts, stays, or is 0
-    kl_coef: float = 1.0  # weight of the penalty, beta; the first if adaptive [paper: 0.3-10]
+    kl_coef: float = 1.0  # weight of the penalty, beta (at first, if adaptive) [paper: 0.3-10]
     penalty_kl: float = 0.01  # KL that an adaptive beta aims at, d_targ [paper: 0.003-0.03]
     value_clip_coef: float = 0.2  # limit of a value's change [ppo2: 0.2; inf: off]
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
-    vf_coef: float = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
+    vf_coef: float = 0.5  # weight of the value loss (half a squared error), c1 [ppo2: 0.5]
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; inf: off]
 
     def __post_init__(self) -> None:
@@ -137,10 +137,10 @@ class Args:
 
 # Copied from ppo_continuous_action.py
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-    """A linear layer with an orthogonal weight matrix, scaled by `gain`, and zero bias."""
+    """A linear layer with zero bias and an orthogonal weight matrix, scaled by `gain`."""
     layer = nn.Linear(inputs, outputs)
     # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
-    # Activations keep their scale. A small last gain makes the initial policy nearly constant.
+    # Activations keep their scale. A small last gain makes a new policy almost ignore its input.
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -158,7 +158,7 @@ class Agent(nn.Module):
             linear(HIDDEN, action_size, gain=0.01),
         )
         # Detail 13/37: shared or separate networks [common/policies.py L156-166]
-        # Both losses train shared layers and compete there. vf_coef sets the balance.
+        # If layers are shared, both losses train them and compete. vf_coef then sets the balance.
         # Detail 26/37: separate networks [ppo2/defaults.py L12]
         # Sharing helps with images, whose features are costly to learn, but little with vectors.
         self.value = nn.Sequential(value1, nn.Tanh(), value2, nn.Tanh(), value_head, nn.Flatten(-2))
@@ -168,9 +168,9 @@ class Agent(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(1, action_size))
 
     def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
-        """Log-probabilities of actions (..., A) in obs (..., D), entropies, values, all (...).
+        """Log-probabilities of actions (..., A) in obs (..., D), entropies, values, each (...).
 
-        The means of the policy (..., A) come last; its exact KL needs them.
+        The policy's means (..., A) come last; the exact KL needs them.
         """
         mean = self.policy(obs)
         dist = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
@@ -211,7 +211,7 @@ def normalize_obs(obs: np.ndarray, stats: "RunningMeanStd", args: Args) -> np.nd
     # Angles, speeds and forces have different units. Networks learn best with mean 0 and std 1.
     obs = (obs - stats.mean) / np.sqrt(stats.var + 1e-8)
     # Detail 29/37: observation clipping (norm_obs, clip_obs) [common/vec_env/vec_normalize.py L39]
-    # Keeps outliers, and inputs that have hardly varied so far, from drowning out the rest.
+    # Outliers, and inputs that have hardly varied so far, would drown out the rest.
     return np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)  # faster than np.clip
 
 
@@ -222,7 +222,7 @@ def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args
     `next_values` is what the rest of the episode is worth after each step. `done` is 1 where the
     episode ended with that step, for any reason.
     """
-    # At first these are TD errors: how much better each step went than predicted.
+    # At first, temporal-difference (TD) errors: how much better each step went than predicted.
     advantages = (rewards + args.gamma * next_values - values).numpy(force=True)
     decay = (args.gamma * args.gae_lambda * (1 - done)).numpy(force=True)
     for t in reversed(range(len(advantages) - 1)):
@@ -240,14 +240,14 @@ def normalize(x: Tensor) -> Tensor:
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """KL(old || new), by the unbiased k3 = mean(r - 1 - log r) with r = new/old (Schulman 2020)."""
+    """Unbiased estimate k3 of KL(old || new): mean(r - 1 - log r), r = new/old (Schulman 2020)."""
     return (logratio.exp() - 1 - logratio).mean()
 
 
 def penalized_policy_loss(logratio: Tensor, advantages: Tensor, kl: Tensor, beta: Tensor) -> Tensor:
     """Surrogate objective with KL penalty (paper, equation 8), negated for descent; a scalar.
 
-    `kl` is KL(old || new) in the state of each sample. Without it, this is equation 6.
+    `kl` is KL(old || new) in the state of each sample. Without the penalty, this is equation 6.
     """
     ratio = logratio.exp()  # how much more likely the actions are than under the old policy
     # Detail K1: KL-penalized objective (kl_mode, kl_coef) [paper, equation 8]
@@ -323,8 +323,8 @@ def ppo_update(agent: Agent, adam: Tensors, batch: list, indices: Tensor, args: 
 
     Adam is written out so that several steps compile into one graph, which makes training almost
     twice as fast. `adam` holds all weights as one vector (the agent's parameters are views of it),
-    the running means of the gradient and its square, and the step count. In `args`, tensors replace
-    the floats. Returns the metrics, with one number per minibatch.
+    the running means of the gradient and its square, and the step count. The floats of
+    `args` are tensors here. Returns the metrics, with one number per minibatch.
     """
     rows = []
     for mb in indices:
@@ -333,14 +333,14 @@ def ppo_update(agent: Agent, adam: Tensors, batch: list, indices: Tensor, args: 
         gradient = torch.cat([x.flatten() for x in gradients])
         metrics["losses/grad_norm"] = norm = gradient.norm()
         # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
-        # Keeps one odd minibatch from throwing the policy off. The gradient keeps its direction.
+        # One odd minibatch cannot throw the policy off, and the gradient keeps its direction.
         gradient = gradient * (args.max_grad_norm * (1 / norm)).clamp(max=1.0)
         step = adam["step"].add_(1)
         mean = adam["mean"].lerp_(gradient, 1 - 0.9)
         square = adam["square"].lerp_(gradient**2, 1 - 0.999)
         bias_correction = ((1 - 0.999**step).sqrt() / (1 - 0.9**step)).float()  # means start at 0
         # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
-        # Added to the root before the bias correction (PyTorch: after), so early steps are smaller.
+        # In ppo2, epsilon comes before the bias correction (PyTorch: after), so early steps shrink.
         direction = mean / (square.sqrt() + args.adam_eps)
         # Change the weights in place: a new tensor would not be the agent's.
         adam["weights"].sub_(args.learning_rate * bias_correction * direction)
@@ -353,7 +353,7 @@ def ppo_update(agent: Agent, adam: Tensors, batch: list, indices: Tensor, args: 
 
 # Copied from ppo_continuous_action.py
 def with_resources(function: Callable) -> Callable:
-    """Pass `function` an ExitStack first. What is put on it gets closed, also after an error."""
+    """Call `function` with an ExitStack, which closes what is put on it, even after an error."""
 
     @functools.wraps(function)
     def call(*inputs: Any, **options: Any) -> Any:
@@ -371,7 +371,7 @@ def train(
     update: Callable = ppo_update,
     resume: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Train an agent: `train(args)`, or `train(args, make)` if `make()` is your own environment.
+    """Train an agent: `train(args)`, or `train(args, make)` if `make()` returns your environment.
 
     `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
     `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
@@ -382,7 +382,7 @@ def train(
     if args.device == "cuda" and device.type == "cpu":
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
     torch.manual_seed(args.seed)
-    threadpoolctl.threadpool_limits(1)  # enough for networks of this size; large ones want more
+    threadpoolctl.threadpool_limits(1)  # enough for networks of this size; large ones need more
     batch_size = args.num_steps * args.num_envs
     num_iterations = int(args.total_timesteps // batch_size)
 
@@ -415,13 +415,13 @@ def train(
         columns, history = saved["episodes"], saved["updates"]
         episodes = [dict(zip(columns, x)) for x in zip(*(x.tolist() for x in columns.values()))]
         global_step = history[-1]["global_step"]
-        if args.kl_coef == saved["args"].kl_coef:  # else a flag gives another beta
+        if args.kl_coef == saved["args"].kl_coef:  # otherwise a flag sets a new beta
             kl_coef = saved["kl_coef"]
     # From here on, the parameters are views of this vector, which must only be changed in place.
     nn.utils.vector_to_parameters(adam["weights"], agent.to(device).parameters())
     update = compiled(update, device) if args.compile else update
 
-    # A resumed run continues its episodes where they stopped. A new run begins them.
+    # A resumed run continues its episodes where they stopped. A new run begins new ones.
     run_dir, writer = open_run(resources, args, resume, global_step)
     finished = global_step // batch_size  # iterations
     if resume and replay(envs, saved, raw_obs):
@@ -438,17 +438,17 @@ def train(
         # --- Collect: T steps in each of the N environments, with fixed weights ---
         start_time, rng = time.perf_counter(), np.random.default_rng([args.seed, iteration])
         num_before = len(episodes)
-        frac = 1 - (iteration - 1) / num_iterations  # 1 in the first iteration, 1/U in the last
+        frac = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         act = actor(agent)
         noise = rng.standard_normal(actions.shape, dtype=np.float32)
         obs[0] = obs[-1]  # where the last rollout ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
-        # More environments make batches more diverse. Rollouts go on where the last one ended.
+        # Several environments make a batch more diverse. Each rollout continues the one before.
         for t in range(args.num_steps):
             global_step += args.num_envs
             actions[t] = act(obs[t], noise[t])
             # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
-            # The environment gets the clipped action, and the loss the density of the sampled one.
+            # The environment gets the clipped action. The loss uses the density of the sampled one.
             clipped_actions = np.minimum(np.maximum(actions[t], low), high)
             for i, (env, action) in enumerate(zip(envs, clipped_actions)):
                 raw_obs[i], rewards[t, i], terminated[t, i], truncated[t, i], _ = env.step(action)
@@ -468,17 +468,17 @@ def train(
         # The episode would have gone on, so bootstrap from its last observation (ppo2 uses 0).
         terminated |= truncated & args.truncation_is_terminal
         done = terminated | truncated
-        # A bonus can be added to `rewards` here. A wrapper would change the logged return as well.
+        # Add a bonus of your own to `rewards` here: a wrapper would also change the logged return.
         if args.scale_rewards:
             for t in range(args.num_steps):
                 discounted_returns = args.gamma * discounted_returns + rewards[t]
                 return_stats.update(discounted_returns)
                 # Detail 30/37: reward scaling (scale_rewards) [vec_env/vec_normalize.py L26-33]
-                # One learning rate then suits all tasks. Subtracting a mean would change the task.
+                # One learning rate then suits all tasks. Subtracting a mean could punish survival.
                 rewards[t] /= np.sqrt(return_stats.var + 1e-8)
                 discounted_returns[done[t]] = 0.0
             # Detail 31/37: reward clipping (scale_rewards, clip_reward) [vec_normalize.py L32]
-            # Keeps one huge reward from ruining the values early on, while the std is still small.
+            # Early on, while the std is still small, one huge reward could ruin the values.
             np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards)
         with torch.no_grad():
             b_obs, b_final_obs, b_actions, b_rewards, b_done, b_noise = (
@@ -486,11 +486,11 @@ def train(
                 for x in (obs, final_obs[truncated], actions, rewards, done, noise)
             )
             logprobs, _, values, mean = agent.evaluate_actions(b_obs[:-1], b_actions)
-            log_std = agent.log_std.expand_as(mean).clone()  # the agent's own changes
+            log_std = agent.log_std.expand_as(mean).clone()  # a copy, because the agent's changes
             actor_logprobs = (Normal(0, 1).log_prob(b_noise) - agent.log_std).sum(-1)  # (T, N)
-            # What follows a step is worth the value of the next observation. Where the episode
-            # ended, that one belongs to another episode: after a time limit the value of the final
-            # observation replaces it, and after a failure nothing follows.
+            # The value of the next observation predicts what follows a step. If the episode ended,
+            # that observation belongs to the next episode. After a time limit, the value of the
+            # final observation replaces it. After a failure, nothing follows.
             next_values = torch.cat([values[1:], agent.value(b_obs[-1:])])
             next_values[truncated] = agent.value(b_final_obs)
             next_values[terminated] = 0.0
@@ -503,7 +503,7 @@ def train(
         # Large steps make progress. Small ones at the end average out the noise.
         floats["learning_rate"] = args.learning_rate * (frac if args.anneal_lr else 1.0)
         floats["kl_coef"] = 0.0 if args.kl_mode == "none" else kl_coef
-        # Other floats can be changed in the same way. As tensors, they need no recompiling.
+        # Other floats can be changed in the same way. Tensors can change without recompiling.
         tensors = {name: torch.tensor(x, device=device) for name, x in floats.items()}
         now = dataclasses.replace(args, **tensors)
         batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns, mean, log_std)
@@ -512,8 +512,8 @@ def train(
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
-            # Many small steps learn more than one large step. Shuffling makes each a fair sample.
-            for indices in order.view(args.num_minibatches, 1, -1):  # one in each call
+            # Many small steps learn more than a large one. Shuffled minibatches are fair samples.
+            for indices in order.view(args.num_minibatches, 1, -1):  # one per call
                 mb_metrics.append(update(agent, adam, batch, indices, now))
         with torch.no_grad():
             new_logprobs, *_, new_mean = agent.evaluate_actions(b_obs[:-1], b_actions)
@@ -532,8 +532,8 @@ def train(
             "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
             "check/kl_after": kl,  # of the whole update, exact
             "check/update": (normalize(logratio) * normalize(advantages)).mean(),  # positive
-            "check/acting": approx_kl(actor_logprobs - logprobs),  # 0, or the policies differ
-            "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0: no step taken yet
+            "check/acting": approx_kl(actor_logprobs - logprobs),  # 0 if both policies agree
+            "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0 before the first step
             "charts/learning_rate": floats["learning_rate"],
             "charts/kl_coef": floats["kl_coef"],
             "charts/SPS": batch_size / (time.perf_counter() - start_time),
@@ -559,8 +559,8 @@ def train(
 def make_envs(
     resources: ExitStack, env_id: str, count: int, env_factory: Any = None, **options: Any
 ) -> list["Episode"]:
-    """Make environments, whose observations and actions are vectors of floats."""
-    warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")  # -v4, as in papers
+    """Make environments whose observations and actions are vectors of floats."""
+    warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")  # papers use -v4
     make = env_factory or (lambda: gym.make(env_id, disable_env_checker=True, **options))
     envs = []
     for _ in range(count):
@@ -568,17 +568,17 @@ def make_envs(
             if not isinstance(env := make(), gym.Env):
                 raise TypeError(f"{env} is not a gymnasium.Env")
             envs.append(env)
-        except (TypeError, gym.error.Error) as error:  # no such name, or render_mode, or no Env
+        except (TypeError, gym.error.Error) as error:  # unknown name or render_mode, or no Env
             hint = "Atari games are played by ppo_atari.py"
             raise UsageError(f"Cannot make the environment: {error} ({hint}.)") from error
         resources.callback(envs[-1].close)
     actions, obs = envs[0].action_space, envs[0].observation_space
     if not str(actions.dtype).startswith("float") or len(actions.shape) != 1:
         choices = str(actions).startswith(("Discrete", "Multi"))
-        hint = "try ppo_multidiscrete.py" if choices else "wrap the environment to make them so"
+        hint = "try ppo_multidiscrete.py" if choices else "write a wrapper that converts them"
         raise UsageError(f"Actions are {actions}, not vectors of floats: {hint}.")
     if not obs.is_np_flattenable:
-        raise UsageError(f"Observations are {obs}, which cannot be made a vector of floats.")
+        raise UsageError(f"Observations are {obs}, which cannot be flattened into floats.")
     low, high = actions.low, actions.high
     is_huge = max(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (low, high)) > 10
     if is_huge or low.max() > -0.1 or high.min() < 0.1:
@@ -590,7 +590,7 @@ def make_envs(
 
 # Copied from ppo_continuous_action.py
 class Episode(gym.Wrapper):
-    """Records the running episode: its seed and actions, for a replay, its return, obs and info."""
+    """Records the running episode: seed and actions (for `replay`), return, latest obs and info."""
 
     def begin(self, seed: int) -> Any:
         self.seed, self.actions, self.total, self.ended = seed, [], 0.0, False
@@ -607,10 +607,10 @@ class Episode(gym.Wrapper):
         return self.obs
 
     def step(self, action: np.ndarray) -> tuple:
-        if action[0] != action[0]:  # NaN: one in the observation or the weights makes all so
+        if action[0] != action[0]:  # NaN; it spreads from any input or weight to all actions
             known = np.isfinite(self.obs).all()
             cause = "training has diverged" if known else f"the observation is {self.obs}"
-            raise UsageError(f"Step {len(self.actions)} of an episode has action NaN: {cause}.")
+            raise UsageError(f"Action {len(self.actions)} of an episode is NaN: {cause}.")
         self.actions.append(action.copy())  # some environments change it
         self.obs, reward, *ends, self.info = of_length(5, self.env.step(action))
         try:
@@ -623,7 +623,7 @@ class Episode(gym.Wrapper):
 
 # Copied from ppo_continuous_action.py
 def of_length(count: int, values: tuple) -> tuple:
-    """What an environment returned, if it has the length that Gymnasium demands."""
+    """Return what an environment returned, if there are as many values as Gymnasium demands."""
     if isinstance(values, tuple) and len(values) == count:
         return values
     api = "reset(seed=..., options=...) returns (obs, info), and step returns five values"
@@ -632,7 +632,7 @@ def of_length(count: int, values: tuple) -> tuple:
 
 # Copied from ppo_continuous_action.py
 def replay(envs: list[Episode], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
-    """Repeat the running episodes of a checkpoint, up to `raw_obs`. Return whether that worked."""
+    """Replay the running episodes of a checkpoint into `raw_obs`. Return whether that worked."""
     try:
         if len(saved["running"]) != len(envs):
             raise ValueError("--num-envs has changed")
@@ -666,7 +666,7 @@ class RunningMeanStd:
 
 # Copied from ppo_continuous_action.py
 def in_numpy(layer: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
-    """The layer as a NumPy function. Kinds that are not listed here run in PyTorch, more slowly."""
+    """The layer as a NumPy function. Other kinds run in PyTorch, which is slower."""
     if type(layer) is nn.Linear and layer.bias is not None:
         weight, bias = layer.weight.numpy(force=True).T, layer.bias.numpy(force=True)
         return lambda x: x.dot(weight) + bias
@@ -678,7 +678,7 @@ def in_numpy(layer: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
 
 # Copied from ppo_continuous_action.py
 def compiled(function: Callable, device: torch.device) -> Callable:
-    """Compile `function` when it is first called. If that fails, say why and use it as it is."""
+    """Compile `function` when it is first called. If that fails, say why and do without."""
     torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags; probing them takes 10 s
@@ -709,7 +709,7 @@ def means(rows: list[Tensors]) -> dict[str, float]:
 
 
 def observed_returns(rollout: list, gamma: float) -> Tensor:
-    """Returns from rewards, next values, terminated and done, all (T, N), independent of `gae`."""
+    """Returns (T, N) from rewards, next values, terminated and done, computed without `gae`."""
     columns = []
     for column in zip(*(x.T.tolist() for x in rollout)):
         returns = []  # from the last step to the first
@@ -721,7 +721,7 @@ def observed_returns(rollout: list, gamma: float) -> Tensor:
 
 
 def log(writer: Any, now: int, metrics: dict, new: list, recent: list, progress: tqdm) -> None:
-    """Write the metrics of step `now` and means over `new` episodes; show that of `recent` ones."""
+    """Log metrics of step `now` and means over `new` episodes; show the mean return of `recent`."""
     if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
         raise UsageError(f"Not finite at step {now}: {bad}. Check observations and rewards.")
     if new:
@@ -752,7 +752,7 @@ def open_run(
     name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
     run_dir = Path(resume or "runs/" + (args.run_name or re.sub(r"[^\w.=+-]", "-", name)))
     if not resume and (run_dir / "checkpoint.pt").exists():
-        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
+        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir} or change --run-name.")
     if args.track:
         import wandb
 
@@ -762,7 +762,7 @@ def open_run(
             resources.callback(wandb.finish)
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
-    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)  # hides what was not saved
+    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)  # hides steps that were lost
     resources.callback(writer.close)
     writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     print(f"Logs and checkpoints: {run_dir}")
@@ -772,13 +772,13 @@ def open_run(
 
 
 def as_columns(episodes: list[dict]) -> dict[str, np.ndarray]:
-    """One array for each value of the episodes. A million dictionaries would take long to load."""
+    """One array per column, because a million dictionaries would take long to load."""
     names = episodes[0] if episodes else ("global_step", "return", "length")
     return {name: np.array([x[name] for x in episodes]) for name in names}
 
 
 def plain(x: Any) -> Any:
-    """Replace NumPy's arrays and numbers in `x` by tensors and numbers, which load without code."""
+    """Turn NumPy arrays and numbers in `x` into tensors and Python numbers, which load safely."""
     if isinstance(x, dict):
         return {name: plain(value) for name, value in x.items()}
     if isinstance(x, list | tuple):
@@ -794,7 +794,7 @@ def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
     try:
         torch.save(plain({"args": vars(args), **state}), temporary)
         os.replace(temporary, run_dir / "checkpoint.pt")
-    except (OSError, RuntimeError) as error:  # torch has its own for a full disk
+    except (OSError, RuntimeError) as error:  # the latter if the disk is full
         temporary.unlink(missing_ok=True)
         raise UsageError(f"Could not save; {run_dir} keeps its last checkpoint: {error}") from error
 
@@ -803,7 +803,7 @@ def load_checkpoint(run_dir: Any, sizes: tuple[int, int] | None = None) -> dict[
     """Everything a run has saved, with its `args` and `agent`. Loading it runs no code."""
     path = Path(run_dir) / "checkpoint.pt"
     try:
-        if broken := zipfile.ZipFile(path).testzip():  # torch.load does not look at the checksums
+        if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
         agent = Agent(*saved["sizes"])
@@ -828,7 +828,7 @@ def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., np.ndarray]:
     saved = load_checkpoint(run_dir, sizes)
     act, stats, args = actor(saved["agent"]), saved["obs_stats"], saved["args"]
 
-    def policy(obs: Any, noise: Any = 0.0) -> np.ndarray:  # standard normal noise (A,) samples
+    def policy(obs: Any, noise: Any = 0.0) -> np.ndarray:  # noise (A,) ~ N(0, 1) to sample
         try:
             obs = gym.spaces.flatten(env.observation_space, obs).reshape(1, sizes[0])
         except (TypeError, ValueError) as error:
@@ -880,7 +880,7 @@ def evaluate(resources: ExitStack, command: Command) -> list[float]:
 
 # Copied from ppo_continuous_action.py
 def main() -> None:
-    """Read the command line and run. A mistake of the user is one sentence and exit code 2."""
+    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     try:

@@ -15,7 +15,7 @@ The policy is a categorical distribution for each component of the action. Multi
 MultiBinary spaces have several components, and a Discrete one has a single component. A Box is cut
 into bins along each dimension; for MuJoCo's joints, such a policy rivals a Gaussian one (Tang &
 Agrawal 2020, arXiv 1901.10500). With k components of at most n choices, the network has k * n
-logits, and masks exclude the surplus ones. The policy, the masks in `train`, `Choices` and
+logits, and masks exclude the unused ones. The policy, the masks in `train`, `Choices` and
 `valid_choices` are new here. All else is ppo_continuous_action.py, which explains PPO.
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
@@ -24,9 +24,9 @@ its place in baselines/ in brackets, and its reason below. `--details` lists the
 in ppo_atari.py, 23-25 and 27 in ppo_continuous_action.py, and 32-36 in ppo_atari_lstm.py.
 
 Differences from ppo2: time limits are not failures (unless `--truncation-is-terminal`); rewards are
-scaled with `--gamma`, not always 0.99; the logged KL is k3, not k2; orthogonal matrices come from a
-QR decomposition, not an SVD; each episode has its own seed; the defaults are those for MuJoCo, also
-in classic control.
+scaled with `--gamma`, not always 0.99; the KL is logged as k3 (`approx_kl`), not k2; orthogonal
+matrices come from a QR decomposition, not an SVD; each episode has its own seed; the defaults are
+those for MuJoCo, also in classic control.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class UsageError(Exception):
 @dataclasses.dataclass(frozen=True)
 class Args:
     # --- Environment ---
-    env_id: str = "CartPole-v1"  # Gymnasium environment; the top of this file says which fit
+    env_id: str = "CartPole-v1"  # Gymnasium environment; the top of this file says which ones fit
     num_envs: int = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
     bins: int = 11  # choices in each dimension of Box actions [Tang & Agrawal 2020: 7 to 15]
     mask_invalid_actions: bool = False  # obey info["action_mask"] or env.action_masks()
@@ -82,11 +82,11 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     total_timesteps: float = 1e6  # total steps of all environments; annealing ends there
-    run_name: str | None = None  # folder below runs/; by default environment, script, seed, time
+    run_name: str | None = None  # its folder in runs/; default: environment, script, seed, time
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     compile: bool = True  # compile the update if there is a C++ compiler
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
-    checkpoint_interval: int = 25  # iterations between two checkpoints
+    checkpoint_interval: int = 25  # save after this many iterations
 
     # --- PPO ---
     num_steps: int = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
@@ -96,14 +96,14 @@ class Args:
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
     adam_eps: float = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: float = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: float = 0.95  # 0: one-step advantages; 1: full returns [paper: 0.95]
+    gae_lambda: float = 0.95  # advantages look one step ahead at 0, to the end at 1 [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     clip_coef: float = 0.2  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
     clip_vloss: bool = True  # limit the change of values to clip_coef [ppo2; not in the paper]
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
-    vf_coef: float = 0.5  # weight of the value loss, half a square, c1 [ppo2: 0.5]
+    vf_coef: float = 0.5  # weight of the value loss (half a squared error), c1 [ppo2: 0.5]
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; inf: off]
-    early_stop_kl: float = math.inf  # stop an update after an epoch of larger KL [inf: off]
+    early_stop_kl: float = math.inf  # end an update after an epoch with a larger KL [inf: off]
 
     def __post_init__(self) -> None:
         may_be_0 = {"seed", "learning_rate", "gamma", "gae_lambda", "ent_coef", "vf_coef"}
@@ -139,10 +139,10 @@ class Args:
 
 # Copied from ppo_continuous_action.py
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-    """A linear layer with an orthogonal weight matrix, scaled by `gain`, and zero bias."""
+    """A linear layer with zero bias and an orthogonal weight matrix, scaled by `gain`."""
     layer = nn.Linear(inputs, outputs)
     # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
-    # Activations keep their scale. A small last gain makes the initial policy nearly constant.
+    # Activations keep their scale. A small last gain makes a new policy almost ignore its input.
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -161,7 +161,7 @@ class Agent(nn.Module):
             linear(HIDDEN, math.prod(mask_shape), gain=0.01),
         )
         # Detail 13/37: shared or separate networks [common/policies.py L156-166]
-        # Both losses train shared layers and compete there. vf_coef sets the balance.
+        # If layers are shared, both losses train them and compete. vf_coef then sets the balance.
         # Detail 26/37: separate networks [ppo2/defaults.py L12]
         # Sharing helps with images, whose features are costly to learn, but little with vectors.
         self.value = nn.Sequential(value1, nn.Tanh(), value2, nn.Tanh(), value_head, nn.Flatten(-2))
@@ -170,17 +170,17 @@ class Agent(nn.Module):
     def evaluate_actions(
         self, obs: Tensor, masks: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities of actions (..., k) in obs (..., D), entropies, values, all (...).
+        """Log-probabilities of actions (..., k) in obs (..., D), entropies, values, each (...).
 
         Choices have probability 0 where `masks` (..., k, n) is false.
         """
         logits = self.policy(obs).unflatten(-1, self.mask_shape)
         # Extra: invalid action masking (mask_invalid_actions) [Huang & Ontanon 2020]
         # Invalid choices get no probability, so the agent need not learn to avoid them.
-        logits = torch.where(masks, logits, -1e8)  # -inf would make the ratio of one NaN
+        logits = torch.where(masks, logits, -1e8)  # -inf would make an invalid choice's ratio NaN
         dist = Categorical(logits=logits, validate_args=False)
         # Detail 37/37: independent action components [common/distributions.py L206-222]
-        # The network has one output for each choice, and not for each combination of choices.
+        # One output for each choice is enough, instead of one for each combination of choices.
         return dist.log_prob(actions).sum(-1), dist.entropy().sum(-1), self.value(obs)
 
 
@@ -213,7 +213,7 @@ def normalize_obs(obs: np.ndarray, stats: "RunningMeanStd", args: Args) -> np.nd
     # Angles, speeds and forces have different units. Networks learn best with mean 0 and std 1.
     obs = (obs - stats.mean) / np.sqrt(stats.var + 1e-8)
     # Detail 29/37: observation clipping (norm_obs, clip_obs) [common/vec_env/vec_normalize.py L39]
-    # Keeps outliers, and inputs that have hardly varied so far, from drowning out the rest.
+    # Outliers, and inputs that have hardly varied so far, would drown out the rest.
     return np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)  # faster than np.clip
 
 
@@ -224,7 +224,7 @@ def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args
     `next_values` is what the rest of the episode is worth after each step. `done` is 1 where the
     episode ended with that step, for any reason.
     """
-    # At first these are TD errors: how much better each step went than predicted.
+    # At first, temporal-difference (TD) errors: how much better each step went than predicted.
     advantages = (rewards + args.gamma * next_values - values).numpy(force=True)
     decay = (args.gamma * args.gae_lambda * (1 - done)).numpy(force=True)
     for t in reversed(range(len(advantages) - 1)):
@@ -242,7 +242,7 @@ def normalize(x: Tensor) -> Tensor:
 
 # Copied from ppo_continuous_action.py
 def approx_kl(logratio: Tensor) -> Tensor:
-    """KL(old || new), by the unbiased k3 = mean(r - 1 - log r) with r = new/old (Schulman 2020)."""
+    """Unbiased estimate k3 of KL(old || new): mean(r - 1 - log r), r = new/old (Schulman 2020)."""
     return (logratio.exp() - 1 - logratio).mean()
 
 
@@ -298,8 +298,8 @@ def ppo_update(agent: Agent, adam: Tensors, batch: list, indices: Tensor, args: 
 
     Adam is written out so that several steps compile into one graph, which makes training almost
     twice as fast. `adam` holds all weights as one vector (the agent's parameters are views of it),
-    the running means of the gradient and its square, and the step count. In `args`, tensors replace
-    the floats. Returns the metrics, with one number per minibatch.
+    the running means of the gradient and its square, and the step count. The floats of
+    `args` are tensors here. Returns the metrics, with one number per minibatch.
     """
     rows = []
     for mb in indices:
@@ -308,14 +308,14 @@ def ppo_update(agent: Agent, adam: Tensors, batch: list, indices: Tensor, args: 
         gradient = torch.cat([x.flatten() for x in gradients])
         metrics["losses/grad_norm"] = norm = gradient.norm()
         # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
-        # Keeps one odd minibatch from throwing the policy off. The gradient keeps its direction.
+        # One odd minibatch cannot throw the policy off, and the gradient keeps its direction.
         gradient = gradient * (args.max_grad_norm * (1 / norm)).clamp(max=1.0)
         step = adam["step"].add_(1)
         mean = adam["mean"].lerp_(gradient, 1 - 0.9)
         square = adam["square"].lerp_(gradient**2, 1 - 0.999)
         bias_correction = ((1 - 0.999**step).sqrt() / (1 - 0.9**step)).float()  # means start at 0
         # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
-        # Added to the root before the bias correction (PyTorch: after), so early steps are smaller.
+        # In ppo2, epsilon comes before the bias correction (PyTorch: after), so early steps shrink.
         direction = mean / (square.sqrt() + args.adam_eps)
         # Change the weights in place: a new tensor would not be the agent's.
         adam["weights"].sub_(args.learning_rate * bias_correction * direction)
@@ -328,7 +328,7 @@ def ppo_update(agent: Agent, adam: Tensors, batch: list, indices: Tensor, args: 
 
 # Copied from ppo_continuous_action.py
 def with_resources(function: Callable) -> Callable:
-    """Pass `function` an ExitStack first. What is put on it gets closed, also after an error."""
+    """Call `function` with an ExitStack, which closes what is put on it, even after an error."""
 
     @functools.wraps(function)
     def call(*inputs: Any, **options: Any) -> Any:
@@ -346,7 +346,7 @@ def train(
     update: Callable = ppo_update,
     resume: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Train an agent: `train(args)`, or `train(args, make)` if `make()` is your own environment.
+    """Train an agent: `train(args)`, or `train(args, make)` if `make()` returns your environment.
 
     `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
     `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
@@ -357,7 +357,7 @@ def train(
     if args.device == "cuda" and device.type == "cpu":
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
     torch.manual_seed(args.seed)
-    threadpoolctl.threadpool_limits(1)  # enough for networks of this size; large ones want more
+    threadpoolctl.threadpool_limits(1)  # enough for networks of this size; large ones need more
     batch_size = args.num_steps * args.num_envs
     num_iterations = int(args.total_timesteps // batch_size)
 
@@ -394,7 +394,7 @@ def train(
     nn.utils.vector_to_parameters(adam["weights"], agent.to(device).parameters())
     update = compiled(update, device) if args.compile else update
 
-    # A resumed run continues its episodes where they stopped. A new run begins them.
+    # A resumed run continues its episodes where they stopped. A new run begins new ones.
     run_dir, writer = open_run(resources, args, resume, global_step)
     finished = global_step // batch_size  # iterations
     if resume and replay(envs, saved, raw_obs):
@@ -413,12 +413,12 @@ def train(
         # --- Collect: T steps in each of the N environments, with fixed weights ---
         start_time, rng = time.perf_counter(), np.random.default_rng([args.seed, iteration])
         num_before = len(episodes)
-        frac = 1 - (iteration - 1) / num_iterations  # 1 in the first iteration, 1/U in the last
+        frac = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         scores = actor(agent)
         noise = rng.gumbel(size=masks[1:].shape).astype(np.float32)
         obs[0], masks[0] = obs[-1], masks[-1]  # where the last rollout ended
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
-        # More environments make batches more diverse. Rollouts go on where the last one ended.
+        # Several environments make a batch more diverse. Each rollout continues the one before.
         for t in range(args.num_steps):
             global_step += args.num_envs
             # With Gumbel noise, the largest score is a sample of the softmax, as in ppo2
@@ -432,7 +432,7 @@ def train(
                     raw_final_obs[i] = raw_obs[i]
                     raw_obs[i] = env.begin(rng.integers(2**31).item())
             obs_stats.update(raw_obs)
-            # Where an episode has ended, these are the first ones of the next episode.
+            # Where an episode has ended, these are the first observation and mask of the next one.
             obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)
             if args.mask_invalid_actions:
                 masks[t + 1] = [valid_choices(env) for env in envs]
@@ -444,17 +444,17 @@ def train(
         # The episode would have gone on, so bootstrap from its last observation (ppo2 uses 0).
         terminated |= truncated & args.truncation_is_terminal
         done = terminated | truncated
-        # A bonus can be added to `rewards` here. A wrapper would change the logged return as well.
+        # Add a bonus of your own to `rewards` here: a wrapper would also change the logged return.
         if args.scale_rewards:
             for t in range(args.num_steps):
                 discounted_returns = args.gamma * discounted_returns + rewards[t]
                 return_stats.update(discounted_returns)
                 # Detail 30/37: reward scaling (scale_rewards) [vec_env/vec_normalize.py L26-33]
-                # One learning rate then suits all tasks. Subtracting a mean would change the task.
+                # One learning rate then suits all tasks. Subtracting a mean could punish survival.
                 rewards[t] /= np.sqrt(return_stats.var + 1e-8)
                 discounted_returns[done[t]] = 0.0
             # Detail 31/37: reward clipping (scale_rewards, clip_reward) [vec_normalize.py L32]
-            # Keeps one huge reward from ruining the values early on, while the std is still small.
+            # Early on, while the std is still small, one huge reward could ruin the values.
             np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards)
         with torch.no_grad():
             b_obs, b_final_obs, b_rewards, b_done = (
@@ -468,9 +468,9 @@ def train(
             logprobs, _, values = agent.evaluate_actions(b_obs[:-1], b_masks, b_actions)  # (T, N)
             acted = Categorical(logits=b_scores, validate_args=False)  # `log` reports NaN
             actor_logprobs = acted.log_prob(b_actions).sum(-1)  # (T, N)
-            # What follows a step is worth the value of the next observation. Where the episode
-            # ended, that one belongs to another episode: after a time limit the value of the final
-            # observation replaces it, and after a failure nothing follows.
+            # The value of the next observation predicts what follows a step. If the episode ended,
+            # that observation belongs to the next episode. After a time limit, the value of the
+            # final observation replaces it. After a failure, nothing follows.
             next_values = torch.cat([values[1:], agent.value(b_obs[-1:])])
             next_values[truncated] = agent.value(b_final_obs)
             next_values[terminated] = 0.0
@@ -482,7 +482,7 @@ def train(
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps make progress. Small ones at the end average out the noise.
         floats["learning_rate"] = args.learning_rate * (frac if args.anneal_lr else 1.0)
-        # Other floats can be annealed in the same way. As tensors, they need no recompiling.
+        # Other floats can be annealed in the same way. Tensors can change without recompiling.
         tensors = {name: torch.tensor(x, device=device) for name, x in floats.items()}
         now = dataclasses.replace(args, **tensors)
         batch = (b_obs[:-1], b_actions, logprobs, values, advantages, returns, b_masks)
@@ -491,8 +491,8 @@ def train(
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
-            # Many small steps learn more than one large step. Shuffling makes each a fair sample.
-            minibatches = order.view(args.num_minibatches, -1).split(4)  # four in a call: faster
+            # Many small steps learn more than a large one. Shuffled minibatches are fair samples.
+            minibatches = order.view(args.num_minibatches, -1).split(4)  # faster: four in one call
             epoch = [update(agent, adam, batch, indices, now) for indices in minibatches]
             mb_metrics += epoch
             # Extra: early stopping (early_stop_kl) [Spinning Up: each step, at 1.5 times a target]
@@ -508,8 +508,8 @@ def train(
             "losses/explained_variance": 1 - advantages.var() / (returns.var() + 1e-8),
             "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
             "check/update": (normalize(logratio) * normalize(advantages)).mean(),  # positive
-            "check/acting": approx_kl(actor_logprobs - logprobs),  # 0, or the policies differ
-            "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0: no step taken yet
+            "check/acting": approx_kl(actor_logprobs - logprobs),  # 0 if both policies agree
+            "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0 before the first step
             "charts/learning_rate": floats["learning_rate"],
             "charts/SPS": batch_size / (time.perf_counter() - start_time),
         }
@@ -533,8 +533,8 @@ def train(
 def make_envs(
     resources: ExitStack, args: Args, count: int, env_factory: Any = None, **options: Any
 ) -> list["Episode"]:
-    """Make environments, whose observations are vectors and whose actions are `Choices`."""
-    warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")  # -v4, as in papers
+    """Make environments whose observations are vectors and whose actions are `Choices`."""
+    warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")  # papers use -v4
     make = env_factory or (lambda: gym.make(args.env_id, disable_env_checker=True, **options))
     envs = []
     for _ in range(count):
@@ -542,13 +542,13 @@ def make_envs(
             if not isinstance(env := make(), gym.Env):
                 raise TypeError(f"{env} is not a gymnasium.Env")
             envs.append(env)
-        except (TypeError, gym.error.Error) as error:  # no such name, or render_mode, or no Env
+        except (TypeError, gym.error.Error) as error:  # unknown name or render_mode, or no Env
             hint = "Atari games are played by ppo_atari.py"
             raise UsageError(f"Cannot make the environment: {error} ({hint}.)") from error
         resources.callback(envs[-1].close)
     obs = envs[0].observation_space
     if not obs.is_np_flattenable:
-        raise UsageError(f"Observations are {obs}, which cannot be made a vector of floats.")
+        raise UsageError(f"Observations are {obs}, which cannot be flattened into floats.")
     is_flat = isinstance(obs, gym.spaces.Box) and len(obs.shape) == 1
     envs = envs if is_flat else [gym.wrappers.FlattenObservation(env) for env in envs]
     return [Episode(Choices(env, args.bins)) for env in envs]
@@ -557,7 +557,7 @@ def make_envs(
 class Choices(gym.ActionWrapper):
     """An environment whose actions are k choices, each a number from 0 to at most n - 1.
 
-    `meanings` (k, n) are the numbers that they stand for. In a Box, these are evenly spaced from
+    `meanings` (k, n) are the numbers that choices stand for. In a Box, these are evenly spaced from
     one bound to the other. `exists` (k, n) is true where a component has that choice.
     """
 
@@ -630,7 +630,7 @@ def parts_of(mask: Any) -> list[np.ndarray]:
 
 # Copied from ppo_continuous_action.py
 class Episode(gym.Wrapper):
-    """Records the running episode: its seed and actions, for a replay, its return, obs and info."""
+    """Records the running episode: seed and actions (for `replay`), return, latest obs and info."""
 
     def begin(self, seed: int) -> Any:
         self.seed, self.actions, self.total, self.ended = seed, [], 0.0, False
@@ -647,10 +647,10 @@ class Episode(gym.Wrapper):
         return self.obs
 
     def step(self, action: np.ndarray) -> tuple:
-        if action[0] != action[0]:  # NaN: one in the observation or the weights makes all so
+        if action[0] != action[0]:  # NaN; it spreads from any input or weight to all actions
             known = np.isfinite(self.obs).all()
             cause = "training has diverged" if known else f"the observation is {self.obs}"
-            raise UsageError(f"Step {len(self.actions)} of an episode has action NaN: {cause}.")
+            raise UsageError(f"Action {len(self.actions)} of an episode is NaN: {cause}.")
         self.actions.append(action.copy())  # some environments change it
         self.obs, reward, *ends, self.info = of_length(5, self.env.step(action))
         try:
@@ -663,7 +663,7 @@ class Episode(gym.Wrapper):
 
 # Copied from ppo_continuous_action.py
 def of_length(count: int, values: tuple) -> tuple:
-    """What an environment returned, if it has the length that Gymnasium demands."""
+    """Return what an environment returned, if there are as many values as Gymnasium demands."""
     if isinstance(values, tuple) and len(values) == count:
         return values
     api = "reset(seed=..., options=...) returns (obs, info), and step returns five values"
@@ -672,7 +672,7 @@ def of_length(count: int, values: tuple) -> tuple:
 
 # Copied from ppo_continuous_action.py
 def replay(envs: list[Episode], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
-    """Repeat the running episodes of a checkpoint, up to `raw_obs`. Return whether that worked."""
+    """Replay the running episodes of a checkpoint into `raw_obs`. Return whether that worked."""
     try:
         if len(saved["running"]) != len(envs):
             raise ValueError("--num-envs has changed")
@@ -706,7 +706,7 @@ class RunningMeanStd:
 
 # Copied from ppo_continuous_action.py
 def in_numpy(layer: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
-    """The layer as a NumPy function. Kinds that are not listed here run in PyTorch, more slowly."""
+    """The layer as a NumPy function. Other kinds run in PyTorch, which is slower."""
     if type(layer) is nn.Linear and layer.bias is not None:
         weight, bias = layer.weight.numpy(force=True).T, layer.bias.numpy(force=True)
         return lambda x: x.dot(weight) + bias
@@ -718,7 +718,7 @@ def in_numpy(layer: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
 
 # Copied from ppo_continuous_action.py
 def compiled(function: Callable, device: torch.device) -> Callable:
-    """Compile `function` when it is first called. If that fails, say why and use it as it is."""
+    """Compile `function` when it is first called. If that fails, say why and do without."""
     torch.compiler.reset()  # an earlier run in this process may have had other settings
     torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
     torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags; probing them takes 10 s
@@ -749,7 +749,7 @@ def means(rows: list[Tensors]) -> dict[str, float]:
 
 
 def observed_returns(rollout: list, gamma: float) -> Tensor:
-    """Returns from rewards, next values, terminated and done, all (T, N), independent of `gae`."""
+    """Returns (T, N) from rewards, next values, terminated and done, computed without `gae`."""
     columns = []
     for column in zip(*(x.T.tolist() for x in rollout)):
         returns = []  # from the last step to the first
@@ -761,7 +761,7 @@ def observed_returns(rollout: list, gamma: float) -> Tensor:
 
 
 def log(writer: Any, now: int, metrics: dict, new: list, recent: list, progress: tqdm) -> None:
-    """Write the metrics of step `now` and means over `new` episodes; show that of `recent` ones."""
+    """Log metrics of step `now` and means over `new` episodes; show the mean return of `recent`."""
     if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
         raise UsageError(f"Not finite at step {now}: {bad}. Check observations and rewards.")
     if new:
@@ -792,7 +792,7 @@ def open_run(
     name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
     run_dir = Path(resume or "runs/" + (args.run_name or re.sub(r"[^\w.=+-]", "-", name)))
     if not resume and (run_dir / "checkpoint.pt").exists():
-        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir}, or another --run-name.")
+        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir} or change --run-name.")
     if args.track:
         import wandb
 
@@ -802,7 +802,7 @@ def open_run(
             resources.callback(wandb.finish)
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
-    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)  # hides what was not saved
+    writer = SummaryWriter(str(run_dir), purge_step=global_step + 1)  # hides steps that were lost
     resources.callback(writer.close)
     writer.add_text("details", f"{args}\n\n{details(args)}".replace("\n", "  \n"))
     print(f"Logs and checkpoints: {run_dir}")
@@ -812,13 +812,13 @@ def open_run(
 
 
 def as_columns(episodes: list[dict]) -> dict[str, np.ndarray]:
-    """One array for each value of the episodes. A million dictionaries would take long to load."""
+    """One array per column, because a million dictionaries would take long to load."""
     names = episodes[0] if episodes else ("global_step", "return", "length")
     return {name: np.array([x[name] for x in episodes]) for name in names}
 
 
 def plain(x: Any) -> Any:
-    """Replace NumPy's arrays and numbers in `x` by tensors and numbers, which load without code."""
+    """Turn NumPy arrays and numbers in `x` into tensors and Python numbers, which load safely."""
     if isinstance(x, dict):
         return {name: plain(value) for name, value in x.items()}
     if isinstance(x, list | tuple):
@@ -834,7 +834,7 @@ def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
     try:
         torch.save(plain({"args": vars(args), **state}), temporary)
         os.replace(temporary, run_dir / "checkpoint.pt")
-    except (OSError, RuntimeError) as error:  # torch has its own for a full disk
+    except (OSError, RuntimeError) as error:  # the latter if the disk is full
         temporary.unlink(missing_ok=True)
         raise UsageError(f"Could not save; {run_dir} keeps its last checkpoint: {error}") from error
 
@@ -843,7 +843,7 @@ def load_checkpoint(run_dir: Any, sizes: tuple[int, int] | None = None) -> dict[
     """Everything a run has saved, with its `args` and `agent`. Loading it runs no code."""
     path = Path(run_dir) / "checkpoint.pt"
     try:
-        if broken := zipfile.ZipFile(path).testzip():  # torch.load does not look at the checksums
+        if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
         agent = Agent(*saved["sizes"])
@@ -874,7 +874,7 @@ def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., np.ndarray]:
 
     def policy(obs: Any, mask: Any = None, noise: Any = 0.0) -> np.ndarray:  # Gumbel noise (k, n)
         if mask is None and args.mask_invalid_actions:
-            raise UsageError("This policy was trained with masks: give it that of the observation.")
+            raise UsageError("This policy was trained with masks: pass one with each observation.")
         masks = choices.exists if mask is None else allowed(mask, choices.exists)
         try:
             obs = gym.spaces.flatten(env.observation_space, obs).reshape(1, size)
@@ -928,7 +928,7 @@ def evaluate(resources: ExitStack, command: Command) -> list[float]:
 
 # Copied from ppo_continuous_action.py
 def main() -> None:
-    """Read the command line and run. A mistake of the user is one sentence and exit code 2."""
+    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     try:

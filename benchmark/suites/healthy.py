@@ -24,8 +24,8 @@ EAGER = "--no-compile"  # of a run that is over before it would be compiled
 SMALL_BATCHES = f"{EAGER} --num-minibatches 4 --update-epochs 4"  # CleanRL's ppo.py
 TEXT = f"--num-envs 8 --num-steps 128 {SMALL_BATCHES} --ent-coef 0.01"
 TOTAL = "self.total, self.ended = self.total + reward, self.ended or any(ends)"
-AT_THE_END = (TOTAL, f"{TOTAL}\n        reward = self.total if self.ended else 0.0")
-TINY = (TOTAL, f"{TOTAL}\n        reward *= 0.001")
+AT_THE_END = (TOTAL, f"{TOTAL}\n            reward = self.total if self.ended else 0.0")
+TINY = (TOTAL, f"{TOTAL}\n            reward *= 0.001")
 # By name: environment; script; thousands of steps; flags; whose settings they are, or what is
 # unusual; what takes the place of texts. Small networks of tanh are those of our scripts.
 Setting = tuple[str, str, int, str, str, *tuple[tuple[str, str], ...]]
@@ -61,7 +61,7 @@ HELD_OUT: dict[str, Setting] = {  # nobody looked at these before the limits wer
     "test-zoo-cheetah": ("HalfCheetah-v4", CONTINUOUS, 100, f"{ZOO} --num-steps 512 --num-minibatches 8 --update-epochs 20 --gamma 0.98 --gae-lambda 0.92 --lr 2.0633e-5 --clip-coef 0.1 --ent-coef 0.000401762 --max-grad-norm 0.8 --vf-coef 1.16192", "Stable-Baselines3 Zoo"),
     "test-zoo-swimmer": ("Swimmer-v4", CONTINUOUS, 120, f"{ZOO} --gamma 0.9999 --vf-coef 1.0", "Stable-Baselines3 Zoo"),
     "test-rl-games-cheetah": ("HalfCheetah-v4", CONTINUOUS, 400, f"{EAGER} {RL_GAMES} --num-steps 256 --num-minibatches 8 --vf-coef 4.0", "rl-games", *RL_GAMES_TEXTS),
-    "test-rl-games-cartpole": ("CartPole-v1", MULTIDISCRETE, 150, f"{EAGER} {RAW} --num-envs 16 --num-steps 32 --num-minibatches 8 --update-epochs 4 --gae-lambda 0.9 --no-anneal-lr --lr 2e-4 --ent-coef 0.01 --max-grad-norm 1.0 --vf-coef 1.0", "rl-games, a tenth of the rewards", (TOTAL, f"{TOTAL}\n        reward *= 0.1")),
+    "test-rl-games-cartpole": ("CartPole-v1", MULTIDISCRETE, 150, f"{EAGER} {RAW} --num-envs 16 --num-steps 32 --num-minibatches 8 --update-epochs 4 --gae-lambda 0.9 --no-anneal-lr --lr 2e-4 --ent-coef 0.01 --max-grad-norm 1.0 --vf-coef 1.0", "rl-games, a tenth of the rewards", (TOTAL, f"{TOTAL}\n            reward *= 0.1")),
     "test-taxi": ("Taxi-v4", MULTIDISCRETE, 150, f"{TEXT} --lr 3e-3", "without masks"),
     "test-blackjack": ("Blackjack-v1", MULTIDISCRETE, 100, f"{TEXT} --lr 1e-3", "episodes of a step or two"),
     "test-large-batch": ("Hopper-v4", CONTINUOUS, 300, f"{EAGER} --num-envs 16 --num-steps 1024", "batches of 16,384"),
