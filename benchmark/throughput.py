@@ -83,4 +83,5 @@ def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
             rate = f"{found['steps_per_second']:.0f} steps/s"
             print(f"{name} {turn + 1}/{repetitions} {entry.name}: {rate}", flush=True)
         others = [x for x in lines_of(path) if x["measurement"] != name]
-        write_lines(path, [*others, *lines])
+        order = [*MEASUREMENTS]
+        write_lines(path, sorted([*others, *lines], key=lambda x: order.index(x["measurement"])))
