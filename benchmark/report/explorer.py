@@ -8,7 +8,7 @@ from benchmark.definitions import Folders, Name, Suite
 from benchmark.report import health, rlhf, tables, verifiable
 from benchmark.results import KEY, Result, by_environment
 
-RETURN_POINTS, OTHER_POINTS = 25, 20  # of a curve of returns, or of another metric
+POINTS = 20  # of a curve
 # Columns of curves that are not shown, and neither are those with a slash: metrics that the
 # scripts no longer log.
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", "check_values", "kl_after", *KEY}
@@ -35,10 +35,9 @@ def curve(results: list[Result], stage: str | None, checks: bool) -> dict[str, A
         known = {x.record["seed"]: x.column(name, stage) for x in results}
         known = {seed: own for seed, own in known.items() if len(own[0])}
         if known:
-            points = RETURN_POINTS if name == "return" else OTHER_POINTS
             begin = int(min(x[0] for x, _ in known.values()))
-            first = total / points if name == "return" else begin
-            grid = np.linspace(first, total, points)
+            first = total / POINTS if name == "return" else begin
+            grid = np.linspace(first, total, POINTS)
             runs = {seed: np.interp(grid, *own) for seed, own in known.items()}
             low, high = np.min([*runs.values()]), np.max([*runs.values()])
             unit = float(high - low) / (len(DIGITS) ** 2 - 1) or 1.0

@@ -18,7 +18,7 @@ import markdown
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT
 from benchmark.report import health, tables
-from benchmark.report.explorer import OTHER_POINTS, RETURN_POINTS, shown, suite_data
+from benchmark.report.explorer import POINTS, shown, suite_data
 from benchmark.report.pages import PAGES
 from benchmark.results import done
 from benchmark.site import annotate
@@ -208,7 +208,7 @@ def build(folders: Folders) -> dict[str, bytes]:
         source = path.relative_to(ROOT).as_posix()
         page(page_of_text(path), "page.html", source=source, **text_page(path, sources))
     page("play.html", "play.html")
-    page("runs.html", "runs.html", points=(RETURN_POINTS, OTHER_POINTS))
+    page("runs.html", "runs.html", points=POINTS)
     data("play", reviews)
     for name in suites:
         data(name, suite_data(SUITES[name], folders))

@@ -109,7 +109,7 @@ def test_a_mistake_in_a_flag_of_a_real_script_is_told_and_its_correction_needs_n
     code, text = command(f"{line} --nonsense 3", script)
     assert code == 2 and "not start: Unrecognized options: --nonsense, 3\n" in text
     code, text = command(f"{line} --gamma 7", script)
-    assert code == 2 and "does not start: --gamma must be" in text, text
+    assert code == 2 and "does not start: --gamma (7.0) must be at most 1." in text, text
 
 
 def test_a_folder_of_something_else_is_left_alone(command):

@@ -90,7 +90,8 @@ def test_seeds_makes_all_runs_once_and_shows_them(start):
 def test_interrupted_seeds_end_their_scripts_and_the_same_command_continues(start):
     words = ("--seeds", "7", "9", "--workers", "2")
     process = start(*words, pace=0.4)
-    while "iteration" not in seeds.progress(run_of(9))[1] or seeds.progress(run_of(7))[0] < 6:
+    while made(9) < 1 or made(7) < 6:
+        assert process.is_alive(), said(process)
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGINT)
     assert "The same command continues the runs where they stopped." in said(process, 130)
@@ -101,13 +102,11 @@ def test_interrupted_seeds_end_their_scripts_and_the_same_command_continues(star
     assert len(pd.read_csv("runs/mine/episodes.csv")) == 40
 
 
-def run_of(seed):
-    """A run of the test, whose output may not exist yet."""
+def made(seed):
+    """How many iterations a run of the test has made."""
     suite = SimpleNamespace(name="mine", variants={})
     run = seeds.SeedRun(suite, "A-v1", "", seed, Folders(Path("runs/mine"), Path("runs")))
-    run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / "output.txt").touch()
-    return run
+    return seeds.progress(run)[0] if (run.folder / "output.txt").exists() else 0
 
 
 @pytest.mark.parametrize("cluster", [("--workers", "1"), ("--cluster", "ray")])
