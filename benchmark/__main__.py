@@ -166,7 +166,7 @@ def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
 
 @app.command
 def site(folders: Place = HERE) -> None:
-    """Make the site in docs/ anew; it opens from disk."""
+    """Rebuild the site in docs/; it opens from disk."""
     from benchmark.site.build import DOCS, write  # what draws its pages takes a second to load
 
     print(f"{write(folders)} files made; open {DOCS / 'index.html'}")

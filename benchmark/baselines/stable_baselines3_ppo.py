@@ -1,7 +1,7 @@
 """Stable-Baselines3's PPOs with the settings of our scripts, for runs and for throughput.
 
 Such a run leaves a checkpoint like those of our scripts, but only at its end: SB3 cannot continue
-exactly, so an interrupted run begins anew. Threads are those of the variable OMP_NUM_THREADS.
+exactly, so an interrupted run starts again. Threads are those of the variable OMP_NUM_THREADS.
 """
 
 import dataclasses

@@ -19,13 +19,13 @@ BUGS: dict[str, Bug] = {
     "healthy-lr": ("healthy, constant learning rate", "--no-anneal-lr"),
     "healthy-values": ("healthy, values not clipped", "--no-clip-vloss"),
     # The policy's loss
-    "ratio-one": ("old log-probabilities computed anew in the loop", "", ("logratio = logprobs - old_logprobs", "logratio = logprobs - logprobs.detach()")),
+    "ratio-one": ("old log-probabilities computed again in the loop", "", ("logratio = logprobs - old_logprobs", "logratio = logprobs - logprobs.detach()")),
     "sign": ("policy loss with the wrong sign", "", ("torch.max(-advantages * ratio, -advantages * clipped_ratio)", "torch.max(advantages * ratio, advantages * clipped_ratio)")),
     "min-max": ("max and min confused in the clipped objective", "", ("torch.max(-advantages * ratio", "torch.min(-advantages * ratio")),
     "mean-logprob": ("log-probabilities averaged over components", "", ("dist.log_prob(actions).sum(-1)", "dist.log_prob(actions).mean(-1)")),
     "clipped-stored": ("clipped actions stored", "", ("clipped_actions = np.minimum(", "actions[t] = clipped_actions = np.minimum(")),
     "late-obs": ("actions learned with the next observation", "", ("batch = (b_obs[:-1], ", "batch = (b_obs[1:], ")),
-    "renormalized": ("observations normalized anew for learning", "", ("act(obs[t], noise", "act(normalize_obs(obs[t], obs_stats, args), noise"), ("obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)", "obs[t + 1] = raw_obs"), ("obs[-1] = normalize_obs(raw_obs, obs_stats, args)", "obs[-1] = raw_obs"), ("in (obs, final_obs", "in (normalize_obs(obs, obs_stats, args), final_obs")),
+    "renormalized": ("observations normalized again for learning", "", ("act(obs[t], noise", "act(normalize_obs(obs[t], obs_stats, args), noise"), ("obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)", "obs[t + 1] = raw_obs"), ("obs[-1] = normalize_obs(raw_obs, obs_stats, args)", "obs[-1] = raw_obs"), ("in (obs, final_obs", "in (normalize_obs(obs, obs_stats, args), final_obs")),
     "entropy-sign": ("entropy bonus with the wrong sign", ENTROPY, ("pg_loss - args.ent_coef", "pg_loss + args.ent_coef")),
     # Values
     "value-shape": ("values (B, 1) minus returns (B,)", "", ("value_loss(values, old_values,", "value_loss(values[:, None], old_values,")),

@@ -61,10 +61,10 @@ figure3/trpo Reacher-v4 -4 -4 -4
 
 games
 games Pong 0 6
-games/sb3 Qbert 163.9
-| Qbert | four frames, Stable-Baselines3 | 1 | 164 | 0% | 82.0 | 0.50 |…| 164 | 13455 |
+games Qbert 163.9
+| Qbert | four frames, no memory | 1 | 164 | 0% | 82.0 | 0.50 |…| 164 | 13455 |
 | Pong | four frames, no memory | 2 | 3.0 ± 3.0 | 79% | 1.5 ± 1.5 | 0.50 | 17.4 | -20.7 | 9.3 |
-|…3 of 20 runs are done.
+|…2 of 12 runs are done.
 
 ablation
 figure3 Hopper-v4 1800 1900 2000
