@@ -35,7 +35,7 @@ class Step:
 
 
 SHORT = "--num-steps 256 --num-minibatches 8 --total-timesteps"
-HUMANOID = f"--num-envs 4 --no-anneal-lr --adapt-lr-kl 0.01 --anneal-log-std -0.7 -1.6 {SHORT}"
+HUMANOID = f"--num-envs 4 --no-anneal-lr --ent-coef 0.01 --early-stop-kl 0.02 {SHORT}"
 
 
 class Script:
