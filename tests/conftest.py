@@ -15,9 +15,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
-# Pydantic reads this once in a process, at its first error; a script that runs by itself sets it.
-os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")
 torch.set_num_threads(1)
+# A shell makes what it starts in the background ignore Ctrl-C, which the tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
