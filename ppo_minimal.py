@@ -3,7 +3,7 @@
 # dependencies = ["gymnasium[mujoco]==1.4.0", "mujoco==4.0.0", "numpy==2.4.6",
 #   "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17"]
 # ///
-"""Proximal policy optimization (PPO) for continuous actions: all of it, in about 200 lines.
+"""Proximal policy optimization (PPO) for continuous actions: all of it, in about 250 lines.
 
     python ppo_minimal.py --env-id Hopper-v4  # needs gymnasium[mujoco] tensorboard torch tqdm tyro
 

@@ -15,7 +15,7 @@ from benchmark.suites.common import (
 )
 
 SCRIPTS = {
-    MINIMAL: Script("all of PPO in about 200 lines", "minimal", "HalfCheetah-v4"),
+    MINIMAL: Script("all of PPO in about 250 lines", "minimal", "HalfCheetah-v4"),
     CONTINUOUS: Script("details 1–13 and 23–31", "figure3", "HalfCheetah-v4"),
     KL_PENALTY: Script("the paper's other objective", "kl_vs_clip", "Hopper-v4", "adaptive-0.01"),
     ATARI: Script("details 1–22", "games", "Pong"),
