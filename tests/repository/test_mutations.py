@@ -50,13 +50,18 @@ ABSOLUTE = "the absolute value is the same"
 MIDDLE = "it is the middle of the three numbers in any order"
 CHECKS = "checks of arguments that are right cost time only"
 DEFAULT = "so it is by default"
-VECTORS = {
+LIMITS = {
+    "time limits are not failures: truncated & args.truncation_is_terminal -> "
+    "(args.truncation_is_terminal & truncated)": "the order does not matter",
+}
+VECTORS = LIMITS | {
     "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
     "31: np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards) -> "
     "(np.clip(-args.clip_reward, rewards, args.clip_reward, out=rewards))": MIDDLE,
 }
 EQUIVALENT = {
-    "lstm": {
+    "lstm": LIMITS
+    | {
         "32: nn.Linear(512, 4 * HIDDEN_SIZE) -> (nn.Linear(4 * HIDDEN_SIZE, 512))": "both are 512",
         "33: torch.zeros((2, num_envs, HIDDEN_SIZE), device=self.value.weight.device) -> "
         "(torch.zeros((2, num_envs, HIDDEN_SIZE)))": "see test_device.py",
@@ -64,7 +69,8 @@ EQUIVALENT = {
         "21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
         "(nn.Conv2d(64, 64, kernel_size=3))": DEFAULT,
     },
-    "atari": {
+    "atari": LIMITS
+    | {
         "parallelized gradient update: average([*(x.grad for x in agent.parameters() if "
         "x.requires_grad), *metrics.values()]) -> pass": "see test_distributed.py",
         "21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
@@ -88,7 +94,12 @@ EQUIVALENT = {
     },
     "multidiscrete": {"37: -1 -> (1) (2)": MINIBATCH, **VECTORS},
     "continuous": {"25: -1 -> (1) (2)": MINIBATCH, **VECTORS},
-    "kl_penalty": {"25: -1 -> (1) (2)": MINIBATCH, **VECTORS},
+    "kl_penalty": {
+        "25: -1 -> (1) (2)": MINIBATCH,
+        "6: order.view(args.num_minibatches, 1, -1) -> "
+        "(order.view(1, args.num_minibatches, -1))": "one call for all minibatches does the same",
+        **VECTORS,
+    },
 }
 
 
