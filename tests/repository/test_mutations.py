@@ -59,6 +59,7 @@ VECTORS = LIMITS | {
     "31: np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards) -> "
     "(np.clip(-args.clip_reward, rewards, args.clip_reward, out=rewards))": MIDDLE,
 }
+CALLS = {"6: 4 -> (5)": "how many minibatches a call has changes its speed only"}
 EQUIVALENT = {
     "lstm": LIMITS
     | {
@@ -92,8 +93,8 @@ EQUIVALENT = {
         "R13: F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0) -> "
         "(F.scaled_dot_product_attention(query, *key_value, visible))": DEFAULT,
     },
-    "multidiscrete": {"37: -1 -> (1) (2)": MINIBATCH, **VECTORS},
-    "continuous": {"25: -1 -> (1) (2)": MINIBATCH, **VECTORS},
+    "multidiscrete": {"37: -1 -> (1) (2)": MINIBATCH, **CALLS, **VECTORS},
+    "continuous": {"25: -1 -> (1) (2)": MINIBATCH, **CALLS, **VECTORS},
     "kl_penalty": {
         "25: -1 -> (1) (2)": MINIBATCH,
         "6: order.view(args.num_minibatches, 1, -1) -> "

@@ -27,11 +27,12 @@ def test_gains_are_sqrt_2_then_a_hundredth_for_the_policy_and_1_for_the_value(sc
 
 @on("vector")
 def test_networks_are_two_tanh_layers_of_64_and_a_head(script):
-    network, obs = script.agent(3, 2).policy, torch.randn(7, 3)
-    first, second, head = linear_layers(network)
-    assert first.out_features == second.out_features == 64
-    expected = head(torch.tanh(second(torch.tanh(first(obs)))))
-    torch.testing.assert_close(network(obs), expected)
+    agent, obs = script.agent(3, 2), torch.randn(7, 3)
+    for network in (agent.policy, agent.value):
+        first, second, head = linear_layers(network)
+        assert first.out_features == second.out_features == 64
+        expected = head(torch.tanh(second(torch.tanh(first(obs)))))
+        torch.testing.assert_close(network(obs).view(expected.shape), expected)
 
 
 @on("gaussian")
