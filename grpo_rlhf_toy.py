@@ -86,13 +86,20 @@ class UsageError(Exception):
 
 # Copied from ppo_rlhf_toy.py
 def check_numbers(args: Any) -> None:
-    """Raise a UsageError if a number among the settings is too small."""
-    may_be_0 = ("seed", "learning_rate", "kl_coef", "gamma", "gae_lambda", "vf_coef", "nll_coef")
-    least = {"num_pairs": 2 * HELD_OUT, "missing_eos_score": -math.inf}
-    least |= dict.fromkeys(may_be_0, 0)
+    """Raise a UsageError if a number among the settings is out of range."""
+    may_be_0 = {"seed", "learning_rate", "kl_coef", "gamma", "gae_lambda", "vf_coef", "nll_coef"}
     for name, value in vars(args).items():
-        if type(value) in (int, float) and not value >= least.get(name, 1e-9):
-            raise UsageError(f"--{name.replace('_', '-')} {value} is too small.")
+        if type(value) not in (int, float) or name == "missing_eos_score":
+            continue
+        flag = f"--{name.replace('_', '-')} ({value})"
+        if not (value > 0 or (value == 0 and name in may_be_0)):
+            raise UsageError(f"{flag} must be positive{' or 0' if name in may_be_0 else ''}.")
+        if name in ("gamma", "gae_lambda") and value > 1:
+            raise UsageError(f"{flag} must be at most 1.")
+        if name == "num_pairs" and value < 2 * HELD_OUT:
+            raise UsageError(f"{flag} must be at least {2 * HELD_OUT}.")
+        if value >= 2**63 and name == "seed":
+            raise UsageError(f"{flag} must be less than 2**63.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -487,6 +494,8 @@ def normalize_reward_model(model: RewardModel, prompts: Tensor, samples: Tensor)
     nn.init.zeros_(model.bias)
     scores = score_texts(model, prompts, samples)
     mean, std = scores.mean().item(), scores.std(correction=0).item()
+    if std == 0:
+        raise UsageError("All samples of the SFT model have the same score: raise --temperature.")
     # Detail R9: normalization before and after training [LHP: train_reward.py L232-254]
     # SFT samples then score 0 on average, with std 1, so beta means the same for any reward model.
     nn.init.constant_(model.gain, 1 / std)
@@ -954,7 +963,9 @@ def main() -> None:
     """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
     try:
         train(tyro.cli(Args))
-    except (UsageError, OSError) as error:
+    except KeyboardInterrupt:
+        sys.exit("Interrupted. Nothing can be resumed, but a whole run takes only minutes.")
+    except (UsageError, OSError, ImportError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 

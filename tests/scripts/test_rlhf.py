@@ -220,13 +220,16 @@ def test_sft_loss_is_that_of_each_next_token_and_ignores_padding(model, monkeypa
 # --- R9 and the reward model ---
 
 
-def test_r9_normalization_centers_and_scales_however_often(model):
+def test_r9_normalization_centers_scales_and_names_scores_without_spread(model, monkeypatch):
     reward, samples = rlhf.RewardModel(model), (random_prompts(200), random_tokens(200, 9))
     before = rlhf.score_texts(reward, *samples)
     expected = (before - before.mean()) / before.std(correction=0)
     for _ in range(2):
         rlhf.normalize_reward_model(reward, *samples)
         torch.testing.assert_close(rlhf.score_texts(reward, *samples), expected)
+    monkeypatch.setattr(rlhf, "score_texts", lambda *args: torch.full((8,), 0.5))
+    with pytest.raises(rlhf.UsageError, match="the same score"):
+        rlhf.normalize_reward_model(reward, *samples)
 
 
 def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finished, monkeypatch):

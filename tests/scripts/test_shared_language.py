@@ -215,22 +215,23 @@ def test_the_same_settings_make_the_same_run_in_another_folder(script, finished)
 
 BAD = {
     "language": [
-        ("--num-pairs 5", "--num-pairs 5 is too small."),
-        ("--sft-steps 0", "--sft-steps 0 is too small."),
-        ("--lr -1", "--learning-rate -1.0 is too small."),
-        ("--seed -1", "--seed -1 is too small."),
+        ("--num-pairs 5", "--num-pairs (5) must be at least 14."),
+        ("--sft-steps 0", "--sft-steps (0) must be positive."),
+        ("--lr -1", "--learning-rate (-1.0) must be positive or 0."),
+        ("--seed -1", "--seed (-1) must be positive or 0."),
+        (f"--seed {2**64}", "must be less than 2**63."),
         ("--run-name run", "runs/run holds a run: choose another --run-name."),
     ],
     "rewards": [
         ("--num-minibatches 3", "divide --batch-size"),
-        ("--batch-size 0", "--batch-size 0 is too small."),
-        ("--lr nan", "--learning-rate nan is too small."),
+        ("--batch-size 0", "--batch-size (0) must be positive."),
+        ("--lr nan", "--learning-rate (nan) must be positive or 0."),
         ("--kl-coef 0", "--kl-coef > 0, --kl-horizon > --batch-size"),
         ("--kl-horizon 20", "--kl-coef > 0, --kl-horizon > --batch-size"),
     ],
     "rlhf": [
-        ("--gamma 1.5", "--gamma and --gae-lambda must be at most 1."),
-        ("--gae-lambda 1.5", "--gamma and --gae-lambda must be at most 1."),
+        ("--gamma 1.5", "--gamma (1.5) must be at most 1."),
+        ("--gae-lambda 1.5", "--gae-lambda (1.5) must be at most 1."),
         ("--kl-mode none --compare --kl-horizon 20", "--kl-coef > 0, --kl-horizon > --batch-size"),
         ("--track", "No API key. (or WANDB_MODE=offline)"),
     ],
@@ -238,7 +239,7 @@ BAD = {
         ("--group-size 3", "--num-minibatches and --group-size must both divide"),
         ("--group-size 1", "--group-size must be at least 2."),
     ],
-    "dpo": [("--beta 0", "--beta 0.0 is too small.")],
+    "dpo": [("--beta 0", "--beta (0.0) must be positive.")],
 }
 
 
@@ -255,6 +256,16 @@ def test_bad_input_is_a_sentence_and_code_2(script, finished, cli, monkeypatch):
             code, _, error = cli(f"--run-name x {line}")
             assert code == 2 and error.count("\n") == 1 and message in error, (line, error)
             assert not Path("runs/x/sft").exists() and "Traceback" not in error
+
+
+@on("language")
+def test_ctrl_c_is_a_sentence(script, cli, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script.module, "train_sft", interrupted)
+    code, *_ = cli("--sft-documents 50")
+    assert code.startswith("Interrupted. ") and code.endswith("takes only minutes.")
 
 
 @on("language")
