@@ -82,6 +82,8 @@ def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
             lines.append({**about, **which, **machine(), **found})
             rate = f"{found['steps_per_second']:.0f} steps/s"
             print(f"{name} {turn + 1}/{repetitions} {entry.name}: {rate}", flush=True)
-        others = [x for x in lines_of(path) if x["measurement"] != name]
-        order = [*MEASUREMENTS]
-        write_lines(path, sorted([*others, *lines], key=lambda x: order.index(x["measurement"])))
+        kept: dict[str, list] = {}
+        for line in lines_of(path):
+            kept.setdefault(line["measurement"], []).append(line)
+        kept[name] = lines  # in the place that it had
+        write_lines(path, [*itertools.chain(*kept.values())])

@@ -51,6 +51,11 @@ def page_of(script: str) -> str:
     return "index.html" if script == SHORT else script.replace(".py", ".html")
 
 
+def megabytes(path: Path) -> float:
+    """The size of a film, as its reader is told."""
+    return round(path.stat().st_size / 1e6, 1)
+
+
 # --- Next to the code ---
 
 
@@ -180,7 +185,6 @@ def build(folders: Folders) -> dict[str, bytes]:
     reviews = json.loads((folders.results / "reviews.json").read_text())
     found, bugs = effects_of_details(folders), bugs_of(folders)
     sources = {x: Source(x) for x in SCRIPTS}
-    sizes = {x: (FIGURES / file).stat().st_size for x, (file, _) in FILMS.items()}
     suites = {x: n for x in SUITES if x not in WITHOUT and (n := len(done(x, folders)))}
     environment.globals |= {
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
@@ -190,7 +194,7 @@ def build(folders: Folders) -> dict[str, bytes]:
         "titles": {x: f"{SUITES[x].reproduces} ({n} runs)" for x, n in suites.items()},
         "usual": sources[HOME].defaults,
         "films": {
-            x: {"file": file, "text": text, "size": round(sizes[x] / 1e6, 1)}
+            x: {"file": file, "text": text, "size": megabytes(FIGURES / file)}
             for x, (file, text) in FILMS.items()
         },
         **{"reviews": reviews, "all_bugs": bugs},

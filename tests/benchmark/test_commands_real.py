@@ -1,7 +1,6 @@
 """`seeds`, `compare` and `check` on real scripts and on logs as others really write them."""
 
 import re
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -9,29 +8,17 @@ import pandas as pd
 import pytest
 
 from benchmark import check, logs
-from benchmark.__main__ import main
 from benchmark.provenance import ROOT
 
 SEED_ONLY = "import argparse as a; p = a.ArgumentParser(); p.add_argument('--seed'); p.parse_args()"
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch, capsys):
-    """Run a command in an empty folder; returns its exit code and all that it says."""
-    monkeypatch.chdir(tmp_path)
-    handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
-
-    def call(line, script=None):
-        code = 0
-        try:
-            main([str(script) if x == "SCRIPT" else x for x in line.split()])
-        except SystemExit as exit:
-            code = exit.code
-        return code, "".join(capsys.readouterr())
-
-    yield call
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+def command(command):
+    """The same for a line of text, in which SCRIPT stands for a path."""
+    return lambda line, script=None: command(
+        *(script if x == "SCRIPT" else x for x in line.split())
+    )
 
 
 # --- seeds of scripts without environments, without --run-name, without --resume ---
@@ -96,10 +83,7 @@ def test_what_is_no_script_is_one_sentence(command, monkeypatch, text, message):
 
 
 def test_a_script_that_leaves_nothing_is_named_with_what_it_lacks(command):
-    script = (
-        "import argparse as a; p = a.ArgumentParser()\np.add_argument('--seed'); p.parse_args()"
-    )
-    Path("x.py").write_text(script)
+    Path("x.py").write_text(SEED_ONLY)
     code, text = command("seeds x.py --seeds 1")
     assert code == 2 and "seed1 left no checkpoint.pt, no results.json and no TensorBoard" in text
 
