@@ -175,7 +175,7 @@ def from_events(folder: Path) -> Log | None:
     if RETURNS[1] in found:
         averaged = "window"
     elif len(updates) and episodes["global_step"].isin(updates["global_step"]).all():
-        averaged = "iteration"  # an episode of its own has a step of its own
+        averaged = "iteration"  # single episodes end at steps of their own
     return Log(folder, record, updates, episodes, ours, averaged)
 
 

@@ -157,9 +157,9 @@ def start(
 
 
 def last_line(folder: Path) -> str:
-    """What a process that was started there has said last, after its progress bar if it has one.
+    """The last line that a process in this folder printed, without its progress bar.
 
-    Of a box, which is how a mistake on the command line is shown, what stands above its rule.
+    A mistake on the command line is shown in a box. Of a box, this is the text above its rule.
     """
     text = (folder / "output.txt").read_text().strip()
     if text.endswith("╯"):

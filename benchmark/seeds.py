@@ -57,7 +57,7 @@ class SeedRun(Run):
         return super().naming if "--run-name" in self.takes else []
 
     @property
-    def log(self) -> Path:  # a script that cannot be told has chosen a name of its own
+    def log(self) -> Path:  # a script without --run-name chooses the name
         named = super().log
         made = sorted(x.parent for x in self.folder.rglob("*") if is_log(x))
         return made[0] if made and not named.exists() else named

@@ -18,7 +18,7 @@ ABLATIONS = {
     "no-grad-clip": ("11", "gradients not clipped", "--max-grad-norm inf"),
     "shared-network": ("13 and 26", "shared network", "", *switches.SHARED_NETWORK),
     # A switch may need a partner: clipped at ε, values cannot follow returns of thousands, and
-    # gradients of small advantages might be lost beside those of values, if clipped with them.
+    # gradients of small advantages might vanish next to those of values if both are clipped.
     "raw-rewards-free-values": (
         *("9 and 30 and 31", "raw rewards, value loss not clipped"),
         "--no-scale-rewards --no-clip-vloss",
@@ -48,7 +48,7 @@ SWITCHES = {
 SUITES = (
     Suite(
         name="ablation",
-        reproduces="what each detail is worth, beside Engstrom et al. 2020",
+        reproduces="what each detail is worth, compared with Engstrom et al. 2020",
         variants=SWITCHES,
         **EFFECTS,
     ),

@@ -12,7 +12,7 @@ from benchmark.suites.common import (
     SHORT,
 )
 
-# Where healthy runs are watched, beside those of the bugs.
+# More environments in which healthy runs are watched.
 OTHER6 = dict.fromkeys(("Walker2d-v4", "Swimmer-v4", "Reacher-v4", "Ant-v4"), (1, 2))
 OTHER6 |= dict.fromkeys(("InvertedPendulum-v4", "InvertedDoublePendulum-v4"), (1, 2))
 # Stable-Baselines3 does not clip values, and has no half in their loss; rl-games shares a network.

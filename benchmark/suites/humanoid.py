@@ -42,7 +42,7 @@ SUITES = (
     ),
     Suite(
         name="humanoid_other_envs",
-        reproduces="the same settings beside the default in other environments",
+        reproduces="the same settings compared with the default in other environments",
         environments=dict.fromkeys(("Ant-v4", "Walker2d-v4"), (1,)),
         variants={"default": Variant(CONTINUOUS, "", "default"), "table4": HUMANOID},
         **HUMANOIDS | {"total_timesteps": 2_000_000},

@@ -144,7 +144,7 @@ VARIANTS = {
 SUITES = (
     Suite(
         name="since2017",
-        reproduces="what has been proposed since 2017, each beside the default",
+        reproduces="what has been proposed since 2017, each compared with the default",
         variants=VARIANTS,
         **EFFECTS,
     ),

@@ -45,7 +45,7 @@ SUITES = (
     ),
     Suite(
         name="masks",
-        reproduces="what masks of invalid actions are worth, beside Huang and Ontañón 2020",
+        reproduces="what masks of invalid actions are worth, compared with Huang and Ontañón 2020",
         environments={"Taxi-v4": (1, 2, 3, 4, 5)},
         variants={
             "": Variant(MULTIDISCRETE, f"{TAXI} --mask-invalid-actions", "with masks"),
