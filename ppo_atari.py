@@ -515,6 +515,7 @@ def train(
     terminated, truncated = np.zeros((2, *shape), dtype=bool)
 
     # Agent and optimizer state, from the checkpoint if there is one.
+    torch.set_num_threads(args.torch_threads)  # the last bits of new weights depend on it
     agent, global_step, episodes, history = Agent(num_actions), 0, [], []
     if resume:
         saved = load_checkpoint(resume, (num_actions,))
