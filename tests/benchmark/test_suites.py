@@ -1,7 +1,6 @@
 """Suites as data, selection of runs, and what cannot be done."""
 
 import ast
-import dataclasses
 import functools
 import importlib
 import re
@@ -49,11 +48,6 @@ def test_every_variant_is_a_valid_command_line(suite):
             assert args.env_id == made.environment
             batch = getattr(args, "num_envs", 1) * getattr(args, "num_steps", 1)  # CEM has neither
             assert args.total_timesteps >= batch > 0
-
-
-def test_every_run_of_the_frontier_differs():
-    flags = [dataclasses.astuple(x)[:2] for x in SUITES["rlhf_frontier"].variants.values()]
-    assert len(set(flags)) == len(flags)
 
 
 def test_every_script_has_a_row_and_its_runs():
