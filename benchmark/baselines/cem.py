@@ -25,7 +25,10 @@ import numpy as np
 import torch
 import tyro
 
-from ppo_continuous_action import RunningMeanStd, as_columns, save_checkpoint
+import ppo_continuous_action as ppo
+from ppo_continuous_action import RunningMeanStd
+
+LIKE_PPO = ppo.Args()  # observations are normalized in the same way
 
 
 @dataclasses.dataclass
@@ -48,8 +51,8 @@ def actor(weights: np.ndarray, stats: RunningMeanStd, env: gym.Env) -> Callable[
     matrix = matrix.reshape(low.size, -1).T
 
     def act(obs: np.ndarray) -> np.ndarray:
-        obs = np.clip((obs[None] - stats.mean) / np.sqrt(stats.var + 1e-8), -10.0, 10.0)
-        return np.clip((obs.astype(np.float32) @ matrix + bias)[0], low, high)
+        obs = ppo.normalize_obs(obs[None], stats, LIKE_PPO).astype(np.float32)
+        return np.clip((obs @ matrix + bias)[0], low, high)
 
     return act
 
@@ -119,8 +122,8 @@ def main() -> None:
         return
     folder, found = Path("runs", args.run_name), train(args)
     folder.mkdir(parents=True, exist_ok=True)
-    found |= {"episodes": as_columns(found["episodes"]), "obs_stats": vars(found["obs_stats"])}
-    save_checkpoint(folder, args, found)
+    found |= {"episodes": ppo.as_columns(found["episodes"]), "obs_stats": vars(found["obs_stats"])}
+    ppo.save_checkpoint(folder, args, found)
 
 
 if __name__ == "__main__":
