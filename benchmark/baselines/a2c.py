@@ -1,4 +1,4 @@
-"""Advantage actor critic (A2C), beside ppo_continuous_action.py, which it imports.
+"""Advantage actor critic (A2C); it imports ppo_continuous_action.py and rivals.py.
 
     PYTHONPATH=. python benchmark/baselines/a2c.py --env-id Hopper-v4 [--trust-region 1]
 

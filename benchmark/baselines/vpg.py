@@ -1,4 +1,4 @@
-"""Vanilla policy gradient, beside ppo_continuous_action.py and rivals.py, which it imports.
+"""Vanilla policy gradient; it imports ppo_continuous_action.py and rivals.py.
 
     PYTHONPATH=. python benchmark/baselines/vpg.py --env-id Hopper-v4
 
