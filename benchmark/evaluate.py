@@ -43,7 +43,7 @@ def main() -> None:
     """Play and write."""
     sys.path.insert(0, "")
     script = importlib.import_module(sys.argv[1].removesuffix(".py"))
-    script = script.program() if hasattr(script, "program") else script  # a rival's
+    script = script.program() if hasattr(script, "program") else script  # a baseline's
     saved = torch.load(FOLDER / "checkpoint.pt", weights_only=True)
     with gym.make(saved["args"]["env_id"], disable_env_checker=True) as env:
         found = play(script.load_policy(FOLDER, env), env)

@@ -1,4 +1,4 @@
-"""Advantage actor critic (A2C); it imports ppo_continuous_action.py and rivals.py.
+"""Advantage actor critic (A2C); it imports ppo_continuous_action.py and on_ppo.py.
 
     PYTHONPATH=. python benchmark/baselines/a2c.py --env-id Hopper-v4 [--trust-region 1]
 
@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
+import on_ppo
 import ppo_continuous_action as ppo
-import rivals
 from ppo_continuous_action import Agent, Tensors
 
 
 @dataclasses.dataclass(frozen=True)
-class Args(rivals.Args):
+class Args(on_ppo.Args):
     checkpoint_interval: int = 1000  # iterations between two checkpoints
     num_envs: int = 16  # environments N, stepped in turn [baselines: 16]
     num_steps: int = 5  # steps per environment and iteration, T [baselines: 5]
@@ -43,7 +43,7 @@ class Args(rivals.Args):
     average_alpha: float = 0.99  # share of the old weights in the average [ACER: 0.99]
 
     method = "A2C"
-    unused = f"{rivals.Args.unused} adam_eps norm_adv clip_vloss"
+    unused = f"{on_ppo.Args.unused} adam_eps norm_adv clip_vloss"
 
 
 def project(gradient: Tensor, slope: Tensor, delta: float) -> Tensor:
@@ -91,7 +91,7 @@ def a2c_update(
     return {name: x[None] for name, x in (metrics | {"losses/grad_norm": norm}).items()}
 
 
-program = functools.partial(rivals.program, __doc__, Args, a2c_update)
+program = functools.partial(on_ppo.program, __doc__, Args, a2c_update)
 
 if __name__ == "__main__":
     program().main()

@@ -1,4 +1,4 @@
-"""Trust region policy optimization (TRPO); it imports ppo_continuous_action.py and rivals.py.
+"""Trust region policy optimization (TRPO); it imports ppo_continuous_action.py and on_ppo.py.
 
     PYTHONPATH=. python benchmark/baselines/trpo.py --env-id Hopper-v4
 
@@ -19,21 +19,21 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
+import on_ppo
 import ppo_continuous_action as ppo
-import rivals
+from on_ppo import flat_gradient
 from ppo_continuous_action import Agent, Tensors
-from rivals import flat_gradient
 
 
 @dataclasses.dataclass(frozen=True)
-class Args(rivals.ValueArgs):
+class Args(on_ppo.ValueArgs):
     max_kl: float = 0.01  # largest mean KL of a step, delta [paper: 0.01]
     cg_steps: int = 10  # steps of conjugate gradients [paper: 10]
     damping: float = 0.1  # added to the diagonal of the Fisher matrix [trpo_mpi: 0.1]
     backtracks: int = 10  # lengths that are tried, each half of the last [trpo_mpi: 10]
 
     method = "TRPO"
-    unused = f"{rivals.ValueArgs.unused} learning_rate ent_coef max_grad_norm"
+    unused = f"{on_ppo.ValueArgs.unused} learning_rate ent_coef max_grad_norm"
 
 
 def policy(agent: Agent, obs: Tensor) -> Normal:
@@ -92,12 +92,12 @@ def trpo_update(
             if mean_kl(old, new) <= args.max_kl and surrogate(new) > gain:
                 break
         _, metrics = ppo.ppo_loss(agent, batch, args)  # of the policy after its step
-    rivals.fit_values(agent, adam, batch, order, args)
+    on_ppo.fit_values(agent, adam, batch, order, args)
     metrics |= {"losses/grad_norm": gradient.norm(), "trpo/step": share}
     return {name: x[None] for name, x in metrics.items()}
 
 
-program = functools.partial(rivals.program, __doc__, Args, trpo_update)
+program = functools.partial(on_ppo.program, __doc__, Args, trpo_update)
 
 if __name__ == "__main__":
     program().main()

@@ -1,4 +1,4 @@
-"""Vanilla policy gradient; it imports ppo_continuous_action.py and rivals.py.
+"""Vanilla policy gradient; it imports ppo_continuous_action.py and on_ppo.py.
 
     PYTHONPATH=. python benchmark/baselines/vpg.py --env-id Hopper-v4
 
@@ -17,13 +17,13 @@ import functools
 import torch
 from torch import Tensor
 
+import on_ppo
 import ppo_continuous_action as ppo
-import rivals
 from ppo_continuous_action import Agent, Tensors
 
 
 @dataclasses.dataclass(frozen=True)
-class Args(rivals.ValueArgs):
+class Args(on_ppo.ValueArgs):
     adapt_lr_kl: float = 0.01  # adapt the step size of the policy to this KL
     vf_coef: float = 0.0  # not used: the values are fitted apart
     max_grad_norm: float = torch.inf  # Adam's steps hardly depend on it
@@ -44,11 +44,11 @@ def vpg_update(
         kl = ppo.approx_kl(agent.evaluate_actions(obs, actions)[0] - logprobs)
     factor = (kl < args.adapt_lr_kl / 2).int() - (kl > 2 * args.adapt_lr_kl).int()
     rate.mul_(1.5**factor).clamp_(1e-5, 1e-2)
-    rivals.fit_values(agent, adam, batch, indices[0], args)
+    on_ppo.fit_values(agent, adam, batch, indices[0], args)
     return metrics
 
 
-program = functools.partial(rivals.program, __doc__, Args, vpg_update)
+program = functools.partial(on_ppo.program, __doc__, Args, vpg_update)
 
 if __name__ == "__main__":
     program().main()

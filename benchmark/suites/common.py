@@ -29,12 +29,12 @@ TASKS = ("# === Agent ===\n", f"{inspect.getsource(tasks)}\n\n# === Agent ===\n"
 
 
 # Fields of suites.
-def beside_default(label: str = "default") -> dict[str, Any]:
+def with_default(label: str = "default") -> dict[str, Any]:
     """Those of one whose variants are compared with the runs of the default, under this label."""
     return {"baseline": ("figure3", ""), "baseline_label": label}
 
 
-EFFECTS = beside_default() | {"table": "effects", "figures": ("effects",)}
+EFFECTS = with_default() | {"table": "effects", "figures": ("effects",)}
 EFFECTS["environments"] = dict.fromkeys(
     ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)
 )

@@ -1,10 +1,10 @@
-"""Figure 3 of the paper, and what explains its scores; a suite that shows if everything works."""
+"""Figure 3 of the paper, and what explains its scores."""
 
 from dataclasses import replace
 
 from benchmark.definitions import Suite, Variant
 from benchmark.suites.ablation import SWITCHES
-from benchmark.suites.common import CONTINUOUS, MUJOCO7, SB3, THREE, beside_default
+from benchmark.suites.common import CONTINUOUS, MUJOCO7, SB3, THREE, with_default
 
 # What PPO is compared with in Figure 3. A pilot chose one setting of each, see
 # benchmark/pages/figure3.md.
@@ -25,14 +25,6 @@ THEIRS = Variant(SB3, "--kind mujoco", "Stable-Baselines3 with ppo2's settings")
 
 SUITES = (
     Suite(
-        name="smoke",
-        reproduces="nothing: two short runs that show whether everything works here",
-        environments={"InvertedPendulum-v4": (1, 2)},
-        variants={"": Variant(CONTINUOUS)},
-        table="scores",
-        total_timesteps=4096,
-    ),
-    Suite(
         name="figure3",
         reproduces="Schulman et al. 2017, Figure 3, and baselines' ppo2",
         environments=MORE | dict.fromkeys(("Ant-v4", "Humanoid-v4"), (1, 2, 3)),
@@ -48,20 +40,20 @@ SUITES = (
             "truncation-is-terminal": SWITCHES["truncation-is-terminal"],
             "sb3": replace(THEIRS, environments={"Swimmer-v4": (1, 2, 3, 4, 5)}),
         },
-        **beside_default(),
+        **with_default(),
     ),
     Suite(
         name="minimal",
         reproduces="whether the one-page PPO learns as well as the full script",
         environments=dict.fromkeys((*THREE, "InvertedDoublePendulum-v4"), (1, 2, 3, 4, 5)),
         variants={"": Variant("benchmark/baselines/minimal.py", "", "ppo_minimal.py")},
-        **beside_default(CONTINUOUS),
+        **with_default(CONTINUOUS),
     ),
     Suite(
         name="stable_baselines3",
         reproduces="Stable-Baselines3's PPO with ppo2's settings, on the same simulator",
         environments=dict.fromkeys(THREE, (1, 2, 3, 4, 5)),
         variants={"": THEIRS},
-        **beside_default(CONTINUOUS),
+        **with_default(CONTINUOUS),
     ),
 )

@@ -1,7 +1,7 @@
 """The objectives of the paper: clipping, and penalties of the KL."""
 
 from benchmark.definitions import Suite, Variant
-from benchmark.suites.common import CONTINUOUS, KL_PENALTY, MUJOCO7, beside_default
+from benchmark.suites.common import CONTINUOUS, KL_PENALTY, MUJOCO7, with_default
 
 # The eleven surrogate objectives of the paper's Table 1: a script, its flags and a label.
 ADAPTIVE = "adaptive KL, d_targ"
@@ -37,7 +37,7 @@ SUITES = (
         environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
         variants={"adaptive-0.01": Variant(*OBJECTIVES["adaptive-0.01"])},
         figures=("curves", "trace"),
-        **beside_default("clipping, ε = 0.2"),
+        **with_default("clipping, ε = 0.2"),
     ),
     Suite(
         name="table1",

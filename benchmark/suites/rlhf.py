@@ -43,7 +43,7 @@ SUITES = (
     ),
     Suite(
         name="rlhf_frontier",
-        reproduces="Rafailov et al. 2023, Figure 2, in small: quality over the KL, for each rival",
+        reproduces="Rafailov et al. 2023, Figure 2, in small: quality over the KL, for each method",
         environments={"reviews": (1, 2, 3)},
         variants=FRONTIER,
         figures=("frontier",),

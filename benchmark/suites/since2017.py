@@ -6,7 +6,7 @@ Where a paper leaves a choice, a comment says which was taken.
 """
 
 from benchmark.definitions import Suite, Variant
-from benchmark.suites.common import CONTINUOUS, EFFECTS, MUJOCO7, THREE, beside_default
+from benchmark.suites.common import CONTINUOUS, EFFECTS, MUJOCO7, THREE
 from benchmark.suites.switches import LOG_STD, TRUNKS, adapt_lr_kl
 
 # Both policies act on the whole range of the environment: actions in (0, 1) are stretched to it.
@@ -153,15 +153,5 @@ SUITES = (
             ),
         },
         table="recipe",
-    ),
-    Suite(
-        name="num_envs",
-        reproduces="whether more environments learn more or faster",
-        environments={"HalfCheetah-v4": (1, 2, 3)},
-        variants={  # batches of 2048 steps
-            "8": Variant(CONTINUOUS, "--num-envs 8 --num-steps 256", "8 environments"),
-            "64": Variant(CONTINUOUS, "--num-envs 64 --num-steps 32", "64 environments"),
-        },
-        **beside_default("1 environment"),
     ),
 )

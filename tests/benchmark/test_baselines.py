@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import ppo_continuous_action as ppo
-from benchmark.baselines import a2c, cem, rivals, trpo, vpg
+from benchmark.baselines import a2c, cem, on_ppo, trpo, vpg
 
 FOLDER = Path(trpo.__file__).parents[1]
 flat, fill = nn.utils.parameters_to_vector, nn.utils.vector_to_parameters
@@ -113,7 +113,7 @@ def test_values_are_fitted_apart_in_ever_new_orders(monkeypatch):
     agent, adam = make_agent(args)
     batch, before = make_batch(agent), adam["weights"].clone()
     calls = record(monkeypatch, ppo, "value_loss")
-    rivals.fit_values(agent, adam, batch, torch.randperm(64), args)
+    on_ppo.fit_values(agent, adam, batch, torch.randperm(64), args)
     epochs = torch.cat([call[2] for call in calls]).view(8, 64)  # all returns differ
     assert (epochs.sort(dim=1).values == batch[5].sort().values).all()
     assert len({tuple(x.tolist()) for x in epochs}) == 8
@@ -130,7 +130,7 @@ def test_vpg_is_a_step_along_the_policy_gradient_and_a_fit_of_the_values():
     ascent = policy_gradient(agent, batch)
     direction = 0.1 * ascent / (np.sqrt(0.001) * ascent.abs() + 1e-5)  # Adam's first
     expected = adam["weights"] + 0.01 * np.sqrt(1 - 0.999) / (1 - 0.9) * direction
-    rivals.fit_values(other, other_adam, batch, order, args)
+    on_ppo.fit_values(other, other_adam, batch, order, args)
     vpg.vpg_update(agent, adam, batch, order[None], tensors(args, learning_rate=0.01))
     expected = torch.where(value_weights(agent), other_adam["weights"], expected)
     close(adam["weights"], expected, atol=1e-5, rtol=1e-4)
@@ -204,7 +204,7 @@ def load(folder):
 def program(name, flags):
     """Run a file of benchmark/ with a command line; returns its exit code."""
     with pytest.MonkeyPatch.context() as patch:
-        for x in ("Args", "details", "train"):  # a rival has its own
+        for x in ("Args", "details", "train"):  # a baseline has its own
             patch.setattr(ppo, x, getattr(ppo, x))
         patch.setattr(sys, "path", [*sys.path])
         patch.setattr(sys, "argv", [f"{name}.py", *flags.split()])
@@ -240,15 +240,15 @@ def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("rival", "own"),
+    ("baseline", "own"),
     [
         (trpo, "--num-steps 32 --value-epochs 2 --checkpoint-interval 2"),
         (vpg, "--num-steps 32 --value-epochs 2 --checkpoint-interval 2"),
         (a2c, "--num-envs 4 --trust-region 1 --checkpoint-interval 4"),
     ],
 )
-def test_a_rival_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
-    rival, own, tmp_path, monkeypatch
+def test_a_baseline_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
+    baseline, own, tmp_path, monkeypatch
 ):
     def save_and_copy(run_dir, *state):
         save(run_dir, *state)
@@ -256,7 +256,7 @@ def test_a_rival_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
             shutil.copytree(run_dir, "runs/half")
 
     monkeypatch.chdir(tmp_path)
-    name, save = Path(rival.__file__).stem, ppo.save_checkpoint
+    name, save = Path(baseline.__file__).stem, ppo.save_checkpoint
     monkeypatch.setattr(ppo, "save_checkpoint", save_and_copy)
     flags = f"--env-id FakeWalk-Box-v0 --seed 2 --total-timesteps 320 --run-name run {own}"
     assert program(f"baselines/{name}", flags) == 0
@@ -270,4 +270,4 @@ def test_a_rival_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
     assert all(torch.equal(x, half["agent"][key]) for key, x in whole["agent"].items())
     assert len(played(name)) == 20
     with pytest.raises(ppo.UsageError, match="does not use --early-stop-kl"):
-        rival.Args(early_stop_kl=0.1)
+        baseline.Args(early_stop_kl=0.1)

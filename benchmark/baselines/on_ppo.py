@@ -1,4 +1,4 @@
-"""What the rivals of PPO share: settings that they do not use, fitted values, the program."""
+"""What A2C, TRPO and the vanilla policy gradient share, which run PPO's train with own updates."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ class Args(ppo.Args):
     num_minibatches: int = 1  # not used: a step is computed on all samples
     update_epochs: int = 1  # not used: one step of the policy per batch
 
-    method = "A rival"
+    method = "This method"
     unused = "compile num_minibatches update_epochs early_stop_kl"
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ def fit_values(
 
 
 def program(about: str, settings: type[Args], update: Callable) -> ModuleType:
-    """The PPO script with what differs in a rival, for the command line and to play a policy."""
+    """The PPO script with what differs in a method, for the command line and to play a policy."""
     ppo.Args, ppo.details = settings, lambda args: about
     ppo.train = functools.partial(ppo.train, update=update)
     return ppo
