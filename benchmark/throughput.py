@@ -44,12 +44,10 @@ def measure(entry: Entry, commit: str, measurement: Measurement) -> dict[str, fl
         process = start(folder, words, ROOT, measurement.threads, **variables)
         try:
             _, status, usage = os.wait4(process.pid, 0)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        seconds, process.returncode = time.time() - begin, os.waitstatus_to_exitcode(status)
-        if process.returncode:
+        finally:
+            process.kill()  # which has ended, unless this is interrupted
+        seconds = time.time() - begin
+        if status:
             raise BenchmarkError(f"{entry.name} failed: {last_line(folder)}")
         found = rates(read_checkpoint(folder / "runs/run/checkpoint.pt")["updates"], seconds)
     return {**found, "peak_mib": usage.ru_maxrss / 1024}  # Linux counts KiB
@@ -59,31 +57,25 @@ def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
     """Make measurements, each of which replaces its last results once it is complete.
 
     Raises:
-        BenchmarkError: nothing is to be repeated, there is no GPU, or an entry failed.
+        BenchmarkError: there is no GPU, or an entry failed.
     """
-    if repetitions < 1:
-        raise BenchmarkError("--repetitions must be positive.")
     gpu = torch.cuda.is_available()
     names = names or [x for x in MEASUREMENTS if MEASUREMENTS[x].gpu == gpu]
-    for name in names:  # before any is measured
-        if MEASUREMENTS[name].gpu and not gpu:
-            raise BenchmarkError(f"{name} needs a GPU and a build of PyTorch for it.")
+    if lacking := [x for x in names if MEASUREMENTS[x].gpu and not gpu]:
+        raise BenchmarkError(f"{lacking[0]} needs a GPU and a build of PyTorch for it.")
     path, commit = folders.results / "throughput.jsonl", commit_named("HEAD")
     folders.results.mkdir(parents=True, exist_ok=True)
-    for name, measurement in ((x, MEASUREMENTS[x]) for x in names):
-        title = measurement.title + (
-            f" ({torch.cuda.get_device_name()})" if measurement.gpu else ""
-        )
-        about, lines = {"measurement": name, "title": title, "commit": commit}, []
+    for name in names:
+        measurement, lines = MEASUREMENTS[name], []
+        place = f" ({torch.cuda.get_device_name()})" if measurement.gpu else ""
+        about = {"measurement": name, "title": measurement.title + place, "commit": commit}
         for turn, entry in itertools.product(range(repetitions), measurement.entries):
             found = measure(entry, commit, measurement)
-            which = {"repetition": turn, "entry": entry.name}
-            which["command"] = " ".join(["python", entry.file, *entry.arguments])
+            command = " ".join(["python", entry.file, *entry.arguments])
+            which = {"repetition": turn, "entry": entry.name, "command": command}
             lines.append({**about, **which, **machine(), **found})
             rate = f"{found['steps_per_second']:.0f} steps/s"
             print(f"{name} {turn + 1}/{repetitions} {entry.name}: {rate}", flush=True)
-        kept: dict[str, list] = {}
-        for line in lines_of(path):
-            kept.setdefault(line["measurement"], []).append(line)
-        kept[name] = lines  # in the place that it had
+        kept = itertools.groupby(lines_of(path), key=lambda x: x["measurement"])
+        kept = {x: [*own] for x, own in kept} | {name: lines}  # in the place that it had
         write_lines(path, [*itertools.chain(*kept.values())])

@@ -1,4 +1,4 @@
-"""Advantage actor critic (A2C), beside ppo_continuous_action.py, which it imports.
+"""Advantage actor critic (A2C); it imports ppo_continuous_action.py and on_ppo.py.
 
     PYTHONPATH=. python benchmark/baselines/a2c.py --env-id Hopper-v4 [--trust-region 1]
 
@@ -18,26 +18,21 @@ the PPO paper's, for Figure 3.
 import copy
 import dataclasses
 import functools
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
+import on_ppo
 import ppo_continuous_action as ppo
 from ppo_continuous_action import Agent, Tensors
 
-UNUSED = "compile num_minibatches update_epochs adam_eps norm_adv clip_vloss early_stop_kl"
-
 
 @dataclasses.dataclass(frozen=True)
-class Args(ppo.Args):
-    compile: bool = False  # not used
+class Args(on_ppo.Args):
     checkpoint_interval: int = 1000  # iterations between two checkpoints
     num_envs: int = 16  # environments N, stepped in turn [baselines: 16]
     num_steps: int = 5  # steps per environment and iteration, T [baselines: 5]
-    num_minibatches: int = 1  # not used: a step is computed on all samples
-    update_epochs: int = 1  # not used: one step per batch
     learning_rate: float = 7e-4  # RMSprop's step size [baselines: 7e-4]
     gae_lambda: float = 1.0  # 1: sums of all rewards [baselines: 1]
     norm_adv: bool = False  # not used
@@ -47,11 +42,8 @@ class Args(ppo.Args):
     trust_region: float = 1e9  # the trust region's delta [ACER: 1; 1e9: none, as in A2C]
     average_alpha: float = 0.99  # share of the old weights in the average [ACER: 0.99]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if changed := [x for x in UNUSED.split() if getattr(self, x) != getattr(Args, x)]:
-            flags = ", ".join(f"--{x.replace('_', '-')}" for x in changed)
-            raise ppo.UsageError(f"A2C does not use {flags}.")
+    method = "A2C"
+    unused = f"{on_ppo.Args.unused} adam_eps norm_adv clip_vloss"
 
 
 def project(gradient: Tensor, slope: Tensor, delta: float) -> Tensor:
@@ -99,12 +91,7 @@ def a2c_update(
     return {name: x[None] for name, x in (metrics | {"losses/grad_norm": norm}).items()}
 
 
-def program() -> ModuleType:
-    """The PPO script with what differs here, for the command line and to play a policy."""
-    ppo.Args, ppo.details = Args, lambda args: __doc__
-    ppo.train = functools.partial(ppo.train, update=a2c_update)
-    return ppo
-
+program = functools.partial(on_ppo.program, __doc__, Args, a2c_update)
 
 if __name__ == "__main__":
     program().main()

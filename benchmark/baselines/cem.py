@@ -1,4 +1,4 @@
-"""The cross-entropy method (CEM), beside ppo_continuous_action.py, which it imports.
+"""The cross-entropy method (CEM); it imports ppo_continuous_action.py.
 
     PYTHONPATH=. python benchmark/baselines/cem.py --env-id Hopper-v4
 
@@ -10,52 +10,51 @@ Settings: population 100, elite 20 %; a linear policy that always takes its mean
 first from N(0, 1); added variance at first 0.25 squared, falling linearly to 0 in half of the run
 (elite, deviation and fall as in modular_rl, Schulman's code of that time, whose policies had tanh
 layers of 10 and 5). Observations are normalized by those of earlier generations. Every step counts;
-the run ends where they are spent. Not known: all of the PPO paper's, its policy among them.
+the run ends where they are spent. Not known: all of the PPO paper's, its policy among them. A run
+takes two minutes and is saved at its end only.
 """
 
 import dataclasses
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
-import threadpoolctl
 import torch
-from torch import nn
+import tyro
 
 import ppo_continuous_action as ppo
+from ppo_continuous_action import RunningMeanStd
 
-USED = "seed total_timesteps run_name track env_id norm_obs clip_obs"
-UNUSED = {x.name for x in dataclasses.fields(ppo.Args)} - {*USED.split()}
+LIKE_PPO = ppo.Args()  # observations are normalized in the same way
 
 
-@dataclasses.dataclass(frozen=True)
-class Args(ppo.Args):
+@dataclasses.dataclass
+class Args:
+    env_id: str = "HalfCheetah-v4"  # Gymnasium environment
+    total_timesteps: int = 1_000_000  # environment steps
+    seed: int = 1  # random seed
+    run_name: str = "run"  # the checkpoint is in runs/RUN_NAME
+    resume: Path | None = None  # a run that has a checkpoint is over
     population: int = 100  # policies per generation [Szita & Lorincz: 100]
     elite: float = 0.2  # share of the best, which are fitted [modular_rl: 0.2]
     initial_std: float = 1.0  # standard deviation of the first weights [modular_rl: 1]
     extra_std: float = 0.25  # its square is added to the variance, less and less
 
-    def __post_init__(self) -> None:
-        if changed := [x for x in UNUSED if getattr(self, x) != getattr(Args, x)]:
-            flags = ", ".join(f"--{x.replace('_', '-')}" for x in changed)
-            raise ppo.UsageError(f"CEM does not use {flags}.")
 
+def actor(weights: np.ndarray, stats: RunningMeanStd, env: gym.Env) -> Callable[..., np.ndarray]:
+    """A linear policy without noise: `act(obs)`; weights (P,) of each action, then all biases."""
+    low, high = env.action_space.low, env.action_space.high
+    matrix, bias = np.split(weights.astype(np.float32), [-low.size])
+    matrix = matrix.reshape(low.size, -1).T
 
-class Agent(nn.Module):
-    """A linear policy without noise."""
+    def act(obs: np.ndarray) -> np.ndarray:
+        obs = ppo.normalize_obs(obs[None], stats, LIKE_PPO).astype(np.float32)
+        return np.clip((obs @ matrix + bias)[0], low, high)
 
-    def __init__(self, obs_size: int, action_size: int) -> None:
-        super().__init__()
-        self.policy = nn.Linear(obs_size, action_size)
-
-
-def actor(agent: Agent) -> Callable[..., np.ndarray]:
-    """What acts: `act(obs, noise)`, with obs (N, D) and noise that is not used."""
-    weight, bias = (x.numpy(force=True).T for x in agent.policy.parameters())
-    return lambda obs, noise: obs @ weight + bias
+    return act
 
 
 def draw(
@@ -72,78 +71,60 @@ def fit(population: np.ndarray, returns: np.ndarray, elite: float) -> tuple[np.n
     return best.mean(0), best.std(0)
 
 
-@ppo.with_resources
-def train(resources: ExitStack, args: Args, resume: str | None = None) -> dict[str, Any]:
-    """Run CEM; takes, returns and saves what `train` of the PPO script does."""
-    torch.manual_seed(args.seed)
-    threadpoolctl.threadpool_limits(1)
-    (env,) = ppo.make_envs(resources, args.env_id, 1)
-    low, high = env.action_space.low, env.action_space.high
-    sizes = (*env.observation_space.shape, low.size)
-    agent = Agent(*sizes)
-    obs_stats = ppo.RunningMeanStd(np.zeros(sizes[0]), np.ones(sizes[0]))
-    mean = np.zeros(sum(x.numel() for x in agent.parameters()))
-    std, episodes, history = np.full_like(mean, args.initial_std), [], []
-    if resume:
-        saved = ppo.load_checkpoint(resume, sizes)
-        mean, std = saved["mean"].numpy(), saved["std"].numpy()
-        columns, history = saved["episodes"], saved["updates"]
-        episodes = [dict(zip(columns, x)) for x in zip(*(x.tolist() for x in columns.values()))]
-        obs_stats = saved["obs_stats"]
-    step = history[-1]["global_step"] if history else 0
-    run_dir, writer = ppo.open_run(resources, args, resume, step)
+def train(args: Args) -> dict[str, Any]:
+    """Run CEM; returns `episodes` and `updates` as the PPO script does, `mean` and `obs_stats`."""
+    env = gym.make(args.env_id, disable_env_checker=True)
+    obs_size, action_size = env.observation_space.shape[0], env.action_space.shape[0]
+    obs_stats = RunningMeanStd(np.zeros(obs_size), np.ones(obs_size))
+    mean = np.zeros((obs_size + 1) * action_size)
+    std, step, episodes, updates = np.full_like(mean, args.initial_std), 0, [], []
 
     while step < args.total_timesteps:
         # --- Play: an episode with each policy of a generation, or what the steps allow ---
         start, start_time, seen, returns = step, time.perf_counter(), [], []
-        rng = np.random.default_rng([args.seed, len(history) + 1])
+        rng = np.random.default_rng([args.seed, len(updates) + 1])
         population = draw(mean, std, start / args.total_timesteps, args, rng)
-        for weights in torch.tensor(population).float():
-            nn.utils.vector_to_parameters(weights, agent.parameters())
-            act = actor(agent)
-            obs, ended = env.begin(rng.integers(2**31).item()), False
+        for weights in population:
+            act, rewards, ended = actor(weights, obs_stats, env), [], False
+            obs, _ = env.reset(seed=rng.integers(2**31).item())
             while not ended and step < args.total_timesteps:
                 step += 1
                 seen.append(np.array(obs, dtype=float))
-                obs = ppo.normalize_obs(seen[-1][None], obs_stats, args).astype(np.float32)
-                action = np.minimum(np.maximum(act(obs, 0.0)[0], low), high)
-                obs, *_ = env.step(action)
-                ended = env.ended
+                obs, reward, terminated, truncated, _ = env.step(act(seen[-1]))
+                rewards.append(float(reward))
+                ended = terminated or truncated
             if ended:
-                returns.append(env.total)
-                length = len(env.actions)
-                episodes.append({"global_step": step, "return": env.total, "length": length})
-        if not (np.isfinite(seen).all() and np.isfinite(returns).all()):
-            raise ppo.UsageError(f"An observation or reward is NaN or infinite after step {start}.")
+                returns.append(sum(rewards))
+                ended = {"return": returns[-1], "length": len(rewards)}
+                episodes.append({"global_step": step, **ended})
 
         # --- Fit: the distribution to the best ---
         obs_stats.update(np.array(seen))
         if len(returns) == args.population:
             mean, std = fit(population, np.array(returns), args.elite)
-        nn.utils.vector_to_parameters(torch.tensor(mean).float(), agent.parameters())
-
-        # --- Log and save ---
-        metrics = {"cem/std": std.mean().item()}
-        metrics["charts/SPS"] = (step - start) / (time.perf_counter() - start_time)
-        history.append({"global_step": step, **metrics})
-        if returns:
-            metrics["charts/episodic_return"] = np.mean(returns)
-        for name, value in metrics.items():
-            writer.add_scalar(name, value, step)
-        state = {"agent": agent.state_dict(), "sizes": sizes, "obs_stats": vars(obs_stats)}
-        state |= {"mean": mean, "std": std, "return_stats": {"mean": 0.0, "var": 1.0}}
-        state |= {"episodes": ppo.as_columns(episodes), "updates": history, "own_env": False}
-        ppo.save_checkpoint(run_dir, args, state)
-    results = {"agent": agent, "episodes": episodes, "updates": history}
-    return {**results, "args": args, "run_dir": run_dir}
+        rate = (step - start) / (time.perf_counter() - start_time)
+        updates.append({"global_step": step, "charts/SPS": rate, "cem/std": std.mean()})
+    env.close()
+    return dict(episodes=episodes, updates=updates, mean=mean, obs_stats=obs_stats)
 
 
-def program() -> ModuleType:
-    """The PPO script with what differs here, for the command line and to play a policy."""
-    ppo.Args, ppo.details = Args, lambda args: __doc__
-    ppo.Agent, ppo.actor, ppo.train = Agent, actor, train
-    return ppo
+def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., np.ndarray]:
+    """The policy in the middle of the last distribution, for `evaluate.py`."""
+    saved = torch.load(Path(run_dir) / "checkpoint.pt", weights_only=True)
+    stats = RunningMeanStd(*(saved["obs_stats"][x].numpy() for x in ("mean", "var")))
+    return actor(saved["mean"].numpy(), stats, env)
+
+
+def main() -> None:
+    """Train and save what happened."""
+    args = tyro.cli(Args)
+    if args.resume:
+        return
+    folder, found = Path("runs", args.run_name), train(args)
+    folder.mkdir(parents=True, exist_ok=True)
+    found |= {"episodes": ppo.as_columns(found["episodes"]), "obs_stats": vars(found["obs_stats"])}
+    ppo.save_checkpoint(folder, args, found)
 
 
 if __name__ == "__main__":
-    program().main()
+    main()

@@ -48,6 +48,9 @@ def make_envs(args: Args) -> VecEnv:
     return VecNormalize(envs, gamma=0.99) if args.kind == "mujoco" else envs
 
 
+METRICS = {x: x for x in ("approx_kl", "explained_variance")} | {"clip_fraction": "clipfrac"}
+
+
 class Record(BaseCallback):
     """Episodes and iterations as our scripts save them."""
 
@@ -76,21 +79,12 @@ class Record(BaseCallback):
         self.updates.append(made)
 
 
-METRICS = {
-    "approx_kl": "approx_kl",
-    "clip_fraction": "clipfrac",
-    "explained_variance": "explained_variance",
-}
 # The networks of our scripts: two hidden layers of 64 tanh units, apart for policy and value
 # function; the shared Nature CNN; the same with an LSTM of 128 units, which both share.
 LAYERS = {"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": torch.nn.Tanh}
 LSTM = {"lstm_hidden_size": 128, "shared_lstm": True, "enable_critic_lstm": False}
-POLICIES = {
-    "mujoco": ("MlpPolicy", LAYERS),
-    "classic": ("MlpPolicy", LAYERS),
-    "atari": ("CnnPolicy", {}),
-    "atari-lstm": ("CnnLstmPolicy", LSTM),
-}
+POLICIES = dict.fromkeys(("mujoco", "classic"), ("MlpPolicy", LAYERS))
+POLICIES |= {"atari": ("CnnPolicy", {}), "atari-lstm": ("CnnLstmPolicy", LSTM)}
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ from benchmark.suites import (
     num_envs,
     objectives,
     other_methods,
-    recipe,
     rlhf,
     since2017,
     small_tasks,
@@ -23,19 +22,7 @@ from benchmark.suites import (
 )
 
 FILES = (  # in the order of tables
-    *(
-        smoke,
-        figure3,
-        objectives,
-        ablation,
-        since2017,
-        recipe,
-        num_envs,
-        humanoid,
-        games,
-        discrete,
-        rlhf,
-    ),
+    *(smoke, figure3, objectives, ablation, since2017, num_envs, humanoid, games, discrete, rlhf),
     *(grpo, bugs, healthy, small_tasks, other_methods),
 )
 ALL = tuple(suite for file in FILES for suite in file.SUITES)

@@ -1,13 +1,13 @@
 """What each detail is worth: one switch of the default at a time."""
 
 from benchmark.definitions import Suite, Variant
-from benchmark.suites import switches
 from benchmark.suites.common import CONTINUOUS, EFFECTS
+from benchmark.suites.switches import ANNEAL_CLIP, DEFAULT_INIT, SHARED_NETWORK
 
 # Numbers of the details that are changed, or the title of
 # another tag; label; flags; texts that are replaced.
 ABLATIONS = {
-    "default-init": ("2", "PyTorch's initialization", "", *switches.DEFAULT_INIT),
+    "default-init": ("2", "PyTorch's initialization", "", *DEFAULT_INIT),
     "adam-eps-1e-8": ("3", "Adam epsilon 1e-8", "--adam-eps 1e-8"),
     "constant-lr": ("4", "constant learning rate", "--no-anneal-lr"),
     "lambda-1": ("5", "λ = 1", "--gae-lambda 1.0"),
@@ -16,7 +16,7 @@ ABLATIONS = {
     "no-clip": ("8 and 9", "policy and value loss not clipped", "--clip-coef 1e6 --no-clip-vloss"),
     "no-value-clip": ("9", "value loss not clipped", "--no-clip-vloss"),
     "no-grad-clip": ("11", "gradients not clipped", "--max-grad-norm inf"),
-    "shared-network": ("13 and 26", "shared network", "", *switches.SHARED_NETWORK),
+    "shared-network": ("13 and 26", "shared network", "", *SHARED_NETWORK),
     # A switch may need a partner: clipped at ε, values cannot follow returns of thousands, and
     # gradients of small advantages might vanish next to those of values if both are clipped.
     "raw-rewards-free-values": (
@@ -34,11 +34,8 @@ ABLATIONS = {
     "truncation-is-terminal": (
         *("time limits are not failures", "time limits are failures", "--truncation-is-terminal"),
     ),
-    "anneal-clip": (
-        *("clip range annealing", "extra: clip range annealed", ""),
-        *switches.ANNEAL_CLIP,
-    ),
-    "target-kl": (*("early stopping", "extra: early stopping at KL 0.02", "--early-stop-kl 0.02"),),
+    "anneal-clip": ("clip range annealing", "extra: clip range annealed", "", *ANNEAL_CLIP),
+    "target-kl": ("early stopping", "extra: early stopping at KL 0.02", "--early-stop-kl 0.02"),
 }
 SWITCHES = {
     name: Variant(CONTINUOUS, flags, label, tuple(details.split(" and ")), replaced=tuple(replaced))

@@ -2,16 +2,15 @@
 """Mistakes that people make in PPO, each as a change of one of the scripts, with healthy controls."""
 
 from benchmark.definitions import Suite, Variant
-from benchmark.suites.common import CONTINUOUS, MULTIDISCRETE, RLHF, SHORT, STAGES
+from benchmark.suites.common import CONTINUOUS, MULTIDISCRETE, SHORT, STAGES
 from benchmark.suites.switches import SHARED_NETWORK
 
 EIGHT = "--num-envs 8 --num-steps 256"
 ENTROPY = "--ent-coef 0.01"
 
 # By name: what it is; flags; each text that is replaced, with what takes its place.
-Bug = tuple[str, str, *tuple[tuple[str, str], ...]]
 # fmt: off
-BUGS: dict[str, Bug] = {
+BUGS = {
     "healthy": ("healthy", ""),
     "healthy-8": ("healthy, 8 environments", EIGHT),
     "healthy-entropy": ("healthy, entropy bonus", ENTROPY),
@@ -55,7 +54,7 @@ BUGS: dict[str, Bug] = {
 IN_CARTPOLE = ("healthy", "healthy-8", "ratio-one", "sign", "min-max", "late-obs", "value-shape", "through-falls", "v-same", "over-ends", "transposed", "grad-sum", "no-shuffling", "many-epochs", "large-lr")
 
 WARM = "--temperature 0.7"
-RLHF_BUGS: dict[str, Bug] = {
+RLHF_BUGS = {
     "healthy": ("healthy", ""),
     "healthy-warm": ("healthy, temperature 0.7", WARM),
     "no-kl": ("no KL penalty in the rewards", "", ("rewards = -kl_coef * kl + scores", "rewards = scores")),
@@ -67,11 +66,11 @@ RLHF_BUGS: dict[str, Bug] = {
 }
 # Evaluation with statistics of observations that no training has made.
 FRESH = ('actor(saved["agent"]), saved["obs_stats"]', 'actor(saved["agent"]), RunningMeanStd(0 * saved["obs_stats"].mean, 1.0)')
-EVALUATION: dict[str, Bug] = {"healthy": ("healthy", ""), "without-statistics": ("evaluated without the statistics of observations", "", FRESH)}
+EVALUATION = {"healthy": ("healthy", ""), "without-statistics": ("evaluated without the statistics of observations", "", FRESH)}
 # fmt: on
 
 
-def variants(script: str, bugs: dict[str, Bug]) -> dict[str, Variant]:
+def variants(script: str, bugs: dict[str, tuple]) -> dict[str, Variant]:
     """Bugs of a script, as variants of a suite."""
     return {x: Variant(script, y[1], y[0], replaced=tuple(y[2:])) for x, y in bugs.items()}
 
@@ -109,7 +108,7 @@ SUITES = (
         name="bugs_rlhf",
         reproduces="the same in RLHF",
         environments={"reviews": (1, 2, 3)},
-        variants=variants(RLHF, RLHF_BUGS),
+        variants=variants("ppo_rlhf_toy.py", RLHF_BUGS),
         table="bugs",
         **STAGES,
     ),

@@ -1,7 +1,7 @@
 """Atari games."""
 
 from benchmark.definitions import Suite, Variant
-from benchmark.suites.common import ATARI, FAST_ATARI, GAMES, LSTM, SB3_SCRIPT
+from benchmark.suites.common import FAST, GAMES, SB3
 
 SUITES = (
     Suite(
@@ -12,12 +12,13 @@ SUITES = (
             **dict.fromkeys(("Qbert", "SpaceInvaders", "Seaquest", "Pong"), (1,)),
         },
         variants={
-            "": Variant(ATARI, FAST_ATARI, "four frames, no memory"),
+            "": Variant("ppo_atari.py", FAST, "four frames, no memory"),
             "lstm": Variant(
-                *(LSTM, FAST_ATARI, "one frame and an LSTM"), environments={"Pong": (1,)}
+                *("ppo_atari_lstm.py", FAST, "one frame and an LSTM"),
+                environments={"Pong": (1,)},
             ),
             "sb3": Variant(
-                *(SB3_SCRIPT, f"--kind atari {GAMES}", "four frames, Stable-Baselines3"),
+                *(SB3, f"--kind atari {GAMES}", "four frames, Stable-Baselines3"),
                 environments={"Breakout": (1,)},
             ),
         },

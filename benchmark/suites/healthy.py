@@ -1,25 +1,16 @@
 """Healthy runs elsewhere, on which the limits of metrics were chosen and tested."""
 
 from benchmark.definitions import Suite, Variant
-from benchmark.suites import switches
-from benchmark.suites.common import (
-    ATARI,
-    CONTINUOUS,
-    FAST_ATARI,
-    KL_PENALTY,
-    MULTIDISCRETE,
-    RAW,
-    SHORT,
-)
+from benchmark.suites.common import CONTINUOUS, FAST, KL_PENALTY, MULTIDISCRETE, RAW, SHORT
+from benchmark.suites.switches import ANNEAL_CLIP, SHARED_NETWORK, adapt_lr_kl
 
 # More environments in which healthy runs are watched.
 OTHER6 = dict.fromkeys(("Walker2d-v4", "Swimmer-v4", "Reacher-v4", "Ant-v4"), (1, 2))
 OTHER6 |= dict.fromkeys(("InvertedPendulum-v4", "InvertedDoublePendulum-v4"), (1, 2))
 # Stable-Baselines3 does not clip values, and has no half in their loss; rl-games shares a network.
 ZOO = "--no-clip-vloss --no-anneal-lr"
-RL_GAMES = "--num-envs 64 --no-clip-vloss --no-anneal-lr --lr 5e-4 --update-epochs 5"
-RL_GAMES += " --max-grad-norm 1.0"
-RL_GAMES_TEXTS = switches.SHARED_NETWORK + switches.adapt_lr_kl(0.008)
+RL_GAMES = f"--num-envs 64 {ZOO} --lr 5e-4 --update-epochs 5 --max-grad-norm 1.0"
+RL_GAMES_TEXTS = SHARED_NETWORK + adapt_lr_kl(0.008)
 EAGER = "--no-compile"  # of a run that is over before it would be compiled
 SMALL_BATCHES = f"{EAGER} --num-minibatches 4 --update-epochs 4"  # CleanRL's ppo.py
 TEXT = f"--num-envs 8 --num-steps 128 {SMALL_BATCHES} --ent-coef 0.01"
@@ -28,10 +19,9 @@ AT_THE_END = (TOTAL, f"{TOTAL}\n            reward = self.total if self.ended el
 TINY = (TOTAL, f"{TOTAL}\n            reward *= 0.001")
 # By name: environment; script; thousands of steps; flags; whose settings they are, or what is
 # unusual; what takes the place of texts. Small networks of tanh are those of our scripts.
-Setting = tuple[str, str, int, str, str, *tuple[tuple[str, str], ...]]
 # fmt: off
 # ruff: disable[E501]
-HEALTHY: dict[str, Setting] = {  # limits of warnings were chosen on these
+HEALTHY = {  # limits of warnings were chosen on these
     "cleanrl-cartpole": ("CartPole-v1", MULTIDISCRETE, 150, f"--num-envs 4 --num-steps 128 {SMALL_BATCHES} {RAW} --lr 2.5e-4 --ent-coef 0.01", "CleanRL's ppo.py"),
     "cleanrl-acrobot": ("Acrobot-v1", MULTIDISCRETE, 120, f"--num-envs 4 --num-steps 128 {SMALL_BATCHES} {RAW} --lr 2.5e-4 --ent-coef 0.01", "CleanRL's ppo.py"),
     "taxi": ("Taxi-v4", MULTIDISCRETE, 100, f"{TEXT} --mask-invalid-actions --lr 3e-3", "command of ppo_multidiscrete.py"),
@@ -49,10 +39,10 @@ HEALTHY: dict[str, Setting] = {  # limits of warnings were chosen on these
     "constant-lr": ("Walker2d-v4", CONTINUOUS, 150, "--no-anneal-lr", "constant learning rate"),
     "penalty-pole": ("InvertedPendulum-v4", KL_PENALTY, 80, "", "KL penalty"),
     "bins-hopper": ("Hopper-v4", MULTIDISCRETE, 120, "", "11 bins per joint"),
-    "shared": ("Reacher-v4", CONTINUOUS, 100, "", "shared network", *switches.SHARED_NETWORK),
+    "shared": ("Reacher-v4", CONTINUOUS, 100, "", "shared network", *SHARED_NETWORK),
 }
-HELD_OUT: dict[str, Setting] = {  # nobody looked at these before the limits were chosen
-    "test-zoo-cartpole": ("CartPole-v1", MULTIDISCRETE, 100, f"{EAGER} --no-clip-vloss {RAW} --num-envs 8 --num-steps 32 --num-minibatches 1 --update-epochs 20 --gamma 0.98 --gae-lambda 0.8 --lr 1e-3 --vf-coef 1.0", "Stable-Baselines3 Zoo", *switches.ANNEAL_CLIP),
+HELD_OUT = {  # nobody looked at these before the limits were chosen
+    "test-zoo-cartpole": ("CartPole-v1", MULTIDISCRETE, 100, f"{EAGER} --no-clip-vloss {RAW} --num-envs 8 --num-steps 32 --num-minibatches 1 --update-epochs 20 --gamma 0.98 --gae-lambda 0.8 --lr 1e-3 --vf-coef 1.0", "Stable-Baselines3 Zoo", *ANNEAL_CLIP),
     "test-zoo-acrobot": ("Acrobot-v1", MULTIDISCRETE, 120, f"{EAGER} {ZOO} --num-envs 16 --num-steps 256 --num-minibatches 64 --update-epochs 4 --gae-lambda 0.94 --vf-coef 1.0", "Stable-Baselines3 Zoo"),
     "test-zoo-lander": ("LunarLander-v3", MULTIDISCRETE, 300, f"{ZOO} {RAW} --num-envs 16 --num-steps 1024 --num-minibatches 256 --update-epochs 4 --gamma 0.999 --gae-lambda 0.98 --ent-coef 0.01 --vf-coef 1.0", "Stable-Baselines3 Zoo"),
     "test-zoo-reacher": ("Reacher-v4", CONTINUOUS, 120, f"{ZOO} --num-steps 512 --num-minibatches 16 --update-epochs 5 --gamma 0.9 --gae-lambda 1.0 --lr 1.04019e-4 --clip-coef 0.3 --max-grad-norm 0.9 --vf-coef 1.900736", "Stable-Baselines3 Zoo"),
@@ -90,7 +80,7 @@ SUITES = (
             "default": Variant(CONTINUOUS, "", "default", environments=OTHER6),
             "bins": Variant(MULTIDISCRETE, "", "11 bins", environments={"HalfCheetah-v4": (1, 2)}),
             "penalty": Variant(KL_PENALTY, "", "KL penalty", environments={"Hopper-v4": (1, 2)}),
-            "atari": Variant(ATARI, FAST_ATARI, "default", environments={"Pong": (1,)}),
+            "atari": Variant("ppo_atari.py", FAST, "default", environments={"Pong": (1,)}),
             **{name: healthy_variant(*x) for name, x in UNUSUAL.items()},
         },
         **SHORT | {"points": None},

@@ -1,103 +1,87 @@
 """What `throughput` measures, in about a minute for each entry."""
 
 from benchmark.definitions import Entry, Measurement
-from benchmark.suites.common import ATARI, CONTINUOUS, GAMES, LSTM, MULTIDISCRETE, RAW, SB3_SCRIPT
+from benchmark.suites.common import CONTINUOUS, GAMES, MULTIDISCRETE, RAW, SB3
 
-# SB3 gets a tenth of the steps.
-SB3 = "Stable-Baselines3 PPO"
-SB3_CNN, SB3_LSTM = f"{SB3}, CnnPolicy", "sb3-contrib RecurrentPPO, CnnLstmPolicy"
+SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
 CHEETAH, CARTPOLE = "--env-id HalfCheetah-v4", "--env-id CartPole-v1"
 SMALL = (
     f"{CARTPOLE} --num-envs 4 --num-steps 128 --num-minibatches 4 --update-epochs 4 "
     "--learning-rate 2.5e-4 --ent-coef 0.01"
 )
+PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
 PONG = f"--env-id PongNoFrameskip-v4 {GAMES}"
-OURS = f"{PONG} --torch-threads 2"
+ATARI, LSTM, OURS = "ppo_atari.py", "ppo_atari_lstm.py", f"{PONG} --torch-threads 2"
 # The same with EnvPool, which is not in requirements.txt; the policy acts on one thread.
 STEPPING = "benchmark/baselines/atari_stepping.py"
-POOL, POOL_FLAGS = "games stepped by EnvPool", "--stepping envpool --workers 2"
-ACTING = f"{OURS} --no-learn"
-SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
-PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
+ACTING, POOL = f"{OURS} --no-learn", "--stepping envpool"
+# Stable-Baselines3; where it is slow, it gets a tenth of the steps.
+THEIRS = "Stable-Baselines3 PPO"
+CNN = Entry(f"{THEIRS}, CnnPolicy", 10240, f"{PONG} --kind atari", SB3)
+RNN = Entry("sb3-contrib RecurrentPPO, CnnLstmPolicy", 10240, f"{PONG} --kind atari-lstm", SB3)
+
+
+def measurement(title: str, *entries: Entry) -> Measurement:
+    """One whose games have two threads."""
+    return Measurement(title, entries, 1 + title.startswith("Pong"), title.endswith("on a GPU"))
+
+
 MEASUREMENTS = {
-    "continuous": Measurement(
+    "continuous": measurement(
         f"HalfCheetah-v4, {SIZE}",
-        (
-            Entry(CONTINUOUS, 245760, CHEETAH),
-            Entry(SB3, 24576, f"{CHEETAH} --kind mujoco", SB3_SCRIPT),
-        ),
+        Entry(CONTINUOUS, 245760, CHEETAH),
+        Entry(THEIRS, 24576, f"{CHEETAH} --kind mujoco", SB3),
     ),
-    "atari": Measurement(
+    "atari": measurement(
         PONG_SIZE,
-        (
-            Entry(f"{ATARI}, float32", 10240, OURS, ATARI),
-            Entry(f"{ATARI}, bfloat16", 10240, f"{OURS} --bfloat16", ATARI),
-            Entry(f"{ATARI}, float32, {POOL}", 10240, f"{OURS} {POOL_FLAGS}", STEPPING),
-            Entry(SB3_CNN, 10240, f"{PONG} --kind atari", SB3_SCRIPT),
+        Entry(f"{ATARI}, float32", 10240, OURS, ATARI),
+        Entry(f"{ATARI}, bfloat16", 10240, f"{OURS} --bfloat16", ATARI),
+        Entry(
+            *(f"{ATARI}, float32, games stepped by EnvPool", 10240),
+            *(f"{OURS} {POOL} --workers 2", STEPPING),
         ),
-        threads=2,
+        CNN,
     ),
-    "atari_rollouts": Measurement(
+    "atari_rollouts": measurement(
         "Pong, rollouts without updates, 8 environments, 2 cores",
-        (
-            Entry("EnvPool, 2 threads", 10240, f"{ACTING} {POOL_FLAGS}", STEPPING),
-            Entry("EnvPool, 1 thread", 10240, f"{ACTING} --stepping envpool", STEPPING),
-            Entry(f"{ATARI}, 2 processes", 10240, f"{ACTING} --workers 2", STEPPING),
-            Entry(f"{ATARI}, 1 process", 10240, ACTING, STEPPING),
-        ),
-        threads=2,
+        Entry("EnvPool, 2 threads", 10240, f"{ACTING} {POOL} --workers 2", STEPPING),
+        Entry("EnvPool, 1 thread", 10240, f"{ACTING} {POOL}", STEPPING),
+        Entry(f"{ATARI}, 2 processes", 10240, f"{ACTING} --workers 2", STEPPING),
+        Entry(f"{ATARI}, 1 process", 10240, ACTING, STEPPING),
     ),
-    "atari_lstm": Measurement(
+    "atari_lstm": measurement(
         f"{PONG_SIZE}, LSTM",
-        (
-            Entry(f"{LSTM}, float32", 16384, OURS, LSTM),
-            Entry(f"{LSTM}, bfloat16", 16384, f"{OURS} --bfloat16", LSTM),
-            Entry(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", SB3_SCRIPT),
-        ),
-        threads=2,
+        Entry(f"{LSTM}, float32", 16384, OURS, LSTM),
+        Entry(f"{LSTM}, bfloat16", 16384, f"{OURS} --bfloat16", LSTM),
+        RNN,
     ),
-    "multidiscrete": Measurement(
+    "multidiscrete": measurement(
         f"CartPole-v1, {SIZE}",
-        (
-            Entry(MULTIDISCRETE, 245760, f"{CARTPOLE} {RAW}"),
-            Entry(SB3, 24576, f"{CARTPOLE} --kind classic", SB3_SCRIPT),
-        ),
+        Entry(MULTIDISCRETE, 245760, f"{CARTPOLE} {RAW}"),
+        Entry(THEIRS, 24576, f"{CARTPOLE} --kind classic", SB3),
     ),
-    "multidiscrete_small": Measurement(
+    "multidiscrete_small": measurement(
         "CartPole-v1, 4 environments, 128 steps, 4 minibatches of 128, 4 epochs",
-        (
-            Entry(MULTIDISCRETE, 512000, f"{SMALL} {RAW}"),
-            Entry(SB3, 51200, f"{SMALL} --kind classic", SB3_SCRIPT),
-        ),
+        Entry(MULTIDISCRETE, 512000, f"{SMALL} {RAW}"),
+        Entry(THEIRS, 51200, f"{SMALL} --kind classic", SB3),
     ),
-    "gpu_continuous": Measurement(
+    "gpu_continuous": measurement(
         f"HalfCheetah-v4, {SIZE}, on a GPU",
-        (
-            Entry(f"{CONTINUOUS}, --device cpu", 61440, f"{CHEETAH} --device cpu", CONTINUOUS),
-            Entry(CONTINUOUS, 61440, f"{CHEETAH} --device cuda"),
-            Entry(SB3, 20480, f"{CHEETAH} --kind mujoco", SB3_SCRIPT),
-        ),
-        gpu=True,
+        Entry(f"{CONTINUOUS}, --device cpu", 61440, f"{CHEETAH} --device cpu", CONTINUOUS),
+        Entry(CONTINUOUS, 61440, f"{CHEETAH} --device cuda"),
+        Entry(THEIRS, 20480, f"{CHEETAH} --kind mujoco", SB3),
     ),
-    "gpu_atari": Measurement(
+    "gpu_atari": measurement(
         f"{PONG_SIZE}, on a GPU",
-        (
-            Entry(f"{ATARI}, --device cpu", 10240, f"{OURS} --device cpu", ATARI),
-            Entry(f"{ATARI}, float32", 10240, f"{OURS} --device cuda", ATARI),
-            Entry(f"{ATARI}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", ATARI),
-            Entry(SB3_CNN, 10240, f"{PONG} --kind atari", SB3_SCRIPT),
-        ),
-        threads=2,
-        gpu=True,
+        Entry(f"{ATARI}, --device cpu", 10240, f"{OURS} --device cpu", ATARI),
+        Entry(f"{ATARI}, float32", 10240, f"{OURS} --device cuda", ATARI),
+        Entry(f"{ATARI}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", ATARI),
+        CNN,
     ),
-    "gpu_atari_lstm": Measurement(
+    "gpu_atari_lstm": measurement(
         f"{PONG_SIZE}, LSTM, on a GPU",
-        (
-            Entry(f"{LSTM}, float32", 10240, f"{OURS} --device cuda", LSTM),
-            Entry(f"{LSTM}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", LSTM),
-            Entry(SB3_LSTM, 10240, f"{PONG} --kind atari-lstm", SB3_SCRIPT),
-        ),
-        threads=2,
-        gpu=True,
+        Entry(f"{LSTM}, float32", 10240, f"{OURS} --device cuda", LSTM),
+        Entry(f"{LSTM}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", LSTM),
+        RNN,
     ),
 }

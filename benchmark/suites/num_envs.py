@@ -1,7 +1,7 @@
 """What more environments buy: the same batch of 2048 steps, from 1, 8 or 64 of them."""
 
 from benchmark.definitions import Suite, Variant
-from benchmark.suites.common import CONTINUOUS
+from benchmark.suites.common import CONTINUOUS, with_default
 
 SUITES = (
     Suite(
@@ -12,7 +12,6 @@ SUITES = (
             "8": Variant(CONTINUOUS, "--num-envs 8 --num-steps 256", "8 environments"),
             "64": Variant(CONTINUOUS, "--num-envs 64 --num-steps 32", "64 environments"),
         },
-        baseline=("figure3", ""),
-        baseline_label="1 environment",
+        **with_default("1 environment"),
     ),
 )

@@ -1,9 +1,9 @@
 """The objectives of the paper: clipping, and penalties of the KL."""
 
 from benchmark.definitions import Suite, Variant
-from benchmark.suites.common import CONTINUOUS, KL_PENALTY, MUJOCO7
+from benchmark.suites.common import CONTINUOUS, KL_PENALTY, MUJOCO7, with_default
 
-# The eleven surrogate objectives of the paper's Table 1, as fields of `Variant`.
+# The eleven surrogate objectives of the paper's Table 1: a script, its flags and a label.
 ADAPTIVE = "adaptive KL, d_targ"
 OBJECTIVES = {
     "none": (KL_PENALTY, "--kl-mode none", "no clipping or penalty"),
@@ -30,16 +30,14 @@ PROTOCOL_2017 = {
     KL_PENALTY: f"{RELEASE_2017} --value-clip-coef inf",
 }
 
-
 SUITES = (
     Suite(
         name="kl_vs_clip",
         reproduces="Schulman et al. 2017, section 4: the adaptive KL penalty against clipping",
         environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
         variants={"adaptive-0.01": Variant(*OBJECTIVES["adaptive-0.01"])},
-        baseline=("figure3", ""),
-        baseline_label="clipping, ε = 0.2",
         figures=("curves", "trace"),
+        **with_default("clipping, ε = 0.2"),
     ),
     Suite(
         name="table1",
@@ -49,7 +47,6 @@ SUITES = (
             name: Variant(script, f"{flags} {PROTOCOL_2017[script]}", label)
             for name, (script, flags, label) in OBJECTIVES.items()
         },
-        baseline=("table1", "clip-0.2"),
         table="normalized",
         figures=("normalized",),
     ),

@@ -1,8 +1,9 @@
 """RLHF on toy reviews with PPO, GRPO and DPO."""
 
 from benchmark.definitions import Suite, Variant
-from benchmark.suites.common import DPO, GRPO, RLHF, STAGES
+from benchmark.suites.common import STAGES
 
+RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
 # The three changes by which DeepSeekMath's form differs from the default, and all their subsets:
 # none is grpo-0.05 and all are paper-0.05. One more is the third normalization.
 STD, OWN, K3 = "--std group", "--loss-norm sequence", "--kl-in-loss k3"
@@ -14,13 +15,10 @@ GRPO_CHANGES = {
 # The weight of the KL penalty, or DPO's beta, in steps; then the changes, and the true reward.
 BETA = "--kl-mode fixed --kl-coef"
 FRONTIER = {
-    **{f"grpo-{x}": Variant(GRPO, f"{BETA} {x}") for x in ("0.05", "0.1", "0.2", "0.5")},
-    **{f"paper-{x}": Variant(GRPO, f"{PAPER} {BETA} {x}") for x in ("0.05", "0.2", "0.5")},
-    **{f"dpo-{x}": Variant(DPO, f"--nll-coef 0 --beta {x}") for x in ("0.03", "0.1", "0.5", "1.0")},
-    **{
-        f"grpo-{name}-0.05": Variant(GRPO, f"{flags} {BETA} 0.05")
-        for name, flags in GRPO_CHANGES.items()
-    },
+    **{f"grpo-{x}": Variant(GRPO, f"{BETA} {x}") for x in (0.05, 0.1, 0.2, 0.5)},
+    **{f"paper-{x}": Variant(GRPO, f"{PAPER} {BETA} {x}") for x in (0.05, 0.2, 0.5)},
+    **{f"dpo-{x}": Variant(DPO, f"--nll-coef 0 --beta {x}") for x in (0.03, 0.1, 0.5, 1.0)},
+    **{f"grpo-{x}-0.05": Variant(GRPO, f"{y} {BETA} 0.05") for x, y in GRPO_CHANGES.items()},
     "gold-6": Variant(GRPO, "--reward gold"),
     "gold-none": Variant(GRPO, "--reward gold --kl-mode none"),
 }
@@ -45,7 +43,7 @@ SUITES = (
     ),
     Suite(
         name="rlhf_frontier",
-        reproduces="Rafailov et al. 2023, Figure 2, in small: quality over the KL, for each rival",
+        reproduces="Rafailov et al. 2023, Figure 2, in small: quality over the KL, for each method",
         environments={"reviews": (1, 2, 3)},
         variants=FRONTIER,
         figures=("frontier",),

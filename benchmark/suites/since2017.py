@@ -1,16 +1,13 @@
 # ruff: noqa: E501 - a table of code
-"""What has been proposed for PPO since 2017, each as a change of ppo_continuous_action.py.
+"""What has been proposed for PPO since 2017, each as a change of the default; a recipe.
 
-A change is a few flags, or texts of the script that are replaced, at most 15 lines. Where a paper
-leaves a choice, a comment says which was taken.
+A change is a few flags, or texts of ppo_continuous_action.py that are replaced, at most 15 lines.
+Where a paper leaves a choice, a comment says which was taken.
 """
 
 from benchmark.definitions import Suite, Variant
-from benchmark.suites.common import EFFECTS
+from benchmark.suites.common import CONTINUOUS, EFFECTS, MUJOCO7, THREE
 from benchmark.suites.switches import LOG_STD, TRUNKS, adapt_lr_kl
-
-# By name: who proposed it; label; flags; each text that is replaced, with what takes its place.
-Change = tuple[str, str, str, *tuple[tuple[str, str], ...]]
 
 # Both policies act on the whole range of the environment: actions in (0, 1) are stretched to it.
 STRETCH = "clipped_actions = low + (high - low) * "
@@ -45,8 +42,9 @@ def colored(exponent: float) -> tuple[str, str]:
     )
 
 
+# By name: who proposed it; label; flags; each text that is replaced, with what takes its place.
 # fmt: off
-CHANGES: dict[str, Change] = {
+CHANGES = {
     # The policy
     "beta": ("Chou et al. 2017", "Beta distribution", "",
         FIXED_STD,
@@ -121,25 +119,19 @@ CHANGES: dict[str, Change] = {
 }
 # fmt: on
 
-PLACES = ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4")
-# The runs have ended. Every change has four seeds or more in each environment, these have five.
-FIVE = {"wide-values", "gamma-0.995", "batch-advantages", "lr-kl", "adam-reset", "betas"}
-
-
-def seeds(name: str) -> dict[str, tuple[int, ...]]:
-    """The seeds of a change in each environment."""
-    counts = (5, 5, 5) if name in FIVE else (5, 5, 4) if name == "beta" else (5, 4, 4)
-    return {place: tuple(range(1, count + 1)) for place, count in zip(PLACES, counts)}
-
-
+# The runs have ended. A change has five seeds in Hopper and four elsewhere, but for these; None is
+# five everywhere.
+FOUR = EFFECTS["environments"] | dict.fromkeys(("Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4))
+MORE = {"beta": FOUR | {"Walker2d-v4": (1, 2, 3, 4, 5)}} | dict.fromkeys(
+    ("wide-values", "gamma-0.995", "batch-advantages", "lr-kl", "adam-reset", "betas")
+)
 VARIANTS = {
-    name: Variant(
-        *("ppo_continuous_action.py", flags, label),
-        replaced=tuple(replaced),
-        environments=seeds(name),
-    )
+    name: Variant(CONTINUOUS, flags, label, (), MORE.get(name, FOUR), tuple(replaced))
     for name, (_, label, flags, *replaced) in CHANGES.items()
 }
+# A setting for returns. Its search has ended, and is not repeated: it is in results/closed/.
+RECIPE = "--gamma 0.995 --learning-rate 1e-3 --update-epochs 5 --num-minibatches 32"
+RECIPE_PLACES = (*MUJOCO7, "Ant-v4")
 
 SUITES = (
     Suite(
@@ -147,5 +139,19 @@ SUITES = (
         reproduces="what has been proposed since 2017, each compared with the default",
         variants=VARIANTS,
         **EFFECTS,
+    ),
+    Suite(
+        name="recipe",
+        reproduces="a setting for returns, compared with the default on fresh seeds",
+        environments=dict.fromkeys(RECIPE_PLACES, (201, 202, 203, 204, 205)),
+        variants={
+            "": Variant(CONTINUOUS, "", "default"),
+            "recipe": Variant(CONTINUOUS, RECIPE, "recipe"),
+            "gamma-0.995": Variant(
+                *(CONTINUOUS, "--gamma 0.995", "γ = 0.995"),
+                environments={x: (201, 202, 203) for x in RECIPE_PLACES if x not in THREE},
+            ),
+        },
+        table="recipe",
     ),
 )

@@ -2,12 +2,12 @@
 """Small tasks for what larger ones do not show: components, masks and memory."""
 
 from benchmark.definitions import Suite, Variant
-from benchmark.suites.common import ATARI, LSTM, MULTIDISCRETE, TASKS
+from benchmark.suites.common import MULTIDISCRETE, TASKS
 
 # As for Taxi in the docstring of ppo_multidiscrete.py; runs this short are not worth compiling.
 EIGHT = "--num-envs 8 --num-steps 128 --num-minibatches 4 --learning-rate 3e-3 --no-compile"
 TAXI = f"{EIGHT} --ent-coef 0.01"
-JOINT = ('"Points-v0", Points', '"Points-v0", lambda: Joint(Points())')
+JOINT = (TASKS, ('"Points-v0", Points', '"Points-v0", lambda: Joint(Points())'))
 MAKE = "def make_env(args: Args, videos: str | None = None) -> gym.Env:\n"
 STACKED = "gym.wrappers.FrameStackObservation(env, NUM_FRAMES, padding_type='zero')"
 RECALL = (TASKS, (MAKE, f"{MAKE}    env = EpisodicLife(Recall())\n    return {STACKED}\n"))
@@ -22,10 +22,12 @@ LSTM_DETAILS = {
     "stored-states": ("36", "stored states in training", ("final_obs, final_states = [], []", "final_obs, final_states, states = [], [], []"), ("now = slice(t, t + 1)", "states.append(state)\n            now = slice(t, t + 1)"), ("starts[:-1], rollout_state]", "starts[:-1], torch.stack(states, dim=2)]"), ("logits, values, _ = self(obs, starts, state)", "shape, state = starts.shape, state.transpose(1, 2).flatten(1, 2)\n        logits, values, _ = self(obs.flatten(0, 1)[None], starts.reshape(1, -1), state)\n        logits, values = logits.view(*shape, -1), values.view(shape)")),
 }
 # fmt: on
+LSTM, FRAMES = "ppo_atari_lstm.py", f"{SMALL_BATCH} --no-compile"
 FORGETFUL = {
     name: Variant(LSTM, SMALL_BATCH, label, (number,), replaced=(*RECALL, *replaced))
     for name, (number, label, *replaced) in LSTM_DETAILS.items()
 }
+COMPONENTS = "four components of 3 to 9 choices"
 
 SUITES = (
     Suite(
@@ -33,12 +35,8 @@ SUITES = (
         reproduces="what independent components are worth where they are independent",
         environments={"Points-v0": (1, 2, 3, 4, 5)},
         variants={
-            "": Variant(
-                *(MULTIDISCRETE, EIGHT, "four components of 3 to 9 choices"), replaced=(TASKS,)
-            ),
-            "joint": Variant(
-                *(MULTIDISCRETE, EIGHT, "one of 945 choices", ("37",)), replaced=(TASKS, JOINT)
-            ),
+            "": Variant(MULTIDISCRETE, EIGHT, COMPONENTS, replaced=(TASKS,)),
+            "joint": Variant(MULTIDISCRETE, EIGHT, "one of 945 choices", ("37",), None, JOINT),
         },
         baseline=("multidiscrete", ""),
         total_timesteps=102_400,
@@ -60,9 +58,7 @@ SUITES = (
         environments={"Recall": (1, 2, 3, 4, 5)},
         variants={
             "": Variant(LSTM, SMALL_BATCH, "one frame and an LSTM", replaced=RECALL),
-            "frames": Variant(
-                *(ATARI, f"{SMALL_BATCH} --no-compile", "four frames, no memory"), replaced=RECALL
-            ),
+            "frames": Variant("ppo_atari.py", FRAMES, "four frames, no memory", replaced=RECALL),
             **FORGETFUL,
         },
         baseline=("memory", ""),

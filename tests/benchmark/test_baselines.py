@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import ppo_continuous_action as ppo
-from benchmark.baselines import a2c, cem, trpo, vpg
+from benchmark.baselines import a2c, cem, on_ppo, trpo, vpg
 
 FOLDER = Path(trpo.__file__).parents[1]
 flat, fill = nn.utils.parameters_to_vector, nn.utils.vector_to_parameters
@@ -112,7 +113,7 @@ def test_values_are_fitted_apart_in_ever_new_orders(monkeypatch):
     agent, adam = make_agent(args)
     batch, before = make_batch(agent), adam["weights"].clone()
     calls = record(monkeypatch, ppo, "value_loss")
-    trpo.fit_values(agent, adam, batch, torch.randperm(64), args)
+    on_ppo.fit_values(agent, adam, batch, torch.randperm(64), args)
     epochs = torch.cat([call[2] for call in calls]).view(8, 64)  # all returns differ
     assert (epochs.sort(dim=1).values == batch[5].sort().values).all()
     assert len({tuple(x.tolist()) for x in epochs}) == 8
@@ -129,10 +130,11 @@ def test_vpg_is_a_step_along_the_policy_gradient_and_a_fit_of_the_values():
     ascent = policy_gradient(agent, batch)
     direction = 0.1 * ascent / (np.sqrt(0.001) * ascent.abs() + 1e-5)  # Adam's first
     expected = adam["weights"] + 0.01 * np.sqrt(1 - 0.999) / (1 - 0.9) * direction
-    trpo.fit_values(other, other_adam, batch, order, args)
+    on_ppo.fit_values(other, other_adam, batch, order, args)
     vpg.vpg_update(agent, adam, batch, order[None], tensors(args, learning_rate=0.01))
     expected = torch.where(value_weights(agent), other_adam["weights"], expected)
     close(adam["weights"], expected, atol=1e-5, rtol=1e-4)
+    assert adam["rate"] == pytest.approx(0.01 / 1.5)  # of the next step, as the KL is large
 
 
 def test_a2c_is_ppo_with_its_settings_and_its_average_policy_follows_slowly():
@@ -192,21 +194,6 @@ def test_cem_fits_the_best_fifth_and_adds_noise_that_falls_to_nothing_in_half_of
         np.testing.assert_allclose(drawn.var(0), [0.64 + variance, variance], atol=0.03)
 
 
-def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = cem.train(cem.Args(env_id="FakeTarget-Box-v0", total_timesteps=1550))
-    assert [x["global_step"] for x in run["updates"]] == [*range(100, 1600, 100), 1550]
-    assert [x["global_step"] for x in run["episodes"]] == [*range(1, 1551)]
-    returns = np.array([x["return"] for x in run["episodes"]])
-    assert returns[:100].mean() < -0.3 and returns[-100:].mean() > -0.05
-    full, half = run["updates"][-2:]
-    assert full["cem/std"] == half["cem/std"]  # of half a generation nothing is fitted
-    # The observations are spread evenly over [-1, 1] and become normal.
-    mean = load(run["run_dir"])["mean"]
-    assert mean.tolist() == pytest.approx([3**-0.5, 0], abs=0.05)
-    close(flat(run["agent"].parameters()), mean.float())
-
-
 # --- Each as a program ---
 
 
@@ -217,7 +204,7 @@ def load(folder):
 def program(name, flags):
     """Run a file of benchmark/ with a command line; returns its exit code."""
     with pytest.MonkeyPatch.context() as patch:
-        for x in ("Args", "Agent", "actor", "details", "train"):  # a rival has its own
+        for x in ("Args", "details", "train"):  # a baseline has its own
             patch.setattr(ppo, x, getattr(ppo, x))
         patch.setattr(sys, "path", [*sys.path])
         patch.setattr(sys, "argv", [f"{name}.py", *flags.split()])
@@ -228,40 +215,59 @@ def program(name, flags):
     return 0
 
 
+def played(name):
+    """Returns of the episodes that `evaluate.py` plays with the policy of runs/run."""
+    assert program("evaluate", f"{name}.py") == 0
+    return json.loads(Path("runs/run/evaluation.json").read_text())["returns"]
+
+
+def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = "--env-id FakeTarget-Box-v0 --total-timesteps 1550"
+    for words in (flags, "--resume runs/run"):  # a run that has a checkpoint is over
+        assert program("baselines/cem", words) == 0
+    run = load("runs/run")
+    assert [x["global_step"] for x in run["updates"]] == [*range(100, 1600, 100), 1550]
+    assert run["episodes"]["global_step"].tolist() == [*range(1, 1551)]
+    returns = run["episodes"]["return"]
+    assert returns[:100].mean() < -0.3 and returns[-100:].mean() > -0.05
+    full, half = run["updates"][-2:]
+    assert full["cem/std"] == half["cem/std"]  # of half a generation nothing is fitted
+    # The observations are spread evenly over [-1, 1] and become normal.
+    assert run["mean"].tolist() == pytest.approx([3**-0.5, 0], abs=0.05)
+    found = played("cem")
+    assert len(found) == 20 and min(found) > -0.05
+
+
 @pytest.mark.parametrize(
-    ("name", "own"),
+    ("baseline", "own"),
     [
-        ("trpo", "--num-steps 32 --value-epochs 2 --checkpoint-interval 2"),
-        ("vpg", "--num-steps 32 --value-epochs 2 --checkpoint-interval 2"),
-        ("a2c", "--num-envs 4 --trust-region 1 --checkpoint-interval 4"),
-        ("cem", "--population 6"),
+        (trpo, "--num-steps 32 --value-epochs 2 --checkpoint-interval 2"),
+        (vpg, "--num-steps 32 --value-epochs 2 --checkpoint-interval 2"),
+        (a2c, "--num-envs 4 --trust-region 1 --checkpoint-interval 4"),
     ],
 )
-def test_a_rival_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
-    name, own, tmp_path, monkeypatch, capsys
+def test_a_baseline_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
+    baseline, own, tmp_path, monkeypatch
 ):
-    def interrupted(*args):
-        save(*args)
-        saves.append(args)
-        if len(saves) == 2:
-            raise KeyboardInterrupt
+    def save_and_copy(run_dir, *state):
+        save(run_dir, *state)
+        if not Path("runs/half").exists():
+            shutil.copytree(run_dir, "runs/half")
 
     monkeypatch.chdir(tmp_path)
-    rival, save, saves = f"baselines/{name}", ppo.save_checkpoint, []
-    flags = f"--env-id FakeWalk-Box-v0 --seed 2 --total-timesteps 320 {own}"
-    assert program(rival, f"{flags} --run-name run") == 0
-    monkeypatch.setattr(ppo, "save_checkpoint", interrupted)
-    assert "Interrupted" in program(rival, f"{flags} --run-name half")
+    name, save = Path(baseline.__file__).stem, ppo.save_checkpoint
+    monkeypatch.setattr(ppo, "save_checkpoint", save_and_copy)
+    flags = f"--env-id FakeWalk-Box-v0 --seed 2 --total-timesteps 320 --run-name run {own}"
+    assert program(f"baselines/{name}", flags) == 0
     assert 0 < load("runs/half")["updates"][-1]["global_step"] < 300
-    assert program(rival, "--resume runs/half") == 0
+    assert program(f"baselines/{name}", "--resume runs/half") == 0
     whole, half = load("runs/run"), load("runs/half")
     assert whole["updates"][-1]["global_step"] == half["updates"][-1]["global_step"] == 320
     columns = half["episodes"]
     assert all(torch.equal(x, columns[name]) for name, x in whole["episodes"].items())
-    assert len(columns["return"]) > 10
+    assert len(columns["return"]) > 10 and {"value_mean", "rms"} & {*half["adam"]}  # its own
     assert all(torch.equal(x, half["agent"][key]) for key, x in whole["agent"].items())
-    assert all("charts/SPS" in x for x in whole["updates"])
-    assert program("evaluate", f"{name}.py") == 0
-    assert len(json.loads(Path("runs/run/evaluation.json").read_text())["returns"]) == 20
-    assert program(rival, "--early-stop-kl 0.1") == 2
-    assert "does not use --early-stop-kl" in capsys.readouterr().err
+    assert len(played(name)) == 20
+    with pytest.raises(ppo.UsageError, match="does not use --early-stop-kl"):
+        baseline.Args(early_stop_kl=0.1)

@@ -92,21 +92,16 @@ def test_recall_without_the_ends_of_episodes_cannot_be_solved():
     assert np.mean(earned) == pytest.approx(BEST_WITHOUT_ENDS, abs=0.05)
 
 
-def two_iterations(made, changed_copy):
-    """Results of a few steps of a variant, in float32."""
-    module = changed_copy(made.script, made.suite.variants[made.variant].replaced)
-    args = tyro.cli(module.Args, args=[*made.flags, "--run-name", made.variant or "usual"])
-    short = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1}
-    other = {name: False for name in ("bfloat16", "compile") if hasattr(args, name)}
-    return module.train(dataclasses.replace(args, total_timesteps=128, **short, **other))
-
-
 @pytest.mark.parametrize("suite", ["multidiscrete", "memory"])
 def test_each_variant_plays_the_task_and_learns_otherwise(suite, monkeypatch, changed_copy):
     monkeypatch.setitem(gym.registry, "Points-v0", gym.registry["Points-v0"])  # is put back
-    weights = {}
+    short = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1}
+    short["total_timesteps"], weights = 128, {}
     for made in select(SUITES[suite], Folders(), seeds=(1,)):
-        results = two_iterations(made, changed_copy)
+        module = changed_copy(made.script, made.suite.variants[made.variant].replaced)
+        args = tyro.cli(module.Args, args=[*made.flags, "--run-name", made.variant or "usual"])
+        slow = dict.fromkeys({"bfloat16", "compile"} & {*vars(args)}, False)
+        results = module.train(dataclasses.replace(args, **short, **slow))
         _, second = results["updates"]
         assert (second["check/first_kl"] < 1e-9) == (made.variant != "shuffled-steps")
         returns = {x["return"] for x in results["episodes"]}

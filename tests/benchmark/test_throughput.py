@@ -30,71 +30,63 @@ def test_every_entry_has_a_valid_command_line_and_equal_work(measurement):
     assert len(settings) == 1
 
 
+# A script whose rate is its flag's, and one more where it sees a GPU.
 ENTRY = """
 import json, os, sys
 os.makedirs("runs/run")
-updates = [{"global_step": 10 * i, "charts/SPS": float(sys.argv[4])} for i in range(1, 6)]
+rate = float(sys.argv[4]) + len(os.environ["CUDA_VISIBLE_DEVICES"])
+updates = [{"global_step": 10 * i, "charts/SPS": rate} for i in range(1, 6)]
 with open("runs/run/checkpoint.pt", "w") as file:
     json.dump({"updates": updates}, file)
-sys.exit("Error: blown" if updates[0]["charts/SPS"] < 0 else 0)
+sys.exit("Error: blown" if rate < 0 else 0)
 """
 
 
-def test_a_measurement_that_failed_leaves_the_last_measurement(folders, bench, monkeypatch, capsys):
-    def measurement(rate):
-        pair = [Entry(x, 50, f"--rate {y}", "x.py") for x, y in (("a", 10), ("b", rate))]
-        monkeypatch.setattr(
-            throughput, "MEASUREMENTS", {"continuous": Measurement("Two", tuple(pair))}
-        )
+def measurement(*rates, **more):
+    entries = [Entry(name, 50, f"--rate {x}", "x.py") for name, x in zip("ab", rates)]
+    return Measurement("Two", tuple(entries), **more)
 
+
+@pytest.fixture
+def measure(folders, bench, monkeypatch):
+    """Measure such scripts: measure({name: measurement}, ...) returns all lines and the table."""
     monkeypatch.setattr(throughput, "source_at", lambda commit, file: ENTRY)
     monkeypatch.setattr(throughput, "read_checkpoint", lambda path: json.loads(path.read_text()))
-    measurement(30)
-    bench("throughput", "--repetitions", "1")
-    lines = results.lines_of(path := folders.results / "throughput.jsonl")
+
+    def run(measurements, *words):
+        monkeypatch.setattr(throughput, "MEASUREMENTS", measurements)
+        bench("throughput", *words)
+        lines = results.lines_of(folders.results / "throughput.jsonl")
+        return lines, pages.throughput_tables(folders)
+
+    return run
+
+
+def test_a_measurement_that_failed_leaves_the_last_measurement(measure, folders, capsys):
+    lines, table = measure({"continuous": measurement(10, 30)}, "--repetitions", "1")
     assert [(x["repetition"], x["entry"]) for x in lines] == [(0, "a"), (0, "b")]
     assert [x["steps_per_second"] for x in lines] == pytest.approx([10, 30])
-    table = pages.throughput_tables(folders)
     assert "**Two**,\nOne repetition," in table and "| a | 10 | 0.33" in table
-    measurement(-1)
     with pytest.raises(SystemExit):
-        bench("throughput", "--repetitions", "1")
+        measure({"continuous": measurement(10, -1)}, "--repetitions", "1")
     assert "Error: b failed: Error: blown" in capsys.readouterr().err
-    assert results.lines_of(path) == lines
-    measurement(20)
-    bench("throughput", "--repetitions", "2")
-    assert [x["steps_per_second"] for x in results.lines_of(path)] == pytest.approx([10, 20] * 2)
-    assert "2 repetitions in turns" in pages.throughput_tables(folders)
+    assert results.lines_of(folders.results / "throughput.jsonl") == lines
+    lines, table = measure({"continuous": measurement(10, 20)}, "--repetitions", "2")
+    assert [x["steps_per_second"] for x in lines] == pytest.approx([10, 20] * 2)
+    assert "2 repetitions in turns" in table
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-def test_entries_see_a_gpu_where_the_measurement_is_on_one(monkeypatch, gpu):
-    rate, seen = "float(sys.argv[4])", 'len(os.environ["CUDA_VISIBLE_DEVICES"])'
-    source = ENTRY.replace(rate, f"10.0 + {seen}")
-    monkeypatch.setattr(throughput, "source_at", lambda commit, file: source)
-    monkeypatch.setattr(throughput, "read_checkpoint", lambda path: json.loads(path.read_text()))
-    found = throughput.measure(Entry("x.py", 50), "", Measurement("One", (), gpu=gpu))
-    assert found["steps_per_second"] == pytest.approx(10 + gpu)
-
-
-def test_a_measurement_on_a_gpu_needs_one(folders, bench, monkeypatch, capsys):
-    asked = []
-
-    def measure(entry, commit, measurement):
-        asked.append(measurement.gpu)
-        return {"steps_per_second": 1.0, "start_seconds": 0.0, "peak_mib": 1.0}
-
-    monkeypatch.setattr(throughput, "measure", measure)
-    for there in (False, True):
+def test_a_measurement_on_a_gpu_needs_one_and_its_entries_see_it(measure, monkeypatch, capsys):
+    both = {"atari": measurement(10), "gpu_atari": measurement(10, gpu=True)}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "The GPU")
+    for there, count in ((False, 1), (True, 2), (False, 2)):  # each keeps its place
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "The GPU")
-        bench("throughput", "--repetitions", "1")
-        assert set(asked) == {there}
-        asked.clear()
-    lines = results.lines_of(folders.results / "throughput.jsonl")
-    assert all(("(The GPU)" in x["title"]) == x["measurement"].startswith("gpu") for x in lines)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        lines, _ = measure(both, "--repetitions", "1")
+        assert [x["measurement"] for x in lines] == [*both][:count]
+    assert [x["steps_per_second"] for x in lines] == pytest.approx([10, 11])
+    assert [x["title"] for x in lines] == ["Two", "Two (The GPU)"]
+    capsys.readouterr()
     with pytest.raises(SystemExit):
-        bench("throughput", "atari", "gpu_atari")
-    assert "gpu_atari needs a GPU" in capsys.readouterr().err
-    assert not asked  # refused before the first is measured
+        measure(both, "atari", "gpu_atari")
+    captured = capsys.readouterr()
+    assert "gpu_atari needs a GPU" in captured.err and not captured.out  # none was measured
