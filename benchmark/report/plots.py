@@ -254,14 +254,12 @@ def median_changes(environments: Iterable[str]) -> Others:
 def broken_curves(suite: Suite, folders: Folders) -> Figure:
     """A panel per bug in the suite's first environment, with the healthy runs behind it."""
     environment = next(iter(suite.environments))
-    bugs = [x for x in suite.variants if not health.is_healthy(suite, x)]
-    pairs = {x: health.pair(suite, x, environment, folders) for x in bugs}
-    pairs = {suite.variants[x].label: own for x, own in pairs.items() if own[0]}
-    figure, panels = one_panel_each([*pairs], 5)
-    for axes, (broken, healthy) in zip(panels, pairs.values()):
+    known = [x for x in health.trials(folders) if x.suite is suite and x.environment == environment]
+    figure, panels = one_panel_each([x.bug.label for x in known], 5)
+    for axes, trial in zip(panels, known):
         axes.title.set_fontsize(6)
-        draw_curves(axes, healthy, "healthy", "0.5")
-        draw_curves(axes, broken, "with the bug", "C3")
+        draw_curves(axes, trial.healthy, "healthy", "0.5")
+        draw_curves(axes, trial.broken, "with the bug", "C3")
     figure.supylabel(f"episodic return in training, {environment}")
     return figure
 

@@ -15,7 +15,7 @@ import numpy as np
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT
 from benchmark.report import statistics
-from benchmark.report.health import is_healthy
+from benchmark.report.health import bugs_of
 from benchmark.report.statistics import estimate
 from benchmark.report.tables import (
     CHANGE,
@@ -116,8 +116,7 @@ def committed_runs(folders: Folders) -> str:
 
 def planted_bugs(_: Folders) -> str:
     """How many different bugs were planted; some are in two suites."""
-    own = ((suite, name) for suite in BY_TABLE["bugs"] for name in suite.variants)
-    return str(len({x.variants[name].label for x, name in own if not is_healthy(x, name)}))
+    return str(len({x.label for suite in BY_TABLE["bugs"] for x in bugs_of(suite).values()}))
 
 
 def pass_at(k: int, model: str, folders: Folders) -> str:

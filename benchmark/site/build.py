@@ -18,12 +18,12 @@ import markdown
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT
 from benchmark.report import health, tables
-from benchmark.report.explorer import POINTS, shown, suite_data
+from benchmark.report.explorer import POINTS, suite_data
 from benchmark.report.pages import PAGES
 from benchmark.results import done
 from benchmark.site import annotate
 from benchmark.site.annotate import HOME, SHORT, TEMPLATES, Source
-from benchmark.suites import BY_TABLE, SUITES
+from benchmark.suites import SUITES
 from benchmark.suites.scripts import SCRIPTS
 
 DOCS = ROOT / "docs"
@@ -65,45 +65,34 @@ def effects_of_details(folders: Folders) -> dict[str, list[dict[str, Any]]]:
     A switch of several details stands at the first.
     """
     suite, found = SUITES["ablation"], {}
-    effects = tables.effects(suite, folders)
-    lines = [suite.labels[x] for x in shown(suite, folders)]
-    for variant in (x for x in suite.variants.values() if x.title in effects):
-        effect = effects[variant.title]
+    lines = [*suite.labels.values()]
+    by_title = {x.title: x for x in suite.variants.values()}
+    for title, effect in tables.effects(suite, folders).items():
         low, high = effect.ends or (effect.value,) * 2
         row = {
-            "label": variant.label.removeprefix("extra: "),
+            "label": by_title[title].label.removeprefix("extra: "),
             "text": tables.with_interval(effect, tables.CHANGE).replace("-", "−"),
             "places": (effect.value, low, high),
             "sure": not low <= 0 <= high,
-            "link": f"runs.html#suite=ablation&lines=0,{lines.index(variant.title)}",
+            "link": f"runs.html#suite=ablation&lines=0,{lines.index(title)}",
         }
-        found.setdefault(variant.details[0], []).append(row)
+        found.setdefault(by_title[title].details[0], []).append(row)
     return found
 
 
 def bugs_of(folders: Folders) -> list[dict[str, Any]]:
     """The bugs of training: texts or settings, what they cost, a link to them over healthy runs."""
-    found = []
-    for suite in BY_TABLE["bugs"]:
-        names = [*shown(suite, folders)]
-        for name in (x for x in suite.variants if not health.is_healthy(suite, x)):
-            pairs = [health.pair(suite, name, x, folders) for x in suite.environments]
-            pairs = {x: y for x, y in zip(suite.environments, pairs) if all(y)}
-            costs = {x: health.change(*y).value for x, y in pairs.items()}
-            changes = [f"{tables.CHANGE(y)} in {x.partition('-')[0]}" for x, y in costs.items()]
-            if changes:
-                bug, own = suite.variants[name], (health.control(suite, name), name)
-                lines = ",".join(str(names.index((suite.name, x))) for x in own)
-                found.append(
-                    {
-                        **{"script": bug.script, "label": bug.label},
-                        "changes": ", ".join(changes).replace("-", "−"),
-                        "text": bug.replaced[0][0] if bug.replaced else "\0",
-                        "settings": [x.replace("-", "_") for x in FLAG.findall(bug.flags)],
-                        "link": f"#suite={suite.name}&lines={lines}",
-                    }
-                )
-    return found
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for x in health.trials(folders):
+        row = {
+            **{"script": x.bug.script, "label": x.bug.label, "link": x.link, "changes": []},
+            "text": x.bug.replaced[0][0] if x.bug.replaced else "\0",
+            "settings": [x.replace("-", "_") for x in FLAG.findall(x.bug.flags)],
+        }
+        change = f"{tables.CHANGE(x.change.value)} in {x.environment.partition('-')[0]}"
+        row = found.setdefault((x.suite.name, x.variant), row)
+        row["changes"].append(change.replace("-", "−"))
+    return [*found.values()]
 
 
 def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
