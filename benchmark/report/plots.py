@@ -224,7 +224,8 @@ def effects(suite: Suite, folders: Folders) -> Figure:
     known = {variant: label for (_, variant), label in suite.labels.items()}
     others = median_changes(scores).items()
     draw_others(axes, values, {(source, known.get(x)): y for (source, x), y in others})
-    for row, text in enumerate(map(tables.literature(suite).get, values)):
+    found = tables.others_say(suite, "literature", "found")
+    for row, text in enumerate(map(found.get, values)):
         place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
         axes.text(1.02, row, text, **place)
     axes.xaxis.set_major_formatter("{x:+.0%}")
