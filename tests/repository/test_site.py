@@ -1,6 +1,7 @@
 """The site in docs/: up to date, whole, links sound; in a browser, what it shows and computes."""
 
 import html
+import json
 import re
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 
 import ppo_continuous_action as ppo
-from benchmark.results import by_environment
+from benchmark.results import by_environment, done
 from benchmark.site import annotate
 from benchmark.site import build as site
 from benchmark.suites.scripts import SCRIPTS
@@ -87,6 +88,16 @@ def test_every_bug_is_at_its_lines(built, committed):
     shown = re.findall(r">Bug: (.*?)</a>", "".join(built[x].decode() for x in CODE[1:]))
     names = {x["label"] for x in site.bugs_of(committed)}
     assert {html.unescape(x) for x in shown} == names and len(names) > 30
+
+
+def test_policies_that_were_recorded_to_play_with_are_those_of_the_suite(committed):
+    """By a module that is in the commit before e33962e; three of nine are in the suite, too."""
+    recorded = json.loads((committed.results / "reviews.json").read_text())
+    models = {x["beta"]: x for x in recorded["models"]}
+    made = done("rlhf", committed)["reviews", "", recorded["seed"]]["models"]
+    for beta, name in (None, "sft"), (0.0, "ppo-none"), (0.05, "ppo-fixed-0.05"):
+        for metric in ("objective/gold", "objective/proxy", "objective/kl", "text/unique"):
+            assert models[beta][metric.split("/")[1]] == round(made[name][metric], 3)
 
 
 def test_published_links_are_absolute(built, tmp_path):
