@@ -8,7 +8,7 @@ import pandas as pd
 from benchmark.definitions import Folders, Variant
 from benchmark.provenance import ROOT
 from benchmark.report import health
-from benchmark.report.health import Trial, trials
+from benchmark.report.health import trials
 from benchmark.report.tables import CHANGE, markdown, with_interval
 from benchmark.suites import BY_TABLE, SUITES
 
@@ -29,20 +29,12 @@ def planted(_: Folders) -> str:
     )
 
 
-def by_label(folders: Folders) -> dict[str, list[Trial]]:
-    """All trials of each bug."""
-    found: dict[str, list[Trial]] = {}
-    for x in trials(folders):
-        found.setdefault(x.bug.label, []).append(x)
-    return found
-
-
 def costs_table(folders: Folders, rlhf: bool) -> str:
     """What each bug changes of the return in each environment, the most expensive first.
 
     A dot tells that most runs were warned about.
     """
-    found = {x: y for x, y in by_label(folders).items() if (y[0].suite.name == RLHF) == rlhf}
+    found = {x: y for x, y in trials(folders).items() if (y[0].suite.name == RLHF) == rlhf}
     rows = [
         {"bug": f"[{label}](#{anchor(label)})"}
         | {x.environment: with_interval(x.change, CHANGE) + " ●" * x.noticed for x in own}
@@ -71,7 +63,7 @@ def changed_lines(bug: Variant) -> Iterator[str]:
 def lines_of_bugs(folders: Folders) -> str:
     """Per bug, folded: the wrong line under the right one, how it shows, and its curves."""
     texts = []
-    for label, own in by_label(folders).items():
+    for label, own in trials(folders).items():
         first, shown = own[0], []
         for x in own:
             count, warnings = x.warned

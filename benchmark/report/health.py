@@ -48,20 +48,15 @@ def points(result: Result) -> pd.DataFrame:
     return curve[curve["stage"] == result.record["scored_model"]] if "stage" in curve else curve
 
 
-def iterations(result: Result) -> pd.DataFrame:
-    """The points of a curve at which an update ended."""
-    return points(result).dropna(subset=["approx_kl"])
-
-
 def warnings(result: Result, steps: float = math.inf) -> dict[str, int]:
     """The step, or update, after which each metric is unhealthy for the first time."""
-    names = NAMES | {"step": "global_step"}
-    updates, ended = (x(result).rename(columns=names) for x in (iterations, points))
+    curve = points(result).rename(columns=NAMES | {"step": "global_step"})
+    updates = curve.dropna(subset="losses/approx_kl")
     if "objective/kl_exact" in updates:
         updates["objective/kl_coef"] = float(result.record["settings"]["kl_mode"] != "none")
-    counts = ended.get("episodes", pd.Series(0, ended.index))
+    episodes = curve.loc[curve.index.repeat(curve.get("episodes", 0))]
     found: dict[str, int] = {}
-    for limit, bad in check.unhealthy(updates, ended.loc[ended.index.repeat(counts)]):
+    for limit, bad in check.unhealthy(updates, episodes):
         for step in updates["global_step"][bad & (updates["global_step"] <= steps)][:1]:
             found[limit.metric] = min(step, found.get(limit.metric, step))
     return found
@@ -145,14 +140,15 @@ class Trial:
 
 
 @functools.cache
-def trials(folders: Folders) -> list[Trial]:
-    """Every bug of training in every environment in which it was run."""
-    found = []
+def trials(folders: Folders) -> dict[str, list[Trial]]:
+    """The bugs of training by name, in every suite and environment in which they were run."""
+    found: dict[str, list[Trial]] = {}
     for suite, variant in ((x, y) for x in BY_TABLE["bugs"] for y in bugs_of(x)):
         names = variant, control(suite, variant)
         broken, healthy = (by_environment(suite.name, x, folders) for x in names)
-        places = [x for x in suite.environments if x in broken and x in healthy]
-        found += [Trial(suite, *names, x, broken[x], healthy[x]) for x in places]
+        for place in (x for x in suite.environments if x in broken and x in healthy):
+            trial = Trial(suite, *names, place, broken[place], healthy[place])
+            found.setdefault(trial.bug.label, []).append(trial)
     return found
 
 
@@ -163,10 +159,12 @@ def first_difference(trial: Trial) -> str:
     of each part that change most, if by more than `DIFFERENT` and the same way on all seeds.
     """
     parts = {x: part for part, names in PARTS.items() for x in names.split()}
-    ours, theirs = (
-        pd.DataFrame({x.record["seed"]: iterations(x).reindex(columns=parts).iloc[0] for x in runs})
-        for runs in (trial.broken, trial.healthy)
-    )
+
+    def firsts(runs: list[Result]) -> pd.DataFrame:
+        updates = {x.record["seed"]: points(x).dropna(subset="approx_kl") for x in runs}
+        return pd.DataFrame({x: y.reindex(columns=parts).iloc[0] for x, y in updates.items()})
+
+    ours, theirs = firsts(trial.broken), firsts(trial.healthy)
     changes = (ours - theirs).astype(float) / (theirs.astype(float).abs() + 0.05)
     changes = changes.dropna(axis=1, how="all").dropna()  # seeds and metrics of both
     begins, texts = "nothing", []
@@ -180,11 +178,10 @@ def first_difference(trial: Trial) -> str:
 
 def counts(folders: Folders) -> str:
     """How many bugs are noticed on two seeds in some environment, and which healthy runs warn."""
-    labels = dict.fromkeys(x.bug.label for x in trials(folders))
-    missed = [*(labels.keys() - {x.bug.label for x in trials(folders) if x.noticed})]
-    missed.sort(key=[*labels].index)
+    found = trials(folders)
+    missed = [label for label, own in found.items() if not any(x.noticed for x in own)]
     lines = [
-        f"**{len(labels) - len(missed)} of {len(labels)} bugs are noticed**: warned about within "
+        f"**{len(found) - len(missed)} of {len(found)} bugs are noticed**: warned about within "
         f"{EARLY // 1000}k steps (RLHF: ever), on {SEEN_BY} seeds or more in some environment. Not "
         f"noticed: {'; '.join(missed) or 'none'}."
     ]

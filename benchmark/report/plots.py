@@ -247,7 +247,8 @@ def median_changes(environments: Iterable[str]) -> Others:
 def broken_curves(suite: Suite, folders: Folders) -> Figure:
     """A panel per bug in the suite's first environment, with the healthy runs behind it."""
     environment = next(iter(suite.environments))
-    known = [x for x in health.trials(folders) if x.suite is suite and x.environment == environment]
+    known = [x for own in health.trials(folders).values() for x in own if x.suite is suite]
+    known = [x for x in known if x.environment == environment]
     figure, panels = one_panel_each([x.bug.label for x in known], 5)
     for axes, trial in zip(panels, known):
         axes.title.set_fontsize(6)

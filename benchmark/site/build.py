@@ -83,7 +83,7 @@ def effects_of_details(folders: Folders) -> dict[str, list[dict[str, Any]]]:
 def bugs_of(folders: Folders) -> list[dict[str, Any]]:
     """The bugs of training: texts or settings, what they cost, a link to them over healthy runs."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for x in health.trials(folders):
+    for x in (x for own in health.trials(folders).values() for x in own):
         row = {
             **{"script": x.bug.script, "label": x.bug.label, "link": x.link, "changes": []},
             "text": x.bug.replaced[0][0] if x.bug.replaced else "\0",
@@ -106,8 +106,8 @@ def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[st
             outer = outer if note.label else note.title
             tags.setdefault(outer, []).extend([note.title] if note.label else [])
             by_setting = {x: note.title for x, _ in note.settings} | by_setting
-        last = [outer, *tags[outer]][-1]
-        at |= {line: last if any(marks) else outer for line, _, marks in segment.lines}
+        for line, _, marks in segment.lines:
+            at[line] = [outer, *(x.title for x in marks.begins + marks.goes_on)][-1]
     for bug in (x for x in bugs if x["script"] == script.name):
         before, exists, _ = script.text.partition(bug["text"])
         titles = [by_setting[x] for x in bug["settings"] if x in by_setting]
