@@ -130,8 +130,7 @@ def original(text: str) -> str:
     found, end, series = "", 0, "["
     for match in PLACE.finditer(text):
         prefix, *place = match.groups()
-        own = prefix if prefix in ORIGINALS else "[" if prefix else series
-        series = "[" if not prefix and "]" in text[end : match.start()] else own
+        series = prefix if prefix in ORIGINALS else "[" if prefix else series
         shown = html.escape(match[0].removeprefix("["), quote=False)
         found += html.escape(text[end : match.start()], quote=False) + "[" * (prefix == "[")
         found += f'<a href="{address(series, *place)}">{shown}</a>'
@@ -149,11 +148,8 @@ def prose(text: str) -> str:
         if part.startswith("    "):
             found.append(f"<pre>{textwrap.dedent(part)}</pre>")
         elif items:
-            # The last item's lines are indented; what follows them is a paragraph again.
-            *_, last = items
-            items[-1], _, after = re.sub(r"\n(?! )", "\0", last, count=1).partition("\0")
             rows = "".join(f"<li>{x.strip()}</li>" for x in items)
-            found.append(f"<p>{before.strip()}</p><ul>{rows}</ul>{f'<p>{after}</p>' * bool(after)}")
+            found.append(f"<p>{before.strip()}</p><ul>{rows}</ul>")
         else:
             found.append(f"<p>{part.strip()}</p>")
     return "\n".join(found)
