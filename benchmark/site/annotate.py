@@ -169,7 +169,6 @@ class Source:
         self.docs = {x: ast.get_docstring(y) or "" for x, y in named.items() if x != "Args"}
         for title in self.tops.keys() & home.docs.keys() - {"train"} if home else ():
             self.docs[title] = self.docs[title] or home.docs[title].partition("\n\n")[0]
-        named |= {ast.unparse(x.targets[0]): x for x in self.tree.body if isinstance(x, ast.Assign)}
         self.places = {x: f"L{y.lineno}-L{y.end_lineno}" for x, y in named.items()}
         fields = [x for x in self.tops["Args"].body if isinstance(x, ast.AnnAssign)]
         self.defaults = {x.target.id: ast.unparse(x.value) for x in fields if x.value}

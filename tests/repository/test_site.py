@@ -55,7 +55,7 @@ def test_links_resolve_and_a_page_says_what_it_is(built, page):
             assert not path or path in built
 
 
-@pytest.mark.parametrize("place", ["ppo2/modle.py L3", "ppo2/model.py L3000", "LHP: model.py L3"])
+@pytest.mark.parametrize("place", ["ppo2/modle.py L3", "ppo2/model.py L3000", "LHP: runner.py L3"])
 def test_a_place_that_the_original_code_does_not_have_is_an_error(place):
     with pytest.raises(ValueError, match="has no"):
         annotate.original(f"[{place}]")
