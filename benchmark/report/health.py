@@ -177,7 +177,10 @@ def first_difference(trial: Trial) -> str:
 
 
 def counts(folders: Folders) -> str:
-    """How many bugs are noticed on two seeds in some environment, and which healthy runs warn."""
+    """How many bugs are noticed on two seeds in some environment, and which healthy runs warn.
+
+    Nothing until there are healthy runs of both kinds.
+    """
     found = trials(folders)
     missed = [label for label, own in found.items() if not any(x.noticed for x in own)]
     lines = [
@@ -195,6 +198,8 @@ def counts(folders: Folders) -> str:
             for place, results in by_environment(suite.name, name, folders).items()
             for x in results
         ]
+        if not runs:
+            return ""
         alarms = [f"{x}: {text}" for x, y in runs if (text := warned_seeds([y], math.inf)[1])]
         ends = binomtest(len(alarms), len(runs)).proportion_ci(method="exact")
         lines.append(
