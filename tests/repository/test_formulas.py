@@ -148,33 +148,6 @@ def test_the_surrogate_has_the_gradient_of_the_policy_gradient():
         assert torch.allclose(gradient, ADVANTAGES / 50)  # of A log pi
 
 
-def test_advantages_are_the_weighted_mean_of_k_step_estimates():
-    """All three forms: the mean of many k, the sum of TD errors, the script's recursion."""
-    steps, gamma, lam = 400, 0.9, 0.8
-    rewards, values = numbers(steps), numbers(steps + 1, seed=1)
-    sums = (gamma ** torch.arange(steps) * rewards).cumsum(0)  # of k rewards
-    k = torch.arange(1, steps + 1)
-    estimates = sums + gamma**k * values[1:] - values[0]
-    mean = (1 - lam) * (lam ** (k - 1) * estimates).sum()
-    deltas = rewards + gamma * values[1:] - values[:-1]
-    total = ((gamma * lam) ** (k - 1) * deltas).sum()
-    args = ppo.Args(gamma=gamma, gae_lambda=lam)
-    columns = (x[:, None] for x in (rewards, values[:-1], values[1:], 0 * rewards))
-    own = ppo.gae(*columns, args)[0, 0]
-    assert mean.item() == pytest.approx(total.item()) == pytest.approx(own.item(), abs=1e-4)
-    assert r"(1 - \lambda)" in FORMULAS["weighted mean"]
-    assert r"\gamma^k V(s_{t+k})" in FORMULAS["k-step advantage"]
-
-
-@pytest.mark.parametrize("shape", [(64, 10), (6, 64)])
-def test_orthogonal_weights(shape):
-    tall, _, wide = FORMULAS["orthogonal and constant initialization"][0].partition(" or, of a ")
-    assert tall.startswith(r"W^\top W = g^2 I") and "W W^\\top = g^2 I" in wide
-    weight = ppo.linear(shape[1], shape[0], 0.5).weight.detach()
-    product = weight.T @ weight if shape[0] > shape[1] else weight @ weight.T
-    assert torch.allclose(product, 0.25 * torch.eye(min(shape)), atol=1e-6)
-
-
 @pytest.mark.parametrize("home", ["", "ppo_minimal.py", "ppo_atari.py", "ppo_atari_lstm.py"])
 def test_adams_epsilon(home):
     """As ppo2 adds it, or as PyTorch does."""
