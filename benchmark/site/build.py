@@ -51,11 +51,6 @@ def page_of(script: str) -> str:
     return "index.html" if script == SHORT else script.replace(".py", ".html")
 
 
-def megabytes(path: Path) -> float:
-    """The size of a film, as its reader is told."""
-    return round(path.stat().st_size / 1e6, 1)
-
-
 # --- Next to the code ---
 
 
@@ -175,6 +170,7 @@ def build(folders: Folders) -> dict[str, bytes]:
     found, bugs = effects_of_details(folders), bugs_of(folders)
     sources = {x: Source(x) for x in SCRIPTS}
     suites = {x: n for x in SUITES if x not in WITHOUT and (n := len(done(x, folders)))}
+    sizes = {x: round((FIGURES / file).stat().st_size / 1e6, 1) for x, (file, _) in FILMS.items()}
     environment.globals |= {
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
         **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},
@@ -183,8 +179,7 @@ def build(folders: Folders) -> dict[str, bytes]:
         "titles": {x: f"{SUITES[x].reproduces} ({n} runs)" for x, n in suites.items()},
         "usual": sources[HOME].defaults,
         "films": {
-            x: {"file": file, "text": text, "size": megabytes(FIGURES / file)}
-            for x, (file, text) in FILMS.items()
+            x: {"file": file, "text": text, "size": sizes[x]} for x, (file, text) in FILMS.items()
         },
         **{"reviews": reviews, "all_bugs": bugs},
     }
