@@ -162,10 +162,11 @@ def first_difference(trial: Trial) -> str:
 
     def firsts(runs: list[Result]) -> pd.DataFrame:
         updates = {x.record["seed"]: points(x).dropna(subset="approx_kl") for x in runs}
-        return pd.DataFrame({x: y.reindex(columns=parts).iloc[0] for x, y in updates.items()})
+        first = {x: y.reindex(columns=parts).iloc[0] for x, y in updates.items()}
+        return pd.DataFrame(first, dtype=float)
 
     ours, theirs = firsts(trial.broken), firsts(trial.healthy)
-    changes = (ours - theirs).astype(float) / (theirs.astype(float).abs() + 0.05)
+    changes = (ours - theirs) / (theirs.abs() + 0.05)
     changes = changes.dropna(axis=1, how="all").dropna()  # seeds and metrics of both
     begins, texts = "nothing", []
     for part, own in changes.groupby(parts, sort=False):
