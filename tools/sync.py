@@ -11,6 +11,7 @@ same. tests/repository/test_copies.py checks that all copies agree.
 
 import argparse
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -38,8 +39,9 @@ def sections(source: str) -> dict[str, Block]:
     return found
 
 
+@functools.cache
 def blocks(source: str) -> dict[str, Block]:
-    """Sections, and top-level functions and classes outside of copied ones, by their names."""
+    """Sections, and top-level functions and classes outside of copied ones, from top to bottom."""
     lines, found = source.splitlines(keepends=True), sections(source)
     copied = [(start, start + len(text)) for text, home, start in found.values() if home]
     for node in ast.parse(source).body:
@@ -49,92 +51,74 @@ def blocks(source: str) -> dict[str, Block]:
             home = MARKER.search(before)
             if not any(start <= len(before) < end for start, end in copied):
                 found[node.name] = text, home and home[1], len(before)
-    return found
+    return dict(sorted(found.items(), key=lambda x: x[1][2]))
+
+
+def original(sources: dict[str, str], home: str, block: str) -> str | None:
+    """The text of a block in its home; None if there is none, or only a copy."""
+    text, copied_from, _ = blocks(sources.get(home, "")).get(block, (None, None, 0))
+    return None if copied_from else text
 
 
 def problems(sources: dict[str, str]) -> list[str]:
     """What is wrong with the copies in `sources`, script name -> text."""
-    found, scripts = [], {name: blocks(source) for name, source in sources.items()}
-    for name, script in scripts.items():
-        for block, (text, home, _) in script.items():
-            if home:
-                original, copied_from, _ = scripts.get(home, {}).get(block, ("", None, 0))
-                if not original or copied_from:
-                    found.append(f"{name}: {home} is not the home of {block}")
-                elif text != original:
-                    found.append(f"{name}: {block} differs from the one in {home}")
-            elif block not in MAY_DIFFER and not block.startswith("==="):
-                others = [x for x in scripts if x > name and block in scripts[x]]
-                unmarked = [x for x in others if not scripts[x][block][1]]
-                if unmarked:
-                    found.append(f"{block} has several homes: {', '.join([name, *unmarked])}")
-    return found
-
-
-def fix(sources: dict[str, str]) -> dict[str, str]:
-    """Rewrite every marked block from the script that its marker names."""
-    scripts, fixed = {name: blocks(source) for name, source in sources.items()}, {}
+    found, homes = [], {}
     for name, source in sources.items():
-        copies = [(start, block) for block, (_, home, start) in scripts[name].items() if home]
-        for start, block in sorted(copies, reverse=True):  # so that starts stay valid
-            text, home, _ = scripts[name][block]
-            original = scripts.get(home, {}).get(block, (text,))[0]
-            source = source[:start] + original + source[start + len(text) :]
-        fixed[name] = source
-    return fixed
+        for block, (text, home, _) in blocks(source).items():
+            if home and original(sources, home, block) is None:
+                found.append(f"{name}: {home} is not the home of {block}")
+            elif home and original(sources, home, block) != text:
+                found.append(f"{name}: {block} differs from the one in {home}")
+            elif not (home or block in MAY_DIFFER or block.startswith("===")):
+                homes.setdefault(block, []).append(name)
+    several = {block: names for block, names in homes.items() if len(names) > 1}
+    return found + [f"{x} has several homes: {', '.join(y)}" for x, y in several.items()]
 
 
 def outdated(sources: dict[str, str]) -> list[tuple[str, str, str]]:
     """Script, name and home of each copy whose text is not that of its home."""
-    scripts = {name: blocks(source) for name, source in sources.items()}
     return [
         (name, block, home)
-        for name, script in scripts.items()
-        for block, (text, home, _) in script.items()
-        if home and scripts.get(home, {}).get(block, (text,))[0] != text
+        for name, source in sources.items()
+        for block, (text, home, _) in blocks(source).items()
+        if home and original(sources, home, block) not in (None, text)
     ]
 
 
-def edits_in_copies(sources: dict[str, str], committed: dict[str, str]) -> list[str]:
-    """A sentence for each copy that was edited since the last commit while its original was not."""
-    now, then = ({x: blocks(y) for x, y in z.items()} for z in (sources, committed))
-
-    def edited(name: str, block: str) -> bool:
-        return then.get(name, {}).get(block, ("",))[0] != now[name][block][0]
-
-    return [
-        f"{name}: {block} was edited here, but the original is in {home}. Edit it there; "
-        "--force overwrites the copy."
-        for name, block, home in outdated(sources)
-        if edited(name, block) and not edited(home, block)
-    ]
+def fix(sources: dict[str, str]) -> dict[str, str]:
+    """Rewrite every copy from its home."""
+    fixed = dict(sources)
+    for name, block, home in reversed(outdated(sources)):  # so that starts stay valid
+        text, _, start = blocks(sources[name])[block]
+        before, after = fixed[name][:start], fixed[name][start + len(text) :]
+        fixed[name] = before + original(sources, home, block) + after
+    return fixed
 
 
-def committed_sources() -> dict[str, str]:
-    """The scripts as they are in the last commit, script name -> text; none outside of git."""
-    found = {}
-    for path in SCRIPTS:
-        command = ["git", "show", f"HEAD:./{path.name}"]
-        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if shown.returncode == 0:
-            found[path.name] = shown.stdout
-    return found
+def edited(name: str, block: str, source: str) -> bool:
+    """Whether a block of a script is not as in the last commit; without one, all are edited."""
+    command = ["git", "show", f"HEAD:./{name}"]
+    then = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    return blocks(then).get(block, ("",))[0] != blocks(source)[block][0]
 
 
 def sync_copies(force: bool) -> None:
     """Rewrite the copies and name them; stops before an edit would be lost, and at an error."""
     sources = {path.name: path.read_text() for path in SCRIPTS}
-    committed = committed_sources()
-    lost = edits_in_copies(sources, committed) if committed and not force else []
-    if lost:
+    lost = [
+        f"{name}: {block} was edited here, but the original is in {home}. Edit it there; "
+        "--force overwrites the copy."
+        for name, block, home in outdated(sources)
+        if edited(name, block, sources[name]) and not edited(home, block, sources[home])
+    ]
+    if lost and not force:
         sys.exit("\n".join(lost))
     for name, block, home in outdated(sources):
         print(f"{name}: {block} overwritten by the one in {home}")
-    for name, text in fix(sources).items():
-        if text != sources[name]:
-            (ROOT / name).write_text(text)
-    wrong = problems({path.name: path.read_text() for path in SCRIPTS})
-    if wrong:  # only an author can fix these: an original that is gone, or two of them
+    fixed = fix(sources)
+    for name in (x for x in fixed if fixed[x] != sources[x]):
+        (ROOT / name).write_text(fixed[name])
+    if wrong := problems(fixed):  # only an author can fix these: an original that is gone, or two
         sys.exit("\n".join(wrong))
 
 

@@ -3,43 +3,25 @@
 import difflib
 from collections.abc import Iterator
 
-from benchmark.definitions import Folders, Suite
+import pandas as pd
+
+from benchmark.definitions import Folders, Variant
 from benchmark.provenance import ROOT
 from benchmark.report import health
-from benchmark.report.statistics import Estimate
+from benchmark.report.health import trials
 from benchmark.report.tables import CHANGE, markdown, with_interval
-from benchmark.results import Result
 from benchmark.suites import BY_TABLE, SUITES
 
 RLHF = "bugs_rlhf"
-Runs = tuple[Suite, str, str, list[Result], list[Result]]
 
 
-def trials(suites: list[Suite], folders: Folders) -> dict[str, list[Runs]]:
-    """Bugs of training by their names, with every suite, variant and environment they were run in.
-
-    Each has the broken runs and their healthy control.
-    """
-    found: dict[str, list[Runs]] = {}
-    for suite in suites:
-        for variant in (x for x in suite.variants if not health.is_healthy(suite, x)):
-            for place in suite.environments:
-                broken, healthy = health.pair(suite, variant, place, folders)
-                if broken and healthy:
-                    runs = suite, variant, place, broken, healthy
-                    found.setdefault(suite.variants[variant].label, []).append(runs)
-    return found
-
-
-def planted(folders: Folders) -> str:
+def planted(_: Folders) -> str:
     """How many bugs were made, and where."""
     scripts: dict[str, set[str]] = {}
-    for suite in BY_TABLE["bugs"]:
-        for name in (x for x in suite.variants if not health.is_healthy(suite, x)):
-            bug = suite.variants[name]
-            scripts.setdefault(bug.script, set()).add(bug.label)
+    for bug in (x for suite in BY_TABLE["bugs"] for x in health.bugs_of(suite).values()):
+        scripts.setdefault(bug.script, set()).add(bug.label)
     (main, own), (second, again), (third, rlhf) = scripts.items()
-    after = [x for x in SUITES["bugs_evaluation"].variants if not x.startswith("healthy")]
+    after = health.bugs_of(SUITES["bugs_evaluation"])
     return (
         f"We planted {len(own | again | rlhf) + len(after)} bugs, one at a time: {len(own)} in "
         f"`{main}`\n({len(own & again)} of them in `{second}` too), {len(rlhf)} in `{third}`, and "
@@ -47,27 +29,18 @@ def planted(folders: Folders) -> str:
     )
 
 
-def cost(runs: Runs) -> Estimate:
-    """The change of the return by a bug."""
-    return health.change(*runs[3:])
-
-
-def cell(runs: Runs) -> str:
-    """The change of the return with its interval, and a dot if most runs were warned about."""
-    warned, _ = health.warned_seeds(runs[3])
-    return with_interval(cost(runs), CHANGE) + " ●" * (warned >= health.SEEN_BY)
-
-
 def costs_table(folders: Folders, rlhf: bool) -> str:
-    """One row per bug, the most expensive first; a column per environment."""
-    rows = []
-    suites = [x for x in BY_TABLE["bugs"] if (x.name == RLHF) == rlhf]
-    for label, runs in trials(suites, folders).items():
-        row = {"bug": f"[{label}](#{anchor(label)})"} | {x[2]: cell(x) for x in runs}
-        rows.append((min(cost(x).value for x in runs), row))
-    rows = [x for _, x in sorted(rows, key=lambda x: x[0])]
-    columns = dict.fromkeys(x for row in rows for x in row)
-    return markdown([{x: row.get(x, "") for x in columns} for row in rows])
+    """What each bug changes of the return in each environment, the most expensive first.
+
+    A dot tells that most runs were warned about.
+    """
+    found = {x: y for x, y in trials(folders).items() if (y[0].suite.name == RLHF) == rlhf}
+    rows = [
+        {"bug": f"[{label}](#{anchor(label)})"}
+        | {x.environment: with_interval(x.change, CHANGE) + " ●" * x.noticed for x in own}
+        for label, own in sorted(found.items(), key=lambda x: min(y.change.value for y in x[1]))
+    ]
+    return markdown(pd.DataFrame(rows).fillna(""))
 
 
 def anchor(label: str) -> str:
@@ -75,9 +48,8 @@ def anchor(label: str) -> str:
     return "bug-" + "".join(x if x.isalnum() else "-" for x in label.lower())
 
 
-def changed_lines(suite: Suite, name: str) -> Iterator[str]:
+def changed_lines(bug: Variant) -> Iterator[str]:
     """The lines of a script that a bug changes, as a diff: right ones, then wrong ones."""
-    bug = suite.variants[name]
     right = wrong = (ROOT / bug.script).read_text()
     for before, after in bug.replaced:
         wrong = wrong.replace(before, after)
@@ -91,27 +63,22 @@ def changed_lines(suite: Suite, name: str) -> Iterator[str]:
 def lines_of_bugs(folders: Folders) -> str:
     """Per bug, folded: the wrong line under the right one, how it shows, and its curves."""
     texts = []
-    for label, all_runs in trials(BY_TABLE["bugs"], folders).items():
-        suite, name, *_ = all_runs[0]
-        bug, names = suite.variants[name], [*suite.variants]
-        control = health.control(suite, name)
-        healthy = set(suite.variants[control].flags.split())
-        flags = " ".join(x for x in bug.flags.split() if x not in healthy)
-        diff = "\n".join(changed_lines(suite, name)).strip()
-        body = [f"```diff\n{diff}\n```"] if diff else [f"    python {bug.script} {flags}"]
-        for own in all_runs:
-            count, warnings = health.warned_seeds(own[3])
-            seen = f"{count} of {len(own[3])} runs are unhealthy" + f" ({warnings})" * bool(count)
-            first = health.first_difference(*own[3:])
-            change = with_interval(cost(own), CHANGE)
-            body.append(f"- {own[2]}: {change}; {seen}; first iteration: {first}")
-        link = f"docs/runs.html#suite={suite.name}&lines={names.index(control)},{names.index(name)}"
-        body[1:] = [
-            "\n".join(body[1:]),
-            f"In `{bug.script}`. [Its curves, and healthy ones]({link})",
-        ]
-        summary = f'<details markdown="1" id="{anchor(label)}"><summary>{label}</summary>'
-        texts.append("\n\n".join([summary, *body, "</details>"]))
+    for label, own in trials(folders).items():
+        first, shown = own[0], []
+        for x in own:
+            count, warnings = x.warned
+            seen = f"{count} of {len(x.broken)} runs are unhealthy" + f" ({warnings})" * bool(count)
+            change, differs = with_interval(x.change, CHANGE), health.first_difference(x)
+            shown.append(f"- {x.environment}: {change}; {seen}; first iteration: {differs}")
+        diff = "\n".join(changed_lines(first.bug)).strip()
+        parts = (
+            f'<details markdown="1" id="{anchor(label)}"><summary>{label}</summary>',
+            f"```diff\n{diff}\n```" if diff else f"    python {first.bug.script} {first.flags}",
+            "\n".join(shown),
+            f"In `{first.bug.script}`. [Its curves, and healthy ones](docs/runs.html{first.link})",
+            "</details>",
+        )
+        texts.append("\n\n".join(parts))
     return "\n\n".join(texts) + "\n"
 
 
@@ -126,5 +93,6 @@ BLOCKS = {
     "costs": lambda folders: costs_table(folders, rlhf=False),
     "costs_rlhf": lambda folders: costs_table(folders, rlhf=True),
     "lines": lines_of_bugs,
+    "noticed": health.counts,
     "diagnose": code_to_paste,
 }

@@ -4,23 +4,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.definitions import Folders, Name, Suite
+from benchmark.definitions import Folders, Suite
 from benchmark.report import health, rlhf, tables, verifiable
 from benchmark.results import KEY, Result, by_environment
 
 POINTS = 20  # of a curve
+STAGED = "; the curves are over the updates of training"
 # Columns of curves that are not shown, and neither are those with a slash: metrics that the
 # scripts no longer log.
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", "check_values", "kl_after", *KEY}
 CHECKS = ("check", "entropy", "grad_norm")  # begin the names of metrics of bugs and healthy runs
 DIGITS = [chr(x) for x in range(35, 127) if chr(x) != "\\"]  # of numbers in data
-
-
-def shown(suite: Suite, folders: Folders) -> dict[Name, dict[str, list[Result]]]:
-    """Lines of the explorer: variants, and the results that they have in its environments."""
-    found = {x: by_environment(*x, folders).items() for x in suite.labels}
-    own = {x: {y: z for y, z in items if y in suite.environments} for x, items in found.items()}
-    return {name: results for name, results in own.items() if results}
 
 
 def curve(results: list[Result], stage: str | None, checks: bool) -> dict[str, Any]:
@@ -66,24 +60,28 @@ def cells(results: list[Result], stage: str | None) -> dict[str, Any]:
     return {"seeds": len(models)} | {x: tables.plus_minus(y, 2) for x, y in values.items()}
 
 
+def label_of(record: dict[str, Any], stage: str) -> str:
+    """The name of a model that a run without variants has made."""
+    model = record["models"][stage]
+    return verifiable.LABELS.get(stage) or f"{rlhf.method(model)}, {rlhf.penalty(model)}"
+
+
 def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
     """All that the explorer shows of a suite and its baseline: a line per variant or model."""
     lines, checks, about = [], suite.table in ("bugs", "healthy"), suite.reproduces
-    names = [*shown(suite, folders)]
-    for name, found in shown(suite, folders).items():
-        first, *_ = next(iter(found.values()))
-        for stage in dict.fromkeys(first.curve.get("stage", [None])):
-            label = suite.labels[name]
-            if stage and not suite.variants[name[1]].label:
-                model = first.record["models"][stage]
-                label = verifiable.LABELS.get(stage)
-                label = label or f"{rlhf.method(model)}, {rlhf.penalty(model)}"
-            texts = {place: cells(own, stage) for place, own in found.items()}
-            curves = {place: curve(own, stage, checks) for place, own in found.items()}
-            lines.append({"label": label, "cells": texts, "curves": curves})
-            if suite.table == "bugs" and not health.is_healthy(suite, name[1]):
-                lines[-1]["control"] = names.index((suite.name, health.control(suite, name[1])))
-    if any("stage" in x.curve for own in found.values() for x in own):
-        about += "; the curves are over the updates of training"
+    for (name, variant), label in suite.labels.items():
+        found = by_environment(name, variant, folders)
+        found = {x: own for x, own in found.items() if x in suite.environments}
+        first = next(iter(found.values()), [None])[0]
+        staged = first is not None and "stage" in first.curve
+        about += STAGED * (staged and STAGED not in about)
+        for stage in dict.fromkeys(first.curve["stage"]) if staged else [None]:
+            one_of_many = stage and not suite.variants[variant].label
+            line = {"label": label_of(first.record, stage) if one_of_many else label}
+            line["cells"] = {x: cells(own, stage) for x, own in found.items()}
+            line["curves"] = {x: curve(own, stage, checks) for x, own in found.items()}
+            if suite.table == "bugs" and not health.is_healthy(suite, variant):
+                line["control"] = [*suite.variants].index(health.control(suite, variant))
+            lines.append(line)
     environments = [x for x in suite.environments if any(x in line["curves"] for line in lines)]
     return {"about": about, "environments": environments, "lines": lines}

@@ -13,7 +13,7 @@ import pandas as pd
 from benchmark import check
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.report import debugging, health, rlhf, tables, verifiable
+from benchmark.report import debugging, rlhf, tables, verifiable
 from benchmark.report.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.results import by_environment, done, how_complete, lines_of
 from benchmark.suites import BY_TABLE, SUITES
@@ -37,7 +37,6 @@ TABLES = {
     "rlhf": rlhf.pipeline_table,
     "models": rlhf.models_table,
     "sums": verifiable.sums_table,
-    "bugs": health.bugs_table,
 }
 
 
@@ -156,7 +155,6 @@ BLOCKS = {
     "scripts": scripts_table,
     "details": details_table,
     "ranges": lambda _: check.ranges_table(),
-    "noticed": lambda folders: health.counts(BY_TABLE["bugs"] + BY_TABLE["healthy"], folders),
     **debugging.BLOCKS,
 }
 

@@ -1,15 +1,14 @@
 """Figures of suites: learning curves with bands and a thin line per seed, rows with intervals."""
 
 import functools
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from PIL import Image
@@ -32,6 +31,8 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 10,
+    "figure.constrained_layout.use": True,
+    "figure.dpi": 130,
     "font.size": 8,
     "legend.frameon": False,
 }
@@ -40,30 +41,24 @@ TICK = {"marker": "_", "markersize": 9, "linestyle": "none", "clip_on": False}
 Others = dict[tuple[str, str], float]
 
 
-def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
-    """A figure and its grid of axes."""
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
-
-
 # --- Over environment steps ---
 
 
-def one_panel_each(titles: list[str], width: int = 3) -> tuple[Figure, list[Axes]]:
+def one_panel_each(titles: Sequence[str], width: int = 3) -> tuple[Figure, Sequence[Axes]]:
     """A figure with a panel over environment steps for each title, so many in a row."""
-    columns = min(width, len(titles))
-    rows = -(-len(titles) // columns)
+    columns, count = min(width, len(titles)), len(titles)
+    rows = -(-count // columns)
     wide, high = (3.2, 2.4) if width < 5 else (2.4, 1.8)  # inches of a panel
-    size = (wide * columns, high * rows) if len(titles) > 1 else (6.4, 3.2)
-    figure, grid = new_figure(rows, columns, size)
-    for axes in grid.flat[len(titles) :]:
+    figure = Figure(figsize=(wide * columns, high * rows) if count > 1 else (6.4, 3.2))
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in panels[count:]:
         axes.axis("off")
-    for title, axes in zip(titles, grid.flat, strict=False):
+    for title, axes in zip(titles, panels):
         axes.set_title(title)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x else "0")
         axes.margins(x=0)
     figure.supxlabel("environment steps")
-    return figure, list(grid.flat[: len(titles)])
+    return figure, panels[:count]
 
 
 def draw_curves(
@@ -77,9 +72,8 @@ def draw_curves(
     if thin:
         axes.plot(grid, curves.T, color=color, linewidth=0.5, alpha=0.4)
     axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=label)
-    ends = [statistics.estimate(x[:, None], statistics.mean).ends for x in curves.T]
-    if all(ends):
-        axes.fill_between(grid, *np.transpose(ends), color=color, alpha=0.2, linewidth=0)
+    if len(curves) > 2:
+        axes.fill_between(grid, *statistics.band(curves), color=color, alpha=0.2, linewidth=0)
 
 
 def draw_published(axes: Axes, environment: str) -> None:
@@ -124,9 +118,7 @@ def curves(
     environments: Sequence[str] = (),
 ) -> Figure:
     """One panel per environment, or per one of those given, with variants of a suite."""
-    runs, labels = runs_of(suite, folders), [*suite.labels.values()][shown]
-    if environments:
-        runs = runs[runs["environment"].isin(environments)]
+    runs, labels = runs_of(suite, folders, environments), [*suite.labels.values()][shown]
     figure, panels = panels_of(runs[runs["label"].isin(labels)], counted=True)
     for axes, environment, runs in panels:
         draw_published(axes, environment)
@@ -166,7 +158,7 @@ def healthy_run(suite: Suite, folders: Folders) -> Figure:
     """Of the run with the median score some metrics, and where they belong."""
     runs = by_environment(suite.name, "", folders)[next(iter(suite.environments))]
     result = sorted(runs, key=lambda x: x.record["score"])[len(runs) // 2]
-    figure, panels = one_panel_each(list(HEALTHY))
+    figure, panels = one_panel_each([*HEALTHY])
     for axes, (metric, band) in zip(panels, HEALTHY.items(), strict=True):
         axes.plot(*result.column(metric.partition("/")[2]), color="C0", linewidth=1)
         axes.axhspan(*band, color="C2", alpha=0.15, label="healthy")
@@ -177,11 +169,11 @@ def healthy_run(suite: Suite, folders: Folders) -> Figure:
 # --- Rows ---
 
 
-def rows_with_ours(suite: Suite, values: dict[str, statistics.Estimate]) -> tuple[Figure, Axes]:
+def rows_with_ours(suite: Suite, values: dict[str, statistics.Estimate]) -> Axes:
     """A row per label: our value and its interval; the marker is hollow where there is none."""
     if not values:
         raise BenchmarkError(f"No run of {suite.name} can be compared yet.")
-    figure, ((axes,),) = new_figure(1, 1, (9, 1.1 + 0.24 * len(values)))
+    axes = Figure(figsize=(9, 1.1 + 0.24 * len(values))).subplots()
     for row, (value, ends) in enumerate(values.values()):
         unclear = ends and ends[0] <= 0 <= ends[1]
         color, label = ("0.65", "ours, with 0 in the interval") if unclear else ("C0", "ours")
@@ -192,7 +184,7 @@ def rows_with_ours(suite: Suite, values: dict[str, statistics.Estimate]) -> tupl
     axes.axvline(0, color=PPO2, linewidth=0.8)
     axes.set_yticks(range(len(values)), values)
     axes.set_ylim(len(values) - 0.5, -0.5)
-    return figure, axes
+    return axes
 
 
 def draw_others(axes: Axes, values: dict[str, statistics.Estimate], others: Others) -> None:
@@ -208,11 +200,11 @@ def normalized(suite: Suite, folders: Folders) -> Figure:
     """Average normalized scores beside those of the paper."""
     scores = tables.normalized(suite, folders)
     values, source = tables.averages(scores), "paper, 21 runs in 7 environments"
-    figure, axes = rows_with_ours(suite, values)
+    axes = rows_with_ours(suite, values)
     draw_others(axes, values, {(source, x): y for x, y in tables.paper_scores(suite).items()})
     about = f"average score in {len(scores.columns)} environments"
     axes.set_xlabel(f"{about}, 0: random, 1: best run")
-    return figure
+    return axes.figure
 
 
 def effects(suite: Suite, folders: Folders) -> Figure:
@@ -220,7 +212,7 @@ def effects(suite: Suite, folders: Folders) -> Figure:
     scores, values = tables.comparable(suite, folders), tables.effects(suite, folders)
     if all(ends for _, ends in values.values()):  # else the order would be mostly chance
         values = dict(sorted(values.items(), key=lambda x: x[1].value))
-    figure, axes = rows_with_ours(suite, values)
+    axes = rows_with_ours(suite, values)
     means = scores.groupby("label", observed=True).mean()
     base = means.loc[suite.labels[suite.baseline]]
     for environment, mark in zip(scores, "^sDvPX*"):
@@ -232,12 +224,13 @@ def effects(suite: Suite, folders: Folders) -> Figure:
     known = {variant: label for (_, variant), label in suite.labels.items()}
     others = median_changes(scores).items()
     draw_others(axes, values, {(source, known.get(x)): y for (source, x), y in others})
-    for row, text in enumerate(map(tables.literature(suite).get, values)):
+    found = tables.others_say(suite, "literature", "found")
+    for row, text in enumerate(map(found.get, values)):
         place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
         axes.text(1.02, row, text, **place)
     axes.xaxis.set_major_formatter("{x:+.0%}")
     axes.set_xlabel("change of the mean score: median over environments, 95 % interval")
-    return figure
+    return axes.figure
 
 
 def median_changes(environments: Iterable[str]) -> Others:
@@ -254,14 +247,13 @@ def median_changes(environments: Iterable[str]) -> Others:
 def broken_curves(suite: Suite, folders: Folders) -> Figure:
     """A panel per bug in the suite's first environment, with the healthy runs behind it."""
     environment = next(iter(suite.environments))
-    bugs = [x for x in suite.variants if not health.is_healthy(suite, x)]
-    pairs = {x: health.pair(suite, x, environment, folders) for x in bugs}
-    pairs = {suite.variants[x].label: own for x, own in pairs.items() if own[0]}
-    figure, panels = one_panel_each([*pairs], 5)
-    for axes, (broken, healthy) in zip(panels, pairs.values()):
+    known = [x for own in health.trials(folders).values() for x in own if x.suite is suite]
+    known = [x for x in known if x.environment == environment]
+    figure, panels = one_panel_each([x.bug.label for x in known], 5)
+    for axes, trial in zip(panels, known):
         axes.title.set_fontsize(6)
-        draw_curves(axes, healthy, "healthy", "0.5")
-        draw_curves(axes, broken, "with the bug", "C3")
+        draw_curves(axes, trial.healthy, "healthy", "0.5")
+        draw_curves(axes, trial.broken, "with the bug", "C3")
     figure.supylabel(f"episodic return in training, {environment}")
     return figure
 
@@ -316,7 +308,7 @@ def frontier(_: Suite, folders: Folders) -> Figure:
     found = [rlhf.models(x, folders) for x in BY_TABLE["rlhf"] + BY_TABLE["models"]]
     rows = pd.concat(found, ignore_index=True)
     rows = rows[rows["method"] != "SFT"].astype({"KL": float, "gold": float})
-    figure, ((axes,),) = new_figure(1, 1, (6.4, 3.6))
+    axes = Figure(figsize=(6.4, 3.6)).subplots()
     for index, (name, own) in enumerate(rows.groupby("method", sort=False)):
         color = "k" if name == "best of n" else f"C{index}"
         means = own.groupby("penalty")[["KL", "gold"]].mean().sort_values("KL")
@@ -326,7 +318,7 @@ def frontier(_: Suite, folders: Folders) -> Figure:
         axes.plot(np.sqrt(means["KL"]), means["gold"], label=name, **line)
     axes.set(xlim=(0.5, 3.7), ylim=(0.5, 2.1), xlabel="square root of the KL to the SFT model")
     axes.set_ylabel("gold reward, standard deviations of the SFT model")
-    return figure
+    return axes.figure
 
 
 # --- GRPO with a verifiable reward ---
@@ -335,7 +327,7 @@ def frontier(_: Suite, folders: Folders) -> Figure:
 def sums(suite: Suite, folders: Folders) -> Figure:
     """Means over seeds, with intervals: rewards and groups in training, then pass@k held out."""
     runs, known = runs_of(suite, folders)["result"], verifiable.models(suite, folders)
-    figure, ((rewards, groups, tries),) = new_figure(1, 3, (9.6, 3.2))
+    rewards, groups, tries = Figure(figsize=(9.6, 3.2)).subplots(1, 3)
     titles = ("right in training", "groups without spread", "pass@k, held out")
     for axes, title in zip((rewards, groups, tries), titles):
         axes.set_title(title)
@@ -352,7 +344,7 @@ def sums(suite: Suite, folders: Folders) -> Figure:
     tries.set_xscale("log", base=2)
     tries.set_xticks(TRIES, TRIES)
     tries.set_xlabel("k responses, of which one must be right")
-    return figure
+    return tries.figure
 
 
 # --- Files ---
@@ -396,10 +388,10 @@ def save(make: Callable[[], Figure], path: Path) -> Path:
         columns = min(max(1, int(figure.get_figwidth() / LEGEND_INCHES)), max(1, len(handles)))
         names = handles.values(), handles.keys()
         figure.legend(*names, loc="outside upper center", ncols=columns)
-        picture = io.BytesIO()
-        figure.savefig(picture, dpi=130)
-    with Image.open(picture) as image:  # a third of the size, and nobody sees the difference
-        drawn = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+        (canvas := FigureCanvasAgg(figure)).draw()
+    # A third of the size, and nobody sees the difference.
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    drawn = picture.quantize(128, dither=Image.Dither.NONE)
     if not (path.exists() and looks_the_same(drawn, path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         drawn.save(path, optimize=True)

@@ -12,7 +12,7 @@ import numpy as np
 import scipy  # loads its modules when they are used: most commands never do
 
 RESAMPLES = 2000
-CONFIDENCE = 0.95
+INTERVAL = [0.025, 0.975]  # its ends, at 95 % confidence
 
 
 class Estimate(NamedTuple):
@@ -51,8 +51,14 @@ def estimate(scores: np.ndarray, statistic: Callable[[np.ndarray], Any]) -> Esti
     for index, own in enumerate(strata):
         drawn[:, : len(own), index] = own[rng.integers(len(own), size=(RESAMPLES, len(own)))]
     found = statistic(drawn.reshape(RESAMPLES, *scores.shape))
-    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = np.quantile(found, INTERVAL)
     return Estimate(value, (float(low), float(high)))
+
+
+def band(curves: np.ndarray) -> np.ndarray:
+    """The ends of the bootstrap interval of the mean of curves (runs, points), at each point."""
+    drawn = np.random.default_rng(0).integers(len(curves), size=(RESAMPLES, len(curves)))
+    return np.quantile(curves[drawn].mean(1), INTERVAL, axis=0)
 
 
 def interquartile_mean(scores: np.ndarray) -> Any:

@@ -208,16 +208,16 @@ def variants_table(suite: Suite, folders: Folders) -> str:
     return side_by_side(scores, {f"P(better than {base})": better})
 
 
-def literature(suite: Suite) -> dict[str, str]:
-    """What others found of a variant, by label."""
-    found = reference("literature").set_index("variant")["found"]
-    return {label: found.get(variant, "") for (_, variant), label in suite.labels.items()}
+def others_say(suite: Suite, file: str, column: str) -> dict[str, Any]:
+    """A column of a file of published numbers that has a row per variant, by label."""
+    known = reference(file).set_index("variant")[column]
+    return {label: known.get(variant, "") for (_, variant), label in suite.labels.items()}
 
 
 def effects_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, what they amount to beside the baseline, and what others found."""
     found = {x: with_interval(y, CHANGE) for x, y in effects(suite, folders).items()}
-    columns = {"effect": found, "others found": literature(suite)}
+    columns = {"effect": found, "others found": others_say(suite, "literature", "found")}
     return side_by_side(scores_of(suite, folders), columns) + missing(suite, folders)
 
 
@@ -246,8 +246,7 @@ def recipe_table(suite: Suite, folders: Folders) -> str:
 
 def paper_scores(suite: Suite) -> dict[str, float]:
     """Average normalized score of each variant in the paper's Table 1, by label."""
-    paper = reference("table1").set_index("variant")["score"]
-    return {label: paper[variant] for (_, variant), label in suite.labels.items()}
+    return others_say(suite, "table1", "score")
 
 
 def normalized(suite: Suite, folders: Folders) -> pd.DataFrame:
@@ -261,6 +260,14 @@ def averages(scores: pd.DataFrame) -> dict[str, Estimate]:
     """Mean over environments of the mean of each, by label."""
     labels = scores.index.unique("label")
     return {x: estimate(scores.loc[x].to_numpy(), statistics.mean) for x in labels}
+
+
+def rank_correlation(suite: Suite, scores: pd.DataFrame, first: int = 0) -> str:
+    """How the order of the objectives, from some row on, agrees with the paper's Table 1."""
+    paper = paper_scores(suite)
+    labels = [*paper][first:]
+    order = statistics.rank_correlation([paper[x] for x in labels])
+    return with_interval(estimate(stacked(scores, labels), order), RATIO)
 
 
 def normalized_table(suite: Suite, folders: Folders) -> str:
@@ -278,11 +285,7 @@ def normalized_table(suite: Suite, folders: Folders) -> str:
     text = side_by_side(scores_of(suite, folders), columns)
     if len(found) < len(paper):
         return text
-    ranks = []
-    for labels in ([*paper], [*paper][1:]):
-        order = statistics.rank_correlation([paper[x] for x in labels])
-        ranks.append(with_interval(estimate(stacked(shown, labels), order), RATIO))
-    whole, rest = ranks
+    whole, rest = (rank_correlation(suite, shown, x) for x in (0, 1))
     return f"{text}\nRank correlation of the two columns: {whole}; without the first row: {rest}.\n"
 
 

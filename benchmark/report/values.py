@@ -11,22 +11,13 @@ import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pandas as pd
 
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT
-from benchmark.report import statistics
-from benchmark.report.health import is_healthy
-from benchmark.report.statistics import estimate
-from benchmark.report.tables import (
-    CHANGE,
-    RATIO,
-    effects,
-    normalized,
-    paper_scores,
-    scores_of,
-    stacked,
-    with_interval,
-)
+from benchmark.report import tables
+from benchmark.report.health import bugs_of
+from benchmark.report.tables import CHANGE, effects, normalized, scores_of
 from benchmark.report.verifiable import models
 from benchmark.results import done, lines_of
 from benchmark.suites import BY_TABLE, SUITES
@@ -44,18 +35,10 @@ MARK = re.compile(r"<!-- ([\w ]+): (.+?) -->")
 
 
 def rank_correlation(folders: Folders, pilot: bool, first: int = 0) -> str:
-    """How the order of the objectives agrees with the paper's Table 1, in some environments.
-
-    Args:
-        pilot: in the environments of the pilot, or in all others
-        first: row of the table with which to begin
-    """
+    """That of Table 1 in the environments of the pilot, or in all others."""
     suite = SUITES["table1"]
-    shown, paper = normalized(suite, folders), paper_scores(suite)
-    shown = shown[[x for x in shown if (x in PILOT) == pilot]]
-    labels = [*paper][first:]
-    order = statistics.rank_correlation([paper[x] for x in labels])
-    return with_interval(estimate(stacked(shown, labels), order), RATIO)
+    shown = normalized(suite, folders)
+    return tables.rank_correlation(suite, shown[[x for x in shown if (x in PILOT) == pilot]], first)
 
 
 def reach(name: str, folders: Folders) -> str:
@@ -91,7 +74,7 @@ def lead(folders: Folders) -> str:
     return f"{', '.join(some)} and {last}%"
 
 
-def details() -> str:
+def details(_: Folders) -> str:
     """How many of the 37 details are tagged in some script."""
     tags = [x for path in SCRIPTS for x in tags_of((ROOT / path).read_text())]
     found = {number for x in tags for number in re.findall(r"(\d+)/37", x.number)}
@@ -100,13 +83,10 @@ def details() -> str:
 
 def speed(folders: Folders) -> str:
     """Steps per second of the main script over those of Stable-Baselines3 in HalfCheetah."""
-    lines = lines_of(folders.results / "throughput.jsonl")
-    rows = [x for x in lines if x["measurement"] == "continuous"]
-    ours, theirs = (
-        {x["repetition"]: x["steps_per_second"] for x in rows if x["entry"] == entry}
-        for entry in ("ppo_continuous_action.py", "Stable-Baselines3 PPO")
-    )
-    return f"{np.median([ours[x] / theirs[x] for x in ours]):.1f} ×"
+    rows = pd.DataFrame(lines_of(folders.results / "throughput.jsonl"))
+    rows = rows[rows["measurement"] == "continuous"]
+    rates = rows.pivot(index="repetition", columns="entry", values="steps_per_second")
+    return f"{(rates['ppo_continuous_action.py'] / rates['Stable-Baselines3 PPO']).median():.1f} ×"
 
 
 def committed_runs(folders: Folders) -> str:
@@ -116,20 +96,23 @@ def committed_runs(folders: Folders) -> str:
 
 def planted_bugs(_: Folders) -> str:
     """How many different bugs were planted; some are in two suites."""
-    own = ((suite, name) for suite in BY_TABLE["bugs"] for name in suite.variants)
-    return str(len({x.variants[name].label for x, name in own if not is_healthy(x, name)}))
+    return str(len({x.label for suite in BY_TABLE["bugs"] for x in bugs_of(suite).values()}))
+
+
+def model_of(name: str, folders: Folders) -> pd.Series:
+    """The means over seeds of what is known of a model of `grpo_minimal`."""
+    found = models(SUITES["grpo_minimal"], folders).groupby("model")
+    return found.mean(numeric_only=True).loc[name]
 
 
 def pass_at(k: int, model: str, folders: Folders) -> str:
-    """Mean pass@k of a model of `grpo_minimal` over the seeds."""
-    found = models(SUITES["grpo_minimal"], folders).groupby("model")[f"pass@{k}"]
-    return f"{found.mean()[model]:.3f}"
+    """The chance that one of k responses of a model is right."""
+    return f"{model_of(model, folders)[f'pass@{k}']:.3f}"
 
 
 def drawn_again(folders: Folders) -> str:
     """pass@16 of the SFT models by the responses that the run of another variant draws."""
-    found = models(SUITES["grpo_minimal"], folders).groupby("model").mean(numeric_only=True)
-    own = found.loc["std"]
+    own = model_of("std", folders)
     return f"{own['pass@16'] - own['newly_solved'] + own['no_longer_solved']:.3f}"
 
 
@@ -142,10 +125,8 @@ VALUES: dict[str, Callable[[Folders], str]] = {
     "lead of Stable-Baselines3": lead,
     "HalfCheetah without its two best runs": lambda x: CHANGE(without_best(x)),
     "HalfCheetah by its two best runs": lambda x: CHANGE(1 / (1 + without_best(x)) - 1),
-    "lines of ppo_minimal.py": lambda _: str(
-        len((ROOT / "ppo_minimal.py").read_text().splitlines())
-    ),
-    "details": lambda _: details(),
+    "lines of ppo_minimal.py": lambda _: str((ROOT / "ppo_minimal.py").read_text().count("\n")),
+    "details": details,
     "speed": speed,
     "committed runs": committed_runs,
     "planted bugs": planted_bugs,
@@ -176,22 +157,17 @@ def wrong(text: str, rows: Callable[[str], Sequence[str]], folders: Folders) -> 
         text: without generated blocks
         rows: the lines of a block, by its name
     """
-    found, begin = [], 0
-    for mark in [*MARK.finditer(text), None]:
-        own = text[begin : mark.start() if mark else len(text)]
-        # A mark is for the numbers of its paragraph only.
-        *before, own = own.split("\n\n") if mark else (own, "")
-        numbers = [[x[0] for x in VALUE.finditer(y)] for y in ("\n\n".join(before), own)]
-        found += [f"{x} has no mark" for x in numbers[0]]
-        if not mark:
-            continue
-        begin, (name, place) = mark.end(), mark.groups()
-        if name == "value":
-            if not plain(own).endswith(known := plain(VALUES[place](folders))):
-                found.append(f"{place} is {known}")
-            continue
-        lines = [plain(x) for x in rows(name) if place in x]
-        for number in map(plain, numbers[1] or ["nothing"]):
-            if not any(re.search(rf"(?<![\d.+-]){re.escape(number)}(?!\d)", x) for x in lines):
-                found.append(f"{number} is not in {name}: {place}")
+    found = []
+    for paragraph in text.split("\n\n"):
+        *parts, rest = MARK.split(paragraph)  # text, and the two words of its mark
+        found += [f"{x[0]} has no mark" for x in VALUE.finditer(rest)]
+        for own, name, place in zip(parts[::3], parts[1::3], parts[2::3]):
+            if name == "value":
+                if not plain(own).endswith(known := plain(VALUES[place](folders))):
+                    found.append(f"{place} is {known}")
+                continue
+            lines = [plain(x) for x in rows(name) if place in x]
+            for number in [plain(x[0]) for x in VALUE.finditer(own)] or ["nothing"]:
+                if not any(re.search(rf"(?<![\d.+-]){re.escape(number)}(?!\d)", x) for x in lines):
+                    found.append(f"{number} is not in {name}: {place}")
     return found

@@ -5,7 +5,6 @@ Formulas come from `templates/formulas.toml`.
 """
 
 import ast
-import csv
 import dataclasses
 import functools
 import html
@@ -22,6 +21,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from benchmark.provenance import ROOT
+from benchmark.results import reference
 from benchmark.tags import tags_of
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -105,24 +105,17 @@ def colored(code: str, linked: Iterable[str] = ()) -> list[str]:
 
 
 @functools.cache
-def original_files() -> dict[str, dict[str, tuple[str, int]]]:
-    """By repository: its files, each with its commit and number of lines."""
-    found: dict[str, dict[str, tuple[str, int]]] = {}
-    with (ROOT / "benchmark" / "reference" / "original_files.csv").open() as file:
-        for x in csv.DictReader(file):
-            found.setdefault(x["repository"], {})[x["path"]] = x["commit"], int(x["lines"])
-    return found
-
-
 def address(series: str, path: str, first: str, last: str | None) -> str:
     """Lines of the original code on GitHub; a ValueError if that commit has no such lines."""
     repository, root = ORIGINALS[series]
-    files = original_files()[repository]
-    whole = [root + path] if root + path in files else [x for x in files if x.endswith("/" + path)]
-    if len(whole) != 1 or int(last or first) > files[whole[0]][1]:
+    files = reference("original_files")
+    files = files[files["repository"] == repository].set_index("path")
+    names = [x for x in files.index if x == root + path]
+    names = names or [x for x in files.index if x.endswith("/" + path)]
+    if len(names) != 1 or int(last or first) > files["lines"][names[0]]:
         raise ValueError(f"{repository} has no {path} with a line {last or first}.")
-    lines = f"L{first}-L{last}" if last else f"L{first}"
-    return f"https://github.com/{repository}/blob/{files[whole[0]][0]}/{whole[0]}#{lines}"
+    commit, lines = files["commit"][names[0]], f"L{first}-L{last}" if last else f"L{first}"
+    return f"https://github.com/{repository}/blob/{commit}/{names[0]}#{lines}"
 
 
 def original(text: str) -> str:
@@ -130,8 +123,7 @@ def original(text: str) -> str:
     found, end, series = "", 0, "["
     for match in PLACE.finditer(text):
         prefix, *place = match.groups()
-        own = prefix if prefix in ORIGINALS else "[" if prefix else series
-        series = "[" if not prefix and "]" in text[end : match.start()] else own
+        series = prefix if prefix in ORIGINALS else "[" if prefix else series
         shown = html.escape(match[0].removeprefix("["), quote=False)
         found += html.escape(text[end : match.start()], quote=False) + "[" * (prefix == "[")
         found += f'<a href="{address(series, *place)}">{shown}</a>'
@@ -149,11 +141,8 @@ def prose(text: str) -> str:
         if part.startswith("    "):
             found.append(f"<pre>{textwrap.dedent(part)}</pre>")
         elif items:
-            # The last item's lines are indented; what follows them is a paragraph again.
-            *_, last = items
-            items[-1], _, after = re.sub(r"\n(?! )", "\0", last, count=1).partition("\0")
             rows = "".join(f"<li>{x.strip()}</li>" for x in items)
-            found.append(f"<p>{before.strip()}</p><ul>{rows}</ul>{f'<p>{after}</p>' * bool(after)}")
+            found.append(f"<p>{before.strip()}</p><ul>{rows}</ul>")
         else:
             found.append(f"<p>{part.strip()}</p>")
     return "\n".join(found)
@@ -173,7 +162,6 @@ class Source:
         self.docs = {x: ast.get_docstring(y) or "" for x, y in named.items() if x != "Args"}
         for title in self.tops.keys() & home.docs.keys() - {"train"} if home else ():
             self.docs[title] = self.docs[title] or home.docs[title].partition("\n\n")[0]
-        named |= {ast.unparse(x.targets[0]): x for x in self.tree.body if isinstance(x, ast.Assign)}
         self.places = {x: f"L{y.lineno}-L{y.end_lineno}" for x, y in named.items()}
         fields = [x for x in self.tops["Args"].body if isinstance(x, ast.AnnAssign)]
         self.defaults = {x.target.id: ast.unparse(x.value) for x in fields if x.value}
@@ -182,17 +170,17 @@ class Source:
 
     def find_tags(self, home: "Source | None") -> Iterator[tuple[int, Note]]:
         """Notes of tags by their lines; sentences and sources may stand in another script."""
-        known = {x.label.partition(" of ")[0]: x for x in home.tags.values()} if home else {}
-        known |= {x.title: x for x in home.tags.values()} if home else {}
+        others = home.tags.values() if home else ()
+        known = {y: x for x in others for y in (x.title, x.label.partition(" of ")[0])}
         for tag in tags_of(self.text):
             own, _, total = tag.number.partition("/")
             anchor = f"detail-{own.lower()}" if own else slug(f"{tag.kind} {tag.title}")
             label = f"Detail {own}" + f" of {total}" * bool(total) if own else tag.kind
-            note = Note(anchor, tag.title, label, own or SIGNS[tag.kind], tag.sentence)
-            note.source, note.formula = original(tag.source), formula(self.name, tag.title)
-            same = known.get(tag.title) or known.get(f"Detail {own}")
-            note.sentence = note.sentence or (same.sentence if same else "")
-            note.source = note.source or (same.source if same else "")
+            same = known.get(tag.title) or known.get(f"Detail {own}") or Note("", "")
+            sentence, sign = tag.sentence or same.sentence, own or SIGNS[tag.kind]
+            note = Note(anchor, tag.title, label, sign, sentence)
+            note.source = original(tag.source) or same.source
+            note.formula = formula(self.name, tag.title)
             names = [x.removeprefix("not ") for x in tag.settings]
             note.settings = [(x, self.defaults[x]) for x in names if x in self.defaults]
             yield tag.line, note

@@ -18,12 +18,12 @@ import markdown
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT
 from benchmark.report import health, tables
-from benchmark.report.explorer import POINTS, shown, suite_data
+from benchmark.report.explorer import POINTS, suite_data
 from benchmark.report.pages import PAGES
 from benchmark.results import done
 from benchmark.site import annotate
 from benchmark.site.annotate import HOME, SHORT, TEMPLATES, Source
-from benchmark.suites import BY_TABLE, SUITES
+from benchmark.suites import SUITES
 from benchmark.suites.scripts import SCRIPTS
 
 DOCS = ROOT / "docs"
@@ -51,11 +51,6 @@ def page_of(script: str) -> str:
     return "index.html" if script == SHORT else script.replace(".py", ".html")
 
 
-def megabytes(path: Path) -> float:
-    """The size of a film, as its reader is told."""
-    return round(path.stat().st_size / 1e6, 1)
-
-
 # --- Next to the code ---
 
 
@@ -65,45 +60,34 @@ def effects_of_details(folders: Folders) -> dict[str, list[dict[str, Any]]]:
     A switch of several details stands at the first.
     """
     suite, found = SUITES["ablation"], {}
-    effects = tables.effects(suite, folders)
-    lines = [suite.labels[x] for x in shown(suite, folders)]
-    for variant in (x for x in suite.variants.values() if x.title in effects):
-        effect = effects[variant.title]
+    lines = [*suite.labels.values()]
+    by_title = {x.title: x for x in suite.variants.values()}
+    for title, effect in tables.effects(suite, folders).items():
         low, high = effect.ends or (effect.value,) * 2
         row = {
-            "label": variant.label.removeprefix("extra: "),
+            "label": by_title[title].label.removeprefix("extra: "),
             "text": tables.with_interval(effect, tables.CHANGE).replace("-", "−"),
             "places": (effect.value, low, high),
             "sure": not low <= 0 <= high,
-            "link": f"runs.html#suite=ablation&lines=0,{lines.index(variant.title)}",
+            "link": f"runs.html#suite=ablation&lines=0,{lines.index(title)}",
         }
-        found.setdefault(variant.details[0], []).append(row)
+        found.setdefault(by_title[title].details[0], []).append(row)
     return found
 
 
 def bugs_of(folders: Folders) -> list[dict[str, Any]]:
     """The bugs of training: texts or settings, what they cost, a link to them over healthy runs."""
-    found = []
-    for suite in BY_TABLE["bugs"]:
-        names = [*shown(suite, folders)]
-        for name in (x for x in suite.variants if not health.is_healthy(suite, x)):
-            pairs = [health.pair(suite, name, x, folders) for x in suite.environments]
-            pairs = {x: y for x, y in zip(suite.environments, pairs) if all(y)}
-            costs = {x: health.change(*y).value for x, y in pairs.items()}
-            changes = [f"{tables.CHANGE(y)} in {x.partition('-')[0]}" for x, y in costs.items()]
-            if changes:
-                bug, own = suite.variants[name], (health.control(suite, name), name)
-                lines = ",".join(str(names.index((suite.name, x))) for x in own)
-                found.append(
-                    {
-                        **{"script": bug.script, "label": bug.label},
-                        "changes": ", ".join(changes).replace("-", "−"),
-                        "text": bug.replaced[0][0] if bug.replaced else "\0",
-                        "settings": [x.replace("-", "_") for x in FLAG.findall(bug.flags)],
-                        "link": f"#suite={suite.name}&lines={lines}",
-                    }
-                )
-    return found
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for x in (x for own in health.trials(folders).values() for x in own):
+        row = {
+            **{"script": x.bug.script, "label": x.bug.label, "link": x.link, "changes": []},
+            "text": x.bug.replaced[0][0] if x.bug.replaced else "\0",
+            "settings": [x.replace("-", "_") for x in FLAG.findall(x.bug.flags)],
+        }
+        change = f"{tables.CHANGE(x.change.value)} in {x.environment.partition('-')[0]}"
+        row = found.setdefault((x.suite.name, x.variant), row)
+        row["changes"].append(change.replace("-", "−"))
+    return [*found.values()]
 
 
 def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -117,8 +101,8 @@ def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[st
             outer = outer if note.label else note.title
             tags.setdefault(outer, []).extend([note.title] if note.label else [])
             by_setting = {x: note.title for x, _ in note.settings} | by_setting
-        last = [outer, *tags[outer]][-1]
-        at |= {line: last if any(marks) else outer for line, _, marks in segment.lines}
+        for line, _, marks in segment.lines:
+            at[line] = [outer, *(x.title for x in marks.begins + marks.goes_on)][-1]
     for bug in (x for x in bugs if x["script"] == script.name):
         before, exists, _ = script.text.partition(bug["text"])
         titles = [by_setting[x] for x in bug["settings"] if x in by_setting]
@@ -186,6 +170,7 @@ def build(folders: Folders) -> dict[str, bytes]:
     found, bugs = effects_of_details(folders), bugs_of(folders)
     sources = {x: Source(x) for x in SCRIPTS}
     suites = {x: n for x in SUITES if x not in WITHOUT and (n := len(done(x, folders)))}
+    sizes = {x: round((FIGURES / file).stat().st_size / 1e6, 1) for x, (file, _) in FILMS.items()}
     environment.globals |= {
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
         **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},
@@ -194,8 +179,7 @@ def build(folders: Folders) -> dict[str, bytes]:
         "titles": {x: f"{SUITES[x].reproduces} ({n} runs)" for x, n in suites.items()},
         "usual": sources[HOME].defaults,
         "films": {
-            x: {"file": file, "text": text, "size": megabytes(FIGURES / file)}
-            for x, (file, text) in FILMS.items()
+            x: {"file": file, "text": text, "size": sizes[x]} for x, (file, text) in FILMS.items()
         },
         **{"reviews": reviews, "all_bugs": bugs},
     }

@@ -1,4 +1,4 @@
-"""The rule of `check.py` is the one that the scripts had, and the curves of bugs are judged by it.
+"""The curves of bugs are judged by the rule of `check.py`.
 
 The tables that are made of them are in DEBUGGING.md: test_tables.py compares every number there.
 """
@@ -13,41 +13,6 @@ import pytest
 from benchmark import check
 from benchmark.provenance import ROOT
 from benchmark.report import health
-
-
-def judged_one_by_one(history, episodes):
-    """The rule as the scripts had it up to version 4.0: after each iteration, over all before."""
-    count = max(20, len(episodes) // 20)
-    means = [np.mean(episodes[i : i + count]) for i in range(len(episodes) - count + 1)]
-    lost = len(means) > 0 and means[-1] < means[0] + 0.8 * (max(means) - means[0])
-    part, found = min(history[0]["global_step"] / 2000, 1), set()
-    for limit in check.ENVIRONMENTS:
-        rows = history[-(count := max(math.ceil(limit.patience / part), 1)) :]
-        is_long = len(rows) == count and not any(
-            limit.low <= x[limit.metric] <= limit.high for x in rows
-        )
-        if is_long and (lost or limit.only != check.LOST):
-            found.add(limit.metric)
-    return found
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("size", [2048, 500])
-def test_the_rule_is_that_of_the_scripts_up_to_version_4(seed, size):
-    rng = np.random.default_rng(seed)
-    metrics = {}
-    for x in check.ENVIRONMENTS:
-        sick = rng.random(60) < rng.choice([0.0, 0.5, 0.97])
-        high = min(x.high, 1.0)
-        metrics[x.metric] = np.where(sick, high + 0.1 if x.high < 1 else x.low - 0.1, high)
-    steps = size * np.arange(1, 61)
-    returns = np.repeat(np.where(np.arange(60) < 30, np.arange(60), 20 * rng.random(60)), 2)
-    updates = pd.DataFrame({"global_step": steps} | metrics)
-    episodes = pd.DataFrame({"global_step": np.repeat(steps, 2), "return": returns})
-    found = {limit.metric: bad for limit, bad in check.unhealthy(updates, episodes)}
-    for i in range(60):
-        expected = judged_one_by_one(updates[: i + 1].to_dict("records"), returns[: 2 * i + 2])
-        assert {x for x, bad in found.items() if bad[i]} == expected
 
 
 def test_the_first_warning_of_a_curve_is_that_of_the_rule():

@@ -42,6 +42,9 @@ def test_interval_is_that_of_scipys_stratified_bootstrap():
         rng=np.random.default_rng(0),
     )
     assert value == pytest.approx(3.75) and ends == pytest.approx(theirs.confidence_interval)
+    curves = np.random.default_rng(1).normal(size=(5, 2))
+    each = [statistics.estimate(x[:, None], statistics.mean).ends for x in curves.T]
+    assert pytest.approx(np.array(each)) == statistics.band(curves).T
     few = statistics.matrix([1.0, 2.0, 3.0], [3.0, 4.0])
     assert statistics.estimate(few, statistics.mean) == (2.75, None)
     # Tasks on different scales but without spread between runs: nothing is uncertain.

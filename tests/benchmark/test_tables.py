@@ -1,12 +1,10 @@
 """Tables by hand, and pages and figures: they must be those of the committed results."""
 
-import ast
 import dataclasses
-import math
 import re
 
+import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 from PIL import Image
 
@@ -18,25 +16,6 @@ from benchmark.suites import SUITES
 from benchmark.suites.ablation import SWITCHES
 
 FOLDERS = Folders()
-
-
-def add(folders, name, environment, *scores, **more):
-    """Runs of `suite/variant`, seeds 1, 2, ..., whose curves rise to their scores (None: none)."""
-    suite, _, variant = name.partition("/")
-    folders.results.mkdir(exist_ok=True)
-    records = results.done(suite, folders)
-    path = folders.results / f"{suite}.csv"
-    curves = dict(iter(results.table_of(path).groupby(results.KEY))) if path.exists() else {}
-    for seed, score in enumerate(scores, start=1):
-        key = {"environment": environment, "variant": variant, "seed": seed}
-        made = {**key, "score": score, "mean_return": score and score / 2, "hours": 0.5}
-        made["settings"] = {"total_timesteps": 1_000_000, "penalty_kl": 0.01}
-        records[results.key_of(key)] = made | more
-        rows = pd.DataFrame({**key, "step": 10_000 * np.arange(1, 101), "episodes": 1})
-        rows["return"] = math.nan if score is None else score * rows["step"] / 1e6
-        curves[results.key_of(key)] = rows
-    pd.concat(curves.values()).to_csv(path, index=False)
-    results.write_lines(folders.results / f"{suite}.jsonl", [*records.values()])
 
 
 # A suite, runs with their scores, and rows of the table, in which … stands for any text. Of the
@@ -95,8 +74,14 @@ recipe/recipe Hopper-v4 500 1500 3500
 @pytest.mark.parametrize("case", BY_HAND.strip().split("\n\n"))
 def test_tables_by_hand(case, folders):
     suite, *lines = case.splitlines()
+    folders.results.mkdir()
     for name, environment, *scores in (x.split() for x in lines if x[0] != "|"):
-        add(folders, name, environment, *map(ast.literal_eval, scores))
+        name, _, variant = name.partition("/")
+        path = folders.results / f"{name}.jsonl"
+        about = {"environment": environment, "variant": variant, "hours": 0.5}
+        for seed, score in enumerate(map(float, scores), start=1):
+            own = about | {"seed": seed, "score": score, "mean_return": score / 2}
+            results.write_lines(path, [*results.lines_of(path), own])
     text = pages.block(suite, folders).replace("\n\n", "\n|")
     for row in (x for x in lines if x[0] == "|"):
         pattern = re.escape(row).replace("…", ".*")
@@ -116,10 +101,24 @@ SHOWN = [(suite, x) for suite in DONE for x in suite.figures]
 def test_committed_figures_show_the_committed_results(suite, figure, committed, tmp_path):
     """Fails after new results until `python -m benchmark plot` has drawn them."""
     path = plots.draw(suite, figure, committed, tmp_path)
-    drawn, kept = (np.asarray(Image.open(x / path.name)) for x in (tmp_path, plots.FOLDER))
-    assert drawn.shape == kept.shape
     assert any(f"figures/{path.name})" in page.read_text() for page in pages.PAGES)
-    assert np.abs(drawn.astype(float) - kept).mean() < 0.01  # a single dot is more than that
+    drawn, kept = (np.asarray(Image.open(x / path.name)) for x in (tmp_path, plots.FOLDER))
+    assert drawn.shape == kept.shape and np.abs(drawn.astype(float) - kept).mean() < 0.01
+
+
+def test_a_figure_that_shows_the_same_is_not_written_again(tmp_path):
+    def figure(*dots):
+        made, axes = plt.subplots()
+        axes.plot([0, 1], [0, 1], label="line")
+        axes.plot(dots, dots, "o")  # a single one is a difference
+        return made
+
+    path = plots.save(figure, tmp_path / "new" / "figure.png")
+    written = path.stat().st_mtime_ns
+    plots.save(figure, path)
+    assert path.stat().st_mtime_ns == written
+    plots.save(lambda: figure(0.5), path)
+    assert path.stat().st_mtime_ns > written
 
 
 def test_every_ablation_stands_beside_some_detail():

@@ -1,8 +1,7 @@
-"""The suite grpo_minimal: what its runs leave, pass@k, and the table."""
+"""The suite grpo_minimal: what its runs leave, and pass@k. Its table is on a page."""
 
 import functools
 import itertools
-import json
 
 import pytest
 import torch
@@ -10,10 +9,6 @@ import torch
 import grpo_minimal
 from benchmark import record
 from benchmark.baselines import minimal_grpo
-from benchmark.definitions import Folders
-from benchmark.report.verifiable import sums_table
-from benchmark.results import write_lines
-from benchmark.suites import SUITES
 from benchmark.suites.grpo import VARIANTS
 
 
@@ -63,22 +58,3 @@ def test_a_run_trains_every_variant_from_the_same_sft_model(monkeypatch, tmp_pat
     assert facts["score"] == facts["models"]["dr-grpo"]["pass@1"]
     assert [*curve] == ["stage", "step", "reward", "kl", "without_spread"]
     assert len(curve) == 2 * len(VARIANTS)
-
-
-def test_the_table_compares_within_a_seed(tmp_path):
-    lines = []
-    for seed in (1, 2, 3):
-        model = {"pass@16": 0.9, "kl": 1.0, "groups_without_spread": 0.5}
-        model |= {"groups_without_spread_first": 0.1}
-        models = {name: model | {"pass@1": seed / 10} for name in VARIANTS}
-        models["std"] = model | {"pass@1": seed / 10 + 0.05}
-        models["sft"] = {"pass@1": 0.1, "pass@16": 0.88}
-        lines.append({"environment": "sums", "variant": "", "seed": seed, "models": models})
-        lines[-1] |= {"score": seed / 10, "mean_return": None, "hours": 0.1}
-    write_lines(tmp_path / "grpo_minimal.jsonl", json.loads(json.dumps(lines)))
-    text = sums_table(SUITES["grpo_minimal"], Folders(results=tmp_path))
-    rows = {x.split(" | ")[0].strip("| "): x.split(" | ")[1:] for x in text.splitlines()}
-    assert rows["SFT model"][:2] == ["3", "0.100 [0.100, 0.100]"]
-    std = rows["Dr. GRPO, divided by the std"]
-    assert std[1].startswith("0.250 [") and std[2] == "+0.050 [+0.050, +0.050]"
-    assert std[4] == "+0.020 [+0.020, +0.020]" and "3 of 5 runs are done" in text

@@ -32,6 +32,8 @@ MARK = "# Copied from ppo_a.py\n"
         (MARK + "def h(): 0\n", "not the home"),
         ("# === A ===\n" + MARK + HOME.partition("===\n")[2] + "\nX = 1\n", "differs"),
         ("# === B ===\n" + MARK + "X = 1\n", "not the home"),
+        ("# Copied from ppo_b.py\ndef f(x):\n    return x\n", "not the home"),
+        (MARK + "def g():\n    pass\n\n\n# === A ===\n" + MARK + "X = 1\n", "differs"),
     ],
 )
 def test_what_is_wrong_is_found_and_a_difference_fixed(copy, problem):
@@ -44,46 +46,39 @@ def test_what_is_wrong_is_found_and_a_difference_fixed(copy, problem):
         assert fixed["ppo_b.py"].endswith("y = 2\n") == copy.endswith("y = 2\n")
 
 
-@pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """A repository with an original of `f` and a copy of it, both committed; call it to sync."""
-    paths = [tmp_path / "ppo_a.py", tmp_path / "ppo_b.py"]
-    paths[0].write_text(HOME)
-    paths[1].write_text(MARK + "def f(x):\n    return x\n")
+def edit(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_an_edit_in_a_copy_is_not_lost_and_one_at_home_reaches_it(tmp_path, monkeypatch, capsys):
+    home, copy = paths = [tmp_path / "ppo_a.py", tmp_path / "ppo_b.py"]
+    home.write_text(HOME)
+    copy.write_text(MARK + "def f(x):\n    return x\n")
     who = ["-c", "user.name=x", "-c", "user.email=x@x"]
     for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "x"]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     monkeypatch.setattr(sync, "ROOT", tmp_path)
     monkeypatch.setattr(sync, "SCRIPTS", paths)
-    return tmp_path
 
-
-def edit(path, old="return x", new="return -x"):
-    path.write_text(path.read_text().replace(old, new))
-    return path
-
-
-def test_an_edit_in_a_copy_is_not_lost(checkout, capsys):
-    copy = edit(checkout / "ppo_b.py")
+    edit(copy, "return x", "return -x")
     with pytest.raises(SystemExit, match=r"ppo_b.py: f was edited here, .* is in ppo_a.py"):
         sync.sync_copies(force=False)
     assert "return -x" in copy.read_text() and not capsys.readouterr().out
+    before = home.stat().st_mtime_ns
     sync.sync_copies(force=True)
-    assert "return -x" not in copy.read_text()
+    assert "return x" in copy.read_text() and home.stat().st_mtime_ns == before
     assert capsys.readouterr().out == "ppo_b.py: f overwritten by the one in ppo_a.py\n"
 
-
-def test_an_edit_at_home_reaches_the_copies_and_only_what_differs_is_written(checkout, capsys):
-    home, copy = edit(checkout / "ppo_a.py"), checkout / "ppo_b.py"
-    before = home.stat().st_mtime_ns
+    for old, new in ("x", "2 * x"), ("2 * x", "3 * x"):  # then the copy is not as committed either
+        edit(home, f"return {old}", f"return {new}")
+        sync.sync_copies(force=False)
+        assert f"return {new}" in copy.read_text() and "ppo_b.py: f" in capsys.readouterr().out
+    times = [x.stat().st_mtime_ns for x in paths]
     sync.sync_copies(force=False)
-    assert "return -x" in copy.read_text() and "ppo_b.py: f" in capsys.readouterr().out
-    edit(home, "-x", "2 * x")  # the copy differs from the last commit now, and so does its home
-    sync.sync_copies(force=False)
-    assert "2 * x" in copy.read_text()
-    times = [x.stat().st_mtime_ns for x in (home, copy)]
-    sync.sync_copies(force=False)
-    assert [x.stat().st_mtime_ns for x in (home, copy)] == times and times[0] != before
+    assert [x.stat().st_mtime_ns for x in paths] == times
+    home.write_text("")
+    with pytest.raises(SystemExit, match=r"ppo_a.py is not the home of f"):
+        sync.sync_copies(force=False)
 
 
 def test_a_patch_that_no_longer_fits_is_named_with_the_line_it_was_meant_for(monkeypatch, tmp_path):

@@ -13,9 +13,9 @@ pytestmark = on(*SCRIPTS)
 
 
 def tags(path):
-    """Line, number or kind, title, settings, source of each tag; two rows if it has two numbers."""
+    """The tags of a script, twice if they have two numbers; the kind of what has no number."""
     found = [(x, y) for x in tags_of(path.read_text()) for y in x.number.split(", ")]
-    return [(x.line, y or x.kind, x.title, x.settings, x.source) for x, y in found]
+    return [x._replace(number=y or x.kind) for x, y in found]
 
 
 def test_every_script_has_an_adapter_and_every_adapter_a_script():
@@ -47,14 +47,13 @@ EXTRAS = {  # and deviations
 
 
 def test_each_script_has_each_detail_it_owes_once_and_the_known_extras(script):
-    found = [(number, title) for _, number, title, *_ in tags(script.path)]
-    required = []
+    found, required = tags(script.path), []
     for series, first, last in re.findall(r"([A-Z]?)(\d+)(?:-(\d+))?", REQUIRED[script.name]):
         numbers = range(int(first), int(last or first) + 1)
         required += [f"{series}{x}" if series else f"{x}/37" for x in numbers]
-    assert sorted(x for x, _ in found if x[-1].isdigit()) == sorted(required)
+    assert sorted(x.number for x in found if x.kind == "Detail") == sorted(required)
     extras = [title for title, scripts in EXTRAS.items() if script.name in scripts.split()]
-    assert sorted(title for x, title in found if not x[-1].isdigit()) == sorted(extras)
+    assert sorted(x.title for x in found if x.kind != "Detail") == sorted(extras)
 
 
 def test_a_malformed_tag_is_an_error():
@@ -74,16 +73,23 @@ def test_a_number_has_the_same_title_in_every_script():
     """A tag with two numbers has a title of its own."""
     titles = {}
     for tag in (x for other in SCRIPTS.values() for x in tags_of(other.path.read_text())):
-        titles.setdefault(tag.number or tag.kind, set()).add(tag.title)
-    assert [x for x in titles.items() if x[0][-1].isdigit() and len(x[1]) > 1] == []
+        if tag.number:
+            titles.setdefault(tag.number, set()).add(tag.title)
+    assert [x for x in titles.items() if len(x[1]) > 1] == []
     assert {f"{i}/37" for i in range(1, 38)} <= titles.keys()
 
 
-def test_details_have_a_source_and_settings_that_exist(script):
+def test_a_tag_has_a_source_settings_that_exist_and_its_reason_below_it(script):
+    """In one line; then comes the statement, or the next tag where one statement does two."""
+    lines = [line.strip() for line in script.path.read_text().splitlines()]
     fields = {x.name for x in dataclasses.fields(script.module.Args)}
-    for _, number, _, settings, source in tags(script.path):
-        assert source or number == "Deviation"
-        assert {x.removeprefix("not ") for x in settings} <= fields, (number, settings)
+    for tag in tags(script.path):
+        known = re.search(rf"^{FILE}|^paper, |^Spinning Up|\d{{4}}$", tag.source)
+        assert known or (tag.kind == "Deviation" and not tag.source), tag
+        assert {x.removeprefix("not ") for x in tag.settings} <= fields, tag
+        reason, below = lines[tag.line : tag.line + 2]
+        assert re.fullmatch(r"# [A-Z].{20,97}\.", reason) and not LIKE_A_TAG.match(reason), reason
+        assert below and (below[0] != "#" or LIKE_A_TAG.match(below)), tag
 
 
 def test_links_are_well_formed(script):
@@ -93,32 +99,21 @@ def test_links_are_well_formed(script):
             assert re.fullmatch(FILE, part) or ".py" not in part, link
             numbers = [int(x) for x in re.findall(r"(?<=[L-])\d+", part.partition(".py ")[2])]
             assert numbers == sorted(set(numbers)), link
-    for *_, source in tags(script.path):
-        assert not source or re.search(rf"^{FILE}|^paper, |^Spinning Up|\d{{4}}$", source), source
-
-
-def test_below_a_tag_stands_its_reason_in_one_line_and_then_the_statement(script):
-    """Or the next tag, where one statement does two things."""
-    lines = [line.strip() for line in script.path.read_text().splitlines()]
-    for line, *_ in tags(script.path):
-        reason, below = lines[line : line + 2]
-        assert re.fullmatch(r"# [A-Z].{20,97}\.", reason) and not LIKE_A_TAG.match(reason), reason
-        assert below and (below[0] != "#" or LIKE_A_TAG.match(below)), f"line {line + 2}: {below}"
 
 
 def test_second_sites_refer_to_a_tag_of_the_script_or_of_one_that_it_copies(script):
     text = script.path.read_text()
     homes = {script.path.name, *re.findall(r"# Copied from (\w+\.py)", text)}
-    numbers = {number.split("/")[0] for home in homes for _, number, *_ in tags(ROOT / home)}
+    numbers = {x.number.split("/")[0] for home in homes for x in tags(ROOT / home)}
     assert {x for x in re.findall(r"# as Detail (\w+)", text)} <= numbers
 
 
 @on("environments")
 def test_the_list_has_every_tag_with_its_line_and_the_values_in_force(script):
-    args = script.module.Args()
-    found = iter(script.module.details(args).split("\n"))
-    for line, number, title, settings, _ in tags(script.path):
-        values = [f"{x}={getattr(args, x)}" for x in (x.removeprefix("not ") for x in settings)]
-        text = " ".join(next(found).split())
-        assert text == f"{number} line {line}: {title} {', '.join(values)}".strip()
-    assert list(found) == []
+    args, expected = script.module.Args(), []
+    for tag in tags(script.path):
+        values = [f"{x}={getattr(args, x)}" for x in (x.removeprefix("not ") for x in tag.settings)]
+        text = f"{tag.number} line {tag.line}: {tag.title} {', '.join(values)}"
+        expected.append(text.strip())
+    found = script.module.details(args).splitlines()
+    assert [" ".join(x.split()) for x in found] == expected

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-import dpo_rlhf_toy as dpo
 import grpo_rlhf_toy as grpo
 import ppo_continuous_action as ppo
-import ppo_kl_penalty as kl_penalty
 import ppo_rlhf_toy as rlhf
 from benchmark.site.annotate import FORMULAS, TEMPLATES, Source
 from benchmark.suites.scripts import SCRIPTS
@@ -35,27 +33,19 @@ class Operator:
         return Operator(self.function, -self.factor)
 
 
-def clip(x, low, high):
-    return torch.as_tensor(x).clamp(low, high)
-
-
-FUNCTIONS = {
+NAMES = {
     "frac": lambda x: Operator(lambda y: x / y),  # of two factors: frac(x) * (y)
-    "clip": clip,
-    "min": lambda x, y: torch.minimum(*map(torch.as_tensor, (x, y))),
-    "max": lambda x, y: torch.maximum(*map(torch.as_tensor, (x, y))),
+    "clip": lambda x, low, high: torch.as_tensor(x).clamp(low, high),
+    "min": lambda x, y: torch.minimum(torch.as_tensor(x), y),
+    "max": lambda x, y: torch.maximum(x, y),
     "sqrt": lambda x: torch.as_tensor(x).sqrt(),
     "sigmoid": torch.sigmoid,
-    "mean": lambda x: x.mean(),
-    "std": lambda x: x.std(),
-}
-OPERATORS = {
+    "mean": torch.mean,
+    "std": torch.std,
     "E": Operator(lambda x: x.mean(-1)),
     "SUM": Operator(lambda x: x.sum(-1)),
     "LOG": Operator(torch.log),
 }
-
-
 SUM = re.compile(r"\\sum(_\{[^}]*\}|_\w)(\^\w|\^\{\w\})?")
 SPACE = re.compile(r"\\(left|right|,|;| )")
 NAME = re.compile(r"\\mathrm\{(\w+)\}|\\(min|max|sqrt|frac)")
@@ -73,7 +63,8 @@ def python(latex: str, symbols: list[str]) -> str:
     found: list[str] = []
     for token in re.findall(r"[\w.]+|\*\*|\S", latex):
         last = found[-1] if found else "+"
-        ends = last == ")" or (last[0].isalnum() and last not in FUNCTIONS)
+        is_function = callable(NAMES.get(last))
+        ends = last == ")" or (last[0].isalnum() and not is_function)
         # A product is written by nothing between its factors.
         found += ["*", token] if ends and (token == "(" or token[0].isalnum()) else [token]
     return " ".join(found)
@@ -81,8 +72,8 @@ def python(latex: str, symbols: list[str]) -> str:
 
 def evaluate(latex: str, symbols: dict):
     """The value of LaTeX, given those of the symbols that it contains."""
-    names = {f"x{i}": x for i, x in enumerate(symbols.values())}
-    return eval(python(latex, list(symbols)), {}, FUNCTIONS | OPERATORS | names)
+    values = {f"x{i}": x for i, x in enumerate(symbols.values())}
+    return eval(python(latex, [*symbols]), {}, NAMES | values)
 
 
 def computed(key: str, symbols: dict, line: int = 0):
@@ -97,32 +88,54 @@ def numbers(*shape, seed=0):
 
 
 LOGRATIO, ADVANTAGES, EPSILON = 0.4 * numbers(50), numbers(50, seed=1), torch.tensor(0.2)
-RATIO = {r"\rho_t": LOGRATIO.exp(), r"\hat A_t": ADVANTAGES, r"\epsilon": 0.2}
 
 
-def test_the_clipped_objective():
-    own = computed("clipped surrogate objective", RATIO)
-    assert own.item() == pytest.approx(ppo.policy_loss(LOGRATIO, ADVANTAGES, EPSILON).item())
+def cases():
+    """Formulas, the values of their symbols, and what the scripts or PyTorch compute."""
+    ratio = LOGRATIO.exp()
+    a, b, c, positive = *(numbers(50, seed=x) for x in range(3)), numbers(50, seed=3).exp()
+    symbols = {r"\pi_\theta(a_t \mid s_t)": a.exp(), r"\pi_\mathrm{old}(a_t \mid s_t)": b.exp()}
+    yield "policy_loss", symbols, (a - b).exp()
+    clip = {r"\rho_t": ratio, r"\hat A_t": ADVANTAGES, r"\epsilon": 0.2}
+    yield "clipped surrogate objective", clip, ppo.policy_loss(LOGRATIO, ADVANTAGES, EPSILON)
+    expected = grpo.policy_loss(LOGRATIO, positive * ADVANTAGES, EPSILON)
+    symbols = clip | {r"\omega_t": positive}
+    yield "grpo_rlhf_toy.py: clipped surrogate objective", symbols, expected
+    yield "approx_kl", clip, ppo.approx_kl(LOGRATIO)
+    symbols = {"V": a, r"V_\mathrm{old}": b, r"\epsilon": 0.2}
+    clipped = computed(key := "value function loss clipping", symbols, line=1)
+    yield key, {"V": a, r"\hat R": c, r"\bar V": clipped}, ppo.value_loss(a, b, c, 0.2)
+    yield "reward scaling", {"r_t": 3.0, "D": a}, 3 / a.std()
+    symbols = {"g": a, r"g_\mathrm{max}": 0.5, r"\lVert g \rVert": a.norm(), r"\cdot": 1.0}
+    yield "global gradient clipping", symbols, 0.5 * a / a.norm()
+    old, new = (torch.distributions.Normal(*x) for x in ((b, positive), (a, c.exp())))
+    symbols = {r"\mu_i": a, r"\sigma_i": c.exp(), r"\bar\mu_i": b, r"\bar\sigma_i": positive}
+    yield "exact KL divergence", symbols, torch.distributions.kl_divergence(old, new).sum()
+    kl = r"\mathrm{KL}\left[\pi_\mathrm{old}(\cdot \mid s_t), \pi_\theta(\cdot \mid s_t)\right]"
+    symbols = clip | {r"\beta": 2.0, kl: torch.full((50,), 0.3)}
+    yield "KL-penalized objective", symbols, 0.6 - (ratio * ADVANTAGES).mean()
+    symbols = {r"\beta": 0.5, r"\mathrm{KL}": 9.0, "d": 6.0, "n": 64, "h": 1000}
+    yield "adaptive KL", symbols, rlhf.proportional_kl_coef(0.5, 9.0, 6.0, 64, 1000)
+    scores = numbers(1, 6)
+    key, symbols = "advantage relative to the group's mean", {"S_i": scores, "S_j": scores, "G": 6}
+    symbols = {r"\hat A_i": computed(key, symbols), r"S_1, \dots, S_G": scores}
+    yield "division by the spread", symbols, grpo.group_advantages(scores.flatten(), 6, "group")
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    for divisor, size in {"constant": (3, 3, 3), "sequence": (2, 2, 1)}.items():
+        symbols = {"B": 2, "d_t": torch.tensor(size), r"|y_i|": torch.tensor([2.0, 1.0])}
+        yield "length normalization", symbols, grpo.token_weights(mask, divisor)
+    symbols = {"L": 1.0, r"\beta": 0.1, r"\omega_t": positive, "q_t": ratio}
+    k3 = ratio - 1 - LOGRATIO
+    yield "KL penalty in the loss", symbols, 1 + 0.1 * (positive * k3).mean()
+    symbols = {r"\hat S(x, y_\mathrm{chosen})": a, r"\hat S(x, y_\mathrm{rejected})": b}
+    expected = -torch.nn.functional.logsigmoid(a - b).mean()
+    yield "logistic loss of the difference", symbols, expected
 
 
-def test_the_ratio():
-    new, old = numbers(5), numbers(5, seed=1)
-    symbols = {r"\pi_\theta(a_t \mid s_t)": new.exp(), r"\pi_\mathrm{old}(a_t \mid s_t)": old.exp()}
-    assert torch.allclose(computed("policy_loss", symbols), (new - old).exp())
-
-
-def test_the_value_loss_and_its_clipped_values():
-    values, old, returns = (numbers(50, seed=x) for x in range(3))
-    symbols = {"V": values, r"V_\mathrm{old}": old, r"\epsilon": 0.2}
-    clipped = computed("value function loss clipping", symbols, line=1)
-    symbols = {"V": values, r"\hat R": returns, r"\bar V": clipped}
-    own = computed("value function loss clipping", symbols)
-    assert own.item() == pytest.approx(ppo.value_loss(values, old, returns, 0.2).item())
-
-
-def test_k3():
-    own = computed("approx_kl", {r"\rho_t": LOGRATIO.exp()})
-    assert own.item() == pytest.approx(ppo.approx_kl(LOGRATIO).item())
+@pytest.mark.parametrize(("key", "symbols", "expected"), [*cases()])
+def test_a_formula_gives_what_the_script_computes(key, symbols, expected):
+    values = (torch.as_tensor(x).double().squeeze() for x in (computed(key, symbols), expected))
+    assert torch.allclose(*values, rtol=1e-6)
 
 
 def test_the_surrogate_has_the_gradient_of_the_policy_gradient():
@@ -130,154 +143,28 @@ def test_the_surrogate_has_the_gradient_of_the_policy_gradient():
     logratio = torch.zeros(50, dtype=torch.float64, requires_grad=True)
     surrogate = FORMULAS["surrogate"].partition(r"\approx")[2]
     value = evaluate(surrogate, {r"\rho_t": logratio.exp(), r"\hat A_t": ADVANTAGES})
-    (gradient,) = torch.autograd.grad(value, logratio)
-    assert torch.allclose(gradient, ADVANTAGES / 50)  # of A log pi
-    loss = ppo.policy_loss(logratio, ADVANTAGES, EPSILON)
-    assert torch.allclose(torch.autograd.grad(-loss, logratio)[0], gradient)
+    for objective in (value, -ppo.policy_loss(logratio, ADVANTAGES, EPSILON)):
+        (gradient,) = torch.autograd.grad(objective, logratio)
+        assert torch.allclose(gradient, ADVANTAGES / 50)  # of A log pi
 
 
-def test_advantages_are_the_weighted_mean_of_k_step_estimates():
-    """All three forms: the mean of many k, the sum of TD errors, the script's recursion."""
-    steps, gamma, lam = 400, 0.9, 0.8
-    rewards, values = numbers(steps + 1).tolist(), numbers(steps + 1, seed=1).tolist()
-    estimates = []
-    for k in range(1, steps):
-        sums = sum(gamma**i * rewards[i] for i in range(k))
-        estimates.append(sums + gamma**k * values[k] - values[0])
-    mean = (1 - lam) * sum(lam ** (k - 1) * x for k, x in enumerate(estimates, 1))
-    deltas = [rewards[t] + gamma * values[t + 1] - values[t] for t in range(steps)]
-    total = sum((gamma * lam) ** t * x for t, x in enumerate(deltas))
-    r, v = torch.tensor(rewards)[:, None], torch.tensor(values)[:, None]
-    args = ppo.Args(gamma=gamma, gae_lambda=lam)
-    own = ppo.gae(r[:-1], v[:-1], v[1:], 0 * r[:-1], args)
-    assert mean == pytest.approx(total, abs=1e-6) == pytest.approx(own[0, 0].item(), abs=1e-4)
-    for name, text in {
-        "weighted mean": r"(1 - \lambda)",
-        "k-step advantage": r"\gamma^k V(s_{t+k})",
-    }.items():
-        assert text in FORMULAS[name]
-
-
-@pytest.mark.parametrize("shape", [(64, 10), (6, 64)])
-def test_orthogonal_weights(shape):
-    text = FORMULAS["orthogonal and constant initialization"][0]
-    weight = ppo.linear(shape[1], shape[0], 0.5).weight.detach()
-    wide = shape[0] < shape[1]
-    product = weight @ weight.T if wide else weight.T @ weight
-    assert torch.allclose(product, 0.25 * torch.eye(min(shape)), atol=1e-6)
-    tall, _, other = text.partition(r"\text{ or, of a wide matrix, }")
-    assert tall.startswith(r"W^\top W") and other.strip().startswith(r"W W^\top")
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "Adam epsilon",
-        "ppo_minimal.py: Adam epsilon",
-        "ppo_atari.py: Adam epsilon",
-        "ppo_atari_lstm.py: Adam epsilon",
-    ],
-)
-def test_adams_epsilon(key):
-    """As PyTorch adds it, or as ppo2 does."""
-    gradients, step, epsilon = numbers(3), 0, 0.01
+@pytest.mark.parametrize("home", ["", "ppo_minimal.py", "ppo_atari.py", "ppo_atari_lstm.py"])
+def test_adams_epsilon(home):
+    """As ppo2 adds it, or as PyTorch does."""
+    key = f"{home}: Adam epsilon" if home else "Adam epsilon"
     weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    adam = torch.optim.Adam([weight], lr=0.1, eps=epsilon)
-    own, mean, square = 0.0, 0.0, 0.0
-    theirs = {
-        "adam": {x: torch.zeros(1, dtype=torch.float64) for x in ("weights", "mean", "square")}
-    }
-    for step, g in enumerate(gradients, 1):
+    adam = torch.optim.Adam([weight], lr=0.1, eps=0.01)
+    own, ppo2, mean, square = 0.0, 0.0, 0.0, 0.0
+    for step, g in enumerate(numbers(3), 1):
         weight.grad = g[None].clone()
         adam.step()
         mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g**2
-        symbols = {r"\theta": own, r"\alpha": 0.1, r"\epsilon_\mathrm{Adam}": epsilon, "k": step}
+        symbols = {r"\theta": own, r"\alpha": 0.1, r"\epsilon_\mathrm{Adam}": 0.01, "k": step}
         symbols |= {r"\hat m": mean / (1 - 0.9**step), r"\hat v": square / (1 - 0.999**step)}
-        symbols |= {"m": mean, "v": square}
-        own = computed(key, symbols)
-        root = torch.sqrt(square)
-        ppo2 = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step) * mean / (root + epsilon)
-        theirs["adam"]["weights"] -= ppo2
-    expected = weight if ":" in key else theirs["adam"]["weights"]
-    assert own.item() == pytest.approx(expected.item())
-
-
-def test_reward_scaling_and_gradient_clipping():
-    sums = numbers(20)
-    own = computed("reward scaling", {r"r_t": 3.0, "D": sums})
-    assert own.item() == pytest.approx(3 / sums.std().item())
-    gradient = numbers(5)
-    symbols = {"g": gradient, r"g_\mathrm{max}": 0.5, r"\lVert g \rVert": gradient.norm()}
-    own = computed("global gradient clipping", symbols | {r"\cdot": 1.0})
-    assert own.norm().item() == pytest.approx(0.5)
-
-
-def test_the_exact_kl_of_gaussians():
-    mean, old_mean, std, old_std = (
-        numbers(4),
-        numbers(4, seed=1),
-        numbers(4).exp(),
-        numbers(4, seed=2).exp(),
-    )
-    symbols = {r"\sigma_i": std, r"\bar\sigma_i": old_std, r"\mu_i": mean, r"\bar\mu_i": old_mean}
-    normal = torch.distributions.Normal
-    exact = torch.distributions.kl_divergence(normal(old_mean, old_std), normal(mean, std)).sum()
-    assert computed("exact KL divergence", symbols).item() == pytest.approx(exact.item())
-
-
-def test_the_penalized_objective():
-    kl = torch.full((50,), 0.3, dtype=torch.float64)
-    text = r"\mathrm{KL}\left[\pi_\mathrm{old}(\cdot \mid s_t), \pi_\theta(\cdot \mid s_t)\right]"
-    symbols = {r"\rho_t": LOGRATIO.exp(), r"\hat A_t": ADVANTAGES, r"\beta": 2.0, text: kl}
-    expected = -(LOGRATIO.exp() * ADVANTAGES).mean() + 2 * 0.3
-    assert computed("KL-penalized objective", symbols).item() == pytest.approx(expected.item())
-    assert kl_penalty.KL_COEF_MIN > 0
-
-
-def test_adaptive_kl():
-    symbols = {r"\beta": 0.5, r"\mathrm{KL}": 9.0, "d": 6.0, "n": 64, "h": 1000}
-    expected = rlhf.proportional_kl_coef(0.5, 9.0, 6.0, 64, 1000)
-    assert float(computed("adaptive KL", symbols)) == pytest.approx(expected)
-
-
-def test_grpo():
-    scores = numbers(1, 6)
-    mean = computed(
-        "advantage relative to the group's mean", {r"S_i": scores, "S_j": scores, "G": 6}
-    )
-    symbols = {r"\hat A_i": mean, r"S_1, \dots, S_G": scores[0]}
-    own = computed("division by the spread", symbols)
-    assert torch.allclose(own.flatten(), grpo.group_advantages(scores.flatten(), 6, "group"))
-    mask = torch.tensor([[True, True, False], [True, False, False]])
-    for divisor, size in {
-        "constant": 3 * torch.ones(3),
-        "sequence": torch.tensor([2, 2, 1]),
-    }.items():
-        symbols = {"B": 2, "d_t": size, r"|y_i|": torch.tensor([2.0, 1.0])}
-        own = computed("length normalization", symbols)
-        assert torch.allclose(own, grpo.token_weights(mask, divisor))
-
-
-def test_the_weighted_losses_of_grpo():
-    weights = numbers(50, seed=3).exp()
-    own = computed("grpo_rlhf_toy.py: clipped surrogate objective", RATIO | {r"\omega_t": weights})
-    expected = grpo.policy_loss(LOGRATIO, weights * ADVANTAGES, EPSILON)
-    assert own.item() == pytest.approx(expected.item())
-    symbols = {"L": 1.0, r"\beta": 0.1, r"\omega_t": weights, "q_t": LOGRATIO.exp()}
-    k3 = LOGRATIO.exp() - 1 - LOGRATIO
-    expected = 1.0 + 0.1 * (weights * k3).mean()
-    own = computed("KL penalty in the loss", symbols)
-    assert own.item() == pytest.approx(expected.item())
-
-
-def test_dpo():
-    chosen, rejected = numbers(5), numbers(5, seed=1)
-    symbols = {r"\hat S(x, y_\mathrm{chosen})": chosen, r"\hat S(x, y_\mathrm{rejected})": rejected}
-    own = computed("logistic loss of the difference", symbols)
-    assert own.item() == pytest.approx(
-        -torch.nn.functional.logsigmoid(chosen - rejected).mean().item()
-    )
-    assert dpo.Args().beta > 0
+        own = computed(key, symbols | {"m": mean, "v": square})
+        rate = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        ppo2 -= rate * mean / (square.sqrt() + 0.01)
+    assert own.item() == pytest.approx((weight if home else ppo2).item())
 
 
 def test_no_formula_is_left_over():

@@ -30,7 +30,7 @@ from adapters import ROOT, SCRIPTS
 from benchmark.run import changed
 from benchmark.suites.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
 from benchmark.tags import tags_of
-from tools.sync import blocks, sections
+from tools.sync import blocks
 
 GALLERY = {
     "continuous": {**BUGS, **EVALUATION},
@@ -44,63 +44,41 @@ FILES = {  # the test files of a script
     name: OWN.get(name, [name]) + (SHARED if "environments" in x.features else ["shared_language"])
     for name, x in SCRIPTS.items()
 } | {"minimal": ["minimal"], "grpo_minimal": ["grpo_minimal"]}
+PATHS = {name: x.path for name, x in SCRIPTS.items()}
+PATHS |= {"minimal": ROOT / "ppo_minimal.py", "grpo_minimal": ROOT / "grpo_minimal.py"}
 # What changes nothing that could be noticed, and why.
 MINIBATCH = "entropies are needed of minibatches only, which have two dimensions"
-ABSOLUTE = "the absolute value is the same"
-MIDDLE = "it is the middle of the three numbers in any order"
 CHECKS = "checks of arguments that are right cost time only"
 DEFAULT = "so it is by default"
-LIMITS = {
+EQUIVALENT = {
+    "6: 4 -> (5)": "how many minibatches a call has changes its speed only",
+    "6: order.view(args.num_minibatches, 1, -1) -> (order.view(1, args.num_minibatches, -1))": (
+        "one call for all minibatches does the same"
+    ),
+    "12: logratio.exp() - 1 -> (1 - logratio.exp())": "the absolute value is the same",
+    "21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> (nn.Conv2d(64, 64, kernel_size=3))": DEFAULT,
+    "23: False -> (True)": CHECKS,
+    "23: Normal(self.policy(obs), self.log_std.exp(), validate_args=False) -> "
+    "(Normal(self.policy(obs), self.log_std.exp()))": CHECKS,
+    "25: False -> (True)": CHECKS,
+    "25: Independent(policy, 1, validate_args=False) -> (Independent(policy, 1))": CHECKS,
+    "25: -1 -> (1) (2)": MINIBATCH,
+    "31: np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards) -> "
+    "(np.clip(-args.clip_reward, rewards, args.clip_reward, out=rewards))": (
+        "it is the middle of the three numbers in any order"
+    ),
+    "32: nn.Linear(512, 4 * HIDDEN_SIZE) -> (nn.Linear(4 * HIDDEN_SIZE, 512))": "both are 512",
+    "33: torch.zeros((2, num_envs, HIDDEN_SIZE), device=self.value.weight.device) -> "
+    "(torch.zeros((2, num_envs, HIDDEN_SIZE)))": "see test_device.py",
+    "37: -1 -> (1) (2)": MINIBATCH,
+    "R13: F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0) -> "
+    "(F.scaled_dot_product_attention(query, *key_value, visible))": DEFAULT,
+    "one ratio per sequence: (logratio.sum(dim=1, keepdim=True) / lengths).expand_as(new) -> "
+    "(logratio.sum(dim=1, keepdim=True) / lengths)": "it would be broadcast",
+    "parallelized gradient update: average([*(x.grad for x in agent.parameters() if "
+    "x.requires_grad), *metrics.values()]) -> pass": "see test_distributed.py",
     "time limits are not failures: truncated & args.truncation_is_terminal -> "
     "(args.truncation_is_terminal & truncated)": "the order does not matter",
-}
-VECTORS = LIMITS | {
-    "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
-    "31: np.clip(rewards, -args.clip_reward, args.clip_reward, out=rewards) -> "
-    "(np.clip(-args.clip_reward, rewards, args.clip_reward, out=rewards))": MIDDLE,
-}
-CALLS = {"6: 4 -> (5)": "how many minibatches a call has changes its speed only"}
-EQUIVALENT = {
-    "lstm": LIMITS
-    | {
-        "32: nn.Linear(512, 4 * HIDDEN_SIZE) -> (nn.Linear(4 * HIDDEN_SIZE, 512))": "both are 512",
-        "33: torch.zeros((2, num_envs, HIDDEN_SIZE), device=self.value.weight.device) -> "
-        "(torch.zeros((2, num_envs, HIDDEN_SIZE)))": "see test_device.py",
-        "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
-        "21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
-        "(nn.Conv2d(64, 64, kernel_size=3))": DEFAULT,
-    },
-    "atari": LIMITS
-    | {
-        "parallelized gradient update: average([*(x.grad for x in agent.parameters() if "
-        "x.requires_grad), *metrics.values()]) -> pass": "see test_distributed.py",
-        "21: nn.Conv2d(64, 64, kernel_size=3, stride=1) -> "
-        "(nn.Conv2d(64, 64, kernel_size=3))": DEFAULT,
-    },
-    "minimal": {
-        "23: False -> (True)": CHECKS,
-        "25: False -> (True)": CHECKS,
-        "23: Normal(self.policy(obs), self.log_std.exp(), validate_args=False) -> "
-        "(Normal(self.policy(obs), self.log_std.exp()))": CHECKS,
-        "25: Independent(policy, 1, validate_args=False) -> (Independent(policy, 1))": CHECKS,
-    },
-    "grpo_minimal": {
-        "one ratio per sequence: (logratio.sum(dim=1, keepdim=True) / lengths).expand_as(new) -> "
-        "(logratio.sum(dim=1, keepdim=True) / lengths)": "it would be broadcast",
-    },
-    "rlhf": {
-        "12: logratio.exp() - 1 -> (1 - logratio.exp())": ABSOLUTE,
-        "R13: F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0) -> "
-        "(F.scaled_dot_product_attention(query, *key_value, visible))": DEFAULT,
-    },
-    "multidiscrete": {"37: -1 -> (1) (2)": MINIBATCH, **CALLS, **VECTORS},
-    "continuous": {"25: -1 -> (1) (2)": MINIBATCH, **CALLS, **VECTORS},
-    "kl_penalty": {
-        "25: -1 -> (1) (2)": MINIBATCH,
-        "6: order.view(args.num_minibatches, 1, -1) -> "
-        "(order.view(1, args.num_minibatches, -1))": "one call for all minibatches does the same",
-        **VECTORS,
-    },
 }
 
 
@@ -174,8 +152,7 @@ def broken(text: str, statement: ast.stmt) -> Iterator[tuple[str, str]]:
 
 def tagged(text: str) -> dict[ast.stmt, str]:
     """The statements below tags, outside of marked copies, with the names of these."""
-    found = {**sections(text), **blocks(text)}.values()
-    copies = [(start, start + len(block)) for block, home, start in found if home]
+    copies = [(start, start + len(x)) for x, home, start in blocks(text).values() if home]
     statements = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.stmt)]
     names: dict[ast.stmt, str] = {}
     starts = [0, *itertools.accumulate(map(len, text.splitlines(keepends=True)))]
@@ -187,14 +164,9 @@ def tagged(text: str) -> dict[ast.stmt, str]:
     return names
 
 
-def path_of(script: str) -> Path:
-    names = {"minimal": "ppo_minimal.py", "grpo_minimal": "grpo_minimal.py"}
-    return ROOT / names[script] if script in names else SCRIPTS[script].path
-
-
 @functools.cache
 def mutants(script: str) -> list[Mutant]:
-    text, found = path_of(script).read_text(), {}
+    text, found = PATHS[script].read_text(), {}
     names = collections.Counter()
     for statement, tag in tagged(text).items():
         for change, mutated in broken(text, statement):
@@ -209,11 +181,12 @@ def mutants(script: str) -> list[Mutant]:
     return [*found.values()]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_tagged_statement_is_broken_and_every_exception_is_needed(name):
-    tags, names = tagged(path_of(name).read_text()), [x.name for x in mutants(name)]
-    assert tags and all(f"{tag}: " in "\n".join(names) for tag in tags.values())
-    assert EQUIVALENT.get(name, {}).keys() <= {*names}
+def test_every_tagged_statement_is_broken_and_every_exception_is_needed():
+    known = {name: "\n".join(x.name for x in mutants(name)) for name in FILES}
+    for name, path in PATHS.items():
+        tags = tagged(path.read_text()).values()
+        assert tags and all(f"{tag}: " in known[name] for tag in tags)
+    assert EQUIVALENT.keys() <= {*"\n".join(known.values()).splitlines()}
 
 
 @pytest.mark.slow
@@ -231,7 +204,7 @@ class Breaker:
         self.script, self.chosen, self.unnoticed = script, chosen, 0
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        whole = Mutant("", path_of(self.script).read_text())
+        whole = Mutant("", PATHS[self.script].read_text())
         assert not (failed := self.first_failure(session.items, whole)), f"unbroken: {failed}"
         for i, mutant in enumerate(self.chosen, 1):
             failed = self.first_failure(session.items, mutant)
@@ -252,7 +225,7 @@ class Breaker:
                 for stream in (1, 2):
                     os.dup2(nowhere.fileno(), stream)
             try:
-                module = importlib.import_module(path_of(self.script).stem)
+                module = importlib.import_module(PATHS[self.script].stem)
                 exec(compile(mutant.text, module.__file__, "exec"), vars(module))
                 for item, following in zip(items, [*items[1:], None]):
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -278,7 +251,7 @@ def main(words: list[str]) -> int:
     unnoticed = 0
     for script in [x for x in words if x in FILES] or FILES:
         others = [x for x in words if x not in FILES]
-        chosen = [x for x in mutants(script) if x.name not in EQUIVALENT.get(script, {})]
+        chosen = [x for x in mutants(script) if x.name not in EQUIVALENT]
         chosen = [x for x in chosen if any(word in x.name for word in others or [""])]
         breaker = Breaker(script, chosen)
         files = [str(ROOT / f"tests/scripts/test_{x}.py") for x in FILES[script]]
