@@ -165,7 +165,7 @@ class MultiDiscrete(Script):
 class Atari(Script):
     """Observations are stacks of four frames, the network is small here; Adam is PyTorch's."""
 
-    features: ClassVar[set[str]] = {"environments", "atari", "clips"}
+    features: ClassVar[set[str]] = {"environments", "games", "clips"}
     real = ("Breakout --num-steps 16 --total-timesteps 7680",)
     space = "Frames"
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
@@ -241,7 +241,7 @@ class Atari(Script):
 class AtariLSTM(Atari):
     """Minibatches are whole sequences of some environments: starts and states stand behind."""
 
-    features: ClassVar[set[str]] = {"environments", "atari", "clips", "recurrent"}
+    features: ClassVar[set[str]] = {"environments", "games", "clips", "recurrent"}
     settings: ClassVar[dict[str, Any]] = {**Atari.settings, "num_envs": 4, "num_steps": 8}
     frames = 1
 

@@ -41,7 +41,7 @@ def assert_refused(result, word):
 
 
 def test_bad_input_is_one_sentence_and_exit_code_2(script, cli):
-    for line in WRONG + ["torch-threads 100000"] * ("atari" in script.features):
+    for line in WRONG + ["torch-threads 100000"] * ("games" in script.features):
         flag, *value = line.split()
         named = flag in ("env-id", "evaluate", "resume")
         assert_refused(cli(f"--{line}"), value[0].split(":")[0] if named else flag)

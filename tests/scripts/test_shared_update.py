@@ -24,7 +24,7 @@ def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration
 ):
     settings = {"anneal_lr": annealed, "learning_rate": 0.004, "total_timesteps": 128}
     begin = {"learning_rate": 0.004}
-    if "atari" in script.features:
+    if "games" in script.features:
         settings |= {"anneal_clip": annealed, "clip_coef": 0.4}
         begin["clip_coef"] = 0.4
     updates = script.module.train(tiny(**settings))["updates"]
@@ -51,7 +51,7 @@ def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rew
         change = script.outputs(result["agent"], step)[0].flatten() - step.logprobs.flatten()
     assert change.abs().max() > 1e-4
     advantages = step.advantages.flatten()
-    if "atari" in script.features:  # of the first game only, which is faster
+    if "games" in script.features:  # of the first game only, which is faster
         first_game = torch.tensor([n == 0 for n, *_ in script.identity(step.obs)])
         assert first_game.sum() == args.num_steps
         change, advantages = change[first_game], advantages[first_game]
