@@ -1,5 +1,6 @@
 """What every script shows and refuses: command line, logs, evaluation."""
 
+import math
 import os
 import re
 import subprocess
@@ -20,12 +21,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 # --- Bad input ---
 
-WRONG = [
-    *("env-id Nothing-like-this", "env-id nosuchmodule:Foo-v0", "num-envs 0", "num-steps -5"),
-    *("num-steps many", "total-timesteps 0.5", "gamma 1.5", "gae-lambda -0.1", "seed -1"),
-    *("learning-rate -1", "learning-rate nan", "num-minibatches 7", "total-timesteps 3"),
-    *("no-such-flag 1", "evaluate nowhere", "resume nowhere", "capture-video", "run-name a/b"),
-    *("device tpu", "run-name ..", f"seed {2**64}"),
+SETTINGS = {"num_envs": [0], "num_steps": [-5], "total_timesteps": [0.5, 3], "gamma": [1.5]}
+SETTINGS |= {"gae_lambda": [-0.1], "seed": [-1, 2**64], "learning_rate": [-1, math.nan]}
+SETTINGS |= {"num_minibatches": [7], "run_name": ["a/b", ".."]}
+LINES = [
+    *("env-id Nothing-like-this", "env-id nosuchmodule:Foo-v0", "num-steps many", "gamma 1.5"),
+    *("no-such-flag 1", "evaluate nowhere", "resume nowhere", "capture-video", "device tpu"),
     *["device cuda"] * (not torch.cuda.is_available()),
 ]
 
@@ -41,7 +42,12 @@ def assert_refused(result, word):
 
 
 def test_bad_input_is_one_sentence_and_exit_code_2(script, cli):
-    for line in WRONG + ["torch-threads 100000"] * ("games" in script.features):
+    more = {"torch_threads": [100_000]} if "games" in script.features else {}
+    for name, values in {**SETTINGS, **more}.items():
+        for value in values:
+            with pytest.raises(script.module.UsageError, match=name.replace("_", "-")):
+                script.module.Args(**{name: value})
+    for line in LINES:
         flag, *value = line.split()
         named = flag in ("env-id", "evaluate", "resume")
         assert_refused(cli(f"--{line}"), value[0].split(":")[0] if named else flag)
@@ -64,13 +70,6 @@ def test_what_takes_no_render_mode_cannot_be_filmed(script, tiny, cli):
     script.module.train(tiny("Target"))
     code, _, err = cli("--evaluate runs/run0 --capture-video")
     assert code == 2 and "render_mode" in err and err.count("\n") == 1
-
-
-def test_short_forms_of_settings_are_understood(script, cli):
-    code, out, err = cli("--lr 0.125 --total-timesteps 2e6 --details")
-    assert code == 0 and "learning_rate=0.125" in out, err
-    args = script.module.Args(total_timesteps=3e6, gamma=np.float64(0.5))
-    assert args.total_timesteps == 3_000_000 and type(args.gamma) is float
 
 
 def test_tracking_gives_name_settings_and_curves_and_is_refused_if_it_cannot_start(
@@ -147,11 +146,11 @@ def test_logged_is_the_return_of_the_new_episodes_and_shown_that_of_the_last_hun
     assert progress.set_postfix_str.call_args.args == ("return 99.5",)
 
 
-def test_details_prints_the_table_and_exits(script, tiny, cli):
-    args = tiny(gamma=0.875)
-    code, out, _ = cli(f"{flags(args)} --details")
-    assert code == 0 and out.strip() == script.module.details(args) and "gamma=0.875" in out
-    assert not Path("runs").exists()
+def test_details_prints_the_table_and_exits_and_short_forms_of_settings_are_understood(script, cli):
+    code, out, _ = cli("--lr 0.125 --total-timesteps 2e6 --details")
+    args = script.module.Args(learning_rate=np.float64(0.125), total_timesteps=2e6)
+    assert code == 0 and out.strip() == script.module.details(args) and "rate=0.125" in out
+    assert type(args.learning_rate) is float and not Path("runs").exists()
 
 
 # --- Evaluation ---
