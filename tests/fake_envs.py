@@ -113,14 +113,6 @@ class Walk(Fake):
         return self.observe(), reward, failed, self.t == 12, {}
 
 
-class InfiniteReward(Walk):
-    """A reward is infinite after 20 steps."""
-
-    def advance(self, action):
-        obs, reward, *rest = super().advance(action)
-        return obs, np.inf if self.steps == 20 else reward, *rest
-
-
 class Interrupted(Walk):
     """Somebody presses Ctrl-C after 40 steps, once."""
 
@@ -154,7 +146,7 @@ class Target(Fake):
         return self.x, -float(abs(action[0] - self.x[0])), True, False, {}
 
 
-for cls in (Counter, Terminated, Both, Walk, InfiniteReward, Interrupted, Target):
+for cls in (Counter, Terminated, Both, Walk, Interrupted, Target):
     kind = "Truncated" if cls is Counter else cls.__name__
     for space in SPACES:
         gym.register(f"Fake{kind}-{space}-v0", functools.partial(cls, space))

@@ -123,18 +123,18 @@ def baselines_rewards(rewards, done, gamma, limit):
 
 
 @on("vector")
-@pytest.mark.parametrize("limit", [10.0, 0.5])
-def test_rewards_are_scaled_as_in_baselines_over_all_rollouts(script, tiny, recorded, limit):
+def test_rewards_are_scaled_as_in_baselines_over_all_rollouts(script, tiny, recorded):
     settings = {"num_envs": 3, "total_timesteps": 96, "learning_rate": 0.0, "gamma": 0.9}
     found = []
     for scaled in (False, True):
         recorded.gae.clear()
-        script.module.train(tiny("Walk", **settings, scale_rewards=scaled, clip_reward=limit))
+        script.module.train(tiny("Walk", **settings, scale_rewards=scaled, clip_reward=0.5))
         names = ("rewards", "done")
         found += [torch.cat([x[name] for x in recorded.gae]).numpy() for name in names]
     raw, done, rewards, _ = found
-    expected = baselines_rewards(raw, done == 1, 0.9, limit)
+    expected = baselines_rewards(raw, done == 1, 0.9, 0.5)
     np.testing.assert_allclose(rewards, expected, rtol=1e-4)
+    assert 0.1 < (np.abs(rewards) == 0.5).mean() < 0.9
     assert done.sum() > 5 and len(recorded.gae) == 2
 
 
@@ -152,16 +152,6 @@ def test_every_episode_has_its_own_seed_and_every_environment_its_own_actions(sc
 
 
 # --- Numbers that are none stop the run ---
-
-
-@on("vector")
-@pytest.mark.filterwarnings("ignore:invalid value")
-def test_an_infinite_reward_stops_the_run_before_it_is_saved(script, tiny):
-    args = tiny("InfiniteReward", checkpoint_interval=1)
-    with pytest.raises(script.module.UsageError, match=r"Not finite at step 64: .*losses/"):
-        script.module.train(args)
-    saved = script.module.load_checkpoint(f"runs/{args.run_name}")
-    assert len(saved["updates"]) == 1
 
 
 def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny):

@@ -91,19 +91,6 @@ def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
     assert all(order != sorted(order) for order in orders)
 
 
-# --- Detail 5: advantages ---
-
-
-def test_advantages_are_sums_of_the_surprises_of_one_episode(script, tiny, recorded):
-    script.module.train(tiny(total_timesteps=32, gamma=0.9, gae_lambda=0.8))
-    batch = recorded.gae[0]
-    rollout = (batch[x] for x in ("rewards", "values", "next_values", "done"))
-    assert batch["done"].any()
-    torch.testing.assert_close(
-        batch["advantages"], double_sum(*rollout, 0.9, 0.8), atol=1e-5, rtol=0
-    )
-
-
 # --- Details 7, 8, 12: what the loss sees ---
 
 
