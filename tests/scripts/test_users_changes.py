@@ -158,7 +158,14 @@ class NoReward(Rooms):
         return obs, None, *rest
 
 
+class Infinite(Rooms):
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, np.inf, *rest
+
+
 @on("vector")
+@pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -167,11 +174,26 @@ class NoReward(Rooms):
         (Vectors, "reward [0.5 0.5] is not one number"),
         (NoReward, "reward None is not one number"),
         (lambda: None, "None is not a gymnasium.Env"),
+        (Infinite, "Check observations and rewards."),
     ],
 )
 def test_what_an_environment_does_wrong_is_named(script, make, sentence):
     with pytest.raises(script.module.UsageError, match=re.escape(sentence)):
         script.module.train(script.args(run_name="run"), make)
+
+
+@on("vector")
+@pytest.mark.parametrize("kind", [list, tuple, lambda x: x[None]])
+def test_observations_may_be_lists_or_rows(script, kind):
+    class Other(Column):
+        def observe(self):
+            return kind(np.zeros(2))
+
+    script.module.train(script.args(run_name="run"), Other)
+    policy = script.module.load_policy("runs/run", Other())
+    np.testing.assert_array_equal(policy(kind(np.zeros(2))), policy(np.zeros(2)))
+    with pytest.raises(script.module.UsageError, match="one observation of Box"):
+        policy(np.zeros(3))
 
 
 @on("vector")
