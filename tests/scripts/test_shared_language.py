@@ -16,11 +16,9 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from adapters import SCRIPTS, on
+from adapters import on
 from conftest import curves
-from helpers import louder, record, record_steps, seeded
-
-PPO = SCRIPTS["rlhf"]
+from helpers import louder, record, record_steps
 
 
 def at(temperature, script, judges):
@@ -44,17 +42,6 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, fin
         models = (x.judges.reward_model.parameters() for x in (finished, ppo))
         assert all(torch.equal(a, b) for a, b in zip(*models, strict=True))
         assert finished.run["quality"] == ppo.run["quality"]
-
-
-@on("grpo", "dpo")
-def test_agent_is_that_of_ppo_but_for_the_values(script, finished):
-    prompts, policy = finished.preferences.prompts[:8], finished.reference.policy
-    sampled, logprobs = [], []
-    for other in (script, PPO):
-        agent = other.module.Agent(policy, 0.7)
-        sampled.append(agent.sample_responses(prompts, 18, seeded(1)))
-        logprobs.append(other.logprobs(agent, prompts, sampled[0]))
-    assert torch.equal(*sampled) and torch.equal(*logprobs)
 
 
 # --- What a rollout earns ---
