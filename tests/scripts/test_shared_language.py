@@ -231,7 +231,7 @@ BAD = {
 
 
 @on("language")
-def test_bad_input_is_a_sentence_and_code_2(script, finished, cli, monkeypatch):
+def test_bad_input_is_a_sentence_and_code_2_and_so_is_ctrl_c(script, finished, cli, monkeypatch):
     def init(**settings):
         assert settings["sync_tensorboard"] and settings["reinit"] == "finish_previous"
         raise wandb.Error("No API key.")
@@ -244,9 +244,6 @@ def test_bad_input_is_a_sentence_and_code_2(script, finished, cli, monkeypatch):
             assert code == 2 and error.count("\n") == 1 and message in error, (line, error)
             assert not Path("runs/x/sft").exists() and "Traceback" not in error
 
-
-@on("language")
-def test_ctrl_c_is_a_sentence(script, cli, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 

@@ -137,7 +137,9 @@ def test_ctrl_c_is_a_sentence_and_the_run_can_be_resumed(script, tiny, cli):
     assert same_weights(agent, whole["agent"])
 
 
-def test_train_takes_the_settings_of_the_run_and_says_if_nothing_is_left(script, tiny, capsys):
+def test_a_run_is_resumed_only_on_request_with_its_settings_and_says_if_nothing_is_left(
+    script, tiny, capsys
+):
     script.module.train(tiny("Walk", gamma=0.9, total_timesteps=64))
     assert "was the last one" not in capsys.readouterr().out
     result = script.module.train(resume="runs/run0")
@@ -145,6 +147,8 @@ def test_train_takes_the_settings_of_the_run_and_says_if_nothing_is_left(script,
     assert "Step 64 was the last one: raise --total-timesteps" in capsys.readouterr().out
     script.module.train(tiny("Walk"), resume="runs/run0")
     assert "was the last one" not in capsys.readouterr().out
+    with pytest.raises(script.module.UsageError, match=r"--resume runs/run0.*--run-name"):
+        script.module.train(tiny("Walk", run_name="run0"))
 
 
 @on("vector")
@@ -154,12 +158,6 @@ def test_another_number_of_environments_is_named_when_resuming(script, tiny, cap
         other = tiny("Walk", num_envs=count, num_steps=32 // count, total_timesteps=96)
         assert script.module.train(other, resume="runs/run0")["updates"]
         assert "could not be replayed: --num-envs has changed." in capsys.readouterr().out
-
-
-def test_a_run_is_not_overwritten(script, tiny):
-    script.module.train(tiny("Walk"))
-    with pytest.raises(script.module.UsageError, match=r"--resume runs/run0.*--run-name"):
-        script.module.train(tiny("Walk", run_name="run0"))
 
 
 # --- Files ---

@@ -227,24 +227,20 @@ def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypa
 
 
 @on("vector")
-def test_where_compiling_fails_the_run_is_eager_with_the_compilers_message(
-    script, tiny, monkeypatch, capsys
+def test_where_compiling_fails_the_run_is_eager_but_ones_own_error_is_a_traceback(
+    script, tiny, cli, monkeypatch, capsys
 ):
     def fails(*args):
         raise torch._dynamo.exc.TorchDynamoException("InvalidCxxCompiler: none found\nand more")
+
+    def wrong(*args):
+        raise ValueError("my own mistake")
 
     expected = script.module.train(tiny("Walk"))["agent"]
     monkeypatch.setattr(torch, "compile", lambda function, **options: fails)
     capsys.readouterr()
     assert same_weights(script.module.train(tiny("Walk", compile=True))["agent"], expected)
     assert "could not be compiled, so it takes twice as long: Inv" in capsys.readouterr().out
-
-
-@on("vector")
-def test_an_error_in_ones_own_code_is_a_traceback(script, tiny, cli, monkeypatch):
-    def wrong(*args):
-        raise ValueError("my own mistake")
-
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(script.module, script.loss, wrong)
     with pytest.raises(ValueError, match="my own mistake"):
