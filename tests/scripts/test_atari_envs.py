@@ -263,8 +263,7 @@ def played(game, rng, actions):
         yield game.obs.copy(), reward, failed, cut_off, scores
 
 
-@pytest.mark.parametrize("game", ["Breakout", "Seaquest"])
-@pytest.mark.parametrize("sticky", [0.0, 0.25])
+@pytest.mark.parametrize(("game", "sticky"), [("Breakout", 0.25), ("Seaquest", 0.0)])
 def test_replayed_game_goes_on_bit_for_bit_through_lost_lives(game, sticky):
     args = ppo.Args(env_id=game, sticky_actions=sticky)
     one, other = new_game(args), new_game(args)

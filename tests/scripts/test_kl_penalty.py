@@ -21,7 +21,7 @@ pytestmark = [on("kl_penalty"), pytest.mark.usefixtures("script")]
 def longer(tiny):
     """Make Args for a run of 6 iterations of 32 steps, 12 minibatches of 8 in each."""
     size = {"total_timesteps": 6 * 32, "update_epochs": 3, "learning_rate": 0.003}
-    return lambda env="Target", **settings: tiny(env, **{**size, **settings})
+    return lambda **settings: tiny("Walk", **{**size, **settings})
 
 
 def gaussian(mean, log_std):
