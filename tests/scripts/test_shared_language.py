@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from adapters import on
+from adapters import SCRIPTS, on
 from conftest import curves
 from helpers import louder, record, record_steps
 
@@ -35,6 +35,9 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, fin
     pairs = [(x.reference.policy.parameters(), x.preferences) for x in (finished, ppo)]
     for found, expected in zip(*pairs, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    texts, policy = [x[:8] for x in finished.preferences[:2]], finished.reference.policy
+    both = (x.logprobs(x.module.Agent(policy, 0.7), *texts) for x in (script, SCRIPTS["rlhf"]))
+    assert torch.equal(*both)
     results = [x.run["results"]["sft"] for x in (finished, ppo)]
     common = results[0].keys() & results[1].keys()
     assert len(common) >= 7 and all(results[0][name] == results[1][name] for name in common)
