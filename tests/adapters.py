@@ -76,8 +76,9 @@ class Script:
         """Settings of a run of three iterations on the Counter."""
         settings = {"env_id": self.env_id("Truncated"), "num_envs": 2, "num_steps": 16}
         settings |= {"total_timesteps": 96, "num_minibatches": 4, "update_epochs": 2}
-        settings |= {"device": "cpu", "compile": False, **self.settings, **changes}
-        return self.module.Args(**settings)
+        if hasattr(self.module.Args, "compile"):
+            settings["compile"] = False
+        return self.module.Args(**{**settings, "device": "cpu", **self.settings, **changes})
 
     def agent(self, obs_size: int, action_size: int) -> nn.Module:
         """An agent of the script, always the same one."""
@@ -243,11 +244,6 @@ class AtariLSTM(Atari):
     features: ClassVar[set[str]] = {"environments", "games", "clips", "recurrent"}
     settings: ClassVar[dict[str, Any]] = {**Atari.settings, "num_envs": 4, "num_steps": 8}
     frames = 1
-
-    def args(self, **changes: Any) -> Any:
-        """Nothing is compiled, so there is no such setting."""
-        settings = vars(SCRIPTS["atari"].args(**{**self.settings, **changes}))
-        return self.module.Args(**{name: x for name, x in settings.items() if name != "compile"})
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(self.module, "HIDDEN_SIZE", 16)
