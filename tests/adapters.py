@@ -59,7 +59,6 @@ class Script:
     settings: ClassVar[dict[str, Any]] = {}  # other than those of `args`
     # What leaves observations and rewards as they are.
     raw: ClassVar[dict[str, Any]] = {"norm_obs": False, "scale_rewards": False}
-    loss, update = "ppo_loss", "ppo_update"  # names of the functions
     value_clip = "clip_coef"  # the setting
 
     def __init__(self, name: str, file: str) -> None:
@@ -112,7 +111,7 @@ class Script:
             return result
 
         monkeypatch.setattr(self.module, "gae", gae)
-        update = self.recording(getattr(self.module, self.update), recorder.steps)
+        update = self.recording(self.module.ppo_update, recorder.steps)
         train = functools.partial(self.module.train, update=update)
         monkeypatch.setattr(self.module, "train", train)
         return recorder
@@ -294,7 +293,6 @@ class Toy(Script):
     """A script of the RLHF family: it trains language models, and no shared test of loops fits."""
 
     features: ClassVar[set[str]] = {"language", "rewards"}  # it learns from a reward model
-    alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --num-updates 2 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16, "num_updates": 2, "update_epochs": 2}
     stage, loss, method = "train_ppo", "ppo_loss", "PPO"
     # Models of a comparison, and what their settings are.
@@ -361,7 +359,6 @@ class GRPO(Toy):
 
 class DPO(GRPO):
     features: ClassVar[set[str]] = {"language"}
-    alone = "--sft-documents 200 --sft-steps 5 --num-pairs 140 --batch-size 16"
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16}
     stage, loss, method = "train_dpo", "dpo_loss", "DPO"
     forms: ClassVar[dict[str, dict[str, Any]]] = {

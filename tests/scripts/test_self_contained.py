@@ -4,15 +4,12 @@ import ast
 import functools
 import re
 import runpy
-import shutil
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from adapters import on
 
 import ppo_continuous_action as ppo
 
@@ -120,16 +117,6 @@ def test_help_and_a_refusal_need_no_simulator_and_no_emulator(monkeypatch, capsy
         code, out, _ = run(path, "--help")
         assert code == 0 and "--learning-rate" in out and "--num-iterations" not in out
         assert ("--batch-size INT" in out) == ("rlhf" in path.stem)
-
-
-@pytest.mark.slow
-@on("language")
-def test_the_file_alone_in_an_empty_folder_runs(script, tmp_path):
-    shutil.copy(script.path, tmp_path)
-    command = [sys.executable, script.path.name, *f"{script.alone} --run-name mine".split()]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert list(tmp_path.glob("runs/mine/**/checkpoint.pt"))
 
 
 def test_the_examples_in_the_readme_learn_and_act(tmp_path, monkeypatch):

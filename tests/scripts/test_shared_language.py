@@ -18,7 +18,7 @@ import torch
 import wandb
 from adapters import SCRIPTS, on
 from conftest import curves
-from helpers import louder, record, record_steps
+from helpers import flags, louder, record, record_steps
 
 
 def at(temperature, script, judges):
@@ -192,8 +192,10 @@ def test_a_run_with_each_form_leaves_results_texts_curves_and_weights(script, mo
 
 
 @on("language")
-def test_the_same_settings_make_the_same_run_in_another_folder(script, finished):
-    assert script.module.train(script.args())["results"] == finished.run["results"]
+def test_a_command_makes_the_same_run_as_its_settings_do_in_another_folder(script, finished, cli):
+    code, _, err = cli(flags(script.args()))
+    saved = json.loads(Path("runs/run/results.json").read_text())
+    assert code == 0 and saved["results"] == finished.run["results"], err
     unnamed = script.module.train(script.args(run_name=None))["args"]
     assert unnamed.run_name.startswith(f"{script.path.stem}__1__") and unnamed.run_dir.exists()
     with pytest.raises(dataclasses.FrozenInstanceError):

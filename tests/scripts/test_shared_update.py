@@ -133,7 +133,7 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
     for x in (step.logprobs, step.values):
         x += 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        loss = getattr(script.module, script.loss)
+        loss = script.module.ppo_loss
         schedule = {name: torch.tensor(x) for name, x in step.schedule.items()}
         loss, metrics = loss(agent, step.data, dataclasses.replace(args, **schedule))
         new_logprobs, entropy, values = (x.double() for x in script.outputs(agent, step))
@@ -242,6 +242,6 @@ def test_where_compiling_fails_the_run_is_eager_but_ones_own_error_is_a_tracebac
     assert same_weights(script.module.train(tiny("Walk", compile=True))["agent"], expected)
     assert "could not be compiled, so it takes twice as long: Inv" in capsys.readouterr().out
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(script.module, script.loss, wrong)
+    monkeypatch.setattr(script.module, "ppo_loss", wrong)
     with pytest.raises(ValueError, match="my own mistake"):
         cli(flags(tiny("Walk", compile=True)))
