@@ -6,6 +6,8 @@ import signal
 import time
 from pathlib import Path
 
+import fake_envs
+import numpy as np
 import pytest
 from adapters import on
 from conftest import same_weights
@@ -27,18 +29,13 @@ def is_alive(pid):
 
 
 @pytest.fixture
-def settings(script, monkeypatch, tmp_path):
-    """Make Args for a short run with real games and a small network, in so many processes."""
+def settings(script, tiny, monkeypatch):
+    """Make Args for a short run of four games in so many processes."""
 
     def make(processes, **changes):
         monkeypatch.setattr(script.module, "GAME_PROCESSES", processes)
-        settings = {"env_id": "Breakout", "sticky_actions": 0.25, "num_envs": 4, "num_steps": 8}
-        settings |= {"total_timesteps": 96, "num_minibatches": 2, "checkpoint_interval": 1}
-        return script.args(**settings | changes)
+        return tiny("Walk", num_envs=4, num_steps=8, checkpoint_interval=1, **changes)
 
-    monkeypatch.undo()  # the fake games
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(script.module, "Agent", script.small_agent())
     return make
 
 
@@ -49,12 +46,19 @@ def assert_same(a, b):
 
 
 @on("games")
-def test_results_do_not_depend_on_the_number_of_processes(script, settings, monkeypatch):
-    """With sticky actions and a time limit that ends games in every rollout."""
+@pytest.mark.parametrize(
+    ("game", "counts"),
+    [({}, (1, 2, 8)), ({"env_id": "Breakout", "sticky_actions": 0.25}, (1, 3))],
+)
+def test_results_do_not_depend_on_the_number_of_processes(
+    script, settings, monkeypatch, game, counts
+):
+    """In a real game a time limit ends games in every rollout."""
     monkeypatch.setattr(script.module, "MAX_GAME_STEPS", 10)
-    one, many = (script.module.train(settings(x)) for x in (1, 8))
+    one, *others = (script.module.train(settings(x, **game)) for x in counts)
     assert len(one["episodes"]) > 4
-    assert_same(one, many)
+    for other in others:
+        assert_same(one, other)
 
 
 @on("atari")
@@ -76,6 +80,7 @@ def test_a_killed_game_process_is_one_sentence_and_the_run_goes_on(script, setti
     assert children() == before and "Traceback" not in capfd.readouterr().err
     assert len(module.load_checkpoint("runs/cut")["updates"]) == 2
     assert_same(whole, module.train(settings(2), resume="runs/cut"))
+    assert "could not be replayed" not in capfd.readouterr().out
 
 
 @on("atari")
@@ -86,13 +91,13 @@ def test_an_error_in_an_update_or_a_game_is_raised_whoever_plays_it(
     """No process is left."""
     before, learner = children(), os.getpid()
 
-    def reward(self, reward):
+    def observe(self):
         assert (os.getpid() == learner) == (processes > 1), "the game is broken"
-        return reward
+        return fake_envs.frame(np.zeros(3))
 
     with pytest.raises(ZeroDivisionError):
         script.module.train(settings(processes), lambda *_: 1 / 0)
-    monkeypatch.setattr(script.module.ClipReward, "reward", reward)
+    monkeypatch.setattr(fake_envs.Walk, "observe", observe)
     with pytest.raises(AssertionError, match="the game is broken"):
         script.module.train(settings(processes))
     assert children() == before
@@ -102,12 +107,15 @@ def test_an_error_in_an_update_or_a_game_is_raised_whoever_plays_it(
 @pytest.mark.parametrize(
     "kind", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT]
 )
-def test_when_the_learner_is_killed_its_processes_end(script, settings, monkeypatch, capfd, kind):
+def test_when_the_learner_is_killed_its_processes_end(
+    script, settings, monkeypatch, capfd, request, kind
+):
     """Within a second. After Ctrl-C there is one sentence."""
     line = flags(settings(3, total_timesteps=1e9, run_name="run"))
     monkeypatch.setattr("sys.argv", [script.path.name, *line.split()])
     learner = multiprocessing.get_context("fork").Process(target=script.module.main)
     learner.start()
+    request.addfinalizer(learner.kill)
     while not Path("runs/run/checkpoint.pt").exists():
         assert learner.is_alive()
         time.sleep(0.02)
@@ -118,6 +126,7 @@ def test_when_the_learner_is_killed_its_processes_end(script, settings, monkeypa
     deadline = time.monotonic() + 1
     while any(map(is_alive, pids)):
         assert time.monotonic() < deadline
+        time.sleep(0.01)
     error = capfd.readouterr().err
     assert "Traceback" not in error
     assert error.rstrip().endswith("from its checkpoint.") == (kind == signal.SIGINT)

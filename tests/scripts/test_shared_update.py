@@ -42,6 +42,7 @@ def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration
 def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rewards(
     script, tiny, recorded, terminal
 ):
+    """Advantages are sums of the surprises of one episode."""
     settings = {"total_timesteps": 32, "num_minibatches": 1, "truncation_is_terminal": terminal}
     args = tiny(**settings, learning_rate=0.01, gamma=0.8)
     result = script.module.train(args)
@@ -57,7 +58,9 @@ def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rew
         change, advantages = change[first_game], advantages[first_game]
     correlation = np.corrcoef(change, advantages)[0, 1]
     assert update["check/update"] == pytest.approx(correlation, abs=1e-4)
-    rollout = (batch[x] for x in ("rewards", "values", "next_values", "done"))
+    rollout = [batch[x] for x in ("rewards", "values", "next_values", "done")]
+    expected = double_sum(*rollout, 0.8, args.gae_lambda)
+    torch.testing.assert_close(batch["advantages"], expected, atol=1e-5, rtol=0)
     observed = double_sum(*rollout, 0.8, 1.0) + batch["values"]
     bias = (batch["values"] - observed).mean() / observed.square().mean().sqrt()
     assert update["check/value_bias"] == pytest.approx(bias.item(), abs=1e-4)
