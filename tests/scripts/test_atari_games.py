@@ -104,9 +104,7 @@ def test_an_error_in_an_update_or_a_game_is_raised_whoever_plays_it(
 
 
 @on("atari")
-@pytest.mark.parametrize(
-    "kind", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT]
-)
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_when_the_learner_is_killed_its_processes_end(
     script, settings, monkeypatch, capfd, request, kind
 ):
