@@ -20,7 +20,8 @@ pytestmark = [on("kl_penalty"), pytest.mark.usefixtures("script")]
 @pytest.fixture
 def longer(tiny):
     """Make Args for a run of 6 iterations of 32 steps, 12 minibatches of 8 in each."""
-    size = {"total_timesteps": 6 * 32, "update_epochs": 3, "learning_rate": 0.003}
+    size = {"num_envs": 4, "num_steps": 8, "total_timesteps": 6 * 32, "update_epochs": 3}
+    size["learning_rate"] = 0.003
     return lambda **settings: tiny("Walk", **{**size, **settings})
 
 
