@@ -184,7 +184,9 @@ class Atari(Script):
             env = gym.make(args.env_id, render_mode="rgb_array", disable_env_checker=True).unwrapped
             if videos:
                 env = gym.wrappers.RecordVideo(env, videos, lambda k: k == 0)
-            return gym.wrappers.FrameStackObservation(Score(env), self.frames, padding_type="zero")
+            env.unwrapped.ale = fake_envs.emulator()
+            env = self.module.ClipReward(self.module.EpisodicLife(env))
+            return gym.wrappers.FrameStackObservation(env, self.frames, padding_type="zero")
 
         monkeypatch.setattr(self.module, "make_env", make_env)
         monkeypatch.setattr(self.module, "GAME_PROCESSES", 1)
@@ -265,28 +267,6 @@ class AtariLSTM(Atari):
         starts = torch.eye(len(episode))[:, :1]
         frames = torch.tensor(np.array(episode))[:, None, None]
         return agent(frames, starts, agent.initial_state(1))[1][-1].item()
-
-
-class Score(gym.Wrapper):
-    """What the Atari scripts expect of a game: the scores of whole ones, and an emulator."""
-
-    def __init__(self, env: gym.Env) -> None:
-        super().__init__(env)
-        state = SimpleNamespace(__getstate__=lambda: b"random numbers")
-        clone = SimpleNamespace(cloneState=lambda include_rng: state, restoreState=lambda _: None)
-        self.unwrapped.ale, self.game_over, self.scores = clone, True, []
-
-    def reset(self, **settings: Any) -> tuple:
-        self.game_over, self.score = False, {"return": 0.0, "length": 0}
-        return self.env.reset(**settings)
-
-    def step(self, action: int) -> tuple:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.score["return"] += reward
-        self.score["length"] += 1
-        self.game_over = terminated or truncated
-        self.scores += [self.score] * self.game_over
-        return obs, float(np.sign(reward)), terminated, truncated, info
 
 
 class Toy(Script):

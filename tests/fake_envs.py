@@ -7,7 +7,8 @@ import functools
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -27,6 +28,13 @@ SPACES = {
 def frame(numbers: Sequence[float] | np.ndarray) -> np.ndarray:
     """An image of three stripes, as bright as the numbers say."""
     return np.repeat(np.asarray(numbers).astype(np.uint8), 28)[:, None].repeat(84, axis=1)
+
+
+def emulator(lives: Callable[[], int] = lambda: 0) -> SimpleNamespace:
+    """What the Atari scripts ask of one."""
+    state = SimpleNamespace(__getstate__=lambda: b"random numbers")
+    clone = {"cloneState": lambda include_rng: state, "restoreState": lambda _: None}
+    return SimpleNamespace(**clone, lives=lives)
 
 
 class Killed(Exception):

@@ -4,10 +4,10 @@ That comparison has all of the details 14-20; fake games add what happens seldom
 """
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import ale_py
 import cv2
+import fake_envs
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -35,10 +35,7 @@ class FakeGame(gym.Env):
 
     def __init__(self, *script):
         self.script, self.calls, self.game, self.row = script, [], 0, 0
-        emulator = SimpleNamespace(__getstate__=lambda: b"random numbers")
-        self.ale = SimpleNamespace(cloneState=lambda include_rng: emulator)
-        self.ale.restoreState = lambda state: None
-        self.ale.lives = lambda: self.lives_left
+        self.ale = fake_envs.emulator(lambda: self.lives_left)
 
     def frame(self):
         return np.full((210, 160, 3), (50 * self.game + self.t) % 256, np.uint8)
