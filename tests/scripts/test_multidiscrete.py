@@ -300,9 +300,6 @@ def test_a_trained_policy_obeys_masks_in_the_form_that_the_environment_has_for_t
         ppo.load_policy("runs/run0", Identity(IDENTITY))
 
 
-# --- It learns ---
-
-
 def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
     """Random actions earn 3.6 of 10; the observation is one-hot."""
     settings = {"num_steps": 64, "num_envs": 8, "learning_rate": 0.01, "gamma": 0.5}

@@ -64,9 +64,6 @@ def test_steps_are_those_of_tensorflows_adam():
         torch.testing.assert_close(x, y, rtol=0, atol=1e-7)
 
 
-# --- Stable-Baselines3 ---
-
-
 def fill(buffer, data, logprobs, values):
     """Fill Stable-Baselines3's buffer as its collect_rollouts does, time limits included."""
     starts = np.ones(ENVS)

@@ -26,9 +26,6 @@ def at(temperature, script, judges):
     return judges._replace(reference=script.module.Agent(judges.reference.policy, temperature))
 
 
-# --- Before the last stage ---
-
-
 @on("grpo", "dpo")
 def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, finished_runs):
     ppo = finished_runs("rlhf")
@@ -45,9 +42,6 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, fin
         models = (x.judges.reward_model.parameters() for x in (finished, ppo))
         assert all(torch.equal(a, b) for a, b in zip(*models, strict=True))
         assert finished.run["quality"] == ppo.run["quality"]
-
-
-# --- What a rollout earns ---
 
 
 @on("rewards")
@@ -85,9 +79,6 @@ def test_r14_r17_g6_reward_is_the_score_minus_the_kl_of_the_whole_response(scrip
     for name, value in expected.items():
         assert metrics[f"objective/{name}"] == pytest.approx(value.item(), rel=1e-4), name
     assert exact > 0.1
-
-
-# --- The loop ---
 
 
 @on("rewards")
@@ -163,9 +154,6 @@ def test_nan_stops_the_run_with_a_sentence(script, judges, monkeypatch):
         script.learn(judges)
 
 
-# --- Whole runs ---
-
-
 @on("language")
 def test_a_run_with_each_form_leaves_results_texts_curves_and_weights(script, monkeypatch, capsys):
     trained = record(monkeypatch, script.module, script.stage)
@@ -200,9 +188,6 @@ def test_a_command_makes_the_same_run_as_its_settings_do_in_another_folder(scrip
     assert unnamed.run_name.startswith(f"{script.path.stem}__1__") and unnamed.run_dir.exists()
     with pytest.raises(dataclasses.FrozenInstanceError):
         unnamed.seed = 2
-
-
-# --- The command line ---
 
 
 BAD = {

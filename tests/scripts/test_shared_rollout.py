@@ -1,4 +1,4 @@
-"""What enters the batch of every script: no ghost transitions, bootstrap, seeds, bad numbers."""
+"""What enters the batch of every script: details 1, 5, 27-30; bootstrap, seeds, bad numbers."""
 
 import math
 
@@ -8,8 +8,6 @@ import pytest
 import torch
 from adapters import counter_episode, on
 from conftest import same_weights
-
-# --- Details 1 and 5: every row is a step, and is followed by its own successor ---
 
 
 def test_rollouts_continue_where_the_last_one_ended(script, tiny, recorded):
@@ -47,9 +45,6 @@ def test_bootstrap_is_the_value_of_the_own_successor(script, tiny, recorded, end
             assert batch["done"][t, n] == (place == 4)
             assert batch["values"][t, n].item() == pytest.approx(value(n, step, place), abs=1e-5)
             assert targets[t, n].item() == pytest.approx(1 + 0.9 * future, abs=1e-5)
-
-
-# --- Details 27 and 28 ---
 
 
 @on("gaussian")
@@ -138,9 +133,6 @@ def test_rewards_are_scaled_as_in_baselines_over_all_rollouts(script, tiny, reco
     assert done.sum() > 5 and len(recorded.gae) == 2
 
 
-# --- Seeds ---
-
-
 def test_every_episode_has_its_own_seed_and_every_environment_its_own_actions(script, tiny):
     """And every run its own weights to begin with; that a seed repeats itself shows in resuming."""
     settings = {"num_steps": 24, "total_timesteps": 96, "learning_rate": 0.0}
@@ -149,9 +141,6 @@ def test_every_episode_has_its_own_seed_and_every_environment_its_own_actions(sc
     assert len(draws) == len(set(draws)) >= 16 and not same_weights(a, b)
     actions = [str([x.tolist() for x in env.actions]) for env in fake_envs.Fake.made]
     assert len(actions) == len(set(actions)) >= 4
-
-
-# --- Numbers that are none stop the run ---
 
 
 def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny):
@@ -171,12 +160,11 @@ def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny):
     assert len(saved["updates"]) == 1
 
 
-# --- Settings that no other test of the loop varies ---
-
 OTHERS = {"clip_reward": 0.1, "adam_eps": 0.1, "gae_lambda": 0.5, "gamma": 0.5, "clip_coef": 0.01}
 
 
 def test_settings_reach_the_update(script, tiny):
+    """Those that no other test of the loop varies."""
     settings = {"learning_rate": 0.02, "total_timesteps": 32}
     plain = script.module.train(tiny("Walk", **settings))["agent"]
     for name in OTHERS.keys() & vars(tiny()).keys():

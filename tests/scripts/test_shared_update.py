@@ -1,4 +1,4 @@
-"""The update of every script: schedules, minibatches, clipping, losses, what is logged of them."""
+"""The update of every script: details 4, 6-8, 11, 12; early stopping; what is logged of them."""
 
 import dataclasses
 
@@ -9,8 +9,6 @@ from adapters import on
 from conftest import same_weights
 from helpers import flags
 from test_math import double_sum
-
-# --- Detail 4: schedules ---
 
 
 def per_iteration(recorded, name, iterations):
@@ -68,9 +66,6 @@ def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rew
     assert abs(first) < 1e-9 < last and update["check/first_kl"] == first
 
 
-# --- Detail 6: minibatches ---
-
-
 def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
     script, tiny, recorded
 ):
@@ -92,9 +87,6 @@ def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
         orders.append(places)
     assert len({str(order) for order in orders}) == 4  # a new one in each epoch and iteration
     assert all(order != sorted(order) for order in orders)
-
-
-# --- Details 7, 8, 12: what the loss sees ---
 
 
 def test_the_ratio_is_one_at_first_and_logged_losses_are_means_over_all_minibatches(
@@ -155,9 +147,6 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
     assert loss.item() == pytest.approx(total.item(), rel=1e-3)
 
 
-# --- Detail 11: gradient clipping ---
-
-
 def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recorded):
     script.module.train(tiny("Walk", max_grad_norm=float("inf"), total_timesteps=32))
     free = recorded.steps.copy()
@@ -173,9 +162,6 @@ def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recor
     for step in recorded.steps:
         norm = min(limit, step.metrics["losses/grad_norm"].item())
         assert step.gradient.norm().item() == pytest.approx(norm, rel=1e-3)
-
-
-# --- A3: early stopping ---
 
 
 @on("clips")
@@ -197,9 +183,6 @@ def test_early_stop_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorde
     settings = {"learning_rate": 0.003, "early_stop_kl": 1e-12, "update_epochs": 5}
     script.module.train(tiny("Walk", **settings))
     assert len(recorded.steps) == 3 * args.num_minibatches  # each iteration trains again
-
-
-# --- Compilation ---
 
 
 @on("continuous")
