@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import tyro
-from helpers import record, record_steps
+from helpers import louder, record, record_steps
 
 import grpo_minimal as minimal
 import grpo_rlhf_toy as full
@@ -88,9 +88,7 @@ def language(monkeypatch):
     for name, value in {"EOS": EOS, "PAD": PAD, "Q": 2, "R": 3}.items():
         monkeypatch.setattr(minimal, name, value)
     torch.manual_seed(0)
-    model = minimal.GPT(width=8).double()
-    for x in model.parameters():
-        x.data += 0.3 * torch.randn(x.shape, dtype=x.dtype)
+    model = louder(minimal.GPT(width=8).double(), 0.3)
     texts = {
         x[: x.index(EOS) + 1] if EOS in x else x for x in itertools.product(range(3), repeat=3)
     }

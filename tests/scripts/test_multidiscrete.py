@@ -11,6 +11,7 @@ import pytest
 import torch
 from adapters import on
 from conftest import same_weights
+from helpers import louder
 from torch.distributions import Categorical
 
 import ppo_multidiscrete as ppo
@@ -92,15 +93,6 @@ def masked(tiny):
     return lambda env="MaskedVector", **settings: tiny(env, mask_invalid_actions=True, **settings)
 
 
-def make_agent():
-    """An agent for 5 numbers whose distributions are far from uniform."""
-    torch.manual_seed(0)
-    agent = ppo.Agent(5, (3, 4))
-    torch.nn.init.normal_(agent.policy[-1].weight, std=0.5)
-    torch.nn.init.normal_(agent.policy[-1].bias)
-    return agent
-
-
 @torch.no_grad()
 def joint(agent, obs, masks, actions):
     """Log-probabilities and entropies (2, B), from categoricals over the valid choices only."""
@@ -119,7 +111,8 @@ def joint(agent, obs, masks, actions):
 
 @pytest.mark.parametrize("mask", [EXISTS, SOME], ids=["all", "some"])
 def test_logprob_and_entropy_are_sums_over_the_valid_choices_of_each_component(mask):
-    agent, obs, masks = make_agent(), torch.randn(10, 5), mask.expand(10, 3, 4)
+    agent = louder(ppo.Agent(5, (3, 4)), 0.5)  # its distributions are far from uniform
+    obs, masks = torch.randn(10, 5), mask.expand(10, 3, 4)
     actions = (torch.rand(masks.shape) * masks).argmax(-1)
     logprob, entropy, value = agent.evaluate_actions(obs, masks, actions)
     assert value.shape == (10,)
@@ -155,7 +148,7 @@ def test_invalid_logits_have_gradient_zero_and_make_nothing_nan():
 
     Entropy and the valid actions would bear minus infinity, for which this ratio is NaN.
     """
-    agent, actions = make_agent(), torch.zeros(30, 3, dtype=torch.int64)
+    agent, actions = louder(ppo.Agent(5, (3, 4)), 0.5), torch.zeros(30, 3, dtype=torch.int64)
     logprob, entropy, _ = agent.evaluate_actions(torch.randn(30, 5), SOME, actions)
     (logprob.square().sum() + entropy.sum()).backward()
     gradient = agent.policy[-1].bias.grad.view(3, 4)
@@ -193,7 +186,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_its_masks(masked, recorded, env_
     assert whole["episodes"] == resumed["episodes"]
 
 
-# --- Action and observation spaces ---
+# --- Spaces of actions, and masks of any form ---
 
 
 LOW, HIGH = np.array([[-1.0, -2.0], [-3.0, 0.0]]), np.array([[1.0, 0.5], [3.0, 4.0]])
