@@ -21,11 +21,6 @@ from conftest import curves
 from helpers import flags, louder, record, record_steps
 
 
-def at(temperature, script, judges):
-    """The same judges with a reference at another temperature."""
-    return judges._replace(reference=script.module.Agent(judges.reference.policy, temperature))
-
-
 @on("grpo", "dpo")
 def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, finished_runs):
     ppo = finished_runs("rlhf")
@@ -46,7 +41,8 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, fin
 
 @on("rewards")
 def test_r14_r17_g6_reward_is_the_score_minus_the_kl_of_the_whole_response(script, judges):
-    judges, module = at(0.8, script, judges), script.module
+    module = script.module
+    judges = judges._replace(reference=module.Agent(judges.reference.policy, 0.8))
     agent, args = louder(judges.reference, 0.03), script.args(missing_eos_score=-5.0)
     rollout, metrics = script.collect(args, agent, judges, 3.0)
     by_gold, _ = script.collect(dataclasses.replace(args, reward="gold"), agent, judges, 3.0)
@@ -100,7 +96,8 @@ def test_r5_11_learning_rate_falls_and_gradients_are_clipped(
 def test_ratio_is_one_before_the_first_step_then_the_kl_grows_and_the_reference_stays(
     script, judges
 ):
-    judges = at(0.7, script, judges)
+    reference = script.module.Agent(judges.reference.policy, 0.7)
+    judges = judges._replace(reference=reference)
     before = copy.deepcopy(judges.reference.state_dict())
     for row in script.learn(judges, learning_rate=0.0)[1]:
         assert row["losses/clipfrac"] == 0

@@ -11,11 +11,6 @@ from helpers import flags
 from test_math import double_sum
 
 
-def per_iteration(recorded, name, iterations):
-    """A number of the schedule in each gradient step, grouped by iteration."""
-    return np.array([step.schedule[name] for step in recorded.steps]).reshape(iterations, -1)
-
-
 @pytest.mark.parametrize("annealed", [True, False])
 def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration(
     script, tiny, recorded, annealed
@@ -28,7 +23,7 @@ def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration
     updates = script.module.train(tiny(**settings))["updates"]
     line = np.array([1, 0.75, 0.5, 0.25] if annealed else [1, 1, 1, 1])
     for name, first in begin.items():
-        numbers = per_iteration(recorded, name, 4)
+        numbers = np.array([step.schedule[name] for step in recorded.steps]).reshape(4, -1)
         assert numbers.shape[1] > 1
         expected = np.repeat(first * line[:, None], numbers.shape[1], axis=1)
         np.testing.assert_allclose(numbers, expected, rtol=1e-6)
