@@ -133,9 +133,28 @@ class Interrupted(Walk):
         return super().advance(action)
 
 
-for space in SPACES:
-    for cls in (Counter, Terminated, Both, Walk, Interrupted):
-        kind = "Truncated" if cls is Counter else cls.__name__
+class Target(Fake):
+    """One-step episodes; reward falls with the distance of the action from the observation.
+
+    It cannot be rendered, and its constructor knows nothing of that.
+    """
+
+    def __init__(self, space: str) -> None:
+        super().__init__(space)
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.action_space = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+    def begin(self):
+        self.x = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+
+    def observe(self):
+        return self.x
+
+    def advance(self, action):
+        return self.x, -float(abs(action[0] - self.x[0])), True, False, {}
+
+
+for cls in (Counter, Terminated, Both, Walk, Interrupted, Target):
+    kind = "Truncated" if cls is Counter else cls.__name__
+    for space in SPACES:
         gym.register(f"Fake{kind}-{space}-v0", functools.partial(cls, space))
-    # This one cannot be rendered.
-    gym.register(f"FakeBlind-{space}-v0", lambda space=space: Walk(space))

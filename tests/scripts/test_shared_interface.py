@@ -64,7 +64,7 @@ def test_a_task_of_another_script_is_refused_with_the_name_of_that(script, tiny,
 
 @on("vector")
 def test_what_takes_no_render_mode_cannot_be_filmed(script, tiny, cli):
-    script.module.train(tiny("Blind"))
+    script.module.train(tiny("Target"))
     code, _, err = cli("--evaluate runs/run0 --capture-video")
     assert code == 2 and "render_mode" in err and err.count("\n") == 1
 
