@@ -20,8 +20,8 @@ FLAGS = """--env-id Pong --num-steps 8 --num-envs 2 --num-minibatches 2 --update
 
 def learn(flags):
     """Train with a small network, in one of the processes; return what it has seen."""
-    ppo, seen = importlib.reload(ppo_atari), {"seeds": []}  # it reads what torchrun has set
-    real_average, real_call = ppo.average, ppo.Games.call
+    ppo, seen = importlib.reload(ppo_atari), {}  # it reads what torchrun has set
+    real_average = ppo.average
 
     def flat(tensors):
         return torch.cat([x.detach().flatten() for x in tensors]).tolist()
@@ -32,23 +32,21 @@ def learn(flags):
         real_average(tensors)
         seen["average"] = flat(tensors)
 
-    def call(self, method, arguments):
-        if method in ("load", "begin_next"):
-            seen["seeds"] += [x for x in arguments.values() if x is not None]
-        return real_call(self, method, arguments)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ppo, "average", average)
-        patch.setattr(ppo.Games, "call", call)
         patch.setattr(ppo, "Agent", SCRIPTS["atari"].small_agent())
         patch.setattr("sys.argv", ["ppo_atari.py", *flags.split()])
-        runs = record(patch, ppo, "train")
+        runs, calls = record(patch, ppo, "train"), record(patch, ppo.Games, "call")
         ppo.main()
+    begun = [games for _, method, games, _ in calls if method in ("load", "begin_next")]
     updates = runs[0][-1]["updates"]
-    seen |= {"weights": flat(runs[0][-1]["agent"].parameters())}
-    seen |= {"kl": [x["losses/approx_kl"] for x in updates], "step": updates[-1]["global_step"]}
-    threads = Path("/proc/self/task").glob("*/comm")
-    return seen | {"threads": [x.read_text() for x in threads]}
+    return seen | {
+        "weights": flat(runs[0][-1]["agent"].parameters()),
+        "kl": [x["losses/approx_kl"] for x in updates],
+        "step": updates[-1]["global_step"],
+        "seeds": [x for games in begun for x in games.values() if x is not None],
+        "threads": [x.read_text() for x in Path("/proc/self/task").glob("*/comm")],
+    }
 
 
 @pytest.fixture
