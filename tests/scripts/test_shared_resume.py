@@ -45,9 +45,6 @@ def content(run_dir):
     return {**saved, "args": {**saved["args"], "run_name": None}}
 
 
-# --- Resuming ---
-
-
 @pytest.mark.parametrize("kill_step", [110, 140])  # one iteration is logged, but not saved; none
 def test_a_killed_run_goes_on_bit_for_bit_and_its_curves_have_each_step_once(
     script, tiny, monkeypatch, kill_step
@@ -158,9 +155,6 @@ def test_another_number_of_environments_is_named_when_resuming(script, tiny, cap
         other = tiny("Walk", num_envs=count, num_steps=32 // count, total_timesteps=96)
         assert script.module.train(other, resume="runs/run0")["updates"]
         assert "could not be replayed: --num-envs has changed." in capsys.readouterr().out
-
-
-# --- Files ---
 
 
 def test_numpy_numbers_and_arrays_are_saved_as_plain_values(script, tmp_path):
