@@ -15,7 +15,6 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
-torch.set_num_threads(1)
 # A shell makes what it starts in the background ignore Ctrl-C, which the tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -26,6 +25,11 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "on(*words): the scripts that have such names or features")
+
+
+def pytest_runtest_setup(item):
+    """The number of threads changes the bits of initial weights, and Atari runs leave theirs."""
+    torch.set_num_threads(1)
 
 
 def pytest_generate_tests(metafunc):

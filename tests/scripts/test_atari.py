@@ -96,7 +96,7 @@ def test_bfloat16_changes_little_and_keeps_weights_in_float32():
     assert (a - b).norm() / a.norm() < 0.02
 
 
-@on("atari", "lstm")
+@on("games")
 def test_bfloat16_is_refused_on_processors_that_only_emulate_it(script, tiny, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     script.module.train(tiny(bfloat16=True, total_timesteps=32))
@@ -108,7 +108,7 @@ def test_bfloat16_is_refused_on_processors_that_only_emulate_it(script, tiny, mo
 # --- The loop ---
 
 
-@on("atari", "lstm")
+@on("games")
 def test_rollout_stores_one_byte_per_pixel_and_the_policy_is_sampled(script, tiny, monkeypatch):
     args = tiny("Walk")
     forwards = record(monkeypatch, script.module.Agent, "forward")
@@ -126,29 +126,22 @@ def test_rollout_stores_one_byte_per_pixel_and_the_policy_is_sampled(script, tin
 # --- With real games ---
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """An empty one."""
+def test_a_trained_policy_plays_whole_games_on_film_and_acts_on_what_make_env_gives(
+    monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
-
-
-def test_evaluation_films_whole_games(folder, monkeypatch):
     monkeypatch.setattr(ppo, "MAX_GAME_STEPS", 12)
-    ppo.train(args(env_id="Pong", total_timesteps=32, update_epochs=1, run_name="run"))
-    games = record(monkeypatch, ppo.EpisodicLife, "step")
-    settings = {"evaluate": "runs/run", "eval_episodes": 2, "capture_video": True}
-    returns = ppo.evaluate(ppo.Command(args(env_id="Pong"), **settings))
-    assert len(games) == 2 * (12 + 2) and len(returns) == 2  # the next game's presses included
-    assert [x.name for x in Path("runs/run/videos").glob("*.mp4")] == ["rl-video-episode-0.mp4"]
-
-
-def test_a_loaded_policy_acts_on_what_make_env_gives(folder):
     settings = args(env_id="Pong", total_timesteps=32, update_epochs=1, run_name="run")
     agent, env = ppo.train(settings)["agent"], ppo.make_env(settings)
+    games = record(monkeypatch, ppo.EpisodicLife, "step")
+    command = ppo.Command(settings, evaluate="runs/run", eval_episodes=2, capture_video=True)
+    assert len(ppo.evaluate(command)) == 2
+    assert len(games) == 2 * (12 + 2)  # the next game's presses included
+    assert [x.name for x in Path("runs/run/videos").glob("*.mp4")] == ["rl-video-episode-0.mp4"]
+
     policy, (obs, _) = ppo.load_policy("runs/run", env), env.reset(seed=0)
     best = agent(torch.tensor(obs)[None])[0].argmax().item()
-    assert [policy(obs) for _ in range(3)] == [best] * 3
-    assert policy(obs.tolist()) == best
+    assert [policy(x) for x in (obs, obs, obs.tolist())] == [best] * 3
     noise = np.random.default_rng(0).gumbel(size=(50, 6))
     assert len({policy(obs, x) for x in noise}) == 6
     for wrong in (obs[0], env.reset(), None):
@@ -159,7 +152,8 @@ def test_a_loaded_policy_acts_on_what_make_env_gives(folder):
 
 
 @pytest.mark.slow
-def test_compiled_run_equals_the_eager_one(folder):
+def test_compiled_run_equals_the_eager_one(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     eager, compiled = (
         ppo.train(args(env_id="Pong", compile=x, run_name=f"run{x}")) for x in (False, True)
     )
@@ -171,7 +165,7 @@ def test_compiled_run_equals_the_eager_one(folder):
 # --- The command line ---
 
 
-@on("atari", "lstm")
+@on("games")
 @pytest.mark.parametrize(
     ("line", "settings"),
     [
@@ -191,7 +185,7 @@ def test_paper_sets_the_papers_settings_and_flags_beside_it_win(
     assert [(x.update_epochs, x.vf_coef, x.anneal_clip) for x in given] == [settings]
 
 
-@on("atari", "lstm")
+@on("games")
 def test_a_resumed_run_keeps_its_settings_and_paper_changes_them(script, tiny, cli):
     script.module.train(tiny("Walk", total_timesteps=32, gamma=0.9, vf_coef=0.7))
     for flags, settings in (("64", (0.9, 0.7)), ("96 --paper", (0.9, 2.0))):

@@ -4,15 +4,15 @@ That comparison has all of the details 14-20; fake games add what happens seldom
 """
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import ale_py
 import cv2
+import fake_envs
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS
+from adapters import on
 from ale_py import roms
 from helpers import record
 
@@ -35,10 +35,7 @@ class FakeGame(gym.Env):
 
     def __init__(self, *script):
         self.script, self.calls, self.game, self.row = script, [], 0, 0
-        emulator = SimpleNamespace(__getstate__=lambda: b"random numbers")
-        self.ale = SimpleNamespace(cloneState=lambda include_rng: emulator)
-        self.ale.restoreState = lambda state: None
-        self.ale.lives = lambda: self.lives_left
+        self.ale = fake_envs.emulator(lambda: self.lives_left)
 
     def frame(self):
         return np.full((210, 160, 3), (50 * self.game + self.t) % 256, np.uint8)
@@ -106,15 +103,12 @@ def test_clip_reward_is_the_sign():
     assert [env.reward(r) for r in (-5, -0.1, 0, 0.1, 7)] == [-1, -1, 0, 1, 1]
 
 
+@on("atari")
 @pytest.mark.parametrize("press", range(3))  # the no-op, FIRE, action 2
 def test_a_game_that_ends_under_a_press_that_begins_a_life_is_noted(
-    press, monkeypatch, tmp_path, capsys
+    script, press, monkeypatch, capsys
 ):
     """Once, also by a resumed run, which plays the press again."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ppo, "Agent", SCRIPTS["atari"].small_agent())
-    monkeypatch.setattr(ppo, "GAME_PROCESSES", 1)
-    monkeypatch.setattr(ale_py, "ALEState", bytes)
     presses = [(1.0, 2, False)] * press + [(5.0, 0, True)]
     settings = {"num_envs": 1, "num_steps": 2, "num_minibatches": 1, "update_epochs": 1}
     settings |= {"checkpoint_interval": 1, "learning_rate": 0.0}
@@ -123,16 +117,15 @@ def test_a_game_that_ends_under_a_press_that_begins_a_life_is_noted(
         env = ppo.WarpFrame(ppo.FireReset(ppo.EpisodicLife(game)))
         env = gym.wrappers.FrameStackObservation(env, ppo.NUM_FRAMES, padding_type="zero")
         monkeypatch.setattr(ppo, "make_env", lambda args: env)
-        args = SCRIPTS["atari"].args(**settings, **others)
-        return ppo.train(args, resume=resume)["episodes"]
+        return ppo.train(script.args(**settings, **others), resume=resume)["episodes"]
 
     first, second, third = (FakeGame(ALIVE, ALIVE, LOST, *presses, *[ALIVE] * 20) for _ in range(3))
-    whole = train(first, total_timesteps=120)
+    whole = train(first, total_timesteps=60)
     assert whole[0] == {"global_step": 1, "return": press + 5.0, "length": 4 + press}
     assert len(whole) == first.game - 2 > 1  # one runs, one was loaded
     train(second, total_timesteps=2, run_name="run")
     third.game = 1  # as if it had been loaded, like the others
-    resumed = train(third, total_timesteps=120, resume="runs/run")
+    resumed = train(third, total_timesteps=60, resume="runs/run")
     assert "could not be replayed" not in capsys.readouterr().out and resumed == whole
 
 
@@ -208,24 +201,23 @@ def seeds(steps: int, num_actions: int) -> Iterator[int]:
         yield rng.integers(2**31).item()
 
 
+@on("atari")
 @pytest.mark.parametrize(
     ("game", "steps"),
     [("Breakout", 500), *(pytest.param(game, 3000, marks=pytest.mark.slow) for game in GAMES)],
 )
-def test_a_rollout_equals_a_raw_emulator_bit_for_bit(game, steps, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_rollout_equals_a_raw_emulator_bit_for_bit(script, game, steps, monkeypatch):
     limit = STEP_LIMIT.get(game, ppo.MAX_GAME_STEPS)
     monkeypatch.setattr(ppo, "MAX_GAME_STEPS", limit)
     buttons = ppo.make_env(ppo.Args(env_id=game)).action_space.n.item()
     actions = np.random.default_rng(1).integers(0, buttons, steps).tolist()
-    monkeypatch.setattr(ppo, "Agent", SCRIPTS["atari"].small_agent())
     given = iter(actions)
     monkeypatch.setattr(ppo, "draw", lambda *_: torch.tensor([next(given)]))
     seen = record(monkeypatch, ppo.Agent, "forward")
     learned = record(monkeypatch, ppo, "gae")
     settings = {"num_steps": steps, "total_timesteps": steps, "num_minibatches": 10}
     settings |= {"num_envs": 1, "update_epochs": 1}
-    result = ppo.train(SCRIPTS["atari"].args(env_id=game, **settings))
+    result = ppo.train(script.args(env_id=game, **settings))
 
     raw = RawGame(game, seeds(steps, buttons), limit)
     raw.begin(new_game=True)
@@ -263,8 +255,7 @@ def played(game, rng, actions):
         yield game.obs.copy(), reward, failed, cut_off, scores
 
 
-@pytest.mark.parametrize("game", ["Breakout", "Seaquest"])
-@pytest.mark.parametrize("sticky", [0.0, 0.25])
+@pytest.mark.parametrize(("game", "sticky"), [("Breakout", 0.25), ("Seaquest", 0.0)])
 def test_replayed_game_goes_on_bit_for_bit_through_lost_lives(game, sticky):
     args = ppo.Args(env_id=game, sticky_actions=sticky)
     one, other = new_game(args), new_game(args)

@@ -1,37 +1,23 @@
 """Games in several processes: the same results for any number of them, and no process left over."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import fake_envs
+import numpy as np
 import pytest
-from adapters import ROOT, on
+from adapters import on
 from conftest import same_weights
-
-# Print the ids of the processes that play games, and train on, with a small network.
-LEARNER = """
-import multiprocessing, adapters, {script} as ppo
-
-class Games(ppo.Games):
-    def __init__(self, *inputs):
-        super().__init__(*inputs)
-        print(*[x.pid for x in multiprocessing.active_children()], flush=True)
-
-script = adapters.SCRIPTS["{name}"]
-ppo.GAME_PROCESSES, ppo.Agent, ppo.Games = 3, script.small_agent(), Games
-settings = dict(env_id="Pong", num_envs=4, total_timesteps=1e9, checkpoint_interval=1)
-args = script.args(run_name="run", **settings)
-ppo.tyro.cli = lambda *_, **__: ppo.Command(args)
-ppo.main()
-"""
+from helpers import flags
 
 
-def children():
-    """The processes that this one has started and not waited for."""
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+def children(pid=None):
+    """The processes that this one, or another, has started and not waited for."""
+    pid = pid or os.getpid()
+    return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
 def is_alive(pid):
@@ -43,21 +29,14 @@ def is_alive(pid):
 
 
 @pytest.fixture
-def real(script, monkeypatch, tmp_path):
-    """Train on real games with a small network, in so many processes: real(3, seed=1)."""
+def settings(script, tiny, monkeypatch):
+    """Make Args for a short run of four games in so many processes."""
 
-    def train(processes, update=script.module.ppo_update, resume=None, **changes):
+    def make(processes, **changes):
         monkeypatch.setattr(script.module, "GAME_PROCESSES", processes)
-        settings = {"env_id": "Breakout", "sticky_actions": 0.25, "num_envs": 4, "num_steps": 8}
-        settings |= {"total_timesteps": 96, "num_minibatches": 2, "checkpoint_interval": 1}
-        args = script.args(**settings | changes)
-        return script.module.train(args, update=update, resume=resume)
+        return tiny("Walk", num_envs=4, num_steps=8, checkpoint_interval=1, **changes)
 
-    monkeypatch.undo()  # the fake games
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(script.module, "Agent", script.small_agent())
-    return train
+    return make
 
 
 def assert_same(a, b):
@@ -66,84 +45,86 @@ def assert_same(a, b):
         assert {**x, "charts/SPS": 0} == {**y, "charts/SPS": 0}
 
 
-@on("atari", "lstm")
-def test_results_do_not_depend_on_the_number_of_processes(script, real, monkeypatch):
-    """With sticky actions and a time limit that ends games in every rollout."""
+@on("games")
+@pytest.mark.parametrize(
+    ("game", "counts"),
+    [({}, (1, 2, 8)), ({"env_id": "Breakout", "sticky_actions": 0.25}, (1, 3))],
+)
+def test_results_do_not_depend_on_the_number_of_processes(
+    script, settings, monkeypatch, game, counts
+):
+    """In a real game a time limit ends games in every rollout."""
     monkeypatch.setattr(script.module, "MAX_GAME_STEPS", 10)
-    one, *others = (real(x) for x in (1, 2, 3, 8))
+    one, *others = (script.module.train(settings(x, **game)) for x in counts)
     assert len(one["episodes"]) > 4
     for other in others:
         assert_same(one, other)
 
 
 @on("atari")
-def test_a_killed_game_process_is_one_sentence_and_the_run_goes_on(script, real, capfd):
+def test_a_killed_game_process_is_one_sentence_and_the_run_goes_on(script, settings, capfd):
     """With another number of processes."""
-    calls, before = [], children()
+    calls, before, module = [], children(), script.module
 
     def update(*inputs):
+        players = children() - before
+        assert len(players) == 2
         calls.append(0)
         if len(calls) == 9:  # the first one of the third iteration, which is not saved then
-            os.kill(int(max(children() - before, key=int)), signal.SIGKILL)
-        return script.module.ppo_update(*inputs)
+            os.kill(int(max(players, key=int)), signal.SIGKILL)
+        return module.ppo_update(*inputs)
 
-    whole = real(1)
-    with pytest.raises(script.module.UsageError, match="was killed: use --resume to continue"):
-        real(3, update, run_name="cut")
+    whole = module.train(settings(1))
+    with pytest.raises(module.UsageError, match="was killed: use --resume to continue"):
+        module.train(settings(3, run_name="cut"), update)
     assert children() == before and "Traceback" not in capfd.readouterr().err
-    assert len(script.module.load_checkpoint("runs/cut")["updates"]) == 2
-    assert_same(whole, real(2, resume="runs/cut"))
+    assert len(module.load_checkpoint("runs/cut")["updates"]) == 2
+    assert_same(whole, module.train(settings(2), resume="runs/cut"))
+    assert "could not be replayed" not in capfd.readouterr().out
 
 
 @on("atari")
-def test_each_process_plays_its_share_and_none_is_left(script, real):
-    counts, before = [], children()
+@pytest.mark.parametrize("processes", [1, 3])
+def test_an_error_in_an_update_or_a_game_is_raised_whoever_plays_it(
+    script, settings, monkeypatch, processes
+):
+    """No process is left."""
+    before, learner = children(), os.getpid()
 
-    def update(*inputs):
-        counts.append(len(children() - before))
-        return script.module.ppo_update(*inputs)
+    def observe(self):
+        assert (os.getpid() == learner) == (processes > 1), "the game is broken"
+        return fake_envs.frame(np.zeros(3))
 
-    real(3, update)
-    assert set(counts) == {2} and children() == before
     with pytest.raises(ZeroDivisionError):
-        real(3, lambda *_: 1 / 0)
+        script.module.train(settings(processes), lambda *_: 1 / 0)
+    monkeypatch.setattr(fake_envs.Walk, "observe", observe)
+    with pytest.raises(AssertionError, match="the game is broken"):
+        script.module.train(settings(processes))
     assert children() == before
 
 
 @on("atari")
-def test_an_error_in_a_game_is_raised_in_the_learner_whoever_plays_it(script, real, monkeypatch):
-    def reward(self, reward):
-        if self.unwrapped.ale.getFrameNumber() > 150:
-            raise FloatingPointError("the game is broken")
-        return reward
-
-    before = children()
-    monkeypatch.setattr(script.module.ClipReward, "reward", reward)
-    for processes in (1, 3):
-        with pytest.raises(FloatingPointError, match="the game is broken"):
-            real(processes, num_steps=48, total_timesteps=192)
-    assert children() == before
-
-
-@on("atari")
-@pytest.mark.parametrize(
-    "kind", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT]
-)
-def test_when_the_learner_is_killed_its_processes_end(script, tmp_path, kind):
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_when_the_learner_is_killed_its_processes_end(
+    script, settings, monkeypatch, capfd, request, kind
+):
     """Within a second. After Ctrl-C there is one sentence."""
-    program = LEARNER.format(script=script.path.stem, name=script.name)
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    learner = subprocess.Popen([sys.executable, "-c", program], env=env, cwd=tmp_path, **pipes)
-    pids = learner.stdout.readline().split()
-    assert len(pids) == 2 and all(map(is_alive, pids))
-    while not (tmp_path / "runs/run/checkpoint.pt").exists():
-        assert learner.poll() is None
+    line = flags(settings(3, total_timesteps=1e9, run_name="run"))
+    monkeypatch.setattr("sys.argv", [script.path.name, *line.split()])
+    learner = multiprocessing.get_context("fork").Process(target=script.module.main)
+    learner.start()
+    request.addfinalizer(learner.kill)
+    while not Path("runs/run/checkpoint.pt").exists():
+        assert learner.is_alive()
         time.sleep(0.02)
-    learner.send_signal(kind)
-    learner.wait()
-    time.sleep(1)
-    assert not any(map(is_alive, pids))
-    error = learner.communicate()[1]
+    pids = children(learner.pid)
+    assert len(pids) == 2 and all(map(is_alive, pids))
+    os.kill(learner.pid, kind)
+    learner.join()
+    deadline = time.monotonic() + 1
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    error = capfd.readouterr().err
     assert "Traceback" not in error
     assert error.rstrip().endswith("from its checkpoint.") == (kind == signal.SIGINT)

@@ -146,22 +146,18 @@ def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(script, tiny, g
 
 
 @on("continuous")
-@pytest.mark.parametrize("place", ["cpu", "cuda"])
-def test_the_wrapper_in_cpp_is_for_the_processor_only(script, monkeypatch, place):
+def test_the_wrapper_in_cpp_is_for_the_processor_and_advice_on_gpus_is_not_shown(
+    script, monkeypatch
+):
     given = []
     monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options))
-    script.module.compiled(lambda: None, torch.device(place))
-    assert [x["cpp_wrapper"] for x in given] == [place == "cpu"]
-
-
-@on("continuous")
-def test_the_compilers_advice_on_gpus_stays_out_of_the_progress_bar(script, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         compile_fx._warn_tf32_disabled()
         assert "TensorFloat32" in str(shown.pop().message)
-        script.module.compiled(lambda: None, torch.device("cuda"))
+        for place in ("cpu", "cuda"):
+            script.module.compiled(lambda: None, torch.device(place))
         compile_fx._warn_tf32_disabled()
-    assert not shown
+    assert [x["cpp_wrapper"] for x in given] == [True, False] and not shown

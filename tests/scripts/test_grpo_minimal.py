@@ -1,15 +1,17 @@
-"""grpo_minimal.py: its gradients are those of what it says it maximizes, each variant by hand."""
+"""grpo_minimal.py: its loss is that of the full script, and what it does around it."""
 
 import itertools
 import re
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 import tyro
+from helpers import louder, record, record_steps
 
 import grpo_minimal as minimal
 import grpo_rlhf_toy as full
@@ -20,50 +22,46 @@ EOS, PAD = 2, 3  # of a language of two letters, 0 and 1
 SHORT = {"sft_steps": 3, "num_updates": 3, "num_prompts": 5, "group_size": 4}
 
 
-# --- The loss, by hand ---
+# --- The loss ---
 
 NEW = torch.tensor([[-0.5, -1.0, 0.0, 0.0], [-0.1, -2.0, -0.7, -0.3]])
 OLD = torch.tensor([[-1.0, -0.9, 0.0, 0.0], [-0.2, -1.2, -0.6, -0.8]])
 REF = torch.tensor([[-0.4, -1.5, 0.0, 0.0], [-0.9, -1.1, -0.2, -0.5]])
-LENGTHS = [2, 4]
-
-
-def by_hand(advantages, norm="constant", ratio="token", high=0.2, kl="k3", kl_coef=0.0):
-    """The loss of the two responses above, token by token."""
-    total = torch.tensor(0.0)
-    for i, length in enumerate(LENGTHS):
-        ratios = [(NEW[i, t] - OLD[i, t]).exp() for t in range(length)]
-        if ratio == "sequence":  # the geometric mean
-            ratios = [torch.stack(ratios).prod() ** (1 / length)] * length
-        divisor = {"constant": 2 * 4, "sequence": 2 * length, "token": sum(LENGTHS)}[norm]
-        for t in range(length):
-            r, gap = ratios[t], REF[i, t] - NEW[i, t]
-            bound = min(r, 1 + high) if advantages[i] > 0 else max(r, torch.tensor(0.8))
-            k = {"k1": -gap, "k2": gap * gap / 2, "k3": gap.exp() - gap - 1}[kl]
-            total -= (bound * advantages[i] - kl_coef * k) / divisor
-    return total
+MASK = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]) == 1
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    "settings",
     [
-        ({}, {}),
-        ({"loss_norm": "sequence", "kl_coef": 0.04}, {"norm": "sequence", "kl_coef": 0.04}),
-        ({"loss_norm": "token", "clip_high": 0.28}, {"norm": "token", "high": 0.28}),
-        ({"loss_norm": "sequence", "ratio": "sequence"}, {"norm": "sequence", "ratio": "sequence"}),
-        ({"kl_coef": 0.3, "kl_estimator": "k1"}, {"kl_coef": 0.3, "kl": "k1"}),
-        ({"kl_coef": 0.3, "kl_estimator": "k2"}, {"kl_coef": 0.3, "kl": "k2"}),
-        ({"kl_coef": 0.3}, {"kl_coef": 0.3, "kl": "k3"}),
+        {},
+        {"loss_norm": "sequence", "kl_coef": 0.04},
+        {"loss_norm": "token", "clip_high": 0.28},
+        {"loss_norm": "sequence", "ratio": "sequence"},
+        {"kl_coef": 0.3, "kl_estimator": "k1"},
+        {"kl_coef": 0.3, "kl_estimator": "k2"},
+        {"kl_coef": 0.3, "kl_estimator": "k3"},
     ],
 )
 @pytest.mark.parametrize("advantages", [(0.5, -1.5), (-0.5, 1.5), (2.0, 1.0)])
-def test_the_loss_of_each_variant_by_hand(settings, expected, advantages):
-    """Some ratios lie above the clip range, some below, some within it."""
-    responses = torch.tensor([[1, 12, 13, 13], [5, 6, 1, 12]])
-    model = MagicMock(logprobs=lambda *_: NEW)
-    batch = None, responses, OLD, REF, torch.tensor(advantages)[:, None]
-    loss = minimal.grpo_loss(model, *batch, minimal.Args(**settings))
-    torch.testing.assert_close(loss, by_hand(advantages, **expected))
+def test_the_loss_of_each_variant_is_that_of_the_full_script(settings, advantages, monkeypatch):
+    """Its gradient too. Some ratios lie above the clip range, some below, some within it."""
+    args, advantages = minimal.Args(**settings), torch.tensor(advantages)
+    new, responses = NEW.clone().requires_grad_(), torch.where(MASK, 1, minimal.PAD)
+    model = MagicMock(logprobs=lambda *_: new)
+    loss = minimal.grpo_loss(model, None, responses, OLD, REF, advantages[:, None], args)
+
+    penalty = args.kl_estimator if args.kl_coef else "no"
+    theirs = {x: getattr(args, x) for x in ("loss_norm", "ratio", "clip_coef", "clip_high")}
+    theirs = full.Args(**theirs, kl_in_loss="no" if penalty == "k1" else penalty)
+    agent = MagicMock(get_logprobs=lambda *_: torch.zeros(2, 4, 1))
+    monkeypatch.setattr(full, "log_probability", lambda *_: new)
+    rollout = full.Rollout(None, responses, OLD, REF, None, MASK)
+    expected, _ = full.grpo_loss(agent, rollout, advantages, args.kl_coef, theirs)
+    if penalty == "k1":  # which the full script has in the rewards only
+        expected = expected + 0.3 * (new - REF)[MASK].sum() / (2 * 4)
+    torch.testing.assert_close(loss, expected)
+    gradients = (torch.autograd.grad(x, new, retain_graph=True) for x in (loss, expected))
+    torch.testing.assert_close(*(x[MASK] for (x,) in gradients))  # padding is constant
 
 
 def test_group_advantages_by_hand():
@@ -81,99 +79,33 @@ def test_group_advantages_by_hand():
         torch.testing.assert_close(found, expected[:, None])
 
 
-# --- The gradient, by enumeration ---
+# --- What writes responses, and the task ---
 
 
 @pytest.fixture
 def language(monkeypatch):
-    """A model and an SFT model of a language of 15 responses, all of these, and a prompt."""
+    """A model of a language of 15 responses, and all of these."""
     for name, value in {"EOS": EOS, "PAD": PAD, "Q": 2, "R": 3}.items():
         monkeypatch.setattr(minimal, name, value)
     torch.manual_seed(0)
-    models = [minimal.GPT(width=8).double() for _ in range(2)]
-    for x in itertools.chain(*(model.parameters() for model in models)):
-        x.data += 0.3 * torch.randn(x.shape, dtype=x.dtype)
+    model = louder(minimal.GPT(width=8).double(), 0.3)
     texts = {
         x[: x.index(EOS) + 1] if EOS in x else x for x in itertools.product(range(3), repeat=3)
     }
-    responses = torch.tensor([[*x, *[PAD] * (3 - len(x))] for x in sorted(texts)])
-    return *models, torch.tensor([[0, 1]]).expand(len(responses), -1), responses
-
-
-def gradient(value, model):
-    """The gradient as one vector."""
-    return torch.cat(
-        [x.flatten() for x in torch.autograd.grad(value, [*model.parameters()], retain_graph=True)]
-    )
-
-
-def one_by_one(model, prompts, responses):
-    """Log-probabilities of each token, from what stands before it alone."""
-    rows = torch.zeros(responses.shape, dtype=torch.float64)
-    for i, t in itertools.product(*map(range, responses.shape)):
-        if responses[i, t] != PAD:
-            before = torch.cat([prompts[i], responses[i, :t]])[None]
-            rows[i, t] = model(before)[0, -1, responses[i, t]]
-    return rows
+    return model, torch.tensor([[*x, *[PAD] * (3 - len(x))] for x in sorted(texts)])
 
 
 def test_log_probabilities_are_those_of_the_tokens_before_and_of_all_responses(language):
-    model, _, prompts, responses = language
-    found = model.logprobs(prompts, responses)
-    torch.testing.assert_close(found, one_by_one(model, prompts, responses))
-    assert found.sum(dim=1).exp().sum().item() == pytest.approx(1)
-    assert len(responses) == 15 and (found[responses == PAD] == 0).all()
-
-
-@pytest.mark.parametrize(("baseline", "factor"), [("group", 1 / 2), ("others", 1)])
-def test_the_expected_gradient_is_that_of_the_expected_reward(language, baseline, factor):
-    """Over all pairs of responses as groups; with itself in the mean it is (G - 1) / G of that."""
-    model, ref, prompts, responses = language
-    rewards = torch.randn(len(responses), dtype=torch.float64)
-    probabilities = one_by_one(model, prompts, responses).sum(dim=1).exp()
-    expected = gradient(probabilities @ rewards, model)
-
-    pairs = torch.cartesian_prod(*[torch.arange(len(responses))] * 2)  # groups of two
-    args = minimal.Args(group_size=2, baseline=baseline)
-    advantages = minimal.group_advantages(rewards[pairs], args)
-    chances = probabilities.detach()[pairs].prod(dim=1).repeat_interleave(2)[:, None]
-    rows = pairs.flatten()
-    old, other = (x.logprobs(prompts, responses).detach()[rows] for x in (model, ref))
-    batch = prompts[rows], responses[rows], old, other, advantages * chances
-    # The mean over B responses and R tokens becomes the sum over a group, then its mean.
-    loss = minimal.grpo_loss(model, *batch, args) * len(rows) * minimal.R / 2
-    torch.testing.assert_close(gradient(-loss, model), factor * expected)
-
-
-def test_estimators_of_the_kl_and_their_expected_gradients(language):
-    """k1 and k3 have the right mean. In the loss k1 does nothing, k2 pulls as KL(model, SFT model)
-    of the next token does, and k3 as KL(SFT model, model)."""
-    model, ref, prompts, responses = language
-    logprobs, others = (one_by_one(x, prompts, responses) for x in (model, ref))
-    old, chances = logprobs.detach(), logprobs.detach().sum(dim=1).exp()
-    kl = chances @ (logprobs - others).sum(dim=1).detach()
-
-    forward, backward = 0, 0  # of the next token, over all places in all responses
-    for i, t in itertools.product(*map(range, responses.shape)):
+    model, responses = language
+    prompts = torch.tensor([[0, 1]]).expand(15, -1)
+    expected = torch.zeros(15, 3, dtype=torch.float64)
+    for i, t in itertools.product(range(15), range(3)):
         if responses[i, t] != PAD:
             before = torch.cat([prompts[i], responses[i, :t]])[None]
-            new, sft = model(before)[0, -1], ref(before)[0, -1].detach()
-            forward = forward + chances[i] * (new.exp() * (new - sft)).sum()
-            backward = backward + chances[i] * (sft.exp() * (sft - new)).sum()
-
-    for name, mean, pull in (("k1", kl, None), ("k2", None, forward), ("k3", kl, backward)):
-        args = minimal.Args(kl_coef=1.0, kl_estimator=name)
-        batch = zip(prompts, responses, old, others.detach(), torch.zeros(len(responses), 1))
-        rows = [[x[None] for x in row] for row in batch]
-        losses = torch.stack([minimal.grpo_loss(model, *row, args) for row in rows]) * minimal.R
-        if mean is not None:
-            torch.testing.assert_close(chances @ losses, mean)
-        expected = torch.zeros(()) if pull is None else gradient(pull, model)
-        found = gradient(chances @ losses, model)
-        torch.testing.assert_close(found, expected.expand_as(found).double())
-
-
-# --- The task, and what writes responses ---
+            expected[i, t] = model(before)[0, -1, responses[i, t]]
+    found = model.logprobs(prompts, responses)
+    torch.testing.assert_close(found, expected)
+    assert found.sum(dim=1).exp().sum().item() == pytest.approx(1)
 
 
 def every_prompt():
@@ -197,7 +129,7 @@ def test_all_sums_are_right_and_the_pupil_forgets_half_of_the_carries():
 
 
 def test_responses_are_drawn_by_their_probabilities_and_end_at_eos(language, monkeypatch):
-    model, _, _, responses = language
+    model, responses = language
     monkeypatch.setattr(minimal, "solve", lambda x: responses[:1].expand(len(x), -1))
     torch.manual_seed(0)
     both = torch.tensor([[0, 1], [1, 1]])
@@ -206,9 +138,8 @@ def test_responses_are_drawn_by_their_probabilities_and_end_at_eos(language, mon
     assert torch.equal(rewards.flatten().bool(), (drawn == responses[0]).all(dim=1))
     for prompt, own in zip(both, drawn.view(2, 4000, 3)):
         shares = (own[:, None] == responses).all(dim=2).double().mean(dim=0)
-        assert shares.sum().item() == pytest.approx(
-            1
-        )  # nothing else: no token after EOS, no padding before it
+        # Nothing else: no token after EOS, no padding before it.
+        assert shares.sum().item() == pytest.approx(1)
         chances = model.logprobs(prompt.expand(15, -1), responses).sum(dim=1).exp()
         torch.testing.assert_close(shares, chances, rtol=0, atol=0.03)
 
@@ -218,108 +149,74 @@ def test_responses_are_drawn_by_their_probabilities_and_end_at_eos(language, mon
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Train briefly; what was seen of it is in the result too."""
+    """A short run in which every second group has spread: what it returned, called and changed."""
     monkeypatch.chdir(tmp_path)
+    respond = minimal.respond
+
+    def judged(model, prompts, tries):
+        if tries == 16:  # thousands of responses take a while
+            return None, None, torch.zeros(len(prompts), tries)
+        *texts, rewards = respond(model, prompts, tries)
+        rewards = torch.zeros_like(rewards)
+        rewards[::2, 0] = 1.0
+        return *texts, rewards
 
     def train(**settings):
-        seen = {"trained": [], "tries": [], "batches": [], "norms": [], "rates": [], "rewards": []}
-        logprobs, respond, loss = minimal.GPT.logprobs, minimal.respond, minimal.grpo_loss
-        clip, step = torch.nn.utils.clip_grad_norm_, torch.optim.Adam.step
-
-        def spy_logprobs(self, prompts, responses):
-            seen["trained"] += prompts.tolist()
-            return logprobs(self, prompts, responses)
-
-        def spy_respond(model, prompts, tries):
-            seen["tries"].append((prompts.tolist(), tries))
-            if tries == 16:  # thousands of responses take a while
-                return None, None, torch.zeros(len(prompts), tries)
-            prompts, responses, rewards = respond(model, prompts, tries)
-            rewards = rewards.clone()
-            rewards[::2, 0] = 1.0  # every second group has spread
-            rewards[::2, 1:] = 0.0
-            rewards[1::2] = 0.0
-            seen["rewards"].append(rewards)
-            return prompts, responses, rewards
-
-        def spy_loss(model, prompts, *rest):
-            seen["batches"].append((prompts.tolist(), rest))
-            return loss(model, prompts, *rest)
-
-        def spy_clip(parameters, max_norm):
-            parameters = [*parameters]
-            clip(parameters, max_norm)
-            seen["norms"].append(torch.cat([x.grad.flatten() for x in parameters]).norm().item())
-
-        def spy_step(self, *_):
-            seen["rates"].append(self.param_groups[0]["lr"])
-            return step(self)
-
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(minimal.GPT, "logprobs", spy_logprobs)
-            patch.setattr(minimal, "respond", spy_respond)
-            patch.setattr(minimal, "grpo_loss", spy_loss)
-            patch.setattr(torch.nn.utils, "clip_grad_norm_", spy_clip)
-            patch.setattr(torch.optim.Adam, "step", spy_step)
-            return minimal.train(minimal.Args(**{**SHORT, **settings})) | seen
+            patch.setattr(minimal, "respond", judged)
+            calls = {x: record(patch, minimal, x) for x in ("respond", "grpo_loss")}
+            calls["logprobs"] = record(patch, minimal.GPT, "logprobs")
+            steps = record_steps(patch, torch.optim.Adam)
+            result = minimal.train(minimal.Args(**{**SHORT, **settings}))
+        return SimpleNamespace(**result, **calls, steps=steps)
 
     return train
 
 
-def test_a_run_trains_on_other_prompts_than_it_is_judged_by(run):
+def test_a_run_trains_on_other_prompts_than_it_is_judged_by_and_returns_what_happened(run):
     found = run()
-    (held_out, tries), *drawn, (again, tries_after) = found["tries"]
-    assert held_out == again and tries == tries_after == 16 and len(held_out) == 1000
-    trained = {tuple(x) for x in found["trained"]} | {tuple(x) for own, _ in drawn for x in own}
+    held_out, *drawn, again = [call[1].tolist() for call in found.respond]
+    assert [call[2] for call in found.respond] == [16, 4, 4, 4, 16] and held_out == again
+    assert [len(x) for x in drawn] == [5] * 3
+    trained = {tuple(x) for _, prompts, *_ in found.logprobs for x in prompts.tolist()}
     assert len({*map(tuple, held_out)}) == 1000 and len(trained) > 150
     assert trained.isdisjoint(map(tuple, held_out))
     assert trained <= {*map(tuple, every_prompt().tolist())}
-    assert [(len(own), tries) for own, tries in drawn] == [(5, 4)] * 3
-    for own, (prompts, _) in zip(drawn, [found["batches"][4 * i] for i in range(3)]):
-        assert {*map(tuple, prompts)} <= {*map(tuple, own[0])}
 
-
-def test_a_run_returns_and_logs_what_happened(run):
-    found = run()
-    assert found["results"]["sft"].shape == found["results"]["grpo"].shape == (1000, 16)
-    assert [x["reward"] for x in found["updates"]] == [pytest.approx(3 / 20)] * 3
-    assert [x["groups_without_spread"] for x in found["updates"]] == [pytest.approx(2 / 5)] * 3
-    kls = [x["kl"] for x in found["updates"]]
+    assert found.results["sft"].shape == found.results["grpo"].shape == (1000, 16)
+    assert [x["reward"] for x in found.updates] == [pytest.approx(3 / 20)] * 3
+    assert [x["groups_without_spread"] for x in found.updates] == [pytest.approx(2 / 5)] * 3
+    kls = [x["kl"] for x in found.updates]
     assert kls[0] == 0 and kls[1] != 0  # at first the model is the SFT model
     assert list(Path("runs").glob("*grpo_minimal/events*"))
-    moved = zip(found["model"].parameters(), found["reference"].parameters(), strict=True)
+    moved = zip(found.model.parameters(), found.reference.parameters(), strict=True)
     assert all(not torch.equal(x, y) for x, y in moved)
-    assert found["rates"][-12:] == pytest.approx([7e-4] * 4 + [7e-4 * 2 / 3] * 4 + [7e-4 / 3] * 4)
-    assert len(found["norms"]) == 12 and max(found["norms"]) <= 1.0 + 1e-4
+    rates = [x.lr for x in found.steps[3:]]
+    assert rates == pytest.approx([7e-4] * 4 + [7e-4 * 2 / 3] * 4 + [7e-4 / 3] * 4)
+    assert max(x.gradient.norm() for x in found.steps[3:]) <= 1.0 + 1e-4
 
 
 def test_minibatches_split_the_batch_and_keep_each_row_together(run):
     found = run()
-    for update in range(3):
-        parts = found["batches"][4 * update : 4 * update + 4]
-        assert [len(prompts) for prompts, _ in parts] == [5] * 4
-        responses, old, ref, advantages = (
-            torch.cat([rest[i] for _, rest in parts]) for i in range(4)
-        )
-        prompts = torch.tensor([x for prompts, _ in parts for x in prompts])
-        own = found["tries"][1 + update][0]
-        counts = [prompts.tolist().count(x) for x in own]
-        assert counts == [4 * own.count(x) for x in own]
+    for update, (_, own, _, (*_, rewards)) in enumerate(found.respond[1:4]):
+        parts = [call[1:6] for call in found.grpo_loss[4 * update : 4 * update + 4]]
+        assert [len(prompts) for prompts, *_ in parts] == [5] * 4
+        prompts, responses, old, ref, advantages = map(torch.cat, zip(*parts))
+        assert sorted(prompts.tolist()) == sorted(4 * own.tolist())
+        expected = found.reference.logprobs(prompts, responses)
+        torch.testing.assert_close(ref, expected)
         if update == 0:
-            expected = found["reference"].logprobs(prompts, responses)
             torch.testing.assert_close(old, expected)
-        torch.testing.assert_close(ref, found["reference"].logprobs(prompts, responses))
-        wanted = minimal.group_advantages(found["rewards"][update], minimal.Args(group_size=4))
+        wanted = minimal.group_advantages(rewards, minimal.Args(group_size=4))
         assert sorted(advantages.flatten().tolist()) == sorted(wanted.flatten().tolist())
 
 
 def test_dynamic_sampling_leaves_out_the_groups_without_spread(run):
     found = run(dynamic_sampling=True)
     for update in range(3):
-        parts = found["batches"][4 * update : 4 * update + 4]
-        assert [len(prompts) for prompts, _ in parts] == [3] * 4  # three groups of four
-        advantages = torch.cat([rest[3] for _, rest in parts]).flatten()
-        assert sorted(advantages.tolist()) == [-0.25] * 9 + [0.75] * 3
+        parts = [call[5] for call in found.grpo_loss[4 * update : 4 * update + 4]]
+        assert [len(advantages) for advantages in parts] == [3] * 4  # three groups of four
+        assert sorted(torch.cat(parts).flatten().tolist()) == [-0.25] * 9 + [0.75] * 3
 
 
 def test_nothing_is_learned_and_nothing_breaks_where_no_group_has_spread(monkeypatch, tmp_path):

@@ -210,19 +210,13 @@ def test_infos_rewards_and_observations_of_any_form_are_trained_on_and_all_is_cl
     assert Odd.open == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "sentence"),
-    [
-        ("obs", "error: step 2 has observations"),
-        ("reward", "error: step 2 has observations"),
-    ],
-)
-def test_what_an_environment_does_wrong_is_a_sentence(kind, sentence, small, capsys):
+@pytest.mark.parametrize("kind", ["obs", "reward"])
+def test_what_an_environment_does_wrong_is_a_sentence(kind, small, capsys):
     with pytest.raises(SystemExit) as exit:
         minimal.train(small(kind))
     lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
-    error = [x for x in lines if "error: " in x]
-    assert exit.value.code == 2 and len(error) == 1 and sentence in error[0] and Odd.open == []
+    (error,) = (x for x in lines if "error: " in x)
+    assert exit.value.code == 2 and "error: step 2 has observations" in error and Odd.open == []
 
 
 @pytest.mark.parametrize("bounds", [(4, 6), (-0.01, 0.01), (-100, 100)])

@@ -3,15 +3,15 @@
 What it shares with the other scripts is tested in test_shared_*.py.
 """
 
-import dataclasses
 import re
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, on
+from adapters import on
 from conftest import same_weights
+from helpers import louder
 from torch.distributions import Categorical
 
 import ppo_multidiscrete as ppo
@@ -26,7 +26,7 @@ SOME = torch.tensor([[0, 1, 1, 0], [0, 1, 0, 0], [1, 0, 0, 1]]).bool()  # a mask
 class Masked(gym.Env):
     """Three components with random masks, episodes of five steps; refuses invalid actions.
 
-    The mask comes from `info` in one of several forms, but not behind an episode's last step.
+    Masks come from `info`, but not behind an episode's last step, or from what the class has.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -42,13 +42,9 @@ class Masked(gym.Env):
         for mask in self.masks:
             mask[self.np_random.integers(len(mask))] = True
         flat = np.concatenate(self.masks)
-        offers = {"Vector": flat.astype(np.int8), "Tuple": tuple(self.masks), "Short": flat[:3]}
-        offers["Nothing"] = flat & (np.arange(9) // 3 != 1)
-        offers["Logs"] = np.where(flat, 0.0, -np.inf)
-        offers["Ragged"] = np.array([*self.masks, None], object)[:3]
-        offers["Nested"] = (tuple(self.masks[:2]), (self.masks[2].tolist(),))
-        offers["Matrix"] = np.ones((3, 4), np.int8)  # with entries that do not exist
-        offers["Matrix"][EXISTS.numpy()] = flat
+        if self.offer == "Attribute":
+            self.action_masks = flat
+        offers = {"Vector": flat.astype(np.int8), "Tuple": tuple(self.masks)}
         info = {"action_mask": offers[self.offer]} if self.offer in offers and self.t < 5 else {}
         return np.array([self.t, self.np_random.normal()]), info
 
@@ -70,7 +66,6 @@ class Identity(gym.Env):
 
     def __init__(self, space):
         self.observation_space = self.action_space = space
-        self.actions = []
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -80,31 +75,15 @@ class Identity(gym.Env):
 
     def step(self, action):
         assert self.action_space.contains(action)
-        assert self.action_space.shape or isinstance(action, np.int64)
-        self.actions.append(action)
         reward = float(np.mean(np.equal(action, self.state)))
         self.t, self.state = self.t + 1, self.observation_space.sample()
         return self.state, reward, False, self.t == 10, {}
 
 
-LOW = np.array([[-1.0, -2.0], [-3.0, 0.0]])
-HIGH = np.array([[1.0, 0.5], [3.0, 4.0]])
-SPACES = {
-    "Identity": gym.spaces.MultiDiscrete(SIZES),
-    "Shifted": gym.spaces.Discrete(3, start=5),
-    "Matrices": gym.spaces.MultiDiscrete([[3, 2], [2, 4]], start=[[1, 0]] * 2),
-    "Floats": gym.spaces.Box(LOW, HIGH, dtype=np.float64),
-    "Infinite": gym.spaces.Box(-np.inf, np.inf, (1,)),
-    "Whole": gym.spaces.Box(0, 5, (1,), np.int64),
-    "Binary": gym.spaces.MultiBinary((2, 3)),
-    "Pair": gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2),
-    "Names": gym.spaces.Dict(a=gym.spaces.Discrete(2)),
-    "Rows": gym.spaces.Box(-np.inf, np.inf, (2, 2)),
-}
-for name, space in SPACES.items():
-    gym.register(f"Fake{name}-Discrete-v0", lambda space=space: Identity(space))
-FORMS = ("Vector", "Tuple", "Ragged", "Nested", "Matrix", "Method")
-for offer in (*FORMS, "Short", "Nothing", "Logs", "Never"):
+IDENTITY = gym.spaces.MultiDiscrete(SIZES)
+gym.register("FakeIdentity-Discrete-v0", lambda: Identity(IDENTITY))
+OFFERS = ("Vector", "Tuple", "Method", "Attribute")
+for offer in (*OFFERS, "Never"):
     gym.register(f"FakeMasked{offer}-Discrete-v0", lambda offer=offer: Masked(offer))
 
 
@@ -112,15 +91,6 @@ for offer in (*FORMS, "Short", "Nothing", "Logs", "Never"):
 def masked(tiny):
     """Make Args for a run of 3 iterations, with 8 minibatches of 8 each, that obeys masks."""
     return lambda env="MaskedVector", **settings: tiny(env, mask_invalid_actions=True, **settings)
-
-
-def make_agent():
-    """An agent for 5 numbers whose distributions are far from uniform."""
-    torch.manual_seed(0)
-    agent = ppo.Agent(5, (3, 4))
-    torch.nn.init.normal_(agent.policy[-1].weight, std=0.5)
-    torch.nn.init.normal_(agent.policy[-1].bias)
-    return agent
 
 
 @torch.no_grad()
@@ -141,7 +111,8 @@ def joint(agent, obs, masks, actions):
 
 @pytest.mark.parametrize("mask", [EXISTS, SOME], ids=["all", "some"])
 def test_logprob_and_entropy_are_sums_over_the_valid_choices_of_each_component(mask):
-    agent, obs, masks = make_agent(), torch.randn(10, 5), mask.expand(10, 3, 4)
+    agent = louder(ppo.Agent(5, (3, 4)), 0.5)  # its distributions are far from uniform
+    obs, masks = torch.randn(10, 5), mask.expand(10, 3, 4)
     actions = (torch.rand(masks.shape) * masks).argmax(-1)
     logprob, entropy, value = agent.evaluate_actions(obs, masks, actions)
     assert value.shape == (10,)
@@ -177,7 +148,7 @@ def test_invalid_logits_have_gradient_zero_and_make_nothing_nan():
 
     Entropy and the valid actions would bear minus infinity, for which this ratio is NaN.
     """
-    agent, actions = make_agent(), torch.zeros(30, 3, dtype=torch.int64)
+    agent, actions = louder(ppo.Agent(5, (3, 4)), 0.5), torch.zeros(30, 3, dtype=torch.int64)
     logprob, entropy, _ = agent.evaluate_actions(torch.randn(30, 5), SOME, actions)
     (logprob.square().sum() + entropy.sum()).backward()
     gradient = agent.policy[-1].bias.grad.view(3, 4)
@@ -186,7 +157,7 @@ def test_invalid_logits_have_gradient_zero_and_make_nothing_nan():
     assert (gradient[~SOME] == 0).all() and (gradient[several] != 0).all()
 
 
-@pytest.mark.parametrize("offer", FORMS)
+@pytest.mark.parametrize("offer", OFFERS)
 def test_update_sees_the_masks_of_the_rollout(masked, recorded, offer):
     """The environment refuses invalid actions; with learning rate 0 the ratio stays 1."""
     agent = ppo.train(masked(f"Masked{offer}", learning_rate=0.0))["agent"]
@@ -215,98 +186,90 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_its_masks(masked, recorded, env_
     assert whole["episodes"] == resumed["episodes"]
 
 
-# --- Action and observation spaces ---
+# --- Spaces of actions, and masks of any form ---
 
 
-def test_bins_are_evenly_spaced_between_the_bounds_of_each_dimension(tiny):
-    env = ppo.Choices(gym.make(tiny("Floats").env_id, disable_env_checker=True), bins=11)
+LOW, HIGH = np.array([[-1.0, -2.0], [-3.0, 0.0]]), np.array([[1.0, 0.5], [3.0, 4.0]])
+FLOATS = gym.spaces.Box(LOW, HIGH, dtype=np.float64)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        *(IDENTITY, FLOATS, gym.spaces.Discrete(3, start=5), gym.spaces.MultiBinary((2, 3))),
+        gym.spaces.MultiDiscrete([[3, 2], [2, 4]], start=[[1, 0]] * 2),
+    ],
+)
+def test_choices_stand_for_actions_in_the_form_of_the_environment(space):
+    env = ppo.Choices(Identity(space), bins=2)
+    actions = [env.action(np.array(x)) for x in np.ndindex(*env.exists.sum(1))]
+    assert all(map(space.contains, actions)) and len({str(x) for x in actions}) == len(actions)
+    assert type(actions[0]) is (np.ndarray if space.shape else np.int64)
+
+
+def test_bins_are_evenly_spaced_between_the_bounds_of_each_dimension():
+    env = ppo.Choices(Identity(FLOATS), bins=11)
     assert env.exists.shape == (4, 11) and env.exists.all()
     expected = [LOW, HIGH, LOW + (HIGH - LOW) * [[0.5, 0.2], [0.1, 0.9]]]
     choices = np.array([[0, 0, 0, 0], [10, 10, 10, 10], [5, 2, 1, 9]])
     np.testing.assert_allclose([env.action(x) for x in choices], expected)
 
 
-@pytest.mark.parametrize("env", ["Shifted", "Matrices", "Identity", "Binary", "Floats"])
-def test_actions_have_the_form_of_the_environment_also_those_of_a_loaded_policy(tiny, env):
-    """The environment asserts that its space contains them; floats it meets by chance only."""
-    returns = [x["return"] for x in ppo.train(tiny(env))["episodes"]]
-    assert max(returns) < 10 and (min(returns) > 0) is (env != "Floats")
-    space, rng = SPACES[env], np.random.default_rng(0)
-    policy = ppo.load_policy("runs/run0", Identity(space))
-    space.seed(0)
-    for noise in (0.0, rng.gumbel(size=ppo.Choices(Identity(space), 11).exists.shape)):
-        assert all(space.contains(policy(space.sample(), noise=noise)) for _ in range(20))
-
-
 @pytest.mark.parametrize(
-    "settings, words",
+    ("space", "words"),
     [
-        ({"env": "Infinite"}, "try ppo_continuous_action.py"),
-        ({"env": "Rows"}, "wrap the environment"),  # no script takes these four
-        ({"env": "Whole"}, "wrap the environment"),
-        ({"env": "Pair"}, "wrap the environment"),
-        ({"env": "Names"}, "wrap the environment"),
-        ({"bins": 1}, "--bins"),
-        ({"env": "MaskedNever"}, "leave out --mask-invalid-actions"),
-        ({"env": "MaskedShort"}, "has 3 entries, not 9"),
-        ({"env": "MaskedNothing"}, "allows no choice in a component"),
-        ({"env": "MaskedLogs"}, "must be 1 for each valid choice and 0 for all others"),
+        (gym.spaces.Box(-np.inf, np.inf, (1,)), "try ppo_continuous_action.py"),
+        (gym.spaces.Box(-np.inf, np.inf, (2, 2)), "wrap the environment"),  # no script takes it
+        (gym.spaces.Box(0, 5, (1,), np.int64), "wrap the environment"),
+        (gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2), "wrap the environment"),
     ],
 )
-def test_a_space_or_a_mask_that_does_not_fit_gets_a_sentence(masked, settings, words):
+def test_a_space_that_does_not_fit_gets_a_sentence(space, words):
     with pytest.raises(ppo.UsageError, match=words):
-        ppo.train(masked(**settings))
-
-
-@pytest.mark.parametrize("mask", [[1, 0, -1], [2, 0, 0], [np.nan, 1, 1], ["1", 1, 0]])
-def test_a_mask_has_ones_and_zeros(mask):
-    exists = np.ones((1, 3), bool)
-    with pytest.raises(ppo.UsageError, match="must be 1 for each valid choice"):
-        ppo.allowed(mask, exists)
-    assert ppo.allowed([1.0, 0.0, True], exists).tolist() == [[True, False, True]]
+        ppo.Choices(Identity(space), bins=11)
 
 
 @pytest.mark.parametrize(
     "mask",
     [
         [1, 1, 0, 1, 0, 1],
-        torch.tensor([1, 1, 0, 1, 0, 1]),
-        [[1, 1, 0], [1], [0, 1]],
+        torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 1.0]),
+        [[1, 1, 0], [1], [0, True]],
         (torch.tensor([1, 1, 0]), np.ones(1, np.int8), (False, True)),
-        np.array([[1, 1, 0], [1, 0, 0], [0, 1, 0]]),
+        (([1, 1, 0], np.ones(1)), ([0, 1],)),
+        np.array([np.array([1, 1, 0]), np.ones(1), [0, 1], None], object)[:3],
+        np.array([[1, 1, 0], [1, 0, 0], [0, 1, 0]]),  # the zeros may be ones where nothing exists
         np.array([[[1, 1, 1]], [[1, 1, 1]], [[0, 1, 1]]]) & np.array([1, 1, 0]),
     ],
 )
 def test_each_part_of_a_mask_is_that_of_a_component(mask):
     exists = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0]], bool)
     assert ppo.allowed(mask, exists).astype(int).tolist() == [[1, 1, 0], [1, 0, 0], [0, 1, 0]]
-    wrong = {
-        "parts of the action mask have [2, 2, 2] entries, not [3, 1, 2]": [[1, 1], [1, 1], [0, 1]],
-        "has 0 entries": [],
-        "has 4 entries": (None, np.ones(1), np.ones(2)),
-    }
-    for words, other in wrong.items():
+
+
+@pytest.mark.parametrize(
+    ("words", "masks"),
+    [
+        ("parts of the action mask have [2, 2, 2] entries, not [3, 1, 2]", [[[0, 1]] * 3]),
+        ("has 0 entries, not 6", [[]]),
+        ("has 4 entries", [(None, np.ones(1), np.ones(2))]),
+        ("must be 1 for each valid choice", [[1, 0, x, 1, 1, 1] for x in (-1, 2, -np.inf, np.nan)]),
+        ("must be 1 for each valid choice", [["1", 0, 0, 1, 1, 1]]),
+        ("allows no choice in a component", [[1, 1, 1, 0, 1, 1]]),
+    ],
+)
+def test_a_mask_that_does_not_fit_gets_a_sentence(words, masks):
+    exists = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0]], bool)
+    for mask in masks:
         with pytest.raises(ppo.UsageError, match=re.escape(words)):
-            ppo.allowed(other, exists)
+            ppo.allowed(mask, exists)
 
 
-def test_masks_may_be_an_attribute_and_observations_that_turn_nan_are_named():
-    class Attribute(Masked):
-        broken = 1.0
-
-        def observe(self):
-            obs, info = super().observe()
-            self.action_masks = np.concatenate(self.masks)
-            return obs * (self.broken if self.t > 2 else 1.0), info
-
-    class Broken(Attribute):
-        broken = np.nan
-
-    args = SCRIPTS["multidiscrete"].args(mask_invalid_actions=True, run_name="a")
-    assert len(ppo.train(args, lambda: Attribute("Never"))["updates"]) == 3
-    args = dataclasses.replace(args, run_name="b")
-    with pytest.raises(ppo.UsageError, match=r"Not finite at step 32: .* Check observations"):
-        ppo.train(args, lambda: Broken("Never"))
+def test_one_bin_and_masks_that_are_not_there_are_refused(masked):
+    with pytest.raises(ppo.UsageError, match="--bins"):
+        masked(bins=1)
+    with pytest.raises(ppo.UsageError, match="leave out --mask-invalid-actions"):
+        ppo.train(masked("MaskedNever"))
 
 
 def test_a_trained_policy_obeys_masks_in_the_form_that_the_environment_has_for_them(masked):
@@ -327,38 +290,7 @@ def test_a_trained_policy_obeys_masks_in_the_form_that_the_environment_has_for_t
     with pytest.raises(ppo.UsageError, match="has 3 entries"):
         policy(obs, np.ones(3))
     with pytest.raises(ppo.UsageError, match="other spaces"):
-        ppo.load_policy("runs/run0", Identity(SPACES["Identity"]))
-
-
-@pytest.mark.parametrize("kind", [list, tuple, lambda x: x[None]])
-def test_observations_may_be_lists_or_rows_and_rewards_arrays(kind, tiny):
-    """A policy that was trained on them can act on them."""
-
-    class Lists(Identity):
-        def reset(self, **settings):
-            obs, info = super().reset(**settings)
-            return kind(obs), info
-
-        def step(self, action):
-            obs, reward, *rest = super().step(action)
-            return kind(obs), np.array([reward]), *rest
-
-    def make():
-        env = Lists(SPACES["Identity"])
-        env.observation_space = gym.spaces.Box(0, 4, (3,))
-        env.reset = lambda **x: Lists.reset(env, **x)
-        return env
-
-    run = ppo.train(tiny(), make)
-    assert all(isinstance(x["return"], float) for x in run["episodes"])
-    policy = ppo.load_policy(run["run_dir"], make())
-    expected = policy(np.array([1.0, 0.0, 3.0]))
-    np.testing.assert_array_equal(policy(kind(np.array([1.0, 0.0, 3.0]))), expected)
-    with pytest.raises(ppo.UsageError, match="one observation"):
-        policy([1.0, 0.0])
-
-
-# --- It learns ---
+        ppo.load_policy("runs/run0", Identity(IDENTITY))
 
 
 def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
@@ -367,8 +299,8 @@ def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
     args = tiny("Identity", total_timesteps=6144, **settings)
     assert np.mean([x["return"] for x in ppo.train(args)["episodes"][-100:]]) > 9.0
     assert ppo.evaluate(ppo.Command(args, evaluate="runs/run0", eval_episodes=30)) == [10.0] * 30
-    policy = ppo.load_policy("runs/run0", Identity(SPACES["Identity"]))
+    policy = ppo.load_policy("runs/run0", Identity(IDENTITY))
     rng, drawn = np.random.default_rng(0), []
-    for obs in [SPACES["Identity"].sample() for _ in range(300)]:
+    for obs in [IDENTITY.sample() for _ in range(300)]:
         drawn.append(np.mean(policy(obs, noise=rng.gumbel(size=(3, 4))) == obs))
     assert 0.9 < np.mean(drawn) < 1

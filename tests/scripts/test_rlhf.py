@@ -3,7 +3,6 @@
 import copy
 import math
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -380,36 +379,27 @@ def test_10_12_r15_r18_r19_loss_and_debug_variables_by_hand(agent, rollout, sett
 # --- R5, R16, R20, R21: PPO ---
 
 
-THREE_UPDATES = {"num_updates": 3, "kl_coef": 3.0, "learning_rate": 0.01}
-THREE_UPDATES |= {"max_grad_norm": 0.1, "adam_eps": 2e-5}
+def test_3_6_r16_r21_epochs_are_fresh_permutations_and_steps_those_of_tensorflows_adam(
+    judges, monkeypatch
+):
+    calls, steps = (
+        record(monkeypatch, rlhf, "ppo_loss"),
+        record_steps(monkeypatch, torch.optim.Adam),
+    )
+    settings = {"num_updates": 3, "kl_coef": 3.0, "learning_rate": 0.01}
+    _, updates = SCRIPT.learn(judges, **settings, max_grad_norm=0.1, adam_eps=2e-5)
+    first, second = torch.stack([mb.logprobs[:, 0] for _, mb, *_ in calls[:8]]).view(2, 16).tolist()
+    assert len(set(first)) == 16 and first != second and sorted(first) == sorted(second)
+    for name in calls[0][-1][1]:  # what is logged are means over all minibatches
+        seen = [metrics[name].item() for *_, (_, metrics) in calls[:8]]
+        assert updates[0][name] == pytest.approx(sum(seen) / 8, rel=1e-4), name
 
-
-@pytest.fixture
-def ppo(judges, monkeypatch):
-    """A PPO run: updates, calls of its loss, steps of its optimizer."""
-    with monkeypatch.context() as patch:
-        batches, steps = record(patch, rlhf, "ppo_loss"), record_steps(patch, torch.optim.Adam)
-        _, updates = SCRIPT.learn(judges, **THREE_UPDATES)
-    return SimpleNamespace(updates=updates, batches=batches, steps=steps)
-
-
-def test_3_r21_steps_are_those_of_tensorflows_adam(ppo):
-    m = v = torch.zeros_like(ppo.steps[0].gradient)
-    for t, step in enumerate(ppo.steps, 1):
+    m = v = torch.zeros_like(steps[0].gradient)
+    for t, step in enumerate(steps, 1):
         m, v = 0.9 * m + 0.1 * step.gradient, 0.999 * v + 0.001 * step.gradient**2
         rate = step.lr * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
         torch.testing.assert_close(step.change, -rate * m / (v.sqrt() + 2e-5), atol=1e-6, rtol=1e-3)
-    assert len(ppo.steps) == 3 * 2 * 4
-
-
-def test_6_r16_each_epoch_is_a_fresh_permutation_of_whole_responses(ppo):
-    batches, row = ppo.batches[:8], ppo.updates[0]
-    first, second = torch.stack([mb.logprobs[:, 0] for _, mb, *_ in batches]).view(2, 16).tolist()
-    assert len(set(first)) == 16 and first != second and sorted(first) == sorted(second)
-    # What is logged are means over all minibatches.
-    for name in batches[0][-1][1]:
-        seen = [metrics[name].item() for *_, (_, metrics) in batches]
-        assert row[name] == pytest.approx(sum(seen) / 8, rel=1e-4), name
+    assert len(steps) == 3 * 2 * 4
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,13 @@
 import ast
 import functools
 import re
-import shutil
-import subprocess
+import runpy
 import sys
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from adapters import on
 
 import ppo_continuous_action as ppo
 
@@ -101,31 +99,24 @@ def test_a_setting_has_the_same_comment_in_every_script(rlhf, other_text):
     assert {name for name in comments if len(comments[name]) > 1} == other_text
 
 
-def test_help_and_a_refusal_need_no_simulator_and_no_emulator():
-    """In a process of its own, where the sentence has no link either."""
-    code = "import sys, runpy\n"
-    code += "for x in ('mujoco', 'ale_py', 'wandb', 'cv2', 'moviepy'): sys.modules[x] = None\n"
-    code += "for path, *flags in map(str.split, sys.argv[1:]):\n"
-    code += "    sys.argv = [path, *flags]\n"
-    code += "    try: runpy.run_path(path, run_name='__main__')\n"
-    code += "    except SystemExit as exit: assert exit.code == 2 * ('1.5' in flags), path\n"
-    lines = [f"{path} --help" for path in SCRIPTS]
-    command = [sys.executable, "-c", code, f"{ppo.__file__} --gamma 1.5", *lines]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "gamma" in result.stderr and "https" not in result.stderr
-    assert result.stdout.count("--learning-rate") == len(SCRIPTS)
-    assert "--batch-size INT" in result.stdout and "--num-iterations" not in result.stdout
+def test_help_and_a_refusal_need_no_simulator_and_no_emulator(monkeypatch, capsys):
+    """The sentence has no link either."""
+    for name in ("mujoco", "ale_py", "wandb", "cv2", "moviepy"):
+        monkeypatch.setitem(sys.modules, name, None)
 
+    def run(path, *flags):
+        monkeypatch.setattr(sys, "argv", [str(path), *flags])
+        with pytest.raises(SystemExit) as exit:
+            runpy.run_path(str(path), run_name="__main__")
+        captured = capsys.readouterr()
+        return exit.value.code, captured.out, captured.err
 
-@pytest.mark.slow
-@on("language")
-def test_the_file_alone_in_an_empty_folder_runs(script, tmp_path):
-    shutil.copy(script.path, tmp_path)
-    command = [sys.executable, script.path.name, *f"{script.alone} --run-name mine".split()]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert list(tmp_path.glob("runs/mine/**/checkpoint.pt"))
+    code, _, error = run(ppo.__file__, "--gamma", "1.5")
+    assert code == 2 and "gamma" in error and "https" not in error
+    for path in SCRIPTS:
+        code, out, _ = run(path, "--help")
+        assert code == 0 and "--learning-rate" in out and "--num-iterations" not in out
+        assert ("--batch-size INT" in out) == ("rlhf" in path.stem)
 
 
 def test_the_examples_in_the_readme_learn_and_act(tmp_path, monkeypatch):

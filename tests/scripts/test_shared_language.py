@@ -18,17 +18,7 @@ import torch
 import wandb
 from adapters import SCRIPTS, on
 from conftest import curves
-from helpers import louder, record, record_steps, seeded
-
-PPO = SCRIPTS["rlhf"]
-
-
-def at(temperature, script, judges):
-    """The same judges with a reference at another temperature."""
-    return judges._replace(reference=script.module.Agent(judges.reference.policy, temperature))
-
-
-# --- Before the last stage ---
+from helpers import flags, louder, record, record_steps
 
 
 @on("grpo", "dpo")
@@ -37,6 +27,9 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, fin
     pairs = [(x.reference.policy.parameters(), x.preferences) for x in (finished, ppo)]
     for found, expected in zip(*pairs, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    texts, policy = [x[:8] for x in finished.preferences[:2]], finished.reference.policy
+    both = (x.logprobs(x.module.Agent(policy, 0.7), *texts) for x in (script, SCRIPTS["rlhf"]))
+    assert torch.equal(*both)
     results = [x.run["results"]["sft"] for x in (finished, ppo)]
     common = results[0].keys() & results[1].keys()
     assert len(common) >= 7 and all(results[0][name] == results[1][name] for name in common)
@@ -46,23 +39,10 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, fin
         assert finished.run["quality"] == ppo.run["quality"]
 
 
-@on("grpo", "dpo")
-def test_agent_is_that_of_ppo_but_for_the_values(script, finished):
-    prompts, policy = finished.preferences.prompts[:8], finished.reference.policy
-    sampled, logprobs = [], []
-    for other in (script, PPO):
-        agent = other.module.Agent(policy, 0.7)
-        sampled.append(agent.sample_responses(prompts, 18, seeded(1)))
-        logprobs.append(other.logprobs(agent, prompts, sampled[0]))
-    assert torch.equal(*sampled) and torch.equal(*logprobs)
-
-
-# --- What a rollout earns ---
-
-
 @on("rewards")
 def test_r14_r17_g6_reward_is_the_score_minus_the_kl_of_the_whole_response(script, judges):
-    judges, module = at(0.8, script, judges), script.module
+    module = script.module
+    judges = judges._replace(reference=module.Agent(judges.reference.policy, 0.8))
     agent, args = louder(judges.reference, 0.03), script.args(missing_eos_score=-5.0)
     rollout, metrics = script.collect(args, agent, judges, 3.0)
     by_gold, _ = script.collect(dataclasses.replace(args, reward="gold"), agent, judges, 3.0)
@@ -97,9 +77,6 @@ def test_r14_r17_g6_reward_is_the_score_minus_the_kl_of_the_whole_response(scrip
     assert exact > 0.1
 
 
-# --- The loop ---
-
-
 @on("rewards")
 @pytest.mark.parametrize(("anneal_lr", "falls_to"), [(True, (1, 2 / 3, 1 / 3)), (False, (1, 1, 1))])
 def test_r5_11_learning_rate_falls_and_gradients_are_clipped(
@@ -119,7 +96,8 @@ def test_r5_11_learning_rate_falls_and_gradients_are_clipped(
 def test_ratio_is_one_before_the_first_step_then_the_kl_grows_and_the_reference_stays(
     script, judges
 ):
-    judges = at(0.7, script, judges)
+    reference = script.module.Agent(judges.reference.policy, 0.7)
+    judges = judges._replace(reference=reference)
     before = copy.deepcopy(judges.reference.state_dict())
     for row in script.learn(judges, learning_rate=0.0)[1]:
         assert row["losses/clipfrac"] == 0
@@ -173,9 +151,6 @@ def test_nan_stops_the_run_with_a_sentence(script, judges, monkeypatch):
         script.learn(judges)
 
 
-# --- Whole runs ---
-
-
 @on("language")
 def test_a_run_with_each_form_leaves_results_texts_curves_and_weights(script, monkeypatch, capsys):
     trained = record(monkeypatch, script.module, script.stage)
@@ -202,15 +177,14 @@ def test_a_run_with_each_form_leaves_results_texts_curves_and_weights(script, mo
 
 
 @on("language")
-def test_the_same_settings_make_the_same_run_in_another_folder(script, finished):
-    assert script.module.train(script.args())["results"] == finished.run["results"]
+def test_a_command_makes_the_same_run_as_its_settings_do_in_another_folder(script, finished, cli):
+    code, _, err = cli(flags(script.args()))
+    saved = json.loads(Path("runs/run/results.json").read_text())
+    assert code == 0 and saved["results"] == finished.run["results"], err
     unnamed = script.module.train(script.args(run_name=None))["args"]
     assert unnamed.run_name.startswith(f"{script.path.stem}__1__") and unnamed.run_dir.exists()
     with pytest.raises(dataclasses.FrozenInstanceError):
         unnamed.seed = 2
-
-
-# --- The command line ---
 
 
 BAD = {
@@ -244,7 +218,7 @@ BAD = {
 
 
 @on("language")
-def test_bad_input_is_a_sentence_and_code_2(script, finished, cli, monkeypatch):
+def test_bad_input_is_a_sentence_and_code_2_and_so_is_ctrl_c(script, finished, cli, monkeypatch):
     def init(**settings):
         assert settings["sync_tensorboard"] and settings["reinit"] == "finish_previous"
         raise wandb.Error("No API key.")
@@ -257,9 +231,6 @@ def test_bad_input_is_a_sentence_and_code_2(script, finished, cli, monkeypatch):
             assert code == 2 and error.count("\n") == 1 and message in error, (line, error)
             assert not Path("runs/x/sft").exists() and "Traceback" not in error
 
-
-@on("language")
-def test_ctrl_c_is_a_sentence(script, cli, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""What enters the batch of every script: no ghost transitions, bootstrap, seeds, bad numbers."""
+"""What enters the batch of every script: details 1, 5, 27-30; bootstrap, seeds, bad numbers."""
 
 import math
 
@@ -8,8 +8,6 @@ import pytest
 import torch
 from adapters import counter_episode, on
 from conftest import same_weights
-
-# --- Details 1 and 5: every row is a step, and is followed by its own successor ---
 
 
 def test_rollouts_continue_where_the_last_one_ended(script, tiny, recorded):
@@ -47,9 +45,6 @@ def test_bootstrap_is_the_value_of_the_own_successor(script, tiny, recorded, end
             assert batch["done"][t, n] == (place == 4)
             assert batch["values"][t, n].item() == pytest.approx(value(n, step, place), abs=1e-5)
             assert targets[t, n].item() == pytest.approx(1 + 0.9 * future, abs=1e-5)
-
-
-# --- Details 27 and 28 ---
 
 
 @on("gaussian")
@@ -123,22 +118,19 @@ def baselines_rewards(rewards, done, gamma, limit):
 
 
 @on("vector")
-@pytest.mark.parametrize("limit", [10.0, 0.5])
-def test_rewards_are_scaled_as_in_baselines_over_all_rollouts(script, tiny, recorded, limit):
+def test_rewards_are_scaled_as_in_baselines_over_all_rollouts(script, tiny, recorded):
     settings = {"num_envs": 3, "total_timesteps": 96, "learning_rate": 0.0, "gamma": 0.9}
     found = []
     for scaled in (False, True):
         recorded.gae.clear()
-        script.module.train(tiny("Walk", **settings, scale_rewards=scaled, clip_reward=limit))
+        script.module.train(tiny("Walk", **settings, scale_rewards=scaled, clip_reward=0.5))
         names = ("rewards", "done")
         found += [torch.cat([x[name] for x in recorded.gae]).numpy() for name in names]
     raw, done, rewards, _ = found
-    expected = baselines_rewards(raw, done == 1, 0.9, limit)
+    expected = baselines_rewards(raw, done == 1, 0.9, 0.5)
     np.testing.assert_allclose(rewards, expected, rtol=1e-4)
+    assert 0.1 < (np.abs(rewards) == 0.5).mean() < 0.9
     assert done.sum() > 5 and len(recorded.gae) == 2
-
-
-# --- Seeds ---
 
 
 def test_every_episode_has_its_own_seed_and_every_environment_its_own_actions(script, tiny):
@@ -151,24 +143,11 @@ def test_every_episode_has_its_own_seed_and_every_environment_its_own_actions(sc
     assert len(actions) == len(set(actions)) >= 4
 
 
-# --- Numbers that are none stop the run ---
-
-
-@on("vector")
-@pytest.mark.filterwarnings("ignore:invalid value")
-def test_an_infinite_reward_stops_the_run_before_it_is_saved(script, tiny):
-    args = tiny("InfiniteReward", checkpoint_interval=1)
-    with pytest.raises(script.module.UsageError, match=r"Not finite at step 64: .*losses/"):
-        script.module.train(args)
-    saved = script.module.load_checkpoint(f"runs/{args.run_name}")
-    assert len(saved["updates"]) == 1
-
-
 def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny):
     args, calls = tiny(checkpoint_interval=1), []
 
     def poisoned(*arguments):
-        metrics = getattr(script.module, script.update)(*arguments)
+        metrics = script.module.ppo_update(*arguments)
         calls.append(metrics["losses/value_loss"].numel())
         if sum(calls) > args.update_epochs * args.num_minibatches:  # the second iteration
             metrics["losses/value_loss"] = metrics["losses/value_loss"] * np.nan
@@ -181,12 +160,11 @@ def test_a_bad_loss_stops_the_run_before_it_is_saved(script, tiny):
     assert len(saved["updates"]) == 1
 
 
-# --- Settings that no other test of the loop varies ---
-
 OTHERS = {"clip_reward": 0.1, "adam_eps": 0.1, "gae_lambda": 0.5, "gamma": 0.5, "clip_coef": 0.01}
 
 
 def test_settings_reach_the_update(script, tiny):
+    """Those that no other test of the loop varies."""
     settings = {"learning_rate": 0.02, "total_timesteps": 32}
     plain = script.module.train(tiny("Walk", **settings))["agent"]
     for name in OTHERS.keys() & vars(tiny()).keys():

@@ -1,4 +1,4 @@
-"""The update of every script: schedules, minibatches, clipping, losses, what is logged of them."""
+"""The update of every script: details 4, 6-8, 11, 12; early stopping; what is logged of them."""
 
 import dataclasses
 
@@ -10,13 +10,6 @@ from conftest import same_weights
 from helpers import flags
 from test_math import double_sum
 
-# --- Detail 4: schedules ---
-
-
-def per_iteration(recorded, name, iterations):
-    """A number of the schedule in each gradient step, grouped by iteration."""
-    return np.array([step.schedule[name] for step in recorded.steps]).reshape(iterations, -1)
-
 
 @pytest.mark.parametrize("annealed", [True, False])
 def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration(
@@ -24,13 +17,13 @@ def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration
 ):
     settings = {"anneal_lr": annealed, "learning_rate": 0.004, "total_timesteps": 128}
     begin = {"learning_rate": 0.004}
-    if "atari" in script.features:
+    if "games" in script.features:
         settings |= {"anneal_clip": annealed, "clip_coef": 0.4}
         begin["clip_coef"] = 0.4
     updates = script.module.train(tiny(**settings))["updates"]
     line = np.array([1, 0.75, 0.5, 0.25] if annealed else [1, 1, 1, 1])
     for name, first in begin.items():
-        numbers = per_iteration(recorded, name, 4)
+        numbers = np.array([step.schedule[name] for step in recorded.steps]).reshape(4, -1)
         assert numbers.shape[1] > 1
         expected = np.repeat(first * line[:, None], numbers.shape[1], axis=1)
         np.testing.assert_allclose(numbers, expected, rtol=1e-6)
@@ -42,6 +35,7 @@ def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration
 def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rewards(
     script, tiny, recorded, terminal
 ):
+    """Advantages are sums of the surprises of one episode."""
     settings = {"total_timesteps": 32, "num_minibatches": 1, "truncation_is_terminal": terminal}
     args = tiny(**settings, learning_rate=0.01, gamma=0.8)
     result = script.module.train(args)
@@ -51,21 +45,20 @@ def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rew
         change = script.outputs(result["agent"], step)[0].flatten() - step.logprobs.flatten()
     assert change.abs().max() > 1e-4
     advantages = step.advantages.flatten()
-    if "atari" in script.features:  # of the first game only, which is faster
+    if "games" in script.features:  # of the first game only, which is faster
         first_game = torch.tensor([n == 0 for n, *_ in script.identity(step.obs)])
         assert first_game.sum() == args.num_steps
         change, advantages = change[first_game], advantages[first_game]
     correlation = np.corrcoef(change, advantages)[0, 1]
     assert update["check/update"] == pytest.approx(correlation, abs=1e-4)
-    rollout = (batch[x] for x in ("rewards", "values", "next_values", "done"))
+    rollout = [batch[x] for x in ("rewards", "values", "next_values", "done")]
+    expected = double_sum(*rollout, 0.8, args.gae_lambda)
+    torch.testing.assert_close(batch["advantages"], expected, atol=1e-5, rtol=0)
     observed = double_sum(*rollout, 0.8, 1.0) + batch["values"]
     bias = (batch["values"] - observed).mean() / observed.square().mean().sqrt()
     assert update["check/value_bias"] == pytest.approx(bias.item(), abs=1e-4)
     first, *_, last = (x.metrics["losses/approx_kl"].item() for x in recorded.steps)
     assert abs(first) < 1e-9 < last and update["check/first_kl"] == first
-
-
-# --- Detail 6: minibatches ---
 
 
 def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
@@ -91,42 +84,17 @@ def test_every_sample_is_used_once_per_epoch_in_a_new_order_with_its_own_row(
     assert all(order != sorted(order) for order in orders)
 
 
-# --- Detail 5: advantages ---
-
-
-def test_advantages_are_sums_of_the_surprises_of_one_episode(script, tiny, recorded):
-    script.module.train(tiny(total_timesteps=32, gamma=0.9, gae_lambda=0.8))
-    batch = recorded.gae[0]
-    rollout = (batch[x] for x in ("rewards", "values", "next_values", "done"))
-    assert batch["done"].any()
-    torch.testing.assert_close(
-        batch["advantages"], double_sum(*rollout, 0.9, 0.8), atol=1e-5, rtol=0
-    )
-
-
-# --- Details 7, 8, 12: what the loss sees ---
-
-
-def test_ratio_is_one_as_long_as_no_step_is_taken(script, tiny, recorded):
-    """Holds only if observations, actions, normalization and log-probabilities all agree."""
-    args = tiny("Walk", learning_rate=0.0, update_epochs=3)
-    result = script.module.train(args)
-    for update in result["updates"]:
-        assert update["losses/clipfrac"] == 0 if "losses/clipfrac" in update else True
-        assert abs(update["losses/approx_kl"]) < 1e-9
-    with torch.no_grad():
-        for step in recorded.steps:
-            new_logprobs = script.outputs(result["agent"], step)[0]
-            assert (new_logprobs - step.logprobs).exp().sub(1).abs().max() < 1e-5
-
-
-def test_logged_losses_are_means_over_all_minibatches(script, tiny, recorded):
+def test_the_ratio_is_one_at_first_and_logged_losses_are_means_over_all_minibatches(
+    script, tiny, recorded
+):
+    """The former only if observations, actions, normalization and log-probabilities all agree."""
     updates = script.module.train(tiny("Walk", learning_rate=0.003))["updates"]
     groups = np.array_split(np.array(recorded.steps, dtype=object), 3)
     for update, steps in zip(updates, groups, strict=True):
         for name in steps[0].metrics:
             mean = np.mean([step.metrics[name].item() for step in steps])
             assert update[name] == pytest.approx(mean, rel=1e-4, abs=1e-7), name
+        assert abs(update["check/first_kl"]) < 1e-9
     batch = recorded.gae[-1]
     returns = batch["advantages"] + batch["values"]
     expected = 1 - batch["advantages"].var() / returns.var()
@@ -146,7 +114,7 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
     for x in (step.logprobs, step.values):
         x += 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        loss = getattr(script.module, script.loss)
+        loss = script.module.ppo_loss
         schedule = {name: torch.tensor(x) for name, x in step.schedule.items()}
         loss, metrics = loss(agent, step.data, dataclasses.replace(args, **schedule))
         new_logprobs, entropy, values = (x.double() for x in script.outputs(agent, step))
@@ -174,9 +142,6 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
     assert loss.item() == pytest.approx(total.item(), rel=1e-3)
 
 
-# --- Detail 11: gradient clipping ---
-
-
 def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recorded):
     script.module.train(tiny("Walk", max_grad_norm=float("inf"), total_timesteps=32))
     free = recorded.steps.copy()
@@ -192,9 +157,6 @@ def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recor
     for step in recorded.steps:
         norm = min(limit, step.metrics["losses/grad_norm"].item())
         assert step.gradient.norm().item() == pytest.approx(norm, rel=1e-3)
-
-
-# --- A3: early stopping ---
 
 
 @on("clips")
@@ -218,9 +180,6 @@ def test_early_stop_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorde
     assert len(recorded.steps) == 3 * args.num_minibatches  # each iteration trains again
 
 
-# --- Compilation ---
-
-
 @on("continuous")
 def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypatch, capsys):
     settings = {"ent_coef": 0.01}
@@ -240,25 +199,21 @@ def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypa
 
 
 @on("vector")
-def test_where_compiling_fails_the_run_is_eager_with_the_compilers_message(
-    script, tiny, monkeypatch, capsys
+def test_where_compiling_fails_the_run_is_eager_but_ones_own_error_is_a_traceback(
+    script, tiny, cli, monkeypatch, capsys
 ):
     def fails(*args):
         raise torch._dynamo.exc.TorchDynamoException("InvalidCxxCompiler: none found\nand more")
+
+    def wrong(*args):
+        raise ValueError("my own mistake")
 
     expected = script.module.train(tiny("Walk"))["agent"]
     monkeypatch.setattr(torch, "compile", lambda function, **options: fails)
     capsys.readouterr()
     assert same_weights(script.module.train(tiny("Walk", compile=True))["agent"], expected)
     assert "could not be compiled, so it takes twice as long: Inv" in capsys.readouterr().out
-
-
-@on("vector")
-def test_an_error_in_ones_own_code_is_a_traceback(script, tiny, cli, monkeypatch):
-    def wrong(*args):
-        raise ValueError("my own mistake")
-
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(script.module, script.loss, wrong)
+    monkeypatch.setattr(script.module, "ppo_loss", wrong)
     with pytest.raises(ValueError, match="my own mistake"):
         cli(flags(tiny("Walk", compile=True)))
