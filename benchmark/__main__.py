@@ -1,23 +1,20 @@
 """Runs suites of the scripts, and turns their results into tables and figures."""
 
 import functools
-import inspect
 import os
-import re
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from benchmark import results, throughput
+from benchmark import results
 from benchmark.definitions import Folders, select
 from benchmark.provenance import BenchmarkError, commit_named
-from benchmark.report import pages
-from benchmark.run import run_suite
 from benchmark.suites import SUITES
 from benchmark.suites.measurements import MEASUREMENTS
 
@@ -25,7 +22,7 @@ app = tyro.extras.SubcommandApp()
 Name = Literal[tuple(SUITES)]
 Measurement = Literal[tuple(MEASUREMENTS)]
 Place = Annotated[Folders, tyro.conf.arg(name="")]  # --results and --runs
-HERE = Folders()
+HERE, PROGRAM = Folders(), "python -m benchmark"
 
 
 @app.command
@@ -34,7 +31,6 @@ def run(
     seeds: tuple[int, ...] = (),
     only: str = "*",
     workers: int = 2,
-    cluster: Literal["local", "ray"] = "local",
     commit: str = "HEAD",
     folders: Place = HERE,
 ) -> None:
@@ -44,17 +40,13 @@ def run(
         suite: see `list`
         seeds: instead of the suite's own
         only: pattern of names, e.g. Hopper-v4 or '*/seed[12]'
-        workers: runs at a time, if on this machine
-        cluster: this machine, or a Ray cluster, with a run at a time per processor core
+        workers: runs at a time
         commit: version of the scripts to run
     """
-    if workers < 1:
-        raise BenchmarkError("--workers must be positive.")
+    from benchmark.run import run_suite
+
     runs = select(SUITES[suite], folders, seeds, only)
-    at_a_time = workers if cluster == "local" else None
-    failed = run_suite(SUITES[suite], runs, folders, commit_named(commit), at_a_time)
-    if failed:
-        raise BenchmarkError(f"{failed} of {len(runs)} runs failed; their output.txt says why.")
+    run_suite(SUITES[suite], runs, folders, commit_named(commit), workers)
 
 
 @app.command(name="list")
@@ -80,24 +72,21 @@ def seeds(
     seeds: tuple[int, ...] = (5,),
     workers: int = 2,
     name: str = "",
-    cluster: Literal["local", "ray"] = "local",
-    flags: str = "",
-) -> None:
+) -> Callable[[list[str]], None]:
     """Run a script over environments and seeds, and show the results. The same command resumes.
+
+    Flags that are not of this command go to the script.
 
     Args:
         script: one of ours or a changed copy, anywhere
         env_ids: environments; without them, the script's default
         seeds: how many, or which if there are several numbers
-        workers: runs at a time, if on this machine
+        workers: runs at a time
         name: of the folder below runs/; by default that of the script
-        cluster: this machine, or a Ray cluster that shares this folder
-        flags: for the script; flags that `seeds` does not know are added to these
     """
-    from benchmark import seeds as command  # its figure needs matplotlib
+    from benchmark import seeds as command
 
-    at_a_time = workers if cluster == "local" else None
-    command.run(Path(script), env_ids, seeds, at_a_time, name, shlex.split(flags))
+    return functools.partial(command.run, Path(script), env_ids, seeds, workers, name)
 
 
 @app.command
@@ -141,6 +130,8 @@ def check(run: Positional[str]) -> None:
 @app.command(name="table")
 def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
     """Print the table of a suite."""
+    from benchmark.report import pages
+
     if SUITES[suite].table not in pages.TABLES:
         raise BenchmarkError(f"{suite} has no table of its own.")
     print(pages.block(suite, folders) or f"No run of {suite} is finished.")
@@ -149,6 +140,8 @@ def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
 @app.command
 def report(folders: Place = HERE) -> None:
     """Rewrite the generated blocks of all pages."""
+    from benchmark.report import pages
+
     for page in pages.write(folders):
         print(f"{page} rewritten")
 
@@ -156,7 +149,7 @@ def report(folders: Place = HERE) -> None:
 @app.command
 def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
     """Draw the figures of a suite, or those of all suites that have results."""
-    from benchmark.report import plots  # matplotlib takes a quarter of a second to load
+    from benchmark.report import plots
 
     for entry in [SUITES[suite]] if suite else SUITES.values():
         if suite or results.done(entry.name, folders):
@@ -167,7 +160,7 @@ def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
 @app.command
 def site(folders: Place = HERE) -> None:
     """Rebuild the site in docs/; it opens from disk."""
-    from benchmark.site.build import DOCS, write  # what draws its pages takes a second to load
+    from benchmark.site.build import DOCS, write
 
     print(f"{write(folders)} files made; open {DOCS / 'index.html'}")
 
@@ -184,21 +177,9 @@ def measure(
         measurements: by default those of the processor, or of the GPU if there is one
         repetitions: of each measurement
     """
+    from benchmark import throughput
+
     throughput.measure_all(measurements, repetitions, folders)
-
-
-def for_script(arguments: list[str]) -> list[str]:
-    """The arguments of `seeds`, with all that it does not know as one for the script."""
-    parameters = inspect.signature(seeds).parameters
-    known = {"-h", "--help", *(f"--{x.replace('_', '-')}" for x in parameters)} - {"--flags"}
-    ours, theirs = [], []
-    for word in arguments:
-        if word.startswith("-") and not re.match(r"-[\d.]", word):
-            into = ours if word.partition("=")[0] in known else theirs
-        elif word is arguments[0]:
-            into = ours
-        into.append(word)
-    return [*ours, f"--flags={shlex.join(theirs)}"] if theirs else ours
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -208,10 +189,15 @@ def main(arguments: list[str] | None = None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["seeds"]:
-        arguments = for_script(arguments)
     try:
-        app.cli(args=arguments, prog="python -m benchmark", description=__doc__)
+        if arguments[:1] == ["seeds"]:
+            call = tyro.cli(
+                seeds, args=arguments[1:], prog=f"{PROGRAM} seeds", return_unknown_args=True
+            )
+            command, flags = call
+            command(flags)
+        else:
+            app.cli(args=arguments, prog=PROGRAM, description=__doc__)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit

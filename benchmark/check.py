@@ -213,12 +213,11 @@ def report(log: Log) -> str:
             if name == "return" and len(values) > 2 * EARLY:
                 verdict = "lost: a fifth of the gain is gone" if return_lost(values) else "kept"
             lines.append(f"{name:<27}{values.median():>10.3g}{now:>10.3g}  {'':<17}{verdict}")
-    known = {x.metric for x in limits_of(log.updates.columns)}
-    missing = sorted(known - {row["metric"] for row in rows})
-    if missing:
+    limits = limits_of(log.updates.columns)
+    if missing := sorted({x.metric for x in limits} - {row["metric"] for row in rows}):
         lines += ["", f"Not in this log, so not checked: {', '.join(missing)}."]
-    lines += ["", RANGES * (limits_of(log.updates.columns) is ENVIRONMENTS) + SYMPTOMS]
-    if not log.ours:
+    lines += ["", RANGES * (limits is ENVIRONMENTS) + SYMPTOMS]
+    if limits is ENVIRONMENTS and not any(x.startswith("check/") for x in log.updates):
         lines += [THEIRS, "", "To log the other checks, paste this into your script:", ""]
         lines.append(DIAGNOSE.read_text())
     return "\n".join(lines)

@@ -115,7 +115,8 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def table_of(path: Path) -> pd.DataFrame:
     """The curves of a suite as they are on disk."""
-    return pd.read_csv(path, dtype={"variant": str}).fillna({"variant": ""})
+    texts = KEY[:2]  # either may be empty
+    return pd.read_csv(path, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
 
 
 @functools.lru_cache(maxsize=4)

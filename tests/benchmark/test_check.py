@@ -12,6 +12,8 @@ import ppo_continuous_action as ppo
 from benchmark import check, diagnose, logs, record
 from benchmark.provenance import ROOT, BenchmarkError
 
+STEPS = 2048 * np.arange(1, 41)
+
 
 def test_a_log_of_cleanrl_is_checked_with_what_was_pasted(tmp_path, command):
     write_cleanrl(tmp_path, metrics={"check/value_bias": 0.9, "check/update": 0.3, "clipfrac": 0.6})
@@ -50,7 +52,7 @@ def judged(updates, returns=()):
 def test_a_run_is_judged_while_it_trains_and_after(tmp_path, monkeypatch, command):
     """Before its first checkpoint, the log is all that there is."""
     monkeypatch.chdir(tmp_path)
-    size = {"total_timesteps": 4096, "num_steps": 256, "num_minibatches": 8, "update_epochs": 5}
+    size = {"total_timesteps": 1024, "num_steps": 64, "num_minibatches": 2, "update_epochs": 2}
     args = ppo.Args(env_id=PENDULUM, compile=False, **size)
     run = ppo.train(args)["run_dir"]
     saved = logs.find(str(run))[0]
@@ -66,18 +68,42 @@ def test_a_run_is_judged_while_it_trains_and_after(tmp_path, monkeypatch, comman
 
 
 def test_what_is_wrong_now_was_wrong_or_is_only_unusual():
-    steps = 2048 * np.arange(1, 41)
     kl, bias = np.full(40, 0.06), np.full(40, 0.1)
     bias[:25] = 0.9
-    rows, text = judged({"global_step": steps, "losses/approx_kl": kl, "check/value_bias": bias})
+    rows, text = judged({"global_step": STEPS, "losses/approx_kl": kl, "check/value_bias": bias})
     assert rows["losses/approx_kl"]["verdict"] == "unusual"  # its return is not lost
     assert rows["check/value_bias"]["verdict"] == f"unhealthy at {2048 * 20:,}"
     returns = np.r_[np.arange(500), np.zeros(300)]
-    rows, text = judged({"global_step": steps, "losses/approx_kl": kl}, returns)
+    rows, text = judged({"global_step": STEPS, "losses/approx_kl": kl}, returns)
     assert rows["losses/approx_kl"]["verdict"].startswith("unhealthy since ")
     assert "Lower --learning-rate" in text and "jump from the first update" in text
-    rows, _ = judged({"global_step": steps[:5], "losses/approx_kl": kl[:5]})
+    rows, _ = judged({"global_step": STEPS[:5], "losses/approx_kl": kl[:5]})
     assert rows["losses/approx_kl"]["verdict"] == ""
+
+
+@pytest.mark.parametrize(("value", "advice"), [(0.02, "Values do not learn"), (0.3, "Usual early")])
+def test_explained_variance_is_called_broken_only_near_zero(value, advice):
+    """In a third of the committed healthy runs elsewhere, it is below 0.5."""
+    rows, _ = judged({"global_step": STEPS[:25], "losses/explained_variance": value})
+    row = rows["losses/explained_variance"]
+    assert row["verdict"] == "unusual" and row["advice"].text.startswith(advice)
+
+
+def test_a_bad_beginning_or_a_quiet_end_alone_is_not_unusual():
+    updates = {"global_step": STEPS}
+    for name, first, last in (
+        ("explained_variance", 0.1, 0.8),
+        ("clipfrac", 0.2, 0.01),
+        ("approx_kl", 1e-4, 1e-3),
+    ):
+        updates[f"losses/{name}"] = np.r_[np.full(30, first), np.full(10, last)]
+    rows, text = judged(updates, np.ones(30))
+    assert {x.partition("/")[2]: y["verdict"] for x, y in rows.items()} == {
+        "explained_variance": "healthy",
+        "clipfrac": "healthy",
+        "approx_kl": "unusual",
+    }
+    assert "kept" not in text  # too few episodes for that
 
 
 @pytest.mark.parametrize("coefficient", [0.5, 0.0])
