@@ -95,9 +95,9 @@ def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
 
 def nearest(text: str, old: str) -> str:
     """The line of a script that is most like the longest of a text that it lacks, for a message."""
-    lines, longest = text.splitlines(), max(old.splitlines(), key=len)
-    found = difflib.get_close_matches(longest, lines, n=1, cutoff=0.3)
-    return "".join(f"The closest line is {lines.index(x) + 1}: {x.strip()}\n" for x in found)
+    lines, longest = [x.strip() for x in text.splitlines()], max(old.splitlines(), key=len)
+    found = difflib.get_close_matches(longest.strip(), lines, n=1, cutoff=0.4)
+    return "".join(f"The closest line is {lines.index(x) + 1}: {x}\n" for x in found)
 
 
 def source(variant: Variant, commit: str | None) -> str:
