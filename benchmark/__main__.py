@@ -1,7 +1,8 @@
 """Runs suites of the scripts, and turns their results into tables and figures."""
 
+# Commands import what they use when they are called: torch, scipy and matplotlib take seconds.
+
 import functools
-import os
 import shlex
 import signal
 import sys
@@ -132,8 +133,6 @@ def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
     """Print the table of a suite."""
     from benchmark.report import pages
 
-    if SUITES[suite].table not in pages.TABLES:
-        raise BenchmarkError(f"{suite} has no table of its own.")
     print(pages.block(suite, folders) or f"No run of {suite} is finished.")
 
 
@@ -191,24 +190,18 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if arguments[:1] == ["seeds"]:
-            call = tyro.cli(
-                seeds, args=arguments[1:], prog=f"{PROGRAM} seeds", return_unknown_args=True
-            )
-            command, flags = call
+            how = {"prog": f"{PROGRAM} seeds", "return_unknown_args": True}
+            command, flags = tyro.cli(seeds, args=arguments[1:], **how)
             command(flags)
         else:
             app.cli(args=arguments, prog=PROGRAM, description=__doc__)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough, as in `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     except (BenchmarkError, OSError) as error:  # OSError: a folder that is a file, a full disk
-        name = getattr(error, "filename", None) or "The benchmark"
-        text = f"{name}: {error.strerror}." if isinstance(error, OSError) else error
-        print(f"Error: {text}", file=sys.stderr)
+        print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` may end this
     main()

@@ -53,33 +53,31 @@ def comparable(groups: Groups) -> tuple[Groups, list[str]]:
     Returns:
         The runs and, for the reader, sentences on what was left out or assumed.
     """
-    notes, cut = [], {label: [] for label in groups}
-    known = {x.environment for logs in groups.values() for x in logs}
+    runs = [(label, log) for label, logs in groups.items() for log in logs]
+    notes, known = [], {x.environment for _, x in runs}
     if UNKNOWN in known:
         if len(known := known - {UNKNOWN}) != 1:
             raise BenchmarkError(
                 "A log does not name its environment: put it into its path, as in logs/Hopper-v4."
             )
         notes.append(f"A log that does not name its environment is taken for {min(known)}.")
-        record = {"environment": min(known)}
-        groups = {
-            label: [dataclasses.replace(x, record=x.record | record) for x in logs]
-            for label, logs in groups.items()
-        }
-    places = {label: {x.environment for x in logs} for label, logs in groups.items()}
+        place = {"environment": min(known)}
+        runs = [(y, dataclasses.replace(x, record=x.record | place)) for y, x in runs]
+    places = {label: {x.environment for y, x in runs if y == label} for label in groups}
     shared = set.intersection(*places.values())
     if not shared:
         has = "; ".join(f"{x} has {', '.join(sorted(y))}" for x, y in places.items())
         raise BenchmarkError(f"There is no environment that all have: {has}.")
     if shared < known:
         notes.append(f"Left out, since not all have it: {', '.join(sorted(known - shared))}.")
+    cut: Groups = {label: [] for label in groups}
     for place in sorted(shared):
-        own = [(y, x) for y, logs in groups.items() for x in logs if x.environment == place]
-        lengths = [x.steps for _, x in own]
-        if min(lengths) < 0.99 * max(lengths):
-            notes.append(f"{place}: compared at {min(lengths):,} steps, which all have reached.")
+        own = [(y, x) for y, x in runs if x.environment == place]
+        steps = [x.steps for _, x in own]
+        if min(steps) < 0.99 * max(steps):
+            notes.append(f"{place}: compared at {min(steps):,} steps, which all have reached.")
         for label, log in own:
-            cut[label].append(log.until(min(lengths)))
+            cut[label].append(log.until(min(steps)))
     return cut, notes
 
 

@@ -62,12 +62,9 @@ def lock(path: Path, kind: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[bool
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that is as it was or as it should be, whatever happens meanwhile."""
+    """Write a file that is as it was or as it should be, whenever this process is killed."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # of this process alone
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_text(text)
     os.replace(temporary, path)
 
 

@@ -68,9 +68,8 @@ def run_suite(
 
 
 def say(text: str) -> None:
-    """Print a line with the time; whoever read this may have gone, the runs go on."""
-    with contextlib.suppress(BrokenPipeError):
-        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+    """Print a line with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 # --- Scripts ---

@@ -46,6 +46,7 @@ def test_seeds_makes_all_runs_once_and_shows_them(forked):
     assert "6 runs, 6 of them done before." in forked.run(*words)
     names = [f"{x}/seed{y}" for x in ("A-v1", "B-v1") for y in (1, 2, 3)]
     assert [[*forked.starts(x)] for x in names] == [[1]] * 6
+    assert "| B-v1 | 3 |" in forked.run(*MINE, "--seeds", "4", "--gain=-1")
     text = forked.run(*MINE, "--seeds", "4", "--gain", "2", code=2)
     assert "Error: runs/mine has runs of another version of mine.py, or with other flags" in text
 
@@ -116,7 +117,7 @@ TYRO = "import tyro\ndef main(seed: int = 1): pass\ntyro.cli(main)"
     [
         ("import nothing_of_this_name", "", "does not start: ModuleNotFoundError: No module named"),
         ("", "", "x.py has no --seed."),
-        (TYRO, "--env-ids A", "Error: x.py has no --env-id: leave --env-ids out."),
+        (TYRO, "--env-ids A", "x.py does not start: Unrecognized options: --env-id, A"),
         (TYRO, "--nonsense 3", "not start: Unrecognized options: --nonsense, 3\n"),
         (TYRO, "", "seed1 left no checkpoint.pt, no results.json and no TensorBoard log\n"),
     ],
@@ -130,7 +131,7 @@ def test_what_a_script_lacks_is_said(command, text, words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("nowhere.py", "--env-ids", "A"), "There is no script nowhere.py."),
+        (("nowhere.py", "--env-ids", "A"), "nowhere.py does not start: "),
         ((STAND_IN, "--env-ids", "A", "--seed", "3"), "`seeds` itself gives --seed to the script"),
         ((STAND_IN, "--env-ids", "A", "--seeds", "-3", "1"), "A seed must not be negative: -3."),
         ((STAND_IN, "--env-ids", "A", "--workers", "0"), "--workers must be positive."),
