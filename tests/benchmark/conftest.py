@@ -23,7 +23,7 @@ class Forked:
         """Start a command; HOLD and CRASH are for `stand_in.py`."""
 
         def child():
-            os.environ.update({"HOLD": hold, "CRASH": crash})
+            os.environ.update({"HOLD": hold, "CRASH": crash, "OMP_NUM_THREADS": "7"})
             with (
                 open("said.txt", "w") as file,
                 contextlib.redirect_stdout(file),

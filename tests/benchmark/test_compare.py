@@ -21,6 +21,7 @@ def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command):
     code, text = command("compare", "cleanrl", "sb3")
     assert code == 0 and f"that does not name its environment is taken for {PENDULUM}." in text
     assert f"{PENDULUM}: compared at 512 steps, which all have reached." in text
+    assert f"| {PENDULUM} | 5.0 (1) |" in text  # the only episode that had ended by then
     assert "sb3 and cleanrl: with 1 seed each, nothing can be said about a difference" in text
     assert plots.Image.open("compare.png").width > 600
     (log,) = logs.find("sb3")
