@@ -1,23 +1,21 @@
 """Runs suites of the scripts, and turns their results into tables and figures."""
 
+# Commands import what they use when they are called: torch, scipy and matplotlib take seconds.
+
 import functools
-import inspect
-import os
-import re
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from benchmark import results, throughput
+from benchmark import results
 from benchmark.definitions import Folders, select
 from benchmark.provenance import BenchmarkError, commit_named
-from benchmark.report import pages
-from benchmark.run import run_suite
 from benchmark.suites import SUITES
 from benchmark.suites.measurements import MEASUREMENTS
 
@@ -25,7 +23,7 @@ app = tyro.extras.SubcommandApp()
 Name = Literal[tuple(SUITES)]
 Measurement = Literal[tuple(MEASUREMENTS)]
 Place = Annotated[Folders, tyro.conf.arg(name="")]  # --results and --runs
-HERE = Folders()
+HERE, PROGRAM = Folders(), "python -m benchmark"
 
 
 @app.command
@@ -34,7 +32,6 @@ def run(
     seeds: tuple[int, ...] = (),
     only: str = "*",
     workers: int = 2,
-    cluster: Literal["local", "ray"] = "local",
     commit: str = "HEAD",
     folders: Place = HERE,
 ) -> None:
@@ -44,17 +41,13 @@ def run(
         suite: see `list`
         seeds: instead of the suite's own
         only: pattern of names, e.g. Hopper-v4 or '*/seed[12]'
-        workers: runs at a time, if on this machine
-        cluster: this machine, or a Ray cluster, with a run at a time per processor core
+        workers: runs at a time
         commit: version of the scripts to run
     """
-    if workers < 1:
-        raise BenchmarkError("--workers must be positive.")
+    from benchmark.run import run_suite
+
     runs = select(SUITES[suite], folders, seeds, only)
-    at_a_time = workers if cluster == "local" else None
-    failed = run_suite(SUITES[suite], runs, folders, commit_named(commit), at_a_time)
-    if failed:
-        raise BenchmarkError(f"{failed} of {len(runs)} runs failed; their output.txt says why.")
+    run_suite(SUITES[suite], runs, folders, commit_named(commit), workers)
 
 
 @app.command(name="list")
@@ -80,24 +73,21 @@ def seeds(
     seeds: tuple[int, ...] = (5,),
     workers: int = 2,
     name: str = "",
-    cluster: Literal["local", "ray"] = "local",
-    flags: str = "",
-) -> None:
+) -> Callable[[list[str]], None]:
     """Run a script over environments and seeds, and show the results. The same command resumes.
+
+    Flags that are not of this command go to the script.
 
     Args:
         script: one of ours or a changed copy, anywhere
         env_ids: environments; without them, the script's default
         seeds: how many, or which if there are several numbers
-        workers: runs at a time, if on this machine
+        workers: runs at a time
         name: of the folder below runs/; by default that of the script
-        cluster: this machine, or a Ray cluster that shares this folder
-        flags: for the script; flags that `seeds` does not know are added to these
     """
-    from benchmark import seeds as command  # its figure needs matplotlib
+    from benchmark import seeds as command
 
-    at_a_time = workers if cluster == "local" else None
-    command.run(Path(script), env_ids, seeds, at_a_time, name, shlex.split(flags))
+    return functools.partial(command.run, Path(script), env_ids, seeds, workers, name)
 
 
 @app.command
@@ -141,14 +131,16 @@ def check(run: Positional[str]) -> None:
 @app.command(name="table")
 def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
     """Print the table of a suite."""
-    if SUITES[suite].table not in pages.TABLES:
-        raise BenchmarkError(f"{suite} has no table of its own.")
+    from benchmark.report import pages
+
     print(pages.block(suite, folders) or f"No run of {suite} is finished.")
 
 
 @app.command
 def report(folders: Place = HERE) -> None:
     """Rewrite the generated blocks of all pages."""
+    from benchmark.report import pages
+
     for page in pages.write(folders):
         print(f"{page} rewritten")
 
@@ -156,7 +148,7 @@ def report(folders: Place = HERE) -> None:
 @app.command
 def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
     """Draw the figures of a suite, or those of all suites that have results."""
-    from benchmark.report import plots  # matplotlib takes a quarter of a second to load
+    from benchmark.report import plots
 
     for entry in [SUITES[suite]] if suite else SUITES.values():
         if suite or results.done(entry.name, folders):
@@ -167,7 +159,7 @@ def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
 @app.command
 def site(folders: Place = HERE) -> None:
     """Rebuild the site in docs/; it opens from disk."""
-    from benchmark.site.build import DOCS, write  # what draws its pages takes a second to load
+    from benchmark.site.build import DOCS, write
 
     print(f"{write(folders)} files made; open {DOCS / 'index.html'}")
 
@@ -184,21 +176,9 @@ def measure(
         measurements: by default those of the processor, or of the GPU if there is one
         repetitions: of each measurement
     """
+    from benchmark import throughput
+
     throughput.measure_all(measurements, repetitions, folders)
-
-
-def for_script(arguments: list[str]) -> list[str]:
-    """The arguments of `seeds`, with all that it does not know as one for the script."""
-    parameters = inspect.signature(seeds).parameters
-    known = {"-h", "--help", *(f"--{x.replace('_', '-')}" for x in parameters)} - {"--flags"}
-    ours, theirs = [], []
-    for word in arguments:
-        if word.startswith("-") and not re.match(r"-[\d.]", word):
-            into = ours if word.partition("=")[0] in known else theirs
-        elif word is arguments[0]:
-            into = ours
-        into.append(word)
-    return [*ours, f"--flags={shlex.join(theirs)}"] if theirs else ours
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -208,21 +188,20 @@ def main(arguments: list[str] | None = None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["seeds"]:
-        arguments = for_script(arguments)
     try:
-        app.cli(args=arguments, prog="python -m benchmark", description=__doc__)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough, as in `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        if arguments[:1] == ["seeds"]:
+            how = {"prog": f"{PROGRAM} seeds", "return_unknown_args": True}
+            command, flags = tyro.cli(seeds, args=arguments[1:], **how)
+            command(flags)
+        else:
+            app.cli(args=arguments, prog=PROGRAM, description=__doc__)
     except (BenchmarkError, OSError) as error:  # OSError: a folder that is a file, a full disk
-        name = getattr(error, "filename", None) or "The benchmark"
-        text = f"{name}: {error.strerror}." if isinstance(error, OSError) else error
-        print(f"Error: {text}", file=sys.stderr)
+        print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` may end this
     main()

@@ -148,8 +148,8 @@ def unhealthy(updates: pd.DataFrame, episodes: pd.DataFrame) -> list[tuple[Limit
 
 THEIRS = """CleanRL logs the KL of an update's last minibatch, Stable-Baselines3 that of its last
 epoch. Both are larger than the mean over the update, for which the ranges are."""
-RANGES = "Ranges are those of MuJoCo runs with the default settings. "
-SYMPTOMS = "DEBUGGING.md lists the symptoms, and what looks bad but is harmless."
+WHERE = """Ranges are those of healthy runs with the default settings, in MuJoCo or RLHF.
+DEBUGGING.md lists the symptoms, and what looks bad but is harmless."""
 
 
 def between(low: float, high: float) -> str:
@@ -157,11 +157,6 @@ def between(low: float, high: float) -> str:
     if not math.isfinite(low):
         return f"at most {high:g}" if math.isfinite(high) else ""
     return f"{low:g} to {high:g}" if math.isfinite(high) else f"at least {low:g}"
-
-
-def band(limit: Limit) -> tuple[float, float]:
-    """The range to show and to draw: the usual one, if there is one."""
-    return limit.usual if limit.usual != ANY else (limit.low, limit.high)
 
 
 def judge(log: Log) -> list[dict[str, Any]]:
@@ -174,9 +169,11 @@ def judge(log: Log) -> list[dict[str, Any]]:
         values = log.updates.get(limit.metric, pd.Series(dtype=float))
         if values.count() == 0:
             continue
-        row = {"metric": limit.metric, "median": values.median(), "band": band(limit)}
-        row |= {"now": values.dropna()[-RECENT:].median(), "bad": log.updates["global_step"][bad]}
         low, high = limit.usual
+        row = {"metric": limit.metric, "median": values.median(), "band": limit.usual}
+        row |= {"now": values.dropna()[-RECENT:].median(), "bad": log.updates["global_step"][bad]}
+        if limit.usual == ANY:
+            row["band"] = limit.low, limit.high
         row["verdict"], value = "", row["median"]
         if values.count() >= limit.patience:
             # Values begin badly everywhere, and a learning rate that falls to 0 ends all updates.
@@ -213,12 +210,11 @@ def report(log: Log) -> str:
             if name == "return" and len(values) > 2 * EARLY:
                 verdict = "lost: a fifth of the gain is gone" if return_lost(values) else "kept"
             lines.append(f"{name:<27}{values.median():>10.3g}{now:>10.3g}  {'':<17}{verdict}")
-    known = {x.metric for x in limits_of(log.updates.columns)}
-    missing = sorted(known - {row["metric"] for row in rows})
-    if missing:
+    limits = limits_of(log.updates.columns)
+    if missing := sorted({x.metric for x in limits} - {row["metric"] for row in rows}):
         lines += ["", f"Not in this log, so not checked: {', '.join(missing)}."]
-    lines += ["", RANGES * (limits_of(log.updates.columns) is ENVIRONMENTS) + SYMPTOMS]
-    if not log.ours:
+    lines += ["", WHERE]
+    if limits is ENVIRONMENTS and not any(x.startswith("check/") for x in log.updates):
         lines += [THEIRS, "", "To log the other checks, paste this into your script:", ""]
         lines.append(DIAGNOSE.read_text())
     return "\n".join(lines)

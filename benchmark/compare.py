@@ -1,13 +1,11 @@
 """Compares runs: scores, the probability that one is better, and what so many seeds can show."""
 
-import glob
-import re
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from benchmark import check
 from benchmark.definitions import Folders
 from benchmark.logs import UNKNOWN, Log, find, of_suite
 from benchmark.provenance import BenchmarkError
@@ -23,30 +21,16 @@ Groups = dict[str, list[Log]]  # the runs that are compared, by label
 
 
 def groups_of(names: tuple[str, ...], folders: Folders) -> Groups:
-    """The runs of each name; run folders that differ only in a number at the end are one group."""
-    found = {x.rstrip("/"): runs_of(x, folders) for x in names}
-    groups: Groups = {}
-    for name, logs in found.items():
-        groups.setdefault(label_of(name) if len(logs) == 1 else name, []).extend(logs)
-    groups = groups if len(groups) > 1 else found
-    if len(groups) < 2:
+    """The runs that each word of the command line means."""
+    if len(groups := {x.rstrip("/"): runs_of(x, folders) for x in names}) < 2:
         raise BenchmarkError("To compare, give at least two folders, patterns or rows of suites.")
     return groups
 
 
-def label_of(folder: str) -> str:
-    """A run folder's name without its environment, seed and time."""
-    name = re.sub(r"^[^/]*-v\d+__", "", Path(folder).name)
-    short = re.sub(r"(__\d+__\d+|[-_.]?(seed)?\d+)$", "", name)
-    return short or str(Path(folder).parent)
-
-
 def runs_of(name: str, folders: Folders) -> list[Log]:
-    """The runs that a word of the command line means."""
+    """The runs that a word means."""
     suite, _, variant = name.partition(":")
     if Path(name).exists() or suite not in SUITES:
-        if not glob.glob(name):
-            raise BenchmarkError(f"{name} is neither a folder nor a suite.")
         logs = find(name)
     elif variant not in (known := SUITES[suite].variants):
         rows = ", ".join(f"{suite}:{x}" for x in known if x)
@@ -55,17 +39,11 @@ def runs_of(name: str, folders: Folders) -> list[Log]:
         logs = of_suite(suite, variant, folders)
     if not logs:
         raise BenchmarkError(f"No run of {name} is finished.")
-    for log in logs:
-        if log.episodes.empty and check.limits_of(log.updates.columns) is not check.ENVIRONMENTS:
-            raise BenchmarkError(
-                f"{log.path} has no episodes, so there is nothing to compare; `seeds` prints a "
-                "table of its models."
-            )
-        if log.episodes.empty:
-            raise BenchmarkError(
-                f"{log.path} logs no returns: wrap the environment in RecordEpisodeStatistics, or "
-                "in Monitor for Stable-Baselines3."
-            )
+    if silent := [x.path for x in logs if x.episodes.empty]:
+        raise BenchmarkError(
+            f"{silent[0]} logs no returns: wrap the environment in RecordEpisodeStatistics, or in "
+            "Monitor for Stable-Baselines3. Of RLHF, `seeds` prints a table."
+        )
     return logs
 
 
@@ -75,31 +53,31 @@ def comparable(groups: Groups) -> tuple[Groups, list[str]]:
     Returns:
         The runs and, for the reader, sentences on what was left out or assumed.
     """
-    notes, cut = [], {label: [] for label in groups}
-    known = {x.environment for logs in groups.values() for x in logs}
+    runs = [(label, log) for label, logs in groups.items() for log in logs]
+    notes, known = [], {x.environment for _, x in runs}
     if UNKNOWN in known:
         if len(known := known - {UNKNOWN}) != 1:
             raise BenchmarkError(
                 "A log does not name its environment: put it into its path, as in logs/Hopper-v4."
             )
         notes.append(f"A log that does not name its environment is taken for {min(known)}.")
-        groups = {x: [y.moved(min(known)) for y in logs] for x, logs in groups.items()}
-    places = {label: {x.environment for x in logs} for label, logs in groups.items()}
+        place = {"environment": min(known)}
+        runs = [(y, dataclasses.replace(x, record=x.record | place)) for y, x in runs]
+    places = {label: {x.environment for y, x in runs if y == label} for label in groups}
     shared = set.intersection(*places.values())
     if not shared:
         has = "; ".join(f"{x} has {', '.join(sorted(y))}" for x, y in places.items())
         raise BenchmarkError(f"There is no environment that all have: {has}.")
     if shared < known:
         notes.append(f"Left out, since not all have it: {', '.join(sorted(known - shared))}.")
+    cut: Groups = {label: [] for label in groups}
     for place in sorted(shared):
-        own = [(y, x) for y, logs in groups.items() for x in logs if x.environment == place]
-        lengths = [x.steps for _, x in own]
-        if min(lengths) < 0.99 * max(lengths):
-            notes.append(f"{place}: compared at {min(lengths):,} steps, which all have reached.")
+        own = [(y, x) for y, x in runs if x.environment == place]
+        steps = [x.steps for _, x in own]
+        if min(steps) < 0.99 * max(steps):
+            notes.append(f"{place}: compared at {min(steps):,} steps, which all have reached.")
         for label, log in own:
-            cut[label].append(log.until(min(lengths)))
-            if cut[label][-1].episodes.empty:
-                raise BenchmarkError(f"{log.path}: no episode has ended by {min(lengths):,} steps.")
+            cut[label].append(log.until(min(steps)))
     return cut, notes
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import fnmatch
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,11 @@ class Suite:
         return [x for x in self.environments if all(self.seeds(x, y) for y in self.variants)]
 
 
+def file_name(text: str) -> str:
+    """A text as the name of a file or folder."""
+    return re.sub(r"[^\w.=+-]", "-", text)
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """One run of a suite, finished or not."""
@@ -88,7 +94,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        parts = (re.sub(r"[^\w.=+-]", "-", self.environment), self.variant, f"seed{self.seed}")
+        parts = (file_name(self.environment), self.variant, f"seed{self.seed}")
         return "/".join(part for part in parts if part)
 
     @property
@@ -103,7 +109,7 @@ class Run:
     def variables(self) -> dict[str, str]:  # for the script: no GPU in sight
         return {"CUDA_VISIBLE_DEVICES": ""}
 
-    def origin(self, commit: str | None) -> dict[str, Any]:
+    def version(self, commit: str | None) -> dict[str, Any]:
         """What a result says of the script's version."""
         return {"commit": commit}
 
@@ -128,13 +134,15 @@ class Run:
 
 
 def select(
-    suite: Suite, folders: Folders, seeds: tuple[int, ...] = (), only: str = "*"
+    suite: Suite,
+    folders: Folders,
+    seeds: tuple[int, ...] = (),
+    only: str = "*",
+    kind: Callable[..., Run] = Run,
 ) -> list[Run]:
     """Runs of a suite, seed by seed: with other seeds; those whose name or a part of it fits."""
-    if seeds and min(seeds) < 0:
-        raise BenchmarkError(f"A seed must not be negative: {min(seeds)}.")
     runs = [
-        Run(suite, environment, variant, seed, folders)
+        kind(suite, environment, variant, seed, folders)
         for environment in suite.environments
         for variant in suite.variants
         for own in [suite.seeds(environment, variant)]
@@ -143,7 +151,10 @@ def select(
     runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
     if not runs:
         raise BenchmarkError(f"No run of {suite.name} fits {only}; see: list {suite.name}.")
-    return sorted(runs, key=lambda x: x.seed)
+    runs.sort(key=lambda x: x.seed)
+    if runs[0].seed < 0:
+        raise BenchmarkError(f"A seed must not be negative: {runs[0].seed}.")
+    return runs
 
 
 @dataclasses.dataclass(frozen=True)

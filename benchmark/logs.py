@@ -5,6 +5,7 @@ Logs of CleanRL and of Stable-Baselines3 are read too, for the metrics that they
 
 import dataclasses
 import glob
+import itertools
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ import pandas as pd
 from benchmark.definitions import Folders
 from benchmark.provenance import BenchmarkError
 from benchmark.record import LAST_EPISODES, episodes_of, read_checkpoint, thin
-from benchmark.results import Result, by_environment
+from benchmark.results import by_environment
 
 # Stable-Baselines3's names of our metrics, and their sign.
 NAMES = {
@@ -33,10 +34,9 @@ class Log:
     """What is known of a run, finished or not."""
 
     path: Path
-    record: dict[str, Any]  # environment, seed, settings; the score of a committed run
+    record: dict[str, Any]  # environment, settings; the score of a committed run
     updates: pd.DataFrame  # "global_step" and metrics, a row per iteration
     episodes: pd.DataFrame  # "global_step" and "return", a row per episode
-    ours: bool = True  # written by one of our scripts, or a copy
     averaged: Literal["", "iteration", "window"] = ""  # "episodes" are means of those, or of 100
 
     @property
@@ -61,10 +61,6 @@ class Log:
         last = {"": LAST_EPISODES, "iteration": part, "window": 1}[self.averaged]
         return self.returns[-last:].mean()
 
-    def moved(self, environment: str) -> "Log":
-        """The same in an environment that it does not name."""
-        return dataclasses.replace(self, record=self.record | {"environment": environment})
-
     def until(self, steps: int) -> "Log":
         """The beginning of the run; one in a hundred steps more or less does not matter."""
         updates, episodes = (
@@ -88,7 +84,7 @@ def find(text: str) -> list[Log]:
     if not folders:
         raise BenchmarkError(f"There is no folder {text}.")
     paths = {x.parent for y in folders for x in y.rglob("*") if is_log(x)}
-    found = [x for x in map(read, sorted(paths, key=natural)) if x]
+    found = [x for x in map(read, sorted(paths)) if x]
     if not found:
         raise BenchmarkError(f"{text} has no checkpoint.pt and no TensorBoard log of PPO.")
     return found
@@ -98,21 +94,13 @@ def is_log(path: Path) -> bool:
     return path.name == "checkpoint.pt" or path.name.startswith("events.out.tfevents")
 
 
-def natural(path: Path) -> list:
-    """Sorts seed2 before seed10."""
-    return [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", str(path))]
-
-
 def read(folder: Path) -> Log | None:
     """The run in a folder: its checkpoint, or before there is one its TensorBoard log.
 
     None if it is neither of PPO nor of a stage of RLHF that has checks.
     """
-    log = None
-    if (folder / "checkpoint.pt").exists():
-        log = from_checkpoint(folder)
-    if log is None and any(is_log(x) and x.suffix != ".pt" for x in folder.iterdir()):
-        log = from_events(folder)
+    saved = (folder / "checkpoint.pt").exists()
+    log = (from_checkpoint(folder) if saved else None) or from_events(folder)
     return log if log and (len(log.updates) or len(log.episodes)) else None
 
 
@@ -129,8 +117,8 @@ def from_checkpoint(folder: Path) -> Log | None:
         updates.insert(0, "global_step", np.arange(1, len(updates) + 1))
     settings = dict(saved.get("args", {}))
     settings.setdefault("total_timesteps", len(updates))
-    record = {"environment": settings.get("env_id", UNKNOWN), "seed": settings.get("seed", 0)}
-    return Log(folder, record | {"settings": settings}, updates, episodes_of(saved))
+    record = {"environment": settings.get("env_id", UNKNOWN), "settings": settings}
+    return Log(folder, record, updates, episodes_of(saved))
 
 
 def scalars(folder: Path) -> tuple[dict[str, pd.Series], str]:
@@ -160,23 +148,17 @@ def from_events(folder: Path) -> Log | None:
         return None
     updates = pd.DataFrame(columns).rename_axis("global_step").reset_index()
 
-    def setting(name: str, otherwise: str) -> str:
-        """Out of CleanRL's table of hyperparameters, or the settings that ours write."""
-        match = re.search(rf"\b{name}(?:\||=)'?([^|',)]+)", text)
-        return match[1] if match else otherwise
-
-    in_path = re.search(r"[A-Za-z][\w]*-v\d+", str(folder))
-    record = {"environment": setting("env_id", in_path[0] if in_path else UNKNOWN)}
-    record["seed"] = int(setting("seed", "0"))
-    last = max([*updates["global_step"], *episodes["global_step"]])
-    record["settings"] = {"total_timesteps": int(last)}
-    ours = any(x.startswith("check/") for x in columns)
+    # In CleanRL's table of hyperparameters, or the settings that ours write, or the path.
+    named = re.search(r"\benv_id(?:\||=)'?([^|',)]+)", text)
+    named = named or re.search(r"([A-Za-z]\w*-v\d+)", str(folder))
+    last = int(max([*updates["global_step"], *episodes["global_step"]]))
+    record = {"environment": named[1] if named else UNKNOWN, "settings": {"total_timesteps": last}}
     averaged = ""
     if RETURNS[1] in found:
         averaged = "window"
     elif len(updates) and episodes["global_step"].isin(updates["global_step"]).all():
         averaged = "iteration"  # single episodes end at steps of their own
-    return Log(folder, record, updates, episodes, ours, averaged)
+    return Log(folder, record, updates, episodes, averaged)
 
 
 def summarize(folder: Path, seconds: float | None) -> tuple[dict[str, Any], pd.DataFrame]:
@@ -188,9 +170,10 @@ def summarize(folder: Path, seconds: float | None) -> tuple[dict[str, Any], pd.D
     if not any(map(is_log, folder.glob("*"))):
         raise BenchmarkError("left no checkpoint.pt, no results.json and no TensorBoard log")
     log = from_events(folder)
-    facts = {"seconds": seconds, "score": None, "settings": {}}
+    facts = {"seconds": seconds, "hours": seconds and seconds / 3600, "score": None}
     if log and len(log.episodes):
-        facts["score"] = round(float(log.score), 6)
+        facts |= {"score": float(log.score), "mean_return": float(log.returns.mean())}
+        facts |= {"averaged": bool(log.averaged), "settings": {"total_timesteps": log.steps}}
         return facts, thin(log.episodes, log.updates, log.steps)
     found, _ = scalars(folder)
     facts["models"] = {"": {x: float(y[-max(1, len(y) // 10) :].mean()) for x, y in found.items()}}
@@ -198,15 +181,11 @@ def summarize(folder: Path, seconds: float | None) -> tuple[dict[str, Any], pd.D
 
 
 def of_suite(suite: str, variant: str, folders: Folders) -> list[Log]:
-    """The finished runs of a row of a suite."""
-    found = by_environment(suite, variant, folders).values()
-    return [of_result(x, folders) for own in found for x in own]
-
-
-def of_result(result: Result, folders: Folders) -> Log:
-    """A run of a suite; its episodes are spread evenly over the points of its curve."""
-    curve = result.curve.dropna(subset="return")
-    table = pd.DataFrame({"global_step": curve["step"], "return": curve["return"]})
-    episodes = table.loc[table.index.repeat(curve["episodes"])]
-    updates = pd.DataFrame({"global_step": result.curve["step"]})
-    return Log(folders.results, result.record, updates, episodes)
+    """The finished runs of a row of a suite; episodes are spread evenly over points of curves."""
+    logs = []
+    for result in itertools.chain(*by_environment(suite, variant, folders).values()):
+        points = result.curve.rename(columns={"step": "global_step"})
+        ended = points.dropna(subset="return")
+        episodes = ended.loc[ended.index.repeat(ended["episodes"]), ["global_step", "return"]]
+        logs.append(Log(folders.results, result.record, points[["global_step"]], episodes))
+    return logs

@@ -62,12 +62,9 @@ def lock(path: Path, kind: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[bool
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that is as it was or as it should be, whatever happens meanwhile."""
+    """Write a file that is as it was or as it should be, whenever this process is killed."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # of this process alone
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_text(text)
     os.replace(temporary, path)
 
 
@@ -115,7 +112,8 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def table_of(path: Path) -> pd.DataFrame:
     """The curves of a suite as they are on disk."""
-    return pd.read_csv(path, dtype={"variant": str}).fillna({"variant": ""})
+    texts = KEY[:2]  # either may be empty
+    return pd.read_csv(path, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
 
 
 @functools.lru_cache(maxsize=4)

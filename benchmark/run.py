@@ -1,4 +1,4 @@
-"""Makes the missing runs of a suite, here or on a Ray cluster, and keeps their results.
+"""Makes the missing runs of a suite, and keeps their results.
 
 A run is a script as it is in a commit, with one environment, variant and seed. Whatever is killed
 at whatever moment, the next call goes on from what is on disk.
@@ -16,76 +16,60 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from resource import struct_rusage
+from typing import Any
 
 from benchmark import logs, record, results
 from benchmark.definitions import Folders, Run, Suite, Variant
-from benchmark.provenance import ROOT, BenchmarkError, git, machine, source_at, text_on_disk
+from benchmark.provenance import BenchmarkError, git, machine, source_at, text_on_disk
 from benchmark.results import lock, write_text
 
 EVALUATE = Path(__file__).resolve().parent / "evaluate.py"
 # One thread per process: a second one gains nothing on networks of this size and, being shared
 # between runs, would make their times depend on each other.
 THREADS = [f"{x}_NUM_THREADS" for x in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM")]
-LOST_NODES = 5  # that one run survives on Ray; each costs it what follows its last checkpoint
-
-
-class Watch:
-    """Follows the runs of a suite."""
-
-    def look(self, working: list[Run]) -> bool:
-        """Called again and again with the runs at work; returns whether more may start."""
-        return True
-
-    def ended(self, run: Run, error: str) -> None:
-        """Called when a run has ended, with what went wrong, if anything."""
-        say(f"{run.name} {error or 'done'}")
+ITERATION = re.compile(r"[1-9]\d*/\d+ \[")  # in a progress bar, once the first one is done
+PACE = 60  # seconds between two lines about a run at work
 
 
 def run_suite(
-    suite: Suite,
-    runs: list[Run],
-    folders: Folders,
-    commit: str | None,
-    workers: int | None,
-    watch: Watch | None = None,
-) -> int:
-    """Make those of some runs of a suite that are missing; returns how many failed.
+    suite: Suite, runs: list[Run], folders: Folders, commit: str | None, workers: int
+) -> None:
+    """Make those of some runs of a suite that are missing.
 
     Args:
         commit: version of the scripts; None for the files as they are on disk.
-        workers: runs at a time on this machine; None for a Ray cluster.
+        workers: runs at a time.
 
     Raises:
-        BenchmarkError: the commit lacks a script, or somebody else runs the suite.
+        BenchmarkError: the commit lacks a script, somebody else runs the suite, or runs failed.
     """
+    if workers < 1:
+        raise BenchmarkError("--workers must be positive.")
     for run in runs:  # what the commit lacks is to be said before anything is begun
         source(suite.variants[run.variant], commit)
     with lock(folders.runs / suite.name / "lock") as ours:
         if not ours:
             raise BenchmarkError(f"{suite.name} is being run, or its scripts outlive a killed run.")
         results.collect(suite, folders)  # what a killed benchmark has left
-        done, failed = results.done(suite.name, folders), 0
+        done = results.done(suite.name, folders)
         missing = [run for run in runs if run.key not in done]
         say(f"{len(runs)} runs, {len(runs) - len(missing)} of them done before.")
-        watch, how = watch or Watch(), (missing, commit)
-        made = make(*how, workers, watch) if workers else make_on_ray(*how, watch)
-        with contextlib.closing(made):  # stops the scripts if this is stopped
+        failed = []
+        with contextlib.closing(make(missing, commit, workers)) as made:  # stops the scripts too
             for run, error in made:
                 results.collect(suite, folders)
-                failed += bool(error)
-                watch.ended(run, error)
-        say(f"{len(runs) - failed} of {len(runs)} runs done.")
-    return failed
+                say(f"{run.name} {error or 'done'}")
+                failed += [f"{run.name} {error}"] * bool(error)
+    if failed:
+        raise BenchmarkError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")
 
 
 def say(text: str) -> None:
-    """Print a line with the time; whoever read this may have gone, the runs go on."""
-    clear = "\x1b[J" * sys.stdout.isatty()  # the lines of runs at work, see `seeds.py`
-    with contextlib.suppress(BrokenPipeError):
-        print(f"{clear}{time.strftime('%H:%M:%S')} {text}", flush=True)
+    """Print a line with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 # --- Scripts ---
@@ -109,15 +93,10 @@ def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
 
 
 def nearest(text: str, old: str) -> str:
-    """The line of a script that has most of a text that it lacks, for a message."""
-    first = max(old.splitlines(), key=len).strip()
-
-    def shared(line: str) -> int:
-        blocks = difflib.SequenceMatcher(None, first, line, autojunk=False).get_matching_blocks()
-        return sum(x.size for x in blocks if x.size > 3)
-
-    number, line = max(enumerate(text.splitlines(), 1), key=lambda x: shared(x[1]))
-    return f"The closest line is {number}: {line.strip()}\n" if shared(line) else ""
+    """The line of a script that is most like the longest of a text that it lacks, for a message."""
+    lines, longest = [x.strip() for x in text.splitlines()], max(old.splitlines(), key=len)
+    found = difflib.get_close_matches(longest.strip(), lines, n=1, cutoff=0.4)
+    return "".join(f"The closest line is {lines.index(x) + 1}: {x}\n" for x in found)
 
 
 def source(variant: Variant, commit: str | None) -> str:
@@ -126,15 +105,18 @@ def source(variant: Variant, commit: str | None) -> str:
     return changed(text, variant.replaced)
 
 
-def tree(commit: str, folder: Path) -> Path:
-    """The folder, in another one, with the Python files of a commit, taken from git once."""
-    files = folder / commit
-    with lock(folder / "lock", fcntl.LOCK_EX), tempfile.TemporaryDirectory(dir=folder) as new:
-        if not files.exists():
+def modules(run: Run) -> Path:
+    """The folder of what a script may import: the Python files of its commit, or its own folder."""
+    commit = version(run)["commit"]
+    if commit is None:
+        return Path(run.script).parent
+    trees = run.folders.runs.absolute() / "trees"
+    with lock(trees / "lock", fcntl.LOCK_EX), tempfile.TemporaryDirectory(dir=trees) as new:
+        if not (trees / commit).exists():
             git("archive", "--output", f"{new}/files.tar", commit, "*.py")
             shutil.unpack_archive(f"{new}/files.tar", f"{new}/files")
-            os.replace(f"{new}/files", files)
-    return files
+            os.replace(f"{new}/files", trees / commit)
+    return trees / commit
 
 
 def start(
@@ -156,12 +138,17 @@ def start(
         )
 
 
+def printed(folder: Path) -> str:
+    """What processes in this folder have printed; each state of a progress bar is a line."""
+    return (folder / "output.txt").read_text(errors="replace")
+
+
 def last_line(folder: Path) -> str:
     """The last line that a process in this folder printed, without its progress bar.
 
     A mistake on the command line is shown in a box. Of a box, this is the text above its rule.
     """
-    text = (folder / "output.txt").read_text().strip()
+    text = printed(folder).strip()
     if text.endswith("╯"):
         lines = [x.strip("│ ") for x in text[text.rindex("╭") :].splitlines()[1:-1]]
         return " ".join(itertools.takewhile(lambda x: not x.startswith("──"), lines))
@@ -172,111 +159,92 @@ def last_line(folder: Path) -> str:
 # --- Making runs ---
 
 
-def make(
-    runs: list[Run], commit: str | None, workers: int, watch: Watch
-) -> Iterator[tuple[Run, str]]:
-    """Make runs, so many at a time; yields each that has ended and what went wrong, if anything."""
-    waiting, working = runs[::-1], {}
+def make(runs: list[Run], commit: str | None, workers: int) -> Iterator[tuple[Run, str]]:
+    """Make runs, so many at a time; yields each that has ended and what went wrong, if anything.
+
+    The first one compiles. The others wait until it has made an iteration (or for a minute, since
+    not every script shows that), and take what it has compiled from the disk.
+    """
+    ended = [x for x in runs if (x.log / "results.json").exists()]  # only the benchmark was killed
+    for run in ended:
+        yield run, finish(run, None)
+    waiting, working, ready = [x for x in runs if x not in ended][::-1], {}, False
+    looked = time.monotonic()
     try:
         while waiting or working:
-            more = watch.look([x for x, *_ in working.values()])
-            if waiting and len(working) < workers and (more or not working):
-                run, usage = waiting.pop(), None
-                steps = make_one(run, commit)
-            else:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)  # whichever ends first
-                if not pid:
-                    time.sleep(0.05)
-                    continue
-                run, steps, process = working.pop(pid)
-                process.returncode = os.waitstatus_to_exitcode(status)
-                if process.returncode:
-                    yield run, f"ended with exit code {process.returncode}: {last_line(run.folder)}"
-                    continue
-            try:
-                process = steps.send(usage)
-                working[process.pid] = run, steps, process
-            except StopIteration:
-                yield run, ""
-            except Exception as error:  # the other runs go on
-                yield run, str(error) or repr(error)
+            at_work = [run for run, *_ in working.values()]
+            ready = ready or any(ITERATION.search(printed(x.folder)) for x in at_work)
+            if time.monotonic() - looked > PACE:
+                looked, ready = time.monotonic(), True
+                for run in at_work:
+                    say(f"{run.name}: {last_line(run.folder)}")
+            if waiting and len(working) < (workers if ready else 1):
+                run = waiting.pop()
+                process = begin(run, commit)
+                working[process.pid] = run, process, None
+                continue
+            pid, status, used = os.wait4(-1, os.WNOHANG)  # whichever ends first
+            if not pid:
+                time.sleep(0.05)
+                continue
+            run, process, used_before = working.pop(pid)
+            process.returncode = code = os.waitstatus_to_exitcode(status)
+            if code == 2 and not ready:
+                reason = last_line(run.folder).removeprefix("Error: ")
+                raise BenchmarkError(f"{Path(run.script).name} does not start: {reason}")
+            if code == 0 and run.suite.evaluated and not used_before:
+                words = ["-P", str(EVALUATE), Path(run.script).name]  # -P: not our `statistics`
+                process = start(run.folder, words, modules(run), **run.variables)
+                working[process.pid] = run, process, used
+                continue
+            ready = True
+            error = f"ended with exit code {code}: {last_line(run.folder)}" if code else ""
+            yield run, error or finish(run, used_before or used)
     finally:  # some still work if this is to stop
-        for *_, process in working.values():
+        for _, process, _ in working.values():
             process.terminate()
             process.wait()
 
 
-def make_one(run: Run, commit: str | None) -> Generator[subprocess.Popen, struct_rusage, None]:
-    """Make a run, or continue it with the script that began it, and write its result.
-
-    Yields each process that it starts, and is sent what that has used if it ends well.
-    """
-    begun, suite, file = run.begun, run.suite, Path(run.script).name
-    # Whoever killed us did not kill the script, so it has ended, and needs no resuming.
-    ended, note = (run.log / "results.json").exists(), run.folder / "note.json"
-    if begun or ended:
-        commit = json.loads(note.read_text())["commit"]
-        flags = ["--resume", "runs/run"]
-    else:
-        flags = [*run.flags, *run.naming]
+def begin(run: Run, commit: str | None) -> subprocess.Popen:
+    """Start a run, or continue it with the script that began it."""
+    file, begun = Path(run.script).name, run.begun
+    flags = ["--resume", "runs/run"] if begun else [*run.flags, *run.naming]
+    if not begun:
         shutil.rmtree(run.log, ignore_errors=True)
         run.folder.mkdir(parents=True, exist_ok=True)
-        write_text(run.folder / file, source(suite.variants[run.variant], commit))
-        write_text(note, json.dumps({"commit": commit}))
-    version = f", commit {commit[:7]}" if commit else ""
-    say(f"{run.name} {'has ended' if ended else 'continues' if begun else 'starts'}{version}")
-    trees = run.folders.runs.absolute() / "trees"
-    imports = tree(commit, trees) if commit else Path(run.script).parent
-    usage = seconds = None
-    if not ended:
-        usage = yield start(run.folder, [file, *flags], imports, **run.variables)
-        seconds = None if begun else usage.ru_utime + usage.ru_stime
-    if suite.evaluated:  # -P: not beside our `statistics`
-        yield start(run.folder, ["-P", str(EVALUATE), file], imports, **run.variables)
+        write_text(run.folder / file, source(run.suite.variants[run.variant], commit))
+        write_text(run.folder / "note.json", json.dumps(run.version(commit)))
+    say(f"{run.name} {'continues' if begun else 'starts'}")
+    return start(run.folder, [file, *flags], modules(run), **run.variables)
 
-    if (run.log / "checkpoint.pt").exists():
-        facts, curve = record.summarize_steps(run.log, suite.total_timesteps, suite.points)
-    elif (run.log / "results.json").exists():
-        facts, curve = record.summarize_stages(run.log, seconds, suite.points)
-    else:
-        facts, curve = logs.summarize(run.log, seconds)
-    if suite.evaluated:
-        facts["evaluation"] = record.summarize_evaluation(run.log)
+
+def version(run: Run) -> dict[str, Any]:
+    """The version of the script that a run was begun with."""
+    return json.loads((run.folder / "note.json").read_text())
+
+
+def finish(run: Run, used: struct_rusage | None) -> str:
+    """Write the result of a run whose script has ended; returns what went wrong, if anything.
+
+    Args:
+        used: by the script; None if nobody knows.
+    """
+    suite, seconds = run.suite, used and used.ru_utime + used.ru_stime
+    try:
+        if (run.log / "checkpoint.pt").exists():
+            facts, curve = record.summarize_steps(run.log, suite.total_timesteps, suite.points)
+        elif (run.log / "results.json").exists():
+            facts, curve = record.summarize_stages(run.log, seconds, suite.points)
+        else:
+            facts, curve = logs.summarize(run.log, seconds)
+        if suite.evaluated:
+            facts["evaluation"] = record.summarize_evaluation(run.log)
+    except Exception as error:  # whatever a script can leave; the other runs go on
+        return str(error) or repr(error)
     about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
-    about |= {"flags": " ".join(run.flags)} | run.origin(commit)
-    about["peak_mib"] = usage and usage.ru_maxrss // 1024  # Linux counts KiB
+    about |= {"flags": " ".join(run.flags)} | version(run)
+    about["peak_mib"] = used and used.ru_maxrss // 1024  # Linux counts KiB
     content = {"record": about | machine() | facts, "curve": curve.to_dict("list")}
     write_text(run.folder / "result.json", json.dumps(content, ensure_ascii=False))
-
-
-def make_on_ray(runs: list[Run], commit: str | None, watch: Watch) -> Iterator[tuple[Run, str]]:
-    """`make` on the Ray cluster of RAY_ADDRESS or of this machine, one run per processor core.
-
-    If a node is lost, Ray starts its runs again on another, where they continue.
-    """
-    package = {"env_vars": {"PYTHONPATH": str(ROOT)}}  # the nodes share this folder
-    try:
-        import ray
-
-        ray.init(os.environ.get("RAY_ADDRESS", "auto"), runtime_env=package, logging_level="error")
-    except (ImportError, ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]  # not installed, no cluster, not reached, no address
-        raise BenchmarkError(f"No Ray cluster (pip install ray; ray start): {reason}") from error
-    task = ray.remote(num_cpus=1, max_retries=LOST_NODES, scheduling_strategy="SPREAD")(
-        lambda run: next(make([run], commit, 1, Watch()))[1]
-    )
-    waiting = {task.remote(run): run for run in runs}
-    try:
-        while waiting:
-            watch.look([*waiting.values()])
-            ends, _ = ray.wait([*waiting], timeout=1)
-            if not ends:
-                continue
-            (ended,) = ends
-            try:
-                error = ray.get(ended)
-            except ray.exceptions.RayError as reason:  # it has many lines
-                error = str(reason).splitlines()[-1]
-            yield waiting.pop(ended), error
-    finally:
-        ray.shutdown()  # ends the scripts too
+    return ""

@@ -18,3 +18,10 @@ def write_cleanrl(folder, seed=1, metrics=(), environment=PENDULUM, gain=1.0):
         for name, value in (values | dict(metrics)).items():
             writer.add_scalar(name if "/" in name else f"losses/{name}", value, 2048 * i)
     writer.close()
+
+
+def write_values(folder, name, values):
+    """A log of one metric."""
+    with SummaryWriter(str(folder)) as writer:
+        for step, value in enumerate(values):
+            writer.add_scalar(name, value, step)

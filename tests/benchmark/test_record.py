@@ -1,9 +1,8 @@
 """What is kept of a run, and whether the committed results have it."""
 
+import dataclasses
 import json
 import math
-import shutil
-import subprocess
 import sys
 
 import gymnasium as gym
@@ -12,10 +11,9 @@ import pytest
 import torch
 
 import ppo_continuous_action as ppo
-from benchmark import record, results, run
+from benchmark import record, results
 from benchmark.baselines import stable_baselines3_ppo
 from benchmark.definitions import Folders, Run
-from benchmark.provenance import ROOT
 from benchmark.suites import SUITES
 
 FOLDERS = Folders()
@@ -73,25 +71,6 @@ def test_curves_of_rlhf_are_thinned_and_its_first_model_is_the_score(tmp_path):
     assert steps == {"grpo": [*range(1, 81)], "dpo": [*range(1, 377, 4)]}
 
 
-def test_an_evaluation_plays_with_the_policy_of_a_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    short = {"total_timesteps": 2048, "run_name": "run", "compile": False}
-    ppo.train(ppo.Args(env_id=PENDULUM, **short))
-    shutil.copy(ROOT / "ppo_continuous_action.py", "copied.py")
-    subprocess.run([sys.executable, "-P", run.EVALUATE, "copied.py"], check=True)
-    found = record.summarize_evaluation(tmp_path / "runs/run")
-    assert found["returns"] == found["lengths"] and len(found["lengths"]) == 20  # 1 per step
-    assert len({*found["lengths"]}) > 1 and "speeds" not in found
-    seed = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(1,))).integers(2**31)
-    env = gym.make(PENDULUM)
-    policy = ppo.load_policy("runs/run", env)
-    (obs, _), ended, steps = env.reset(seed=seed.item()), False, 0
-    while not ended:
-        obs, _, ended, *_ = env.step(policy(obs))
-        steps += 1
-    assert steps == found["lengths"][0]
-
-
 def test_stable_baselines3_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     size = "--num-envs 2 --num-steps 64 --num-minibatches 2 --update-epochs 1 --seed 3"
@@ -121,12 +100,24 @@ def test_committed_results_have_the_suites_flags_and_whole_curves(suite):
             assert set(curve["stage"]) == trained
 
 
-def test_a_run_of_the_real_script_end_to_end(folders, bench, capfd, monkeypatch):
+def test_a_run_of_the_real_script_is_kept_and_its_policy_plays(folders, bench, capfd, monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compiling would take most of the time
+    monkeypatch.setitem(SUITES, "smoke", dataclasses.replace(SUITES["smoke"], evaluated=True))
     bench("run", "smoke", "--only", "seed2")
-    assert "1 of 1 runs done." in capfd.readouterr().out
+    assert f"{PENDULUM}/seed2 done" in capfd.readouterr().out
     (result,) = results.by_environment("smoke", "", folders)[PENDULUM]
-    assert result.record["steps"] == 4096 and result.record["settings"] == {"total_timesteps": 4096}
-    assert 0 < result.record["score"] < 1000 and len(result.record["commit"]) == 40
-    assert result.curve["episodes"].sum() == result.record["episodes"]
+    made, played = result.record, result.record["evaluation"]
+    assert made["steps"] == 4096 and made["settings"] == {"total_timesteps": 4096}
+    assert 0 < made["score"] < 1000 and len(made["commit"]) == 40
+    assert result.curve["episodes"].sum() == made["episodes"]
     assert len(result.column("approx_kl")[0]) == 2  # one per iteration
+    assert played["returns"] == played["lengths"] and len(played["lengths"]) == 20  # 1 per step
+    assert len({*played["lengths"]}) > 1 and "speeds" not in played
+    seed = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(1,))).integers(2**31)
+    env = gym.make(PENDULUM)
+    policy = ppo.load_policy(folders.runs / f"smoke/{PENDULUM}/seed2/runs/run", env)
+    (obs, _), ended, steps = env.reset(seed=seed.item()), False, 0
+    while not ended:
+        obs, _, ended, *_ = env.step(policy(obs))
+        steps += 1
+    assert steps == played["lengths"][0]
