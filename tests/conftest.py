@@ -12,7 +12,6 @@ import adapters
 import fake_envs
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
 # A shell makes what it starts in the background ignore Ctrl-C, which the tests send.
@@ -163,20 +162,6 @@ def committed(tmp_path_factory):
     for name in git("ls-files", "-z", "benchmark/results").split("\0")[:-1]:
         (folder / Path(name).name).write_text(git("show", f"HEAD:{name}"))
     return Folders(folder)
-
-
-def same_weights(a, b):
-    """True if two agents have bitwise the same weights."""
-    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    return all(torch.equal(x, y) for x, y in pairs)
-
-
-def curves(run_dir):
-    """Steps and values of each curve of a run."""
-    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0})
-    events.Reload()
-    tags = events.Tags()["scalars"]
-    return {tag: [(x.step, x.value) for x in events.Scalars(tag)] for tag in tags}
 
 
 @pytest.fixture

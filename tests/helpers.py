@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 
@@ -68,3 +69,17 @@ def flags(args: Any) -> str:
         elif value is not None:
             words.append(f"--{name} {value}")
     return " ".join(words)
+
+
+def same_weights(a, b):
+    """True if two agents have bitwise the same weights."""
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+def curves(run_dir):
+    """Steps and values of each curve of a run."""
+    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(x.step, x.value) for x in events.Scalars(tag)] for tag in tags}

@@ -10,8 +10,7 @@ import fake_envs
 import numpy as np
 import pytest
 from adapters import on
-from conftest import same_weights
-from helpers import flags
+from helpers import flags, same_weights
 
 
 def children(pid=None):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import on
-from conftest import same_weights
+from helpers import same_weights
 from torch._inductor import compile_fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import on
-from conftest import same_weights
-from helpers import louder
+from helpers import louder, same_weights
 from torch.distributions import Categorical
 
 import ppo_multidiscrete as ppo

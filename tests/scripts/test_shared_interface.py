@@ -15,8 +15,7 @@ import pytest
 import torch
 import wandb
 from adapters import on
-from conftest import curves
-from helpers import flags
+from helpers import curves, flags
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 # --- Bad input ---

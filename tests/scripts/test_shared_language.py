@@ -17,8 +17,7 @@ import pytest
 import torch
 import wandb
 from adapters import SCRIPTS, on
-from conftest import curves
-from helpers import flags, louder, record, record_steps
+from helpers import curves, flags, louder, record, record_steps
 
 
 @on("grpo", "dpo")

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 from adapters import on
-from conftest import curves, same_weights
 from fake_envs import Fake, Killed
-from helpers import flags
+from helpers import curves, flags, same_weights
 
 
 def test_a_flag_that_is_given_when_resuming_changes_the_setting(script, tiny, cli):

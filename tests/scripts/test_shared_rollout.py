@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import counter_episode, on
-from conftest import same_weights
+from helpers import same_weights
 
 
 def test_rollouts_continue_where_the_last_one_ended(script, tiny, recorded):

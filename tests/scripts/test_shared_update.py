@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import on
-from conftest import same_weights
-from helpers import flags
+from helpers import flags, same_weights
 from test_math import double_sum
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import SCRIPTS, on
-from conftest import same_weights
+from helpers import same_weights
 from torch import nn
 
 import ppo_continuous_action as ppo
