@@ -3,6 +3,7 @@
 # Commands import what they use when they are called: torch, scipy and matplotlib take seconds.
 
 import functools
+import os
 import shlex
 import signal
 import sys
@@ -32,6 +33,7 @@ def run(
     seeds: tuple[int, ...] = (),
     only: str = "*",
     workers: int = 2,
+    cluster: Literal["local", "ray"] = "local",
     commit: str = "HEAD",
     folders: Place = HERE,
 ) -> None:
@@ -41,13 +43,15 @@ def run(
         suite: see `list`
         seeds: instead of the suite's own
         only: pattern of names, e.g. Hopper-v4 or '*/seed[12]'
-        workers: runs at a time
+        workers: runs at a time, if on this machine
+        cluster: this machine, or a Ray cluster, with a run at a time per processor core
         commit: version of the scripts to run
     """
     from benchmark.run import run_suite
 
     runs = select(SUITES[suite], folders, seeds, only)
-    run_suite(SUITES[suite], runs, folders, commit_named(commit), workers)
+    at_a_time = workers if cluster == "local" else None
+    run_suite(SUITES[suite], runs, folders, commit_named(commit), at_a_time)
 
 
 @app.command(name="list")
@@ -73,6 +77,7 @@ def seeds(
     seeds: tuple[int, ...] = (5,),
     workers: int = 2,
     name: str = "",
+    cluster: Literal["local", "ray"] = "local",
 ) -> Callable[[list[str]], None]:
     """Run a script over environments and seeds, and show the results. The same command resumes.
 
@@ -82,12 +87,14 @@ def seeds(
         script: one of ours or a changed copy, anywhere
         env_ids: environments; without them, the script's default
         seeds: how many, or which if there are several numbers
-        workers: runs at a time
+        workers: runs at a time, if on this machine
         name: of the folder below runs/; by default that of the script
+        cluster: this machine, or a Ray cluster that shares this folder
     """
     from benchmark import seeds as command
 
-    return functools.partial(command.run, Path(script), env_ids, seeds, workers, name)
+    at_a_time = workers if cluster == "local" else None
+    return functools.partial(command.run, Path(script), env_ids, seeds, at_a_time, name)
 
 
 @app.command
@@ -195,6 +202,9 @@ def main(arguments: list[str] | None = None) -> None:
             command(flags)
         else:
             app.cli(args=arguments, prog=PROGRAM, description=__doc__)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     except (BenchmarkError, OSError) as error:  # OSError: a folder that is a file, a full disk
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -203,5 +213,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` may end this
     main()

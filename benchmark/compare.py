@@ -1,6 +1,7 @@
 """Compares runs: scores, the probability that one is better, and what so many seeds can show."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,22 @@ Groups = dict[str, list[Log]]  # the runs that are compared, by label
 
 
 def groups_of(names: tuple[str, ...], folders: Folders) -> Groups:
-    """The runs that each word of the command line means."""
-    if len(groups := {x.rstrip("/"): runs_of(x, folders) for x in names}) < 2:
+    """The runs of each name; run folders that differ only in a number at the end are one group."""
+    found = {x.rstrip("/"): runs_of(x, folders) for x in names}
+    groups: Groups = {}
+    for name, logs in found.items():
+        groups.setdefault(label_of(name) if len(logs) == 1 else name, []).extend(logs)
+    groups = groups if len(groups) > 1 else found
+    if len(groups) < 2:
         raise BenchmarkError("To compare, give at least two folders, patterns or rows of suites.")
     return groups
+
+
+def label_of(folder: str) -> str:
+    """A run folder's name without its environment, seed and time."""
+    name = re.sub(r"^[^/]*-v\d+__", "", Path(folder).name)
+    short = re.sub(r"(__\d+__\d+|[-_.]?(seed)?\d+)$", "", name)
+    return short or str(Path(folder).parent)
 
 
 def runs_of(name: str, folders: Folders) -> list[Log]:
@@ -78,6 +91,8 @@ def comparable(groups: Groups) -> tuple[Groups, list[str]]:
             notes.append(f"{place}: compared at {min(steps):,} steps, which all have reached.")
         for label, log in own:
             cut[label].append(log.until(min(steps)))
+            if cut[label][-1].episodes.empty:
+                raise BenchmarkError(f"{log.path}: no episode has ended by {min(steps):,} steps.")
     return cut, notes
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import hashlib
 import importlib.metadata
 import platform
 import re
@@ -18,9 +19,9 @@ class BenchmarkError(Exception):
     """What was asked for cannot be done; the message is one sentence for the person who asked."""
 
 
-def git(*arguments: str) -> str:
-    """Output of a git command in this repository, or a BenchmarkError if it fails."""
-    found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+def git(*arguments: str, place: Path | None = None) -> str:
+    """Output of a git command in this repository or another, or a BenchmarkError if it fails."""
+    found = subprocess.run(["git", *arguments], cwd=place or ROOT, capture_output=True, text=True)
     if found.returncode:
         reason, *_ = [*found.stderr.strip().splitlines(), "failed"]
         raise BenchmarkError(f"git {' '.join(arguments)}: {reason}.")
@@ -42,6 +43,16 @@ def source_at(commit: str, script: str) -> str:
 def text_on_disk(path: str) -> str:
     """Text of a file, read once: whoever edits it meanwhile does not mix versions."""
     return Path(path).read_text()
+
+
+def version_on_disk(path: Path) -> dict[str, str | None]:
+    """Hash of a file, and the last commit of its repository if the file is as it is there."""
+    text = text_on_disk(str(path))
+    about = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "commit": None}
+    with contextlib.suppress(BenchmarkError, OSError):  # not in a repository; no git
+        if git("show", f"HEAD:./{path.name}", place=path.parent) == text:
+            about["commit"] = git("rev-parse", "HEAD", place=path.parent).strip()
+    return about
 
 
 def processor() -> str:

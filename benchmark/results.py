@@ -6,7 +6,6 @@ as done once its line is there. Both are sorted, so that it does not matter who 
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import json
 import os
@@ -49,13 +48,15 @@ class Result:
 
 
 @contextlib.contextmanager
-def lock(path: Path, kind: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[bool]:
+def lock(path: Path, wait: bool = False) -> Iterator[bool]:
     """Hold a lock, as do scripts that are started meanwhile; False if another process holds it."""
+    import fcntl  # not on Windows, where results can be read but no run is made
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         os.set_inheritable(file.fileno(), True)
         try:
-            fcntl.flock(file, kind)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             file = None
         yield file is not None
@@ -75,7 +76,7 @@ def collect(suite: Suite, folders: Folders) -> None:
     """
     folders.results.mkdir(parents=True, exist_ok=True)
     records_path, curves_path = (folders.results / f"{suite.name}.{x}" for x in ("jsonl", "csv"))
-    with lock(folders.results / ".lock", fcntl.LOCK_EX):  # one writer at a time
+    with lock(folders.results / ".lock", wait=True):  # one writer at a time
         records = done(suite.name, folders)
         paths = sorted((folders.runs / suite.name).glob("**/result.json"))
         found = [json.loads(x.read_text()) for x in paths]

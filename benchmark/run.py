@@ -1,4 +1,4 @@
-"""Makes the missing runs of a suite, and keeps their results.
+"""Makes the missing runs of a suite, here or on a Ray cluster, and keeps their results.
 
 A run is a script as it is in a commit, with one environment, variant and seed. Whatever is killed
 at whatever moment, the next call goes on from what is on disk.
@@ -6,7 +6,6 @@ at whatever moment, the next call goes on from what is on disk.
 
 import contextlib
 import difflib
-import fcntl
 import itertools
 import json
 import os
@@ -18,35 +17,39 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from resource import struct_rusage
 from typing import Any
 
 from benchmark import logs, record, results
 from benchmark.definitions import Folders, Run, Suite, Variant
-from benchmark.provenance import BenchmarkError, git, machine, source_at, text_on_disk
+from benchmark.provenance import ROOT, BenchmarkError, git, machine, source_at, text_on_disk
 from benchmark.results import lock, write_text
 
 EVALUATE = Path(__file__).resolve().parent / "evaluate.py"
 # One thread per process: a second one gains nothing on networks of this size and, being shared
 # between runs, would make their times depend on each other.
 THREADS = [f"{x}_NUM_THREADS" for x in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM")]
-ITERATION = re.compile(r"[1-9]\d*/\d+ \[")  # in a progress bar, once the first one is done
-PACE = 60  # seconds between two lines about a run at work
+# A progress bar: share, iterations done and in all, time left, and what follows.
+BAR = re.compile(r"(\d+)%\|.*?\| *(\d+)/(\d+) \[[\d:]+<([\d:?]+),? ?([^\]]*)")
+PACE = 30  # seconds between two lines about a run at work
+FIRST = 120  # seconds after which the others start, even if the first run shows no progress
+LOST_NODES = 5  # that one run survives on Ray; each costs it what follows its last checkpoint
 
 
 def run_suite(
-    suite: Suite, runs: list[Run], folders: Folders, commit: str | None, workers: int
+    suite: Suite, runs: list[Run], folders: Folders, commit: str | None, workers: int | None
 ) -> None:
     """Make those of some runs of a suite that are missing.
 
     Args:
         commit: version of the scripts; None for the files as they are on disk.
-        workers: runs at a time.
+        workers: runs at a time on this machine; None for a Ray cluster.
 
     Raises:
         BenchmarkError: the commit lacks a script, somebody else runs the suite, or runs failed.
     """
-    if workers < 1:
+    if sys.platform == "win32":
+        raise BenchmarkError("Runs are made on Linux and macOS only: on Windows, use WSL.")
+    if workers is not None and workers < 1:
         raise BenchmarkError("--workers must be positive.")
     for run in runs:  # what the commit lacks is to be said before anything is begun
         source(suite.variants[run.variant], commit)
@@ -58,7 +61,8 @@ def run_suite(
         missing = [run for run in runs if run.key not in done]
         say(f"{len(runs)} runs, {len(runs) - len(missing)} of them done before.")
         failed = []
-        with contextlib.closing(make(missing, commit, workers)) as made:  # stops the scripts too
+        made = make(missing, commit, workers) if workers else make_on_ray(missing, commit)
+        with contextlib.closing(made):  # stops the scripts if this is stopped
             for run, error in made:
                 results.collect(suite, folders)
                 say(f"{run.name} {error or 'done'}")
@@ -68,8 +72,9 @@ def run_suite(
 
 
 def say(text: str) -> None:
-    """Print a line with the time."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+    """Print a line with the time; whoever read this may have gone, the runs go on."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 # --- Scripts ---
@@ -107,11 +112,11 @@ def source(variant: Variant, commit: str | None) -> str:
 
 def modules(run: Run) -> Path:
     """The folder of what a script may import: the Python files of its commit, or its own folder."""
-    commit = version(run)["commit"]
-    if commit is None:
+    if Path(run.script).is_absolute():  # of `seeds`: as it is on disk
         return Path(run.script).parent
+    commit = version(run)["commit"]
     trees = run.folders.runs.absolute() / "trees"
-    with lock(trees / "lock", fcntl.LOCK_EX), tempfile.TemporaryDirectory(dir=trees) as new:
+    with lock(trees / "lock", wait=True), tempfile.TemporaryDirectory(dir=trees) as new:
         if not (trees / commit).exists():
             git("archive", "--output", f"{new}/files.tar", commit, "*.py")
             shutil.unpack_archive(f"{new}/files.tar", f"{new}/files")
@@ -156,28 +161,41 @@ def last_line(folder: Path) -> str:
     return re.sub(r".*\d+/\d+ \[.*?\]", "", last).strip() or last
 
 
+def progress(folder: Path) -> tuple[int, str]:
+    """How many iterations the script in a folder has made; they, its return and the time left."""
+    found = BAR.findall(printed(folder))
+    if not found:
+        return 0, "starting"
+    share, made, total, left, more = found[-1]
+    about = re.sub(r"^[\d.?]+\s*(it/s|s/it),? ?", "", more)
+    parts = [f"{share} %", f"iteration {made} of {total}", about, f"{left} left"]
+    return int(made), ", ".join(filter(None, parts))
+
+
 # --- Making runs ---
 
 
 def make(runs: list[Run], commit: str | None, workers: int) -> Iterator[tuple[Run, str]]:
     """Make runs, so many at a time; yields each that has ended and what went wrong, if anything.
 
-    The first one compiles. The others wait until it has made an iteration (or for a minute, since
-    not every script shows that), and take what it has compiled from the disk.
+    The first one compiles. The others wait until it has made an iteration (or for two minutes,
+    since not every script shows that), and take what it has compiled from the disk.
     """
     ended = [x for x in runs if (x.log / "results.json").exists()]  # only the benchmark was killed
     for run in ended:
         yield run, finish(run, None)
     waiting, working, ready = [x for x in runs if x not in ended][::-1], {}, False
-    looked = time.monotonic()
+    begun = shown = time.monotonic()
     try:
         while waiting or working:
-            at_work = [run for run, *_ in working.values()]
-            ready = ready or any(ITERATION.search(printed(x.folder)) for x in at_work)
-            if time.monotonic() - looked > PACE:
-                looked, ready = time.monotonic(), True
-                for run in at_work:
-                    say(f"{run.name}: {last_line(run.folder)}")
+            now = time.monotonic()
+            if not ready or now - shown > PACE:
+                states = {run.name: progress(run.folder) for run, *_ in working.values()}
+                ready = ready or any(made for made, _ in states.values()) or now - begun > FIRST
+            if now - shown > PACE:
+                shown = now
+                for name, (_, state) in states.items():
+                    say(f"{name}: {state}")
             if waiting and len(working) < (workers if ready else 1):
                 run = waiting.pop()
                 process = begin(run, commit)
@@ -224,11 +242,11 @@ def version(run: Run) -> dict[str, Any]:
     return json.loads((run.folder / "note.json").read_text())
 
 
-def finish(run: Run, used: struct_rusage | None) -> str:
+def finish(run: Run, used: Any) -> str:
     """Write the result of a run whose script has ended; returns what went wrong, if anything.
 
     Args:
-        used: by the script; None if nobody knows.
+        used: by the script, a `resource.struct_rusage`; None if nobody knows.
     """
     suite, seconds = run.suite, used and used.ru_utime + used.ru_stime
     try:
@@ -248,3 +266,32 @@ def finish(run: Run, used: struct_rusage | None) -> str:
     content = {"record": about | machine() | facts, "curve": curve.to_dict("list")}
     write_text(run.folder / "result.json", json.dumps(content, ensure_ascii=False))
     return ""
+
+
+def make_on_ray(runs: list[Run], commit: str | None) -> Iterator[tuple[Run, str]]:
+    """`make` on the Ray cluster of RAY_ADDRESS or of this machine, one run per processor core.
+
+    If a node is lost, Ray starts its runs again on another, where they continue.
+    """
+    package = {"env_vars": {"PYTHONPATH": str(ROOT)}}  # the nodes share this folder
+    try:
+        import ray
+
+        ray.init(os.environ.get("RAY_ADDRESS", "auto"), runtime_env=package, logging_level="error")
+    except (ImportError, ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]  # not installed, no cluster, not reached, no address
+        raise BenchmarkError(f"No Ray cluster (pip install ray; ray start): {reason}") from error
+    task = ray.remote(num_cpus=1, max_retries=LOST_NODES, scheduling_strategy="SPREAD")(
+        lambda run: next(make([run], commit, 1))[1]
+    )
+    waiting = {task.remote(run): run for run in runs}
+    try:
+        while waiting:
+            (ended,), _ = ray.wait([*waiting])
+            try:
+                error = ray.get(ended)
+            except ray.exceptions.RayError as reason:  # it has many lines
+                error = str(reason).splitlines()[-1]
+            yield waiting.pop(ended), error
+    finally:
+        ray.shutdown()  # ends the scripts too

@@ -6,7 +6,6 @@ A run is made as in a suite (`run.py`), but with the file as it is on disk. The 
 
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import re
@@ -15,14 +14,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from benchmark import results
 from benchmark.definitions import Folders, Run, Suite, Variant, file_name, select
-from benchmark.logs import is_log, of_suite
-from benchmark.provenance import BenchmarkError, text_on_disk
+from benchmark.logs import is_log, read
+from benchmark.provenance import BenchmarkError, version_on_disk
 from benchmark.report import plots, rlhf
-from benchmark.report.tables import markdown, plus_minus, scores_table
+from benchmark.report.tables import markdown, number, plus_minus, score_cells
+from benchmark.results import by_environment
 from benchmark.run import last_line, printed, run_suite, start
 
 OWN = {"--env-id", "--seed", "--run-name", "--resume"}  # flags that `seeds` itself gives
@@ -79,48 +79,76 @@ def run(
     script: Path,
     env_ids: tuple[str, ...],
     seeds: tuple[int, ...],
-    workers: int,
+    workers: int | None,
     name: str,
     flags: list[str],
 ) -> None:
     """Make the runs that are missing, then print the table; a BenchmarkError names what failed."""
     if given := OWN.intersection(x.partition("=")[0] for x in flags):
-        raise BenchmarkError(f"`seeds` itself gives {min(given)} to the script: leave it out.")
+        instead = {"--env-id": "use --env-ids", "--seed": "use --seeds"}
+        text = f"`seeds` itself gives {min(given)} to the script: "
+        raise BenchmarkError(f"{text}{instead.get(min(given), 'leave it out')}.")
     script, name = script.absolute(), file_name(name or script.stem)
+    about = {"flags": shlex.join(flags)} | version_on_disk(script)
     takes, folders = flags_of(script), Folders(Path("runs") / name, Path("runs"))
     if "--seed" not in takes:
         raise BenchmarkError(f"{script.name} has no --seed.")
+    if env_ids and "--env-id" not in takes:
+        raise BenchmarkError(f"{script.name} has no --env-id: leave --env-ids out.")
     numbers = tuple(range(1, seeds[0] + 1)) if len(seeds) == 1 else seeds
-    variant = Variant(str(script), shlex.join(flags))
-    places = dict.fromkeys(env_ids or [""], numbers)
+    variant, places = Variant(str(script), about["flags"]), dict.fromkeys(env_ids or [""], numbers)
     suite = Suite(name, "", places, {"": variant}, total_timesteps=None)
-    made = hashlib.sha256(text_on_disk(variant.script).encode()).hexdigest()
-    about = {"commit": None, "sha256": made, "flags": variant.flags}
     for note in folders.results.rglob("note.json"):
-        kept = {x.name for x in note.parent.rglob("*")}
-        if json.loads(note.read_text()) != about and kept & {"result.json", "checkpoint.pt"}:
+        old, kept = json.loads(note.read_text()), {x.name for x in note.parent.rglob("*")}
+        differs = any(old[x] != about[x] for x in ("sha256", "flags"))
+        if differs and kept & {"result.json", "checkpoint.pt"}:
             text = f"{folders.results} has runs of another version of {script.name}, or with other"
             raise BenchmarkError(f"{text} flags: give another --name.")
-    kind = functools.partial(SeedRun, takes=takes, about=about)
+    runs = select(suite, folders, kind=functools.partial(SeedRun, takes=takes, about=about))
     try:
-        run_suite(suite, select(suite, folders, kind=kind), folders, None, workers)
+        run_suite(suite, runs, folders, None, workers)
+    except KeyboardInterrupt:
+        print("\nInterrupted. The same command continues the runs where they stopped.")
+        raise
     finally:
         show(suite, folders)
 
 
 def show(suite: Suite, folders: Folders) -> None:
-    """Print the table of all finished runs, and draw their curves."""
-    records = [*results.done(suite.name, folders).values()]
-    places = {x["environment"]: () for x in records}  # of other calls, too
-    suite = dataclasses.replace(suite, environments=places)
-    if any("models" in x for x in records):
-        print(f"\n{markdown(models_rows([x['models'] for x in records]))}")
-    elif records:
-        print(f"\n{scores_table(suite, folders)}")
-        if any(x.get("averaged") for x in records):
-            print("Scores are means over the last tenth of a log that has no single episodes.")
-        groups = {suite.name: of_suite(suite.name, "", folders)}
-        print(plots.save(lambda: plots.overlay(groups), folders.results / "curves.png"))
+    """Print the table of all finished runs of a name; draw their curves; list their episodes."""
+    rows, shown, episodes = [], [], []
+    for place, results in by_environment(suite.name, "", folders).items():
+        records = [x.record for x in results]
+        minutes = np.median([x["seconds"] or np.nan for x in records]) / 60
+        if "models" in records[0]:
+            name, cells = place, models_rows([x["models"] for x in records])
+        else:
+            runs = [SeedRun(suite, place, "", x["seed"], folders, set(), {}) for x in records]
+            logs = [read(x.log) for x in runs]
+            name = place or logs[0].environment  # the script's own default
+            cells = [score_cells(x["score"] for x in records)]
+            shown += logs
+            episodes += [
+                log.episodes.assign(environment=name, seed=run.seed)
+                for run, log in zip(runs, logs)
+                if not log.averaged
+            ]
+        about = {"environment": name} if name else {}
+        last = {"minutes per run": number(minutes) if minutes > 0 else "–"}
+        rows += [about | x | last for x in cells]
+    if rows:
+        print(f"\n{markdown(rows)}")
+    if len(episodes) < len(shown):
+        print("Returns are means over the last tenth of a log that has no single episodes.")
+    if shown:
+        curves = folders.results / "curves.png"
+        print(plots.save(lambda: plots.overlay({suite.name: shown}), curves))
+    if episodes:
+        path, columns = folders.results / "episodes.csv", ["environment", "seed", "step", "return"]
+        table = pd.concat(episodes).rename(columns={"global_step": "step"})
+        columns += ["length"] * ("length" in table)
+        table[columns].to_csv(path, index=False)
+        print(path)
 
 
 def models_rows(models: list[dict[str, dict[str, Any]]]) -> list[dict[str, str]]:
