@@ -1,16 +1,28 @@
 """A fixture of tests that start commands in processes of their own, and kill them."""
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmark import logs, record
 from benchmark.__main__ import main
+
+RAY = SimpleNamespace(
+    exceptions=SimpleNamespace(RayError=RuntimeError),
+    init=lambda *_, **__: None,
+    remote=lambda **_: lambda call: SimpleNamespace(remote=lambda x: functools.partial(call, x)),
+    wait=lambda references: (references[:1], references[1:]),
+    get=lambda reference: reference(),
+    shutdown=lambda: print("shut down"),
+)
 
 
 class Forked:
@@ -69,6 +81,7 @@ class Forked:
 def forked(tmp_path, monkeypatch):
     """See above; in an empty folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", RAY)
     for module in (record, logs):
         monkeypatch.setattr(module, "read_checkpoint", lambda path: json.loads(path.read_text()))
     forked = Forked()

@@ -9,7 +9,7 @@ from foreign_logs import PENDULUM, write_cleanrl, write_values
 from scipy import stats
 from stable_baselines3 import PPO
 
-from benchmark import logs
+from benchmark import compare, logs
 from benchmark.definitions import Folders
 from benchmark.report import pages, plots, statistics
 
@@ -68,8 +68,22 @@ def test_rows_of_suites_are_compared_by_their_committed_scores(command, committe
     assert code == 2 and "ablation:nothing is no row of a suite; there are ablation:" in text
 
 
+def test_run_folders_that_differ_only_in_the_seed_are_one_group(tmp_path):
+    for name in ("old-1", "old-2", "new-1", "new-2"):
+        write_cleanrl(tmp_path / name)
+    names = tuple(str(x) for x in sorted(tmp_path.iterdir()))
+    groups = compare.groups_of(names, Folders())
+    assert {x: len(y) for x, y in groups.items()} == {"new": 2, "old": 2}
+    assert len(compare.groups_of(names[:2], Folders())) == 2  # else nothing would be compared
+    both = (str(tmp_path / "old-*"), names[0])
+    assert [len(x) for x in compare.groups_of(both, Folders()).values()] == [2, 1]
+    label = compare.label_of("runs/Hopper-v4__ppo_continuous_action__1__1790000000")
+    assert label == "ppo_continuous_action"
+
+
 def test_what_cannot_be_compared_is_one_sentence(tmp_path, command):
     write_cleanrl(tmp_path / "a")
+    write_values(tmp_path / "short" / PENDULUM, "charts/episodic_return", [1.0, 2.0])
     write_cleanrl(tmp_path / "b", environment="Hopper-v5")
     write_values(tmp_path / "silent", "losses/approx_kl", [0.01])
     (tmp_path / "empty").mkdir()
@@ -78,6 +92,7 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path, command):
         (("a", "silent"), "silent logs no returns: wrap the environment in Record"),
         (("a", "b"), f"no environment that all have: a has {PENDULUM}; b has Hopper-v5."),
         (("a", "empty"), "empty has no checkpoint.pt and no TensorBoard log of PPO."),
+        (("a", "short"), "no episode has ended by 1 steps."),
         (("a",), "To compare, give at least two"),
     ):
         code, text = command("compare", *words)

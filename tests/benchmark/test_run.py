@@ -19,7 +19,7 @@ from benchmark.suites import SUITES
 
 FILES = {
     "stand_in.py": Path(__file__).with_name("stand_in.py").read_text(),
-    "benchmark/baselines/rival.py": "import json\nfrom beside import x",
+    "benchmark/baselines/method.py": "import json\nfrom beside import x",
     "benchmark/baselines/beside.py": "import stand_in\nx = 0",
 }
 EVALUATE = (
@@ -95,12 +95,14 @@ def test_a_finished_suite_is_not_run_again(bench):
     assert made["hours"] == pytest.approx(2000 / 100 / 3600, abs=1e-6) and made["peak_mib"] > 5
 
 
-def test_a_run_that_fails_is_reported_and_continued_from_its_checkpoint(bench):
-    process, script = bench.start_until(7, "--workers", "1", crash="2")
+@pytest.mark.parametrize("cluster", [("--workers", "1"), ("--cluster", "ray")])
+def test_a_run_that_fails_is_reported_and_continued_from_its_checkpoint(bench, cluster):
+    process, script = bench.start_until(7, *cluster, crash="2")
     os.kill(script, signal.SIGKILL)
     said = bench.run(process=process, code=2)
     assert "Error: 2 of 3 runs failed: A-v1/seed1 ended with exit code -9" in said
     assert "A-v1/seed2 ended with exit code 1: Error: out of luck" in said
+    assert ("shut down" in said) == ("ray" in cluster)
     listed = bench.run(command="list").splitlines()
     assert sorted(x.split()[:2] for x in listed) == [[A1, "begun"], [A2, "begun"], [B1, "done"]]
     assert "A-v1/seed1 continues" in bench.run()
@@ -150,7 +152,7 @@ def test_a_begun_run_keeps_its_script_and_a_new_one_may_have_an_older(bench):
     bench.commit({"stand_in.py": "raise SystemExit('Error: a newer script')"})
     assert bench.run(code=2).count("exit code 1: Error: a newer script") == 4  # and at the end
     assert bench.found()[0][0]["commit"] == bench.old
-    bench.suite({"0-v1": (1,)}, "benchmark/baselines/rival.py", evaluated=True)
+    bench.suite({"0-v1": (1,)}, "benchmark/baselines/method.py", evaluated=True)
     bench.run("--commit", bench.old)  # with what it imports; then its policy is played
     made, _ = bench.found()[0]
     assert made["score"] == 10.5 and made["evaluation"] == {"returns": [1.235], "speeds": [0.1235]}

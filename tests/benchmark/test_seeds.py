@@ -7,11 +7,12 @@ import signal
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from foreign_logs import write_values
 
-from benchmark import logs, seeds
-from benchmark.provenance import ROOT
+from benchmark import logs, run, seeds
+from benchmark.provenance import ROOT, git, version_on_disk
 from benchmark.report import plots
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -32,7 +33,10 @@ def test_seeds_makes_all_runs_once_and_shows_them(forked):
     words = (*MINE, "B-v1", "--gain=-1", "--seeds", "3", "--workers", "3")
     text = forked.run(*words)
     # The mean of 1 to 20 is 10.5.
-    assert "| A-v1 | 3 | -21.0 ± 8.6 | -21.0 [-31.5, -10.5] | -21.0 ± 8.6 | 0.01 |" in text
+    assert "| A-v1 | 3 | -21.0 ± 8.6 | -21.0 [-31.5, -10.5] | 0.3 |" in text  # minutes
+    made = pd.read_csv("runs/mine/episodes.csv")
+    assert list(made) == ["environment", "seed", "step", "return", "length"] and len(made) == 120
+    assert (made["return"] == -made["seed"] * made["step"] / 100).all()
     lines = [json.loads(x) for x in Path("runs/mine/mine.jsonl").read_text().splitlines()]
     assert [(x["environment"], x["seed"], x["flags"], len(x["sha256"])) for x in lines] == [
         (x, y, "--gain=-1", 64) for x in ("A-v1", "B-v1") for y in (1, 2, 3)
@@ -50,11 +54,23 @@ def test_interrupted_seeds_end_their_scripts_and_the_same_command_continues(fork
     words, names = (*MINE, "--seeds", "7", "9"), ["A-v1/seed7", "A-v1/seed9"]
     process, _ = forked.start_until(7, *words, names=names)
     os.kill(process.pid, signal.SIGINT)
-    forked.run(process=process, code=130)
+    said = forked.run(process=process, code=130)
+    assert "The same command continues the runs where they stopped." in said
     assert not any(Path(f"/proc/{forked.starts(x)[1]}").exists() for x in names)
     text = forked.run(*words)
     assert [[*forked.starts(x)] for x in names] == [[1, 6]] * 2
     assert "A-v1/seed7 continues" in text and "| A-v1 | 2 | 84.0 ± 10.5 |" in text
+
+
+def test_each_run_at_work_has_a_line_with_its_return_and_the_time_left(forked, monkeypatch):
+    monkeypatch.setattr(run, "PACE", 0.1)
+    process, _ = forked.start_until(7, *MINE, "--seeds", "1", names=["A-v1/seed1"])
+    while "iteration 7" not in Path("said.txt").read_text():
+        assert process.is_alive()
+        time.sleep(0.01)
+    Path("runs/mine/A-v1/seed1/release").touch()
+    line = "A-v1/seed1: 35 %, iteration 7 of 20, return 1.0, 00:01 left\n"
+    assert line in forked.run(process=process)
 
 
 def test_the_others_wait_until_the_first_has_made_an_iteration(forked):
@@ -66,8 +82,9 @@ def test_the_others_wait_until_the_first_has_made_an_iteration(forked):
     assert [*forked.starts("A-v1/seed2")] == [1]
 
 
-def test_a_seed_that_fails_does_not_stop_the_others_and_is_named_at_the_end(forked):
-    text = forked.run(*MINE, "--seeds", "3", "--workers", "1", code=2, crash="2")
+@pytest.mark.parametrize("cluster", [("--workers", "1"), ("--cluster", "ray")])
+def test_a_seed_that_fails_does_not_stop_the_others_and_is_named_at_the_end(forked, cluster):
+    text = forked.run(*MINE, "--seeds", "3", *cluster, code=2, crash="2")
     assert text.strip().endswith(
         "Error: 1 of 3 runs failed: A-v1/seed2 ended with exit code 1: Error: out of luck"
     )
@@ -97,10 +114,13 @@ def test_a_script_that_only_logs_is_summed_up_by_its_last_tenth(tmp_path):
 def test_a_script_without_run_name_and_checkpoint_runs_in_its_default_environment(command):
     flags = "--seeds 1 --total-timesteps 1024 --num-steps 1024 --update-epochs 1"
     code, text = command("seeds", ROOT / "ppo_minimal.py", *flags.split())
-    assert code == 0 and re.search(r"\|  \| 1 \| -\d+ \|", text), text
-    assert "means over the last tenth" in text and Path("runs/ppo_minimal/curves.png").exists()
-    (run,) = logs.find("runs/ppo_minimal")
-    assert run.averaged == "iteration" and run.environment == "HalfCheetah-v4"
+    assert code == 0 and re.search(r"\| HalfCheetah-v4 \| 1 \| -\d+ \|", text), text
+    assert (
+        "means over the last tenth" in text and not Path("runs/ppo_minimal/episodes.csv").exists()
+    )
+    assert Path("runs/ppo_minimal/curves.png").exists()
+    (found,) = logs.find("runs/ppo_minimal")
+    assert found.averaged == "iteration" and found.environment == "HalfCheetah-v4"
     assert seeds.flags_of(ROOT / "ppo_continuous_action.py") == seeds.OWN
 
 
@@ -113,10 +133,10 @@ TYRO = "import tyro\ndef main(seed: int = 1): pass\ntyro.cli(main)"
         (None, "", "x.py does not start: ", 0),
         ("import nothing", "", "x.py does not start: ModuleNotFoundError: No module named", 0),
         ("", "", "x.py has no --seed.", 0),
-        (TYRO, "--seed 3", "`seeds` itself gives --seed to the script", 0),
+        (TYRO, "--seed 3", "`seeds` itself gives --seed to the script: use --seeds.", 0),
         (TYRO, "--seeds -3 1", "A seed must not be negative: -3.", 0),
         (TYRO, "--workers 0", "--workers must be positive.", 0),
-        (TYRO, "--env-ids A", "x.py does not start: Unrecognized options: --env-id, A", 1),
+        (TYRO, "--env-ids A", "x.py has no --env-id: leave --env-ids out.", 0),
         (TYRO, "--nonsense 3", "x.py does not start: Unrecognized options: --nonsense, 3", 1),
         (TYRO, "--seeds 1", "seed1 left no checkpoint.pt, no results.json and no TensorBoard", 1),
     ],
@@ -128,3 +148,10 @@ def test_mistakes_are_one_sentence(command, text, words, message, started):
     *before, last = said.splitlines()
     assert code == 2 and last.startswith("Error: ") and message in last
     assert sum("starts" in x for x in before) == started and bool(before) == bool(started)
+
+
+def test_the_record_names_the_commit_of_a_file_that_is_as_committed(tmp_path):
+    script = ROOT / "benchmark/__init__.py"
+    assert version_on_disk(script)["commit"] == git("rev-parse", "HEAD").strip()
+    (tmp_path / script.name).write_text(script.read_text())
+    assert version_on_disk(tmp_path / script.name) == version_on_disk(script) | {"commit": None}
