@@ -36,7 +36,7 @@ def groups_of(names: tuple[str, ...], folders: Folders) -> Groups:
 def label_of(folder: str) -> str:
     """A run folder's name without its environment, seed and time."""
     name = re.sub(r"^[^/]*-v\d+__", "", Path(folder).name)
-    short = re.sub(r"(__\d+__\d+|[-_.]?(seed)?\d+)$", "", name)
+    short = re.sub(r"(__\d+__\d+|[-_.](seed)?\d+|seed\d+)$", "", name)
     return short or str(Path(folder).parent)
 
 

@@ -167,7 +167,7 @@ def progress(folder: Path) -> tuple[int, str]:
     if not found:
         return 0, "starting"
     share, made, total, left, more = found[-1]
-    about = re.sub(r"^[\d.?]+\s*(it/s|s/it),? ?", "", more)
+    about = re.sub(r"^\s*[\d.?]+\s*(it/s|s/it),? ?", "", more)
     parts = [f"{share} %", f"iteration {made} of {total}", about, f"{left} left"]
     return int(made), ", ".join(filter(None, parts))
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from benchmark.results import by_environment
 from benchmark.run import last_line, printed, run_suite, start
 
 OWN = {"--env-id", "--seed", "--run-name", "--resume"}  # flags that `seeds` itself gives
+HELP = 60  # seconds after which a script has not understood --help, and trains
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +70,18 @@ class SeedRun(Run):
 
 def flags_of(script: Path) -> set[str]:
     """Those flags of `OWN` that a script has, by its --help."""
+    if not script.is_file():
+        raise BenchmarkError(f"There is no script {script}.")
     with tempfile.TemporaryDirectory() as name:
-        known = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-        if start(folder := Path(name), [str(script), "--help"], script.parent, **known).wait():
+        folder, known = Path(name), {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        process = start(folder, [str(script), "--help"], script.parent, **known)
+        try:
+            failed = process.wait(HELP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text = f"{script.name} --help did not end within {HELP} seconds."
+            raise BenchmarkError(text) from None
+        if failed:
             raise BenchmarkError(f"{script.name} does not start: {last_line(folder)}")
         return OWN.intersection(re.findall(r"--[\w-]+", printed(folder)))
 
@@ -89,8 +100,8 @@ def run(
         text = f"`seeds` itself gives {min(given)} to the script: "
         raise BenchmarkError(f"{text}{instead.get(min(given), 'leave it out')}.")
     script, name = script.absolute(), file_name(name or script.stem)
-    about = {"flags": shlex.join(flags)} | version_on_disk(script)
     takes, folders = flags_of(script), Folders(Path("runs") / name, Path("runs"))
+    about = {"flags": shlex.join(flags)} | version_on_disk(script)
     if "--seed" not in takes:
         raise BenchmarkError(f"{script.name} has no --seed.")
     if env_ids and "--env-id" not in takes:
@@ -134,10 +145,12 @@ def show(suite: Suite, folders: Folders) -> None:
                 if not log.averaged
             ]
         about = {"environment": name} if name else {}
-        last = {"minutes per run": number(minutes) if minutes > 0 else "–"}
-        rows += [about | x | last for x in cells]
+        about["minutes per run"] = number(minutes) if minutes > 0 else "–"
+        rows += [about | x for x in cells]
     if rows:
-        print(f"\n{markdown(rows)}")
+        table = pd.DataFrame(rows, dtype=object)
+        table["minutes per run"] = table.pop("minutes per run")  # comes last
+        print(f"\n{markdown(table)}")
     if len(episodes) < len(shown):
         print("Returns are means over the last tenth of a log that has no single episodes.")
     if shown:

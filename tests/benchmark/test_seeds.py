@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -100,7 +102,10 @@ def test_a_flag_that_the_script_refuses_is_said_before_other_runs_begin(forked):
 
 def test_models_of_rlhf_are_summed_up_over_seeds(forked):
     text = forked.run(*MINE[:2], "--seeds", "2")
-    assert "| model | seeds | gold |\n" in text and "| ppo | 2 | 1.50 ± 0.00 |" in text
+    assert (
+        "| model | seeds | gold | minutes per run |\n" in text
+        and "| ppo | 2 | 1.50 ± 0.00 |" in text
+    )
 
 
 def test_a_script_that_only_logs_is_summed_up_by_its_last_tenth(tmp_path):
@@ -130,9 +135,10 @@ TYRO = "import tyro\ndef main(seed: int = 1): pass\ntyro.cli(main)"
 @pytest.mark.parametrize(
     ("text", "words", "message", "started"),
     [
-        (None, "", "x.py does not start: ", 0),
+        (None, "", "There is no script ", 0),
         ("import nothing", "", "x.py does not start: ModuleNotFoundError: No module named", 0),
         ("", "", "x.py has no --seed.", 0),
+        ("import time\ntime.sleep(60)", "", "x.py --help did not end within 1 seconds.", 0),
         (TYRO, "--seed 3", "`seeds` itself gives --seed to the script: use --seeds.", 0),
         (TYRO, "--seeds -3 1", "A seed must not be negative: -3.", 0),
         (TYRO, "--workers 0", "--workers must be positive.", 0),
@@ -141,7 +147,8 @@ TYRO = "import tyro\ndef main(seed: int = 1): pass\ntyro.cli(main)"
         (TYRO, "--seeds 1", "seed1 left no checkpoint.pt, no results.json and no TensorBoard", 1),
     ],
 )
-def test_mistakes_are_one_sentence(command, text, words, message, started):
+def test_mistakes_are_one_sentence(command, monkeypatch, text, words, message, started):
+    monkeypatch.setattr(seeds, "HELP", 1 if "sleep" in str(text) else seeds.HELP)
     if text is not None:
         Path("x.py").write_text(text)
     code, said = command("seeds", "x.py", *words.split())
@@ -155,3 +162,12 @@ def test_the_record_names_the_commit_of_a_file_that_is_as_committed(tmp_path):
     assert version_on_disk(script)["commit"] == git("rev-parse", "HEAD").strip()
     (tmp_path / script.name).write_text(script.read_text())
     assert version_on_disk(tmp_path / script.name) == version_on_disk(script) | {"commit": None}
+
+
+def test_on_windows_results_are_read_and_runs_are_refused(tmp_path):
+    text = "import sys; sys.modules['fcntl'] = sys.modules['resource'] = None; "
+    text += "from benchmark.__main__ import main; sys.platform = 'win32'; main(['list']); "
+    text += "main(['run', 'smoke', '--runs', 'x', '--results', 'x'])"
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=ROOT)
+    assert "figure3 " in found.stdout and found.returncode == 2
+    assert found.stderr == "Error: Runs are made on Linux and macOS only: on Windows, use WSL.\n"
