@@ -166,8 +166,8 @@ def test_the_record_names_the_commit_of_a_file_that_is_as_committed(tmp_path):
 
 def test_on_windows_results_are_read_and_runs_are_refused(tmp_path):
     text = "import sys; sys.modules['fcntl'] = sys.modules['resource'] = None; "
-    text += "from benchmark.__main__ import main; sys.platform = 'win32'; main(['list']); "
-    text += "main(['run', 'smoke', '--runs', 'x', '--results', 'x'])"
+    text += "from benchmark import run; from benchmark.__main__ import main; main(['list']); "
+    text += "sys.platform = 'win32'; main(['run', 'smoke', '--runs', 'x', '--results', 'x'])"
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=ROOT)
     assert "figure3 " in found.stdout and found.returncode == 2
     assert found.stderr == "Error: Runs are made on Linux and macOS only: on Windows, use WSL.\n"
