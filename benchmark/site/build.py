@@ -140,7 +140,7 @@ def text_page(path: Path, sources: dict[str, Source]) -> dict[str, str]:
         return f'{attribute}="{name}{anchor}"'
 
     reader = markdown.Markdown(extensions=["fenced_code", "md_in_html", "tables", "toc"])
-    text = reader.convert(path.read_text().replace("<details><", '<details markdown="1"><'))
+    text = reader.convert(path.read_text())
     about = re.sub("<.*?>", "", " ".join(re.search("<p>(.*?)</p>", text, re.DOTALL)[1].split()))
     text = re.sub(r'(href|src)="([^"#]*)(#[^"]*)?"', link, text)
     text = CHANGED.sub(lambda x: f"{x[1] or ''}<{(t := CHANGES[x[2]])}>{x[3]}</{t}>", text)
