@@ -163,11 +163,9 @@ def block(name: str, folders: Folders) -> str:
     """Text of a generated block, or a BenchmarkError if there is none of this name."""
     if name in BLOCKS:
         return BLOCKS[name](folders)
-    shown = {x: suite for x, suite in SUITES.items() if suite.table in TABLES}
-    if name not in shown:
-        known = ", ".join((*BLOCKS, *shown))
-        raise BenchmarkError(f"There is no block {name}; there are {known}.")
-    return TABLES[shown[name].table](shown[name], folders) if done(name, folders) else ""
+    if name not in SUITES or SUITES[name].table not in TABLES:
+        raise BenchmarkError(f"There is no block or table {name}.")
+    return TABLES[SUITES[name].table](SUITES[name], folders) if done(name, folders) else ""
 
 
 def filled(page: Path, folders: Folders) -> str:

@@ -1,7 +1,7 @@
 """Figures of suites: learning curves with bands and a thin line per seed, rows with intervals."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -37,8 +37,6 @@ STYLE = {
     "legend.frameon": False,
 }
 TICK = {"marker": "_", "markersize": 9, "linestyle": "none", "clip_on": False}
-# Others' numbers by source and label or variant.
-Others = dict[tuple[str, str], float]
 
 
 # --- Over environment steps ---
@@ -187,21 +185,23 @@ def rows_with_ours(suite: Suite, values: dict[str, statistics.Estimate]) -> Axes
     return axes
 
 
-def draw_others(axes: Axes, values: dict[str, statistics.Estimate], others: Others) -> None:
-    """Others' numbers in the rows of ours."""
-    markers = dict(zip(dict.fromkeys(source for source, _ in others), "x+"))
-    for (source, label), value in others.items():
-        if label in values:
-            style = {"color": "black", "markersize": 5, "zorder": 4, "label": source}
-            axes.plot(value, [*values].index(label), markers[source], **style)
+def draw_others(
+    axes: Axes, labels: Iterable[str], values: Mapping[str, float], source: str, mark: str
+) -> None:
+    """Somebody's numbers in the rows of ours."""
+    known = [(values[x], row) for row, x in enumerate(labels) if x in values]
+    style = {"color": "black", "markersize": 5, "zorder": 4, "label": source}
+    if known:
+        axes.plot(*zip(*known), mark, **style)
 
 
 def normalized(suite: Suite, folders: Folders) -> Figure:
     """Average normalized scores beside those of the paper."""
     scores = tables.normalized(suite, folders)
-    values, source = tables.averages(scores), "paper, 21 runs in 7 environments"
+    values = tables.averages(scores)
     axes = rows_with_ours(suite, values)
-    draw_others(axes, values, {(source, x): y for x, y in tables.paper_scores(suite).items()})
+    paper = tables.paper_scores(suite)
+    draw_others(axes, values, paper, "paper, 21 runs in 7 environments", "x")
     about = f"average score in {len(scores.columns)} environments"
     axes.set_xlabel(f"{about}, 0: random, 1: best run")
     return axes.figure
@@ -221,9 +221,13 @@ def effects(suite: Suite, folders: Folders) -> Figure:
         style |= {"markeredgecolor": "black", "markeredgewidth": 0.4}
         points = ((means - base) / base.abs()).loc[[*values], environment]
         axes.plot(points, range(len(values)), mark, **style)
-    known = {variant: label for (_, variant), label in suite.labels.items()}
-    others = median_changes(scores).items()
-    draw_others(axes, values, {(source, known.get(x)): y for (source, x), y in others})
+    rows = reference("effects")
+    rows = rows[rows["environment"].isin([x.partition("-")[0] for x in scores])]
+    rows = rows.assign(change=rows["changed"] / rows["default"] - 1)
+    for mark, (source, own) in zip("x+", rows.groupby("source", sort=False)):
+        changes = own.groupby("variant")["change"].median()  # over those that they have
+        others = {x: changes[name] for (_, name), x in suite.labels.items() if name in changes}
+        draw_others(axes, values, others, source, mark)
     found = tables.others_say(suite, "literature", "found")
     for row, text in enumerate(map(found.get, values)):
         place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
@@ -231,14 +235,6 @@ def effects(suite: Suite, folders: Folders) -> Figure:
     axes.xaxis.set_major_formatter("{x:+.0%}")
     axes.set_xlabel("change of the mean score: median over environments, 95 % interval")
     return axes.figure
-
-
-def median_changes(environments: Iterable[str]) -> Others:
-    """The median change that others found over those of these environments that they have."""
-    rows = reference("effects")
-    rows = rows[rows["environment"].isin([env.partition("-")[0] for env in environments])]
-    changes = rows["changed"] / rows["default"] - 1
-    return changes.groupby([rows["source"], rows["variant"]], sort=False).median().to_dict()
 
 
 # --- Bugs ---

@@ -57,12 +57,16 @@ def plus_minus(scores: Iterable[float], digits: int | None = None) -> str:
     return number(np.mean(known), spread, digits) if len(known) else "–"
 
 
-def with_interval(found: Estimate | None, form: Callable[[float], str] = number) -> str:
-    """A value and its interval if it has one, or a dash."""
-    if found is None:
-        return "–"
+def with_interval(found: Estimate, form: Callable[[float], str] = number) -> str:
+    """A value, and its interval if it has one."""
     ends = f" [{form(found.ends[0])}, {form(found.ends[1])}]" if found.ends else ""
     return form(found.value) + ends
+
+
+def mean_with_interval(values: Iterable[float], form: Callable[[float], str] = number) -> str:
+    """The mean of those that are known with its interval, or a dash."""
+    known = pd.Series(values, dtype=float).dropna()
+    return with_interval(estimate(matrix(known), statistics.mean), form) if len(known) else "–"
 
 
 def facts(results: Iterable, name: str) -> np.ndarray:
@@ -73,12 +77,11 @@ def facts(results: Iterable, name: str) -> np.ndarray:
 def score_cells(scores: Iterable[float]) -> dict[str, str]:
     """Cells about the scores of runs in one environment."""
     known = pd.Series(scores, dtype=float).dropna()
-    middle = estimate(matrix(known), statistics.interquartile_mean) if len(known) else None
-    return {
-        "seeds": str(len(known)),
-        "last 100 episodes": plus_minus(known),
-        "IQM [95 %]": with_interval(middle),
-    }
+    if known.empty:
+        return {"seeds": "0", "last 100 episodes": "–", "IQM [95 %]": "–"}
+    middle = with_interval(estimate(matrix(known), statistics.interquartile_mean))
+    seeds = str(len(known))
+    return {"seeds": seeds, "last 100 episodes": plus_minus(known), "IQM [95 %]": middle}
 
 
 def missing(suite: Suite, folders: Folders) -> str:
@@ -189,7 +192,7 @@ def chance(scores: pd.DataFrame, ours: str, theirs: str) -> str:
         return "–"
     both = stacked(pair[shared], [ours, theirs]).swapaxes(1, 2)
     found = estimate(both, statistics.improvement)
-    return with_interval(found if found.ends else None, RATIO)
+    return with_interval(found, RATIO) if found.ends else "–"
 
 
 def side_by_side(scores: pd.DataFrame, columns: Mapping[str, Mapping[str, str]]) -> str:
@@ -304,9 +307,7 @@ MEANS = "mean [95 %] (seeds)"  # column of tables
 
 def means_of(scores: pd.DataFrame) -> pd.DataFrame:
     """The mean of each label in each environment with its interval."""
-    return by_label(
-        scores, lambda x: f"{with_interval(estimate(matrix(x), statistics.mean))} ({len(x)})"
-    )
+    return by_label(scores, lambda x: f"{mean_with_interval(x)} ({len(x)})")
 
 
 def wins(scores: pd.DataFrame, suite: Suite) -> str:
@@ -376,7 +377,6 @@ def each_run_table(suite: Suite, folders: Folders) -> str:
     for run in runs_of(suite, folders).itertuples():
         steps, returns = run.result.column("return")
         played = run.result.record["evaluation"]
-        speed = estimate(matrix(played["speeds"]), statistics.mean)
         first = {x: steps[returns >= x][:1] / 1e6 for x in RETURNS_REACHED}
         rows.append(
             {
@@ -385,7 +385,7 @@ def each_run_table(suite: Suite, folders: Folders) -> str:
                 "last 100 episodes": number(run.score),
                 "mean action": plus_minus(played["returns"]),
                 "its length": number(np.mean(played["lengths"])),
-                "its speed, m/s": with_interval(speed, RATIO),
+                "its speed, m/s": mean_with_interval(played["speeds"], RATIO),
             }
         )
     return markdown(rows)

@@ -3,12 +3,11 @@
 import pandas as pd
 
 from benchmark.definitions import Folders, Suite
-from benchmark.report import statistics
-from benchmark.report.statistics import estimate, matrix
-from benchmark.report.tables import markdown, missing, with_interval
+from benchmark.report.tables import RATIO, markdown, mean_with_interval, missing
 from benchmark.results import runs_of
 from benchmark.suites.grpo import VARIANTS
 
+SHARE, MORE = "{:.3f}".format, "{:+.3f}".format
 LABELS = {"sft": "SFT model"} | {name: label for name, (label, _) in VARIANTS.items()}
 
 
@@ -22,35 +21,27 @@ def models(suite: Suite, folders: Folders) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def interval(values: pd.Series, form: str = ".3f") -> str:
-    """The mean over seeds with its interval, or a dash."""
-    known = values.dropna()
-    if known.empty:
-        return "–"
-    return with_interval(estimate(matrix(known), statistics.mean), f"{{:{form}}}".format)
-
-
 def sums_table(suite: Suite, folders: Folders) -> str:
     """Each variant over its seeds; differences are within a seed, which has one SFT model."""
     found, rows = models(suite, folders).set_index("seed"), []
     by_model = dict(iter(found.groupby("model")))
     sft, base = by_model["sft"], by_model["dr-grpo"]
     for name, label in LABELS.items():
-        own, trained = by_model[name], name != "sft"
-        others = interval(own["pass@1"] - base["pass@1"], "+.3f")
+        own = by_model[name]
+        more = mean_with_interval(own["pass@1"] - base["pass@1"], MORE)
+        more_of_16 = mean_with_interval(own["pass@16"] - sft["pass@16"], MORE)
+        groups = (f"groups_without_spread{x}" for x in ("_first", ""))
+        first, last = (mean_with_interval(own[x], RATIO) for x in groups)
         rows.append(
             {
                 "mean [95 %]": label,
                 "seeds": len(own),
-                "pass@1": interval(own["pass@1"]),
-                "more than Dr. GRPO": others if name not in ("sft", "dr-grpo") else "–",
-                "pass@16": interval(own["pass@16"]),
-                "more than SFT": interval(own["pass@16"] - sft["pass@16"], "+.3f")
-                if trained
-                else "–",
-                "KL": interval(own["kl"], ".2f"),
-                "groups without spread, first": interval(own["groups_without_spread_first"], ".2f"),
-                "last": interval(own["groups_without_spread"], ".2f"),
+                "pass@1": mean_with_interval(own["pass@1"], SHARE),
+                "more than Dr. GRPO": more if name not in ("sft", "dr-grpo") else "–",
+                "pass@16": mean_with_interval(own["pass@16"], SHARE),
+                "more than SFT": more_of_16 if name != "sft" else "–",
+                "KL": mean_with_interval(own["kl"], RATIO),
+                **{"groups without spread, first": first, "last": last},
             }
         )
     return markdown(rows) + missing(suite, folders)

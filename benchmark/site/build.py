@@ -139,11 +139,8 @@ def text_page(path: Path, sources: dict[str, Source]) -> dict[str, str]:
             name = name.removeprefix("docs/") if name.startswith("docs/") else f"../{name}"
         return f'{attribute}="{name}{anchor}"'
 
-    # Headings have the anchors that GitHub gives them.
-    slugs = {"slugify": lambda x, _: re.sub(r"[^\w\- ]", "", x.lower()).replace(" ", "-")}
-    names = ["fenced_code", "md_in_html", "tables", "toc"]
-    reader = markdown.Markdown(extensions=names, extension_configs={"toc": slugs})
-    text = reader.convert(path.read_text().replace("<details><", '<details markdown="1"><'))
+    reader = markdown.Markdown(extensions=["fenced_code", "md_in_html", "tables", "toc"])
+    text = reader.convert(path.read_text())
     about = re.sub("<.*?>", "", " ".join(re.search("<p>(.*?)</p>", text, re.DOTALL)[1].split()))
     text = re.sub(r'(href|src)="([^"#]*)(#[^"]*)?"', link, text)
     text = CHANGED.sub(lambda x: f"{x[1] or ''}<{(t := CHANGES[x[2]])}>{x[3]}</{t}>", text)
@@ -163,7 +160,6 @@ def build(folders: Folders) -> dict[str, bytes]:
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         trim_blocks=True,
-        lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
     reviews = json.loads((folders.results / "reviews.json").read_text())
