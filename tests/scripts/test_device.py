@@ -119,7 +119,6 @@ def test_the_simulated_device_refuses_to_mix(gpu):
     gpu(use)
 
 
-@on("environments")
 def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(script, tiny, gpu):
     """The weights are there, and what is saved is of use without it; also after a resume."""
     settings = {"learning_rate": 0.01, "anneal_lr": False}
