@@ -62,19 +62,12 @@ def assert_ascends(objective, rollout, loss, world):
 
 
 @on("rlhf")
-@pytest.mark.parametrize("gae_lambda", [0.95, 1.0])
-def test_ppo_ascends_the_objective(script, world, monkeypatch, gae_lambda):
-    """With lambda = 1 for any values, otherwise for the true ones."""
+def test_ppo_ascends_the_objective_whatever_the_values_are(script, world, monkeypatch):
     module, agent = script.module, world.agent
     torch.nn.init.normal_(agent.value_head.weight)
     monkeypatch.setattr(module, "whiten", lambda x, mean: x)
-    args = module.Args(vf_coef=0.0, gae_lambda=gae_lambda)
+    args = module.Args(vf_coef=0.0, gae_lambda=1.0)
     rollout, _ = module.collect(args, agent, world.judges, 81, BETA, torch.Generator())
-    if gae_lambda < 1:
-        later = (rollout.rewards * world.mask).flip(1).cumsum(1).flip(1)
-        same = [(ALL[:, None, :t] == ALL[:, :t]).all(-1) * world.p for t in range(4)]
-        values = [x @ later[:, t] / x.sum(1) for t, x in enumerate(same)]
-        rollout = rollout._replace(values=torch.stack(values, dim=1))
 
     def loss(row):
         return row.mask.sum() * module.ppo_loss(agent, row, args)[0]

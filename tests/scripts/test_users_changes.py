@@ -63,7 +63,6 @@ def test_another_distribution_in_the_three_places_of_the_policy_trains_and_acts(
     assert len(mine.evaluate(command)) == 2
 
 
-@on("environments")
 def test_buffers_go_on_after_a_resume(script, tiny, monkeypatch):
     class Other(script.module.Agent):
         def __init__(self, *args):
@@ -82,7 +81,6 @@ def test_buffers_go_on_after_a_resume(script, tiny, monkeypatch):
     assert same_weights(resumed, whole) and whole.calls > begun.calls > 0
 
 
-@on("environments")
 def test_the_same_settings_can_be_trained_twice(script, tiny):
     args = tiny("Walk", run_name=None)
     before = dataclasses.asdict(args)
