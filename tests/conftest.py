@@ -14,8 +14,6 @@ import pytest
 import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
-# A shell makes what it starts in the background ignore Ctrl-C, which the tests send.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
@@ -27,8 +25,14 @@ def pytest_configure(config):
 
 
 def pytest_runtest_setup(item):
-    """The number of threads changes the bits of initial weights, and Atari runs leave theirs."""
+    """Each test begins with what a new process has, whatever earlier ones have left.
+
+    The number of threads changes the bits of initial weights, and Atari runs leave theirs. Commands
+    and scripts answer signals. What a shell starts in the background ignores Ctrl-C.
+    """
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def pytest_generate_tests(metafunc):
