@@ -191,9 +191,9 @@ def test_a_run_trains_on_other_prompts_than_it_is_judged_by_and_returns_what_hap
     assert list(Path("runs").glob("*grpo_minimal/events*"))
     moved = zip(found.model.parameters(), found.reference.parameters(), strict=True)
     assert all(not torch.equal(x, y) for x, y in moved)
-    rates = [x.lr for x in found.steps[3:]]
+    rates = [x.lr for x in found.steps[-12:]]  # behind those of AdamW, if it is seen as an Adam
     assert rates == pytest.approx([7e-4] * 4 + [7e-4 * 2 / 3] * 4 + [7e-4 / 3] * 4)
-    assert max(x.gradient.norm() for x in found.steps[3:]) <= 1.0 + 1e-4
+    assert max(x.gradient.norm() for x in found.steps[-12:]) <= 1.0 + 1e-4
 
 
 def test_minibatches_split_the_batch_and_keep_each_row_together(run):
