@@ -9,6 +9,7 @@ from pathlib import Path
 import fake_envs
 import numpy as np
 import pytest
+import torch
 from adapters import on
 from helpers import flags, same_weights
 
@@ -55,6 +56,8 @@ def test_results_do_not_depend_on_the_number_of_processes(
     """In a real game a time limit ends games in every rollout."""
     monkeypatch.setattr(script.module, "MAX_GAME_STEPS", 10)
     one, *others = (script.module.train(settings(x, **game)) for x in counts)
+    torch.set_num_threads(2)  # nor on the threads that were used before
+    others.append(script.module.train(settings(1, **game)))
     assert len(one["episodes"]) > 4
     for other in others:
         assert_same(one, other)

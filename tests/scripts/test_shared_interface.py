@@ -117,6 +117,23 @@ def test_tensorboard_has_the_promised_curves_and_the_details(script, tiny):
     assert written == f"{args}\n\n{script.module.details(args)}" and "gamma=0.875" in written
 
 
+@pytest.mark.slow
+@on("continuous")
+def test_weights_and_biases_gets_the_curves_and_the_settings(script, tiny):
+    line = flags(tiny("Walk", track=True, run_name="tracked"))
+    code = f"import sys, fake_envs, runpy; sys.argv = ['x', *{line.split()}]\n"
+    code += f"runpy.run_path({str(script.path)!r}, run_name='__main__')"
+    env = {**os.environ, "WANDB_MODE": "offline", "PYTHONPATH": str(Path(__file__).parents[1])}
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    (path,) = Path("wandb").glob("offline-run-*/*.wandb")
+    written = path.read_bytes()
+    saved = script.module.load_checkpoint("runs/tracked")
+    assert written.count(b"losses/value_loss") >= len(saved["updates"]) == 3
+    for word in ("tracked", "num_steps", "16", "env_id", script.env_id("Walk"), *PROMISED):
+        assert word.encode() in written, word
+
+
 @on("continuous")
 def test_logged_is_the_return_of_the_new_episodes_and_shown_that_of_the_last_hundred(script):
     writer, progress = MagicMock(), MagicMock()
