@@ -37,6 +37,7 @@ TABLES = {
     "rlhf": rlhf.pipeline_table,
     "models": rlhf.models_table,
     "sums": verifiable.sums_table,
+    "bugs": lambda suite, folders: debugging.costs_table(folders, suite.name == debugging.RLHF),
 }
 
 
