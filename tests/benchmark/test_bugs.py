@@ -4,9 +4,8 @@ import pytest
 
 from benchmark import check, logs
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.report.health import is_healthy
 from benchmark.run import changed
-from benchmark.suites import BY_TABLE, SUITES
+from benchmark.suites import SUITES
 from benchmark.suites.bugs import BUGS as IN_ONE_SCRIPT
 
 
@@ -16,12 +15,6 @@ def test_each_text_stands_once_in_its_script_and_what_comes_of_it_is_python():
         broken = changed(text, variant.replaced)
         compile(broken, variant.label, "exec")
         assert broken != text, variant.label
-
-
-def test_the_readme_has_their_number():
-    own = ((suite, name) for suite in BY_TABLE["bugs"] for name in suite.variants)
-    labels = {suite.variants[name].label for suite, name in own if not is_healthy(suite, name)}
-    assert f"what {len(labels)} mistakes look like" in (ROOT / "README.md").read_text()
 
 
 def test_texts_are_replaced_one_after_the_other_whatever_comments_are_between_their_lines():
