@@ -128,7 +128,7 @@ def summarize_stages(
     """Facts and curve of an RLHF run, by the evaluation that ends it; a step is an update.
 
     Args:
-        seconds: of a processor that the run took; None if it was interrupted.
+        seconds: of a processor that the run took; None if nobody knows.
     """
     report, rows = json.loads((log / "results.json").read_text()), []
     trained = [x for x in report["results"] if x != "sft" and (log / x / "checkpoint.pt").exists()]

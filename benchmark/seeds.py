@@ -23,7 +23,7 @@ from benchmark.logs import is_log, read
 from benchmark.provenance import BenchmarkError, version_on_disk
 from benchmark.report import plots, rlhf
 from benchmark.report.tables import markdown, number, plus_minus, score_cells
-from benchmark.results import by_environment
+from benchmark.results import by_environment, done
 from benchmark.run import last_line, printed, run_suite, start
 
 OWN = {"--env-id", "--seed", "--run-name", "--resume"}  # flags that `seeds` itself gives
@@ -78,9 +78,11 @@ def flags_of(script: Path) -> set[str]:
         try:
             failed = process.wait(HELP)
         except subprocess.TimeoutExpired:
-            process.kill()
             text = f"{script.name} --help did not end within {HELP} seconds."
             raise BenchmarkError(text) from None
+        finally:  # Ctrl-C does not reach it
+            process.kill()
+            process.wait()
         if failed:
             raise BenchmarkError(f"{script.name} does not start: {last_line(folder)}")
         return OWN.intersection(re.findall(r"--[\w-]+", printed(folder)))
@@ -107,14 +109,17 @@ def run(
     if env_ids and "--env-id" not in takes:
         raise BenchmarkError(f"{script.name} has no --env-id: leave --env-ids out.")
     numbers = tuple(range(1, seeds[0] + 1)) if len(seeds) == 1 else seeds
+    if not numbers:
+        raise BenchmarkError("Give --seeds at least one.")
     variant, places = Variant(str(script), about["flags"]), dict.fromkeys(env_ids or [""], numbers)
     suite = Suite(name, "", places, {"": variant}, total_timesteps=None)
+    old = [*done(name, folders).values()]
     for note in folders.results.rglob("note.json"):
-        old, kept = json.loads(note.read_text()), {x.name for x in note.parent.rglob("*")}
-        differs = any(old[x] != about[x] for x in ("sha256", "flags"))
-        if differs and kept & {"result.json", "checkpoint.pt"}:
-            text = f"{folders.results} has runs of another version of {script.name}, or with other"
-            raise BenchmarkError(f"{text} flags: give another --name.")
+        if {"result.json", "checkpoint.pt"} & {x.name for x in note.parent.rglob("*")}:
+            old.append(json.loads(note.read_text()))
+    if any(x.get(y) != about[y] for x in old for y in ("sha256", "flags")):
+        text = f"{folders.results} has runs of another version of {script.name}, or with other"
+        raise BenchmarkError(f"{text} flags: give another --name.")
     runs = select(suite, folders, kind=functools.partial(SeedRun, takes=takes, about=about))
     try:
         run_suite(suite, runs, folders, None, workers)
@@ -135,13 +140,13 @@ def show(suite: Suite, folders: Folders) -> None:
             name, cells = place, models_rows([x["models"] for x in records])
         else:
             runs = [SeedRun(suite, place, "", x["seed"], folders, set(), {}) for x in records]
-            logs = [read(x.log) for x in runs]
-            name = place or logs[0].environment  # the script's own default
+            logs = {x.seed: read(x.log) for x in runs if x.log.exists()}  # not those deleted since
+            name = place or next((x.environment for x in logs.values()), "")  # script's default
             cells = [score_cells(x["score"] for x in records)]
-            shown += logs
+            shown += logs.values()
             episodes += [
-                log.episodes.assign(environment=name, seed=run.seed)
-                for run, log in zip(runs, logs)
+                log.episodes.assign(environment=name, seed=seed)
+                for seed, log in logs.items()
                 if not log.averaged
             ]
         about = {"environment": name} if name else {}

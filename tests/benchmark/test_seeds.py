@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,7 +48,10 @@ def test_seeds_makes_all_runs_once_and_shows_them(forked):
     assert "6 runs, 6 of them done before." in forked.run(*words)
     names = [f"{x}/seed{y}" for x in ("A-v1", "B-v1") for y in (1, 2, 3)]
     assert [[*forked.starts(x)] for x in names] == [[1]] * 6
+    shutil.rmtree("runs/mine/A-v1")  # to save space
     assert "| B-v1 | 3 |" in forked.run(*MINE, "--seeds", "4", "--gain=-1")
+    assert [*forked.starts("A-v1/seed4")] == [1] and not forked.starts("A-v1/seed1")
+    shutil.rmtree("runs/mine/A-v1")
     text = forked.run(*MINE, "--seeds", "4", "--gain", "2", code=2)
     assert "Error: runs/mine has runs of another version of mine.py, or with other flags" in text
 
@@ -141,6 +145,7 @@ TYRO = "import tyro\ndef main(seed: int = 1): pass\ntyro.cli(main)"
         ("import time\ntime.sleep(60)", "", "x.py --help did not end within 1 seconds.", 0),
         (TYRO, "--seed 3", "`seeds` itself gives --seed to the script: use --seeds.", 0),
         (TYRO, "--seeds -3 1", "A seed must not be negative: -3.", 0),
+        (TYRO, "--seeds 0", "Give --seeds at least one.", 0),
         (TYRO, "--workers 0", "--workers must be positive.", 0),
         (TYRO, "--env-ids A", "x.py has no --env-id: leave --env-ids out.", 0),
         (TYRO, "--nonsense 3", "x.py does not start: Unrecognized options: --nonsense, 3", 1),
