@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from benchmark.definitions import Folders, Suite
-from benchmark.report import health, rlhf, tables, verifiable
+from benchmark.report import health, rlhf, tables
 from benchmark.results import KEY, Result, by_environment
 
 POINTS = 20  # of a curve
@@ -52,18 +52,15 @@ def cells(results: list[Result], stage: str | None) -> dict[str, Any]:
     if stage is None:
         whole = tables.plus_minus(tables.facts(results, "mean_return"))
         return tables.score_cells(tables.facts(results, "score")) | {"whole run": whole}
-    models, names = [x.record["models"][stage] for x in results], ("gold", "proxy", "KL")
-    columns = {x: rlhf.COLUMNS[x] for x in names}
-    if "pass@1" in models[0]:
-        columns = {"pass@1": "pass@1", "pass@16": "pass@16", "KL": "kl"}
-    values = {x: [y.get(column) for y in models] for x, column in columns.items()}
-    return {"seeds": len(models)} | {x: tables.plus_minus(y, 2) for x, y in values.items()}
+    found = rlhf.models(results).query("model == @stage")
+    names = ("pass@1", "pass@16", "KL") if "pass@1" in found else ("gold", "proxy", "KL")
+    return {"seeds": len(found)} | {x: tables.plus_minus(found.get(x, ()), 2) for x in names}
 
 
 def label_of(record: dict[str, Any], stage: str) -> str:
     """The name of a model that a run without variants has made."""
     model = record["models"][stage]
-    return verifiable.LABELS.get(stage) or f"{rlhf.method(model)}, {rlhf.penalty(model)}"
+    return rlhf.LABELS.get(stage) or f"{rlhf.method(model)}, {rlhf.penalty(model)}"
 
 
 def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:

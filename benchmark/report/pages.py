@@ -13,7 +13,7 @@ import pandas as pd
 from benchmark import check
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.report import debugging, rlhf, tables, verifiable
+from benchmark.report import debugging, rlhf, tables
 from benchmark.report.tables import CHANGE, effects, markdown, plus_minus, with_interval
 from benchmark.results import by_environment, done, how_complete, lines_of
 from benchmark.suites import BY_TABLE, SUITES
@@ -36,7 +36,7 @@ TABLES = {
     "each_run": tables.each_run_table,
     "rlhf": rlhf.pipeline_table,
     "models": rlhf.models_table,
-    "sums": verifiable.sums_table,
+    "sums": rlhf.sums_table,
     "bugs": lambda suite, folders: debugging.costs_table(folders, suite.name == debugging.RLHF),
 }
 
@@ -164,9 +164,12 @@ def block(name: str, folders: Folders) -> str:
     """Text of a generated block, or a BenchmarkError if there is none of this name."""
     if name in BLOCKS:
         return BLOCKS[name](folders)
-    if name not in SUITES or SUITES[name].table not in TABLES:
+    suite = SUITES.get(name)
+    if not suite or suite.table not in TABLES:
         raise BenchmarkError(f"There is no block or table {name}.")
-    return TABLES[SUITES[name].table](SUITES[name], folders) if done(name, folders) else ""
+    made, total = how_complete(suite, folders)
+    lacks = f"\n{made} of {total} runs are done.\n" if made < total else ""
+    return TABLES[suite.table](suite, folders) + lacks if done(name, folders) else ""
 
 
 def filled(page: Path, folders: Folders) -> str:

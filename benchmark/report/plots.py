@@ -17,7 +17,7 @@ from benchmark import check
 from benchmark.definitions import POINTS, Folders, Suite
 from benchmark.logs import Log
 from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.report import health, rlhf, statistics, tables, verifiable
+from benchmark.report import health, rlhf, statistics, tables
 from benchmark.results import Result, by_environment, done, reference, runs_of
 from benchmark.suites import BY_TABLE
 from benchmark.suites.common import THREE
@@ -301,9 +301,9 @@ def frontier(_: Suite, folders: Folders) -> Figure:
 
     Where a reward model is over-optimized, lines leave the picture below.
     """
-    found = [rlhf.models(x, folders) for x in BY_TABLE["rlhf"] + BY_TABLE["models"]]
-    rows = pd.concat(found, ignore_index=True)
-    rows = rows[rows["method"] != "SFT"].astype({"KL": float, "gold": float})
+    suites = BY_TABLE["rlhf"] + BY_TABLE["models"]
+    rows = rlhf.models(pd.concat([runs_of(x, folders) for x in suites])["result"])
+    rows = rows[rows["method"] != "SFT"]
     axes = Figure(figsize=(6.4, 3.6)).subplots()
     for index, (name, own) in enumerate(rows.groupby("method", sort=False)):
         color = "k" if name == "best of n" else f"C{index}"
@@ -322,12 +322,13 @@ def frontier(_: Suite, folders: Folders) -> Figure:
 
 def sums(suite: Suite, folders: Folders) -> Figure:
     """Means over seeds, with intervals: rewards and groups in training, then pass@k held out."""
-    runs, known = runs_of(suite, folders)["result"], verifiable.models(suite, folders)
+    runs = runs_of(suite, folders)["result"]
+    known = rlhf.models(runs)
     rewards, groups, tries = Figure(figsize=(9.6, 3.2)).subplots(1, 3)
     titles = ("right in training", "groups without spread", "pass@k, held out")
     for axes, title in zip((rewards, groups, tries), titles):
         axes.set_title(title)
-    for index, (name, label) in enumerate(verifiable.LABELS.items()):
+    for index, (name, label) in enumerate(rlhf.LABELS.items()):
         style = {"color": f"C{index - 1}" if index else "k", "label": label, "linewidth": 1.2}
         columns = ((rewards, "reward"), (groups, "without_spread")) if index else ()
         for axes, column in columns:

@@ -1,12 +1,14 @@
-"""RLHF: every model of the suites' runs, and their tables."""
+"""RLHF, and GRPO with a verifiable reward: every model of the runs, and their tables."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
 from benchmark.definitions import Folders, Suite
-from benchmark.report.tables import markdown, plus_minus
-from benchmark.results import runs_of
+from benchmark.report.tables import RATIO, markdown, mean_with_interval, plus_minus
+from benchmark.results import Result, runs_of
+from benchmark.suites.grpo import VARIANTS
 
 COLUMNS = {
     "gold": "objective/gold",
@@ -19,26 +21,29 @@ COLUMNS = {
     "log p(chosen)": "logprobs/chosen",
     "log p(rejected)": "logprobs/rejected",
 }
+SHARE, MORE = "{:.3f}".format, "{:+.3f}".format
+LABELS = {"sft": "SFT model"} | {name: label for name, (label, _) in VARIANTS.items()}
 
 
-def models(suite: Suite, folders: Folders) -> pd.DataFrame:
-    """A row per model and seed of a suite: method, strength of its penalty, and its evaluation."""
-    runs = runs_of(suite, folders)
+def models(results: Iterable[Result]) -> pd.DataFrame:
+    """A row per model and seed: its name, what is known of it, method and strength of penalty."""
     rows = [
-        {"method": method(model), "penalty": penalty(model)}
-        | {name: model.get(metric) for name, metric in COLUMNS.items()}
-        for run in runs["result"]
-        for model in run.record["models"].values()
+        {"seed": x.record["seed"], "model": name}
+        | model
+        | {"method": method(model), "penalty": penalty(model)}
+        for x in results
+        for name, model in x.record["models"].items()
     ]
-    return pd.DataFrame(rows, columns=["method", "penalty", *COLUMNS])
+    names = {metric: name for name, metric in COLUMNS.items()} | {"kl": "KL"}
+    return pd.DataFrame(rows).rename(columns=names)
 
 
 def method(model: dict[str, Any]) -> str:
     """What made a model, and how it differs from the default."""
     if model.get("nll_coef"):
         return f"{model['method']} + NLL"
-    if model["method"] != "GRPO":
-        return model["method"]
+    if model.get("method") != "GRPO":
+        return model.get("method", "")
     changes = {  # by which DeepSeekMath's GRPO differs from Dr. GRPO with the KL in the reward
         "std": model["std"] == "group",
         "own length": model["loss_norm"] == "sequence",
@@ -65,13 +70,11 @@ def penalty(model: dict[str, Any]) -> str:
 
 def models_table(suite: Suite, folders: Folders) -> str:
     """Each model of a suite over its seeds, in the columns that some model has."""
-    found = models(suite, folders).dropna(axis="columns", how="all")
-    rows = [
-        {"method": name, "penalty": strength, "seeds": len(own)}
-        | {column: plus_minus(own[column], 2) for column in own.columns[2:]}
-        for (name, strength), own in found.groupby(["method", "penalty"], sort=False)
-    ]
-    return markdown(rows)
+    found = models(runs_of(suite, folders)["result"])
+    groups = found.groupby(["method", "penalty"], sort=False)
+    table = groups[[x for x in COLUMNS if x in found]].agg(plus_minus, digits=2)
+    table.insert(0, "seeds", groups.size())
+    return markdown(table.reset_index())
 
 
 def pipeline_table(suite: Suite, folders: Folders) -> str:
@@ -94,3 +97,29 @@ def pipeline_table(suite: Suite, folders: Folders) -> str:
             }
         )
     return f"{models_table(suite, folders)}\n{markdown(rows)}"
+
+
+def sums_table(suite: Suite, folders: Folders) -> str:
+    """Each variant over its seeds; differences are within a seed, which has one SFT model."""
+    found, rows = models(runs_of(suite, folders)["result"]), []
+    by_model = dict(iter(found.set_index("seed").groupby("model")))
+    sft, base = by_model["sft"], by_model["dr-grpo"]
+    for name, label in LABELS.items():
+        own = by_model[name]
+        more = mean_with_interval(own["pass@1"] - base["pass@1"], MORE)
+        more_of_16 = mean_with_interval(own["pass@16"] - sft["pass@16"], MORE)
+        groups = (f"groups_without_spread{x}" for x in ("_first", ""))
+        first, last = (mean_with_interval(own[x], RATIO) for x in groups)
+        rows.append(
+            {
+                "mean [95 %]": label,
+                "seeds": len(own),
+                "pass@1": mean_with_interval(own["pass@1"], SHARE),
+                "more than Dr. GRPO": more if name not in ("sft", "dr-grpo") else "–",
+                "pass@16": mean_with_interval(own["pass@16"], SHARE),
+                "more than SFT": more_of_16 if name != "sft" else "–",
+                "KL": mean_with_interval(own["KL"], RATIO),
+                **{"groups without spread, first": first, "last": last},
+            }
+        )
+    return markdown(rows)

@@ -10,7 +10,7 @@ import pandas as pd
 from benchmark.definitions import Folders, Suite
 from benchmark.report import statistics
 from benchmark.report.statistics import Estimate, estimate, matrix
-from benchmark.results import how_complete, random_returns, reference, runs_of
+from benchmark.results import random_returns, reference, runs_of
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
 RETURNS_REACHED = (1000, 2000, 4000)
@@ -63,10 +63,14 @@ def with_interval(found: Estimate, form: Callable[[float], str] = number) -> str
     return form(found.value) + ends
 
 
-def mean_with_interval(values: Iterable[float], form: Callable[[float], str] = number) -> str:
-    """The mean of those that are known with its interval, or a dash."""
+def mean_with_interval(
+    values: Iterable[float],
+    form: Callable[[float], str] = number,
+    statistic: Callable[[np.ndarray], Any] = statistics.mean,
+) -> str:
+    """The mean of those that are known, or another statistic, with its interval; or a dash."""
     known = pd.Series(values, dtype=float).dropna()
-    return with_interval(estimate(matrix(known), statistics.mean), form) if len(known) else "–"
+    return with_interval(estimate(matrix(known), statistic), form) if len(known) else "–"
 
 
 def facts(results: Iterable, name: str) -> np.ndarray:
@@ -77,17 +81,8 @@ def facts(results: Iterable, name: str) -> np.ndarray:
 def score_cells(scores: Iterable[float]) -> dict[str, str]:
     """Cells about the scores of runs in one environment."""
     known = pd.Series(scores, dtype=float).dropna()
-    if known.empty:
-        return {"seeds": "0", "last 100 episodes": "–", "IQM [95 %]": "–"}
-    middle = with_interval(estimate(matrix(known), statistics.interquartile_mean))
-    seeds = str(len(known))
-    return {"seeds": seeds, "last 100 episodes": plus_minus(known), "IQM [95 %]": middle}
-
-
-def missing(suite: Suite, folders: Folders) -> str:
-    """A line on how many runs are done, unless all are."""
-    made, total = how_complete(suite, folders)
-    return f"\n{made} of {total} runs are done.\n" if made < total else ""
+    middle = mean_with_interval(known, statistic=statistics.interquartile_mean)
+    return {"seeds": f"{len(known)}", "last 100 episodes": plus_minus(known), "IQM [95 %]": middle}
 
 
 # --- Scores by environment ---
@@ -163,21 +158,18 @@ def stacked(scores: pd.DataFrame, labels: Sequence[str]) -> np.ndarray:
     return wide.reshape(len(wide), len(labels), -1)
 
 
-def beside_baseline(
-    suite: Suite, folders: Folders, statistic: Callable[[np.ndarray], Any]
-) -> dict[str, Estimate]:
-    """A statistic of pairs of each variant and the baseline, by label."""
-    scores, base = comparable(suite, folders), suite.labels[suite.baseline]
-    return {
-        x: estimate(stacked(scores, [x, base]).swapaxes(1, 2), statistic)
-        for x in scores.index.unique("label")
-        if x != base
-    }
+def of_pairs(
+    scores: pd.DataFrame, ours: str, theirs: str, statistic: Callable[[np.ndarray], Any]
+) -> Estimate:
+    """A statistic of the scores of two labels."""
+    return estimate(stacked(scores, [ours, theirs]).swapaxes(1, 2), statistic)
 
 
 def effects(suite: Suite, folders: Folders) -> dict[str, Estimate]:
     """What each variant changes against the baseline, the median over environments, by label."""
-    return beside_baseline(suite, folders, statistics.relative_effect)
+    scores, base = comparable(suite, folders), suite.labels[suite.baseline]
+    labels = (x for x in scores.index.unique("label") if x != base)
+    return {x: of_pairs(scores, x, base, statistics.relative_effect) for x in labels}
 
 
 def chance(scores: pd.DataFrame, ours: str, theirs: str) -> str:
@@ -190,8 +182,7 @@ def chance(scores: pd.DataFrame, ours: str, theirs: str) -> str:
     shared = counts.columns[(counts > 0).sum() == 2]
     if ours == theirs or shared.empty:
         return "–"
-    both = stacked(pair[shared], [ours, theirs]).swapaxes(1, 2)
-    found = estimate(both, statistics.improvement)
+    found = of_pairs(pair[shared], ours, theirs, statistics.improvement)
     return with_interval(found, RATIO) if found.ends else "–"
 
 
@@ -221,7 +212,7 @@ def effects_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, what they amount to beside the baseline, and what others found."""
     found = {x: with_interval(y, CHANGE) for x, y in effects(suite, folders).items()}
     columns = {"effect": found, "others found": others_say(suite, "literature", "found")}
-    return side_by_side(scores_of(suite, folders), columns) + missing(suite, folders)
+    return side_by_side(scores_of(suite, folders), columns)
 
 
 # --- The recipe ---
@@ -241,7 +232,7 @@ def recipe_table(suite: Suite, folders: Folders) -> str:
         for place in scores
     ]
     rows.append({"environment": "all", **better([*scores])})
-    return markdown(rows) + missing(suite, folders)
+    return markdown(rows)
 
 
 # --- Table 1 of the paper ---
@@ -327,8 +318,7 @@ def figure3_table(suite: Suite, folders: Folders) -> str:
         paper = readings(suite, environment)
         means.append({MEANS: environment} | dict(cells[environment]))
         means.append({MEANS: "paper, read off"} | {x: f"≈ {number(paper[x])}" for x in paper})
-    tables = scores_table(suite, folders), markdown(means), wins(scores, suite)
-    return "\n".join(tables) + missing(suite, folders)
+    return "\n".join([scores_table(suite, folders), markdown(means), wins(scores, suite)])
 
 
 def mean_policies_table(suite: Suite, folders: Folders) -> str:
@@ -340,7 +330,7 @@ def mean_policies_table(suite: Suite, folders: Folders) -> str:
         for environment in suite.environments
         for title, cells in shown.items()
     ]
-    return f"{markdown(rows)}\n{wins(played, suite)}{missing(suite, folders)}"
+    return f"{markdown(rows)}\n{wins(played, suite)}"
 
 
 # --- Games ---
@@ -365,7 +355,7 @@ def games_table(suite: Suite, folders: Folders) -> str:
                 **{"random play": number(random), "human play": number(human)},
             }
         )
-    return markdown(rows) + missing(suite, folders)
+    return markdown(rows)
 
 
 # --- Each run ---

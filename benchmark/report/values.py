@@ -15,11 +15,10 @@ import pandas as pd
 
 from benchmark.definitions import Folders
 from benchmark.provenance import ROOT
-from benchmark.report import tables
+from benchmark.report import rlhf, tables
 from benchmark.report.health import bugs_of
 from benchmark.report.tables import CHANGE, effects, normalized, scores_of
-from benchmark.report.verifiable import models
-from benchmark.results import done, lines_of
+from benchmark.results import done, lines_of, runs_of
 from benchmark.suites import BY_TABLE, SUITES
 from benchmark.suites.scripts import SCRIPTS
 from benchmark.tags import tags_of
@@ -101,8 +100,8 @@ def planted_bugs(_: Folders) -> str:
 
 def model_of(name: str, folders: Folders) -> pd.Series:
     """The means over seeds of what is known of a model of `grpo_minimal`."""
-    found = models(SUITES["grpo_minimal"], folders).groupby("model")
-    return found.mean(numeric_only=True).loc[name]
+    found = rlhf.models(runs_of(SUITES["grpo_minimal"], folders)["result"])
+    return found.groupby("model").mean(numeric_only=True).loc[name]
 
 
 def pass_at(k: int, model: str, folders: Folders) -> str:

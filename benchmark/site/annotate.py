@@ -120,15 +120,16 @@ def address(series: str, path: str, first: str, last: str | None) -> str:
 
 def original(text: str) -> str:
     """Text as HTML, in which lines of the original code are links."""
-    found, end, series = "", 0, "["
-    for match in PLACE.finditer(text):
+    series = "["
+
+    def link(match: re.Match) -> str:
+        nonlocal series
         prefix, *place = match.groups()
         series = prefix if prefix in ORIGINALS else "[" if prefix else series
-        shown = html.escape(match[0].removeprefix("["), quote=False)
-        found += html.escape(text[end : match.start()], quote=False) + "[" * (prefix == "[")
-        found += f'<a href="{address(series, *place)}">{shown}</a>'
-        end = match.end()
-    return found + html.escape(text[end:], quote=False)
+        shown = match[0].removeprefix("[")
+        return "[" * (prefix == "[") + f'<a href="{address(series, *place)}">{shown}</a>'
+
+    return PLACE.sub(link, html.escape(text, quote=False))
 
 
 def prose(text: str) -> str:
