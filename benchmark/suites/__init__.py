@@ -3,13 +3,28 @@
 To add a suite, add an entry to `SUITES` of one of these files, or a new file to `FILES`.
 """
 
-import importlib
+from benchmark.suites import (
+    ablation,
+    bugs,
+    discrete,
+    figure3,
+    games,
+    grpo,
+    healthy,
+    humanoid,
+    num_envs,
+    objectives,
+    other_methods,
+    rlhf,
+    since2017,
+    small_tasks,
+    smoke,
+)
 
 FILES = (  # in the order of tables
-    *("figure3", "objectives", "ablation", "since2017", "humanoid", "games", "rlhf", "grpo"),
-    *("bugs", "healthy", "small_tasks", "other_methods"),
+    *(smoke, figure3, objectives, ablation, since2017, num_envs, humanoid, games, discrete, rlhf),
+    *(grpo, bugs, healthy, small_tasks, other_methods),
 )
-MODULES = [importlib.import_module(f"{__name__}.{name}") for name in FILES]
-ALL = tuple(suite for module in MODULES for suite in module.SUITES)
+ALL = tuple(suite for file in FILES for suite in file.SUITES)
 SUITES = {suite.name: suite for suite in ALL}
 BY_TABLE = {table: [x for x in ALL if x.table == table] for table in {x.table for x in ALL}}

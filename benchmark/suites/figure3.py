@@ -1,4 +1,4 @@
-"""Two short runs; Figure 3 of the paper, and what explains its scores."""
+"""Figure 3 of the paper, and what explains its scores."""
 
 from dataclasses import replace
 
@@ -24,14 +24,6 @@ MORE = FIVE | dict.fromkeys(("HalfCheetah-v4", "Swimmer-v4"), tuple(range(1, 11)
 THEIRS = Variant(SB3, "--kind mujoco", "Stable-Baselines3 with ppo2's settings")
 
 SUITES = (
-    Suite(
-        name="smoke",
-        reproduces="nothing: two short runs that show whether everything works here",
-        environments={"InvertedPendulum-v4": (1, 2)},
-        variants={"": Variant(CONTINUOUS)},
-        table="scores",
-        total_timesteps=4096,
-    ),
     Suite(
         name="figure3",
         reproduces="Schulman et al. 2017, Figure 3, and baselines' ppo2",

@@ -1,12 +1,12 @@
 # ruff: noqa: E501 - a table of code
-"""What has been proposed for PPO since 2017, each as a change of the default.
+"""What has been proposed for PPO since 2017, each as a change of the default; a recipe.
 
 A change is a few flags, or texts of ppo_continuous_action.py that are replaced, at most 15 lines.
-Where a paper leaves a choice, a comment says which was taken. Then a recipe, and more environments.
+Where a paper leaves a choice, a comment says which was taken.
 """
 
 from benchmark.definitions import Suite, Variant
-from benchmark.suites.common import CONTINUOUS, EFFECTS, MUJOCO7, THREE, with_default
+from benchmark.suites.common import CONTINUOUS, EFFECTS, MUJOCO7, THREE
 from benchmark.suites.switches import LOG_STD, TRUNKS, adapt_lr_kl
 
 # Both policies act on the whole range of the environment: actions in (0, 1) are stretched to it.
@@ -153,15 +153,5 @@ SUITES = (
             ),
         },
         table="recipe",
-    ),
-    Suite(  # the same batch of 2048 steps, from 1, 8 or 64 environments
-        name="num_envs",
-        reproduces="whether more environments learn more or faster",
-        environments={"HalfCheetah-v4": (1, 2, 3)},
-        variants={
-            "8": Variant(CONTINUOUS, "--num-envs 8 --num-steps 256", "8 environments"),
-            "64": Variant(CONTINUOUS, "--num-envs 64 --num-steps 32", "64 environments"),
-        },
-        **with_default("1 environment"),
     ),
 )
