@@ -207,7 +207,7 @@ def make(runs: list[Run], commit: str | None, workers: int) -> Iterator[tuple[Ru
                 continue
             run, process, used_before = working.pop(pid)
             process.returncode = code = os.waitstatus_to_exitcode(status)
-            if code == 2 and not ready:
+            if code == 2 and not ready and not run.begun:
                 reason = last_line(run.folder).removeprefix("Error: ")
                 raise BenchmarkError(f"{Path(run.script).name} does not start: {reason}")
             if code == 0 and run.suite.evaluated and not used_before:

@@ -60,7 +60,9 @@ def cells(results: list[Result], stage: str | None) -> dict[str, Any]:
 def label_of(record: dict[str, Any], stage: str) -> str:
     """The name of a model that a run without variants has made."""
     model = record["models"][stage]
-    return rlhf.LABELS.get(stage) or f"{rlhf.method(model)}, {rlhf.penalty(model)}"
+    if "method" in model:
+        return f"{rlhf.method(model)}, {rlhf.penalty(model)}"
+    return rlhf.LABELS[stage]  # of grpo_minimal.py
 
 
 def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:

@@ -197,3 +197,7 @@ def test_a_writer_that_is_killed_loses_nothing(bench, monkeypatch):
     assert len(bench.found()) == 1
     bench.run()
     bench.check_complete()
+    shutil.rmtree(bench.folders.runs)
+    bench.suite({"C-v1": (1,)})
+    bench.run()
+    assert [x["environment"] for x, _ in bench.found()] == ["A-v1", "A-v1", "B-v1", "C-v1"]

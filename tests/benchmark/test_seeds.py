@@ -76,7 +76,7 @@ def test_each_run_at_work_has_a_line_with_its_return_and_the_time_left(forked, m
         time.sleep(0.01)
     Path("runs/mine/A-v1/seed1/release").touch()
     line = "A-v1/seed1: 35 %, iteration 7 of 20, return 1.0, 00:01 left\n"
-    assert line in forked.run(process=process)
+    assert 1 <= forked.run(process=process).count(line) < 10
 
 
 def test_the_others_wait_until_the_first_has_made_an_iteration(forked):

@@ -37,6 +37,12 @@ def test_the_site_is_that_of_the_scripts_and_the_committed_results(built):
     assert sum(map(len, built.values())) <= 2_000_000
 
 
+def test_no_two_curves_of_a_suite_have_the_same_name(built):
+    for name in (x for x in built if x.startswith("data/")):
+        labels = re.findall(rb'"label":"([^"]*)"', built[name])
+        assert len({*labels}) == len(labels), name
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_resolve_and_a_page_says_what_it_is(built, page):
     text = built[page].decode()
