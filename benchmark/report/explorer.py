@@ -74,9 +74,11 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
         first = next(iter(found.values()), [None])[0]
         staged = first is not None and "stage" in first.curve
         about += STAGED * (staged and STAGED not in about)
-        for stage in dict.fromkeys(first.curve["stage"]) if staged else [None]:
-            one_of_many = stage and not suite.variants[variant].label
-            line = {"label": label_of(first.record, stage) if one_of_many else label}
+        stages = {first.record["scored_model"] if staged else None: label}
+        if staged and not suite.variants[variant].label:  # all models, not only the main one
+            stages = {x: label_of(first.record, x) for x in first.curve["stage"].unique()}
+        for stage, shown in stages.items():
+            line = {"label": shown}
             line["cells"] = {x: cells(own, stage) for x, own in found.items()}
             line["curves"] = {x: curve(own, stage, checks) for x, own in found.items()}
             if suite.table == "bugs" and not health.is_healthy(suite, variant):
