@@ -23,11 +23,13 @@ MINE = ("seeds", "own/mine.py", "--env-ids", "A-v1")
 
 
 @pytest.fixture
-def forked(forked):
-    """The stand-in as a changed copy in another folder, which imports a module next to it."""
-    Path("own").mkdir()
-    Path("own/neighbor.py").write_text("")
-    Path("own/mine.py").write_text(f"import neighbor\n{STAND_IN.read_text()}")
+def forked(forked, monkeypatch):
+    """The stand-in as a changed copy elsewhere, which imports its neighbor and a user's module."""
+    monkeypatch.setenv("PYTHONPATH", str(Path("users").absolute()))
+    for path in (Path("own/neighbor.py"), Path("users/module_of_user.py")):
+        path.parent.mkdir()
+        path.write_text("")
+    Path("own/mine.py").write_text(f"import module_of_user, neighbor\n{STAND_IN.read_text()}")
     forked.runs = Path("runs/mine")
     return forked
 
