@@ -206,7 +206,9 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader has seen enough, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     except (BenchmarkError, OSError) as error:  # OSError: a folder that is a file, a full disk
-        print(f"Error: {error}", file=sys.stderr)
+        name = getattr(error, "filename", None) or "The benchmark"
+        text = f"{name}: {error.strerror}." if isinstance(error, OSError) else error
+        print(f"Error: {text}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

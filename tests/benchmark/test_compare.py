@@ -97,6 +97,9 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path, command):
     ):
         code, text = command("compare", *words)
         assert code == 2 and message in text and text.count("\n") == 1, text
+    (tmp_path / "file").touch()
+    code, text = command("run", "smoke", "--runs", "file")
+    assert code == 2 and text.startswith("Error: ") and "file/smoke: Not a directory.\n" in text
 
 
 def test_table_prints_that_of_a_suite_and_report_works_with_one_suite(command, committed, tmp_path):
