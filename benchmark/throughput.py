@@ -57,8 +57,10 @@ def measure_all(names: list[str], repetitions: int, folders: Folders) -> None:
     """Make measurements, each of which replaces its last results once it is complete.
 
     Raises:
-        BenchmarkError: there is no GPU, or an entry failed.
+        BenchmarkError: nothing is to be repeated, there is no GPU, or an entry failed.
     """
+    if repetitions < 1:  # the last results would be replaced by none
+        raise BenchmarkError("--repetitions must be positive.")
     gpu = torch.cuda.is_available()
     names = names or [x for x in MEASUREMENTS if MEASUREMENTS[x].gpu == gpu]
     if lacking := [x for x in names if MEASUREMENTS[x].gpu and not gpu]:

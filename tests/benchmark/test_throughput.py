@@ -70,6 +70,9 @@ def test_a_measurement_that_failed_leaves_the_last_measurement(measure, folders,
     with pytest.raises(SystemExit):
         measure({"continuous": measurement(10, -1)}, "--repetitions", "1")
     assert "Error: b failed: Error: blown" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        measure({"continuous": measurement(10, 30)}, "--repetitions", "0")
+    assert "--repetitions must be positive." in capsys.readouterr().err
     assert results.lines_of(folders.results / "throughput.jsonl") == lines
     lines, table = measure({"continuous": measurement(10, 20)}, "--repetitions", "2")
     assert [x["steps_per_second"] for x in lines] == pytest.approx([10, 20] * 2)
