@@ -41,7 +41,7 @@ def label_of(folder: str) -> str:
 
 
 def runs_of(name: str, folders: Folders) -> list[Log]:
-    """The runs that a word means."""
+    """The runs that a word of the command line means."""
     suite, _, variant = name.partition(":")
     if Path(name).exists() or suite not in SUITES:
         logs = find(name)

@@ -95,7 +95,6 @@ def recorded(script, monkeypatch):
 @pytest.fixture
 def cli(script, monkeypatch, capsys):
     """Run the script's main with a command line; returns exit code, stdout, stderr."""
-    handler = signal.getsignal(signal.SIGINT)
 
     def run(line):
         monkeypatch.setattr("sys.argv", [script.path.name, *line.split()])
@@ -105,10 +104,6 @@ def cli(script, monkeypatch, capsys):
             script.module.main()
         except SystemExit as exit:
             code = exit.code
-        finally:
-            signal.signal(signal.SIGINT, handler)
-            if hasattr(script.module, "STOP"):
-                script.module.STOP.clear()
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -121,7 +116,6 @@ def command(tmp_path, monkeypatch, capsys):
     from benchmark.__main__ import main  # takes seconds, and few tests need it
 
     monkeypatch.chdir(tmp_path)
-    handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*words):
         code = 0
@@ -131,9 +125,7 @@ def command(tmp_path, monkeypatch, capsys):
             code = exit.code
         return code, "".join(capsys.readouterr())
 
-    yield call
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return call
 
 
 @pytest.fixture

@@ -73,8 +73,9 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
         found = {x: own for x, own in found.items() if x in suite.environments}
         first = next(iter(found.values()), [None])[0]
         staged = first is not None and "stage" in first.curve
-        about += STAGED * (staged and STAGED not in about)
-        stages = {first.record["scored_model"] if staged else None: label}
+        if staged:
+            about = suite.reproduces + STAGED
+        stages = {first.record["scored_model"] if staged else None: label}  # names by model
         if staged and not suite.variants[variant].label:  # all models, not only the main one
             stages = {x: label_of(first.record, x) for x in first.curve["stage"].unique()}
         for stage, shown in stages.items():

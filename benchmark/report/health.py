@@ -11,7 +11,7 @@ import textwrap
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest
+import scipy  # loads its modules when they are used
 
 from benchmark import check
 from benchmark.definitions import Folders, Suite, Variant
@@ -202,7 +202,7 @@ def counts(folders: Folders) -> str:
         if not runs:
             return ""
         alarms = [f"{x}: {text}" for x, y in runs if (text := warned_seeds([y], math.inf)[1])]
-        ends = binomtest(len(alarms), len(runs)).proportion_ci(method="exact")
+        ends = scipy.stats.binomtest(len(alarms), len(runs)).proportion_ci(method="exact")
         lines.append(
             f"**{len(alarms)} of {len(runs)} healthy runs** that had {'no' if kept else 'a'} part "
             f"in the choice of the limits have a warning at any time (95 % interval {ends.low:.0%} "

@@ -1,7 +1,6 @@
 """Several processes under torchrun, on this machine: ppo_atari.py."""
 
 import importlib
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -53,11 +52,8 @@ def learn(flags):
 def train(tmp_path, monkeypatch):
     """Train in two processes, as torchrun does, but forks; return what each of them saw."""
     monkeypatch.chdir(tmp_path)
-    handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
     place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "start_method": "fork"}
-    yield lambda flags: elastic_launch(LaunchConfig(1, 1, 2, **place), learn)(flags).values()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return lambda flags: elastic_launch(LaunchConfig(1, 1, 2, **place), learn)(flags).values()
 
 
 def test_processes_share_gradients_and_weights_but_not_games(train):
