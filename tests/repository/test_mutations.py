@@ -27,9 +27,9 @@ if __name__ == "__main__":  # pytest does this by itself: see pythonpath in pypr
 
 from adapters import ROOT, SCRIPTS
 
-from benchmark.run import changed
-from benchmark.suites.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
-from benchmark.tags import tags_of
+from benchmark.lab.run import changed
+from benchmark.paper.suites.bugs import BUGS, EVALUATION, IN_CARTPOLE, RLHF_BUGS
+from benchmark.paper.tags import tags_of
 from tools.sync import blocks
 
 GALLERY = {
