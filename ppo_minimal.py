@@ -159,13 +159,14 @@ def learn(args, envs):
     device = args.device.replace("auto", "cuda" if torch.cuda.is_available() else "cpu")
     obs_shape, bounds = envs[0].observation_space.shape, envs[0].action_space
     agent = Agent(*obs_shape, *bounds.shape).to(device)
-    adam = torch.optim.Adam(agent.parameters())
+    # Detail 3/37: Adam epsilon
+    adam = torch.optim.Adam(agent.parameters(), eps=1e-5)  # ppo2 adds it before bias correction
     batch_size = args.num_steps * args.num_envs
     num_iterations = args.total_timesteps // batch_size
     writer = SummaryWriter(f"runs/{args.env_id}__ppo_minimal__{args.seed}__{time.time_ns()}")
     obs_stats, return_stats = RunningMeanStd(obs_shape), RunningMeanStd(())
     totals, discounted = np.zeros((2, args.num_envs))  # plain and discounted sums of past rewards
-    global_step, adam_step, episodes, updates = 0, 0, [], []
+    global_step, episodes, updates = 0, [], []
     raw_obs = np.array([env.reset(seed=args.seed + i)[0] for i, env in enumerate(envs)])  # (N, D)
     obs_stats.update(raw_obs)
     next_obs = obs_stats.normalize(raw_obs)
@@ -227,9 +228,6 @@ def learn(args, envs):
                 loss.backward()
                 # Detail 11/37: global gradient clipping
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-                adam_step += 1
-                # Detail 3/37: Adam epsilon
-                adam.param_groups[0]["eps"] = 1e-5 / (1 - 0.999**adam_step) ** 0.5  # as in ppo2
                 adam.step()
 
         # --- Log ---
