@@ -158,38 +158,37 @@ def test_value_loss(script, case):
     case.agree(loss=loss, gradient=slope(loss, x.values)[0])
 
 
+def whole_loss(ppo_loss, agent_of, case, args, *others):
+    """Outputs of the vectors from a script's loss of an agent that gives these three tensors."""
+    x = case.inputs
+    heads = [y.requires_grad_() for y in (x.values, x.logprobs, x.entropies)]
+    batch = x.old_logprobs, x.old_values, x.advantages, x.returns
+    loss, metrics = ppo_loss(agent_of(*heads), [None, None, *batch, *others], args)
+    names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
+    outputs = {"loss": loss} | {name: metrics[f"losses/{name}"] for name in names}
+    places = ("gradient_values", "gradient_logprobs", "gradient_entropies")
+    return outputs | dict(zip(places, slope(loss, *heads), strict=True))
+
+
 @cases("ppo_loss")
 @on("continuous", "multidiscrete")
 def test_ppo_loss(script, case):
-    x = case.inputs
-    heads = [y.requires_grad_() for y in (x.logprobs, x.entropies, x.values)]
-    agent = MagicMock(evaluate_actions=lambda *_: heads)
+    x, masks = case.inputs, [None] * ("masks" in script.features)
     args = script.module.Args(clip_coef=x.clip_coef, ent_coef=x.ent_coef, vf_coef=x.vf_coef)
-    batch = [None, None, x.old_logprobs, x.old_values, x.advantages, x.returns, None]
-    case.agree(
-        **of_loss(*script.module.ppo_loss(agent, batch[: 6 + with_masks(script)], args), heads)
-    )
 
+    def agent(*heads):
+        return MagicMock(evaluate_actions=lambda *_: heads)
 
-def with_masks(script):
-    return "masks" in script.features
+    case.agree(**whole_loss(script.module.ppo_loss, agent, case, args, *masks))
 
 
 @cases("ppo_loss")
 def test_ppo_loss_of_the_short_script(case):
-    x = case.inputs
-    heads = [y.requires_grad_() for y in (x.logprobs, x.entropies, x.values)]
-    policy = SimpleNamespace(log_prob=lambda _: x.logprobs, entropy=lambda: x.entropies)
-    batch = [None, None, x.old_logprobs, x.old_values, x.advantages, x.returns]
-    case.agree(**of_loss(*ppo_minimal.ppo_loss(lambda _: (policy, x.values), batch, x), heads))
+    def agent(values, logprobs, entropies):
+        policy = SimpleNamespace(log_prob=lambda _: logprobs, entropy=lambda: entropies)
+        return lambda _: (policy, values)
 
-
-def of_loss(loss, metrics, heads):
-    """Outputs of the vectors from those of a script."""
-    names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
-    outputs = {"loss": loss} | {name: metrics[f"losses/{name}"] for name in names}
-    places = ("gradient_logprobs", "gradient_entropies", "gradient_values")
-    return outputs | dict(zip(places, slope(loss, *heads), strict=True))
+    case.agree(**whole_loss(ppo_minimal.ppo_loss, agent, case, case.inputs))
 
 
 @cases("gaussian")
@@ -198,7 +197,7 @@ def test_gaussian(script, case):
     x, agent = case.inputs, script.agent(2, 2).double()
     agent.policy = nn.Identity()
     agent.log_std.data[:] = x.log_std
-    logprobs, entropies, *_ = agent.evaluate_actions(x.mean, x.actions)
+    _, logprobs, entropies = agent.evaluate_actions(x.mean, x.actions)[:3]
     case.agree(logprobs=logprobs, entropies=entropies)
 
 
@@ -212,7 +211,7 @@ def test_categorical_with_masks(script, case):
     agent = script.module.Agent(logits[0].numel(), tuple(logits.shape[1:])).double()
     agent.policy = nn.Identity()
     masks = getattr(x, "masks", torch.ones_like(x.logits, dtype=torch.bool)).view(logits.shape)
-    logprobs, entropies, _ = agent.evaluate_actions(logits.flatten(1), masks, actions)
+    _, logprobs, entropies = agent.evaluate_actions(logits.flatten(1), masks, actions)
     case.agree(logprobs=logprobs, entropies=entropies)
 
 
