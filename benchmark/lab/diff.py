@@ -6,6 +6,7 @@ pair in time whose variables differ shows where to look: all before is equal, an
 later follows from it.
 """
 
+import ast
 import collections
 import dataclasses
 import difflib
@@ -399,7 +400,9 @@ def steps(found: Difference, theirs: Run) -> tuple[np.ndarray, slice] | None:
     """Which entries differ, by step and environment (T, N, ...), or (T + 1, N, ...)."""
     known = ends(theirs, found.theirs)
     mine, other = found.values
-    if len(known) < 2 or np.shape(mine) != np.shape(other) or not np.ndim(other):
+    if len(known) < 2 or not all(isinstance(x, np.ndarray) for x in found.values):
+        return None
+    if mine.shape != other.shape:
         return None
     shape = known["terminated"].shape
     mask = differing(mine, other)
@@ -662,14 +665,19 @@ def read(path: Path) -> Script:
         raise BenchmarkError(f"{path} is not a text file.") from error
 
 
-def most_similar(copy: Script) -> tuple[Script, float]:
-    """The script of this repository that the copy was made of."""
+def original_of(copy: Script) -> tuple[Script, str]:
+    """The script of this repository that the copy was made of, and how that is known."""
     scripts = [Script(x, x.read_text()) for x in sorted(ROOT.glob("*.py"))]
-    best = max(scripts, key=lambda x: similarity(copy, x))
-    if (share := similarity(copy, best)) < SIMILAR:
-        hint = f"(of {best.path.name} it has {share:.0%}); name the original, too"
+    shares = {x.path.name: similarity(copy, x) for x in scripts}
+    example = re.search(r"\bpython (\w+\.py)", ast.get_docstring(ast.parse(copy.text)) or "")
+    named = example[1] if example else ""
+    best = named if shares.get(named, 0) > SIMILAR else max(shares, key=shares.__getitem__)
+    if shares[best] < SIMILAR:
+        hint = f"(of {best} it has {shares[best]:.0%}); name the original, too"
         raise BenchmarkError(f"{copy.path} is not similar to any of the scripts {hint}.")
-    return best, share
+    how = "which its first lines name" if best == named else "the most similar script"
+    original = next(x for x in scripts if x.path.name == best)
+    return original, f", {how} (the two share {shares[best]:.0%} of their statements)"
 
 
 def endings(theirs: Run) -> tuple[int, int]:
@@ -726,8 +734,7 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
     if original_path:
         original, how = read(original_path), ""
     else:
-        original, share = most_similar(copy)
-        how = f", the most similar script (it shares {share:.0%} of the statements)"
+        original, how = original_of(copy)
     comparison = Comparison(original, flags, copy)
     print(f"{path} is compared with {original.path.name}{how}.")
     print(circumstances(comparison.args, comparison.theirs) + "\n")

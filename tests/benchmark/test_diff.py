@@ -110,18 +110,14 @@ def test_planted_bugs_are_found_where_they_are(file, patches, what, common):
 OTHER_NETWORK = (
     ("HIDDEN = 64", "HIDDEN = 128"),
     (
-        "        sizes = [obs_size, HIDDEN, obs_size, HIDDEN]\n"
-        "        value1, value2, policy1, policy2 =",
-        "        sizes = [obs_size, HIDDEN, HIDDEN, obs_size, HIDDEN, HIDDEN]\n"
-        "        value1, value2, value3, policy1, policy2, policy3 =",
+        "first, second = (linear(x, HIDDEN, gain=2**0.5) for x in (obs_size, HIDDEN))",
+        "first, second, third = (\n"
+        "                linear(x, HIDDEN, gain=2**0.5) for x in (obs_size, HIDDEN, HIDDEN)\n"
+        "            )",
     ),
     (
-        "value1, nn.Tanh(), value2, nn.Tanh()",
-        "value1, nn.ReLU(), value2, nn.ReLU(), value3, nn.ReLU()",
-    ),
-    (
-        "policy1, nn.Tanh(), policy2, nn.Tanh()",
-        "policy1, nn.ReLU(), policy2, nn.ReLU(), policy3, nn.ReLU()",
+        "[first, nn.Tanh(), second, nn.Tanh()]",
+        "[first, nn.ReLU(), second, nn.ReLU(), third, nn.ReLU()]",
     ),
 )
 
@@ -182,7 +178,7 @@ def test_the_command_finds_the_original_and_shows_the_lines(tmp_path, capsys):
     copy.write_text(changed(CONTINUOUS, ("next_values[terminated] = 0.0", "pass")))
     code, output, _ = told(capsys, copy, "--num-steps", 64, "--seed", 3)
     assert code == 1
-    assert f"{copy} is compared with {CONTINUOUS}, the most similar script" in output
+    assert f"{copy} is compared with {CONTINUOUS}, which its first lines name" in output
     assert "  equal      iteration 1, collect: " in output
     assert "  DIFFERENT  iteration 1, advantages\n" in output
     assert re.search(r"- +\d+ +next_values\[terminated\] = 0.0\n\+ +\d+ +pass\n", output)
