@@ -50,9 +50,9 @@ class Script:
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
         "FakeWalk-Discrete-v0": "ppo_multidiscrete.py",
         "CartPole-v1": "ppo_multidiscrete.py",
-        "ALE/Pong-v5": "ppo_atari.py",
+        "ALE/Pong-v5": "ALE",
         "FakeWalk-Endless-v0": "Sequence",
-        "Backgammon": "ppo_atari.py",
+        "Backgammon": "Backgammon",
         "HalfCheeta-v4": "mean: `HalfCheetah`",
     }
     space = "Box"
@@ -98,7 +98,8 @@ class Script:
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values of a minibatch under the agent."""
         others = step.others if {"masks", "recurrent"} & self.features else []
-        return agent.evaluate_actions(step.obs, *others, step.actions)[:3]
+        values, *others = agent.evaluate_actions(step.obs, *others, step.actions)[:3]
+        return *others, values
 
     def record(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         """Record from now on the arguments and results of gae, and every gradient step."""
@@ -152,7 +153,7 @@ class MultiDiscrete(Script):
     unsuitable: ClassVar[dict[str, str]] = {
         "FakeWalk-Endless-v0": "Sequence",
         "FakeWalk-Unbounded-v0": "ppo_continuous_action.py",
-        "ALE/Pong-v5": "ppo_atari.py",
+        "ALE/Pong-v5": "ALE",
         "HalfCheeta-v4": "mean: `HalfCheetah`",
     }
 

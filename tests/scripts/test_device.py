@@ -4,8 +4,11 @@ The tensors of that device lie in the processor's memory, but which these are is
 refuse to mix them with others, as those of a GPU do, and compute the same bits.
 """
 
+import contextlib
 import functools
 import warnings
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -105,6 +108,90 @@ def gpu(monkeypatch):
     return run
 
 
+@pytest.fixture
+def recordings(monkeypatch):
+    """A stand-in for recordings of kernels: they replay the function that was called meanwhile.
+
+    `recordings.noting(function)` makes a function that can be recorded.
+    """
+    running = []
+
+    class Graph:
+        replays = 0
+
+        def replay(self):
+            self.replays += 1
+            for name, x in self.function(*self.inputs).items():
+                self.outputs[name].copy_(x)
+
+    @contextlib.contextmanager
+    def graph(graph, stream):
+        running.append(graph)
+        try:
+            yield
+        finally:
+            running.clear()
+
+    def noting(function):
+        last = {}
+
+        def call(*inputs):
+            if not running:
+                last.update(function(*inputs))
+                return dict(last)
+            graph = running[0]  # nothing is computed while it records
+            graph.function, graph.inputs = function, inputs
+            graph.outputs = {name: torch.zeros_like(x) for name, x in last.items()}
+            return graph.outputs
+
+        return call
+
+    graphs = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graphs.append(Graph()) or graphs[-1])
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    return SimpleNamespace(noting=noting, graphs=graphs, running=running)
+
+
+@on("vector")
+def test_recordings_get_new_inputs_and_return_results_of_their_own(script, recordings):
+    count = torch.zeros(())
+
+    def function(x, y):
+        return {"sum": x + y, "count": count.add_(1)}
+
+    call, results = script.module.recorded(recordings.noting(function)), []
+    inputs = [(torch.full((2,), float(i)), torch.tensor([1.0, 2.0])) for i in range(7)]
+    for x, y in inputs:
+        results.append(call(x, y))
+        assert x.tolist() != [-1, -1] and count == len(results)  # each call computes once
+        x.fill_(-1)  # what is recorded has a copy
+    assert [x["sum"].tolist() for x in results] == [[i + 1.0, i + 2.0] for i in range(7)]
+    assert [x["count"].item() for x in results[3:]] == [4, 5, 6, 7]
+    (graph,) = recordings.graphs
+    assert graph.replays == 4  # three ordinary calls come first
+
+
+@on("vector")
+def test_what_cannot_be_recorded_runs_as_it_is_and_says_so_once(script, recordings, capsys):
+    calls = []
+
+    def function(x):
+        if recordings.running:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        calls.append(x.item())
+        return {"x": x + 1}
+
+    call = script.module.recorded(function)
+    assert [call(torch.tensor(i))["x"].item() for i in range(6)] == [1, 2, 3, 4, 5, 6]
+    assert calls == [0, 1, 2, 3, 4, 5]
+    printed = capsys.readouterr().out
+    assert printed.count("cannot be recorded") == 1 and "not permitted" in printed
+    assert "and more" not in printed
+
+
 def test_the_simulated_device_refuses_to_mix(gpu):
     def use():
         a, b = torch.ones(3, device="cuda"), torch.ones(3)
@@ -119,9 +206,14 @@ def test_the_simulated_device_refuses_to_mix(gpu):
     gpu(use)
 
 
-def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(script, tiny, gpu):
+def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
+    script, tiny, gpu, recordings, monkeypatch
+):
     """The weights are there, and what is saved is of use without it; also after a resume."""
-    settings = {"learning_rate": 0.01, "anneal_lr": False}
+    real = script.module.recorded
+    monkeypatch.setattr(script.module, "recorded", lambda x: real(recordings.noting(x)))
+    settings = {"num_steps": 16, "update_epochs": 5}
+    settings |= {"learning_rate": 0.01, "anneal_lr": False}
     expected = script.module.train(tiny("Walk", **settings, total_timesteps=64))
     args = tiny("Walk", **settings, device="auto", total_timesteps=32)
     result, device = gpu(script.module.train, args)
@@ -132,6 +224,7 @@ def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(script, tiny, g
     assert all(device.has(x) for x in result["agent"].state_dict().values())
     assert same_weights(result["agent"], expected["agent"])
     assert result["episodes"] == expected["episodes"]
+    assert any(graph.replays for graph in recordings.graphs)
     agent = script.module.load_checkpoint("runs/run1")["agent"]
     assert same_weights(agent, expected["agent"])
 
@@ -141,7 +234,8 @@ def test_the_wrapper_in_cpp_is_for_the_processor_and_advice_on_gpus_is_not_shown
     script, monkeypatch
 ):
     given = []
-    monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options))
+    compile = lambda function, options: given.append(options) or function  # noqa: E731
+    monkeypatch.setattr(torch, "compile", compile)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     with warnings.catch_warnings(record=True) as shown:
@@ -149,6 +243,6 @@ def test_the_wrapper_in_cpp_is_for_the_processor_and_advice_on_gpus_is_not_shown
         compile_fx._warn_tf32_disabled()
         assert "TensorFloat32" in str(shown.pop().message)
         for place in ("cpu", "cuda"):
-            script.module.compiled(lambda: None, torch.device(place))
+            script.module.compiled(lambda: None, torch.device(place))()
         compile_fx._warn_tf32_disabled()
     assert [x["cpp_wrapper"] for x in given] == [True, False] and not shown

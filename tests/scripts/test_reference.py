@@ -116,7 +116,7 @@ def test_one_whole_update_equals_stable_baselines3(monkeypatch):
     data["terminated"] = data["done"] & failed
     t = {name: torch.from_numpy(x) for name, x in data.items()}
     with torch.no_grad():
-        logprobs, _, values = agent.evaluate_actions(t["obs"], t["actions"])
+        values, logprobs, _ = agent.evaluate_actions(t["obs"], t["actions"])
     logprobs = logprobs + 0.2 * torch.randn(STEPS, ENVS)
 
     model, pairs = sb3_model(agent)
