@@ -693,7 +693,7 @@ def compiled(function: Callable, device: torch.device) -> Callable:
             return current(*inputs)
         except Exception as error:  # whatever a compiler can raise
             reason = str(error).partition("\n")[0]
-            tqdm.write(f"The update could not be compiled, so it takes six times as long: {reason}")
+            tqdm.write(f"The update could not be compiled, so it takes longer: {reason}")
             current = function
             return function(*inputs)
 
