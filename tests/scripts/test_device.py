@@ -7,6 +7,7 @@ refuse to mix them with others, as those of a GPU do, and compute the same bits.
 import contextlib
 import functools
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -20,6 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+import grpo_minimal
 
 GPU = torch.device("cuda", 0)
 COPIES = {"aten::copy_", "aten::_to_copy"}  # what may have arguments from two devices
@@ -74,6 +77,8 @@ class Device(TorchFunctionMode):
             if not kwargs.get("force"):
                 raise TypeError("can't convert a tensor of the device to NumPy")
             return first.detach().cpu().numpy()
+        if name == "__deepcopy__" and own:  # of the storage, not by an operation
+            return here.put(function(*args, **kwargs))
         if name in ("to", "cpu", "cuda") and first is not None:
             wanted, dtype, *_ = torch._C._nn._parse_to(
                 *(args[1:] if name == "to" else [name]), **kwargs
@@ -204,6 +209,40 @@ def test_the_simulated_device_refuses_to_mix(gpu):
         assert (2 * a + b.to(a.device)).device.type == "cuda" != a.cpu().device.type
 
     gpu(use)
+
+
+@on("language")
+def test_language_models_on_the_gpu_learn_what_they_do_on_the_processor(
+    script, finished, gpu, monkeypatch
+):
+    """Best-of-n sampling too. What is saved loads without a GPU."""
+    changes = {"num_pairs": 35, "sft_steps": 2, "sft_documents": 30}
+    changes |= {"num_updates": 1} if "rewards" in script.features else {}
+    changes["compare"] = script.name == "rlhf"
+    expected = script.module.train(script.args(run_name="cpu", **changes))
+    args = script.args(run_name="gpu", device="cuda", **changes)
+    result, device = gpu(script.module.train, args)
+    assert all(device.has(x) for x in result["agent"].state_dict().values())
+    assert same_weights(result["agent"], expected["agent"])
+    assert result["results"] == expected["results"]
+    file = Path("runs/gpu", next(iter(script.forms)), "checkpoint.pt")
+    saved = torch.load(file, weights_only=True)["agent"]
+    assert all(torch.equal(x, saved[name]) for name, x in expected["agent"].state_dict().items())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(script.module.UsageError, match="--device cuda needs a GPU"):
+        script.args(device="cuda")
+
+
+def test_grpo_minimal_on_the_gpu_learns_what_it_does_on_the_processor(gpu, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    respond = grpo_minimal.respond
+    monkeypatch.setattr(grpo_minimal, "respond", lambda model, x, n: respond(model, x[:99], n))
+    settings = {"sft_steps": 3, "num_updates": 2, "kl_coef": 0.1}
+    expected = grpo_minimal.train(grpo_minimal.Args(**settings))
+    result, device = gpu(grpo_minimal.train, grpo_minimal.Args(**settings, device="cuda"))
+    assert all(device.has(x) for x in result["model"].state_dict().values())
+    assert same_weights(result["model"], expected["model"])
+    assert result["updates"] == expected["updates"]
 
 
 def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
