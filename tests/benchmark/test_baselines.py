@@ -48,7 +48,7 @@ def make_batch(agent, size=64):
     obs = torch.randn(size, 3)
     with torch.no_grad():
         actions = policy(agent, obs).sample()
-        logprobs, _, values = agent.evaluate_actions(obs, actions)
+        values, logprobs, _ = agent.evaluate_actions(obs, actions)
     return [obs, actions, logprobs, values, 2 * torch.randn(size) + 1, torch.randn(size)]
 
 

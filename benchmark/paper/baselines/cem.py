@@ -122,7 +122,7 @@ def main() -> None:
         return
     folder, found = Path("runs", args.run_name), train(args)
     folder.mkdir(parents=True, exist_ok=True)
-    found |= {"episodes": ppo.as_columns(found["episodes"]), "obs_stats": vars(found["obs_stats"])}
+    found["obs_stats"] = vars(found["obs_stats"])
     ppo.save_checkpoint(folder, args, found)
 
 

@@ -41,7 +41,7 @@ def vpg_update(
     metrics["vpg/learning_rate"] = rate[None].clone()
     obs, actions, logprobs, *_ = batch
     with torch.no_grad():
-        kl = ppo.approx_kl(agent.evaluate_actions(obs, actions)[0] - logprobs)
+        kl = ppo.approx_kl(agent.evaluate_actions(obs, actions)[1] - logprobs)
     factor = (kl < args.adapt_lr_kl / 2).int() - (kl > 2 * args.adapt_lr_kl).int()
     rate.mul_(1.5**factor).clamp_(1e-5, 1e-2)
     on_ppo.fit_values(agent, adam, batch, indices[0], args)

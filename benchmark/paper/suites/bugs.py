@@ -23,7 +23,7 @@ BUGS = {
     "min-max": ("max and min confused in the clipped objective", "", ("torch.max(-advantages * ratio", "torch.min(-advantages * ratio")),
     "mean-logprob": ("log-probabilities averaged over components", "", ("dist.log_prob(actions).sum(-1)", "dist.log_prob(actions).mean(-1)")),
     "clipped-stored": ("clipped actions stored", "", ("clipped_actions = np.minimum(", "actions[t] = clipped_actions = np.minimum(")),
-    "late-obs": ("actions learned with the next observation", "", ("batch = (b_obs[:-1], ", "batch = (b_obs[1:], ")),
+    "late-obs": ("actions learned with the next observation", "", ("batch = (*taken, ", "batch = (t_obs[1:], t_actions, ")),
     "renormalized": ("observations normalized again for learning", "", ("act(obs[t], noise", "act(normalize_obs(obs[t], obs_stats, args), noise"), ("obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)", "obs[t + 1] = raw_obs"), ("obs[-1] = normalize_obs(raw_obs, obs_stats, args)", "obs[-1] = raw_obs"), ("in (obs, final_obs", "in (normalize_obs(obs, obs_stats, args), final_obs")),
     "entropy-sign": ("entropy bonus with the wrong sign", ENTROPY, ("pg_loss - args.ent_coef", "pg_loss + args.ent_coef")),
     # Values
@@ -32,10 +32,10 @@ BUGS = {
     "swamped": ("value loss of raw rewards in a shared network", "--no-scale-rewards", *SHARED_NETWORK),
     # Advantages
     "through-falls": ("value bootstrapped where an episode terminated", "", ("next_values[terminated] = 0.0", "pass")),
-    "v-same": ("V(s) in place of V(s')", "", ("next_values = torch.cat([values[1:], agent.value(b_obs[-1:])])", "next_values = values.clone()")),
+    "v-same": ("V(s) in place of V(s')", "", ("next_values = torch.cat([values[1:], agent.value(t_obs[-1:])])", "next_values = values.clone()")),
     "over-ends": ("GAE runs over the ends of episodes", "", ("(args.gamma * args.gae_lambda * (1 - done))", "(args.gamma * args.gae_lambda * torch.ones_like(done))")),
     "over-limits": ("time limits are no ends of episodes", "", ("done = terminated | truncated", "done = terminated")),
-    "next-first": ("after a time limit V of the next episode's beginning", "", ("next_values[truncated] = agent.value(b_final_obs)", "pass")),
+    "next-first": ("after a time limit V of the next episode's beginning", "", ("next_values[truncated] = agent.value(t_final_obs)", "pass")),
     "limits-as-falls": ("time limits treated as failures", "--truncation-is-terminal"),
     "transposed": ("advantages flattened in another order", EIGHT, ("logprobs, values, advantages, returns", "logprobs, values, advantages.T.reshape(values.shape), returns")),
     "raw-advantages": ("advantages not normalized", "--no-norm-adv"),
