@@ -1,4 +1,4 @@
-"""Runs, compares and checks your scripts (`seeds`, `compare`, `check`, `diff`), and ours in suites."""
+"""Runs, compares and checks your own scripts, and repeats our experiments."""
 
 # Commands import what they use when they are called: torch, scipy and matplotlib take seconds.
 
