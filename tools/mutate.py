@@ -149,8 +149,10 @@ class Breaker:
         """Only the tests of the script: shared ones by its adapter, and those that name it."""
 
         def concerns(item: pytest.Item) -> bool:
-            shared = "script" in getattr(item, "callspec", SimpleNamespace(params={})).params
-            return shared or self.script in item.path.read_text()
+            parameters = getattr(item, "callspec", SimpleNamespace(params={})).params
+            if "script" in parameters:
+                return parameters["script"] == NAMES[self.script]
+            return self.script in item.path.read_text()
 
         items[:] = filter(concerns, items)
 
