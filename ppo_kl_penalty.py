@@ -509,7 +509,7 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
             next_values[terminated] = 0.0
             advantages = gae(t_rewards, values, next_values, t_done, args)
             returns = advantages + values  # targets for the values
-        batch = (*taken, logprobs, values, advantages, returns, mean, log_std)
+        batch = (t_obs[:-1], t_actions, logprobs, values, advantages, returns, mean, log_std)
 
         # --- Update: K epochs of minibatches ---
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
