@@ -152,7 +152,7 @@ def main() -> None:
     sync_copies(args.force)
     if found := misfits():
         sys.exit("\n".join(found))
-    for command in ("report", "plot", "site") if args.what is None else ():
+    for command in ("vectors", "report", "plot", "site") if args.what is None else ():
         subprocess.run([sys.executable, "-m", "benchmark", command], cwd=ROOT, check=True)
 
 
