@@ -730,7 +730,7 @@ def compiled(function: Callable, device: torch.device) -> Callable:
             return current(*inputs)
         except Exception as error:  # whatever a compiler can raise
             reason = str(error).partition("\n")[0]
-            tqdm.write(f"The update could not be compiled, so it takes six times as long: {reason}")
+            tqdm.write(f"The update could not be compiled, so it takes longer: {reason}")
             current = function
             return function(*inputs)
 
@@ -851,7 +851,7 @@ def plain(x: Any, name: str = "") -> Any:
         return type(x)(plain(value, name) for value in x)
     if isinstance(x, np.ndarray | np.generic):
         return torch.tensor(x) if isinstance(x, np.ndarray) else x.item()
-    if not isinstance(x, int | float | str | Tensor | None):
+    if not isinstance(x, int | float | str | bytes | Tensor | None):
         raise UsageError(f"{name} ({x!r}) cannot be saved: use a number or a string.")
     return x
 
