@@ -50,9 +50,9 @@ class Script:
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
         "FakeWalk-Discrete-v0": "ppo_multidiscrete.py",
         "CartPole-v1": "ppo_multidiscrete.py",
-        "ALE/Pong-v5": "ppo_atari.py",
+        "ALE/Pong-v5": "ALE",
         "FakeWalk-Endless-v0": "Sequence",
-        "Backgammon": "ppo_atari.py",
+        "Backgammon": "Backgammon",
         "HalfCheeta-v4": "mean: `HalfCheetah`",
     }
     space = "Box"
@@ -98,7 +98,8 @@ class Script:
     def outputs(self, agent: nn.Module, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values of a minibatch under the agent."""
         others = step.others if {"masks", "recurrent"} & self.features else []
-        return agent.evaluate_actions(step.obs, *others, step.actions)[:3]
+        values, *others = agent.evaluate_actions(step.obs, *others, step.actions)[:3]
+        return *others, values
 
     def record(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         """Record from now on the arguments and results of gae, and every gradient step."""
@@ -152,7 +153,7 @@ class MultiDiscrete(Script):
     unsuitable: ClassVar[dict[str, str]] = {
         "FakeWalk-Endless-v0": "Sequence",
         "FakeWalk-Unbounded-v0": "ppo_continuous_action.py",
-        "ALE/Pong-v5": "ppo_atari.py",
+        "ALE/Pong-v5": "ALE",
         "HalfCheeta-v4": "mean: `HalfCheetah`",
     }
 
@@ -275,6 +276,8 @@ class Toy(Script):
     features: ClassVar[set[str]] = {"language", "rewards"}  # it learns from a reward model
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16, "num_updates": 2, "update_epochs": 2}
     stage, loss, method = "train_ppo", "ppo_loss", "PPO"
+    # Two gradient steps on the same samples.
+    one_minibatch: ClassVar[dict[str, Any]] = {"num_updates": 1, "num_minibatches": 1}
     # Models of a comparison, and what their settings are.
     forms: ClassVar[dict[str, dict[str, Any]]] = {
         "ppo-adaptive-6": {"kl_mode": "adaptive", "kl_coef": 0.5},
@@ -340,12 +343,24 @@ class GRPO(Toy):
 class DPO(GRPO):
     features: ClassVar[set[str]] = {"language"}
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16}
+    one_minibatch: ClassVar[dict[str, Any]] = {"num_epochs": 2, "batch_size": 70}
     stage, loss, method = "train_dpo", "dpo_loss", "DPO"
     forms: ClassVar[dict[str, dict[str, Any]]] = {
         "dpo": {"beta": 0.2, "nll_coef": 0.05},
         "dpo-plain": {"beta": 0.2, "nll_coef": 0.0},
         "dpo-beta-0.03": {"beta": 0.03, "nll_coef": 0.0},
     }
+
+    def finish(self, folder: Path) -> SimpleNamespace:
+        """What judges here is the reference, and pairs."""
+        found = super().finish(folder)
+        found.judges = found.reference, found.preferences[:3]
+        return found
+
+    def learn(self, judges: tuple, **changes: Any) -> tuple[nn.Module, list[dict[str, float]]]:
+        args, (reference, pairs) = self.args(**changes), judges
+        agent = copy.deepcopy(reference)
+        return agent, self.module.train_dpo(args, args.run_dir / "dpo", agent, reference, pairs)
 
 
 SCRIPTS = {

@@ -4,8 +4,12 @@ The tensors of that device lie in the processor's memory, but which these are is
 refuse to mix them with others, as those of a GPU do, and compute the same bits.
 """
 
+import contextlib
 import functools
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,6 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+import grpo_minimal
 
 GPU = torch.device("cuda", 0)
 COPIES = {"aten::copy_", "aten::_to_copy"}  # what may have arguments from two devices
@@ -71,6 +77,8 @@ class Device(TorchFunctionMode):
             if not kwargs.get("force"):
                 raise TypeError("can't convert a tensor of the device to NumPy")
             return first.detach().cpu().numpy()
+        if name == "__deepcopy__" and own:  # of the storage, not by an operation
+            return here.put(function(*args, **kwargs))
         if name in ("to", "cpu", "cuda") and first is not None:
             wanted, dtype, *_ = torch._C._nn._parse_to(
                 *(args[1:] if name == "to" else [name]), **kwargs
@@ -105,6 +113,90 @@ def gpu(monkeypatch):
     return run
 
 
+@pytest.fixture
+def recordings(monkeypatch):
+    """A stand-in for recordings of kernels: they replay the function that was called meanwhile.
+
+    `recordings.noting(function)` makes a function that can be recorded.
+    """
+    running = []
+
+    class Graph:
+        replays = 0
+
+        def replay(self):
+            self.replays += 1
+            for name, x in self.function(*self.inputs).items():
+                self.outputs[name].copy_(x)
+
+    @contextlib.contextmanager
+    def graph(graph, stream):
+        running.append(graph)
+        try:
+            yield
+        finally:
+            running.clear()
+
+    def noting(function):
+        last = {}
+
+        def call(*inputs):
+            if not running:
+                last.update(function(*inputs))
+                return dict(last)
+            graph = running[0]  # nothing is computed while it records
+            graph.function, graph.inputs = function, inputs
+            graph.outputs = {name: torch.zeros_like(x) for name, x in last.items()}
+            return graph.outputs
+
+        return call
+
+    graphs = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graphs.append(Graph()) or graphs[-1])
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    return SimpleNamespace(noting=noting, graphs=graphs, running=running)
+
+
+@on("vector")
+def test_recordings_get_new_inputs_and_return_results_of_their_own(script, recordings):
+    count = torch.zeros(())
+
+    def function(x, y):
+        return {"sum": x + y, "count": count.add_(1)}
+
+    call, results = script.module.recorded(recordings.noting(function)), []
+    inputs = [(torch.full((2,), float(i)), torch.tensor([1.0, 2.0])) for i in range(7)]
+    for x, y in inputs:
+        results.append(call(x, y))
+        assert x.tolist() != [-1, -1] and count == len(results)  # each call computes once
+        x.fill_(-1)  # what is recorded has a copy
+    assert [x["sum"].tolist() for x in results] == [[i + 1.0, i + 2.0] for i in range(7)]
+    assert [x["count"].item() for x in results[3:]] == [4, 5, 6, 7]
+    (graph,) = recordings.graphs
+    assert graph.replays == 4  # three ordinary calls come first
+
+
+@on("vector")
+def test_what_cannot_be_recorded_runs_as_it_is_and_says_so_once(script, recordings, capsys):
+    calls = []
+
+    def function(x):
+        if recordings.running:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        calls.append(x.item())
+        return {"x": x + 1}
+
+    call = script.module.recorded(function)
+    assert [call(torch.tensor(i))["x"].item() for i in range(6)] == [1, 2, 3, 4, 5, 6]
+    assert calls == [0, 1, 2, 3, 4, 5]
+    printed = capsys.readouterr().out
+    assert printed.count("cannot be recorded") == 1 and "not permitted" in printed
+    assert "and more" not in printed
+
+
 def test_the_simulated_device_refuses_to_mix(gpu):
     def use():
         a, b = torch.ones(3, device="cuda"), torch.ones(3)
@@ -119,9 +211,48 @@ def test_the_simulated_device_refuses_to_mix(gpu):
     gpu(use)
 
 
-def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(script, tiny, gpu):
+@on("language")
+def test_language_models_on_the_gpu_learn_what_they_do_on_the_processor(
+    script, finished, gpu, monkeypatch
+):
+    """Best-of-n sampling too. What is saved loads without a GPU."""
+    changes = {"num_pairs": 35, "sft_steps": 2, "sft_documents": 30}
+    changes |= {"num_updates": 1} if "rewards" in script.features else {}
+    changes["compare"] = script.name == "rlhf"
+    expected = script.module.train(script.args(run_name="cpu", **changes))
+    args = script.args(run_name="gpu", device="cuda", **changes)
+    result, device = gpu(script.module.train, args)
+    assert all(device.has(x) for x in result["agent"].state_dict().values())
+    assert same_weights(result["agent"], expected["agent"])
+    assert result["results"] == expected["results"]
+    file = Path("runs/gpu", next(iter(script.forms)), "checkpoint.pt")
+    saved = torch.load(file, weights_only=True)["agent"]
+    assert all(torch.equal(x, saved[name]) for name, x in expected["agent"].state_dict().items())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(script.module.UsageError, match="--device cuda needs a GPU"):
+        script.args(device="cuda")
+
+
+def test_grpo_minimal_on_the_gpu_learns_what_it_does_on_the_processor(gpu, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    respond = grpo_minimal.respond
+    monkeypatch.setattr(grpo_minimal, "respond", lambda model, x, n: respond(model, x[:99], n))
+    settings = {"sft_steps": 3, "num_updates": 2, "kl_coef": 0.1}
+    expected = grpo_minimal.train(grpo_minimal.Args(**settings))
+    result, device = gpu(grpo_minimal.train, grpo_minimal.Args(**settings, device="cuda"))
+    assert all(device.has(x) for x in result["model"].state_dict().values())
+    assert same_weights(result["model"], expected["model"])
+    assert result["updates"] == expected["updates"]
+
+
+def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
+    script, tiny, gpu, recordings, monkeypatch
+):
     """The weights are there, and what is saved is of use without it; also after a resume."""
-    settings = {"learning_rate": 0.01, "anneal_lr": False}
+    real = script.module.recorded
+    monkeypatch.setattr(script.module, "recorded", lambda x: real(recordings.noting(x)))
+    settings = {"num_envs": 2, "num_steps": 16, "update_epochs": 5, "anneal_lr": False}
+    settings |= {"learning_rate": 2**-7}  # which has the same value in float32 and in float64
     expected = script.module.train(tiny("Walk", **settings, total_timesteps=64))
     args = tiny("Walk", **settings, device="auto", total_timesteps=32)
     result, device = gpu(script.module.train, args)
@@ -132,8 +263,52 @@ def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(script, tiny, g
     assert all(device.has(x) for x in result["agent"].state_dict().values())
     assert same_weights(result["agent"], expected["agent"])
     assert result["episodes"] == expected["episodes"]
+    assert any(graph.replays for graph in recordings.graphs)
     agent = script.module.load_checkpoint("runs/run1")["agent"]
     assert same_weights(agent, expected["agent"])
+
+
+@on("games")
+def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
+    script, tiny, gpu, recordings, monkeypatch
+):
+    """Also in a resumed run. Adam reads the step size, the loss the clip range."""
+    real, module, seen = script.module.recorded, script.module, []
+    monkeypatch.setattr(module, "recorded", lambda x: real(recordings.noting(x)))
+
+    def update(agent, adam, batch, mb, args):
+        (group,) = adam.param_groups
+        numbers = [x.item() for x in (group["lr"], args.clip_coef)]
+        seen.append((numbers, group["lr"], args.clip_coef, args.learning_rate))
+        assert group["capturable"] and group["lr"].device.type == "cuda"
+        return module.ppo_update(agent, adam, batch, mb, args)
+
+    settings = {"learning_rate": 2**-7, "anneal_clip": True, "total_timesteps": 128}
+    settings |= {"device": "auto", "update_epochs": 2}
+    gpu(module.train, tiny("Walk", **settings), update)
+    again = tiny("Walk", **{**settings, "total_timesteps": 256, "anneal_clip": False})
+    gpu(functools.partial(module.train, resume="runs/run0"), again, update)
+    runs = seen[:16], seen[16:]
+    for run in runs:
+        assert len({id(step_size) for _, step_size, *_ in run}) == 1
+        assert all(step_size is x for _, step_size, _, x in run)
+        assert len({id(clip_coef) for *_, clip_coef, _ in run}) == 1
+    shares = np.repeat([[1.0, 0.75, 0.5, 0.25], [0.5, 0.375, 0.25, 0.125]], 4, axis=1)
+    for run, share, clip in zip(runs, shares, (shares[0], 1.0)):
+        expected = np.stack([2**-7 * share, 0.1 * clip * np.ones(16)], axis=1)
+        np.testing.assert_allclose([x for x, *_ in run], expected, rtol=1e-6)
+
+
+@on("atari")
+def test_processes_that_wait_for_each_other_are_not_recorded(script, tiny, gpu, monkeypatch):
+    module = script.module
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda: None)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: x.mul_(2))
+    monkeypatch.setattr(module, "WORLD_SIZE", 2)
+    monkeypatch.setattr(module, "recorded", lambda _: pytest.fail("a recording"))
+    result, _ = gpu(module.train, tiny("Walk", device="auto"))
+    assert [x["global_step"] for x in result["updates"]] == [64]
 
 
 @on("continuous")
@@ -141,7 +316,8 @@ def test_the_wrapper_in_cpp_is_for_the_processor_and_advice_on_gpus_is_not_shown
     script, monkeypatch
 ):
     given = []
-    monkeypatch.setattr(torch, "compile", lambda function, options: given.append(options))
+    compile = lambda function, options: given.append(options) or function  # noqa: E731
+    monkeypatch.setattr(torch, "compile", compile)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     with warnings.catch_warnings(record=True) as shown:
@@ -149,6 +325,6 @@ def test_the_wrapper_in_cpp_is_for_the_processor_and_advice_on_gpus_is_not_shown
         compile_fx._warn_tf32_disabled()
         assert "TensorFloat32" in str(shown.pop().message)
         for place in ("cpu", "cuda"):
-            script.module.compiled(lambda: None, torch.device(place))
+            script.module.compiled(lambda: None, torch.device(place))()
         compile_fx._warn_tf32_disabled()
     assert [x["cpp_wrapper"] for x in given] == [True, False] and not shown

@@ -13,6 +13,7 @@ from helpers import same_weights
 from torch import nn
 
 import ppo_continuous_action as ppo
+from ppo_continuous_action import UsageError
 
 HOME = SCRIPTS["continuous"]
 
@@ -50,7 +51,7 @@ def test_another_distribution_in_the_three_places_of_the_policy_trains_and_acts(
         "import Normal\n": "import Laplace, Normal\n",
         "dist = Normal(": "dist = Laplace(",
         "+ std * noise": f"+ std * {quantiles}",
-        "(Normal(0, 1).log_prob(b_noise) - agent.log_std)": (
+        "(Normal(0, 1).log_prob(t_noise) - agent.log_std)": (
             f"(torch.tensor(stats.laplace.logpdf({quantiles})) - agent.log_std)"
         ),
     })  # fmt: skip
@@ -59,8 +60,7 @@ def test_another_distribution_in_the_three_places_of_the_policy_trains_and_acts(
     policy = mine.load_policy("runs/laplace", gym.make("FakeWalk-Box-v0"))
     noises = np.random.default_rng(0).normal(scale=0.1, size=(50, 2))
     assert len({policy(np.zeros(3), noise)[0] for noise in noises}) > 5
-    command = mine.Command(result["args"], evaluate="runs/laplace", eval_episodes=2)
-    assert len(mine.evaluate(command)) == 2
+    assert len(mine.evaluate("runs/laplace", episodes=2)) == 2
 
 
 def test_buffers_go_on_after_a_resume(script, tiny, monkeypatch):
@@ -139,38 +139,112 @@ def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
         assert code == 2 and "env_factory" in err
 
 
+ROOMS = Rooms()
+
+
 class WithoutOptions(Rooms):
     def reset(self, *, seed=None):
         return super().reset(seed=seed)
 
 
+class OldAPI(Rooms):
+    def step(self, action):
+        return super().step(action)[:4]
+
+
+class Growing(Rooms):
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+
+    def observe(self):
+        return np.zeros(2 if self.t < 3 else 3)
+
+
+class Shrinking(Growing):
+    """One number would be copied into all places."""
+
+    def observe(self):
+        return np.zeros(2) if self.t == 0 else np.float32(0.5)
+
+
+class Words(gym.Space):
+    """As the missions of MiniGrid."""
+
+    def __init__(self):
+        super().__init__((), str)
+
+
 @on("vector")
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "error", "words"),
     [
-        (WithoutOptions, "reset(seed=..., options=...) returns (obs, info)"),
-        (rooms(np.zeros((2, 1))), "observation has shape (2, 1), not (2,)"),
-        (rooms(reward=np.array([0.5, 0.5])), "reward [0.5 0.5] is not one number"),
-        (rooms(reward=None), "reward None is not one number"),
-        (rooms(reward=np.inf), "Check observations and rewards."),
-        (lambda: None, "None is not a gymnasium.Env"),
+        (WithoutOptions, TypeError, "unexpected keyword argument 'options'"),
+        (OldAPI, AssertionError, "must be a python dictionary"),
+        (rooms(np.zeros(3)), ValueError, "cannot reshape array of size 3 into shape"),
+        (Growing, ValueError, "cannot reshape array of size 3 into shape"),
+        (Shrinking, ValueError, "cannot reshape array of size 1 into shape"),
+        (rooms(reward=np.array([0.5, 0.5])), ValueError, "array of size 1 to a Python scalar"),
+        (rooms(reward=None), TypeError, "'NoneType'"),
+        (rooms(reward=np.inf), UsageError, "Check observations and rewards."),
+        (rooms(np.full(2, np.nan)), UsageError, r"the observation \[nan nan|Check observations"),
+        (rooms(observation_space=Words()), UsageError, "which cannot be flattened"),
+        (rooms(action_space=gym.spaces.Box(-1, 1, (0,))), ValueError, "size 0|zero-size"),
+        (lambda: None, UsageError, "must be a function that returns a gymnasium.Env"),
+        (ROOMS, UsageError, "must be a function that returns a gymnasium.Env"),
+        (lambda: ROOMS, UsageError, "a new environment each time"),
+        (lambda: gym.wrappers.TimeLimit(ROOMS, 9), UsageError, "a new environment each time"),
     ],
 )
-def test_what_an_environment_does_wrong_is_named(script, make, sentence):
-    with pytest.raises(script.module.UsageError, match=re.escape(sentence)):
+def test_what_an_environment_does_wrong_is_named(script, make, error, words):
+    """By a sentence where training would go on, or nobody else would say it; and nothing trains."""
+    error = script.module.UsageError if error is UsageError else error
+    with pytest.raises(error, match=words):
         script.module.train(script.args(run_name="run"), make)
 
 
 @on("vector")
-@pytest.mark.parametrize("kind", [list, tuple, lambda x: x[None]])
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [list, tuple, lambda x: x[None], lambda x: x[:, None]])
 def test_observations_may_be_lists_or_rows(script, kind):
     make = rooms(kind(np.zeros(2)))
     script.module.train(script.args(run_name="run"), make)
     policy = script.module.load_policy("runs/run", make())
     np.testing.assert_array_equal(policy(kind(np.zeros(2))), policy(np.zeros(2)))
-    with pytest.raises(script.module.UsageError, match="one observation of Box"):
+    with pytest.raises(ValueError, match="cannot reshape"):
         policy(np.zeros(3))
+
+
+INTEGERS = gym.spaces.Box(0, 255, (2,), np.uint8)
+
+
+@on("vector")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("inside", [False, True])
+def test_floats_in_a_space_of_integers_keep_their_digits_in_training_and_acting(script, inside):
+    """As one copies the space of images; a Dict may contain it."""
+    obs, space = np.array([0.25, 0.75]), INTEGERS
+    if inside:
+        obs, space = {"a": obs, "b": 1}, gym.spaces.Dict(a=space, b=gym.spaces.Discrete(2))
+    script.module.train(script.args(run_name="run"), rooms(obs, observation_space=space))
+    mean = script.module.load_checkpoint("runs/run")["obs_stats"].mean
+    np.testing.assert_allclose(mean, [0.25, 0.75, *[0.0, 1.0] * inside], atol=1e-3)
+    found = script.module.vector(space, obs)
+    assert found.tolist() == [0.25, 0.75, *[0.0, 1.0] * inside]
+
+
+@on("vector")
+def test_gymnasium_warns_once_of_what_an_environment_does_wrong(script):
+    """At the first reset and step, in environments that are given and in those that are named."""
+    make = rooms(np.full(2, 3.0), observation_space=gym.spaces.Box(-1, 1, (2,)))
+    gym.register("Outside-v0", make)
+    try:
+        for env_id, factory in (("Outside-v0", None), ("", make)):
+            args = script.args(run_name=f"run{env_id}", env_id=env_id, num_envs=1)
+            with pytest.warns(UserWarning, match="not within the observation space") as warned:
+                script.module.train(args, factory)
+            assert sum("step()` method is not within" in str(x.message) for x in warned) == 1
+    finally:
+        del gym.registry["Outside-v0"]
 
 
 @on("vector")
@@ -187,7 +261,7 @@ def test_images_are_flattened_and_wide_bounds_are_named(script, capsys):
     make = rooms(image.low, observation_space=image, action_space=wide)
     script.module.train(script.args(run_name="image"), make)
     printed = capsys.readouterr().out
-    assert ("bounds are [-30.] and [30.]" in printed) == ("gaussian" in script.features)
+    assert ("RescaleAction" in printed) == ("gaussian" in script.features)
     assert script.module.load_policy("runs/image", make())(image.high).shape == (1,)
 
 
@@ -212,7 +286,7 @@ def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tin
         np.testing.assert_allclose(policy(raw), best.detach(), atol=1e-5)
     drawn = np.array([policy(raw, noise) for noise in rng.normal(size=(200, 2))])
     for wrong in (np.zeros(4), np.zeros((2, 3)), (raw, {})):
-        with pytest.raises(script.module.UsageError, match="one observation of Box"):
+        with pytest.raises(ValueError, match=r"reshape|inhomogeneous"):
             policy(wrong)
     for same in (raw.tolist(), torch.tensor(raw), raw[None]):
         np.testing.assert_array_equal(policy(same), policy(raw))
@@ -226,8 +300,7 @@ def test_evaluation_is_cut_only_where_the_environment_has_no_limit(script, capsy
     try:
         args = script.args(env_id="Endless-v0", run_name="endless")
         script.module.train(args)
-        command = script.module.Command(args, evaluate="runs/endless", eval_episodes=1)
-        assert script.module.evaluate(command) == [steps / 2]
+        assert script.module.evaluate("runs/endless", episodes=1) == [steps / 2]
         assert ("An episode was cut after 10000 steps" in capsys.readouterr().out) == (not limit)
     finally:
         del gym.registry["Endless-v0"]
@@ -242,6 +315,5 @@ def test_films_follow_the_body_where_there_is_a_camera_that_does(
     monkeypatch.setenv("MUJOCO_GL", "egl")
     monkeypatch.setattr(gym.wrappers, "RecordVideo", lambda env, *_: filmed.append(env) or env)
     ppo.train(small(env_id=env_id, run_name="run", total_timesteps=32))
-    args = ppo.load_checkpoint("runs/run")["args"]
-    ppo.evaluate(ppo.Command(args, evaluate="runs/run", eval_episodes=1, capture_video=True))
+    ppo.evaluate("runs/run", episodes=1, video=True)
     assert filmed[0].unwrapped.mujoco_renderer.camera_id == camera
