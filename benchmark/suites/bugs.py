@@ -23,7 +23,7 @@ BUGS = {
     "min-max": ("max and min confused in the clipped objective", "", ("torch.max(-advantages * ratio", "torch.min(-advantages * ratio")),
     "mean-logprob": ("log-probabilities averaged over components", "", ("dist.log_prob(actions).sum(-1)", "dist.log_prob(actions).mean(-1)")),
     "clipped-stored": ("clipped actions stored", "", ("clipped_actions = np.minimum(", "actions[t] = clipped_actions = np.minimum(")),
-    "late-obs": ("actions learned with the next observation", "", ("batch = (t_obs[:-1], ", "batch = (t_obs[1:], ")),
+    "late-obs": ("actions learned with the next observation", "", ("batch = (*taken, ", "batch = (t_obs[1:], t_actions, ")),
     "renormalized": ("observations normalized again for learning", "", ("act(obs[t], noise", "act(normalize_obs(obs[t], obs_stats, args), noise"), ("obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)", "obs[t + 1] = raw_obs"), ("obs[-1] = normalize_obs(raw_obs, obs_stats, args)", "obs[-1] = raw_obs"), ("in (obs, final_obs", "in (normalize_obs(obs, obs_stats, args), final_obs")),
     "entropy-sign": ("entropy bonus with the wrong sign", ENTROPY, ("pg_loss - args.ent_coef", "pg_loss + args.ent_coef")),
     # Values

