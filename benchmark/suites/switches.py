@@ -6,12 +6,8 @@ Such a run and one of the changed script have the same weights to the bit.
 
 Text = tuple[str, str]  # of a script, and what takes its place
 
-TRUNKS = """        sizes = [obs_size, HIDDEN, obs_size, HIDDEN]
-        value1, value2, policy1, policy2 = (linear(x, HIDDEN, gain=2**0.5) for x in sizes)
-"""
-SHARED_TRUNK = """        sizes = [obs_size, HIDDEN]
-        value1, value2 = policy1, policy2 = [linear(x, HIDDEN, gain=2**0.5) for x in sizes]
-"""
+TRUNKS = "        value, policy = hidden(), hidden()\n"
+SHARED_TRUNK = "        value = policy = hidden()\n"
 SHARED_NETWORK: tuple[Text, ...] = ((TRUNKS, SHARED_TRUNK),)
 
 ORTHOGONAL = "    nn.init.orthogonal_(layer.weight, gain)\n    nn.init.zeros_(layer.bias)\n"
