@@ -183,6 +183,14 @@ def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
                 print(plots.draw(entry, name, folders))
 
 
+@app.command(name="vectors")
+def write_vectors() -> None:
+    """Rewrite vectors.json, the test vectors for implementations in any language."""
+    from benchmark.paper import vectors
+
+    vectors.write()
+
+
 @app.command
 def site(folders: Place = HERE) -> None:
     """Rebuild the site in docs/; it opens from disk."""

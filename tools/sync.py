@@ -24,7 +24,7 @@ SHORT = ("ppo_minimal", "grpo_minimal")
 SCRIPTS = [x for x in sorted(ROOT.glob("*.py")) if x.stem not in SHORT]
 # These have the same role but not the same text in each script; a marked copy is one even so.
 MAY_DIFFER = {"Args", "Agent", "make_envs", "ppo_loss", "train", "learn", "evaluate", "main"}
-MAY_DIFFER |= {"actor", "load_policy", "ppo_update", "load_checkpoint", "Command"}
+MAY_DIFFER |= {"actor", "load_policy", "ppo_update", "load_checkpoint", "Command", "choose_device"}
 MAY_DIFFER |= {"Rollout", "collect"}  # of the RLHF scripts
 MARKER = re.compile(r"# Copied from (\w+\.py)\n\Z")
 SECTION = re.compile(r"(?m)^()# (===.+===)\n(?:# Copied from (\w+\.py)\n)?")
@@ -152,7 +152,7 @@ def main() -> None:
     sync_copies(args.force)
     if found := misfits():
         sys.exit("\n".join(found))
-    for command in ("report", "plot", "site") if args.what is None else ():
+    for command in ("vectors", "report", "plot", "site") if args.what is None else ():
         subprocess.run([sys.executable, "-m", "benchmark", command], cwd=ROOT, check=True)
 
 

@@ -41,9 +41,11 @@ OWN = {"continuous": ["math", "reference"], "atari": ["atari", "atari_envs", "di
 OWN |= {"lstm": ["atari_lstm", "atari"]}
 SHARED = ["agent", "shared_update", "shared_rollout", "users_changes", "shared_resume"]
 FILES = {  # the test files of a script
-    name: OWN.get(name, [name]) + (SHARED if "environments" in x.features else ["shared_language"])
+    name: OWN.get(name, [name])
+    + (SHARED if "environments" in x.features else ["shared_language"])
+    + ["vectors"]
     for name, x in SCRIPTS.items()
-} | {"minimal": ["minimal"], "grpo_minimal": ["grpo_minimal"]}
+} | {"minimal": ["minimal", "vectors"], "grpo_minimal": ["grpo_minimal", "vectors"]}
 PATHS = {name: x.path for name, x in SCRIPTS.items()}
 PATHS |= {"minimal": ROOT / "ppo_minimal.py", "grpo_minimal": ROOT / "grpo_minimal.py"}
 # What changes nothing that could be noticed, and why.

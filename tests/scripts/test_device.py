@@ -251,8 +251,8 @@ def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
     """The weights are there, and what is saved is of use without it; also after a resume."""
     real = script.module.recorded
     monkeypatch.setattr(script.module, "recorded", lambda x: real(recordings.noting(x)))
-    settings = {"num_steps": 16, "update_epochs": 5}
-    settings |= {"learning_rate": 0.01, "anneal_lr": False}
+    settings = {"num_envs": 2, "num_steps": 16, "update_epochs": 5, "anneal_lr": False}
+    settings |= {"learning_rate": 2**-7}  # which has the same value in float32 and in float64
     expected = script.module.train(tiny("Walk", **settings, total_timesteps=64))
     args = tiny("Walk", **settings, device="auto", total_timesteps=32)
     result, device = gpu(script.module.train, args)
@@ -266,6 +266,49 @@ def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
     assert any(graph.replays for graph in recordings.graphs)
     agent = script.module.load_checkpoint("runs/run1")["agent"]
     assert same_weights(agent, expected["agent"])
+
+
+@on("games")
+def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
+    script, tiny, gpu, recordings, monkeypatch
+):
+    """Also in a resumed run. Adam reads the step size, the loss the clip range."""
+    real, module, seen = script.module.recorded, script.module, []
+    monkeypatch.setattr(module, "recorded", lambda x: real(recordings.noting(x)))
+
+    def update(agent, adam, batch, mb, args):
+        (group,) = adam.param_groups
+        numbers = [x.item() for x in (group["lr"], args.clip_coef)]
+        seen.append((numbers, group["lr"], args.clip_coef, args.learning_rate))
+        assert group["capturable"] and group["lr"].device.type == "cuda"
+        return module.ppo_update(agent, adam, batch, mb, args)
+
+    settings = {"learning_rate": 2**-7, "anneal_clip": True, "total_timesteps": 128}
+    settings |= {"device": "auto", "update_epochs": 2}
+    gpu(module.train, tiny("Walk", **settings), update)
+    again = tiny("Walk", **{**settings, "total_timesteps": 256, "anneal_clip": False})
+    gpu(functools.partial(module.train, resume="runs/run0"), again, update)
+    runs = seen[:16], seen[16:]
+    for run in runs:
+        assert len({id(step_size) for _, step_size, *_ in run}) == 1
+        assert all(step_size is x for _, step_size, _, x in run)
+        assert len({id(clip_coef) for *_, clip_coef, _ in run}) == 1
+    shares = np.repeat([[1.0, 0.75, 0.5, 0.25], [0.5, 0.375, 0.25, 0.125]], 4, axis=1)
+    for run, share, clip in zip(runs, shares, (shares[0], 1.0)):
+        expected = np.stack([2**-7 * share, 0.1 * clip * np.ones(16)], axis=1)
+        np.testing.assert_allclose([x for x, *_ in run], expected, rtol=1e-6)
+
+
+@on("atari")
+def test_processes_that_wait_for_each_other_are_not_recorded(script, tiny, gpu, monkeypatch):
+    module = script.module
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda: None)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: x.mul_(2))
+    monkeypatch.setattr(module, "WORLD_SIZE", 2)
+    monkeypatch.setattr(module, "recorded", lambda _: pytest.fail("a recording"))
+    result, _ = gpu(module.train, tiny("Walk", device="auto"))
+    assert [x["global_step"] for x in result["updates"]] == [64]
 
 
 @on("continuous")

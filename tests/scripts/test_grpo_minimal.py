@@ -65,21 +65,6 @@ def test_the_loss_of_each_variant_is_that_of_the_full_script(settings, advantage
     torch.testing.assert_close(*(x[MASK] for (x,) in gradients))  # padding is constant
 
 
-def test_group_advantages_by_hand():
-    rewards = torch.tensor([[1.0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1]])
-    centered = torch.tensor([0.75, -0.25, -0.25, -0.25, 0, 0, 0, 0, -0.5, -0.5, 0.5, 0.5])
-    others = torch.tensor([1, -1 / 3, -1 / 3, -1 / 3, 0, 0, 0, 0, -2 / 3, -2 / 3, 2 / 3, 2 / 3])
-    spread = torch.tensor([0.5, 0, 3**-0.5]).repeat_interleave(4)  # of samples: divided by G - 1
-    for settings, expected in (
-        ({}, centered),
-        ({"baseline": "others"}, others),
-        ({"scale_rewards": True}, centered / (spread + 1e-4)),
-    ):
-        args = minimal.Args(group_size=4, **settings)
-        found = minimal.group_advantages(rewards.clone(), args)
-        torch.testing.assert_close(found, expected[:, None])
-
-
 # --- What writes responses, and the task ---
 
 

@@ -211,7 +211,7 @@ def test_where_compiling_fails_the_run_is_eager_but_ones_own_error_is_a_tracebac
     monkeypatch.setattr(torch, "compile", lambda function, **options: fails)
     capsys.readouterr()
     assert same_weights(script.module.train(tiny("Walk", compile=True))["agent"], expected)
-    assert "could not be compiled, so it takes six times as long: Inv" in capsys.readouterr().out
+    assert "could not be compiled, so it takes longer: Inv" in capsys.readouterr().out
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(script.module, "ppo_loss", wrong)
     with pytest.raises(ValueError, match="my own mistake"):
