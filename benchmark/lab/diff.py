@@ -484,6 +484,17 @@ def headline(found: Difference, mine: Run, theirs: Run) -> str:
     return f"`{found.first}` in `{function_of(block)}` {amount}"
 
 
+def brief(found: Difference, theirs: Run) -> str:
+    """What differs first, in a few words."""
+    statement = theirs.events[found.theirs].statement
+    function = f"`{function_of(statement.block)}`"
+    if found.problem:
+        return found.problem
+    forms = {"return": f"the result of {function}", "if": f"a condition in {function}"}
+    default = f"`{found.first}` {'of' if statement.kind == 'enter' else 'in'} {function}"
+    return forms.get(statement.kind, default)
+
+
 def where(phase: tuple[int, str]) -> str:
     iteration, name = phase
     return f"iteration {iteration}, {name}" if iteration else name
@@ -575,6 +586,7 @@ class Finding:
 
     difference: Difference | None  # None: only what `train` returns differs
     what: str  # a sentence without a full stop
+    brief: str  # the same in a few words
     common: str  # of the steps that differ; may be empty
     phase: tuple[int, str]
     changes: list[Change]  # of the source, that can have caused it
@@ -595,10 +607,10 @@ def examine(mine: Run, theirs: Run) -> Finding | None:
         unequal = [*leaves(mine.result, theirs.result, "result")]
         if not unequal:
             return None
-        what = (
-            f"All statements that both have are equal, but `train` returns another {unequal[0][0]}"
-        )
-        return Finding(None, what, "", (0, "train"), pairing.changes[:SHOWN], mine, None)
+        other = unequal[0][0]
+        what = f"All statements of both are equal, but `train` returns another {other}"
+        changes = pairing.changes[:SHOWN]
+        return Finding(None, what, other, "", (0, "train"), changes, mine, None)
     what, phase = headline(found, mine, theirs), theirs.events[found.theirs].phase
     if phase[1] != "evaluation" and not [*leaves(mine.result, theirs.result, "")]:
         found = dataclasses.replace(found, equal_results=True)
@@ -610,7 +622,8 @@ def examine(mine: Run, theirs: Run) -> Finding | None:
         following = reverted(mine.script, theirs.script, changes, pairing)
     except (BenchmarkError, IndexError):  # these lines cannot be put back by themselves
         following = None
-    return Finding(found, what, common_steps(found, theirs), phase, chosen, mine, following)
+    words, common = brief(found, theirs), common_steps(found, theirs)
+    return Finding(found, what, words, common, phase, chosen, mine, following)
 
 
 class Comparison:

@@ -64,13 +64,15 @@ def of_bug(comparison: Comparison, bug: Variant, flags: str) -> dict[str, Any]:
     finding = None if settings else next(comparison.findings(copy), None)
     row: dict[str, Any] = {"script": bug.script, "label": bug.label}
     if settings:
-        row |= {"where": "settings", "what": "; ".join(settings), "common": ""}
+        row |= {"where": "settings", "what": "; ".join(settings), "brief": ", ".join(names)}
+        row["common"] = ""
         row["right"] = all(any(x.startswith(f"{y} ") for x in settings) for y in names)
     elif finding:
-        row |= {"where": diff.where(finding.phase), "what": finding.what, "common": finding.common}
+        row |= {"where": diff.where(finding.phase), "what": finding.what, "brief": finding.brief}
+        row["common"] = finding.common
         row["right"] = is_right(finding, comparison.original)
     else:
-        row |= {"where": "", "what": "no difference", "common": "", "right": False}
+        row |= {"where": "", "what": "no difference", "brief": "–", "common": "", "right": False}
     return row | {"seconds": round(time.process_time() - start, 1)}
 
 
@@ -96,6 +98,10 @@ def measure(folders: Folders) -> None:
     (folders.results / NAME).write_text(f"[\n{lines}\n]\n")
 
 
-def rows(folders: Folders) -> list[dict[str, Any]]:
+def by_label(folders: Folders) -> dict[str, list[dict[str, Any]]]:
+    """What has been noted, by bug: in one script or two."""
     path = folders.results / NAME
-    return json.loads(path.read_text()) if path.exists() else []
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in json.loads(path.read_text()) if path.exists() else []:
+        found.setdefault(row["label"], []).append(row)
+    return found
