@@ -14,8 +14,9 @@ from benchmark.lab import check
 from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT, BenchmarkError
 from benchmark.lab.results import by_environment, done, how_complete, lines_of
-from benchmark.lab.tables import CHANGE, markdown, plus_minus, with_interval
-from benchmark.paper import debugging, rlhf, tables
+from benchmark.lab.statistics import interquartile_mean
+from benchmark.lab.tables import CHANGE, markdown, number, plus_minus, with_interval
+from benchmark.paper import debugging, differences, rlhf, tables
 from benchmark.paper.suites import BY_TABLE, SUITES
 from benchmark.paper.suites.scripts import SCRIPTS
 from benchmark.paper.tables import effects
@@ -53,14 +54,18 @@ def scripts_table(folders: Folders) -> str:
         runs = by_environment(suite.name, script.variant, folders).get(script.environment, [])
         scores, hours = tables.facts(runs, "score"), tables.facts(runs, "hours")
         steps = f", {suite.total_timesteps / 1e6:.2g}M steps" if suite.total_timesteps else ""
+        models = max((len(x.record.get("models", ())) for x in runs), default=0)
+        several = f" for {models} models" if models else ""
         rows.append(
             {
                 "script": f"[{name}]({name})",
                 "shows": script.shows,
                 "lines": len((ROOT / name).read_text().splitlines()),
                 "environment": f"{script.environment}{steps}",
-                "return (seeds)": f"{plus_minus(scores)} ({len(scores)})",
-                "minutes": f"{60 * np.median(hours):.0f}" if len(hours) else "–",
+                "score": script.score,
+                "mean ± std (seeds)": f"{plus_minus(scores)} ({len(scores)})",
+                "IQM": number(interquartile_mean(scores)) if len(scores) > 3 else "–",
+                "minutes": f"{60 * np.median(hours):.0f}{several}" if len(hours) else "–",
             }
         )
     return markdown(rows)
@@ -75,6 +80,47 @@ def suites_table(folders: Folders) -> str:
         row = {"suite": f"`{suite.name}`", "runs done": f"{made} of {total}"}
         rows.append(row | {"hours": f"{hours:.1f}", "what it reproduces": suite.reproduces})
     return markdown(rows)
+
+
+# What README compares: a question, ours, CleanRL's and Stable-Baselines3's answer.
+ISSUE = "[#{0}](https://github.com/vwxyzjn/cleanrl/issues/{0})"
+COMPARED = """\
+read all of PPO | one file; the short one has {lines} [lines](ppo_minimal.py) | one file | a library
+know why each detail is there | a [reason](DETAILS.md) at its line, {details} of 37 | a blog post | –
+time limits are not failures ({198}, {504}) | yes | no | yes
+save, load and evaluate, with the normalizer ({310}, {400}) | one call | without it | two files
+resume an interrupted run | to the bit | no | in new episodes
+today's Gymnasium, 1.4 | yes | 0.29; with 1.4 it logs no episodes | yes
+steps per second, one core | [{ours}](benchmark/pages/implementations.md) | {cleanrl} | 1 ×
+find the wrong line in a changed copy | [`diff`](DEBUGGING.md) finds {found} of {bugs} bugs | – | –"""
+
+
+def comparison_table(folders: Folders) -> str:
+    """What README begins with: our scripts next to those that readers know."""
+    tags = [tag for name in SCRIPTS for tag in tags_of((ROOT / name).read_text())]
+    named = [x[0]["right"] for x in differences.by_label(folders).values()]
+    text = COMPARED.format_map(
+        {x: ISSUE.format(x) for x in ("198", "504", "310", "400")}
+        | {
+            "lines": len((ROOT / "ppo_minimal.py").read_text().splitlines()),
+            "details": len({n for x in tags for n in re.findall(r"(\d+)/37", x.number)}),
+            "ours": speed(folders, "ppo_continuous_action.py"),
+            "cleanrl": speed(folders, "CleanRL PPO"),
+            **{"found": sum(named), "bugs": len(named)},
+        }
+    )
+    names = ("what people ask for", "here", "CleanRL", "Stable-Baselines3")
+    return markdown([dict(zip(names, row.split(" | "))) for row in text.splitlines()])
+
+
+def speed(folders: Folders, entry: str) -> str:
+    """Steps per second of an entry over those of Stable-Baselines3 in HalfCheetah."""
+    rows = pd.DataFrame(lines_of(folders.results / "throughput.jsonl"))
+    rows = rows[rows["measurement"] == "continuous"] if len(rows) else rows
+    if entry not in set(rows.get("entry", ())):
+        return "–"
+    rates = rows.pivot(index="repetition", columns="entry", values="steps_per_second")
+    return f"{(rates[entry] / rates['Stable-Baselines3 PPO']).median():.1f} ×"
 
 
 # --- Throughput ---
@@ -152,6 +198,7 @@ def place(number: str) -> tuple[int, str, int]:
 # --- Writing ---
 
 BLOCKS = {
+    "comparison": comparison_table,
     "suites": suites_table,
     "throughput": throughput_tables,
     "scripts": scripts_table,
