@@ -64,7 +64,7 @@ def scripts_table(folders: Folders) -> str:
                 "environment": f"{script.environment}{steps}",
                 "score": script.score,
                 "mean ± std (seeds)": f"{plus_minus(scores)} ({len(scores)})",
-                "IQM": number(interquartile_mean(scores)) if len(scores) > 3 else "–",
+                "IQM": number(interquartile_mean(scores[None])) if len(scores) > 3 else "–",
                 "minutes": f"{60 * np.median(hours):.0f}{several}" if len(hours) else "–",
             }
         )
@@ -86,13 +86,13 @@ def suites_table(folders: Folders) -> str:
 ISSUE = "[#{0}](https://github.com/vwxyzjn/cleanrl/issues/{0})"
 COMPARED = """\
 read all of PPO | one file; the short one has {lines} [lines](ppo_minimal.py) | one file | a library
-know why each detail is there | a [reason](DETAILS.md) at its line, {details} of 37 | a blog post | –
-time limits are not failures ({198}, {504}) | yes | no | yes
-save, load and evaluate, with the normalizer ({310}, {400}) | one call | without it | two files
+why each detail is there | a [reason](DETAILS.md) for {details} of 37, in the code | a blog post | –
+time limits are not failures ({c198}, {c504}) | yes | no | yes
+save, load and evaluate, with the normalizer ({c310}, {c400}) | one call | without it | two files
 resume an interrupted run | to the bit | no | in new episodes
 today's Gymnasium, 1.4 | yes | 0.29; with 1.4 it logs no episodes | yes
 steps per second, one core | [{ours}](benchmark/pages/implementations.md) | {cleanrl} | 1 ×
-find the wrong line in a changed copy | [`diff`](DEBUGGING.md) finds {found} of {bugs} bugs | – | –"""
+find a wrong line in your copy | [`diff`](DEBUGGING.md) finds {found} of {bugs} bugs | – | –"""
 
 
 def comparison_table(folders: Folders) -> str:
@@ -100,7 +100,7 @@ def comparison_table(folders: Folders) -> str:
     tags = [tag for name in SCRIPTS for tag in tags_of((ROOT / name).read_text())]
     named = [x[0]["right"] for x in differences.by_label(folders).values()]
     text = COMPARED.format_map(
-        {x: ISSUE.format(x) for x in ("198", "504", "310", "400")}
+        {f"c{x}": ISSUE.format(x) for x in (198, 504, 310, 400)}
         | {
             "lines": len((ROOT / "ppo_minimal.py").read_text().splitlines()),
             "details": len({n for x in tags for n in re.findall(r"(\d+)/37", x.number)}),
@@ -176,8 +176,8 @@ def details_table(folders: Folders) -> str:
                 worth.setdefault(detail, []).append(text)
     rows: dict[tuple[str, str], dict[str, str]] = {}
     found = ((x, tag) for x in SCRIPTS for tag in tags_of((ROOT / x).read_text()))
-    for script, tag, number in ((*x, y) for x in found for y in x[1].number.split(", ")):
-        key = number or tag.kind.lower(), "" if number else tag.title  # the first script names it
+    for script, tag, digits in ((*x, y) for x in found for y in x[1].number.split(", ")):
+        key = digits or tag.kind.lower(), "" if digits else tag.title  # the first script names it
         known = [*worth.get(key[0].removesuffix("/37"), ()), *worth.get(tag.title, ())]
         empty = {"detail": key[0], "name": tag.title, "why": "", "without it": "<br>".join(known)}
         row = rows.setdefault(key, empty | {"its line in": ""})
