@@ -25,8 +25,10 @@ openai/lm-human-preferences@cbfd210b). B = responses in a batch, P = tokens of a
 of a response, L = P + R, V = size of the vocabulary, D = width of the network; `mb` is a minibatch.
 """
 
+import contextlib
 import copy
 import dataclasses
+import io
 import itertools
 import json
 import math
@@ -35,8 +37,9 @@ import re
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -79,6 +82,7 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     run_name: str | None = None  # folder below runs/; by default script, seed, time
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu, as no GPU has been timed here
     compare: bool = False  # also train without NLL, once more with a beta of 0.03
 
     # --- Supervised fine-tuning ---
@@ -101,6 +105,8 @@ class Args:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
 
     @property
     def run_dir(self) -> Path:
@@ -137,7 +143,7 @@ class Task(NamedTuple):
         """Gold rewards (B,) of truncated responses (B, R); a prompt's fifth token is the topic."""
         pairs = zip(prompts, responses, strict=True)
         gold = [gold_reward(self.vocabulary[p[4]], self.decode(r)) for p, r in pairs]
-        gold, scale = torch.tensor(gold), self.sample_gold
+        gold, scale = torch.tensor(gold, device=prompts.device), self.sample_gold
         return gold if scale is None else (gold - scale.mean()) / scale.std(correction=0)
 
 
@@ -215,14 +221,15 @@ class TinyGPT(nn.Module):
         # Detail R3: positions skip padding tokens [LHP: language/model.py L265-269]
         # Only real tokens are counted, so padding does not shift the positions of a text.
         positions = real.cumsum(dim=1) - real.long()
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         visible = (causal & real[:, None])[:, None, seen:]  # (B, 1, new, L)
         x = self.token_embedding(tokens[:, seen:]) + self.position_embedding(positions[:, seen:])
         new_cache = []
         for block, past in zip(self.blocks, cache or [[], []], strict=True):
             x, key_value = block(x, visible, past)
             new_cache.append(key_value)
-        last_real = torch.arange(length - seen).where(real[:, seen:], 0).cummax(dim=1).values
+        indices = torch.arange(length - seen, device=tokens.device)
+        last_real = indices.where(real[:, seen:], 0).cummax(dim=1).values
         return self.final_norm(x.gather(1, last_real[..., None].expand_as(x))), new_cache
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -250,7 +257,8 @@ class Agent(nn.Module):
             logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
             # The token with the largest sum of logit and Gumbel noise is a sample of the softmax.
             gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
-            tokens = torch.cat([tokens, (logits + gumbel).argmax(dim=-1, keepdim=True)], dim=1)
+            sampled = (logits + gumbel.to(logits.device)).argmax(dim=-1, keepdim=True)
+            tokens = torch.cat([tokens, sampled], dim=1)
         return tokens[:, -length:]
 
     def get_logprobs(self, prompts: Tensor, responses: Tensor) -> Tensor:
@@ -364,7 +372,8 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> Preferences:
     # The simulated labeler (Bradley-Terry) errs less often the more two texts differ in gold.
     difference = task.gold(prompts, first) - task.gold(prompts, second)
     prefers_first = torch.sigmoid(difference / LABEL_NOISE)  # its probability
-    prefers = (torch.rand(len(prompts), generator=generator) < prefers_first)[:, None]
+    drawn = torch.rand(len(prompts), generator=generator).to(prompts.device)
+    prefers = (drawn < prefers_first)[:, None]
     chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
     others = task.sample_prompts(NUM_SAMPLES, generator)
     samples = sample_truncated(reference, task, others, generator)
@@ -429,20 +438,35 @@ def train_dpo(
 # === The pipeline ===
 
 
+# Copied from ppo_rlhf_toy.py
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """More threads do not help networks of this size; afterwards there are as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def train(args: Args) -> dict[str, Any]:
     """Run the three stages and evaluate; results and weights are saved in the run's folder.
 
     Returns `agent` of the first DPO run; `updates`, of each DPO run the metrics of each step;
     `results`, of each model its evaluation; and `args`.
     """
-    name = args.run_name or f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    script = Path(globals().get("__file__", "notebook")).stem
+    name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
     args = dataclasses.replace(args, run_name=name)
     if (args.run_dir / "results.json").exists():
         raise UsageError(f"{args.run_dir} holds a run: choose another --run-name.")
-    torch.set_num_threads(1)  # more threads do not help a network of this size
+    device = "cuda" if args.device == "cuda" else "cpu"  # random numbers: always the processor
     task = toy_task(args)
+    task = task._replace(documents=task.documents.to(device), prompts=task.prompts.to(device))
     torch.manual_seed(args.seed)
-    sft = TinyGPT(len(task.vocabulary), task.documents.shape[1])
+    sft = TinyGPT(len(task.vocabulary), task.documents.shape[1]).to(device)
     train_sft(args, sft, task)
     reference = Agent(sft, args.temperature)
     preferences = make_preferences(args, reference, task)
@@ -461,8 +485,7 @@ def train(args: Args) -> dict[str, Any]:
         # The policy starts as the SFT model, and an unchanged copy of it remains the reference.
         agents[name] = agent = copy.deepcopy(reference)
         updates[name] = train_dpo(run, folder, agent, reference, learned)
-        saved = {"agent": agent.state_dict(), "updates": updates[name]}
-        torch.save(saved, folder / "checkpoint.pt")
+        save_policy(folder / "checkpoint.pt", agent, updates[name])
         metrics, texts[name] = evaluate(run, agent, reference, task, preferences)
         results[name] = {"method": "DPO", "beta": run.beta, "nll_coef": run.nll_coef, **metrics}
     report(args, {"accuracy": results["dpo"]["rewards/accuracy"]}, results, texts)
@@ -670,6 +693,13 @@ def stage_generator(args: Args, purpose: str) -> Generator:
     return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
 
 
+def save_policy(path: Path, agent: Agent, updates: list[dict[str, float]]) -> None:
+    """Save weights, which load without a GPU too, and metrics."""
+    weights = {name: x.cpu() for name, x in agent.state_dict().items()}
+    torch.save({"agent": weights, "updates": updates}, buffer := io.BytesIO())
+    path.write_bytes(buffer.getbuffer())  # says that a disk is full, unlike torch.save
+
+
 # Copied from ppo_continuous_action.py
 def means(rows: list[Tensors]) -> dict[str, float]:
     """Mean of each metric over the minibatches of all rows."""
@@ -692,7 +722,7 @@ def main() -> None:
         train(tyro.cli(Args))
     except KeyboardInterrupt:
         sys.exit("Interrupted. Nothing can be resumed, but a whole run takes only minutes.")
-    except (UsageError, OSError, ImportError) as error:
+    except UsageError as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 

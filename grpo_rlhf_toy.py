@@ -53,8 +53,10 @@ B = responses in a batch, P = tokens of a prompt, R = tokens of a response, L = 
 the vocabulary, D = width of the network; `mb` is a minibatch.
 """
 
+import contextlib
 import copy
 import dataclasses
+import io
 import itertools
 import json
 import math
@@ -63,6 +65,7 @@ import re
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -107,6 +110,7 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     run_name: str | None = None  # folder below runs/; by default script, seed, time
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu, as no GPU has been timed here
     compare: bool = False  # also train in DeepSeekMath's form and without a KL penalty
 
     # --- Supervised fine-tuning ---
@@ -146,6 +150,8 @@ class Args:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
         if self.group_size == 1:
             raise UsageError("--group-size must be at least 2.")
         if self.batch_size % self.num_minibatches or self.batch_size % self.group_size:
@@ -189,7 +195,7 @@ class Task(NamedTuple):
         """Gold rewards (B,) of truncated responses (B, R); a prompt's fifth token is the topic."""
         pairs = zip(prompts, responses, strict=True)
         gold = [gold_reward(self.vocabulary[p[4]], self.decode(r)) for p, r in pairs]
-        gold, scale = torch.tensor(gold), self.sample_gold
+        gold, scale = torch.tensor(gold, device=prompts.device), self.sample_gold
         return gold if scale is None else (gold - scale.mean()) / scale.std(correction=0)
 
 
@@ -267,14 +273,15 @@ class TinyGPT(nn.Module):
         # Detail R3: positions skip padding tokens [LHP: language/model.py L265-269]
         # Only real tokens are counted, so padding does not shift the positions of a text.
         positions = real.cumsum(dim=1) - real.long()
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         visible = (causal & real[:, None])[:, None, seen:]  # (B, 1, new, L)
         x = self.token_embedding(tokens[:, seen:]) + self.position_embedding(positions[:, seen:])
         new_cache = []
         for block, past in zip(self.blocks, cache or [[], []], strict=True):
             x, key_value = block(x, visible, past)
             new_cache.append(key_value)
-        last_real = torch.arange(length - seen).where(real[:, seen:], 0).cummax(dim=1).values
+        indices = torch.arange(length - seen, device=tokens.device)
+        last_real = indices.where(real[:, seen:], 0).cummax(dim=1).values
         return self.final_norm(x.gather(1, last_real[..., None].expand_as(x))), new_cache
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -326,7 +333,8 @@ class Agent(nn.Module):
             logits = self.policy.logits(hidden[:, -1]) / self.temperature  # as Detail R10
             # The token with the largest sum of logit and Gumbel noise is a sample of the softmax.
             gumbel = -torch.empty(logits.shape).exponential_(generator=generator).log()
-            tokens = torch.cat([tokens, (logits + gumbel).argmax(dim=-1, keepdim=True)], dim=1)
+            sampled = (logits + gumbel.to(logits.device)).argmax(dim=-1, keepdim=True)
+            tokens = torch.cat([tokens, sampled], dim=1)
         return tokens[:, -length:]
 
     def get_logprobs(self, prompts: Tensor, responses: Tensor) -> Tensor:
@@ -476,7 +484,8 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> Preferences:
     # The simulated labeler (Bradley-Terry) errs less often the more two texts differ in gold.
     difference = task.gold(prompts, first) - task.gold(prompts, second)
     prefers_first = torch.sigmoid(difference / LABEL_NOISE)  # its probability
-    prefers = (torch.rand(len(prompts), generator=generator) < prefers_first)[:, None]
+    drawn = torch.rand(len(prompts), generator=generator).to(prompts.device)
+    prefers = (drawn < prefers_first)[:, None]
     chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
     others = task.sample_prompts(NUM_SAMPLES, generator)
     samples = sample_truncated(reference, task, others, generator)
@@ -698,25 +707,40 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
 # === The pipeline ===
 
 
+# Copied from ppo_rlhf_toy.py
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """More threads do not help networks of this size; afterwards there are as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def train(args: Args) -> dict[str, Any]:
     """Run the four stages, then evaluate; results and weights are saved in the run's folder.
 
     Returns `agent` of the first GRPO run; `updates`, of each GRPO run a dictionary of metrics per
     update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
     """
-    name = args.run_name or f"{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+    script = Path(globals().get("__file__", "notebook")).stem
+    name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
     args = dataclasses.replace(args, run_name=name)
     if (args.run_dir / "results.json").exists():
         raise UsageError(f"{args.run_dir} holds a run: choose another --run-name.")
-    torch.set_num_threads(1)  # more threads do not help a network of this size
+    device = "cuda" if args.device == "cuda" else "cpu"  # random numbers: always the processor
     task = toy_task(args)
+    task = task._replace(documents=task.documents.to(device), prompts=task.prompts.to(device))
     torch.manual_seed(args.seed)
-    sft = TinyGPT(len(task.vocabulary), task.documents.shape[1])
+    sft = TinyGPT(len(task.vocabulary), task.documents.shape[1]).to(device)
     train_sft(args, sft, task)
     reference = Agent(sft, args.temperature)
     preferences = make_preferences(args, reference, task)
     torch.manual_seed(args.seed)
-    reward_model = RewardModel(sft)
+    reward_model = RewardModel(sft).to(device)
     quality = train_reward_model(args, reward_model, preferences)
     judges = Judges(task._replace(sample_gold=preferences.sample_gold), reward_model, reference)
 
@@ -731,8 +755,7 @@ def train(args: Args) -> dict[str, Any]:
         run, folder = dataclasses.replace(args, **form), args.run_dir / name
         agents[name] = agent = copy.deepcopy(judges.reference)
         updates[name] = train_grpo(run, folder, agent, judges)
-        saved = {"agent": agent.state_dict(), "updates": updates[name]}
-        torch.save(saved, folder / "checkpoint.pt")
+        save_policy(folder / "checkpoint.pt", agent, updates[name])
         metrics, texts[name] = evaluate(run, agent, judges)
         names = ("reward", "kl_mode", "kl_coef", "target_kl", "kl_in_loss", "std", "loss_norm")
         results[name] = {"method": "GRPO"} | {x: getattr(run, x) for x in names} | metrics
@@ -943,6 +966,13 @@ def stage_generator(args: Args, purpose: str) -> Generator:
     return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
 
 
+def save_policy(path: Path, agent: Agent, updates: list[dict[str, float]]) -> None:
+    """Save weights, which load without a GPU too, and metrics."""
+    weights = {name: x.cpu() for name, x in agent.state_dict().items()}
+    torch.save({"agent": weights, "updates": updates}, buffer := io.BytesIO())
+    path.write_bytes(buffer.getbuffer())  # says that a disk is full, unlike torch.save
+
+
 # Copied from ppo_continuous_action.py
 def means(rows: list[Tensors]) -> dict[str, float]:
     """Mean of each metric over the minibatches of all rows."""
@@ -965,7 +995,7 @@ def main() -> None:
         train(tyro.cli(Args))
     except KeyboardInterrupt:
         sys.exit("Interrupted. Nothing can be resumed, but a whole run takes only minutes.")
-    except (UsageError, OSError, ImportError) as error:
+    except UsageError as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 

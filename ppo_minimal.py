@@ -15,14 +15,16 @@ Clipping removes the incentive to change a probability by more than a small fact
 only tell us about policies close to the one that collected them.
 
 Paper: Schulman et al. 2017; ppo2: OpenAI's code; details: "The 37 Implementation Details of PPO"
-(Huang et al. 2022). Only logs are saved, in runs/. ppo_continuous_action.py gives the reasons,
-resumes, evaluates and is faster. ppo_multidiscrete.py is for other actions, ppo_atari.py for games.
+(Huang et al. 2022). This script saves only logs, in runs/. ppo_continuous_action.py also gives the
+reason for each detail, saves, resumes, evaluates and is faster. ppo_multidiscrete.py is for other
+actions, ppo_atari.py for games.
 """
 
 import argparse
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -33,7 +35,7 @@ from torch.distributions import Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-# Ends the program with one sentence on what is wrong, and exit code 2.
+# Ends the program with one sentence on what is wrong, and exit code 2 (in Python: SystemExit).
 refuse = argparse.ArgumentParser(usage=argparse.SUPPRESS).error
 
 
@@ -42,8 +44,8 @@ class Args:
     env_id: str = "HalfCheetah-v4"  # Gymnasium environment; actions should span about [-1, 1]
     seed: int = 1  # random seed of the whole run
     total_timesteps: int = 1_000_000  # total steps of all environments; annealing ends there
-    device: str = "auto"  # cpu, cuda, or auto: the GPU if there is one
-    num_envs: int = 1  # environments N, stepped in turn [ppo2, MuJoCo: 1; paper, Atari: 8]
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
+    num_envs: int = 1  # environments N, stepped one by one [ppo2, MuJoCo: 1; paper, Atari: 8]
     num_steps: int = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
     num_minibatches: int = 32  # minibatches per epoch [ppo2: 32 for MuJoCo, 4 for Atari]
     update_epochs: int = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
@@ -137,7 +139,7 @@ def make_envs(args, resources):
         refuse(f"--total-timesteps must be at least --num-steps * --num-envs ({batch_size})")
     if batch_size < 2 * args.num_minibatches:
         refuse("--num-minibatches is too large: a minibatch needs at least two samples")
-    envs = [gym.make(args.env_id, disable_env_checker=True) for _ in range(args.num_envs)]
+    envs = [gym.make(args.env_id) for _ in range(args.num_envs)]
     for env in envs:
         resources.callback(env.close)
     actions = envs[0].action_space
@@ -145,11 +147,19 @@ def make_envs(args, resources):
         refuse(f"actions are {actions}, not vectors of floats: try ppo_multidiscrete.py")
     if actions.low.max() > -0.1 or actions.high.min() < 0.1 or 10 < actions.high.max() < np.inf:
         print(f"A new policy has mean 0 and std 1. For {actions} use gym.wrappers.RescaleAction.")
-    return [gym.wrappers.FlattenObservation(env) for env in envs]
+    space = envs[0].observation_space
+    flat = gym.spaces.flatten_space(space)
+
+    def vector(obs):  # Boxes are not cast to their type: it could be too coarse
+        obs = obs if isinstance(space, gym.spaces.Box) else gym.spaces.flatten(space, obs)
+        return np.reshape(obs, flat.shape)  # an error if the size differs
+
+    return [gym.wrappers.TransformObservation(env, vector, flat) for env in envs]
 
 
 def train(args):
-    with ExitStack() as resources:  # closes the environments, also after an error
+    with ExitStack() as resources:  # what it holds is undone at the end, also after an error
+        resources.callback(torch.set_num_threads, torch.get_num_threads())
         return learn(args, make_envs(args, resources))
 
 
@@ -163,7 +173,8 @@ def learn(args, envs):
     adam = torch.optim.Adam(agent.parameters(), eps=1e-5)  # ppo2 adds it before bias correction
     batch_size = args.num_steps * args.num_envs
     num_iterations = args.total_timesteps // batch_size
-    writer = SummaryWriter(f"runs/{args.env_id}__ppo_minimal__{args.seed}__{time.time_ns()}")
+    name = f"{args.env_id}__ppo_minimal__{args.seed}__{time.time_ns()}"
+    writer = SummaryWriter("runs/" + name.replace(":", "-"))  # Windows allows no colon
     obs_stats, return_stats = RunningMeanStd(obs_shape), RunningMeanStd(())
     totals, discounted = np.zeros((2, args.num_envs))  # plain and discounted sums of past rewards
     global_step, episodes, updates = 0, [], []
@@ -231,8 +242,9 @@ def learn(args, envs):
                 adam.step()
 
         # --- Log ---
-        metrics = {name: np.mean([x[name] for x in mb_metrics]).item() for name in metrics}
-        metrics["losses/explained_variance"] = 1 - (advantages.var() / returns.var()).item()
+        metrics = {name: np.mean([x[name] for x in mb_metrics]).item() for name in mb_metrics[0]}
+        unexplained = (returns - values).var() / (returns.var() + 1e-8)
+        metrics["losses/explained_variance"] = 1 - unexplained.item()
         metrics["charts/SPS"] = batch_size / (time.perf_counter() - start_time)
         if new := episodes[num_before:]:
             metrics["charts/episodic_return"] = np.mean([x["return"] for x in new]).item()

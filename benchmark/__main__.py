@@ -3,6 +3,7 @@
 # Commands import what they use when they are called: torch, scipy and matplotlib take seconds.
 
 import functools
+import itertools
 import os
 import shlex
 import signal
@@ -135,6 +136,25 @@ def check(run: Positional[str]) -> None:
             print(plots.save(functools.partial(plots.checks, log), log.path / "check.png"))
 
 
+@app.command
+def diff(
+    copy: Positional[Path],
+    original: Positional[Path | None] = None,
+) -> Callable[[list[str]], int]:
+    """Find where a changed copy of a script first computes something else than the original.
+
+    Flags after the files go to both scripts, for example --env-id and --seed. Exit code 0: equal,
+    1: different, 2: a mistake.
+
+    Args:
+        copy: your script
+        original: with which it is compared; by default the most similar script of this repository
+    """
+    from benchmark.lab import diff as command
+
+    return functools.partial(command.run, copy, original)
+
+
 @app.command(name="table")
 def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
     """Print the table of a suite."""
@@ -161,6 +181,14 @@ def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
         if suite or results.done(entry.name, folders):
             for name in entry.figures:
                 print(plots.draw(entry, name, folders))
+
+
+@app.command(name="vectors")
+def write_vectors() -> None:
+    """Rewrite vectors.json, the test vectors for implementations in any language."""
+    from benchmark.paper import vectors
+
+    vectors.write()
 
 
 @app.command
@@ -200,6 +228,10 @@ def main(arguments: list[str] | None = None) -> None:
             how = {"prog": f"{PROGRAM} seeds", "return_unknown_args": True}
             command, flags = tyro.cli(seeds, args=arguments[1:], **how)
             command(flags)
+        elif arguments[:1] == ["diff"]:
+            files = [*itertools.takewhile(lambda x: x == "--help" or x[:1] != "-", arguments[1:])]
+            command = tyro.cli(diff, args=files, prog=f"{PROGRAM} diff")
+            sys.exit(command(arguments[1 + len(files) :]))
         else:
             app.cli(args=arguments, prog=PROGRAM, description=__doc__)
         sys.stdout.flush()

@@ -276,6 +276,8 @@ class Toy(Script):
     features: ClassVar[set[str]] = {"language", "rewards"}  # it learns from a reward model
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16, "num_updates": 2, "update_epochs": 2}
     stage, loss, method = "train_ppo", "ppo_loss", "PPO"
+    # Two gradient steps on the same samples.
+    one_minibatch: ClassVar[dict[str, Any]] = {"num_updates": 1, "num_minibatches": 1}
     # Models of a comparison, and what their settings are.
     forms: ClassVar[dict[str, dict[str, Any]]] = {
         "ppo-adaptive-6": {"kl_mode": "adaptive", "kl_coef": 0.5},
@@ -341,12 +343,24 @@ class GRPO(Toy):
 class DPO(GRPO):
     features: ClassVar[set[str]] = {"language"}
     settings: ClassVar[dict[str, Any]] = {"batch_size": 16}
+    one_minibatch: ClassVar[dict[str, Any]] = {"num_epochs": 2, "batch_size": 70}
     stage, loss, method = "train_dpo", "dpo_loss", "DPO"
     forms: ClassVar[dict[str, dict[str, Any]]] = {
         "dpo": {"beta": 0.2, "nll_coef": 0.05},
         "dpo-plain": {"beta": 0.2, "nll_coef": 0.0},
         "dpo-beta-0.03": {"beta": 0.03, "nll_coef": 0.0},
     }
+
+    def finish(self, folder: Path) -> SimpleNamespace:
+        """What judges here is the reference, and pairs."""
+        found = super().finish(folder)
+        found.judges = found.reference, found.preferences[:3]
+        return found
+
+    def learn(self, judges: tuple, **changes: Any) -> tuple[nn.Module, list[dict[str, float]]]:
+        args, (reference, pairs) = self.args(**changes), judges
+        agent = copy.deepcopy(reference)
+        return agent, self.module.train_dpo(args, args.run_dir / "dpo", agent, reference, pairs)
 
 
 SCRIPTS = {

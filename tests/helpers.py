@@ -39,6 +39,7 @@ def record_steps(monkeypatch: pytest.MonkeyPatch, kind: type) -> list[SimpleName
         change = (flat(group["params"]) - before).detach()
         steps.append(SimpleNamespace(lr=group["lr"], gradient=gradient, change=change))
 
+    step.hooked = True  # otherwise PyTorch wraps it, and a subclass would keep that
     monkeypatch.setattr(kind, "step", step)
     return steps
 

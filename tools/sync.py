@@ -3,10 +3,11 @@
 First the copies in the scripts, rewritten from their home, the script that has the original. Then
 tables, figures and pages, which take minutes: `python tools/sync.py copies` leaves them out.
 
-A function or class is a copy if `# Copied from` stands above it; a section, from one banner to the
-next, if it stands below its banner. Each copy that is overwritten is named. A copy that was edited
-since the last commit, while its original was not, is an error: `--force` overwrites it all the
-same. tests/repository/test_copies.py checks that all copies agree.
+A function or class is a copy if `# Copied from` stands above it. A section, from one banner to the
+next, is one if it stands below its banner, and so is a stage of a function (`# --- Collect ---`).
+Each copy that is overwritten is named. A copy that was edited since the last commit, while its
+original was not, is an error: `--force` overwrites it all the same.
+tests/repository/test_copies.py checks that all copies agree.
 """
 
 import argparse
@@ -22,27 +23,28 @@ ROOT = Path(__file__).parent.parent
 SHORT = ("ppo_minimal", "grpo_minimal")
 SCRIPTS = [x for x in sorted(ROOT.glob("*.py")) if x.stem not in SHORT]
 # These have the same role but not the same text in each script; a marked copy is one even so.
-MAY_DIFFER = {"Args", "Agent", "make_envs", "ppo_loss", "train", "evaluate", "main"}
-MAY_DIFFER |= {"actor", "load_policy", "ppo_update", "load_checkpoint", "Command"}
+MAY_DIFFER = {"Args", "Agent", "make_envs", "ppo_loss", "train", "learn", "evaluate", "main"}
+MAY_DIFFER |= {"actor", "load_policy", "ppo_update", "load_checkpoint", "Command", "choose_device"}
 MAY_DIFFER |= {"Rollout", "collect"}  # of the RLHF scripts
 MARKER = re.compile(r"# Copied from (\w+\.py)\n\Z")
-SECTION = re.compile(r"(?m)^# (===.+===)\n(?:# Copied from (\w+\.py)\n)?")
+SECTION = re.compile(r"(?m)^()# (===.+===)\n(?:# Copied from (\w+\.py)\n)?")
+STAGE = re.compile(r"(?m)^( +)# (---.+---)\n(?:\1# Copied from (\w+\.py)\n)?")
 Block = tuple[str, str | None, int]  # text, decorators included; home, if it is a copy; start
 
 
-def sections(source: str) -> dict[str, Block]:
-    """The sections by their banners, behind which they begin."""
-    banners, found = list(SECTION.finditer(source)), {}
-    ends = [*(x.start() for x in banners[1:]), len(source)]
+def parts(kind: re.Pattern, text: str, start: int = 0) -> dict[str, Block]:
+    """What stands between banners in a text, by the banner before it."""
+    banners, found = list(kind.finditer(text)), {}
+    ends = [*(x.start() for x in banners[1:]), len(text)]
     for banner, end in zip(banners, ends, strict=False):
-        found[banner[1]] = source[banner.end() : end], banner[2], banner.end()
+        found[banner[2]] = text[banner.end() : end], banner[3], start + banner.end()
     return found
 
 
 @functools.cache
 def blocks(source: str) -> dict[str, Block]:
-    """Sections, and top-level functions and classes outside of copied ones, from top to bottom."""
-    lines, found = source.splitlines(keepends=True), sections(source)
+    """Sections, and the functions, classes and stages that are in no copied one, in their order."""
+    lines, found = source.splitlines(keepends=True), parts(SECTION, source)
     copied = [(start, start + len(text)) for text, home, start in found.values() if home]
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -51,6 +53,9 @@ def blocks(source: str) -> dict[str, Block]:
             home = MARKER.search(before)
             if not any(start <= len(before) < end for start, end in copied):
                 found[node.name] = text, home and home[1], len(before)
+                stages = isinstance(node, ast.FunctionDef) and not home
+                for banner, stage in parts(STAGE, text, len(before)).items() if stages else ():
+                    found[f"{node.name} {banner}"] = stage
     return dict(sorted(found.items(), key=lambda x: x[1][2]))
 
 
@@ -69,7 +74,7 @@ def problems(sources: dict[str, str]) -> list[str]:
                 found.append(f"{name}: {home} is not the home of {block}")
             elif home and original(sources, home, block) != text:
                 found.append(f"{name}: {block} differs from the one in {home}")
-            elif not (home or block in MAY_DIFFER or block.startswith("===")):
+            elif not (home or block in MAY_DIFFER or block.endswith(("===", "---"))):
                 homes.setdefault(block, []).append(name)
     several = {block: names for block, names in homes.items() if len(names) > 1}
     return found + [f"{x} has several homes: {', '.join(y)}" for x, y in several.items()]
@@ -147,7 +152,7 @@ def main() -> None:
     sync_copies(args.force)
     if found := misfits():
         sys.exit("\n".join(found))
-    for command in ("report", "plot", "site") if args.what is None else ():
+    for command in ("vectors", "report", "plot", "site") if args.what is None else ():
         subprocess.run([sys.executable, "-m", "benchmark", command], cwd=ROOT, check=True)
 
 

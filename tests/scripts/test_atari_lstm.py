@@ -145,7 +145,7 @@ def test_training_begins_with_the_state_that_the_whole_past_has_left(script, tin
             past = remember(agent, frames[:first], starts[:first], none)[1] if k >= 4 else none
             assert_close(state[:, column], past[:, 0])
             given = torch.cat([torch.zeros(first), actions[:, column]]).long()[:, None]
-            expected, _, whole_values = agent.evaluate_actions(frames, starts, none, given)
+            whole_values, expected, _ = agent.evaluate_actions(frames, starts, none, given)
             assert_close(logprobs[:, column], expected[first:, 0], atol=1e-6)
             assert_close(values[:, column], whole_values[first:, 0])
 
@@ -200,8 +200,7 @@ def test_a_loaded_policy_carries_its_state_and_evaluation_resets_it_at_each_game
     fake_envs.Fake.made.clear()
     calls = record(monkeypatch, ppo.Agent, "forward")
     for n in (0, 1):
-        command = ppo.Command(tiny("Uneven"), evaluate="runs/run0", eval_episodes=3)
-        assert ppo.evaluate(command) == [3.0 + n] * 3
+        assert ppo.evaluate("runs/run0", episodes=3) == [3.0 + n] * 3
     for n, some in ((0, calls[:9]), (1, calls[9:])):
         _, obs, starts, before, results = zip(*some)
         places = [script.identity(x[0])[0] for x in obs]

@@ -7,6 +7,7 @@ refuse to mix them with others, as those of a GPU do, and compute the same bits.
 import contextlib
 import functools
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -20,6 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+import grpo_minimal
 
 GPU = torch.device("cuda", 0)
 COPIES = {"aten::copy_", "aten::_to_copy"}  # what may have arguments from two devices
@@ -74,6 +77,8 @@ class Device(TorchFunctionMode):
             if not kwargs.get("force"):
                 raise TypeError("can't convert a tensor of the device to NumPy")
             return first.detach().cpu().numpy()
+        if name == "__deepcopy__" and own:  # of the storage, not by an operation
+            return here.put(function(*args, **kwargs))
         if name in ("to", "cpu", "cuda") and first is not None:
             wanted, dtype, *_ = torch._C._nn._parse_to(
                 *(args[1:] if name == "to" else [name]), **kwargs
@@ -206,14 +211,48 @@ def test_the_simulated_device_refuses_to_mix(gpu):
     gpu(use)
 
 
+@on("language")
+def test_language_models_on_the_gpu_learn_what_they_do_on_the_processor(
+    script, finished, gpu, monkeypatch
+):
+    """Best-of-n sampling too. What is saved loads without a GPU."""
+    changes = {"num_pairs": 35, "sft_steps": 2, "sft_documents": 30}
+    changes |= {"num_updates": 1} if "rewards" in script.features else {}
+    changes["compare"] = script.name == "rlhf"
+    expected = script.module.train(script.args(run_name="cpu", **changes))
+    args = script.args(run_name="gpu", device="cuda", **changes)
+    result, device = gpu(script.module.train, args)
+    assert all(device.has(x) for x in result["agent"].state_dict().values())
+    assert same_weights(result["agent"], expected["agent"])
+    assert result["results"] == expected["results"]
+    file = Path("runs/gpu", next(iter(script.forms)), "checkpoint.pt")
+    saved = torch.load(file, weights_only=True)["agent"]
+    assert all(torch.equal(x, saved[name]) for name, x in expected["agent"].state_dict().items())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(script.module.UsageError, match="--device cuda needs a GPU"):
+        script.args(device="cuda")
+
+
+def test_grpo_minimal_on_the_gpu_learns_what_it_does_on_the_processor(gpu, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    respond = grpo_minimal.respond
+    monkeypatch.setattr(grpo_minimal, "respond", lambda model, x, n: respond(model, x[:99], n))
+    settings = {"sft_steps": 3, "num_updates": 2, "kl_coef": 0.1}
+    expected = grpo_minimal.train(grpo_minimal.Args(**settings))
+    result, device = gpu(grpo_minimal.train, grpo_minimal.Args(**settings, device="cuda"))
+    assert all(device.has(x) for x in result["model"].state_dict().values())
+    assert same_weights(result["model"], expected["model"])
+    assert result["updates"] == expected["updates"]
+
+
 def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
     script, tiny, gpu, recordings, monkeypatch
 ):
     """The weights are there, and what is saved is of use without it; also after a resume."""
     real = script.module.recorded
     monkeypatch.setattr(script.module, "recorded", lambda x: real(recordings.noting(x)))
-    settings = {"num_steps": 16, "update_epochs": 5}
-    settings |= {"learning_rate": 0.01, "anneal_lr": False}
+    settings = {"num_envs": 2, "num_steps": 16, "update_epochs": 5, "anneal_lr": False}
+    settings |= {"learning_rate": 2**-7}  # which has the same value in float32 and in float64
     expected = script.module.train(tiny("Walk", **settings, total_timesteps=64))
     args = tiny("Walk", **settings, device="auto", total_timesteps=32)
     result, device = gpu(script.module.train, args)
@@ -227,6 +266,49 @@ def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
     assert any(graph.replays for graph in recordings.graphs)
     agent = script.module.load_checkpoint("runs/run1")["agent"]
     assert same_weights(agent, expected["agent"])
+
+
+@on("games")
+def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
+    script, tiny, gpu, recordings, monkeypatch
+):
+    """Also in a resumed run. Adam reads the step size, the loss the clip range."""
+    real, module, seen = script.module.recorded, script.module, []
+    monkeypatch.setattr(module, "recorded", lambda x: real(recordings.noting(x)))
+
+    def update(agent, adam, batch, mb, args):
+        (group,) = adam.param_groups
+        numbers = [x.item() for x in (group["lr"], args.clip_coef)]
+        seen.append((numbers, group["lr"], args.clip_coef, args.learning_rate))
+        assert group["capturable"] and group["lr"].device.type == "cuda"
+        return module.ppo_update(agent, adam, batch, mb, args)
+
+    settings = {"learning_rate": 2**-7, "anneal_clip": True, "total_timesteps": 128}
+    settings |= {"device": "auto", "update_epochs": 2}
+    gpu(module.train, tiny("Walk", **settings), update)
+    again = tiny("Walk", **{**settings, "total_timesteps": 256, "anneal_clip": False})
+    gpu(functools.partial(module.train, resume="runs/run0"), again, update)
+    runs = seen[:16], seen[16:]
+    for run in runs:
+        assert len({id(step_size) for _, step_size, *_ in run}) == 1
+        assert all(step_size is x for _, step_size, _, x in run)
+        assert len({id(clip_coef) for *_, clip_coef, _ in run}) == 1
+    shares = np.repeat([[1.0, 0.75, 0.5, 0.25], [0.5, 0.375, 0.25, 0.125]], 4, axis=1)
+    for run, share, clip in zip(runs, shares, (shares[0], 1.0)):
+        expected = np.stack([2**-7 * share, 0.1 * clip * np.ones(16)], axis=1)
+        np.testing.assert_allclose([x for x, *_ in run], expected, rtol=1e-6)
+
+
+@on("atari")
+def test_processes_that_wait_for_each_other_are_not_recorded(script, tiny, gpu, monkeypatch):
+    module = script.module
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda: None)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: x.mul_(2))
+    monkeypatch.setattr(module, "WORLD_SIZE", 2)
+    monkeypatch.setattr(module, "recorded", lambda _: pytest.fail("a recording"))
+    result, _ = gpu(module.train, tiny("Walk", device="auto"))
+    assert [x["global_step"] for x in result["updates"]] == [64]
 
 
 @on("continuous")

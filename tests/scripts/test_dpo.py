@@ -3,9 +3,6 @@
 What it shares with the other scripts of its family is tested in test_shared_language.py.
 """
 
-import copy
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -47,18 +44,13 @@ def test_d2_d3_log_probability_of_a_response_is_the_sum_over_its_tokens_in_one_p
 def test_d1_d6_d7_d8_training_starts_at_the_reference_and_logs_both_log_probabilities(
     finished, monkeypatch
 ):
-    pairs, reference, agent = finished.preferences[:3], finished.reference, None
+    reference, pairs = finished.judges
     before = {name: x.clone() for name, x in reference.policy.state_dict().items()}
-
-    def train(**settings):
-        nonlocal agent
-        agent = copy.deepcopy(reference)
-        return dpo.train_dpo(SCRIPT.args(**settings), Path("dpo"), agent, reference, pairs)
-
-    assert {row["rewards/margin"] for row in train(learning_rate=0.0)} == {0.0}
+    _, updates = SCRIPT.learn(finished.judges, learning_rate=0.0)
+    assert {row["rewards/margin"] for row in updates} == {0.0}
     with monkeypatch.context() as patch:
         calls = record(patch, dpo, "pair_logprobs")
-        updates = train(warmup_steps=4, learning_rate=0.01)
+        agent, updates = SCRIPT.learn(finished.judges, warmup_steps=4, learning_rate=0.01)
     expected = [0.01 * (1 - t / 10) * min(1, (t + 1) / 4) for t in range(10)]
     assert [row["charts/learning_rate"] for row in updates] == pytest.approx(expected)
     after = agent.policy.state_dict()

@@ -1,6 +1,8 @@
 """ppo_minimal.py is the algorithm of ppo_continuous_action.py."""
 
+import dataclasses
 import functools
+import re
 import runpy
 from pathlib import Path
 from typing import ClassVar
@@ -10,7 +12,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import gain_of
+import tyro
+from helpers import gain_of, same_weights
 from torch import nn
 
 import ppo_continuous_action as full
@@ -95,7 +98,7 @@ def test_it_computes_what_the_full_script_does(monkeypatch):
 
     monkeypatch.setattr(full, "Agent", begun(full.Agent))
     monkeypatch.setattr(full, "actor", actor)
-    monkeypatch.setattr(full, "open_run", lambda *_: (None, MagicMock()))
+    monkeypatch.setattr(full, "open_run", lambda *_: (None, None, MagicMock()))
     monkeypatch.setattr(full, "save_checkpoint", lambda *_: None)
     args = full.Args(**SETTINGS, adam_eps=NO_EPSILON, compile=False)
     theirs = full.train(args, update=update)
@@ -219,6 +222,51 @@ def test_what_an_environment_does_wrong_is_a_sentence(kind, small, capsys):
     assert exit.value.code == 2 and "error: step 2 has observations" in error and Odd.open == []
 
 
+def test_what_the_checker_of_gymnasium_knows_is_warned_about_and_sizes_must_be_those_of_the_space(
+    small, monkeypatch
+):
+    def old_step(self, action):
+        return self.reset()[0], 0.0, False, {}
+
+    monkeypatch.setattr(Odd, "step", old_step)
+    with (
+        pytest.warns(DeprecationWarning, match="old step API"),
+        pytest.raises(ValueError, match=r"not enough values to unpack \(expected 5, got 4\)"),
+    ):
+        minimal.train(small("fine"))
+    monkeypatch.setattr(Odd, "observation_space", gym.spaces.Box(0, 9, (3,), np.uint8))
+    monkeypatch.setattr(Odd, "reset", lambda self, **options: (np.array([0.5]), {}))
+    with pytest.raises(ValueError, match="cannot reshape array of size 1 into shape"):
+        minimal.train(small("fine"))
+
+
+def test_numbers_are_not_cast_to_the_type_of_the_space(small, monkeypatch):
+    monkeypatch.setattr(Odd, "observation_space", gym.spaces.Box(0, 9, (1, 3), np.uint8))
+    obs = np.array([[0.5, 1.5, 2.5]])
+    monkeypatch.setattr(Odd, "reset", lambda self, **options: (obs, {}))
+    monkeypatch.setattr(Odd, "step", lambda self, action: (obs, 0.5, False, False, {}))
+    np.testing.assert_allclose(minimal.train(small("fine"))["obs_stats"].mean, obs[0], rtol=1e-3)
+
+
+def test_a_seed_gives_the_same_run_and_threads_are_as_before(small, monkeypatch):
+    threads, real = [], minimal.learn
+    monkeypatch.setattr(
+        minimal, "learn", lambda *x: (real(*x), threads.append(torch.get_num_threads()))[0]
+    )
+    torch.set_num_threads(2)
+    agents = [minimal.train(dataclasses.replace(small("fine"), seed=x))["agent"] for x in (3, 3, 4)]
+    assert threads == [1, 1, 1] and torch.get_num_threads() == 2
+    assert same_weights(*agents[:2]) and not same_weights(*agents[1:])
+
+
+def test_the_folder_of_a_run_has_a_name_that_windows_allows(small, monkeypatch):
+    writer = minimal.SummaryWriter
+    args = dataclasses.replace(small("fine"), env_id=f"{__name__}:Odd-fine-v0", seed=5)
+    minimal.train(args)
+    name = rf"runs/{__name__}-Odd-fine-v0__ppo_minimal__5__\d{{19}}"
+    assert re.fullmatch(name, writer.call_args.args[0])
+
+
 @pytest.mark.parametrize("bounds", [(4, 6), (-0.01, 0.01), (-100, 100)])
 def test_bounds_that_a_new_policy_hardly_fits_are_named(bounds, small, monkeypatch, capsys):
     monkeypatch.setattr(minimal, "learn", lambda *_: None)
@@ -244,6 +292,12 @@ def test_what_it_cannot_train_is_a_sentence(flags, sentence, monkeypatch, capsys
         runpy.run_path(minimal.__file__, run_name="__main__")
     error = capsys.readouterr().err
     assert exit.value.code == 2 and sentence in error and error.count("\n") == 1
+
+
+def test_other_devices_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(minimal.Args, args=["--device", "gpu"])
+    assert "--device" in capsys.readouterr().err
 
 
 def test_settings_are_those_of_the_full_script():

@@ -113,7 +113,7 @@ def test_logprob_and_entropy_are_sums_over_the_valid_choices_of_each_component(m
     agent = louder(ppo.Agent(5, (3, 4)), 0.5)  # its distributions are far from uniform
     obs, masks = torch.randn(10, 5), mask.expand(10, 3, 4)
     actions = (torch.rand(masks.shape) * masks).argmax(-1)
-    logprob, entropy, value = agent.evaluate_actions(obs, masks, actions)
+    value, logprob, entropy = agent.evaluate_actions(obs, masks, actions)
     assert value.shape == (10,)
     expected = joint(agent, obs, masks, actions)
     torch.testing.assert_close(torch.stack([logprob, entropy]), expected)
@@ -148,7 +148,7 @@ def test_invalid_logits_have_gradient_zero_and_make_nothing_nan():
     Entropy and the valid actions would bear minus infinity, for which this ratio is NaN.
     """
     agent, actions = louder(ppo.Agent(5, (3, 4)), 0.5), torch.zeros(30, 3, dtype=torch.int64)
-    logprob, entropy, _ = agent.evaluate_actions(torch.randn(30, 5), SOME, actions)
+    _, logprob, entropy = agent.evaluate_actions(torch.randn(30, 5), SOME, actions)
     (logprob.square().sum() + entropy.sum()).backward()
     gradient = agent.policy[-1].bias.grad.view(3, 4)
     several = SOME & (SOME.sum(-1, keepdim=True) > 1)
@@ -275,8 +275,7 @@ def test_a_trained_policy_obeys_masks_in_the_form_that_the_environment_has_for_t
     """It refuses what they exclude."""
     args, rng = masked("MaskedTuple"), np.random.default_rng(0)
     ppo.train(args)
-    command = ppo.Command(args, evaluate="runs/run0", eval_episodes=3)
-    assert ppo.evaluate(command) == [5.0] * 3
+    assert ppo.evaluate("runs/run0", episodes=3) == [5.0] * 3
     env = gym.make(args.env_id, disable_env_checker=True)
     policy = ppo.load_policy("runs/run0", env)
     obs, info = env.reset(seed=0)
@@ -297,7 +296,7 @@ def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
     settings = {"num_steps": 64, "num_envs": 8, "learning_rate": 0.01, "gamma": 0.5}
     args = tiny("Identity", total_timesteps=6144, **settings)
     assert np.mean([x["return"] for x in ppo.train(args)["episodes"][-100:]]) > 9.0
-    assert ppo.evaluate(ppo.Command(args, evaluate="runs/run0", eval_episodes=30)) == [10.0] * 30
+    assert ppo.evaluate("runs/run0", episodes=30) == [10.0] * 30
     policy = ppo.load_policy("runs/run0", Identity(IDENTITY))
     rng, drawn = np.random.default_rng(0), []
     for obs in [IDENTITY.sample() for _ in range(300)]:

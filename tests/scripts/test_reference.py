@@ -1,6 +1,5 @@
-"""Gradient steps against TensorFlow's Adam, and whole updates against Stable-Baselines3."""
+"""Whole updates against Stable-Baselines3."""
 
-import copy
 import dataclasses
 
 import gymnasium as gym
@@ -40,28 +39,6 @@ def update(agent, args, batch, orders):
 
 
 ORDERS = [np.random.default_rng(i).permutation(STEPS * ENVS) for i in range(2)]
-
-
-def test_steps_are_those_of_tensorflows_adam():
-    """With its epsilon before the correction, so large here that the place shows."""
-    agent, args = make_agent(adam_eps=0.01, max_grad_norm=0.1)
-    plain, n = copy.deepcopy(agent), STEPS * ENVS
-    batch = [torch.randn(n, OBS), torch.randn(n, ACTIONS), *torch.randn(4, n)]
-    metrics = update(agent, args, batch, ORDERS)
-    assert (metrics["losses/grad_norm"] > 0.1).all()  # clipped
-    mean = square = torch.zeros(())
-    for t, mb in enumerate(torch.from_numpy(np.concatenate(ORDERS)).split(16), 1):
-        loss, _ = ppo.ppo_loss(plain, [x[mb] for x in batch], args)
-        gradients = torch.autograd.grad(loss, list(plain.parameters()))
-        gradient = torch.cat([x.flatten() for x in gradients])
-        gradient *= 0.1 / gradient.norm()
-        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
-        rate = 3e-4 * (1 - 0.999**t) ** 0.5 / (1 - 0.9**t)
-        weights = nn.utils.parameters_to_vector(plain.parameters()).detach()
-        weights -= rate * mean / (square.sqrt() + 0.01)
-        nn.utils.vector_to_parameters(weights, plain.parameters())
-    for x, y in zip(agent.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=1e-7)
 
 
 def fill(buffer, data, logprobs, values):

@@ -19,7 +19,7 @@ SCRIPTS = sorted(ROOT.glob("*.py"))
 MODULES = {"ale-py": "ale_py", "opencv-python-headless": "cv2"}
 INDIRECT = {"moviepy", "mujoco", "tensorboard"}
 # The same name with another meaning, or another kind of environment.
-OTHER_TEXT = {"compile", "device", "env_id", "num_envs"}
+OTHER_TEXT = {"compile", "env_id", "num_envs"}
 OTHER_TEXT_RLHF = {"batch_size", "compare", "learning_rate", "clip_coef", "max_grad_norm"}
 OTHER_TEXT_RLHF |= {"kl_coef", "num_minibatches", "update_epochs"}  # sources of their defaults
 

@@ -18,6 +18,7 @@ import torch
 import wandb
 from adapters import SCRIPTS, on
 from helpers import curves, flags, louder, record, record_steps
+from torch import nn
 
 
 @on("grpo", "dpo")
@@ -131,6 +132,15 @@ def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(
     assert betas(kl_mode="fixed")[0] == [0.5, 0.5] and betas(kl_mode="none")[0] == [0.0, 0.0]
 
 
+@on("language")
+def test_each_step_takes_the_gradient_of_its_own_minibatch(script, judges, monkeypatch):
+    """With a step size of 0, two passes over the same minibatch have the same gradient."""
+    norms = record(monkeypatch, nn.utils, "clip_grad_norm_")
+    script.learn(judges, learning_rate=0.0, **script.one_minibatch)
+    first, second = (norm.item() for *_, norm in norms)
+    assert first == pytest.approx(second, rel=1e-4) and first > 0
+
+
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")  # one response is left
 @on("rewards")
 def test_nan_stops_the_run_with_a_sentence(script, judges, monkeypatch):
@@ -236,6 +246,35 @@ def test_bad_input_is_a_sentence_and_code_2_and_so_is_ctrl_c(script, finished, c
     monkeypatch.setattr(script.module, "train_sft", interrupted)
     code, *_ = cli("--sft-documents 50")
     assert code.startswith("Interrupted. ") and code.endswith("takes only minutes.")
+
+
+@on("language")
+def test_in_a_notebook_a_run_has_a_name_and_threads_are_as_before(script, monkeypatch):
+    seen = []
+
+    def interrupted(args, *_):
+        seen.append((torch.get_num_threads(), args.run_name))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script.module, "train_sft", interrupted)
+    monkeypatch.delattr(script.module, "__file__")
+    torch.set_num_threads(2)
+    with pytest.raises(KeyboardInterrupt):
+        script.module.train(script.args(run_name=None))
+    ((threads, name),) = seen
+    assert threads == 1 and torch.get_num_threads() == 2 and name.startswith("notebook__1__")
+
+
+@on("language")
+def test_a_full_disk_and_other_errors_of_the_system_keep_their_traceback(
+    script, finished, cli, monkeypatch
+):
+    def full(*_):
+        script.module.save_policy(Path("/dev/full"), finished.run["agent"], [])
+
+    monkeypatch.setattr(script.module, "train_sft", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        cli("--sft-documents 50")
 
 
 @on("language")

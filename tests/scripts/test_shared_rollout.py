@@ -9,6 +9,8 @@ import torch
 from adapters import counter_episode, on
 from helpers import same_weights
 
+from benchmark.paper.vectors import scale_rewards
+
 
 def test_rollouts_continue_where_the_last_one_ended(script, tiny, recorded):
     args = tiny(update_epochs=1, **script.raw)
@@ -102,21 +104,6 @@ def test_observations_are_normalized_by_all_environments_up_to_now(script, tiny,
         torch.testing.assert_close(batch["next_values"][t], values, rtol=0, atol=1e-3)
 
 
-def baselines_rewards(rewards, done, gamma, limit):
-    """VecNormalize.step_wait of ppo2, restated for arrays (T, N)."""
-    returns, scaled = np.zeros(rewards.shape[1]), []
-    mean, var, count = 0.0, 1.0, 1e-4
-    for reward, end in zip(rewards, done):
-        returns = returns * gamma + reward
-        delta, total = returns.mean() - mean, count + len(returns)
-        m2 = var * count + returns.var() * len(returns)
-        m2 += delta**2 * count * len(returns) / total
-        mean, var, count = mean + delta * len(returns) / total, m2 / total, total
-        scaled.append(np.clip(reward / np.sqrt(var + 1e-8), -limit, limit))
-        returns[end] = 0
-    return np.array(scaled)
-
-
 @on("vector")
 def test_rewards_are_scaled_as_in_baselines_over_all_rollouts(script, tiny, recorded):
     settings = {"num_envs": 3, "total_timesteps": 96, "learning_rate": 0.0, "gamma": 0.9}
@@ -127,7 +114,7 @@ def test_rewards_are_scaled_as_in_baselines_over_all_rollouts(script, tiny, reco
         names = ("rewards", "done")
         found += [torch.cat([x[name] for x in recorded.gae]).numpy() for name in names]
     raw, done, rewards, _ = found
-    expected = baselines_rewards(raw, done == 1, 0.9, 0.5)
+    expected = scale_rewards(raw, done == 1, done == 1, gamma=0.9, clip_reward=0.5)["scaled"]
     np.testing.assert_allclose(rewards, expected, rtol=1e-4)
     assert 0.1 < (np.abs(rewards) == 0.5).mean() < 0.9
     assert done.sum() > 5 and len(recorded.gae) == 2

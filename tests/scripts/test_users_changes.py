@@ -180,15 +180,15 @@ class Words(gym.Space):
     [
         (WithoutOptions, TypeError, "unexpected keyword argument 'options'"),
         (OldAPI, AssertionError, "must be a python dictionary"),
-        (rooms(np.zeros(3)), ValueError, "cannot reshape array of size 3 into shape (2,)"),
-        (Growing, ValueError, "cannot reshape array of size 3 into shape (2,)"),
-        (Shrinking, ValueError, "cannot reshape array of size 1 into shape (2,)"),
+        (rooms(np.zeros(3)), ValueError, "cannot reshape array of size 3 into shape"),
+        (Growing, ValueError, "cannot reshape array of size 3 into shape"),
+        (Shrinking, ValueError, "cannot reshape array of size 1 into shape"),
         (rooms(reward=np.array([0.5, 0.5])), ValueError, "array of size 1 to a Python scalar"),
         (rooms(reward=None), TypeError, "'NoneType'"),
         (rooms(reward=np.inf), UsageError, "Check observations and rewards."),
-        (rooms(np.full(2, np.nan)), UsageError, "the observation [nan nan"),
+        (rooms(np.full(2, np.nan)), UsageError, r"the observation \[nan nan|Check observations"),
         (rooms(observation_space=Words()), UsageError, "which cannot be flattened"),
-        (rooms(action_space=gym.spaces.Box(-1, 1, (0,))), ValueError, "zero-size array"),
+        (rooms(action_space=gym.spaces.Box(-1, 1, (0,))), ValueError, "size 0|zero-size"),
         (lambda: None, UsageError, "must be a function that returns a gymnasium.Env"),
         (ROOMS, UsageError, "must be a function that returns a gymnasium.Env"),
         (lambda: ROOMS, UsageError, "a new environment each time"),
@@ -198,7 +198,7 @@ class Words(gym.Space):
 def test_what_an_environment_does_wrong_is_named(script, make, error, words):
     """By a sentence where training would go on, or nobody else would say it; and nothing trains."""
     error = script.module.UsageError if error is UsageError else error
-    with pytest.raises(error, match=re.escape(words)):
+    with pytest.raises(error, match=words):
         script.module.train(script.args(run_name="run"), make)
 
 

@@ -1,0 +1,1 @@
+"""Commands for runs and copies of your own."""

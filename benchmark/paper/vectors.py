@@ -1,0 +1,821 @@
+"""Test vectors: small inputs, what the formulas of PPO make of them, and what mistakes give.
+
+`benchmark/vectors.json` has them for implementations in any language. `pages/vectors.md` shows how
+to use them. Here each formula is stated once more, in NumPy with 64-bit floats. The scripts are not
+imported: their tests compare them with the file.
+
+What a formula takes after `*` are its conventions. A mistake is a formula with another convention,
+or with changed inputs. Each case has the mistakes that show in it.
+"""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+FILE = Path(__file__).resolve().parents[1] / "vectors.json"
+DIGITS = 7
+ABOUT = (
+    "Test vectors for PPO and its relatives, https://arxiv.org/abs/1707.06347. Numbers have 7 "
+    "digits: compare with a relative tolerance of 1e-4 in 32-bit floats. Each case has `inputs`, "
+    "what they give (`expected`), and which outputs a common mistake, or another convention, "
+    "changes (`mistakes`). T, N, B, R are steps, environments, samples or responses, and tokens."
+)
+FLAGS = {"terminated", "truncated", "mask", "masks"}  # inputs that are true or false
+FORMULAS: dict[str, "Formula"] = {}
+
+
+class Formula:
+    """A function with its cases, and with what people do otherwise; its docstring is published."""
+
+    def __init__(self, compute: Callable[..., dict], name: str = "", about: str = "") -> None:
+        self.compute, self.about = compute, about or " ".join(compute.__doc__.split())
+        self.cases: dict[str, tuple[str, dict[str, Any]]] = {}  # by name: what it shows, inputs
+        self.mistakes: dict[str, Callable[[SimpleNamespace], dict[str, Any]]] = {}
+        FORMULAS[name or compute.__name__] = self
+
+    def __call__(self, *inputs: Any, **choices: Any) -> dict[str, Any]:
+        """What the function returns."""
+        return self.compute(*inputs, **choices)
+
+    def case(self, name: str, about: str, **inputs: Any) -> None:
+        """Add a case; lists are arrays."""
+        self.cases[name] = about, {x: as_array(x, y) for x, y in inputs.items()}
+
+    def mistake(self, text: str, change: Callable | None = None, **arguments: Any) -> None:
+        """Add a mistake: other arguments, or a function that makes them from the inputs."""
+        self.mistakes[text] = change or (lambda inputs: arguments)
+
+
+def as_array(name: str, x: Any) -> Any:
+    """A list as an array of floats, flags or choices."""
+    if not isinstance(x, list):
+        return x
+    x = np.array(x, bool if name in FLAGS else None)
+    return x if name in FLAGS | {"actions"} else x.astype(float)
+
+
+def gradient(loss: Callable[[np.ndarray], Any], x: np.ndarray) -> np.ndarray:
+    """Derivatives of a loss by the numbers of `x`: complex steps, exact to rounding."""
+    found = np.zeros(x.shape)
+    for place in np.ndindex(x.shape):
+        moved = x.astype(complex)
+        moved[place] += 1e-30j
+        found[place] = loss(moved).imag / 1e-30
+    return found
+
+
+# === Advantages and running statistics ===
+
+
+@Formula
+def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda) -> dict:
+    """Generalized advantage estimation, arrays (T, N). next_values are those of the observation
+    after each step, which is the final one where an episode ends. returns are value targets.
+    """
+    errors = rewards + gamma * np.where(terminated, 0.0, next_values) - values
+    goes_on = np.where(terminated | truncated, 0.0, 1.0)
+    advantages, later = np.zeros(rewards.shape), 0.0
+    for t in reversed(range(len(rewards))):
+        advantages[t] = later = errors[t] + gamma * gae_lambda * goes_on[t] * later
+    return {"advantages": advantages, "returns": advantages + values}
+
+
+def rollout(terminated: list, truncated: list, gamma=0.99, gae_lambda=0.95) -> dict[str, Any]:
+    """Inputs of `gae` for a list of flags per environment; within episodes, values follow."""
+    terminated, truncated = np.array(terminated).T == 1, np.array(truncated).T == 1
+    rewards = [[1.0, 0.5, -0.3], [-0.5, 2.0, 0.1], [0.8, -1.0, 0.7], [1.5, 0.2, -0.6]]
+    values = [[0.4, -0.7, 1.2], [1.1, 0.3, -0.2], [-0.6, 0.9, 0.5], [0.7, 1.4, 0.8]]
+    final = [[0.9, -0.4, 0.6], [1.3, -0.9, 2.0], [0.2, 1.7, -0.5], [-0.8, 0.6, 1.0]]
+    envs = terminated.shape[1]
+    rewards, values, final = (np.array(x)[:, :envs] for x in (rewards, values, final))
+    following = np.concatenate([values[1:], final[-1:]])
+    inputs = {"rewards": rewards, "values": values, "terminated": terminated}
+    inputs |= {"next_values": np.where(terminated | truncated, final, following)}
+    return inputs | {"truncated": truncated, "gamma": gamma, "gae_lambda": gae_lambda}
+
+
+def delayed(flags: np.ndarray) -> np.ndarray:
+    """One step later."""
+    return np.concatenate([np.zeros_like(flags[:1]), flags[:-1]])
+
+
+NONE, SECOND, LAST = [0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]
+gae.case("running", "The value after the last step stands for the rest.", **rollout([NONE], [NONE]))
+gae.case("failure", "Nothing follows a failure.", **rollout([SECOND], [NONE]))
+text = "After a time limit, the value of the final observation stands for what would have followed."
+gae.case("time_limit", text, **rollout([NONE], [SECOND]))
+text = "A failure and a time limit in the same step are a failure."
+gae.case("both_at_once", text, **rollout([SECOND], [SECOND]))
+text = "The rollout ends with a failure, with a time limit, and in the middle of an episode."
+gae.case("last_step", text, **rollout([LAST, NONE, NONE], [NONE, LAST, NONE]))
+gae.case("gamma_0", "With gamma 0, only the reward counts.", **rollout([NONE], [NONE], gamma=0.0))
+gae.case("gamma_1", "With gamma 1, nothing is discounted.", **rollout([SECOND], [NONE], gamma=1.0))
+text = "With lambda 0, the advantage is the TD error."
+gae.case("lambda_0", text, **rollout([NONE], [SECOND], gae_lambda=0.0))
+text = "With lambda 1, returns are discounted sums of rewards."
+gae.case("lambda_1", text, **rollout([NONE], [SECOND], gae_lambda=1.0))
+text = "Failures and time limits in three environments; none affects another environment."
+terminated, truncated = [SECOND, [1, 0, 0, 0], NONE], [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 1]]
+gae.case("environments", text, **rollout(terminated, truncated))
+
+text = "if time limits count as failures"
+gae.mistake(text, lambda x: {"terminated": x.terminated | x.truncated})
+text = "if failures are bootstrapped like time limits"
+gae.mistake(
+    text, lambda x: {"terminated": x.terminated & False, "truncated": x.terminated | x.truncated}
+)
+text = "if a time limit outweighs a failure in the same step"
+gae.mistake(text, lambda x: {"terminated": x.terminated & ~x.truncated})
+text = "if the sum runs on past time limits, into the next episode"
+gae.mistake(text, lambda x: {"truncated": x.truncated & False})
+text = "if the value after a time limit is that of the next episode's first observation"
+gae.mistake(text, lambda x: {"next_values": np.concatenate([x.values[1:], x.next_values[-1:]])})
+text = "if the flags of ended episodes act one step late"
+gae.mistake(
+    text, lambda x: {"terminated": delayed(x.terminated), "truncated": delayed(x.truncated)}
+)
+text = "if nothing is bootstrapped at the end of the rollout"
+gae.mistake(
+    text, lambda x: {"next_values": np.concatenate([x.next_values[:-1], 0 * x.next_values[-1:]])}
+)
+gae.mistake("if lambda is left out", gae_lambda=1.0)
+gae.mistake("if gamma is left out", gamma=1.0)
+
+
+def moments(x: np.ndarray, axis: Any, prior: float) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of `x` and of a prior with mean 0, variance 1 and a weight in samples."""
+    total, squares = x.sum(axis), (x**2).sum(axis)
+    weight = prior + x.size / total.size
+    return total / weight, (prior + squares) / weight - (total / weight) ** 2
+
+
+@Formula
+def normalize_obs(
+    observations, clip_obs, *, axis=(0, 1), prior=1e-4, late=False, root=np.sqrt
+) -> dict:
+    """Observations (T, N, D), normalized by the running mean and the population variance of all
+    rows so far, those of the same step included, then clipped. Before the first row, the mean is 0,
+    the variance 1, and both count as 1e-4 rows. Epsilon is 1e-8, inside the root.
+    """
+    normalized = np.zeros(observations.shape)
+    for t, rows in enumerate(observations):
+        mean, var = moments(observations[: t + (not late)], axis, prior)
+        normalized[t] = np.clip((rows - mean) / root(var + 1e-8), -clip_obs, clip_obs)
+    return {"normalized": normalized}
+
+
+obs = [[[0.5, 20], [-1, 22]], [[1.5, 19], [0.5, 25]], [[-0.5, 21], [2, 18]], [[0, 26], [1, 21]]]
+text = "Two environments share the statistics."
+normalize_obs.case("two_environments", text, observations=obs, clip_obs=10.0)
+text = "With one environment, the first observation becomes nearly 0."
+normalize_obs.case("one_environment", text, observations=[x[:1] for x in obs], clip_obs=10.0)
+text = "Numbers outside of [-1.2, 1.2] are clipped."
+normalize_obs.case("clipped", text, observations=obs, clip_obs=1.2)
+normalize_obs.mistake("if each environment has its own statistics", axis=0)
+normalize_obs.mistake("if the statistics are updated after they are used", late=True)
+normalize_obs.mistake("without clipping", clip_obs=np.inf)
+normalize_obs.mistake("if the prior counts as a whole row", prior=1.0)
+normalize_obs.mistake("if the variance is used instead of the standard deviation", root=np.array)
+
+
+@Formula
+def scale_rewards(
+    rewards, terminated, truncated, gamma, clip_reward, *, axis=None, center=False, early=False
+) -> dict:
+    """Rewards (T, N) over the running standard deviation of each environment's discounted sum of
+    rewards, then clipped. The sum starts again at 0 after each episode. The statistics are those of
+    normalize_obs, with the sums of the same step included.
+    """
+    sums, scaled, total = np.zeros(rewards.shape), np.zeros(rewards.shape), 0.0
+    for t, reward in enumerate(rewards):
+        # What Gymnasium's wrapper does is `early`: it ignores time limits, too.
+        sums[t] = gamma * total * (1 - terminated[t] if early else 1) + reward
+        mean, var = moments(sums[: t + 1], axis, prior=1e-4)
+        scaled[t] = (reward - center * mean) / np.sqrt(var + 1e-8)
+        total = sums[t] if early else np.where(terminated[t] | truncated[t], 0.0, sums[t])
+    return {"scaled": np.clip(scaled, -clip_reward, clip_reward)}
+
+
+earned = {"rewards": [[1.0, 0.5], [-0.5, 2.0], [0.8, -1.0], [1.5, 0.2], [0.3, 0.9]], "gamma": 0.9}
+earned["terminated"] = [[0, 0], [1, 0], [0, 0], [0, 0], [0, 0]]
+earned["truncated"] = [[0, 0], [0, 0], [0, 1], [1, 0], [0, 0]]
+text = "Two environments share the statistics; failures and time limits."
+scale_rewards.case("two_environments", text, **earned, clip_reward=10.0)
+one = {name: x if name == "gamma" else [y[:1] for y in x] for name, x in earned.items()}
+scale_rewards.case("one_environment", "A failure, then a time limit.", **one, clip_reward=10.0)
+scale_rewards.case("clipped", "Results outside of [-1, 1] are clipped.", **earned, clip_reward=1.0)
+scale_rewards.mistake("if the mean is subtracted", center=True)
+text = "if the sum runs on past time limits"
+scale_rewards.mistake(text, lambda x: {"truncated": x.truncated & False})
+text = "if the sum never starts again"
+scale_rewards.mistake(
+    text, lambda x: {"terminated": x.terminated & False, "truncated": x.truncated & False}
+)
+scale_rewards.mistake("if each environment has its own statistics", axis=0)
+scale_rewards.mistake(
+    "as in Gymnasium's NormalizeReward, around each environment", early=True, axis=0
+)
+scale_rewards.mistake("with the standard deviation of the rewards, not of their sums", gamma=0.0)
+scale_rewards.mistake("without clipping", clip_reward=np.inf)
+
+
+def normalize(x: np.ndarray, ddof: int = 0, center: bool = True, eps: float = 1e-8) -> np.ndarray:
+    """Mean 0 and standard deviation 1."""
+    return (x - center * x.mean()) / (x.std(ddof=ddof) + eps)
+
+
+@Formula
+def normalize_advantages(advantages, **choices) -> dict:
+    """Advantages (B,) of a minibatch with mean 0 and standard deviation 1, the population's
+    (divisor n) as in ppo2. Epsilon is 1e-8, added to the standard deviation.
+    """
+    return {"normalized": normalize(advantages, **choices)}
+
+
+normalize_advantages.case("four", "Four advantages.", advantages=[1.0, 2.0, 3.0, 6.0])
+text = "Advantages that hardly differ are not blown up; their spread is that of epsilon."
+normalize_advantages.case("nearly_equal", text, advantages=[1e-8, -1e-8])
+normalize_advantages.mistake("with the sample standard deviation (divisor n - 1)", ddof=1)
+normalize_advantages.mistake("without subtracting the mean", center=False)
+normalize_advantages.mistake("without epsilon", eps=0.0)
+
+
+# === Losses ===
+
+
+def plain_only(plain: Any, clipped: Any) -> Any:
+    """Choose the loss without clipping."""
+    return plain
+
+
+def clipped_only(plain: Any, clipped: Any) -> Any:
+    """Choose the loss with clipping, even where it is the smaller one."""
+    return clipped
+
+
+def objective(
+    logprobs, old_logprobs, advantages, clip_coef, *, worse=np.maximum, power=1, over=np.mean
+) -> Any:
+    """The clipped surrogate objective, negated for descent; a scalar."""
+    ratio = np.exp(power * (logprobs - old_logprobs))
+    clipped_ratio = np.clip(ratio, 1 - clip_coef, 1 + clip_coef)
+    return over(worse(-advantages * ratio, -advantages * clipped_ratio))
+
+
+def with_gradient(loss: Callable[[np.ndarray], Any], x: np.ndarray) -> dict[str, Any]:
+    """A loss and its gradient."""
+    return {"loss": loss(x), "gradient": gradient(loss, x)}
+
+
+@Formula
+def policy_loss(logprobs, **others) -> dict:
+    """Clipped surrogate objective, negated for descent: a mean over samples (B,), and its gradient
+    by logprobs. The ratio is exp(logprobs - old_logprobs).
+    """
+    return with_gradient(functools.partial(objective, **others), logprobs)
+
+
+moved = {"logprobs": [-1.55, -1.05, -1.9, -1.6, -0.05, -0.55], "clip_coef": 0.2}
+moved["old_logprobs"] = [-1.2, -0.7, -2.0, -1.5, -0.4, -0.9]
+text = (
+    "Ratios below, inside and above the clip range, with advantages of both signs: the gradient is "
+    "0 for the first and the last sample only."
+)
+policy_loss.case("all_six", text, **moved, advantages=[-1.0, 2.0, 1.5, -0.5, -2.0, 1.0])
+text = "Before the first step all ratios are 1, so the gradient is that of plain policy gradients."
+same = {"logprobs": [-1.2, -0.7, -2.0], "old_logprobs": [-1.2, -0.7, -2.0], "clip_coef": 0.2}
+policy_loss.case("first_step", text, **same, advantages=[1.0, -2.0, 0.5])
+policy_loss.mistake("with the sign of a maximization", over=lambda x: -x.mean())
+policy_loss.mistake("with the smaller of the two losses", worse=np.minimum)
+policy_loss.mistake("with the clipped ratio alone", worse=clipped_only)
+policy_loss.mistake("without clipping", worse=plain_only)
+policy_loss.mistake("if the ratio is old / new", power=-1)
+policy_loss.mistake("with the sum over samples, not their mean", over=np.sum)
+
+
+def value_error(values, old_values, returns, clip_coef, *, half=0.5, worse=np.maximum) -> Any:
+    """Half the mean squared error of clipped values, a scalar."""
+    clipped_values = old_values + np.clip(values - old_values, -clip_coef, clip_coef)
+    return half * np.mean(worse((values - returns) ** 2, (clipped_values - returns) ** 2))
+
+
+@Formula
+def value_loss(values, **others) -> dict:
+    """Half the mean squared error of values (B,), and its gradient by values. A change of more than
+    clip_coef since the rollout is clipped, and the larger of the two errors counts.
+    """
+    return with_gradient(functools.partial(value_error, **others), values)
+
+
+fit = {"values": [0.5, 0.1, 1.3, -0.4, 0.9], "old_values": [0.0, 0.0, 1.0, 0.0, 1.0]}
+fit["returns"] = [1.0, -1.0, 1.1, 0.3, 0.2]
+text = (
+    "Values that moved towards and away from their targets, inside and outside of the range: the "
+    "gradient is 0 for the first, which has moved far enough."
+)
+value_loss.case("clipped", text, **fit, clip_coef=0.2)
+value_loss.case("not_clipped", "No value has left the range.", **fit, clip_coef=10.0)
+value_loss.mistake("without the factor 1/2", half=1.0)
+value_loss.mistake("with the smaller of the two errors", worse=np.minimum)
+value_loss.mistake("with the clipped values alone", worse=clipped_only)
+text = "with the clipped values alone, and without the factor 1/2"
+value_loss.mistake(text, worse=clipped_only, half=1.0)
+value_loss.mistake("without clipping", worse=plain_only)
+
+
+@Formula
+def ppo_loss(
+    logprobs, entropies, values, old_logprobs, old_values, advantages, returns, clip_coef,
+    ent_coef, vf_coef, *, ddof=0, norm=True, half=0.5, worse=np.maximum, bonus=1, inactive=True
+) -> dict[str, Any]:  # fmt: skip
+    """The loss of a minibatch (B,), the mean parts that it consists of, and its gradients by
+    logprobs, entropies and values. Advantages are normalized first; clip_coef clips values, too.
+    approx_kl is k3.
+    """
+    advantages = normalize(advantages, ddof) if norm else advantages
+    policy = functools.partial(objective, advantages=advantages, clip_coef=clip_coef)
+    policy = functools.partial(policy, old_logprobs=old_logprobs)
+    value = functools.partial(value_error, old_values=old_values, returns=returns)
+    value = functools.partial(value, clip_coef=clip_coef, half=half, worse=worse)
+    ratio = np.exp(logprobs - old_logprobs)
+    clipped = (np.abs(ratio - 1) > clip_coef) & (inactive | ((ratio - 1) * advantages > 0))
+    loss = policy(logprobs) - bonus * ent_coef * entropies.mean() + vf_coef * value(values)
+    return {
+        "loss": loss,
+        "policy_loss": policy(logprobs),
+        "value_loss": value(values),
+        "entropy": entropies.mean(),
+        "approx_kl": np.mean(ratio - 1 - np.log(ratio)),
+        "clipfrac": clipped.mean(),
+        "gradient_logprobs": gradient(policy, logprobs),
+        "gradient_entropies": np.full(len(entropies), -bonus * ent_coef / len(entropies)),
+        "gradient_values": vf_coef * gradient(value, values),
+    }
+
+
+sampled = {
+    "logprobs": [-0.8, -1.4, -1.9, -0.2, -1.0],
+    "old_logprobs": [-1.2, -0.9, -2.0, -0.4, -0.7],
+}
+sampled |= {"entropies": [1.2, 0.9, 1.4, 0.7, 1.1], "advantages": [1.0, 0.5, -2.0, 0.3, 1.2], **fit}
+text = "Five samples, with ratios and values inside and outside of their ranges."
+ppo_loss.case("minibatch", text, **sampled, clip_coef=0.2, ent_coef=0.01, vf_coef=0.5)
+ppo_loss.mistake("with the sample standard deviation of the advantages", ddof=1)
+ppo_loss.mistake("without normalizing the advantages", norm=False)
+ppo_loss.mistake("with the wrong sign of the entropy bonus", bonus=-1)
+ppo_loss.mistake("without the factor 1/2 of the value loss", half=1.0)
+ppo_loss.mistake("without clipping the values", worse=plain_only)
+text = "with the sample standard deviation, without clipping of values, without the factor 1/2"
+ppo_loss.mistake(text, ddof=1, worse=plain_only, half=1.0)
+text = "with the sample standard deviation, with the clipped values alone, without the factor 1/2"
+ppo_loss.mistake(text, ddof=1, worse=clipped_only, half=1.0)
+text = "if clipfrac counts only those samples whose gradient is clipped away"
+ppo_loss.mistake(text, inactive=False)
+
+
+# === Policies, and the distance between them ===
+
+LOG_2PI = np.log(2 * np.pi)
+
+
+@Formula
+def gaussian(mean, log_std, actions, *, std=np.exp, over=np.sum, constant=LOG_2PI) -> dict:
+    """Log-probabilities of actions (B, A) and entropies in nats, each (B,), of a Gaussian policy
+    with independent components, means (B, A) and log standard deviations (A,).
+    """
+    log = -0.5 * ((actions - mean) / std(log_std)) ** 2 - np.log(std(log_std)) - 0.5 * constant
+    entropies = 0.5 * (1 + constant) + np.log(std(log_std)) + 0 * mean
+    return {"logprobs": over(log, axis=-1), "entropies": over(entropies, axis=-1)}
+
+
+policy = {"mean": [[0.0, 1.0], [0.5, -0.2], [-1.0, 0.3]], "log_std": [-0.5, 0.4]}
+text = "The logs of two components add up."
+gaussian.case("two_components", text, **policy, actions=[[0.2, 0.5], [0.5, -0.2], [1.0, 2.0]])
+gaussian.mistake("with the mean over components, not their sum", over=np.mean)
+text = "if log_std is taken for the log of the variance"
+gaussian.mistake(text, std=lambda log_std: np.exp(log_std / 2))
+gaussian.mistake("without the constant log(2 pi)", constant=0.0)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Log-probabilities."""
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+@Formula
+def categorical(logits, actions, masks=True, *, fill=-1e8, norm=log_softmax) -> dict:
+    """Log-probabilities of actions (B,) and entropies in nats, each (B,), of a policy that chooses
+    with probabilities softmax(logits), (B, n).
+    """
+    log = norm(np.where(masks, logits, fill))
+    chosen = np.take_along_axis(log, actions[..., None], -1)[..., 0]
+    return {"logprobs": chosen, "entropies": -(np.exp(log) * log).sum(-1)}
+
+
+logits = [[1.0, 0.0, -1.0, 0.5], [0.2, 0.2, 0.2, 0.2], [2.0, -3.0, 0.1, -0.4]]
+categorical.case("four_choices", "Four choices.", logits=logits, actions=[0, 3, 2])
+categorical.mistake("if logits are taken for log-probabilities", norm=np.array)
+text = "if softmax is applied twice"
+categorical.mistake(text, norm=lambda logits: log_softmax(np.exp(log_softmax(logits))))
+
+
+@Formula
+def masked_categorical(**inputs) -> dict:
+    """The same with probability 0 where masks (B, n) is false. The others add up to 1."""
+    return categorical(**inputs)
+
+
+masks = [[1, 0, 0, 0], [1, 0, 0, 1], [0, 1, 1, 1]]
+text = "One, two and three of four choices are valid."
+masked_categorical.case("four_choices", text, logits=logits, actions=[0, 3, 2], masks=masks)
+masked_categorical.mistake("without the mask", masks=True)
+masked_categorical.mistake("if invalid logits are set to 0", fill=0.0)
+text = "if the probabilities of valid choices do not add up to 1 again"
+masked_categorical.mistake(text, lambda x: {"logits": log_softmax(x.logits), "norm": np.array})
+
+
+@Formula
+def multi_categorical(logits, actions, *, over=np.sum) -> dict:
+    """Log-probabilities of actions (B, k) and entropies in nats, each (B,), of k independent
+    choices, with logits (B, k, n).
+    """
+    return {name: over(x, axis=-1) for name, x in categorical(logits, actions).items()}
+
+
+logits = [[[1.0, 0.0, -1.0], [0.5, 0.5, 2.0]], [[0.3, -0.2, 0.9], [-1.0, 1.5, 0.0]]]
+multi_categorical.case("two_components", "Two of them.", logits=logits, actions=[[0, 2], [1, 0]])
+multi_categorical.mistake("with the mean over components, not their sum", over=np.mean)
+multi_categorical.mistake("with the first component alone", over=lambda x, axis: x[:, 0])
+
+
+@Formula
+def kl_estimates(logprobs, old_logprobs, *, half=0.5) -> dict[str, Any]:
+    """Three estimates of KL(old || new) from the log-probabilities (B,) of samples of old: the
+    means of -log r, (log r)^2 / 2 and r - 1 - log r, where r = new / old.
+    """
+    log = logprobs - old_logprobs
+    return {"k1": -log.mean(), "k2": half * (log**2).mean(), "k3": (np.exp(log) - 1 - log).mean()}
+
+
+sampled = {"logprobs": [-0.8, -1.4, -1.9, -0.2, -0.5], "old_logprobs": sampled["old_logprobs"]}
+kl_estimates.case("five_samples", "k1 is negative here, which k2 and k3 cannot be.", **sampled)
+text = "if the policies are exchanged"
+kl_estimates.mistake(text, lambda x: {"logprobs": x.old_logprobs, "old_logprobs": x.logprobs})
+kl_estimates.mistake("without the factor 1/2 of k2", half=1.0)
+
+
+# === Steps and coefficients ===
+
+
+def adam(
+    parameters, gradients, learning_rate, eps, *, early_eps, corrected=True, inside=False
+) -> dict:
+    """Parameters after a step for each row of gradients."""
+    mean = square = np.zeros(parameters.shape)
+    for t, x in enumerate(gradients, 1):
+        mean, square = 0.9 * mean + 0.1 * x, 0.999 * square + 0.001 * x**2
+        first, second = (1 - 0.9**t, 1 - 0.999**t) if corrected else (1.0, 1.0)
+        # Before the correction, epsilon is divided by the root as well.
+        added = eps / np.sqrt(second) if early_eps else eps
+        root = np.sqrt(square / second + added * inside) + added * (not inside)
+        parameters = parameters - learning_rate * mean / first / root
+    return {"parameters": parameters}
+
+
+@Formula
+def adam_ppo2(*, early_eps=True, **inputs) -> dict:
+    """Parameters (n,) after steps of Adam with gradients (steps, n) and betas 0.9 and 0.999.
+    Epsilon is added before the bias correction, as in TensorFlow 1, which ppo2 uses.
+    """
+    return adam(early_eps=early_eps, **inputs)
+
+
+@Formula
+def adam_pytorch(*, early_eps=False, **inputs) -> dict:
+    """The same with epsilon after the bias correction, as in PyTorch and Optax."""
+    return adam(early_eps=early_eps, **inputs)
+
+
+settings = {"parameters": [0.0, 0.0, 0.0, 0.0], "learning_rate": 3e-4, "eps": 1e-5}
+steps = [[0.1, 1e-3, 1e-5, -1e-5], [-0.2, 1e-3, 2e-5, 0.0], [0.1, -2e-3, 0.0, 1e-5]]
+for formula in (adam_ppo2, adam_pytorch):
+    text = "The place of epsilon shows for small gradients."
+    formula.case("one_step", text, **settings, gradients=steps[:1])
+    formula.case("three_steps", "Three steps.", **settings, gradients=steps)
+    formula.mistake("without the bias correction", corrected=False)
+    formula.mistake("with epsilon inside the root", inside=True)
+    formula.mistake("with PyTorch's default epsilon, 1e-8", eps=1e-8)
+adam_ppo2.mistake("with epsilon after the bias correction, as in PyTorch", early_eps=False)
+adam_pytorch.mistake("with epsilon before the bias correction, as in ppo2", early_eps=True)
+
+
+@Formula
+def clip_gradient(weight, bias, max_norm, *, each=False, numbers=False, always=False) -> dict:
+    """A gradient of two tensors, scaled if the norm of all its numbers is larger than max_norm; and
+    that norm before.
+    """
+
+    def size(*tensors: np.ndarray) -> Any:
+        return np.sqrt(sum((x**2).sum() for x in tensors))
+
+    def clipped(x: np.ndarray) -> np.ndarray:
+        if numbers:
+            return np.clip(x, -max_norm, max_norm)
+        factor = max_norm / (size(x) if each else size(weight, bias))
+        return x * (factor if always else min(1.0, factor))
+
+    return {"norm": size(weight, bias), "weight": clipped(weight), "bias": clipped(bias)}
+
+
+tensors = {"weight": [[0.3, -0.4], [1.2, 0.0]], "bias": [0.5, -0.2]}
+clip_gradient.case("clipped", "The norm is too large.", **tensors, max_norm=0.5)
+clip_gradient.case("kept", "The norm is small enough, so nothing changes.", **tensors, max_norm=2.0)
+clip_gradient.mistake("if each tensor is clipped by its own norm", each=True)
+clip_gradient.mistake("if each number is clipped", numbers=True)
+clip_gradient.mistake("if small gradients are scaled up", always=True)
+
+
+@Formula
+def paper_kl_coef(kl_coef, kl, target_kl, *, factor=1.5, power=1) -> dict[str, float]:
+    """The next KL coefficient by the rule of the PPO paper, section 4: half if the KL is below its
+    target / 1.5, double if it is above 1.5 times the target.
+    """
+    change = 0.5 if kl < target_kl / factor else 2.0 if kl > target_kl * factor else 1.0
+    return {"kl_coef": kl_coef * change**power}
+
+
+for name, about, kl in (
+    ("far_below", "Far below the target.", 0.002),
+    ("below", "Just below the target / 1.5.", 0.0066),
+    ("inside", "Just above the target / 1.5.", 0.0067),
+    ("above", "Just above 1.5 times the target.", 0.0151),
+):
+    paper_kl_coef.case(name, about, kl_coef=3.0, kl=kl, target_kl=0.01)
+paper_kl_coef.mistake("with 2 instead of 1.5", factor=2.0)
+paper_kl_coef.mistake("without a range in which nothing changes", factor=1.0)
+paper_kl_coef.mistake("if halving and doubling are exchanged", power=-1)
+
+
+@Formula
+def rlhf_kl_coef(kl_coef, kl, target_kl, episodes, horizon, *, limit=0.2) -> dict[str, float]:
+    """The next KL coefficient by the rule of Ziegler et al. 2019: it changes by the relative error
+    of the KL, clipped to 20 %, times episodes / horizon.
+    """
+    error = np.clip(kl / target_kl - 1, -limit, limit)
+    return {"kl_coef": kl_coef * (1 + error * episodes / horizon)}
+
+
+for name, about, kl in (
+    ("above", "Twice the target: the error is clipped.", 12.0),
+    ("near", "A tenth above the target.", 6.6),
+    ("below", "A negative estimate: the error is clipped.", -1.0),
+):
+    numbers = {"kl_coef": 0.15, "target_kl": 6.0, "episodes": 512, "horizon": 10000}
+    rlhf_kl_coef.case(name, about, kl=kl, **numbers)
+rlhf_kl_coef.mistake("without clipping the error", limit=np.inf)
+rlhf_kl_coef.mistake("without the horizon", lambda x: {"horizon": x.episodes})
+text = "if KL and target are exchanged"
+rlhf_kl_coef.mistake(text, lambda x: {"kl": x.target_kl, "target_kl": x.kl})
+
+
+# === RLHF ===
+
+
+def last_of(mask: np.ndarray) -> np.ndarray:
+    """The last token of each response."""
+    return mask & ~np.pad(mask[:, 1:], ((0, 0), (0, 1)))
+
+
+def last_column(mask: np.ndarray) -> np.ndarray:
+    """The last place for a token, which is padding in short responses."""
+    return np.arange(mask.shape[1]) == mask.shape[1] - 1
+
+
+def after_last(mask: np.ndarray) -> np.ndarray:
+    """The first padding, or the last token if there is no padding."""
+    shifted = np.pad(last_of(mask), ((0, 0), (1, 0)))[:, :-1]
+    return np.where(mask.all(1, keepdims=True), last_of(mask), shifted)
+
+
+@Formula
+def rlhf_rewards(
+    logprobs, ref_logprobs, mask, scores, kl_coef, *, sign=-1, kl=np.negative, place=last_of
+) -> dict:
+    """Rewards of the tokens (B, R) of responses: minus kl_coef times logprobs - ref_logprobs; the
+    last token of each response gets its score as well. 0 for padding, where mask is false.
+    """
+    log = np.where(mask, ref_logprobs - logprobs, 0.0)
+    return {"rewards": sign * kl_coef * kl(log) + scores[:, None] * place(mask)}
+
+
+tokens = {
+    "logprobs": [[-0.5, -1.0, 0.0, 0.0], [-0.1, -2.0, -0.7, -0.3], [-1.1, -0.6, -0.8, 0.0]],
+    "old_logprobs": [[-1.0, -0.9, 0.0, 0.0], [-0.2, -1.2, -0.6, -0.8], [-0.9, -0.9, -1.2, 0.0]],
+    "ref_logprobs": [[-0.4, -1.5, 0.0, 0.0], [-0.9, -1.1, -0.2, -0.5], [-1.3, -0.2, -0.9, 0.0]],
+    "mask": [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]],
+}
+written = {name: x for name, x in tokens.items() if name != "old_logprobs"}
+LENGTHS = "Responses of two, four and three tokens."
+rlhf_rewards.case("three_responses", LENGTHS, **written, scores=[1.5, -0.5, 0.8], kl_coef=0.1)
+rlhf_rewards.mistake("if the KL is paid out, not charged", sign=1)
+rlhf_rewards.mistake("if the score stands in the last column", place=last_column)
+rlhf_rewards.mistake("if the score stands one token late, at the first padding", place=after_last)
+rlhf_rewards.mistake("if every token gets the score", place=np.array)
+rlhf_rewards.mistake("with k3 instead of k1", kl=lambda log: np.exp(log) - 1 - log)
+
+
+@Formula
+def rlhf_advantages(rewards, values, mask, gamma, gae_lambda, *, seen=0.0, counted=None) -> dict:
+    """Advantages and value targets (B, R) of the tokens of responses. A response is an episode that
+    ends with its last token, so nothing is bootstrapped. 0 for padding.
+    """
+    counted = mask if counted is None else counted
+    values = np.where(counted, values, seen * values)
+    following, end = np.pad(values[:, 1:], ((0, 0), (0, 1))), last_of(counted)
+    found = gae(rewards.T, values.T, following.T, 0 * end.T == 1, end.T, gamma, gae_lambda)
+    return {name: np.where(mask, x.T, 0.0) for name, x in found.items()}
+
+
+judged = {"rewards": [[0.1, 1.4, 0.0, 0.0], [-0.1, 0.1, 0.2, -0.4], [0.0, 0.1, 0.9, 0.0]]}
+judged["values"] = [[0.3, 0.6, 0.5, -0.9], [0.1, -0.2, -0.4, -0.3], [0.2, 0.4, 0.9, 0.7]]
+judged |= {"mask": tokens["mask"], "gamma": 1.0, "gae_lambda": 0.95}
+text = f"{LENGTHS} Whatever the values of padding are, they must not matter."
+rlhf_advantages.case("three_responses", text, **judged)
+text = "if the value of the first padding follows the last token"
+rlhf_advantages.mistake(text, seen=1.0)
+text = "if the first padding is one more token"
+rlhf_advantages.mistake(text, lambda x: {"counted": x.mask | after_last(x.mask)})
+text = "if all padding is part of the response"
+rlhf_advantages.mistake(text, lambda x: {"counted": x.mask | True})
+rlhf_advantages.mistake("with a discount factor of 0.99", gamma=0.99)
+rlhf_advantages.mistake("if lambda is left out", gae_lambda=1.0)
+
+
+@Formula
+def whiten(x, *, ddof=0, inside=True) -> dict[str, Any]:
+    """Numbers over their population standard deviation, with epsilon 1e-8 inside the root. Their
+    mean becomes 0 (centered: advantages), stays (restored: rewards in OpenAI's code), or is divided
+    as well (scaled: rewards in ppo_rlhf_toy.py).
+    """
+    root = np.sqrt(x.var(ddof=ddof) + 1e-8 * inside) + 1e-8 * (not inside)
+    white = (x - x.mean()) / root
+    return {"centered": white, "restored": white + x.mean(), "scaled": x / root}
+
+
+whiten.case("four", "Four numbers.", x=[1.0, 2.0, 3.0, 6.0])
+text = "Numbers that hardly differ are not blown up; epsilon is inside the root."
+whiten.case("nearly_equal", text, x=[1e-4, -1e-4])
+whiten.mistake("with epsilon outside of the root", inside=False)
+whiten.mistake("with the sample standard deviation (divisor n - 1)", ddof=1)
+
+
+# === GRPO ===
+
+
+@Formula
+def group_advantages(rewards, *, ddof=1, eps=1e-4, raw=False) -> dict[str, Any]:
+    """Advantages (P, G) of G responses to each of P prompts from their rewards: minus the group's
+    mean (centered: Dr. GRPO); that over the group's sample standard deviation + 1e-4 (group_std:
+    GRPO), or over that of all of them (batch_std); minus the mean of the others (leave_one_out:
+    RLOO).
+    """
+    size, centered = rewards.shape[1], rewards - rewards.mean(1, keepdims=True)
+    return {
+        "centered": centered,
+        "group_std": centered / (rewards.std(1, keepdims=True, ddof=ddof) + eps),
+        "batch_std": centered / ((rewards if raw else centered).std(ddof=ddof) + eps),
+        "leave_one_out": centered * size / (size - 1),
+    }
+
+
+text = "The second group has no spread, so its advantages are 0 in all forms."
+rewards = [[1.0, 2.0, 3.0, 6.0], [5.0, 5.0, 5.0, 5.0], [0.0, 0.0, 1.0, 1.0]]
+group_advantages.case("three_groups", text, rewards=rewards)
+text = "Rewards that hardly differ are not blown up."
+group_advantages.case("nearly_equal", text, rewards=[[1.0, 1.0002], [0.5, 0.5]])
+group_advantages.mistake("with the population standard deviation (divisor n)", ddof=0)
+text = "with the standard deviation of all rewards, not of the centered ones"
+group_advantages.mistake(text, raw=True)
+group_advantages.mistake("without epsilon", eps=1e-30)
+
+
+def grpo_loss(
+    logprobs, old_logprobs, ref_logprobs, mask, advantages, clip_low, clip_high, kl_coef,
+    *, divisor, per_sequence=False, power=1
+) -> dict[str, Any]:  # fmt: skip
+    """The loss of one of the published forms."""
+    lengths, advantages = mask.sum(1, keepdims=True), advantages[:, None]
+    divisors = {"lengths": len(mask) * lengths, "tokens": mask.sum(), "places": mask.size}
+
+    def loss(logprobs: np.ndarray) -> Any:
+        log = logprobs - old_logprobs
+        if per_sequence:
+            log = (log * mask).sum(1, keepdims=True) / lengths
+        clipped_ratio = np.clip(np.exp(log), 1 - clip_low, 1 + clip_high)
+        gain = np.minimum(np.exp(log) * advantages, clipped_ratio * advantages)
+        log = power * (ref_logprobs - logprobs)
+        penalty = kl_coef * (np.exp(log) - 1 - log)
+        return (mask * (penalty - gain) / divisors[divisor]).sum()
+
+    return with_gradient(loss, logprobs)
+
+
+COUNTS = {
+    "lengths": "if every response counts equally",
+    "tokens": "if every token counts equally",
+    "places": "if the divisor is the number of places for tokens, B times R",
+}
+
+
+def published(
+    name: str, about: str, divisor: str, *, per_sequence=False, clip_high=0.2, kl_coef=0.0
+) -> Formula:
+    """The loss of a published form, with a case, and the mistakes that all forms have."""
+    compute = functools.partial(grpo_loss, divisor=divisor, per_sequence=per_sequence)
+    about += " Of tokens (B, R), with advantages (B,) of responses; and its gradient by logprobs."
+    formula = Formula(compute, name, about)
+    settings = {"clip_low": 0.2, "clip_high": clip_high, "kl_coef": kl_coef}
+    formula.case("three_responses", LENGTHS, **tokens, advantages=[0.5, -1.5, 1.0], **settings)
+    formula.mistake("if padding counts", lambda x: {"mask": x.mask | True})
+    for other in [x for x in COUNTS if x != divisor]:
+        formula.mistake(COUNTS[other], divisor=other)
+    text = "with one ratio per token" if per_sequence else "with one ratio per response, as in GSPO"
+    formula.mistake(text, per_sequence=not per_sequence)
+    return formula
+
+
+text = "GRPO (Shao et al. 2024): the mean over tokens, then over responses, with k3 as a penalty."
+GRPO = published("grpo_loss", text, "lengths", kl_coef=0.04)
+GRPO.mistake("without the KL penalty", kl_coef=0.0)
+GRPO.mistake("if policy and reference are exchanged in k3", power=-1)
+text = "Dr. GRPO (Liu et al. 2025): the sum over tokens divided by B times R, a constant."
+published("dr_grpo_loss", text, "places")
+text = "DAPO (Yu et al. 2025): the mean over all tokens, with a wider range above."
+DAPO = published("dapo_loss", text, "tokens", clip_high=0.6)
+DAPO.mistake("with the same range above as below", clip_high=0.2)
+text = (
+    "GSPO (Zheng et al. 2025): one ratio per response, the exponential of the mean log-ratio of "
+    "its tokens; the mean over responses."
+)
+published("gspo_loss", text, "lengths", per_sequence=True)
+
+
+# === The file ===
+
+
+def plain(x: Any) -> Any:
+    """Arrays as lists, floats with few digits."""
+    if isinstance(x, dict):
+        return {name: plain(value) for name, value in x.items()}
+    if isinstance(x, list):
+        return [plain(value) for value in x]
+    if isinstance(x, np.ndarray | np.generic):
+        return plain(x.tolist())
+    return float(f"{x:.{DIGITS}g}") + 0.0 if isinstance(x, float) else x  # + 0.0: not -0.0
+
+
+def changed(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    """The outputs that differ by more than 32-bit floats would explain."""
+    differ = {x: np.abs(found[x] - y).max() > 1e-3 * np.abs(y).max() for x, y in expected.items()}
+    return {name: x for name, x in found.items() if differ[name]}
+
+
+def cases_of(formula: Formula) -> list[dict[str, Any]]:
+    """The cases of a formula, with the mistakes that show in them."""
+    cases = []
+    for name, (about, inputs) in formula.cases.items():
+        expected, mistakes = formula(**inputs), []
+        for text, change in formula.mistakes.items():
+            found = formula(**{**inputs, **change(SimpleNamespace(**inputs))})
+            if gives := changed(found, expected):
+                mistakes.append({"mistake": text, "gives": gives})
+        case = {"name": name, "about": about, "inputs": inputs}
+        cases.append(case | {"expected": expected, "mistakes": mistakes})
+    return plain(cases)
+
+
+def lines(x: Any, indent: str = "") -> str:
+    """JSON in which an array of numbers stands on one line."""
+    inner = indent + " "
+    if isinstance(x, dict):
+        rows = [f"{inner}{json.dumps(name)}: {lines(y, inner)}" for name, y in x.items()]
+        return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
+    if isinstance(x, list) and x and isinstance(x[0], dict):
+        return "[\n" + ",\n".join(inner + lines(y, inner) for y in x) + f"\n{indent}]"
+    return json.dumps(x)
+
+
+def content() -> str:
+    """The text of the file."""
+    formulas = {x: {"about": y.about, "cases": cases_of(y)} for x, y in FORMULAS.items()}
+    return lines({"about": ABOUT, **formulas}) + "\n"
+
+
+def write() -> None:
+    """Write the file."""
+    FILE.write_text(content(), encoding="utf-8")
