@@ -483,25 +483,27 @@ def train(
 
 
 def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
-    """What `train` does. It closes what is on `resources` at the end, even after an error."""
+    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    # --- Device and sizes ---
     device = choose_device(args)
     torch.manual_seed(args.seed)  # the same in all processes, whose initial weights are equal
     batch_size = args.num_steps * args.num_envs  # of this process
     iteration_steps = batch_size * WORLD_SIZE  # of all processes
     num_iterations = int(args.total_timesteps // iteration_steps)
 
-    # Games and arrays for a rollout (T, N, ...). The last observation starts the next one.
+    # --- Games, and arrays for a rollout (T, N, ...) ---
     games = Games(resources, args)  # first of all, because forks copy what there is
     raw_obs, num_actions = games.obs, games.num_actions
     shape = (args.num_steps, args.num_envs)
     rewards = np.zeros(shape)
+    # The last observation of a rollout is the first of the next one.
     obs = torch.zeros((args.num_steps + 1, *raw_obs.shape), dtype=torch.uint8, device=device)
     logits = torch.zeros((*shape, num_actions), device=device)
     actions = torch.zeros(shape, dtype=torch.int64, device=device)
     values = torch.zeros(shape, device=device)
     terminated, truncated = np.zeros((2, *shape), dtype=bool)
 
-    # Agent, optimizer, finished episodes, metrics of each iteration.
+    # --- Agent, optimizer, episodes, metrics: new, or from the checkpoint ---
     torch.set_num_threads(args.torch_threads)  # the last bits of new weights depend on it
     saved = load_checkpoint(resume, (num_actions,)) if resume else {}
     agent = saved.get("agent", Agent(num_actions)).to(device)
@@ -533,7 +535,7 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
         warnings.filterwarnings("ignore", message=".*capturable=True")  # the first calls are not
         choose, update_minibatch = recorded(choose), recorded(update_minibatch)
 
-    # A resumed run continues its games where they stopped. A new run begins new ones.
+    # --- Start: a resumed run continues its games, a new run begins new ones ---
     run_dir = None
     if RANK == 0:  # the process that logs and saves
         run_dir, run_id, writer = open_run(resources, args, resume, saved, global_step)
