@@ -688,12 +688,13 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
 
 
 # === The algorithm ends here ===
-# Below: the device, games, logs, checkpoints, the use of a policy, `main`.
+# Below: device, recorded functions, games, logs, checkpoints, `load_policy`, `main`.
 
 
 def choose_device(args: Args) -> torch.device:
     """The device for learning: the GPU if there is one, unless --device says otherwise."""
-    # A GPU is the faster choice: ppo_atari.py took 1,511 steps/s on an H100, 493 on its processor.
+    # A GPU is the faster choice. Without recordings, ppo_atari.py took 1,511 steps/s on an H100, and
+    # 493 on its processor.
     gpu = args.device != "cpu" and torch.cuda.is_available()
     if args.device == "cuda" and not gpu:
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
