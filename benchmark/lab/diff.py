@@ -19,8 +19,8 @@ import numpy as np
 import tyro
 
 from benchmark.lab import trace
+from benchmark.lab.provenance import ROOT, BenchmarkError
 from benchmark.lab.trace import Run, Script, Statement
-from benchmark.provenance import ROOT, BenchmarkError
 
 # Smaller differences are rounding: relative to a number, to the largest of its array, and absolute.
 RELATIVE, OF_SCALE, ABSOLUTE = 1e-4, 1e-5, 1e-7

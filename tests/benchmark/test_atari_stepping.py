@@ -1,4 +1,4 @@
-"""benchmark/baselines/atari_stepping.py: ppo_atari.py with games that EnvPool steps."""
+"""benchmark/paper/baselines/atari_stepping.py: ppo_atari.py with games that EnvPool steps."""
 
 import sys
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ppo_atari
-from benchmark.baselines import atari_stepping
+from benchmark.paper.baselines import atari_stepping
 
 
 class Envs:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmark import __main__ as program
 from benchmark.lab import diff
-from benchmark.provenance import ROOT
+from benchmark.lab.provenance import ROOT
 
 CONTINUOUS, DISCRETE, KL = (
     f"ppo_{x}.py" for x in ("continuous_action", "multidiscrete", "kl_penalty")

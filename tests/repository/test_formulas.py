@@ -9,8 +9,8 @@ import torch
 import grpo_rlhf_toy as grpo
 import ppo_continuous_action as ppo
 import ppo_rlhf_toy as rlhf
-from benchmark.site.annotate import FORMULAS, TEMPLATES, Source
-from benchmark.suites.scripts import SCRIPTS
+from benchmark.paper.site.annotate import FORMULAS, TEMPLATES, Source
+from benchmark.paper.suites.scripts import SCRIPTS
 
 E = r"\hat{\mathbb{E}}"
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from benchmark.report import pages
-from benchmark.report.values import VALUE, VALUES, wrong
+from benchmark.paper import pages
+from benchmark.paper.values import VALUE, VALUES, wrong
 
 # What is said there is of single runs, or not of results.
 PAGES = [x for x in pages.PAGES if x.name not in ("DETAILS.md", "DEBUGGING.md")]
