@@ -517,8 +517,9 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
         update = functools.partial(update, loss_function=compiled(ppo_loss, device))
     # The floats of `args` as tensors, which can change without compiling or recording again.
     # PyTorch's gradient clipping needs a number: reading it from a GPU would wait for the GPU.
-    tensors = {k: torch.tensor(x, device=device) for k, x in vars(args).items() if type(x) is float}
-    del tensors["max_grad_norm"]
+    floats = [x.name for x in dataclasses.fields(args) if type(x.default) is float]
+    floats.remove("max_grad_norm")
+    tensors = {x: torch.tensor(float(getattr(args, x)), device=device) for x in floats}
     annealed = dataclasses.replace(args, **tensors)
 
     @torch.no_grad()

@@ -545,8 +545,9 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
     state = agent.initial_state(args.num_envs)
     # The floats of `args` as tensors, which can change without compiling or recording again.
     # PyTorch's gradient clipping needs a number: reading it from a GPU would wait for the GPU.
-    tensors = {k: torch.tensor(x, device=device) for k, x in vars(args).items() if type(x) is float}
-    del tensors["max_grad_norm"]
+    floats = [x.name for x in dataclasses.fields(args) if type(x.default) is float]
+    floats.remove("max_grad_norm")
+    tensors = {x: torch.tensor(float(getattr(args, x)), device=device) for x in floats}
     annealed = dataclasses.replace(args, **tensors)
 
     @torch.no_grad()
@@ -693,8 +694,8 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
 
 def choose_device(args: Args) -> torch.device:
     """The device for learning: the GPU if there is one, unless --device says otherwise."""
-    # A GPU is the faster choice. Without recordings, ppo_atari.py took 1,511 steps/s on an H100, and
-    # 493 on its processor.
+    # A GPU is the faster choice. Without recordings, ppo_atari.py took 1,511 steps/s on an H100,
+    # and 493 on its processor.
     gpu = args.device != "cpu" and torch.cuda.is_available()
     if args.device == "cuda" and not gpu:
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
