@@ -2,8 +2,9 @@
 
     python -m recipes.parallel_simulators
 
-It helps if a step takes longer than about a millisecond: with two simulators of 5 ms, SPEEDS. For
-fast simulators the communication costs more than it saves. The policy stays the same to the bit.
+It helps if a step takes some milliseconds and processor cores are idle; for fast simulators, the
+communication costs more than it saves. The policy stays the same to the bit. The command shows the
+speed with one process and with two, for simulators that wait 5 ms in each step.
 """
 
 import time
