@@ -1,4 +1,4 @@
-"""Runs suites of the scripts, and turns their results into tables and figures."""
+"""Runs, compares and checks your own scripts, and repeats our experiments."""
 
 # Commands import what they use when they are called: torch, scipy and matplotlib take seconds.
 
@@ -15,11 +15,11 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from benchmark import results
-from benchmark.definitions import Folders, select
-from benchmark.provenance import BenchmarkError, commit_named
-from benchmark.suites import SUITES
-from benchmark.suites.measurements import MEASUREMENTS
+from benchmark.lab import results
+from benchmark.lab.definitions import Folders, select
+from benchmark.lab.provenance import BenchmarkError, commit_named
+from benchmark.paper.suites import SUITES
+from benchmark.paper.suites.measurements import MEASUREMENTS
 
 app = tyro.extras.SubcommandApp()
 Name = Literal[tuple(SUITES)]
@@ -28,47 +28,7 @@ Place = Annotated[Folders, tyro.conf.arg(name="")]  # --results and --runs
 HERE, PROGRAM = Folders(), "python -m benchmark"
 
 
-@app.command
-def run(
-    suite: Positional[Name],
-    seeds: tuple[int, ...] = (),
-    only: str = "*",
-    workers: int = 2,
-    cluster: Literal["local", "ray"] = "local",
-    commit: str = "HEAD",
-    folders: Place = HERE,
-) -> None:
-    """Make the missing runs of a suite.
-
-    Args:
-        suite: see `list`
-        seeds: instead of the suite's own
-        only: pattern of names, e.g. Hopper-v4 or '*/seed[12]'
-        workers: runs at a time, if on this machine
-        cluster: this machine, or a Ray cluster, with a run at a time per processor core
-        commit: version of the scripts to run
-    """
-    from benchmark.run import run_suite
-
-    runs = select(SUITES[suite], folders, seeds, only)
-    at_a_time = workers if cluster == "local" else None
-    run_suite(SUITES[suite], runs, folders, commit_named(commit), at_a_time)
-
-
-@app.command(name="list")
-def list_runs(
-    suite: Positional[Name | None] = None, only: str = "*", folders: Place = HERE
-) -> None:
-    """Show the suites and how complete they are, or how far each run of one is."""
-    if suite is None:
-        for entry in SUITES.values():
-            made, total = results.how_complete(entry, folders)
-            print(f"{entry.name:<26}{made:>4} of {total:>3} runs done; {entry.reproduces}")
-        return
-    done = results.done(suite, folders)
-    for run in select(SUITES[suite], folders, only=only):
-        state = "done" if run.key in done else "begun" if run.begun else "waiting"
-        print(f"{run.name:<44} {state:<8} {shlex.join(['python', run.script, *run.flags])}")
+# --- For your own scripts and runs ---
 
 
 @app.command
@@ -92,7 +52,7 @@ def seeds(
         name: of the folder below runs/; by default that of the script
         cluster: this machine, or a Ray cluster that shares this folder
     """
-    from benchmark import seeds as command
+    from benchmark.lab import seeds as command
 
     at_a_time = workers if cluster == "local" else None
     return functools.partial(command.run, Path(script), env_ids, seeds, at_a_time, name)
@@ -111,10 +71,10 @@ def compare(
             with which the others are compared
         output: where the curves are drawn
     """
-    from benchmark import compare as command
-    from benchmark.report import plots
+    from benchmark.lab import compare as command
+    from benchmark.lab import plots
 
-    groups, notes = command.comparable(command.groups_of(runs, folders))
+    groups, notes = command.comparable(command.groups_of(runs, folders, SUITES))
     print("\n".join([*notes, "", command.table(groups), command.verdict(groups)]))
     print(plots.save(lambda: plots.overlay(groups), output))
 
@@ -126,9 +86,8 @@ def check(run: Positional[str]) -> None:
     Args:
         run: its folder, or a folder with a TensorBoard log of CleanRL or Stable-Baselines3
     """
-    from benchmark import check as command
-    from benchmark import logs
-    from benchmark.report import plots
+    from benchmark.lab import check as command
+    from benchmark.lab import logs, plots
 
     for log in logs.find(run):
         print(command.report(log))
@@ -155,10 +114,56 @@ def diff(
     return functools.partial(command.run, copy, original)
 
 
+# --- Our experiments ---
+
+
+@app.command
+def run(
+    suite: Positional[Name],
+    seeds: tuple[int, ...] = (),
+    only: str = "*",
+    workers: int = 2,
+    cluster: Literal["local", "ray"] = "local",
+    commit: str = "HEAD",
+    folders: Place = HERE,
+) -> None:
+    """Make the missing runs of a suite.
+
+    Args:
+        suite: see `list`
+        seeds: instead of the suite's own
+        only: pattern of names, e.g. Hopper-v4 or '*/seed[12]'
+        workers: runs at a time, if on this machine
+        cluster: this machine, or a Ray cluster, with a run at a time per processor core
+        commit: version of the scripts to run
+    """
+    from benchmark.lab.run import run_suite
+
+    runs = select(SUITES[suite], folders, seeds, only)
+    at_a_time = workers if cluster == "local" else None
+    run_suite(SUITES[suite], runs, folders, commit_named(commit), at_a_time)
+
+
+@app.command(name="list")
+def list_runs(
+    suite: Positional[Name | None] = None, only: str = "*", folders: Place = HERE
+) -> None:
+    """Show the suites and how complete they are, or how far each run of one is."""
+    if suite is None:
+        for entry in SUITES.values():
+            made, total = results.how_complete(entry, folders)
+            print(f"{entry.name:<26}{made:>4} of {total:>3} runs done; {entry.reproduces}")
+        return
+    done = results.done(suite, folders)
+    for run in select(SUITES[suite], folders, only=only):
+        state = "done" if run.key in done else "begun" if run.begun else "waiting"
+        print(f"{run.name:<44} {state:<8} {shlex.join(['python', run.script, *run.flags])}")
+
+
 @app.command(name="table")
 def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
     """Print the table of a suite."""
-    from benchmark.report import pages
+    from benchmark.paper import pages
 
     print(pages.block(suite, folders) or f"No run of {suite} is finished.")
 
@@ -166,7 +171,7 @@ def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
 @app.command
 def report(folders: Place = HERE) -> None:
     """Rewrite the generated blocks of all pages."""
-    from benchmark.report import pages
+    from benchmark.paper import pages
 
     for page in pages.write(folders):
         print(f"{page} rewritten")
@@ -175,12 +180,12 @@ def report(folders: Place = HERE) -> None:
 @app.command
 def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
     """Draw the figures of a suite, or those of all suites that have results."""
-    from benchmark.report import plots
+    from benchmark.paper import figures
 
     for entry in [SUITES[suite]] if suite else SUITES.values():
         if suite or results.done(entry.name, folders):
             for name in entry.figures:
-                print(plots.draw(entry, name, folders))
+                print(figures.draw(entry, name, folders))
 
 
 @app.command(name="vectors")
@@ -194,9 +199,17 @@ def write_vectors() -> None:
 @app.command
 def site(folders: Place = HERE) -> None:
     """Rebuild the site in docs/; it opens from disk."""
-    from benchmark.site.build import DOCS, write
+    from benchmark.paper.site.build import DOCS, write
 
     print(f"{write(folders)} files made; open {DOCS / 'index.html'}")
+
+
+@app.command(name="diff-bugs")
+def diff_bugs(folders: Place = HERE) -> None:
+    """Note what `diff` says of each bug that suites have planted; DEBUGGING.md shows it."""
+    from benchmark.paper import differences
+
+    differences.measure(folders)
 
 
 @app.command(name="throughput")
@@ -211,7 +224,7 @@ def measure(
         measurements: by default those of the processor, or of the GPU if there is one
         repetitions: of each measurement
     """
-    from benchmark import throughput
+    from benchmark.paper import throughput
 
     throughput.measure_all(measurements, repetitions, folders)
 

@@ -131,7 +131,7 @@ def command(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def folders(tmp_path):
     """Empty ones for results and runs."""
-    from benchmark.definitions import Folders
+    from benchmark.lab.definitions import Folders
 
     return Folders(tmp_path / "results", tmp_path / "runs")
 
@@ -148,8 +148,8 @@ def bench(folders):
 @pytest.fixture(scope="session")
 def committed(tmp_path_factory):
     """Only the results that git knows, so that a suite may run while the tests do."""
-    from benchmark.definitions import Folders  # not where a broken copy of a script is tested
-    from benchmark.provenance import ROOT, git
+    from benchmark.lab.definitions import Folders  # not where a broken copy of a script is tested
+    from benchmark.lab.provenance import ROOT, git
 
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return Folders()
@@ -165,7 +165,7 @@ def changed_copy(tmp_path, monkeypatch):
 
     changed_copy(script, ((old, new), ...), name): runs go to the temporary folder of the copy.
     """
-    from benchmark.run import changed  # takes a second, and few tests need it
+    from benchmark.lab.run import changed  # takes a second, and few tests need it
 
     monkeypatch.chdir(tmp_path)
 

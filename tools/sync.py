@@ -130,9 +130,9 @@ def sync_copies(force: bool) -> None:
 def misfits() -> list[str]:
     """A sentence for each text patch of a suite that no longer fits its script."""
     sys.path.insert(0, str(ROOT))
-    from benchmark.provenance import BenchmarkError
-    from benchmark.run import changed
-    from benchmark.suites import ALL
+    from benchmark.lab.provenance import BenchmarkError
+    from benchmark.lab.run import changed
+    from benchmark.paper.suites import ALL
 
     found = []
     for suite, name, variant in ((x, *y) for x in ALL for y in x.variants.items()):

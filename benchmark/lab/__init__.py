@@ -1,1 +1,1 @@
-"""Commands for runs and copies of your own."""
+"""What anybody runs on their own scripts and runs: seeds, compare, check, diff."""

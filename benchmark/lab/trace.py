@@ -21,7 +21,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from benchmark.provenance import BenchmarkError
+from benchmark.lab.provenance import BenchmarkError
 
 # What prints, logs and saves computes nothing, and settings are compared by themselves.
 APART = {"Args", "log", "write", "details", "open_run", "save_checkpoint", "as_columns", "plain"}

@@ -1,1 +1,1 @@
-"""Tables, figures and pages made from the results of finished runs."""
+"""Our evidence: what we run, and the tables, figures, pages and site made from it."""

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmark import logs, record
 from benchmark.__main__ import main
+from benchmark.lab import logs, record
 
 RAY = SimpleNamespace(
     exceptions=SimpleNamespace(RayError=RuntimeError),

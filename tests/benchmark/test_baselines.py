@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import ppo_continuous_action as ppo
-from benchmark.baselines import a2c, cem, on_ppo, trpo, vpg
+from benchmark.paper.baselines import a2c, cem, on_ppo, trpo, vpg
 
-FOLDER = Path(trpo.__file__).parents[1]
+FOLDER = Path(trpo.__file__).parents[2]
 flat, fill = nn.utils.parameters_to_vector, nn.utils.vector_to_parameters
 close = torch.testing.assert_close
 
@@ -217,7 +217,7 @@ def program(name, flags):
 
 def played(name):
     """Returns of the episodes that `evaluate.py` plays with the policy of runs/run."""
-    assert program("evaluate", f"{name}.py") == 0
+    assert program("lab/evaluate", f"{name}.py") == 0
     return json.loads(Path("runs/run/evaluation.json").read_text())["returns"]
 
 
@@ -225,7 +225,7 @@ def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = "--env-id FakeTarget-Box-v0 --total-timesteps 1550"
     for words in (flags, "--resume runs/run"):  # a run that has a checkpoint is over
-        assert program("baselines/cem", words) == 0
+        assert program("paper/baselines/cem", words) == 0
     run = load("runs/run")
     assert [x["global_step"] for x in run["updates"]] == [*range(100, 1600, 100), 1550]
     assert run["episodes"]["global_step"].tolist() == [*range(1, 1551)]
@@ -259,9 +259,9 @@ def test_a_baseline_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
     name, save = Path(baseline.__file__).stem, ppo.save_checkpoint
     monkeypatch.setattr(ppo, "save_checkpoint", save_and_copy)
     flags = f"--env-id FakeWalk-Box-v0 --seed 2 --total-timesteps 320 --run-name run {own}"
-    assert program(f"baselines/{name}", flags) == 0
+    assert program(f"paper/baselines/{name}", flags) == 0
     assert 0 < load("runs/half")["updates"][-1]["global_step"] < 300
-    assert program(f"baselines/{name}", "--resume runs/half") == 0
+    assert program(f"paper/baselines/{name}", "--resume runs/half") == 0
     whole, half = load("runs/run"), load("runs/half")
     assert whole["updates"][-1]["global_step"] == half["updates"][-1]["global_step"] == 320
     columns = half["episodes"]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmark import check, logs
-from benchmark.provenance import ROOT, BenchmarkError
-from benchmark.run import changed
-from benchmark.suites import SUITES
-from benchmark.suites.bugs import BUGS as IN_ONE_SCRIPT
+from benchmark.lab import check, logs
+from benchmark.lab.provenance import ROOT, BenchmarkError
+from benchmark.lab.run import changed
+from benchmark.paper.suites import SUITES
+from benchmark.paper.suites.bugs import BUGS as IN_ONE_SCRIPT
 
 
 def test_each_text_stands_once_in_its_script_and_what_comes_of_it_is_python():

@@ -9,8 +9,8 @@ import torch
 from foreign_logs import PENDULUM, write_cleanrl
 
 import ppo_continuous_action as ppo
-from benchmark import check, diagnose, logs, record
-from benchmark.provenance import ROOT, BenchmarkError
+from benchmark.lab import check, diagnose, logs, record
+from benchmark.lab.provenance import ROOT, BenchmarkError
 
 LOST = np.r_[np.arange(500), np.zeros(300)]  # returns
 SCRIPTS = sorted(x.name for x in ROOT.glob("*.py") if "minimal" not in x.name)

@@ -9,9 +9,9 @@ from foreign_logs import PENDULUM, write_cleanrl, write_values
 from scipy import stats
 from stable_baselines3 import PPO
 
-from benchmark import compare, logs
-from benchmark.definitions import Folders
-from benchmark.report import pages, plots, statistics
+from benchmark.lab import compare, logs, plots, statistics
+from benchmark.lab.definitions import Folders
+from benchmark.paper import pages
 
 
 def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command):
@@ -72,11 +72,11 @@ def test_run_folders_that_differ_only_in_the_seed_are_one_group(tmp_path):
     for name in ("old-1", "old-2", "new-1", "new-2"):
         write_cleanrl(tmp_path / name)
     names = tuple(str(x) for x in sorted(tmp_path.iterdir()))
-    groups = compare.groups_of(names, Folders())
+    groups = compare.groups_of(names, Folders(), {})
     assert {x: len(y) for x, y in groups.items()} == {"new": 2, "old": 2}
-    assert len(compare.groups_of(names[:2], Folders())) == 2  # else nothing would be compared
+    assert len(compare.groups_of(names[:2], Folders(), {})) == 2  # else nothing would be compared
     both = (str(tmp_path / "old-*"), names[0])
-    assert [len(x) for x in compare.groups_of(both, Folders()).values()] == [2, 1]
+    assert [len(x) for x in compare.groups_of(both, Folders(), {}).values()] == [2, 1]
     label = compare.label_of("runs/Hopper-v4__ppo_continuous_action__1__1790000000")
     assert label == "ppo_continuous_action"
 

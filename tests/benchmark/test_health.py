@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark import check
-from benchmark.provenance import ROOT
-from benchmark.report import health
+from benchmark.lab import check
+from benchmark.lab.provenance import ROOT
+from benchmark.paper import health
 
 
 def test_the_first_warning_of_a_curve_is_that_of_the_rule():

@@ -14,9 +14,8 @@ import pandas as pd
 import pytest
 from foreign_logs import write_values
 
-from benchmark import logs, run, seeds
-from benchmark.provenance import ROOT, git, version_on_disk
-from benchmark.report import plots
+from benchmark.lab import logs, plots, run, seeds
+from benchmark.lab.provenance import ROOT, git, version_on_disk
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 MINE = ("seeds", "own/mine.py", "--env-ids", "A-v1")
@@ -173,7 +172,7 @@ def test_the_record_names_the_commit_of_a_file_that_is_as_committed(tmp_path):
 
 def test_on_windows_results_are_read_and_runs_are_refused(tmp_path):
     text = "import sys; sys.modules['fcntl'] = sys.modules['resource'] = None; "
-    text += "from benchmark import run; from benchmark.__main__ import main; main(['list']); "
+    text += "from benchmark.lab import run; from benchmark.__main__ import main; main(['list']); "
     text += "sys.platform = 'win32'; main(['run', 'smoke', '--runs', 'x', '--results', 'x'])"
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=ROOT)
     assert "figure3 " in found.stdout and found.returncode == 2

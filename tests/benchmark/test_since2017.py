@@ -11,7 +11,7 @@ import tyro
 from torch.distributions import Beta, Normal
 
 import ppo_continuous_action
-from benchmark.suites.since2017 import CHANGES, VARIANTS
+from benchmark.paper.suites.since2017 import CHANGES, VARIANTS
 
 LINES = 15
 SHORT = "--env-id Hopper-v4 --num-steps 64 --num-minibatches 4 --update-epochs 2 --no-compile"

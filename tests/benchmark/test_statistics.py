@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmark.report import statistics
+from benchmark.lab import statistics
 
 
 # Scores of each column; for the last two statistics of A and B in turns.

@@ -1,18 +1,16 @@
 """Suites as data, selection of runs, and what cannot be done."""
 
-import ast
 import functools
 import importlib
-import re
 from pathlib import Path
 
 import pytest
 import tyro
 
-from benchmark.definitions import Folders, select
-from benchmark.provenance import ROOT
-from benchmark.suites import SUITES
-from benchmark.suites.scripts import SCRIPTS
+from benchmark.lab.definitions import Folders, select
+from benchmark.lab.provenance import ROOT
+from benchmark.paper.suites import SUITES
+from benchmark.paper.suites.scripts import SCRIPTS
 
 FOLDERS = Folders()
 
@@ -57,25 +55,6 @@ def test_every_script_has_a_row_and_its_runs():
         made = (ROOT / suite.variants[script.variant].script).read_text()
         assert made == (ROOT / name).read_text() or f"\nimport {name.removesuffix('.py')}\n" in made
         assert script.environment in suite.environments
-
-
-def test_a_module_imports_only_from_those_above_it_in_the_readme():
-    _, _, table = (ROOT / "benchmark/README.md").read_text().partition("| module |")
-    order = [f"benchmark/{x}" for x in re.findall(r"`([\w/]+\.py)`", table)]
-    order = [x for x in order if (ROOT / x).exists()]
-    modules = {str(x.relative_to(ROOT)) for x in (ROOT / "benchmark").rglob("*.py")}
-    empty = {x for x in modules if len((ROOT / x).read_text().splitlines()) == 1}
-    missing = modules - {*order} - empty - {"benchmark/__main__.py"}
-    assert all("/baselines/" in x for x in missing)
-    for name in order:
-        tree = ast.parse((ROOT / name).read_text())
-        own = [x for x in tree.body if isinstance(x, ast.ImportFrom) and "benchmark" in x.module]
-        used = set()
-        for package, y in ((x.module.replace(".", "/"), y) for x in own for y in x.names):
-            module = f"{package}/{y.name}"
-            files = (f"{module}.py", f"{module}/__init__.py", f"{package}.py")
-            used.add(next((f for f in files if (ROOT / f).exists()), f"{package}/__init__.py"))
-        assert all(order.index(x) < order.index(name) for x in used - empty - {name}), name
 
 
 @pytest.mark.parametrize(

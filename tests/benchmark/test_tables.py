@@ -7,12 +7,12 @@ import matplotlib.pyplot as plt
 import pytest
 from PIL import Image
 
-from benchmark import results
-from benchmark.definitions import Folders
-from benchmark.provenance import ROOT
-from benchmark.report import pages, plots, tables
-from benchmark.suites import SUITES
-from benchmark.suites.ablation import SWITCHES
+from benchmark.lab import plots, results
+from benchmark.lab.definitions import Folders
+from benchmark.lab.provenance import ROOT
+from benchmark.paper import figures, pages, tables
+from benchmark.paper.suites import SUITES
+from benchmark.paper.suites.ablation import SWITCHES
 
 FOLDERS = Folders()
 
@@ -99,10 +99,10 @@ SHOWN = [(suite, x) for suite in DONE for x in suite.figures]
 @pytest.mark.parametrize(("suite", "figure"), SHOWN, ids=lambda x: getattr(x, "name", x))
 def test_committed_figures_show_the_committed_results(suite, figure, committed, tmp_path):
     """Fails after new results until `python -m benchmark plot` has drawn them."""
-    path = plots.draw(suite, figure, committed, tmp_path)
+    path = figures.draw(suite, figure, committed, tmp_path)
     assert any(f"figures/{path.name})" in page.read_text() for page in pages.PAGES)
     with Image.open(path) as drawn:
-        assert plots.looks_the_same(drawn, plots.FOLDER / path.name)
+        assert plots.looks_the_same(drawn, figures.FOLDER / path.name)
 
 
 def test_a_figure_that_shows_the_same_is_not_written_again(tmp_path):

@@ -11,8 +11,8 @@ import tyro
 from gymnasium.utils.env_checker import check_env
 from torch import nn
 
-from benchmark.definitions import Folders, select
-from benchmark.suites import SUITES, tasks
+from benchmark.lab.definitions import Folders, select
+from benchmark.paper.suites import SUITES, tasks
 
 BEST_IN_POINTS = -149 / 21  # on average
 BEST_WITHOUT_ENDS = 0.66  # in Recall

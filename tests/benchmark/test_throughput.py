@@ -7,10 +7,10 @@ import torch
 import tyro
 from test_suites import settings_class
 
-from benchmark import results, throughput
-from benchmark.definitions import Entry, Measurement
-from benchmark.report import pages
-from benchmark.suites.measurements import MEASUREMENTS
+from benchmark.lab import results
+from benchmark.paper import pages, throughput
+from benchmark.paper.definitions import Entry, Measurement
+from benchmark.paper.suites.measurements import MEASUREMENTS
 
 
 def test_rates_leave_out_start_and_first_iteration():

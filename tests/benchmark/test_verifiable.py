@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import grpo_minimal
-from benchmark import record
-from benchmark.baselines import minimal_grpo
-from benchmark.suites.grpo import VARIANTS
+from benchmark.lab import record
+from benchmark.paper.baselines import minimal_grpo
+from benchmark.paper.suites.grpo import VARIANTS
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_response():

@@ -12,10 +12,10 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 
 import ppo_continuous_action as ppo
-from benchmark.results import by_environment, done
-from benchmark.site import annotate
-from benchmark.site import build as site
-from benchmark.suites.scripts import SCRIPTS
+from benchmark.lab.results import by_environment, done
+from benchmark.paper.site import annotate
+from benchmark.paper.site import build as site
+from benchmark.paper.suites.scripts import SCRIPTS
 
 CHROMIUM = shutil.which("chromium")
 KINDS = ("index.html", "ppo_atari.html", "play.html", "runs.html", "debugging.html")

@@ -16,8 +16,8 @@ from helpers import louder, record, record_steps, same_weights
 
 import grpo_minimal as minimal
 import grpo_rlhf_toy as full
-from benchmark.suites.grpo import VARIANTS
-from benchmark.tags import tags_of
+from benchmark.paper.suites.grpo import VARIANTS
+from benchmark.paper.tags import tags_of
 
 EOS, PAD = 2, 3  # of a language of two letters, 0 and 1
 SHORT = {"sft_steps": 3, "num_updates": 3, "num_prompts": 5, "group_size": 4}

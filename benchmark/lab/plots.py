@@ -1,0 +1,133 @@
+"""Figures: learning curves with a band and a thin line per seed, and the checks of a run."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+from PIL import Image
+
+from benchmark.lab import check, statistics
+from benchmark.lab.definitions import POINTS
+from benchmark.lab.logs import Log
+from benchmark.lab.results import Result
+
+LEGEND_INCHES = 1.9  # width of a legend's column
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "figure.constrained_layout.use": True,
+    "figure.dpi": 130,
+    "font.size": 8,
+    "legend.frameon": False,
+}
+
+
+# --- Panels ---
+
+
+def one_panel_each(titles: Sequence[str], width: int = 3) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with a panel over environment steps for each title, so many in a row."""
+    columns, count = min(width, len(titles)), len(titles)
+    rows = -(-count // columns)
+    wide, high = (3.2, 2.4) if width < 5 else (2.4, 1.8)  # inches of a panel
+    figure = Figure(figsize=(wide * columns, high * rows) if count > 1 else (6.4, 3.2))
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in panels[count:]:
+        axes.axis("off")
+    for title, axes in zip(titles, panels):
+        axes.set_title(title)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x else "0")
+        axes.margins(x=0)
+    figure.supxlabel("environment steps")
+    return figure, panels[:count]
+
+
+def draw_curves(
+    axes: Axes, results: Iterable[Result], label: str, color: str, thin: bool = True
+) -> None:
+    """Mean over seeds, its 95 % bootstrap interval from three on, and each seed as a thin line."""
+    total = max(x.record["settings"]["total_timesteps"] for x in results)
+    grid = np.linspace(0, total, POINTS + 1)[1:]
+    axes.set_xlim(0, total)
+    curves = np.array([np.interp(grid, *x.column("return")) for x in results])
+    if thin:
+        axes.plot(grid, curves.T, color=color, linewidth=0.5, alpha=0.4)
+    axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=label)
+    if len(curves) > 2:
+        axes.fill_between(grid, *statistics.band(curves), color=color, alpha=0.2, linewidth=0)
+
+
+# --- Runs of anybody ---
+
+
+def checks(log: Log) -> Figure:
+    """The metrics of a run over their healthy ranges; red where the rule says that they are not."""
+    rows = {x["metric"]: x for x in check.judge(log)}
+    figure, panels = one_panel_each([*rows] or ["return"])
+    for axes, (metric, row) in zip(panels, rows.items()):
+        own = log.updates[["global_step", metric]].dropna()
+        axes.plot(own["global_step"], own[metric], color="C0", linewidth=1)
+        sick = own[own["global_step"].isin(row["bad"])]
+        if len(sick):
+            axes.plot(*sick.to_numpy().T, ".", color="C3", markersize=4, label="unhealthy")
+        ends = [x for x in row["band"] if np.isfinite(x)]
+        low, high = np.quantile([*own[metric].quantile([0.02, 0.98]), *ends], [0, 1])
+        room = 0.1 * (high - low)
+        axes.set_ylim(low - room, high + room)  # a few odd values at the start leave the picture
+        inside = np.clip(row["band"], *axes.get_ylim())
+        axes.axhspan(*inside, color="C2", alpha=0.15, label="healthy", linewidth=0)
+        axes.set_title(f"{metric}\n{row['verdict']}", color="C3" if len(sick) else "k")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if log.episodes.empty:
+        figure.supxlabel("updates")
+    return figure
+
+
+def overlay(groups: dict[str, list[Log]]) -> Figure:
+    """A panel per environment with the curves of each group: thin seeds, their mean, its band."""
+    places = dict.fromkeys(x.environment for own in groups.values() for x in own)
+    figure, panels = one_panel_each([*places], 3 if len(places) < 9 else 4)
+    for axes, place in zip(panels, places):
+        for index, (label, logs) in enumerate(groups.items()):
+            if own := [x for x in logs if x.environment == place and len(x.episodes)]:
+                draw_curves(axes, own, label, f"C{index}")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    figure.supylabel("episodic return in training")
+    return figure
+
+
+# --- Files ---
+
+
+def save(make: Callable[[], Figure], path: Path) -> Path:
+    """Draw a figure in our style, with one legend above all panels, and write it to a file
+    unless that shows the same already."""
+    with matplotlib.rc_context(STYLE):
+        figure = make()
+        handles = {}
+        for axes in figure.axes:  # each name once
+            handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        columns = min(max(1, int(figure.get_figwidth() / LEGEND_INCHES)), max(1, len(handles)))
+        names = handles.values(), handles.keys()
+        figure.legend(*names, loc="outside upper center", ncols=columns)
+        (canvas := FigureCanvasAgg(figure)).draw()
+    # A third of the size, and nobody sees the difference.
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    drawn = picture.quantize(128, dither=Image.Dither.NONE)
+    if not (path.exists() and looks_the_same(drawn, path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn.save(path, optimize=True)
+    return path
+
+
+def looks_the_same(drawn: Image.Image, path: Path) -> bool:
+    """Whether a picture shows what a file shows; a single dot more or less is a difference."""
+    with Image.open(path) as kept:
+        ours, theirs = (np.asarray(x.convert("RGB"), dtype=float) for x in (drawn, kept))
+    return ours.shape == theirs.shape and bool(np.abs(ours - theirs).mean() < 0.01)

@@ -1,0 +1,75 @@
+"""What a number must carry to be repeated: commit, versions, processor."""
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+# Packages whose version can change a result.
+PACKAGES = ("ale-py", "gymnasium", "mujoco", "numpy", "sb3-contrib", "stable-baselines3", "torch")
+
+
+class BenchmarkError(Exception):
+    """What was asked for cannot be done; the message is one sentence for the person who asked."""
+
+
+def git(*arguments: str, place: Path | None = None) -> str:
+    """Output of a git command in this repository or another, or a BenchmarkError if it fails."""
+    found = subprocess.run(["git", *arguments], cwd=place or ROOT, capture_output=True, text=True)
+    if found.returncode:
+        reason, *_ = [*found.stderr.strip().splitlines(), "failed"]
+        raise BenchmarkError(f"git {' '.join(arguments)}: {reason}.")
+    return found.stdout
+
+
+def commit_named(name: str) -> str:
+    """The full name of a commit."""
+    return git("rev-parse", "--verify", f"{name}^{{commit}}").strip()
+
+
+@functools.cache
+def source_at(commit: str, script: str) -> str:
+    """Text of a script as it is in a commit."""
+    return git("show", f"{commit}:{script}")
+
+
+@functools.cache
+def text_on_disk(path: str) -> str:
+    """Text of a file, read once: whoever edits it meanwhile does not mix versions."""
+    return Path(path).read_text()
+
+
+def version_on_disk(path: Path) -> dict[str, str | None]:
+    """Hash of a file, and the last commit of its repository if the file is as it is there."""
+    text = text_on_disk(str(path))
+    about = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "commit": None}
+    with contextlib.suppress(BenchmarkError, OSError):  # not in a repository; no git
+        if git("show", f"HEAD:./{path.name}", place=path.parent) == text:
+            about["commit"] = git("rev-parse", "HEAD", place=path.parent).strip()
+    return about
+
+
+def processor() -> str:
+    """Model name of the processor; trajectories depend on its vector instructions."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    widest = next((x for x in ("avx512f", "avx2") if re.search(rf"\b{x}\b", text)), "no avx2")
+    return f"{model[1] if model else platform.machine()} ({widest})"
+
+
+def machine() -> dict[str, Any]:
+    """Versions of Python and the installed ones of `PACKAGES`, and the processor."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {"versions": versions, "processor": processor()}

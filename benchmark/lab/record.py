@@ -1,0 +1,157 @@
+"""What is kept of a finished run: facts about it, and its curve, thinned."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmark.lab.definitions import POINTS
+
+LAST_EPISODES = 100  # the paper's Table 1 scores a run by the mean of its last 100 episodes
+# Columns of the curves, by the scripts' names.
+STEP_METRICS = {
+    "losses/approx_kl": "approx_kl",
+    "losses/clipfrac": "clipfrac",
+    "losses/explained_variance": "explained_variance",
+    "check/kl_after": "kl_after",
+    "check/first_kl": "check_first_kl",
+    "check/values": "check_values",
+    "check/value_bias": "check_value_bias",
+    "check/update": "check_update",
+    "check/acting": "check_acting",
+    "losses/grad_norm": "grad_norm",
+    "losses/entropy": "entropy",
+}
+STAGE_METRICS = {
+    "objective/gold": "gold",
+    "objective/proxy": "proxy",
+    "objective/kl": "kl",
+    "charts/tokens_per_second_update": "tokens_per_second",
+    "logprobs/chosen": "chosen",
+    "logprobs/rejected": "rejected",
+    "losses/approx_kl": "approx_kl",
+    "losses/clipfrac": "clipfrac",
+    "check/update": "check_update",
+    "losses/entropy": "entropy",
+    "objective/kl_exact": "kl_exact",
+    "objective/score_std": "score_std",
+    "text/repetition": "repetition",
+    "reward": "reward",
+    "kl": "kl",
+    "groups_without_spread": "without_spread",
+}
+# Settings that tables and figures show; all others follow from the commit and the flags.
+SHOWN_SETTINGS = ("total_timesteps", "kl_mode", "target_kl", "penalty_kl")
+STAGE_SCORES = ("objective/gold", "pass@1")  # what scores a model: the first of these that it has
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What a script has saved; a checkpoint is replaced as a whole, never half written."""
+    import torch  # takes two seconds, and most commands never need it
+
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def episodes_of(saved: dict[str, Any]) -> pd.DataFrame:
+    """The episodes of a checkpoint, "global_step", "return" and "length": rows, or tensors."""
+    found = saved.get("episodes") or []
+    if isinstance(found, dict):
+        found = {name: np.asarray(x) for name, x in found.items()}
+    table = pd.DataFrame(found, columns=["global_step", "return", "length"])
+    return table.astype({"return": float})
+
+
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that are kept with a result; null is off, since JSON has no infinity."""
+    return {k: None if v == math.inf else v for k, v in settings.items() if k in SHOWN_SETTINGS}
+
+
+def summarize_steps(
+    log: Path, total_steps: int | None = None, points: int | None = POINTS
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Facts and curve of a run in environment steps (by default its own), by its checkpoint."""
+    saved = read_checkpoint(log / "checkpoint.pt")
+    episodes, updates = episodes_of(saved), saved["updates"]
+    returns = episodes["return"].to_numpy()
+    steps = np.diff([0, *(x["global_step"] for x in updates)])
+    seconds_per_step = np.array([1 / x["charts/SPS"] for x in updates])
+    facts = {
+        "steps": int(steps.sum()),
+        "episodes": len(episodes),
+        "seconds": round(float(steps @ seconds_per_step), 1),
+        # As if all had gone at the median rate: pauses, and other work on the machine for less
+        # than half of the run, do not count.
+        "hours": round(float(np.median(seconds_per_step) * steps.sum() / 3600), 6),
+        "score": round(float(np.mean(returns[-LAST_EPISODES:])), 6) if len(returns) else None,
+        "mean_return": round(float(np.mean(returns)), 6) if len(returns) else None,
+        "settings": plain(saved["args"]),
+    }
+    total_steps = total_steps or int(saved["args"]["total_timesteps"])
+    return facts, thin(episodes, pd.DataFrame(updates), total_steps, points)
+
+
+def thin(
+    episodes: pd.DataFrame, updates: pd.DataFrame, total_steps: int, points: int | None = POINTS
+) -> pd.DataFrame:
+    """Average episodes and updates, which have a global_step, over `points` equal stretches.
+
+    Without `points` each iteration is a stretch. The first update always ends a stretch of its own:
+    some mistakes show in it.
+
+    Returns:
+        A row per stretch that has any data: its end as step, the number of episodes that ended in
+        it, their mean return and the mean of each metric, which is missing where it has none.
+    """
+    even = np.arange(1, (points or 0) + 1) * total_steps / (points or 1)
+    ends = even if points else updates["global_step"].to_numpy()
+    ends = np.union1d(ends, pd.DataFrame(updates)["global_step"][:1])
+
+    def by_stretch(log: pd.DataFrame, columns: dict[str, str]) -> Any:
+        table = pd.DataFrame(log, columns=["global_step", *columns], dtype=float)
+        stretch = np.searchsorted(ends, table.pop("global_step")).clip(max=len(ends) - 1)
+        return table.rename(columns=columns).groupby(stretch)
+
+    ended, made = by_stretch(episodes, {"return": "return"}), by_stretch(updates, STEP_METRICS)
+    means = [x.mean().map(lambda y: float(f"{y:.4g}")) for x in (ended, made)]  # files are long
+    parts = [ended.size().rename("episodes"), *means]
+    table = pd.concat(parts, axis=1).sort_index().rename_axis("step").reset_index()
+    table["step"] = ends[table["step"]].round()
+    return table.fillna({"episodes": 0}).astype({"step": int, "episodes": int})
+
+
+def summarize_stages(
+    log: Path, seconds: float | None, points: int = POINTS
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Facts and curve of an RLHF run, by the evaluation that ends it; a step is an update.
+
+    Args:
+        seconds: of a processor that the run took; None if nobody knows.
+    """
+    report, rows = json.loads((log / "results.json").read_text()), []
+    trained = [x for x in report["results"] if x != "sft" and (log / x / "checkpoint.pt").exists()]
+    for stage in trained:
+        updates = read_checkpoint(log / stage / "checkpoint.pt")["updates"]
+        every = -(-len(updates) // points)
+        for step, update in list(enumerate(updates, start=1))[::every]:
+            known = {y: update[x] for x, y in STAGE_METRICS.items() if x in update}
+            rows.append({"stage": stage, "step": step} | known)
+    scored = report["results"][trained[0]]
+    facts = {
+        "seconds": seconds and round(seconds, 1),
+        "hours": seconds and round(seconds / 3600, 6),
+        "score": next((scored[x] for x in STAGE_SCORES if x in scored), None),
+        "scored_model": trained[0],
+        "reward_model": report["quality"],
+        "models": report["results"],
+        "settings": plain(report["args"]),
+    }
+    return facts, pd.DataFrame(rows)
+
+
+def summarize_evaluation(log: Path) -> dict[str, list[float]]:
+    """Returns, lengths and mean speeds, in m/s, of the episodes that `evaluate.py` has played."""
+    found, digits = json.loads((log / "evaluation.json").read_text()), {"returns": 3}
+    return {name: [round(x, digits.get(name, 4)) for x in own] for name, own in found.items()}

@@ -1,0 +1,297 @@
+"""Makes the missing runs of a suite, here or on a Ray cluster, and keeps their results.
+
+A run is a script as it is in a commit, with one environment, variant and seed. Whatever is killed
+at whatever moment, the next call goes on from what is on disk.
+"""
+
+import contextlib
+import difflib
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmark.lab import logs, record, results
+from benchmark.lab.definitions import Folders, Run, Suite, Variant
+from benchmark.lab.provenance import ROOT, BenchmarkError, git, machine, source_at, text_on_disk
+from benchmark.lab.results import lock, write_text
+
+EVALUATE = Path(__file__).resolve().parent / "evaluate.py"
+# One thread per process: a second one gains nothing on networks of this size and, being shared
+# between runs, would make their times depend on each other.
+THREADS = [f"{x}_NUM_THREADS" for x in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM")]
+# A progress bar: share, iterations done and in all, time left, and what follows.
+BAR = re.compile(r"(\d+)%\|.*?\| *(\d+)/(\d+) \[[\d:]+<([\d:?]+),? ?([^\]]*)")
+PACE = 30  # seconds between two lines about a run at work
+FIRST = 120  # seconds after which the others start, even if the first run shows no progress
+LOST_NODES = 5  # that one run survives on Ray; each costs it what follows its last checkpoint
+
+
+def run_suite(
+    suite: Suite, runs: list[Run], folders: Folders, commit: str | None, workers: int | None
+) -> None:
+    """Make those of some runs of a suite that are missing.
+
+    Args:
+        commit: version of the scripts; None for the files as they are on disk.
+        workers: runs at a time on this machine; None for a Ray cluster.
+
+    Raises:
+        BenchmarkError: the commit lacks a script, somebody else runs the suite, or runs failed.
+    """
+    if sys.platform == "win32":
+        raise BenchmarkError("Runs are made on Linux and macOS only: on Windows, use WSL.")
+    if workers is not None and workers < 1:
+        raise BenchmarkError("--workers must be positive.")
+    for run in runs:  # what the commit lacks is to be said before anything is begun
+        source(suite.variants[run.variant], commit)
+    with lock(folders.runs / suite.name / "lock") as ours:
+        if not ours:
+            raise BenchmarkError(f"{suite.name} is being run, or its scripts outlive a killed run.")
+        results.collect(suite, folders)  # what a killed benchmark has left
+        done = results.done(suite.name, folders)
+        missing = [run for run in runs if run.key not in done]
+        say(f"{len(runs)} runs, {len(runs) - len(missing)} of them done before.")
+        failed = []
+        made = make(missing, commit, workers) if workers else make_on_ray(missing, commit)
+        with contextlib.closing(made):  # stops the scripts if this is stopped
+            for run, error in made:
+                results.collect(suite, folders)
+                say(f"{run.name} {error or 'done'}")
+                failed += [f"{run.name} {error}"] * bool(error)
+    if failed:
+        raise BenchmarkError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")
+
+
+def say(text: str) -> None:
+    """Print a line with the time; whoever read this may have gone, the runs go on."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+# --- Scripts ---
+
+
+def changed(text: str, replaced: Iterable[Iterable[str]]) -> str:
+    """A script with texts replaced, each of which must be in it once; or a BenchmarkError.
+
+    Between the lines of such a text the script may have comments.
+    """
+    for old, new in replaced:
+        lines = map(re.escape, old.split("\n"))
+        found = [*re.finditer(r"\n(?: *#.*\n)*?".join(lines), text)]
+        if len(found) != 1:
+            raise BenchmarkError(
+                f"The script has this text {len(found)} times: {old}\n{nearest(text, old)}"
+                "Correct the text in the suite, or change this line of the script back."
+            )
+        text = text[: found[0].start()] + new + text[found[0].end() :]
+    return text
+
+
+def nearest(text: str, old: str) -> str:
+    """The line of a script that is most like the longest of a text that it lacks, for a message."""
+    lines, longest = [x.strip() for x in text.splitlines()], max(old.splitlines(), key=len)
+    found = difflib.get_close_matches(longest.strip(), lines, n=1, cutoff=0.4)
+    return "".join(f"The closest line is {lines.index(x) + 1}: {x}\n" for x in found)
+
+
+def source(variant: Variant, commit: str | None) -> str:
+    """Text of a variant's script in a commit, or on disk, or a BenchmarkError."""
+    text = source_at(commit, variant.script) if commit else text_on_disk(variant.script)
+    return changed(text, variant.replaced)
+
+
+def modules(run: Run) -> Path:
+    """The folder of what a script may import: the Python files of its commit, or its own folder."""
+    if Path(run.script).is_absolute():  # of `seeds`: as it is on disk
+        return Path(run.script).parent
+    commit = version(run)["commit"]
+    trees = run.folders.runs.absolute() / "trees"
+    with lock(trees / "lock", wait=True), tempfile.TemporaryDirectory(dir=trees) as new:
+        if not (trees / commit).exists():
+            git("archive", "--output", f"{new}/files.tar", commit, "*.py")
+            shutil.unpack_archive(f"{new}/files.tar", f"{new}/files")
+            os.replace(f"{new}/files", trees / commit)
+    return trees / commit
+
+
+def start(
+    folder: Path, words: list[str], imports: Path, threads: int = 1, **variables: str
+) -> subprocess.Popen:
+    """Start Python in a folder; our modules are those below `imports`."""
+    known = dict.fromkeys(THREADS, str(threads))
+    known["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/paper/baselines'}"
+    with (folder / "output.txt").open("a") as output:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd=folder,
+            env={**os.environ, **known, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            close_fds=False,  # it inherits a lock
+            start_new_session=True,  # Ctrl-C is ours to answer
+        )
+
+
+def printed(folder: Path) -> str:
+    """What processes in this folder have printed; each state of a progress bar is a line."""
+    return (folder / "output.txt").read_text(errors="replace")
+
+
+def last_line(folder: Path) -> str:
+    """The last line that a process in this folder printed, without its progress bar.
+
+    A mistake on the command line is shown in a box. Of a box, this is the text above its rule.
+    """
+    text = printed(folder).strip()
+    if text.endswith("╯"):
+        lines = [x.strip("│ ") for x in text[text.rindex("╭") :].splitlines()[1:-1]]
+        return " ".join(itertools.takewhile(lambda x: not x.startswith("──"), lines))
+    *_, last = ["no word", *text.splitlines()]
+    return re.sub(r".*\d+/\d+ \[.*?\]", "", last).strip() or last
+
+
+def progress(folder: Path) -> tuple[int, str]:
+    """How many iterations the script in a folder has made; they, its return and the time left."""
+    found = BAR.findall(printed(folder))
+    if not found:
+        return 0, "starting"
+    share, made, total, left, more = found[-1]
+    about = re.sub(r"^\s*[\d.?]+\s*(it/s|s/it),? ?", "", more)
+    parts = [f"{share} %", f"iteration {made} of {total}", about, f"{left} left"]
+    return int(made), ", ".join(filter(None, parts))
+
+
+# --- Making runs ---
+
+
+def make(runs: list[Run], commit: str | None, workers: int) -> Iterator[tuple[Run, str]]:
+    """Make runs, so many at a time; yields each that has ended and what went wrong, if anything.
+
+    The first one compiles. The others wait until it has made an iteration (or for two minutes,
+    since not every script shows that), and take what it has compiled from the disk.
+    """
+    ended = [x for x in runs if (x.log / "results.json").exists()]  # only the benchmark was killed
+    for run in ended:
+        yield run, finish(run, None)
+    waiting, working, ready = [x for x in runs if x not in ended][::-1], {}, False
+    begun = shown = time.monotonic()
+    try:
+        while waiting or working:
+            now = time.monotonic()
+            if not ready or now - shown > PACE:
+                states = {run.name: progress(run.folder) for run, *_ in working.values()}
+                ready = ready or any(made for made, _ in states.values()) or now - begun > FIRST
+            if now - shown > PACE:
+                shown = now
+                for name, (_, state) in states.items():
+                    say(f"{name}: {state}")
+            if waiting and len(working) < (workers if ready else 1):
+                run = waiting.pop()
+                process = begin(run, commit)
+                working[process.pid] = run, process, None
+                continue
+            pid, status, used = os.wait4(-1, os.WNOHANG)  # whichever ends first
+            if not pid:
+                time.sleep(0.05)
+                continue
+            run, process, used_before = working.pop(pid)
+            process.returncode = code = os.waitstatus_to_exitcode(status)
+            if code == 2 and not ready and not run.begun:
+                reason = last_line(run.folder).removeprefix("Error: ")
+                raise BenchmarkError(f"{Path(run.script).name} does not start: {reason}")
+            if code == 0 and run.suite.evaluated and not used_before:
+                words = ["-P", str(EVALUATE), Path(run.script).name]  # -P: not our `statistics`
+                process = start(run.folder, words, modules(run), **run.variables)
+                working[process.pid] = run, process, used
+                continue
+            ready = True
+            error = f"ended with exit code {code}: {last_line(run.folder)}" if code else ""
+            yield run, error or finish(run, used_before or used)
+    finally:  # some still work if this is to stop
+        for _, process, _ in working.values():
+            process.terminate()
+            process.wait()
+
+
+def begin(run: Run, commit: str | None) -> subprocess.Popen:
+    """Start a run, or continue it with the script that began it."""
+    file, begun = Path(run.script).name, run.begun
+    flags = ["--resume", "runs/run"] if begun else [*run.flags, *run.naming]
+    if not begun:
+        shutil.rmtree(run.log, ignore_errors=True)
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_text(run.folder / file, source(run.suite.variants[run.variant], commit))
+        write_text(run.folder / "note.json", json.dumps(run.version(commit)))
+    say(f"{run.name} {'continues' if begun else 'starts'}")
+    return start(run.folder, [file, *flags], modules(run), **run.variables)
+
+
+def version(run: Run) -> dict[str, Any]:
+    """The version of the script that a run was begun with."""
+    return json.loads((run.folder / "note.json").read_text())
+
+
+def finish(run: Run, used: Any) -> str:
+    """Write the result of a run whose script has ended; returns what went wrong, if anything.
+
+    Args:
+        used: by the script, a `resource.struct_rusage`; None if nobody knows.
+    """
+    suite, seconds = run.suite, used and used.ru_utime + used.ru_stime
+    try:
+        if (run.log / "checkpoint.pt").exists():
+            facts, curve = record.summarize_steps(run.log, suite.total_timesteps, suite.points)
+        elif (run.log / "results.json").exists():
+            facts, curve = record.summarize_stages(run.log, seconds, suite.points)
+        else:
+            facts, curve = logs.summarize(run.log, seconds)
+        if suite.evaluated:
+            facts["evaluation"] = record.summarize_evaluation(run.log)
+    except Exception as error:  # whatever a script can leave; the other runs go on
+        return str(error) or repr(error)
+    about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
+    about |= {"flags": " ".join(run.flags)} | version(run)
+    about["peak_mib"] = used and used.ru_maxrss // 1024  # Linux counts KiB
+    content = {"record": about | machine() | facts, "curve": curve.to_dict("list")}
+    write_text(run.folder / "result.json", json.dumps(content, ensure_ascii=False))
+    return ""
+
+
+def make_on_ray(runs: list[Run], commit: str | None) -> Iterator[tuple[Run, str]]:
+    """`make` on the Ray cluster of RAY_ADDRESS or of this machine, one run per processor core.
+
+    If a node is lost, Ray starts its runs again on another, where they continue.
+    """
+    package = {"env_vars": {"PYTHONPATH": str(ROOT)}}  # the nodes share this folder
+    try:
+        import ray
+
+        ray.init(os.environ.get("RAY_ADDRESS", "auto"), runtime_env=package, logging_level="error")
+    except (ImportError, ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]  # not installed, no cluster, not reached, no address
+        raise BenchmarkError(f"No Ray cluster (pip install ray; ray start): {reason}") from error
+    task = ray.remote(num_cpus=1, max_retries=LOST_NODES, scheduling_strategy="SPREAD")(
+        lambda run: next(make([run], commit, 1))[1]
+    )
+    waiting = {task.remote(run): run for run in runs}
+    try:
+        while waiting:
+            (ended,), _ = ray.wait([*waiting])
+            try:
+                error = ray.get(ended)
+            except ray.exceptions.RayError as reason:  # it has many lines
+                error = str(reason).splitlines()[-1]
+            yield waiting.pop(ended), error
+    finally:
+        ray.shutdown()  # ends the scripts too

@@ -1,0 +1,182 @@
+"""Runs any script over environments and seeds, below `runs/NAME`, and shows a table and curves.
+
+A run is made as in a suite (`run.py`), but with the file as it is on disk. The script must have
+--seed. With --resume it continues where it stopped, without --run-name its files are searched for.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmark.lab import plots
+from benchmark.lab.definitions import Folders, Run, Suite, Variant, file_name, select
+from benchmark.lab.logs import is_log, read
+from benchmark.lab.provenance import BenchmarkError, version_on_disk
+from benchmark.lab.results import by_environment, done
+from benchmark.lab.run import last_line, printed, run_suite, start
+from benchmark.lab.tables import MODEL_METRICS, markdown, number, plus_minus, score_cells
+
+OWN = {"--env-id", "--seed", "--run-name", "--resume"}  # flags that `seeds` itself gives
+HELP = 60  # seconds after which a script has not understood --help, and trains
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedRun(Run):
+    """A run in runs/NAME/ENV/seedK, where the script makes its own folder runs/run.
+
+    Without --env-ids the environment is empty, and the script takes its default.
+    """
+
+    takes: set[str]  # those of `OWN` that the script has
+    about: dict[str, Any]  # hash of its text, and its flags
+
+    @property
+    def flags(self) -> list[str]:
+        flags = ["--env-id", self.environment] * bool(self.environment)
+        return [*flags, *super().flags]
+
+    @property
+    def naming(self) -> list[str]:
+        return super().naming if "--run-name" in self.takes else []
+
+    @property
+    def log(self) -> Path:  # a script without --run-name chooses the name
+        named = super().log
+        made = sorted(x.parent for x in self.folder.rglob("*") if is_log(x))
+        return made[0] if made and not named.exists() else named
+
+    @property
+    def begun(self) -> bool:
+        return "--resume" in self.takes and super().begun
+
+    @property
+    def variables(self) -> dict[str, str]:  # the script also finds what it finds without us
+        known = [str(Path(self.script).parent), os.environ.get("PYTHONPATH", "")]
+        return {"PYTHONPATH": os.pathsep.join(filter(None, known))}
+
+    def version(self, commit: str | None) -> dict[str, Any]:
+        return self.about
+
+
+def flags_of(script: Path) -> set[str]:
+    """Those flags of `OWN` that a script has, by its --help."""
+    if not script.is_file():
+        raise BenchmarkError(f"There is no script {script}.")
+    with tempfile.TemporaryDirectory() as name:
+        folder, known = Path(name), {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        process = start(folder, [str(script), "--help"], script.parent, **known)
+        try:
+            failed = process.wait(HELP)
+        except subprocess.TimeoutExpired:
+            text = f"{script.name} --help did not end within {HELP} seconds."
+            raise BenchmarkError(text) from None
+        finally:  # Ctrl-C does not reach it
+            process.kill()
+            process.wait()
+        if failed:
+            raise BenchmarkError(f"{script.name} does not start: {last_line(folder)}")
+        return OWN.intersection(re.findall(r"--[\w-]+", printed(folder)))
+
+
+def run(
+    script: Path,
+    env_ids: tuple[str, ...],
+    seeds: tuple[int, ...],
+    workers: int | None,
+    name: str,
+    flags: list[str],
+) -> None:
+    """Make the runs that are missing, then print the table; a BenchmarkError names what failed."""
+    if given := OWN.intersection(x.partition("=")[0] for x in flags):
+        instead = {"--env-id": "use --env-ids", "--seed": "use --seeds"}
+        text = f"`seeds` itself gives {min(given)} to the script: "
+        raise BenchmarkError(f"{text}{instead.get(min(given), 'leave it out')}.")
+    script, name = script.absolute(), file_name(name or script.stem)
+    takes, folders = flags_of(script), Folders(Path("runs") / name, Path("runs"))
+    about = {"flags": shlex.join(flags)} | version_on_disk(script)
+    if "--seed" not in takes:
+        raise BenchmarkError(f"{script.name} has no --seed.")
+    if env_ids and "--env-id" not in takes:
+        raise BenchmarkError(f"{script.name} has no --env-id: leave --env-ids out.")
+    numbers = tuple(range(1, seeds[0] + 1)) if len(seeds) == 1 else seeds
+    if not numbers:
+        raise BenchmarkError("Give --seeds at least one.")
+    variant, places = Variant(str(script), about["flags"]), dict.fromkeys(env_ids or [""], numbers)
+    suite = Suite(name, "", places, {"": variant}, total_timesteps=None)
+    old = [*done(name, folders).values()]
+    for note in folders.results.rglob("note.json"):
+        if {"result.json", "checkpoint.pt"} & {x.name for x in note.parent.rglob("*")}:
+            old.append(json.loads(note.read_text()))
+    if any(x.get(y) != about[y] for x in old for y in ("sha256", "flags")):
+        text = f"{folders.results} has runs of another version of {script.name}, or with other"
+        raise BenchmarkError(f"{text} flags: give another --name.")
+    runs = select(suite, folders, kind=functools.partial(SeedRun, takes=takes, about=about))
+    try:
+        run_suite(suite, runs, folders, None, workers)
+    except KeyboardInterrupt:
+        print("\nInterrupted. The same command continues the runs where they stopped.")
+        raise
+    finally:
+        show(suite, folders)
+
+
+def show(suite: Suite, folders: Folders) -> None:
+    """Print the table of all finished runs of a name; draw their curves; list their episodes."""
+    rows, shown, episodes = [], [], []
+    for place, results in by_environment(suite.name, "", folders).items():
+        records = [x.record for x in results]
+        minutes = np.median([x["seconds"] or np.nan for x in records]) / 60
+        if "models" in records[0]:
+            name, cells = place, models_rows([x["models"] for x in records])
+        else:
+            runs = [SeedRun(suite, place, "", x["seed"], folders, set(), {}) for x in records]
+            logs = {x.seed: read(x.log) for x in runs if x.log.exists()}  # not those deleted since
+            name = place or next((x.environment for x in logs.values()), "")  # script's default
+            cells = [score_cells(x["score"] for x in records)]
+            shown += logs.values()
+            episodes += [
+                log.episodes.assign(environment=name, seed=seed)
+                for seed, log in logs.items()
+                if not log.averaged
+            ]
+        about = {"environment": name} if name else {}
+        about["minutes per run"] = number(minutes) if minutes > 0 else "–"
+        rows += [about | x for x in cells]
+    if rows:
+        table = pd.DataFrame(rows, dtype=object)
+        table["minutes per run"] = table.pop("minutes per run")  # comes last
+        print(f"\n{markdown(table)}")
+    if len(episodes) < len(shown):
+        print("Returns are means over the last tenth of a log that has no single episodes.")
+    if shown:
+        curves = folders.results / "curves.png"
+        print(plots.save(lambda: plots.overlay({suite.name: shown}), curves))
+    if episodes:
+        path, columns = folders.results / "episodes.csv", ["environment", "seed", "step", "return"]
+        table = pd.concat(episodes).rename(columns={"global_step": "step"})
+        columns += ["length"] * ("length" in table)
+        table[columns].to_csv(path, index=False)
+        print(path)
+
+
+def models_rows(models: list[dict[str, dict[str, Any]]]) -> list[dict[str, str]]:
+    """A row for each model that runs without episodes have trained: mean ± std over seeds."""
+    rows = []
+    for name in dict.fromkeys(y for x in models for y in x):
+        own = pd.DataFrame([x[name] for x in models if name in x])
+        metrics = {x: y for x, y in MODEL_METRICS.items() if y in own}  # others are settings
+        metrics = metrics or {x: x for x in own if "/" in x}
+        row = {"model": name} if name else {}
+        row["seeds"] = str(len(own))
+        rows.append(row | {x: plus_minus(own[y], 2) for x, y in metrics.items()})
+    return rows

@@ -1,0 +1,105 @@
+"""Cells and tables in Markdown, and how two sets of runs compare."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmark.lab import statistics
+from benchmark.lab.statistics import Estimate, estimate, matrix
+
+NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
+RATIO, CHANGE = "{:.2f}".format, "{:+z.0%}".format
+# Columns of tables of RLHF's models, and their metrics.
+MODEL_METRICS = {
+    "gold": "objective/gold",
+    "proxy": "objective/proxy",
+    "KL": "objective/kl",
+    "EOS rate": "text/eos_rate",
+    "unique": "text/unique",
+    "repetition": "text/repetition",
+    "tokens": "text/length",
+    "log p(chosen)": "logprobs/chosen",
+    "log p(rejected)": "logprobs/rejected",
+}
+
+
+def markdown(rows: pd.DataFrame | Sequence[dict[str, object]]) -> str:
+    """A table of rows, which are cells by column; a dash where a row lacks one.
+
+    Columns whose cells all begin with a number (or are empty) are right-aligned.
+    """
+    table = pd.DataFrame(rows, dtype=object).fillna("–").astype(str)
+    table = table.replace(r"\|", r"\|", regex=True)
+    rules = ["--:" if all(map(NUMERIC.fullmatch, table[x])) else "---" for x in table]
+    lines = [f"| {' | '.join(row)} |" for row in (table.columns, *table.to_numpy())]
+    return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:], ""])
+
+
+def number(value: float, spread: float | None = None, digits: int | None = None) -> str:
+    """A number, and its spread if known; with a decimal unless that would be a fourth digit."""
+    if digits is None:
+        digits = int(abs(round(float(value), 1)) < 100)
+    return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
+
+
+def plus_minus(scores: Iterable[float], digits: int | None = None) -> str:
+    """Mean ± population standard deviation over seeds (as CleanRL's tables), or a dash."""
+    known = pd.Series(scores, dtype=float).dropna().to_numpy()
+    spread = np.std(known) if len(known) > 1 else None
+    return number(np.mean(known), spread, digits) if len(known) else "–"
+
+
+def with_interval(found: Estimate, form: Callable[[float], str] = number) -> str:
+    """A value, and its interval if it has one."""
+    ends = f" [{form(found.ends[0])}, {form(found.ends[1])}]" if found.ends else ""
+    return form(found.value) + ends
+
+
+def mean_with_interval(
+    values: Iterable[float],
+    form: Callable[[float], str] = number,
+    statistic: Callable[[np.ndarray], Any] = statistics.mean,
+) -> str:
+    """The mean of those that are known, or another statistic, with its interval; or a dash."""
+    known = pd.Series(values, dtype=float).dropna()
+    return with_interval(estimate(matrix(known), statistic), form) if len(known) else "–"
+
+
+def score_cells(scores: Iterable[float]) -> dict[str, str]:
+    """Cells about the scores of runs in one environment."""
+    known = pd.Series(scores, dtype=float).dropna()
+    middle = mean_with_interval(known, statistic=statistics.interquartile_mean)
+    return {"seeds": f"{len(known)}", "last 100 episodes": plus_minus(known), "IQM [95 %]": middle}
+
+
+# --- Scores by label and seed (rows) and environment (columns) ---
+
+
+def stacked(scores: pd.DataFrame, labels: Sequence[str]) -> np.ndarray:
+    """Scores (seeds, labels, environments)."""
+    wide = pd.concat([scores.loc[x] for x in labels], axis=1, sort=True).to_numpy()
+    return wide.reshape(len(wide), len(labels), -1)
+
+
+def of_pairs(
+    scores: pd.DataFrame, ours: str, theirs: str, statistic: Callable[[np.ndarray], Any]
+) -> Estimate:
+    """A statistic of the scores of two labels."""
+    return estimate(stacked(scores, [ours, theirs]).swapaxes(1, 2), statistic)
+
+
+def chance(scores: pd.DataFrame, ours: str, theirs: str) -> str:
+    """Probability that A is better than B, over those environments that both have.
+
+    A dash for few runs, of which it would often be 0 or 1.
+    """
+    pair = scores[scores.index.isin([ours, theirs], level="label")]
+    counts = pair.groupby("label", observed=True).count()
+    shared = counts.columns[(counts > 0).sum() == 2]
+    if ours == theirs or shared.empty:
+        return "–"
+    found = of_pairs(pair[shared], ours, theirs, statistics.improvement)
+    return with_interval(found, RATIO) if found.ends else "–"

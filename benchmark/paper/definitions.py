@@ -1,0 +1,41 @@
+"""What a measurement and a row of the table of scripts consist of; `suites/` has them."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A script of this repository with flags, which leaves a checkpoint with its updates."""
+
+    name: str
+    steps: int  # enough for ten iterations or more
+    flags: str = ""
+    script: str = ""  # if it is not its own name
+
+    @property
+    def file(self) -> str:
+        return self.script or self.name
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["--total-timesteps", str(self.steps), *self.flags.split()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Entries with equal work; the others are compared with the last one."""
+
+    title: str
+    entries: tuple[Entry, ...]
+    threads: int = 1  # of every entry
+    gpu: bool = False  # needs one
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """A row of the table of scripts: what the script shows, and the runs that stand for it."""
+
+    shows: str
+    suite: str
+    environment: str
+    variant: str = ""

@@ -1,0 +1,29 @@
+"""Atari games."""
+
+from benchmark.lab.definitions import Suite, Variant
+from benchmark.paper.suites.common import FAST, GAMES, SB3
+
+SUITES = (
+    Suite(
+        name="games",
+        reproduces="Schulman et al. 2017, Table 6 and Figure 6, in a fifth of the steps",
+        environments={
+            **dict.fromkeys(("Breakout", "BeamRider", "Enduro"), (1, 2)),
+            **dict.fromkeys(("Qbert", "SpaceInvaders", "Seaquest", "Pong"), (1,)),
+        },
+        variants={
+            "": Variant("ppo_atari.py", FAST, "four frames, no memory"),
+            "lstm": Variant(
+                *("ppo_atari_lstm.py", FAST, "one frame and an LSTM"),
+                environments={"Pong": (1,)},
+            ),
+            "sb3": Variant(
+                *(SB3, f"--kind atari {GAMES}", "four frames, Stable-Baselines3"),
+                environments={"Breakout": (1,)},
+            ),
+        },
+        total_timesteps=2_000_896,
+        table="games",
+        figures=("curves",),
+    ),
+)

@@ -1,0 +1,316 @@
+"""Tables of suites, in Markdown, from committed results and published numbers."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmark.lab import statistics
+from benchmark.lab.definitions import Folders, Suite
+from benchmark.lab.results import runs_of
+from benchmark.lab.statistics import Estimate, estimate
+from benchmark.lab.tables import (
+    CHANGE,
+    RATIO,
+    chance,
+    markdown,
+    mean_with_interval,
+    number,
+    of_pairs,
+    plus_minus,
+    score_cells,
+    stacked,
+    with_interval,
+)
+from benchmark.paper.published import random_returns, reference
+
+RETURNS_REACHED = (1000, 2000, 4000)
+FIGURE3, ZOO = "paper, Figure 3", "Stable-Baselines3 Zoo"
+# Columns of published numbers, by their sources in `reference/scores.csv`.
+SOURCES = {
+    f"{FIGURE3}: PPO (clip)": "paper, Fig. 3 (v1, read off)",
+    "baselines ppo2, benchmark page": "ppo2 (v2, 6 seeds)",
+    "baselines ppo2, runs of openrlbenchmark": "ppo2 (v2, 3 seeds)",
+    "baselines ppo2, runs of Huang et al.": "ppo2 (Huang et al., 3 seeds)",
+    "CleanRL pr-424": "CleanRL (3 seeds)",
+    "CleanRL v1.0.0-12": "CleanRL, earlier (3 seeds)",
+    "Spinning Up, PyTorch": "Spinning Up (v3, 10 seeds)",
+}
+
+
+# --- Cells ---
+
+
+def facts(results: Iterable, name: str) -> np.ndarray:
+    """A fact of each result that has it."""
+    return np.array([x.record[name] for x in results if x.record.get(name) is not None])
+
+
+# --- Scores by environment ---
+
+
+def publications(environment: str, steps: int, source: str) -> pd.DataFrame:
+    """A published result after as many steps, or several people's readings of it."""
+    rows, name = reference("scores"), environment.partition("-")[0]
+    rows = rows[(rows["environment"] == name) & (rows["steps"] == steps)]
+    return rows[rows["source"].str.split(", read by").str[0] == source]
+
+
+def published(environment: str, steps: int, source: str) -> str | None:
+    """Mean ± spread of a published result after as many steps, or the range of its readings."""
+    rows = publications(environment, steps, source)
+    if rows.empty:
+        return None
+    about = "≈ " if rows["how_seen"].iloc[0] == "read off the plot" else ""
+    if len(rows) > 1:
+        return f"{about}{number(rows['mean'].min())} to {number(rows['mean'].max())}"
+    return about + number(rows["mean"].item(), *rows["spread"].dropna().astype(float))
+
+
+def scores_table(suite: Suite, folders: Folders) -> str:
+    """Scores of a suite's unnamed variant beside the published ones."""
+    rows, steps, runs = [], suite.total_timesteps, runs_of(suite, folders)
+    for environment, own in runs[runs["variant"] == ""].groupby("environment", sort=False):
+        others = {y: published(environment, steps, x) for x, y in SOURCES.items()}
+        rows.append(
+            {"environment": environment}
+            | score_cells(own["score"])
+            | {"whole run": plus_minus(own["mean_return"])}
+            | {"hours per run": RATIO(own["hours"].median())}
+            | {column: cell for column, cell in others.items() if cell}
+        )
+    return markdown(rows)
+
+
+# --- Variants side by side ---
+
+
+def scores_of(suite: Suite, folders: Folders, played: bool = False) -> pd.DataFrame:
+    """Scores, or returns after training, by label and seed (rows) and environment (columns)."""
+    runs = runs_of(suite, folders)
+    if played:
+        runs["score"] = [np.mean(x.record["evaluation"]["returns"]) for x in runs["result"]]
+    runs = runs.dropna(subset="score")
+    scores = runs.pivot(index=["label", "seed"], columns="environment", values="score")
+    return scores.reindex(columns=[*suite.environments])
+
+
+def by_label(scores: pd.DataFrame, cell: Callable[[pd.Series], str]) -> pd.DataFrame:
+    """A cell for the runs of each label in each environment, if there are any."""
+    groups = scores.groupby("label", observed=False)
+    return groups.agg(lambda x: cell(x.dropna()) if x.count() else None)
+
+
+def comparable(suite: Suite, folders: Folders) -> pd.DataFrame:
+    """Scores of a suite in the environments that all of its variants with scores have.
+
+    None while a baseline has no score in an environment of all.
+    """
+    scores = scores_of(suite, folders)
+    counts = scores.groupby("label", observed=True).count()
+    scores = scores.loc[:, counts.all()]
+    known = suite.baseline is None or suite.labels[suite.baseline] in counts.index
+    return scores if known and len(scores.columns) else scores[:0]
+
+
+def effects(suite: Suite, folders: Folders) -> dict[str, Estimate]:
+    """What each variant changes against the baseline, the median over environments, by label."""
+    scores, base = comparable(suite, folders), suite.labels[suite.baseline]
+    labels = (x for x in scores.index.unique("label") if x != base)
+    return {x: of_pairs(scores, x, base, statistics.relative_effect) for x in labels}
+
+
+def side_by_side(scores: pd.DataFrame, columns: Mapping[str, Mapping[str, str]]) -> str:
+    """Scores of each label in each environment, then more columns by label."""
+    table = by_label(scores, lambda x: f"{plus_minus(x)} ({len(x)})")
+    for column, texts in columns.items():
+        table[column] = table.index.map(texts.get)
+    return markdown(table.rename_axis("mean ± std (seeds)").reset_index())
+
+
+def variants_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant, and how probably it is better than the baseline, or the first one."""
+    scores = scores_of(suite, folders)
+    base = suite.labels.get(suite.baseline) or next(iter(suite.labels.values()))
+    better = {x: chance(scores, x, base) for x in suite.labels.values()}
+    return side_by_side(scores, {f"P(better than {base})": better})
+
+
+def others_say(suite: Suite, file: str, column: str) -> dict[str, Any]:
+    """A column of a file of published numbers that has a row per variant, by label."""
+    known = reference(file).set_index("variant")[column]
+    return {label: known.get(variant, "") for (_, variant), label in suite.labels.items()}
+
+
+def effects_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant, what they amount to beside the baseline, and what others found."""
+    found = {x: with_interval(y, CHANGE) for x, y in effects(suite, folders).items()}
+    columns = {"effect": found, "others found": others_say(suite, "literature", "found")}
+    return side_by_side(scores_of(suite, folders), columns)
+
+
+# --- The recipe ---
+
+
+def recipe_table(suite: Suite, folders: Folders) -> str:
+    """A row per environment: scores of the default and of others, and how probably these win."""
+    scores = scores_of(suite, folders)
+    (base, *others), means = suite.labels.values(), means_of(scores)
+
+    def better(places: list[str]) -> dict[str, str]:
+        return {f"P({x} is better)": chance(scores[places], x, base) for x in others}
+
+    rows = [
+        {"environment": place, **means[place], **better([place])}
+        | {"SB3 Zoo, tuned for each": published(place, suite.total_timesteps, ZOO)}
+        for place in scores
+    ]
+    rows.append({"environment": "all", **better([*scores])})
+    return markdown(rows)
+
+
+# --- Table 1 of the paper ---
+
+
+def paper_scores(suite: Suite) -> dict[str, float]:
+    """Average normalized score of each variant in the paper's Table 1, by label."""
+    return others_say(suite, "table1", "score")
+
+
+def normalized(suite: Suite, folders: Folders) -> pd.DataFrame:
+    """Scores on a scale from random actions to the best run (paper, 6.1)."""
+    scores = comparable(suite, folders)
+    random = scores.columns.map(random_returns)
+    return (scores - random) / (scores.max() - random)
+
+
+def averages(scores: pd.DataFrame) -> dict[str, Estimate]:
+    """Mean over environments of the mean of each, by label."""
+    labels = scores.index.unique("label")
+    return {x: estimate(scores.loc[x].to_numpy(), statistics.mean) for x in labels}
+
+
+def rank_correlation(suite: Suite, scores: pd.DataFrame, first: int = 0) -> str:
+    """How the order of the objectives, from some row on, agrees with the paper's Table 1."""
+    paper = paper_scores(suite)
+    labels = [*paper][first:]
+    order = statistics.rank_correlation([paper[x] for x in labels])
+    return with_interval(estimate(stacked(scores, labels), order), RATIO)
+
+
+def normalized_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant, their average on the paper's scale, and the paper's.
+
+    Then how the order of the two agrees; once also without the first row, neither clipping nor
+    penalty: anybody's would come last.
+    """
+    paper, shown = paper_scores(suite), normalized(suite, folders)
+    found = averages(shown)
+    columns = {
+        "average normalized score": {x: with_interval(y, RATIO) for x, y in found.items()},
+        "paper, 21 runs in 7": {x: RATIO(y) for x, y in paper.items()},
+    }
+    text = side_by_side(scores_of(suite, folders), columns)
+    if len(found) < len(paper):
+        return text
+    whole, rest = (rank_correlation(suite, shown, x) for x in (0, 1))
+    return f"{text}\nRank correlation of the two columns: {whole}; without the first row: {rest}.\n"
+
+
+# --- Figure 3 of the paper ---
+
+
+def readings(suite: Suite, environment: str) -> dict[str, float]:
+    """What others read off the paper's Figure 3, by label of the variants that they read."""
+    steps, labels = suite.total_timesteps, suite.labels.values()
+    found = {x: publications(environment, steps, f"{FIGURE3}: {x}")["mean"] for x in labels}
+    return {label: means.mean() for label, means in found.items() if len(means)}
+
+
+MEANS = "mean [95 %] (seeds)"  # column of tables
+
+
+def means_of(scores: pd.DataFrame) -> pd.DataFrame:
+    """The mean of each label in each environment with its interval."""
+    return by_label(scores, lambda x: f"{mean_with_interval(x)} ({len(x)})")
+
+
+def wins(scores: pd.DataFrame, suite: Suite) -> str:
+    """How probably the first variant is better than each other one."""
+    (first, *others), places = suite.labels.values(), [*scores]
+    return markdown(
+        {f"P({first} is better than)": place} | {x: chance(scores[own], first, x) for x in others}
+        for place, own in [*((x, [x]) for x in places), ("all", places)]
+    )
+
+
+def figure3_table(suite: Suite, folders: Folders) -> str:
+    """Scores of the first variant; all variants beside the paper's; whom the first one beats."""
+    scores = scores_of(suite, folders)[suite.shared]
+    cells, means = means_of(scores), []
+    for environment in suite.shared:
+        paper = readings(suite, environment)
+        means.append({MEANS: environment} | dict(cells[environment]))
+        means.append({MEANS: "paper, read off"} | {x: f"≈ {number(paper[x])}" for x in paper})
+    return "\n".join([scores_table(suite, folders), markdown(means), wins(scores, suite)])
+
+
+def mean_policies_table(suite: Suite, folders: Folders) -> str:
+    """Scores in training, returns of the mean actions afterwards, and by these who is better."""
+    trained, played = (scores_of(suite, folders, x) for x in (False, True))
+    shown = {"in training": means_of(trained), "mean policy": means_of(played)}
+    rows = [
+        {MEANS: f"{environment}, {title}"} | dict(cells[environment])
+        for environment in suite.environments
+        for title, cells in shown.items()
+    ]
+    return f"{markdown(rows)}\n{wins(played, suite)}"
+
+
+# --- Games ---
+
+
+def games_table(suite: Suite, folders: Folders) -> str:
+    """Scores of each variant in each game, also as shares of the way from random to human play."""
+    rows, play, ppo2 = [], reference("atari").set_index("game"), reference("ppo2_curves")
+    runs = runs_of(suite, folders)
+    for (game, label), own in runs.groupby(["environment", "label"], sort=False, observed=True):
+        random, human = play.loc[game]
+        curve = ppo2[ppo2["environment"] == game]
+        by_then = np.interp(suite.total_timesteps, curve["global_step"], curve["return"])
+        rows.append(
+            {
+                **{"game": game, "agent": label, "seeds": own["score"].count()},
+                "last 100 episodes": plus_minus(own["score"]),
+                "human": f"{(own['score'].mean() - random) / (human - random):.0%}",
+                "whole run": plus_minus(own["mean_return"]),
+                "hours per run": RATIO(own["hours"].median()),
+                "ppo2 by then": number(by_then),
+                **{"random play": number(random), "human play": number(human)},
+            }
+        )
+    return markdown(rows)
+
+
+# --- Each run ---
+
+
+def each_run_table(suite: Suite, folders: Folders) -> str:
+    """A row per run: when it reached returns, how it ended, and how its mean action does."""
+    rows = []
+    for run in runs_of(suite, folders).itertuples():
+        steps, returns = run.result.column("return")
+        played = run.result.record["evaluation"]
+        first = {x: steps[returns >= x][:1] / 1e6 for x in RETURNS_REACHED}
+        rows.append(
+            {
+                **{"environment": run.environment, "settings": run.label, "seed": run.seed},
+                **{f"M steps to {x}": RATIO(y[0]) if len(y) else "–" for x, y in first.items()},
+                "last 100 episodes": number(run.score),
+                "mean action": plus_minus(played["returns"]),
+                "its length": number(np.mean(played["lengths"])),
+                "its speed, m/s": mean_with_interval(played["speeds"], RATIO),
+            }
+        )
+    return markdown(rows)
