@@ -1,4 +1,4 @@
-"""Runs, compares and checks your scripts (`seeds`, `compare`, `check`, `diff`), and ours in suites."""
+"""Runs, compares and checks your own scripts, and repeats our experiments."""
 
 # Commands import what they use when they are called: torch, scipy and matplotlib take seconds.
 
@@ -216,6 +216,14 @@ def site(folders: Place = HERE) -> None:
     from benchmark.paper.site.build import DOCS, write
 
     print(f"{write(folders)} files made; open {DOCS / 'index.html'}")
+
+
+@app.command(name="diff-bugs")
+def diff_bugs(folders: Place = HERE) -> None:
+    """Note what `diff` says of each bug that suites have planted; DEBUGGING.md shows it."""
+    from benchmark.paper import differences
+
+    differences.measure(folders)
 
 
 @app.command(name="throughput")

@@ -182,7 +182,7 @@ def test_the_command_finds_the_original_and_shows_the_lines(tmp_path, capsys):
     assert "  equal      iteration 1, collect: " in output
     assert "  DIFFERENT  iteration 1, advantages\n" in output
     assert re.search(r"- +\d+ +next_values\[terminated\] = 0.0\n\+ +\d+ +pass\n", output)
-    assert output.endswith("With the original's lines there, too, both are equal.\n")
+    assert output.endswith("With the original's lines there, both are equal.\n")
 
 
 def test_equal_scripts_end_with_exit_code_0(tmp_path, capsys):

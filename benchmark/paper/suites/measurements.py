@@ -12,9 +12,6 @@ SMALL = (
 PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
 PONG = f"--env-id PongNoFrameskip-v4 {GAMES}"
 ATARI, LSTM, OURS = "ppo_atari.py", "ppo_atari_lstm.py", f"{PONG} --torch-threads 2"
-# The same with EnvPool, which is not in requirements.txt; the policy acts on one thread.
-STEPPING = "benchmark/paper/baselines/atari_stepping.py"
-ACTING, POOL = f"{OURS} --no-learn", "--stepping envpool"
 # Stable-Baselines3; where it is slow, it gets a tenth of the steps.
 THEIRS = "Stable-Baselines3 PPO"
 CNN = Entry(f"{THEIRS}, CnnPolicy", 10240, f"{PONG} --kind atari", SB3)
@@ -36,18 +33,7 @@ MEASUREMENTS = {
         PONG_SIZE,
         Entry(f"{ATARI}, float32", 10240, OURS, ATARI),
         Entry(f"{ATARI}, bfloat16", 10240, f"{OURS} --bfloat16", ATARI),
-        Entry(
-            *(f"{ATARI}, float32, games stepped by EnvPool", 10240),
-            *(f"{OURS} {POOL} --workers 2", STEPPING),
-        ),
         CNN,
-    ),
-    "atari_rollouts": measurement(
-        "Pong, rollouts without updates, 8 environments, 2 cores",
-        Entry("EnvPool, 2 threads", 10240, f"{ACTING} {POOL} --workers 2", STEPPING),
-        Entry("EnvPool, 1 thread", 10240, f"{ACTING} {POOL}", STEPPING),
-        Entry(f"{ATARI}, 2 processes", 10240, f"{ACTING} --workers 2", STEPPING),
-        Entry(f"{ATARI}, 1 process", 10240, ACTING, STEPPING),
     ),
     "atari_lstm": measurement(
         f"{PONG_SIZE}, LSTM",
