@@ -196,7 +196,7 @@ class Breaker:
     ) -> tuple[str, list[int]]:
         """The first test that fails, or how else the process has ended; lines of the script run.
 
-        A test that takes much longer than its seconds is in a loop without end.
+        A test that takes much longer than its seconds would never end.
         """
         sys.stdout.flush()
         read, self.pipe = os.pipe()
@@ -227,6 +227,7 @@ class Breaker:
             self.lines.clear()  # what an import runs
             for item, following in itertools.pairwise([*items, None]):
                 signal.setitimer(signal.ITIMER_PROF, 5 + 4 * items[item])
+                signal.alarm(60 + int(20 * items[item]))  # or it waits for what never comes
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except BaseException as error:
             self.end(type(error).__name__)
