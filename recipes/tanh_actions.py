@@ -4,8 +4,9 @@
 
 It helps if bounds are narrow, so that most of the Gaussian is clipped. In Reacher-v5 with bounds
 of -0.4 and 0.4 (40,960 steps, seed 1) the last 20 episodes return -8.5, and -21.2 with clipping;
-without noise, -6.8 and -7.3. In Pendulum-v1 it makes no clear difference: -287 with a std of 90 over five
-seeds, and -333 with a std of 110. `load_policy` needs the wrapped environment.
+without noise, -6.8 and -7.3. In Pendulum-v1 it makes no clear
+difference: -287 with a std of 90 over five seeds, and -333 with a std of 110. `load_policy` needs
+the wrapped environment.
 """
 
 import gymnasium as gym
