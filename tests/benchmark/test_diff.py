@@ -93,6 +93,18 @@ SMALLER_VALUES = ("self.value(obs)\n", "0.5 * self.value(obs)\n")
             "",
         ),
         (
+            "ppo_minimal.py",
+            [("advantages.std(correction=0)", "advantages.std()")],
+            "`advantages` in `ppo_loss`",
+            "",
+        ),
+        (
+            "grpo_minimal.py",
+            [("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()")],
+            "`advantages` in `group_advantages`",
+            "",
+        ),
+        (
             KL,
             [("discounted_returns[done[t]] = 0.0", "pass")],
             "`discounted_returns` in",
