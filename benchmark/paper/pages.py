@@ -88,7 +88,7 @@ COMPARED = """\
 read all of PPO | one file; the short one has {lines} [lines](ppo_minimal.py) | one file | a library
 why each detail is there | a [reason](DETAILS.md) for {details} of 37, in the code | a blog post | –
 time limits are not failures ({c198}, {c504}) | yes | no | yes
-save, load and evaluate, with the normalizer ({c310}, {c400}) | one call | without it | two files
+save, load and evaluate, with the normalizer ({c310}, {c400}) | one call | weights only | two files
 resume an interrupted run | to the bit | no | in new episodes
 today's Gymnasium, 1.4 | yes | 0.29; with 1.4 it logs no episodes | yes
 steps per second, one core | [{ours}](benchmark/pages/implementations.md) | {cleanrl} | 1 ×
