@@ -180,11 +180,11 @@ def details_table(folders: Folders) -> str:
         key = digits or tag.kind.lower(), "" if digits else tag.title  # the first script names it
         known = [*worth.get(key[0].removesuffix("/37"), ()), *worth.get(tag.title, ())]
         empty = {"detail": key[0], "name": tag.title, "why": "", "without it": "<br>".join(known)}
-        row = rows.setdefault(key, empty | {"its line in": ""})
+        row = rows.setdefault(key, empty | {"in": ""})
         row["why"] = row["why"] or tag.sentence
         name = script.removeprefix("ppo_").removesuffix(".py")
-        row["its line in"] += "<br>" * bool(row["its line in"])
-        row["its line in"] += f"[{name} {tag.line}]({script}#L{tag.line})"
+        row["in"] += "<br>" * bool(row["in"])
+        row["in"] += f"[{name}]({script}#{tag.anchor})"
     return markdown(sorted(rows.values(), key=lambda x: place(x["detail"])))
 
 

@@ -135,8 +135,8 @@ def text_page(path: Path, sources: dict[str, Source]) -> dict[str, str]:
         if target in TEXTS:
             name = page_of_text(target)
         elif name in sources:
-            notes = {f"#L{line}": f"#{x.anchor}" for line, x in sources[name].tags.items()}
-            name, anchor = page_of(name), notes.get(anchor, "")
+            known = {f"#{x.anchor}" for x in sources[name].tags.values()}
+            name, anchor = page_of(name), anchor if anchor in known else ""
         else:
             name = name.removeprefix("docs/") if name.startswith("docs/") else f"../{name}"
         return f'{attribute}="{name}{anchor}"'
