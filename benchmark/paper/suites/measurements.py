@@ -12,13 +12,14 @@ SMALL = (
 PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
 PONG = f"--env-id PongNoFrameskip-v4 {GAMES}"
 ATARI, LSTM, OURS = "ppo_atari.py", "ppo_atari_lstm.py", f"{PONG} --torch-threads 2"
-# The same with EnvPool, which is not in requirements.txt; the policy acts on one thread.
-STEPPING = "benchmark/paper/baselines/atari_stepping.py"
-ACTING, POOL = f"{OURS} --no-learn", "--stepping envpool"
 # Stable-Baselines3; where it is slow, it gets a tenth of the steps.
 THEIRS = "Stable-Baselines3 PPO"
 CNN = Entry(f"{THEIRS}, CnnPolicy", 10240, f"{PONG} --kind atari", SB3)
 RNN = Entry("sb3-contrib RecurrentPPO, CnnLstmPolicy", 10240, f"{PONG} --kind atari-lstm", SB3)
+# Scripts that the user gives; their defaults are the same settings.
+CLEANRL = "cleanrl/ppo_continuous_action.py", "cleanrl"
+LEANRL = "leanrl/ppo_atari_envpool_torchcompile.py", "leanrl"
+GRAPHS = "--env-id Pong-v5 --cudagraphs"
 
 
 def measurement(title: str, *entries: Entry) -> Measurement:
@@ -30,24 +31,14 @@ MEASUREMENTS = {
     "continuous": measurement(
         f"HalfCheetah-v4, {SIZE}",
         Entry(CONTINUOUS, 245760, CHEETAH),
+        Entry("CleanRL PPO", 24576, CHEETAH, *CLEANRL),
         Entry(THEIRS, 24576, f"{CHEETAH} --kind mujoco", SB3),
     ),
     "atari": measurement(
         PONG_SIZE,
         Entry(f"{ATARI}, float32", 10240, OURS, ATARI),
         Entry(f"{ATARI}, bfloat16", 10240, f"{OURS} --bfloat16", ATARI),
-        Entry(
-            *(f"{ATARI}, float32, games stepped by EnvPool", 10240),
-            *(f"{OURS} {POOL} --workers 2", STEPPING),
-        ),
         CNN,
-    ),
-    "atari_rollouts": measurement(
-        "Pong, rollouts without updates, 8 environments, 2 cores",
-        Entry("EnvPool, 2 threads", 10240, f"{ACTING} {POOL} --workers 2", STEPPING),
-        Entry("EnvPool, 1 thread", 10240, f"{ACTING} {POOL}", STEPPING),
-        Entry(f"{ATARI}, 2 processes", 10240, f"{ACTING} --workers 2", STEPPING),
-        Entry(f"{ATARI}, 1 process", 10240, ACTING, STEPPING),
     ),
     "atari_lstm": measurement(
         f"{PONG_SIZE}, LSTM",
@@ -74,8 +65,10 @@ MEASUREMENTS = {
     "gpu_atari": measurement(
         f"{PONG_SIZE}, on a GPU",
         Entry(f"{ATARI}, --device cpu", 10240, f"{OURS} --device cpu", ATARI),
-        Entry(f"{ATARI}, float32", 10240, f"{OURS} --device cuda", ATARI),
-        Entry(f"{ATARI}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", ATARI),
+        Entry(f"{ATARI}, float32", 40960, f"{OURS} --device cuda", ATARI),
+        Entry(f"{ATARI}, bfloat16", 40960, f"{OURS} --device cuda --bfloat16", ATARI),
+        Entry("LeanRL PPO, CUDA graphs", 40960, GRAPHS, *LEANRL),
+        Entry("LeanRL PPO, CUDA graphs, compiled", 40960, f"{GRAPHS} --compile", *LEANRL),
         CNN,
     ),
     "gpu_atari_lstm": measurement(
