@@ -28,7 +28,6 @@ from benchmark.lab.run import last_line, printed, start
 from benchmark.paper.definitions import Entry, Measurement
 from benchmark.paper.suites.measurements import MEASUREMENTS
 
-
 # --- What a run says about its speed: steps per second after the first iteration ---
 
 

@@ -30,7 +30,9 @@ def test_a_logged_rate_is_that_of_the_times_after_the_first_iteration(tmp_path):
 
 
 def test_a_printed_rate_counts_each_ten_iterations_once_without_the_first(tmp_path):
-    bar = "speed: {} sps, reward avg: 0.00, lr:  0.00:  50%|#####     | 20/40 [00:03<00:03, 5.0it/s]"
+    bar = (
+        "speed: {} sps, reward avg: 0.00, lr:  0.00:  50%|#####     | 20/40 [00:03<00:03, 5.0it/s]"
+    )
     shown = [bar.format(x) for x in (" 100.0", " 6000.0", " 6000.0", " 3000.0", " 3000.0")]
     (tmp_path / "output.txt").write_text("\r".join(["  0%|          | 0/40", *shown]))
     assert throughput.rate_printed(tmp_path) == pytest.approx(4000)
@@ -123,13 +125,18 @@ with SummaryWriter("runs/X__1__1700000000") as writer:
 """
 
 
-def test_another_projects_script_is_measured_only_where_its_file_is_given(measure, tmp_path, capsys):
-    ours, theirs = measurement(30).entries[0], Entry("CleanRL", 50, "--env-id X", "c/p.py", "cleanrl")
+def test_another_projects_script_is_measured_if_its_file_is_given(
+    measure, folders, tmp_path, capsys
+):
+    ours, theirs = (
+        measurement(30).entries[0],
+        Entry("CleanRL", 50, "--env-id X", "c/p.py", "cleanrl"),
+    )
     both = {"continuous": Measurement("Two", (ours, theirs)), "atari": measurement(20)}
     lines, _ = measure(both, "continuous", "--repetitions", "1")
     assert [x["entry"] for x in lines] == ["a"]
     (tmp_path / "edited.py").write_text(CLEANRL)
-    given = ("--cleanrl", tmp_path / "edited.py", "--repetitions", "1")
+    given = ("--cleanrl", str(tmp_path / "edited.py"), "--repetitions", "1")
     lines, _ = measure(both, "continuous", *given)
     assert [(x["entry"], x["steps_per_second"]) for x in lines] == [
         ("a", pytest.approx(30)),
@@ -138,10 +145,10 @@ def test_another_projects_script_is_measured_only_where_its_file_is_given(measur
     assert lines[1]["command"] == "python c/p.py --total-timesteps 50 --env-id X"
     for words, said in (
         (("atari", *given), "--cleanrl is for the measurement continuous."),
-        (("continuous", "--cleanrl", tmp_path / "none.py"), "none.py: No such file"),
+        (("continuous", "--cleanrl", str(tmp_path / "none.py")), "none.py: No such file"),
     ):
         with pytest.raises(SystemExit):
             measure(both, *words)
         captured = capsys.readouterr()
         assert said in captured.err
-    assert results.lines_of(measure.path) == lines
+    assert results.lines_of(folders.results / "throughput.jsonl") == lines
