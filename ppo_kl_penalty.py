@@ -411,9 +411,9 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
     # From here on, the parameters are views of this vector, which must only be changed in place.
     nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
     update = compiled(update, device) if args.compile else update
-    # The floats of `args` as tensors, which can change without compiling or recording again.
-    tensors = {k: torch.tensor(x, device=device) for k, x in vars(args).items() if type(x) is float}
-    tensors["learning_rate"] = torch.zeros((), device=device)  # set in each iteration
+    # Floats in `args` become tensors, which can change without compiling or recording again.
+    floats = [name for name in vars(args) if type(getattr(Args, name)) is float]
+    tensors = {x: torch.tensor(float(getattr(args, x)), device=device) for x in floats}
     annealed = dataclasses.replace(args, **tensors)
 
     def update_epoch(minibatches: Tensor, *batch: Tensor) -> Tensors:
@@ -509,7 +509,7 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
             next_values[terminated] = 0.0
             advantages = gae(t_rewards, values, next_values, t_done, args)
             returns = advantages + values  # targets for the values
-        batch = (*taken, logprobs, values, advantages, returns, mean, log_std)
+        batch = (t_obs[:-1], t_actions, logprobs, values, advantages, returns, mean, log_std)
 
         # --- Update: K epochs of minibatches ---
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]

@@ -384,9 +384,9 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
     # From here on, the parameters are views of this vector, which must only be changed in place.
     nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
     update = compiled(update, device) if args.compile else update
-    # The floats of `args` as tensors, which can change without compiling or recording again.
-    tensors = {k: torch.tensor(x, device=device) for k, x in vars(args).items() if type(x) is float}
-    tensors["learning_rate"] = torch.zeros((), device=device)  # set in each iteration
+    # Floats in `args` become tensors, which can change without compiling or recording again.
+    floats = [name for name in vars(args) if type(getattr(Args, name)) is float]
+    tensors = {x: torch.tensor(float(getattr(args, x)), device=device) for x in floats}
     annealed = dataclasses.replace(args, **tensors)
 
     def update_epoch(minibatches: Tensor, *batch: Tensor) -> Tensors:

@@ -15,7 +15,7 @@ from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT, BenchmarkError
 from benchmark.lab.results import by_environment, done, how_complete, lines_of
 from benchmark.lab.tables import CHANGE, markdown, plus_minus, with_interval
-from benchmark.paper import debugging, rlhf, tables
+from benchmark.paper import debugging, health, rlhf, tables
 from benchmark.paper.suites import BY_TABLE, SUITES
 from benchmark.paper.suites.scripts import SCRIPTS
 from benchmark.paper.tables import effects
@@ -75,6 +75,35 @@ def suites_table(folders: Folders) -> str:
         row = {"suite": f"`{suite.name}`", "runs done": f"{made} of {total}"}
         rows.append(row | {"hours": f"{hours:.1f}", "what it reproduces": suite.reproduces})
     return markdown(rows)
+
+
+def numbers_table(folders: Folders) -> str:
+    """What README begins with: five numbers that change with the scripts, results and bugs."""
+    tags = [tag for name in SCRIPTS for tag in tags_of((ROOT / name).read_text())]
+    details = {number for x in tags for number in re.findall(r"(\d+)/37", x.number)}
+    runs = sum(len(done(name, folders)) for name in SUITES) // 100 * 100
+    bugs = {x.label for suite in BY_TABLE["bugs"] for x in health.bugs_of(suite).values()}
+    return f"""| | |
+|--:|---|
+| {len((ROOT / "ppo_minimal.py").read_text().splitlines())} | lines of \
+[ppo_minimal.py](ppo_minimal.py): all of PPO for continuous actions |
+| {len(details)} of 37 | [implementation details](DETAILS.md) of the original code, \
+each with its reason |
+| {speed(folders)} | the steps per second of \
+[Stable-Baselines3](benchmark/pages/implementations.md), with the same settings on one core |
+| more than {runs:,} | committed runs behind [every table and figure](benchmark/README.md) |
+| {len(bugs)} | bugs made on purpose, and [what they look like in the logs](DEBUGGING.md) |
+"""
+
+
+def speed(folders: Folders) -> str:
+    """Steps per second of the main script over those of Stable-Baselines3 in HalfCheetah."""
+    rows = pd.DataFrame(lines_of(folders.results / "throughput.jsonl"))
+    if rows.empty:
+        return "–"
+    rows = rows[rows["measurement"] == "continuous"]
+    rates = rows.pivot(index="repetition", columns="entry", values="steps_per_second")
+    return f"{(rates['ppo_continuous_action.py'] / rates['Stable-Baselines3 PPO']).median():.1f} ×"
 
 
 # --- Throughput ---
@@ -152,6 +181,7 @@ def place(number: str) -> tuple[int, str, int]:
 # --- Writing ---
 
 BLOCKS = {
+    "numbers": numbers_table,
     "suites": suites_table,
     "throughput": throughput_tables,
     "scripts": scripts_table,

@@ -93,6 +93,8 @@ def test_the_ratio_is_one_at_first_and_logged_losses_are_means_over_all_minibatc
         for name in steps[0].metrics:
             mean = np.mean([step.metrics[name].item() for step in steps])
             assert update[name] == pytest.approx(mean, rel=1e-4, abs=1e-7), name
+        names = {x for x in update if x.startswith("losses/")}
+        assert names == steps[0].metrics.keys() | {"losses/explained_variance"}
         assert abs(update["check/first_kl"]) < 1e-9
     batch = recorded.gae[-1]
     returns = batch["advantages"] + batch["values"]
@@ -113,9 +115,15 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
     for x in (step.logprobs, step.values):
         x += 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        loss = script.module.ppo_loss
         schedule = {name: torch.tensor(x) for name, x in step.schedule.items()}
-        loss, metrics = loss(agent, step.data, dataclasses.replace(args, **schedule))
+        annealed = dataclasses.replace(args, **schedule)
+        loss, metrics = script.module.ppo_loss(agent, step.data, annealed)
+        halves = [[x[half::2] for x in step.data] for half in (0, 1)]
+        if not switch and "recurrent" not in script.features:  # all metrics are means over samples
+            rows = [script.module.ppo_loss(agent, half, annealed)[1] for half in halves]
+            for name, value in metrics.items():
+                mean = sum(row[name].item() for row in rows) / 2
+                assert value.item() == pytest.approx(mean, rel=1e-3, abs=1e-5), name
         new_logprobs, entropy, values = (x.double() for x in script.outputs(agent, step))
     logprobs, old_values, advantages, returns = (x.double() for x in step.data[2:6])
     if switch:
@@ -135,6 +143,9 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
         "losses/clipfrac": ((ratio < 0.8) | (ratio > 1.2)).double().mean(),
     }
     assert expected["losses/clipfrac"] > 0.1 and (change.abs() > 0.2).any()
+    if penalty:
+        expected["losses/kl"] = torch.zeros(())  # the policy has not moved
+    assert metrics.keys() == expected.keys()
     for name, value in expected.items():
         assert metrics[name].item() == pytest.approx(value.item(), rel=1e-3, abs=1e-5), name
     total = expected["losses/policy_loss"] - 0.03 * entropy.mean() + 0.7 * errors.mean() / 2

@@ -22,8 +22,8 @@ BUGS = {
     "sign": ("policy loss with the wrong sign", "", ("torch.max(-advantages * ratio, -advantages * clipped_ratio)", "torch.max(advantages * ratio, advantages * clipped_ratio)")),
     "min-max": ("max and min confused in the clipped objective", "", ("torch.max(-advantages * ratio", "torch.min(-advantages * ratio")),
     "mean-logprob": ("log-probabilities averaged over components", "", ("dist.log_prob(actions).sum(-1)", "dist.log_prob(actions).mean(-1)")),
-    "clipped-stored": ("clipped actions stored", "", ("clipped_actions = np.minimum(", "actions[t] = clipped_actions = np.minimum(")),
-    "late-obs": ("actions learned with the next observation", "", ("batch = (*taken, ", "batch = (t_obs[1:], t_actions, ")),
+    "clipped-stored": ("clipped actions stored", "", ("clipped_actions = actions", "actions[t] = clipped_actions = actions")),
+    "late-obs": ("actions learned with the next observation", "", ("batch = (t_obs[:-1], ", "batch = (t_obs[1:], ")),
     "renormalized": ("observations normalized again for learning", "", ("act(obs[t], noise", "act(normalize_obs(obs[t], obs_stats, args), noise"), ("obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)", "obs[t + 1] = raw_obs"), ("obs[-1] = normalize_obs(raw_obs, obs_stats, args)", "obs[-1] = raw_obs"), ("in (obs, final_obs", "in (normalize_obs(obs, obs_stats, args), final_obs")),
     "entropy-sign": ("entropy bonus with the wrong sign", ENTROPY, ("pg_loss - args.ent_coef", "pg_loss + args.ent_coef")),
     # Values
@@ -45,7 +45,7 @@ BUGS = {
     "equal-seeds": ("one seed for all environments and episodes", EIGHT, ("enumerate(envs):\n            raw_obs[i] = env.begin(rng.integers(2**31).item())", "enumerate(envs):\n            raw_obs[i] = env.begin(7)"), ("raw_final_obs[i] = raw_obs[i]\n                    raw_obs[i] = env.begin(rng.integers(2**31).item())", "raw_final_obs[i] = raw_obs[i]\n                    raw_obs[i] = env.begin(7)")),
     # The update
     "grad-sum": ("gradients not set to zero", "", ('"square": 0 * weights}', '"square": 0 * weights, "sum": 0 * weights}'), ("gradient = torch.cat([x.flatten() for x in gradients])", 'gradient = adam["sum"].add_(torch.cat([x.flatten() for x in gradients])).clone()')),
-    "frozen-policy": ("optimizer without the policy's weights", "", ("parameters_to_vector(agent.parameters())", "parameters_to_vector(agent.value.parameters())"), ("torch.autograd.grad(loss, list(agent.parameters()))", "torch.autograd.grad(loss, list(agent.value.parameters()))"), ("agent.to(device).parameters())", "agent.to(device).value.parameters())")),
+    "frozen-policy": ("optimizer without the policy's weights", "", ("parameters_to_vector(agent.parameters())", "parameters_to_vector(agent.value.parameters())"), ("torch.autograd.grad(loss, list(agent.parameters()))", "torch.autograd.grad(loss, list(agent.value.parameters()))"), ('adam["weights"], agent.parameters())', 'adam["weights"], agent.value.parameters())')),
     "no-shuffling": ("minibatches not shuffled", "", ("rng.permutation(batch_size)", "np.arange(batch_size)")),
     "many-epochs": ("30 epochs, ε = 0.5", "--update-epochs 30 --clip-coef 0.5"),
     "large-lr": ("learning rate 0.01", "--learning-rate 0.01"),
