@@ -33,7 +33,7 @@ def test_a_printed_rate_counts_each_ten_iterations_once_without_the_first(tmp_pa
     bar = (
         "speed: {} sps, reward avg: 0.00, lr:  0.00:  50%|#####     | 20/40 [00:03<00:03, 5.0it/s]"
     )
-    shown = [bar.format(x) for x in (" 100.0", " 6000.0", " 6000.0", " 3000.0", " 3000.0")]
+    shown = [bar.format(x) for x in (" 100.0", " 100.0", " 6000.0", " 3000.0", " 3000.0")]
     (tmp_path / "output.txt").write_text("\r".join(["  0%|          | 0/40", *shown]))
     assert throughput.rate_printed(tmp_path) == pytest.approx(4000)
 
