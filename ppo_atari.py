@@ -483,25 +483,27 @@ def train(
 
 
 def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
-    """What `train` does. It closes what is on `resources` at the end, even after an error."""
+    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    # --- Device and sizes ---
     device = choose_device(args)
     torch.manual_seed(args.seed)  # the same in all processes, whose initial weights are equal
     batch_size = args.num_steps * args.num_envs  # of this process
     iteration_steps = batch_size * WORLD_SIZE  # of all processes
     num_iterations = int(args.total_timesteps // iteration_steps)
 
-    # Games and arrays for a rollout (T, N, ...). The last observation starts the next one.
+    # --- Games, and arrays for a rollout (T, N, ...) ---
     games = Games(resources, args)  # first of all, because forks copy what there is
     raw_obs, num_actions = games.obs, games.num_actions
     shape = (args.num_steps, args.num_envs)
     rewards = np.zeros(shape)
+    # The last observation of a rollout is the first of the next one.
     obs = torch.zeros((args.num_steps + 1, *raw_obs.shape), dtype=torch.uint8, device=device)
     logits = torch.zeros((*shape, num_actions), device=device)
     actions = torch.zeros(shape, dtype=torch.int64, device=device)
     values = torch.zeros(shape, device=device)
     terminated, truncated = np.zeros((2, *shape), dtype=bool)
 
-    # Agent, optimizer, finished episodes, metrics of each iteration.
+    # --- Agent, optimizer, episodes, metrics: new, or from the checkpoint ---
     torch.set_num_threads(args.torch_threads)  # the last bits of new weights depend on it
     saved = load_checkpoint(resume, (num_actions,)) if resume else {}
     agent = saved.get("agent", Agent(num_actions)).to(device)
@@ -515,8 +517,9 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
         update = functools.partial(update, loss_function=compiled(ppo_loss, device))
     # The floats of `args` as tensors, which can change without compiling or recording again.
     # PyTorch's gradient clipping needs a number: reading it from a GPU would wait for the GPU.
-    tensors = {k: torch.tensor(x, device=device) for k, x in vars(args).items() if type(x) is float}
-    del tensors["max_grad_norm"]
+    floats = [x.name for x in dataclasses.fields(args) if type(x.default) is float]
+    floats.remove("max_grad_norm")
+    tensors = {x: torch.tensor(float(getattr(args, x)), device=device) for x in floats}
     annealed = dataclasses.replace(args, **tensors)
 
     @torch.no_grad()
@@ -533,7 +536,7 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
         warnings.filterwarnings("ignore", message=".*capturable=True")  # the first calls are not
         choose, update_minibatch = recorded(choose), recorded(update_minibatch)
 
-    # A resumed run continues its games where they stopped. A new run begins new ones.
+    # --- Start: a resumed run continues its games, a new run begins new ones ---
     run_dir = None
     if RANK == 0:  # the process that logs and saves
         run_dir, run_id, writer = open_run(resources, args, resume, saved, global_step)
@@ -658,12 +661,13 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
 
 
 # === The algorithm ends here ===
-# Below: the device, the compiled loss, games, logs, checkpoints, the use of a policy, `main`.
+# Below: device, compiled and recorded functions, games, logs, checkpoints, `load_policy`, `main`.
 
 
 def choose_device(args: Args) -> torch.device:
     """The device on which this process learns. On a machine with GPUs, each process has its own."""
-    # A GPU is the faster choice: on an H100, Pong took 1,511 steps/s, on its processor 493.
+    # A GPU is the faster choice. Without recordings, Pong took 1,511 steps/s on an H100, and 493 on
+    # its processor.
     gpus = torch.cuda.device_count() if args.device != "cpu" and torch.cuda.is_available() else 0
     if args.device == "cuda" and not gpus:
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")

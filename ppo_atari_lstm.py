@@ -493,6 +493,7 @@ def ppo_update(
 # === Training: collect, advantages, update, log ===
 
 
+# Copied from ppo_atari.py
 def train(
     args: Args | None = None,
     update: Callable = ppo_update,
@@ -511,17 +512,19 @@ def train(
 
 
 def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
-    """What `train` does. It closes what is on `resources` at the end, even after an error."""
+    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    # --- Device and sizes ---
     device = choose_device(args)
     torch.manual_seed(args.seed)
     batch_size = args.num_steps * args.num_envs
     num_iterations = int(args.total_timesteps // batch_size)
 
-    # Games and arrays for a rollout (T, N, ...). The last observation starts the next one.
+    # --- Games, and arrays for a rollout (T, N, ...) ---
     games = Games(resources, args)  # first of all, because forks copy what there is
     raw_obs, num_actions = games.obs, games.num_actions
     shape = (args.num_steps, args.num_envs)
     rewards = np.zeros(shape)
+    # The last observation of a rollout is the first of the next one.
     obs = torch.zeros((args.num_steps + 1, *raw_obs.shape), dtype=torch.uint8, device=device)
     logits = torch.zeros((*shape, num_actions), device=device)
     actions = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -529,7 +532,7 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
     starts = torch.ones((args.num_steps + 1, args.num_envs), device=device)
     terminated, truncated = np.zeros((2, *shape), dtype=bool)
 
-    # Agent, optimizer, finished episodes, metrics of each iteration.
+    # --- Agent, optimizer, episodes, metrics: new, or from the checkpoint ---
     torch.set_num_threads(args.torch_threads)  # the last bits of new weights depend on it
     saved = load_checkpoint(resume, (num_actions,)) if resume else {}
     agent = saved.get("agent", Agent(num_actions)).to(device)
@@ -542,8 +545,9 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
     state = agent.initial_state(args.num_envs)
     # The floats of `args` as tensors, which can change without compiling or recording again.
     # PyTorch's gradient clipping needs a number: reading it from a GPU would wait for the GPU.
-    tensors = {k: torch.tensor(x, device=device) for k, x in vars(args).items() if type(x) is float}
-    del tensors["max_grad_norm"]
+    floats = [x.name for x in dataclasses.fields(args) if type(x.default) is float]
+    floats.remove("max_grad_norm")
+    tensors = {x: torch.tensor(float(getattr(args, x)), device=device) for x in floats}
     annealed = dataclasses.replace(args, **tensors)
 
     @torch.no_grad()
@@ -560,7 +564,7 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
         warnings.filterwarnings("ignore", message=".*capturable=True")  # the first calls are not
         choose, update_minibatch = recorded(choose), recorded(update_minibatch)
 
-    # A resumed run continues its games where they stopped. A new run begins new ones.
+    # --- Start: a resumed run continues its games, a new run begins new ones ---
     run_dir, run_id, writer = open_run(resources, args, resume, saved, global_step)
     finished = global_step // batch_size  # iterations
     if saved and replay_games(games, saved):
@@ -685,12 +689,13 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
 
 
 # === The algorithm ends here ===
-# Below: the device, games, logs, checkpoints, the use of a policy, `main`.
+# Below: device, recorded functions, games, logs, checkpoints, `load_policy`, `main`.
 
 
 def choose_device(args: Args) -> torch.device:
     """The device for learning: the GPU if there is one, unless --device says otherwise."""
-    # A GPU is the faster choice: ppo_atari.py took 1,511 steps/s on an H100, 493 on its processor.
+    # A GPU is the faster choice. Without recordings, ppo_atari.py took 1,511 steps/s on an H100,
+    # and 493 on its processor.
     gpu = args.device != "cpu" and torch.cuda.is_available()
     if args.device == "cuda" and not gpu:
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")

@@ -459,8 +459,8 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
             # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
             # The environment gets the clipped action. The loss uses the density of the sampled one.
             clipped_actions = actions[t].clip(low, high)
-            for i, (env, action) in enumerate(zip(envs, clipped_actions)):
-                raw_obs[i], rewards[t, i], terminated[t, i], truncated[t, i], _ = env.step(action)
+            for i, (env, step) in enumerate(zip(envs, step_all(envs, clipped_actions))):
+                raw_obs[i], rewards[t, i], terminated[t, i], truncated[t, i], _ = step
                 if env.ended:
                     ended = {"return": env.total, "length": len(env.actions)}
                     episodes.append({"global_step": global_step, **ended})
@@ -626,6 +626,12 @@ class Recorder(gym.Wrapper):
         reward = np.asarray(reward).item()  # a float, even from an array
         self.total, self.ended = self.total + reward, any(ends)
         return self.obs, reward, *ends, self.info
+
+
+# Copied from ppo_continuous_action.py
+def step_all(envs: list[Recorder], actions: np.ndarray) -> list[tuple]:
+    """Step the environments one after another (recipes/parallel_simulators.py: all at once)."""
+    return [env.step(action) for env, action in zip(envs, actions)]
 
 
 # Copied from ppo_continuous_action.py

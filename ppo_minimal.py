@@ -175,6 +175,8 @@ def learn(args, envs):
     num_iterations = args.total_timesteps // batch_size
     name = f"{args.env_id}__ppo_minimal__{args.seed}__{time.time_ns()}"
     writer = SummaryWriter("runs/" + name.replace(":", "-"))  # Windows allows no colon
+    rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
+    writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
     obs_stats, return_stats = RunningMeanStd(obs_shape), RunningMeanStd(())
     totals, discounted = np.zeros((2, args.num_envs))  # plain and discounted sums of past rewards
     global_step, episodes, updates = 0, [], []

@@ -427,8 +427,8 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
             # With Gumbel noise, the largest score is a sample of the softmax, as in ppo2
             # [common/distributions.py L199-201]. Sampling is how better actions are found.
             actions[t] = (scores(obs[t], masks[t]) + noise[t]).argmax(-1)
-            for i, (env, action) in enumerate(zip(envs, actions[t])):
-                raw_obs[i], rewards[t, i], terminated[t, i], truncated[t, i], _ = env.step(action)
+            for i, (env, step) in enumerate(zip(envs, step_all(envs, actions[t]))):
+                raw_obs[i], rewards[t, i], terminated[t, i], truncated[t, i], _ = step
                 if env.ended:
                     ended = {"return": env.total, "length": len(env.actions)}
                     episodes.append({"global_step": global_step, **ended})
@@ -663,6 +663,12 @@ class Recorder(gym.Wrapper):
         reward = np.asarray(reward).item()  # a float, even from an array
         self.total, self.ended = self.total + reward, any(ends)
         return self.obs, reward, *ends, self.info
+
+
+# Copied from ppo_continuous_action.py
+def step_all(envs: list[Recorder], actions: np.ndarray) -> list[tuple]:
+    """Step the environments one after another (recipes/parallel_simulators.py: all at once)."""
+    return [env.step(action) for env, action in zip(envs, actions)]
 
 
 # Copied from ppo_continuous_action.py

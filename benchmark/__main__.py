@@ -17,6 +17,7 @@ from tyro.conf import Positional
 
 from benchmark.lab import results
 from benchmark.lab.definitions import Folders, select
+from benchmark.lab.logs import UNKNOWN
 from benchmark.lab.provenance import BenchmarkError, commit_named
 from benchmark.paper.suites import SUITES
 from benchmark.paper.suites.measurements import MEASUREMENTS
@@ -61,38 +62,51 @@ def seeds(
 @app.command
 def compare(
     runs: Positional[tuple[str, ...]],
+    env_id: str = "",
     output: Path = Path("compare.png"),
     folders: Place = HERE,
 ) -> None:
-    """Compare runs: what each scores, which is probably better, and what the numbers allow.
+    """Compare groups of runs: what each scores, and whether one can be said to be better.
 
     Args:
-        runs: folders of `seeds`, run folders, TensorBoard logs, SUITE, SUITE:VARIANT; first the one
-            with which the others are compared
+        runs: two groups or more, each a folder of runs, a pattern in quotes, or SUITE:VARIANT;
+            the others are compared with the first one
+        env_id: environment of those runs that do not name theirs
         output: where the curves are drawn
     """
     from benchmark.lab import compare as command
     from benchmark.lab import plots
 
-    groups, notes = command.comparable(command.groups_of(runs, folders, SUITES))
-    print("\n".join([*notes, "", command.table(groups), command.verdict(groups)]))
-    print(plots.save(lambda: plots.overlay(groups), output))
+    groups, notes = command.groups_of(runs, folders, SUITES, env_id or UNKNOWN)
+    print("\n".join([*command.described(groups), *notes]))
+    assumed = command.require_seeds(groups)
+    groups, notes = command.comparable(groups)
+    print("\n".join([*assumed, *notes, "", command.table(groups)]))
+    print(f"Curves: {plots.try_to_save(lambda: plots.overlay(groups), output)}\n")
+    print(command.verdict(groups))
 
 
 @app.command
-def check(run: Positional[str]) -> None:
-    """Judge a run, even while it trains: where its metrics are, and what to do about them.
+def check(run: Positional[str], env_id: str = "") -> None:
+    """Judge a run, or several seeds, even during training: which metrics are healthy, what to do.
 
     Args:
-        run: its folder, or a folder with a TensorBoard log of CleanRL or Stable-Baselines3
+        run: folder of a run or of several, also of TensorBoard logs of CleanRL or Stable-Baselines3
+        env_id: environment of those runs that do not name theirs
     """
     from benchmark.lab import check as command
     from benchmark.lab import logs, plots
 
-    for log in logs.find(run):
-        print(command.report(log))
-        if command.judge(log):
-            print(plots.save(functools.partial(plots.checks, log), log.path / "check.png"))
+    found = logs.search(run, env_id or UNKNOWN)
+    for text in found.left_out:
+        print(f"Left out: {text}.")
+    groups = command.alike(found.logs)
+    for number, own in enumerate(groups, start=1):
+        name = f"check{number}.png" if len(groups) > 1 else "check.png"
+        path = Path(os.path.commonpath([x.path for x in own])) / name
+        draw = functools.partial(plots.checks, own)
+        picture = plots.try_to_save(draw, path) if any(map(command.judge, own)) else ""
+        print(command.report(own, picture))
 
 
 @app.command
@@ -202,6 +216,14 @@ def site(folders: Place = HERE) -> None:
     from benchmark.paper.site.build import DOCS, write
 
     print(f"{write(folders)} files made; open {DOCS / 'index.html'}")
+
+
+@app.command(name="diff-bugs")
+def diff_bugs(folders: Place = HERE) -> None:
+    """Note what `diff` says of each bug that suites have planted; DEBUGGING.md shows it."""
+    from benchmark.paper import differences
+
+    differences.measure(folders)
 
 
 @app.command(name="throughput")

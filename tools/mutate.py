@@ -163,7 +163,7 @@ class Breaker:
         for i, (item, version) in enumerate(versions.items(), 1):
             if version not in self.known["tests"]:
                 begin = os.times().children_user
-                failed, lines = self.outcome([item], whole, trace=True)
+                failed, lines = self.outcome({item: 100.0}, whole, trace=True)
                 assert not failed, f"unbroken: {failed}"
                 self.remember("tests", version, [os.times().children_user - begin, lines])
                 print(f"{self.script}: {i} of {len(versions)} tests have run unbroken", flush=True)
@@ -175,8 +175,7 @@ class Breaker:
             if version not in versions.values():
                 needed = [x for x in tests if not {*mutant.lines}.isdisjoint(x[2])] or tests
                 needed.sort(key=lambda x: (x[0].nodeid != last, x[1]))
-                limit = 20 + 10 * sum(seconds for _, seconds, _ in needed)
-                failed, _ = self.outcome([x[0] for x in needed], mutant, limit)
+                failed, _ = self.outcome({x: seconds for x, seconds, _ in needed}, mutant)
                 first = versions[needed[0][0]]
                 by = next((y for x, y in versions.items() if x.nodeid == failed), first)
                 self.remember("noticed", mutant.name, [failed, by if failed else ""])
@@ -193,14 +192,16 @@ class Breaker:
         self.memory.write_text(json.dumps(self.known))
 
     def outcome(
-        self, items: list[pytest.Item], mutant: Mutant, limit: float = 600, trace: bool = False
+        self, items: dict[pytest.Item, float], mutant: Mutant, trace: bool = False
     ) -> tuple[str, list[int]]:
-        """The first test that fails, or how else the process has ended; lines of the script run."""
+        """The first test that fails, or how else the process has ended; lines of the script run.
+
+        A test that takes much longer than its seconds would never end.
+        """
         sys.stdout.flush()
         read, self.pipe = os.pipe()
         child = os.fork()
         if child == 0:
-            signal.setitimer(signal.ITIMER_PROF, limit)  # a loop without end
             self.become(items, mutant, trace)
         os.close(self.pipe)
         with open(read) as pipe:
@@ -208,7 +209,7 @@ class Breaker:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         return (f"ended by {code}", []) if code else json.loads(told)
 
-    def become(self, items: list[pytest.Item], mutant: Mutant, trace: bool) -> None:
+    def become(self, items: dict[pytest.Item, float], mutant: Mutant, trace: bool) -> None:
         """Run tests on a mutant in this process, and end it."""
         self.lines: set[int] = set()
         with open(os.devnull, "w") as nowhere:
@@ -224,7 +225,9 @@ class Breaker:
                 sys.settrace(self.trace)
             exec(compile(mutant.text, self.file, "exec"), vars(module))
             self.lines.clear()  # what an import runs
-            for item, following in zip(items, [*items[1:], None], strict=True):
+            for item, following in itertools.pairwise([*items, None]):
+                signal.setitimer(signal.ITIMER_PROF, 5 + 4 * items[item])
+                signal.alarm(60 + int(20 * items[item]))  # or it waits for what never comes
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except BaseException as error:
             self.end(type(error).__name__)

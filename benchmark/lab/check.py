@@ -5,15 +5,18 @@ healthy run and the table of ranges in DEBUGGING.md all read them here.
 """
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from benchmark.lab import logs
 from benchmark.lab.logs import UNKNOWN, Log
+from benchmark.lab.provenance import ROOT
 from benchmark.lab.record import LAST_EPISODES
-from benchmark.lab.tables import markdown
+from benchmark.lab.tables import markdown, number
 
 DIAGNOSE = Path(__file__).with_name("diagnose.py")
 INF, ANY = math.inf, (-math.inf, math.inf)
@@ -32,10 +35,10 @@ class Advice(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """A metric is unusual outside of `usual`, where healthy MuJoCo runs are.
+    """A metric is low or high outside of `usual`, where healthy runs of a Gaussian policy are.
 
     It is unhealthy once it has been outside of `low` to `high` for `patience` iterations (0: one),
-    and if `only` names a condition, only then. `usual` is not judged before that either.
+    and if `only` names a condition, only then. Neither is judged before.
     """
 
     metric: str
@@ -47,8 +50,11 @@ class Limit(NamedTuple):
     advice: tuple[Advice, ...]
 
 
-SMALL = "Updates are small. If learning is slow, try a larger --learning-rate."
-LARGE = "Updates are large. Lower --learning-rate, or try --early-stop-kl 0.02."
+SMALL = "Updates are small. If learning is slow, too, try a larger --learning-rate."
+LARGE = "Updates are large. If the return falls, lower --learning-rate or set --early-stop-kl."
+VALUES = (
+    "Normal early in training, or if returns hardly vary. If it stays low, check the value loss."
+)
 NONE = "The policy stays the same: is the ratio always 1? Does the optimizer have its weights?"
 SIGNS = "Good actions did not become more likely: check signs and reshapes."
 WORDS = "Good tokens did not become more likely: check rewards, masks and signs."
@@ -61,11 +67,8 @@ ENVIRONMENTS = (
     Limit("losses/approx_kl", (0.005, 0.025), 1e-12, 0.05, 10, LOST, (
         Advice(1e-12, NONE, RATIO), Advice(0.01, SMALL, ""), Advice(INF, LARGE, JUMP))),
     Limit("losses/clipfrac", (0.07, 0.3), *ANY, 10, "", (
-        Advice(0.1, SMALL, RATIO), Advice(INF, LARGE, JUMP))),
-    Limit("losses/explained_variance", (0.5, 1), *ANY, 10, "", (
-        Advice(0.1, "Values do not learn: check shapes, and scale the rewards.",
-               "explained variance near 0, gradient norm low"),
-        Advice(INF, "Usual early in training. If it stays so, scale the rewards.", ""))),
+        Advice(0.1, SMALL, ""), Advice(INF, LARGE, ""))),
+    Limit("losses/explained_variance", (0.5, 1), *ANY, 10, "", (Advice(INF, VALUES, ""),)),
     Limit("check/value_bias", ANY, -INF, 0.6, 20, "", (
         Advice(INF, "Values exceed returns: check V at the ends of episodes.",
                "`check/value_bias` far above 0, explained variance near 1, return stays low"),)),
@@ -78,6 +81,9 @@ ENVIRONMENTS = (
         Advice(INF, "The policy that acts is not the one that learns: both must compute the same.",
                "`check/acting` above 0"),)),
 )
+# Where healthy runs of other policies are, as in CartPole and Atari games. These ranges contain the
+# ones above, so they are also for logs that do not say what the policy is.
+OTHERS = {"losses/approx_kl": (0.0005, 0.025), "losses/clipfrac": (0.005, 0.3)}
 KL_EXACT = (
     Limit("objective/kl_exact", ANY, 1e-3, INF, 5, "", (
         Advice(INF, "It stays 0: is the reference model being trained too?",
@@ -119,17 +125,22 @@ def limits_of(metrics: pd.Index) -> tuple[Limit, ...]:
     return ENVIRONMENTS
 
 
+def count_updates(steps: np.ndarray) -> bool:
+    """Whether the steps of a log are numbers of updates, as in RLHF."""
+    return len(steps) > 0 and steps[0] in (0, 1) and bool((np.diff(steps) == 1).all())
+
+
 def unhealthy(updates: pd.DataFrame, episodes: pd.DataFrame) -> list[tuple[Limit, np.ndarray]]:
     """The limits for a run, each with the updates after which its metric is unhealthy, (U,).
 
     Args:
         updates: a row per iteration, with "global_step" and metrics; missing values are healthy.
-        episodes: "global_step" and "return" of each; empty in RLHF, where patience counts updates.
+        episodes: "global_step" and "return" of each; empty in RLHF.
     """
     found, steps = [], updates["global_step"].to_numpy()
-    limits = limits_of(updates.columns)
-    part = min(np.diff(steps, prepend=0).min() / STEPS, 1) if limits is ENVIRONMENTS else 1
-    for limit in limits:
+    sizes = np.diff(steps, prepend=0)[steps > 0]
+    part = 1 if count_updates(steps) else min([1, *sizes / STEPS])
+    for limit in limits_of(updates.columns):
         values = updates.get(limit.metric, pd.Series(np.nan, updates.index)).to_numpy(float)
         bad = (values < limit.low) | (values > limit.high)
         count = max(math.ceil(limit.patience / part), 1)
@@ -144,11 +155,66 @@ def unhealthy(updates: pd.DataFrame, episodes: pd.DataFrame) -> list[tuple[Limit
     return found
 
 
+# --- The verdicts ---
+
+CONSTANT = "says nothing: returns hardly vary"
+FINE = ("", "healthy", CONSTANT)  # no advice is needed
+
+
+def judge(log: Log) -> list[dict[str, Any]]:
+    """A row for each metric of a run that has a range: values, range, verdict, and what to do.
+
+    "value" is what the verdict is about, "bad" has the steps after which it is unhealthy. Without a
+    verdict, it is too early for one.
+    """
+    rows = []
+    for limit, bad in unhealthy(log.updates, log.episodes):
+        values = log.updates.get(limit.metric, pd.Series(dtype=float))
+        if values.count() == 0:
+            continue
+        low, high = limit.usual if log.gaussian else OTHERS.get(limit.metric, limit.usual)
+        row = {"limit": limit, "metric": limit.metric, "median": values.median()}
+        row |= {"now": values.dropna()[-RECENT:].median(), "bad": log.updates["global_step"][bad]}
+        row["band"] = (limit.low, limit.high) if limit.usual == ANY else (low, high)
+        # Values begin badly everywhere, and a learning rate that falls to 0 ends all updates.
+        usual = [x for x in (row["median"], row["now"]) if low <= x <= high]
+        value = usual[0] if usual else row["median"]
+        if not limit.only and not limit.low <= row["now"] <= limit.high:
+            low, high, value = limit.low, limit.high, row["now"]
+        verdict = "low" if value < low else "high" if value > high else "healthy"
+        if (limit.metric, verdict) == ("losses/explained_variance", "low") and hardly_vary(log):
+            verdict = CONSTANT
+        if values.count() < limit.patience:
+            verdict = ""
+        if bad.any():
+            first, value = row["bad"].iloc[0], values[bad].median()
+            verdict = f"unhealthy {'since' if bad[-1] else 'at'} {first:,.0f}"
+        row |= {"value": value, "verdict": verdict}
+        cause = next(x for x in limit.advice if value <= x.up_to)
+        rows.append(row | {"advice": None if verdict in FINE else cause})
+    return rows
+
+
+def hardly_vary(log: Log) -> bool:
+    """Whether the latest returns are almost the same, so that there is nothing to explain."""
+    last = log.returns[-LAST_EPISODES:]
+    return not log.averaged and len(last) >= EARLY and last.std() <= 0.1 * abs(last.mean())
+
+
+def advice(row: dict[str, Any]) -> list[str]:
+    """What to do about a row of `judge`. A value that is only low or high has no symptom yet."""
+    if not row["advice"]:
+        return []
+    text, symptom = row["advice"].text, row["advice"].symptom
+    certain = "unhealthy" in row["verdict"] or (row["limit"].low, row["limit"].high) == ANY
+    return [f"    {text}", *([f"    DEBUGGING.md: {symptom}"] if symptom and certain else [])]
+
+
 # --- The report ---
 
 THEIRS = """CleanRL logs the KL of an update's last minibatch, Stable-Baselines3 that of its last
 epoch. Both are larger than the mean over the update, for which the ranges are."""
-WHERE = """Ranges are those of healthy runs with the default settings, in MuJoCo or RLHF.
+WHERE = """Ranges are those of healthy runs with the default settings.
 DEBUGGING.md lists the symptoms, and what looks bad but is harmless."""
 
 
@@ -159,65 +225,117 @@ def between(low: float, high: float) -> str:
     return f"{low:g} to {high:g}" if math.isfinite(high) else f"at least {low:g}"
 
 
-def judge(log: Log) -> list[dict[str, Any]]:
-    """A row for each metric of a run that has a range: values, range, verdict, and what to do.
+def alike(runs: list[Log]) -> list[list[Log]]:
+    """Runs that one table can show: in the same environment, with the same kind of metrics."""
+    found: dict[Any, list[Log]] = {}
+    for log in runs:
+        found.setdefault((log.environment, limits_of(log.updates.columns)), []).append(log)
+    return [*found.values()]
 
-    "bad" has the steps after which it is unhealthy. Without a verdict, it is too early for one.
+
+def report(runs: list[Log], picture: str = "") -> str:
+    """The verdicts on runs that are alike as text, what their logs lack, and what to do next.
+
+    Each run has a column; a single one has two, its median and that of its latest values.
+
+    Args:
+        picture: where the curves are.
     """
-    rows = []
-    for limit, bad in unhealthy(log.updates, log.episodes):
-        values = log.updates.get(limit.metric, pd.Series(dtype=float))
-        if values.count() == 0:
+    judged, several = [judge(x) for x in runs], len(runs) > 1
+    names, limits = names_of(runs), limits_of(runs[0].updates.columns)
+    lines = [f"{f'{name}: ' * several}{described(x)}" for name, x in zip(names, runs)]
+    lines += ["", line("metric", names if several else ["median", "now"], "healthy", "verdict")]
+    lacking = []
+    for limit in limits:
+        rows = [next((x for x in own if x["limit"] is limit), {}) for own in judged]
+        if not (known := [x for x in rows if x]):
+            lacking.append(limit.metric)
             continue
-        low, high = limit.usual
-        row = {"metric": limit.metric, "median": values.median(), "band": limit.usual}
-        row |= {"now": values.dropna()[-RECENT:].median(), "bad": log.updates["global_step"][bad]}
-        if limit.usual == ANY:
-            row["band"] = limit.low, limit.high
-        row["verdict"], value = "", row["median"]
-        if values.count() >= limit.patience:
-            # Values begin badly everywhere, and a learning rate that falls to 0 ends all updates.
-            usual = any(low <= row[x] <= high for x in ("median", "now"))
-            row["verdict"] = "healthy" if usual else "unusual"
-        if not limit.only and row["verdict"] and not limit.low <= row["now"] <= limit.high:
-            row["verdict"], value = "unusual", row["now"]
-        if bad.any():
-            first, value = row["bad"].iloc[0], values[bad].median()
-            row["verdict"] = f"unhealthy {'since' if bad[-1] else 'at'} {first:,.0f}"
-        cause = next(x for x in limit.advice if value <= x.up_to)
-        rows.append(row | {"advice": cause if row["verdict"] not in ("", "healthy") else None})
-    return rows
+        cells = [x.get("value") for x in rows] if several else [known[0]["median"], known[0]["now"]]
+        verdicts = [x.get("verdict", "not logged") or "too early to tell" for x in rows]
+        text = together(names, verdicts)
+        lines.append(line(limit.metric, cells, between(*known[0]["band"]), text))
+        lines += dict.fromkeys(text for x in known for text in advice(x))
+    lines += [*last_lines(runs, names), ""]
+    if lacking:
+        lines += [f"Not logged, so not checked: {', '.join(sorted({*lacking}))}.", ""]
+    lines.append(WHERE)
+    if limits is ENVIRONMENTS and not any(x.startswith("check/") for x in runs[0].updates):
+        lines += [THEIRS, f"To log the other checks, paste the functions in {DIAGNOSE}."]
+    lines += [f"Curves: {picture}"] * bool(picture)
+    return "\n".join([*lines, "", what_next(runs[0], judged)])
 
 
-def report(log: Log) -> str:
-    """All of `judge` as text, and which checks the log does not allow."""
-    unit = "updates" if log.episodes.empty else "steps"
+def names_of(runs: list[Log]) -> list[str]:
+    """Names of columns: the seeds, if all are known and no two are the same."""
+    seeds = [x.seed for x in runs]
+    known = all(seeds) and len({*seeds}) == len(seeds)
+    return [f"seed {x}" if known else f"run {i}" for i, x in enumerate(seeds, start=1)]
+
+
+def described(log: Log) -> str:
+    """Which run this is, and how long."""
     place = f"{log.environment}, " * (log.environment != UNKNOWN)
-    lines = [f"{log.path}: {place}{log.steps:,} {unit}", ""]
-    lines.append(f"{'metric':<27}{'median':>10}{'now':>10}  {'healthy':<17}verdict")
-    for row in (rows := judge(log)):
-        numbers = f"{row['metric']:<27}{row['median']:>10.3g}{row['now']:>10.3g}"
-        verdict = row["verdict"] or "too early to tell"
-        lines.append(f"{numbers}  {between(*row['band']):<17}{verdict}")
-        if row["advice"]:
-            symptom = row["advice"].symptom
-            lines.append(f"    {row['advice'].text}")
-            lines += [f"    DEBUGGING.md: {symptom}"] if symptom else []
-    for name, values in (("entropy", log.updates.get("losses/entropy")), ("return", log.returns)):
-        if values is not None and len(values):
-            now = values[-LAST_EPISODES if name == "return" else -RECENT :].median()
-            verdict = ""
-            if name == "return" and len(values) > 2 * EARLY:
-                verdict = "lost: a fifth of the gain is gone" if return_lost(values) else "kept"
-            lines.append(f"{name:<27}{values.median():>10.3g}{now:>10.3g}  {'':<17}{verdict}")
-    limits = limits_of(log.updates.columns)
-    if missing := sorted({x.metric for x in limits} - {row["metric"] for row in rows}):
-        lines += ["", f"Not in this log, so not checked: {', '.join(missing)}."]
-    lines += ["", WHERE]
-    if limits is ENVIRONMENTS and not any(x.startswith("check/") for x in log.updates):
-        lines += [THEIRS, "", "To log the other checks, paste this into your script:", ""]
-        lines.append(DIAGNOSE.read_text())
-    return "\n".join(lines)
+    unit = "updates" if count_updates(log.updates["global_step"].to_numpy()) else "steps"
+    return f"{log.path}: {place}{log.steps:,} {unit}{'; ' * bool(log.note)}{log.note}"
+
+
+def line(name: str, cells: Iterable[str | float | None], band: str, verdict: str) -> str:
+    """A line of the table."""
+    texts = (x if isinstance(x, str) else "–" if x is None else f"{x:.3g}" for x in cells)
+    return f"{name:<27}{''.join(f'{x:>10}' for x in texts)}  {band:<17}{verdict}".rstrip()
+
+
+def together(names: list[str], verdicts: list[str]) -> str:
+    """The verdict on all runs, or each one with the runs that it is on."""
+    if len({*verdicts}) == 1:
+        return verdicts[0]
+    own = {x: [name for name, y in zip(names, verdicts) if y == x] for x in verdicts}
+    return "; ".join(f"{x} ({', '.join(y)})" for x, y in own.items())
+
+
+def last_lines(runs: list[Log], names: list[str]) -> list[str]:
+    """The entropy, and the return: its latest value is the score that `compare` shows, too."""
+    lines, several = [], len(runs) > 1
+    entropies = [x.updates.get("losses/entropy", pd.Series(dtype=float)).dropna() for x in runs]
+    if all(map(len, entropies)):
+        now = [x[-RECENT:].median() for x in entropies]
+        lines.append(line("entropy", now if several else [entropies[0].median(), *now], "", ""))
+    if all(len(x.episodes) for x in runs):
+        scores, texts = [number(x.score) for x in runs], []
+        for log in runs:
+            gain = "lost a fifth of" if return_lost(log.returns) else "kept"
+            texts.append(log.scored[1] + f"; has {gain} its gain" * (len(log.returns) > 2 * EARLY))
+        cells = scores if several else [number(runs[0].returns.median()), *scores]
+        lines.append(line("return", cells, "", together(names, texts)))
+    return lines
+
+
+def what_next(log: Log, judged: list[list[dict[str, Any]]]) -> str:
+    """The last line: what to do after reading a report."""
+    verdicts = {x["verdict"] for rows in judged for x in rows}
+    if verdicts == {""}:
+        return "It is too early to tell. Run the same command again later."
+    script = script_of(log)
+    compare = f"run `python -m benchmark diff {script}`" if script else ""
+    if any("DEBUGGING" in text for rows in judged for x in rows for text in advice(x)):
+        return f"Look up the symptom in DEBUGGING.md{', or ' * bool(script)}{compare}."
+    found = "Nothing found" if verdicts <= {*FINE} else "Nothing is unhealthy"
+    found = found if verdicts else "No metric could be checked"
+    otherwise = "DEBUGGING.md lists bugs that no metric shows"
+    return f"{found}. That proves little: {compare or otherwise}."
+
+
+def script_of(log: Log) -> Path | None:
+    """A changed script that made a run, if it is at hand: as `seeds` noted it, or as the run's
+    folder is named after it, next to runs/ or in the current folder."""
+    noted = logs.note_on(log.path).get("script")
+    folders = Path(), log.path.absolute().parent.parent
+    named = [x / f"{part}.py" for x in folders for part in log.path.name.split("__") if part]
+    found = next((x for x in [*([Path(noted)] if noted else []), *named] if x.is_file()), None)
+    original = found and ROOT / found.name
+    same = original and original.is_file() and original.read_text() == found.read_text()
+    return None if same else found
 
 
 def ranges_table() -> str:

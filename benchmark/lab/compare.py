@@ -1,7 +1,7 @@
 """Compares runs: scores, the probability that one is better, and what so many seeds can show."""
 
-import dataclasses
-import re
+import collections
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,54 +10,135 @@ import pandas as pd
 
 from benchmark.lab import statistics
 from benchmark.lab.definitions import Folders, Suite
-from benchmark.lab.logs import UNKNOWN, Log, find, of_suite
+from benchmark.lab.logs import UNKNOWN, Log, of_suite, search
 from benchmark.lab.provenance import BenchmarkError
 from benchmark.lab.statistics import estimate
-from benchmark.lab.tables import RATIO, chance, markdown, number, with_interval
+from benchmark.lab.tables import RATIO, chance, markdown, number, of_pairs, with_interval
 
-Groups = dict[str, list[Log]]  # the runs that are compared, by label
+Groups = dict[str, list[Log]]  # the runs that are compared, as they were named
+MANY = 5  # of these are listed
+# Settings in which seeds may differ: seed and name, and what is logged.
+NO_MATTER = ("seed", "run_name", "exp_name", "track", "wandb_project_name", "capture_video")
 
 
 # --- What is compared ---
 
 
-def groups_of(names: tuple[str, ...], folders: Folders, suites: Mapping[str, Suite]) -> Groups:
-    """The runs of each name; run folders that differ only in a number at the end are one group."""
-    found = {x.rstrip("/"): runs_of(x, folders, suites) for x in names}
-    groups: Groups = {}
-    for name, logs in found.items():
-        groups.setdefault(label_of(name) if len(logs) == 1 else name, []).extend(logs)
-    groups = groups if len(groups) > 1 else found
+def groups_of(
+    names: tuple[str, ...],
+    folders: Folders,
+    suites: Mapping[str, Suite],
+    environment: str,
+) -> tuple[Groups, list[str]]:
+    """The runs of each name, and sentences on what was left out."""
+    groups, notes = {}, []
+    for name in dict.fromkeys(x.rstrip("/") or x for x in names):
+        groups[name], left_out = runs_of(name, folders, suites, environment)
+        notes += [f"Left out: {x}." for x in left_out]
+        notes += [f"{x.path}: {x.note}." for x in groups[name] if x.note]
     if len(groups) < 2:
         raise BenchmarkError("To compare, give at least two folders, patterns or rows of suites.")
-    return groups
+    return groups, notes
 
 
-def label_of(folder: str) -> str:
-    """A run folder's name without its environment, seed and time."""
-    name = re.sub(r"^[^/]*-v\d+__", "", Path(folder).name)
-    short = re.sub(r"(__\d+__\d+|[-_.](seed)?\d+|seed\d+)$", "", name)
-    return short or str(Path(folder).parent)
-
-
-def runs_of(name: str, folders: Folders, suites: Mapping[str, Suite]) -> list[Log]:
-    """The runs that a word of the command line means."""
+def runs_of(
+    name: str, folders: Folders, suites: Mapping[str, Suite], environment: str
+) -> tuple[list[Log], list[str]]:
+    """The runs with returns that a word of the command line means, and what was left out."""
     suite, _, variant = name.partition(":")
     if Path(name).exists() or suite not in suites:
-        logs = find(name)
+        logs, left_out = search(name, environment)
     elif variant not in (known := suites[suite].variants):
         rows = ", ".join(f"{suite}:{x}" for x in known if x)
         raise BenchmarkError(f"{name} is no row of a suite; there are {rows}.")
     else:
-        logs = of_suite(suite, variant, folders)
-    if not logs:
-        raise BenchmarkError(f"No run of {name} is finished.")
-    if silent := [x.path for x in logs if x.episodes.empty]:
+        logs, left_out = of_suite(suite, variant, folders), []
+        if not logs:
+            raise BenchmarkError(f"No run of {name} is finished.")
+    silent = [x for x in logs if x.episodes.empty]
+    if len(silent) == len(logs):
         raise BenchmarkError(
-            f"{silent[0]} logs no returns: wrap the environment in RecordEpisodeStatistics, or in "
-            "Monitor for Stable-Baselines3. Of RLHF, `seeds` prints a table."
+            f"{silent[0].path} logs no returns: wrap the environment in RecordEpisodeStatistics, "
+            "or in Monitor for Stable-Baselines3. Of RLHF, `seeds` prints a table."
         )
-    return logs
+    left_out += [f"{x.path}: no returns" for x in silent]
+    return [x for x in logs if len(x.episodes)], left_out
+
+
+def by_place(logs: list[Log]) -> dict[str, list[Log]]:
+    """Runs by environment."""
+    found: dict[str, list[Log]] = {}
+    for log in logs:
+        found.setdefault(log.environment, []).append(log)
+    return dict(sorted(found.items()))
+
+
+def described(groups: Groups) -> list[str]:
+    """What was read: a line for each group and environment, with its seeds, or else its folders."""
+    lines = []
+    for label, logs in groups.items():
+        for place, own in by_place(logs).items():
+            where = "environment unknown" if place == UNKNOWN else place
+            if all(x.seed for x in own):
+                seeds = sorted((x.seed for x in own), key=lambda x: (len(x), x))
+                about = f"seed{'s' * (len(own) > 1)} {', '.join(seeds)}"
+            else:
+                counts = collections.Counter(str(x.path.parent) for x in own)
+                about = f"{len(own)} run{'s' * (len(own) > 1)}"
+                if len(counts) > 1:
+                    about += f" in {', '.join(f'{x} ({y})' for x, y in counts.items())}"
+            lines.append(f"{label}: {where}, {about}")
+    return lines
+
+
+def require_seeds(groups: Groups) -> list[str]:
+    """A BenchmarkError if runs of a group in one environment are not seeds of one setting.
+
+    Returns:
+        Sentences on groups of which nobody can know it.
+    """
+    notes = []
+    for label, logs in groups.items():
+        for place, own in by_place(logs).items():
+            known = [x for x in own if settings_of(x)]
+            if any(settings_of(x) != settings_of(known[0]) for x in known):
+                raise BenchmarkError(f"{label}: {apart(known)}")
+            if len(known) == len(own) or len(own) == 1:
+                continue
+            folders = {x.path.parent for x in own}
+            if place == UNKNOWN and len(folders) > 1:
+                raise BenchmarkError(
+                    f"{label} has {len(own)} runs in {len(folders)} folders, and their logs name "
+                    "neither environment nor settings, so they may not be seeds of one setting. "
+                    f"Give folders with runs of one kind, such as {min(folders)}. If all are of "
+                    "one kind, name their environment with --env-id."
+                )
+            notes.append(f"{label}: not all logs name their settings, so these may differ.")
+    return notes
+
+
+def settings_of(log: Log) -> dict[str, str]:
+    """The settings in which seeds must agree."""
+    return {x: y for x, y in log.settings.items() if x not in NO_MATTER}
+
+
+def apart(logs: list[Log]) -> str:
+    """In which settings runs differ, and how to separate them."""
+    names = dict.fromkeys(x for log in logs for x in settings_of(log))
+    values = {x: dict.fromkeys(settings_of(log).get(x, "none") for log in logs) for x in names}
+    differ = [f"{x} ({', '.join(y)})" for x, y in values.items() if len(y) > 1]
+    shown = ", ".join(differ[:MANY]) + f" and {len(differ) - MANY} more" * (len(differ) > MANY)
+    parts: dict[str, list[str]] = {}
+    for log in logs:
+        parts.setdefault(str(sorted(settings_of(log).items())), []).append(str(log.path))
+    folders = [os.path.commonpath(x) for x in parts.values()]
+    how = "for example by a pattern in quotes"
+    if len({*folders}) == len(parts):
+        how = f"such as {' '.join(folders[:MANY])}"
+    return (
+        f"its runs in one environment are not seeds of one setting, since they differ in {shown}. "
+        f"Give the runs of each setting as a word of its own, {how}."
+    )
 
 
 def comparable(groups: Groups) -> tuple[Groups, list[str]]:
@@ -66,23 +147,17 @@ def comparable(groups: Groups) -> tuple[Groups, list[str]]:
     Returns:
         The runs and, for the reader, sentences on what was left out or assumed.
     """
-    runs = [(label, log) for label, logs in groups.items() for log in logs]
-    notes, known = [], {x.environment for _, x in runs}
-    if UNKNOWN in known:
-        if len(known := known - {UNKNOWN}) != 1:
-            raise BenchmarkError(
-                "A log does not name its environment: put it into its path, as in logs/Hopper-v4."
-            )
-        notes.append(f"A log that does not name its environment is taken for {min(known)}.")
-        place = {"environment": min(known)}
-        runs = [(y, dataclasses.replace(x, record=x.record | place)) for y, x in runs]
-    places = {label: {x.environment for y, x in runs if y == label} for label in groups}
+    notes, runs = [], [(label, log) for label, logs in groups.items() for log in logs]
+    places = {label: {*by_place(logs)} for label, logs in groups.items()}
     shared = set.intersection(*places.values())
     if not shared:
         has = "; ".join(f"{x} has {', '.join(sorted(y))}" for x, y in places.items())
-        raise BenchmarkError(f"There is no environment that all have: {has}.")
-    if shared < known:
-        notes.append(f"Left out, since not all have it: {', '.join(sorted(known - shared))}.")
+        text = f"There is no environment that all have: {has}."
+        if any(UNKNOWN in x for x in places.values()):
+            text += " Name that of logs that do not say it with --env-id."
+        raise BenchmarkError(text)
+    if left := set.union(*places.values()) - shared:
+        notes.append(f"Left out, since not all have it: {', '.join(sorted(left))}.")
     cut: Groups = {label: [] for label in groups}
     for place in sorted(shared):
         own = [(y, x) for y, x in runs if x.environment == place]
@@ -127,25 +202,44 @@ def table(groups: Groups) -> str:
             seeds = "–".join(map(str, sorted({*np.isfinite(runs).sum(0)})))
             middle = with_interval(estimate(runs, statistics.interquartile_mean), form)
             row[label] = f"{middle} ({seeds})"
-        rows.append(row | {f"P({x} is better)": chance(own, x, base) for x in others})
+        row |= {f"P({x} is better)": chance(own, x, base) for x in others}
+        over = {x.scored[1] for y in groups.values() for x in y if x.environment == name}
+        rows.append(row | {"score: mean of the": "; ".join(sorted(over))})
     return markdown(rows)
 
 
 def verdict(groups: Groups) -> str:
     """What so many seeds can show, in a sentence for each comparison."""
     scores, (base, *others) = scores_of(groups), groups
-    lines = []
-    for label in others:
-        pairs = [(scores.loc[label, x].dropna(), scores.loc[base, x].dropna()) for x in scores]
-        counts = [len(y) for x in pairs for y in x]
-        seeds = f"{min(counts)} seed{'s' * (min(counts) > 1)} each"
-        if min(counts) < 2:
-            lines.append(
-                f"{label} and {base}: with {seeds}, nothing can be said about a difference, since "
-                "two runs of the same code can differ as much."
+    return "\n".join(verdict_on(scores, label, base) for label in others)
+
+
+def verdict_on(scores: pd.DataFrame, ours: str, theirs: str) -> str:
+    """Which of two groups is better, or that no difference can be shown."""
+    pairs = [(scores.loc[ours, x].dropna(), scores.loc[theirs, x].dropna()) for x in scores]
+    seeds = min(len(y) for x in pairs for y in x)
+    counted = f"{seeds} seed{'s' * (seeds > 1)}"
+    found = of_pairs(scores, ours, theirs, statistics.improvement)
+    none = f"No difference between {ours} and {theirs} can be shown:"
+    if not found.ends:
+        return (
+            f"{none} that takes at least 3 seeds of each, since two runs of the same code can "
+            "differ a lot."
+        )
+    low, high = found.ends
+    if low > 0.5 or high < 0.5:
+        better, worse = (ours, theirs) if low > 0.5 else (theirs, ours)
+        found = of_pairs(scores, better, worse, statistics.improvement)
+        text = f"{better} is better: probability {with_interval(found, RATIO)}."
+        luck = statistics.by_chance(pairs)
+        if luck > 0.05:
+            text += (
+                f" But {counted} are few: in {luck:.0%} of such comparisons, two equal settings "
+                "differ this much."
             )
-            continue
-        seen = np.median([statistics.smallest_visible(*x) for x in pairs])
-        text = f"{label} and {base}, {seeds}: in one environment, a difference of less than about "
-        lines.append(f"{text}{seen:.0%} of the mean would probably not be seen.")
-    return "\n".join(lines)
+        return text
+    seen = np.median([statistics.smallest_visible(*x) for x in pairs])
+    return (
+        f"{none} the interval of the probability, [{low:.2f}, {high:.2f}], contains 0.5. "
+        f"Differences below about {seen:.0%} would be missed with {counted}."
+    )

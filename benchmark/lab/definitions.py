@@ -106,6 +106,10 @@ class Run:
         return self.folder / "runs" / "run"
 
     @property
+    def logs(self) -> list[Path]:  # folders that it has made so far
+        return [self.log]
+
+    @property
     def variables(self) -> dict[str, str]:  # for the script: no GPU in sight
         return {"CUDA_VISIBLE_DEVICES": ""}
 

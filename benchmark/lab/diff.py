@@ -26,7 +26,8 @@ from benchmark.lab.trace import Run, Script, Statement
 RELATIVE, OF_SCALE, ABSOLUTE = 1e-4, 1e-5, 1e-7
 SIMILAR = 0.4  # share of statements that a copy has in common with its original, at least
 ROUNDS = 8  # differences that are told
-SHOWN = 3  # places in the source that are shown for each
+SHOWN, LINES = 3, 16  # places in the source that are shown for each, and lines of each
+EARLIER = 0.9  # a copy with a smaller share may be one of an earlier version
 
 
 # --- Which statements of two files are the same ---
@@ -80,9 +81,9 @@ def ratio(mine: list[Statement], theirs: list[Statement]) -> float:
 def pair(mine: Script, theirs: Script) -> Pairing:
     """Pair the statements of each function, whatever its place, variables or comments."""
     ours, others = by_block(mine), by_block(theirs)
-    matches = {x: x for x in others if x in ours}
+    matches = {x: x for x in others if x in ours and ratio(ours[x], others[x]) > 0.3}
     left = [x for x in ours if x not in matches]
-    for name in [x for x in others if x not in matches]:  # functions that were renamed
+    for name in [x for x in others if x not in matches]:  # functions with another name
         best = max(left, key=lambda x: ratio(ours[x], others[name]), default=None)
         if best is not None and ratio(ours[best], others[name]) > 0.5:
             matches[name] = best
@@ -210,19 +211,15 @@ def first_difference(mine: Run, theirs: Run, pairing: Pairing) -> Difference | N
     for k, event in enumerate(mine.events):
         where.setdefault(event.statement.index, []).append(k)
     times: collections.Counter = collections.Counter()
-    latest = 0
+    latest, missing = 0, None
     for k, event in enumerate(theirs.events):
         index = event.statement.index
         if (partner := pairing.partner.get(index)) is None:
             continue
         occurrences = where.get(partner.index, [])
         if times[index] >= len(occurrences):
-            if mine.error:
-                what = f"The copy stops with {trace.told(mine.error)}."
-            else:
-                count = sum(x.statement is event.statement for x in theirs.events)
-                what = f"The copy executes this {len(occurrences)} times, the original {count}."
-            return Difference(latest, k, (), "", (None, None), what)
+            missing = (latest, k) if missing is None else missing
+            continue
         latest = occurrences[times[index]]
         times[index] += 1
         other, names = mine.events[latest].values, pairing.names[index]
@@ -236,9 +233,13 @@ def first_difference(mine: Run, theirs: Run, pairing: Pairing) -> Difference | N
         if found:
             every = tuple(dict.fromkeys(x[0] for x in found))
             return Difference(latest, k, every, found[0][1], found[0][2:])
+    position = missing or (len(mine.events) - 1, len(theirs.events) - 1)
     if mine.error:
-        what = f"The copy stops with {trace.told(mine.error)}."
-        return Difference(len(mine.events) - 1, len(theirs.events) - 1, (), "", (None, None), what)
+        what = f"The copy stops with {trace.told(mine.error)}"
+        return Difference(*position, (), "", (None, None), what)
+    if missing and [*leaves(mine.result, theirs.result, "")]:
+        what = "The copy executes this less often"
+        return Difference(*position, (), "", (None, None), what)
     return None
 
 
@@ -468,7 +469,7 @@ def headline(found: Difference, mine: Run, theirs: Run) -> str:
     kind, block = event.statement.kind, event.statement.block
     if found.problem:
         place = f"{theirs.script.path.name} line {event.statement.lines[0]}"
-        return f"{found.problem.rstrip('.')} ({place})"
+        return f"{found.problem} ({place})"
     amount = size(found)
     if kind == "enter":
         own = mine.events[found.mine].call
@@ -481,6 +482,17 @@ def headline(found: Difference, mine: Run, theirs: Run) -> str:
     if kind == "if":
         return f"A condition in `{function_of(block)}` {amount}"
     return f"`{found.first}` in `{function_of(block)}` {amount}"
+
+
+def brief(found: Difference, theirs: Run) -> str:
+    """What differs first, in a few words."""
+    statement = theirs.events[found.theirs].statement
+    function = f"`{function_of(statement.block)}`"
+    if found.problem:
+        return found.problem
+    forms = {"return": f"the result of {function}", "if": f"a condition in {function}"}
+    default = f"`{found.first}` {'of' if statement.kind == 'enter' else 'in'} {function}"
+    return forms.get(statement.kind, default)
 
 
 def where(phase: tuple[int, str]) -> str:
@@ -515,8 +527,8 @@ def shown(change: Change, mine: Script, theirs: Script) -> list[str]:
                 text = script.lines[k - 1]
                 if text.strip() and not text.strip().startswith("#"):
                     lines.append(f"{sign} {k:>4} {text}")
-    if len(lines) > 24:
-        lines = [*lines[:20], f"       ... and {len(lines) - 20} more lines"]
+    if len(lines) > LINES + 2:
+        lines = [*lines[:LINES], f"       ... and {len(lines) - LINES} more lines"]
     return lines
 
 
@@ -574,6 +586,7 @@ class Finding:
 
     difference: Difference | None  # None: only what `train` returns differs
     what: str  # a sentence without a full stop
+    brief: str  # the same in a few words
     common: str  # of the steps that differ; may be empty
     phase: tuple[int, str]
     changes: list[Change]  # of the source, that can have caused it
@@ -594,11 +607,13 @@ def examine(mine: Run, theirs: Run) -> Finding | None:
         unequal = [*leaves(mine.result, theirs.result, "result")]
         if not unequal:
             return None
-        what = (
-            f"All statements that both have are equal, but `train` returns another {unequal[0][0]}"
-        )
-        return Finding(None, what, "", (0, "train"), pairing.changes[:SHOWN], mine, None)
+        other = unequal[0][0]
+        what = f"All statements of both are equal, but `train` returns another {other}"
+        changes = pairing.changes[:SHOWN]
+        return Finding(None, what, other, "", (0, "train"), changes, mine, None)
     what, phase = headline(found, mine, theirs), theirs.events[found.theirs].phase
+    if phase[1] != "evaluation" and not [*leaves(mine.result, theirs.result, "")]:
+        found = dataclasses.replace(found, equal_results=True)
     if name := constructor(found, theirs):
         what = f"`{name}` is built differently. {what}"
     chosen = places(found, mine, theirs, pairing)[:SHOWN]
@@ -607,7 +622,8 @@ def examine(mine: Run, theirs: Run) -> Finding | None:
         following = reverted(mine.script, theirs.script, changes, pairing)
     except (BenchmarkError, IndexError):  # these lines cannot be put back by themselves
         following = None
-    return Finding(found, what, common_steps(found, theirs), phase, chosen, mine, following)
+    words, common = brief(found, theirs), common_steps(found, theirs)
+    return Finding(found, what, words, common, phase, chosen, mine, following)
 
 
 class Comparison:
@@ -615,10 +631,10 @@ class Comparison:
 
     def __init__(self, original: Script, flags: list[str], copy: Script) -> None:
         self.original, self.arrays = original, {}
+        self.explained = False  # whether the findings are all that there is
         module, recorder = trace.load(original, self.arrays)
-        settings = trace.short(module)
+        settings, self.module = trace.short(module), module
         copied, _ = trace.load(copy, self.arrays)
-        self.settings = settings_that_differ(copied, module)
         fields = {x.name for x in dataclasses.fields(copied.Args)}
         usual = {x.name: getattr(module.Args, x.name) for x in dataclasses.fields(module.Args)}
         default = {x: y for x, y in (usual | settings).items() if x in fields}
@@ -634,7 +650,7 @@ class Comparison:
 
     def findings(self, copy: Script | None) -> Iterator[Finding]:
         """One difference after the other, each with the original's lines in place of the others."""
-        texts = set()
+        texts, error = set(), False
         while copy and len(texts) < ROUNDS and copy.text not in texts:
             texts.add(copy.text)
             try:
@@ -643,19 +659,22 @@ class Comparison:
                 if len(texts) == 1:
                     raise
                 return  # the original's lines do not fit there
+            if mine.error and not error and len(texts) > 1:
+                return
+            error = bool(mine.error)
             finding = examine(mine, self.theirs)
+            self.explained = finding is None
             if finding is None:
                 return
             yield finding
             copy = finding.following
 
-
-def settings_that_differ(copied: Any, module: Any) -> list[str]:
-    """Defaults of the copy that are not those of the original."""
-    own = {x.name: x.default for x in dataclasses.fields(copied.Args)}
-    others = {x.name: x.default for x in dataclasses.fields(module.Args)}
-    names = [x for x in others if x in own and own[x] != others[x]]
-    return [f"{x} is {own[x]}, in the original {others[x]}" for x in names]
+    def settings_of(self, copy: Script) -> list[str]:
+        """Defaults of the copy that are not those of the original."""
+        modules = trace.load(copy, self.arrays)[0], self.module
+        own, others = ({y.name: y.default for y in dataclasses.fields(x.Args)} for x in modules)
+        names = [x for x in others if x in own and own[x] != others[x]]
+        return [f"{x} is {own[x]}, in the original {others[x]}" for x in names]
 
 
 def read(path: Path) -> Script:
@@ -677,7 +696,9 @@ def original_of(copy: Script) -> tuple[Script, str]:
         raise BenchmarkError(f"{copy.path} is not similar to any of the scripts {hint}.")
     how = "which its first lines name" if best == named else "the most similar script"
     original = next(x for x in scripts if x.path.name == best)
-    return original, f", {how} (the two share {shares[best]:.0%} of their statements)"
+    share = f"{how} (the two share {shares[best]:.0%} of their statements)"
+    older = ". If yours is a copy of an earlier version, name that one as the original"
+    return original, f", {share}" + older * (shares[best] < EARLIER)
 
 
 def endings(theirs: Run) -> tuple[int, int]:
@@ -738,14 +759,15 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
     comparison = Comparison(original, flags, copy)
     print(f"{path} is compared with {original.path.name}{how}.")
     print(circumstances(comparison.args, comparison.theirs) + "\n")
-    for text in comparison.settings:
+    settings = comparison.settings_of(copy)
+    for text in settings:
         print(f"  DIFFERENT  setting: {text} (with which both trained)")
     findings = comparison.findings(copy)
     first = next(findings, None)
     print("\n".join(phases(first and first.difference, comparison.theirs)) + "\n")
     if first is None:
-        print("Only settings differ." if comparison.settings else "No difference.")
-        return 1 if comparison.settings else 0
+        print("Only settings differ." if settings else "No difference.")
+        return 1 if settings else 0
     print(told(first, path, original) + "\n")
     print("All that differs later follows from this, or is a difference of its own.")
     if first.harmless:
@@ -754,8 +776,8 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
         print("\nWith the original's lines there, the next difference is:\n")
         print(f"  DIFFERENT  {where(finding.phase)}\n\n{told(finding, path, original)}")
         first = finding
-    if first.following is None:
-        print("\nWhether this is the only difference is not known: its lines belong together.")
+    if comparison.explained:
+        print("\nWith the original's lines there, both are equal.")
     else:
-        print("\nWith the original's lines there, too, both are equal.")
-    return 0 if first.harmless else 1
+        print("\nThere may be other differences: one by one, lines cannot be put back any more.")
+    return 0 if first.harmless and not settings else 1

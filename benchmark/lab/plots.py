@@ -1,5 +1,6 @@
 """Figures: learning curves with a band and a thin line per seed, and the checks of a run."""
 
+import collections
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -66,25 +67,34 @@ def draw_curves(
 # --- Runs of anybody ---
 
 
-def checks(log: Log) -> Figure:
-    """The metrics of a run over their healthy ranges; red where the rule says that they are not."""
-    rows = {x["metric"]: x for x in check.judge(log)}
-    figure, panels = one_panel_each([*rows] or ["return"])
-    for axes, (metric, row) in zip(panels, rows.items()):
-        own = log.updates[["global_step", metric]].dropna()
-        axes.plot(own["global_step"], own[metric], color="C0", linewidth=1)
-        sick = own[own["global_step"].isin(row["bad"])]
-        if len(sick):
-            axes.plot(*sick.to_numpy().T, ".", color="C3", markersize=4, label="unhealthy")
-        ends = [x for x in row["band"] if np.isfinite(x)]
-        low, high = np.quantile([*own[metric].quantile([0.02, 0.98]), *ends], [0, 1])
-        room = 0.1 * (high - low)
-        axes.set_ylim(low - room, high + room)  # a few odd values at the start leave the picture
-        inside = np.clip(row["band"], *axes.get_ylim())
+def checks(logs: list[Log]) -> Figure:
+    """The metrics of runs over their healthy ranges; red where the rule says that they are not."""
+    judged = [{x["metric"]: x for x in check.judge(log)} for log in logs]
+    metrics = dict.fromkeys(x for rows in judged for x in rows)
+    figure, panels = one_panel_each([*metrics] or ["return"])
+    for axes, metric in zip(panels, metrics):
+        verdicts, ends, color = collections.Counter(), [], "k"
+        for index, (name, log, rows) in enumerate(zip(check.names_of(logs), logs, judged)):
+            if not (row := rows.get(metric)):
+                continue
+            own = log.updates[["global_step", metric]].dropna()
+            style = {"color": f"C{index}", "label": name if len(logs) > 1 else None}
+            axes.plot(own["global_step"], own[metric], linewidth=1, **style)
+            sick = own[own["global_step"].isin(row["bad"])]
+            if len(sick):
+                axes.plot(*sick.to_numpy().T, ".", color="C3", markersize=4, label="unhealthy")
+                color = "C3"
+            ends += [*own[metric].quantile([0.02, 0.98]), *filter(np.isfinite, row["band"])]
+            verdicts[row["verdict"] if len(logs) == 1 else row["verdict"].partition(" ")[0]] += 1
+            band = row["band"]
+        room = 0.1 * (max(ends) - min(ends))
+        axes.set_ylim(min(ends) - room, max(ends) + room)  # a few odd values leave the picture
+        inside = np.clip(band, *axes.get_ylim())
         axes.axhspan(*inside, color="C2", alpha=0.15, label="healthy", linewidth=0)
-        axes.set_title(f"{metric}\n{row['verdict']}", color="C3" if len(sick) else "k")
+        parts = (x if y == len(logs) else f"{y} {x or 'early'}" for x, y in verdicts.items())
+        axes.set_title(f"{metric}\n{', '.join(parts)}", color=color)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    if log.episodes.empty:
+    if check.count_updates(logs[0].updates["global_step"].to_numpy()):
         figure.supxlabel("updates")
     return figure
 
@@ -124,6 +134,14 @@ def save(make: Callable[[], Figure], path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         drawn.save(path, optimize=True)
     return path
+
+
+def try_to_save(make: Callable[[], Figure], path: Path) -> str:
+    """The path of a figure that is saved, or why it is not: the folder may be read-only."""
+    try:
+        return str(save(make, path))
+    except OSError as error:
+        return f"none, since {path} cannot be written: {error.strerror or error}"
 
 
 def looks_the_same(drawn: Image.Image, path: Path) -> bool:

@@ -24,6 +24,7 @@ from benchmark.lab.definitions import Folders, Run, Suite, Variant
 from benchmark.lab.provenance import ROOT, BenchmarkError, git, machine, source_at, text_on_disk
 from benchmark.lab.results import lock, write_text
 
+ENDED = "ended"  # file in the folder of a run whose script has ended with exit code 0
 EVALUATE = Path(__file__).resolve().parent / "evaluate.py"
 # One thread per process: a second one gains nothing on networks of this size and, being shared
 # between runs, would make their times depend on each other.
@@ -161,6 +162,15 @@ def last_line(folder: Path) -> str:
     return re.sub(r".*\d+/\d+ \[.*?\]", "", last).strip() or last
 
 
+def why(folder: Path) -> str:
+    """The last line, and if a script did not find a file that is here, how it can find it."""
+    text = last_line(folder)
+    missing = re.search(r"No such file or directory: '([^']+)'", text)
+    if missing and Path(missing[1]).exists():
+        text += " (each run works in a folder of its own: give the path as a flag, or by __file__)"
+    return text
+
+
 def progress(folder: Path) -> tuple[int, str]:
     """How many iterations the script in a folder has made; they, its return and the time left."""
     found = BAR.findall(printed(folder))
@@ -181,7 +191,7 @@ def make(runs: list[Run], commit: str | None, workers: int) -> Iterator[tuple[Ru
     The first one compiles. The others wait until it has made an iteration (or for two minutes,
     since not every script shows that), and take what it has compiled from the disk.
     """
-    ended = [x for x in runs if (x.log / "results.json").exists()]  # only the benchmark was killed
+    ended = [x for x in runs if has_ended(x)]  # without a result: it could not be read, or not yet
     for run in ended:
         yield run, finish(run, None)
     waiting, working, ready = [x for x in runs if x not in ended][::-1], {}, False
@@ -216,25 +226,51 @@ def make(runs: list[Run], commit: str | None, workers: int) -> Iterator[tuple[Ru
                 working[process.pid] = run, process, used
                 continue
             ready = True
-            error = f"ended with exit code {code}: {last_line(run.folder)}" if code else ""
-            yield run, error or finish(run, used_before or used)
+            if code:
+                yield run, f"ended with exit code {code}: {why(run.folder)}"
+                continue
+            (run.folder / ENDED).touch()
+            yield run, finish(run, used_before or used)
     finally:  # some still work if this is to stop
         for _, process, _ in working.values():
             process.terminate()
             process.wait()
 
 
+def has_ended(run: Run) -> bool:
+    """Whether the script of a run has ended well. What it has left is never deleted."""
+    return (run.folder / ENDED).exists() or (run.log / "results.json").exists()
+
+
 def begin(run: Run, commit: str | None) -> subprocess.Popen:
     """Start a run, or continue it with the script that began it."""
-    file, begun = Path(run.script).name, run.begun
+    begun = run.begun
     flags = ["--resume", "runs/run"] if begun else [*run.flags, *run.naming]
     if not begun:
-        shutil.rmtree(run.log, ignore_errors=True)
+        for folder in run.logs:  # of a run that has not ended
+            shutil.rmtree(folder, ignore_errors=True)
         run.folder.mkdir(parents=True, exist_ok=True)
-        write_text(run.folder / file, source(run.suite.variants[run.variant], commit))
         write_text(run.folder / "note.json", json.dumps(run.version(commit)))
+    words = [str(placed(run, commit, begun)), *flags]
     say(f"{run.name} {'continues' if begun else 'starts'}")
-    return start(run.folder, [file, *flags], modules(run), **run.variables)
+    return start(run.folder, words, modules(run), **run.variables)
+
+
+def placed(run: Run, commit: str | None, begun: bool) -> Path:
+    """The script that a run starts: a copy in its folder, or with `seeds` the file itself, since it
+    may read others next to it. If it was edited meanwhile, the text of before is put there, too."""
+    path = Path(run.script)
+    if not path.is_absolute():
+        if not begun:
+            write_text(run.folder / path.name, source(run.suite.variants[run.variant], commit))
+        return Path(path.name)
+    text = text_on_disk(run.script)  # read before the first run
+    if path.read_text() == text:
+        return path
+    before = path.with_name(f".{path.stem}-{version(run)['sha256'][:8]}.py")
+    write_text(before, text)
+    say(f"{path.name} has changed since then: {run.name} runs {before.name}, the version of before")
+    return before
 
 
 def version(run: Run) -> dict[str, Any]:
@@ -250,16 +286,18 @@ def finish(run: Run, used: Any) -> str:
     """
     suite, seconds = run.suite, used and used.ru_utime + used.ru_stime
     try:
-        if (run.log / "checkpoint.pt").exists():
-            facts, curve = record.summarize_steps(run.log, suite.total_timesteps, suite.points)
-        elif (run.log / "results.json").exists():
+        if (run.log / "results.json").exists():
             facts, curve = record.summarize_stages(run.log, seconds, suite.points)
+        elif logs.has_our_checkpoint(run.log):
+            facts, curve = record.summarize_steps(run.log, suite.total_timesteps, suite.points)
+            if suite.total_timesteps is None and facts["episodes"]:  # of `seeds`: it may be short
+                facts["score"], facts["scored_over"] = logs.read(run.log).scored
         else:
             facts, curve = logs.summarize(run.log, seconds)
         if suite.evaluated:
             facts["evaluation"] = record.summarize_evaluation(run.log)
     except Exception as error:  # whatever a script can leave; the other runs go on
-        return str(error) or repr(error)
+        return f"{str(error) or repr(error)}; delete {run.folder} to run it again"
     about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
     about |= {"flags": " ".join(run.flags)} | version(run)
     about["peak_mib"] = used and used.ru_maxrss // 1024  # Linux counts KiB

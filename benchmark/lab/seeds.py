@@ -20,10 +20,11 @@ import pandas as pd
 
 from benchmark.lab import plots
 from benchmark.lab.definitions import Folders, Run, Suite, Variant, file_name, select
-from benchmark.lab.logs import is_log, read
+from benchmark.lab.logs import main_folder, read, run_folders
 from benchmark.lab.provenance import BenchmarkError, version_on_disk
+from benchmark.lab.record import LAST_100
 from benchmark.lab.results import by_environment, done
-from benchmark.lab.run import last_line, printed, run_suite, start
+from benchmark.lab.run import ENDED, last_line, printed, run_suite, start
 from benchmark.lab.tables import MODEL_METRICS, markdown, number, plus_minus, score_cells
 
 OWN = {"--env-id", "--seed", "--run-name", "--resume"}  # flags that `seeds` itself gives
@@ -52,8 +53,11 @@ class SeedRun(Run):
     @property
     def log(self) -> Path:  # a script without --run-name chooses the name
         named = super().log
-        made = sorted(x.parent for x in self.folder.rglob("*") if is_log(x))
-        return made[0] if made and not named.exists() else named
+        return named if named.exists() else main_folder(self.folder) or named
+
+    @property
+    def logs(self) -> list[Path]:
+        return run_folders([self.folder])
 
     @property
     def begun(self) -> bool:
@@ -61,11 +65,31 @@ class SeedRun(Run):
 
     @property
     def variables(self) -> dict[str, str]:  # the script also finds what it finds without us
-        known = [str(Path(self.script).parent), os.environ.get("PYTHONPATH", "")]
-        return {"PYTHONPATH": os.pathsep.join(filter(None, known))}
+        return {"PYTHONPATH": python_path(Path(self.script).parent)}
 
     def version(self, commit: str | None) -> dict[str, Any]:
-        return self.about
+        about = {"environment": self.environment, "seed": self.seed, "script": self.script}
+        return self.about | about
+
+
+def python_path(first: Path) -> str:
+    """A folder and those of PYTHONPATH, which may be relative to the current folder."""
+    others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join(str(Path(x).absolute()) for x in [first, *others])
+
+
+def with_absolute_paths(flags: list[str]) -> list[str]:
+    """Flags for a script that runs in another folder: names of files here become absolute paths.
+
+    Words without a slash or a suffix are taken for names.
+    """
+    words = []
+    for flag in flags:
+        name, equals, value = flag.partition("=") if flag.startswith("-") else ("", "", flag)
+        if re.search(r"[/.]", value) and Path(value).exists():
+            value = str(Path(value).absolute())
+        words.append(f"{name}{equals}{value}")
+    return words
 
 
 def flags_of(script: Path) -> set[str]:
@@ -73,7 +97,7 @@ def flags_of(script: Path) -> set[str]:
     if not script.is_file():
         raise BenchmarkError(f"There is no script {script}.")
     with tempfile.TemporaryDirectory() as name:
-        folder, known = Path(name), {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        folder, known = Path(name), {"PYTHONPATH": python_path(script.parent)}
         process = start(folder, [str(script), "--help"], script.parent, **known)
         try:
             failed = process.wait(HELP)
@@ -111,11 +135,12 @@ def run(
     numbers = tuple(range(1, seeds[0] + 1)) if len(seeds) == 1 else seeds
     if not numbers:
         raise BenchmarkError("Give --seeds at least one.")
-    variant, places = Variant(str(script), about["flags"]), dict.fromkeys(env_ids or [""], numbers)
+    variant = Variant(str(script), shlex.join(with_absolute_paths(flags)))
+    places = dict.fromkeys(env_ids or [""], numbers)
     suite = Suite(name, "", places, {"": variant}, total_timesteps=None)
     old = [*done(name, folders).values()]
     for note in folders.results.rglob("note.json"):
-        if {"result.json", "checkpoint.pt"} & {x.name for x in note.parent.rglob("*")}:
+        if {"result.json", "checkpoint.pt", ENDED} & {x.name for x in note.parent.rglob("*")}:
             old.append(json.loads(note.read_text()))
     if any(x.get(y) != about[y] for x in old for y in ("sha256", "flags")):
         text = f"{folders.results} has runs of another version of {script.name}, or with other"
@@ -142,7 +167,9 @@ def show(suite: Suite, folders: Folders) -> None:
             runs = [SeedRun(suite, place, "", x["seed"], folders, set(), {}) for x in records]
             logs = {x.seed: read(x.log) for x in runs if x.log.exists()}  # not those deleted since
             name = place or next((x.environment for x in logs.values()), "")  # script's default
-            cells = [score_cells(x["score"] for x in records)]
+            cells = [score_cells([x["score"] for x in records], "score")]
+            over = sorted({x.get("scored_over", LAST_100) for x in records})
+            cells[0]["score: mean of the"] = "; ".join(over)
             shown += logs.values()
             episodes += [
                 log.episodes.assign(environment=name, seed=seed)
@@ -156,17 +183,15 @@ def show(suite: Suite, folders: Folders) -> None:
         table = pd.DataFrame(rows, dtype=object)
         table["minutes per run"] = table.pop("minutes per run")  # comes last
         print(f"\n{markdown(table)}")
-    if len(episodes) < len(shown):
-        print("Returns are means over the last tenth of a log that has no single episodes.")
     if shown:
         curves = folders.results / "curves.png"
-        print(plots.save(lambda: plots.overlay({suite.name: shown}), curves))
+        print(f"Curves: {plots.try_to_save(lambda: plots.overlay({suite.name: shown}), curves)}")
     if episodes:
         path, columns = folders.results / "episodes.csv", ["environment", "seed", "step", "return"]
         table = pd.concat(episodes).rename(columns={"global_step": "step"})
         columns += ["length"] * ("length" in table)
         table[columns].to_csv(path, index=False)
-        print(path)
+        print(f"Episodes: {path}")
 
 
 def models_rows(models: list[dict[str, dict[str, Any]]]) -> list[dict[str, str]]:

@@ -96,6 +96,23 @@ def improvement(scores: np.ndarray) -> Any:
     return np.nanmean(wins, axis=(-3, -2)).mean(-1)
 
 
+def by_chance(tasks: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+    """How often equal settings differ as much: the p-value of a permutation test, two-sided.
+
+    Args:
+        tasks: scores of A and of B in each task. What is compared is the probability that a run of
+            A is better, averaged over tasks, under `RESAMPLES` ways to deal scores out to A and B.
+    """
+    rng, found = np.random.default_rng(0), []
+    for a, b in tasks:
+        dealt = rng.permuted(np.tile(np.concatenate([a, b]), (RESAMPLES, 1)), axis=1)
+        dealt[0] = np.concatenate([a, b])  # as they are
+        lead = np.sign(dealt[:, : len(a), None] - dealt[:, None, len(a) :])
+        found.append(lead.mean((1, 2)))
+    lead = np.abs(np.mean(found, axis=0))
+    return float((lead >= lead[0] - 1e-9).mean())
+
+
 def relative_effect(scores: np.ndarray) -> Any:
     """Change of the mean from B to A in units of B's mean, its median over tasks.
 

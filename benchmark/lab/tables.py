@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from benchmark.lab import statistics
+from benchmark.lab.record import LAST_100
 from benchmark.lab.statistics import Estimate, estimate, matrix
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
@@ -68,11 +69,11 @@ def mean_with_interval(
     return with_interval(estimate(matrix(known), statistic), form) if len(known) else "–"
 
 
-def score_cells(scores: Iterable[float]) -> dict[str, str]:
+def score_cells(scores: Iterable[float], title: str = LAST_100) -> dict[str, str]:
     """Cells about the scores of runs in one environment."""
     known = pd.Series(scores, dtype=float).dropna()
     middle = mean_with_interval(known, statistic=statistics.interquartile_mean)
-    return {"seeds": f"{len(known)}", "last 100 episodes": plus_minus(known), "IQM [95 %]": middle}
+    return {"seeds": f"{len(known)}", title: plus_minus(known), "IQM [95 %]": middle}
 
 
 # --- Scores by label and seed (rows) and environment (columns) ---

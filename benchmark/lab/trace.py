@@ -67,8 +67,8 @@ class Script:
 
     def __init__(self, path: Path, text: str) -> None:
         self.path, self.text, self.lines = path, text, text.splitlines()
-        for number, smaller in NUMBERS.items():
-            text = text.replace(number, smaller)
+        for before, after in TEXTS.items():
+            text = text.replace(before, after)
         try:
             self.tree = ast.parse(text)
         except SyntaxError as error:
@@ -406,8 +406,12 @@ LANGUAGE = {
 }
 # The same for constants of a script.
 CONSTANTS = {"GAME_PROCESSES": 1, "MAX_GAME_STEPS": 40, "NUM_SAMPLES": 64, "NUM_EVALUATED": 16}
-# And for numbers of prompts that are held out, which is neither.
-NUMBERS = {"split([1000, 9000])": "split([20, 9980])"}
+# And for what is neither: fewer prompts are held out, and one right digit earns a reward, because
+# an untrained model never has a whole sum right.
+TEXTS = {
+    "split([1000, 9000])": "split([20, 9980])",
+    "(responses == solve(prompts)).all(dim=1)": "(responses == solve(prompts)).any(dim=1)",
+}
 
 
 def short(module: types.ModuleType) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """The generated blocks of DEBUGGING.md: what each bug costs, its lines, and the code to paste."""
 
 import difflib
+import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
 from benchmark.lab.definitions import Folders, Variant
 from benchmark.lab.provenance import ROOT
 from benchmark.lab.tables import CHANGE, markdown, with_interval
-from benchmark.paper import health
+from benchmark.paper import differences, health
 from benchmark.paper.health import trials
 from benchmark.paper.suites import BY_TABLE, SUITES
 
@@ -22,10 +24,11 @@ def planted(_: Folders) -> str:
         scripts.setdefault(bug.script, set()).add(bug.label)
     (main, own), (second, again), (third, rlhf) = scripts.items()
     after = health.bugs_of(SUITES["bugs_evaluation"])
+    training = len(own | again | rlhf)
     return (
-        f"We planted {len(own | again | rlhf) + len(after)} bugs, one at a time: {len(own)} in "
-        f"`{main}`\n({len(own & again)} of them in `{second}` too), {len(rlhf)} in `{third}`, and "
-        f"{len(after)}\nin the evaluation of a policy.\n"
+        f"We planted {training + len(after)} bugs, one at a time: {training} in training and "
+        f"{len(after)} in the evaluation of a policy.\nOf those in training, {len(own)} are in "
+        f"`{main}` ({len(own & again)} of them in\n`{second}` too), and {len(rlhf)} in `{third}`.\n"
     )
 
 
@@ -41,6 +44,42 @@ def costs_table(folders: Folders, rlhf: bool) -> str:
         for label, own in sorted(found.items(), key=lambda x: min(y.change.value for y in x[1]))
     ]
     return markdown(pd.DataFrame(rows).fillna(""))
+
+
+def said(row: dict[str, Any]) -> str:
+    """What `diff` says first about a bug, in a line."""
+    return f"{row['where']}: {row['what']}" + f". These are {row['common']}" * bool(row["common"])
+
+
+def found(folders: Folders) -> str:
+    """What `diff` says of each bug, next to what `check` says and when."""
+    said_of, of_training = differences.by_label(folders), trials(folders)
+    rows = []
+    for label, own in said_of.items():
+        runs, first = of_training.get(label, []), own[0]
+        noticed = [x for x in runs if x.noticed]
+        warned = max((x.warned for x in noticed), default=(0, "–"), key=lambda x: x[0])
+        words = f"{first['where']}: {first['brief']}"
+        rows.append(
+            {
+                "bug": f"[{label}](#{anchor(label)})" if runs else label,
+                "`diff` says first": words + f"; {first['common']}" * bool(first["common"]),
+                "right": "yes" if first["right"] else "no",
+                "`check` warns of": warned[1].split(", ")[0],
+            }
+        )
+    firsts, again = [x[0] for x in said_of.values()], [y for x in said_of.values() for y in x[1:]]
+    right, second = (sum(x["right"] for x in y) for y in (firsts, again))
+    noticed = sum(any(y.noticed for y in x) for x in of_training.values())
+    seconds = sum(x["seconds"] for x in firsts + again) / max(len(firsts + again), 1)
+    text = (
+        f"**`diff` names the wrong line of {right} of {len(firsts)} bugs**, and of {second} of "
+        f"{len(again)} that were planted in a second script, too. It takes {seconds:.1f} seconds "
+        f"of one core for each. **`check` notices {noticed} of the {len(of_training)} bugs in "
+        f"training**: it warns within {health.EARLY // 1000}k steps (RLHF: ever), on "
+        f"{health.SEEN_BY} seeds or more in some environment."
+    )
+    return textwrap.fill(text, 118) + "\n\n" + markdown(pd.DataFrame(rows))
 
 
 def anchor(label: str) -> str:
@@ -62,15 +101,15 @@ def changed_lines(bug: Variant) -> Iterator[str]:
 
 def lines_of_bugs(folders: Folders) -> str:
     """Per bug, folded: the wrong line under the right one, how it shows, and its curves."""
-    texts = []
+    texts, found_first = [], differences.by_label(folders)
     for label, own in trials(folders).items():
         first, shown = own[0], []
         for x in own:
             count, warnings = x.warned
             seen = f"{count} of {len(x.broken)} runs are unhealthy" + f" ({warnings})" * bool(count)
-            change, differs = with_interval(x.change, CHANGE), health.first_difference(x)
-            shown.append(f"- {x.environment}: {change}; {seen}; first iteration: {differs}")
+            shown.append(f"- {x.environment}: {with_interval(x.change, CHANGE)}; {seen}")
         diff = "\n".join(changed_lines(first.bug)).strip()
+        shown += [f"- `diff`: {said(row)}" for row in found_first.get(label, [])[:1]]
         parts = (
             f'<details markdown="1" id="{anchor(label)}"><summary>{label}</summary>',
             f"```diff\n{diff}\n```" if diff else f"    python {first.bug.script} {first.flags}",
@@ -93,6 +132,7 @@ BLOCKS = {
     "costs": lambda folders: costs_table(folders, rlhf=False),
     "costs_rlhf": lambda folders: costs_table(folders, rlhf=True),
     "lines": lines_of_bugs,
-    "noticed": health.counts,
+    "found": found,
+    "alarms": health.false_alarms,
     "diagnose": code_to_paste,
 }

@@ -40,3 +40,4 @@ class Script:
     suite: str
     environment: str
     variant: str = ""
+    score: str = "return"  # what is scored

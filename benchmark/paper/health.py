@@ -23,18 +23,7 @@ from benchmark.paper.tables import facts
 
 EARLY = 100_000  # steps within which a bug is to be warned about
 SEEN_BY = 2  # seeds that must be warned
-DIFFERENT = 0.05  # relative change of a metric, on each seed, that is told
 HELD_OUT = "test-"  # begins the names of healthy variants on which no limit was chosen
-# Columns of curves in the order in which an iteration makes them: the first part in which the
-# first iteration differs from that of a healthy run of the same seed tells what is wrong. Those
-# with a slash are of committed curves only: the scripts no longer log them.
-PARTS = {
-    "acting": "episodes return",
-    "outcomes": "check_value_bias",
-    "advantages": "advantages/std explained_variance check/advantages",
-    "ratio": "check_first_kl",
-    "update": "grad_norm clipfrac approx_kl losses/value_clipfrac policy/log_std check_update",
-}
 NAMES = {y: x for x, y in (STEP_METRICS | STAGE_METRICS).items()}  # of columns
 
 
@@ -151,43 +140,12 @@ def trials(folders: Folders) -> dict[str, list[Trial]]:
     return found
 
 
-def first_difference(trial: Trial) -> str:
-    """The first part of the first iteration that differs in any digit, on each seed, and by what.
-
-    A healthy run with the same seed and flags has the same samples in it. Told are the two metrics
-    of each part that change most, if by more than `DIFFERENT` and the same way on all seeds.
-    """
-    parts = {x: part for part, names in PARTS.items() for x in names.split()}
-
-    def firsts(runs: list[Result]) -> pd.DataFrame:
-        updates = {x.record["seed"]: points(x).dropna(subset="approx_kl") for x in runs}
-        first = {x: y.reindex(columns=parts).iloc[0] for x, y in updates.items()}
-        return pd.DataFrame(first, dtype=float)
-
-    ours, theirs = firsts(trial.broken), firsts(trial.healthy)
-    changes = (ours - theirs) / (theirs.abs() + 0.05)
-    changes = changes.dropna(axis=1, how="all").dropna()  # seeds and metrics of both
-    begins, texts = "nothing", []
-    for part, own in changes.groupby(parts, sort=False):
-        begins = part if begins == "nothing" and (own != 0).any().all() else begins
-        own = own[(own > DIFFERENT).all(axis=1) | (own < -DIFFERENT).all(axis=1)].mean(axis=1)
-        largest = own.sort_values(key=lambda x: -abs(x), kind="stable")[:2]
-        texts += [f"`{NAMES.get(x, x)}` {y:+.0%}" for x, y in largest.items()]
-    return begins + ": " * bool(texts) + ", ".join(texts)
-
-
-def counts(folders: Folders) -> str:
-    """How many bugs are noticed on two seeds in some environment, and which healthy runs warn.
+def false_alarms(folders: Folders) -> str:
+    """How many healthy runs are warned about.
 
     Nothing until there are healthy runs of both kinds.
     """
-    found = trials(folders)
-    missed = [label for label, own in found.items() if not any(x.noticed for x in own)]
-    lines = [
-        f"**{len(found) - len(missed)} of {len(found)} bugs are noticed**: warned about within "
-        f"{EARLY // 1000}k steps (RLHF: ever), on {SEEN_BY} seeds or more in some environment. Not "
-        f"noticed: {'; '.join(missed) or 'none'}."
-    ]
+    lines = []
     suites = BY_TABLE["bugs"] + BY_TABLE["healthy"]
     names = [(x, y) for x in suites for y in x.variants if is_healthy(x, y)]
     for kept in (False, True):

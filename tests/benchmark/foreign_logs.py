@@ -5,15 +5,15 @@ from torch.utils.tensorboard import SummaryWriter
 PENDULUM = "InvertedPendulum-v5"
 
 
-def write_cleanrl(folder, seed=1, metrics=(), environment=PENDULUM, gain=1.0):
+def write_cleanrl(folder, seed=1, metrics=(), environment=PENDULUM, gain=1.0, **settings):
     """A log as CleanRL's PPO writes it."""
     writer = SummaryWriter(str(folder / f"{environment}__ppo__{seed}__1700000000"))
-    about = {"env_id": environment, "seed": seed}
+    about = {"env_id": environment, "seed": seed} | settings
     rows = "\n".join(f"|{x}|{y}|" for x, y in about.items())
     writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
     for i in range(1, 41):
         for k in range(5):
-            writer.add_scalar("charts/episodic_return", gain * (i + k), 2048 * i - 400 * k)
+            writer.add_scalar("charts/episodic_return", gain * (i + k), 2048 * i - 1600 + 400 * k)
         values = {"approx_kl": 0.01, "clipfrac": 0.15, "explained_variance": 0.9, "entropy": 1.0}
         for name, value in (values | dict(metrics)).items():
             writer.add_scalar(name if "/" in name else f"losses/{name}", value, 2048 * i)
@@ -25,3 +25,13 @@ def write_values(folder, name, values):
     with SummaryWriter(str(folder)) as writer:
         for step, value in enumerate(values):
             writer.add_scalar(name, value, step)
+
+
+def write_plain(folder, level=100.0, last=20_000, step=1000, returns=True, metrics=True, **more):
+    """A log that names neither its environment nor its settings."""
+    with SummaryWriter(str(folder), **more) as writer:
+        for i in range(step, last + 1, step):
+            if returns:
+                writer.add_scalar("charts/episodic_return", level, i - 7 * step // 1000)
+            if metrics:
+                writer.add_scalar("losses/approx_kl", level / 1e5, i)

@@ -1,5 +1,6 @@
 """`check`: what is said of a run, and the functions that others paste to log as much."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,11 @@ def test_a_log_of_cleanrl_is_checked_with_what_was_pasted(tmp_path, command):
     assert code == 0 and f"{PENDULUM}, 81,920 steps" in text
     rows = {x.split()[0]: x for x in text.splitlines() if "/" in x.partition(" ")[0]}
     assert rows["check/value_bias"].endswith("at most 0.6      unhealthy since 40,960")
-    assert rows["losses/clipfrac"].endswith("0.07 to 0.3      unusual")
+    assert rows["losses/clipfrac"].endswith("0.005 to 0.3     high")
     assert rows["losses/approx_kl"].endswith("healthy") and rows["check/update"].endswith("healthy")
     assert "    DEBUGGING.md: `check/value_bias` far above 0" in text
     assert "checked: check/acting, check/first_kl." in text and "paste" not in text
+    assert text.splitlines()[-1] == "Look up the symptom in DEBUGGING.md."
 
 
 def test_what_is_pasted_computes_what_the_script_logs():
@@ -67,29 +69,91 @@ def values(first, last):
     return np.r_[np.full(30, first), np.full(10, last)]
 
 
+def run_of(metrics, returns, gaussian=True, settings=()):
+    """A run of 40 iterations or fewer, and of episodes of 100 steps."""
+    (count,) = {len(x) for x in metrics.values()}
+    updates = pd.DataFrame({"global_step": 2048 * np.arange(1, count + 1)} | metrics)
+    episodes = pd.DataFrame({"global_step": 100 * np.arange(len(returns)), "return": returns})
+    about = Path("x"), {"environment": "A-v1"}, updates, episodes
+    return logs.Log(*about, settings=dict(settings), gaussian=gaussian)
+
+
 @pytest.mark.parametrize(
     ("metric", "values", "returns", "verdict", "text"),
     [
         ("check/value_bias", values(0.9, 0.1), [], "unhealthy at 40,960", "far above 0"),
-        ("losses/approx_kl", values(0.06, 0.06), [], "unusual", "Updates are large"),
-        ("losses/approx_kl", values(0.06, 0.06), LOST, "unhealthy since ", "lost: a fifth of"),
+        ("losses/approx_kl", values(0.06, 0.06), [], "high", "Updates are large"),
+        ("losses/approx_kl", values(0.06, 0.06), LOST, "unhealthy since ", "has lost a fifth of"),
         ("losses/approx_kl", values(0.06, 0.06)[:5], [], "", "too early to tell"),
-        ("losses/approx_kl", values(1e-4, 1e-3), np.arange(50), "unusual", "kept"),
+        ("losses/approx_kl", values(1e-4, 1e-3), np.arange(50), "low", "has kept its gain"),
         # In a third of the committed healthy runs elsewhere, it is below 0.5.
-        ("losses/explained_variance", values(0.3, 0.3), [], "unusual", "Usual early"),
-        ("losses/explained_variance", values(0.02, 0.02), [], "unusual", "Values do not learn"),
+        ("losses/explained_variance", values(0.3, 0.3), [], "low", "Normal early"),
+        ("losses/explained_variance", values(-3, -3), [9, 9.1] * 15, "says nothing", "hardly vary"),
         # A bad beginning or a quiet end alone is not unusual.
         ("losses/explained_variance", values(0.1, 0.8), [], "healthy", ""),
         ("losses/clipfrac", values(0.2, 0.01), [], "healthy", ""),
     ],
 )
 def test_what_is_wrong_now_was_wrong_or_is_only_unusual(metric, values, returns, verdict, text):
-    updates = pd.DataFrame({"global_step": 2048 * np.arange(1, len(values) + 1), metric: values})
-    episodes = pd.DataFrame({"global_step": 100 * np.arange(len(returns)), "return": returns})
-    log = logs.Log(Path("x"), {"environment": "A-v1"}, updates, episodes)
-    (row,) = check.judge(log)
+    said = check.report([run_of({metric: values}, returns)])
+    (row,) = check.judge(run_of({metric: values}, returns))
     assert row["verdict"].startswith(verdict) and bool(row["verdict"]) == bool(verdict)
-    assert text in check.report(log) and ("kept" in check.report(log)) == (text == "kept")
+    assert text in said and ("kept" in said) == ("kept" in text)
+
+
+@pytest.mark.parametrize(
+    ("kl", "clipped", "gaussian", "verdicts"),
+    [
+        (0.003, 0.03, True, ["low", "low"]),
+        (0.003, 0.03, False, ["healthy", "healthy"]),  # as in CartPole
+        (1e-4, 0.001, False, ["low", "low"]),
+        (0.01, 0.15, True, ["healthy", "healthy"]),
+    ],
+)
+def test_small_updates_are_small_and_no_symptom(kl, clipped, gaussian, verdicts):
+    metrics = {"losses/approx_kl": values(kl, kl), "losses/clipfrac": values(clipped, clipped)}
+    run = run_of(metrics, np.arange(50), gaussian=gaussian)
+    assert [x["verdict"] for x in check.judge(run)] == verdicts
+    text = check.report([run])
+    assert ("Updates are small." in text) == ("low" in verdicts) and "ratio" not in text
+    assert "DEBUGGING.md: " not in text
+    found = "Nothing is unhealthy" if "low" in verdicts else "Nothing found"
+    assert text.splitlines()[-1].startswith(f"{found}. That proves little: ")
+
+
+def test_several_seeds_are_columns_of_one_table():
+    runs = [
+        run_of({"losses/approx_kl": values(x, x)}, np.arange(50), settings={"seed": str(seed)})
+        for seed, x in ((1, 0.01), (3, 0.06), (2, 0.02))
+    ]
+    text = check.report(runs)
+    row = next(x for x in text.splitlines() if x.startswith("losses/approx_kl"))
+    assert row.split()[1:4] == ["0.01", "0.06", "0.02"]
+    assert row.endswith("healthy (seed 1, seed 2); high (seed 3)") and text.count("\nmetric ") == 1
+    twice = check.report([runs[0], runs[0]])
+    assert "run 1: x" in twice and "     run 1     run 2  healthy" in twice
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_the_last_line_names_the_changed_script_that_is_at_hand(tmp_path, monkeypatch, changed):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "ppo_minimal.py").read_text()
+    Path("ppo_minimal.py").write_text(text.replace("0.99", "0.9") if changed else text)
+    run = run_of({"losses/approx_kl": values(0.01, 0.01)}, np.arange(50))
+    run = dataclasses.replace(run, path=Path("runs/A-v1__ppo_minimal__1__1790"))
+    last = check.report([run]).splitlines()[-1]
+    assert last.startswith("Nothing found. That proves little: ")
+    assert ("run `python -m benchmark diff ppo_minimal.py`." in last) == changed
+
+
+@pytest.mark.parametrize(
+    ("steps", "unit"), [([2048, 4096], "steps"), ([1, 2, 3], "updates"), ([2048], "steps")]
+)
+def test_steps_are_called_updates_only_if_they_count_them(steps, unit):
+    updates = pd.DataFrame({"global_step": steps, "losses/approx_kl": 0.01})
+    episodes = pd.DataFrame({"global_step": [], "return": []})
+    log = logs.Log(Path("x"), {"environment": "A-v1"}, updates, episodes)
+    assert check.report([log]).splitlines()[0] == f"x: A-v1, {steps[-1]:,} {unit}"
 
 
 @pytest.mark.parametrize("coefficient", [0.5, 0.0])
@@ -97,7 +161,7 @@ def test_without_a_penalty_a_large_kl_is_to_be_expected(coefficient):
     metrics = {"objective/kl_exact": 40.0, "objective/kl_coef": coefficient, "check/update": 0.2}
     updates = pd.DataFrame({"global_step": np.arange(1, 21)} | metrics)
     episodes = pd.DataFrame({"global_step": [], "return": []})
-    text = check.report(logs.Log(Path("x"), {"environment": "A-v1"}, updates, episodes))
+    text = check.report([logs.Log(Path("x"), {"environment": "A-v1"}, updates, episodes)])
     assert ("unhealthy since 1" in text) == (coefficient > 0) and "20 updates" in text
 
 

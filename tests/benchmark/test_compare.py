@@ -1,15 +1,17 @@
 """`compare` and `table`: scores and chances of runs, of suites and of logs of others."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
-from foreign_logs import PENDULUM, write_cleanrl, write_values
+import pytest
+from foreign_logs import PENDULUM, write_cleanrl, write_plain, write_values
 from scipy import stats
 from stable_baselines3 import PPO
 
-from benchmark.lab import compare, logs, plots, statistics
+from benchmark.lab import logs, plots, statistics
 from benchmark.lab.definitions import Folders
 from benchmark.paper import pages
 
@@ -19,32 +21,51 @@ def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command):
     PPO("MlpPolicy", PENDULUM, seed=0, tensorboard_log="sb3", **size).learn(512)
     write_cleanrl(tmp_path / "cleanrl")
     code, text = command("compare", "cleanrl", "sb3")
-    assert code == 0 and f"that does not name its environment is taken for {PENDULUM}." in text
+    assert code == 2 and f"cleanrl has {PENDULUM}; sb3 has unknown. Name that of logs" in text
+    code, text = command("compare", "cleanrl", "sb3", "--env-id", PENDULUM)
+    assert code == 0 and f"cleanrl: {PENDULUM}, seed 1\nsb3: {PENDULUM}, 1 run\n" in text
     assert f"{PENDULUM}: compared at 512 steps, which all have reached." in text
-    assert f"| {PENDULUM} | 5.0 (1) |" in text  # the only episode that had ended by then
-    assert "sb3 and cleanrl: with 1 seed each, nothing can be said about a difference" in text
+    assert f"| {PENDULUM} | 1.0 (1) |" in text  # the only episode that had ended by then
+    assert text.splitlines()[-1].startswith("No difference between sb3 and cleanrl can be shown")
     assert plots.Image.open("compare.png").width > 600
     (log,) = logs.find("sb3")
     assert log.averaged and log.steps == 512 and log.score == log.returns.iloc[-1] > 5
     assert {"losses/approx_kl", "losses/clipfrac", "losses/entropy"} < {*log.updates}
     assert (log.updates["losses/entropy"].dropna() > 0).all()  # SB3 logs its negative
     code, text = command("check", "sb3/PPO_1")
-    assert code == 0 and "too early to tell" in text and "def observed_returns" in text
+    assert code == 0 and "too early to tell" in text and "paste the functions in" in text
     lacks = "check/acting, check/first_kl, check/update, check/value_bias"
-    assert f"Not in this log, so not checked: {lacks}." in text
+    assert f"Not logged, so not checked: {lacks}." in text
     assert Path("sb3/PPO_1/check.png").exists()
 
 
-def test_scores_and_chances_are_those_of_the_last_hundred_episodes(tmp_path, command):
+def test_scores_and_chances_are_those_of_the_end_of_the_runs(tmp_path, command):
     for seed, gain in enumerate((1.0, 2.0, 4.0), start=1):
         write_cleanrl(tmp_path / "a", seed, gain=gain)
         write_cleanrl(tmp_path / "b", seed, gain=gain + 1.5)
-    code, text = command("compare", "a", "b")
-    mean = np.mean([i + k for i in range(21, 41) for k in range(5)])  # of the last 100, of gain 1
+        write_cleanrl(tmp_path / "c", seed, gain=gain + 10)
+    code, text = command("compare", "a", "b", "c")
+    mean = np.mean([i + k for i in range(37, 41) for k in range(5)])  # of the last tenth, of gain 1
     a, b = mean * 7 / 3, mean * (7 / 3 + 1.5)
     assert code == 0 and f"| {PENDULUM} | {a:.1f} [" in text and f"| {b:.0f} [" in text
+    assert f"a: {PENDULUM}, seeds 1, 2, 3\n" in text and "| last tenth of the steps |" in text
     assert "| 0.78 [" in text  # 7 of 9 pairs
-    assert "b and a, 3 seeds each: in one environment, a difference of less than about" in text
+    *_, of_b, of_c = text.splitlines()
+    assert of_b.startswith("No difference between b and a can be shown: the interval of the ")
+    assert re.search(r"contains 0\.5\. Differences below about \d+% would be missed with 3", of_b)
+    # Of the 20 ways to deal out six scores, two separate them as much.
+    assert of_c.startswith("c is better: probability 1.00 [1.00, 1.00]. But 3 seeds are few: in ")
+    assert 8 <= int(re.search(r"in (\d+)% of such comparisons", of_c)[1]) <= 12
+
+
+def test_with_many_seeds_the_better_group_is_named_first_or_last(tmp_path, command):
+    for seed in range(1, 7):
+        write_plain(tmp_path / "a" / f"{seed}", 100.0 + seed)
+        write_plain(tmp_path / "b" / f"{seed}", 50.0 + seed)
+    for words in (("a", "b"), ("b", "a")):
+        code, text = command("compare", *words)
+        assert code == 0
+        assert text.splitlines()[-1] == "a is better: probability 1.00 [1.00, 1.00]."
 
 
 def test_the_smallest_visible_difference_is_noticed_in_four_of_five_experiments():
@@ -68,22 +89,64 @@ def test_rows_of_suites_are_compared_by_their_committed_scores(command, committe
     assert code == 2 and "ablation:nothing is no row of a suite; there are ablation:" in text
 
 
-def test_run_folders_that_differ_only_in_the_seed_are_one_group(tmp_path):
-    for name in ("old-1", "old-2", "new-1", "new-2"):
-        write_cleanrl(tmp_path / name)
-    names = tuple(str(x) for x in sorted(tmp_path.iterdir()))
-    groups = compare.groups_of(names, Folders(), {})
-    assert {x: len(y) for x, y in groups.items()} == {"new": 2, "old": 2}
-    assert len(compare.groups_of(names[:2], Folders(), {})) == 2  # else nothing would be compared
-    both = (str(tmp_path / "old-*"), names[0])
-    assert [len(x) for x in compare.groups_of(both, Folders(), {}).values()] == [2, 1]
-    label = compare.label_of("runs/Hopper-v4__ppo_continuous_action__1__1790000000")
-    assert label == "ppo_continuous_action"
+def test_each_word_is_a_group_named_as_it_was_typed(tmp_path, command):
+    for name, rate in (("default", 1), ("lr-0.0003", 2), ("lr-0.003", 3)):
+        write_cleanrl(tmp_path / "runs" / name, gain=rate, learning_rate=rate)
+    names = [f"runs/{x}" for x in ("default", "lr-0.0003", "lr-0.003")]
+    code, text = command("compare", *names)
+    assert code == 0 and f"| {' | '.join(names)} | P(" in text
+    code, text = command("compare", "runs/default/", "runs/lr*")
+    assert code == 2 and "differ in learning_rate (2, 3). Give the runs of each" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "differs"),
+    [
+        ({}, ""),
+        ({"exp_name": "other", "track": True}, ""),
+        ({"learning_rate": 0.1}, "learning_rate (none, 0.1)"),
+        ({"environment": "Hopper-v4", "learning_rate": 0.1}, ""),
+    ],
+)
+def test_only_runs_whose_settings_agree_in_all_but_seed_and_name_are_seeds(
+    tmp_path, command, more, differs
+):
+    write_cleanrl(tmp_path / "a", 1)
+    write_cleanrl(tmp_path / "a/other", 2, **more)
+    write_cleanrl(tmp_path / "b", 1)
+    code, text = command("compare", "a", "b")
+    assert (code == 2) == bool(differs) and differs in text
+    assert "are not seeds of one setting" in text or not differs
+
+
+def test_logs_without_settings_are_seeds_only_in_one_folder_or_by_request(tmp_path, command):
+    for task, level in (("MiniGrid-Empty-5x5-v0", 9.0), ("MiniGrid-DoorKey-5x5-v0", 1.0)):
+        for seed in (1, 2):
+            write_plain(tmp_path / "a" / task / f"PPO_{seed}", level)
+            write_plain(tmp_path / "b" / task / f"PPO_{seed}", level + seed)
+    code, text = command("compare", "a", "b")
+    assert code == 2 and "a: environment unknown, 4 runs in a/MiniGrid-DoorKey-5x5-v0 (2)" in text
+    assert "a has 4 runs in 2 folders, and their logs name neither environment nor setti" in text
+    code, text = command("compare", "a", "b", "--env-id", "Mine-v0")
+    assert code == 0 and "| Mine-v0 | 5.0 [" in text
+    assert "a: not all logs name their settings, so these may differ." in text
+    code, text = command("compare", "a/MiniGrid-Empty-5x5-v0", "b/MiniGrid-Empty-5x5-v0")
+    assert code == 0 and "| unknown | 9.0 (2) | 10.5 (2) |" in text
+
+
+def test_what_is_left_out_is_said(tmp_path, command):
+    write_cleanrl(tmp_path / "a")
+    write_cleanrl(tmp_path / "b")
+    write_values(tmp_path / "b/other", "grpo/reward", [1.0])
+    write_plain(tmp_path / "b/silent", returns=False)
+    code, text = command("compare", "a", "b")
+    assert code == 0 and "Left out: b/other: no metric of PPO." in text
+    assert "Left out: b/silent: no returns." in text
 
 
 def test_what_cannot_be_compared_is_one_sentence(tmp_path, command):
     write_cleanrl(tmp_path / "a")
-    write_values(tmp_path / "short" / PENDULUM, "charts/episodic_return", [1.0, 2.0])
+    write_values(tmp_path / "short", "charts/episodic_return", [1.0, 2.0])
     write_cleanrl(tmp_path / "b", environment="Hopper-v5")
     write_values(tmp_path / "silent", "losses/approx_kl", [0.01])
     (tmp_path / "empty").mkdir()
@@ -91,12 +154,12 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path, command):
         (("a", "nowhere"), "There is no folder nowhere."),
         (("a", "silent"), "silent logs no returns: wrap the environment in Record"),
         (("a", "b"), f"no environment that all have: a has {PENDULUM}; b has Hopper-v5."),
-        (("a", "empty"), "empty has no checkpoint.pt and no TensorBoard log of PPO."),
-        (("a", "short"), "no episode has ended by 1 steps."),
+        (("a", "empty"), "empty has no checkpoint.pt of our scripts and no TensorBoard log"),
+        (("a", "short", "--env-id", PENDULUM), "no episode has ended by 1 steps."),
         (("a",), "To compare, give at least two"),
     ):
         code, text = command("compare", *words)
-        assert code == 2 and message in text and text.count("\n") == 1, text
+        assert code == 2 and message in text.splitlines()[-1], text
     (tmp_path / "file").touch()
     code, text = command("run", "smoke", "--runs", "file")
     assert code == 2 and text.startswith("Error: ") and "file/smoke: Not a directory.\n" in text

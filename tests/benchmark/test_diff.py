@@ -93,6 +93,18 @@ SMALLER_VALUES = ("self.value(obs)\n", "0.5 * self.value(obs)\n")
             "",
         ),
         (
+            "ppo_minimal.py",
+            [("advantages.std(correction=0)", "advantages.std()")],
+            "`advantages` in `ppo_loss`",
+            "",
+        ),
+        (
+            "grpo_minimal.py",
+            [("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()")],
+            "`advantages` in `group_advantages`",
+            "",
+        ),
+        (
             KL,
             [("discounted_returns[done[t]] = 0.0", "pass")],
             "`discounted_returns` in",
@@ -182,7 +194,7 @@ def test_the_command_finds_the_original_and_shows_the_lines(tmp_path, capsys):
     assert "  equal      iteration 1, collect: " in output
     assert "  DIFFERENT  iteration 1, advantages\n" in output
     assert re.search(r"- +\d+ +next_values\[terminated\] = 0.0\n\+ +\d+ +pass\n", output)
-    assert output.endswith("With the original's lines there, too, both are equal.\n")
+    assert output.endswith("With the original's lines there, both are equal.\n")
 
 
 def test_equal_scripts_end_with_exit_code_0(tmp_path, capsys):

@@ -36,8 +36,8 @@ def forked(forked, monkeypatch):
 def test_seeds_makes_all_runs_once_and_shows_them(forked):
     words = (*MINE, "B-v1", "--gain=-1", "--seeds", "3", "--workers", "3")
     text = forked.run(*words)
-    # The mean of 1 to 20 is 10.5.
-    assert "| A-v1 | 3 | -21.0 ± 8.6 | -21.0 [-31.5, -10.5] | 0.3 |" in text  # minutes
+    # The mean of 11 to 20 is 15.5; the last column is minutes.
+    assert "| A-v1 | 3 | -31.0 ± 12.7 | -31.0 [-46.5, -15.5] | last 10 episodes | 0.3 |" in text
     made = pd.read_csv("runs/mine/episodes.csv")
     assert list(made) == ["environment", "seed", "step", "return", "length"] and len(made) == 120
     assert (made["return"] == -made["seed"] * made["step"] / 100).all()
@@ -66,7 +66,7 @@ def test_interrupted_seeds_end_their_scripts_and_the_same_command_continues(fork
     assert not any(Path(f"/proc/{forked.starts(x)[1]}").exists() for x in names)
     text = forked.run(*words)
     assert [[*forked.starts(x)] for x in names] == [[1, 6]] * 2
-    assert "A-v1/seed7 continues" in text and "| A-v1 | 2 | 84.0 ± 10.5 |" in text
+    assert "A-v1/seed7 continues" in text and "| A-v1 | 2 | 124 ± 16 |" in text
 
 
 def test_each_run_at_work_has_a_line_with_its_return_and_the_time_left(forked, monkeypatch):
@@ -95,7 +95,7 @@ def test_a_seed_that_fails_does_not_stop_the_others_and_is_named_at_the_end(fork
     assert text.strip().endswith(
         "Error: 1 of 3 runs failed: A-v1/seed2 ended with exit code 1: Error: out of luck"
     )
-    assert "| A-v1 | 2 | 21.0 ± 10.5 |" in text
+    assert "| A-v1 | 2 | 31.0 ± 15.5 |" in text
     assert [*forked.starts("A-v1/seed3")] == [1]
 
 
@@ -125,13 +125,97 @@ def test_a_script_without_run_name_and_checkpoint_runs_in_its_default_environmen
     flags = "--seeds 1 --total-timesteps 1024 --num-steps 1024 --update-epochs 1"
     code, text = command("seeds", ROOT / "ppo_minimal.py", *flags.split())
     assert code == 0 and re.search(r"\| HalfCheetah-v4 \| 1 \| -\d+ \|", text), text
-    assert (
-        "means over the last tenth" in text and not Path("runs/ppo_minimal/episodes.csv").exists()
-    )
+    assert "| last tenth of the steps |" in text
+    assert not Path("runs/ppo_minimal/episodes.csv").exists()
     assert Path("runs/ppo_minimal/curves.png").exists()
     (found,) = logs.find("runs/ppo_minimal")
     assert found.averaged == "iteration" and found.environment == "HalfCheetah-v4"
     assert seeds.flags_of(ROOT / "ppo_continuous_action.py") == seeds.OWN
+
+
+ASSETS = """
+import argparse
+from pathlib import Path
+from tensorboard.summary import Writer
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int)
+parser.add_argument("--config", default=Path(__file__).with_name("robot.txt"))
+parser.add_argument("--opened", default="")
+given = parser.parse_args()
+level = float(Path(given.config).read_text())
+if given.opened:
+    open(given.opened)
+writer = Writer(f"logs/mine__{given.seed}")
+for step in range(1000, 20001, 1000):
+    writer.add_scalar("charts/episodic_return", level, step)
+writer.close()
+Path(f"logs/mine__{given.seed}/checkpoint.pt").write_text("of a script of one's own")
+"""
+
+
+@pytest.fixture
+def own_script(tmp_path):
+    """A script in a folder with a space, which reads a file next to it."""
+    folder = tmp_path / "mein Ordner ü"
+    folder.mkdir()
+    (folder / "robot.txt").write_text("3")
+    (folder / "mine.py").write_text(ASSETS)
+    return folder / "mine.py"
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"), [((), 3), (("--config", "here.txt"), 5), (("--config=../up.txt",), 7)]
+)
+def test_a_script_runs_where_it_is_with_its_files_and_relative_flags(
+    own_script, command, tmp_path, monkeypatch, flags, level
+):
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "here.txt").write_text("5")
+    (tmp_path / "up.txt").write_text("7")
+    monkeypatch.chdir(place)
+    code, text = command("seeds", own_script, "--seeds", "1", *flags)
+    assert code == 0 and f"| unknown | 1 | {level}.0 | {level}.0 | last 10 episodes |" in text
+    assert {x.name for x in own_script.parent.iterdir()} == {"mine.py", "robot.txt"}
+    note = json.loads(Path("runs/mine/seed1/note.json").read_text())
+    assert note["script"] == str(own_script)  # which `check` names in its last line
+    code, text = command("check", "runs/mine")
+    assert code == 0 and f"`python -m benchmark diff {own_script}`" in text.splitlines()[-1]
+
+
+def test_a_file_that_only_the_current_folder_has_is_explained(own_script, command):
+    Path("here").write_text("")
+    code, text = command("seeds", own_script, "--seeds", "1", "--opened", "here")
+    assert code == 2 and "No such file or directory: 'here' (each run works in a folder of" in text
+
+
+def test_what_a_run_that_ended_with_0_has_left_is_never_deleted(own_script, command, monkeypatch):
+    words = ("seeds", own_script, "--seeds", "1")
+    read_log = logs.read_log
+    monkeypatch.setattr(logs, "read_log", lambda _: 1 / 0)  # whatever cannot be read today
+    for count in (1, 0):
+        code, text = command(*words)
+        assert code == 2 and "division by zero; delete " in text and text.count("starts") == count
+    assert Path("runs/mine/seed1/logs/mine__1/checkpoint.pt").exists()
+    monkeypatch.setattr(logs, "read_log", read_log)
+    code, text = command(*words)
+    assert code == 0 and "starts" not in text and "| unknown | 1 | 3.0 |" in text
+
+
+def test_a_script_that_is_edited_meanwhile_runs_as_it_was(own_script, command, monkeypatch):
+    begin = run.begin
+
+    def edit_before(second, commit):
+        if second.seed == 2:
+            own_script.write_text("raise SystemExit('edited')")
+        return begin(second, commit)
+
+    monkeypatch.setattr(run, "begin", edit_before)
+    code, text = command("seeds", own_script, "--seeds", "2", "--workers", "1")
+    assert code == 0 and "| unknown | 2 | 3.0" in text
+    assert "mine.py has changed since then: seed2 runs .mine-" in text
+    code, text = command("seeds", own_script, "--seeds", "3")
+    assert code == 2 and "mine.py does not start: edited" in text
 
 
 TYRO = "import tyro\ndef main(seed: int = 1): pass\ntyro.cli(main)"
@@ -150,7 +234,7 @@ TYRO = "import tyro\ndef main(seed: int = 1): pass\ntyro.cli(main)"
         (TYRO, "--workers 0", "--workers must be positive.", 0),
         (TYRO, "--env-ids A", "x.py has no --env-id: leave --env-ids out.", 0),
         (TYRO, "--nonsense 3", "x.py does not start: Unrecognized options: --nonsense, 3", 1),
-        (TYRO, "--seeds 1", "seed1 left no checkpoint.pt, no results.json and no TensorBoard", 1),
+        (TYRO, "--seeds 1", "seed1 left no TensorBoard log, no results.json and", 1),
     ],
 )
 def test_mistakes_are_one_sentence(command, monkeypatch, text, words, message, started):

@@ -20,6 +20,7 @@ def test_exceptions_are_needed():
 
 
 HOME = "# === A ===\n\n\ndef f(x):\n    return x\n\n\n@cache\ndef g():\n    pass\n"
+HOME += "\n\ndef learn(x):\n    # --- 1 ---\n    x = 1\n    # --- 2 ---\n    x = 2\n"
 MARK = "# Copied from ppo_a.py\n"
 
 
@@ -34,6 +35,8 @@ MARK = "# Copied from ppo_a.py\n"
         ("# === B ===\n" + MARK + "X = 1\n", "not the home"),
         ("# Copied from ppo_b.py\ndef f(x):\n    return x\n", "not the home"),
         (MARK + "def g():\n    pass\n\n\n# === A ===\n" + MARK + "X = 1\n", "differs"),
+        ("def learn(x):\n    # --- 1 ---\n    " + MARK + "    x = 0\n", "differs"),
+        ("def learn(x):\n    # --- 3 ---\n    " + MARK + "    x = 1\n", "not the home"),
     ],
 )
 def test_what_is_wrong_is_found_and_a_difference_fixed(copy, problem):

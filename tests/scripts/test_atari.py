@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import SCRIPTS, on
-from helpers import gain_of, record
+from helpers import gain_of, record, same_weights
 from torch import nn
 
 import ppo_atari as ppo
@@ -152,6 +152,18 @@ def test_gradients_are_clipped_to_a_number_which_nobody_has_to_read_from_a_gpu(
     calls = record(monkeypatch, nn.utils, "clip_grad_norm_")
     script.module.train(tiny("Walk", max_grad_norm=0.25))
     assert [(type(x), x) for _, x, _ in calls] == [(float, 0.25)] * 12
+
+
+@on("games")
+def test_whole_numbers_are_good_for_settings_that_are_floats(script, tiny):
+    whole = {"learning_rate": 0, "clip_coef": 1, "max_grad_norm": 1, "gamma": 1}
+    a, b = (
+        script.module.train(tiny("Walk", **{name: kind(x) for name, x in whole.items()}))
+        for kind in (int, float)
+    )
+    assert same_weights(a["agent"], b["agent"])
+    for x, y in zip(a["updates"], b["updates"], strict=True):
+        assert {**x, "charts/SPS": 0} == {**y, "charts/SPS": 0}
 
 
 @on("games")

@@ -225,4 +225,5 @@ def test_evaluation_films_mujoco_without_a_screen(script):
         result = subprocess.run(command, env=env, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
         assert "Warn" not in result.stderr, result.stderr
-    assert len(list(Path("runs/run/videos").glob("*.mp4"))) == 1
+    (film,) = Path("runs/run/videos").glob("*.mp4")
+    assert f"Video: {film}\n" in result.stdout

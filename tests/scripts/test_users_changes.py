@@ -1,15 +1,19 @@
 """What users change in a copy of a script, or give it, works or is named: code, environments."""
 
+import contextlib
 import dataclasses
 import functools
 import re
+import sys
+import types
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import threadpoolctl
 import torch
 from adapters import SCRIPTS, on
-from helpers import same_weights
+from helpers import curves, same_weights
 from torch import nn
 
 import ppo_continuous_action as ppo
@@ -61,6 +65,94 @@ def test_another_distribution_in_the_three_places_of_the_policy_trains_and_acts(
     noises = np.random.default_rng(0).normal(scale=0.1, size=(50, 2))
     assert len({policy(np.zeros(3), noise)[0] for noise in noises}) > 5
     assert len(mine.evaluate("runs/laplace", episodes=2)) == 2
+
+
+def with_setting(name, value):
+    """Replacements that add a setting to the script."""
+    line = f"    {name} = {value}  # a setting of one's own\n"
+    return {"    # --- PPO ---\n": f"    # --- PPO ---\n{line}"}
+
+
+@pytest.mark.parametrize("value", ["-0.5", "0", "(1, 2)", "None", "'a'", "True"])
+def test_a_setting_of_ones_own_needs_nothing_else(changed, value):
+    mine = changed(with_setting("mine: object", value))
+    mine.train(small(mine, run_name="run"))
+    assert mine.load_checkpoint("runs/run")["args"].mine == eval(value)
+
+
+@pytest.mark.parametrize("value", ["Path('robot.xml')", "frozenset()", "np.float64"])
+def test_a_setting_that_no_checkpoint_can_hold_is_refused_by_name_before_training(changed, value):
+    mine = changed(with_setting("mine: object", value))
+    with pytest.raises(mine.UsageError, match=r"mine \(.*\) cannot be saved: use a number"):
+        small(mine)
+
+
+def test_numbers_of_numpy_and_integers_for_floats_are_settings_too():
+    numpy = small(run_name="a", gamma=np.float32(0.5), seed=np.int64(3), learning_rate=1)
+    plain = small(run_name="b", gamma=0.5, seed=3, learning_rate=1.0)
+    assert {type(numpy.gamma), type(numpy.seed)} == {float, int}
+    assert same_weights(ppo.train(numpy)["agent"], ppo.train(plain)["agent"])
+
+
+def test_another_float_can_be_annealed_by_a_line(changed):
+    rate = 'tensors["learning_rate"].fill_(learning_rate)'
+    mine = changed({
+        f"        {rate}": f'        tensors["ent_coef"].fill_(remaining)\n        {rate}',
+        '"losses/entropy": entropies.mean(),': (
+            '"losses/entropy": entropies.mean(), "ent_coef": args.ent_coef.clone(),'
+        ),
+    })  # fmt: skip
+    updates = mine.train(small(mine, run_name="run"))["updates"]
+    assert [x["ent_coef"] for x in updates] == pytest.approx([1, 2 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize("value", ["None", "[1.0, 2.0]"])
+def test_a_metric_that_is_no_number_ends_the_first_iteration(changed, value):
+    mine = changed({'"charts/SPS": ': f'"mine": {value},\n            "charts/SPS": '})
+    with pytest.raises(TypeError, match="float"):
+        mine.train(small(mine, run_name="run"))
+
+
+def test_a_metric_of_ones_own_is_averaged_over_the_minibatches_and_logged(changed):
+    mine = changed({
+        '"losses/entropy": entropies.mean(),': (
+            '"losses/entropy": entropies.mean(), "losses/mine": obs[0, 0] + 3 + 0 * pg_loss,'
+        ),
+    })  # fmt: skip
+    updates = mine.train(small(mine, run_name="run"))["updates"]
+    assert len({x["losses/mine"] for x in updates}) == 3
+    assert set(curves("runs/run")) >= {"losses/mine"}
+
+
+@on("vector")
+def test_after_training_the_process_has_its_threads_again(script, tiny):
+    with threadpoolctl.threadpool_limits(2):
+        before, inside = torch.get_num_threads(), []
+        real = script.module.ppo_update
+
+        def update(*args):
+            inside.append(torch.get_num_threads())
+            return real(*args)
+
+        script.module.train(tiny("Walk"), update=update)
+        assert before == torch.get_num_threads() == 2 and set(inside) == {1}
+        with pytest.raises(ZeroDivisionError):
+            script.module.train(tiny("Walk"), update=lambda *args: 1 / 0)
+        assert torch.get_num_threads() == 2
+
+
+@on("vector")
+def test_the_text_of_a_script_works_where_it_has_no_file(script, tmp_path):
+    """As in a cell of a notebook."""
+    module = sys.modules["cell"] = types.ModuleType("cell")  # dataclasses look for it
+    try:
+        exec(script.path.read_text(), vars(module))
+        args = module.Args(**vars(script.args(run_name=None)))
+        run_dir = module.train(args)["run_dir"]
+        assert "__notebook__" in run_dir.name and (run_dir / "checkpoint.pt").exists()
+        assert len(module.evaluate(run_dir, episodes=1)) == 1
+    finally:
+        del sys.modules["cell"]
 
 
 def test_buffers_go_on_after_a_resume(script, tiny, monkeypatch):
@@ -137,6 +229,13 @@ def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
     for flag in ("--evaluate", "--resume"):
         code, _, err = cli(f"{flag} {run_dir}")
         assert code == 2 and "env_factory" in err
+    assert script.module.evaluate(run_dir, Rooms, episodes=2) == [2.0, 2.0]
+    gym.register("Rooms-v0", Rooms)
+    try:
+        code, out, err = cli(f"--evaluate {run_dir} --env-id Rooms-v0 --eval-episodes 2")
+        assert code == 0 and "Return 2.0 ± 0.0 in 2 episodes" in out, err
+    finally:
+        del gym.registry["Rooms-v0"]
 
 
 ROOMS = Rooms()
@@ -256,6 +355,26 @@ def test_rewards_that_never_vary_are_divided_by_no_zero(script, monkeypatch):
 
 
 @on("vector")
+@pytest.mark.filterwarnings("ignore")
+def test_float16_actions_and_observations_of_no_number_train(script):
+    half, nothing = gym.spaces.Box(-1, 1, (2,), np.float16), gym.spaces.Box(-1, 1, (0,))
+    make = rooms(np.zeros(0), observation_space=nothing, action_space=half)
+    script.module.train(script.args(run_name="run"), make)
+    assert script.module.load_policy("runs/run", make())(np.zeros(0)).shape == (2,)
+
+
+def test_mujoco_is_silent_about_the_model_of_the_default_but_not_about_others(capfd):
+    resources = contextlib.ExitStack()
+    with resources:
+        ppo.make_envs(resources, ppo.Args(), 1)
+        import mujoco
+
+        assert "settotalmass" not in capfd.readouterr().err
+        mujoco.get_mju_user_warning()("another warning")
+    assert "MuJoCo: another warning" in capfd.readouterr().err
+
+
+@on("vector")
 def test_images_are_flattened_and_wide_bounds_are_named(script, capsys):
     image, wide = gym.spaces.Box(0, 1, (4, 4, 1), np.float32), gym.spaces.Box(-30, 30, (1,))
     make = rooms(image.low, observation_space=image, action_space=wide)
@@ -308,7 +427,7 @@ def test_evaluation_is_cut_only_where_the_environment_has_no_limit(script, capsy
 
 @pytest.mark.parametrize(("env_id", "camera"), [("Humanoid-v4", 0), ("InvertedPendulum-v4", -1)])
 def test_films_follow_the_body_where_there_is_a_camera_that_does(
-    env_id, camera, tmp_path, monkeypatch
+    env_id, camera, tmp_path, monkeypatch, capsys
 ):
     filmed = []
     monkeypatch.chdir(tmp_path)
@@ -317,3 +436,6 @@ def test_films_follow_the_body_where_there_is_a_camera_that_does(
     ppo.train(small(env_id=env_id, run_name="run", total_timesteps=32))
     ppo.evaluate("runs/run", episodes=1, video=True)
     assert filmed[0].unwrapped.mujoco_renderer.camera_id == camera
+    printed = capsys.readouterr()
+    assert "Video: runs/run/videos/rl-video-episode-0.mp4" in printed.out
+    assert " steps [" in printed.err  # a progress bar

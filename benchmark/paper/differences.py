@@ -1,0 +1,107 @@
+"""What `diff` says of each bug that was planted on purpose, and whether it is the right line."""
+
+import difflib
+import json
+import re
+import time
+from typing import Any
+
+import tqdm
+
+from benchmark.lab import diff
+from benchmark.lab.definitions import Folders, Suite, Variant
+from benchmark.lab.diff import Comparison, Finding
+from benchmark.lab.provenance import ROOT
+from benchmark.paper import health
+from benchmark.paper.suites import BY_TABLE, SUITES
+
+NAME = "differences.json"  # in the folder of results
+
+
+def with_defaults(text: str, flags: str) -> tuple[str, list[str]]:
+    """A script with flags as its defaults, and the names of these settings."""
+    names = []
+    for words in re.findall(r"--\S+(?: [^-\s]\S*)?", flags):
+        flag, _, value = words.removeprefix("--").partition(" ")
+        name = flag.removeprefix("no-").replace("-", "_")
+        value = value or str(not flag.startswith("no-"))
+        text, count = re.subn(rf"(?m)^(    {name}: [^=]+= )\S+", rf"\g<1>{value}", text)
+        assert count == 1, flag
+        names.append(name)
+    return text, names
+
+
+def copy_with(bug: Variant, flags: str) -> tuple[diff.Script, list[str]]:
+    """The script with a bug, whose own flags are its defaults."""
+    text = (ROOT / bug.script).read_text()
+    for before, after in bug.replaced:
+        text = text.replace(before, after)
+    text, names = with_defaults(text, flags)
+    return diff.Script(ROOT / bug.script, text), names
+
+
+def is_right(finding: Finding, original: diff.Script) -> bool:
+    """Whether a line that it names is one of those that were changed."""
+    mine, theirs = finding.mine.script, original
+    matcher = difflib.SequenceMatcher(None, theirs.lines, mine.lines, autojunk=False)
+    changed = [x[1:] for x in matcher.get_opcodes() if x[0] != "equal"]
+    wrong = {k for _, _, c, d in changed for k in range(c + 1, d + 1)}
+    right = {k for a, b, _, _ in changed for k in range(a + 1, b + 1)}
+    named_wrong = {k for x in finding.changes for y in x.mine for k in lines_of(y)}
+    named_right = {k for x in finding.changes for y in x.theirs for k in lines_of(y)}
+    return bool(wrong & named_wrong or right & named_right)
+
+
+def lines_of(statement: diff.Statement) -> range:
+    return range(statement.lines[0], statement.lines[1] + 1)
+
+
+def of_bug(comparison: Comparison, bug: Variant, flags: str) -> dict[str, Any]:
+    """What is said first about a bug."""
+    start = time.process_time()
+    copy, names = copy_with(bug, flags)
+    settings = comparison.settings_of(copy)
+    finding = None if settings else next(comparison.findings(copy), None)
+    row: dict[str, Any] = {"script": bug.script, "label": bug.label}
+    if settings:
+        row |= {"where": "settings", "what": "; ".join(settings), "brief": ", ".join(names)}
+        row["common"] = ""
+        row["right"] = all(any(x.startswith(f"{y} ") for x in settings) for y in names)
+    elif finding:
+        row |= {"where": diff.where(finding.phase), "what": finding.what, "brief": finding.brief}
+        row["common"] = finding.common
+        row["right"] = is_right(finding, comparison.original)
+    else:
+        row |= {"where": "", "what": "no difference", "brief": "–", "common": "", "right": False}
+    return row | {"seconds": round(time.process_time() - start, 1)}
+
+
+def suites() -> list[Suite]:
+    return [*BY_TABLE["bugs"], SUITES["bugs_evaluation"]]
+
+
+def measure(folders: Folders) -> None:
+    """Run `diff` on every bug, and write what it says."""
+    rows = []
+    comparisons: dict[str, Comparison] = {}
+    for suite in suites():
+        for name, variant in tqdm.tqdm(suite.variants.items(), suite.name):
+            if variant.script not in comparisons:
+                original = diff.read(ROOT / variant.script)
+                comparisons[variant.script] = Comparison(original, [], original)
+            usual = suite.variants[health.control(suite, name)].flags.split()
+            flags = " ".join(x for x in variant.flags.split() if x not in usual)
+            if not health.is_healthy(suite, name):
+                row = of_bug(comparisons[variant.script], variant, flags)
+                rows.append({"suite": suite.name, "bug": name} | row)
+    lines = ",\n".join(json.dumps(x, ensure_ascii=False) for x in rows)
+    (folders.results / NAME).write_text(f"[\n{lines}\n]\n")
+
+
+def by_label(folders: Folders) -> dict[str, list[dict[str, Any]]]:
+    """What has been noted, by bug: in one script or two."""
+    path = folders.results / NAME
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in json.loads(path.read_text()) if path.exists() else []:
+        found.setdefault(row["label"], []).append(row)
+    return found

@@ -1,0 +1,30 @@
+"""Replaces both networks: three layers of 128 with LayerNorm and ReLU, not two of 64 with tanh.
+
+    python -m recipes.bigger_network --env-id HalfCheetah-v4
+
+We claim no gain: it shows which lines to change for a network of your own. Layers that NumPy does
+not know, such as LayerNorm, act in PyTorch, which is slower (`in_numpy`).
+"""
+
+from torch import nn
+
+import ppo_continuous_action as ppo
+
+
+class Agent(ppo.Agent):
+    def __init__(self, obs_size: int, action_size: int) -> None:
+        super().__init__(obs_size, action_size)
+
+        def network(outputs: int, gain: float) -> list[nn.Module]:
+            layers = []
+            for inputs in (obs_size, 128, 128):
+                layers += [ppo.linear(inputs, 128, gain=2**0.5), nn.LayerNorm(128), nn.ReLU()]
+            return [*layers, ppo.linear(128, outputs, gain)]
+
+        self.value = nn.Sequential(*network(1, gain=1.0), nn.Flatten(-2))
+        self.policy = nn.Sequential(*network(action_size, gain=0.01))
+
+
+if __name__ == "__main__":
+    ppo.Agent = Agent
+    ppo.main()

@@ -1,0 +1,237 @@
+"""How runs are read: which folders are runs, and what is known of them."""
+
+import os
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from foreign_logs import PENDULUM, write_cleanrl, write_plain
+from torch.utils.tensorboard import SummaryWriter
+
+from benchmark import logs
+from benchmark.lab import record
+from benchmark.lab.provenance import BenchmarkError
+
+
+def scores(found):
+    return sorted(x.score for x in found)
+
+
+# --- Which folders are runs ---
+
+
+def test_links_of_weights_and_biases_are_not_counted(tmp_path):
+    write_plain(tmp_path / "run")
+    inside = tmp_path / "run/wandb/offline-run-1/files"
+    inside.mkdir(parents=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for path in (tmp_path / "run").glob("events*"):
+        (inside / path.name).symlink_to(path)
+        (elsewhere / path.name).symlink_to(path)
+    assert [x.path.name for x in logs.find(str(tmp_path))] == ["run"]
+
+
+def test_linked_run_folders_are_followed_once(tmp_path):
+    for name in "abc":
+        write_plain(tmp_path / "disk" / name)
+    (tmp_path / "runs").mkdir()
+    for name in "ab":
+        (tmp_path / "runs" / name).symlink_to(tmp_path / "disk" / name)
+    (tmp_path / "runs/again").symlink_to(tmp_path / "disk/a")
+    (tmp_path / "runs/round").symlink_to(tmp_path / "runs")
+    assert len(logs.find(str(tmp_path / "runs"))) == 2
+    assert len(logs.find(str(tmp_path))) == 3
+
+
+def test_a_copy_of_a_run_is_left_out(tmp_path):
+    for seed in (1, 2):
+        write_cleanrl(tmp_path / f"{seed}", seed)
+    shutil.copytree(tmp_path / "1", tmp_path / "1 (copy)")
+    found, left_out = logs.search(str(tmp_path))
+    assert [x.seed for x in found] == ["1", "2"]
+    assert "/1 (copy)/" in left_out[0] and f": a copy of {tmp_path}/1/" in left_out[0]
+
+
+def test_of_two_writers_that_with_training_metrics_counts(tmp_path):
+    write_plain(tmp_path / "eval", level=900.0, metrics=False)
+    write_plain(tmp_path / "train")
+    found, left_out = logs.search(str(tmp_path))
+    assert scores(found) == [100]
+    assert "eval: returns alone, next to the training metrics in train" in left_out[0]
+
+
+def test_returns_of_another_writer_than_the_metrics_are_kept(tmp_path):
+    write_plain(tmp_path / "eval", level=900.0, metrics=False)
+    write_plain(tmp_path / "train", returns=False)
+    assert len(logs.find(str(tmp_path))) == 2
+
+
+def test_what_add_hparams_writes_is_no_run_but_its_settings_are_those_of_the_run(tmp_path):
+    write_plain(tmp_path / "run")
+    with SummaryWriter(str(tmp_path / "run")) as writer:
+        writer.add_hparams({"lr": 0.5, "env_id": "A-v1"}, {"charts/episodic_return": 3.0})
+    found, left_out = logs.search(str(tmp_path))
+    (run,) = found
+    assert (run.environment, run.settings["lr"], len(left_out)) == ("A-v1", "0.5", 1)
+    assert left_out[0].endswith("written by add_hparams")
+
+
+# --- What is known of a run ---
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        torch.nn.Linear(2, 2),
+        torch.nn.Linear(2, 2).state_dict(),
+        [torch.zeros(2)],
+        {"model": torch.zeros(2), "args": {"lr": 1.0}},
+        {"updates": 7},
+        {"updates": [{"global_step": 1}], "args": 7},
+        b"damaged",
+    ],
+)
+def test_the_log_next_to_a_checkpoint_of_somebody_else_is_read(tmp_path, saved):
+    write_plain(tmp_path)
+    if isinstance(saved, bytes):
+        (tmp_path / "checkpoint.pt").write_bytes(saved)
+    else:
+        torch.save(saved, tmp_path / "checkpoint.pt")
+    assert scores(logs.find(str(tmp_path))) == [100]
+    next(tmp_path.glob("events*")).unlink()
+    with pytest.raises(BenchmarkError, match=r": checkpoint\.pt (cannot|has no)") as said:
+        logs.find(str(tmp_path))
+    assert "\n" not in str(said.value)
+
+
+def test_a_checkpoint_is_not_mapped_while_it_is_read(tmp_path, monkeypatch):
+    load, given = torch.load, {}
+    monkeypatch.setattr(torch, "load", lambda *_, **how: given.update(how) or load(*_, **how))
+    torch.save({"updates": []}, tmp_path / "checkpoint.pt")
+    record.read_checkpoint(tmp_path / "checkpoint.pt")
+    assert not given.get("mmap")
+
+
+def test_of_two_runs_in_one_folder_the_last_counts(tmp_path):
+    write_plain(tmp_path, 1000.0, last=200_000)
+    write_plain(tmp_path, 10.0, last=50_000)
+    (log,) = logs.find(str(tmp_path))
+    assert log.episodes["global_step"].is_monotonic_increasing and log.score == 10
+    assert (len(log.episodes), len(log.updates), log.steps) == (50, 50, 50_000)
+    assert "only the last counts" in log.note
+
+
+def test_a_run_that_was_continued_keeps_its_beginning(tmp_path):
+    write_plain(tmp_path, 1000.0, last=100_000)
+    with SummaryWriter(str(tmp_path)) as writer:  # from the checkpoint at 80,000
+        for step in range(81_000, 150_001, 1000):
+            writer.add_scalar("charts/episodic_return", 10.0, step - 7)
+            writer.add_scalar("losses/approx_kl", 0.01, step)
+    (log,) = logs.find(str(tmp_path))
+    steps = log.episodes["global_step"]
+    assert steps.is_monotonic_increasing and steps.is_unique and len(steps) == 150
+    assert (log.returns == 1000).sum() == 80 and log.note
+
+
+def test_one_writer_that_begins_again_is_read_from_there(tmp_path):
+    with SummaryWriter(str(tmp_path)) as writer:
+        for level, last in ((1000.0, 200), (10.0, 50)):
+            for step in range(1, last + 1):
+                writer.add_scalar("charts/episodic_return", level, 1000 * step)
+    (log,) = logs.find(str(tmp_path))
+    assert (len(log.episodes), log.score) == (50, 10)
+
+
+def test_environments_that_run_side_by_side_may_log_steps_out_of_order(tmp_path):
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in np.arange(100, 19_900, 100).reshape(-1, 2)[:, ::-1].flatten():
+            writer.add_scalar("charts/episodic_return", 1.0, step)
+    (log,) = logs.find(str(tmp_path))
+    assert len(log.episodes) == 198 and log.episodes["global_step"].is_monotonic_increasing
+    assert not log.note
+
+
+def test_scalars_in_the_newer_form_and_other_tensors_are_read_or_skipped(tmp_path):
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in range(1000, 20_001, 1000):
+            writer.add_scalar("charts/episodic_return", 100.0, step, new_style=True)
+            writer.add_scalar("losses/approx_kl", 0.01, step, new_style=True)
+        writer.add_pr_curve("pr", np.array([0, 1]), np.array([0.1, 0.9]), 1)
+        writer.add_text("notes", "| a | b |", 1)
+    (log,) = logs.find(str(tmp_path))
+    assert (log.score, len(log.updates), log.settings) == (100, 20, {})
+
+
+def test_a_log_by_update_from_0_is_judged_in_updates(tmp_path, command):
+    with SummaryWriter(str(tmp_path)) as writer:
+        for update in range(100):
+            writer.add_scalar("charts/episodic_return", 100.0 + update, update)
+            writer.add_scalar("losses/approx_kl", 0.01, update)
+    code, text = command("check", tmp_path)
+    assert code == 0 and ": 99 updates" in text and "healthy" in text
+
+
+def test_the_environment_is_what_the_run_says_whatever_the_folders_are_called(tmp_path):
+    place = tmp_path / "study-v2/MiniGrid-Empty-5x5-v0"
+    write_plain(place / "PPO_1")
+    write_cleanrl(place)
+    found = [x.environment for x in logs.find(str(tmp_path))]
+    assert sorted(found) == [PENDULUM, "unknown"]
+    named = {x.environment for x in logs.search(str(tmp_path), "Mine-v0").logs}
+    assert named == {"Mine-v0", PENDULUM}
+
+
+# --- Scores ---
+
+
+@pytest.mark.parametrize(
+    ("lengths", "over", "returns"),
+    [
+        ([1000] * 1000, "last 100 episodes", range(900, 1000)),
+        # They cover more than a fifth of the run.
+        ([100] * 400, "last tenth of the steps", range(360, 400)),
+        # Episodes have become long: fewer than ten end in the last tenth.
+        ([20] * 600 + [1000] * 18, "last 10 episodes", range(608, 618)),
+        ([1000] * 7, "last 7 episodes", range(7)),
+    ],
+)
+def test_the_score_is_of_the_end_of_the_run(lengths, over, returns):
+    ends = np.cumsum(lengths)
+    episodes = pd.DataFrame({"global_step": ends, "return": np.arange(len(ends), dtype=float)})
+    updates = pd.DataFrame({"global_step": [ends[-1]]})
+    log = logs.Log(None, {"environment": "A-v1"}, updates, episodes)
+    assert log.scored == (np.mean(returns), over)
+
+
+def test_check_seeds_and_compare_show_the_same_score(tmp_path, command):
+    for name in ("a", "b"):
+        write_cleanrl(tmp_path / name, gain=7.0)
+    expected = 7 * np.mean([i + k for i in range(37, 41) for k in range(5)])
+    line = next(x for x in command("check", "a")[1].splitlines() if x.startswith("return"))
+    assert f" {expected:.0f} " in line and "last tenth of the steps" in line
+    text = command("compare", "a", "b")[1]
+    assert f"| {expected:.0f} (1) | {expected:.0f} (1) |" in text
+    assert "| last tenth of the steps |" in text
+
+
+def test_a_picture_that_cannot_be_written_does_not_stop_a_check(tmp_path, command):
+    write_cleanrl(tmp_path / "a")
+    write_cleanrl(tmp_path / "b")
+    (run,) = (tmp_path / "a").iterdir()
+    for place in (run / "check.png", tmp_path / "compare.png"):
+        os.mkdir(place)  # the tests may be root, who can write everywhere
+    code, text = command("check", "a")
+    assert code == 0 and "check.png cannot be written: Is a directory" in text
+    assert "Nothing found" in text.splitlines()[-1]
+    code, text = command("compare", "a", "b")
+    assert code == 0 and "compare.png cannot be written" in text
+
+
+def test_a_log_of_returns_alone_has_nothing_to_check(tmp_path, command):
+    write_plain(tmp_path, metrics=False)
+    code, text = command("check", tmp_path)
+    assert code == 0 and "No metric could be checked. " in text.splitlines()[-1]
+    assert "return " in text and not (tmp_path / "check.png").exists()
