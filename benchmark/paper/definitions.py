@@ -39,3 +39,4 @@ class Script:
     suite: str
     environment: str
     variant: str = ""
+    score: str = "return"  # what is scored

@@ -14,8 +14,9 @@ from benchmark.lab import check
 from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT, BenchmarkError
 from benchmark.lab.results import by_environment, done, how_complete, lines_of
-from benchmark.lab.tables import CHANGE, markdown, plus_minus, with_interval
-from benchmark.paper import debugging, health, rlhf, tables
+from benchmark.lab.statistics import interquartile_mean
+from benchmark.lab.tables import CHANGE, markdown, number, plus_minus, with_interval
+from benchmark.paper import debugging, differences, rlhf, tables
 from benchmark.paper.suites import BY_TABLE, SUITES
 from benchmark.paper.suites.scripts import SCRIPTS
 from benchmark.paper.tables import effects
@@ -53,14 +54,18 @@ def scripts_table(folders: Folders) -> str:
         runs = by_environment(suite.name, script.variant, folders).get(script.environment, [])
         scores, hours = tables.facts(runs, "score"), tables.facts(runs, "hours")
         steps = f", {suite.total_timesteps / 1e6:.2g}M steps" if suite.total_timesteps else ""
+        models = max((len(x.record.get("models", ())) for x in runs), default=0)
+        several = f" for {models} models" if models else ""
         rows.append(
             {
                 "script": f"[{name}]({name})",
                 "shows": script.shows,
                 "lines": len((ROOT / name).read_text().splitlines()),
                 "environment": f"{script.environment}{steps}",
-                "return (seeds)": f"{plus_minus(scores)} ({len(scores)})",
-                "minutes": f"{60 * np.median(hours):.0f}" if len(hours) else "–",
+                "score": script.score,
+                "mean ± std (seeds)": f"{plus_minus(scores)} ({len(scores)})",
+                "IQM": number(interquartile_mean(scores[None])) if len(scores) > 3 else "–",
+                "minutes": f"{60 * np.median(hours):.0f}{several}" if len(hours) else "–",
             }
         )
     return markdown(rows)
@@ -77,33 +82,45 @@ def suites_table(folders: Folders) -> str:
     return markdown(rows)
 
 
-def numbers_table(folders: Folders) -> str:
-    """What README begins with: five numbers that change with the scripts, results and bugs."""
+# What README compares: a question, ours, CleanRL's and Stable-Baselines3's answer.
+ISSUE = "[#{0}](https://github.com/vwxyzjn/cleanrl/issues/{0})"
+COMPARED = """\
+read all of PPO | one file; the short one has {lines} [lines](ppo_minimal.py) | one file | a library
+why each detail is there | a [reason](DETAILS.md) for {details} of 37, in the code | a blog post | –
+time limits are not failures ({c198}, {c504}) | yes | no | yes
+save, load and evaluate, with the normalizer ({c310}, {c400}) | one call | weights only | two files
+resume an interrupted run | to the bit | no | in new episodes
+today's Gymnasium, 1.4 | yes | 0.29; with 1.4 it logs no episodes | yes
+steps per second, one core | [{ours}](benchmark/pages/implementations.md) | {cleanrl} | 1 ×
+find a wrong line in your copy | [`diff`](DEBUGGING.md) finds {found} of {bugs} bugs | – | –"""
+
+
+def comparison_table(folders: Folders) -> str:
+    """What README begins with: our scripts next to those that readers know."""
     tags = [tag for name in SCRIPTS for tag in tags_of((ROOT / name).read_text())]
-    details = {number for x in tags for number in re.findall(r"(\d+)/37", x.number)}
-    runs = sum(len(done(name, folders)) for name in SUITES) // 100 * 100
-    bugs = {x.label for suite in BY_TABLE["bugs"] for x in health.bugs_of(suite).values()}
-    return f"""| | |
-|--:|---|
-| {len((ROOT / "ppo_minimal.py").read_text().splitlines())} | lines of \
-[ppo_minimal.py](ppo_minimal.py): all of PPO for continuous actions |
-| {len(details)} of 37 | [implementation details](DETAILS.md) of the original code, \
-each with its reason |
-| {speed(folders)} | the steps per second of \
-[Stable-Baselines3](benchmark/pages/implementations.md), with the same settings on one core |
-| more than {runs:,} | committed runs behind [every table and figure](benchmark/README.md) |
-| {len(bugs)} | bugs made on purpose, and [what they look like in the logs](DEBUGGING.md) |
-"""
+    named = [x[0]["right"] for x in differences.by_label(folders).values()]
+    text = COMPARED.format_map(
+        {f"c{x}": ISSUE.format(x) for x in (198, 504, 310, 400)}
+        | {
+            "lines": len((ROOT / "ppo_minimal.py").read_text().splitlines()),
+            "details": len({n for x in tags for n in re.findall(r"(\d+)/37", x.number)}),
+            "ours": speed(folders, "ppo_continuous_action.py"),
+            "cleanrl": speed(folders, "CleanRL PPO"),
+            **{"found": sum(named), "bugs": len(named)},
+        }
+    )
+    names = ("what people ask for", "here", "CleanRL", "Stable-Baselines3")
+    return markdown([dict(zip(names, row.split(" | "))) for row in text.splitlines()])
 
 
-def speed(folders: Folders) -> str:
-    """Steps per second of the main script over those of Stable-Baselines3 in HalfCheetah."""
+def speed(folders: Folders, entry: str) -> str:
+    """Steps per second of an entry over those of Stable-Baselines3 in HalfCheetah."""
     rows = pd.DataFrame(lines_of(folders.results / "throughput.jsonl"))
-    if rows.empty:
+    rows = rows[rows["measurement"] == "continuous"] if len(rows) else rows
+    if entry not in set(rows.get("entry", ())):
         return "–"
-    rows = rows[rows["measurement"] == "continuous"]
     rates = rows.pivot(index="repetition", columns="entry", values="steps_per_second")
-    return f"{(rates['ppo_continuous_action.py'] / rates['Stable-Baselines3 PPO']).median():.1f} ×"
+    return f"{(rates[entry] / rates['Stable-Baselines3 PPO']).median():.1f} ×"
 
 
 # --- Throughput ---
@@ -159,15 +176,15 @@ def details_table(folders: Folders) -> str:
                 worth.setdefault(detail, []).append(text)
     rows: dict[tuple[str, str], dict[str, str]] = {}
     found = ((x, tag) for x in SCRIPTS for tag in tags_of((ROOT / x).read_text()))
-    for script, tag, number in ((*x, y) for x in found for y in x[1].number.split(", ")):
-        key = number or tag.kind.lower(), "" if number else tag.title  # the first script names it
+    for script, tag, digits in ((*x, y) for x in found for y in x[1].number.split(", ")):
+        key = digits or tag.kind.lower(), "" if digits else tag.title  # the first script names it
         known = [*worth.get(key[0].removesuffix("/37"), ()), *worth.get(tag.title, ())]
         empty = {"detail": key[0], "name": tag.title, "why": "", "without it": "<br>".join(known)}
-        row = rows.setdefault(key, empty | {"its line in": ""})
+        row = rows.setdefault(key, empty | {"in": ""})
         row["why"] = row["why"] or tag.sentence
         name = script.removeprefix("ppo_").removesuffix(".py")
-        row["its line in"] += "<br>" * bool(row["its line in"])
-        row["its line in"] += f"[{name} {tag.line}]({script}#L{tag.line})"
+        row["in"] += "<br>" * bool(row["in"])
+        row["in"] += f"[{name}]({script}#{tag.anchor})"
     return markdown(sorted(rows.values(), key=lambda x: place(x["detail"])))
 
 
@@ -181,7 +198,7 @@ def place(number: str) -> tuple[int, str, int]:
 # --- Writing ---
 
 BLOCKS = {
-    "numbers": numbers_table,
+    "comparison": comparison_table,
     "suites": suites_table,
     "throughput": throughput_tables,
     "scripts": scripts_table,

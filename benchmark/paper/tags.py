@@ -30,6 +30,18 @@ class Tag(NamedTuple):
     source: str
     sentence: str
 
+    @property
+    def anchor(self) -> str:
+        """Where the script's page on the site has its note."""
+        if self.number:
+            return f"detail-{self.number.partition('/')[0].lower()}"
+        return slug(f"{self.kind} {self.title}")
+
+
+def slug(text: str) -> str:
+    """A title as an anchor."""
+    return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
+
 
 def tags_of(text: str) -> list[Tag]:
     """The tags of a script, in their order; a ValueError if one is malformed."""

@@ -22,7 +22,7 @@ from pygments.lexers import PythonLexer
 
 from benchmark.lab.provenance import ROOT
 from benchmark.paper.published import reference
-from benchmark.paper.tags import tags_of
+from benchmark.paper.tags import slug, tags_of
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 END = "# === The algorithm ends here ==="
@@ -73,11 +73,6 @@ class Marks(NamedTuple):
 
     begins: list[Note]
     goes_on: list[Note]
-
-
-def slug(text: str) -> str:
-    """A title as an anchor."""
-    return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
 
 
 @functools.cache
@@ -175,11 +170,10 @@ class Source:
         known = {y: x for x in others for y in (x.title, x.label.partition(" of ")[0])}
         for tag in tags_of(self.text):
             own, _, total = tag.number.partition("/")
-            anchor = f"detail-{own.lower()}" if own else slug(f"{tag.kind} {tag.title}")
             label = f"Detail {own}" + f" of {total}" * bool(total) if own else tag.kind
             same = known.get(tag.title) or known.get(f"Detail {own}") or Note("", "")
             sentence, sign = tag.sentence or same.sentence, own or SIGNS[tag.kind]
-            note = Note(anchor, tag.title, label, sign, sentence)
+            note = Note(tag.anchor, tag.title, label, sign, sentence)
             note.source = original(tag.source) or same.source
             note.formula = formula(self.name, tag.title)
             names = [x.removeprefix("not ") for x in tag.settings]

@@ -35,6 +35,8 @@ CHANGED = re.compile(r'^(<pre><code class="language-diff">)?([-+]) (.*)\n', re.M
 CHANGES = {"-": "del", "+": "ins"}  # lines of a diff
 WITHOUT = {"smoke", "mean_policies", "recipe_search"}  # short, or the curves of figure3
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")
+# The ablation switches details of PPO off; what it says is not about language models.
+MEASURED = [x for x in SCRIPTS if x.startswith("ppo_") and "rlhf" not in x]
 FILMS = {  # by script: one of FIGURES, and what it shows
     SHORT: ("humanoid_runs.gif", "Humanoid-v4 after training with this algorithm."),
     HOME: (
@@ -133,8 +135,8 @@ def text_page(path: Path, sources: dict[str, Source]) -> dict[str, str]:
         if target in TEXTS:
             name = page_of_text(target)
         elif name in sources:
-            notes = {f"#L{line}": f"#{x.anchor}" for line, x in sources[name].tags.items()}
-            name, anchor = page_of(name), notes.get(anchor, "")
+            known = {f"#{x.anchor}" for x in sources[name].tags.values()}
+            name, anchor = page_of(name), anchor if anchor in known else ""
         else:
             name = name.removeprefix("docs/") if name.startswith("docs/") else f"../{name}"
         return f'{attribute}="{name}{anchor}"'
@@ -171,7 +173,7 @@ def build(folders: Folders) -> dict[str, bytes]:
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
         **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},
         **{"slug": annotate.slug, "formula": annotate.formula, "prose": annotate.prose},
-        **{"effects": found, "tasks": SUITES["ablation"].environments},
+        **{"tasks": SUITES["ablation"].environments},
         "titles": {x: f"{SUITES[x].reproduces} ({n} runs)" for x, n in suites.items()},
         "usual": sources[HOME].defaults,
         "films": {
@@ -193,7 +195,8 @@ def build(folders: Folders) -> dict[str, bytes]:
     for name, script in sources.items():
         template = "index.html" if name == SHORT else "script.html"
         beside = placed(sources[HOME] if name == SHORT else script, bugs)
-        page(page_of(name), template, script=script, bugs=beside)
+        own = found if name in MEASURED else {}
+        page(page_of(name), template, script=script, bugs=beside, effects=own)
     for path in TEXTS:
         source = path.relative_to(ROOT).as_posix()
         page(page_of_text(path), "page.html", source=source, **text_page(path, sources))

@@ -11,8 +11,14 @@ SCRIPTS = {
     "ppo_atari.py": Script("details 1–22", "games", "Pong"),
     "ppo_atari_lstm.py": Script("details 1–22 and 32–36", "games", "Pong", "lstm"),
     "ppo_multidiscrete.py": Script("detail 37, action masks", "cartpole", "CartPole-v1"),
-    "grpo_minimal.py": Script("all of GRPO in about 200 lines", "grpo_minimal", "sums"),
-    "ppo_rlhf_toy.py": Script("RLHF with PPO", "rlhf", "reviews"),
-    "grpo_rlhf_toy.py": Script("GRPO on the same task", "rlhf_grpo_dpo", "reviews", "grpo"),
-    "dpo_rlhf_toy.py": Script("DPO on the same task", "rlhf_grpo_dpo", "reviews", "dpo"),
+    "grpo_minimal.py": Script(
+        "all of GRPO in about 200 lines", "grpo_minimal", "sums", score="pass@1"
+    ),
+    "ppo_rlhf_toy.py": Script("RLHF with PPO", "rlhf", "reviews", score="gold reward"),
+    "grpo_rlhf_toy.py": Script(
+        "GRPO on the same task", "rlhf_grpo_dpo", "reviews", "grpo", score="gold reward"
+    ),
+    "dpo_rlhf_toy.py": Script(
+        "DPO on the same task", "rlhf_grpo_dpo", "reviews", "dpo", score="gold reward"
+    ),
 }
