@@ -5,7 +5,10 @@
 
     python -m recipes.search_settings
 
-Not yet measured: a search of ten trials.
+In 16,384 steps of Pendulum-v1 (seed 1), the last 20 episodes return -975 with the best of ten
+trials (learning rate 0.0015, gamma 0.962, 8 minibatches), and -1112 with the defaults. Three trials
+were stopped early, and the search, interrupted once, took 20 minutes on a busy CPU. That is one
+seed, so run other seeds with what a search finds before you trust it.
 """
 
 import dataclasses
