@@ -29,11 +29,9 @@ BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLES = {
     "scores": tables.scores_table,
     "figure3": tables.figure3_table,
-    "mean_policies": tables.mean_policies_table,
     "variants": tables.variants_table,
     "normalized": tables.normalized_table,
     "effects": tables.effects_table,
-    "recipe": tables.recipe_table,
     "games": tables.games_table,
     "each_run": tables.each_run_table,
     "rlhf": rlhf.pipeline_table,
