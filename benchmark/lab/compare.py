@@ -13,7 +13,7 @@ from benchmark.lab.definitions import CLOSED, Folders, Suite
 from benchmark.lab.logs import UNKNOWN, Log, of_suite, search
 from benchmark.lab.provenance import BenchmarkError
 from benchmark.lab.statistics import estimate
-from benchmark.lab.tables import RATIO, chance, markdown, number, of_pairs, with_interval
+from benchmark.lab.tables import RATIO, chance, markdown, number, of_pairs, tasks_of, with_interval
 
 Groups = dict[str, list[Log]]  # the runs that are compared, as they were named
 MANY = 5  # of these are listed
@@ -200,8 +200,8 @@ def table(groups: Groups) -> str:
     for name, (own, form) in shown.items():
         row = {"IQM [95 %] (seeds)": name}
         for label in groups:
-            runs = own.loc[label].to_numpy()
-            seeds = "–".join(map(str, sorted({*np.isfinite(runs).sum(0)})))
+            runs = tasks_of(own, label)
+            seeds = "–".join(map(str, sorted({*map(len, runs)})))
             middle = with_interval(estimate(runs, statistics.interquartile_mean), form)
             row[label] = f"{middle} ({seeds})"
         row |= {f"P({x} is better)": chance(own, x, base) for x in others}

@@ -15,7 +15,7 @@ from benchmark.lab import check, statistics
 from benchmark.lab.definitions import Folders, Suite, Variant
 from benchmark.lab.record import STAGE_METRICS, STEP_METRICS
 from benchmark.lab.results import Result, by_environment
-from benchmark.lab.statistics import Estimate, estimate, matrix
+from benchmark.lab.statistics import Estimate, estimate
 from benchmark.paper.suites import BY_TABLE
 from benchmark.paper.tables import facts
 
@@ -111,8 +111,8 @@ class Trial:
     @functools.cached_property
     def change(self) -> Estimate:
         """What the bug changes of the mean score, relative to that of healthy runs."""
-        scores = matrix(*(facts(x, "score") for x in (self.broken, self.healthy)))
-        return estimate(scores[:, None], statistics.relative_effect)
+        scores = [facts(x, "score") for x in (self.broken, self.healthy)]
+        return estimate(scores, statistics.relative_effect)
 
     @functools.cached_property
     def warned(self) -> tuple[int, str]:

@@ -20,7 +20,7 @@ from benchmark.lab.tables import (
     of_pairs,
     plus_minus,
     score_cells,
-    stacked,
+    tasks_of,
     with_interval,
 )
 from benchmark.paper.published import random_returns, reference
@@ -165,7 +165,7 @@ def normalized(suite: Suite, folders: Folders) -> pd.DataFrame:
 def averages(scores: pd.DataFrame) -> dict[str, Estimate]:
     """Mean over environments of the mean of each, by label."""
     labels = scores.index.unique("label")
-    return {x: estimate(scores.loc[x].to_numpy(), statistics.mean) for x in labels}
+    return {x: estimate(tasks_of(scores, x), statistics.mean) for x in labels}
 
 
 def rank_correlation(suite: Suite, scores: pd.DataFrame, first: int = 0) -> str:
@@ -173,7 +173,8 @@ def rank_correlation(suite: Suite, scores: pd.DataFrame, first: int = 0) -> str:
     paper = paper_scores(suite)
     labels = [*paper][first:]
     order = statistics.rank_correlation([paper[x] for x in labels])
-    return with_interval(estimate(stacked(scores, labels), order), RATIO)
+    tasks = [y for x in labels for y in tasks_of(scores, x)]
+    return with_interval(estimate(tasks, order), RATIO)
 
 
 def normalized_table(suite: Suite, folders: Folders) -> str:
