@@ -62,7 +62,7 @@ def scripts_table(folders: Folders) -> str:
                 "environment": f"{script.environment}{steps}",
                 "score": script.score,
                 "mean ± std (seeds)": f"{plus_minus(scores)} ({len(scores)})",
-                "IQM": number(interquartile_mean(scores[None])) if len(scores) > 3 else "–",
+                "IQM": number(interquartile_mean(scores)) if len(scores) > 3 else "–",
                 "minutes": f"{60 * np.median(hours):.0f}{several}" if len(hours) else "–",
             }
         )
