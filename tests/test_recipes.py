@@ -261,32 +261,6 @@ def test_a_cnn_learns_from_images(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_search_prunes_and_is_resumed(monkeypatch):
-    optuna = pytest.importorskip("optuna")
-    from recipes import search_settings as search
-
-    monkeypatch.setattr(ppo, "log", ppo.log)
-    Path("runs").mkdir()
-    monkeypatch.setattr(
-        search,
-        "SETTINGS",
-        dataclasses.replace(search.SETTINGS, total_timesteps=2048, update_epochs=1),
-    )
-    assert len(search.search(trials=1).trials) == 1
-    study = search.search(trials=3)
-    assert len(study.trials) == 3 and study.trials[0].params["learning_rate"] == 3e-4
-    assert study.trials[1].intermediate_values
-
-    class Pruner(optuna.pruners.BasePruner):
-        def prune(self, study, trial):
-            return True
-
-    study.pruner = Pruner()
-    study.optimize(search.objective, n_trials=1)
-    assert study.trials[-1].state is optuna.trial.TrialState.PRUNED
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grid_world", "many_agents"])
 def test_environments_from_elsewhere_train(monkeypatch, name):
     packages = {"grid_world": "minigrid", "many_agents": "mpe2"}
