@@ -216,9 +216,9 @@ def test_both_stages_step_along_the_gradient_of_each_minibatch(run, monkeypatch)
             gradient(-logprobs(model, *texts).mean(), model, math.inf)
         return found
 
-    def optimize(model, *inputs):
-        gradient(loss(model, *inputs), model, 1.0)
-        return loss(model, *inputs)
+    def optimize(model, *inputs):  # so large a loss that its gradient is clipped
+        gradient(100 * loss(model, *inputs), model, 1.0)
+        return 100 * loss(model, *inputs)
 
     monkeypatch.setattr(minimal.GPT, "logprobs", imitate)
     monkeypatch.setattr(minimal, "grpo_loss", optimize)
