@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import tyro
 
-from benchmark.lab.definitions import Folders, select
+from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT
+from benchmark.lab.run import select
 from benchmark.paper.suites import SUITES
 from benchmark.paper.suites.scripts import SCRIPTS
 
