@@ -34,7 +34,6 @@ def test_the_site_is_small(built):
 
 
 def test_no_two_curves_of_a_suite_have_the_same_name(built):
-    """But healthy runs, which are named by their settings in several environments."""
     for name in (x for x in built if x.startswith("data/")):
         labels = re.findall(rb'"label":"([^"]*)"', built[name])
         assert len({*labels}) == len(labels), name
