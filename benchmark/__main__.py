@@ -230,17 +230,22 @@ def diff_bugs(folders: Place = HERE) -> None:
 def measure(
     measurements: Positional[tuple[Measurement, ...]] = (),
     repetitions: int = 3,
+    cleanrl: Path | None = None,
+    leanrl: Path | None = None,
     folders: Place = HERE,
 ) -> None:
-    """Measure steps per second of our scripts and of Stable-Baselines3.
+    """Measure steps per second of our scripts, next to those of other projects.
 
     Args:
         measurements: by default those of the processor, or of the GPU if there is one
         repetitions: of each measurement
+        cleanrl: CleanRL's ppo_continuous_action.py, for `continuous`
+        leanrl: LeanRL's ppo_atari_envpool_torchcompile.py, for `gpu_atari`
     """
     from benchmark.paper import throughput
 
-    throughput.measure_all(measurements, repetitions, folders)
+    given = {x: y for x, y in {"cleanrl": cleanrl, "leanrl": leanrl}.items() if y}
+    throughput.measure_all(measurements, repetitions, given, folders)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -133,13 +133,16 @@ def misfits() -> list[str]:
     from benchmark.lab.provenance import BenchmarkError
     from benchmark.lab.run import changed
     from benchmark.paper.suites import ALL
+    from benchmark.paper.suites.bugs import AFTER_TRAINING
 
+    patched = [(f"the suite {x.name}", *y) for x in ALL for y in x.variants.items()]
+    patched += [("the bugs after training", *x) for x in AFTER_TRAINING.items()]
     found = []
-    for suite, name, variant in ((x, *y) for x in ALL for y in x.variants.items()):
+    for place, name, variant in patched:
         try:
             changed((ROOT / variant.script).read_text(), variant.replaced)
         except BenchmarkError as error:
-            found.append(f"Variant {name} of the suite {suite.name}, {variant.script}: {error}")
+            found.append(f"Variant {name} of {place}, {variant.script}: {error}")
     return found
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 
 from benchmark.lab import statistics
-from benchmark.lab.definitions import Folders, Suite
+from benchmark.lab.definitions import CLOSED, Folders, Suite
 from benchmark.lab.logs import UNKNOWN, Log, of_suite, search
 from benchmark.lab.provenance import BenchmarkError
 from benchmark.lab.statistics import estimate
-from benchmark.lab.tables import RATIO, chance, markdown, number, of_pairs, with_interval
+from benchmark.lab.tables import RATIO, chance, markdown, number, of_pairs, tasks_of, with_interval
 
 Groups = dict[str, list[Log]]  # the runs that are compared, as they were named
 MANY = 5  # of these are listed
@@ -46,6 +46,8 @@ def runs_of(
 ) -> tuple[list[Log], list[str]]:
     """The runs with returns that a word of the command line means, and what was left out."""
     suite, _, variant = name.partition(":")
+    if not Path(name).exists() and (page := CLOSED / suite / "page.md").exists():
+        raise BenchmarkError(f"{suite} is closed; {page} says how to run it again.")
     if Path(name).exists() or suite not in suites:
         logs, left_out = search(name, environment)
     elif variant not in (known := suites[suite].variants):
@@ -198,8 +200,8 @@ def table(groups: Groups) -> str:
     for name, (own, form) in shown.items():
         row = {"IQM [95 %] (seeds)": name}
         for label in groups:
-            runs = own.loc[label].to_numpy()
-            seeds = "–".join(map(str, sorted({*np.isfinite(runs).sum(0)})))
+            runs = tasks_of(own, label)
+            seeds = "–".join(map(str, sorted({*map(len, runs)})))
             middle = with_interval(estimate(runs, statistics.interquartile_mean), form)
             row[label] = f"{middle} ({seeds})"
         row |= {f"P({x} is better)": chance(own, x, base) for x in others}

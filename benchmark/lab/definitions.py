@@ -12,6 +12,7 @@ from benchmark.lab.provenance import ROOT, BenchmarkError
 
 POINTS = 100  # of a stored curve, as many as baselines' published ones have
 Name = tuple[str, str]  # suite and variant
+CLOSED = ROOT / "benchmark" / "closed"  # a folder for each experiment that has ended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Suite:
     evaluated: bool = False  # a finished run is played by `evaluate.py`
     baseline: Name | None = None  # what the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
-    points: int | None = POINTS  # of a stored curve; None: one for each iteration
+    points: int = POINTS  # of a stored curve
 
     def seeds(self, environment: str, variant: str) -> tuple[int, ...]:
         """Those that a variant is to have in an environment."""

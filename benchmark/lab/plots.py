@@ -61,7 +61,8 @@ def draw_curves(
         axes.plot(grid, curves.T, color=color, linewidth=0.5, alpha=0.4)
     axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=label)
     if len(curves) > 2:
-        axes.fill_between(grid, *statistics.band(curves), color=color, alpha=0.2, linewidth=0)
+        ends = statistics.interval([curves.T], statistics.mean)
+        axes.fill_between(grid, *ends, color=color, alpha=0.2, linewidth=0)
 
 
 # --- Runs of anybody ---

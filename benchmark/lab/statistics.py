@@ -1,8 +1,8 @@
-"""Statistics of matrices of scores, as in rliable: rows are runs, columns are tasks.
+"""Statistics of scores: an array of runs for each task, as many as there are of it.
 
-A task with fewer runs than another has NaN in the rows that it lacks. The interquartile mean,
-stratified bootstrap intervals and the probability of improvement follow Agarwal et al. 2021, "Deep
-Reinforcement Learning at the Edge of the Statistical Precipice".
+Each takes the axis of runs, since `scipy.stats.bootstrap` gives it all its resamples at once. The
+interquartile mean, stratified bootstrap intervals and the probability of improvement follow Agarwal
+et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 import scipy  # loads its modules when they are used: most commands never do
 
 RESAMPLES = 2000
-INTERVAL = [0.025, 0.975]  # its ends, at 95 % confidence
+Statistic = Callable[..., Any]  # of (..., runs) for each task, and the axis of runs
 
 
 class Estimate(NamedTuple):
@@ -22,50 +22,29 @@ class Estimate(NamedTuple):
     ends: tuple[float, float] | None
 
 
-def matrix(*tasks: Sequence[float]) -> np.ndarray:
-    """Scores of each task as a column, (runs, tasks)."""
-    found = np.full((max(map(len, tasks)), len(tasks)), np.nan)
-    for column, scores in zip(found.T, tasks):
-        column[: len(scores)] = scores
-    return found
+def estimate(tasks: Sequence[np.ndarray], statistic: Statistic) -> Estimate:
+    """A statistic with its 95 % bootstrap interval; the runs of each task are resampled apart.
 
-
-def estimate(scores: np.ndarray, statistic: Callable[[np.ndarray], Any]) -> Estimate:
-    """A statistic with its stratified bootstrap interval, percentile method.
-
-    Args:
-        scores: (runs, ...); runs are resampled in each of the columns apart.
-        statistic: of an array (..., runs, ...) with any number of resamples in front.
-
-    Returns:
-        No interval where a column has fewer than three scores, since the range of two holds the
-        true mean only every other time.
+    No interval where a task has fewer than three runs, since the range of two holds the true mean
+    only every other time.
     """
-    columns = scores.reshape(len(scores), -1).T.astype(float)
-    strata = [column[~np.isnan(column)] for column in columns]
-    value = float(statistic(scores))
-    if min(map(len, strata)) < 3:
+    value = float(statistic(*tasks, axis=-1))
+    if min(map(len, tasks)) < 3:
         return Estimate(value, None)
-    rng = np.random.default_rng(0)  # tables must be the same whenever they are made
-    drawn = np.full((RESAMPLES, len(scores), len(strata)), np.nan)
-    for index, own in enumerate(strata):
-        drawn[:, : len(own), index] = own[rng.integers(len(own), size=(RESAMPLES, len(own)))]
-    found = statistic(drawn.reshape(RESAMPLES, *scores.shape))
-    low, high = np.quantile(found, INTERVAL)
+    low, high = interval(tasks, statistic)
     return Estimate(value, (float(low), float(high)))
 
 
-def band(curves: np.ndarray) -> np.ndarray:
-    """The ends of the bootstrap interval of the mean of curves (runs, points), at each point."""
-    drawn = np.random.default_rng(0).integers(len(curves), size=(RESAMPLES, len(curves)))
-    return np.quantile(curves[drawn].mean(1), INTERVAL, axis=0)
+def interval(tasks: Sequence[np.ndarray], statistic: Statistic) -> Any:
+    """The ends of the stratified bootstrap interval, percentile method."""
+    rng = np.random.default_rng(0)  # tables must be the same whenever they are made
+    options = {"n_resamples": RESAMPLES, "method": "percentile", "rng": rng, "axis": -1}
+    return scipy.stats.bootstrap(tasks, statistic, **options).confidence_interval
 
 
-def interquartile_mean(scores: np.ndarray) -> Any:
-    """Mean over runs and tasks, (..., runs, tasks), without the outer quarters (rounded down)."""
-    ranked = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)  # what is missing comes last
-    count = np.isfinite(scores).sum((-2, -1)).min()
-    return ranked[..., count // 4 : count - count // 4].mean(-1)
+def interquartile_mean(*tasks: np.ndarray, axis: int = -1) -> Any:
+    """Mean over the runs of all tasks, without the outer quarters (rounded down)."""
+    return scipy.stats.trim_mean(np.concatenate(tasks, axis), 0.25, axis)
 
 
 def smallest_visible(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -80,20 +59,22 @@ def smallest_visible(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return float(reach * np.sqrt(variance * (1 / counts).sum()) / abs(np.mean(theirs)))
 
 
-def mean(scores: np.ndarray) -> Any:
-    """Mean over tasks of the mean of each, (..., runs, tasks)."""
-    return np.nanmean(scores, axis=-2).mean(-1)
+def mean(*tasks: np.ndarray, axis: int = -1) -> Any:
+    """Mean over tasks of the mean of each."""
+    return np.mean([x.mean(axis) for x in tasks], axis=0)
 
 
-def improvement(scores: np.ndarray) -> Any:
+def improvement(*tasks: np.ndarray, axis: int = -1) -> Any:
     """Probability that a run of A scores above a run of B, ties half, averaged over tasks.
 
     Args:
-        scores: (..., runs, tasks, 2) of A and B.
+        tasks: scores of A and of B in the first task, of A and of B in the second, and so on.
     """
-    a, b = np.moveaxis(scores, -1, 0)
-    wins = (np.sign(a[..., :, None, :] - b[..., None, :, :]) + 1) / 2
-    return np.nanmean(wins, axis=(-3, -2)).mean(-1)
+    found = []
+    for a, b in zip(tasks[::2], tasks[1::2]):
+        wins = scipy.stats.mannwhitneyu(a, b, method="asymptotic", axis=axis).statistic
+        found.append(wins / (a.shape[axis] * b.shape[axis]))
+    return np.mean(found, axis=0)
 
 
 def by_chance(tasks: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
@@ -113,27 +94,25 @@ def by_chance(tasks: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
     return float((lead >= lead[0] - 1e-9).mean())
 
 
-def relative_effect(scores: np.ndarray) -> Any:
+def relative_effect(*tasks: np.ndarray, axis: int = -1) -> Any:
     """Change of the mean from B to A in units of B's mean, its median over tasks.
 
-    A mean over tasks would be that of the one with the most spread. Argument as of `improvement`.
+    A mean over tasks would be that of the one with the most spread. Arguments as of `improvement`.
     """
-    a, b = np.moveaxis(np.nanmean(scores, axis=-3), -1, 0)
-    return np.median((a - b) / np.abs(b), axis=-1)
+    means = [x.mean(axis) for x in tasks]
+    return np.median([(a - b) / np.abs(b) for a, b in zip(means[::2], means[1::2])], axis=0)
 
 
-def rank_correlation(others: Sequence[float]) -> Callable[[np.ndarray], Any]:
+def rank_correlation(others: Sequence[float]) -> Statistic:
     """Spearman's correlation of the means of variants with others' numbers for them.
 
     Returns:
-        A statistic of scores (..., runs, variants, tasks).
+        A statistic of all tasks of the first variant, all of the second, and so on.
     """
 
-    def correlation(scores: np.ndarray) -> Any:
-        means = np.nanmean(scores, axis=-3).mean(-1)
-        ours, theirs = (
-            scipy.stats.zscore(scipy.stats.rankdata(x, axis=-1), axis=-1) for x in (means, others)
-        )
-        return np.mean(ours * theirs, axis=-1)
+    def correlation(*tasks: np.ndarray, axis: int = -1) -> Any:
+        means = np.stack([x.mean(axis) for x in tasks], axis=-1)
+        means = means.reshape(*means.shape[:-1], len(others), -1).mean(-1)  # (..., variants)
+        return scipy.stats.spearmanrho(means, others, axis=-1).statistic
 
     return correlation

@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from benchmark.lab import statistics
 from benchmark.lab.record import LAST_100
-from benchmark.lab.statistics import Estimate, estimate, matrix
+from benchmark.lab.statistics import Estimate, Statistic, estimate
 
 NUMERIC = re.compile(r"(?:[-+≈ ]*\d.*|–)?")
 RATIO, CHANGE = "{:.2f}".format, "{:+z.0%}".format
@@ -62,11 +61,11 @@ def with_interval(found: Estimate, form: Callable[[float], str] = number) -> str
 def mean_with_interval(
     values: Iterable[float],
     form: Callable[[float], str] = number,
-    statistic: Callable[[np.ndarray], Any] = statistics.mean,
+    statistic: Statistic = statistics.mean,
 ) -> str:
     """The mean of those that are known, or another statistic, with its interval; or a dash."""
-    known = pd.Series(values, dtype=float).dropna()
-    return with_interval(estimate(matrix(known), statistic), form) if len(known) else "–"
+    known = pd.Series(values, dtype=float).dropna().to_numpy()
+    return with_interval(estimate([known], statistic), form) if len(known) else "–"
 
 
 def score_cells(scores: Iterable[float], title: str = LAST_100) -> dict[str, str]:
@@ -79,17 +78,15 @@ def score_cells(scores: Iterable[float], title: str = LAST_100) -> dict[str, str
 # --- Scores by label and seed (rows) and environment (columns) ---
 
 
-def stacked(scores: pd.DataFrame, labels: Sequence[str]) -> np.ndarray:
-    """Scores (seeds, labels, environments)."""
-    wide = pd.concat([scores.loc[x] for x in labels], axis=1, sort=True).to_numpy()
-    return wide.reshape(len(wide), len(labels), -1)
+def tasks_of(scores: pd.DataFrame, label: str) -> list[np.ndarray]:
+    """Scores of a label in each environment, of which one may have fewer seeds than another."""
+    return [x.dropna().to_numpy() for _, x in scores.loc[label].items()]
 
 
-def of_pairs(
-    scores: pd.DataFrame, ours: str, theirs: str, statistic: Callable[[np.ndarray], Any]
-) -> Estimate:
+def of_pairs(scores: pd.DataFrame, ours: str, theirs: str, statistic: Statistic) -> Estimate:
     """A statistic of the scores of two labels."""
-    return estimate(stacked(scores, [ours, theirs]).swapaxes(1, 2), statistic)
+    pairs = zip(tasks_of(scores, ours), tasks_of(scores, theirs))
+    return estimate([x for pair in pairs for x in pair], statistic)
 
 
 def chance(scores: pd.DataFrame, ours: str, theirs: str) -> str:

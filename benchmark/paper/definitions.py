@@ -5,12 +5,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A script of this repository with flags, which leaves a checkpoint with its updates."""
+    """A script with flags: one of this repository, or of another project, whose user gives it."""
 
     name: str
     steps: int  # enough for ten iterations or more
     flags: str = ""
     script: str = ""  # if it is not its own name
+    given: str = ""  # by a flag of `throughput`: the name of the project
 
     @property
     def file(self) -> str:

@@ -20,13 +20,13 @@ from benchmark.lab.tables import (
     of_pairs,
     plus_minus,
     score_cells,
-    stacked,
+    tasks_of,
     with_interval,
 )
 from benchmark.paper.published import random_returns, reference
 
 RETURNS_REACHED = (1000, 2000, 4000)
-FIGURE3, ZOO = "paper, Figure 3", "Stable-Baselines3 Zoo"
+FIGURE3 = "paper, Figure 3"
 # Columns of published numbers, by their sources in `reference/scores.csv`.
 SOURCES = {
     f"{FIGURE3}: PPO (clip)": "paper, Fig. 3 (v1, read off)",
@@ -86,12 +86,9 @@ def scores_table(suite: Suite, folders: Folders) -> str:
 # --- Variants side by side ---
 
 
-def scores_of(suite: Suite, folders: Folders, played: bool = False) -> pd.DataFrame:
-    """Scores, or returns after training, by label and seed (rows) and environment (columns)."""
-    runs = runs_of(suite, folders)
-    if played:
-        runs["score"] = [np.mean(x.record["evaluation"]["returns"]) for x in runs["result"]]
-    runs = runs.dropna(subset="score")
+def scores_of(suite: Suite, folders: Folders) -> pd.DataFrame:
+    """Scores by label and seed (rows) and environment (columns)."""
+    runs = runs_of(suite, folders).dropna(subset="score")
     scores = runs.pivot(index=["label", "seed"], columns="environment", values="score")
     return scores.reindex(columns=[*suite.environments])
 
@@ -150,26 +147,6 @@ def effects_table(suite: Suite, folders: Folders) -> str:
     return side_by_side(scores_of(suite, folders), columns)
 
 
-# --- The recipe ---
-
-
-def recipe_table(suite: Suite, folders: Folders) -> str:
-    """A row per environment: scores of the default and of others, and how probably these win."""
-    scores = scores_of(suite, folders)
-    (base, *others), means = suite.labels.values(), means_of(scores)
-
-    def better(places: list[str]) -> dict[str, str]:
-        return {f"P({x} is better)": chance(scores[places], x, base) for x in others}
-
-    rows = [
-        {"environment": place, **means[place], **better([place])}
-        | {"SB3 Zoo, tuned for each": published(place, suite.total_timesteps, ZOO)}
-        for place in scores
-    ]
-    rows.append({"environment": "all", **better([*scores])})
-    return markdown(rows)
-
-
 # --- Table 1 of the paper ---
 
 
@@ -188,7 +165,7 @@ def normalized(suite: Suite, folders: Folders) -> pd.DataFrame:
 def averages(scores: pd.DataFrame) -> dict[str, Estimate]:
     """Mean over environments of the mean of each, by label."""
     labels = scores.index.unique("label")
-    return {x: estimate(scores.loc[x].to_numpy(), statistics.mean) for x in labels}
+    return {x: estimate(tasks_of(scores, x), statistics.mean) for x in labels}
 
 
 def rank_correlation(suite: Suite, scores: pd.DataFrame, first: int = 0) -> str:
@@ -196,7 +173,8 @@ def rank_correlation(suite: Suite, scores: pd.DataFrame, first: int = 0) -> str:
     paper = paper_scores(suite)
     labels = [*paper][first:]
     order = statistics.rank_correlation([paper[x] for x in labels])
-    return with_interval(estimate(stacked(scores, labels), order), RATIO)
+    tasks = [y for x in labels for y in tasks_of(scores, x)]
+    return with_interval(estimate(tasks, order), RATIO)
 
 
 def normalized_table(suite: Suite, folders: Folders) -> str:
@@ -254,18 +232,6 @@ def figure3_table(suite: Suite, folders: Folders) -> str:
         means.append({MEANS: environment} | dict(cells[environment]))
         means.append({MEANS: "paper, read off"} | {x: f"≈ {number(paper[x])}" for x in paper})
     return "\n".join([scores_table(suite, folders), markdown(means), wins(scores, suite)])
-
-
-def mean_policies_table(suite: Suite, folders: Folders) -> str:
-    """Scores in training, returns of the mean actions afterwards, and by these who is better."""
-    trained, played = (scores_of(suite, folders, x) for x in (False, True))
-    shown = {"in training": means_of(trained), "mean policy": means_of(played)}
-    rows = [
-        {MEANS: f"{environment}, {title}"} | dict(cells[environment])
-        for environment in suite.environments
-        for title, cells in shown.items()
-    ]
-    return f"{markdown(rows)}\n{wins(played, suite)}"
 
 
 # --- Games ---

@@ -21,7 +21,7 @@ FOLDERS = Folders()
 # pairs of PPO and TRPO 5 of 9 are won in Hopper, none in Reacher; nothing is said of a single run.
 # Pong: from -20.7 to 9.3, 3 is 23.7 of 30, and ppo2 was at 17.28 at 1.92M, at 17.38 at 2.02M. Not
 # all switches have Walker2d: it is in no average. Of the pairs of kl_vs_clip one of nine is won and
-# one is a tie, of the recipe's four are won.
+# one is a tie.
 BY_HAND = """
 figure3
 figure3 Hopper-v4 10 20 30
@@ -59,13 +59,6 @@ figure3 Hopper-v4 10 20 30
 kl_vs_clip/adaptive-0.01 Hopper-v4 5 10 15
 | clipping, ε = 0.2 | – | 20.0 ± 8.2 (3) |…
 | adaptive KL…| 0.17 […] |
-
-recipe
-recipe Hopper-v4 1000 2000 3000
-recipe/recipe Hopper-v4 500 1500 3500
-| Hopper-v4 | 2000 [1000, 3000] (3) | 1833 […] (3) | – | 0.44 […] | – | 2410 ± 10 |
-| Reacher-v4 | – | – | – | – | – | – |
-| all |…| 0.44 […] |…
 
 """
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import tyro
 from test_suites import settings_class
+from torch.utils.tensorboard import SummaryWriter
 
 from benchmark.lab import results
 from benchmark.paper import pages, throughput
@@ -13,16 +14,34 @@ from benchmark.paper.definitions import Entry, Measurement
 from benchmark.paper.suites.measurements import MEASUREMENTS
 
 
-def test_rates_leave_out_start_and_first_iteration():
-    updates = [{"global_step": 100 * i, "charts/SPS": x} for i, x in ((1, 20), (2, 50), (3, 50))]
-    # 200 steps in 4 seconds; so all 300 take 6 of the 15.
-    assert throughput.rates(updates, 15.0) == {"steps_per_second": 50, "start_seconds": 9.0}
+def test_a_saved_rate_leaves_out_the_first_iteration(tmp_path):
+    updates = [{"global_step": 100 * i, "charts/SPS": x} for i, x in ((1, 20), (2, 50), (3, 200))]
+    (tmp_path / "runs/run").mkdir(parents=True)
+    torch.save({"updates": updates}, tmp_path / "runs/run/checkpoint.pt")
+    assert throughput.rate_saved(tmp_path) == pytest.approx(80)  # 200 steps in 2 + 0.5 seconds
+
+
+def test_a_logged_rate_is_that_of_the_times_after_the_first_iteration(tmp_path):
+    with SummaryWriter(str(tmp_path / "runs/HalfCheetah-v4__ppo__1__1700000000")) as writer:
+        for step, seconds in ((2048, 50), (4096, 51), (6144, 54)):
+            writer.add_scalar("losses/approx_kl", 0.01, step, walltime=seconds - 0.5)
+            writer.add_scalar("charts/SPS", step // seconds, step, walltime=seconds)
+    assert throughput.rate_logged(tmp_path) == 1024  # 4096 steps in 4 seconds
+
+
+def test_a_printed_rate_counts_each_ten_iterations_once_without_the_first(tmp_path):
+    bar = (
+        "speed: {} sps, reward avg: 0.00, lr:  0.00:  50%|#####     | 20/40 [00:03<00:03, 5.0it/s]"
+    )
+    shown = [bar.format(x) for x in (" 100.0", " 100.0", " 6000.0", " 3000.0", " 3000.0")]
+    (tmp_path / "output.txt").write_text("\r".join(["  0%|          | 0/40", *shown]))
+    assert throughput.rate_printed(tmp_path) == pytest.approx(4000)
 
 
 @pytest.mark.parametrize("measurement", MEASUREMENTS)
 def test_every_entry_has_a_valid_command_line_and_equal_work(measurement):
     settings = set()
-    for entry in MEASUREMENTS[measurement].entries:
+    for entry in (x for x in MEASUREMENTS[measurement].entries if not x.given):
         args = tyro.cli(settings_class(entry.file), args=entry.arguments)
         batch = args.num_envs * args.num_steps
         assert 10 * batch <= entry.steps == args.total_timesteps
@@ -93,3 +112,43 @@ def test_a_measurement_on_a_gpu_needs_one_and_its_entries_see_it(measure, monkey
         measure(both, "atari", "gpu_atari")
     captured = capsys.readouterr()
     assert "gpu_atari needs a GPU" in captured.err and not captured.out  # none was measured
+
+
+# CleanRL's script as `throughput` sees it: it logs, saves nothing and has no --run-name.
+CLEANRL = """
+import sys
+from torch.utils.tensorboard import SummaryWriter
+assert sys.argv[1:] == ["--total-timesteps", "50", "--env-id", "X"]
+with SummaryWriter("runs/X__1__1700000000") as writer:
+    for i in range(1, 6):
+        writer.add_scalar("charts/SPS", 7, 10 * i, walltime=i)
+"""
+
+
+def test_another_projects_script_is_measured_if_its_file_is_given(
+    measure, folders, tmp_path, capsys
+):
+    ours, theirs = (
+        measurement(30).entries[0],
+        Entry("CleanRL", 50, "--env-id X", "c/p.py", "cleanrl"),
+    )
+    both = {"continuous": Measurement("Two", (ours, theirs)), "atari": measurement(20)}
+    lines, _ = measure(both, "continuous", "--repetitions", "1")
+    assert [x["entry"] for x in lines] == ["a"]
+    (tmp_path / "edited.py").write_text(CLEANRL)
+    given = ("--cleanrl", str(tmp_path / "edited.py"), "--repetitions", "1")
+    lines, _ = measure(both, "continuous", *given)
+    assert [(x["entry"], x["steps_per_second"]) for x in lines] == [
+        ("a", pytest.approx(30)),
+        ("CleanRL", pytest.approx(10)),
+    ]
+    assert lines[1]["command"] == "python c/p.py --total-timesteps 50 --env-id X"
+    for words, said in (
+        (("atari", *given), "--cleanrl is for the measurement continuous."),
+        (("continuous", "--cleanrl", str(tmp_path / "none.py")), "none.py: No such file"),
+    ):
+        with pytest.raises(SystemExit):
+            measure(both, *words)
+        captured = capsys.readouterr()
+        assert said in captured.err
+    assert results.lines_of(folders.results / "throughput.jsonl") == lines

@@ -16,6 +16,10 @@ ATARI, LSTM, OURS = "ppo_atari.py", "ppo_atari_lstm.py", f"{PONG} --torch-thread
 THEIRS = "Stable-Baselines3 PPO"
 CNN = Entry(f"{THEIRS}, CnnPolicy", 10240, f"{PONG} --kind atari", SB3)
 RNN = Entry("sb3-contrib RecurrentPPO, CnnLstmPolicy", 10240, f"{PONG} --kind atari-lstm", SB3)
+# Scripts that the user gives; their defaults are the same settings.
+CLEANRL = "cleanrl/ppo_continuous_action.py", "cleanrl"
+LEANRL = "leanrl/ppo_atari_envpool_torchcompile.py", "leanrl"
+GRAPHS = "--env-id Pong-v5 --cudagraphs"
 
 
 def measurement(title: str, *entries: Entry) -> Measurement:
@@ -27,6 +31,7 @@ MEASUREMENTS = {
     "continuous": measurement(
         f"HalfCheetah-v4, {SIZE}",
         Entry(CONTINUOUS, 245760, CHEETAH),
+        Entry("CleanRL PPO", 24576, CHEETAH, *CLEANRL),
         Entry(THEIRS, 24576, f"{CHEETAH} --kind mujoco", SB3),
     ),
     "atari": measurement(
@@ -60,8 +65,10 @@ MEASUREMENTS = {
     "gpu_atari": measurement(
         f"{PONG_SIZE}, on a GPU",
         Entry(f"{ATARI}, --device cpu", 10240, f"{OURS} --device cpu", ATARI),
-        Entry(f"{ATARI}, float32", 10240, f"{OURS} --device cuda", ATARI),
-        Entry(f"{ATARI}, bfloat16", 10240, f"{OURS} --device cuda --bfloat16", ATARI),
+        Entry(f"{ATARI}, float32", 40960, f"{OURS} --device cuda", ATARI),
+        Entry(f"{ATARI}, bfloat16", 40960, f"{OURS} --device cuda --bfloat16", ATARI),
+        Entry("LeanRL PPO, CUDA graphs", 40960, GRAPHS, *LEANRL),
+        Entry("LeanRL PPO, CUDA graphs, compiled", 40960, f"{GRAPHS} --compile", *LEANRL),
         CNN,
     ),
     "gpu_atari_lstm": measurement(
