@@ -46,9 +46,6 @@ NAMES |= {x.path.stem: x.name for x in SCRIPTS.values()}
 # Changes that nothing could notice, and why. At most one statement in fifty of a script.
 MAY_SURVIVE: dict[str, dict[str, str]] = {
     "grpo_minimal": {
-        "GPT.forward: self.tokens(tokens) + self.positions(torch.arange(length, device=device)) -> "
-        "(self.tokens(tokens) - self.positions(torch.arange(length, device=device)))": "both are"
-        " learned, and neither sign is special",
         "solve: place + 3 -> (place - 3)": "the same column of six, counted from the end",
     },
     "ppo_minimal": {

@@ -81,6 +81,14 @@ def language(monkeypatch):
     return model, torch.tensor([[*x, *[PAD] * (3 - len(x))] for x in sorted(texts)])
 
 
+def test_a_token_enters_as_its_embedding_plus_that_of_its_position(language):
+    model, entered = language[0], []
+    model.layers.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+    model(torch.tensor([[1, 0, 1]]))
+    expected = model.tokens.weight[[1, 0, 1]] + model.positions.weight[:3]
+    torch.testing.assert_close(entered, [expected[None]])
+
+
 def test_log_probabilities_are_those_of_the_tokens_before_and_of_all_responses(language):
     model, responses = language
     prompts = torch.tensor([[0, 1]]).expand(15, -1)
