@@ -1,7 +1,8 @@
 """Bring up to date everything that is made from something else: `python tools/sync.py`.
 
 First the copies in the scripts, rewritten from their home, the script that has the original. Then
-tables, figures and pages, which take minutes: `python tools/sync.py copies` leaves them out.
+tables, figures and pages, which take a minute: `python tools/sync.py copies` leaves them out. CI
+runs this, then `git diff --exit-code`: what is committed must be what it makes.
 
 A function or class is a copy if `# Copied from` stands above it. A section, from one banner to the
 next, is one if it stands below its banner, and so is a stage of a function (`# --- Collect ---`).

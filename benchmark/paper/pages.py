@@ -13,7 +13,8 @@ import pandas as pd
 from benchmark.lab import check
 from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT, BenchmarkError
-from benchmark.lab.results import by_environment, done, how_complete, lines_of
+from benchmark.lab.results import by_environment, done, lines_of
+from benchmark.lab.run import how_complete
 from benchmark.lab.statistics import interquartile_mean
 from benchmark.lab.tables import CHANGE, markdown, number, plus_minus, with_interval
 from benchmark.paper import debugging, differences, rlhf, tables
