@@ -724,7 +724,7 @@ def recorded(function: Callable) -> Callable:
                     outputs.update(function(*static))
             except RuntimeError as error:  # something in it waits for the GPU, as .item() does
                 reason = str(error).partition("\n")[0]
-                tqdm.write(f"The update cannot be recorded, so it takes longer: {reason}")
+                tqdm.write(f"{function.__name__} cannot be recorded, so it takes longer: {reason}")
         if not outputs:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):

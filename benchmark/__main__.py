@@ -16,7 +16,7 @@ import tyro
 from tyro.conf import Positional
 
 from benchmark.lab import results
-from benchmark.lab.definitions import Folders, select
+from benchmark.lab.definitions import Folders
 from benchmark.lab.logs import UNKNOWN
 from benchmark.lab.provenance import BenchmarkError, commit_named
 from benchmark.paper.suites import SUITES
@@ -151,7 +151,7 @@ def run(
         cluster: this machine, or a Ray cluster, with a run at a time per processor core
         commit: version of the scripts to run
     """
-    from benchmark.lab.run import run_suite
+    from benchmark.lab.run import run_suite, select
 
     runs = select(SUITES[suite], folders, seeds, only)
     at_a_time = workers if cluster == "local" else None
@@ -163,9 +163,11 @@ def list_runs(
     suite: Positional[Name | None] = None, only: str = "*", folders: Place = HERE
 ) -> None:
     """Show the suites and how complete they are, or how far each run of one is."""
+    from benchmark.lab.run import how_complete, select
+
     if suite is None:
         for entry in SUITES.values():
-            made, total = results.how_complete(entry, folders)
+            made, total = how_complete(entry, folders)
             print(f"{entry.name:<26}{made:>4} of {total:>3} runs done; {entry.reproduces}")
         return
     done = results.done(suite, folders)

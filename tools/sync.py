@@ -1,7 +1,8 @@
 """Bring up to date everything that is made from something else: `python tools/sync.py`.
 
 First the copies in the scripts, rewritten from their home, the script that has the original. Then
-tables, figures and pages, which take minutes: `python tools/sync.py copies` leaves them out.
+tables, figures and pages, which take a minute: `python tools/sync.py copies` leaves them out. CI
+runs this, then `git diff --exit-code`: what is committed must be what it makes.
 
 A function or class is a copy if `# Copied from` stands above it. A section, from one banner to the
 next, is one if it stands below its banner, and so is a stage of a function (`# --- Collect ---`).
@@ -133,13 +134,16 @@ def misfits() -> list[str]:
     from benchmark.lab.provenance import BenchmarkError
     from benchmark.lab.run import changed
     from benchmark.paper.suites import ALL
+    from benchmark.paper.suites.bugs import AFTER_TRAINING
 
+    patched = [(f"the suite {x.name}", *y) for x in ALL for y in x.variants.items()]
+    patched += [("the bugs after training", *x) for x in AFTER_TRAINING.items()]
     found = []
-    for suite, name, variant in ((x, *y) for x in ALL for y in x.variants.items()):
+    for place, name, variant in patched:
         try:
             changed((ROOT / variant.script).read_text(), variant.replaced)
         except BenchmarkError as error:
-            found.append(f"Variant {name} of the suite {suite.name}, {variant.script}: {error}")
+            found.append(f"Variant {name} of {place}, {variant.script}: {error}")
     return found
 
 

@@ -1,17 +1,14 @@
-"""What a suite, its runs, a measurement and a script's row consist of; `suites/` has them."""
+"""What a suite consists of; `paper/suites/` has them."""
 
 import dataclasses
-import fnmatch
 import re
-import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from benchmark.lab.provenance import ROOT, BenchmarkError
+from benchmark.lab.provenance import ROOT
 
 POINTS = 100  # of a stored curve, as many as baselines' published ones have
 Name = tuple[str, str]  # suite and variant
+CLOSED = ROOT / "benchmark" / "closed"  # a folder for each experiment that has ended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +51,7 @@ class Suite:
     evaluated: bool = False  # a finished run is played by `evaluate.py`
     baseline: Name | None = None  # what the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
-    points: int | None = POINTS  # of a stored curve; None: one for each iteration
+    points: int = POINTS  # of a stored curve
 
     def seeds(self, environment: str, variant: str) -> tuple[int, ...]:
         """Those that a variant is to have in an environment."""
@@ -76,86 +73,3 @@ class Suite:
 def file_name(text: str) -> str:
     """A text as the name of a file or folder."""
     return re.sub(r"[^\w.=+-]", "-", text)
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One run of a suite, finished or not."""
-
-    suite: Suite
-    environment: str
-    variant: str
-    seed: int
-    folders: Folders
-
-    @property
-    def key(self) -> tuple[str, str, int]:  # among the runs of its suite
-        return self.environment, self.variant, self.seed
-
-    @property
-    def name(self) -> str:
-        parts = (file_name(self.environment), self.variant, f"seed{self.seed}")
-        return "/".join(part for part in parts if part)
-
-    @property
-    def folder(self) -> Path:  # where the script works, not committed
-        return self.folders.runs.absolute() / self.suite.name / self.name
-
-    @property
-    def log(self) -> Path:  # where the script puts its checkpoint
-        return self.folder / "runs" / "run"
-
-    @property
-    def logs(self) -> list[Path]:  # folders that it has made so far
-        return [self.log]
-
-    @property
-    def variables(self) -> dict[str, str]:  # for the script: no GPU in sight
-        return {"CUDA_VISIBLE_DEVICES": ""}
-
-    def version(self, commit: str | None) -> dict[str, Any]:
-        """What a result says of the script's version."""
-        return {"commit": commit}
-
-    @property
-    def begun(self) -> bool:  # so far that it can be continued
-        return (self.log / self.suite.checkpoint).exists()
-
-    @property
-    def naming(self) -> list[str]:  # flags that put its files into `log`
-        return ["--run-name", self.log.name]
-
-    @property
-    def script(self) -> str:
-        return self.suite.variants[self.variant].script
-
-    @property
-    def flags(self) -> list[str]:  # those that decide the result
-        flags, steps = ["--seed", str(self.seed)], self.suite.total_timesteps
-        if steps:
-            flags = ["--env-id", self.environment, *flags, "--total-timesteps", str(steps)]
-        return flags + shlex.split(self.suite.variants[self.variant].flags)
-
-
-def select(
-    suite: Suite,
-    folders: Folders,
-    seeds: tuple[int, ...] = (),
-    only: str = "*",
-    kind: Callable[..., Run] = Run,
-) -> list[Run]:
-    """Runs of a suite, seed by seed: with other seeds; those whose name or a part of it fits."""
-    runs = [
-        kind(suite, environment, variant, seed, folders)
-        for environment in suite.environments
-        for variant in suite.variants
-        for own in [suite.seeds(environment, variant)]
-        for seed in dict.fromkeys(own and (seeds or own))
-    ]
-    runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
-    if not runs:
-        raise BenchmarkError(f"No run of {suite.name} fits {only}; see: list {suite.name}.")
-    runs.sort(key=lambda x: x.seed)
-    if runs[0].seed < 0:
-        raise BenchmarkError(f"A seed must not be negative: {runs[0].seed}.")
-    return runs

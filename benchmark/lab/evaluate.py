@@ -2,7 +2,7 @@
 
     cd FOLDER_OF_A_RUN; python -P PATH/TO/evaluate.py ppo_continuous_action.py
 
-The policy is that of runs/run; the script, or the program of a baseline, is in the same folder.
+The policy is that of runs/run; the script is in the same folder.
 Returns, lengths and, if the environment tells an x_velocity, mean speeds are written into
 runs/run/evaluation.json.
 """
@@ -43,7 +43,6 @@ def main() -> None:
     """Play and write."""
     sys.path.insert(0, "")
     script = importlib.import_module(sys.argv[1].removesuffix(".py"))
-    script = script.program() if hasattr(script, "program") else script  # a baseline's
     saved = torch.load(FOLDER / "checkpoint.pt", weights_only=True)
     with gym.make(saved["args"]["env_id"], disable_env_checker=True) as env:
         found = play(script.load_policy(FOLDER, env), env)

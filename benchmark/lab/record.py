@@ -101,7 +101,7 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarize_steps(
-    log: Path, total_steps: int | None = None, points: int | None = POINTS
+    log: Path, total_steps: int | None = None, points: int = POINTS
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """Facts and curve of a run in environment steps (by default its own), by its checkpoint."""
     saved = read_checkpoint(log / "checkpoint.pt")
@@ -125,19 +125,17 @@ def summarize_steps(
 
 
 def thin(
-    episodes: pd.DataFrame, updates: pd.DataFrame, total_steps: int, points: int | None = POINTS
+    episodes: pd.DataFrame, updates: pd.DataFrame, total_steps: int, points: int = POINTS
 ) -> pd.DataFrame:
     """Average episodes and updates, which have a global_step, over `points` equal stretches.
 
-    Without `points` each iteration is a stretch. The first update always ends a stretch of its own:
-    some mistakes show in it.
+    The first update always ends a stretch of its own: some mistakes show in it.
 
     Returns:
         A row per stretch that has any data: its end as step, the number of episodes that ended in
         it, their mean return and the mean of each metric, which is missing where it has none.
     """
-    even = np.arange(1, (points or 0) + 1) * total_steps / (points or 1)
-    ends = even if points else updates["global_step"].to_numpy()
+    ends = np.arange(1, points + 1) * total_steps / points
     ends = np.union1d(ends, pd.DataFrame(updates)["global_step"][:1])
 
     def by_stretch(log: pd.DataFrame, columns: dict[str, str]) -> Any:

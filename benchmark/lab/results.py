@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmark.lab.definitions import Folders, Suite, select
+from benchmark.lab.definitions import Folders, Suite
 
 KEY = ["environment", "variant", "seed"]
 SCORES = ["score", "mean_return", "hours"]
@@ -125,12 +125,6 @@ def curves_in(path: Path, version: int) -> dict[Key, pd.DataFrame]:
 def done(suite: str, folders: Folders) -> dict[Key, dict[str, Any]]:
     """The records of a suite, those of added seeds included."""
     return {key_of(record): record for record in lines_of(folders.results / f"{suite}.jsonl")}
-
-
-def how_complete(suite: Suite, folders: Folders) -> tuple[int, int]:
-    """How many of a suite's own runs are done, and how many there are."""
-    runs, records = select(suite, folders), done(suite.name, folders)
-    return sum(run.key in records for run in runs), len(runs)
 
 
 def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list[Result]]:

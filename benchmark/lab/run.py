@@ -5,11 +5,14 @@ at whatever moment, the next call goes on from what is on disk.
 """
 
 import contextlib
+import dataclasses
 import difflib
+import fnmatch
 import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.lab import logs, record, results
-from benchmark.lab.definitions import Folders, Run, Suite, Variant
+from benchmark.lab.definitions import Folders, Suite, Variant, file_name
 from benchmark.lab.provenance import ROOT, BenchmarkError, git, machine, source_at, text_on_disk
 from benchmark.lab.results import lock, write_text
 
@@ -33,7 +36,104 @@ THREADS = [f"{x}_NUM_THREADS" for x in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VE
 BAR = re.compile(r"(\d+)%\|.*?\| *(\d+)/(\d+) \[[\d:]+<([\d:?]+),? ?([^\]]*)")
 PACE = 30  # seconds between two lines about a run at work
 FIRST = 120  # seconds after which the others start, even if the first run shows no progress
+GIVEN = frozenset({"--env-id", "--seed", "--run-name", "--resume"})  # flags that we give ourselves
 LOST_NODES = 5  # that one run survives on Ray; each costs it what follows its last checkpoint
+
+
+# --- Runs ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run, finished or not: of a suite's script in a commit, or by `seeds` of one on disk."""
+
+    suite: Suite  # by `seeds`: made up for the script
+    environment: str  # by `seeds`: empty for the script's default
+    variant: str
+    seed: int
+    folders: Folders
+    takes: frozenset[str] = GIVEN  # those that the script has
+    about: dict[str, Any] | None = None  # by `seeds`: hash of the script's text, and its flags
+
+    @property
+    def key(self) -> tuple[str, str, int]:  # among the runs of its suite
+        return self.environment, self.variant, self.seed
+
+    @property
+    def name(self) -> str:
+        parts = (file_name(self.environment), self.variant, f"seed{self.seed}")
+        return "/".join(part for part in parts if part)
+
+    @property
+    def folder(self) -> Path:  # where the script works, not committed
+        return self.folders.runs.absolute() / self.suite.name / self.name
+
+    @property
+    def log(self) -> Path:  # where the script puts its checkpoint; it may choose the name
+        named = self.folder / "runs" / "run"
+        return named if named.exists() else logs.main_folder(self.folder) or named
+
+    @property
+    def begun(self) -> bool:  # so far that it can be continued
+        return "--resume" in self.takes and (self.log / self.suite.checkpoint).exists()
+
+    @property
+    def script(self) -> str:
+        return self.suite.variants[self.variant].script
+
+    @property
+    def flags(self) -> list[str]:  # those that decide the result
+        flags, steps = ["--seed", str(self.seed)], self.suite.total_timesteps
+        if self.environment and (steps or self.about is not None):
+            flags = ["--env-id", self.environment, *flags]
+        if steps:
+            flags += ["--total-timesteps", str(steps)]
+        return flags + shlex.split(self.suite.variants[self.variant].flags)
+
+    @property
+    def variables(self) -> dict[str, str]:  # for the script
+        if self.about is None:
+            return {"CUDA_VISIBLE_DEVICES": ""}
+        return {"PYTHONPATH": python_path(Path(self.script).parent)}  # it finds what it always does
+
+    def version(self, commit: str | None) -> dict[str, Any]:
+        """What a result says of the script's version."""
+        if self.about is None:
+            return {"commit": commit}
+        own = {"environment": self.environment, "seed": self.seed, "script": self.script}
+        return self.about | own
+
+
+def python_path(first: Path) -> str:
+    """A folder and those of PYTHONPATH, which may be relative to the current folder."""
+    others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join(str(Path(x).absolute()) for x in [first, *others])
+
+
+def select(
+    suite: Suite, folders: Folders, seeds: tuple[int, ...] = (), only: str = "*"
+) -> list[Run]:
+    """Runs of a suite, seed by seed: with other seeds; those whose name or a part of it fits."""
+    runs = [
+        Run(suite, environment, variant, seed, folders)
+        for environment in suite.environments
+        for variant in suite.variants
+        for own in [suite.seeds(environment, variant)]
+        for seed in dict.fromkeys(own and (seeds or own))
+    ]
+    runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
+    if not runs:
+        raise BenchmarkError(f"No run of {suite.name} fits {only}; see: list {suite.name}.")
+    runs.sort(key=lambda x: x.seed)
+    if runs[0].seed < 0:
+        raise BenchmarkError(f"A seed must not be negative: {runs[0].seed}.")
+    return runs
+
+
+def how_complete(suite: Suite, folders: Folders) -> tuple[int, int]:
+    """How many of a suite's own runs are done, and how many there are."""
+    runs, records = select(suite, folders), results.done(suite.name, folders)
+    return sum(run.key in records for run in runs), len(runs)
 
 
 def run_suite(
@@ -113,7 +213,7 @@ def source(variant: Variant, commit: str | None) -> str:
 
 def modules(run: Run) -> Path:
     """The folder of what a script may import: the Python files of its commit, or its own folder."""
-    if Path(run.script).is_absolute():  # of `seeds`: as it is on disk
+    if run.about is not None:
         return Path(run.script).parent
     commit = version(run)["commit"]
     trees = run.folders.runs.absolute() / "trees"
@@ -245,9 +345,10 @@ def has_ended(run: Run) -> bool:
 def begin(run: Run, commit: str | None) -> subprocess.Popen:
     """Start a run, or continue it with the script that began it."""
     begun = run.begun
-    flags = ["--resume", "runs/run"] if begun else [*run.flags, *run.naming]
+    named = ["--run-name", "run"] if "--run-name" in run.takes else []
+    flags = ["--resume", "runs/run"] if begun else [*run.flags, *named]
     if not begun:
-        for folder in run.logs:  # of a run that has not ended
+        for folder in (run.log, *logs.run_folders([run.folder])):  # of a run that has not ended
             shutil.rmtree(folder, ignore_errors=True)
         run.folder.mkdir(parents=True, exist_ok=True)
         write_text(run.folder / "note.json", json.dumps(run.version(commit)))
@@ -260,7 +361,7 @@ def placed(run: Run, commit: str | None, begun: bool) -> Path:
     """The script that a run starts: a copy in its folder, or with `seeds` the file itself, since it
     may read others next to it. If it was edited meanwhile, the text of before is put there, too."""
     path = Path(run.script)
-    if not path.is_absolute():
+    if run.about is None:
         if not begun:
             write_text(run.folder / path.name, source(run.suite.variants[run.variant], commit))
         return Path(path.name)

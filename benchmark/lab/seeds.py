@@ -5,9 +5,7 @@ A run is made as in a suite (`run.py`), but with the file as it is on disk. The 
 """
 
 import dataclasses
-import functools
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -19,63 +17,25 @@ import numpy as np
 import pandas as pd
 
 from benchmark.lab import plots
-from benchmark.lab.definitions import Folders, Run, Suite, Variant, file_name, select
-from benchmark.lab.logs import main_folder, read, run_folders
+from benchmark.lab.definitions import Folders, Suite, Variant, file_name
+from benchmark.lab.logs import read
 from benchmark.lab.provenance import BenchmarkError, version_on_disk
 from benchmark.lab.record import LAST_100
 from benchmark.lab.results import by_environment, done
-from benchmark.lab.run import ENDED, last_line, printed, run_suite, start
+from benchmark.lab.run import (
+    ENDED,
+    GIVEN,
+    Run,
+    last_line,
+    printed,
+    python_path,
+    run_suite,
+    select,
+    start,
+)
 from benchmark.lab.tables import MODEL_METRICS, markdown, number, plus_minus, score_cells
 
-OWN = {"--env-id", "--seed", "--run-name", "--resume"}  # flags that `seeds` itself gives
 HELP = 60  # seconds after which a script has not understood --help, and trains
-
-
-@dataclasses.dataclass(frozen=True)
-class SeedRun(Run):
-    """A run in runs/NAME/ENV/seedK, where the script makes its own folder runs/run.
-
-    Without --env-ids the environment is empty, and the script takes its default.
-    """
-
-    takes: set[str]  # those of `OWN` that the script has
-    about: dict[str, Any]  # hash of its text, and its flags
-
-    @property
-    def flags(self) -> list[str]:
-        flags = ["--env-id", self.environment] * bool(self.environment)
-        return [*flags, *super().flags]
-
-    @property
-    def naming(self) -> list[str]:
-        return super().naming if "--run-name" in self.takes else []
-
-    @property
-    def log(self) -> Path:  # a script without --run-name chooses the name
-        named = super().log
-        return named if named.exists() else main_folder(self.folder) or named
-
-    @property
-    def logs(self) -> list[Path]:
-        return run_folders([self.folder])
-
-    @property
-    def begun(self) -> bool:
-        return "--resume" in self.takes and super().begun
-
-    @property
-    def variables(self) -> dict[str, str]:  # the script also finds what it finds without us
-        return {"PYTHONPATH": python_path(Path(self.script).parent)}
-
-    def version(self, commit: str | None) -> dict[str, Any]:
-        about = {"environment": self.environment, "seed": self.seed, "script": self.script}
-        return self.about | about
-
-
-def python_path(first: Path) -> str:
-    """A folder and those of PYTHONPATH, which may be relative to the current folder."""
-    others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return os.pathsep.join(str(Path(x).absolute()) for x in [first, *others])
 
 
 def with_absolute_paths(flags: list[str]) -> list[str]:
@@ -92,8 +52,8 @@ def with_absolute_paths(flags: list[str]) -> list[str]:
     return words
 
 
-def flags_of(script: Path) -> set[str]:
-    """Those flags of `OWN` that a script has, by its --help."""
+def flags_of(script: Path) -> frozenset[str]:
+    """Those flags of `GIVEN` that a script has, by its --help."""
     if not script.is_file():
         raise BenchmarkError(f"There is no script {script}.")
     with tempfile.TemporaryDirectory() as name:
@@ -109,7 +69,7 @@ def flags_of(script: Path) -> set[str]:
             process.wait()
         if failed:
             raise BenchmarkError(f"{script.name} does not start: {last_line(folder)}")
-        return OWN.intersection(re.findall(r"--[\w-]+", printed(folder)))
+        return GIVEN.intersection(re.findall(r"--[\w-]+", printed(folder)))
 
 
 def run(
@@ -121,7 +81,7 @@ def run(
     flags: list[str],
 ) -> None:
     """Make the runs that are missing, then print the table; a BenchmarkError names what failed."""
-    if given := OWN.intersection(x.partition("=")[0] for x in flags):
+    if given := GIVEN.intersection(x.partition("=")[0] for x in flags):
         instead = {"--env-id": "use --env-ids", "--seed": "use --seeds"}
         text = f"`seeds` itself gives {min(given)} to the script: "
         raise BenchmarkError(f"{text}{instead.get(min(given), 'leave it out')}.")
@@ -145,7 +105,7 @@ def run(
     if any(x.get(y) != about[y] for x in old for y in ("sha256", "flags")):
         text = f"{folders.results} has runs of another version of {script.name}, or with other"
         raise BenchmarkError(f"{text} flags: give another --name.")
-    runs = select(suite, folders, kind=functools.partial(SeedRun, takes=takes, about=about))
+    runs = [dataclasses.replace(x, takes=takes, about=about) for x in select(suite, folders)]
     try:
         run_suite(suite, runs, folders, None, workers)
     except KeyboardInterrupt:
@@ -164,7 +124,7 @@ def show(suite: Suite, folders: Folders) -> None:
         if "models" in records[0]:
             name, cells = place, models_rows([x["models"] for x in records])
         else:
-            runs = [SeedRun(suite, place, "", x["seed"], folders, set(), {}) for x in records]
+            runs = [Run(suite, place, "", x["seed"], folders) for x in records]
             logs = {x.seed: read(x.log) for x in runs if x.log.exists()}  # not those deleted since
             name = place or next((x.environment for x in logs.values()), "")  # script's default
             cells = [score_cells([x["score"] for x in records], "score")]

@@ -12,7 +12,8 @@ from benchmark.lab.provenance import ROOT
 from benchmark.lab.tables import CHANGE, markdown, with_interval
 from benchmark.paper import differences, health
 from benchmark.paper.health import trials
-from benchmark.paper.suites import BY_TABLE, SUITES
+from benchmark.paper.suites import BY_TABLE
+from benchmark.paper.suites.bugs import AFTER_TRAINING
 
 RLHF = "bugs_rlhf"
 
@@ -23,11 +24,10 @@ def planted(_: Folders) -> str:
     for bug in (x for suite in BY_TABLE["bugs"] for x in health.bugs_of(suite).values()):
         scripts.setdefault(bug.script, set()).add(bug.label)
     (main, own), (second, again), (third, rlhf) = scripts.items()
-    after = health.bugs_of(SUITES["bugs_evaluation"])
-    training = len(own | again | rlhf)
+    training, after = len(own | again | rlhf), len(AFTER_TRAINING)
     return (
-        f"We planted {training + len(after)} bugs, one at a time: {training} in training and "
-        f"{len(after)} in the evaluation of a policy.\nOf those in training, {len(own)} are in "
+        f"We planted {training + after} bugs, one at a time: {training} in training and "
+        f"{after} in the evaluation of a policy.\nOf those in training, {len(own)} are in "
         f"`{main}` ({len(own & again)} of them in\n`{second}` too), and {len(rlhf)} in `{third}`.\n"
     )
 
@@ -133,6 +133,5 @@ BLOCKS = {
     "costs_rlhf": lambda folders: costs_table(folders, rlhf=True),
     "lines": lines_of_bugs,
     "found": found,
-    "alarms": health.false_alarms,
     "diagnose": code_to_paste,
 }

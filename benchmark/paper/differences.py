@@ -4,16 +4,18 @@ import difflib
 import json
 import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import tqdm
 
 from benchmark.lab import diff
-from benchmark.lab.definitions import Folders, Suite, Variant
+from benchmark.lab.definitions import Folders, Variant
 from benchmark.lab.diff import Comparison, Finding
 from benchmark.lab.provenance import ROOT
 from benchmark.paper import health
-from benchmark.paper.suites import BY_TABLE, SUITES
+from benchmark.paper.suites import BY_TABLE
+from benchmark.paper.suites.bugs import AFTER_TRAINING
 
 NAME = "differences.json"  # in the folder of results
 
@@ -76,24 +78,26 @@ def of_bug(comparison: Comparison, bug: Variant, flags: str) -> dict[str, Any]:
     return row | {"seconds": round(time.process_time() - start, 1)}
 
 
-def suites() -> list[Suite]:
-    return [*BY_TABLE["bugs"], SUITES["bugs_evaluation"]]
+def planted() -> Iterator[tuple[str, str, Variant, str]]:
+    """Each bug: where it belongs, its name, and the flags that healthy runs do not have."""
+    for suite in BY_TABLE["bugs"]:
+        for name, bug in health.bugs_of(suite).items():
+            usual = suite.variants[health.control(suite, name)].flags.split()
+            yield suite.name, name, bug, " ".join(x for x in bug.flags.split() if x not in usual)
+    for name, bug in AFTER_TRAINING.items():
+        yield "after training", name, bug, bug.flags
 
 
 def measure(folders: Folders) -> None:
     """Run `diff` on every bug, and write what it says."""
     rows = []
     comparisons: dict[str, Comparison] = {}
-    for suite in suites():
-        for name, variant in tqdm.tqdm(suite.variants.items(), suite.name):
-            if variant.script not in comparisons:
-                original = diff.read(ROOT / variant.script)
-                comparisons[variant.script] = Comparison(original, [], original)
-            usual = suite.variants[health.control(suite, name)].flags.split()
-            flags = " ".join(x for x in variant.flags.split() if x not in usual)
-            if not health.is_healthy(suite, name):
-                row = of_bug(comparisons[variant.script], variant, flags)
-                rows.append({"suite": suite.name, "bug": name} | row)
+    for suite, name, bug, flags in tqdm.tqdm([*planted()]):
+        if bug.script not in comparisons:
+            original = diff.read(ROOT / bug.script)
+            comparisons[bug.script] = Comparison(original, [], original)
+        row = of_bug(comparisons[bug.script], bug, flags)
+        rows.append({"suite": suite, "bug": name} | row)
     lines = ",\n".join(json.dumps(x, ensure_ascii=False) for x in rows)
     (folders.results / NAME).write_text(f"[\n{lines}\n]\n")
 

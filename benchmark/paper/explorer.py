@@ -67,7 +67,7 @@ def label_of(record: dict[str, Any], stage: str) -> str:
 
 def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
     """All that the explorer shows of a suite and its baseline: a line per variant or model."""
-    lines, checks, about = [], suite.table in ("bugs", "healthy"), suite.reproduces
+    lines, checks, about = [], suite.table == "bugs", suite.reproduces
     for (name, variant), label in suite.labels.items():
         found = by_environment(name, variant, folders)
         found = {x: own for x, own in found.items() if x in suite.environments}
@@ -82,7 +82,7 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
             line = {"label": shown}
             line["cells"] = {x: cells(own, stage) for x, own in found.items()}
             line["curves"] = {x: curve(own, stage, checks) for x, own in found.items()}
-            if suite.table == "bugs" and not health.is_healthy(suite, variant):
+            if suite.table == "bugs" and not health.is_healthy(variant):
                 line["control"] = [*suite.variants].index(health.control(suite, variant))
             lines.append(line)
     environments = [x for x in suite.environments if any(x in line["curves"] for line in lines)]

@@ -1,6 +1,8 @@
 """Figures of suites: learning curves with bands and a thin line per seed, rows with intervals."""
 
 import functools
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -9,18 +11,19 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmark.lab import check, statistics
+from benchmark.lab import check, plots, statistics
 from benchmark.lab.definitions import Folders, Suite
 from benchmark.lab.plots import draw_curves, one_panel_each, save
 from benchmark.lab.provenance import ROOT, BenchmarkError
-from benchmark.lab.results import by_environment, done, runs_of
+from benchmark.lab.results import by_environment, done, runs_of, write_text
 from benchmark.paper import health, rlhf, tables
-from benchmark.paper.published import reference
+from benchmark.paper.published import REFERENCE, reference
 from benchmark.paper.suites import BY_TABLE
 from benchmark.paper.suites.common import THREE
 from benchmark.paper.suites.grpo import TRIES
 
 FOLDER = ROOT / "benchmark" / "figures"
+CODE = [__file__, *(x.__file__ for x in (plots, statistics, tables, health, rlhf))]
 HEALTHY = {x.metric: x.usual for x in check.ENVIRONMENTS[:3]}
 PPO2 = "0.35"  # gray, so that color is ours
 TICK = {"marker": "_", "markersize": 9, "linestyle": "none", "clip_on": False}
@@ -284,10 +287,30 @@ FIGURES = {
 def draw(suite: Suite, name: str, folders: Folders, place: Path = FOLDER) -> Path:
     """Draw a figure of a suite and return its path; the first one has the suite's name alone.
 
+    `made_from.json` next to the figures has a hash for each, of its data and of the code that drew
+    it. A figure whose hash is still the same is not drawn again.
+
     Raises:
         BenchmarkError: there is nothing to be drawn yet.
     """
     if not done(suite.name, folders):
         raise BenchmarkError(f"No run of {suite.name} is finished.")
-    name_of_file = f"{suite.name}{f'_{name}' * (name != suite.figures[0])}.png"
-    return save(lambda: FIGURES[name](suite, folders), place / name_of_file)
+    path = place / f"{suite.name}{f'_{name}' * (name != suite.figures[0])}.png"
+    hashes, new = place / "made_from.json", made_from(suite, folders)
+    known = json.loads(hashes.read_text()) if hashes.exists() else {}
+    if not path.exists() or known.get(path.name) != new:
+        save(lambda: FIGURES[name](suite, folders), path)
+        known[path.name] = new
+        write_text(hashes, json.dumps(known, indent=1, sort_keys=True) + "\n")
+    return path
+
+
+def made_from(suite: Suite, folders: Folders) -> str:
+    """A hash of what a suite's figures show, of published numbers, and of the code that draws."""
+    alike = BY_TABLE["rlhf"] + BY_TABLE["models"] if "frontier" in suite.figures else []
+    shown = {x for x, _ in suite.labels} | {x.name for x in [suite, *alike]}
+    results = [folders.results / f"{x}.{kind}" for x in sorted(shown) for kind in ("jsonl", "csv")]
+    found = hashlib.sha256(repr(suite).encode())
+    for path in [*results, *sorted(REFERENCE.iterdir()), *map(Path, CODE)]:
+        found.update(path.read_bytes() if path.exists() else b"")
+    return found.hexdigest()

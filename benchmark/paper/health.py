@@ -7,11 +7,9 @@ making any run again.
 import dataclasses
 import functools
 import math
-import textwrap
 
 import numpy as np
 import pandas as pd
-import scipy  # loads its modules when they are used
 
 from benchmark.lab import check, statistics
 from benchmark.lab.definitions import Folders, Suite, Variant
@@ -23,7 +21,6 @@ from benchmark.paper.tables import facts
 
 EARLY = 100_000  # steps within which a bug is to be warned about
 SEEN_BY = 2  # seeds that must be warned
-HELD_OUT = "test-"  # begins the names of healthy variants on which no limit was chosen
 NAMES = {y: x for x, y in (STEP_METRICS | STAGE_METRICS).items()}  # of columns
 
 
@@ -67,19 +64,19 @@ def when(step: float) -> str:
 # --- Bugs ---
 
 
-def is_healthy(suite: Suite, variant: str) -> bool:
+def is_healthy(variant: str) -> bool:
     """Whether nothing is broken on purpose."""
-    return suite.table == "healthy" or variant.startswith("healthy")
+    return variant.startswith("healthy")
 
 
 def bugs_of(suite: Suite) -> dict[str, Variant]:
     """The variants in which something is broken on purpose."""
-    return {x: y for x, y in suite.variants.items() if not is_healthy(suite, x)}
+    return {x: y for x, y in suite.variants.items() if not is_healthy(x)}
 
 
 def control(suite: Suite, variant: str) -> str:
     """The healthy variant that has most of the variant's flags, and no other."""
-    flags = {x: y.flags for x, y in suite.variants.items() if is_healthy(suite, x)}
+    flags = {x: y.flags for x, y in suite.variants.items() if is_healthy(x)}
     within = [x for x in flags if flags[x] in suite.variants[variant].flags]
     return max(within, key=lambda x: len(flags[x]))
 
@@ -138,31 +135,3 @@ def trials(folders: Folders) -> dict[str, list[Trial]]:
             trial = Trial(suite, *names, place, broken[place], healthy[place])
             found.setdefault(trial.bug.label, []).append(trial)
     return found
-
-
-def false_alarms(folders: Folders) -> str:
-    """How many healthy runs are warned about.
-
-    Nothing until there are healthy runs of both kinds.
-    """
-    lines = []
-    suites = BY_TABLE["bugs"] + BY_TABLE["healthy"]
-    names = [(x, y) for x in suites for y in x.variants if is_healthy(x, y)]
-    for kept in (False, True):
-        runs = [
-            (f"{place}, {suite.variants[name].label or name}, seed {x.record['seed']}", x)
-            for suite, name in names
-            if name.startswith(HELD_OUT) == kept
-            for place, results in by_environment(suite.name, name, folders).items()
-            for x in results
-        ]
-        if not runs:
-            return ""
-        alarms = [f"{x}: {text}" for x, y in runs if (text := warned_seeds([y], math.inf)[1])]
-        ends = scipy.stats.binomtest(len(alarms), len(runs)).proportion_ci(method="exact")
-        lines.append(
-            f"**{len(alarms)} of {len(runs)} healthy runs** that had {'no' if kept else 'a'} part "
-            f"in the choice of the limits have a warning at any time (95 % interval {ends.low:.0%} "
-            f"to {ends.high:.0%}){': ' * bool(alarms)}{'; '.join(alarms)}."
-        )
-    return "\n\n".join(textwrap.fill(x, 118) for x in lines) + "\n"

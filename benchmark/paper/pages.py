@@ -13,7 +13,8 @@ import pandas as pd
 from benchmark.lab import check
 from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT, BenchmarkError
-from benchmark.lab.results import by_environment, done, how_complete, lines_of
+from benchmark.lab.results import by_environment, done, lines_of
+from benchmark.lab.run import how_complete
 from benchmark.lab.statistics import interquartile_mean
 from benchmark.lab.tables import CHANGE, markdown, number, plus_minus, with_interval
 from benchmark.paper import debugging, differences, rlhf, tables
@@ -29,11 +30,9 @@ BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLES = {
     "scores": tables.scores_table,
     "figure3": tables.figure3_table,
-    "mean_policies": tables.mean_policies_table,
     "variants": tables.variants_table,
     "normalized": tables.normalized_table,
     "effects": tables.effects_table,
-    "recipe": tables.recipe_table,
     "games": tables.games_table,
     "each_run": tables.each_run_table,
     "rlhf": rlhf.pipeline_table,
@@ -64,7 +63,7 @@ def scripts_table(folders: Folders) -> str:
                 "environment": f"{script.environment}{steps}",
                 "score": script.score,
                 "mean ± std (seeds)": f"{plus_minus(scores)} ({len(scores)})",
-                "IQM": number(interquartile_mean(scores[None])) if len(scores) > 3 else "–",
+                "IQM": number(interquartile_mean(scores)) if len(scores) > 3 else "–",
                 "minutes": f"{60 * np.median(hours):.0f}{several}" if len(hours) else "–",
             }
         )

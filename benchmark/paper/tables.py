@@ -26,7 +26,7 @@ from benchmark.lab.tables import (
 from benchmark.paper.published import random_returns, reference
 
 RETURNS_REACHED = (1000, 2000, 4000)
-FIGURE3, ZOO = "paper, Figure 3", "Stable-Baselines3 Zoo"
+FIGURE3 = "paper, Figure 3"
 # Columns of published numbers, by their sources in `reference/scores.csv`.
 SOURCES = {
     f"{FIGURE3}: PPO (clip)": "paper, Fig. 3 (v1, read off)",
@@ -86,12 +86,9 @@ def scores_table(suite: Suite, folders: Folders) -> str:
 # --- Variants side by side ---
 
 
-def scores_of(suite: Suite, folders: Folders, played: bool = False) -> pd.DataFrame:
-    """Scores, or returns after training, by label and seed (rows) and environment (columns)."""
-    runs = runs_of(suite, folders)
-    if played:
-        runs["score"] = [np.mean(x.record["evaluation"]["returns"]) for x in runs["result"]]
-    runs = runs.dropna(subset="score")
+def scores_of(suite: Suite, folders: Folders) -> pd.DataFrame:
+    """Scores by label and seed (rows) and environment (columns)."""
+    runs = runs_of(suite, folders).dropna(subset="score")
     scores = runs.pivot(index=["label", "seed"], columns="environment", values="score")
     return scores.reindex(columns=[*suite.environments])
 
@@ -148,26 +145,6 @@ def effects_table(suite: Suite, folders: Folders) -> str:
     found = {x: with_interval(y, CHANGE) for x, y in effects(suite, folders).items()}
     columns = {"effect": found, "others found": others_say(suite, "literature", "found")}
     return side_by_side(scores_of(suite, folders), columns)
-
-
-# --- The recipe ---
-
-
-def recipe_table(suite: Suite, folders: Folders) -> str:
-    """A row per environment: scores of the default and of others, and how probably these win."""
-    scores = scores_of(suite, folders)
-    (base, *others), means = suite.labels.values(), means_of(scores)
-
-    def better(places: list[str]) -> dict[str, str]:
-        return {f"P({x} is better)": chance(scores[places], x, base) for x in others}
-
-    rows = [
-        {"environment": place, **means[place], **better([place])}
-        | {"SB3 Zoo, tuned for each": published(place, suite.total_timesteps, ZOO)}
-        for place in scores
-    ]
-    rows.append({"environment": "all", **better([*scores])})
-    return markdown(rows)
 
 
 # --- Table 1 of the paper ---
@@ -255,18 +232,6 @@ def figure3_table(suite: Suite, folders: Folders) -> str:
         means.append({MEANS: environment} | dict(cells[environment]))
         means.append({MEANS: "paper, read off"} | {x: f"≈ {number(paper[x])}" for x in paper})
     return "\n".join([scores_table(suite, folders), markdown(means), wins(scores, suite)])
-
-
-def mean_policies_table(suite: Suite, folders: Folders) -> str:
-    """Scores in training, returns of the mean actions afterwards, and by these who is better."""
-    trained, played = (scores_of(suite, folders, x) for x in (False, True))
-    shown = {"in training": means_of(trained), "mean policy": means_of(played)}
-    rows = [
-        {MEANS: f"{environment}, {title}"} | dict(cells[environment])
-        for environment in suite.environments
-        for title, cells in shown.items()
-    ]
-    return f"{markdown(rows)}\n{wins(played, suite)}"
 
 
 # --- Games ---

@@ -1,7 +1,6 @@
 """The other methods of the paper's Figure 3: their mathematics against other ways to compute it."""
 
 import dataclasses
-import json
 import runpy
 import shutil
 import sys
@@ -215,12 +214,6 @@ def program(name, flags):
     return 0
 
 
-def played(name):
-    """Returns of the episodes that `evaluate.py` plays with the policy of runs/run."""
-    assert program("lab/evaluate", f"{name}.py") == 0
-    return json.loads(Path("runs/run/evaluation.json").read_text())["returns"]
-
-
 def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = "--env-id FakeTarget-Box-v0 --total-timesteps 1550"
@@ -235,8 +228,6 @@ def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
     assert full["cem/std"] == half["cem/std"]  # of half a generation nothing is fitted
     # The observations are spread evenly over [-1, 1] and become normal.
     assert run["mean"].tolist() == pytest.approx([3**-0.5, 0], abs=0.05)
-    found = played("cem")
-    assert len(found) == 20 and min(found) > -0.05
 
 
 @pytest.mark.parametrize(
@@ -247,7 +238,7 @@ def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
         (a2c, "--num-envs 4 --trust-region 1 --checkpoint-interval 4"),
     ],
 )
-def test_a_baseline_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
+def test_a_baseline_resumes_exactly_and_refuses_what_it_does_not_use(
     baseline, own, tmp_path, monkeypatch
 ):
     def save_and_copy(run_dir, *state):
@@ -268,6 +259,5 @@ def test_a_baseline_resumes_exactly_is_played_and_refuses_what_it_does_not_use(
     assert all(torch.equal(x, columns[name]) for name, x in whole["episodes"].items())
     assert len(columns["return"]) > 10 and {"value_mean", "rms"} & {*half["adam"]}  # its own
     assert all(torch.equal(x, half["agent"][key]) for key, x in whole["agent"].items())
-    assert len(played(name)) == 20
     with pytest.raises(ppo.UsageError, match="does not use --early-stop-kl"):
         baseline.Args(early_stop_kl=0.1)

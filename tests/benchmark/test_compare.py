@@ -152,6 +152,7 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path, command):
     (tmp_path / "empty").mkdir()
     for words, message in (
         (("a", "nowhere"), "There is no folder nowhere."),
+        (("a", "since2017:beta"), "page.md says how to run it again."),
         (("a", "silent"), "silent logs no returns: wrap the environment in Record"),
         (("a", "b"), f"no environment that all have: a has {PENDULUM}; b has Hopper-v5."),
         (("a", "empty"), "empty has no checkpoint.pt of our scripts and no TensorBoard log"),
@@ -170,9 +171,8 @@ def test_table_prints_that_of_a_suite_and_report_works_with_one_suite(command, c
     code, text = command("table", "cartpole", *place)
     assert code == 0 and "CartPole-v1" in text and text.startswith("| ")
     assert any(text.strip() in page.read_text() for page in pages.PAGES)
-    assert command("table", "bugs_healthy", *place)[0] == 2
     assert "No run of cartpole is finished." in command("table", "cartpole", "--results", "x")[1]
     for kind in ("jsonl", "csv"):
         shutil.copy(committed.results / f"cartpole.{kind}", tmp_path)
     blocks = {name: pages.block(name, Folders(tmp_path)) for name in pages.BLOCKS}
-    assert blocks["noticed"] == "" and "CartPole-v1" in blocks["scripts"]
+    assert "CartPole-v1" in blocks["scripts"] and not blocks["costs"].strip("|\n- ")

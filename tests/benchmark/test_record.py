@@ -13,7 +13,8 @@ import torch
 
 import ppo_continuous_action as ppo
 from benchmark.lab import record, results
-from benchmark.lab.definitions import Folders, Run
+from benchmark.lab.definitions import Folders
+from benchmark.lab.run import Run
 from benchmark.paper.baselines import stable_baselines3_ppo
 from benchmark.paper.suites import SUITES
 

@@ -130,7 +130,7 @@ def test_a_script_without_run_name_and_checkpoint_runs_in_its_default_environmen
     assert Path("runs/ppo_minimal/curves.png").exists()
     (found,) = logs.find("runs/ppo_minimal")
     assert found.averaged == "iteration" and found.environment == "HalfCheetah-v4"
-    assert seeds.flags_of(ROOT / "ppo_continuous_action.py") == seeds.OWN
+    assert seeds.flags_of(ROOT / "ppo_continuous_action.py") == run.GIVEN
 
 
 ASSETS = """

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import tyro
 
-from benchmark.lab.definitions import Folders, select
+from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT
+from benchmark.lab.run import select
 from benchmark.paper.suites import SUITES
 from benchmark.paper.suites.scripts import SCRIPTS
 
@@ -49,7 +50,8 @@ def test_every_variant_is_a_valid_command_line(suite):
 
 
 def test_every_script_has_a_row_and_its_runs():
-    assert set(SCRIPTS) == {x.name for x in ROOT.glob("*.py")}
+    wrong = set(SCRIPTS) ^ {x.name for x in ROOT.glob("*.py")}
+    assert not wrong, f"Correct the rows of {wrong} in benchmark/paper/suites/scripts.py."
     for name, script in SCRIPTS.items():
         suite = SUITES[script.suite]
         made = (ROOT / suite.variants[script.variant].script).read_text()

@@ -11,7 +11,8 @@ import tyro
 from gymnasium.utils.env_checker import check_env
 from torch import nn
 
-from benchmark.lab.definitions import Folders, select
+from benchmark.lab.definitions import Folders
+from benchmark.lab.run import select
 from benchmark.paper.suites import SUITES, tasks
 
 BEST_IN_POINTS = -149 / 21  # on average

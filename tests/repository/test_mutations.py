@@ -65,6 +65,7 @@ def test_each_statement_comparison_and_sign_of_the_algorithm_is_broken():
     assert changed[4] == [("if not self.size > -LIMIT:", "if not self.size > (LIMIT):")]
     assert changed[8] == [("y = a - y", "y = (a + y)")]
     assert "for" not in found[6].text and len([*statements(SCRIPT)]) == 6
+    assert not found[0].lines and [*found[8].lines] == [24]
     for mutant in found:
         compile(mutant.text, "mutant", "exec")
 

@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import tyro
-from helpers import louder, record, record_steps, same_weights
+from helpers import curves, louder, record, record_steps, same_weights
 
 import grpo_minimal as minimal
 import grpo_rlhf_toy as full
@@ -81,6 +81,14 @@ def language(monkeypatch):
     return model, torch.tensor([[*x, *[PAD] * (3 - len(x))] for x in sorted(texts)])
 
 
+def test_a_token_enters_as_its_embedding_plus_that_of_its_position(language):
+    model, entered = language[0], []
+    model.layers.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+    model(torch.tensor([[1, 0, 1]]))
+    expected = model.tokens.weight[[1, 0, 1]] + model.positions.weight[:3]
+    torch.testing.assert_close(entered, [expected[None]])
+
+
 def test_log_probabilities_are_those_of_the_tokens_before_and_of_all_responses(language):
     model, responses = language
     prompts = torch.tensor([[0, 1]]).expand(15, -1)
@@ -140,10 +148,9 @@ def run(monkeypatch, tmp_path):
     respond = minimal.respond
 
     def judged(model, prompts, tries):
-        if tries == 16:  # thousands of responses take a while
-            return None, None, torch.zeros(len(prompts), tries)
-        *texts, rewards = respond(model, prompts, tries)
-        rewards = torch.zeros_like(rewards)
+        # Those to the prompts that are held out are thousands, and take a while.
+        texts = (None, None) if tries == 16 else respond(model, prompts, tries)[:2]
+        rewards = torch.zeros(len(prompts), tries)
         rewards[::2, 0] = 1.0
         return *texts, rewards
 
@@ -179,6 +186,22 @@ def test_a_run_trains_on_other_prompts_than_it_is_judged_by_and_returns_what_hap
     assert all(not torch.equal(x, y) for x, y in moved)
 
 
+def test_each_metric_is_logged_and_the_shares_of_right_responses_are_printed(
+    run, monkeypatch, capsys
+):
+    closed = record(monkeypatch, minimal.SummaryWriter, "close")
+    updates = run().updates
+    (logs,) = Path("runs").iterdir()
+    assert curves(logs) == {
+        f"grpo/{name}": [(i, pytest.approx(x[name])) for i, x in enumerate(updates)]
+        for name in ("reward", "kl", "groups_without_spread")
+    }
+    shown = capsys.readouterr()
+    shares = "pass@1 0.031  pass@16 0.500"  # one response in 32, one prompt in 2
+    assert shown.out.splitlines() == [f"sft   {shares}", f"grpo  {shares}", f"Logs: {logs}"]
+    assert len(closed) == 1 and "reward=0.15" in shown.err  # the progress bar
+
+
 def test_both_stages_step_along_the_gradient_of_each_minibatch(run, monkeypatch):
     """Its norm is at most 1 in the second; each step is of the size that its schedule says."""
     expected, loss, logprobs = [], minimal.grpo_loss, minimal.GPT.logprobs
@@ -193,9 +216,9 @@ def test_both_stages_step_along_the_gradient_of_each_minibatch(run, monkeypatch)
             gradient(-logprobs(model, *texts).mean(), model, math.inf)
         return found
 
-    def optimize(model, *inputs):
-        gradient(loss(model, *inputs), model, 1.0)
-        return loss(model, *inputs)
+    def optimize(model, *inputs):  # so large a loss that its gradient is clipped
+        gradient(100 * loss(model, *inputs), model, 1.0)
+        return 100 * loss(model, *inputs)
 
     monkeypatch.setattr(minimal.GPT, "logprobs", imitate)
     monkeypatch.setattr(minimal, "grpo_loss", optimize)

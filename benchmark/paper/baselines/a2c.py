@@ -17,7 +17,6 @@ the PPO paper's, for Figure 3.
 
 import copy
 import dataclasses
-import functools
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +90,5 @@ def a2c_update(
     return {name: x[None] for name, x in (metrics | {"losses/grad_norm": norm}).items()}
 
 
-program = functools.partial(on_ppo.program, __doc__, Args, a2c_update)
-
 if __name__ == "__main__":
-    program().main()
+    on_ppo.run(__doc__, Args, a2c_update)

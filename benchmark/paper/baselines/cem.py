@@ -22,7 +22,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 import tyro
 
 import ppo_continuous_action as ppo
@@ -106,13 +105,6 @@ def train(args: Args) -> dict[str, Any]:
         updates.append({"global_step": step, "charts/SPS": rate, "cem/std": std.mean()})
     env.close()
     return dict(episodes=episodes, updates=updates, mean=mean, obs_stats=obs_stats)
-
-
-def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., np.ndarray]:
-    """The policy in the middle of the last distribution, for `evaluate.py`."""
-    saved = torch.load(Path(run_dir) / "checkpoint.pt", weights_only=True)
-    stats = RunningMeanStd(*(saved["obs_stats"][x].numpy() for x in ("mean", "var")))
-    return actor(saved["mean"].numpy(), stats, env)
 
 
 def main() -> None:

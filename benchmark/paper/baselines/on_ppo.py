@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -66,8 +65,8 @@ def fit_values(
         order = order[order]  # a power of a random order is another one, the same in a resumed run
 
 
-def program(about: str, settings: type[Args], update: Callable) -> ModuleType:
-    """The PPO script with what differs in a method, for the command line and to play a policy."""
+def run(about: str, settings: type[Args], update: Callable) -> None:
+    """Run the PPO script with what differs in a method, by the command line."""
     ppo.Args, ppo.details = settings, lambda args: about
     ppo.train = functools.partial(ppo.train, update=update)
-    return ppo
+    ppo.main()

@@ -12,7 +12,6 @@ baselines/trpo_mpi; all else as in the PPO script. Not known: all of the PPO pap
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import torch
@@ -97,7 +96,5 @@ def trpo_update(
     return {name: x[None] for name, x in metrics.items()}
 
 
-program = functools.partial(on_ppo.program, __doc__, Args, trpo_update)
-
 if __name__ == "__main__":
-    program().main()
+    on_ppo.run(__doc__, Args, trpo_update)

@@ -12,7 +12,6 @@ the paper's.
 """
 
 import dataclasses
-import functools
 
 import torch
 from torch import Tensor
@@ -48,7 +47,5 @@ def vpg_update(
     return metrics
 
 
-program = functools.partial(on_ppo.program, __doc__, Args, vpg_update)
-
 if __name__ == "__main__":
-    program().main()
+    on_ppo.run(__doc__, Args, vpg_update)

@@ -1,4 +1,4 @@
-"""The site in docs/: annotated scripts, pages of text, pictures to play with, and runs.
+"""The site in docs/: annotated scripts, recipes, pages of text, pictures to play with, and runs.
 
 `python -m benchmark site` makes it from the scripts, the Markdown, the results and `templates/`. It
 opens from disk: data are scripts that call `data(name, content)`, since pages on disk may fetch
@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 import markdown
 
-from benchmark.lab.definitions import Folders
+from benchmark.lab.definitions import CLOSED, Folders
 from benchmark.lab.provenance import ROOT
 from benchmark.lab.results import done
 from benchmark.paper import health, tables
@@ -30,10 +30,10 @@ DOCS = ROOT / "docs"
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
 FIGURES = ROOT / "benchmark" / "figures"
 PICTURE = FIGURES / "site.png"  # for sharing, and in README
-TEXTS = [x for x in PAGES if x != ROOT / "README.md"]
+RECIPES = sorted((ROOT / "recipes").glob("*.py"))
+TEXTS = [x for x in PAGES if x != ROOT / "README.md"] + sorted(CLOSED.glob("*/page.md"))
 CHANGED = re.compile(r'^(<pre><code class="language-diff">)?([-+]) (.*)\n', re.MULTILINE)
 CHANGES = {"-": "del", "+": "ins"}  # lines of a diff
-WITHOUT = {"smoke", "mean_policies", "recipe_search"}  # short, or the curves of figure3
 FLAG = re.compile(r"--(?:no-)?([\w-]+)")
 # The ablation switches details of PPO off; what it says is not about language models.
 MEASURED = [x for x in SCRIPTS if x.startswith("ppo_") and "rlhf" not in x]
@@ -119,6 +119,8 @@ def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[st
 
 def page_of_text(path: Path) -> str:
     """File of the page made from Markdown: benchmark.html from benchmark/README.md."""
+    if path.name == "page.md":  # of a closed experiment
+        return f"closed_{path.parent.name}.html"
     name = path.parent.name if path.name == "README.md" else path.stem.lower()
     return f"{'benchmark_' * (path.parent.name == 'pages')}{name}.html"
 
@@ -167,7 +169,7 @@ def build(folders: Folders) -> dict[str, bytes]:
     reviews = json.loads((folders.results / "reviews.json").read_text())
     found, bugs = effects_of_details(folders), bugs_of(folders)
     sources = {x: Source(x) for x in SCRIPTS}
-    suites = {x: n for x in SUITES if x not in WITHOUT and (n := len(done(x, folders)))}
+    suites = {x: n for x in SUITES if x != "smoke" and (n := len(done(x, folders)))}
     sizes = {x: round((FIGURES / file).stat().st_size / 1e6, 1) for x, (file, _) in FILMS.items()}
     environment.globals |= {
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
@@ -200,6 +202,7 @@ def build(folders: Folders) -> dict[str, bytes]:
     for path in TEXTS:
         source = path.relative_to(ROOT).as_posix()
         page(page_of_text(path), "page.html", source=source, **text_page(path, sources))
+    page("recipes.html", "recipes.html", recipes=[*map(annotate.recipe, RECIPES)])
     page("play.html", "play.html")
     page("runs.html", "runs.html", points=POINTS)
     data("play", reviews)

@@ -64,9 +64,9 @@ RLHF_BUGS = {
     "own-reference": ("reference model trained along", "", ("agents[name] = agent = copy.deepcopy(judges.reference)", "agents[name] = agent = judges.reference")),
     "temperature": ("log-probabilities without the temperature", WARM, ("self.policy.logits(hidden[:, before]) / self.temperature", "self.policy.logits(hidden[:, before])")),
 }
-# Evaluation with statistics of observations that no training has made.
+# Evaluation with statistics of observations that no training has made. Its runs are closed.
 FRESH = ('actor(saved["agent"]), saved["obs_stats"]', 'actor(saved["agent"]), RunningMeanStd(0 * saved["obs_stats"].mean, 1.0)')
-EVALUATION = {"healthy": ("healthy", ""), "without-statistics": ("evaluated without the statistics of observations", "", FRESH)}
+AFTER_TRAINING = {"without-statistics": Variant(CONTINUOUS, "", "evaluated without the statistics of observations", replaced=(FRESH,))}
 # fmt: on
 
 
@@ -93,15 +93,6 @@ SUITES = (
         environments={"CartPole-v1": (1, 2, 3)},
         variants=variants(MULTIDISCRETE, {x: BUGS[x] for x in IN_CARTPOLE}),
         table="bugs",
-        **SHORT,
-    ),
-    Suite(
-        name="bugs_evaluation",
-        reproduces="the same, made after training",
-        environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
-        variants=variants(CONTINUOUS, EVALUATION),
-        table="mean_policies",
-        evaluated=True,
         **SHORT,
     ),
     Suite(

@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 from benchmark.lab.definitions import Suite, Variant
-from benchmark.paper.suites.ablation import SWITCHES
 from benchmark.paper.suites.common import CONTINUOUS, MUJOCO7, SB3, THREE, with_default
 
 # What PPO is compared with in Figure 3. A pilot chose one setting of each, see
-# benchmark/pages/figure3.md.
+# benchmark/closed/baselines_pilot/.
 TRPO, VPG, A2C, CEM = (f"benchmark/paper/baselines/{x}.py" for x in ("trpo", "vpg", "a2c", "cem"))
 FAST_A2C = "--learning-rate 2e-3"
 FIGURE3 = {
@@ -21,7 +20,6 @@ FIGURE3 = {
 FIVE = dict.fromkeys(MUJOCO7, (1, 2, 3, 4, 5))
 # The spread of PPO is huge in two: some seeds find a gait that pays twice as much as the others'.
 MORE = FIVE | dict.fromkeys(("HalfCheetah-v4", "Swimmer-v4"), tuple(range(1, 11)))
-THEIRS = Variant(SB3, "--kind mujoco", "Stable-Baselines3 with ppo2's settings")
 
 SUITES = (
     Suite(
@@ -31,16 +29,6 @@ SUITES = (
         variants={x: replace(y, environments=FIVE if x else None) for x, y in FIGURE3.items()},
         table="figure3",
         figures=("first", "three", "baselines", "health"),
-    ),
-    Suite(
-        name="swimmer",
-        reproduces="whether time limits or our code explain ppo2's higher returns in Swimmer",
-        environments={"Swimmer-v4": tuple(range(1, 11))},
-        variants={
-            "truncation-is-terminal": SWITCHES["truncation-is-terminal"],
-            "sb3": replace(THEIRS, environments={"Swimmer-v4": (1, 2, 3, 4, 5)}),
-        },
-        **with_default(),
     ),
     Suite(
         name="minimal",
@@ -53,7 +41,7 @@ SUITES = (
         name="stable_baselines3",
         reproduces="Stable-Baselines3's PPO with ppo2's settings, on the same simulator",
         environments=dict.fromkeys(THREE, (1, 2, 3, 4, 5)),
-        variants={"": THEIRS},
+        variants={"": Variant(SB3, "--kind mujoco", "Stable-Baselines3 with ppo2's settings")},
         **with_default(CONTINUOUS),
     ),
 )
