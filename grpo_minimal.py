@@ -38,7 +38,7 @@ LossNorm = Literal["constant", "sequence", "token"]
 @dataclass(frozen=True)
 class Args:
     seed: int = 1  # random seed of the whole run [TRL: seed]
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu, as no GPU has been timed here
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu, as in our tables
     sft_steps: int = 700  # gradient steps of supervised fine-tuning [TRL, SFTConfig: max_steps]
     num_updates: int = 150  # batches, each with an update [TRL: max_steps / steps_per_generation]
     num_prompts: int = 16  # prompts per batch [TRL: generation_batch_size / num_generations]

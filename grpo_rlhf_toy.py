@@ -110,7 +110,7 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     run_name: str | None = None  # folder below runs/; by default script, seed, time
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu, as no GPU has been timed here
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu, as in our tables
     compare: bool = False  # also train in DeepSeekMath's form and without a KL penalty
 
     # --- Supervised fine-tuning ---

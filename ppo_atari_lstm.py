@@ -694,8 +694,8 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
 
 def choose_device(args: Args) -> torch.device:
     """The device for learning: the GPU if there is one, unless --device says otherwise."""
-    # A GPU is the faster choice. Without recordings, ppo_atari.py took 1,511 steps/s on an H100,
-    # and 493 on its processor.
+    # A GPU is the faster choice: Pong takes 2,932 steps/s on an H200. Before kernels were recorded
+    # it took 655 on an H100.
     gpu = args.device != "cpu" and torch.cuda.is_available()
     if args.device == "cuda" and not gpu:
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
@@ -724,7 +724,7 @@ def recorded(function: Callable) -> Callable:
                     outputs.update(function(*static))
             except RuntimeError as error:  # something in it waits for the GPU, as .item() does
                 reason = str(error).partition("\n")[0]
-                tqdm.write(f"The update cannot be recorded, so it takes longer: {reason}")
+                tqdm.write(f"{function.__name__} cannot be recorded, so it takes longer: {reason}")
         if not outputs:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):

