@@ -238,6 +238,7 @@ class Breaker:
             vars(module).update(kept, __file__=str(self.file))
             if trace:
                 sys.settrace(self.trace)
+            signal.alarm(60)  # or an import that trains would never end
             exec(compile(mutant.text, self.file, "exec"), vars(module))
             self.lines.clear()  # what an import runs
             for item, following in itertools.pairwise([*items, None]):
