@@ -612,7 +612,8 @@ def examine(mine: Run, theirs: Run) -> Finding | None:
         changes = pairing.changes[:SHOWN]
         return Finding(None, what, other, "", (0, "train"), changes, mine, None)
     what, phase = headline(found, mine, theirs), theirs.events[found.theirs].phase
-    if phase[1] != "evaluation" and not [*leaves(mine.result, theirs.result, "")]:
+    equal = not mine.error and not [*leaves(mine.result, theirs.result, "")]
+    if equal and phase[1] != "evaluation":
         found = dataclasses.replace(found, equal_results=True)
     if name := constructor(found, theirs):
         what = f"`{name}` is built differently. {what}"

@@ -318,6 +318,8 @@ class Recorder:
         if isinstance(x, (list, tuple)):
             if x and all(type(y) in (int, float) for y in x):
                 return self.frozen(np.array(x))
+            if x and all(isinstance(y, str) for y in x):  # names, such as those of settings
+                return None
             return tuple(self.frozen(y, depth - 1) for y in x[-MANY:])
         return None
 

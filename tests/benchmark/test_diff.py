@@ -82,7 +82,7 @@ SMALLER_VALUES = ("self.value(obs)\n", "0.5 * self.value(obs)\n")
         ),
         (
             DISCRETE,
-            [("next_values[truncated] = agent.value(b_final_obs)", "pass")],
+            [("next_values[truncated] = agent.value(t_final_obs)", "pass")],
             "`next_values`",
             "the steps with which an episode is cut off by the time limit",
         ),
