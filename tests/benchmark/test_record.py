@@ -102,6 +102,7 @@ def test_committed_results_have_the_suites_flags_and_whole_curves(suite):
             assert set(curve["stage"]) == trained
 
 
+@pytest.mark.slow
 def test_a_run_of_the_real_script_is_kept_and_its_policy_plays(folders, bench, capfd, monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compiling would take most of the time
     monkeypatch.setitem(SUITES, "smoke", dataclasses.replace(SUITES["smoke"], evaluated=True))

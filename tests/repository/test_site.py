@@ -18,6 +18,7 @@ from benchmark.paper.site import annotate
 from benchmark.paper.site import build as site
 from benchmark.paper.suites.scripts import SCRIPTS
 
+pytestmark = pytest.mark.slow  # building it takes longer than most tests together
 CHROMIUM = shutil.which("chromium")
 KINDS = ("index.html", "ppo_atari.html", "recipes.html", "play.html", "runs.html", "debugging.html")
 CODE = [*map(site.page_of, SCRIPTS)]
