@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -50,10 +51,10 @@ def one_panel_each(titles: Sequence[str], width: int = 3) -> tuple[Figure, Seque
 
 
 def draw_curves(
-    axes: Axes, results: Iterable[Result], label: str, color: str, thin: bool = True
+    axes: Axes, results: Iterable[Result | Log], label: str, color: str, thin: bool = True
 ) -> None:
     """Mean over seeds, its 95 % bootstrap interval from three on, and each seed as a thin line."""
-    total = max(x.record["settings"]["total_timesteps"] for x in results)
+    total = max(x.steps for x in results)
     grid = np.linspace(0, total, POINTS + 1)[1:]
     axes.set_xlim(0, total)
     curves = np.array([np.interp(grid, *x.column("return")) for x in results])
@@ -100,14 +101,18 @@ def checks(logs: list[Log]) -> Figure:
     return figure
 
 
-def overlay(groups: dict[str, list[Log]]) -> Figure:
-    """A panel per environment with the curves of each group: thin seeds, their mean, its band."""
-    places = dict.fromkeys(x.environment for own in groups.values() for x in own)
-    figure, panels = one_panel_each([*places], 3 if len(places) < 9 else 4)
-    for axes, place in zip(panels, places):
-        for index, (label, logs) in enumerate(groups.items()):
-            if own := [x for x in logs if x.environment == place and len(x.episodes)]:
-                draw_curves(axes, own, label, f"C{index}")
+def overlay(runs: pd.DataFrame) -> Figure:
+    """A panel per environment with the curves of each group: thin seeds, their mean, its band.
+
+    Args:
+        runs: "label", "environment" and "log" of each.
+    """
+    places, labels = runs.groupby("environment", sort=False), [*runs["label"].cat.categories]
+    figure, panels = one_panel_each([*places.groups], 3 if len(places) < 9 else 4)
+    for axes, (_, own) in zip(panels, places):
+        for label, logs in own.groupby("label", observed=True)["log"]:
+            if logs := [x for x in logs if len(x.episodes)]:
+                draw_curves(axes, logs, label, f"C{labels.index(label)}")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.supylabel("episodic return in training")
     return figure

@@ -18,7 +18,7 @@ import pandas as pd
 
 from benchmark.lab import plots
 from benchmark.lab.definitions import Folders, Suite, Variant, file_name
-from benchmark.lab.logs import read
+from benchmark.lab.logs import read, side_by_side
 from benchmark.lab.provenance import BenchmarkError, version_on_disk
 from benchmark.lab.record import LAST_100
 from benchmark.lab.results import by_environment, done
@@ -27,6 +27,7 @@ from benchmark.lab.run import (
     GIVEN,
     Run,
     last_line,
+    outcome,
     printed,
     python_path,
     run_suite,
@@ -57,16 +58,12 @@ def flags_of(script: Path) -> frozenset[str]:
     if not script.is_file():
         raise BenchmarkError(f"There is no script {script}.")
     with tempfile.TemporaryDirectory() as name:
-        folder, known = Path(name), {"PYTHONPATH": python_path(script.parent)}
-        process = start(folder, [str(script), "--help"], script.parent, **known)
+        folder, path = Path(name), python_path(script.parent)
         try:
-            failed = process.wait(HELP)
+            failed = outcome(start(folder, [str(script), "--help"], PYTHONPATH=path), HELP)
         except subprocess.TimeoutExpired:
             text = f"{script.name} --help did not end within {HELP} seconds."
             raise BenchmarkError(text) from None
-        finally:  # Ctrl-C does not reach it
-            process.kill()
-            process.wait()
         if failed:
             raise BenchmarkError(f"{script.name} does not start: {last_line(folder)}")
         return GIVEN.intersection(re.findall(r"--[\w-]+", printed(folder)))
@@ -107,7 +104,7 @@ def run(
         raise BenchmarkError(f"{text} flags: give another --name.")
     runs = [dataclasses.replace(x, takes=takes, about=about) for x in select(suite, folders)]
     try:
-        run_suite(suite, runs, folders, None, workers)
+        run_suite(suite, runs, folders, workers)
     except KeyboardInterrupt:
         print("\nInterrupted. The same command continues the runs where they stopped.")
         raise
@@ -144,8 +141,8 @@ def show(suite: Suite, folders: Folders) -> None:
         table["minutes per run"] = table.pop("minutes per run")  # comes last
         print(f"\n{markdown(table)}")
     if shown:
-        curves = folders.results / "curves.png"
-        print(f"Curves: {plots.try_to_save(lambda: plots.overlay({suite.name: shown}), curves)}")
+        curves, drawn = folders.results / "curves.png", side_by_side({suite.name: shown})
+        print(f"Curves: {plots.try_to_save(lambda: plots.overlay(drawn), curves)}")
     if episodes:
         path, columns = folders.results / "episodes.csv", ["environment", "seed", "step", "return"]
         table = pd.concat(episodes).rename(columns={"global_step": "step"})

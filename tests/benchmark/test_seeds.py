@@ -206,10 +206,10 @@ def test_what_a_run_that_ended_with_0_has_left_is_never_deleted(own_script, comm
 def test_a_script_that_is_edited_meanwhile_runs_as_it_was(own_script, command, monkeypatch):
     begin = run.begin
 
-    def edit_before(second, commit):
+    def edit_before(second):
         if second.seed == 2:
             own_script.write_text("raise SystemExit('edited')")
-        return begin(second, commit)
+        return begin(second)
 
     monkeypatch.setattr(run, "begin", edit_before)
     code, text = command("seeds", own_script, "--seeds", "2", "--workers", "1")
