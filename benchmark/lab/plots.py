@@ -122,8 +122,7 @@ def overlay(runs: pd.DataFrame) -> Figure:
 
 
 def save(make: Callable[[], Figure], path: Path) -> Path:
-    """Draw a figure in our style, with one legend above all panels, and write it to a file
-    unless that shows the same already."""
+    """Draw a figure in our style, with one legend above all panels, and write it to a file."""
     with matplotlib.rc_context(STYLE):
         figure = make()
         handles = {}
@@ -135,10 +134,8 @@ def save(make: Callable[[], Figure], path: Path) -> Path:
         (canvas := FigureCanvasAgg(figure)).draw()
     # A third of the size, and nobody sees the difference.
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-    drawn = picture.quantize(128, dither=Image.Dither.NONE)
-    if not (path.exists() and looks_the_same(drawn, path)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drawn.save(path, optimize=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
     return path
 
 
@@ -148,10 +145,3 @@ def try_to_save(make: Callable[[], Figure], path: Path) -> str:
         return str(save(make, path))
     except OSError as error:
         return f"none, since {path} cannot be written: {error.strerror or error}"
-
-
-def looks_the_same(drawn: Image.Image, path: Path) -> bool:
-    """Whether a picture shows what a file shows; a single dot more or less is a difference."""
-    with Image.open(path) as kept:
-        ours, theirs = (np.asarray(x.convert("RGB"), dtype=float) for x in (drawn, kept))
-    return ours.shape == theirs.shape and bool(np.abs(ours - theirs).mean() < 0.01)

@@ -116,10 +116,7 @@ def select(
     runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
     if not runs:
         raise BenchmarkError(f"No run of {suite.name} fits {only}; see: list {suite.name}.")
-    runs.sort(key=lambda x: x.seed)
-    if runs[0].seed < 0:
-        raise BenchmarkError(f"A seed must not be negative: {runs[0].seed}.")
-    return runs
+    return sorted(runs, key=lambda x: x.seed)
 
 
 def how_complete(suite: Suite, folders: Folders) -> tuple[int, int]:
@@ -261,15 +258,6 @@ def last_line(folder: Path) -> str:
     return re.sub(r".*\d+/\d+ \[.*?\]", "", last).strip() or last
 
 
-def why(folder: Path) -> str:
-    """The last line, and if a script did not find a file that is here, how it can find it."""
-    text = last_line(folder)
-    missing = re.search(r"No such file or directory: '([^']+)'", text)
-    if missing and Path(missing[1]).exists():
-        text += " (each run works in a folder of its own: give the path as a flag, or by __file__)"
-    return text
-
-
 def progress(folder: Path) -> tuple[int, str]:
     """How many iterations the script in a folder has made; they, its return and the time left."""
     found = BAR.findall(printed(folder))
@@ -321,7 +309,7 @@ def make(runs: list[Run], workers: int) -> Iterator[tuple[Run, str]]:
                 raise BenchmarkError(f"{Path(run.script).name} does not start: {reason}")
             ready = True
             if code:
-                yield run, f"ended with exit code {code}: {why(run.folder)}"
+                yield run, f"ended with exit code {code}: {last_line(run.folder)}"
             else:
                 (run.folder / ENDED).touch()
                 yield run, finish(run, used)

@@ -90,8 +90,6 @@ def run(
     if env_ids and "--env-id" not in takes:
         raise BenchmarkError(f"{script.name} has no --env-id: leave --env-ids out.")
     numbers = tuple(range(1, seeds[0] + 1)) if len(seeds) == 1 else seeds
-    if not numbers:
-        raise BenchmarkError("Give --seeds at least one.")
     variant = Variant(str(script), shlex.join(with_absolute_paths(flags)))
     places = dict.fromkeys(env_ids or [""], numbers)
     suite = Suite(name, "", places, {"": variant}, total_timesteps=None)
@@ -113,42 +111,31 @@ def run(
 
 
 def show(suite: Suite, folders: Folders) -> None:
-    """Print the table of all finished runs of a name; draw their curves; list their episodes."""
-    rows, shown, episodes = [], [], []
+    """Print the table of all finished runs of a name, and draw their curves."""
+    rows, drawn = [], []
     for place, results in by_environment(suite.name, "", folders).items():
         records = [x.record for x in results]
-        minutes = np.median([x["seconds"] or np.nan for x in records]) / 60
         if "models" in records[0]:
             name, cells = place, models_rows([x["models"] for x in records])
         else:
-            runs = [Run(suite, place, "", x["seed"], folders) for x in records]
-            logs = {x.seed: read(x.log) for x in runs if x.log.exists()}  # not those deleted since
-            name = place or next((x.environment for x in logs.values()), "")  # script's default
-            cells = [score_cells([x["score"] for x in records], "score")]
+            places = [Run(suite, place, "", x["seed"], folders).log for x in records]
+            logs = [read(x) for x in places if x.exists()]  # not those deleted since
+            drawn += logs
+            name = place or next((x.environment for x in logs), "")  # script's default
             over = sorted({x.get("scored_over", LAST_100) for x in records})
-            cells[0]["score: mean of the"] = "; ".join(over)
-            shown += logs.values()
-            episodes += [
-                log.episodes.assign(environment=name, seed=seed)
-                for seed, log in logs.items()
-                if not log.averaged
-            ]
+            scores = score_cells([x["score"] for x in records], "score")
+            cells = [scores | {"score: mean of the": "; ".join(over)}]
         about = {"environment": name} if name else {}
+        minutes = np.median([x["seconds"] or np.nan for x in records]) / 60
         about["minutes per run"] = number(minutes) if minutes > 0 else "–"
         rows += [about | x for x in cells]
     if rows:
         table = pd.DataFrame(rows, dtype=object)
         table["minutes per run"] = table.pop("minutes per run")  # comes last
         print(f"\n{markdown(table)}")
-    if shown:
-        curves, drawn = folders.results / "curves.png", side_by_side({suite.name: shown})
-        print(f"Curves: {plots.try_to_save(lambda: plots.overlay(drawn), curves)}")
-    if episodes:
-        path, columns = folders.results / "episodes.csv", ["environment", "seed", "step", "return"]
-        table = pd.concat(episodes).rename(columns={"global_step": "step"})
-        columns += ["length"] * ("length" in table)
-        table[columns].to_csv(path, index=False)
-        print(f"Episodes: {path}")
+    if drawn:
+        curves, runs = folders.results / "curves.png", side_by_side({suite.name: drawn})
+        print(f"Curves: {plots.try_to_save(lambda: plots.overlay(runs), curves)}")
 
 
 def models_rows(models: list[dict[str, dict[str, Any]]]) -> list[dict[str, str]]:

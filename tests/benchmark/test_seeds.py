@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from foreign_logs import write_values
 
@@ -38,9 +37,6 @@ def test_seeds_makes_all_runs_once_and_shows_them(forked):
     text = forked.run(*words)
     # The mean of 11 to 20 is 15.5; the last column is minutes.
     assert "| A-v1 | 3 | -31.0 ± 12.7 | -31.0 [-46.5, -15.5] | last 10 episodes | 0.3 |" in text
-    made = pd.read_csv("runs/mine/episodes.csv")
-    assert list(made) == ["environment", "seed", "step", "return", "length"] and len(made) == 120
-    assert (made["return"] == -made["seed"] * made["step"] / 100).all()
     lines = [json.loads(x) for x in Path("runs/mine/mine.jsonl").read_text().splitlines()]
     assert [(x["environment"], x["seed"], x["flags"], len(x["sha256"])) for x in lines] == [
         (x, y, "--gain=-1", 64) for x in ("A-v1", "B-v1") for y in (1, 2, 3)
@@ -127,7 +123,6 @@ def test_a_script_without_run_name_and_checkpoint_runs_in_its_default_environmen
     code, text = command("seeds", ROOT / "ppo_minimal.py", *flags.split())
     assert code == 0 and re.search(r"\| HalfCheetah-v4 \| 1 \| -\d+ \|", text), text
     assert "| last tenth of the steps |" in text
-    assert not Path("runs/ppo_minimal/episodes.csv").exists()
     assert Path("runs/ppo_minimal/curves.png").exists()
     (found,) = logs.find("runs/ppo_minimal")
     assert found.averaged == "iteration" and found.environment == "HalfCheetah-v4"
@@ -141,11 +136,8 @@ from tensorboard.summary import Writer
 parser = argparse.ArgumentParser()
 parser.add_argument("--seed", type=int)
 parser.add_argument("--config", default=Path(__file__).with_name("robot.txt"))
-parser.add_argument("--opened", default="")
 given = parser.parse_args()
 level = float(Path(given.config).read_text())
-if given.opened:
-    open(given.opened)
 writer = Writer(f"logs/mine__{given.seed}")
 for step in range(1000, 20001, 1000):
     writer.add_scalar("charts/episodic_return", level, step)
@@ -182,12 +174,6 @@ def test_a_script_runs_where_it_is_with_its_files_and_relative_flags(
     assert note["script"] == str(own_script)  # which `check` names in its last line
     code, text = command("check", "runs/mine")
     assert code == 0 and f"`python -m benchmark diff {own_script}`" in text.splitlines()[-1]
-
-
-def test_a_file_that_only_the_current_folder_has_is_explained(own_script, command):
-    Path("here").write_text("")
-    code, text = command("seeds", own_script, "--seeds", "1", "--opened", "here")
-    assert code == 2 and "No such file or directory: 'here' (each run works in a folder of" in text
 
 
 def test_what_a_run_that_ended_with_0_has_left_is_never_deleted(own_script, command, monkeypatch):
@@ -230,8 +216,7 @@ TYRO = "import tyro\ndef main(seed: int = 1): pass\ntyro.cli(main)"
         ("", "", "x.py has no --seed.", 0),
         ("import time\ntime.sleep(60)", "", "x.py --help did not end within 1 seconds.", 0),
         (TYRO, "--seed 3", "`seeds` itself gives --seed to the script: use --seeds.", 0),
-        (TYRO, "--seeds -3 1", "A seed must not be negative: -3.", 0),
-        (TYRO, "--seeds 0", "Give --seeds at least one.", 0),
+        (TYRO, "--seeds 0", "No run of x fits *", 0),
         (TYRO, "--workers 0", "--workers must be positive.", 0),
         (TYRO, "--env-ids A", "x.py has no --env-id: leave --env-ids out.", 0),
         (TYRO, "--nonsense 3", "x.py does not start: Unrecognized options: --nonsense, 3", 1),
