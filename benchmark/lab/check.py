@@ -239,12 +239,10 @@ def report(runs: list[Log], picture: str = "") -> str:
     names, limits = names_of(runs), limits_of(runs[0].updates.columns)
     lines = [f"{f'{name}: ' * several}{described(x)}" for name, x in zip(names, runs)]
     lines += ["", line("metric", names if several else ["median", "now"], "healthy", "verdict")]
-    lacking = []
-    for limit in limits:
+    lacking = sorted({x.metric for x in limits} - {x["metric"] for own in judged for x in own})
+    for limit in (x for x in limits if x.metric not in lacking):
         rows = [next((x for x in own if x["limit"] is limit), {}) for own in judged]
-        if not (known := [x for x in rows if x]):
-            lacking.append(limit.metric)
-            continue
+        known = [x for x in rows if x]
         cells = [x.get("value") for x in rows] if several else [known[0]["median"], known[0]["now"]]
         verdicts = [x.get("verdict", "not logged") or "too early to tell" for x in rows]
         text = together(names, verdicts)
@@ -252,7 +250,7 @@ def report(runs: list[Log], picture: str = "") -> str:
         lines += dict.fromkeys(text for x in known for text in x["advice"])
     lines += [*last_lines(runs, names), ""]
     if lacking:
-        lines += [f"Not logged, so not checked: {', '.join(sorted({*lacking}))}.", ""]
+        lines += [f"Not logged, so not checked: {', '.join(lacking)}.", ""]
     lines.append(WHERE)
     if limits is ENVIRONMENTS and not any(x.startswith("check/") for x in runs[0].updates):
         lines += [THEIRS, f"To log the other checks, paste the functions in {DIAGNOSE}."]

@@ -341,13 +341,13 @@ def summarize(folder: Path, seconds: float | None) -> tuple[dict[str, Any], pd.D
 
 
 def of_suite(suite: str, variant: str, folders: Folders) -> list[Log]:
-    """The finished runs of a row of a suite; episodes are spread evenly over points of curves."""
+    """The finished runs of a row of a suite; the points of their curves are means of episodes."""
     logs = []
     for result in itertools.chain(*by_environment(suite, variant, folders).values()):
         points = result.curve.rename(columns={"step": "global_step"})
-        ended = points.dropna(subset="return")
-        episodes = ended.loc[ended.index.repeat(ended["episodes"]), ["global_step", "return"]]
-        about = folders.results, result.record["environment"], points[["global_step"]], episodes
+        updates, episodes = points[["global_step"]], points[["global_step", "return"]].dropna()
         seed = {"seed": str(result.record["seed"]), "suite": suite, "variant": variant or "-"}
-        logs.append(Log(*about, settings=seed, recorded=result.record["score"]))
+        about = {"averaged": "iteration", "settings": seed, "recorded": result.record["score"]}
+        place = folders.results, result.record["environment"]
+        logs.append(Log(*place, updates, episodes, **about))
     return logs

@@ -32,8 +32,8 @@ EVALUATE = Path(__file__).resolve().parent / "evaluate.py"
 # One thread per process: a second one gains nothing on networks of this size and, being shared
 # between runs, would make their times depend on each other.
 THREADS = [f"{x}_NUM_THREADS" for x in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM")]
-# A progress bar: share, iterations done and in all, time left, and what follows.
-BAR = re.compile(r"(\d+)%\|.*?\| *(\d+)/(\d+) \[[\d:]+<([\d:?]+),? ?([^\]]*)")
+# A progress bar: share, iterations done and in all, time left, and what follows the rate.
+BAR = re.compile(r"(\d+)%\|.*?\| *(\d+)/(\d+) \[[\d:]+<([\d:?]+)(?:, *\S+/\w+)?,? ?([^\]]*)")
 PACE = 30  # seconds between two lines about a run at work
 FIRST = 120  # seconds after which the others start, even if the first run shows no progress
 GIVEN = frozenset({"--env-id", "--seed", "--run-name", "--resume"})  # flags that we give ourselves
@@ -263,8 +263,7 @@ def progress(folder: Path) -> tuple[int, str]:
     found = BAR.findall(printed(folder))
     if not found:
         return 0, "starting"
-    share, made, total, left, more = found[-1]
-    about = re.sub(r"^\s*[\d.?]+\s*(it/s|s/it),? ?", "", more)
+    share, made, total, left, about = found[-1]
     parts = [f"{share} %", f"iteration {made} of {total}", about, f"{left} left"]
     return int(made), ", ".join(filter(None, parts))
 
@@ -296,7 +295,7 @@ def make(runs: list[Run], workers: int) -> Iterator[tuple[Run, str]]:
                 now = time.monotonic()
                 if not ready or now - shown > PACE:
                     states = {x.name: progress(x.folder) for x, _ in working.values()}
-                    ready = any(made for made, _ in states.values()) or now - begun > FIRST
+                    ready |= any(made for made, _ in states.values()) or now - begun > FIRST
                 if now - shown > PACE:
                     shown = now
                     for name, (_, state) in states.items():

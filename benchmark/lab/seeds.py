@@ -111,17 +111,18 @@ def run(
 
 
 def show(suite: Suite, folders: Folders) -> None:
-    """Print the table of all finished runs of a name, and draw their curves."""
-    rows, drawn = [], []
+    """Print the table of all finished runs of a name; draw their curves; list their episodes."""
+    rows, drawn, episodes = [], [], {}
     for place, results in by_environment(suite.name, "", folders).items():
         records = [x.record for x in results]
         if "models" in records[0]:
             name, cells = place, models_rows([x["models"] for x in records])
         else:
-            places = [Run(suite, place, "", x["seed"], folders).log for x in records]
-            logs = [read(x) for x in places if x.exists()]  # not those deleted since
-            drawn += logs
-            name = place or next((x.environment for x in logs), "")  # script's default
+            runs = [Run(suite, place, "", x["seed"], folders) for x in records]
+            logs = {x.seed: read(x.log) for x in runs if x.log.exists()}  # not those deleted since
+            name = place or next((x.environment for x in logs.values()), "")  # script's default
+            drawn += logs.values()
+            episodes |= {(name, x): y.episodes for x, y in logs.items() if not y.averaged}
             over = sorted({x.get("scored_over", LAST_100) for x in records})
             scores = score_cells([x["score"] for x in records], "score")
             cells = [scores | {"score: mean of the": "; ".join(over)}]
@@ -136,6 +137,11 @@ def show(suite: Suite, folders: Folders) -> None:
     if drawn:
         curves, runs = folders.results / "curves.png", side_by_side({suite.name: drawn})
         print(f"Curves: {plots.try_to_save(lambda: plots.overlay(runs), curves)}")
+    if episodes:
+        table = pd.concat(episodes, names=["environment", "seed"]).droplevel(2)
+        path = folders.results / "episodes.csv"
+        table.rename(columns={"global_step": "step"}).to_csv(path)
+        print(f"Episodes: {path}")
 
 
 def models_rows(models: list[dict[str, dict[str, Any]]]) -> list[dict[str, str]]:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from foreign_logs import write_values
 
@@ -37,6 +38,9 @@ def test_seeds_makes_all_runs_once_and_shows_them(forked):
     text = forked.run(*words)
     # The mean of 11 to 20 is 15.5; the last column is minutes.
     assert "| A-v1 | 3 | -31.0 ± 12.7 | -31.0 [-46.5, -15.5] | last 10 episodes | 0.3 |" in text
+    made = pd.read_csv("runs/mine/episodes.csv")
+    assert list(made) == ["environment", "seed", "step", "return", "length"] and len(made) == 120
+    assert (made["return"] == -made["seed"] * made["step"] / 100).all()
     lines = [json.loads(x) for x in Path("runs/mine/mine.jsonl").read_text().splitlines()]
     assert [(x["environment"], x["seed"], x["flags"], len(x["sha256"])) for x in lines] == [
         (x, y, "--gain=-1", 64) for x in ("A-v1", "B-v1") for y in (1, 2, 3)
@@ -123,6 +127,7 @@ def test_a_script_without_run_name_and_checkpoint_runs_in_its_default_environmen
     code, text = command("seeds", ROOT / "ppo_minimal.py", *flags.split())
     assert code == 0 and re.search(r"\| HalfCheetah-v4 \| 1 \| -\d+ \|", text), text
     assert "| last tenth of the steps |" in text
+    assert not Path("runs/ppo_minimal/episodes.csv").exists()
     assert Path("runs/ppo_minimal/curves.png").exists()
     (found,) = logs.find("runs/ppo_minimal")
     assert found.averaged == "iteration" and found.environment == "HalfCheetah-v4"
