@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from benchmark.lab import statistics
-from benchmark.lab.definitions import CLOSED, Folders, Suite
+from benchmark.lab.definitions import Folders, Suite, require_open
 from benchmark.lab.logs import UNKNOWN, Log, of_suite, search
 from benchmark.lab.provenance import BenchmarkError
 from benchmark.lab.statistics import estimate
@@ -46,8 +46,8 @@ def runs_of(
 ) -> tuple[list[Log], list[str]]:
     """The runs with returns that a word of the command line means, and what was left out."""
     suite, _, variant = name.partition(":")
-    if not Path(name).exists() and (page := CLOSED / suite / "page.md").exists():
-        raise BenchmarkError(f"{suite} is closed; {page} says how to run it again.")
+    if not Path(name).exists():
+        require_open(suite)
     if Path(name).exists() or suite not in suites:
         logs, left_out = search(name, environment)
     elif variant not in (known := suites[suite].variants):
