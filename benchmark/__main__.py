@@ -16,7 +16,7 @@ import tyro
 from tyro.conf import Positional
 
 from benchmark.lab import results
-from benchmark.lab.definitions import Folders
+from benchmark.lab.definitions import Folders, require_open
 from benchmark.lab.logs import UNKNOWN
 from benchmark.lab.provenance import BenchmarkError, commit_named
 from benchmark.paper.suites import SUITES
@@ -266,6 +266,8 @@ def main(arguments: list[str] | None = None) -> None:
             command = tyro.cli(diff, args=files, prog=f"{PROGRAM} diff")
             sys.exit(command(arguments[1 + len(files) :]))
         else:
+            if arguments[:1] in (["run"], ["list"], ["table"], ["plot"]) and len(arguments) > 1:
+                require_open(arguments[1])
             app.cli(args=arguments, prog=PROGRAM, description=__doc__)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `| head`

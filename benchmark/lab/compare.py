@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from benchmark.lab import statistics
-from benchmark.lab.definitions import CLOSED, Folders, Suite
+from benchmark.lab.definitions import Folders, Suite, require_open
 from benchmark.lab.logs import UNKNOWN, Log, of_suite, search, side_by_side
 from benchmark.lab.provenance import BenchmarkError
 from benchmark.lab.statistics import estimate
@@ -45,8 +45,8 @@ def logs_of(
 ) -> tuple[list[Log], list[str]]:
     """The runs with returns that a word of the command line means, and what was left out."""
     suite, _, variant = name.partition(":")
-    if not Path(name).exists() and (page := CLOSED / suite / "page.md").exists():
-        raise BenchmarkError(f"{suite} is closed; {page} says how to run it again.")
+    if not Path(name).exists():
+        require_open(suite)
     if Path(name).exists() or suite not in suites:
         logs, left_out = search(name, environment)
     elif variant not in (known := suites[suite].variants):
@@ -156,11 +156,11 @@ def comparable(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         steps = [x.steps for x in own["log"]]
         if min(steps) < 0.99 * max(steps):
             notes.append(f"{place}: compared at {min(steps):,} steps, which all have reached.")
-        parts.append(own.assign(log=[x.until(min(steps)) for x in own["log"]]))
-    cut = pd.concat(parts)
-    for log in (x for x in cut["log"] if x.episodes.empty):
-        raise BenchmarkError(f"{log.path}: no episode has ended by {min(steps):,} steps.")
-    return cut, notes
+        cut = [x.until(min(steps)) for x in own["log"]]
+        if silent := [x.path for x in cut if x.episodes.empty]:
+            raise BenchmarkError(f"{silent[0]}: no episode has ended by {min(steps):,} steps.")
+        parts.append(own.assign(log=cut))
+    return pd.concat(parts), notes
 
 
 # --- What comes out ---

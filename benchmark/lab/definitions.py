@@ -4,7 +4,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from benchmark.lab.provenance import ROOT
+from benchmark.lab.provenance import ROOT, BenchmarkError
 
 POINTS = 100  # of a stored curve, as many as baselines' published ones have
 Name = tuple[str, str]  # suite and variant
@@ -68,6 +68,12 @@ class Suite:
     def shared(self) -> list[str]:
         """Environments of all variants."""
         return [x for x in self.environments if all(self.seeds(x, y) for y in self.variants)]
+
+
+def require_open(name: str) -> None:
+    """A BenchmarkError if an experiment is closed, which says where its results and code are."""
+    if (page := CLOSED / name / "page.md").exists():
+        raise BenchmarkError(f"{name} is closed; {page} says how to run it again.")
 
 
 def file_name(text: str) -> str:

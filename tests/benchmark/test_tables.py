@@ -39,7 +39,7 @@ games
 games Pong 0 6
 games Qbert 163.9
 | Qbert | four frames, no memory | 1 | 164 | 0% | 82.0 | 0.50 |…| 164 | 13455 |
-| Pong |…| 2 | 3.0 (0.0 to 6.0) | 79% | 1.5 ± 1.5 | 0.50 | 17.4 | -20.7 | 9.3 |
+| Pong | four frames, no memory | 2 | 3.0 (0.0 to 6.0) | 79% | 1.5 ± 1.5 |…| 17.4 | -20.7 | 9.3 |
 |…2 of 12 runs are done.
 
 ablation
