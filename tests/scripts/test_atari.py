@@ -160,7 +160,7 @@ def test_the_loss_is_compiled_unless_told_otherwise(script, tiny, monkeypatch):
 def test_processes_and_threads_are_not_more_than_the_cores_that_may_be_used(script, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6})
-    names = runpy.run_path(str(script.path))
+    names = runpy.run_path(script.module.__file__)
     assert names["GAME_PROCESSES"] == names["Args"]().torch_threads == 3
 
 
