@@ -4,7 +4,6 @@ What it shares with the other scripts is tested in test_shared_*.py.
 """
 
 import os
-import runpy
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -160,7 +159,8 @@ def test_the_loss_is_compiled_unless_told_otherwise(script, tiny, monkeypatch):
 def test_processes_and_threads_are_not_more_than_the_cores_that_may_be_used(script, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6})
-    names = runpy.run_path(script.module.__file__)
+    names = {"__name__": "copy"}
+    exec(Path(script.module.__file__).read_text(), names)
     assert names["GAME_PROCESSES"] == names["Args"]().torch_threads == 3
 
 
@@ -268,3 +268,18 @@ def test_each_process_needs_a_gpu_and_steps_of_its_own(monkeypatch):
     monkeypatch.setattr(ppo, "WORLD_SIZE", 2)
     with pytest.raises(ppo.UsageError, match=r"at least 2 \* --num-steps \* --num-envs \(2048\)"):
         ppo.Args(total_timesteps=2047)
+
+
+def test_gradients_and_metrics_are_means_over_the_processes(monkeypatch):
+    """Those of the other process are twice as large here."""
+
+    def loss(agent, *_):
+        return 2 * agent.weight.sum(), {"metric": torch.tensor(4.0)}
+
+    monkeypatch.setattr(ppo, "WORLD_SIZE", 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: x.mul_(3))
+    agent = nn.Linear(1, 1)
+    agent.bias.requires_grad_(False)
+    adam = torch.optim.Adam(agent.parameters())
+    metrics = ppo.ppo_update(agent, adam, [], None, args(), loss)
+    assert metrics == {"metric": 6.0, "losses/grad_norm": 3.0}
