@@ -237,6 +237,12 @@ def figure3_table(suite: Suite, folders: Folders) -> str:
 # --- Games ---
 
 
+def with_range(scores: pd.Series) -> str:
+    """Mean, and the lowest and the highest of several seeds."""
+    ends = f" ({number(scores.min())} to {number(scores.max())})" if len(scores) > 1 else ""
+    return number(scores.mean()) + ends
+
+
 def games_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant in each game, also as shares of the way from random to human play."""
     rows, play, ppo2 = [], reference("atari").set_index("game"), reference("ppo2_curves")
@@ -248,7 +254,7 @@ def games_table(suite: Suite, folders: Folders) -> str:
         rows.append(
             {
                 **{"game": game, "agent": label, "seeds": own["score"].count()},
-                "last 100 episodes": plus_minus(own["score"]),
+                "last 100 episodes (range)": with_range(own["score"]),
                 "human": f"{(own['score'].mean() - random) / (human - random):.0%}",
                 "whole run": plus_minus(own["mean_return"]),
                 "hours per run": RATIO(own["hours"].median()),
