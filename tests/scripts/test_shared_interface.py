@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import fake_envs
@@ -102,8 +103,10 @@ PROMISED |= {f"check/{x}" for x in ("value_bias", "update", "first_kl")}
 
 
 def test_tensorboard_has_the_promised_curves_and_the_details(script, tiny, capsys):
-    args = tiny("Walk", gamma=0.875)
+    args, begin = tiny("Walk", gamma=0.875), time.perf_counter()
     result = script.module.train(args)
+    assert sum(32 / x["charts/SPS"] for x in result["updates"]) < time.perf_counter() - begin
+    assert {type(x) for update in result["updates"] for x in update.values()} == {int, float}
     found = curves("runs/run0")
     assert found.keys() >= PROMISED
     assert {x.split("/")[0] for x in found} == {"charts", "losses", "check"}
