@@ -45,7 +45,7 @@ class Suite:
     environments: dict[str, tuple[int, ...]]  # and their seeds; RLHF has the toy reviews there
     variants: dict[str, Variant]  # by name; a single one may have the empty name
     table: str = "variants"  # which one shows it, see pages.TABLES
-    figures: tuple[str, ...] = ()  # see plots.FIGURES
+    figures: tuple[str, ...] = ()  # see figures.FIGURES
     total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
     checkpoint: str = "checkpoint.pt"  # in the script's run folder: what it can continue from
     evaluated: bool = False  # a finished run is played by `evaluate.py`

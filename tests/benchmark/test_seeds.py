@@ -135,11 +135,8 @@ from tensorboard.summary import Writer
 parser = argparse.ArgumentParser()
 parser.add_argument("--seed", type=int)
 parser.add_argument("--config", default=Path(__file__).with_name("robot.txt"))
-parser.add_argument("--opened", default="")
 given = parser.parse_args()
 level = float(Path(given.config).read_text())
-if given.opened:
-    open(given.opened)
 writer = Writer(f"logs/mine__{given.seed}")
 for step in range(1000, 20001, 1000):
     writer.add_scalar("charts/episodic_return", level, step)
@@ -178,12 +175,6 @@ def test_a_script_runs_where_it_is_with_its_files_and_relative_flags(
     assert code == 0 and f"`python -m benchmark diff {own_script}`" in text.splitlines()[-1]
 
 
-def test_a_file_that_only_the_current_folder_has_is_explained(own_script, command):
-    Path("here").write_text("")
-    code, text = command("seeds", own_script, "--seeds", "1", "--opened", "here")
-    assert code == 2 and "No such file or directory: 'here' (each run works in a folder of" in text
-
-
 def test_what_a_run_that_ended_with_0_has_left_is_never_deleted(own_script, command, monkeypatch):
     words = ("seeds", own_script, "--seeds", "1")
     read_log = logs.read_log
@@ -200,10 +191,10 @@ def test_what_a_run_that_ended_with_0_has_left_is_never_deleted(own_script, comm
 def test_a_script_that_is_edited_meanwhile_runs_as_it_was(own_script, command, monkeypatch):
     begin = run.begin
 
-    def edit_before(second, commit):
+    def edit_before(second):
         if second.seed == 2:
             own_script.write_text("raise SystemExit('edited')")
-        return begin(second, commit)
+        return begin(second)
 
     monkeypatch.setattr(run, "begin", edit_before)
     code, text = command("seeds", own_script, "--seeds", "2", "--workers", "1")
