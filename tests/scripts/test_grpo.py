@@ -75,7 +75,7 @@ def test_g1_g8_6_each_pass_is_a_permutation_of_whole_groups_with_their_advantage
 ):
     names = ("collect", "group_advantages", "grpo_loss")
     rollouts, given, losses = (record(monkeypatch, grpo, name) for name in names)
-    SCRIPT.learn(judges, num_updates=1, group_size=4, update_epochs=2, std="group")
+    SCRIPT.learn(judges, num_updates=1, group_size=4, num_minibatches=4, std="group")
     prompts, rewards = rollouts[0][3].view(4, 4, -1), given[0][0]
     assert (prompts == prompts[:, :1]).all() and len(prompts[:, 0].unique(dim=0)) > 1
     pairs = torch.cat([torch.stack([mb.rewards, x], dim=1) for _, mb, x, *_ in losses]).tolist()

@@ -376,7 +376,7 @@ def test_3_6_r16_r21_epochs_are_fresh_permutations_and_steps_those_of_tensorflow
         record(monkeypatch, rlhf, "ppo_loss"),
         record_steps(monkeypatch, torch.optim.Adam),
     )
-    settings = {"num_updates": 3, "kl_coef": 3.0, "learning_rate": 0.01}
+    settings = {"num_updates": 3, "num_minibatches": 4, "kl_coef": 3.0, "learning_rate": 0.01}
     _, updates = SCRIPT.learn(judges, **settings, max_grad_norm=0.1, adam_eps=2e-5)
     first, second = torch.stack([mb.logprobs[:, 0] for _, mb, *_ in calls[:8]]).view(2, 16).tolist()
     assert len(set(first)) == 16 and first != second and sorted(first) == sorted(second)
@@ -407,11 +407,11 @@ def test_every_policy_gets_the_same_prompts_and_its_kl_is_exact(judges):
 
 def test_best_of_n_takes_the_best_of_each_group(judges):
     results = rlhf.best_of_n(small_args(), judges)
-    assert list(results) == ["best-of-1", "best-of-4", "best-of-16"]
+    assert list(results) == ["best-of-1", "best-of-4"]
     kl = [row["objective/kl"] for row in results.values()]
-    assert kl == pytest.approx([0, math.log(4) - 0.75, math.log(16) - 15 / 16])
+    assert kl == pytest.approx([0, math.log(4) - 0.75])
     proxy = [row["objective/proxy"] for row in results.values()]
+    # The mean of the largest of four normal numbers is 1.03.
+    assert abs(proxy[0]) < 0.3 and 0.7 < proxy[1] - proxy[0] < 1.4
     # Of unequal numbers of texts, shares of different ones could not be compared.
     assert not any("text/unique" in row for row in results.values())
-    # The means of the largest of 1, 4 and 16 normal numbers are 0, 1.03 and 1.77.
-    assert abs(proxy[0]) < 0.3 and 0.6 < proxy[1] < 1.4 and 1.2 < proxy[2] < 2.6
