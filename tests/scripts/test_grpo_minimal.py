@@ -15,9 +15,7 @@ import tyro
 from helpers import curves, louder, record, record_steps, same_weights
 
 import grpo_minimal as minimal
-import grpo_rlhf_toy as full
 from benchmark.paper.suites.grpo import VARIANTS
-from benchmark.paper.tags import tags_of
 
 EOS, PAD = 2, 3  # of a language of two letters, 0 and 1
 SHORT = {"sft_steps": 3, "num_updates": 3, "num_prompts": 5, "group_size": 4}
@@ -266,10 +264,3 @@ def test_bad_input_is_named_and_ends_with_exit_code_2(flags, monkeypatch, capsys
     name = flags.split()[0]
     assert error.value.code == 2 and not [*tmp_path.iterdir()]
     assert re.search(rf": {name} \S+ is too small\.", capsys.readouterr().err)
-
-
-def test_it_has_the_titles_of_the_full_script():
-    text = Path(minimal.__file__).read_text()
-    known = {x.number: x.title for x in tags_of(Path(full.__file__).read_text())}
-    found = {x.number: x.title for x in tags_of(text) if x.number}
-    assert found == {x: known[x] for x in ("G2", "G3", "G4", "G5", "G7", "8/37")}

@@ -218,30 +218,16 @@ def test_what_an_environment_does_wrong_is_a_sentence(kind, small, capsys):
     assert exit.value.code == 2 and "error: step 2 has observations" in error and Odd.open == []
 
 
-def test_what_the_checker_of_gymnasium_knows_is_warned_about_and_sizes_must_be_those_of_the_space(
-    small, monkeypatch
-):
-    def old_step(self, action):
-        return self.reset()[0], 0.0, False, {}
-
-    monkeypatch.setattr(Odd, "step", old_step)
-    with (
-        pytest.warns(DeprecationWarning, match="old step API"),
-        pytest.raises(ValueError, match=r"not enough values to unpack \(expected 5, got 4\)"),
-    ):
-        minimal.train(small("fine"))
-    monkeypatch.setattr(Odd, "observation_space", gym.spaces.Box(0, 9, (3,), np.uint8))
-    monkeypatch.setattr(Odd, "reset", lambda self, **options: (np.array([0.5]), {}))
-    with pytest.raises(ValueError, match="cannot reshape array of size 1 into shape"):
-        minimal.train(small("fine"))
-
-
-def test_numbers_are_not_cast_to_the_type_of_the_space(small, monkeypatch):
-    monkeypatch.setattr(Odd, "observation_space", gym.spaces.Box(0, 9, (1, 3), np.uint8))
+def test_observations_keep_their_numbers_and_have_the_size_of_the_space(small, monkeypatch):
+    """They are not cast to the type of the space."""
     obs = np.array([[0.5, 1.5, 2.5]])
+    monkeypatch.setattr(Odd, "observation_space", gym.spaces.Box(0, 9, (1, 3), np.uint8))
     monkeypatch.setattr(Odd, "reset", lambda self, **options: (obs, {}))
     monkeypatch.setattr(Odd, "step", lambda self, action: (obs, 0.5, False, False, {}))
     np.testing.assert_allclose(minimal.train(small("fine"))["obs_stats"].mean, obs[0], rtol=1e-3)
+    monkeypatch.setattr(Odd, "observation_space", gym.spaces.Box(0, 9, (2,)))
+    with pytest.raises(ValueError, match="cannot reshape array of size 3 into shape"):
+        minimal.train(small("fine"))
 
 
 def test_a_seed_gives_the_same_run_and_threads_are_as_before(small, monkeypatch):
