@@ -1,12 +1,8 @@
-"""Runs the scripts over environments and seeds, and turns the results into tables and figures."""
+"""Runs the scripts over environments and seeds, and turns the results into tables and figures.
 
-from typing import Any
+In Python, `from benchmark import logs` reads runs: `logs.find("runs/mine")`.
+"""
 
+from benchmark.lab import logs
 
-def __getattr__(name: str) -> Any:
-    """`from benchmark import logs` reads runs in Python; it loads when it is used."""
-    if name != "logs":
-        raise AttributeError(f"module {__name__} has no attribute {name}")
-    from benchmark.lab import logs
-
-    return logs
+__all__ = ["logs"]

@@ -16,7 +16,7 @@ import tyro
 from tyro.conf import Positional
 
 from benchmark.lab import results
-from benchmark.lab.definitions import Folders
+from benchmark.lab.definitions import Folders, require_open
 from benchmark.lab.logs import UNKNOWN
 from benchmark.lab.provenance import BenchmarkError, commit_named
 from benchmark.paper.suites import SUITES
@@ -77,13 +77,13 @@ def compare(
     from benchmark.lab import compare as command
     from benchmark.lab import plots
 
-    groups, notes = command.groups_of(runs, folders, SUITES, env_id or UNKNOWN)
-    print("\n".join([*command.described(groups), *notes]))
-    assumed = command.require_seeds(groups)
-    groups, notes = command.comparable(groups)
-    print("\n".join([*assumed, *notes, "", command.table(groups)]))
-    print(f"Curves: {plots.try_to_save(lambda: plots.overlay(groups), output)}\n")
-    print(command.verdict(groups))
+    found, notes = command.runs_of(runs, folders, SUITES, env_id or UNKNOWN)
+    print("\n".join([*command.described(found), *notes]))
+    assumed = command.require_seeds(found)
+    found, notes = command.comparable(found)
+    print("\n".join([*assumed, *notes, "", command.table(found)]))
+    print(f"Curves: {plots.try_to_save(lambda: plots.overlay(found), output)}\n")
+    print(command.verdict(found))
 
 
 @app.command
@@ -97,10 +97,10 @@ def check(run: Positional[str], env_id: str = "") -> None:
     from benchmark.lab import check as command
     from benchmark.lab import logs, plots
 
-    found = logs.search(run, env_id or UNKNOWN)
-    for text in found.left_out:
+    found, left_out = logs.search(run, env_id or UNKNOWN)
+    for text in left_out:
         print(f"Left out: {text}.")
-    groups = command.alike(found.logs)
+    groups = command.alike(found)
     for number, own in enumerate(groups, start=1):
         name = f"check{number}.png" if len(groups) > 1 else "check.png"
         path = Path(os.path.commonpath([x.path for x in own])) / name
@@ -153,9 +153,8 @@ def run(
     """
     from benchmark.lab.run import run_suite, select
 
-    runs = select(SUITES[suite], folders, seeds, only)
-    at_a_time = workers if cluster == "local" else None
-    run_suite(SUITES[suite], runs, folders, commit_named(commit), at_a_time)
+    runs = select(SUITES[suite], folders, seeds, only, commit_named(commit))
+    run_suite(SUITES[suite], runs, folders, workers if cluster == "local" else None)
 
 
 @app.command(name="list")
@@ -267,6 +266,8 @@ def main(arguments: list[str] | None = None) -> None:
             command = tyro.cli(diff, args=files, prog=f"{PROGRAM} diff")
             sys.exit(command(arguments[1 + len(files) :]))
         else:
+            if arguments[:1] in (["run"], ["list"], ["table"], ["plot"]) and len(arguments) > 1:
+                require_open(arguments[1])
             app.cli(args=arguments, prog=PROGRAM, description=__doc__)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `| head`

@@ -3,6 +3,7 @@
 import copy
 import functools
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -47,9 +48,19 @@ class Script:
     # What it can do; tests choose scripts by these words, or by name: see `on`.
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian", "clips"}
     real = f"HalfCheetah-v4 {SHORT} 20480"  # a run that can be killed
+    refused: ClassVar[dict[str, list]] = {  # setting -> values; the refusal names its flag
+        "num_envs": [0],
+        "num_steps": [-5],
+        "total_timesteps": [0.5, 3],
+        "gamma": [1.5],
+        "gae_lambda": [-0.1],
+        "seed": [-1, 2**63],
+        "learning_rate": [-1, math.nan],
+        "num_minibatches": [7],
+        "run_name": ["a/b", ".."],
+    }
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
         "FakeWalk-Discrete-v0": "ppo_multidiscrete.py",
-        "CartPole-v1": "ppo_multidiscrete.py",
         "ALE/Pong-v5": "ALE",
         "FakeWalk-Endless-v0": "Sequence",
         "Backgammon": "Backgammon",
@@ -141,6 +152,11 @@ class KLPenalty(Script):
 
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian"}
     real = f"Hopper-v4 {SHORT} 20480"
+    refused: ClassVar[dict[str, list]] = {
+        **Script.refused,
+        "kl_coef": [-1.0, math.nan],
+        "penalty_kl": [-1.0, math.nan],
+    }
     value_clip = "value_clip_coef"
 
 
@@ -150,12 +166,7 @@ class MultiDiscrete(Script):
     features: ClassVar[set[str]] = {"environments", "vector", "clips", "masks"}
     real = f"CartPole-v1 {SHORT} 40960"
     space = "Discrete"
-    unsuitable: ClassVar[dict[str, str]] = {
-        "FakeWalk-Endless-v0": "Sequence",
-        "FakeWalk-Unbounded-v0": "ppo_continuous_action.py",
-        "ALE/Pong-v5": "ALE",
-        "HalfCheeta-v4": "mean: `HalfCheetah`",
-    }
+    refused: ClassVar[dict[str, list]] = {**Script.refused, "bins": [1]}
 
     def agent(self, obs_size: int, action_size: int) -> nn.Module:
         """One component with that many choices."""
@@ -169,6 +180,7 @@ class Atari(Script):
     real = "Breakout --num-steps 16 --total-timesteps 7680"
     space = "Frames"
     settings: ClassVar[dict[str, Any]] = {"torch_threads": 1, "num_minibatches": 2}
+    refused: ClassVar[dict[str, list]] = {**Script.refused, "torch_threads": [100_000]}
     unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "ALE"}
     raw: ClassVar[dict[str, Any]] = {}
     frames = 4
@@ -380,7 +392,10 @@ SCRIPTS = {
 
 
 def on(*words: str) -> pytest.MarkDecorator:
-    """Run a test on the scripts that have one of these names or features, by its `script`."""
+    """Run a test on the scripts that have one of these names or features, by its `script`.
+
+    What a script has copied is tested where it is from: the copies are the same.
+    """
     return pytest.mark.on(*words)
 
 

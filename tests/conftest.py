@@ -45,10 +45,9 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture
-def script(request, monkeypatch, tmp_path):
-    """Each script in turn, in an empty folder and with the fake environments."""
+def script(request, monkeypatch):
+    """Each script in turn, with the fake environments."""
     script = adapters.SCRIPTS[request.param]
-    monkeypatch.chdir(tmp_path)
     fake_envs.Fake.made.clear()
     fake_envs.Interrupted.pressed.clear()
     script.patch(monkeypatch)

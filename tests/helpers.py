@@ -55,9 +55,13 @@ def louder(model: nn.Module, by: float) -> nn.Module:
 
 
 def gain_of(layer: nn.Module) -> float:
-    """The common singular value of a scaled orthogonal weight; NaN if there is none."""
-    values = torch.linalg.svdvals(layer.weight.flatten(1).double())
-    return values[0].item() if torch.allclose(values, values[0], atol=1e-5) else math.nan
+    """The factor of a scaled orthogonal weight; NaN if it is not one."""
+    weight = layer.weight.flatten(1).double()
+    weight = weight.T if len(weight) > weight.shape[1] else weight
+    products = weight @ weight.T  # of rows: much faster than singular values
+    square = products[0, 0]
+    is_orthogonal = torch.allclose(products / square, torch.eye(len(products)).double(), atol=1e-4)
+    return square.sqrt().item() if is_orthogonal else math.nan
 
 
 def flags(args: Any) -> str:

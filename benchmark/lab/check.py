@@ -165,7 +165,7 @@ def judge(log: Log) -> list[dict[str, Any]]:
     """A row for each metric of a run that has a range: values, range, verdict, and what to do.
 
     "value" is what the verdict is about, "bad" has the steps after which it is unhealthy. Without a
-    verdict, it is too early for one.
+    verdict, it is too early for one. A value that is only low or high has no symptom yet.
     """
     rows = []
     for limit, bad in unhealthy(log.updates, log.episodes):
@@ -189,9 +189,12 @@ def judge(log: Log) -> list[dict[str, Any]]:
         if bad.any():
             first, value = row["bad"].iloc[0], values[bad].median()
             verdict = f"unhealthy {'since' if bad[-1] else 'at'} {first:,.0f}"
-        row |= {"value": value, "verdict": verdict}
         cause = next(x for x in limit.advice if value <= x.up_to)
-        rows.append(row | {"advice": None if verdict in FINE else cause})
+        advice = [f"    {cause.text}"]
+        if cause.symptom and (bad.any() or (limit.low, limit.high) == ANY):
+            advice.append(f"    DEBUGGING.md: {cause.symptom}")
+        row |= {"value": value, "verdict": verdict, "advice": [] if verdict in FINE else advice}
+        rows.append(row)
     return rows
 
 
@@ -199,15 +202,6 @@ def hardly_vary(log: Log) -> bool:
     """Whether the latest returns are almost the same, so that there is nothing to explain."""
     last = log.returns[-LAST_EPISODES:]
     return not log.averaged and len(last) >= EARLY and last.std() <= 0.1 * abs(last.mean())
-
-
-def advice(row: dict[str, Any]) -> list[str]:
-    """What to do about a row of `judge`. A value that is only low or high has no symptom yet."""
-    if not row["advice"]:
-        return []
-    text, symptom = row["advice"].text, row["advice"].symptom
-    certain = "unhealthy" in row["verdict"] or (row["limit"].low, row["limit"].high) == ANY
-    return [f"    {text}", *([f"    DEBUGGING.md: {symptom}"] if symptom and certain else [])]
 
 
 # --- The report ---
@@ -245,20 +239,18 @@ def report(runs: list[Log], picture: str = "") -> str:
     names, limits = names_of(runs), limits_of(runs[0].updates.columns)
     lines = [f"{f'{name}: ' * several}{described(x)}" for name, x in zip(names, runs)]
     lines += ["", line("metric", names if several else ["median", "now"], "healthy", "verdict")]
-    lacking = []
-    for limit in limits:
+    lacking = sorted({x.metric for x in limits} - {x["metric"] for own in judged for x in own})
+    for limit in (x for x in limits if x.metric not in lacking):
         rows = [next((x for x in own if x["limit"] is limit), {}) for own in judged]
-        if not (known := [x for x in rows if x]):
-            lacking.append(limit.metric)
-            continue
+        known = [x for x in rows if x]
         cells = [x.get("value") for x in rows] if several else [known[0]["median"], known[0]["now"]]
         verdicts = [x.get("verdict", "not logged") or "too early to tell" for x in rows]
         text = together(names, verdicts)
         lines.append(line(limit.metric, cells, between(*known[0]["band"]), text))
-        lines += dict.fromkeys(text for x in known for text in advice(x))
+        lines += dict.fromkeys(text for x in known for text in x["advice"])
     lines += [*last_lines(runs, names), ""]
     if lacking:
-        lines += [f"Not logged, so not checked: {', '.join(sorted({*lacking}))}.", ""]
+        lines += [f"Not logged, so not checked: {', '.join(lacking)}.", ""]
     lines.append(WHERE)
     if limits is ENVIRONMENTS and not any(x.startswith("check/") for x in runs[0].updates):
         lines += [THEIRS, f"To log the other checks, paste the functions in {DIAGNOSE}."]
@@ -318,7 +310,7 @@ def what_next(log: Log, judged: list[list[dict[str, Any]]]) -> str:
         return "It is too early to tell. Run the same command again later."
     script = script_of(log)
     compare = f"run `python -m benchmark diff {script}`" if script else ""
-    if any("DEBUGGING" in text for rows in judged for x in rows for text in advice(x)):
+    if any("DEBUGGING" in text for rows in judged for x in rows for text in x["advice"]):
         return f"Look up the symptom in DEBUGGING.md{', or ' * bool(script)}{compare}."
     found = "Nothing found" if verdicts <= {*FINE} else "Nothing is unhealthy"
     found = found if verdicts else "No metric could be checked"

@@ -2,52 +2,51 @@
 
 import collections
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from benchmark.lab import statistics
-from benchmark.lab.definitions import CLOSED, Folders, Suite
-from benchmark.lab.logs import UNKNOWN, Log, of_suite, search
+from benchmark.lab.definitions import Folders, Suite, require_open
+from benchmark.lab.logs import UNKNOWN, Log, of_suite, search, side_by_side
 from benchmark.lab.provenance import BenchmarkError
 from benchmark.lab.statistics import estimate
 from benchmark.lab.tables import RATIO, chance, markdown, number, of_pairs, tasks_of, with_interval
 
-Groups = dict[str, list[Log]]  # the runs that are compared, as they were named
 MANY = 5  # of these are listed
 # Settings in which seeds may differ: seed and name, and what is logged.
 NO_MATTER = ("seed", "run_name", "exp_name", "track", "wandb_project_name", "capture_video")
 
 
-# --- What is compared ---
+# --- What is compared: a table with a row per run, which has its "label", "environment", "log" ---
 
 
-def groups_of(
+def runs_of(
     names: tuple[str, ...],
     folders: Folders,
     suites: Mapping[str, Suite],
     environment: str,
-) -> tuple[Groups, list[str]]:
+) -> tuple[pd.DataFrame, list[str]]:
     """The runs of each name, and sentences on what was left out."""
     groups, notes = {}, []
     for name in dict.fromkeys(x.rstrip("/") or x for x in names):
-        groups[name], left_out = runs_of(name, folders, suites, environment)
+        groups[name], left_out = logs_of(name, folders, suites, environment)
         notes += [f"Left out: {x}." for x in left_out]
         notes += [f"{x.path}: {x.note}." for x in groups[name] if x.note]
     if len(groups) < 2:
         raise BenchmarkError("To compare, give at least two folders, patterns or rows of suites.")
-    return groups, notes
+    return side_by_side(groups), notes
 
 
-def runs_of(
+def logs_of(
     name: str, folders: Folders, suites: Mapping[str, Suite], environment: str
 ) -> tuple[list[Log], list[str]]:
     """The runs with returns that a word of the command line means, and what was left out."""
     suite, _, variant = name.partition(":")
-    if not Path(name).exists() and (page := CLOSED / suite / "page.md").exists():
-        raise BenchmarkError(f"{suite} is closed; {page} says how to run it again.")
+    if not Path(name).exists():
+        require_open(suite)
     if Path(name).exists() or suite not in suites:
         logs, left_out = search(name, environment)
     elif variant not in (known := suites[suite].variants):
@@ -67,55 +66,51 @@ def runs_of(
     return [x for x in logs if len(x.episodes)], left_out
 
 
-def by_place(logs: list[Log]) -> dict[str, list[Log]]:
-    """Runs by environment."""
-    found: dict[str, list[Log]] = {}
-    for log in logs:
-        found.setdefault(log.environment, []).append(log)
-    return dict(sorted(found.items()))
+def in_each_place(runs: pd.DataFrame) -> Iterable[tuple[tuple[str, str], list[Log]]]:
+    """The runs of each label in each environment."""
+    groups = runs.groupby(["label", "environment"], observed=True)["log"]
+    return ((key, [*own]) for key, own in groups)
 
 
-def described(groups: Groups) -> list[str]:
+def described(runs: pd.DataFrame) -> list[str]:
     """What was read: a line for each group and environment, with its seeds, or else its folders."""
     lines = []
-    for label, logs in groups.items():
-        for place, own in by_place(logs).items():
-            where = "environment unknown" if place == UNKNOWN else place
-            if all(x.seed for x in own):
-                seeds = sorted((x.seed for x in own), key=lambda x: (len(x), x))
-                about = f"seed{'s' * (len(own) > 1)} {', '.join(seeds)}"
-            else:
-                counts = collections.Counter(str(x.path.parent) for x in own)
-                about = f"{len(own)} run{'s' * (len(own) > 1)}"
-                if len(counts) > 1:
-                    about += f" in {', '.join(f'{x} ({y})' for x, y in counts.items())}"
-            lines.append(f"{label}: {where}, {about}")
+    for (label, place), own in in_each_place(runs):
+        where = "environment unknown" if place == UNKNOWN else place
+        if all(x.seed for x in own):
+            seeds = sorted((x.seed for x in own), key=lambda x: (len(x), x))
+            about = f"seed{'s' * (len(own) > 1)} {', '.join(seeds)}"
+        else:
+            counts = collections.Counter(str(x.path.parent) for x in own)
+            about = f"{len(own)} run{'s' * (len(own) > 1)}"
+            if len(counts) > 1:
+                about += f" in {', '.join(f'{x} ({y})' for x, y in counts.items())}"
+        lines.append(f"{label}: {where}, {about}")
     return lines
 
 
-def require_seeds(groups: Groups) -> list[str]:
+def require_seeds(runs: pd.DataFrame) -> list[str]:
     """A BenchmarkError if runs of a group in one environment are not seeds of one setting.
 
     Returns:
         Sentences on groups of which nobody can know it.
     """
     notes = []
-    for label, logs in groups.items():
-        for place, own in by_place(logs).items():
-            known = [x for x in own if settings_of(x)]
-            if any(settings_of(x) != settings_of(known[0]) for x in known):
-                raise BenchmarkError(f"{label}: {apart(known)}")
-            if len(known) == len(own) or len(own) == 1:
-                continue
-            folders = {x.path.parent for x in own}
-            if place == UNKNOWN and len(folders) > 1:
-                raise BenchmarkError(
-                    f"{label} has {len(own)} runs in {len(folders)} folders, and their logs name "
-                    "neither environment nor settings, so they may not be seeds of one setting. "
-                    f"Give folders with runs of one kind, such as {min(folders)}. If all are of "
-                    "one kind, name their environment with --env-id."
-                )
-            notes.append(f"{label}: not all logs name their settings, so these may differ.")
+    for (label, place), own in in_each_place(runs):
+        known = [x for x in own if settings_of(x)]
+        if any(settings_of(x) != settings_of(known[0]) for x in known):
+            raise BenchmarkError(f"{label}: {apart(known)}")
+        if len(known) == len(own) or len(own) == 1:
+            continue
+        folders = {x.path.parent for x in own}
+        if place == UNKNOWN and len(folders) > 1:
+            raise BenchmarkError(
+                f"{label} has {len(own)} runs in {len(folders)} folders, and their logs name "
+                "neither environment nor settings, so they may not be seeds of one setting. "
+                f"Give folders with runs of one kind, such as {min(folders)}. If all are of "
+                "one kind, name their environment with --env-id."
+            )
+        notes.append(f"{label}: not all logs name their settings, so these may differ.")
     return notes
 
 
@@ -126,14 +121,12 @@ def settings_of(log: Log) -> dict[str, str]:
 
 def apart(logs: list[Log]) -> str:
     """In which settings runs differ, and how to separate them."""
-    names = dict.fromkeys(x for log in logs for x in settings_of(log))
-    values = {x: dict.fromkeys(settings_of(log).get(x, "none") for log in logs) for x in names}
-    differ = [f"{x} ({', '.join(y)})" for x, y in values.items() if len(y) > 1]
+    settings = pd.DataFrame(map(settings_of, logs)).fillna("none")
+    differ = [f"{x} ({', '.join(y.unique())})" for x, y in settings.items() if y.nunique() > 1]
     shown = ", ".join(differ[:MANY]) + f" and {len(differ) - MANY} more" * (len(differ) > MANY)
-    parts: dict[str, list[str]] = {}
-    for log in logs:
-        parts.setdefault(str(sorted(settings_of(log).items())), []).append(str(log.path))
-    folders = [os.path.commonpath(x) for x in parts.values()]
+    paths = pd.Series([str(x.path) for x in logs])
+    parts = paths.groupby([y for _, y in settings.items()], sort=False)
+    folders = [os.path.commonpath([*x]) for _, x in parts]
     how = "for example by a pattern in quotes"
     if len({*folders}) == len(parts):
         how = f"such as {' '.join(folders[:MANY])}"
@@ -143,55 +136,46 @@ def apart(logs: list[Log]) -> str:
     )
 
 
-def comparable(groups: Groups) -> tuple[Groups, list[str]]:
+def comparable(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Runs in the environments that all groups have, up to the step that all have reached.
 
     Returns:
         The runs and, for the reader, sentences on what was left out or assumed.
     """
-    notes, runs = [], [(label, log) for label, logs in groups.items() for log in logs]
-    places = {label: {*by_place(logs)} for label, logs in groups.items()}
-    shared = set.intersection(*places.values())
+    places = runs.groupby("label", observed=True)["environment"].agg(set)
+    shared, notes, parts = set.intersection(*places), [], []
     if not shared:
         has = "; ".join(f"{x} has {', '.join(sorted(y))}" for x, y in places.items())
         text = f"There is no environment that all have: {has}."
-        if any(UNKNOWN in x for x in places.values()):
+        if UNKNOWN in set.union(*places):
             text += " Name that of logs that do not say it with --env-id."
         raise BenchmarkError(text)
-    if left := set.union(*places.values()) - shared:
+    if left := set.union(*places) - shared:
         notes.append(f"Left out, since not all have it: {', '.join(sorted(left))}.")
-    cut: Groups = {label: [] for label in groups}
-    for place in sorted(shared):
-        own = [(y, x) for y, x in runs if x.environment == place]
-        steps = [x.steps for _, x in own]
+    for place, own in runs[runs["environment"].isin(shared)].groupby("environment"):
+        steps = [x.steps for x in own["log"]]
         if min(steps) < 0.99 * max(steps):
             notes.append(f"{place}: compared at {min(steps):,} steps, which all have reached.")
-        for label, log in own:
-            cut[label].append(log.until(min(steps)))
-            if cut[label][-1].episodes.empty:
-                raise BenchmarkError(f"{log.path}: no episode has ended by {min(steps):,} steps.")
-    return cut, notes
+        cut = [x.until(min(steps)) for x in own["log"]]
+        if silent := [x.path for x in cut if x.episodes.empty]:
+            raise BenchmarkError(f"{silent[0]}: no episode has ended by {min(steps):,} steps.")
+        parts.append(own.assign(log=cut))
+    return pd.concat(parts), notes
 
 
 # --- What comes out ---
 
 
-def scores_of(groups: Groups) -> pd.DataFrame:
+def scores_of(runs: pd.DataFrame) -> pd.DataFrame:
     """Scores by label and run (rows) and environment (columns)."""
-    rows = [
-        {"label": label, "environment": x.environment, "score": x.score}
-        for label, logs in groups.items()
-        for x in logs
-    ]
-    table = pd.DataFrame(rows)
-    table["label"] = pd.Categorical(table["label"], groups)
-    table["seed"] = table.groupby(["label", "environment"], observed=True).cumcount()
-    return table.pivot(index=["label", "seed"], columns="environment", values="score")
+    seed = runs.groupby(["label", "environment"], observed=True).cumcount()
+    rows = runs.assign(score=[x.score for x in runs["log"]], seed=seed)
+    return rows.pivot(index=["label", "seed"], columns="environment", values="score")
 
 
-def table(groups: Groups) -> str:
+def table(runs: pd.DataFrame) -> str:
     """A row per environment, and one over all: there 0 is the worst run and 1 the best."""
-    scores, (base, *others) = scores_of(groups), groups
+    scores, (base, *others) = scores_of(runs), runs["label"].cat.categories
     shown = {x: (scores[[x]], number) for x in scores}
     if len(shown) > 1:
         span = (scores.max() - scores.min()).replace(0, 1)
@@ -199,20 +183,20 @@ def table(groups: Groups) -> str:
     rows = []
     for name, (own, form) in shown.items():
         row = {"IQM [95 %] (seeds)": name}
-        for label in groups:
-            runs = tasks_of(own, label)
-            seeds = "–".join(map(str, sorted({*map(len, runs)})))
-            middle = with_interval(estimate(runs, statistics.interquartile_mean), form)
+        for label in (base, *others):
+            tasks = tasks_of(own, label)
+            seeds = "–".join(map(str, sorted({*map(len, tasks)})))
+            middle = with_interval(estimate(tasks, statistics.interquartile_mean), form)
             row[label] = f"{middle} ({seeds})"
         row |= {f"P({x} is better)": chance(own, x, base) for x in others}
-        over = {x.scored[1] for y in groups.values() for x in y if x.environment == name}
+        over = {x.scored[1] for x in runs["log"][runs["environment"] == name]}
         rows.append(row | {"score: mean of the": "; ".join(sorted(over))})
     return markdown(rows)
 
 
-def verdict(groups: Groups) -> str:
+def verdict(runs: pd.DataFrame) -> str:
     """What so many seeds can show, in a sentence for each comparison."""
-    scores, (base, *others) = scores_of(groups), groups
+    scores, (base, *others) = scores_of(runs), runs["label"].cat.categories
     return "\n".join(verdict_on(scores, label, base) for label in others)
 
 

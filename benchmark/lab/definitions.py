@@ -4,7 +4,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from benchmark.lab.provenance import ROOT
+from benchmark.lab.provenance import ROOT, BenchmarkError
 
 POINTS = 100  # of a stored curve, as many as baselines' published ones have
 Name = tuple[str, str]  # suite and variant
@@ -45,7 +45,7 @@ class Suite:
     environments: dict[str, tuple[int, ...]]  # and their seeds; RLHF has the toy reviews there
     variants: dict[str, Variant]  # by name; a single one may have the empty name
     table: str = "variants"  # which one shows it, see pages.TABLES
-    figures: tuple[str, ...] = ()  # see plots.FIGURES
+    figures: tuple[str, ...] = ()  # see figures.FIGURES
     total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
     checkpoint: str = "checkpoint.pt"  # in the script's run folder: what it can continue from
     evaluated: bool = False  # a finished run is played by `evaluate.py`
@@ -68,6 +68,12 @@ class Suite:
     def shared(self) -> list[str]:
         """Environments of all variants."""
         return [x for x in self.environments if all(self.seeds(x, y) for y in self.variants)]
+
+
+def require_open(name: str) -> None:
+    """A BenchmarkError if an experiment is closed, which says where its results and code are."""
+    if (page := CLOSED / name / "page.md").exists():
+        raise BenchmarkError(f"{name} is closed; {page} says how to run it again.")
 
 
 def file_name(text: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -50,10 +51,10 @@ def one_panel_each(titles: Sequence[str], width: int = 3) -> tuple[Figure, Seque
 
 
 def draw_curves(
-    axes: Axes, results: Iterable[Result], label: str, color: str, thin: bool = True
+    axes: Axes, results: Iterable[Result | Log], label: str, color: str, thin: bool = True
 ) -> None:
     """Mean over seeds, its 95 % bootstrap interval from three on, and each seed as a thin line."""
-    total = max(x.record["settings"]["total_timesteps"] for x in results)
+    total = max(x.steps for x in results)
     grid = np.linspace(0, total, POINTS + 1)[1:]
     axes.set_xlim(0, total)
     curves = np.array([np.interp(grid, *x.column("return")) for x in results])
@@ -100,14 +101,18 @@ def checks(logs: list[Log]) -> Figure:
     return figure
 
 
-def overlay(groups: dict[str, list[Log]]) -> Figure:
-    """A panel per environment with the curves of each group: thin seeds, their mean, its band."""
-    places = dict.fromkeys(x.environment for own in groups.values() for x in own)
-    figure, panels = one_panel_each([*places], 3 if len(places) < 9 else 4)
-    for axes, place in zip(panels, places):
-        for index, (label, logs) in enumerate(groups.items()):
-            if own := [x for x in logs if x.environment == place and len(x.episodes)]:
-                draw_curves(axes, own, label, f"C{index}")
+def overlay(runs: pd.DataFrame) -> Figure:
+    """A panel per environment with the curves of each group: thin seeds, their mean, its band.
+
+    Args:
+        runs: "label", "environment" and "log" of each.
+    """
+    places, labels = runs.groupby("environment", sort=False), [*runs["label"].cat.categories]
+    figure, panels = one_panel_each([*places.groups], 3 if len(places) < 9 else 4)
+    for axes, (_, own) in zip(panels, places):
+        for label, logs in own.groupby("label", observed=True)["log"]:
+            if logs := [x for x in logs if len(x.episodes)]:
+                draw_curves(axes, logs, label, f"C{labels.index(label)}")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.supylabel("episodic return in training")
     return figure
@@ -117,8 +122,7 @@ def overlay(groups: dict[str, list[Log]]) -> Figure:
 
 
 def save(make: Callable[[], Figure], path: Path) -> Path:
-    """Draw a figure in our style, with one legend above all panels, and write it to a file
-    unless that shows the same already."""
+    """Draw a figure in our style, with one legend above all panels, and write it to a file."""
     with matplotlib.rc_context(STYLE):
         figure = make()
         handles = {}
@@ -130,10 +134,8 @@ def save(make: Callable[[], Figure], path: Path) -> Path:
         (canvas := FigureCanvasAgg(figure)).draw()
     # A third of the size, and nobody sees the difference.
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-    drawn = picture.quantize(128, dither=Image.Dither.NONE)
-    if not (path.exists() and looks_the_same(drawn, path)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drawn.save(path, optimize=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
     return path
 
 
@@ -143,10 +145,3 @@ def try_to_save(make: Callable[[], Figure], path: Path) -> str:
         return str(save(make, path))
     except OSError as error:
         return f"none, since {path} cannot be written: {error.strerror or error}"
-
-
-def looks_the_same(drawn: Image.Image, path: Path) -> bool:
-    """Whether a picture shows what a file shows; a single dot more or less is a difference."""
-    with Image.open(path) as kept:
-        ours, theirs = (np.asarray(x.convert("RGB"), dtype=float) for x in (drawn, kept))
-    return ours.shape == theirs.shape and bool(np.abs(ours - theirs).mean() < 0.01)

@@ -1,7 +1,6 @@
 """What is kept of a finished run: facts about it, and its curve, thinned."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +94,9 @@ def episodes_of(saved: dict[str, Any]) -> pd.DataFrame:
     return table.astype({"return": float})
 
 
-def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that are kept with a result; null is off, since JSON has no infinity."""
-    return {k: None if v == math.inf else v for k, v in settings.items() if k in SHOWN_SETTINGS}
+def shown(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that are kept with a result."""
+    return {x: y for x, y in settings.items() if x in SHOWN_SETTINGS}
 
 
 def summarize_steps(
@@ -118,7 +117,7 @@ def summarize_steps(
         "hours": round(float(np.median(seconds_per_step) * steps.sum() / 3600), 6),
         "score": round(float(np.mean(returns[-LAST_EPISODES:])), 6) if len(returns) else None,
         "mean_return": round(float(np.mean(returns)), 6) if len(returns) else None,
-        "settings": plain(saved["args"]),
+        "settings": shown(saved["args"]),
     }
     total_steps = total_steps or int(saved["args"]["total_timesteps"])
     return facts, thin(episodes, pd.DataFrame(updates), total_steps, points)
@@ -175,7 +174,7 @@ def summarize_stages(
         "scored_model": trained[0],
         "reward_model": report["quality"],
         "models": report["results"],
-        "settings": plain(report["args"]),
+        "settings": shown(report["args"]),
     }
     return facts, pd.DataFrame(rows)
 

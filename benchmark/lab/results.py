@@ -31,6 +31,10 @@ class Result:
     curves: Path  # of its suite
 
     @property
+    def steps(self) -> int:
+        return self.record["settings"]["total_timesteps"]
+
+    @property
     def curve(self) -> pd.DataFrame:
         """Its points; a value is missing where a stretch of steps has no data."""
         return curves_in(self.curves, self.curves.stat().st_mtime_ns)[key_of(self.record)]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.lab import logs, record, results
-from benchmark.lab.definitions import Folders, Suite, Variant, file_name
+from benchmark.lab.definitions import Folders, Suite, file_name
 from benchmark.lab.provenance import ROOT, BenchmarkError, git, machine, source_at, text_on_disk
 from benchmark.lab.results import lock, write_text
 
@@ -32,8 +32,8 @@ EVALUATE = Path(__file__).resolve().parent / "evaluate.py"
 # One thread per process: a second one gains nothing on networks of this size and, being shared
 # between runs, would make their times depend on each other.
 THREADS = [f"{x}_NUM_THREADS" for x in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM")]
-# A progress bar: share, iterations done and in all, time left, and what follows.
-BAR = re.compile(r"(\d+)%\|.*?\| *(\d+)/(\d+) \[[\d:]+<([\d:?]+),? ?([^\]]*)")
+# A progress bar: share, iterations done and in all, time left, and what follows the rate.
+BAR = re.compile(r"(\d+)%\|.*?\| *(\d+)/(\d+) \[[\d:]+<([\d:?]+)(?:, *\S+/\w+)?,? ?([^\]]*)")
 PACE = 30  # seconds between two lines about a run at work
 FIRST = 120  # seconds after which the others start, even if the first run shows no progress
 GIVEN = frozenset({"--env-id", "--seed", "--run-name", "--resume"})  # flags that we give ourselves
@@ -52,6 +52,7 @@ class Run:
     variant: str
     seed: int
     folders: Folders
+    commit: str | None = None  # version of the script; None by `seeds`, and for who only lists runs
     takes: frozenset[str] = GIVEN  # those that the script has
     about: dict[str, Any] | None = None  # by `seeds`: hash of the script's text, and its flags
 
@@ -90,19 +91,6 @@ class Run:
             flags += ["--total-timesteps", str(steps)]
         return flags + shlex.split(self.suite.variants[self.variant].flags)
 
-    @property
-    def variables(self) -> dict[str, str]:  # for the script
-        if self.about is None:
-            return {"CUDA_VISIBLE_DEVICES": ""}
-        return {"PYTHONPATH": python_path(Path(self.script).parent)}  # it finds what it always does
-
-    def version(self, commit: str | None) -> dict[str, Any]:
-        """What a result says of the script's version."""
-        if self.about is None:
-            return {"commit": commit}
-        own = {"environment": self.environment, "seed": self.seed, "script": self.script}
-        return self.about | own
-
 
 def python_path(first: Path) -> str:
     """A folder and those of PYTHONPATH, which may be relative to the current folder."""
@@ -111,11 +99,15 @@ def python_path(first: Path) -> str:
 
 
 def select(
-    suite: Suite, folders: Folders, seeds: tuple[int, ...] = (), only: str = "*"
+    suite: Suite,
+    folders: Folders,
+    seeds: tuple[int, ...] = (),
+    only: str = "*",
+    commit: str | None = None,
 ) -> list[Run]:
     """Runs of a suite, seed by seed: with other seeds; those whose name or a part of it fits."""
     runs = [
-        Run(suite, environment, variant, seed, folders)
+        Run(suite, environment, variant, seed, folders, commit)
         for environment in suite.environments
         for variant in suite.variants
         for own in [suite.seeds(environment, variant)]
@@ -124,10 +116,7 @@ def select(
     runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
     if not runs:
         raise BenchmarkError(f"No run of {suite.name} fits {only}; see: list {suite.name}.")
-    runs.sort(key=lambda x: x.seed)
-    if runs[0].seed < 0:
-        raise BenchmarkError(f"A seed must not be negative: {runs[0].seed}.")
-    return runs
+    return sorted(runs, key=lambda x: x.seed)
 
 
 def how_complete(suite: Suite, folders: Folders) -> tuple[int, int]:
@@ -136,13 +125,10 @@ def how_complete(suite: Suite, folders: Folders) -> tuple[int, int]:
     return sum(run.key in records for run in runs), len(runs)
 
 
-def run_suite(
-    suite: Suite, runs: list[Run], folders: Folders, commit: str | None, workers: int | None
-) -> None:
+def run_suite(suite: Suite, runs: list[Run], folders: Folders, workers: int | None) -> None:
     """Make those of some runs of a suite that are missing.
 
     Args:
-        commit: version of the scripts; None for the files as they are on disk.
         workers: runs at a time on this machine; None for a Ray cluster.
 
     Raises:
@@ -153,7 +139,7 @@ def run_suite(
     if workers is not None and workers < 1:
         raise BenchmarkError("--workers must be positive.")
     for run in runs:  # what the commit lacks is to be said before anything is begun
-        source(suite.variants[run.variant], commit)
+        source(run)
     with lock(folders.runs / suite.name / "lock") as ours:
         if not ours:
             raise BenchmarkError(f"{suite.name} is being run, or its scripts outlive a killed run.")
@@ -162,7 +148,7 @@ def run_suite(
         missing = [run for run in runs if run.key not in done]
         say(f"{len(runs)} runs, {len(runs) - len(missing)} of them done before.")
         failed = []
-        made = make(missing, commit, workers) if workers else make_on_ray(missing, commit)
+        made = make(missing, workers) if workers else make_on_ray(missing)
         with contextlib.closing(made):  # stops the scripts if this is stopped
             for run, error in made:
                 results.collect(suite, folders)
@@ -205,32 +191,33 @@ def nearest(text: str, old: str) -> str:
     return "".join(f"The closest line is {lines.index(x) + 1}: {x}\n" for x in found)
 
 
-def source(variant: Variant, commit: str | None) -> str:
-    """Text of a variant's script in a commit, or on disk, or a BenchmarkError."""
-    text = source_at(commit, variant.script) if commit else text_on_disk(variant.script)
-    return changed(text, variant.replaced)
+def source(run: Run) -> str:
+    """Text of a run's script in its commit, or on disk, or a BenchmarkError."""
+    text = source_at(run.commit, run.script) if run.commit else text_on_disk(run.script)
+    return changed(text, run.suite.variants[run.variant].replaced)
 
 
-def modules(run: Run) -> Path:
-    """The folder of what a script may import: the Python files of its commit, or its own folder."""
+def variables(run: Run) -> dict[str, str]:
+    """For a script: where it finds modules, those next to it or the Python files of its commit."""
     if run.about is not None:
-        return Path(run.script).parent
-    commit = version(run)["commit"]
-    trees = run.folders.runs.absolute() / "trees"
+        return {"PYTHONPATH": python_path(Path(run.script).parent)}
+    commit, trees = note(run)["commit"], run.folders.runs.absolute() / "trees"
     with lock(trees / "lock", wait=True), tempfile.TemporaryDirectory(dir=trees) as new:
         if not (trees / commit).exists():
             git("archive", "--output", f"{new}/files.tar", commit, "*.py")
             shutil.unpack_archive(f"{new}/files.tar", f"{new}/files")
             os.replace(f"{new}/files", trees / commit)
-    return trees / commit
+    return {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": our_path(trees / commit)}
 
 
-def start(
-    folder: Path, words: list[str], imports: Path, threads: int = 1, **variables: str
-) -> subprocess.Popen:
-    """Start Python in a folder; our modules are those below `imports`."""
+def our_path(folder: Path) -> str:
+    """Where our scripts find each other, below a folder."""
+    return f"{folder}{os.pathsep}{folder / 'benchmark/paper/baselines'}"
+
+
+def start(folder: Path, words: list[str], threads: int = 1, **variables: str) -> subprocess.Popen:
+    """Start Python in a folder."""
     known = dict.fromkeys(THREADS, str(threads))
-    known["PYTHONPATH"] = f"{imports}{os.pathsep}{imports / 'benchmark/paper/baselines'}"
     with (folder / "output.txt").open("a") as output:
         return subprocess.Popen(
             [sys.executable, *words],
@@ -242,6 +229,15 @@ def start(
             close_fds=False,  # it inherits a lock
             start_new_session=True,  # Ctrl-C is ours to answer
         )
+
+
+def outcome(process: subprocess.Popen, seconds: float | None = None) -> int:
+    """The exit code of a process, which ends if this is interrupted or takes longer."""
+    try:
+        return process.wait(seconds)
+    finally:  # Ctrl-C does not reach it
+        process.kill()
+        process.wait()
 
 
 def printed(folder: Path) -> str:
@@ -262,22 +258,12 @@ def last_line(folder: Path) -> str:
     return re.sub(r".*\d+/\d+ \[.*?\]", "", last).strip() or last
 
 
-def why(folder: Path) -> str:
-    """The last line, and if a script did not find a file that is here, how it can find it."""
-    text = last_line(folder)
-    missing = re.search(r"No such file or directory: '([^']+)'", text)
-    if missing and Path(missing[1]).exists():
-        text += " (each run works in a folder of its own: give the path as a flag, or by __file__)"
-    return text
-
-
 def progress(folder: Path) -> tuple[int, str]:
     """How many iterations the script in a folder has made; they, its return and the time left."""
     found = BAR.findall(printed(folder))
     if not found:
         return 0, "starting"
-    share, made, total, left, more = found[-1]
-    about = re.sub(r"^\s*[\d.?]+\s*(it/s|s/it),? ?", "", more)
+    share, made, total, left, about = found[-1]
     parts = [f"{share} %", f"iteration {made} of {total}", about, f"{left} left"]
     return int(made), ", ".join(filter(None, parts))
 
@@ -285,7 +271,7 @@ def progress(folder: Path) -> tuple[int, str]:
 # --- Making runs ---
 
 
-def make(runs: list[Run], commit: str | None, workers: int) -> Iterator[tuple[Run, str]]:
+def make(runs: list[Run], workers: int) -> Iterator[tuple[Run, str]]:
     """Make runs, so many at a time; yields each that has ended and what went wrong, if anything.
 
     The first one compiles. The others wait until it has made an iteration (or for two minutes,
@@ -294,45 +280,40 @@ def make(runs: list[Run], commit: str | None, workers: int) -> Iterator[tuple[Ru
     ended = [x for x in runs if has_ended(x)]  # without a result: it could not be read, or not yet
     for run in ended:
         yield run, finish(run, None)
-    waiting, working, ready = [x for x in runs if x not in ended][::-1], {}, False
+    waiting, working, ready = [x for x in runs if x not in ended], {}, False
     begun = shown = time.monotonic()
     try:
         while waiting or working:
-            now = time.monotonic()
-            if not ready or now - shown > PACE:
-                states = {run.name: progress(run.folder) for run, *_ in working.values()}
-                ready = ready or any(made for made, _ in states.values()) or now - begun > FIRST
-            if now - shown > PACE:
-                shown = now
-                for name, (_, state) in states.items():
-                    say(f"{name}: {state}")
             if waiting and len(working) < (workers if ready else 1):
-                run = waiting.pop()
-                process = begin(run, commit)
-                working[process.pid] = run, process, None
+                run = waiting.pop(0)
+                process = begin(run)
+                working[process.pid] = run, process
                 continue
             pid, status, used = os.wait4(-1, os.WNOHANG)  # whichever ends first
             if not pid:
                 time.sleep(0.05)
+                now = time.monotonic()
+                if not ready or now - shown > PACE:
+                    states = {x.name: progress(x.folder) for x, _ in working.values()}
+                    ready |= any(made for made, _ in states.values()) or now - begun > FIRST
+                if now - shown > PACE:
+                    shown = now
+                    for name, (_, state) in states.items():
+                        say(f"{name}: {state}")
                 continue
-            run, process, used_before = working.pop(pid)
+            run, process = working.pop(pid)
             process.returncode = code = os.waitstatus_to_exitcode(status)
             if code == 2 and not ready and not run.begun:
                 reason = last_line(run.folder).removeprefix("Error: ")
                 raise BenchmarkError(f"{Path(run.script).name} does not start: {reason}")
-            if code == 0 and run.suite.evaluated and not used_before:
-                words = ["-P", str(EVALUATE), Path(run.script).name]  # -P: not our `statistics`
-                process = start(run.folder, words, modules(run), **run.variables)
-                working[process.pid] = run, process, used
-                continue
             ready = True
             if code:
-                yield run, f"ended with exit code {code}: {why(run.folder)}"
-                continue
-            (run.folder / ENDED).touch()
-            yield run, finish(run, used_before or used)
+                yield run, f"ended with exit code {code}: {last_line(run.folder)}"
+            else:
+                (run.folder / ENDED).touch()
+                yield run, finish(run, used)
     finally:  # some still work if this is to stop
-        for _, process, _ in working.values():
+        for _, process in working.values():
             process.terminate()
             process.wait()
 
@@ -342,40 +323,40 @@ def has_ended(run: Run) -> bool:
     return (run.folder / ENDED).exists() or (run.log / "results.json").exists()
 
 
-def begin(run: Run, commit: str | None) -> subprocess.Popen:
+def begin(run: Run) -> subprocess.Popen:
     """Start a run, or continue it with the script that began it."""
-    begun = run.begun
+    begun, script = run.begun, Path(Path(run.script).name)
     named = ["--run-name", "run"] if "--run-name" in run.takes else []
     flags = ["--resume", "runs/run"] if begun else [*run.flags, *named]
+    about = {"commit": run.commit}
+    if run.about is not None:
+        script = as_it_was(run)
+        own = {"environment": run.environment, "seed": run.seed, "script": run.script}
+        about = run.about | own
     if not begun:
-        for folder in (run.log, *logs.run_folders([run.folder])):  # of a run that has not ended
-            shutil.rmtree(folder, ignore_errors=True)
-        run.folder.mkdir(parents=True, exist_ok=True)
-        write_text(run.folder / "note.json", json.dumps(run.version(commit)))
-    words = [str(placed(run, commit, begun)), *flags]
+        shutil.rmtree(run.folder, ignore_errors=True)  # of a run that has not ended
+        run.folder.mkdir(parents=True)
+        write_text(run.folder / "note.json", json.dumps(about))
+        if run.about is None:
+            write_text(run.folder / script, source(run))
     say(f"{run.name} {'continues' if begun else 'starts'}")
-    return start(run.folder, words, modules(run), **run.variables)
+    return start(run.folder, [str(script), *flags], **variables(run))
 
 
-def placed(run: Run, commit: str | None, begun: bool) -> Path:
-    """The script that a run starts: a copy in its folder, or with `seeds` the file itself, since it
-    may read others next to it. If it was edited meanwhile, the text of before is put there, too."""
-    path = Path(run.script)
-    if run.about is None:
-        if not begun:
-            write_text(run.folder / path.name, source(run.suite.variants[run.variant], commit))
-        return Path(path.name)
-    text = text_on_disk(run.script)  # read before the first run
+def as_it_was(run: Run) -> Path:
+    """The script of `seeds` itself, since it may read files next to it; if it was edited meanwhile,
+    a new file next to it with the text of before."""
+    path, text = Path(run.script), text_on_disk(run.script)  # read before the first run
     if path.read_text() == text:
         return path
-    before = path.with_name(f".{path.stem}-{version(run)['sha256'][:8]}.py")
+    before = path.with_name(f".{path.stem}-{run.about['sha256'][:8]}.py")
     write_text(before, text)
     say(f"{path.name} has changed since then: {run.name} runs {before.name}, the version of before")
     return before
 
 
-def version(run: Run) -> dict[str, Any]:
-    """The version of the script that a run was begun with."""
+def note(run: Run) -> dict[str, Any]:
+    """What a run was begun with: the version of its script, and more by `seeds`."""
     return json.loads((run.folder / "note.json").read_text())
 
 
@@ -396,18 +377,21 @@ def finish(run: Run, used: Any) -> str:
         else:
             facts, curve = logs.summarize(run.log, seconds)
         if suite.evaluated:
+            words = ["-P", str(EVALUATE), Path(run.script).name]  # -P: not our `statistics`
+            if outcome(start(run.folder, words, **variables(run))):
+                return f"could not be evaluated: {last_line(run.folder)}"
             facts["evaluation"] = record.summarize_evaluation(run.log)
     except Exception as error:  # whatever a script can leave; the other runs go on
         return f"{str(error) or repr(error)}; delete {run.folder} to run it again"
     about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
-    about |= {"flags": " ".join(run.flags)} | version(run)
+    about |= {"flags": " ".join(run.flags)} | note(run)
     about["peak_mib"] = used and used.ru_maxrss // 1024  # Linux counts KiB
     content = {"record": about | machine() | facts, "curve": curve.to_dict("list")}
     write_text(run.folder / "result.json", json.dumps(content, ensure_ascii=False))
     return ""
 
 
-def make_on_ray(runs: list[Run], commit: str | None) -> Iterator[tuple[Run, str]]:
+def make_on_ray(runs: list[Run]) -> Iterator[tuple[Run, str]]:
     """`make` on the Ray cluster of RAY_ADDRESS or of this machine, one run per processor core.
 
     If a node is lost, Ray starts its runs again on another, where they continue.
@@ -421,7 +405,7 @@ def make_on_ray(runs: list[Run], commit: str | None) -> Iterator[tuple[Run, str]
         reason = str(error).splitlines()[0]  # not installed, no cluster, not reached, no address
         raise BenchmarkError(f"No Ray cluster (pip install ray; ray start): {reason}") from error
     task = ray.remote(num_cpus=1, max_retries=LOST_NODES, scheduling_strategy="SPREAD")(
-        lambda run: next(make([run], commit, 1))[1]
+        lambda run: next(make([run], 1))[1]
     )
     waiting = {task.remote(run): run for run in runs}
     try:

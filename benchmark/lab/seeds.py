@@ -18,7 +18,7 @@ import pandas as pd
 
 from benchmark.lab import plots
 from benchmark.lab.definitions import Folders, Suite, Variant, file_name
-from benchmark.lab.logs import read
+from benchmark.lab.logs import read, side_by_side
 from benchmark.lab.provenance import BenchmarkError, version_on_disk
 from benchmark.lab.record import LAST_100
 from benchmark.lab.results import by_environment, done
@@ -27,6 +27,7 @@ from benchmark.lab.run import (
     GIVEN,
     Run,
     last_line,
+    outcome,
     printed,
     python_path,
     run_suite,
@@ -57,16 +58,12 @@ def flags_of(script: Path) -> frozenset[str]:
     if not script.is_file():
         raise BenchmarkError(f"There is no script {script}.")
     with tempfile.TemporaryDirectory() as name:
-        folder, known = Path(name), {"PYTHONPATH": python_path(script.parent)}
-        process = start(folder, [str(script), "--help"], script.parent, **known)
+        folder, path = Path(name), python_path(script.parent)
         try:
-            failed = process.wait(HELP)
+            failed = outcome(start(folder, [str(script), "--help"], PYTHONPATH=path), HELP)
         except subprocess.TimeoutExpired:
             text = f"{script.name} --help did not end within {HELP} seconds."
             raise BenchmarkError(text) from None
-        finally:  # Ctrl-C does not reach it
-            process.kill()
-            process.wait()
         if failed:
             raise BenchmarkError(f"{script.name} does not start: {last_line(folder)}")
         return GIVEN.intersection(re.findall(r"--[\w-]+", printed(folder)))
@@ -93,8 +90,6 @@ def run(
     if env_ids and "--env-id" not in takes:
         raise BenchmarkError(f"{script.name} has no --env-id: leave --env-ids out.")
     numbers = tuple(range(1, seeds[0] + 1)) if len(seeds) == 1 else seeds
-    if not numbers:
-        raise BenchmarkError("Give --seeds at least one.")
     variant = Variant(str(script), shlex.join(with_absolute_paths(flags)))
     places = dict.fromkeys(env_ids or [""], numbers)
     suite = Suite(name, "", places, {"": variant}, total_timesteps=None)
@@ -107,7 +102,7 @@ def run(
         raise BenchmarkError(f"{text} flags: give another --name.")
     runs = [dataclasses.replace(x, takes=takes, about=about) for x in select(suite, folders)]
     try:
-        run_suite(suite, runs, folders, None, workers)
+        run_suite(suite, runs, folders, workers)
     except KeyboardInterrupt:
         print("\nInterrupted. The same command continues the runs where they stopped.")
         raise
@@ -117,40 +112,35 @@ def run(
 
 def show(suite: Suite, folders: Folders) -> None:
     """Print the table of all finished runs of a name; draw their curves; list their episodes."""
-    rows, shown, episodes = [], [], []
+    rows, drawn, episodes = [], [], {}
     for place, results in by_environment(suite.name, "", folders).items():
         records = [x.record for x in results]
-        minutes = np.median([x["seconds"] or np.nan for x in records]) / 60
         if "models" in records[0]:
             name, cells = place, models_rows([x["models"] for x in records])
         else:
             runs = [Run(suite, place, "", x["seed"], folders) for x in records]
             logs = {x.seed: read(x.log) for x in runs if x.log.exists()}  # not those deleted since
             name = place or next((x.environment for x in logs.values()), "")  # script's default
-            cells = [score_cells([x["score"] for x in records], "score")]
+            drawn += logs.values()
+            episodes |= {(name, x): y.episodes for x, y in logs.items() if not y.averaged}
             over = sorted({x.get("scored_over", LAST_100) for x in records})
-            cells[0]["score: mean of the"] = "; ".join(over)
-            shown += logs.values()
-            episodes += [
-                log.episodes.assign(environment=name, seed=seed)
-                for seed, log in logs.items()
-                if not log.averaged
-            ]
+            scores = score_cells([x["score"] for x in records], "score")
+            cells = [scores | {"score: mean of the": "; ".join(over)}]
         about = {"environment": name} if name else {}
+        minutes = np.median([x["seconds"] or np.nan for x in records]) / 60
         about["minutes per run"] = number(minutes) if minutes > 0 else "–"
         rows += [about | x for x in cells]
     if rows:
         table = pd.DataFrame(rows, dtype=object)
         table["minutes per run"] = table.pop("minutes per run")  # comes last
         print(f"\n{markdown(table)}")
-    if shown:
-        curves = folders.results / "curves.png"
-        print(f"Curves: {plots.try_to_save(lambda: plots.overlay({suite.name: shown}), curves)}")
+    if drawn:
+        curves, runs = folders.results / "curves.png", side_by_side({suite.name: drawn})
+        print(f"Curves: {plots.try_to_save(lambda: plots.overlay(runs), curves)}")
     if episodes:
-        path, columns = folders.results / "episodes.csv", ["environment", "seed", "step", "return"]
-        table = pd.concat(episodes).rename(columns={"global_step": "step"})
-        columns += ["length"] * ("length" in table)
-        table[columns].to_csv(path, index=False)
+        table = pd.concat(episodes, names=["environment", "seed"]).droplevel(2)
+        path = folders.results / "episodes.csv"
+        table.rename(columns={"global_step": "step"}).to_csv(path)
         print(f"Episodes: {path}")
 
 

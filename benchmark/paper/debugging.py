@@ -9,6 +9,7 @@ import pandas as pd
 
 from benchmark.lab.definitions import Folders, Variant
 from benchmark.lab.provenance import ROOT
+from benchmark.lab.run import changed
 from benchmark.lab.tables import CHANGE, markdown, with_interval
 from benchmark.paper import differences, health
 from benchmark.paper.health import trials
@@ -89,9 +90,8 @@ def anchor(label: str) -> str:
 
 def changed_lines(bug: Variant) -> Iterator[str]:
     """The lines of a script that a bug changes, as a diff: right ones, then wrong ones."""
-    right = wrong = (ROOT / bug.script).read_text()
-    for before, after in bug.replaced:
-        wrong = wrong.replace(before, after)
+    right = (ROOT / bug.script).read_text()
+    wrong = changed(right, bug.replaced)
     for line in difflib.unified_diff(right.splitlines(), wrong.splitlines(), n=0, lineterm=""):
         if line.startswith("@@"):
             yield ""

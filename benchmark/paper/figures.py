@@ -212,9 +212,6 @@ def broken_curves(suite: Suite, folders: Folders) -> Figure:
     return figure
 
 
-# --- Runs of anybody ---
-
-
 # --- RLHF ---
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import scipy.stats  # noqa: F401  # or each forked command would import it, in two seconds
 
 from benchmark.__main__ import main
 from benchmark.lab import logs, record

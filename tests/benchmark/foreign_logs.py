@@ -5,12 +5,16 @@ from torch.utils.tensorboard import SummaryWriter
 PENDULUM = "InvertedPendulum-v5"
 
 
+def write_settings(writer, settings):
+    """As CleanRL does."""
+    rows = "\n".join(f"|{x}|{y}|" for x, y in settings.items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+
+
 def write_cleanrl(folder, seed=1, metrics=(), environment=PENDULUM, gain=1.0, **settings):
     """A log as CleanRL's PPO writes it."""
     writer = SummaryWriter(str(folder / f"{environment}__ppo__{seed}__1700000000"))
-    about = {"env_id": environment, "seed": seed} | settings
-    rows = "\n".join(f"|{x}|{y}|" for x, y in about.items())
-    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+    write_settings(writer, {"env_id": environment, "seed": seed} | settings)
     for i in range(1, 41):
         for k in range(5):
             writer.add_scalar("charts/episodic_return", gain * (i + k), 2048 * i - 1600 + 400 * k)
@@ -27,9 +31,11 @@ def write_values(folder, name, values):
             writer.add_scalar(name, value, step)
 
 
-def write_plain(folder, level=100.0, last=20_000, step=1000, returns=True, metrics=True, **more):
-    """A log that names neither its environment nor its settings."""
-    with SummaryWriter(str(folder), **more) as writer:
+def write_plain(folder, level=100.0, last=20_000, step=1000, returns=True, metrics=True, **about):
+    """A log that says no more of its environment and settings than it is told to."""
+    with SummaryWriter(str(folder)) as writer:
+        if about:
+            write_settings(writer, about)
         for i in range(step, last + 1, step):
             if returns:
                 writer.add_scalar("charts/episodic_return", level, i - 7 * step // 1000)

@@ -74,7 +74,7 @@ def run_of(metrics, returns, gaussian=True, settings=()):
     (count,) = {len(x) for x in metrics.values()}
     updates = pd.DataFrame({"global_step": 2048 * np.arange(1, count + 1)} | metrics)
     episodes = pd.DataFrame({"global_step": 100 * np.arange(len(returns)), "return": returns})
-    about = Path("x"), {"environment": "A-v1"}, updates, episodes
+    about = Path("x"), "A-v1", updates, episodes
     return logs.Log(*about, settings=dict(settings), gaussian=gaussian)
 
 
@@ -152,7 +152,7 @@ def test_the_last_line_names_the_changed_script_that_is_at_hand(tmp_path, monkey
 def test_steps_are_called_updates_only_if_they_count_them(steps, unit):
     updates = pd.DataFrame({"global_step": steps, "losses/approx_kl": 0.01})
     episodes = pd.DataFrame({"global_step": [], "return": []})
-    log = logs.Log(Path("x"), {"environment": "A-v1"}, updates, episodes)
+    log = logs.Log(Path("x"), "A-v1", updates, episodes)
     assert check.report([log]).splitlines()[0] == f"x: A-v1, {steps[-1]:,} {unit}"
 
 
@@ -161,7 +161,7 @@ def test_without_a_penalty_a_large_kl_is_to_be_expected(coefficient):
     metrics = {"objective/kl_exact": 40.0, "objective/kl_coef": coefficient, "check/update": 0.2}
     updates = pd.DataFrame({"global_step": np.arange(1, 21)} | metrics)
     episodes = pd.DataFrame({"global_step": [], "return": []})
-    text = check.report([logs.Log(Path("x"), {"environment": "A-v1"}, updates, episodes)])
+    text = check.report([logs.Log(Path("x"), "A-v1", updates, episodes)])
     assert ("unhealthy since 1" in text) == (coefficient > 0) and "20 updates" in text
 
 

@@ -85,8 +85,6 @@ def test_rows_of_suites_are_compared_by_their_committed_scores(command, committe
     assert code == 0
     assert f"| Hopper-v4 | {stats.trim_mean(own, 0.25):.0f} [" in text
     assert "| all (0: worst run, 1: best) |" in text and "Left out, since not all have it:" in text
-    code, text = command("compare", "figure3", "ablation:nothing", *place)
-    assert code == 2 and "ablation:nothing is no row of a suite; there are ablation:" in text
 
 
 def test_each_word_is_a_group_named_as_it_was_typed(tmp_path, command):
@@ -142,28 +140,6 @@ def test_what_is_left_out_is_said(tmp_path, command):
     code, text = command("compare", "a", "b")
     assert code == 0 and "Left out: b/other: no metric of PPO." in text
     assert "Left out: b/silent: no returns." in text
-
-
-def test_what_cannot_be_compared_is_one_sentence(tmp_path, command):
-    write_cleanrl(tmp_path / "a")
-    write_values(tmp_path / "short", "charts/episodic_return", [1.0, 2.0])
-    write_cleanrl(tmp_path / "b", environment="Hopper-v5")
-    write_values(tmp_path / "silent", "losses/approx_kl", [0.01])
-    (tmp_path / "empty").mkdir()
-    for words, message in (
-        (("a", "nowhere"), "There is no folder nowhere."),
-        (("a", "since2017:beta"), "page.md says how to run it again."),
-        (("a", "silent"), "silent logs no returns: wrap the environment in Record"),
-        (("a", "b"), f"no environment that all have: a has {PENDULUM}; b has Hopper-v5."),
-        (("a", "empty"), "empty has no checkpoint.pt of our scripts and no TensorBoard log"),
-        (("a", "short", "--env-id", PENDULUM), "no episode has ended by 1 steps."),
-        (("a",), "To compare, give at least two"),
-    ):
-        code, text = command("compare", *words)
-        assert code == 2 and message in text.splitlines()[-1], text
-    (tmp_path / "file").touch()
-    code, text = command("run", "smoke", "--runs", "file")
-    assert code == 2 and text.startswith("Error: ") and "file/smoke: Not a directory.\n" in text
 
 
 def test_table_prints_that_of_a_suite_and_report_works_with_one_suite(command, committed, tmp_path):

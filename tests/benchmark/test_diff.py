@@ -217,27 +217,6 @@ def test_settings_are_told_and_flags_of_the_copy_work(tmp_path, capsys):
     assert re.search(r"\+ +\d+ +rewards\[t\] \*\*= args.power", output)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "No such file or directory"),
-        ("def train(:", "line 1: invalid syntax"),
-        ("import math\n", "has no function `train`"),
-        ("def train(args):\n    return {}\n", "is not similar to any of the scripts"),
-        (b"\xff\xfe", "is not a text file"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path, capsys, text, message):
-    copy = tmp_path / "mine.py"
-    if text is not None:
-        copy.write_bytes(text if isinstance(text, bytes) else text.encode())
-    code, output, error = told(capsys, copy)
-    assert (code, output) == (2, "")
-    assert error.startswith("Error: ")
-    assert message in error
-    assert error.count("\n") == 1
-
-
 def test_a_copy_that_stops_is_told_by_where(tmp_path, capsys):
     copy = tmp_path / "mine.py"
     copy.write_text(

@@ -40,7 +40,7 @@ def test_thin_averages_by_stretch_of_steps():
 def test_facts_of_a_run_in_steps(tmp_path):
     rates = [50, 100, 1]  # the last iteration was paused
     saved = {
-        "args": {"penalty_kl": 0.1, "target_kl": math.inf, "run_name": "run"},
+        "args": {"penalty_kl": 0.1, "run_name": "run"},
         "episodes": [{"global_step": 10 * i, "return": float(i)} for i in range(1, 151)],
         "updates": [
             {"global_step": 1000 * i, "charts/SPS": rate} for i, rate in enumerate(rates, start=1)
@@ -48,7 +48,7 @@ def test_facts_of_a_run_in_steps(tmp_path):
     }
     torch.save(saved, tmp_path / "checkpoint.pt")
     facts, rows = record.summarize_steps(tmp_path, 4000)
-    assert facts["settings"] == {"penalty_kl": 0.1, "target_kl": None}
+    assert facts["settings"] == {"penalty_kl": 0.1}
     assert facts["score"] == np.mean(range(51, 151)) and facts["mean_return"] == 75.5
     assert facts["seconds"] == 20 + 10 + 1000
     assert facts["hours"] == pytest.approx(3000 / 50 / 3600, abs=1e-6)

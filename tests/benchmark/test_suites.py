@@ -1,4 +1,4 @@
-"""Suites as data, selection of runs, and what cannot be done."""
+"""Suites as data, and selection of runs."""
 
 import functools
 import importlib
@@ -57,21 +57,3 @@ def test_every_script_has_a_row_and_its_runs():
         made = (ROOT / suite.variants[script.variant].script).read_text()
         assert made == (ROOT / name).read_text() or f"\nimport {name.removesuffix('.py')}\n" in made
         assert script.environment in suite.environments
-
-
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("run figure3 --only Hoper-v4", "No run of figure3 fits Hoper-v4"),
-        ("plot ablation", "No run of ablation is finished"),
-        ("report", "There is no folder"),
-    ],
-)
-def test_what_cannot_be_done_gets_one_sentence(line, sentence, folders, bench, capsys):
-    with pytest.raises(SystemExit) as end:
-        bench(*line.split())
-    captured = capsys.readouterr()
-    assert end.value.code == 2
-    assert sentence in captured.err + captured.out
-    assert captured.err.startswith("Error: ") and len(captured.err.splitlines()) == 1
-    assert not folders.results.exists() and not folders.runs.exists()

@@ -6,7 +6,6 @@ import pytest
 import torch
 import tyro
 from test_suites import settings_class
-from torch.utils.tensorboard import SummaryWriter
 
 from benchmark.lab import results
 from benchmark.paper import pages, throughput
@@ -21,18 +20,8 @@ def test_a_saved_rate_leaves_out_the_first_iteration(tmp_path):
     assert throughput.rate_saved(tmp_path) == pytest.approx(80)  # 200 steps in 2 + 0.5 seconds
 
 
-def test_a_logged_rate_is_that_of_the_times_after_the_first_iteration(tmp_path):
-    with SummaryWriter(str(tmp_path / "runs/HalfCheetah-v4__ppo__1__1700000000")) as writer:
-        for step, seconds in ((2048, 50), (4096, 51), (6144, 54)):
-            writer.add_scalar("losses/approx_kl", 0.01, step, walltime=seconds - 0.5)
-            writer.add_scalar("charts/SPS", step // seconds, step, walltime=seconds)
-    assert throughput.rate_logged(tmp_path) == 1024  # 4096 steps in 4 seconds
-
-
 def test_a_printed_rate_counts_each_ten_iterations_once_without_the_first(tmp_path):
-    bar = (
-        "speed: {} sps, reward avg: 0.00, lr:  0.00:  50%|#####     | 20/40 [00:03<00:03, 5.0it/s]"
-    )
+    bar = "speed: {} sps, reward avg: 0.00, lr:  0.00:  50%|##    | 20/40 [00:03<00:03, 5.0it/s]"
     shown = [bar.format(x) for x in (" 100.0", " 100.0", " 6000.0", " 3000.0", " 3000.0")]
     (tmp_path / "output.txt").write_text("\r".join(["  0%|          | 0/40", *shown]))
     assert throughput.rate_printed(tmp_path) == pytest.approx(4000)
@@ -89,16 +78,13 @@ def test_a_measurement_that_failed_leaves_the_last_measurement(measure, folders,
     with pytest.raises(SystemExit):
         measure({"continuous": measurement(10, -1)}, "--repetitions", "1")
     assert "Error: b failed: Error: blown" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        measure({"continuous": measurement(10, 30)}, "--repetitions", "0")
-    assert "--repetitions must be positive." in capsys.readouterr().err
     assert results.lines_of(folders.results / "throughput.jsonl") == lines
     lines, table = measure({"continuous": measurement(10, 20)}, "--repetitions", "2")
     assert [x["steps_per_second"] for x in lines] == pytest.approx([10, 20] * 2)
     assert "2 repetitions in turns" in table
 
 
-def test_a_measurement_on_a_gpu_needs_one_and_its_entries_see_it(measure, monkeypatch, capsys):
+def test_a_measurement_on_a_gpu_needs_one_and_its_entries_see_it(measure, monkeypatch):
     both = {"atari": measurement(10), "gpu_atari": measurement(10, gpu=True)}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "The GPU")
     for there, count in ((False, 1), (True, 2), (False, 2)):  # each keeps its place
@@ -107,48 +93,32 @@ def test_a_measurement_on_a_gpu_needs_one_and_its_entries_see_it(measure, monkey
         assert [x["measurement"] for x in lines] == [*both][:count]
     assert [x["steps_per_second"] for x in lines] == pytest.approx([10, 11])
     assert [x["title"] for x in lines] == ["Two", "Two (The GPU)"]
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        measure(both, "atari", "gpu_atari")
-    captured = capsys.readouterr()
-    assert "gpu_atari needs a GPU" in captured.err and not captured.out  # none was measured
 
 
-# CleanRL's script as `throughput` sees it: it logs, saves nothing and has no --run-name.
+# CleanRL's script as `throughput` sees it: it logs, saves nothing, has no --run-name. After a slow
+# first iteration, one of 10 steps takes 2 seconds.
 CLEANRL = """
 import sys
-from torch.utils.tensorboard import SummaryWriter
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 assert sys.argv[1:] == ["--total-timesteps", "50", "--env-id", "X"]
-with SummaryWriter("runs/X__1__1700000000") as writer:
-    for i in range(1, 6):
-        writer.add_scalar("charts/SPS", 7, 10 * i, walltime=i)
+log = EventFileWriter("runs/X__1__1700000000")
+for i in range(1, 6):
+    summary = Summary(value=[Summary.Value(tag="charts/SPS", simple_value=7)])
+    log.add_event(Event(step=10 * i, wall_time=50 + 2 * i, summary=summary))
+log.close()
 """
 
 
-def test_another_projects_script_is_measured_if_its_file_is_given(
-    measure, folders, tmp_path, capsys
-):
-    ours, theirs = (
-        measurement(30).entries[0],
-        Entry("CleanRL", 50, "--env-id X", "c/p.py", "cleanrl"),
-    )
-    both = {"continuous": Measurement("Two", (ours, theirs)), "atari": measurement(20)}
+def test_another_projects_script_is_measured_if_its_file_is_given(measure, tmp_path):
+    theirs = Entry("CleanRL", 50, "--env-id X", "c/p.py", "cleanrl")
+    both = {"continuous": Measurement("Two", (*measurement(30).entries, theirs))}
     lines, _ = measure(both, "continuous", "--repetitions", "1")
     assert [x["entry"] for x in lines] == ["a"]
     (tmp_path / "edited.py").write_text(CLEANRL)
     given = ("--cleanrl", str(tmp_path / "edited.py"), "--repetitions", "1")
     lines, _ = measure(both, "continuous", *given)
-    assert [(x["entry"], x["steps_per_second"]) for x in lines] == [
-        ("a", pytest.approx(30)),
-        ("CleanRL", pytest.approx(10)),
-    ]
+    assert [x["entry"] for x in lines] == ["a", "CleanRL"]
+    assert [x["steps_per_second"] for x in lines] == pytest.approx([30, 5])
     assert lines[1]["command"] == "python c/p.py --total-timesteps 50 --env-id X"
-    for words, said in (
-        (("atari", *given), "--cleanrl is for the measurement continuous."),
-        (("continuous", "--cleanrl", str(tmp_path / "none.py")), "none.py: No such file"),
-    ):
-        with pytest.raises(SystemExit):
-            measure(both, *words)
-        captured = capsys.readouterr()
-        assert said in captured.err
-    assert results.lines_of(folders.results / "throughput.jsonl") == lines

@@ -54,7 +54,7 @@ def test_what_acts_equals_the_layer_and_the_usual_ones_are_not_run_in_pytorch(la
     assert found.dtype == np.float32 and found.shape == (8, 17)
 
 
-@on("gaussian")
+@on("continuous")
 def test_the_actor_adds_noise_in_standard_deviations(script):
     agent = script.agent(3, 2)
     nn.init.normal_(agent.policy[-1].weight)

@@ -131,7 +131,7 @@ def test_minibatches_are_whole_environments_in_the_order_of_time(script, tiny, r
 def test_training_begins_with_the_state_that_the_whole_past_has_left(script, tiny, recorded):
     """From the first frame of the run, through rollouts that end inside of games and with them."""
     with torch.enable_grad():
-        result = ppo.train(tiny("Uneven", total_timesteps=5 * 4 * 8, learning_rate=0.0))
+        result = ppo.train(tiny("Uneven", total_timesteps=3 * 4 * 8, learning_rate=0.0))
     agent, none = result["agent"], result["agent"].initial_state(1)
     for k, step in enumerate(recorded.steps):
         obs, actions, logprobs, values, _, returns, _, state = step.data

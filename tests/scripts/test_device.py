@@ -160,7 +160,7 @@ def recordings(monkeypatch):
     return SimpleNamespace(noting=noting, graphs=graphs, running=running)
 
 
-@on("vector")
+@on("continuous")
 def test_recordings_get_new_inputs_and_return_results_of_their_own(script, recordings):
     count = torch.zeros(())
 
@@ -179,7 +179,7 @@ def test_recordings_get_new_inputs_and_return_results_of_their_own(script, recor
     assert graph.replays == 4  # three ordinary calls come first
 
 
-@on("vector")
+@on("continuous")
 def test_what_cannot_be_recorded_runs_as_it_is_and_says_so_once(script, recordings, capsys):
     calls = []
 
@@ -212,32 +212,32 @@ def test_the_simulated_device_refuses_to_mix(gpu):
 
 
 @on("language")
-def test_language_models_on_the_gpu_learn_what_they_do_on_the_processor(
-    script, finished, gpu, monkeypatch
-):
+def test_language_models_on_the_gpu_learn_what_they_do_on_the_processor(script, gpu, monkeypatch):
     """Best-of-n sampling too. What is saved loads without a GPU."""
-    changes = {"num_pairs": 35, "sft_steps": 2, "sft_documents": 30}
-    changes |= {"num_updates": 1} if "rewards" in script.features else {}
-    changes["compare"] = script.name == "rlhf"
-    expected = script.module.train(script.args(run_name="cpu", **changes))
-    args = script.args(run_name="gpu", device="cuda", **changes)
-    result, device = gpu(script.module.train, args)
+    changes = {"num_pairs": 14, "reward_epochs": 1, "num_updates": 1, "update_epochs": 1}
+    changes |= {"sft_steps": 2, "sft_documents": 30, "compare": script.name == "rlhf"}
+    changes = {name: x for name, x in changes.items() if name in vars(script.args())}
+    here, there = (script.args(run_name=x, device=x, **changes) for x in ("cpu", "cuda"))
+    module = script.module
+    for name, value in {"NUM_SAMPLES": 16, "NUM_EVALUATED": 16, "BEST_OF_N": (1, 4)}.items():
+        monkeypatch.setattr(module, name, value)
+    expected = module.train(here)
+    result, device = gpu(module.train, there)
     assert all(device.has(x) for x in result["agent"].state_dict().values())
     assert same_weights(result["agent"], expected["agent"])
     assert result["results"] == expected["results"]
-    file = Path("runs/gpu", next(iter(script.forms)), "checkpoint.pt")
+    file = Path("runs/cuda", next(iter(script.forms)), "checkpoint.pt")
     saved = torch.load(file, weights_only=True)["agent"]
     assert all(torch.equal(x, saved[name]) for name, x in expected["agent"].state_dict().items())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(script.module.UsageError, match="--device cuda needs a GPU"):
+    with pytest.raises(module.UsageError, match="--device cuda needs a GPU"):
         script.args(device="cuda")
 
 
-def test_grpo_minimal_on_the_gpu_learns_what_it_does_on_the_processor(gpu, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_grpo_minimal_on_the_gpu_learns_what_it_does_on_the_processor(gpu, monkeypatch):
     respond = grpo_minimal.respond
-    monkeypatch.setattr(grpo_minimal, "respond", lambda model, x, n: respond(model, x[:99], n))
-    settings = {"sft_steps": 3, "num_updates": 2, "kl_coef": 0.1}
+    monkeypatch.setattr(grpo_minimal, "respond", lambda model, x, n: respond(model, x[:32], n))
+    settings = {"sft_steps": 2, "num_updates": 2, "kl_coef": 0.1, "num_prompts": 4}
     expected = grpo_minimal.train(grpo_minimal.Args(**settings))
     result, device = gpu(grpo_minimal.train, grpo_minimal.Args(**settings, device="cuda"))
     assert all(device.has(x) for x in result["model"].state_dict().values())

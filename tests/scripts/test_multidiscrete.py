@@ -11,7 +11,6 @@ import pytest
 import torch
 from adapters import on
 from helpers import louder, same_weights
-from torch.distributions import Categorical
 
 import ppo_multidiscrete as ppo
 
@@ -94,29 +93,17 @@ def masked(tiny):
 
 @torch.no_grad()
 def joint(agent, obs, masks, actions):
-    """Log-probabilities and entropies (2, B), from categoricals over the valid choices only."""
-    sums = torch.zeros(2, len(obs))
+    """Log-probabilities (B,), from categoricals over the valid choices only."""
+    sums = torch.zeros(len(obs))
     logits = agent.policy(obs).view(masks.shape)
     for row, component in np.ndindex(*masks.shape[:2]):
         valid = masks[row, component]
-        part = Categorical(logits=logits[row, component, valid])
         place = valid[: actions[row, component]].sum()  # among the valid ones
-        sums[:, row] += torch.stack([part.log_prob(place), part.entropy()])
+        sums[row] += logits[row, component, valid].log_softmax(0)[place]
     return sums
 
 
 # --- Detail 37 ---
-
-
-@pytest.mark.parametrize("mask", [EXISTS, SOME], ids=["all", "some"])
-def test_logprob_and_entropy_are_sums_over_the_valid_choices_of_each_component(mask):
-    agent = louder(ppo.Agent(5, (3, 4)), 0.5)  # its distributions are far from uniform
-    obs, masks = torch.randn(10, 5), mask.expand(10, 3, 4)
-    actions = (torch.rand(masks.shape) * masks).argmax(-1)
-    value, logprob, entropy = agent.evaluate_actions(obs, masks, actions)
-    assert value.shape == (10,)
-    expected = joint(agent, obs, masks, actions)
-    torch.testing.assert_close(torch.stack([logprob, entropy]), expected)
 
 
 def test_rollouts_sample_from_the_policy(tiny, recorded, monkeypatch):
@@ -159,14 +146,15 @@ def test_invalid_logits_have_gradient_zero_and_make_nothing_nan():
 @pytest.mark.parametrize("offer", OFFERS)
 def test_update_sees_the_masks_of_the_rollout(masked, recorded, offer):
     """The environment refuses invalid actions; with learning rate 0 the ratio stays 1."""
-    agent = ppo.train(masked(f"Masked{offer}", learning_rate=0.0))["agent"]
+    args = masked(f"Masked{offer}", learning_rate=0.0, update_epochs=1)
+    agent = ppo.train(args)["agent"]
     seen = set()
     for step in recorded.steps:
         obs, actions, logprobs, *_, masks = step.data
         seen |= {str(mask.tolist()) for mask in masks}
         assert (masks <= EXISTS).all() and masks.any(-1).all()
         assert step.metrics["losses/clipfrac"] == 0 and abs(step.metrics["losses/approx_kl"]) < 1e-9
-        expected = joint(agent, obs, masks, actions)[0]
+        expected = joint(agent, obs, masks, actions)
         torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-4)
     assert len(seen) > 20
 
@@ -264,9 +252,7 @@ def test_a_mask_that_does_not_fit_gets_a_sentence(words, masks):
             ppo.allowed(mask, exists)
 
 
-def test_one_bin_and_masks_that_are_not_there_are_refused(masked):
-    with pytest.raises(ppo.UsageError, match="--bins"):
-        masked(bins=1)
+def test_masks_that_are_not_there_are_refused(masked):
     with pytest.raises(ppo.UsageError, match="leave out --mask-invalid-actions"):
         ppo.train(masked("MaskedNever"))
 
@@ -293,8 +279,8 @@ def test_a_trained_policy_obeys_masks_in_the_form_that_the_environment_has_for_t
 
 def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
     """Random actions earn 3.6 of 10; the observation is one-hot."""
-    settings = {"num_steps": 64, "num_envs": 8, "learning_rate": 0.01, "gamma": 0.5}
-    args = tiny("Identity", total_timesteps=6144, **settings)
+    settings = {"num_steps": 64, "num_envs": 8, "learning_rate": 0.02, "gamma": 0.5}
+    args = tiny("Identity", total_timesteps=5120, **settings)
     assert np.mean([x["return"] for x in ppo.train(args)["episodes"][-100:]]) > 9.0
     assert ppo.evaluate("runs/run0", episodes=30) == [10.0] * 30
     policy = ppo.load_policy("runs/run0", Identity(IDENTITY))

@@ -10,6 +10,7 @@ from helpers import flags, same_weights
 from test_math import double_sum
 
 
+@on("continuous", "kl_penalty", "games")
 @pytest.mark.parametrize("annealed", [True, False])
 def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration(
     script, tiny, recorded, annealed
@@ -30,13 +31,12 @@ def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration
     np.testing.assert_allclose(rates, 0.004 * line, rtol=1e-6)
 
 
-@pytest.mark.parametrize("terminal", [False, True])
+@on("continuous", "kl_penalty", "games")
 def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rewards(
-    script, tiny, recorded, terminal
+    script, tiny, recorded
 ):
     """Advantages are sums of the surprises of one episode."""
-    settings = {"total_timesteps": 32, "num_minibatches": 1, "truncation_is_terminal": terminal}
-    args = tiny(**settings, learning_rate=0.01, gamma=0.8)
+    args = tiny(total_timesteps=32, num_minibatches=1, learning_rate=0.01, gamma=0.8)
     result = script.module.train(args)
     (batch,), step = recorded.gae, recorded.steps[-1]  # the step is of the whole batch
     (update,) = result["updates"]
@@ -102,6 +102,7 @@ def test_the_ratio_is_one_at_first_and_logged_losses_are_means_over_all_minibatc
     assert updates[-1]["losses/explained_variance"] == pytest.approx(expected.item(), abs=1e-4)
 
 
+@on("continuous", "kl_penalty", "multidiscrete", "lstm")
 @pytest.mark.parametrize("switch", [True, False])
 def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
     """With noise on the old log-probabilities and values: all is clipped somewhere."""
@@ -152,6 +153,7 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
     assert loss.item() == pytest.approx(total.item(), rel=1e-3)
 
 
+@on("games")
 def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recorded):
     script.module.train(tiny("Walk", max_grad_norm=float("inf"), total_timesteps=32))
     free = recorded.steps.copy()
@@ -169,7 +171,7 @@ def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recor
         assert step.gradient.norm().item() == pytest.approx(norm, rel=1e-3)
 
 
-@on("clips")
+@on("continuous", "games")
 def test_early_stop_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorded):
     settings = {"total_timesteps": 32, "update_epochs": 8, "learning_rate": 3e-4}
     args = tiny("Walk", **settings)
@@ -208,7 +210,7 @@ def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypa
         assert a == pytest.approx(b, rel=1e-3, abs=1e-6)
 
 
-@on("vector")
+@on("continuous")
 def test_where_compiling_fails_the_run_is_eager_but_ones_own_error_is_a_traceback(
     script, tiny, cli, monkeypatch, capsys
 ):

@@ -1,231 +1,91 @@
 """The test vectors: what the scripts give, and what other libraries give."""
 
+import importlib
 import json
 import re
+from functools import partial
 from types import SimpleNamespace
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import ROOT, on
+from adapters import ROOT, SCRIPTS, on
 from sb3_contrib.common.maskable.distributions import MaskableCategorical
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
-from torch import Tensor, nn
-from torch.distributions import Categorical, Independent, Normal
+from torch import nn
+from torch.distributions import Independent, Normal
 
-import grpo_minimal
-import ppo_minimal
 from benchmark.paper import vectors
 
 VECTORS = json.loads(vectors.FILE.read_text(encoding="utf-8"))
 PAGE = (ROOT / "benchmark/pages/vectors.md").read_text(encoding="utf-8")
+DISTRIBUTION = "logprobs", "entropies"
+
+# --- What the scripts compute: outputs from a module and the inputs of a case ---
 
 
-class Case:
-    """A case with its inputs as tensors, and what has been found wrong."""
-
-    def __init__(self, formula: str, case: dict) -> None:
-        self.formula, self.case = formula, case
-
-    @property
-    def inputs(self) -> SimpleNamespace:
-        """Numbers, and new tensors of 64-bit floats, flags or integers."""
-        inputs = self.case["inputs"].items()
-        tensors = {k: torch.tensor(np.array(x)) for k, x in inputs if isinstance(x, list)}
-        return SimpleNamespace(**{**self.case["inputs"], **tensors})
-
-    def close(self, found, expected) -> bool:
-        expected = np.array(expected, float)
-        size = np.abs(expected).max() or 1.0
-        return np.allclose(found, expected, rtol=1e-5, atol=1e-6 * size)
-
-    def reasons(self, **outputs) -> set[str]:
-        """What explains the outputs that are not as expected; each must be a known mistake."""
-        found = set()
-        for name, x in outputs.items():
-            x = x.detach().numpy() if isinstance(x, Tensor) else np.asarray(x)
-            if self.close(x, self.case["expected"][name]):
-                continue
-            known = [
-                mistake["mistake"]
-                for mistake in self.case["mistakes"]
-                if name in mistake["gives"] and self.close(x, mistake["gives"][name])
-            ]
-            found.add(known[0] if known else f"{name} is {x.tolist()}")
-        return found
-
-    def agree(self, **outputs) -> None:
-        assert outputs and self.reasons(**outputs) == set()
-
-
-def cases(*formulas):
-    """Run a test on each case of formulas, as its `case`."""
-    found = [Case(x, case) for x in formulas for case in VECTORS[x]["cases"]]
-    names = [f"{x.formula}-{x.case['name']}" for x in found]
-    return pytest.mark.parametrize("case", found, ids=names)
-
-
-def slope(loss, *x):
-    return torch.autograd.grad(loss, x)
-
-
-# --- The file ---
-
-
-def test_the_file_is_up_to_date_and_small():
-    """Written by `python -m benchmark vectors`."""
-    assert vectors.FILE.read_text(encoding="utf-8") == vectors.content()
-    assert vectors.FILE.stat().st_size < 150_000
-
-
-@cases(*(x for x in VECTORS if x != "about"))
-def test_each_case_says_what_it_is_about_and_has_a_mistake_that_shows(case):
-    assert case.case["about"].endswith(".") and case.case["mistakes"]
-    for mistake in case.case["mistakes"]:
-        assert mistake["gives"].keys() <= case.case["expected"].keys()
-        for name, x in mistake["gives"].items():
-            assert not case.close(x, case.case["expected"][name])
-
-
-def test_every_mistake_shows_somewhere():
-    for name, formula in vectors.FORMULAS.items():
-        shown = {y["mistake"] for x in VECTORS[name]["cases"] for y in x["mistakes"]}
-        assert shown == formula.mistakes.keys(), name
-
-
-# --- The scripts ---
-
-
-@cases("gae")
-def test_gae(script, case):
-    x = case.inputs
-    following = x.next_values.masked_fill(x.terminated, 0.0)
-    inputs = x.rewards, x.values, following, (x.terminated | x.truncated).double()
-    before = [y.clone() for y in inputs]
-    args = script.module.Args(gamma=x.gamma, gae_lambda=x.gae_lambda)
-    advantages = script.module.gae(*inputs, args)
-    case.agree(advantages=advantages, returns=advantages + x.values)
-    assert all(map(torch.equal, inputs, before))  # they stay as they are
-
-
-@cases("gae")
-def test_gae_of_the_short_script(case):
-    x = case.inputs
+def gae(m, x):
     following = x.next_values.masked_fill(x.terminated, 0.0)
     done = (x.terminated | x.truncated).double()
-    found = ppo_minimal.gae(x.rewards, x.values, following, done, x)
-    case.agree(**dict(zip(("advantages", "returns"), found)))
+    found = m.gae(x.rewards, x.values, following, done, x)
+    found = found if isinstance(found, tuple) else (found, found + x.values)
+    return dict(zip(("advantages", "returns"), found, strict=True))
 
 
-@cases("normalize_obs")
-@on("vector")
-def test_normalize_obs(script, case):
-    observations, found = case.inputs.observations.numpy(), []
-    stats = script.module.RunningMeanStd(np.zeros(2), np.ones(2))
-    args = script.module.Args(clip_obs=case.inputs.clip_obs)
-    for rows in observations:
+def normalize_obs(m, x):
+    stats, found = m.RunningMeanStd(np.zeros(2), np.ones(2)), []
+    args = SimpleNamespace(norm_obs=True, clip_obs=x.clip_obs)
+    for rows in x.observations.numpy():
         stats.update(rows)
-        found.append(script.module.normalize_obs(rows, stats, args))
-    case.agree(normalized=found)
+        found.append(m.normalize_obs(rows, stats, args))
+    return {"normalized": found}
 
 
-@cases("normalize_advantages")
-def test_normalize_advantages(script, case):
-    case.agree(normalized=script.module.normalize(case.inputs.advantages))
+def policy_loss(m, x):
+    return {"loss": m.policy_loss(x.logprobs - x.old_logprobs, x.advantages, x.clip_coef)}
 
 
-@cases("policy_loss")
-@on("clips", "rlhf", "grpo")
-def test_policy_loss(script, case):
-    x = case.inputs
-    x.logprobs.requires_grad_()
-    loss = script.module.policy_loss(x.logprobs - x.old_logprobs, x.advantages, x.clip_coef)
-    case.agree(loss=loss, gradient=slope(loss, x.logprobs)[0])
+def value_loss(m, x, name="value_loss"):
+    return {"loss": getattr(m, name)(x.values, x.old_values, x.returns, x.clip_coef)}
 
 
-@cases("value_loss")
-@on("environments", "rlhf")
-def test_value_loss(script, case):
-    names = {"kl_penalty": "clipped_value_loss", "rlhf": "token_value_loss"}
-    value_loss = getattr(script.module, names.get(script.name, "value_loss"))
-    x = case.inputs
-    x.values.requires_grad_()
-    loss = value_loss(x.values, x.old_values, x.returns, x.clip_coef)
-    case.agree(loss=loss, gradient=slope(loss, x.values)[0])
-
-
-def whole_loss(ppo_loss, agent_of, case, args, *others):
-    """Outputs of the vectors from a script's loss of an agent that gives these three tensors."""
-    x = case.inputs
-    heads = [y.requires_grad_() for y in (x.values, x.logprobs, x.entropies)]
+def ppo_loss(m, x, agent=None, others=0):
+    """Of an agent that gives these values, log-probabilities and entropies."""
+    heads = x.values, x.logprobs, x.entropies
+    agent = agent or MagicMock(evaluate_actions=lambda *_: heads)
     batch = x.old_logprobs, x.old_values, x.advantages, x.returns
-    loss, metrics = ppo_loss(agent_of(*heads), [None, None, *batch, *others], args)
+    args = SimpleNamespace(**vars(x), norm_adv=True, clip_vloss=True)
+    loss, metrics = m.ppo_loss(agent, [None, None, *batch, *[None] * others], args)
     names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
-    outputs = {"loss": loss} | {name: metrics[f"losses/{name}"] for name in names}
-    places = ("gradient_values", "gradient_logprobs", "gradient_entropies")
-    return outputs | dict(zip(places, slope(loss, *heads), strict=True))
+    return {"loss": loss} | {name: metrics[f"losses/{name}"] for name in names}
 
 
-@cases("ppo_loss")
-@on("continuous", "multidiscrete")
-def test_ppo_loss(script, case):
-    x, masks = case.inputs, [None] * ("masks" in script.features)
-    args = script.module.Args(clip_coef=x.clip_coef, ent_coef=x.ent_coef, vf_coef=x.vf_coef)
-
-    def agent(*heads):
-        return MagicMock(evaluate_actions=lambda *_: heads)
-
-    case.agree(**whole_loss(script.module.ppo_loss, agent, case, args, *masks))
+def short_ppo_loss(m, x):
+    policy = SimpleNamespace(log_prob=lambda _: x.logprobs, entropy=lambda: x.entropies)
+    return ppo_loss(m, x, lambda _: (policy, x.values))
 
 
-@cases("ppo_loss")
-def test_ppo_loss_of_the_short_script(case):
-    def agent(values, logprobs, entropies):
-        policy = SimpleNamespace(log_prob=lambda _: logprobs, entropy=lambda: entropies)
-        return lambda _: (policy, values)
-
-    case.agree(**whole_loss(ppo_minimal.ppo_loss, agent, case, case.inputs))
+def gaussian(m, x):
+    agent = m.Agent(2, 2).double()
+    agent.policy, agent.log_std.data[:] = nn.Identity(), x.log_std
+    return dict(zip(DISTRIBUTION, agent.evaluate_actions(x.mean, x.actions)[1:3]))
 
 
-@cases("gaussian")
-@on("gaussian")
-def test_gaussian(script, case):
-    x, agent = case.inputs, script.agent(2, 2).double()
-    agent.policy = nn.Identity()
-    agent.log_std.data[:] = x.log_std
-    _, logprobs, entropies = agent.evaluate_actions(x.mean, x.actions)[:3]
-    case.agree(logprobs=logprobs, entropies=entropies)
+def categorical(m, x):
+    return dict(zip(DISTRIBUTION, m.categorical(x.logits, x.actions)))
 
 
-@cases("categorical", "masked_categorical", "multi_categorical")
-@on("multidiscrete")
-def test_categorical_with_masks(script, case):
-    x = case.inputs
+def categorical_with_masks(m, x):
     logits, actions = (y.view(len(y), -1, *y.shape[2:]) for y in (x.logits, x.actions))
-    if logits.dim() == 2:
-        logits = logits[:, None]
-    agent = script.module.Agent(logits[0].numel(), tuple(logits.shape[1:])).double()
+    logits = logits[:, None] if logits.dim() == 2 else logits
+    agent = m.Agent(logits[0].numel(), tuple(logits.shape[1:])).double()
     agent.policy = nn.Identity()
     masks = getattr(x, "masks", torch.ones_like(x.logits, dtype=torch.bool)).view(logits.shape)
-    _, logprobs, entropies = agent.evaluate_actions(logits.flatten(1), masks, actions)
-    case.agree(logprobs=logprobs, entropies=entropies)
-
-
-@cases("categorical")
-@on("games")
-def test_categorical(script, case):
-    logprobs, entropies = script.module.categorical(case.inputs.logits, case.inputs.actions)
-    case.agree(logprobs=logprobs, entropies=entropies)
-
-
-@cases("kl_estimates")
-@on("environments", "rlhf", "grpo")
-def test_approx_kl_is_k3(script, case):
-    case.agree(k3=script.module.approx_kl(case.inputs.logprobs - case.inputs.old_logprobs))
+    return dict(zip(DISTRIBUTION, agent.evaluate_actions(logits.flatten(1), masks, actions)[1:]))
 
 
 class Slope(nn.Module):
@@ -239,92 +99,68 @@ class Slope(nn.Module):
         return sum((x * y[0]).sum() for x, y in zip(self.weights, minibatch))
 
 
-def update(script, monkeypatch, weights, gradients, **settings):
-    """The script's steps with given gradients: weights afterwards, state of Adam, metrics."""
-    agent = Slope(*(torch.as_tensor(x) for x in weights))
+def update(m, weights, gradients, **settings):
+    """Steps with given gradients: the weights afterwards, the state of Adam, metrics."""
+    agent = Slope(*weights)
     flat = nn.utils.parameters_to_vector(agent.parameters()).detach()
     nn.utils.vector_to_parameters(flat, agent.parameters())
     adam = {"weights": flat, "mean": 0 * flat, "square": 0 * flat, "step": torch.zeros(())}
-    monkeypatch.setattr(script.module, "ppo_loss", lambda agent, mb, args: (agent.loss(mb), {}))
-    tensors = {name: torch.tensor(x).double() for name, x in settings.items()}
-    args, indices = SimpleNamespace(**tensors), torch.arange(len(gradients[0]))[:, None]
-    metrics = script.module.ppo_update(agent, adam, gradients, indices, args)
-    return flat, adam, metrics
+    args = SimpleNamespace(**{name: torch.tensor(x).double() for name, x in settings.items()})
+    with patch.object(m, "ppo_loss", lambda agent, mb, args: (agent.loss(mb), {})):
+        indices = torch.arange(len(gradients[0]))[:, None]
+        return flat, adam, m.ppo_update(agent, adam, gradients, indices, args)
 
 
-@cases("adam_ppo2")
-@on("vector")
-def test_adam(script, case, monkeypatch):
-    x = case.inputs
+def approx_kl(m, x):
+    return {"k3": m.approx_kl(x.logprobs - x.old_logprobs)}
+
+
+def adam(m, x):
     settings = {"learning_rate": x.learning_rate, "adam_eps": x.eps, "max_grad_norm": 1e9}
-    found, *_ = update(script, monkeypatch, [x.parameters], [x.gradients], **settings)
-    case.agree(parameters=found)
+    return {"parameters": update(m, [x.parameters], [x.gradients], **settings)[0]}
 
 
-@cases("clip_gradient")
-@on("vector")
-def test_the_whole_gradient_is_clipped(script, case, monkeypatch):
-    x = case.inputs
+def clip_gradient(m, x):
     settings = {"learning_rate": 1.0, "adam_eps": 1e-5, "max_grad_norm": x.max_norm}
     tensors = [x.weight, x.bias]
     zeros, batch = [0 * y for y in tensors], [y[None] for y in tensors]
-    _, adam, metrics = update(script, monkeypatch, zeros, batch, **settings)
+    _, adam, metrics = update(m, zeros, batch, **settings)
     weight, bias = (adam["mean"] / (1 - 0.9)).split([4, 2])
-    norm = metrics["losses/grad_norm"][0]
-    case.agree(norm=norm, weight=weight.view(2, 2), bias=bias)
+    return {"norm": metrics["losses/grad_norm"][0], "weight": weight.view(2, 2), "bias": bias}
 
 
-@cases("paper_kl_coef")
-@on("kl_penalty")
-def test_the_papers_rule_for_beta(script, case):
-    x = case.inputs
-    case.agree(kl_coef=script.module.paper_kl_coef(x.kl_coef, x.kl, x.target_kl))
+def paper_kl_coef(m, x):
+    return {"kl_coef": m.paper_kl_coef(x.kl_coef, x.kl, x.target_kl)}
 
 
-@cases("rlhf_kl_coef")
-@on("rlhf", "grpo")
-def test_r20_beta_moves_in_proportion_to_the_clipped_error(script, case):
-    x = case.inputs
-    rule = script.module.proportional_kl_coef
-    case.agree(kl_coef=rule(x.kl_coef, x.kl, x.target_kl, x.episodes, x.horizon))
+def rlhf_kl_coef(m, x):
+    rule = m.proportional_kl_coef
+    return {"kl_coef": rule(x.kl_coef, x.kl, x.target_kl, x.episodes, x.horizon)}
 
 
-@cases("rlhf_advantages")
-@on("rlhf")
-def test_r15_advantages_of_tokens(script, case):
-    x = case.inputs
-    found = script.module.masked_gae(x.rewards, x.values, x.mask, x.gamma, x.gae_lambda)
-    advantages, returns = (y.where(x.mask, 0.0) for y in found)
-    case.agree(advantages=advantages, returns=returns)
+def rlhf_advantages(m, x):
+    found = m.masked_gae(x.rewards, x.values, x.mask, x.gamma, x.gae_lambda)
+    return {name: y.where(x.mask, 0.0) for name, y in zip(("advantages", "returns"), found)}
 
 
-@cases("whiten")
-@on("rlhf")
-def test_r18_whitening(script, case):
+def whiten(m, x):
     ways = {"centered": "zero", "restored": "restore", "scaled": "scale"}
-    found = {name: script.module.whiten(case.inputs.x, way) for name, way in ways.items()}
-    case.agree(**found)
+    return {name: m.whiten(x.x, way) for name, way in ways.items()}
 
 
-@cases("group_advantages")
-@on("grpo")
-def test_g2_g3_group_advantages(script, case):
-    rewards = case.inputs.rewards
+def group_advantages(m, x):
     ways = {"centered": "none", "group_std": "group", "batch_std": "batch"}
-    for name, way in ways.items():
-        found = script.module.group_advantages(rewards.flatten(), rewards.shape[1], way)
-        case.agree(**{name: found.view(rewards.shape)})
+    rewards, size = x.rewards.flatten(), x.rewards.shape[1]
+    found = {name: m.group_advantages(rewards, size, way) for name, way in ways.items()}
+    return {name: y.view(x.rewards.shape) for name, y in found.items()}
 
 
-@cases("group_advantages")
-def test_group_advantages_of_the_short_script(case):
-    rewards = case.inputs.rewards
+def short_group_advantages(m, x):
     ways = {"centered": {}, "group_std": {"scale_rewards": True}}
     ways["leave_one_out"] = {"baseline": "others"}
-    for name, way in ways.items():
-        args = grpo_minimal.Args(group_size=rewards.shape[1], **way)
-        found = grpo_minimal.group_advantages(rewards.clone(), args)
-        case.agree(**{name: found.view(rewards.shape)})
+    args = {name: m.Args(group_size=x.rewards.shape[1], **way) for name, way in ways.items()}
+    found = {name: m.group_advantages(x.rewards.clone(), y) for name, y in args.items()}
+    return {name: y.view(x.rewards.shape) for name, y in found.items()}
 
 
 FORMS = {
@@ -335,93 +171,97 @@ FORMS = {
 }
 
 
-def settings_of(case):
-    x = case.inputs
-    return {"clip_coef": x.clip_low, "clip_high": x.clip_high, **FORMS[case.formula]}
-
-
-@cases(*FORMS)
-@on("grpo")
-def test_g4_g5_g7_grpo_loss(script, case, monkeypatch):
-    x = case.inputs
-    x.logprobs.requires_grad_()
-    args = script.module.Args(**settings_of(case), kl_in_loss="k3" if x.kl_coef else "no")
+def grpo_loss(m, x):
+    settings = {"clip_coef": x.clip_low, "clip_high": x.clip_high, **FORMS[x.formula]}
+    args = m.Args(**settings, kl_in_loss="k3" if x.kl_coef else "no")
     agent = MagicMock(get_logprobs=lambda *_: torch.zeros(*x.mask.shape, 1))
-    monkeypatch.setattr(script.module, "log_probability", lambda *_: x.logprobs)
-    mb = script.module.Rollout(None, None, x.old_logprobs, x.ref_logprobs, None, x.mask)
-    loss, _ = script.module.grpo_loss(agent, mb, x.advantages, x.kl_coef, args)
-    case.agree(loss=loss, gradient=slope(loss, x.logprobs)[0])
+    mb = m.Rollout(None, None, x.old_logprobs, x.ref_logprobs, None, x.mask)
+    with patch.object(m, "log_probability", lambda *_: x.logprobs):
+        return {"loss": m.grpo_loss(agent, mb, x.advantages, x.kl_coef, args)[0]}
 
 
-@cases(*FORMS)
-def test_grpo_loss_of_the_short_script(case):
-    x = case.inputs
-    x.logprobs.requires_grad_()
-    args = grpo_minimal.Args(**settings_of(case), kl_coef=x.kl_coef)
-    model, responses = (
-        MagicMock(logprobs=lambda *_: x.logprobs),
-        torch.where(x.mask, 1, grpo_minimal.PAD),
-    )
+def short_grpo_loss(m, x):
+    settings = {"clip_coef": x.clip_low, "clip_high": x.clip_high, **FORMS[x.formula]}
+    logprobs = x.logprobs.where(x.mask, x.logprobs.detach())  # padding is constant there
+    model, responses = MagicMock(logprobs=lambda *_: logprobs), torch.where(x.mask, 1, m.PAD)
     others = x.old_logprobs, x.ref_logprobs, x.advantages[:, None]
-    loss = grpo_minimal.grpo_loss(model, None, responses, *others, args)
-    gradient = slope(loss, x.logprobs)[0].where(x.mask, 0.0)  # padding is constant there
-    case.agree(loss=loss, gradient=gradient)
+    args = m.Args(**settings, kl_coef=x.kl_coef)
+    return {"loss": m.grpo_loss(model, None, responses, *others, args)}
 
 
-# --- Other libraries ---
+# Formulas; the scripts, by names or features, or other modules; what computes the outputs there.
+OURS = [
+    ("gae", "environments ppo_minimal", gae),
+    ("normalize_obs", "vector", normalize_obs),
+    (
+        "normalize_advantages",
+        "environments",
+        lambda m, x: {"normalized": m.normalize(x.advantages)},
+    ),
+    ("policy_loss", "clips rlhf grpo", policy_loss),
+    ("value_loss", "clips", value_loss),
+    ("value_loss", "kl_penalty", partial(value_loss, name="clipped_value_loss")),
+    ("value_loss", "rlhf", partial(value_loss, name="token_value_loss")),
+    ("ppo_loss", "continuous atari", ppo_loss),
+    ("ppo_loss", "multidiscrete", partial(ppo_loss, others=1)),  # masks
+    ("ppo_loss", "lstm", partial(ppo_loss, others=2)),  # starts and states
+    ("ppo_loss", "ppo_minimal", short_ppo_loss),
+    ("gaussian", "gaussian", gaussian),
+    ("categorical", "games", categorical),
+    ("categorical masked_categorical multi_categorical", "multidiscrete", categorical_with_masks),
+    ("kl_estimates", "environments rlhf grpo", approx_kl),
+    ("adam_ppo2", "vector", adam),
+    ("clip_gradient", "vector", clip_gradient),
+    ("paper_kl_coef", "kl_penalty", paper_kl_coef),
+    ("rlhf_kl_coef", "rlhf grpo", rlhf_kl_coef),
+    ("rlhf_advantages", "rlhf", rlhf_advantages),
+    ("whiten", "rlhf", whiten),
+    ("group_advantages", "grpo", group_advantages),
+    ("group_advantages", "grpo_minimal", short_group_advantages),
+    (" ".join(FORMS), "grpo", grpo_loss),
+    (" ".join(FORMS), "grpo_minimal", short_grpo_loss),
+]
+
+# --- What other libraries compute ---
 
 
-@cases("gaussian", "categorical", "masked_categorical", "multi_categorical")
-def test_distributions_of_pytorch_and_stable_baselines3(case):
-    x = case.inputs
-    if case.formula == "gaussian":
-        policy = Independent(Normal(x.mean, x.log_std.exp()), 1)
-    elif case.formula == "masked_categorical":
-        policy = MaskableCategorical(logits=x.logits, masks=x.masks)
-    elif case.formula == "multi_categorical":
-        policy = Independent(Categorical(logits=x.logits), 1)
+def distribution(_, x):
+    if x.formula == "gaussian":
+        policy = Normal(x.mean, x.log_std.exp())
     else:
-        policy = Categorical(logits=x.logits)
-    case.agree(logprobs=policy.log_prob(x.actions), entropies=policy.entropy())
+        policy = MaskableCategorical(logits=x.logits, masks=getattr(x, "masks", None))
+    policy = Independent(policy, x.actions.dim() - 1)  # the sum over components, if there are any
+    return dict(zip(DISTRIBUTION, (policy.log_prob(x.actions), policy.entropy())))
 
 
-@cases("adam_pytorch", "adam_ppo2")
-def test_adam_of_pytorch(case):
-    x = case.inputs
+def torch_adam(_, x):
     weights = nn.Parameter(x.parameters.clone())
     adam = torch.optim.Adam([weights], lr=x.learning_rate, eps=x.eps)
     for weights.grad in x.gradients:
         adam.step()
-    expected = {"with epsilon after the bias correction, as in PyTorch"}
-    expected = expected if case.formula == "adam_ppo2" else set()
-    assert case.reasons(parameters=weights) == expected
+    return {"parameters": weights}
 
 
-@cases("clip_gradient")
-def test_gradient_clipping_of_pytorch(case):
-    x = case.inputs
+def torch_clip_gradient(_, x):
     weights = [nn.Parameter(0 * y) for y in (x.weight, x.bias)]
-    weights[0].grad, weights[1].grad = x.weight, x.bias
+    weights[0].grad, weights[1].grad = x.weight.clone(), x.bias.clone()
     norm = nn.utils.clip_grad_norm_(weights, x.max_norm)
-    case.agree(norm=norm, weight=weights[0].grad, bias=weights[1].grad)
+    return {"norm": norm, "weight": weights[0].grad, "bias": weights[1].grad}
 
 
-@cases("gae")
-def test_gae_of_stable_baselines3(case):
+def sb3_gae(_, x):
     """Time limits enter the reward there, as its collect_rollouts does it."""
-    x = SimpleNamespace(**{k: np.array(y) for k, y in case.case["inputs"].items()})
     (steps, envs), space = x.rewards.shape, gym.spaces.Box(-1, 1, (1,))
-    options = {"gamma": x.gamma.item(), "gae_lambda": x.gae_lambda.item(), "n_envs": envs}
+    options = {"gamma": x.gamma, "gae_lambda": x.gae_lambda, "n_envs": envs}
     buffer = RolloutBuffer(steps, space, space, "cpu", **options)
     cut_off, done = x.truncated & ~x.terminated, x.terminated | x.truncated
     rewards, starts = x.rewards + x.gamma * x.next_values * cut_off, np.ones(envs)
+    nothing = np.zeros((envs, 1))
     for t in range(steps):
-        nothing = np.zeros((envs, 1))
-        values = torch.tensor(x.values[t])
-        buffer.add(nothing, nothing, rewards[t], starts, values, torch.zeros(envs))
-        starts = done[t]
-    buffer.compute_returns_and_advantage(torch.tensor(x.next_values[-1]), starts)
-    case.agree(advantages=buffer.advantages, returns=buffer.returns)
+        buffer.add(nothing, nothing, rewards[t].numpy(), starts, x.values[t], torch.zeros(envs))
+        starts = done[t].numpy()
+    buffer.compute_returns_and_advantage(x.next_values[-1], starts)
+    return {"advantages": buffer.advantages, "returns": buffer.returns}
 
 
 class Tape(gym.Env):
@@ -429,8 +269,8 @@ class Tape(gym.Env):
 
     action_space = gym.spaces.Discrete(1)
 
-    def __init__(self, case, index):
-        self.x, self.index = vars(case.inputs), index
+    def __init__(self, x, index):
+        self.x, self.index = vars(x), index
         obs = self.x.get("observations", torch.zeros(9, 9, 1))
         self.observations = obs[:, index].numpy()
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, obs.shape[2:], np.float64)
@@ -440,62 +280,42 @@ class Tape(gym.Env):
         return self.observations[self.t], {}
 
     def step(self, action):
-        names = ("rewards", "terminated", "truncated")
-        zeros = torch.zeros(9, 9)
+        names, zeros = ("rewards", "terminated", "truncated"), torch.zeros(9, 9)
         reward, *ends = (self.x.get(name, zeros)[self.t, self.index].item() for name in names)
         self.t += 1
         return self.observations[self.t], reward, *map(bool, ends), {}
 
 
-@cases("normalize_obs", "scale_rewards")
-def test_running_statistics_of_stable_baselines3(case):
-    x = case.inputs
-    steps, envs = (x.observations if case.formula == "normalize_obs" else x.rewards).shape[:2]
-    clip = getattr(x, "clip_obs", 10.0), getattr(x, "clip_reward", 10.0)
-    tape = DummyVecEnv([lambda i=i: Tape(case, i) for i in range(envs)])
-    env = VecNormalize(tape, clip_obs=clip[0], clip_reward=clip[1], gamma=getattr(x, "gamma", 0.99))
-    obs, rewards = [env.reset()], []
-    for _ in range(steps - (case.formula == "normalize_obs")):
-        found, reward, *_ = env.step([0] * envs)
-        obs.append(found)
-        rewards.append(reward)
-    case.agree(**({"normalized": obs} if case.formula == "normalize_obs" else {"scaled": rewards}))
+def sb3_statistics(_, x):
+    clips = {name: y for name, y in vars(x).items() if name.startswith("clip") or name == "gamma"}
+    steps, envs = (x.observations if x.formula == "normalize_obs" else x.rewards).shape[:2]
+    env = VecNormalize(DummyVecEnv([lambda i=i: Tape(x, i) for i in range(envs)]), **clips)
+    obs = [env.reset()]
+    if x.formula == "scale_rewards":
+        return {"scaled": [env.step([0] * envs)[1] for _ in range(steps)]}
+    return {"normalized": obs + [env.step([0] * envs)[0] for _ in range(steps - 1)]}
 
 
-@cases("normalize_obs", "scale_rewards")
-def test_running_statistics_of_gymnasium_which_cleanrl_uses(case):
-    columns, x = [], case.inputs
-    steps, envs = (x.observations if case.formula == "normalize_obs" else x.rewards).shape[:2]
-    for i in range(envs):
-        if case.formula == "normalize_obs":
-            env = gym.wrappers.NormalizeObservation(Tape(case, i))
-            rows = [env.reset()[0], *(env.step(0)[0] for _ in range(steps - 1))]
-            columns.append(np.clip(rows, -x.clip_obs, x.clip_obs))
-        else:
-            env = gym.wrappers.NormalizeReward(Tape(case, i), gamma=x.gamma)
-            env.reset()
-            rows = [float(env.step(0)[1]) for _ in range(steps)]
-            columns.append(np.clip(rows, -x.clip_reward, x.clip_reward))
-    found = np.stack(columns, axis=1)
-    if case.formula == "scale_rewards":
-        assert case.reasons(scaled=found) == {
-            "as in Gymnasium's NormalizeReward, around each environment"
-        }
-    else:
-        expected = {"if each environment has its own statistics"} if envs > 1 else set()
-        assert case.reasons(normalized=found) == expected
+def gymnasium_normalize_obs(m, x):
+    columns = []
+    for i in range(x.observations.shape[1]):
+        env = m.wrappers.NormalizeObservation(Tape(x, i))
+        columns.append([env.reset()[0], *(env.step(0)[0] for _ in x.observations[1:])])
+    return {"normalized": np.clip(np.stack(columns, axis=1), -x.clip_obs, x.clip_obs)}
 
 
-SAMPLE_STD = "with the sample standard deviation of the advantages"
-WHOLE = "with the sample standard deviation, {}, without the factor 1/2"
+def gymnasium_scale_rewards(m, x):
+    columns = []
+    for i in range(x.rewards.shape[1]):
+        env = m.wrappers.NormalizeReward(Tape(x, i), gamma=x.gamma)
+        env.reset()
+        columns.append([float(env.step(0)[1]) for _ in x.rewards])
+    return {"scaled": np.clip(np.stack(columns, axis=1), -x.clip_reward, x.clip_reward)}
 
 
-@pytest.mark.parametrize("clipped", [False, True])
-@cases("ppo_loss")
-def test_loss_of_stable_baselines3_differs_as_the_page_says(case, clipped):
+def sb3_ppo_loss(_, x, clipped=False):
     """Its `train` on one minibatch; nothing of it is stated here."""
-    x, logged = case.inputs, {}
-    heads = [y.requires_grad_() for y in (x.values, x.logprobs, x.entropies)]
+    heads, logged = (x.values, x.logprobs, x.entropies), {}
     data = {"observations": None, "actions": None, "advantages": x.advantages, "returns": x.returns}
     data = SimpleNamespace(**data, old_log_prob=x.old_logprobs, old_values=x.old_values)
     model = MagicMock(n_epochs=1, target_kl=None, max_grad_norm=1e9, _n_updates=0)
@@ -508,26 +328,125 @@ def test_loss_of_stable_baselines3_differs_as_the_page_says(case, clipped):
     model.rollout_buffer = MagicMock(get=lambda _: [data], values=np.ones(5), returns=np.ones(5))
     model.logger.record = lambda name, value, **_: logged.update({name: value})
     PPO.train(model)
-
     places = ("gradient_values", "gradient_logprobs", "gradient_entropies")
     found = {name: y.grad for name, y in zip(places, heads, strict=True)}
     names = {"policy_loss": "policy_gradient_loss", "clipfrac": "clip_fraction"}
     for name in ("loss", "policy_loss", "value_loss", "approx_kl", "clipfrac"):
         found[name] = logged[f"train/{names.get(name, name)}"]
-    reasons = {name: case.reasons(**{name: y}) for name, y in found.items()}
-    whole = {
-        WHOLE.format("with the clipped values alone" if clipped else "without clipping of values")
-    }
-    expected = {"policy_loss": {SAMPLE_STD}, "gradient_logprobs": {SAMPLE_STD}, "loss": whole}
-    expected |= {"value_loss": whole, "gradient_values": whole}
-    assert {name: y for name, y in reasons.items() if y} == expected
+    return found
+
+
+SAMPLE_STD = "with the sample standard deviation of the advantages"
+WHOLE = "with the sample standard deviation, {}, without the factor 1/2"
+PLAIN = WHOLE.format("without clipping of values")
+CLIPPED = WHOLE.format("with the clipped values alone")
+SEPARATE = "if each environment has its own statistics"
+REWARDS = "as in Gymnasium's NormalizeReward, around each environment"
+LATE_EPSILON = "with epsilon after the bias correction, as in PyTorch"
+# The same of other libraries, and their mistakes.
+OTHERS = [
+    ("gaussian categorical masked_categorical multi_categorical", "torch", distribution),
+    ("adam_pytorch", "torch", torch_adam),
+    ("adam_ppo2", "torch", torch_adam, LATE_EPSILON),
+    ("clip_gradient", "torch", torch_clip_gradient),
+    ("gae", "stable_baselines3", sb3_gae),
+    ("normalize_obs scale_rewards", "stable_baselines3", sb3_statistics),
+    ("ppo_loss", "stable_baselines3", sb3_ppo_loss, SAMPLE_STD, PLAIN),
+    ("ppo_loss", "stable_baselines3", partial(sb3_ppo_loss, clipped=True), SAMPLE_STD, CLIPPED),
+    ("normalize_obs", "gymnasium", gymnasium_normalize_obs, SEPARATE),
+    ("scale_rewards", "gymnasium", gymnasium_scale_rewards, REWARDS),
+]
+
+
+# --- The comparison ---
+
+
+def leaves(case):
+    """The input by which each gradient is taken, by the gradient's name."""
+    only = "logprobs" if "logprobs" in case["inputs"] else "values"
+    names = [name for name in case["expected"] if name.startswith("gradient")]
+    return {name: name.removeprefix("gradient_") if "_" in name else only for name in names}
+
+
+def inputs_of(formula, case):
+    """Numbers, and new tensors of 64-bit floats, flags or integers."""
+    inputs = case["inputs"].items()
+    tensors = {name: torch.tensor(np.array(x)) for name, x in inputs if isinstance(x, list)}
+    for name in leaves(case).values():
+        tensors[name].requires_grad_()
+    return SimpleNamespace(formula=formula, **{**case["inputs"], **tensors})
+
+
+def is_close(found, expected):
+    expected = np.array(expected, float)
+    size = np.abs(expected).max() or 1.0
+    return np.allclose(found, expected, rtol=1e-5, atol=1e-6 * size)
+
+
+def mistakes_of(formula, compute, module):
+    """What explains the outputs that are not as expected; each must be a known mistake."""
+    found = set()
+    for case in VECTORS[formula]["cases"]:
+        x, unchanged = inputs_of(formula, case), inputs_of(formula, case)
+        outputs = compute(module, x)
+        assert outputs
+        if torch.is_tensor(loss := outputs.get("loss")):
+            slopes = torch.autograd.grad(loss, [getattr(x, y) for y in leaves(case).values()])
+            outputs |= dict(zip(leaves(case), slopes, strict=True))
+        for name, y in vars(unchanged).items():
+            assert not torch.is_tensor(y) or torch.equal(getattr(x, name), y), name
+        for name, y in outputs.items():
+            y = y.detach().numpy() if torch.is_tensor(y) else np.asarray(y)
+            if not is_close(y, case["expected"][name]):
+                gives = {z["mistake"]: z["gives"] for z in case["mistakes"] if name in z["gives"]}
+                known = [mistake for mistake, z in gives.items() if is_close(y, z[name])]
+                found.add(known[0] if known else f"{case['name']}: {name} is {y.tolist()}")
+    return found
+
+
+@on("environments", "rlhf", "grpo")
+def test_scripts(script):
+    words = {script.name, *script.features}
+    rows = [row for row in OURS if words & {*row[1].split()}]
+    found = {x: mistakes_of(x, row[2], script.module) for row in rows for x in row[0].split()}
+    assert found and not any(found.values()), found
+
+
+FEATURES = {x for script in SCRIPTS.values() for x in (script.name, *script.features)}
+ROWS = [
+    (formula, name, *rest)
+    for formulas, names, *rest in OURS + OTHERS
+    for formula in formulas.split()
+    for name in names.split()
+    if name not in FEATURES
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row[0]}-{row[1]}" for row in ROWS])
+def test_short_scripts_and_libraries(row):
+    formula, name, compute, *mistakes = row
+    assert mistakes_of(formula, compute, importlib.import_module(name)) == {*mistakes}
+
+
+# --- The file and the page ---
+
+
+def test_the_file_is_up_to_date_and_small():
+    """Written by `python -m benchmark vectors`."""
+    assert vectors.FILE.read_text(encoding="utf-8") == vectors.content()
+    assert vectors.FILE.stat().st_size < 150_000
+
+
+def test_a_mistake_shows_in_each_case_and_each_mistake_somewhere():
+    for name, formula in vectors.FORMULAS.items():
+        shown = [{y["mistake"] for y in x["mistakes"]} for x in VECTORS[name]["cases"]]
+        assert all(shown) and set.union(*shown) == formula.mistakes.keys(), name
 
 
 def test_the_page_names_only_mistakes_of_the_file():
     known = {x for formula in vectors.FORMULAS.values() for x in formula.mistakes}
-    quoted = set(
-        re.findall(r"\*([a-z][^*|]+)\*", PAGE.partition("## What other projects compute")[2])
-    )
+    text = PAGE.partition("## What other projects compute")[2]
+    quoted = set(re.findall(r"\*([a-z][^*|]+)\*", text))
     assert len(quoted) > 8 and quoted <= known
 
 
