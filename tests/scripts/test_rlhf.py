@@ -29,12 +29,6 @@ def random_tokens(rows: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(2, len(rlhf.VOCABULARY), (rows, length), generator=seeded(seed))
 
 
-def with_another_token(responses: torch.Tensor, position: int) -> torch.Tensor:
-    changed = responses.clone()
-    changed[:, position] = torch.where(responses[:, position] == 5, 6, 5)
-    return changed
-
-
 @pytest.fixture
 def model() -> rlhf.TinyGPT:
     return louder(rlhf.TinyGPT(len(rlhf.VOCABULARY), 24), 0.1)
@@ -104,7 +98,7 @@ def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference)
 # --- R1 to R13: models and sampling ---
 
 
-def test_r1_each_token_is_judged_by_the_prompt_and_the_tokens_before_it(agent):
+def test_r1_r7_each_token_is_judged_by_the_prompt_and_the_tokens_before_it(agent):
     reward, responses = rlhf.RewardModel(agent.policy), random_tokens(4, 7)
     first, second = random_prompts(4, seed=1), random_prompts(4, seed=2)
     logprobs, values = agent.get_logprobs_and_values(first, responses)
@@ -114,12 +108,14 @@ def test_r1_each_token_is_judged_by_the_prompt_and_the_tokens_before_it(agent):
     assert torch.equal(reward.score(first, responses) != reward.score(second, responses), differs)
     assert torch.equal((values != other_values).any(1), differs)
     assert torch.equal((logprobs != other_logprobs)[:, 0, 5], differs)
-    new_logprobs, new_values = agent.get_logprobs_and_values(
-        first, with_another_token(responses, 3)
-    )
+    changed = torch.cat([responses[:, :3], random_tokens(4, 4, seed=1)], 1)
+    new_logprobs, new_values = agent.get_logprobs_and_values(first, changed)
     assert torch.equal(values[:, :4], new_values[:, :4])
     assert torch.equal(logprobs[:, :4], new_logprobs[:, :4])
     assert (values[:, 4] != new_values[:, 4]).all()
+    score = reward.score(first, responses)  # is that of the last real token
+    torch.testing.assert_close(reward.score(first, F.pad(responses, (0, 5))), score)
+    assert (reward.score(first, torch.cat([responses[:, :-1], changed[:, -1:]], 1)) != score).all()
 
 
 def test_r2_rows_are_padded_or_cut_to_the_exact_length_with_a_token_of_its_own():
@@ -156,14 +152,6 @@ def test_r4_r10_samples_and_log_probabilities_with_a_cache_equal_those_without(a
         texts = torch.cat([texts, (logits - noise).argmax(-1, keepdim=True)], 1)
     assert torch.equal(texts[:, 6:], sampled)
     assert (sampled[:, :7] == EOS).any() and (sampled > BOS).all()
-
-
-def test_r7_score_is_that_of_the_last_real_token(model):
-    reward, prompts, responses = rlhf.RewardModel(model), random_prompts(4), random_tokens(4, 8)
-    score = reward.score(prompts, responses)
-    torch.testing.assert_close(reward.score(prompts, F.pad(responses, (0, 5))), score)
-    assert score.shape == (4,)
-    assert (reward.score(prompts, with_another_token(responses, -1)) != score).all()
 
 
 def test_r8_reward_head_has_the_documented_spread(monkeypatch):
