@@ -62,7 +62,6 @@ class Script:
     unsuitable: ClassVar[dict[str, str]] = {  # environment -> what the refusal names
         "FakeWalk-Discrete-v0": "ppo_multidiscrete.py",
         "ALE/Pong-v5": "ALE",
-        "FakeWalk-Endless-v0": "Sequence",
         "Backgammon": "Backgammon",
         "HalfCheeta-v4": "mean: `HalfCheetah`",
     }

@@ -20,8 +20,6 @@ SPACES = {
     "Box": (NUMBERS, gym.spaces.Box(-0.1, 0.1, (2,), np.float32)),
     "Discrete": (NUMBERS, gym.spaces.MultiDiscrete([3, 2])),
     "Frames": (gym.spaces.Box(0, 255, (84, 84), np.uint8), gym.spaces.Discrete(6)),
-    "Unbounded": (NUMBERS, gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)),
-    "Endless": (gym.spaces.Sequence(NUMBERS), gym.spaces.Box(-0.1, 0.1, (2,), np.float32)),
 }
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from benchmark.lab import statistics
 from benchmark.lab.definitions import Folders, Suite, require_open
-from benchmark.lab.logs import UNKNOWN, Log, of_suite, search, side_by_side
+from benchmark.lab.logs import UNKNOWN, Log, of_suite, runs_table, search
 from benchmark.lab.provenance import BenchmarkError
 from benchmark.lab.statistics import estimate
 from benchmark.lab.tables import RATIO, chance, markdown, number, of_pairs, tasks_of, with_interval
@@ -37,7 +37,7 @@ def runs_of(
         notes += [f"{x.path}: {x.note}." for x in groups[name] if x.note]
     if len(groups) < 2:
         raise BenchmarkError("To compare, give at least two folders, patterns or rows of suites.")
-    return side_by_side(groups), notes
+    return runs_table(groups), notes
 
 
 def logs_of(

@@ -104,7 +104,7 @@ class Log:
         return curve["step"].to_numpy(), curve[name].to_numpy()
 
 
-def side_by_side(groups: dict[str, list[Log]]) -> pd.DataFrame:
+def runs_table(groups: dict[str, list[Log]]) -> pd.DataFrame:
     """A row per run: the "label" of its group, its "environment" and its "log"."""
     rows = [(label, x.environment, x) for label, logs in groups.items() for x in logs]
     table = pd.DataFrame(rows, columns=["label", "environment", "log"])
@@ -179,19 +179,16 @@ def main_folder(folder: Path) -> Path | None:
     found, _ = run_folders([folder])
     if len(found) < 2:
         return found[0] if found else None
-    by_content = lambda x: (len(x.updates) > 0 and len(x.episodes) > 0, len(x.episodes))  # noqa: E731
-    return max(find(str(folder)), key=by_content).path
+    return max(find(str(folder)), key=lambda x: len(x.episodes)).path
 
 
 def with_note(log: Log, environment: str) -> Log:
     """A run with what is known about it elsewhere, if it does not say it itself."""
     note = note_on(log.path)
     noted = {x: str(note[x]) for x in ("seed", "flags", "sha256") if note.get(x)}
-    if log.environment != UNKNOWN:
-        environment = log.environment
-    elif note.get("environment"):
-        environment = note["environment"]
-    return dataclasses.replace(log, environment=environment, settings=log.settings or noted)
+    if log.environment == UNKNOWN:
+        log = dataclasses.replace(log, environment=note.get("environment") or environment)
+    return dataclasses.replace(log, settings=log.settings or noted)
 
 
 def note_on(folder: Path) -> dict[str, Any]:
@@ -308,11 +305,11 @@ def contents(file: Any) -> tuple[pd.DataFrame, dict[str, str]]:
     rows = [(tag, x.step, x.value) for tag in tags["scalars"] for x in file.Scalars(tag)]
     for tag in tags["tensors"]:  # also pictures and curves
         kind = file.SummaryMetadata(tag).plugin_data.plugin_name
-        tensors = [(x.step, make_ndarray(x.tensor_proto)) for x in file.Tensors(tag)]
         if kind == "scalars":  # in TensorBoard's newer form
-            rows += [(tag, step, x.item()) for step, x in tensors]
+            found = [(x.step, make_ndarray(x.tensor_proto)) for x in file.Tensors(tag)]
+            rows += [(tag, step, x.item()) for step, x in found]
         elif kind == "text" and tag.startswith("hyperparameters"):
-            text = tensors[-1][1].item().decode()
+            text = make_ndarray(file.Tensors(tag)[-1].tensor_proto).item().decode()
             settings |= dict(ROW.findall(text)[2:])  # without the heading and the line below it
     return pd.DataFrame(rows, columns=["tag", "step", "value"]), settings
 

@@ -73,7 +73,7 @@ def checks(logs: list[Log]) -> Figure:
     """The metrics of runs over their healthy ranges; red where the rule says that they are not."""
     judged = [{x["metric"]: x for x in check.judge(log)} for log in logs]
     metrics = dict.fromkeys(x for rows in judged for x in rows)
-    figure, panels = one_panel_each([*metrics] or ["return"])
+    figure, panels = one_panel_each([*metrics])
     for axes, metric in zip(panels, metrics):
         verdicts, ends, color = collections.Counter(), [], "k"
         for index, (name, log, rows) in enumerate(zip(check.names_of(logs), logs, judged)):
@@ -107,9 +107,10 @@ def overlay(runs: pd.DataFrame) -> Figure:
     Args:
         runs: "label", "environment" and "log" of each.
     """
-    places, labels = runs.groupby("environment", sort=False), [*runs["label"].cat.categories]
-    figure, panels = one_panel_each([*places.groups], 3 if len(places) < 9 else 4)
-    for axes, (_, own) in zip(panels, places):
+    places, labels = runs["environment"].unique(), [*runs["label"].cat.categories]
+    figure, panels = one_panel_each(places, 3 if len(places) < 9 else 4)
+    for axes, place in zip(panels, places):
+        own = runs[runs["environment"] == place]
         for label, logs in own.groupby("label", observed=True)["log"]:
             if logs := [x for x in logs if len(x.episodes)]:
                 draw_curves(axes, logs, label, f"C{labels.index(label)}")

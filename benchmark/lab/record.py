@@ -19,7 +19,6 @@ STEP_METRICS = {
     "losses/explained_variance": "explained_variance",
     "check/kl_after": "kl_after",
     "check/first_kl": "check_first_kl",
-    "check/values": "check_values",
     "check/value_bias": "check_value_bias",
     "check/update": "check_update",
     "check/acting": "check_acting",

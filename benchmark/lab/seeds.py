@@ -18,7 +18,7 @@ import pandas as pd
 
 from benchmark.lab import plots
 from benchmark.lab.definitions import Folders, Suite, Variant, file_name
-from benchmark.lab.logs import read, side_by_side
+from benchmark.lab.logs import read, runs_table
 from benchmark.lab.provenance import BenchmarkError, version_on_disk
 from benchmark.lab.record import LAST_100
 from benchmark.lab.results import by_environment, done
@@ -135,7 +135,7 @@ def show(suite: Suite, folders: Folders) -> None:
         table["minutes per run"] = table.pop("minutes per run")  # comes last
         print(f"\n{markdown(table)}")
     if drawn:
-        curves, runs = folders.results / "curves.png", side_by_side({suite.name: drawn})
+        curves, runs = folders.results / "curves.png", runs_table({suite.name: drawn})
         print(f"Curves: {plots.try_to_save(lambda: plots.overlay(runs), curves)}")
     if episodes:
         table = pd.concat(episodes, names=["environment", "seed"]).droplevel(2)

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import math
 
-import numpy as np
 import pandas as pd
 
 from benchmark.lab import check, statistics
@@ -49,11 +48,10 @@ def warnings(result: Result, steps: float = math.inf) -> dict[str, int]:
 
 def warned_seeds(results: list[Result], steps: float = EARLY) -> tuple[int, str]:
     """On how many seeds there is a warning by then, and what of, most seeds and earliest first."""
-    found = [warnings(x, steps) for x in results]
-    first = {x: [y[x] for y in found if x in y] for own in found for x in own}
-    ranked = sorted(first.items(), key=lambda x: (-len(x[1]), np.median(x[1])))
-    text = ", ".join(f"`{x}` ({when(np.median(y))})" for x, y in ranked[:3])
-    return sum(map(bool, found)), text
+    first = pd.DataFrame([warnings(x, steps) for x in results])  # a column per metric
+    ranked = sorted(first, key=lambda x: (-first[x].count(), first[x].median()))
+    text = ", ".join(f"`{x}` ({when(first[x].median())})" for x in ranked[:3])
+    return int(first.notna().any(axis=1).sum()), text
 
 
 def when(step: float) -> str:

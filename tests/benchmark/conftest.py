@@ -1,4 +1,4 @@
-"""A fixture of tests that start commands in processes of their own, and kill them."""
+"""Fixtures of tests that start commands in processes of their own, or draw figures."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ import pytest
 import scipy.stats  # noqa: F401  # or each forked command would import it, in two seconds
 
 from benchmark.__main__ import main
-from benchmark.lab import logs, record
+from benchmark.lab import logs, plots, record
 
 RAY = SimpleNamespace(
     exceptions=SimpleNamespace(RayError=RuntimeError),
@@ -90,3 +90,15 @@ def forked(tmp_path, monkeypatch):
     for process in forked.processes:
         process.kill()
         process.join()
+
+
+@pytest.fixture
+def drawn():
+    """For tests of commands whose figures matter."""
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request, monkeypatch):
+    """In other tests commands draw nothing, because a figure takes half a second."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(plots, "try_to_save", lambda make, path: str(path))

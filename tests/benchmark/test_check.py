@@ -22,6 +22,9 @@ def test_a_log_of_cleanrl_is_checked_with_what_was_pasted(tmp_path, command):
     write_cleanrl(tmp_path, metrics={"check/value_bias": 0.9, "check/update": 0.3, "clipfrac": 0.6})
     code, text = command("check", tmp_path)
     assert code == 0 and f"{PENDULUM}, 81,920 steps" in text
+    score = np.mean([i + k for i in range(37, 41) for k in range(5)])
+    last = next(x for x in text.splitlines() if x.startswith("return "))
+    assert f" {score:.1f}  " in last and "mean of the" not in last and "last tenth" in last
     rows = {x.split()[0]: x for x in text.splitlines() if "/" in x.partition(" ")[0]}
     assert rows["check/value_bias"].endswith("at most 0.6      unhealthy since 40,960")
     assert rows["losses/clipfrac"].endswith("0.005 to 0.3     high")
@@ -147,7 +150,8 @@ def test_the_last_line_names_the_changed_script_that_is_at_hand(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("steps", "unit"), [([2048, 4096], "steps"), ([1, 2, 3], "updates"), ([2048], "steps")]
+    ("steps", "unit"),
+    [([2048, 4096], "steps"), ([1, 2, 3], "updates"), ([0, 1, 2], "updates"), ([2048], "steps")],
 )
 def test_steps_are_called_updates_only_if_they_count_them(steps, unit):
     updates = pd.DataFrame({"global_step": steps, "losses/approx_kl": 0.01})

@@ -16,7 +16,7 @@ from benchmark.lab.definitions import Folders
 from benchmark.paper import pages
 
 
-def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command):
+def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command, drawn):
     size = {"n_steps": 256, "batch_size": 256, "n_epochs": 1, "device": "cpu"}
     PPO("MlpPolicy", PENDULUM, seed=0, tensorboard_log="sb3", **size).learn(512)
     write_cleanrl(tmp_path / "cleanrl")
@@ -70,7 +70,7 @@ def test_with_many_seeds_the_better_group_is_named_first_or_last(tmp_path, comma
 
 def test_the_smallest_visible_difference_is_noticed_in_four_of_five_experiments():
     rng = np.random.default_rng(0)
-    a, b = rng.normal(10, 1, size=(2, 4000, 5))
+    a, b = rng.normal(10, 1, size=(2, 1000, 5))
     sizes = [statistics.smallest_visible(x, y) for x, y in zip(a, b)]
     shift = 10 * np.sqrt(np.mean(np.square(sizes)))
     noticed = stats.ttest_ind(a + shift, b, axis=1).pvalue < 0.05

@@ -1,228 +1,177 @@
 """`python -m benchmark diff`: where a changed copy of a script first computes something else."""
 
-import functools
 import re
+from pathlib import Path
 
 import pytest
 
-from benchmark import __main__ as program
-from benchmark.lab import diff
 from benchmark.lab.provenance import ROOT
+from benchmark.lab.run import changed
 
-CONTINUOUS, DISCRETE, KL = (
-    f"ppo_{x}.py" for x in ("continuous_action", "multidiscrete", "kl_penalty")
-)
+SMALL = '''
+import dataclasses
 
+import numpy as np
 
-@functools.cache
-def comparison(script, *flags):
-    original = diff.read(ROOT / script)
-    return diff.Comparison(original, list(flags), original)
+SIZE = 3
 
 
-def changed(script, *patches):
-    """The text of a script in which texts are replaced."""
-    text = (ROOT / script).read_text()
-    for before, after in patches:
-        assert before in text, before
-        text = text.replace(before, after)
-    return text
+@dataclasses.dataclass
+class Args:
+    env_id: str = "Nowhere-v0"
+    seed: int = 1
+    gamma: float = 0.9
+    num_envs: int = 2
+    num_steps: int = 20
+    total_timesteps: int = 80
 
 
-def first(script, *patches, flags=()):
-    """The first difference that is found in a copy, and whether the changed line is blamed."""
-    copy = diff.Script(ROOT / script, changed(script, *patches))
-    finding = next(comparison(script, *flags).findings(copy), None)
-    if finding is None:
-        return "", "", False
-    lines = [k for x in finding.changes for k in diff.shown(x, copy, comparison(script).original)]
-    blamed = "\n".join(lines)
-    after = [x.strip() for _, text in patches for x in text.splitlines() if x.strip()]
-    before = [x.strip() for text, _ in patches for x in text.splitlines() if x.strip()]
-    return finding.what, finding.common, any(x in blamed for x in after + before)
+class Agent:
+    def __init__(self, rng):
+        self.weights = rng.normal(size=SIZE)
+
+    def value(self, obs):
+        return np.tanh(obs[..., :1]).sum(-1) * self.weights.sum()
 
 
-DONE_LATE = (
-    ("args.gamma * args.gae_lambda * (1 - done)", "args.gamma * args.gae_lambda * (1 - late)"),
-    (
-        "    # At first, temporal-difference",
-        "    late = torch.cat([done[:1], done[:-1]])\n    # At first, temporal-difference",
-    ),
-)
-SMALLER_VALUES = ("self.value(obs)\n", "0.5 * self.value(obs)\n")
+def gae(rewards, values, next_values, terminated, done, args):
+    """Advantages."""
+    # An episode that failed has no future.
+    next_values[terminated] = 0.0
+    delta = rewards + args.gamma * next_values - values
+    decay = args.gamma * (1 - done)
+    advantages = np.zeros_like(delta)
+    last = np.zeros(args.num_envs)
+    for t in reversed(range(len(delta))):
+        last = delta[t] + decay[t] * last
+        advantages[t] = last
+    return advantages
 
 
-@pytest.mark.parametrize(
-    ("file", "patches", "what", "common"),
-    [
-        (CONTINUOUS, DONE_LATE, "`decay` in `gae`", "with which an episode ends, and those after"),
-        (
-            CONTINUOUS,
-            [("pg_loss - args.ent_coef", "pg_loss + args.ent_coef")],
-            "`loss` in `ppo_loss`",
-            "",
-        ),
-        (
-            CONTINUOUS,
-            [("x.std(correction=0)", "x.std()")],
-            "`normalize` gets the same arguments and returns something else",
-            "",
-        ),
-        (
-            CONTINUOUS,
-            [("next_values[terminated] = 0.0", "pass")],
-            "`gae` is called in line",
-            "the steps with which an episode fails",
-        ),
-        (
-            CONTINUOUS,
-            [("rng.standard_normal(actions.shape", "2 * rng.standard_normal(actions.shape")],
-            "`noise` in",
-            "",
-        ),
-        (
-            DISCRETE,
-            [("next_values[truncated] = agent.value(t_final_obs)", "pass")],
-            "`next_values`",
-            "the steps with which an episode is cut off by the time limit",
-        ),
-        (
-            DISCRETE,
-            [("masks[t]) + noise[t]).argmax", "masks[t]) - noise[t]).argmax")],
-            "`actions`",
-            "",
-        ),
-        (
-            "ppo_minimal.py",
-            [("advantages.std(correction=0)", "advantages.std()")],
-            "`advantages` in `ppo_loss`",
-            "",
-        ),
-        (
-            "grpo_minimal.py",
-            [("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()")],
-            "`advantages` in `group_advantages`",
-            "",
-        ),
-        (
-            KL,
-            [("discounted_returns[done[t]] = 0.0", "pass")],
-            "`discounted_returns` in",
-            "the first steps after an episode",
-        ),
-    ],
-)
-def test_planted_bugs_are_found_where_they_are(file, patches, what, common):
-    found, steps, blamed = first(file, *patches)
-    assert what in found
-    assert common in steps
-    assert blamed
+def normalize(x):
+    return (x - x.mean()) / x.std()
 
 
-OTHER_NETWORK = (
-    ("HIDDEN = 64", "HIDDEN = 128"),
-    (
-        "first, second = (linear(x, HIDDEN, gain=2**0.5) for x in (obs_size, HIDDEN))",
-        "first, second, third = (\n"
-        "                linear(x, HIDDEN, gain=2**0.5) for x in (obs_size, HIDDEN, HIDDEN)\n"
-        "            )",
-    ),
-    (
-        "[first, nn.Tanh(), second, nn.Tanh()]",
-        "[first, nn.ReLU(), second, nn.ReLU(), third, nn.ReLU()]",
-    ),
-)
+def train(args):
+    rng = np.random.default_rng(args.seed)
+    agent = Agent(rng)
+    shape = args.num_steps, args.num_envs
+    for iteration in range(2):
+        # --- Collect ---
+        obs = rng.normal(size=(args.num_steps + 1, args.num_envs, 4))
+        chance = rng.random(shape)
+        rewards = np.zeros(shape)
+        terminated = np.zeros(shape, bool)
+        truncated = np.zeros(shape, bool)
+        for t in range(args.num_steps):
+            rewards[t] = obs[t].sum(-1)
+            terminated[t] = chance[t] < 0.2
+            truncated[t] = chance[t] > 0.9
+        done = terminated | truncated
+        # --- Advantages ---
+        values = agent.value(obs)
+        next_values = values[1:].copy()
+        next_values[truncated] = 0.5
+        advantages = gae(rewards, values[:-1], next_values, terminated, done, args)
+        # --- Update ---
+        step = 0.1 * normalize(advantages).max()
+        if step > 1e9:
+            step = 0.0
+        agent.weights = agent.weights + step
+    return {"weights": agent.weights}
+'''
+LATE = """late = np.concatenate([done[:1], done[:-1]])
+    decay = args.gamma * (1 - late)"""
+END = "the steps with which an episode "
+# A text of the script, what takes its place, and what is said of the difference.
+BUGS = [
+    ("(1 - done)", "(1 - 0 * done)", "`decay` in `gae`", f"{END}ends."),
+    ("decay = args.gamma * (1 - done)", LATE, "`decay` in `gae`", f"{END}ends, and those after."),
+    ("next_values[terminated] = 0.0", "pass", "`delta` in `gae`", f"{END}fails."),
+    ("next_values[truncated] = 0.5", "pass", "`next_values`", f"{END}is cut off by the"),
+    ("obs[t].sum(-1)", "obs[t].mean(-1)", "`rewards` in `train`", "DIFFERENT  iteration 1, coll"),
+    ("x.std()", "x.std(ddof=1)", "`normalize`", "gets the same arguments"),
+    ("step > 1e9", "step > -1e9", "ondition in `train`", "is True, in the original False."),
+    ("size=SIZE", "size=9", "`Agent` is built differently", "(9,), in the original (3,)."),
+    ("SIZE = 3", "SIZE = 4", "`Agent` is built differently", "`self.weights`"),
+    ("[..., :1]", "[..., :2]", "`value`", "gets the same arguments"),
+    ("delta[t] +", "deltas[t] +", "NameError: name 'deltas' is not defined", "advantages"),
+    ("in range(2)", "in range(1)", "weights", "DIFFERENT  iteration 2, update"),
+]
 
 
-def test_a_bug_behind_another_network_is_found():
-    bug = ("(1 - done)", "(1 - 0 * done)")
-    copy = diff.Script(ROOT / CONTINUOUS, changed(CONTINUOUS, *OTHER_NETWORK, bug))
-    network, wrong = comparison(CONTINUOUS).findings(copy)
-    assert network.what.startswith("`Agent` is built differently")
-    assert "`decay` in `gae`" in wrong.what
-    assert wrong.common == "the steps with which an episode ends"
+@pytest.fixture
+def compare(command):
+    """Exit code of the command, and what it says of a script in which texts are replaced."""
+
+    def call(*replaced, text=SMALL, words=("small.py",)):
+        Path("small.py").write_text(SMALL)
+        Path("mine.py").write_text(changed(text, replaced))
+        return command("diff", "mine.py", *words)
+
+    return call
 
 
-# --- Copies that compute the same ---
+@pytest.mark.parametrize(("before", "after", "what", "more"), BUGS)
+def test_a_bug_is_found_where_it_is(compare, before, after, what, more):
+    code, text = compare((before, after))
+    first, _, lines = text.partition("Compare (- small.py, + mine.py):")
+    assert code == 1 and what in first and more in first
+    for sign, part in (("-", before), ("+", after)):
+        for line in part.splitlines():
+            assert re.search(rf"\n[{sign}] +\d+ .*{re.escape(line.strip())}", lines), line
 
 
-def reordered(text):
-    """The math in another order, without comments and with other names of variables."""
-    start, end = (text.index(x) for x in ("def gae(", "def approx_kl("))
-    text = text[:start] + text[end:].replace(
-        "\ndef ppo_loss", text[start:end] + "\ndef ppo_loss", 1
-    )
-    text = re.sub(r"(?m)^ +#(?! ---).*\n", "", text)
-    for before, after in (("next_values", "following"), ("b_obs", "frames"), ("logratio", "lr")):
-        text = re.sub(rf"\b{before}\b", after, text)
-    return text
+def test_one_difference_after_the_other_is_told(compare):
+    code, text = compare(("size=SIZE", "size=9"), ("(1 - done)", "1"), ("x.std()", "1"))
+    parts = text.split("With the original's lines there, the next difference is:")
+    found = ["`Agent` is built differently", "`decay` in `gae`", "`normalize` gets the same"]
+    assert code == 1 and [x in y for x, y in zip(found, parts, strict=True)] == [True] * 3
+    assert text.endswith("With the original's lines there, both are equal.\n")
 
 
-@pytest.mark.parametrize("file", [CONTINUOUS, KL])
-def test_names_comments_and_the_order_of_functions_do_not_matter(file):
-    copy = diff.Script(ROOT / file, reordered((ROOT / file).read_text()))
-    assert len(copy.lines) < len(comparison(file).original.lines) - 30
-    assert [*comparison(file).findings(copy)] == []
+def test_a_difference_that_changes_nothing_in_the_end_is_harmless(compare):
+    code, text = compare(("terminated = np.zeros(", "terminated = np.ones("))
+    assert code == 0 and "In the end, both have the same weights" in text
 
 
-def test_a_bug_is_found_among_other_names():
-    text = reordered((ROOT / CONTINUOUS).read_text())
-    assert "following[terminated] = 0.0" in text
-    copy = diff.Script(ROOT / CONTINUOUS, text.replace("following[terminated] = 0.0", "pass"))
-    finding = next(comparison(CONTINUOUS).findings(copy))
-    assert "`next_values`" in finding.what
-    assert finding.common == "the steps with which an episode fails"
+def test_settings_are_told_and_flags_of_the_copy_work(compare):
+    other = ("gamma: float = 0.9", "power: float = 1.0\n    gamma: float = 0.8")
+    used = ("= obs[t].sum(-1)", "= obs[t].sum(-1) ** args.power")
+    code, text = compare(other, used)
+    assert "setting: gamma is 0.8, in the original 0.9" in text
+    assert code == 1 and text.splitlines()[-1] == "Only settings differ."
+    code, text = compare(other, used, words=("small.py", "--power", "2"))
+    assert code == 1 and "`rewards` in `train`" in text
 
 
-# --- The command ---
+def test_names_comments_and_the_order_of_functions_do_not_matter(compare):
+    start, end = (SMALL.index(x) for x in ("def gae(", "def normalize("))
+    gae = re.sub(r"\bdelta\b", "errors", SMALL[start:end]).replace("    # An ", "    # Some ")
+    text = (SMALL[:start] + SMALL[end:]).replace("def train(", f"{gae}def train(")
+    text = text.replace("next_values", "following").replace("chance", "luck")
+    assert compare(text=text)[1].endswith("No difference.\n")
+    code, said = compare(("following[terminated] = 0.0", "pass"), text=text)
+    assert code == 1 and "`delta` in `gae`" in said and f"{END}fails." in said
 
 
-def told(capsys, *arguments):
-    """Exit code and output of the command."""
-    with pytest.raises(SystemExit) as exit:
-        program.main(["diff", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return exit.value.code, captured.out, captured.err
+def test_the_original_is_found_and_its_lines_are_shown(compare):
+    text = (ROOT / "ppo_continuous_action.py").read_text()
+    bug, size = ("next_values[terminated] = 0.0", "pass"), "--num-steps 64 --seed 3"
+    code, said = compare(bug, text=text, words=size.split())
+    assert "with ppo_continuous_action.py" in said and f"{END}fails" in said
+    assert "  equal      iteration 1, collect" in said
+    assert code == 1 and re.search(r"- +\d+ +next_values\[terminated\] = 0.0\n\+ +\d+ +p", said)
 
 
-def test_the_command_finds_the_original_and_shows_the_lines(tmp_path, capsys):
-    copy = tmp_path / "mine.py"
-    copy.write_text(changed(CONTINUOUS, ("next_values[terminated] = 0.0", "pass")))
-    code, output, _ = told(capsys, copy, "--num-steps", 64, "--seed", 3)
-    assert code == 1
-    assert f"{copy} is compared with {CONTINUOUS}, which its first lines name" in output
-    assert "  equal      iteration 1, collect: " in output
-    assert "  DIFFERENT  iteration 1, advantages\n" in output
-    assert re.search(r"- +\d+ +next_values\[terminated\] = 0.0\n\+ +\d+ +pass\n", output)
-    assert output.endswith("With the original's lines there, both are equal.\n")
+def test_a_script_that_plays_no_episodes_is_compared(compare):
+    text = (ROOT / "grpo_minimal.py").read_text()
+    bug = ("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()")
+    code, said = compare(bug, text=text, words=(ROOT / "grpo_minimal.py",))
+    assert code == 1 and "`advantages` in `group_advantages`" in said
 
 
-def test_equal_scripts_end_with_exit_code_0(tmp_path, capsys):
-    copy = tmp_path / "mine.py"
-    copy.write_text("# My copy.\n" + (ROOT / DISCRETE).read_text())
-    code, output, _ = told(capsys, copy, ROOT / DISCRETE, "--num-steps", 64)
-    assert (code, output.splitlines()[-1]) == (0, "No difference.")
-
-
-def test_settings_are_told_and_flags_of_the_copy_work(tmp_path, capsys):
-    copy = tmp_path / "mine.py"
-    other = ("gamma: float = 0.99", "power: float = 1.0  # of rewards\n    gamma: float = 0.9")
-    used = ("rewards[t] /= ", "rewards[t] **= args.power\n                rewards[t] /= ")
-    copy.write_text(changed(CONTINUOUS, other, used))
-    code, output, _ = told(capsys, copy, "--num-steps", 64)
-    assert "setting: gamma is 0.9, in the original 0.99" in output
-    assert (code, output.splitlines()[-1]) == (1, "Only settings differ.")
-    code, output, _ = told(capsys, copy, "--num-steps", 64, "--power", 2)
-    assert code == 1
-    assert re.search(r"\+ +\d+ +rewards\[t\] \*\*= args.power", output)
-
-
-def test_a_copy_that_stops_is_told_by_where(tmp_path, capsys):
-    copy = tmp_path / "mine.py"
-    copy.write_text(
-        changed(CONTINUOUS, ("returns = advantages + values", "returns = advantages + value"))
-    )
-    code, output, _ = told(capsys, copy, "--num-steps", 64)
-    assert code == 1
-    assert "The copy stops with NameError: name 'value' is not defined" in output
-    assert re.search(r"\+ +\d+ +returns = advantages \+ value\b", output)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda x: x.stem)
+def test_every_script_equals_itself(compare, path):
+    assert compare(text=path.read_text(), words=(path,))[1].endswith("No difference.\n")

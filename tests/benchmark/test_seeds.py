@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from foreign_logs import write_values
+from foreign_logs import write_plain, write_values
 
 from benchmark.lab import logs, plots, run, seeds
 from benchmark.lab.provenance import ROOT, git, version_on_disk
@@ -33,7 +33,7 @@ def forked(forked, monkeypatch):
     return forked
 
 
-def test_seeds_makes_all_runs_once_and_shows_them(forked):
+def test_seeds_makes_all_runs_once_and_shows_them(forked, drawn):
     words = (*MINE, "B-v1", "--gain=-1", "--seeds", "3", "--workers", "3")
     text = forked.run(*words)
     # The mean of 11 to 20 is 15.5; the last column is minutes.
@@ -128,47 +128,43 @@ def test_a_script_without_run_name_and_checkpoint_runs_in_its_default_environmen
     assert seeds.flags_of(ROOT / "ppo_continuous_action.py") == run.GIVEN
 
 
-ASSETS = """
-import argparse
+# A script that copies a log in place of training.
+COPIES = """
+import argparse, shutil
 from pathlib import Path
-from tensorboard.summary import Writer
 parser = argparse.ArgumentParser()
-parser.add_argument("--seed", type=int)
-parser.add_argument("--config", default=Path(__file__).with_name("robot.txt"))
+parser.add_argument("--seed")
+parser.add_argument("--config", default=Path(__file__).with_name("robot.log"))
+parser.add_argument("--opened", default=__file__)
 given = parser.parse_args()
-level = float(Path(given.config).read_text())
-writer = Writer(f"logs/mine__{given.seed}")
-for step in range(1000, 20001, 1000):
-    writer.add_scalar("charts/episodic_return", level, step)
-writer.close()
+open(given.opened)
+shutil.copytree(given.config, f"logs/mine__{given.seed}")
 Path(f"logs/mine__{given.seed}/checkpoint.pt").write_text("of a script of one's own")
 """
 
 
 @pytest.fixture
 def own_script(tmp_path):
-    """A script in a folder with a space, which reads a file next to it."""
+    """In a folder with a space; it reads what lies next to it."""
     folder = tmp_path / "mein Ordner ü"
-    folder.mkdir()
-    (folder / "robot.txt").write_text("3")
-    (folder / "mine.py").write_text(ASSETS)
+    write_plain(folder / "robot.log", 3.0)
+    (folder / "mine.py").write_text(COPIES)
     return folder / "mine.py"
 
 
 @pytest.mark.parametrize(
-    ("flags", "level"), [((), 3), (("--config", "here.txt"), 5), (("--config=../up.txt",), 7)]
+    ("flags", "level"), [((), 3), (("--config", "here.log"), 5), (("--config=../up.log",), 7)]
 )
 def test_a_script_runs_where_it_is_with_its_files_and_relative_flags(
     own_script, command, tmp_path, monkeypatch, flags, level
 ):
     place = tmp_path / "place"
-    place.mkdir()
-    (place / "here.txt").write_text("5")
-    (tmp_path / "up.txt").write_text("7")
+    write_plain(place / "here.log", 5.0)
+    write_plain(tmp_path / "up.log", 7.0)
     monkeypatch.chdir(place)
     code, text = command("seeds", own_script, "--seeds", "1", *flags)
     assert code == 0 and f"| unknown | 1 | {level}.0 | {level}.0 | last 10 episodes |" in text
-    assert {x.name for x in own_script.parent.iterdir()} == {"mine.py", "robot.txt"}
+    assert {x.name for x in own_script.parent.iterdir()} == {"mine.py", "robot.log"}
     note = json.loads(Path("runs/mine/seed1/note.json").read_text())
     assert note["script"] == str(own_script)  # which `check` names in its last line
     code, text = command("check", "runs/mine")

@@ -207,7 +207,6 @@ def test_bins_are_evenly_spaced_between_the_bounds_of_each_dimension():
     [
         (gym.spaces.Box(-np.inf, np.inf, (1,)), "try ppo_continuous_action.py"),
         (gym.spaces.Box(-np.inf, np.inf, (2, 2)), "wrap the environment"),  # no script takes it
-        (gym.spaces.Box(0, 5, (1,), np.int64), "wrap the environment"),
         (gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2), "wrap the environment"),
     ],
 )

@@ -155,20 +155,12 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
 
 @on("games")
 def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recorded):
-    script.module.train(tiny("Walk", max_grad_norm=float("inf"), total_timesteps=32))
-    free = recorded.steps.copy()
-    recorded.steps.clear()
-    norms = [step.metrics["losses/grad_norm"].item() for step in free]
-    np.testing.assert_allclose([x.gradient.norm().item() for x in free], norms, rtol=1e-3)
-
-    limit = 0.5 * norms[0]
-    script.module.train(tiny("Walk", max_grad_norm=limit, total_timesteps=32))
-    first = recorded.steps[0]
-    assert first.metrics["losses/grad_norm"].item() == pytest.approx(norms[0], rel=1e-5)
-    torch.testing.assert_close(first.gradient, 0.5 * free[0].gradient, rtol=1e-3, atol=1e-6)
-    for step in recorded.steps:
-        norm = min(limit, step.metrics["losses/grad_norm"].item())
-        assert step.gradient.norm().item() == pytest.approx(norm, rel=1e-3)
+    """That its direction is kept, PyTorch sees to."""
+    script.module.train(tiny("Walk", max_grad_norm=0.1, total_timesteps=32))
+    norms = np.array([step.metrics["losses/grad_norm"].item() for step in recorded.steps])
+    assert norms.max() > 0.1
+    found = [step.gradient.norm().item() for step in recorded.steps]
+    np.testing.assert_allclose(found, norms.clip(max=0.1), rtol=1e-3)
 
 
 @on("continuous", "games")

@@ -15,7 +15,6 @@ import threadpoolctl
 import torch
 from adapters import SCRIPTS, on
 from helpers import curves, same_weights
-from torch import nn
 
 import ppo_continuous_action as ppo
 from ppo_continuous_action import UsageError
@@ -82,14 +81,6 @@ def test_settings_of_ones_own_need_nothing_else_if_a_checkpoint_can_hold_them(ch
             small(mine, mine0=bad)
 
 
-def test_numbers_of_numpy_and_integers_for_floats_are_settings_too():
-    settings = {"gamma": np.float32(0.5), "seed": np.int64(3), "learning_rate": 1}
-    numpy = small(run_name="a", total_timesteps=32, **settings)
-    plain = small(run_name="b", total_timesteps=32, gamma=0.5, seed=3, learning_rate=1.0)
-    assert {type(numpy.gamma), type(numpy.seed)} == {float, int}
-    assert same_weights(ppo.train(numpy)["agent"], ppo.train(plain)["agent"])
-
-
 def test_another_float_can_be_annealed_by_a_line_and_another_metric_is_averaged_and_logged(changed):
     rate = 'tensors["learning_rate"].fill_(learning_rate)'
     entropy = '"losses/entropy": entropies.mean(),'
@@ -138,25 +129,6 @@ def test_the_text_of_a_script_works_where_it_has_no_file(script):
         assert len(module.evaluate(run_dir, episodes=1)) == 1
     finally:
         del sys.modules["cell"]
-
-
-@on("continuous", "games")
-def test_buffers_go_on_after_a_resume(script, tiny, monkeypatch):
-    class Other(script.module.Agent):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.calls = nn.Buffer(torch.zeros(()))
-
-        def evaluate_actions(self, *args):
-            self.calls += 1  # as BatchNorm counts
-            return super().evaluate_actions(*args)
-
-    monkeypatch.setattr(script.module, "Agent", Other)
-    whole = script.module.train(tiny("Walk", anneal_lr=False))["agent"]
-    begun = script.module.train(tiny("Walk", anneal_lr=False, total_timesteps=64))["agent"]
-    again = tiny("Walk", anneal_lr=False)
-    resumed = script.module.train(again, resume="runs/run1")["agent"]
-    assert same_weights(resumed, whole) and whole.calls > begun.calls > 0
 
 
 @on("continuous", "games")
@@ -316,34 +288,12 @@ def test_nothing_is_divided_by_a_zero(script, recorded, monkeypatch):
         assert update["losses/explained_variance"] == pytest.approx(-variance / 1e-8, rel=1e-3)
 
 
-@on("continuous", "multidiscrete")
-@pytest.mark.filterwarnings("ignore")
-def test_float16_actions_and_observations_of_no_number_train(script):
-    half, nothing = gym.spaces.Box(-1, 1, (2,), np.float16), gym.spaces.Box(-1, 1, (0,))
-    make = rooms(np.zeros(0), observation_space=nothing, action_space=half)
-    script.module.train(script.args(run_name="run", total_timesteps=32), make)
-    assert script.module.load_policy("runs/run", make())(np.zeros(0)).shape == (2,)
-
-
-def test_mujoco_is_silent_about_the_model_of_the_default_but_not_about_others(capfd):
-    resources = contextlib.ExitStack()
-    with resources:
-        ppo.make_envs(resources, ppo.Args(), 1)
-        import mujoco
-
-        assert "settotalmass" not in capfd.readouterr().err
-        mujoco.get_mju_user_warning()("another warning")
-    assert "MuJoCo: another warning" in capfd.readouterr().err
-
-
-@on("continuous", "multidiscrete")
-def test_images_are_flattened_and_wide_bounds_are_named(script, capsys):
-    image, wide = gym.spaces.Box(0, 1, (4, 4, 1), np.float32), gym.spaces.Box(-30, 30, (1,))
-    make = rooms(image.low, observation_space=image, action_space=wide)
+@on("continuous")
+def test_wide_bounds_of_actions_are_named(script, capsys):
     with contextlib.ExitStack() as resources:
-        (env,) = script.module.make_envs(resources, script.args(), 1, make)
-        assert env.begin(0).shape == (16,)
-    assert ("RescaleAction" in capsys.readouterr().out) == ("gaussian" in script.features)
+        wide = rooms(action_space=gym.spaces.Box(-30, 30, (1,)))
+        script.module.make_envs(resources, script.args(), 1, wide)
+    assert "use gym.wrappers.RescaleAction" in capsys.readouterr().out
 
 
 @on("continuous")
@@ -357,15 +307,10 @@ def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tin
         best = agent.policy(torch.tensor(obs, dtype=torch.float32)).clamp(-0.1, 0.1)
         np.testing.assert_allclose(policy(raw), best.detach(), atol=1e-5)
     drawn = np.array([policy(raw, noise) for noise in rng.normal(size=(200, 2))])
-    for wrong in (np.zeros(4), np.zeros((2, 3)), (raw, {})):
-        with pytest.raises(ValueError, match=r"reshape|inhomogeneous"):
-            policy(wrong)
-    for same in (raw.tolist(), torch.tensor(raw), raw[None]):
-        np.testing.assert_array_equal(policy(same), policy(raw))
     assert (abs(drawn) <= np.float32(0.1)).all() and len(np.unique(drawn)) > 5
 
 
-@on("continuous", "multidiscrete")
+@on("continuous")
 def test_evaluation_is_cut_where_the_environment_has_no_limit(script, capsys):
     gym.register("Endless-v0", rooms(end=1000))
     try:
@@ -376,16 +321,13 @@ def test_evaluation_is_cut_where_the_environment_has_no_limit(script, capsys):
         del gym.registry["Endless-v0"]
 
 
-@pytest.mark.parametrize(("env_id", "camera"), [("Humanoid-v4", 0), ("InvertedPendulum-v4", -1)])
-def test_films_follow_the_body_where_there_is_a_camera_that_does(
-    env_id, camera, monkeypatch, capsys
-):
+def test_films_follow_the_body(monkeypatch, capsys):
     filmed = []
     monkeypatch.setenv("MUJOCO_GL", "egl")
     monkeypatch.setattr(gym.wrappers, "RecordVideo", lambda env, *_: filmed.append(env) or env)
-    ppo.train(small(env_id=env_id, run_name="run", total_timesteps=32))
+    ppo.train(small(env_id="Humanoid-v4", run_name="run", total_timesteps=32))
     ppo.evaluate("runs/run", episodes=1, video=True)
-    assert filmed[0].unwrapped.mujoco_renderer.camera_id == camera
+    assert filmed[0].unwrapped.mujoco_renderer.camera_id == 0
     printed = capsys.readouterr()
     assert "Video: runs/run/videos/rl-video-episode-0.mp4" in printed.out
     assert " steps [" in printed.err  # a progress bar
