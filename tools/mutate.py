@@ -48,6 +48,11 @@ MAY_SURVIVE: dict[str, dict[str, str]] = {
     "grpo_minimal": {
         "solve: place + 3 -> (place - 3)": "the same column of six, counted from the end",
     },
+    "ppo_continuous_action": {
+        "learn: args.gamma * discounted_returns + rewards[t] ->"
+        " (args.gamma * discounted_returns - rewards[t])": "all sums have the opposite sign, so"
+        " their variance is the same",
+    },
     "ppo_minimal": {
         "learn: args.gamma * discounted + reward -> (args.gamma * discounted - reward)": "all sums"
         " have the opposite sign, so their variance is the same",

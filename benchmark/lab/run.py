@@ -52,9 +52,9 @@ class Run:
     variant: str
     seed: int
     folders: Folders
-    commit: str | None = None  # version of the script; None by `seeds`, and for who only lists runs
     takes: frozenset[str] = GIVEN  # those that the script has
-    about: dict[str, Any] | None = None  # by `seeds`: hash of the script's text, and its flags
+    # The script's commit; by `seeds` also the hash of its text, and the flags given.
+    about: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, int]:  # among the runs of its suite
@@ -79,13 +79,17 @@ class Run:
         return "--resume" in self.takes and (self.log / self.suite.checkpoint).exists()
 
     @property
+    def on_disk(self) -> bool:  # by `seeds`: the script is run where it is
+        return "sha256" in self.about
+
+    @property
     def script(self) -> str:
         return self.suite.variants[self.variant].script
 
     @property
     def flags(self) -> list[str]:  # those that decide the result
         flags, steps = ["--seed", str(self.seed)], self.suite.total_timesteps
-        if self.environment and (steps or self.about is not None):
+        if self.environment and (steps or self.on_disk):
             flags = ["--env-id", self.environment, *flags]
         if steps:
             flags += ["--total-timesteps", str(steps)]
@@ -107,7 +111,7 @@ def select(
 ) -> list[Run]:
     """Runs of a suite, seed by seed: with other seeds; those whose name or a part of it fits."""
     runs = [
-        Run(suite, environment, variant, seed, folders, commit)
+        Run(suite, environment, variant, seed, folders, about={"commit": commit})
         for environment in suite.environments
         for variant in suite.variants
         for own in [suite.seeds(environment, variant)]
@@ -193,13 +197,14 @@ def nearest(text: str, old: str) -> str:
 
 def source(run: Run) -> str:
     """Text of a run's script in its commit, or on disk, or a BenchmarkError."""
-    text = source_at(run.commit, run.script) if run.commit else text_on_disk(run.script)
+    name = run.script
+    text = text_on_disk(name) if run.on_disk else source_at(run.about["commit"], name)
     return changed(text, run.suite.variants[run.variant].replaced)
 
 
 def variables(run: Run) -> dict[str, str]:
     """For a script: where it finds modules, those next to it or the Python files of its commit."""
-    if run.about is not None:
+    if run.on_disk:
         return {"PYTHONPATH": python_path(Path(run.script).parent)}
     commit, trees = note(run)["commit"], run.folders.runs.absolute() / "trees"
     with lock(trees / "lock", wait=True), tempfile.TemporaryDirectory(dir=trees) as new:
@@ -325,19 +330,16 @@ def has_ended(run: Run) -> bool:
 
 def begin(run: Run) -> subprocess.Popen:
     """Start a run, or continue it with the script that began it."""
-    begun, script = run.begun, Path(Path(run.script).name)
+    begun = run.begun
+    script = as_it_was(run) if run.on_disk else Path(Path(run.script).name)
     named = ["--run-name", "run"] if "--run-name" in run.takes else []
     flags = ["--resume", "runs/run"] if begun else [*run.flags, *named]
-    about = {"commit": run.commit}
-    if run.about is not None:
-        script = as_it_was(run)
-        own = {"environment": run.environment, "seed": run.seed, "script": run.script}
-        about = run.about | own
     if not begun:
         shutil.rmtree(run.folder, ignore_errors=True)  # of a run that has not ended
         run.folder.mkdir(parents=True)
-        write_text(run.folder / "note.json", json.dumps(about))
-        if run.about is None:
+        own = {"environment": run.environment, "seed": run.seed, "script": run.script}
+        write_text(run.folder / "note.json", json.dumps(run.about | own))
+        if not run.on_disk:
             write_text(run.folder / script, source(run))
     say(f"{run.name} {'continues' if begun else 'starts'}")
     return start(run.folder, [str(script), *flags], **variables(run))

@@ -6,7 +6,6 @@ making any run again.
 
 import dataclasses
 import functools
-import math
 
 import pandas as pd
 
@@ -32,8 +31,8 @@ def points(result: Result) -> pd.DataFrame:
     return curve[curve["stage"] == result.record["scored_model"]] if "stage" in curve else curve
 
 
-def warnings(result: Result, steps: float = math.inf) -> dict[str, int]:
-    """The step, or update, after which each metric is unhealthy for the first time."""
+def warnings(result: Result, steps: float) -> dict[str, int]:
+    """The step, or update, at which each metric is first unhealthy, if that is by `steps`."""
     curve = points(result).rename(columns=NAMES | {"step": "global_step"})
     updates = curve.dropna(subset="losses/approx_kl")
     if "objective/kl_exact" in updates:
@@ -46,9 +45,9 @@ def warnings(result: Result, steps: float = math.inf) -> dict[str, int]:
     return found
 
 
-def warned_seeds(results: list[Result], steps: float = EARLY) -> tuple[int, str]:
-    """On how many seeds there is a warning by then, and what of, most seeds and earliest first."""
-    first = pd.DataFrame([warnings(x, steps) for x in results])  # a column per metric
+def warned_seeds(results: list[Result]) -> tuple[int, str]:
+    """On how many seeds there is an early warning, and what of, most seeds and earliest first."""
+    first = pd.DataFrame([warnings(x, EARLY) for x in results])  # a column per metric
     ranked = sorted(first, key=lambda x: (-first[x].count(), first[x].median()))
     text = ", ".join(f"`{x}` ({when(first[x].median())})" for x in ranked[:3])
     return int(first.notna().any(axis=1).sum()), text

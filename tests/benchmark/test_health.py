@@ -22,7 +22,7 @@ def test_the_first_warning_of_a_curve_is_that_of_the_rule():
     curve["check_value_bias"] = np.where(np.arange(40) < 10, math.nan, 0.7)
     record = {"script": "ppo_continuous_action.py", "variant": ""}
     run = SimpleNamespace(record=record, curve=curve)
-    assert health.warnings(run) == {"check/value_bias": 2048 * 30}
+    assert health.warnings(run, math.inf) == {"check/value_bias": 2048 * 30}
     assert health.warnings(run, 2048 * 29) == {}
 
 
@@ -33,8 +33,8 @@ def test_the_first_of_two_limits_of_a_metric_of_rlhf_counts(low, high, found):
     curve.loc[low : low + 4, "kl_exact"], curve.loc[high, "kl_exact"] = 0.0, 40.0
     record = {"script": "ppo_rlhf_toy.py", "seed": 1, "scored_model": "ppo"}
     run = SimpleNamespace(record=record | {"settings": {"kl_mode": "adaptive"}}, curve=curve)
-    assert health.warnings(run) == {"objective/kl_exact": found}
-    assert health.warned_seeds([run], math.inf) == (1, f"`objective/kl_exact` (update {found})")
+    assert health.warnings(run, math.inf) == {"objective/kl_exact": found}
+    assert health.warned_seeds([run]) == (1, f"`objective/kl_exact` (update {found})")
 
 
 def test_every_symptom_that_is_named_is_in_debugging():

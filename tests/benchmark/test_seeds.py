@@ -89,9 +89,8 @@ def test_the_others_wait_until_the_first_has_made_an_iteration(forked):
     assert [*forked.starts("A-v1/seed2")] == [1]
 
 
-@pytest.mark.parametrize("cluster", [("--workers", "1"), ("--cluster", "ray")])
-def test_a_seed_that_fails_does_not_stop_the_others_and_is_named_at_the_end(forked, cluster):
-    text = forked.run(*MINE, "--seeds", "3", *cluster, code=2, crash="2")
+def test_a_seed_that_fails_does_not_stop_the_others_and_is_named_at_the_end(forked):
+    text = forked.run(*MINE, "--seeds", "3", "--cluster", "ray", code=2, crash="2")
     assert text.strip().endswith(
         "Error: 1 of 3 runs failed: A-v1/seed2 ended with exit code 1: Error: out of luck"
     )

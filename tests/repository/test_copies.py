@@ -1,7 +1,6 @@
 """What several scripts share has one text in all of them; `tools/sync.py` rewrites the copies."""
 
 import subprocess
-import sys
 
 import pytest
 
@@ -92,8 +91,3 @@ def test_a_patch_that_no_longer_fits_is_named_with_the_line_it_was_meant_for(mon
     monkeypatch.setattr(sync, "ROOT", tmp_path)
     (text,) = [x for x in sync.misfits() if "no-shuffling" in x and "suite bugs," in x]
     assert "The closest line is" in text and "rng.permuted(batch_size)" in text
-
-
-def test_the_tool_runs(tmp_path):
-    command = [sys.executable, sync.__file__, "--help"]
-    assert "--force" in subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -278,9 +278,10 @@ def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
 
     def update(agent, adam, batch, mb, args):
         (group,) = adam.param_groups
-        numbers = [x.item() for x in (group["lr"], args.clip_coef)]
-        seen.append((numbers, group["lr"], args.clip_coef, args.learning_rate))
-        assert group["capturable"] and group["lr"].device.type == "cuda"
+        assert group["lr"] is args.learning_rate and group["capturable"]
+        assert group["lr"].device.type == "cuda"
+        tensors = group["lr"], args.clip_coef
+        seen.append([*tensors, *(x.item() for x in tensors)])
         return module.ppo_update(agent, adam, batch, mb, args)
 
     settings = {"learning_rate": 2**-7, "anneal_clip": True, "total_timesteps": 128}
@@ -288,15 +289,11 @@ def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
     gpu(module.train, tiny("Walk", **settings), update)
     again = tiny("Walk", **{**settings, "total_timesteps": 256, "anneal_clip": False})
     gpu(functools.partial(module.train, resume="runs/run0"), again, update)
-    runs = seen[:16], seen[16:]
-    for run in runs:
-        assert len({id(step_size) for _, step_size, *_ in run}) == 1
-        assert all(step_size is x for _, step_size, _, x in run)
-        assert len({id(clip_coef) for *_, clip_coef, _ in run}) == 1
     shares = np.repeat([[1.0, 0.75, 0.5, 0.25], [0.5, 0.375, 0.25, 0.125]], 4, axis=1)
-    for run, share, clip in zip(runs, shares, (shares[0], 1.0)):
-        expected = np.stack([2**-7 * share, 0.1 * clip * np.ones(16)], axis=1)
-        np.testing.assert_allclose([x for x, *_ in run], expected, rtol=1e-6)
+    for run, share, clip in zip((seen[:16], seen[16:]), shares, (shares[0], np.ones(16))):
+        step_sizes, clip_coefs, *numbers = zip(*run)
+        assert len({*map(id, step_sizes)}) == len({*map(id, clip_coefs)}) == 1
+        np.testing.assert_allclose(numbers, [2**-7 * share, 0.1 * clip], rtol=1e-6)
 
 
 @on("atari")

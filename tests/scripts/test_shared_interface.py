@@ -1,5 +1,6 @@
 """What every script shows and refuses: command line, logs, evaluation."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -60,28 +61,18 @@ def test_bad_input_is_one_sentence_and_exit_code_2(script, tiny, cli, monkeypatc
         assert_refused(cli(flags(tiny(env_id=env_id))), word)
 
 
-class Tracked:
-    """Stands for a run of Weights & Biases."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-
 @on("continuous")
 def test_a_run_is_tracked_under_its_name_and_a_resumed_one_is_the_same(
     script, tiny, cli, monkeypatch
 ):
     """If tracking cannot start, the log does not start either, whose curves it copies."""
-    given, answers = [], [wandb.Error("No API key configured."), Tracked(), Tracked()]
+    given = []
 
     def init(**about):
         given.append(about)
-        if isinstance(answer := answers.pop(0), Exception):
-            raise answer
-        return answer
+        if len(given) == 1:
+            raise wandb.Error("No API key configured.")
+        return contextlib.nullcontext()
 
     monkeypatch.setattr(wandb, "init", init)
     args = tiny(track=True, gamma=0.875, run_name="mine")

@@ -144,7 +144,7 @@ def test_what_is_saved_is_plain_and_episodes_are_columns(script, tmp_path):
     state = {"a": np.float64(1.5), "b": [np.int64(2), (np.bool_(True), None)], "c": np.arange(3.0)}
     script.module.save_checkpoint(tmp_path, script.args(), {**state, "episodes": [episode] * 2})
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert saved["a"] == 1.5 and saved["b"] == [2, (True, None)]
+    assert repr([saved["a"], saved["b"]]) == "[1.5, [2, (True, None)]]"  # no tensors
     assert saved["c"].tolist() == [0, 1, 2] and saved["c"].dtype == torch.float64
     columns = {name: (x.dtype, x.tolist()) for name, x in saved["episodes"].items()}
     assert columns == {
