@@ -40,7 +40,7 @@ MISTAKES = [
     ("diff nowhere.py", "nowhere.py: No such file or directory"),
     ("diff broken.py", "line 1: invalid syntax"),
     ("diff empty.py", "has no `train`"),
-    ("diff other.py", "is not similar to any of the scripts"),
+    ("diff other.py", "other.py is too unlike "),
     ("diff binary.py", "is not a text file"),
     (f"run a2c {OUT}", "a2c is closed; "),
     ("list swimmer", "benchmark/closed/swimmer/page.md says how to run it again."),
