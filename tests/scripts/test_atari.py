@@ -1,4 +1,4 @@
-"""ppo_atari.py: the network, what is special in its loop, and the command line.
+"""ppo_atari.py, ppo_atari_lstm.py: the networks, what is special in the loops, the command line.
 
 What it shares with the other scripts is tested in test_shared_*.py.
 """
