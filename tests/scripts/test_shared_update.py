@@ -36,7 +36,7 @@ def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rew
     script, tiny, recorded
 ):
     """Advantages are sums of the surprises of one episode."""
-    args = tiny(total_timesteps=32, num_minibatches=1, learning_rate=0.01, gamma=0.8)
+    args = tiny(total_timesteps=32, num_minibatches=1, learning_rate=0.001, gamma=0.8)
     result = script.module.train(args)
     (batch,), step = recorded.gae, recorded.steps[-1]  # the step is of the whole batch
     (update,) = result["updates"]
