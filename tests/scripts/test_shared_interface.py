@@ -44,7 +44,8 @@ def assert_refused(result, word):
     assert not Path("runs").exists() or not list(Path("runs").rglob("checkpoint.pt"))
 
 
-def test_impossible_settings_are_refused_by_their_flags(script):
+def test_impossible_settings_are_refused_by_their_flags_and_numbers_become_plain(script):
+    assert type(script.module.Args(gamma=np.float32(0.5)).gamma) is float
     for name, values in script.refused.items():
         for value in values:
             with pytest.raises(script.module.UsageError, match=name.replace("_", "-")):

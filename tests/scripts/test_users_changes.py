@@ -174,7 +174,7 @@ def rooms(obs=None, **others):
     return type("Other", (Rooms,), others)
 
 
-@on("continuous", "multidiscrete")
+@on("vector")
 def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
     result = script.module.train(script.args(run_name=None), Rooms)
     run_dir = result["run_dir"]
