@@ -285,7 +285,8 @@ class Toy(Script):
     """A script of the RLHF family: it trains language models, and no shared test of loops fits."""
 
     features: ClassVar[set[str]] = {"language", "rewards"}  # it learns from a reward model
-    settings: ClassVar[dict[str, Any]] = {"batch_size": 16, "num_updates": 2, "update_epochs": 2}
+    settings: ClassVar[dict[str, Any]] = {"num_updates": 2, "update_epochs": 2}
+    settings |= {"batch_size": 16, "num_minibatches": 2}
     stage, loss, method = "train_ppo", "ppo_loss", "PPO"
     # Two gradient steps on the same samples.
     one_minibatch: ClassVar[dict[str, Any]] = {"num_updates": 1, "num_minibatches": 1}
@@ -299,21 +300,21 @@ class Toy(Script):
     @property
     def module(self) -> ModuleType:
         """It judges by fewer texts here."""
-        vars(super().module).update(NUM_SAMPLES=64, NUM_EVALUATED=32, BEST_OF_N=(1, 4, 16))
+        vars(super().module).update(NUM_SAMPLES=64, NUM_EVALUATED=32, BEST_OF_N=(1, 4))
         return super().module
 
     def args(self, **changes: Any) -> Any:
-        """Settings of a run of a few seconds."""
-        settings = {"sft_documents": 100, "sft_steps": 10, "num_pairs": 70, "run_name": "run"}
+        """Settings of a run of a second."""
+        settings = {"sft_documents": 100, "sft_steps": 3, "num_pairs": 70, "run_name": "run"}
         return self.module.Args(**{**settings, **self.settings, **changes})
 
     def finish(self, folder: Path) -> SimpleNamespace:
-        """A run in a folder, and what it makes before its last stage."""
+        """A run with all models in a folder, and what it makes before its last stage."""
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             names = ("make_preferences", "evaluate")
             made, judged = (record(patch, self.module, name) for name in names)
-            run = self.module.train(self.args())
+            run = self.module.train(self.args(compare=True))
         _, reference, _, preferences = made[0]
         found = {"reference": reference, "preferences": preferences, "judges": judged[0][2]}
         return SimpleNamespace(run=run, folder=folder / "runs/run", **found)

@@ -44,18 +44,17 @@ def copy_with(bug: Variant, flags: str) -> tuple[diff.Script, list[str]]:
 
 def is_right(finding: Finding, original: diff.Script) -> bool:
     """Whether a line that it names is one of those that were changed."""
-    mine, theirs = finding.mine.script, original
-    matcher = difflib.SequenceMatcher(None, theirs.lines, mine.lines, autojunk=False)
+    mine, theirs = finding.mine.script.lines, original.lines
+    matcher = difflib.SequenceMatcher(None, theirs, mine, autojunk=False)
     changed = [x[1:] for x in matcher.get_opcodes() if x[0] != "equal"]
     wrong = {k for _, _, c, d in changed for k in range(c + 1, d + 1)}
     right = {k for a, b, _, _ in changed for k in range(a + 1, b + 1)}
-    named_wrong = {k for x in finding.changes for y in x.mine for k in lines_of(y)}
-    named_right = {k for x in finding.changes for y in x.theirs for k in lines_of(y)}
-    return bool(wrong & named_wrong or right & named_right)
-
-
-def lines_of(statement: diff.Statement) -> range:
-    return range(statement.lines[0], statement.lines[1] + 1)
+    named = [(wrong, x.mine) for x in finding.changes] + [
+        (right, x.theirs) for x in finding.changes
+    ]
+    return any(
+        lines.intersection(range(x.lines[0], x.lines[1] + 1)) for lines, side in named for x in side
+    )
 
 
 def of_bug(comparison: Comparison, bug: Variant, flags: str) -> dict[str, Any]:
@@ -70,7 +69,7 @@ def of_bug(comparison: Comparison, bug: Variant, flags: str) -> dict[str, Any]:
         row["common"] = ""
         row["right"] = all(any(x.startswith(f"{y} ") for x in settings) for y in names)
     elif finding:
-        row |= {"where": diff.where(finding.phase), "what": finding.what, "brief": finding.brief}
+        row |= {"where": finding.event.phase, "what": finding.what, "brief": finding.brief}
         row["common"] = finding.common
         row["right"] = is_right(finding, comparison.original)
     else:

@@ -71,6 +71,16 @@ def begun(wrapper, *script):
 # --- Details 14-19: the wrappers ---
 
 
+def test_noop_reset_takes_1_to_30_frames():
+    game, counts = FakeGame(ALIVE), set()
+    game.np_random = np.random.default_rng(0)
+    for _ in range(300):
+        game.calls.clear()
+        ppo.NoopReset(game).reset()
+        counts.add(game.calls.count(0))
+    assert counts == {*range(1, 31)}
+
+
 def test_noop_reset_starts_over_when_the_game_ends_meanwhile():
     game = FakeGame(ALIVE, OVER, ALIVE, ALIVE, ALIVE)
     game.np_random = np.random.default_rng(3)

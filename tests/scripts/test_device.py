@@ -270,7 +270,7 @@ def test_a_run_on_the_gpu_that_is_there_is_that_of_the_processor(
 
 @on("games")
 def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
-    script, tiny, gpu, recordings, monkeypatch
+    script, tiny, gpu, recordings, monkeypatch, recwarn
 ):
     """Also in a resumed run. Adam reads the step size, the loss the clip range."""
     real, module, seen = script.module.recorded, script.module, []
@@ -282,6 +282,7 @@ def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
         assert group["lr"].device.type == "cuda"
         tensors = group["lr"], args.clip_coef
         seen.append([*tensors, *(x.item() for x in tensors)])
+        warnings.warn("not recorded, in spite of capturable=True", stacklevel=2)  # as PyTorch does
         return module.ppo_update(agent, adam, batch, mb, args)
 
     settings = {"learning_rate": 2**-7, "anneal_clip": True, "total_timesteps": 128}
@@ -289,6 +290,7 @@ def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
     gpu(module.train, tiny("Walk", **settings), update)
     again = tiny("Walk", **{**settings, "total_timesteps": 256, "anneal_clip": False})
     gpu(functools.partial(module.train, resume="runs/run0"), again, update)
+    assert not [x for x in recwarn if "capturable" in str(x.message)]
     shares = np.repeat([[1.0, 0.75, 0.5, 0.25], [0.5, 0.375, 0.25, 0.125]], 4, axis=1)
     for run, share, clip in zip((seen[:16], seen[16:]), shares, (shares[0], np.ones(16))):
         step_sizes, clip_coefs, *numbers = zip(*run)
@@ -298,14 +300,15 @@ def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
 
 @on("atari")
 def test_processes_that_wait_for_each_other_are_not_recorded(script, tiny, gpu, monkeypatch):
-    module = script.module
-    for name in ("init_process_group", "destroy_process_group"):
-        monkeypatch.setattr(torch.distributed, name, lambda: None)
+    module, calls = script.module, []
+    names = ["init_process_group", "destroy_process_group"]
+    for name in names:
+        monkeypatch.setattr(torch.distributed, name, lambda name=name: calls.append(name))
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: x.mul_(2))
     monkeypatch.setattr(module, "WORLD_SIZE", 2)
     monkeypatch.setattr(module, "recorded", lambda _: pytest.fail("a recording"))
     result, _ = gpu(module.train, tiny("Walk", device="auto"))
-    assert [x["global_step"] for x in result["updates"]] == [64]
+    assert [x["global_step"] for x in result["updates"]] == [64] and calls == names
 
 
 @on("continuous")

@@ -1,4 +1,4 @@
-"""The RLHF losses against exact gradients: all 81 responses of a language of three tokens.
+"""The RLHF losses against exact gradients: all 27 responses of three tokens from three.
 
 The objective, E[score] - beta KL, is stated once more, prefix by prefix and without padding.
 """
@@ -11,8 +11,9 @@ import torch
 from adapters import on
 from helpers import louder
 
-BETA, PROMPTS, EOS = 0.3, torch.tensor([[1, 3, 4]]).expand(81, -1), 2
-ALL = torch.tensor([*itertools.product([2, 3, 4], repeat=4)])
+BETA, EOS, R = 0.3, 2, 3
+ALL = torch.tensor([*itertools.product([2, 3, 4], repeat=R)])
+PROMPTS = torch.tensor([[1, 3, 4]]).expand(len(ALL), -1)
 
 
 @pytest.fixture
@@ -21,24 +22,26 @@ def world(script, monkeypatch):
     module = script.module
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
-    model = louder(module.TinyGPT(5, 7, width=8), 0.4)
+    model = louder(module.TinyGPT(5, 3 + R, width=8), 0.4)
     reference = module.Agent(model, 0.7)
     agent, reward_model = louder(reference, 0.15), louder(module.RewardModel(model), 0.5)
-    task = module.Task([*"_^.ab"], torch.zeros(1, 7).long(), PROMPTS[:1], 4, EOS, earliest_eos=1)
+    task = module.Task(
+        [*"_^.ab"], torch.zeros(1, 3 + R).long(), PROMPTS[:1], R, EOS, earliest_eos=1
+    )
     monkeypatch.setattr(module, "describe", lambda *_: {})
     monkeypatch.setattr(agent, "sample_responses", lambda *_: ALL.clone())
 
     def logprobs(agent):
         columns = []
-        for t in range(4):
+        for t in range(R):
             hidden, _ = agent.policy(torch.cat([PROMPTS, ALL[:, :t]], dim=1))
             every = (agent.policy.logits(hidden[:, -1]) / 0.7).log_softmax(-1)
             columns.append(every.gather(1, ALL[:, t : t + 1]))
         return torch.cat(columns, dim=1)
 
     new, ref = logprobs(agent), logprobs(reference).detach()
-    lengths = [next((t + 1 for t in (1, 2, 3) if row[t] == EOS), 4) for row in ALL]
-    mask = torch.arange(4) < torch.tensor(lengths)[:, None]
+    lengths = [next((t + 1 for t in range(1, R) if row[t] == EOS), R) for row in ALL]
+    mask = torch.arange(R) < torch.tensor(lengths)[:, None]
     judged = [reward_model.score(PROMPTS[:1], x[None, :n]) for x, n in zip(ALL, lengths)]
     ends = ALL.gather(1, torch.tensor(lengths)[:, None] - 1).squeeze(1) == EOS
     p, judges = new.sum(1).exp(), module.Judges(task, reward_model, reference)
@@ -49,7 +52,7 @@ def world(script, monkeypatch):
 
 def assert_ascends(objective, rollout, loss, world):
     """The expected gradient of a loss of one response, a sum over its tokens, is right."""
-    rows = [type(rollout)(*(x[i : i + 1] for x in rollout)) for i in range(81)]
+    rows = [type(rollout)(*(x[i : i + 1] for x in rollout)) for i in range(len(ALL))]
     total = sum(p * loss(row) for p, row in zip(world.p, rows))
     own = list(world.agent.policy.parameters())
     found, expected = (
@@ -67,7 +70,7 @@ def test_ppo_ascends_the_objective_whatever_the_values_are(script, world, monkey
     torch.nn.init.normal_(agent.value_head.weight)
     monkeypatch.setattr(module, "whiten", lambda x, mean: x)
     args = module.Args(vf_coef=0.0, gae_lambda=1.0)
-    rollout, _ = module.collect(args, agent, world.judges, 81, BETA, torch.Generator())
+    rollout, _ = module.collect(args, agent, world.judges, len(ALL), BETA, torch.Generator())
 
     def loss(row):
         return row.mask.sum() * module.ppo_loss(agent, row, args)[0]
@@ -91,6 +94,6 @@ def test_grpo_ascends_its_objective(script, world, kl_in_loss):
         kl = world.p @ (at_states[kl_in_loss].sum(-1) * world.mask).sum(1)
 
     def loss(row):
-        return 4 * module.grpo_loss(agent, row, row.rewards - mean, BETA, args)[0]
+        return R * module.grpo_loss(agent, row, row.rewards - mean, BETA, args)[0]
 
     assert_ascends(world.score - BETA * kl, rollout, loss, world)

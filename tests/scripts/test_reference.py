@@ -1,4 +1,4 @@
-"""Whole updates against Stable-Baselines3."""
+"""A whole update against Stable-Baselines3."""
 
 import dataclasses
 
@@ -13,43 +13,6 @@ from torch import nn
 import ppo_continuous_action as ppo
 
 STEPS, ENVS, OBS, ACTIONS = 32, 2, 3, 2  # the last two are those of FakeWalk-Box-v0
-
-
-def make_agent(**settings):
-    """Agent, its settings and its weights as one vector; far from the start: ratios are clipped."""
-    torch.manual_seed(0)
-    args = ppo.Args(**settings)
-    floats = {name: torch.tensor(x) for name, x in vars(args).items() if type(x) is float}
-    args = dataclasses.replace(args, **floats)
-    agent = ppo.Agent(OBS, ACTIONS)
-    with torch.no_grad():
-        agent.policy[-1].weight.mul_(100)
-        agent.log_std.copy_(torch.linspace(-0.5, 0.5, ACTIONS))
-    return agent, args
-
-
-def update(agent, args, batch, orders):
-    """The script's gradient steps over minibatches of 16 in the given orders; their metrics."""
-    weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
-    nn.utils.vector_to_parameters(weights, agent.parameters())
-    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
-    adam["step"] = torch.zeros((), dtype=torch.float64)
-    indices = torch.from_numpy(np.concatenate(orders)).view(-1, 16)
-    return ppo.ppo_update(agent, adam, batch, indices, args)
-
-
-ORDERS = [np.random.default_rng(i).permutation(STEPS * ENVS) for i in range(2)]
-
-
-def fill(buffer, data, logprobs, values):
-    """Fill Stable-Baselines3's buffer as its collect_rollouts does, time limits included."""
-    starts = np.ones(ENVS)
-    for t in range(STEPS):
-        truncated = data["done"][t] & ~data["terminated"][t]
-        rewards = data["rewards"][t] + 0.99 * data["final_values"][t] * truncated
-        buffer.add(data["obs"][t], data["actions"][t], rewards, starts, values[t], logprobs[t])
-        starts = data["done"][t]
-    buffer.compute_returns_and_advantage(torch.from_numpy(data["last_values"]), starts)
 
 
 def sb3_model(agent):
@@ -81,10 +44,16 @@ def test_one_whole_update_equals_stable_baselines3(monkeypatch):
     here; its value clipping is another one and off; Adam's epsilon, which it adds in another place,
     is next to nothing; its advantages are divided by the sample std.
     """
-    settings = {"clip_vloss": False, "vf_coef": 1.0, "ent_coef": 0.01, "adam_eps": 1e-15}
-    agent, args = make_agent(**settings)
-    real = ppo.normalize
-    monkeypatch.setattr(ppo, "normalize", lambda x: real(x) * ((len(x) - 1) / len(x)) ** 0.5)
+    args = ppo.Args(clip_vloss=False, vf_coef=1.0, ent_coef=0.01, adam_eps=1e-15)
+    floats = {name: torch.tensor(x) for name, x in vars(args).items() if type(x) is float}
+    args = dataclasses.replace(args, **floats)
+    torch.manual_seed(0)
+    agent = ppo.Agent(OBS, ACTIONS)
+    with torch.no_grad():  # far from the start, so that ratios are clipped
+        agent.policy[-1].weight.mul_(100)
+        agent.log_std.copy_(torch.linspace(-0.5, 0.5, ACTIONS))
+    normalize = ppo.normalize
+    monkeypatch.setattr(ppo, "normalize", lambda x: normalize(x) * ((len(x) - 1) / len(x)) ** 0.5)
     rng = np.random.default_rng(0)
     shapes = {"obs": (STEPS, ENVS, OBS), "actions": (STEPS, ENVS, ACTIONS), "last_values": ENVS}
     shapes |= {"rewards": (STEPS, ENVS), "final_values": (STEPS, ENVS)}
@@ -97,9 +66,16 @@ def test_one_whole_update_equals_stable_baselines3(monkeypatch):
     logprobs = logprobs + 0.2 * torch.randn(STEPS, ENVS)
 
     model, pairs = sb3_model(agent)
-    fill(model.rollout_buffer, data, logprobs, values)
+    cut_off, starts = data["done"] & ~data["terminated"], np.ones(ENVS)
+    rewards = data["rewards"] + 0.99 * data["final_values"] * cut_off  # as in collect_rollouts
+    for i in range(STEPS):
+        rows = data["obs"][i], data["actions"][i], rewards[i], starts, values[i], logprobs[i]
+        model.rollout_buffer.add(*rows)
+        starts = data["done"][i]
+    model.rollout_buffer.compute_returns_and_advantage(t["last_values"], starts)
     theirs = model.rollout_buffer.advantages.copy()
-    queue = list(ORDERS)
+    orders = [rng.permutation(STEPS * ENVS) for _ in range(2)]
+    queue = [*orders]
     monkeypatch.setattr(np.random, "permutation", lambda n: queue.pop(0))
     model.train()
     assert not queue
@@ -114,8 +90,12 @@ def test_one_whole_update_equals_stable_baselines3(monkeypatch):
     batch = (t["obs"], t["actions"], logprobs, values, advantages, returns)
     # Their buffer is flattened environment by environment, ours step by step.
     batch = [x.transpose(0, 1).flatten(0, 1) for x in batch]
-    start = agent.policy[0].weight.clone()
-    metrics = update(agent, args, batch, ORDERS)
+    weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
+    nn.utils.vector_to_parameters(weights, agent.parameters())
+    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
+    adam["step"], start = torch.zeros((), dtype=torch.float64), agent.policy[0].weight.clone()
+    indices = torch.from_numpy(np.concatenate(orders)).view(-1, 16)
+    metrics = ppo.ppo_update(agent, adam, batch, indices, args)
     assert (metrics["losses/clipfrac"] > 0).all()
     assert (agent.policy[0].weight - start).abs().max() > 1e-3
     for theirs, ours in pairs:

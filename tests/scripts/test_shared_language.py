@@ -40,7 +40,8 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, fin
 
 
 @on("rewards")
-def test_r14_r17_g6_reward_is_the_score_minus_the_kl_of_the_whole_response(script, judges):
+def test_r14_a_rollout_is_measured_and_gold_can_be_its_reward(script, judges):
+    """That its rewards are right, test_enumeration.py shows."""
     module = script.module
     judges = judges._replace(reference=module.Agent(judges.reference.policy, 0.8))
     agent, args = louder(judges.reference, 0.03), script.args(missing_eos_score=-5.0)
@@ -50,28 +51,15 @@ def test_r14_r17_g6_reward_is_the_score_minus_the_kl_of_the_whole_response(scrip
     with torch.no_grad():
         new, ref = (script.logprobs(x, *inputs) for x in (agent, judges.reference))
         proxy = judges.reward_model.score(*inputs)
-    kl = module.log_probability(new - ref, rollout.responses).where(mask, 0.0)
     ended = (rollout.responses == module.VOCABULARY.index("."))[:, 4:].any(1)
     scores, gold = (x.where(ended, -5.0) for x in (proxy, judges.task.gold(*inputs)))
     assert 0 < ended.sum() < 32 and torch.equal(rollout.mask, mask)
-
-    def earned(scores, kl):  # by each response, or by each of its tokens
-        if rollout.rewards.dim() == 1:
-            return scores - 3.0 * kl.sum(1)
-        last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
-        return last * scores[:, None] - 3.0 * kl
-
-    for found, given in ((rollout, scores), (by_gold, gold)):
-        rewards = found.rewards if found.rewards.dim() == 1 else found.rewards.where(mask, 0.0)
-        torch.testing.assert_close(rewards, earned(given, kl), atol=1e-4, rtol=1e-4)
+    more = (by_gold.rewards - rollout.rewards).view(32, -1).sum(1)
+    torch.testing.assert_close(more, gold - scores, atol=1e-4, rtol=1e-4)
+    kl = module.log_probability(new - ref, rollout.responses)[mask].sum() / 32
     exact = (new.exp() * (new - ref)).sum(2)[mask].sum() / 32
-    expected = {
-        "kl": kl.sum(1).mean(),
-        "kl_exact": exact,
-        "proxy": proxy.mean(),
-        "score": scores.mean(),
-    }
-    expected["score_std"] = scores.std(correction=0)
+    expected = {"kl": kl, "kl_exact": exact, "proxy": proxy.mean()}
+    expected |= {"score": scores.mean(), "score_std": scores.std(correction=0)}
     for name, value in expected.items():
         assert metrics[f"objective/{name}"] == pytest.approx(value.item(), rel=1e-4), name
     assert exact > 0.1
@@ -84,7 +72,7 @@ def test_r5_11_learning_rate_falls_and_gradients_are_clipped(
 ):
     rates, steps = [0.01 * x for x in falls_to], record_steps(monkeypatch, torch.optim.Adam)
     settings = {"num_updates": 3, "learning_rate": 0.01, "max_grad_norm": 0.01}
-    _, updates = script.learn(judges, **settings, anneal_lr=anneal_lr)
+    _, updates = script.learn(judges, **settings, update_epochs=1, anneal_lr=anneal_lr)
     assert [row["charts/learning_rate"] for row in updates] == pytest.approx(rates)
     seen = [step.lr for step in steps]
     assert seen == pytest.approx([rate for rate in rates for _ in range(len(steps) // 3)])
@@ -117,7 +105,8 @@ def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(
 
     def betas(**changes):
         calls.clear()
-        _, updates = script.learn(judges, learning_rate=0.01, **changes)
+        settings = {"learning_rate": 0.01, "num_minibatches": 1, "update_epochs": 1, **changes}
+        _, updates = script.learn(judges, **settings)
         found = [row["objective/kl_coef"] for row in updates]
         assert [call[4] for call in calls] == found
         return found, [row["objective/kl"] for row in updates]
@@ -161,39 +150,35 @@ def test_nan_stops_the_run_with_a_sentence(script, judges, monkeypatch):
 
 
 @on("language")
-def test_a_run_with_each_form_leaves_results_texts_curves_and_weights(script, monkeypatch, capsys):
+def test_a_command_makes_the_run_of_its_settings_and_leaves_what_happened(
+    script, finished, cli, monkeypatch
+):
+    """With a model of each form: results, texts, curves and weights."""
     trained = record(monkeypatch, script.module, script.stage)
-    run, folder = script.module.train(script.args(compare=True, seed=2)), Path("runs/run")
-    saved, printed = json.loads((folder / "results.json").read_text()), capsys.readouterr().out
-    results, models = saved["results"], ["sft", *script.forms]
-    assert results == run["results"] and saved["args"]["seed"] == 2
-    assert list(saved["texts"]) == models == list(results)[: len(models)]
-    assert saved["texts"]["sft"][0] in printed and "Pairs held out: accuracy 0." in printed
+    closed = record(monkeypatch, script.module.SummaryWriter, "close")
+    run, folder = finished.run, Path("runs/run")
+    code, printed, error = cli(flags(run["args"]))
+    saved, models = json.loads((folder / "results.json").read_text()), ["sft", *script.forms]
+    results, texts = saved["results"], saved["texts"]
+    assert code == 0 and results == run["results"], error
+    assert saved["args"] == vars(run["args"])
+    assert list(texts) == models == list(results)[: len(models)]
+    assert len(closed) == len([*folder.glob("*/events*")]) == len({x for x, *_ in closed})
+    assert texts["sft"][0] in printed and "Pairs held out: accuracy 0." in printed
     kl = [results[name]["objective/kl"] for name in models]
     assert abs(kl[0]) < 1e-5 < min(kl[1:]) and len(set(kl)) == len(kl)
-    for (name, form), (args, *_) in zip(script.forms.items(), trained, strict=True):
-        row, updates = results[name], run["updates"][name]
+    for (name, form), (args, *_, updates) in zip(script.forms.items(), trained, strict=True):
+        row = results[name]
         assert re.search(rf"\n{name} +{row['objective/gold']:.2f} ", printed)
         assert {x: getattr(args, x) for x in form} == form == {x: row[x] for x in form}
         assert row["method"] == script.method and {"objective/gold", "text/unique"} <= row.keys()
         assert row.get("objective/kl_coef") == updates[-1].get("objective/kl_coef")
         checkpoint = torch.load(folder / name / "checkpoint.pt", weights_only=True)
-        assert checkpoint["updates"] == updates
+        assert checkpoint["updates"] == updates and len(run["updates"][name]) == len(updates)
         expected = [(i, x["losses/grad_norm"]) for i, x in enumerate(updates, 1)]
         np.testing.assert_allclose(curves(folder / name)["losses/grad_norm"], expected, rtol=1e-4)
     first = torch.load(folder / models[1] / "checkpoint.pt", weights_only=True)
     assert all(torch.equal(first["agent"][x], y) for x, y in run["agent"].state_dict().items())
-
-
-@on("language")
-def test_a_command_makes_the_same_run_as_its_settings_do_in_another_folder(script, finished, cli):
-    code, _, err = cli(flags(script.args()))
-    saved = json.loads(Path("runs/run/results.json").read_text())
-    assert code == 0 and saved["results"] == finished.run["results"], err
-    unnamed = script.module.train(script.args(run_name=None))["args"]
-    assert unnamed.run_name.startswith(f"{script.path.stem}__1__") and unnamed.run_dir.exists()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        unnamed.seed = 2
 
 
 BAD = {
@@ -249,20 +234,21 @@ def test_bad_input_is_a_sentence_and_code_2_and_so_is_ctrl_c(script, finished, c
 
 
 @on("language")
-def test_in_a_notebook_a_run_has_a_name_and_threads_are_as_before(script, monkeypatch):
+def test_a_run_has_a_name_in_a_notebook_too_and_threads_are_as_before(script, monkeypatch):
     seen = []
 
     def interrupted(args, *_):
-        seen.append((torch.get_num_threads(), args.run_name))
+        seen.append((torch.get_num_threads(), args.run_name.rpartition("__")[0]))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(script.module, "train_sft", interrupted)
-    monkeypatch.delattr(script.module, "__file__")
     torch.set_num_threads(2)
-    with pytest.raises(KeyboardInterrupt):
-        script.module.train(script.args(run_name=None))
-    ((threads, name),) = seen
-    assert threads == 1 and torch.get_num_threads() == 2 and name.startswith("notebook__1__")
+    for _ in ("script", "notebook"):
+        with pytest.raises(KeyboardInterrupt):
+            script.module.train(script.args(run_name=None, seed=5))
+        monkeypatch.delattr(script.module, "__file__", raising=False)
+    assert seen == [(1, f"{script.path.stem}__5"), (1, "notebook__5")]
+    assert torch.get_num_threads() == 2
 
 
 @on("language")
