@@ -15,7 +15,7 @@ FILES = {
     "seeded.py": b"import argparse; x = argparse.ArgumentParser(); x.add_argument('--seed'); "
     b"x.parse_args()",
     "broken.py": b"def train(:",
-    "other.py": b"def train(args):\n    return {}\n",
+    "other.py": b"class Args: ...\ndef train(args): ...\n",
     "binary.py": b"\xff\xfe",
 }
 OUT = "--results out --runs out"
@@ -39,8 +39,8 @@ MISTAKES = [
     ("compare a since2017:beta", "since2017 is closed; "),
     ("diff nowhere.py", "nowhere.py: No such file or directory"),
     ("diff broken.py", "line 1: invalid syntax"),
-    ("diff empty.py", "has no function `train`"),
-    ("diff other.py", "is not similar to any of the scripts"),
+    ("diff empty.py", "has no `train`"),
+    ("diff other.py", "other.py is too unlike "),
     ("diff binary.py", "is not a text file"),
     (f"run a2c {OUT}", "a2c is closed; "),
     ("list swimmer", "benchmark/closed/swimmer/page.md says how to run it again."),

@@ -1,14 +1,18 @@
 """ppo_rlhf_toy.py: its task, models, details R1-R21, and results."""
 
 import copy
+import itertools
 import math
 import random
+import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from adapters import SCRIPTS, on
-from helpers import louder, record, record_steps, seeded
+from helpers import louder, record, record_steps, same_weights, seeded
 from torch import nn
 
 from ppo_rlhf_toy import BOS, PAD
@@ -87,7 +91,7 @@ def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference)
     """The first text of each pair holds the token 1, the second 0, and it is better."""
     texts = iter([torch.ones(20_000, 1).long(), torch.zeros(20_000, 1).long(), torch.zeros(64, 1)])
     monkeypatch.setattr(rlhf, "sample_truncated", lambda *args: next(texts))
-    monkeypatch.setattr(rlhf.Task, "gold", lambda self, prompts, texts: difference * texts[:, 0])
+    monkeypatch.setattr(rlhf.Task, "gold", lambda self, prompts, x: difference * (x[:, 0] - 0.5))
     found = rlhf.make_preferences(small_args(num_pairs=20_000), judges.reference, judges.task)
     expected = 1 / (1 + math.exp(-difference / rlhf.LABEL_NOISE))
     share = found.chosen.float().mean().item()
@@ -154,12 +158,32 @@ def test_r4_r10_samples_and_log_probabilities_with_a_cache_equal_those_without(a
     assert (sampled[:, :7] == EOS).any() and (sampled > BOS).all()
 
 
-def test_r8_reward_head_has_the_documented_spread(monkeypatch):
-    model, stds = rlhf.TinyGPT(10, 4, width=24), []
-    monkeypatch.setattr(nn.init, "normal_", lambda weight, std: stds.append((weight, std)))
+def test_a_block_is_that_of_pytorch():
+    block, names = louder(rlhf.Block(8, num_heads=2), 0.3), {"attention_norm": "norm1"}
+    names |= {"query_key_value.": "self_attn.in_proj_", "attention_output": "self_attn.out_proj"}
+    names |= {"mlp_norm": "norm2", "mlp_hidden": "linear1", "mlp_output": "linear2"}
+    options = {"activation": "gelu", "batch_first": True, "norm_first": True, "dropout": 0.0}
+    layer, weights = nn.TransformerEncoderLayer(8, 2, 32, **options), {}
+    for name, x in block.state_dict().items():
+        (mine,) = (y for y in names if name.startswith(y))
+        weights[name.replace(mine, names[mine])] = x
+    layer.load_state_dict(weights)
+    x, visible = torch.randn(3, 5, 8), torch.ones(5, 5).tril() == 1
+    found, _ = block(x, visible.expand(3, 1, 5, 5), [])
+    torch.testing.assert_close(found, layer(x, ~visible), rtol=1e-4, atol=1e-5)
+
+
+def test_r8_weights_and_reward_head_have_the_documented_spread(monkeypatch):
+    stds = {}
+    monkeypatch.setattr(nn.init, "normal_", lambda x, std=1.0: stds.update({id(x): std}))
+    model = rlhf.TinyGPT(10, 4, width=24)
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2:
+            assert stds.pop(id(weight)) == (0.01 if "_output" in name else 0.02), name
+        else:
+            assert (weight == (0.0 if "bias" in name else 1.0)).all(), name
     reward = rlhf.RewardModel(model)
-    ((weight, std),) = stds
-    assert weight is reward.head.weight and std == 1 / 5  # of 24 numbers and a bias
+    assert stds == {id(reward.head.weight): 1 / 5}  # of 24 numbers and a bias
     assert (reward.head.bias.item(), reward.gain.item(), reward.bias.item()) == (0, 1, 0)
 
 
@@ -182,15 +206,16 @@ def test_sft_steps_along_the_clipped_gradient_for_each_next_token(model, monkeyp
     expected = -logprobs.gather(2, tokens[:, 1:, None]).mean().item()
     steps = record_steps(monkeypatch, torch.optim.AdamW)
     logged = record(monkeypatch, rlhf, "write")
-    args = small_args(sft_steps=60, sft_batch_size=3, sft_learning_rate=0.01)
+    args = small_args(sft_steps=60, sft_batch_size=3, sft_learning_rate=1e-3)
     task = rlhf.toy_task(args)._replace(documents=rlhf.pad_rows(tokens.tolist(), 9))
     rlhf.train_sft(args, model, task)
     assert logged[0][2]["losses/loss"] == pytest.approx(expected, rel=1e-5)
     assert (model.token_embedding.weight.grad[PAD] == 0).all()
-    rates = [0.01 * (1 - t / 60) * min(1, (t + 1) / 50) for t in range(60)]
+    norms = [metrics["losses/grad_norm"] for _, _, metrics, _ in logged]
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)  # after a tiny step on the same text
+    rates = [1e-3 * (1 - t / 60) * min(1, (t + 1) / 50) for t in range(60)]
     assert [step.lr for step in steps] == pytest.approx(rates)
-    assert max(step.gradient.norm() for step in steps) <= 1.001
-    assert max(metrics["losses/grad_norm"] for _, _, metrics, _ in logged) > 1.1
+    assert max(step.gradient.norm() for step in steps) <= 1.001 and max(norms) > 1.1
 
 
 # --- R9 and the reward model ---
@@ -214,6 +239,7 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
     steps = record_steps(monkeypatch, torch.optim.AdamW)
     calls = record(monkeypatch, rlhf.RewardModel, "score")
     logged = record(monkeypatch, rlhf, "write")
+    torch.manual_seed(1)
     model = rlhf.RewardModel(sft)
     quality = rlhf.train_reward_model(small_args(), model, preferences)
     assert [step.lr for step in steps] == pytest.approx([2e-3 * (1 - i / 4) for i in range(4)])
@@ -234,10 +260,20 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
     assert all(torch.equal(x, before[name]) for name, x in sft.state_dict().items())
 
     good, bad = (rlhf.score_texts(model, preferences[0][60:], x[60:]) for x in preferences[1:3])
+    assert same_weights(model, finished.judges.reward_model) and quality == finished.run["quality"]
     assert quality["accuracy"] == pytest.approx((good > bad).float().mean().item())
     scores = rlhf.score_texts(model, preferences.sample_prompts, preferences.samples)
     correlation = torch.corrcoef(torch.stack([scores, preferences.sample_gold]))[0, 1].item()
     assert quality["correlation"] == pytest.approx(correlation, abs=1e-5)
+
+
+def test_reward_model_steps_along_the_gradient_of_its_own_minibatch(finished, monkeypatch):
+    """With next to no step size, two passes over all pairs have the same gradient."""
+    steps = record_steps(monkeypatch, torch.optim.AdamW)
+    args = small_args(reward_batch_size=60, reward_learning_rate=1e-9)
+    rlhf.train_reward_model(args, rlhf.RewardModel(finished.reference.policy), finished.preferences)
+    first, second = (step.gradient for step in steps)
+    torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-5)
 
 
 # --- R14: what a rollout holds ---
@@ -350,7 +386,11 @@ def test_3_6_r16_r21_epochs_are_fresh_permutations_and_steps_those_of_tensorflow
         record_steps(monkeypatch, torch.optim.Adam),
     )
     settings = {"num_updates": 3, "num_minibatches": 4, "kl_coef": 3.0, "learning_rate": 0.01}
+    clock = SimpleNamespace(perf_counter=itertools.count(9, 4).__next__)
+    monkeypatch.setattr(rlhf, "time", clock)
     _, updates = SCRIPT.learn(judges, **settings, max_grad_norm=0.1, adam_eps=2e-5)
+    num_tokens = sum(mb.mask.sum().item() for _, mb, *_ in calls[:8])
+    assert updates[0]["charts/tokens_per_second_update"] == num_tokens / 4
     first, second = torch.stack([mb.logprobs[:, 0] for _, mb, *_ in calls[:8]]).view(2, 16).tolist()
     assert len(set(first)) == 16 and first != second and sorted(first) == sorted(second)
     for name in calls[0][-1][1]:  # what is logged are means over all minibatches
@@ -378,8 +418,9 @@ def test_every_policy_gets_the_same_prompts_and_its_kl_is_exact(judges):
     assert abs(found[0][0]["objective/kl"]) < 1e-5 and found[1][0]["objective/kl"] > 0.1
 
 
-def test_best_of_n_takes_the_best_of_each_group(judges):
+def test_best_of_n_takes_the_best_of_each_group(finished, judges):
     results = rlhf.best_of_n(small_args(), judges)
+    assert finished.run["results"].items() >= results.items()
     assert list(results) == ["best-of-1", "best-of-4"]
     kl = [row["objective/kl"] for row in results.values()]
     assert kl == pytest.approx([0, math.log(4) - 0.75])
@@ -388,3 +429,9 @@ def test_best_of_n_takes_the_best_of_each_group(judges):
     assert abs(proxy[0]) < 0.3 and 0.7 < proxy[1] - proxy[0] < 1.4
     # Of unequal numbers of texts, shares of different ones could not be compared.
     assert not any("text/unique" in row for row in results.values())
+
+
+def test_a_tracked_run_ends_for_weights_and_biases_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", wandb := MagicMock())
+    rlhf.train(small_args(track=True, num_pairs=14, num_updates=1, update_epochs=1))
+    assert [name for name, *_ in wandb.method_calls] == ["init", "finish"]
