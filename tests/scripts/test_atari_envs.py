@@ -298,9 +298,10 @@ def test_a_game_replayed_while_another_is_running_goes_on_bit_for_bit_through_lo
     assert one.env.get_wrapper_attr("score") == other.env.get_wrapper_attr("score")
 
 
-def test_names_of_one_game_are_one_name():
+@on("games")
+def test_names_of_one_game_are_one_name(script):
     for name in ("Pong", "PongNoFrameskip-v4", "ALE/Pong-v5", "Pong-v5"):
-        assert ppo.Args(env_id=name).env_id == "Pong"
+        assert script.module.Args(env_id=name).env_id == "Pong"
 
 
 def test_other_games_are_refused_with_a_hint():

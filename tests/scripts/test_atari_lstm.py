@@ -173,6 +173,8 @@ def test_minibatches_that_split_an_environment_are_refused():
     ppo.Args(num_envs=8, num_minibatches=8)
     with pytest.raises(ppo.UsageError, match=r"--num-envs \(6\) must be a multiple of --num-min"):
         ppo.Args(num_envs=6, num_minibatches=4)  # though it divides the 6 * 128 samples
+    with pytest.raises(ppo.UsageError, match="must be 2, 3, 4... times"):
+        ppo.Args(num_envs=8, num_steps=1, num_minibatches=8)  # a single sample each
 
 
 @on("lstm")

@@ -299,16 +299,20 @@ def test_a_recording_reads_the_same_tensors_in_every_iteration_and_they_change(
 
 
 @on("atari")
-def test_processes_that_wait_for_each_other_are_not_recorded(script, tiny, gpu, monkeypatch):
+def test_processes_that_wait_for_each_other_are_not_recorded_and_one_of_them_logs(
+    script, tiny, gpu, monkeypatch, capsys
+):
     module, calls = script.module, []
     names = ["init_process_group", "destroy_process_group"]
     for name in names:
         monkeypatch.setattr(torch.distributed, name, lambda name=name: calls.append(name))
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: x.mul_(2))
     monkeypatch.setattr(module, "WORLD_SIZE", 2)
+    monkeypatch.setattr(module, "RANK", 1)  # the other one
     monkeypatch.setattr(module, "recorded", lambda _: pytest.fail("a recording"))
     result, _ = gpu(module.train, tiny("Walk", device="auto"))
     assert [x["global_step"] for x in result["updates"]] == [64] and calls == names
+    assert result["run_dir"] is None and not Path("runs").exists() and not capsys.readouterr().err
 
 
 @on("continuous")
