@@ -10,7 +10,6 @@ from helpers import flags, same_weights
 from test_math import double_sum
 
 
-@on("continuous", "kl_penalty", "games")
 @pytest.mark.parametrize("annealed", [True, False])
 def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration(
     script, tiny, recorded, annealed
