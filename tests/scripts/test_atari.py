@@ -173,7 +173,8 @@ def test_processes_and_threads_are_not_more_than_the_cores_that_may_be_used(scri
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6})
     names = {"__name__": "copy"}
     exec(Path(script.module.__file__).read_text(), names)
-    assert names["GAME_PROCESSES"] == names["Args"]().torch_threads == 3
+    settings = {**vars(script.module.Args()), "torch_threads": 3}
+    assert names["GAME_PROCESSES"] == 3 and vars(names["Args"]()) == settings
 
 
 @on("games")
