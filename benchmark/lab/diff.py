@@ -339,8 +339,8 @@ def span(statements: list[Statement]) -> slice:
     return slice(statements[0].lines[0] - 1, statements[-1].lines[1]) if statements else slice(0)
 
 
-def defaults_of(script: Script) -> dict[str, Any]:
-    return {x.name: x.default for x in dataclasses.fields(trace.load(script).Args)}
+def defaults_of(settings: type) -> dict[str, Any]:
+    return {x.name: x.default for x in dataclasses.fields(settings)}
 
 
 class Comparison:
@@ -349,11 +349,11 @@ class Comparison:
     def __init__(self, original: Script, flags: list[str], copy: Script) -> None:
         self.original, self.arrays = original, {}
         self.explained = False  # whether the findings are all that there is
-        own, self.defaults = trace.load(copy).Args, defaults_of(original)
+        own, self.defaults = trace.load(copy).Args, defaults_of(trace.load(original).Args)
         usual = self.defaults | {x: y for x, y in trace.SETTINGS.items() if x in self.defaults}
         if usual.get("env_id") == "HalfCheetah-v4":  # which never falls
             usual["env_id"] = "Hopper-v4"
-        default = own(**{x: y for x, y in usual.items() if x in defaults_of(copy)})
+        default = own(**{x: usual[x] for x in usual.keys() & defaults_of(own).keys()})
         self.settings = usual | vars(tyro.cli(own, args=flags, default=default))
         self.theirs = trace.execute(original, self.settings, self.arrays)
         if self.theirs.error:
@@ -379,7 +379,7 @@ class Comparison:
 
     def settings_of(self, copy: Script) -> list[str]:
         """Defaults of the copy that are not those of the original."""
-        own = defaults_of(copy)
+        own = defaults_of(trace.load(copy).Args)
         names = [x for x in self.defaults if x in own and own[x] != self.defaults[x]]
         return [f"{x} is {own[x]}, in the original {self.defaults[x]}" for x in names]
 
@@ -436,9 +436,10 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
     """Compare, and print; 0: equal, 1: different."""
     copy = read(path)
     scripts = [read(x) for x in ([original_path] if original_path else sorted(ROOT.glob("*.py")))]
-    original = max(scripts, key=lambda x: similarity(copy, x))
-    share = f"{similarity(copy, original):.1%} of their statements agree"
-    if similarity(copy, original) < SIMILAR:
+    likeness = {x: similarity(copy, x) for x in scripts}
+    original = max(likeness, key=likeness.__getitem__)
+    share = f"{likeness[original]:.1%} of their statements agree"
+    if likeness[original] < SIMILAR:
         raise BenchmarkError(f"{path} is too unlike {original.path.name}: only {share}.")
     comparison = Comparison(original, flags, copy)
     print(f"{path} is compared with {original.path.name}: {share}.")

@@ -83,7 +83,7 @@ def train(args):
 LATE = """late = np.concatenate([done[:1], done[:-1]])
     decay = args.gamma * (1 - late)"""
 END = "the steps with which an episode "
-# A text of the script, what takes its place, and what is said of the difference.
+# A piece of the script, what stands there instead, and what `diff` says of it.
 BUGS = [
     ("(1 - done)", "(1 - 0 * done)", "`decay` in `gae`", f"{END}ends."),
     ("decay = args.gamma * (1 - done)", LATE, "`decay` in `gae`", f"{END}ends, and those after."),

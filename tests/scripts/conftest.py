@@ -1,4 +1,4 @@
-"""Each test of a script is alone: what it trains is in a folder of its own."""
+"""Each test of a script runs in an empty folder of its own."""
 
 import pytest
 
