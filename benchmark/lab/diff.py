@@ -348,7 +348,7 @@ class Comparison:
 
     def __init__(self, original: Script, flags: list[str], copy: Script) -> None:
         self.original, self.arrays = original, {}
-        self.explained = False  # whether the findings are all that there is
+        self.last: Script | None = None  # the copy as it is when nothing more is found
         own, self.defaults = trace.load(copy).Args, defaults_of(trace.load(original).Args)
         usual = self.defaults | {x: y for x, y in trace.SETTINGS.items() if x in self.defaults}
         if usual.get("env_id") == "HalfCheetah-v4":  # which never falls
@@ -364,8 +364,8 @@ class Comparison:
         mine = trace.execute(copy, self.settings, self.arrays)
         for _ in range(ROUNDS):
             finding = first_difference(mine, self.theirs)
-            self.explained = finding is None
             if finding is None:
+                self.last = mine.script
                 return
             yield finding
             try:
@@ -432,6 +432,29 @@ def told(finding: Finding) -> str:
     return "\n".join(parts).rstrip()
 
 
+WITHOUT_EFFECT = """
+These lines differ, and that changed nothing here. Either they mean the same, or the short run does
+not reach what they change; flags of the script may reach it."""
+
+
+def without_effect(copy: Script, last: Script, original: Script) -> str:
+    """The changes that are still in the copy when nothing more is found, as text."""
+    left = {words(x) for x in pair(last, original)[1]}
+    parts = [
+        "\n".join(["", *shown(x, copy, original)])
+        for x in pair(copy, original)[1]
+        if words(x) in left
+    ]
+    if not parts:
+        return ""
+    more = [f"\n... and {len(parts) - ROUNDS} more places"] * (len(parts) > ROUNDS)
+    return "\n".join([WITHOUT_EFFECT, *parts[:ROUNDS], *more, ""])
+
+
+def words(change: Change) -> tuple[str, ...]:
+    return tuple(x.text for x in change.mine + change.theirs)
+
+
 def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
     """Compare, and print; 0: equal, 1: different."""
     copy = read(path)
@@ -454,6 +477,7 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
         print(f"  equal      {phase}")
     if finding is None:
         print("\nOnly settings differ." if settings else "\nNo difference.")
+        print(without_effect(copy, copy, original), end="")
         return 1 if settings else 0
     print(told(finding))
     print("\nAll that differs later follows from this, or is a difference of its own.")
@@ -461,8 +485,9 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
         print("In the end, both have the same weights, metrics and episodes.")
     for finding in findings:
         print(f"\nWith the original's lines there, the next difference is:\n\n{told(finding)}")
-    if comparison.explained:
+    if comparison.last:
         print("\nWith the original's lines there, both are equal.")
+        print(without_effect(copy, comparison.last, original), end="")
     else:
         print("\nThere may be other differences: one by one, lines cannot be put back any more.")
     return 0 if finding.harmless and not settings else 1

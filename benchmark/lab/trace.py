@@ -301,12 +301,13 @@ class Moment(float):
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """Run in an empty folder, say nothing, and end episodes early."""
+    """Run in an empty folder, say nothing, end episodes early, and let games pay more."""
     make, here = gym.make, os.getcwd()
 
     def make_short(env_id: Any, **options: Any) -> gym.Env:
-        limit = {} if str(env_id).startswith("ALE/") else {"max_episode_steps": LIMIT}
-        return make(env_id, **limit | options)
+        if str(env_id).startswith("ALE/"):  # in which larger rewards than 1 come late
+            return gym.wrappers.TransformReward(make(env_id, **options), lambda x: 3.0 * x)
+        return make(env_id, **{"max_episode_steps": LIMIT} | options)
 
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,

@@ -1,10 +1,15 @@
 """The bugs whose pictures DEBUGGING.md shows."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 
-from benchmark.lab import check, logs
+from benchmark.lab import check, diff, logs
+from benchmark.lab.definitions import Folders, Variant
 from benchmark.lab.provenance import ROOT, BenchmarkError
 from benchmark.lab.run import changed
+from benchmark.paper import differences
 from benchmark.paper.suites import SUITES
 from benchmark.paper.suites.bugs import AFTER_TRAINING
 from benchmark.paper.suites.bugs import BUGS as IN_ONE_SCRIPT
@@ -36,3 +41,30 @@ def test_what_acts_otherwise_is_seen_by_the_second_iteration(name, changed_copy)
     (run,) = logs.find(f"runs/{name}")
     (verdict,) = (x["verdict"] for x in check.judge(run) if x["metric"] == "check/acting")
     assert verdict.startswith("unhealthy since")
+
+
+def test_what_diff_says_of_a_bug_is_what_is_noted():
+    bugs = {(suite, name): rest for suite, name, *rest in differences.planted()}
+    noted = {}
+    for row in itertools.chain(*differences.by_label(Folders()).values()):
+        noted[row["suite"], row["bug"]] = row
+    assert noted.keys() == bugs.keys() and all(x["right"] for x in noted.values())
+    original = diff.read(ROOT / "ppo_continuous_action.py")
+    comparison = diff.Comparison(original, [], original)
+    for name in ("through-falls", "limits-as-falls"):
+        row = differences.of_bug(comparison, *bugs["bugs", name])
+        for key in ("where", "brief", "common", "right"):
+            assert row[key] == noted["bugs", name][key]
+    none = differences.of_bug(comparison, Variant("ppo_continuous_action.py"), "")
+    assert (none["what"], none["right"]) == ("no difference", False)
+
+
+def test_naming_a_line_that_was_not_changed_is_wrong():
+    original = diff.read(ROOT / "ppo_minimal.py")
+    lines = [x.replace("1 - args.clip_coef", "1.0") for x in original.lines]
+    copy = diff.Script(original.path, "\n".join(lines))
+    (change,) = diff.pair(copy, original)[1]
+    other = diff.Change(change.block, copy.statements[:1], original.statements[:1])
+    for named, right in ((change, True), (other, False)):
+        finding = SimpleNamespace(mine=SimpleNamespace(script=copy), changes=[named])
+        assert differences.is_right(finding, original) is right

@@ -140,9 +140,23 @@ def test_settings_are_told_and_flags_of_the_copy_work(compare):
     used = ("= obs[t].sum(-1)", "= obs[t].sum(-1) ** args.power")
     code, text = compare(other, used)
     assert "setting: gamma is 0.8, in the original 0.9" in text
-    assert code == 1 and text.splitlines()[-1] == "Only settings differ."
+    assert code == 1 and "\nOnly settings differ.\n" in text
     code, text = compare(other, used, words=("small.py", "--power", "2"))
     assert code == 1 and "`rewards` in `train`" in text
+
+
+def test_changes_that_the_short_run_does_not_reach_are_told(compare):
+    unseen = ("    step = 0.0", "    step = 9.0")
+    for others, code, end in (
+        ((), 0, "No difference."),
+        ([("x.std()", "1")], 1, "With the original's lines there, both are equal."),
+    ):
+        found, text = compare(unseen, *others)
+        _, lines = text.split(f"\n{end}\n\nThese lines differ, and that changed nothing here.")
+        assert found == code and re.findall(r"\n([-+]) +\d+ +(.*)", lines) == [
+            ("-", "step = 0.0"),
+            ("+", "step = 9.0"),
+        ]
 
 
 def test_names_comments_and_the_order_of_functions_do_not_matter(compare):
