@@ -57,3 +57,9 @@ def test_every_script_has_a_row_and_its_runs():
         made = (ROOT / suite.variants[script.variant].script).read_text()
         assert made == (ROOT / name).read_text() or f"\nimport {name.removesuffix('.py')}\n" in made
         assert script.environment in suite.environments
+
+
+def test_the_map_of_the_code_names_every_file():
+    text = (ROOT / "benchmark/README.md").read_text()
+    for path in [*ROOT.glob("benchmark/lab/[a-z]*.py"), *ROOT.glob("benchmark/paper/[a-z]*.py")]:
+        assert f"`{path.name}`" in text, f"Name {path.name} in the map in benchmark/README.md."
