@@ -1,18 +1,22 @@
-"""Fixtures of the tests that all scripts share."""
+"""Fixtures of the tests that all scripts share.
+
+What takes seconds is imported where it is used: the process that hands out the tests has no need.
+"""
 
 import functools
+import gc
 import importlib.util
 import os
 import shutil
 import signal
 import sys
 
-import adapters
-import fake_envs
 import pytest
-import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
+
+
+gc.disable()  # while modules are imported, nothing is garbage
 
 
 def pytest_addoption(parser):
@@ -23,12 +27,20 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "on(*words): the scripts that have such names or features")
 
 
+def pytest_collection_finish():
+    """Never search for garbage among modules either: that took a sixth of the time."""
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_runtest_setup(item):
     """Each test begins with what a new process has, whatever earlier ones have left.
 
     The number of threads changes the bits of initial weights, and Atari runs leave theirs. Commands
     and scripts answer signals. What a shell starts in the background ignores Ctrl-C.
     """
+    import torch
+
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -37,6 +49,8 @@ def pytest_runtest_setup(item):
 def pytest_generate_tests(metafunc):
     """Tests with a `script` run on those that they are `on`, or on all with environments."""
     if "script" in metafunc.fixturenames:
+        import adapters
+
         mark, only = metafunc.definition.get_closest_marker("on"), metafunc.config.option.script
         words = {*mark.args} if mark else {"environments"}
         chosen = [x for x in adapters.SCRIPTS.values() if words & {x.name, *x.features}]
@@ -47,6 +61,9 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 def script(request, monkeypatch):
     """Each script in turn, with the fake environments."""
+    import adapters
+    import fake_envs
+
     script = adapters.SCRIPTS[request.param]
     fake_envs.Fake.made.clear()
     fake_envs.Interrupted.pressed.clear()
@@ -57,6 +74,8 @@ def script(request, monkeypatch):
 @pytest.fixture(scope="session")
 def finished_runs(tmp_path_factory):
     """A finished run of an RLHF script, by its name; nobody changes it."""
+    import adapters
+
     make = tmp_path_factory.mktemp
     return functools.cache(lambda name: adapters.SCRIPTS[name].finish(make(name)))
 
@@ -112,7 +131,7 @@ def cli(script, monkeypatch, capsys):
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
     """Run a command of the benchmark in an empty folder; returns its exit code and its output."""
-    from benchmark.__main__ import main  # takes seconds, and few tests need it
+    from benchmark.__main__ import main
 
     monkeypatch.chdir(tmp_path)
 
@@ -164,13 +183,14 @@ def changed_copy(tmp_path, monkeypatch):
 
     changed_copy(script, ((old, new), ...), name): runs go to the temporary folder of the copy.
     """
-    from benchmark.lab.run import changed  # takes a second, and few tests need it
+    from benchmark.lab.provenance import ROOT
+    from benchmark.lab.run import changed
 
     monkeypatch.chdir(tmp_path)
 
     def load(script, replaced, name="copied"):
         path = tmp_path / f"{name}.py"
-        path.write_text(changed((adapters.ROOT / script).read_text(), replaced))
+        path.write_text(changed((ROOT / script).read_text(), replaced))
         spec = importlib.util.spec_from_file_location(name, path)
         monkeypatch.setitem(sys.modules, name, module := importlib.util.module_from_spec(spec))
         spec.loader.exec_module(module)

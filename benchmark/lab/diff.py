@@ -25,7 +25,7 @@ from benchmark.lab.trace import Event, Run, Script, Statement
 
 # Smaller differences are rounding: relative to a number, to the largest of its array, and absolute.
 RELATIVE, OF_SCALE, ABSOLUTE = 1e-4, 1e-5, 1e-7
-SIMILAR = 0.3  # the least share of statements that a copy and its original have in common
+SIMILAR = 0.3  # the least share of lines that a copy and its original have in common
 ROUNDS = 8  # differences that are told
 SHOWN, LINES = 3, 16  # places in the source that are shown for each, and lines of each
 
@@ -45,9 +45,9 @@ class Change:
     line: int = 0  # of the copy, where the original's lines belong; 0: it lacks the function
 
 
-def similarity(mine: Script, theirs: Script) -> float:
-    """Share of the statements of the two that they have in common."""
-    a, b = (collections.Counter(x.text for x in y.statements) for y in (mine, theirs))
+def similarity(mine: list[str], theirs: list[str]) -> float:
+    """Share of the lines of two files that they have in common, wherever these stand."""
+    a, b = (collections.Counter(filter(None, map(str.strip, x))) for x in (mine, theirs))
     return 2 * (a & b).total() / (a.total() + b.total())
 
 
@@ -385,8 +385,12 @@ class Comparison:
 
 
 def read(path: Path) -> Script:
+    return Script(path.resolve(), text_of(path))
+
+
+def text_of(path: Path) -> str:
     try:
-        return Script(path.resolve(), path.read_text())
+        return path.read_text()
     except UnicodeDecodeError as error:
         raise BenchmarkError(f"{path} is not a text file.") from error
 
@@ -457,13 +461,13 @@ def words(change: Change) -> tuple[str, ...]:
 
 def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
     """Compare, and print; 0: equal, 1: different."""
-    copy = read(path)
-    scripts = [read(x) for x in ([original_path] if original_path else sorted(ROOT.glob("*.py")))]
-    likeness = {x: similarity(copy, x) for x in scripts}
-    original = max(likeness, key=likeness.__getitem__)
-    share = f"{likeness[original]:.1%} of their statements agree"
-    if likeness[original] < SIMILAR:
-        raise BenchmarkError(f"{path} is too unlike {original.path.name}: only {share}.")
+    copy, scripts = read(path), [original_path] if original_path else sorted(ROOT.glob("*.py"))
+    likeness = {x: similarity(copy.lines, text_of(x).splitlines()) for x in scripts}
+    closest = max(likeness, key=likeness.__getitem__)
+    share = f"{likeness[closest]:.1%} of their lines agree"
+    if likeness[closest] < SIMILAR:
+        raise BenchmarkError(f"{path} is too unlike {closest.name}: only {share}.")
+    original = read(closest)
     comparison = Comparison(original, flags, copy)
     print(f"{path} is compared with {original.path.name}: {share}.")
     print(circumstances(comparison.settings, comparison.theirs) + "\n")

@@ -171,7 +171,7 @@ def test_names_comments_and_the_order_of_functions_do_not_matter(compare):
 
 def test_the_original_is_found_and_its_lines_are_shown(compare):
     text = (ROOT / "ppo_continuous_action.py").read_text()
-    bug, size = ("next_values[terminated] = 0.0", "pass"), "--num-steps 64 --seed 3"
+    bug, size = ("next_values[terminated] = 0.0", "pass"), "--total-timesteps 128 --seed 3"
     code, said = compare(bug, text=text, words=size.split())
     assert "with ppo_continuous_action.py" in said and f"{END}fails" in said
     assert "  equal      iteration 1, collect" in said

@@ -6,6 +6,7 @@ refuse to mix them with others, as those of a GPU do, and compute the same bits.
 
 import contextlib
 import functools
+import itertools
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +21,17 @@ from torch._inductor import compile_fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import grpo_minimal
 
 GPU = torch.device("cuda", 0)
 COPIES = {"aten::copy_", "aten::_to_copy"}  # what may have arguments from two devices
+
+
+def tensors(values):
+    """Those among some values, and in lists and tuples of these."""
+    flat = itertools.chain(*(x if isinstance(x, list | tuple) else (x,) for x in values))
+    return [x for x in flat if isinstance(x, torch.Tensor)]
 
 
 class Operations(TorchDispatchMode):
@@ -45,7 +51,7 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name, kwargs = function._schema.name, kwargs or {}
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        given = tensors([*args, *kwargs.values()])
         there = [x for x in given if self.has(x)]
         if name in ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"):
             given = [args[0], *args[2:3]]  # an index may be on the processor
@@ -54,8 +60,8 @@ class Operations(TorchDispatchMode):
         results = function(*args, **kwargs)
         before = {x.untyped_storage()._cdata for x in given}
         in_backward = torch._C._current_graph_task_id() != -1  # which makes gradients of 0
-        for x in tree_leaves(results) if there or in_backward else ():
-            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in before:
+        for x in tensors([results]) if there or in_backward else ():
+            if x.untyped_storage()._cdata not in before:
                 self.put(x)
         return results
 
