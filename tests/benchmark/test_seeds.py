@@ -115,7 +115,7 @@ def test_a_script_that_only_logs_is_summed_up_by_its_last_tenth(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_script_without_run_name_and_checkpoint_runs_in_its_default_environment(command):
+def test_a_script_without_run_name_and_checkpoint_runs_in_its_default_environment(command, drawn):
     flags = "--seeds 1 --total-timesteps 1024 --num-steps 1024 --update-epochs 1"
     code, text = command("seeds", ROOT / "ppo_minimal.py", *flags.split())
     assert code == 0 and re.search(r"\| HalfCheetah-v4 \| 1 \| -\d+ \|", text), text
