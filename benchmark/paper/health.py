@@ -72,10 +72,13 @@ def bugs_of(suite: Suite) -> dict[str, Variant]:
 
 
 def control(suite: Suite, variant: str) -> str:
-    """The healthy variant that has most of the variant's flags, and no other."""
-    flags = {x: y.flags for x, y in suite.variants.items() if is_healthy(x)}
-    within = [x for x in flags if flags[x] in suite.variants[variant].flags]
-    return max(within, key=lambda x: len(flags[x]))
+    """The healthy variant that has most of the variant's flags and changes, and no other."""
+    bug, changes = suite.variants[variant], {}
+    for name, healthy in suite.variants.items():
+        own = {*healthy.replaced}
+        if is_healthy(name) and healthy.flags in bug.flags and own <= {*bug.replaced}:
+            changes[name] = len(own), len(healthy.flags)
+    return max(changes, key=changes.__getitem__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 from benchmark.lab import check
 from benchmark.lab.provenance import ROOT
 from benchmark.paper import health
+from benchmark.paper.suites import SUITES
 
 
 def test_the_first_warning_of_a_curve_is_that_of_the_rule():
@@ -43,3 +44,13 @@ def test_every_symptom_that_is_named_is_in_debugging():
     symptoms = {x.symptom for limit in limits for x in limit.advice} - {""}
     assert len(symptoms) > 9 and all(f"| {x}" in page for x in symptoms)
     assert all(limit.advice[-1].up_to == math.inf for limit in limits)
+
+
+def test_a_bug_is_judged_by_healthy_runs_with_the_same_flags_and_changes():
+    controls = {x: health.control(SUITES["bugs"], x) for x in health.bugs_of(SUITES["bugs"])}
+    assert {x: y for x, y in controls.items() if y != "healthy"} == {
+        "entropy-sign": "healthy-entropy",
+        "swamped": "healthy-shared",
+        "transposed": "healthy-8",
+        "equal-seeds": "healthy-8",
+    }

@@ -1,6 +1,6 @@
 """Two small tasks whose best returns are known: one for independent actions, one for memory.
 
-    python ppo_multidiscrete.py --env-id benchmark.suites.tasks:Points-v0
+    python ppo_multidiscrete.py --env-id benchmark.paper.suites.tasks:Points-v0
 
 A suite pastes this file into its copy of a script, where `Recall` takes the place of the games.
 """
