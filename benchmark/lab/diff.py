@@ -6,10 +6,12 @@ pair in time whose variables differ shows where to look: all before is equal, an
 later follows from it.
 """
 
+import builtins
 import collections
 import dataclasses
 import difflib
 import functools
+import keyword
 import math
 import re
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ import numpy as np
 import tyro
 
 from benchmark.lab import trace
-from benchmark.lab.provenance import ROOT, BenchmarkError
+from benchmark.lab.provenance import ROOT, BenchmarkError, git, source_at
 from benchmark.lab.trace import Event, Run, Script, Statement
 
 # Smaller differences are rounding: relative to a number, to the largest of its array, and absolute.
@@ -77,10 +79,13 @@ def by_block(script: Script) -> dict[str, list[Statement]]:
     return blocks
 
 
+FIXED = {*keyword.kwlist, *dir(builtins)}  # words that are no names of variables
+
+
 def matcher(mine: list[Statement], theirs: list[Statement]) -> difflib.SequenceMatcher:
-    """Compares statements. A name that only one side has may stand for any other."""
+    """Compares statements. A variable that only one side has may stand for any other."""
     word = re.compile(r"(?<![.\w])[A-Za-z_]\w*")
-    a, b = ({y for x in side for y in word.findall(x.text)} for side in (mine, theirs))
+    a, b = ({y for x in side for y in word.findall(x.text)} | FIXED for side in (mine, theirs))
     texts = [
         [word.sub(lambda x: x[0] if x[0] in a & b else "_", y.text) for y in side]
         for side in (mine, theirs)
@@ -139,15 +144,20 @@ def differing(mine: Any, theirs: Any) -> np.ndarray:
 def first_difference(mine: Run, theirs: Run) -> "Finding | None":
     """Walk through the original's events until one differs from that of the copy."""
     partners, changes = pair(mine.script, theirs.script)
-    waiting: dict[int, collections.deque[int]] = {}  # events of the copy, by statement
+    known = {x.index for x, _ in partners.values()}
+    # Events of the copy, by statement and by the one that calls its function.
+    waiting: dict[tuple[int, int | None], collections.deque[int]] = {}
     for k, event in enumerate(mine.events):
-        waiting.setdefault(event.statement.index, collections.deque()).append(k)
+        caller = next((x.index for x in event.callers[:1] if x.index in known), None)
+        waiting.setdefault((event.statement.index, caller), collections.deque()).append(k)
     at, equal = (0, 0), {}  # when any variable, and when each, was equal last
     for k, event in enumerate(theirs.events):
         partner, names = partners.get(event.statement.index, (None, {}))
-        if partner is None or not waiting.get(partner.index):
+        callers = (partners.get(x.index, (None,))[0] for x in event.callers[:1])
+        key = partner and (partner.index, next((x.index for x in callers if x), None))
+        if not waiting.get(key):
             continue
-        at = waiting[partner.index].popleft(), k
+        at = waiting[key].popleft(), k
         values = mine.events[at[0]].values
         for name, value in event.values.items():
             for part in leaves(values.get(names.get(name)), value, name):
@@ -180,8 +190,10 @@ class Finding:
 
     @property
     def harmless(self) -> bool:
-        """Whether the run is the same in the end."""
-        return not self.mine.error and not [*leaves(self.mine.result, self.theirs.result, "")]
+        """Whether the run is the same in the end, and what it logs and saves."""
+        if self.mine.error or ", log and save" in self.event.phase:
+            return False
+        return not [*leaves(self.mine.result, self.theirs.result, "")]
 
     @property
     def constructor(self) -> str:
@@ -223,7 +235,8 @@ class Finding:
     def brief(self) -> str:
         """What differs, in a few words."""
         if not self.name:
-            return f"the copy stops in line {self.mine.line} with {self.mine.error}"
+            line = self.mine.line and self.mine.script.numbers[self.mine.line - 1]
+            return f"the copy stops in line {line} with {self.mine.error}"
         if self.original is None:
             return f"`{self.name}` at the end"
         link = "of" if self.event.statement.kind in ("FunctionDef", "Return") else "in"
@@ -241,7 +254,8 @@ class Finding:
         if kind == "Return":
             text = f"`{self.function}` gets the same arguments, but its {self.name}"
         if kind == "FunctionDef" and callers:
-            text += f", called in line {self.mine.events[self.at[0]].callers[0].lines[0]},"
+            caller = self.mine.events[self.at[0]].callers[0]
+            text += f", called in line {self.mine.script.numbers[caller.lines[0] - 1]},"
         if self.constructor:
             text = f"`{self.constructor.removesuffix('.__init__')}` is built differently: {text}"
         text += f" {size(self.own, self.original)}"
@@ -327,12 +341,13 @@ def common_steps(mask: np.ndarray, step: int | None, known: list[np.ndarray]) ->
 
 def put_back(copy: Script, original: Script, changes: list[Change]) -> Script:
     """The copy with the original's lines in place of these changes."""
-    lines = list(copy.lines)
+    lines, numbers = list(copy.lines), list(copy.numbers)
     for x in sorted(changes, key=lambda x: x.line, reverse=True):
         if x.line:
             here = span(x.mine) if x.mine else slice(x.line - 1, x.line - 1)
-            lines[here] = original.lines[span(x.theirs)]
-    return Script(copy.path, "\n".join(lines) + "\n")
+            lines[here] = new = original.lines[span(x.theirs)]
+            numbers[here] = [numbers[min(here.start, len(numbers) - 1)]] * len(new)
+    return Script(copy.path, "\n".join(lines) + "\n", numbers)
 
 
 def span(statements: list[Statement]) -> slice:
@@ -349,12 +364,17 @@ class Comparison:
     def __init__(self, original: Script, flags: list[str], copy: Script) -> None:
         self.original, self.arrays = original, {}
         self.last: Script | None = None  # the copy as it is when nothing more is found
+        self.why = ""  # the search has ended before
         own, self.defaults = trace.load(copy).Args, defaults_of(trace.load(original).Args)
         usual = self.defaults | {x: y for x, y in trace.SETTINGS.items() if x in self.defaults}
         if usual.get("env_id") == "HalfCheetah-v4":  # which never falls
             usual["env_id"] = "Hopper-v4"
-        default = own(**{x: usual[x] for x in usual.keys() & defaults_of(own).keys()})
-        self.settings = usual | vars(tyro.cli(own, args=flags, default=default))
+        try:
+            default = own(**{x: usual[x] for x in usual.keys() & defaults_of(own).keys()})
+            self.settings = usual | vars(tyro.cli(own, args=flags, default=default))
+        except Exception as error:  # whatever it demands of its settings
+            text = f"{copy.path.name} refuses the settings of a short run: {trace.told(error)}."
+            raise BenchmarkError(text) from error
         self.theirs = trace.execute(original, self.settings, self.arrays)
         if self.theirs.error:
             raise BenchmarkError(f"{original.path.name}: {self.theirs.error}.")
@@ -362,6 +382,7 @@ class Comparison:
     def findings(self, copy: Script) -> Iterator[Finding]:
         """One difference after the other, each with the original's lines in place of the others."""
         mine = trace.execute(copy, self.settings, self.arrays)
+        self.why = "one by one, lines cannot be put back any more"
         for _ in range(ROUNDS):
             finding = first_difference(mine, self.theirs)
             if finding is None:
@@ -376,11 +397,13 @@ class Comparison:
             fits = not mine.error or finding.mine.error
             if not fits or copy.lines == finding.mine.script.lines:
                 return
+        self.why = f"these are the first {ROUNDS}"
 
     def settings_of(self, copy: Script) -> list[str]:
         """Defaults of the copy that are not those of the original."""
         own = defaults_of(trace.load(copy).Args)
         names = [x for x in self.defaults if x in own and own[x] != self.defaults[x]]
+        names = [x for x in names if own[x] is not dataclasses.MISSING]
         return [f"{x} is {own[x]}, in the original {self.defaults[x]}" for x in names]
 
 
@@ -388,9 +411,21 @@ def read(path: Path) -> Script:
     return Script(path.resolve(), text_of(path))
 
 
+def originals(copy: Path) -> dict[Path, str]:
+    """The scripts of the last commit, so that one of them may itself have been changed; without
+    git, all files next to them but the copy.
+    """
+    try:
+        names = git("ls-tree", "--name-only", "HEAD").splitlines()
+        return {ROOT / x: source_at("HEAD", x) for x in names if x.endswith(".py")}
+    except (BenchmarkError, OSError):
+        found = [x for x in sorted(ROOT.glob("*.py")) if x.resolve() != copy.resolve()]
+        return {x: text_of(x) for x in found}
+
+
 def text_of(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BenchmarkError(f"{path} is not a text file.") from error
 
@@ -414,11 +449,16 @@ def circumstances(settings: dict[str, Any], theirs: Run) -> str:
 
 
 def shown(change: Change, mine: Script, theirs: Script) -> list[str]:
-    """The lines of a change, as a diff with line numbers."""
+    """The lines of a change that differ, with the numbers that they have in the files."""
+    sides = ("-", change.theirs, theirs), ("+", change.mine, mine)
+    places = [[k for x in y for k in range(x.lines[0] - 1, x.lines[1])] for _, y, _ in sides]
+    texts = [[z.lines[k].strip() for k in x] for x, (_, _, z) in zip(places, sides)]
+    codes = difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes()
     lines = []
-    for sign, statements, script in (("-", change.theirs, theirs), ("+", change.mine, mine)):
-        numbers = [k for x in statements for k in range(x.lines[0], x.lines[1] + 1)]
-        lines += [f"{sign} {k:>4} {script.lines[k - 1]}" for k in numbers]
+    for (sign, _, script), place, start in zip(sides, places, (1, 3)):
+        for code in (x for x in codes if x[0] != "equal"):
+            for k in place[code[start] : code[start + 1]]:
+                lines.append(f"{sign} {script.numbers[k]:>4} {script.lines[k]}")
     lines = [x for x in lines if not re.match(r". +\d+ *(#|$)", x)]
     return [*lines[:LINES], "       ..."] if len(lines) > LINES else lines
 
@@ -461,13 +501,14 @@ def words(change: Change) -> tuple[str, ...]:
 
 def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
     """Compare, and print; 0: equal, 1: different."""
-    copy, scripts = read(path), [original_path] if original_path else sorted(ROOT.glob("*.py"))
-    likeness = {x: similarity(copy.lines, text_of(x).splitlines()) for x in scripts}
+    copy = read(path)
+    texts = {original_path: text_of(original_path)} if original_path else originals(path)
+    likeness = {x: similarity(copy.lines, text.splitlines()) for x, text in texts.items()}
     closest = max(likeness, key=likeness.__getitem__)
     share = f"{likeness[closest]:.1%} of their lines agree"
     if likeness[closest] < SIMILAR:
         raise BenchmarkError(f"{path} is too unlike {closest.name}: only {share}.")
-    original = read(closest)
+    original = Script(closest.resolve(), texts[closest])
     comparison = Comparison(original, flags, copy)
     print(f"{path} is compared with {original.path.name}: {share}.")
     print(circumstances(comparison.settings, comparison.theirs) + "\n")
@@ -485,7 +526,8 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
         return 1 if settings else 0
     print(told(finding))
     print("\nAll that differs later follows from this, or is a difference of its own.")
-    if finding.harmless:
+    harmless = finding.harmless
+    if harmless:
         print("In the end, both have the same weights, metrics and episodes.")
     for finding in findings:
         print(f"\nWith the original's lines there, the next difference is:\n\n{told(finding)}")
@@ -493,5 +535,5 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
         print("\nWith the original's lines there, both are equal.")
         print(without_effect(copy, comparison.last, original), end="")
     else:
-        print("\nThere may be other differences: one by one, lines cannot be put back any more.")
-    return 0 if finding.harmless and not settings else 1
+        print(f"\nThere may be other differences: {comparison.why}.")
+    return 0 if harmless and not settings else 1

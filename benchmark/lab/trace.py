@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import functools
 import inspect
 import io
 import os
@@ -25,7 +26,8 @@ from benchmark.lab.provenance import BenchmarkError
 
 # --- The statements of a script ---
 
-# What prints, logs and saves computes nothing, and settings are compared by themselves.
+# What prints, logs and saves computes nothing, and settings are compared by themselves: their
+# statements are known, but not recorded.
 APART = {"Args", "log", "write", "details", "open_run", "save_checkpoint", "as_columns", "plain"}
 
 
@@ -36,7 +38,7 @@ class Statement:
     index: int
     kind: str  # Assign, If, FunctionDef, ...
     block: str  # functions and classes around it, as in "actor.act"; "" outside of all
-    text: str  # without comments, on one line
+    text: str  # without comments, on one line, after its decorators
     lines: tuple[int, int]  # first and last
     names: list[str]  # what is recorded: variables that it may change
     banner: str  # the comment `# --- THIS ---` that it belongs to, if there is one
@@ -46,8 +48,10 @@ class Statement:
 class Script(ast.NodeTransformer):
     """The source of a script, its statements, and a syntax tree that records them."""
 
-    def __init__(self, path: Path, text: str) -> None:
+    def __init__(self, path: Path, text: str, numbers: list[int] | None = None) -> None:
+        """Read it; `numbers` are those of the lines in the file, where some have been replaced."""
         self.path, self.lines = path, text.splitlines()
+        self.numbers = numbers or [*range(1, len(self.lines) + 1)]
         self.banners = {}
         for k, line in enumerate(self.lines, start=1):
             if found := re.match(r" +# --- (.+?)(:| ---|$)", line):
@@ -68,7 +72,8 @@ class Script(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         """Note a statement. If it is in a function, add a call that records it."""
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if isinstance(node, ast.expr) or is_text or getattr(node, "name", "") in APART:
+        is_setting = isinstance(node, ast.AnnAssign) and [x.name for x in self.around] == ["Args"]
+        if isinstance(node, ast.expr) or is_text or is_setting:
             return node
         if not isinstance(node, ast.stmt):  # the whole script, or `except`
             return self.generic_visit(node)
@@ -78,6 +83,7 @@ class Script(ast.NodeTransformer):
         self.at |= dict.fromkeys(range(statement.lines[0], statement.lines[1] + 1), statement)
         self.generic_visit(node)
         is_run = self.around and isinstance(self.around[-1], ast.FunctionDef)
+        is_run = is_run and APART.isdisjoint(x.name for x in self.around)
         self.around = self.around[: len(self.around) - opens]
         return recorded(node, statement.index) if is_run else node
 
@@ -86,13 +92,16 @@ class Script(ast.NodeTransformer):
         above = [self.banners[k] for k in own if k in self.banners]
         within = range(node.lineno, node.end_lineno) if isinstance(node, ast.For) else ()
         inside = [self.banners[k] for k in within if k in self.banners]
-        body = getattr(node, "body", None)
+        body, decorators = getattr(node, "body", None), getattr(node, "decorator_list", [])
         return Statement(
             index=len(self.statements),
             kind=type(node).__name__,
             block=".".join(x.name for x in self.around),
-            text=next(x for x in ast.unparse(node).splitlines() if x[:1] != "@"),
-            lines=(node.lineno, max(node.lineno, body[0].lineno - 1) if body else node.end_lineno),
+            text=" ".join(ast.unparse(node).splitlines()[: len(decorators) + 1]),
+            lines=(
+                [*decorators, node][0].lineno,
+                max(node.lineno, body[0].lineno - 1) if body else node.end_lineno,
+            ),
             names=changed_names(node),
             banner=[*inside[:1], *above[-1:], ""][0],
             trains=bool(inside),
@@ -239,14 +248,29 @@ TEXTS = {
 }
 
 
+def only_imported(script: Script, index: int, *result: Any) -> Any:
+    """In place of a recorder while a script is imported, which must not begin to train."""
+    if script.statements[index].block == "train":
+        text = f"{script.path} trains when it is imported: let `if __name__ == "
+        raise BenchmarkError(f'{text}"__main__":` stand before it.')
+    return [*result, None][0]
+
+
+def finding_neighbors(script: Script) -> Any:
+    """A context in which a script can import what stands next to it."""
+    return mock.patch.object(sys, "path", [*sys.path, str(script.path.parent)])
+
+
 def load(script: Script) -> types.ModuleType:
     """Import a script."""
     module = types.ModuleType(f"traced_{len(sys.modules)}")
-    module.__file__, module._record_ = str(script.path), lambda index, *result: [*result, None][0]
+    module.__file__, module._record_ = str(script.path), functools.partial(only_imported, script)
     sys.modules[module.__name__] = module
     try:
-        with mock.patch.object(sys, "path", [*sys.path, str(script.path.parent)]):
+        with finding_neighbors(script):
             exec(compile(script.tree, str(script.path), "exec"), module.__dict__)
+    except BenchmarkError:
+        raise
     except Exception as error:
         raise BenchmarkError(f"{script.path} cannot be imported: {told(error)}.") from error
     return module
@@ -265,7 +289,7 @@ def execute(script: Script, settings: dict[str, Any], arrays: dict) -> Run:
     recorder = module._record_ = Recorder(script, module.__name__, arrays)
     fields = {x.name for x in dataclasses.fields(module.Args)}
     result, error, line = {}, "", 0
-    with aside():
+    with aside(), finding_neighbors(script):
         try:
             args = module.Args(**{x: y for x, y in settings.items() if x in fields})
             result = {"train": module.train(args)}
@@ -285,10 +309,13 @@ def acted(module: types.ModuleType, result: dict[str, Any]) -> list[Any]:
     make = getattr(module, "make_env", lambda args: gym.make(args.env_id))
     with contextlib.closing(make(args)) as env:
         policy = module.load_policy(result["run_dir"], env)
-        starts = {"start": True} if "start" in inspect.signature(policy).parameters else {}
-        seen = [env.reset(seed=args.seed)[0]]
-        for _ in range(3):
-            seen.append(env.step(policy(seen[-1], **starts))[0])
+        takes, seen = inspect.signature(policy).parameters, []
+        obs, info = env.reset(seed=args.seed)
+        for _ in range(4):
+            seen.append(obs)
+            also = {"start": True, "mask": info.get("action_mask")}
+            also = {name: x for name, x in also.items() if name in takes}
+            obs, *_, info = env.step(policy(obs, **also))
     return seen
 
 

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.lab.provenance import ROOT
+from benchmark.lab import diff
+from benchmark.lab.provenance import ROOT, BenchmarkError
 from benchmark.lab.run import changed
 
 SMALL = '''
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -52,6 +54,14 @@ def normalize(x):
     return (x - x.mean()) / x.std()
 
 
+@functools.cache
+def log(step):
+    return {
+        "step": step,
+        "first": step == 0,
+    }
+
+
 def train(args):
     rng = np.random.default_rng(args.seed)
     agent = Agent(rng)
@@ -78,6 +88,7 @@ def train(args):
         if step > 1e9:
             step = 0.0
         agent.weights = agent.weights + step
+        log(iteration)
     return {"weights": agent.weights}
 '''
 LATE = """late = np.concatenate([done[:1], done[:-1]])
@@ -95,6 +106,7 @@ BUGS = [
     ("size=SIZE", "size=9", "`Agent` is built differently", "(9,), in the original (3,)."),
     ("SIZE = 3", "SIZE = 4", "`Agent` is built differently", "`self.weights`"),
     ("[..., :1]", "[..., :2]", "`value`", "gets the same arguments"),
+    ("reversed(range(len(delta)))", "list(range(len(delta)))", "`t` in `gae` is 0", "advantages"),
     ("delta[t] +", "deltas[t] +", "NameError: name 'deltas' is not defined", "advantages"),
     ("in range(2)", "in range(1)", "weights", "DIFFERENT  iteration 2, update"),
 ]
@@ -131,8 +143,19 @@ def test_one_difference_after_the_other_is_told(compare):
 
 
 def test_a_difference_that_changes_nothing_in_the_end_is_harmless(compare):
-    code, text = compare(("terminated = np.zeros(", "terminated = np.ones("))
+    harmless = ("advantages = np.zeros_like(", "advantages = np.ones_like(")
+    code, text = compare(harmless)
     assert code == 0 and "In the end, both have the same weights" in text
+    code, text = compare(("rewards + args.gamma", "rewards + 0.5"), harmless)
+    assert code == 1 and "In the end" not in text and text.count("DIFFERENT") == 2
+
+
+def test_lines_have_the_numbers_of_the_files_also_behind_lines_that_were_put_back(compare):
+    more = "\n    " * 3 + "next_values[terminated] = 1.0"
+    _, text = compare(("next_values[terminated] = 0.0", more), ("0.1 * norm", "0.2 * norm"))
+    for sign, code, shift in (("-", "0.1 * norm", 0), ("+", "0.2 * norm", 3)):
+        number = SMALL[: SMALL.index("0.1 * norm")].count("\n") + 1 + shift
+        assert re.search(rf"\n\{sign} +{number} .*{re.escape(code)}", text)
 
 
 def test_settings_are_told_and_flags_of_the_copy_work(compare):
@@ -143,6 +166,55 @@ def test_settings_are_told_and_flags_of_the_copy_work(compare):
     assert code == 1 and "\nOnly settings differ.\n" in text
     code, text = compare(other, used, words=("small.py", "--power", "2"))
     assert code == 1 and "`rewards` in `train`" in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ('"step": step,', '"step": step,\n        "s": 1,', ['+ "s": 1,']),
+        ("@functools.cache\n", "", ["- @functools.cache"]),
+        ("step = 0.1", "normalize(done)\n        step = 0.1", ["+ normalize(done)"]),
+        ("rng = np", "import neighbor\n    rng = np", ["+ import neighbor"]),
+    ],
+)
+def test_what_computes_the_same_is_no_difference_but_listed(compare, before, after, lines):
+    Path("neighbor.py").touch()
+    code, text = compare((before, after))
+    found = re.findall(r"\n([-+]) +\d+ +(.*)", text)
+    assert code == 0 and "\nNo difference.\n" in text and [" ".join(x) for x in found] == lines
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "word"),
+    [
+        (
+            "class Args:",
+            "class Args:\n    mine: int",
+            "mine.py refuses the settings of a short run:",
+        ),
+        (
+            "SIZE = 3",
+            "SIZE = 3\n\n\ndef train(args):\n    pass\n\n\ntrain(0)",
+            "mine.py trains when",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_for_a_moment_is_a_sentence(compare, before, after, word):
+    code, text = compare((before, after))
+    assert code == 2 and word in text and text.count("\n") == 1
+
+
+def test_a_copy_is_never_its_own_original(monkeypatch):
+    copy, scripts = ROOT / "ppo_minimal.py", {*ROOT.glob("*.py")}
+    monkeypatch.setattr(diff, "git", lambda *_: "tests\nppo_minimal.py\n")
+    monkeypatch.setattr(diff, "source_at", lambda commit, name: f"{name} at {commit}")
+    assert diff.originals(copy) == {copy: "ppo_minimal.py at HEAD"}
+
+    def no_git(*_):
+        raise BenchmarkError("not a repository")
+
+    monkeypatch.setattr(diff, "git", no_git)
+    assert diff.originals(copy).keys() == scripts - {copy}
 
 
 def test_changes_that_the_short_run_does_not_reach_are_told(compare):
@@ -170,7 +242,7 @@ def test_names_comments_and_the_order_of_functions_do_not_matter(compare):
 
 
 def test_the_original_is_found_and_its_lines_are_shown(compare):
-    text = (ROOT / "ppo_continuous_action.py").read_text()
+    text = diff.originals(Path("mine.py"))[ROOT / "ppo_continuous_action.py"]
     bug, size = ("next_values[terminated] = 0.0", "pass"), "--total-timesteps 128 --seed 3"
     code, said = compare(bug, text=text, words=size.split())
     assert "with ppo_continuous_action.py" in said and f"{END}fails" in said
