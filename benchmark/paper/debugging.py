@@ -76,9 +76,9 @@ def found(folders: Folders) -> str:
     text = (
         f"**`diff` names the wrong line of {right} of {len(firsts)} bugs**, and of {second} of "
         f"{len(again)} that were planted in a second script, too. It takes {seconds:.1f} seconds "
-        f"of one core for each, once Python has started. **`check` notices {noticed} of the {len(of_training)} bugs in "
-        f"training**: it warns within {health.EARLY // 1000}k steps (RLHF: ever), on "
-        f"{health.SEEN_BY} seeds or more in some environment."
+        f"of one core for each, once Python has started. **`check` notices {noticed} of the "
+        f"{len(of_training)} bugs in training**: it warns within {health.EARLY // 1000}k steps "
+        f"(RLHF: ever), on {health.SEEN_BY} seeds or more in some environment."
     )
     return textwrap.fill(text, 118) + "\n\n" + markdown(pd.DataFrame(rows))
 
