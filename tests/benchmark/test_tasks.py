@@ -93,6 +93,7 @@ def test_recall_without_the_ends_of_episodes_cannot_be_solved():
     assert np.mean(earned) == pytest.approx(BEST_WITHOUT_ENDS, abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["multidiscrete", "memory"])
 def test_each_variant_plays_the_task_and_learns_otherwise(suite, monkeypatch, changed_copy):
     monkeypatch.setitem(gym.registry, "Points-v0", gym.registry["Points-v0"])  # is put back
