@@ -182,7 +182,7 @@ class Recorder:
         scope = dict.fromkeys(("result", "condition"), result[0]) if result else frame.f_locals
         values = {x: self.frozen(scope[x]) for x in statement.names if x in scope}
         callers = []
-        while frame := frame.f_back:
+        while (frame := frame.f_back) and frame.f_code is not execute.__code__:
             if frame.f_code.co_filename == str(self.script.path):
                 callers += filter(None, [self.script.at.get(frame.f_lineno)])
         self.iteration += statement.trains
