@@ -8,6 +8,7 @@ later follows from it.
 
 import builtins
 import collections
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -412,15 +413,15 @@ def read(path: Path) -> Script:
 
 
 def originals(copy: Path) -> dict[Path, str]:
-    """The scripts of the last commit, so that one of them may itself have been changed; without
-    git, all files next to them but the copy.
+    """The scripts of the last commit, so that one of them may itself have been changed; where none
+    is committed, all files next to them but the copy.
     """
-    try:
+    with contextlib.suppress(BenchmarkError, OSError):  # not in a repository; no git
         names = git("ls-tree", "--name-only", "HEAD").splitlines()
-        return {ROOT / x: source_at("HEAD", x) for x in names if x.endswith(".py")}
-    except (BenchmarkError, OSError):
-        found = [x for x in sorted(ROOT.glob("*.py")) if x.resolve() != copy.resolve()]
-        return {x: text_of(x) for x in found}
+        if found := {ROOT / x: source_at("HEAD", x) for x in names if x.endswith(".py")}:
+            return found
+    files = [x for x in sorted(ROOT.glob("*.py")) if x.resolve() != copy.resolve()]
+    return {x: text_of(x) for x in files}
 
 
 def text_of(path: Path) -> str:
@@ -508,9 +509,13 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
     share = f"{likeness[closest]:.1%} of their lines agree"
     if likeness[closest] < SIMILAR:
         raise BenchmarkError(f"{path} is too unlike {closest.name}: only {share}.")
-    original = Script(closest.resolve(), texts[closest])
+    original, version = Script(closest.resolve(), texts[closest]), ""
+    if original.path == copy.path:
+        version = " of the last commit"
+        if original.lines == copy.lines:
+            raise BenchmarkError(f"{path} is as in the last commit: name its original after it.")
     comparison = Comparison(original, flags, copy)
-    print(f"{path} is compared with {original.path.name}: {share}.")
+    print(f"{path} is compared with {original.path.name}{version}: {share}.")
     print(circumstances(comparison.settings, comparison.theirs) + "\n")
     settings = comparison.settings_of(copy)
     for text in settings:

@@ -210,11 +210,22 @@ def test_a_copy_is_never_its_own_original(monkeypatch):
     monkeypatch.setattr(diff, "source_at", lambda commit, name: f"{name} at {commit}")
     assert diff.originals(copy) == {copy: "ppo_minimal.py at HEAD"}
 
+    monkeypatch.setattr(diff, "git", lambda *_: "tests\n")
+    assert diff.originals(copy).keys() == scripts - {copy}
+
     def no_git(*_):
         raise BenchmarkError("not a repository")
 
     monkeypatch.setattr(diff, "git", no_git)
     assert diff.originals(copy).keys() == scripts - {copy}
+
+
+def test_a_file_is_compared_with_its_last_commit_if_it_was_changed(compare, monkeypatch):
+    monkeypatch.setattr(diff, "originals", lambda copy: {copy: SMALL})
+    code, text = compare(("x.std()", "1"), words=())
+    assert code == 1 and "is compared with mine.py of the last commit:" in text
+    code, text = compare(words=())
+    assert code == 2 and "mine.py is as in the last commit: name its original" in text
 
 
 def test_changes_that_the_short_run_does_not_reach_are_told(compare):
