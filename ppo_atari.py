@@ -552,8 +552,9 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
         games.call("load", {i: rng.integers(2**31).item() for i in range(args.num_envs)})
     obs[-1] = torch.from_numpy(raw_obs)
 
-    iterations = tqdm(range(finished + 1, num_iterations + 1), mininterval=1, disable=RANK > 0)
-    for iteration in resources.enter_context(iterations):
+    iterations = range(finished + 1, num_iterations + 1)
+    progress = tqdm(iterations, initial=finished, total=num_iterations, disable=RANK > 0)
+    for iteration in resources.enter_context(progress):
         # --- Collect: T steps in each of the N games, with fixed weights ---
         start_time, num_before = time.perf_counter(), len(episodes)
         remaining = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
@@ -651,7 +652,7 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
         updates.append({"global_step": global_step, **metrics})
         if RANK > 0:
             continue
-        log(writer, global_step, metrics, episodes[num_before:], episodes[-100:], iterations)
+        log(writer, global_step, metrics, episodes[num_before:], episodes[-100:], progress)
         if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
             content = {"agent": agent.state_dict(), "sizes": (num_actions,), "raw_obs": raw_obs}
             content |= {"running": games.call("record", dict.fromkeys(range(args.num_envs)))}

@@ -443,8 +443,9 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
         obs_stats.update(raw_obs)
     obs[-1] = normalize_obs(raw_obs, obs_stats, args)
 
-    iterations = tqdm(range(finished + 1, num_iterations + 1), mininterval=1)
-    for iteration in resources.enter_context(iterations):
+    iterations = range(finished + 1, num_iterations + 1)
+    progress = tqdm(iterations, initial=finished, total=num_iterations, mininterval=1)
+    for iteration in resources.enter_context(progress):
         # --- Collect: T steps in each of the N environments, with fixed weights ---
         # Copied from ppo_continuous_action.py
         start_time, rng = time.perf_counter(), np.random.default_rng([args.seed, iteration])
@@ -552,7 +553,7 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
         }
         metrics = {name: float(x) for name, x in metrics.items()}
         updates.append({"global_step": global_step, **metrics})
-        log(writer, global_step, metrics, episodes[num_before:], episodes[-100:], iterations)
+        log(writer, global_step, metrics, episodes[num_before:], episodes[-100:], progress)
         if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
             running = [(env.seed, np.array(env.actions)) for env in envs]
             state = {"agent": agent.state_dict(), "adam": adam, "sizes": sizes, "running": running}

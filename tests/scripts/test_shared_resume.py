@@ -29,6 +29,7 @@ def test_a_run_is_resumed_on_request_only_and_keeps_settings_that_no_flag_change
     assert code == 0 and "Step 64 was the last one: raise --total-timesteps" in out, err
     code, out, err = cli("--resume runs/run0 --total-timesteps 128 --lr 0.002")
     assert code == 0 and "was the last one" not in out, err
+    assert " 50%|" in err and " 2/4 [" in err  # the progress bar goes on as well
     saved = script.module.load_checkpoint("runs/run0")
     args = saved["args"]
     assert (args.total_timesteps, args.learning_rate, args.gamma) == (128, 0.002, 0.9)
