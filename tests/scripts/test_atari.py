@@ -264,7 +264,7 @@ def test_paper_sets_the_papers_settings_and_flags_beside_it_win(
 def test_a_resumed_run_keeps_its_settings_and_paper_changes_them(script, tiny, cli):
     script.module.train(tiny("Walk", total_timesteps=32, gamma=0.9, vf_coef=0.7))
     code, _, err = cli("--resume runs/run0 --total-timesteps 64 --paper")
-    assert code == 0 and "1/1" in err, err  # the progress
+    assert code == 0 and "1/2" in err and "2/2" in err, err  # the progress
     args = script.module.load_checkpoint("runs/run0")["args"]
     assert (args.gamma, args.vf_coef) == (0.9, 2.0)
 
