@@ -225,7 +225,8 @@ def test_language_models_on_the_gpu_learn_what_they_do_on_the_processor(script, 
     changes = {name: x for name, x in changes.items() if name in vars(script.args())}
     here, there = (script.args(run_name=x, device=x, **changes) for x in ("cpu", "cuda"))
     module = script.module
-    for name, value in {"NUM_SAMPLES": 16, "NUM_EVALUATED": 16, "BEST_OF_N": (1, 4)}.items():
+    small = {"NUM_SAMPLES": 16, "NUM_EVALUATED": 16, "BEST_OF_N": (1, 4), "RESPONSE_LENGTH": 8}
+    for name, value in small.items():
         monkeypatch.setattr(module, name, value)
     expected = module.train(here)
     result, device = gpu(module.train, there)
