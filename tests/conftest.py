@@ -6,6 +6,7 @@ What takes seconds is imported where it is used: the process that hands out the 
 import functools
 import gc
 import importlib.util
+import inspect
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
 
 
 gc.disable()  # while modules are imported, nothing is garbage
+inspect.getsource = functools.cache(inspect.getsource)  # commands read their settings' comments
 
 
 def pytest_addoption(parser):
