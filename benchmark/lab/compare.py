@@ -119,11 +119,28 @@ def settings_of(log: Log) -> dict[str, str]:
     return {x: y for x, y in log.settings.items() if x not in NO_MATTER}
 
 
+def differing(settings: pd.DataFrame) -> str:
+    """The columns that are not the same in all rows, with their values."""
+    differ = [f"{x} ({', '.join(y.unique())})" for x, y in settings.items() if y.nunique() > 1]
+    return ", ".join(differ[:MANY]) + f" and {len(differ) - MANY} more" * (len(differ) > MANY)
+
+
+def contrasts(runs: pd.DataFrame) -> list[str]:
+    """In which settings each group differs from the first one, as far as their logs say."""
+    groups = {key: settings_of(own[0]) for key, own in in_each_place(runs)}
+    base, *others = runs["label"].cat.categories
+    found = []  # without repetition: it is the same in all environments, as a rule
+    for label, place in (x for x in groups if x[0] in others):
+        pair = groups[base, place], groups[label, place]
+        if all(pair):
+            differ = differing(pd.DataFrame(pair).fillna("none"))
+            found.append(f"{label} differs from {base} in {differ or 'no setting'}.")
+    return [*dict.fromkeys(found)]
+
+
 def apart(logs: list[Log]) -> str:
     """In which settings runs differ, and how to separate them."""
     settings = pd.DataFrame(map(settings_of, logs)).fillna("none")
-    differ = [f"{x} ({', '.join(y.unique())})" for x, y in settings.items() if y.nunique() > 1]
-    shown = ", ".join(differ[:MANY]) + f" and {len(differ) - MANY} more" * (len(differ) > MANY)
     paths = pd.Series([str(x.path) for x in logs])
     parts = paths.groupby([y for _, y in settings.items()], sort=False)
     folders = [os.path.commonpath([*x]) for _, x in parts]
@@ -131,8 +148,8 @@ def apart(logs: list[Log]) -> str:
     if len({*folders}) == len(parts):
         how = f"such as {' '.join(folders[:MANY])}"
     return (
-        f"its runs in one environment are not seeds of one setting, since they differ in {shown}. "
-        f"Give the runs of each setting as a word of its own, {how}."
+        "its runs in one environment are not seeds of one setting, since they differ in "
+        f"{differing(settings)}. Give the runs of each setting as a word of its own, {how}."
     )
 
 

@@ -93,6 +93,10 @@ def test_each_word_is_a_group_named_as_it_was_typed(tmp_path, command):
     names = [f"runs/{x}" for x in ("default", "lr-0.0003", "lr-0.003")]
     code, text = command("compare", *names)
     assert code == 0 and f"| {' | '.join(names)} | P(" in text
+    rates = [
+        f"{x} differs from {names[0]} in learning_rate (1, {i})." for i, x in enumerate(names, 1)
+    ]
+    assert "\n".join(rates[1:]) in text
     code, text = command("compare", "runs/default/", "runs/lr*")
     assert code == 2 and "differ in learning_rate (2, 3). Give the runs of each" in text
 
