@@ -105,6 +105,8 @@ class Args:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if self.run_name and (self.run_name == ".." or Path(self.run_name).name != self.run_name):
+            raise UsageError(f"--run-name ({self.run_name}) must be a name, not a path.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
 
@@ -183,7 +185,7 @@ class Block(nn.Module):
         if past:
             key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
         # Detail R13: disable dropout [LHP: policy.py L48; rewards.py L43]
-        # Without dropout the ratio of an unchanged policy is exactly 1, as PPO assumes.
+        # Without dropout an unchanged policy has the same probabilities again: ratios are 1.
         mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
         x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
         return x + self.mlp_output(F.gelu(self.mlp_hidden(self.mlp_norm(x)))), key_value
@@ -348,8 +350,8 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
 # Copied from ppo_rlhf_toy.py
 
 LABEL_NOISE = 0.4  # difference in gold at which the better text is preferred with odds e : 1
-NUM_SAMPLES = 2000  # SFT samples that set the scales of gold and proxy
-HELD_OUT = 7  # one pair in seven is held out to measure the reward model
+NUM_SAMPLES = 2000  # SFT samples that set the scale of gold, and of a reward model
+HELD_OUT = 7  # one pair in seven is held out: nothing learns from it
 
 
 class Preferences(NamedTuple):
@@ -408,7 +410,7 @@ def train_dpo(
         order = torch.randperm(len(pairs[0]), generator=generator)
         minibatches += order.split(args.batch_size)
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
-    writer = SummaryWriter(str(folder))
+    writer = SummaryWriter(str(folder), purge_step=1)
     for step, mb in enumerate(tqdm(minibatches, folder.name, disable=None), start=1):
         decay = 1 - (step - 1) / len(minibatches)
         # Detail D7: learning rate warm-up (learning_rate, warmup_steps) [DPO: trainers.py L253]
@@ -499,7 +501,7 @@ def train(args: Args) -> dict[str, Any]:
 
 # === The toy task: reviews whose quality can be computed ===
 # Copied from ppo_rlhf_toy.py
-# The same 32 prompts (8 names, 4 topics) serve the SFT, the preferences, PPO and the evaluation;
+# The same 32 prompts (8 names, 4 topics) serve all stages and the evaluation;
 # only pairs are held out. PPO on three topics gave gold 1.48 at KL 7.7 on the fourth, against 1.56
 # at KL 6.6 when it was trained on as well (one seed).
 
@@ -666,7 +668,7 @@ def evaluate(
 
 # Copied from ppo_rlhf_toy.py
 def report(args: Args, quality: dict, results: dict, texts: dict[str, list[str]]) -> None:
-    """Save quality of the reward model, results and texts in results.json, then print them."""
+    """Save quality on held-out pairs, results and texts in results.json, then print them."""
     found = {"quality": quality, "results": results, "texts": texts}
     content = json.dumps({"args": vars(args), **found}, indent=1, default=float)
     (args.run_dir / "results.json").write_text(content)

@@ -9,10 +9,10 @@
 A tiny GPT learns to add. First it imitates a pupil who forgets half the carries (supervised
 fine-tuning, SFT). Then it writes a group of responses to each prompt. A right one earns a reward of
 1, a wrong one 0. Training makes a response likelier if its reward is above the mean of its group,
-and less likely if it is below. Clipping limits the change to a small factor, because the responses
-only tell us about models close to the one that wrote them. One prompt in ten is held out. For
-these, pass@1 is the share of right responses and pass@16 the share of prompts with a right one
-among 16. A run takes 40 seconds on one CPU core.
+and less likely if it is below. Clipping removes the incentive to change a probability by more than
+a small factor, because the responses only tell us about models close to the one that wrote them.
+One prompt in ten is held out. For these, pass@1 is the share of right responses and pass@16 the
+share of prompts with a right one among 16. A run takes 40 seconds on one CPU core.
 
 - Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): the default
 - GRPO (Shao et al. 2024, arXiv 2402.03300): --scale-rewards --loss-norm sequence --kl-coef 0.04
@@ -53,7 +53,7 @@ class Args:
     dynamic_sampling: bool = False  # leave out groups of equal rewards [verl: filter_groups]
     loss_norm: LossNorm = "constant"  # divide by the maximum, own or mean length [TRL: loss_type]
     kl_coef: float = 0.0  # weight of the KL to the SFT model in the loss, beta [TRL: beta]
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # of the KL [verl: kl_loss_type; TRL: k3]
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1: noise [verl: kl_loss_type; TRL: k3]
 
     def __post_init__(self):
         least = {"seed": 0, "kl_coef": 0, "group_size": 2}
@@ -115,6 +115,7 @@ def group_advantages(rewards, args):
     advantages = rewards - rewards.mean(dim=1, keepdim=True)
     if args.baseline == "others":
         # Extra: leave-one-out baseline
+        # A response should not be part of its own baseline. All that changes is the scale.
         advantages *= args.group_size / (args.group_size - 1)  # = rewards - mean of the others
     if args.scale_rewards:
         # Detail G3: division by the spread
@@ -128,12 +129,14 @@ def grpo_loss(model, prompts, responses, old, ref, advantages, args):
     lengths, logratio = mask.sum(dim=1, keepdim=True), new - old
     if args.ratio == "sequence":
         # Extra: one ratio per sequence
+        # The reward is for the response as a whole, so that is clipped, by its mean log-ratio.
         logratio = (logratio.sum(dim=1, keepdim=True) / lengths).expand_as(new)
     ratio = logratio.exp()  # how much likelier the token has become since it was written
     # Detail 8/37: clipped surrogate objective
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_high)
     # Detail G4: one advantage for all tokens of a response
     gain = torch.min(ratio * advantages, clipped_ratio * advantages)  # to be maximized
+    # As a loss, k1 is no penalty: its gradient is 0 on average. That of k2 is the KL's.
     kl = {"k1": new - ref, "k2": (new - ref) ** 2 / 2, "k3": (ref - new).exp() - 1 - (ref - new)}
     # Detail G7: KL penalty in the loss
     losses = args.kl_coef * kl[args.kl_estimator] - gain
@@ -173,12 +176,13 @@ def train(args):
         batch = b_prompts, responses, old, ref, group_advantages(rewards, args)
         has_spread = rewards.std(dim=1) > 0  # otherwise all advantages of the group are 0
         # Extra: dynamic sampling
+        # Equal rewards teach nothing. DAPO draws new groups in their place; here batches shrink.
         kept = (has_spread | (not args.dynamic_sampling)).repeat_interleave(args.group_size)
 
         # --- Update: gradient steps on minibatches ---
         adam.param_groups[0]["lr"] = args.learning_rate * (1 - update / args.num_updates)
         order = torch.randperm(len(responses), device=device)  # (B,), from which `kept` selects
-        for mb in order[kept[order]].chunk(args.num_minibatches):
+        for mb in order[kept[order]].chunk(args.num_minibatches) if kept.any() else ():
             adam.zero_grad()
             grpo_loss(model, *(x[mb] for x in batch), args).backward()
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)

@@ -21,8 +21,8 @@ PPO. The published forms are settings:
 - Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): --kl-mode none;
 - DAPO's token-level loss and clip-higher (Yu et al. 2025, arXiv 2503.14476): --std group
   --loss-norm token --clip-high 0.28 --kl-mode none --update-epochs 4;
-- GSPO (Zheng et al. 2025, arXiv 2507.18071): --std group --ratio sequence --clip-coef 0.03
-  --clip-high 0.03 --kl-mode none --update-epochs 4;
+- GSPO (Zheng et al. 2025, arXiv 2507.18071): --std group --loss-norm sequence --ratio sequence
+  --clip-coef 0.03 --clip-high 0.03 (paper: 3e-4, 4e-4) --kl-mode none --update-epochs 4;
 - REINFORCE++ with a group baseline (Hu 2025, arXiv 2501.03262): --std batch --kl-in-loss k2;
 - RLOO (Ahmadian et al. 2024, arXiv 2402.14740): --kl-mode fixed --kl-coef 0.1 --num-minibatches 1
   --clip-coef inf --clip-high inf; its advantages are G / (G - 1) times as large, for which Adam
@@ -33,13 +33,12 @@ PPO. The published forms are settings:
     --std                      scale_rewards                  norm_adv_by_std_in_grpo
     --loss-norm constant       loss_type dr_grpo              seq-mean-token-sum-norm
       sequence, token            grpo, bnpo                     seq-mean-token-mean, token-mean
-    --kl-in-loss k3            beta (always in the loss)      use_kl_loss (otherwise in the reward)
+    --kl-in-loss k3            beta (always in the loss)      use_kl_loss (no: use_kl_in_reward)
     --group-size, --clip-high  num_generations, epsilon_high  rollout.n, clip_ratio_high
-    --missing-eos-score        missing_eos_penalty            -
     groups/without_spread      frac_reward_zero_std           -
 
-`--loss-norm token` divides by the tokens of the minibatch, like TRL's bnpo. TRL's default, dapo,
-and verl divide by those of the whole batch.
+`--loss-norm token` divides by the tokens of the minibatch, like verl and, if gradients are not
+accumulated, TRL's bnpo. TRL's default, dapo, divides by their mean over the batch's minibatches.
 
 `--compare` adds the published form of GRPO, but with an adaptive beta, and the default without any
 penalty. DeepSeekMath's own beta, 0.04, is far too small here: the reward is hacked. With advantages
@@ -80,6 +79,7 @@ from tqdm import tqdm, trange
 
 Tensors = dict[str, Tensor]
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
+LossNorm = Literal["constant", "sequence", "token"]
 
 
 # Copied from ppo_continuous_action.py
@@ -135,7 +135,7 @@ class Args:
     kl_in_loss: Literal["no", "k2", "k3"] = "no"  # estimator; no: k1 in the reward [paper: k3]
     group_size: int = 8  # responses to a prompt, G [paper: 64]
     std: Literal["group", "batch", "none"] = "none"  # what advantages are divided by [paper: group]
-    loss_norm: Literal["constant", "sequence", "token"] = "constant"  # length [paper: sequence]
+    loss_norm: LossNorm = "constant"  # divide by R, own or mean length [paper: sequence]
     num_updates: int = 80  # batches of responses, each followed by an update
     batch_size: int = 128  # responses per update, B, of whole groups [paper: 1024]
     num_minibatches: int = 4  # minibatches per pass, of whole responses [paper: 1]
@@ -150,6 +150,8 @@ class Args:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if self.run_name and (self.run_name == ".." or Path(self.run_name).name != self.run_name):
+            raise UsageError(f"--run-name ({self.run_name}) must be a name, not a path.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
         if self.group_size == 1:
@@ -235,7 +237,7 @@ class Block(nn.Module):
         if past:
             key_value = [torch.cat(pair, dim=2) for pair in zip(past, key_value, strict=True)]
         # Detail R13: disable dropout [LHP: policy.py L48; rewards.py L43]
-        # Without dropout the ratio of an unchanged policy is exactly 1, as PPO assumes.
+        # Without dropout an unchanged policy has the same probabilities again: ratios are 1.
         mixed = F.scaled_dot_product_attention(query, *key_value, visible, dropout_p=0.0)
         x = x + self.attention_output(mixed.transpose(1, 2).reshape(batch, new, width))
         return x + self.mlp_output(F.gelu(self.mlp_hidden(self.mlp_norm(x)))), key_value
@@ -460,8 +462,8 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
 # Copied from ppo_rlhf_toy.py
 
 LABEL_NOISE = 0.4  # difference in gold at which the better text is preferred with odds e : 1
-NUM_SAMPLES = 2000  # SFT samples that set the scales of gold and proxy
-HELD_OUT = 7  # one pair in seven is held out to measure the reward model
+NUM_SAMPLES = 2000  # SFT samples that set the scale of gold, and of a reward model
+HELD_OUT = 7  # one pair in seven is held out: nothing learns from it
 
 
 class Preferences(NamedTuple):
@@ -647,7 +649,7 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
     """Maximize the scores, with a penalty on the KL to the SFT model; return metrics per update."""
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
     generator = stage_generator(args, "grpo")
-    writer = SummaryWriter(str(folder))
+    writer = SummaryWriter(str(folder), purge_step=1)
     kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
     updates = []
     for iteration in trange(1, args.num_updates + 1, desc=folder.name, disable=None):
@@ -772,7 +774,7 @@ def train(args: Args) -> dict[str, Any]:
 
 # === The toy task: reviews whose quality can be computed ===
 # Copied from ppo_rlhf_toy.py
-# The same 32 prompts (8 names, 4 topics) serve the SFT, the preferences, PPO and the evaluation;
+# The same 32 prompts (8 names, 4 topics) serve all stages and the evaluation;
 # only pairs are held out. PPO on three topics gave gold 1.48 at KL 7.7 on the fourth, against 1.56
 # at KL 6.6 when it was trained on as well (one seed).
 
@@ -939,7 +941,7 @@ def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[dict, list[str]]
 
 # Copied from ppo_rlhf_toy.py
 def report(args: Args, quality: dict, results: dict, texts: dict[str, list[str]]) -> None:
-    """Save quality of the reward model, results and texts in results.json, then print them."""
+    """Save quality on held-out pairs, results and texts in results.json, then print them."""
     found = {"quality": quality, "results": results, "texts": texts}
     content = json.dumps({"args": vars(args), **found}, indent=1, default=float)
     (args.run_dir / "results.json").write_text(content)

@@ -137,8 +137,10 @@ def make_envs(args, resources):
     batch_size = args.num_steps * args.num_envs
     if batch_size > args.total_timesteps:
         refuse(f"--total-timesteps must be at least --num-steps * --num-envs ({batch_size})")
-    if batch_size < 2 * args.num_minibatches:
-        refuse("--num-minibatches is too large: a minibatch needs at least two samples")
+    if min(args.num_envs, args.num_minibatches, args.update_epochs) < 1:
+        refuse("--num-envs, --num-minibatches and --update-epochs must be at least 1")
+    if batch_size < 2 * args.num_minibatches or batch_size % args.num_minibatches:
+        refuse(f"--num-steps * --num-envs ({batch_size}) must be 2, 3... times --num-minibatches")
     envs = [gym.make(args.env_id) for _ in range(args.num_envs)]
     for env in envs:
         resources.callback(env.close)

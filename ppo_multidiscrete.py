@@ -111,7 +111,8 @@ class Args:
     def __post_init__(self) -> None:
         vars(self).update(plain(vars(self)))  # refuses what a checkpoint cannot hold
         counts = "num_envs num_steps num_minibatches update_epochs checkpoint_interval"
-        limits = dict.fromkeys(counts.split(), (1, math.inf)) | {"learning_rate": (0, math.inf)}
+        limits = dict.fromkeys(counts.split(), (1, math.inf))
+        limits |= dict.fromkeys(["learning_rate", "clip_coef", "max_grad_norm"], (0, math.inf))
         limits |= {"gamma": (0, 1), "gae_lambda": (0, 1), "seed": (0, 2**63 - 1)}
         limits |= {"bins": (2, math.inf)}
         for name, (low, high) in limits.items():
@@ -988,6 +989,8 @@ def main() -> None:
         folder = parser.parse_known_args()[0].folder
         saved = load_checkpoint(folder) if folder else {"args": Args(), "own_env": False}
         command = tyro.cli(Command, default=Command(saved["args"]))
+        if command.resume and command.evaluate:
+            raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if saved["own_env"] and command.args.env_id == saved["args"].env_id:
             hint = "add --env-id MODULE:NAME, or call train or evaluate in Python"
             raise UsageError(f"{folder} needs its env_factory: {hint}.")

@@ -56,6 +56,7 @@ class Script:
         "gae_lambda": [-0.1],
         "seed": [-1, 2**63],
         "learning_rate": [-1, math.nan],
+        "max_grad_norm": [-1.0],
         "num_minibatches": [7],
         "run_name": ["a/b", ".."],
     }
@@ -165,7 +166,7 @@ class MultiDiscrete(Script):
     features: ClassVar[set[str]] = {"environments", "vector", "clips", "masks"}
     real = f"CartPole-v1 {SHORT} 40960"
     space = "Discrete"
-    refused: ClassVar[dict[str, list]] = {**Script.refused, "bins": [1]}
+    refused: ClassVar[dict[str, list]] = {**Script.refused, "bins": [1], "clip_coef": [-0.2]}
 
     def agent(self, obs_size: int, action_size: int) -> nn.Module:
         """One component with that many choices."""

@@ -50,7 +50,7 @@ def logs_of(
     if Path(name).exists() or suite not in suites:
         logs, left_out = search(name, environment)
     elif variant not in (known := suites[suite].variants):
-        rows = ", ".join(f"{suite}:{x}" for x in known if x)
+        rows = ", ".join(f"{suite}:{x}" if x else suite for x in known)
         raise BenchmarkError(f"{name} is no row of a suite; there are {rows}.")
     else:
         logs, left_out = of_suite(suite, variant, folders), []

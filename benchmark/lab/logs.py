@@ -167,6 +167,8 @@ def run_folders(tops: Iterable[Path]) -> tuple[list[Path], list[str]]:
         content = frozenset(hashlib.sha256(x.read_bytes()).digest() for x in logs)
         if logs and found.setdefault(content, Path(place)) != Path(place):
             copies.append(f"{place}: a copy of {found[content]}")
+        if "checkpoint.pt" in files:
+            names.clear()  # below are parts of this run, such as its best policy
     return sorted(found.values()), copies
 
 

@@ -90,6 +90,8 @@ def run(
     if env_ids and "--env-id" not in takes:
         raise BenchmarkError(f"{script.name} has no --env-id: leave --env-ids out.")
     numbers = tuple(range(1, seeds[0] + 1)) if len(seeds) == 1 else seeds
+    if not numbers:
+        raise BenchmarkError("--seeds must be at least 1.")
     variant = Variant(str(script), shlex.join(with_absolute_paths(flags)))
     places = dict.fromkeys(env_ids or [""], numbers)
     suite = Suite(name, "", places, {"": variant}, total_timesteps=None)

@@ -41,3 +41,4 @@ class Script:
     environment: str
     variant: str = ""
     score: str = "return"  # what is scored
+    more_seeds: tuple[str, ...] = ()  # variants that differ in nothing that should matter

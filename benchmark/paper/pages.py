@@ -50,7 +50,9 @@ def scripts_table(folders: Folders) -> str:
     rows = []
     for name, script in SCRIPTS.items():
         suite = SUITES[script.suite]
-        runs = by_environment(suite.name, script.variant, folders).get(script.environment, [])
+        variants = (script.variant, *script.more_seeds)
+        found = (by_environment(suite.name, x, folders) for x in variants)
+        runs = [run for own in found for run in own.get(script.environment, [])]
         scores, hours = tables.facts(runs, "score"), tables.facts(runs, "hours")
         steps = f", {suite.total_timesteps / 1e6:.2g}M steps" if suite.total_timesteps else ""
         models = max((len(x.record.get("models", ())) for x in runs), default=0)

@@ -40,7 +40,13 @@ games Pong 0 6
 games Qbert 163.9
 | Qbert | four frames, no memory | 1 | 164 | 0% | 82.0 | 0.50 |…| 164 | 13455 |
 | Pong | four frames, no memory | 2 | 3.0 (0.0 to 6.0) | 79% | 1.5 ± 1.5 |…| 17.4 | -20.7 | 9.3 |
-|…2 of 12 runs are done.
+|…2 of 13 runs are done.
+
+scripts
+games Pong 10 20
+games/float32 Pong 30
+| [ppo_atari.py](ppo_atari.py) |…| Pong, 2M steps | return | 20.0 ± 8.2 (3) | – | 30 |
+| [ppo_minimal.py](ppo_minimal.py) |…| – | – |
 
 ablation
 figure3 Hopper-v4 1800 1900 2000

@@ -293,8 +293,10 @@ def test_bounds_that_a_new_policy_hardly_fits_are_named(bounds, small, monkeypat
     [
         ("--env-id CartPole-v1", "try ppo_multidiscrete.py"),
         ("--total-timesteps 9", "--total-timesteps must be at least"),
-        ("--num-minibatches 2048", "--num-minibatches is too large"),
-        ("--num-steps 0", "--num-minibatches is too large"),
+        ("--num-minibatches 2048", "(2048) must be 2, 3... times --num-minibatches"),
+        ("--num-minibatches 33", "(2048) must be 2, 3... times --num-minibatches"),
+        ("--num-steps 0", "(0) must be 2, 3... times --num-minibatches"),
+        ("--update-epochs 0", "must be at least 1"),
         ("--env-id Nothing-v0", "--env-id: "),
     ],
 )

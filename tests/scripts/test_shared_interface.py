@@ -29,6 +29,7 @@ LINES = {  # what is refused -> a word of the sentence
     "--resume nowhere": "nowhere",
     "--capture-video": "capture-video",
     "--device tpu": "device",
+    "--clip-coef=-1": "--clip-coef (-1",
 }
 if not torch.cuda.is_available():
     LINES["--device cuda"] = "--device cuda needs a GPU"

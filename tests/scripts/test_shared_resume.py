@@ -30,6 +30,8 @@ def test_a_run_is_resumed_on_request_only_and_keeps_settings_that_no_flag_change
     code, out, err = cli("--resume runs/run0 --total-timesteps 128 --lr 0.002")
     assert code == 0 and "was the last one" not in out, err
     assert " 50%|" in err and " 2/4 [" in err  # the progress bar goes on as well
+    code, _, err = cli("--resume runs/run0 --evaluate runs/run0")
+    assert code == 2 and "choose one of them" in err
     saved = script.module.load_checkpoint("runs/run0")
     args = saved["args"]
     assert (args.total_timesteps, args.learning_rate, args.gamma) == (128, 0.002, 0.9)

@@ -13,6 +13,10 @@ SUITES = (
         },
         variants={
             "": Variant("ppo_atari.py", FAST, "four frames, no memory"),
+            "float32": Variant(
+                *("ppo_atari.py", "--torch-threads 1", "four frames, no memory, float32"),
+                environments={"Pong": (2,)},
+            ),
             "lstm": Variant(
                 *("ppo_atari_lstm.py", FAST, "one frame and an LSTM"),
                 environments={"Pong": (1,)},

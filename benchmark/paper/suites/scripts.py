@@ -8,7 +8,7 @@ SCRIPTS = {
     "ppo_kl_penalty.py": Script(
         *("the paper's other objective", "kl_vs_clip", "Hopper-v4", "adaptive-0.01")
     ),
-    "ppo_atari.py": Script("details 1–22", "games", "Pong"),
+    "ppo_atari.py": Script("details 1–22", "games", "Pong", more_seeds=("float32",)),
     "ppo_atari_lstm.py": Script("details 1–22 and 32–36", "games", "Pong", "lstm"),
     "ppo_multidiscrete.py": Script("detail 37, action masks", "cartpole", "CartPole-v1"),
     "grpo_minimal.py": Script(
