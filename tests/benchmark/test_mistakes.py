@@ -25,7 +25,7 @@ MISTAKES = [
     ("seeds empty.py", "empty.py has no --seed."),
     ("seeds sleeps.py", "sleeps.py --help did not end within 1 seconds."),
     ("seeds seeded.py --seed 3", "`seeds` itself gives --seed to the script: use --seeds."),
-    ("seeds seeded.py --seeds 0", "No run of seeded fits *"),
+    ("seeds seeded.py --seeds 0", "--seeds must be at least 1."),
     ("seeds seeded.py --workers 0", "--workers must be positive."),
     ("seeds seeded.py --env-ids A", "seeded.py has no --env-id: leave --env-ids out."),
     ("check nowhere", "There is no folder nowhere."),
