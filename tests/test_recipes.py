@@ -16,6 +16,7 @@ import torch
 from helpers import same_weights
 
 import ppo_continuous_action as ppo
+from benchmark.lab import logs
 from recipes import (
     best_checkpoint,
     bigger_network,
@@ -112,6 +113,7 @@ def test_evaluation_does_not_change_training_and_a_resumed_run_keeps_the_best(mo
     assert Path("runs/best/evaluations.csv").read_text().splitlines() == [
         "64,-5.0", "128,-3.0", "192,-4.0", "256,-3.5"
     ]  # fmt: skip
+    assert [x.path for x in logs.find("runs/best")] == [Path("runs/best")]  # one run, not two
     scores = iter([-5.0, -3.0, -4.0, -3.5])
     whole = ppo.train(dataclasses.replace(TINY, run_name="whole"))["agent"]
     assert same_weights(whole, plain)

@@ -189,6 +189,7 @@ BAD = {
         ("--seed -1", "--seed (-1) must be positive or 0."),
         (f"--seed {2**64}", "must be less than 2**63."),
         ("--run-name run", "runs/run holds a run: choose another --run-name."),
+        ("--run-name a/../b", "--run-name (a/../b) must be a name, not a path."),
     ],
     "rewards": [
         ("--num-minibatches 3", "divide --batch-size"),
