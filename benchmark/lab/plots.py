@@ -130,9 +130,13 @@ def save(make: Callable[[], Figure], path: Path) -> Path:
         for axes in figure.axes:  # each name once
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         columns = min(max(1, int(figure.get_figwidth() / LEGEND_INCHES)), max(1, len(handles)))
-        names = handles.values(), handles.keys()
-        figure.legend(*names, loc="outside upper center", ncols=columns)
-        (canvas := FigureCanvasAgg(figure)).draw()
+        names, canvas = (handles.values(), handles.keys()), FigureCanvasAgg(figure)
+        legend = figure.legend(*names, loc="outside upper center", ncols=columns)
+        while columns > 1 and legend.get_window_extent().width > figure.bbox.width:
+            legend.remove()
+            columns -= 1
+            legend = figure.legend(*names, loc="outside upper center", ncols=columns)
+        canvas.draw()
     # A third of the size, and nobody sees the difference.
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     path.parent.mkdir(parents=True, exist_ok=True)

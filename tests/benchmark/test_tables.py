@@ -6,7 +6,7 @@ import re
 import matplotlib.pyplot as plt
 import pytest
 
-from benchmark.lab import results
+from benchmark.lab import plots, results
 from benchmark.lab.definitions import Folders
 from benchmark.paper import figures, pages, tables
 from benchmark.paper.suites import SUITES
@@ -88,6 +88,15 @@ def test_every_figure_stands_in_a_page():
     texts = "".join(page.read_text() for page in pages.PAGES)
     drawn = {x.name for x in figures.FOLDER.glob("*.png")} - {"site.png"}  # for sharing
     assert len(drawn) > 10 and [x for x in drawn if f"figures/{x})" not in texts] == []
+
+
+def test_a_legend_is_no_wider_than_its_figure(tmp_path):
+    figure, (axes, *_) = plots.one_panel_each("abc")
+    for label in range(5):
+        axes.plot([0, 1], label=f"four frames and no memory at all {label}")
+    plots.save(lambda: figure, tmp_path / "a.png")
+    (legend,) = figure.legends
+    assert legend.get_window_extent().width <= figure.bbox.width
 
 
 def test_a_figure_is_drawn_again_if_its_data_or_the_code_that_draws_it_change(

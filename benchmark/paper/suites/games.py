@@ -14,7 +14,7 @@ SUITES = (
         variants={
             "": Variant("ppo_atari.py", FAST, "four frames, no memory"),
             "float32": Variant(
-                *("ppo_atari.py", "--torch-threads 1", "four frames, no memory, float32"),
+                *("ppo_atari.py", "--torch-threads 1", "four frames, float32"),
                 environments={"Pong": (2,)},
             ),
             "lstm": Variant(
