@@ -115,7 +115,7 @@ def group_advantages(rewards, args):
     advantages = rewards - rewards.mean(dim=1, keepdim=True)
     if args.baseline == "others":
         # Extra: leave-one-out baseline
-        # A response should not be part of its own baseline. All that changes is the scale.
+        # A response should not count in its own baseline. Here that changes only the scale.
         advantages *= args.group_size / (args.group_size - 1)  # = rewards - mean of the others
     if args.scale_rewards:
         # Detail G3: division by the spread
