@@ -19,6 +19,8 @@ share of prompts with a right one among 16. A run takes 40 seconds on one CPU co
 - DAPO (Yu et al. 2025): --scale-rewards --loss-norm token --clip-high 0.28 --dynamic-sampling
 - GSPO (Zheng et al. 2025): --scale-rewards --loss-norm sequence --ratio sequence
 - RLOO's baseline (Ahmadian et al. 2024, arXiv 2402.14740): --baseline others
+
+Comments name the details of PPO (N/37), RLHF (R) and GRPO (G); DETAILS.md gives their reasons.
 """
 
 import copy
@@ -60,6 +62,8 @@ class Args:
         for name, x in vars(self).items():
             if type(x) in (int, float) and not x >= least.get(name, 1e-9):
                 raise ValueError(f"--{name.replace('_', '-')} {x} is too small.")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda needs a GPU and a build of PyTorch for it.")
 
 
 # The task: "27+58=" is followed by "58.", the sum from its last digit on, and EOS.
@@ -171,6 +175,7 @@ def train(args):
     for update in (progress := trange(args.num_updates, desc="GRPO")):
         # --- Collect: G responses to each prompt ---
         b_prompts = prompts[torch.randint(len(prompts), (args.num_prompts,))]
+        # Detail G1: groups of responses
         b_prompts, responses, rewards = respond(model, b_prompts, args.group_size)
         old, ref = (x.logprobs(b_prompts, responses).detach() for x in (model, reference))
         batch = b_prompts, responses, old, ref, group_advantages(rewards, args)
@@ -180,11 +185,14 @@ def train(args):
         kept = (has_spread | (not args.dynamic_sampling)).repeat_interleave(args.group_size)
 
         # --- Update: gradient steps on minibatches ---
+        # Detail R5: learning rate annealing
         adam.param_groups[0]["lr"] = args.learning_rate * (1 - update / args.num_updates)
         order = torch.randperm(len(responses), device=device)  # (B,), from which `kept` selects
+        # Detail 6/37: minibatch updates
         for mb in order[kept[order]].chunk(args.num_minibatches) if kept.any() else ():
             adam.zero_grad()
             grpo_loss(model, *(x[mb] for x in batch), args).backward()
+            # Detail 11/37: global gradient clipping
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
             adam.step()
         metrics = {"reward": rewards.mean(), "kl": (old - ref).sum(dim=1).mean()}

@@ -141,6 +141,8 @@ def make_envs(args, resources):
         refuse("--num-envs, --num-minibatches and --update-epochs must be at least 1")
     if batch_size < 2 * args.num_minibatches or batch_size % args.num_minibatches:
         refuse(f"--num-steps * --num-envs ({batch_size}) must be 2, 3... times --num-minibatches")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        refuse("--device cuda needs a GPU and a build of PyTorch for it")
     envs = [gym.make(args.env_id) for _ in range(args.num_envs)]
     for env in envs:
         resources.callback(env.close)

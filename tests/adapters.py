@@ -3,7 +3,6 @@
 import copy
 import functools
 import importlib
-import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -55,8 +54,6 @@ class Script:
         "gamma": [1.5],
         "gae_lambda": [-0.1],
         "seed": [-1, 2**63],
-        "learning_rate": [-1, math.nan],
-        "max_grad_norm": [-1.0],
         "num_minibatches": [7],
         "run_name": ["a/b", ".."],
     }
@@ -152,11 +149,6 @@ class KLPenalty(Script):
 
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian"}
     real = f"Hopper-v4 {SHORT} 20480"
-    refused: ClassVar[dict[str, list]] = {
-        **Script.refused,
-        "kl_coef": [-1.0, math.nan],
-        "penalty_kl": [-1.0, math.nan],
-    }
     value_clip = "value_clip_coef"
 
 
@@ -166,7 +158,7 @@ class MultiDiscrete(Script):
     features: ClassVar[set[str]] = {"environments", "vector", "clips", "masks"}
     real = f"CartPole-v1 {SHORT} 40960"
     space = "Discrete"
-    refused: ClassVar[dict[str, list]] = {**Script.refused, "bins": [1], "clip_coef": [-0.2]}
+    refused: ClassVar[dict[str, list]] = {**Script.refused, "bins": [1]}
 
     def agent(self, obs_size: int, action_size: int) -> nn.Module:
         """One component with that many choices."""

@@ -254,13 +254,22 @@ def test_each_variant_of_the_docstring_is_one_of_the_suite():
 
 
 @pytest.mark.parametrize(
-    "flags", ["--group-size 1", "--learning-rate nan", "--clip-high -0.1", "--num-prompts 0"]
+    "flags",
+    [
+        "--group-size 1",
+        "--learning-rate nan",
+        "--clip-high -0.1",
+        "--num-prompts 0",
+        "--device cuda",
+    ],
 )
 def test_bad_input_is_named_and_ends_with_exit_code_2(flags, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["grpo_minimal.py", *flags.split()])
     with pytest.raises(SystemExit) as error:
         runpy.run_path(minimal.__file__, run_name="__main__")
     name = flags.split()[0]
     assert error.value.code == 2 and not [*tmp_path.iterdir()]
-    assert re.search(rf": {name} \S+ is too small\.", capsys.readouterr().err)
+    problem = "needs a GPU" if name == "--device" else r"is too small\."
+    assert re.search(rf": {name} \S+ {problem}", capsys.readouterr().err)

@@ -298,9 +298,11 @@ def test_bounds_that_a_new_policy_hardly_fits_are_named(bounds, small, monkeypat
         ("--num-steps 0", "(0) must be 2, 3... times --num-minibatches"),
         ("--update-epochs 0", "must be at least 1"),
         ("--env-id Nothing-v0", "--env-id: "),
+        ("--device cuda", "--device cuda needs a GPU"),
     ],
 )
 def test_what_it_cannot_train_is_a_sentence(flags, sentence, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("sys.argv", ["ppo_minimal.py", *flags.split()])
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(minimal.__file__, run_name="__main__")

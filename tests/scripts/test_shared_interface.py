@@ -1,6 +1,8 @@
 """What every script shows and refuses: command line, logs, evaluation."""
 
 import contextlib
+import dataclasses
+import math
 import os
 import re
 import subprocess
@@ -47,7 +49,8 @@ def assert_refused(result, word):
 
 def test_impossible_settings_are_refused_by_their_flags_and_numbers_become_plain(script):
     assert type(script.module.Args(gamma=np.float32(0.5)).gamma) is float
-    for name, values in script.refused.items():
+    numbers = [x.name for x in dataclasses.fields(script.module.Args) if x.type is float]
+    for name, values in [*script.refused.items(), *((x, [-0.1, math.nan]) for x in numbers)]:
         for value in values:
             with pytest.raises(script.module.UsageError, match=name.replace("_", "-")):
                 script.module.Args(**{name: value})
