@@ -10,7 +10,7 @@ actions agree with `load_policy` to 2e-7. On a busy CPU core, an action took 391
 and 195 us in the NumPy of `load_policy`, so in Python there is nothing to gain.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import gymnasium as gym
@@ -59,5 +59,13 @@ def export(run_dir: Path, bounds: gym.spaces.Box) -> None:
 
 
 if __name__ == "__main__":
-    run_dir = Path(sys.argv[1])
-    export(run_dir, gym.make(ppo.load_checkpoint(run_dir)["args"].env_id).action_space)
+    parser = argparse.ArgumentParser(prog="python -m recipes.export_policy")
+    parser.add_argument("run_dir", type=Path, help="the folder of a run")
+    run_dir = parser.parse_args().run_dir
+    try:
+        saved = ppo.load_checkpoint(run_dir)
+        if saved["own_env"]:
+            parser.error(f"{run_dir} needs the bounds of its actions: call `export` in Python.")
+        export(run_dir, gym.make(saved["args"].env_id).action_space)
+    except ppo.UsageError as error:
+        parser.error(str(error))
