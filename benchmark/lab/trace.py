@@ -33,7 +33,10 @@ APART = {"Args", "log", "write", "details", "open_run", "save_checkpoint", "as_c
 
 @dataclasses.dataclass(frozen=True, eq=False)  # as a key, each is itself
 class Statement:
-    """A statement. Of a function, a loop or a condition, it is the first line."""
+    """A statement. Of a function, a loop or a condition, it is the first line.
+
+    An `else:` or the like belongs to the first statement below it.
+    """
 
     index: int
     kind: str  # Assign, If, FunctionDef, ...
@@ -93,19 +96,26 @@ class Script(ast.NodeTransformer):
         within = range(node.lineno, node.end_lineno) if isinstance(node, ast.For) else ()
         inside = [self.banners[k] for k in within if k in self.banners]
         body, decorators = getattr(node, "body", None), getattr(node, "decorator_list", [])
+        branch, first = self.branch([*decorators, node][0].lineno)
+        text = ast.unparse(node).splitlines()[: len(decorators) + 1]
         return Statement(
             index=len(self.statements),
             kind=type(node).__name__,
             block=".".join(x.name for x in self.around),
-            text=" ".join(ast.unparse(node).splitlines()[: len(decorators) + 1]),
-            lines=(
-                [*decorators, node][0].lineno,
-                max(node.lineno, body[0].lineno - 1) if body else node.end_lineno,
-            ),
+            text=" ".join([*branch, *text]),
+            lines=(first, max(node.lineno, body[0].lineno - 1) if body else node.end_lineno),
             names=changed_names(node),
             banner=[*inside[:1], *above[-1:], ""][0],
             trains=bool(inside),
         )
+
+    def branch(self, line: int) -> tuple[list[str], int]:
+        """The `else:` or the like above a line, if there is one, and where the code begins."""
+        for k in range(line - 1, 0, -1):
+            if code := self.lines[k - 1].partition("#")[0].strip():
+                found = re.match(r"(else|finally|except.*) *:$", code)
+                return ([code], k) if found else ([], line)
+        return [], line
 
 
 def changed_names(node: ast.stmt) -> list[str]:

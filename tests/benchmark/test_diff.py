@@ -158,6 +158,14 @@ def test_lines_have_the_numbers_of_the_files_also_behind_lines_that_were_put_bac
         assert re.search(rf"\n\{sign} +{number} .*{re.escape(code)}", text)
 
 
+def test_a_branch_is_put_back_as_a_whole(compare):
+    branch = "\n        else:  # usually\n            step = 2 * step\n            t = 0"
+    code, text = compare(("step = 0.0", "step = 0.0" + branch), ("x.std()", "1"))
+    lines = [x.strip() for x in branch.splitlines()[1:]]
+    assert code == 1 and re.findall(r"\n\+ +\d+ +(.*)", text)[1:] == lines
+    assert text.endswith("With the original's lines there, both are equal.\n")
+
+
 def test_settings_are_told_and_flags_of_the_copy_work(compare):
     other = ("gamma: float = 0.9", "power: float = 1.0\n    gamma: float = 0.8")
     used = ("= obs[t].sum(-1)", "= obs[t].sum(-1) ** args.power")
