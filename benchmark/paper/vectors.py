@@ -4,8 +4,9 @@
 to use them. Here each formula is stated once more, in NumPy with 64-bit floats. The scripts are not
 imported: their tests compare them with the file.
 
-What a formula takes after `*` are its conventions. A mistake is a formula with another convention,
-or with changed inputs. Each case has the mistakes that show in it.
+The cases are in the file: to add one, write its name, about and inputs there. All else is
+rewritten. What a formula takes after `*` are its conventions. A mistake is a formula with another
+convention, or with changed inputs. Each case has the mistakes that show in it.
 """
 
 import functools
@@ -25,16 +26,14 @@ ABOUT = (
     "what they give (`expected`), and which outputs a common mistake, or another convention, "
     "changes (`mistakes`). T, N, B, R are steps, environments, samples or responses, and tokens."
 )
-FLAGS = {"terminated", "truncated", "mask", "masks"}  # inputs that are true or false
 FORMULAS: dict[str, "Formula"] = {}
 
 
 class Formula:
-    """A function with its cases, and with what people do otherwise; its docstring is published."""
+    """A function, and what people do otherwise; its docstring is published."""
 
     def __init__(self, compute: Callable[..., dict], name: str = "", about: str = "") -> None:
         self.compute, self.about = compute, about or " ".join(compute.__doc__.split())
-        self.cases: dict[str, tuple[str, dict[str, Any]]] = {}  # by name: what it shows, inputs
         self.mistakes: dict[str, Callable[[SimpleNamespace], dict[str, Any]]] = {}
         FORMULAS[name or compute.__name__] = self
 
@@ -42,21 +41,9 @@ class Formula:
         """What the function returns."""
         return self.compute(*inputs, **choices)
 
-    def case(self, name: str, about: str, **inputs: Any) -> None:
-        """Add a case; lists are arrays."""
-        self.cases[name] = about, {x: as_array(x, y) for x, y in inputs.items()}
-
     def mistake(self, text: str, change: Callable | None = None, **arguments: Any) -> None:
         """Add a mistake: other arguments, or a function that makes them from the inputs."""
         self.mistakes[text] = change or (lambda inputs: arguments)
-
-
-def as_array(name: str, x: Any) -> Any:
-    """A list as an array of floats, flags or choices."""
-    if not isinstance(x, list):
-        return x
-    x = np.array(x, bool if name in FLAGS else None)
-    return x if name in FLAGS | {"actions"} else x.astype(float)
 
 
 def gradient(loss: Callable[[np.ndarray], Any], x: np.ndarray) -> np.ndarray:
@@ -85,43 +72,10 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda) 
     return {"advantages": advantages, "returns": advantages + values}
 
 
-def rollout(terminated: list, truncated: list, gamma=0.99, gae_lambda=0.95) -> dict[str, Any]:
-    """Inputs of `gae` for a list of flags per environment; within episodes, values follow."""
-    terminated, truncated = np.array(terminated).T == 1, np.array(truncated).T == 1
-    rewards = [[1.0, 0.5, -0.3], [-0.5, 2.0, 0.1], [0.8, -1.0, 0.7], [1.5, 0.2, -0.6]]
-    values = [[0.4, -0.7, 1.2], [1.1, 0.3, -0.2], [-0.6, 0.9, 0.5], [0.7, 1.4, 0.8]]
-    final = [[0.9, -0.4, 0.6], [1.3, -0.9, 2.0], [0.2, 1.7, -0.5], [-0.8, 0.6, 1.0]]
-    envs = terminated.shape[1]
-    rewards, values, final = (np.array(x)[:, :envs] for x in (rewards, values, final))
-    following = np.concatenate([values[1:], final[-1:]])
-    inputs = {"rewards": rewards, "values": values, "terminated": terminated}
-    inputs |= {"next_values": np.where(terminated | truncated, final, following)}
-    return inputs | {"truncated": truncated, "gamma": gamma, "gae_lambda": gae_lambda}
-
-
 def delayed(flags: np.ndarray) -> np.ndarray:
     """One step later."""
     return np.concatenate([np.zeros_like(flags[:1]), flags[:-1]])
 
-
-NONE, SECOND, LAST = [0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]
-gae.case("running", "The value after the last step stands for the rest.", **rollout([NONE], [NONE]))
-gae.case("failure", "Nothing follows a failure.", **rollout([SECOND], [NONE]))
-text = "After a time limit, the value of the final observation stands for what would have followed."
-gae.case("time_limit", text, **rollout([NONE], [SECOND]))
-text = "A failure and a time limit in the same step are a failure."
-gae.case("both_at_once", text, **rollout([SECOND], [SECOND]))
-text = "The rollout ends with a failure, with a time limit, and in the middle of an episode."
-gae.case("last_step", text, **rollout([LAST, NONE, NONE], [NONE, LAST, NONE]))
-gae.case("gamma_0", "With gamma 0, only the reward counts.", **rollout([NONE], [NONE], gamma=0.0))
-gae.case("gamma_1", "With gamma 1, nothing is discounted.", **rollout([SECOND], [NONE], gamma=1.0))
-text = "With lambda 0, the advantage is the TD error."
-gae.case("lambda_0", text, **rollout([NONE], [SECOND], gae_lambda=0.0))
-text = "With lambda 1, returns are discounted sums of rewards."
-gae.case("lambda_1", text, **rollout([NONE], [SECOND], gae_lambda=1.0))
-text = "Failures and time limits in three environments; none affects another environment."
-terminated, truncated = [SECOND, [1, 0, 0, 0], NONE], [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 1]]
-gae.case("environments", text, **rollout(terminated, truncated))
 
 text = "if time limits count as failures"
 gae.mistake(text, lambda x: {"terminated": x.terminated | x.truncated})
@@ -169,13 +123,6 @@ def normalize_obs(
     return {"normalized": normalized}
 
 
-obs = [[[0.5, 20], [-1, 22]], [[1.5, 19], [0.5, 25]], [[-0.5, 21], [2, 18]], [[0, 26], [1, 21]]]
-text = "Two environments share the statistics."
-normalize_obs.case("two_environments", text, observations=obs, clip_obs=10.0)
-text = "With one environment, the first observation becomes nearly 0."
-normalize_obs.case("one_environment", text, observations=[x[:1] for x in obs], clip_obs=10.0)
-text = "Numbers outside of [-1.2, 1.2] are clipped."
-normalize_obs.case("clipped", text, observations=obs, clip_obs=1.2)
 normalize_obs.mistake("if each environment has its own statistics", axis=0)
 normalize_obs.mistake("if the statistics are updated after they are used", late=True)
 normalize_obs.mistake("without clipping", clip_obs=np.inf)
@@ -201,14 +148,6 @@ def scale_rewards(
     return {"scaled": np.clip(scaled, -clip_reward, clip_reward)}
 
 
-earned = {"rewards": [[1.0, 0.5], [-0.5, 2.0], [0.8, -1.0], [1.5, 0.2], [0.3, 0.9]], "gamma": 0.9}
-earned["terminated"] = [[0, 0], [1, 0], [0, 0], [0, 0], [0, 0]]
-earned["truncated"] = [[0, 0], [0, 0], [0, 1], [1, 0], [0, 0]]
-text = "Two environments share the statistics; failures and time limits."
-scale_rewards.case("two_environments", text, **earned, clip_reward=10.0)
-one = {name: x if name == "gamma" else [y[:1] for y in x] for name, x in earned.items()}
-scale_rewards.case("one_environment", "A failure, then a time limit.", **one, clip_reward=10.0)
-scale_rewards.case("clipped", "Results outside of [-1, 1] are clipped.", **earned, clip_reward=1.0)
 scale_rewards.mistake("if the mean is subtracted", center=True)
 text = "if the sum runs on past time limits"
 scale_rewards.mistake(text, lambda x: {"truncated": x.truncated & False})
@@ -237,9 +176,6 @@ def normalize_advantages(advantages, **choices) -> dict:
     return {"normalized": normalize(advantages, **choices)}
 
 
-normalize_advantages.case("four", "Four advantages.", advantages=[1.0, 2.0, 3.0, 6.0])
-text = "Advantages that hardly differ are not blown up; their spread is that of epsilon."
-normalize_advantages.case("nearly_equal", text, advantages=[1e-8, -1e-8])
 normalize_advantages.mistake("with the sample standard deviation (divisor n - 1)", ddof=1)
 normalize_advantages.mistake("without subtracting the mean", center=False)
 normalize_advantages.mistake("without epsilon", eps=0.0)
@@ -280,16 +216,6 @@ def policy_loss(logprobs, **others) -> dict:
     return with_gradient(functools.partial(objective, **others), logprobs)
 
 
-moved = {"logprobs": [-1.55, -1.05, -1.9, -1.6, -0.05, -0.55], "clip_coef": 0.2}
-moved["old_logprobs"] = [-1.2, -0.7, -2.0, -1.5, -0.4, -0.9]
-text = (
-    "Ratios below, inside and above the clip range, with advantages of both signs: the gradient is "
-    "0 for the first and the last sample only."
-)
-policy_loss.case("all_six", text, **moved, advantages=[-1.0, 2.0, 1.5, -0.5, -2.0, 1.0])
-text = "Before the first step all ratios are 1, so the gradient is that of plain policy gradients."
-same = {"logprobs": [-1.2, -0.7, -2.0], "old_logprobs": [-1.2, -0.7, -2.0], "clip_coef": 0.2}
-policy_loss.case("first_step", text, **same, advantages=[1.0, -2.0, 0.5])
 policy_loss.mistake("with the sign of a maximization", over=lambda x: -x.mean())
 policy_loss.mistake("with the smaller of the two losses", worse=np.minimum)
 policy_loss.mistake("with the clipped ratio alone", worse=clipped_only)
@@ -312,14 +238,6 @@ def value_loss(values, **others) -> dict:
     return with_gradient(functools.partial(value_error, **others), values)
 
 
-fit = {"values": [0.5, 0.1, 1.3, -0.4, 0.9], "old_values": [0.0, 0.0, 1.0, 0.0, 1.0]}
-fit["returns"] = [1.0, -1.0, 1.1, 0.3, 0.2]
-text = (
-    "Values that moved towards and away from their targets, inside and outside of the range: the "
-    "gradient is 0 for the first, which has moved far enough."
-)
-value_loss.case("clipped", text, **fit, clip_coef=0.2)
-value_loss.case("not_clipped", "No value has left the range.", **fit, clip_coef=10.0)
 value_loss.mistake("without the factor 1/2", half=1.0)
 value_loss.mistake("with the smaller of the two errors", worse=np.minimum)
 value_loss.mistake("with the clipped values alone", worse=clipped_only)
@@ -358,13 +276,6 @@ def ppo_loss(
     }
 
 
-sampled = {
-    "logprobs": [-0.8, -1.4, -1.9, -0.2, -1.0],
-    "old_logprobs": [-1.2, -0.9, -2.0, -0.4, -0.7],
-}
-sampled |= {"entropies": [1.2, 0.9, 1.4, 0.7, 1.1], "advantages": [1.0, 0.5, -2.0, 0.3, 1.2], **fit}
-text = "Five samples, with ratios and values inside and outside of their ranges."
-ppo_loss.case("minibatch", text, **sampled, clip_coef=0.2, ent_coef=0.01, vf_coef=0.5)
 ppo_loss.mistake("with the sample standard deviation of the advantages", ddof=1)
 ppo_loss.mistake("without normalizing the advantages", norm=False)
 ppo_loss.mistake("with the wrong sign of the entropy bonus", bonus=-1)
@@ -393,9 +304,6 @@ def gaussian(mean, log_std, actions, *, std=np.exp, over=np.sum, constant=LOG_2P
     return {"logprobs": over(log, axis=-1), "entropies": over(entropies, axis=-1)}
 
 
-policy = {"mean": [[0.0, 1.0], [0.5, -0.2], [-1.0, 0.3]], "log_std": [-0.5, 0.4]}
-text = "The logs of two components add up."
-gaussian.case("two_components", text, **policy, actions=[[0.2, 0.5], [0.5, -0.2], [1.0, 2.0]])
 gaussian.mistake("with the mean over components, not their sum", over=np.mean)
 text = "if log_std is taken for the log of the variance"
 gaussian.mistake(text, std=lambda log_std: np.exp(log_std / 2))
@@ -417,8 +325,6 @@ def categorical(logits, actions, masks=True, *, fill=-1e8, norm=log_softmax) -> 
     return {"logprobs": chosen, "entropies": -(np.exp(log) * log).sum(-1)}
 
 
-logits = [[1.0, 0.0, -1.0, 0.5], [0.2, 0.2, 0.2, 0.2], [2.0, -3.0, 0.1, -0.4]]
-categorical.case("four_choices", "Four choices.", logits=logits, actions=[0, 3, 2])
 categorical.mistake("if logits are taken for log-probabilities", norm=np.array)
 text = "if softmax is applied twice"
 categorical.mistake(text, norm=lambda logits: log_softmax(np.exp(log_softmax(logits))))
@@ -430,9 +336,6 @@ def masked_categorical(**inputs) -> dict:
     return categorical(**inputs)
 
 
-masks = [[1, 0, 0, 0], [1, 0, 0, 1], [0, 1, 1, 1]]
-text = "One, two and three of four choices are valid."
-masked_categorical.case("four_choices", text, logits=logits, actions=[0, 3, 2], masks=masks)
 masked_categorical.mistake("without the mask", masks=True)
 masked_categorical.mistake("if invalid logits are set to 0", fill=0.0)
 text = "if the probabilities of valid choices do not add up to 1 again"
@@ -447,8 +350,6 @@ def multi_categorical(logits, actions, *, over=np.sum) -> dict:
     return {name: over(x, axis=-1) for name, x in categorical(logits, actions).items()}
 
 
-logits = [[[1.0, 0.0, -1.0], [0.5, 0.5, 2.0]], [[0.3, -0.2, 0.9], [-1.0, 1.5, 0.0]]]
-multi_categorical.case("two_components", "Two of them.", logits=logits, actions=[[0, 2], [1, 0]])
 multi_categorical.mistake("with the mean over components, not their sum", over=np.mean)
 multi_categorical.mistake("with the first component alone", over=lambda x, axis: x[:, 0])
 
@@ -462,8 +363,6 @@ def kl_estimates(logprobs, old_logprobs, *, half=0.5) -> dict[str, Any]:
     return {"k1": -log.mean(), "k2": half * (log**2).mean(), "k3": (np.exp(log) - 1 - log).mean()}
 
 
-sampled = {"logprobs": [-0.8, -1.4, -1.9, -0.2, -0.5], "old_logprobs": sampled["old_logprobs"]}
-kl_estimates.case("five_samples", "k1 is negative here, which k2 and k3 cannot be.", **sampled)
 text = "if the policies are exchanged"
 kl_estimates.mistake(text, lambda x: {"logprobs": x.old_logprobs, "old_logprobs": x.logprobs})
 kl_estimates.mistake("without the factor 1/2 of k2", half=1.0)
@@ -501,12 +400,7 @@ def adam_pytorch(*, early_eps=False, **inputs) -> dict:
     return adam(early_eps=early_eps, **inputs)
 
 
-settings = {"parameters": [0.0, 0.0, 0.0, 0.0], "learning_rate": 3e-4, "eps": 1e-5}
-steps = [[0.1, 1e-3, 1e-5, -1e-5], [-0.2, 1e-3, 2e-5, 0.0], [0.1, -2e-3, 0.0, 1e-5]]
 for formula in (adam_ppo2, adam_pytorch):
-    text = "The place of epsilon shows for small gradients."
-    formula.case("one_step", text, **settings, gradients=steps[:1])
-    formula.case("three_steps", "Three steps.", **settings, gradients=steps)
     formula.mistake("without the bias correction", corrected=False)
     formula.mistake("with epsilon inside the root", inside=True)
     formula.mistake("with PyTorch's default epsilon, 1e-8", eps=1e-8)
@@ -532,9 +426,6 @@ def clip_gradient(weight, bias, max_norm, *, each=False, numbers=False, always=F
     return {"norm": size(weight, bias), "weight": clipped(weight), "bias": clipped(bias)}
 
 
-tensors = {"weight": [[0.3, -0.4], [1.2, 0.0]], "bias": [0.5, -0.2]}
-clip_gradient.case("clipped", "The norm is too large.", **tensors, max_norm=0.5)
-clip_gradient.case("kept", "The norm is small enough, so nothing changes.", **tensors, max_norm=2.0)
 clip_gradient.mistake("if each tensor is clipped by its own norm", each=True)
 clip_gradient.mistake("if each number is clipped", numbers=True)
 clip_gradient.mistake("if small gradients are scaled up", always=True)
@@ -549,13 +440,6 @@ def paper_kl_coef(kl_coef, kl, target_kl, *, factor=1.5, power=1) -> dict[str, f
     return {"kl_coef": kl_coef * change**power}
 
 
-for name, about, kl in (
-    ("far_below", "Far below the target.", 0.002),
-    ("below", "Just below the target / 1.5.", 0.0066),
-    ("inside", "Just above the target / 1.5.", 0.0067),
-    ("above", "Just above 1.5 times the target.", 0.0151),
-):
-    paper_kl_coef.case(name, about, kl_coef=3.0, kl=kl, target_kl=0.01)
 paper_kl_coef.mistake("with 2 instead of 1.5", factor=2.0)
 paper_kl_coef.mistake("without a range in which nothing changes", factor=1.0)
 paper_kl_coef.mistake("if halving and doubling are exchanged", power=-1)
@@ -570,13 +454,6 @@ def rlhf_kl_coef(kl_coef, kl, target_kl, episodes, horizon, *, limit=0.2) -> dic
     return {"kl_coef": kl_coef * (1 + error * episodes / horizon)}
 
 
-for name, about, kl in (
-    ("above", "Twice the target: the error is clipped.", 12.0),
-    ("near", "A tenth above the target.", 6.6),
-    ("below", "A negative estimate: the error is clipped.", -1.0),
-):
-    numbers = {"kl_coef": 0.15, "target_kl": 6.0, "episodes": 512, "horizon": 10000}
-    rlhf_kl_coef.case(name, about, kl=kl, **numbers)
 rlhf_kl_coef.mistake("without clipping the error", limit=np.inf)
 rlhf_kl_coef.mistake("without the horizon", lambda x: {"horizon": x.episodes})
 text = "if KL and target are exchanged"
@@ -613,15 +490,6 @@ def rlhf_rewards(
     return {"rewards": sign * kl_coef * kl(log) + scores[:, None] * place(mask)}
 
 
-tokens = {
-    "logprobs": [[-0.5, -1.0, 0.0, 0.0], [-0.1, -2.0, -0.7, -0.3], [-1.1, -0.6, -0.8, 0.0]],
-    "old_logprobs": [[-1.0, -0.9, 0.0, 0.0], [-0.2, -1.2, -0.6, -0.8], [-0.9, -0.9, -1.2, 0.0]],
-    "ref_logprobs": [[-0.4, -1.5, 0.0, 0.0], [-0.9, -1.1, -0.2, -0.5], [-1.3, -0.2, -0.9, 0.0]],
-    "mask": [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]],
-}
-written = {name: x for name, x in tokens.items() if name != "old_logprobs"}
-LENGTHS = "Responses of two, four and three tokens."
-rlhf_rewards.case("three_responses", LENGTHS, **written, scores=[1.5, -0.5, 0.8], kl_coef=0.1)
 rlhf_rewards.mistake("if the KL is paid out, not charged", sign=1)
 rlhf_rewards.mistake("if the score stands in the last column", place=last_column)
 rlhf_rewards.mistake("if the score stands one token late, at the first padding", place=after_last)
@@ -641,11 +509,6 @@ def rlhf_advantages(rewards, values, mask, gamma, gae_lambda, *, seen=0.0, count
     return {name: np.where(mask, x.T, 0.0) for name, x in found.items()}
 
 
-judged = {"rewards": [[0.1, 1.4, 0.0, 0.0], [-0.1, 0.1, 0.2, -0.4], [0.0, 0.1, 0.9, 0.0]]}
-judged["values"] = [[0.3, 0.6, 0.5, -0.9], [0.1, -0.2, -0.4, -0.3], [0.2, 0.4, 0.9, 0.7]]
-judged |= {"mask": tokens["mask"], "gamma": 1.0, "gae_lambda": 0.95}
-text = f"{LENGTHS} Whatever the values of padding are, they must not matter."
-rlhf_advantages.case("three_responses", text, **judged)
 text = "if the value of the first padding follows the last token"
 rlhf_advantages.mistake(text, seen=1.0)
 text = "if the first padding is one more token"
@@ -667,9 +530,6 @@ def whiten(x, *, ddof=0, inside=True) -> dict[str, Any]:
     return {"centered": white, "restored": white + x.mean(), "scaled": x / root}
 
 
-whiten.case("four", "Four numbers.", x=[1.0, 2.0, 3.0, 6.0])
-text = "Numbers that hardly differ are not blown up; epsilon is inside the root."
-whiten.case("nearly_equal", text, x=[1e-4, -1e-4])
 whiten.mistake("with epsilon outside of the root", inside=False)
 whiten.mistake("with the sample standard deviation (divisor n - 1)", ddof=1)
 
@@ -693,11 +553,6 @@ def group_advantages(rewards, *, ddof=1, eps=1e-4, raw=False) -> dict[str, Any]:
     }
 
 
-text = "The second group has no spread, so its advantages are 0 in all forms."
-rewards = [[1.0, 2.0, 3.0, 6.0], [5.0, 5.0, 5.0, 5.0], [0.0, 0.0, 1.0, 1.0]]
-group_advantages.case("three_groups", text, rewards=rewards)
-text = "Rewards that hardly differ are not blown up."
-group_advantages.case("nearly_equal", text, rewards=[[1.0, 1.0002], [0.5, 0.5]])
 group_advantages.mistake("with the population standard deviation (divisor n)", ddof=0)
 text = "with the standard deviation of all rewards, not of the centered ones"
 group_advantages.mistake(text, raw=True)
@@ -732,15 +587,11 @@ COUNTS = {
 }
 
 
-def published(
-    name: str, about: str, divisor: str, *, per_sequence=False, clip_high=0.2, kl_coef=0.0
-) -> Formula:
-    """The loss of a published form, with a case, and the mistakes that all forms have."""
+def published(name: str, about: str, divisor: str, per_sequence: bool = False) -> Formula:
+    """The loss of a published form, with the mistakes that all forms have."""
     compute = functools.partial(grpo_loss, divisor=divisor, per_sequence=per_sequence)
     about += " Of tokens (B, R), with advantages (B,) of responses; and its gradient by logprobs."
     formula = Formula(compute, name, about)
-    settings = {"clip_low": 0.2, "clip_high": clip_high, "kl_coef": kl_coef}
-    formula.case("three_responses", LENGTHS, **tokens, advantages=[0.5, -1.5, 1.0], **settings)
     formula.mistake("if padding counts", lambda x: {"mask": x.mask | True})
     for other in [x for x in COUNTS if x != divisor]:
         formula.mistake(COUNTS[other], divisor=other)
@@ -750,13 +601,13 @@ def published(
 
 
 text = "GRPO (Shao et al. 2024): the mean over tokens, then over responses, with k3 as a penalty."
-GRPO = published("grpo_loss", text, "lengths", kl_coef=0.04)
+GRPO = published("grpo_loss", text, "lengths")
 GRPO.mistake("without the KL penalty", kl_coef=0.0)
 GRPO.mistake("if policy and reference are exchanged in k3", power=-1)
 text = "Dr. GRPO (Liu et al. 2025): the sum over tokens divided by B times R, a constant."
 published("dr_grpo_loss", text, "places")
 text = "DAPO (Yu et al. 2025): the mean over all tokens, with a wider range above."
-DAPO = published("dapo_loss", text, "tokens", clip_high=0.6)
+DAPO = published("dapo_loss", text, "tokens")
 DAPO.mistake("with the same range above as below", clip_high=0.2)
 text = (
     "GSPO (Zheng et al. 2025): one ratio per response, the exponential of the mean log-ratio of "
@@ -785,18 +636,16 @@ def changed(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in found.items() if differ[name]}
 
 
-def cases_of(formula: Formula) -> list[dict[str, Any]]:
-    """The cases of a formula, with the mistakes that show in them."""
-    cases = []
-    for name, (about, inputs) in formula.cases.items():
-        expected, mistakes = formula(**inputs), []
-        for text, change in formula.mistakes.items():
-            found = formula(**{**inputs, **change(SimpleNamespace(**inputs))})
-            if gives := changed(found, expected):
-                mistakes.append({"mistake": text, "gives": gives})
-        case = {"name": name, "about": about, "inputs": inputs}
-        cases.append(case | {"expected": expected, "mistakes": mistakes})
-    return plain(cases)
+def filled(case: dict[str, Any], formula: Formula) -> dict[str, Any]:
+    """A case of the file with what the formula gives, and the mistakes that show in it."""
+    about = {name: case[name] for name in ("name", "about", "inputs")}
+    inputs = {x: np.array(y) if isinstance(y, list) else y for x, y in case["inputs"].items()}
+    expected, mistakes = formula(**inputs), []
+    for text, change in formula.mistakes.items():
+        found = formula(**inputs | change(SimpleNamespace(**inputs)))
+        if gives := changed(found, expected):
+            mistakes.append({"mistake": text, "gives": gives})
+    return plain(about | {"expected": expected, "mistakes": mistakes})
 
 
 def lines(x: Any, indent: str = "") -> str:
@@ -811,8 +660,11 @@ def lines(x: Any, indent: str = "") -> str:
 
 
 def content() -> str:
-    """The text of the file."""
-    formulas = {x: {"about": y.about, "cases": cases_of(y)} for x, y in FORMULAS.items()}
+    """The text of the file, by the inputs that it has."""
+    known, formulas = json.loads(FILE.read_text(encoding="utf-8")), {}
+    for name, formula in FORMULAS.items():
+        cases = [filled(x, formula) for x in known[name]["cases"]]
+        formulas[name] = {"about": formula.about, "cases": cases}
     return lines({"about": ABOUT, **formulas}) + "\n"
 
 
