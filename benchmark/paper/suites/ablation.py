@@ -1,13 +1,15 @@
 """What each detail is worth: one switch of the default at a time."""
 
 from benchmark.lab.definitions import Suite, Variant
-from benchmark.paper.suites.common import CONTINUOUS, EFFECTS
-from benchmark.paper.suites.switches import ANNEAL_CLIP, DEFAULT_INIT, SHARED_NETWORK
+from benchmark.paper.suites.common import CONTINUOUS, SET_RATE, SHARED_NETWORK, with_default
+
+ORTHOGONAL = "    nn.init.orthogonal_(layer.weight, gain)\n    nn.init.zeros_(layer.bias)\n"
+ANNEAL_CLIP = '        tensors["clip_coef"].fill_(args.clip_coef * remaining)\n'
 
 # Numbers of the details that are changed, or the title of
 # another tag; label; flags; texts that are replaced.
 ABLATIONS = {
-    "default-init": ("2", "PyTorch's initialization", "", *DEFAULT_INIT),
+    "default-init": ("2", "PyTorch's initialization", "", (ORTHOGONAL, "")),
     "adam-eps-1e-8": ("3", "Adam epsilon 1e-8", "--adam-eps 1e-8"),
     "constant-lr": ("4", "constant learning rate", "--no-anneal-lr"),
     "lambda-1": ("5", "λ = 1", "--gae-lambda 1.0"),
@@ -34,7 +36,10 @@ ABLATIONS = {
     "truncation-is-terminal": (
         *("time limits are not failures", "time limits are failures", "--truncation-is-terminal"),
     ),
-    "anneal-clip": ("clip range annealing", "extra: clip range annealed", "", *ANNEAL_CLIP),
+    "anneal-clip": (
+        *("clip range annealing", "extra: clip range annealed", ""),
+        (SET_RATE, ANNEAL_CLIP + SET_RATE),
+    ),
     "target-kl": ("early stopping", "extra: early stopping at KL 0.02", "--early-stop-kl 0.02"),
 }
 SWITCHES = {
@@ -46,7 +51,10 @@ SUITES = (
     Suite(
         name="ablation",
         reproduces="what each detail is worth, compared with Engstrom et al. 2020",
+        environments=dict.fromkeys(("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)),
         variants=SWITCHES,
-        **EFFECTS,
+        table="effects",
+        figures=("effects",),
+        **with_default("default"),
     ),
 )

@@ -2,8 +2,13 @@
 """Mistakes that people make in PPO, each as a change of one of the scripts, with healthy controls."""
 
 from benchmark.lab.definitions import Suite, Variant
-from benchmark.paper.suites.common import CONTINUOUS, MULTIDISCRETE, SHORT, STAGES
-from benchmark.paper.suites.switches import SHARED_NETWORK
+from benchmark.paper.suites.common import (
+    CONTINUOUS,
+    MULTIDISCRETE,
+    SHARED_NETWORK,
+    SHORT,
+    STAGES,
+)
 
 EIGHT = "--num-envs 8 --num-steps 256"
 ENTROPY = "--ent-coef 0.01"

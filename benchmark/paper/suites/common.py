@@ -24,20 +24,21 @@ GAMES = (  # settings of ppo_atari.py, for others
 )
 RAW = "--no-norm-obs --no-scale-rewards"  # ppo2 does both for MuJoCo only
 
+# Texts of scripts, and what takes their place where a switch is no setting. Many runs were made
+# while the scripts had flags for them, which `flags_at_commit` names. Such a run and one of the
+# changed script have the same weights to the bit.
+SHARED_NETWORK = (("value, policy = hidden(), hidden()", "value = policy = hidden()"),)
+SET_RATE = '        tensors["learning_rate"].fill_(learning_rate)'
 # Tasks of our own, whose text is put into a copy of a script.
 TASKS = ("# === Agent ===\n", f"{inspect.getsource(tasks)}\n\n# === Agent ===\n")
 
 
 # Fields of suites.
-def with_default(label: str = "default") -> dict[str, Any]:
+def with_default(label: str) -> dict[str, Any]:
     """Those of one whose variants are compared with the runs of the default, under this label."""
     return {"baseline": ("figure3", ""), "baseline_label": label}
 
 
-EFFECTS = with_default() | {"table": "effects", "figures": ("effects",)}
-EFFECTS["environments"] = dict.fromkeys(
-    ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"), (1, 2, 3, 4, 5)
-)
 SHORT = {"total_timesteps": 299_008, "points": 146}  # their curves have a point for each iteration
 # A run of two minutes starts again if it was interrupted.
 STAGES = {"total_timesteps": None, "checkpoint": "results.json"}

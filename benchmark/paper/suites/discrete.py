@@ -1,8 +1,7 @@
 """Discrete actions: ppo2's CartPole, and bins where the default is Gaussian."""
 
 from benchmark.lab.definitions import Suite, Variant
-from benchmark.paper.suites.common import MULTIDISCRETE, RAW, THREE, with_default
-from benchmark.paper.suites.switches import SHARED_NETWORK
+from benchmark.paper.suites.common import MULTIDISCRETE, RAW, SHARED_NETWORK, THREE, with_default
 
 SUITES = (
     Suite(
