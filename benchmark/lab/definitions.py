@@ -47,7 +47,6 @@ class Suite:
     table: str = "variants"  # which one shows it, see pages.TABLES
     figures: tuple[str, ...] = ()  # see figures.FIGURES
     total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
-    checkpoint: str = "checkpoint.pt"  # in the script's run folder: what it can continue from
     evaluated: bool = False  # a finished run is played by `evaluate.py`
     baseline: Name | None = None  # what the variants are compared with
     baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite

@@ -75,8 +75,8 @@ class Run:
         return named if named.exists() else logs.main_folder(self.folder) or named
 
     @property
-    def begun(self) -> bool:  # so far that it can be continued
-        return "--resume" in self.takes and (self.log / self.suite.checkpoint).exists()
+    def begun(self) -> bool:  # so far that it can be continued; stages of RLHF cannot
+        return "--resume" in self.takes and (self.log / "checkpoint.pt").exists()
 
     @property
     def on_disk(self) -> bool:  # by `seeds`: the script is run where it is

@@ -169,7 +169,7 @@ def test_a_bug_is_run_in_a_changed_copy_and_its_curve_has_all_points(bench):
 
 
 def test_an_interrupted_run_of_rlhf_begins_anew_and_one_that_outlived_us_is_kept(bench):
-    bench.suite({"A-v1": (1,)}, total_timesteps=None, checkpoint="results.json")
+    bench.suite({"A-v1": (1,)}, total_timesteps=None)
     process, _ = bench.start_until(7)
     process.terminate()
     bench.run(process=process, code=130)

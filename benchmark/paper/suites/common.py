@@ -40,5 +40,3 @@ def with_default(label: str) -> dict[str, Any]:
 
 
 SHORT = {"total_timesteps": 299_008, "points": 146}  # their curves have a point for each iteration
-# A run of two minutes starts again if it was interrupted.
-STAGES = {"total_timesteps": None, "checkpoint": "results.json"}

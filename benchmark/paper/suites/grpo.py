@@ -1,7 +1,6 @@
 """Variants of grpo_minimal.py: their labels, and the settings that make them."""
 
 from benchmark.lab.definitions import Suite, Variant
-from benchmark.paper.suites.common import STAGES
 
 GRPO = {"scale_rewards": True, "loss_norm": "sequence"}
 DAPO = {"scale_rewards": True, "loss_norm": "token", "clip_high": 0.28, "dynamic_sampling": True}
@@ -24,6 +23,6 @@ SUITES = (
         variants={"": Variant("benchmark/paper/baselines/minimal_grpo.py")},
         figures=("sums",),
         table="sums",
-        **STAGES,
+        total_timesteps=None,
     ),
 )

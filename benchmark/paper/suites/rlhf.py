@@ -1,7 +1,6 @@
 """RLHF on toy reviews with PPO, GRPO and DPO."""
 
 from benchmark.lab.definitions import Suite, Variant
-from benchmark.paper.suites.common import STAGES
 
 RLHF, GRPO, DPO = "ppo_rlhf_toy.py", "grpo_rlhf_toy.py", "dpo_rlhf_toy.py"
 # The three changes by which DeepSeekMath's form differs from the default, and all their subsets:
@@ -31,7 +30,7 @@ SUITES = (
         environments={"reviews": (1, 2, 3, 4, 5)},
         variants={"": Variant(RLHF, "--compare")},
         table="rlhf",
-        **STAGES,
+        total_timesteps=None,
     ),
     Suite(
         name="rlhf_grpo_dpo",
@@ -39,7 +38,7 @@ SUITES = (
         environments={"reviews": (1, 2, 3, 4, 5)},
         variants={"grpo": Variant(GRPO, "--compare"), "dpo": Variant(DPO, "--compare")},
         table="models",
-        **STAGES,
+        total_timesteps=None,
     ),
     Suite(
         name="rlhf_frontier",
@@ -48,6 +47,6 @@ SUITES = (
         variants=FRONTIER,
         figures=("frontier",),
         table="models",
-        **STAGES,
+        total_timesteps=None,
     ),
 )
