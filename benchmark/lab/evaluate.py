@@ -3,7 +3,7 @@
     cd FOLDER_OF_A_RUN; python -P PATH/TO/evaluate.py ppo_continuous_action.py
 
 The policy is that of runs/run; the script is in the same folder.
-Returns, lengths and, if the environment tells an x_velocity, mean speeds are written into
+Returns, lengths and, if the environment tells an x_velocity, mean speeds in m/s are written into
 runs/run/evaluation.json.
 """
 
@@ -34,8 +34,8 @@ def play(policy: Callable[[np.ndarray], np.ndarray], env: gym.Env) -> dict[str, 
             rewards.append(float(reward))
             speeds += [info["x_velocity"]] if "x_velocity" in info else []
             ended = terminated or truncated
-        speed = {"speeds": float(np.mean(speeds))} if speeds else {}
-        episodes.append({"returns": sum(rewards), "lengths": len(rewards), **speed})
+        speed = {"speeds": round(float(np.mean(speeds)), 4)} if speeds else {}
+        episodes.append({"returns": round(sum(rewards), 3), "lengths": len(rewards), **speed})
     return {name: [x[name] for x in episodes] for name in episodes[0]}
 
 

@@ -176,9 +176,3 @@ def summarize_stages(
         "settings": shown(report["args"]),
     }
     return facts, pd.DataFrame(rows)
-
-
-def summarize_evaluation(log: Path) -> dict[str, list[float]]:
-    """Returns, lengths and mean speeds, in m/s, of the episodes that `evaluate.py` has played."""
-    found, digits = json.loads((log / "evaluation.json").read_text()), {"returns": 3}
-    return {name: [round(x, digits.get(name, 4)) for x in own] for name, own in found.items()}

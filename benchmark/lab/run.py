@@ -382,7 +382,7 @@ def finish(run: Run, used: Any) -> str:
             words = ["-P", str(EVALUATE), Path(run.script).name]  # -P: not our `statistics`
             if outcome(start(run.folder, words, **variables(run))):
                 return f"could not be evaluated: {last_line(run.folder)}"
-            facts["evaluation"] = record.summarize_evaluation(run.log)
+            facts["evaluation"] = json.loads((run.log / "evaluation.json").read_text())
     except Exception as error:  # whatever a script can leave; the other runs go on
         return f"{str(error) or repr(error)}; delete {run.folder} to run it again"
     about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}

@@ -13,6 +13,7 @@ from benchmark.lab import diff
 from benchmark.lab.definitions import Folders, Variant
 from benchmark.lab.diff import Comparison, Finding
 from benchmark.lab.provenance import ROOT
+from benchmark.lab.run import changed
 from benchmark.paper import health
 from benchmark.paper.suites import BY_TABLE
 from benchmark.paper.suites.bugs import AFTER_TRAINING
@@ -35,10 +36,7 @@ def with_defaults(text: str, flags: str) -> tuple[str, list[str]]:
 
 def copy_with(bug: Variant, flags: str) -> tuple[diff.Script, list[str]]:
     """The script with a bug, whose own flags are its defaults."""
-    text = (ROOT / bug.script).read_text()
-    for before, after in bug.replaced:
-        text = text.replace(before, after)
-    text, names = with_defaults(text, flags)
+    text, names = with_defaults(changed((ROOT / bug.script).read_text(), bug.replaced), flags)
     return diff.Script(ROOT / bug.script, text), names
 
 
@@ -46,14 +44,12 @@ def is_right(finding: Finding, original: diff.Script) -> bool:
     """Whether a line that it names is one of those that were changed."""
     mine, theirs = finding.mine.script.lines, original.lines
     matcher = difflib.SequenceMatcher(None, theirs, mine, autojunk=False)
-    changed = [x[1:] for x in matcher.get_opcodes() if x[0] != "equal"]
-    wrong = {k for _, _, c, d in changed for k in range(c + 1, d + 1)}
-    right = {k for a, b, _, _ in changed for k in range(a + 1, b + 1)}
-    named = [(wrong, x.mine) for x in finding.changes] + [
-        (right, x.theirs) for x in finding.changes
-    ]
+    places = [x[1:] for x in matcher.get_opcodes() if x[0] != "equal"]
+    wrong = {k for _, _, c, d in places for k in range(c + 1, d + 1)}
+    right = {k for a, b, _, _ in places for k in range(a + 1, b + 1)}
+    sides = [y for x in finding.changes for y in ((wrong, x.mine), (right, x.theirs))]
     return any(
-        lines.intersection(range(x.lines[0], x.lines[1] + 1)) for lines, side in named for x in side
+        lines.intersection(range(x.lines[0], x.lines[1] + 1)) for lines, side in sides for x in side
     )
 
 

@@ -23,7 +23,7 @@ FILES = {
     "benchmark/paper/baselines/beside.py": "import stand_in\nx = 0",
 }
 EVALUATE = (
-    'open("runs/run/evaluation.json", "w").write(\'{"returns": [1.23456], "speeds": [0.123456]}\')'
+    'open("runs/run/evaluation.json", "w").write(\'{"returns": [1.235], "speeds": [0.1235]}\')'
 )
 A1, A2, B1 = NAMES = ("A-v1/seed1", "A-v1/seed2", "B-v1/seed1")  # made in the order A1, B1, A2
 
