@@ -84,12 +84,11 @@ def suites_table(folders: Folders) -> str:
 
 
 # What README compares: a question, ours, CleanRL's and Stable-Baselines3's answer.
-ISSUE = "[#{0}](https://github.com/vwxyzjn/cleanrl/issues/{0})"
 COMPARED = """\
 read all of PPO | one file, from [{lines} lines](ppo_minimal.py) | one file | a library
 see why a detail is there | [{details} of 37](DETAILS.md), in the code | a blog post | –
-time limits are not failures ({c198}, {c504}) | yes | no | yes
-save, load and evaluate, with the normalizer ({c310}, {c400}) | one call | weights only | two files
+time limits are not failures (#198, #504) | yes | no | yes
+save, load and evaluate, with the normalizer (#310, #400) | one call | weights only | two files
 resume an interrupted run | to the bit | no | in new episodes
 today's Gymnasium, 1.4 | yes | 0.29; with 1.4 it logs no episodes | yes
 steps per second, one core | [{ours}](benchmark/pages/implementations.md) | {cleanrl} | 1 ×
@@ -100,16 +99,15 @@ def comparison_table(folders: Folders) -> str:
     """What README begins with: our scripts next to those that readers know."""
     tags = [tag for name in SCRIPTS for tag in tags_of((ROOT / name).read_text())]
     named = [x[0]["right"] for x in differences.by_label(folders).values()]
-    text = COMPARED.format_map(
-        {f"c{x}": ISSUE.format(x) for x in (198, 504, 310, 400)}
-        | {
-            "lines": len((ROOT / "ppo_minimal.py").read_text().splitlines()),
-            "details": len({n for x in tags for n in re.findall(r"(\d+)/37", x.number)}),
-            "ours": speed(folders, "ppo_continuous_action.py"),
-            "cleanrl": speed(folders, "CleanRL PPO"),
-            **{"found": sum(named), "bugs": len(named)},
-        }
+    text = COMPARED.format(
+        lines=len((ROOT / "ppo_minimal.py").read_text().splitlines()),
+        details=len({n for x in tags for n in re.findall(r"(\d+)/37", x.number)}),
+        ours=speed(folders, "ppo_continuous_action.py"),
+        cleanrl=speed(folders, "CleanRL PPO"),
+        found=sum(named),
+        bugs=len(named),
     )
+    text = re.sub(r"#(\d+)", r"[#\1](https://github.com/vwxyzjn/cleanrl/issues/\1)", text)
     names = ("what people ask for", "here", "CleanRL", "Stable-Baselines3")
     return markdown([dict(zip(names, row.split(" | "))) for row in text.splitlines()])
 
