@@ -17,10 +17,10 @@ from benchmark.lab.plots import draw_curves, one_panel_each, save
 from benchmark.lab.provenance import ROOT, BenchmarkError
 from benchmark.lab.results import by_environment, done, runs_of, write_text
 from benchmark.paper import health, rlhf, tables
-from benchmark.paper.published import REFERENCE, reference
 from benchmark.paper.suites import BY_TABLE
 from benchmark.paper.suites.common import THREE
 from benchmark.paper.suites.grpo import TRIES
+from benchmark.paper.tables import REFERENCE, reference
 
 FOLDER = ROOT / "benchmark" / "figures"
 CODE = [__file__, *(x.__file__ for x in (plots, statistics, tables, health, rlhf))]

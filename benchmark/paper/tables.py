@@ -1,5 +1,7 @@
 """Tables of suites, in Markdown, from committed results and published numbers."""
 
+import functools
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -8,6 +10,7 @@ import pandas as pd
 
 from benchmark.lab import statistics
 from benchmark.lab.definitions import Folders, Suite
+from benchmark.lab.provenance import ROOT
 from benchmark.lab.results import runs_of
 from benchmark.lab.statistics import Estimate, estimate
 from benchmark.lab.tables import (
@@ -23,8 +26,8 @@ from benchmark.lab.tables import (
     tasks_of,
     with_interval,
 )
-from benchmark.paper.published import random_returns, reference
 
+REFERENCE = ROOT / "benchmark" / "reference"  # its README.md says where the numbers are from
 RETURNS_REACHED = (1000, 2000, 4000)
 FIGURE3 = "paper, Figure 3"
 # Columns of published numbers, by their sources in `reference/scores.csv`.
@@ -48,6 +51,12 @@ def facts(results: Iterable, name: str) -> np.ndarray:
 
 
 # --- Scores by environment ---
+
+
+@functools.cache
+def reference(name: str) -> pd.DataFrame:
+    """A file of published numbers."""
+    return pd.read_csv(REFERENCE / f"{name}.csv")
 
 
 def publications(environment: str, steps: int, source: str) -> pd.DataFrame:
@@ -158,7 +167,8 @@ def paper_scores(suite: Suite) -> dict[str, float]:
 def normalized(suite: Suite, folders: Folders) -> pd.DataFrame:
     """Scores on a scale from random actions to the best run (paper, 6.1)."""
     scores = comparable(suite, folders)
-    random = scores.columns.map(random_returns)
+    played = json.loads((REFERENCE / "random_policy.json").read_text())
+    random = scores.columns.map(lambda environment: played[environment]["mean"])
     return (scores - random) / (scores.max() - random)
 
 

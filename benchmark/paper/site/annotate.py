@@ -21,7 +21,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from benchmark.lab.provenance import ROOT
-from benchmark.paper.published import reference
+from benchmark.paper.tables import reference
 from benchmark.paper.tags import slug, tags_of
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
