@@ -216,7 +216,7 @@ def program(name, flags):
 
 def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    flags = "--env-id FakeTarget-Box-v0 --total-timesteps 1550"
+    flags = "--env-id fake_envs:FakeTarget-Box-v0 --total-timesteps 1550"
     for words in (flags, "--resume runs/run"):  # a run that has a checkpoint is over
         assert program("paper/baselines/cem", words) == 0
     run = load("runs/run")
@@ -249,7 +249,9 @@ def test_a_baseline_resumes_exactly_and_refuses_what_it_does_not_use(
     monkeypatch.chdir(tmp_path)
     name, save = Path(baseline.__file__).stem, ppo.save_checkpoint
     monkeypatch.setattr(ppo, "save_checkpoint", save_and_copy)
-    flags = f"--env-id FakeWalk-Box-v0 --seed 2 --total-timesteps 320 --run-name run {own}"
+    flags = (
+        f"{own} --env-id fake_envs:FakeWalk-Box-v0 --total-timesteps 320 --seed 2 --run-name run"
+    )
     assert program(f"paper/baselines/{name}", flags) == 0
     assert 0 < load("runs/half")["updates"][-1]["global_step"] < 300
     assert program(f"paper/baselines/{name}", "--resume runs/half") == 0
