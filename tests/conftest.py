@@ -60,6 +60,12 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("script", names, indirect=True)
 
 
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Each test runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def script(request, monkeypatch):
     """Each script in turn, with the fake environments."""
@@ -131,11 +137,9 @@ def cli(script, monkeypatch, capsys):
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch, capsys):
-    """Run a command of the benchmark in an empty folder; returns its exit code and its output."""
+def command(capsys):
+    """Run a command of the benchmark; returns its exit code and its output."""
     from benchmark.__main__ import main
-
-    monkeypatch.chdir(tmp_path)
 
     def call(*words):
         code = 0
@@ -183,12 +187,10 @@ def committed(tmp_path_factory):
 def changed_copy(tmp_path, monkeypatch):
     """Import a copy of a script with texts replaced, each of which must be in it once.
 
-    changed_copy(script, ((old, new), ...), name): runs go to the temporary folder of the copy.
+    changed_copy(script, ((old, new), ...), name)
     """
     from benchmark.lab.provenance import ROOT
     from benchmark.lab.run import changed
-
-    monkeypatch.chdir(tmp_path)
 
     def load(script, replaced, name="copied"):
         path = tmp_path / f"{name}.py"

@@ -45,11 +45,6 @@ TINY = ppo.Args(
 )
 
 
-@pytest.fixture(autouse=True)
-def empty_folder(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
 def acts_as_it_learns(result: dict) -> bool:
     return all(abs(x["check/acting"]) < 1e-6 for x in result["updates"])
 

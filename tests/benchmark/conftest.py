@@ -79,9 +79,8 @@ class Forked:
 
 
 @pytest.fixture
-def forked(tmp_path, monkeypatch):
-    """See above; in an empty folder."""
-    monkeypatch.chdir(tmp_path)
+def forked(monkeypatch):
+    """See above."""
     monkeypatch.setitem(sys.modules, "ray", RAY)
     for module in (record, logs):
         monkeypatch.setattr(module, "read_checkpoint", lambda path: json.loads(path.read_text()))

@@ -214,8 +214,7 @@ def program(name, flags):
     return 0
 
 
-def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_cem_learns_and_counts_every_step():
     flags = "--env-id fake_envs:FakeTarget-Box-v0 --total-timesteps 1550"
     for words in (flags, "--resume runs/run"):  # a run that has a checkpoint is over
         assert program("paper/baselines/cem", words) == 0
@@ -238,15 +237,12 @@ def test_cem_learns_and_counts_every_step(tmp_path, monkeypatch):
         (a2c, "--num-envs 4 --trust-region 1 --checkpoint-interval 4"),
     ],
 )
-def test_a_baseline_resumes_exactly_and_refuses_what_it_does_not_use(
-    baseline, own, tmp_path, monkeypatch
-):
+def test_a_baseline_resumes_exactly_and_refuses_what_it_does_not_use(baseline, own, monkeypatch):
     def save_and_copy(run_dir, *state):
         save(run_dir, *state)
         if not Path("runs/half").exists():
             shutil.copytree(run_dir, "runs/half")
 
-    monkeypatch.chdir(tmp_path)
     name, save = Path(baseline.__file__).stem, ppo.save_checkpoint
     monkeypatch.setattr(ppo, "save_checkpoint", save_and_copy)
     flags = (

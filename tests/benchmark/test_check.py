@@ -51,9 +51,8 @@ def test_what_is_pasted_computes_what_the_script_logs():
     assert found["check/update"] == pytest.approx(update.item(), abs=1e-5)
 
 
-def test_a_run_is_judged_while_it_trains_and_after(tmp_path, monkeypatch, command):
+def test_a_run_is_judged_while_it_trains_and_after(command):
     """Before its first checkpoint, the log is all that there is."""
-    monkeypatch.chdir(tmp_path)
     size = {"total_timesteps": 1024, "num_steps": 64, "num_minibatches": 2, "update_epochs": 2}
     args = ppo.Args(env_id=PENDULUM, compile=False, **size)
     run = ppo.train(args)["run_dir"]
@@ -139,8 +138,7 @@ def test_several_seeds_are_columns_of_one_table():
 
 
 @pytest.mark.parametrize("changed", [True, False])
-def test_the_last_line_names_the_changed_script_that_is_at_hand(tmp_path, monkeypatch, changed):
-    monkeypatch.chdir(tmp_path)
+def test_the_last_line_names_the_changed_script_that_is_at_hand(changed):
     text = (ROOT / "ppo_minimal.py").read_text()
     Path("ppo_minimal.py").write_text(text.replace("0.99", "0.9") if changed else text)
     run = run_of({"losses/approx_kl": values(0.01, 0.01)}, np.arange(50))

@@ -30,7 +30,6 @@ def test_a_model_is_judged_by_its_rewards_and_by_those_of_the_sft_model():
 
 
 def test_a_run_trains_every_variant_from_the_same_sft_model(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
     respond, trained = grpo_minimal.respond, []
     monkeypatch.setattr(
         grpo_minimal, "respond", lambda model, x, tries: respond(model, x[:9], tries)

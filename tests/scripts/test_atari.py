@@ -227,8 +227,7 @@ def test_a_loaded_policy_acts_on_frames_by_what_is_likely_and_by_noise(script, t
 
 
 @pytest.mark.slow
-def test_compiled_run_equals_the_eager_one(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_compiled_run_equals_the_eager_one():
     eager, compiled = (
         ppo.train(args(env_id="Pong", compile=x, run_name=f"run{x}")) for x in (False, True)
     )

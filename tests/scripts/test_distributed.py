@@ -49,9 +49,8 @@ def learn(flags):
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch):
+def train():
     """Train in two processes, as torchrun does, but forks; return what each of them saw."""
-    monkeypatch.chdir(tmp_path)
     place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "start_method": "fork"}
     return lambda flags: elastic_launch(LaunchConfig(1, 1, 2, **place), learn)(flags).values()
 

@@ -109,9 +109,8 @@ def test_responses_are_drawn_by_their_probabilities_and_end_at_eos(language, mon
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
+def run(monkeypatch):
     """A short run in which every second group has spread: what it returned, called and changed."""
-    monkeypatch.chdir(tmp_path)
     respond = minimal.respond
 
     def judged(model, prompts, tries):
@@ -231,8 +230,7 @@ def test_dynamic_sampling_leaves_out_the_groups_without_spread(run):
         assert sorted(torch.cat(parts).flatten().tolist()) == [-0.25] * 9 + [0.75] * 3
 
 
-def test_nothing_is_learned_and_nothing_breaks_where_no_group_has_spread(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_nothing_is_learned_and_nothing_breaks_where_no_group_has_spread(monkeypatch):
     respond = minimal.respond
     monkeypatch.setattr(minimal, "solve", lambda x, forgotten=0.0: torch.full((len(x), 4), 0))
     monkeypatch.setattr(minimal, "respond", lambda model, x, tries: respond(model, x[:9], tries))
@@ -263,13 +261,12 @@ def test_each_variant_of_the_docstring_is_one_of_the_suite():
         "--device cuda",
     ],
 )
-def test_bad_input_is_named_and_ends_with_exit_code_2(flags, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_bad_input_is_named_and_ends_with_exit_code_2(flags, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["grpo_minimal.py", *flags.split()])
     with pytest.raises(SystemExit) as error:
         runpy.run_path(minimal.__file__, run_name="__main__")
     name = flags.split()[0]
-    assert error.value.code == 2 and not [*tmp_path.iterdir()]
+    assert error.value.code == 2 and not [*Path().iterdir()]
     problem = "needs a GPU" if name == "--device" else r"is too small\."
     assert re.search(rf": {name} \S+ {problem}", capsys.readouterr().err)

@@ -242,10 +242,9 @@ def test_a_seed_gives_the_same_run_and_threads_are_as_before(small, monkeypatch)
 
 
 def test_odd_environments_are_trained_on_and_closed_and_the_logs_hold_all_that_happens(
-    small, monkeypatch, tmp_path, capsys
+    small, monkeypatch, capsys
 ):
     """The 16 steps of an iteration take four ticks of this clock."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(minimal, "SummaryWriter", SummaryWriter)
     clock = MagicMock(time_ns=lambda: 7, perf_counter=MagicMock(side_effect=itertools.count(9, 4)))
     monkeypatch.setattr(minimal, "time", clock)
