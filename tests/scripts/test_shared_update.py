@@ -1,7 +1,9 @@
 """The update of every script: details 4, 6-8, 11, 12; early stopping; what is logged of them."""
 
 import dataclasses
+import functools
 
+import fake_envs
 import numpy as np
 import pytest
 import torch
@@ -99,6 +101,20 @@ def test_the_ratio_is_one_at_first_and_logged_losses_are_means_over_all_minibatc
     returns = batch["advantages"] + batch["values"]
     expected = 1 - batch["advantages"].var() / returns.var()
     assert updates[-1]["losses/explained_variance"] == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_nothing_is_divided_by_a_zero(script, tiny, recorded, monkeypatch):
+    """Rewards of 0 are not by their deviation, nor errors of values by returns that never vary."""
+    failed = lambda self, _: (self.observe(), 0.0, True, False, {})  # noqa: E731
+    monkeypatch.setattr(fake_envs.Walk, "advance", failed)
+    if "vector" in script.features:
+        from_nothing = functools.partial(script.module.RunningMeanStd, count=0.0)
+        monkeypatch.setattr(script.module, "RunningMeanStd", from_nothing)
+    updates = script.module.train(tiny("Walk"))["updates"]
+    for update, batch in zip(updates, recorded.gae, strict=True):
+        mean, variance = batch["values"].mean().item(), batch["values"].var().item()
+        assert update["check/value_bias"] == pytest.approx(mean / 1e-8, rel=1e-3)
+        assert update["losses/explained_variance"] == pytest.approx(1 - variance / 1e-8, rel=1e-3)
 
 
 @on("continuous", "kl_penalty", "multidiscrete", "lstm")
