@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import inspect
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -119,35 +120,43 @@ def recorded(script, monkeypatch):
 
 
 @pytest.fixture
-def cli(script, monkeypatch, capsys):
-    """Run the script's main with a command line; returns exit code, stdout, stderr."""
+def outcome(monkeypatch, capsys):
+    """Exit code, stdout and stderr of a function that is called with a command line."""
 
-    def run(line):
-        monkeypatch.setattr("sys.argv", [script.path.name, *line.split()])
+    def call(function, line="", name="script.py"):
+        monkeypatch.setattr("sys.argv", [name, *line.split()])
         capsys.readouterr()
         code = 0
         try:
-            script.module.main()
+            function()
         except SystemExit as exit:
             code = exit.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return code, *capsys.readouterr()
 
-    return run
+    return call
 
 
 @pytest.fixture
-def command(capsys):
+def cli(script, outcome):
+    """Run the script's main with a command line; returns exit code, stdout, stderr."""
+    return lambda line: outcome(script.module.main, line, script.path.name)
+
+
+@pytest.fixture
+def run_file(outcome):
+    """The same of a file, as it is run from a shell."""
+    as_main = functools.partial(runpy.run_path, run_name="__main__")
+    return lambda path, line: outcome(lambda: as_main(str(path)), line)
+
+
+@pytest.fixture
+def command(outcome):
     """Run a command of the benchmark; returns its exit code and its output."""
     from benchmark.__main__ import main
 
     def call(*words):
-        code = 0
-        try:
-            main([*map(str, words)])
-        except SystemExit as exit:
-            code = exit.code
-        return code, "".join(capsys.readouterr())
+        code, *shown = outcome(lambda: main([*map(str, words)]))
+        return code, "".join(shown)
 
     return call
 

@@ -4,9 +4,7 @@ import ast
 import dataclasses
 import importlib
 import re
-import runpy
 import shutil
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -169,13 +167,11 @@ def test_exported_policies_act_as_the_saved_one():
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_what_cannot_be_exported_is_a_sentence(own, monkeypatch, capsys):
+def test_what_cannot_be_exported_is_a_sentence(own, run_file):
     run_dir = ppo.train(TINY, tanh_actions.make)["run_dir"] if own else "nowhere"
-    monkeypatch.setattr(sys, "argv", ["export_policy", str(run_dir)])
-    with pytest.raises(SystemExit) as exit:
-        runpy.run_path(export_policy.__file__, run_name="__main__")
-    sentence = "needs the bounds" if own else "nowhere/checkpoint.pt is missing"
-    assert exit.value.code == 2 and sentence in capsys.readouterr().err
+    code, _, error = run_file(export_policy.__file__, f"{run_dir}")
+    assert code == 2
+    assert ("needs the bounds" if own else "nowhere/checkpoint.pt is missing") in error
 
 
 def test_the_largest_score_is_the_choice():

@@ -3,8 +3,6 @@
 import itertools
 import math
 import re
-import runpy
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -261,12 +259,9 @@ def test_each_variant_of_the_docstring_is_one_of_the_suite():
         "--device cuda",
     ],
 )
-def test_bad_input_is_named_and_ends_with_exit_code_2(flags, monkeypatch, capsys):
+def test_bad_input_is_named_and_ends_with_exit_code_2(flags, run_file, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["grpo_minimal.py", *flags.split()])
-    with pytest.raises(SystemExit) as error:
-        runpy.run_path(minimal.__file__, run_name="__main__")
+    code, _, error = run_file(minimal.__file__, flags)
     name = flags.split()[0]
-    assert error.value.code == 2 and not [*Path().iterdir()]
-    problem = "needs a GPU" if name == "--device" else r"is too small\."
-    assert re.search(rf": {name} \S+ {problem}", capsys.readouterr().err)
+    problem = "cuda needs a GPU" if name == "--device" else r"\S+ is too small\."
+    assert code == 2 and not [*Path().iterdir()] and re.search(rf"{name} {problem}", error)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import runpy
 from pathlib import Path
 from typing import ClassVar
 from unittest.mock import MagicMock
@@ -210,12 +209,10 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["obs", "reward"])
-def test_what_an_environment_does_wrong_is_a_sentence(kind, small, capsys):
-    with pytest.raises(SystemExit) as exit:
-        minimal.train(small(kind))
-    lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
-    (error,) = (x for x in lines if "error: " in x)
-    assert exit.value.code == 2 and "error: step 2 has observations" in error and Odd.open == []
+def test_what_an_environment_does_wrong_is_a_sentence(kind, small, outcome):
+    code, _, shown = outcome(lambda: minimal.train(small(kind)))
+    (error,) = (x for x in shown.replace("\r", "\n").splitlines() if "error: " in x)
+    assert code == 2 and "error: step 2 has observations" in error and Odd.open == []
 
 
 def test_observations_keep_their_numbers_and_have_the_size_of_the_space(small, monkeypatch):
@@ -300,13 +297,10 @@ def test_bounds_that_a_new_policy_hardly_fits_are_named(bounds, small, monkeypat
         ("--device cuda", "--device cuda needs a GPU"),
     ],
 )
-def test_what_it_cannot_train_is_a_sentence(flags, sentence, monkeypatch, capsys):
+def test_what_it_cannot_train_is_a_sentence(flags, sentence, run_file, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("sys.argv", ["ppo_minimal.py", *flags.split()])
-    with pytest.raises(SystemExit) as exit:
-        runpy.run_path(minimal.__file__, run_name="__main__")
-    error = capsys.readouterr().err
-    assert exit.value.code == 2 and sentence in error and error.count("\n") == 1
+    code, _, error = run_file(minimal.__file__, flags)
+    assert code == 2 and sentence in error and error.count("\n") == 1
 
 
 def test_settings_are_those_of_the_full_script():

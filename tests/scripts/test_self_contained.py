@@ -3,7 +3,6 @@
 import ast
 import functools
 import re
-import runpy
 import sys
 import tomllib
 from pathlib import Path
@@ -99,22 +98,14 @@ def test_a_setting_has_the_same_comment_in_every_script(rlhf, other_text):
     assert {name for name in comments if len(comments[name]) > 1} == other_text
 
 
-def test_help_and_a_refusal_need_no_simulator_and_no_emulator(monkeypatch, capsys):
+def test_help_and_a_refusal_need_no_simulator_and_no_emulator(run_file, monkeypatch):
     """The sentence has no link either."""
     for name in ("mujoco", "ale_py", "wandb", "cv2", "moviepy"):
         monkeypatch.setitem(sys.modules, name, None)
-
-    def run(path, *flags):
-        monkeypatch.setattr(sys, "argv", [str(path), *flags])
-        with pytest.raises(SystemExit) as exit:
-            runpy.run_path(str(path), run_name="__main__")
-        captured = capsys.readouterr()
-        return exit.value.code, captured.out, captured.err
-
-    code, _, error = run(ppo.__file__, "--gamma", "1.5")
+    code, _, error = run_file(ppo.__file__, "--gamma 1.5")
     assert code == 2 and "gamma" in error and "https" not in error
     for path in SCRIPTS:
-        code, out, _ = run(path, "--help")
+        code, out, _ = run_file(path, "--help")
         assert code == 0 and "--learning-rate" in out and "--num-iterations" not in out
         assert ("--batch-size INT" in out) == ("rlhf" in path.stem)
 
