@@ -5,9 +5,10 @@ import itertools
 
 import pytest
 import torch
+from helpers import record
 
 import grpo_minimal
-from benchmark.lab import record
+from benchmark.lab.record import summarize_stages
 from benchmark.paper.baselines import minimal_grpo
 from benchmark.paper.suites.grpo import VARIANTS
 
@@ -30,17 +31,11 @@ def test_a_model_is_judged_by_its_rewards_and_by_those_of_the_sft_model():
 
 
 def test_a_run_trains_every_variant_from_the_same_sft_model(monkeypatch, tmp_path):
-    respond, trained = grpo_minimal.respond, []
+    respond = grpo_minimal.respond
     monkeypatch.setattr(
         grpo_minimal, "respond", lambda model, x, tries: respond(model, x[:9], tries)
     )
-    real = grpo_minimal.train
-
-    def train(args):
-        trained.append((args, result := real(args)))
-        return result
-
-    monkeypatch.setattr(grpo_minimal, "train", train)
+    trained = record(monkeypatch, grpo_minimal, "train")
     short = {"sft_steps": 3, "num_updates": 2, "num_prompts": 2, "group_size": 4}
     monkeypatch.setattr(grpo_minimal, "Args", functools.partial(grpo_minimal.Args, **short))
     monkeypatch.setattr("sys.argv", ["run", "--seed", "7"])
@@ -52,7 +47,7 @@ def test_a_run_trains_every_variant_from_the_same_sft_model(monkeypatch, tmp_pat
         first = trained[0][1]["reference"].state_dict()
         for name, x in result["reference"].state_dict().items():
             assert torch.equal(x, first[name])
-    facts, curve = record.summarize_stages(tmp_path / "runs/run", 3.0)
+    facts, curve = summarize_stages(tmp_path / "runs/run", 3.0)
     assert [*facts["models"]] == ["sft", *VARIANTS] and facts["scored_model"] == "dr-grpo"
     assert facts["score"] == facts["models"]["dr-grpo"]["pass@1"]
     assert [*curve] == ["stage", "step", "reward", "kl", "without_spread"]
