@@ -52,17 +52,3 @@ def test_what_acts_equals_the_layer_and_the_usual_ones_are_not_run_in_pytorch(la
     found = fast(obs.numpy())
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert found.dtype == np.float32 and found.shape == (8, 17)
-
-
-@on("continuous")
-def test_the_actor_adds_noise_in_standard_deviations(script):
-    agent = script.agent(3, 2)
-    nn.init.normal_(agent.policy[-1].weight)
-    with torch.no_grad():
-        agent.log_std.copy_(torch.tensor([[-1.0, 0.5]]))
-    obs, noise = np.random.default_rng(0).normal(size=(2, 5, 10, 3)).astype(np.float32)
-    act = script.module.actor(agent)
-    drawn = np.array([act(*rows) for rows in zip(obs, noise[..., :2])])
-    expected = agent.policy(torch.tensor(obs)).detach().numpy() + np.exp([-1, 0.5]) * noise[..., :2]
-    np.testing.assert_allclose(drawn, expected, rtol=0, atol=1e-5)
-    assert drawn.dtype == np.float32

@@ -9,7 +9,19 @@ import pytest
 import torch
 from adapters import on
 from helpers import flags, same_weights
-from test_math import double_sum
+
+
+def double_sum(rewards, values, next_values, done, gamma, gae_lambda):
+    """A_t = sum_k (gamma lambda)^k delta_{t+k} up to the end of the episode, term by term."""
+    advantages = torch.zeros_like(rewards)
+    for n in range(rewards.shape[1]):
+        for t in range(len(rewards)):
+            for k in range(t, len(rewards)):
+                delta = rewards[k, n] + gamma * next_values[k, n] - values[k, n]
+                advantages[t, n] += (gamma * gae_lambda) ** (k - t) * delta
+                if done[k, n]:
+                    break
+    return advantages
 
 
 @pytest.mark.parametrize("annealed", [True, False])
