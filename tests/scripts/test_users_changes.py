@@ -143,7 +143,7 @@ def test_the_same_settings_can_be_trained_twice(script, tiny):
 
 
 class Rooms(gym.Env):
-    """Nobody has registered it; a Dict is observed, and rewards are arrays."""
+    """A Dict is observed, and rewards are arrays."""
 
     observation_space = gym.spaces.Dict({
         "place": gym.spaces.Box(-1, 1, (2,), np.float32),
@@ -173,6 +173,11 @@ def rooms(obs=None, **others):
     return type("Other", (Rooms,), others)
 
 
+OUTSIDE = rooms(np.full(2, 3.0))  # of the space of observations
+for name, make in (("House", Rooms), ("Outside", OUTSIDE), ("Endless", rooms(end=1000))):
+    gym.register(f"{name}-v0", make)
+
+
 @on("vector")
 def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
     result = script.module.train(script.args(run_name=None), Rooms)
@@ -188,12 +193,8 @@ def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
         code, _, err = cli(f"{flag} {run_dir}")
         assert code == 2 and "env_factory" in err
     assert script.module.evaluate(run_dir, Rooms, episodes=2) == [2.0, 2.0]
-    gym.register("Rooms-v0", Rooms)
-    try:
-        code, out, err = cli(f"--evaluate {run_dir} --env-id Rooms-v0 --eval-episodes 2")
-        assert code == 0 and "Return 2.0 ± 0.0 in 2 episodes" in out, err
-    finally:
-        del gym.registry["Rooms-v0"]
+    code, out, err = cli(f"--evaluate {run_dir} --env-id House-v0 --eval-episodes 2")
+    assert code == 0 and "Return 2.0 ± 0.0 in 2 episodes" in out, err
 
 
 ROOMS = Rooms()
@@ -253,21 +254,16 @@ def test_observations_may_be_lists_or_rows_and_keep_the_digits_of_floats(kind):
 @on("continuous", "multidiscrete")
 def test_gymnasium_warns_once_of_what_an_environment_does_wrong(script):
     """At the first reset and step, in environments that are given and in those that are named."""
-    make = rooms(np.full(2, 3.0), observation_space=gym.spaces.Box(-1, 1, (2,)))
-    gym.register("Outside-v0", make)
-    try:
-        for env_id, factory in (("Outside-v0", None), ("", make)):
-            with (
-                contextlib.ExitStack() as resources,
-                pytest.warns(UserWarning, match="not within the observation space") as warned,
-            ):
-                (env,) = script.module.make_envs(resources, script.args(env_id=env_id), 1, factory)
-                for seed in range(2):
-                    env.begin(seed)
-                    env.step(env.action_space.sample())
-            assert sum("step()` method is not within" in str(x.message) for x in warned) == 1
-    finally:
-        del gym.registry["Outside-v0"]
+    for env_id, factory in (("Outside-v0", None), ("", OUTSIDE)):
+        with (
+            contextlib.ExitStack() as resources,
+            pytest.warns(UserWarning, match="not within the observation space") as warned,
+        ):
+            (env,) = script.module.make_envs(resources, script.args(env_id=env_id), 1, factory)
+            for seed in range(2):
+                env.begin(seed)
+                env.step(env.action_space.sample())
+        assert sum("step()` method is not within" in str(x.message) for x in warned) == 1
 
 
 @on("continuous")
@@ -294,13 +290,9 @@ def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tin
 
 @on("continuous")
 def test_evaluation_is_cut_where_the_environment_has_no_limit(script, capsys):
-    gym.register("Endless-v0", rooms(end=1000))
-    try:
-        script.module.train(script.args(env_id="Endless-v0", run_name="run", total_timesteps=32))
-        assert script.module.evaluate("runs/run", episodes=1) == [5000]
-        assert "An episode was cut after 10000 steps" in capsys.readouterr().out
-    finally:
-        del gym.registry["Endless-v0"]
+    script.module.train(script.args(env_id="Endless-v0", run_name="run", total_timesteps=32))
+    assert script.module.evaluate("runs/run", episodes=1) == [5000]
+    assert "An episode was cut after 10000 steps" in capsys.readouterr().out
 
 
 def test_films_follow_the_body(monkeypatch, capsys):
