@@ -107,23 +107,18 @@ def history(places):
 
 @on("lstm")
 def test_minibatches_are_whole_environments_in_the_order_of_time(script, tiny, recorded):
-    """Each once per epoch, in a new order; also of starts and actions."""
+    """Also of starts and actions."""
     ppo.train(tiny("Uneven", num_envs=6, total_timesteps=3 * 6 * 8))
-    orders = []
     for k, step in enumerate(recorded.steps):
         rollout = range(k // 4 * 8, k // 4 * 8 + 8)
         obs, actions, *_, starts, _ = step.data
         assert [x.shape[:2] for x in step.data] == [(8, 3)] * 7 + [(2, 3)]
-        orders.append([n for n, _, _ in script.identity(obs[0])])
-        for column, n in enumerate(orders[-1]):
+        for column, (n, _, _) in enumerate(script.identity(obs[0])):
             places = [place(n, s) for s in rollout]
             assert script.identity(obs[:, column]) == places
             assert starts[:, column].tolist() == [t == 0 for *_, t in places]
             received = [fake_envs.Fake.made[n].actions[s].item() for s in rollout]
             assert actions[:, column].tolist() == received
-    epochs = [a + b for a, b in zip(orders[::2], orders[1::2], strict=True)]
-    assert len(epochs) == 6 and all(sorted(x) == list(range(6)) for x in epochs)
-    assert len({str(x) for x in epochs}) > 3
 
 
 @on("lstm")
