@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import on
-from helpers import flags, same_weights
+from helpers import flags, record, same_weights
 
 
 def double_sum(rewards, values, next_values, done, gamma, gae_lambda):
@@ -181,9 +181,11 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
 
 
 @on("games")
-def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recorded):
+def test_the_gradient_as_a_whole_is_scaled_down_to_the_limit(script, tiny, recorded, monkeypatch):
     """That its direction is kept, PyTorch sees to."""
+    limits = record(monkeypatch, torch.nn.utils, "clip_grad_norm_")
     script.module.train(tiny("Walk", max_grad_norm=0.1, total_timesteps=32))
+    assert {type(limit) for _, limit, _ in limits} == {float}  # not to be read from a GPU
     norms = np.array([step.metrics["losses/grad_norm"].item() for step in recorded.steps])
     assert norms.max() > 0.1
     found = [step.gradient.norm().item() for step in recorded.steps]
