@@ -117,17 +117,15 @@ def test_training_uses_one_thread_and_leaves_the_process_what_it_had(script, tin
 
 
 @on("vector")
-def test_the_text_of_a_script_works_where_it_has_no_file(script):
+def test_the_text_of_a_script_works_where_it_has_no_file(script, monkeypatch):
     """As in a cell of a notebook."""
-    module = sys.modules["cell"] = types.ModuleType("cell")  # dataclasses look for it
-    try:
-        exec(script.path.read_text(), vars(module))
-        args = module.Args(**vars(script.args(run_name=None, total_timesteps=32)))
-        run_dir = module.train(args)["run_dir"]
-        assert "__notebook__" in run_dir.name and (run_dir / "checkpoint.pt").exists()
-        assert len(module.evaluate(run_dir, episodes=1)) == 1
-    finally:
-        del sys.modules["cell"]
+    module = types.ModuleType("cell")
+    monkeypatch.setitem(sys.modules, "cell", module)  # dataclasses look for it
+    exec(script.path.read_text(), vars(module))
+    args = module.Args(**vars(script.args(run_name=None, total_timesteps=32)))
+    run_dir = module.train(args)["run_dir"]
+    assert "__notebook__" in run_dir.name and (run_dir / "checkpoint.pt").exists()
+    assert len(module.evaluate(run_dir, episodes=1)) == 1
 
 
 @on("continuous", "games")
