@@ -82,6 +82,13 @@ def same_weights(a, b):
     return all(torch.equal(x, y) for x, y in pairs)
 
 
+def assert_same_runs(a, b):
+    """Weights, episodes and metrics are bitwise the same, apart from times."""
+    assert same_weights(a["agent"], b["agent"]) and a["episodes"] == b["episodes"]
+    for x, y in zip(a["updates"], b["updates"], strict=True):
+        assert {**x, "charts/SPS": 0} == {**y, "charts/SPS": 0}
+
+
 def curves(run_dir):
     """Steps and values of each curve of a run."""
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0})

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import same_weights
+from helpers import assert_same_runs, same_weights
 
 import ppo_continuous_action as ppo
 from benchmark.lab import logs
@@ -120,8 +120,7 @@ def test_simulators_in_other_processes_train_the_same_policy_to_the_bit(monkeypa
     together = parallel_simulators.train(
         dataclasses.replace(TINY, run_name="together"), parallel_simulators.slow_pendulum
     )
-    assert same_weights(alone["agent"], together["agent"])
-    assert alone["episodes"] == together["episodes"]
+    assert_same_runs(alone, together)
     env = parallel_simulators.Remote(parallel_simulators.slow_pendulum)
     assert len(ppo.evaluate("runs/together", lambda: env, episodes=1)) == 1
 

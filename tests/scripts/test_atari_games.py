@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import on
-from helpers import flags, same_weights
+from helpers import assert_same_runs, flags
 
 
 def children(pid=None):
@@ -39,20 +39,14 @@ def settings(script, tiny, monkeypatch):
     return make
 
 
-def assert_same(a, b):
-    assert same_weights(a["agent"], b["agent"]) and a["episodes"] == b["episodes"]
-    for x, y in zip(a["updates"], b["updates"], strict=True):
-        assert {**x, "charts/SPS": 0} == {**y, "charts/SPS": 0}
-
-
 @on("games")
 def test_results_do_not_depend_on_the_number_of_processes_and_threads(script, settings):
     one, other = (script.module.train(settings(x)) for x in (1, 3))
     torch.set_num_threads(2)  # before the run
     many = script.module.train(settings(8))
     assert len(one["episodes"]) > 4
-    assert_same(one, other)
-    assert_same(one, many)
+    assert_same_runs(one, other)
+    assert_same_runs(one, many)
 
 
 @on("atari")
@@ -62,7 +56,7 @@ def test_a_process_plays_a_real_game_as_the_first_one_does(script, settings, mon
     game = {"env_id": "Breakout", "sticky_actions": 0.25, "num_envs": 2}
     one, other = (script.module.train(settings(x, **game)) for x in (1, 2))
     assert len(one["episodes"]) > 4
-    assert_same(one, other)
+    assert_same_runs(one, other)
 
 
 @on("atari")
@@ -83,7 +77,7 @@ def test_a_killed_game_process_is_one_sentence_and_the_run_goes_on(script, setti
         module.train(settings(3, run_name="cut"), update)
     assert children() == before and "Traceback" not in capfd.readouterr().err
     assert len(module.load_checkpoint("runs/cut")["updates"]) == 2
-    assert_same(whole, module.train(settings(2), resume="runs/cut"))
+    assert_same_runs(whole, module.train(settings(2), resume="runs/cut"))
     assert "could not be replayed" not in capfd.readouterr().out
 
 

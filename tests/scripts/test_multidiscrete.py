@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import on
-from helpers import louder, same_weights
+from helpers import assert_same_runs, louder
 
 import ppo_multidiscrete as ppo
 
@@ -169,8 +169,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_its_masks(masked, recorded, env_
     resumed = ppo.train(masked(**settings), resume="runs/run1")
     for a, b in zip(last, recorded.steps, strict=True):
         assert all(map(torch.equal, a.data, b.data))
-    assert same_weights(whole["agent"], resumed["agent"])
-    assert whole["episodes"] == resumed["episodes"]
+    assert_same_runs(whole, resumed)
 
 
 # --- Spaces of actions, and masks of any form ---
