@@ -65,7 +65,8 @@ def of_bug(comparison: Comparison, bug: Variant, flags: str) -> dict[str, Any]:
         row["common"] = ""
         row["right"] = all(any(x.startswith(f"{y} ") for x in settings) for y in names)
     elif finding:
-        row |= {"where": finding.event.phase, "what": finding.what, "brief": finding.brief}
+        what = re.sub(r", called in line \d+,", "", finding.what)  # which soon is another line
+        row |= {"where": finding.event.phase, "what": what, "brief": finding.brief}
         row["common"] = finding.common
         row["right"] = is_right(finding, comparison.original)
     else:
