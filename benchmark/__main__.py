@@ -81,9 +81,9 @@ def compare(
     print("\n".join([*command.described(found), *notes]))
     assumed = command.require_seeds(found)
     found, notes = command.comparable(found)
-    print("\n".join([*assumed, *notes, *command.contrasts(found), "", command.table(found)]))
+    print("\n".join([*assumed, *command.contrasts(found), "", command.table(found)]))
     print(f"Curves: {plots.try_to_save(lambda: plots.overlay(found), output)}\n")
-    print(command.verdict(found))
+    print("\n".join([*notes, *command.verdict(found)]))
 
 
 @app.command

@@ -1,4 +1,4 @@
-"""Compares runs: scores, the probability that one is better, and what so many seeds can show."""
+"""Compares runs: scores, how often one beats another, and what so many seeds can show."""
 
 import collections
 import os
@@ -100,6 +100,12 @@ def require_seeds(runs: pd.DataFrame) -> list[str]:
         known = [x for x in own if settings_of(x)]
         if any(settings_of(x) != settings_of(known[0]) for x in known):
             raise BenchmarkError(f"{label}: {apart(known)}")
+        seeds = collections.Counter(x.seed for x in own if x.seed)
+        if twice := [x for x in seeds if seeds[x] > 1]:
+            raise BenchmarkError(
+                f"{label}: {place} has seed {twice[0]} more than once. Runs of one seed tell no "
+                "more than one of them: give one run of each."
+            )
         if len(known) == len(own) or len(own) == 1:
             continue
         folders = {x.path.parent for x in own}
@@ -172,10 +178,19 @@ def comparable(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     for place, own in runs[runs["environment"].isin(shared)].groupby("environment"):
         steps = [x.steps for x in own["log"]]
         if min(steps) < 0.99 * max(steps):
-            notes.append(f"{place}: compared at {min(steps):,} steps, which all have reached.")
+            shortest = own["log"].iloc[int(np.argmin(steps))].path
+            notes.append(
+                f"{place}: compared at {min(steps):,} of up to {max(steps):,} steps, since "
+                f"{shortest} ends there."
+            )
         cut = [x.until(min(steps)) for x in own["log"]]
         if silent := [x.path for x in cut if x.episodes.empty]:
             raise BenchmarkError(f"{silent[0]}: no episode has ended by {min(steps):,} steps.")
+        if failed := [x.path for x in cut if not np.isfinite(x.score)]:
+            raise BenchmarkError(
+                f"{failed[0]}: its returns end in NaN. Without it, its group would look better "
+                "than it is: find out why, and run all seeds again."
+            )
         parts.append(own.assign(log=cut))
     return pd.concat(parts), notes
 
@@ -211,13 +226,13 @@ def table(runs: pd.DataFrame) -> str:
     return markdown(rows)
 
 
-def verdict(runs: pd.DataFrame) -> str:
+def verdict(runs: pd.DataFrame) -> list[str]:
     """What so many seeds can show, in a sentence for each comparison."""
     scores, (base, *others) = scores_of(runs), runs["label"].cat.categories
-    return "\n".join(verdict_on(scores, label, base) for label in others)
+    return [verdict_on(scores, label, base, len(others)) for label in others]
 
 
-def verdict_on(scores: pd.DataFrame, ours: str, theirs: str) -> str:
+def verdict_on(scores: pd.DataFrame, ours: str, theirs: str, comparisons: int) -> str:
     """Which of two groups is better, or that no difference can be shown."""
     pairs = [(scores.loc[ours, x].dropna(), scores.loc[theirs, x].dropna()) for x in scores]
     seeds = min(len(y) for x in pairs for y in x)
@@ -233,16 +248,23 @@ def verdict_on(scores: pd.DataFrame, ours: str, theirs: str) -> str:
     if low > 0.5 or high < 0.5:
         better, worse = (ours, theirs) if low > 0.5 else (theirs, ours)
         found = of_pairs(scores, better, worse, statistics.improvement)
-        text = f"{better} is better: probability {with_interval(found, RATIO)}."
+        text = (
+            f"{better} is better: a run of it beats one of {worse} with probability "
+            f"{with_interval(found, RATIO)}."
+        )
+        if low == high:
+            text += " All resamples agree, which few seeds often do: it may be closer to 0.5."
         luck = statistics.by_chance(pairs)
-        if luck > 0.05:
+        if luck > 0.05 / comparisons:
             text += (
                 f" But {counted} are few: in {luck:.0%} of such comparisons, two equal settings "
-                "differ this much."
+                "differ this much"
             )
+            text += f", and this is one of {comparisons}." if comparisons > 1 else "."
         return text
-    seen = np.median([statistics.smallest_visible(*x) for x in pairs])
-    return (
-        f"{none} the interval of the probability, [{low:.2f}, {high:.2f}], contains 0.5. "
-        f"Differences below about {seen:.0%} would be missed with {counted}."
-    )
+    text = f"{none} the interval of the probability, [{low:.2f}, {high:.2f}], contains 0.5."
+    ((a, b), *more) = pairs
+    if not more:
+        missed = number(statistics.smallest_visible(a, b))
+        text += f" A t-test would miss a difference of {missed} in one of five such experiments."
+    return text

@@ -84,7 +84,7 @@ class Log:
         if self.averaged == "window":  # already the mean of 100 episodes
             return self.returns.iloc[-1], LAST_100
         last, over = last_returns(self.episodes, self.steps, single=not self.averaged)
-        return last.mean(), over
+        return last.mean(skipna=False), over
 
     @property
     def score(self) -> float:

@@ -70,9 +70,11 @@ def mean_with_interval(
 
 def score_cells(scores: Iterable[float], title: str = LAST_100) -> dict[str, str]:
     """Cells about the scores of runs in one environment."""
-    known = pd.Series(scores, dtype=float).dropna()
+    scores = pd.Series(scores, dtype=float)
+    known = scores.dropna()
+    seeds = f"{len(known)}" + f" of {len(scores)}" * (len(known) < len(scores))
     middle = mean_with_interval(known, statistic=statistics.interquartile_mean)
-    return {"seeds": f"{len(known)}", title: plus_minus(known), "IQM [95 %]": middle}
+    return {"seeds": seeds, title: plus_minus(known), "IQM [95 %]": middle}
 
 
 # --- Scores by label and seed (rows) and environment (columns) ---

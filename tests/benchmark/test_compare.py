@@ -1,6 +1,7 @@
 """`compare` and `table`: scores and chances of runs, of suites and of logs of others."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -24,7 +25,7 @@ def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command, d
     assert code == 2 and f"cleanrl has {PENDULUM}; sb3 has unknown. Name that of logs" in text
     code, text = command("compare", "cleanrl", "sb3", "--env-id", PENDULUM)
     assert code == 0 and f"cleanrl: {PENDULUM}, seed 1\nsb3: {PENDULUM}, 1 run\n" in text
-    assert f"{PENDULUM}: compared at 512 steps, which all have reached." in text
+    assert f"{PENDULUM}: compared at 512 of up to 81,920 steps, since sb3/PPO_1 ends" in text
     assert f"| {PENDULUM} | 1.0 (1) |" in text  # the only episode that had ended by then
     assert text.splitlines()[-1].startswith("No difference between sb3 and cleanrl can be shown")
     assert plots.Image.open("compare.png").width > 600
@@ -52,10 +53,13 @@ def test_scores_and_chances_are_those_of_the_end_of_the_runs(tmp_path, command):
     assert "| 0.78 [" in text  # 7 of 9 pairs
     *_, of_b, of_c = text.splitlines()
     assert of_b.startswith("No difference between b and a can be shown: the interval of the ")
-    assert re.search(r"contains 0\.5\. Differences below about \d+% would be missed with 3", of_b)
+    assert re.search(r"contains 0\.5\. A t-test would miss a difference of \d+ in one of", of_b)
     # Of the 20 ways to deal out six scores, two separate them as much.
-    assert of_c.startswith("c is better: probability 1.00 [1.00, 1.00]. But 3 seeds are few: in ")
+    certain = "c is better: a run of it beats one of a with probability 1.00 [1.00, 1.00]. "
+    certain += "All resamples agree, which few seeds often do: it may be closer to 0.5. "
+    assert of_c.startswith(f"{certain}But 3 seeds are few: in ")
     assert 8 <= int(re.search(r"in (\d+)% of such comparisons", of_c)[1]) <= 12
+    assert of_c.endswith("two equal settings differ this much, and this is one of 2.")
 
 
 def test_with_many_seeds_the_better_group_is_named_first_or_last(tmp_path, command):
@@ -65,14 +69,38 @@ def test_with_many_seeds_the_better_group_is_named_first_or_last(tmp_path, comma
     for words in (("a", "b"), ("b", "a")):
         code, text = command("compare", *words)
         assert code == 0
-        assert text.splitlines()[-1] == "a is better: probability 1.00 [1.00, 1.00]."
+        beats = "a run of it beats one of b with probability 1.00 [1.00, 1.00]"
+        assert text.splitlines()[-1].startswith(f"a is better: {beats}. All resamples agree")
+        assert "are few" not in text
+
+
+def test_runs_of_one_seed_and_runs_that_end_in_nan_are_no_evidence(tmp_path, command):
+    for seed in (1, 2, 3):
+        write_cleanrl(tmp_path / "a", seed)
+        write_cleanrl(tmp_path / "b", seed, gain=2.0)
+    write_cleanrl(tmp_path / "b/again", 2, gain=2.1)
+    code, text = command("compare", "a", "b")
+    assert code == 2 and f"b: {PENDULUM} has seed 2 more than once." in text
+    shutil.rmtree("b/again")
+    write_cleanrl(tmp_path / "b", 4, gain=math.nan)
+    code, text = command("compare", "a", "b")
+    assert code == 2 and "its returns end in NaN. Without it, its group would look" in text
+
+
+def test_a_run_that_ended_early_is_named_right_above_the_verdict(tmp_path, command):
+    for name, last in (("a/1", 20_000), ("a/2", 20_000), ("b/1", 20_000), ("b/2", 9_000)):
+        write_plain(tmp_path / name, last=last, env_id="Mine-v0", seed=name[-1])
+    code, text = command("compare", "a", "b")
+    note, said = text.splitlines()[-2:]
+    assert code == 0 and said.startswith("No difference")
+    assert note == "Mine-v0: compared at 9,000 of up to 20,000 steps, since b/2 ends there."
 
 
 def test_the_smallest_visible_difference_is_noticed_in_four_of_five_experiments():
     rng = np.random.default_rng(0)
     a, b = rng.normal(10, 1, size=(2, 1000, 5))
     sizes = [statistics.smallest_visible(x, y) for x, y in zip(a, b)]
-    shift = 10 * np.sqrt(np.mean(np.square(sizes)))
+    shift = np.sqrt(np.mean(np.square(sizes)))
     noticed = stats.ttest_ind(a + shift, b, axis=1).pvalue < 0.05
     assert 0.74 < noticed.mean() < 0.86
 

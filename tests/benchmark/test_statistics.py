@@ -12,6 +12,7 @@ from benchmark.lab import statistics
     [
         ("interquartile_mean", 4.75, [(100, 0, 3, 2, 5, 4, 7, 8)]),  # without the outer quarters
         ("interquartile_mean", 3, [(1, 2, 6)]),
+        ("interquartile_mean", 53, [(1, 2, 6), (103,)]),  # no task weighs more than another
         ("mean", 5, [(1, 2, 6), (7,)]),
         # Of the four pairs (1,2) (1,3) (3,2) (3,3) one is won and one is a tie.
         ("improvement", 0.375, [(1, 3), (2, 3)]),
