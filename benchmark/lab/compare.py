@@ -235,8 +235,6 @@ def verdict(runs: pd.DataFrame) -> list[str]:
 def verdict_on(scores: pd.DataFrame, ours: str, theirs: str, comparisons: int) -> str:
     """Which of two groups is better, or that no difference can be shown."""
     pairs = [(scores.loc[ours, x].dropna(), scores.loc[theirs, x].dropna()) for x in scores]
-    seeds = min(len(y) for x in pairs for y in x)
-    counted = f"{seeds} seed{'s' * (seeds > 1)}"
     found = of_pairs(scores, ours, theirs, statistics.improvement)
     none = f"No difference between {ours} and {theirs} can be shown:"
     if not found.ends:
@@ -248,23 +246,23 @@ def verdict_on(scores: pd.DataFrame, ours: str, theirs: str, comparisons: int) -
     if low > 0.5 or high < 0.5:
         better, worse = (ours, theirs) if low > 0.5 else (theirs, ours)
         found = of_pairs(scores, better, worse, statistics.improvement)
+        luck = statistics.by_chance(pairs)
+        few = luck > 0.05 / comparisons
         text = (
-            f"{better} is better: a run of it beats one of {worse} with probability "
-            f"{with_interval(found, RATIO)}."
+            f"{better} {'may be' if few else 'is'} better: a run of it beats one of {worse} with "
+            f"probability {with_interval(found, RATIO)}."
         )
         if low == high:
             text += " All resamples agree, which few seeds often do: it may be closer to 0.5."
-        luck = statistics.by_chance(pairs)
-        if luck > 0.05 / comparisons:
-            text += (
-                f" But {counted} are few: in {luck:.0%} of such comparisons, two equal settings "
-                "differ this much"
-            )
+        if few:
+            seeds = min(len(y) for x in pairs for y in x)
+            text += f" But {seeds} seeds are few: in {luck:.0%} of such comparisons, two equal "
+            text += "settings differ this much"
             text += f", and this is one of {comparisons}." if comparisons > 1 else "."
         return text
     text = f"{none} the interval of the probability, [{low:.2f}, {high:.2f}], contains 0.5."
     ((a, b), *more) = pairs
-    if not more:
-        missed = number(statistics.smallest_visible(a, b))
-        text += f" A t-test would miss a difference of {missed} in one of five such experiments."
+    if not more and (missed := statistics.smallest_visible(a, b)):
+        text += f" A t-test would miss a difference of {number(missed)} in one of five such "
+        text += "experiments."
     return text
