@@ -187,8 +187,8 @@ def committed(tmp_path_factory):
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return Folders()
     folder = tmp_path_factory.mktemp("committed")
-    git("archive", "--output", str(folder / "all.tar"), "HEAD", "benchmark/results")
-    shutil.unpack_archive(folder / "all.tar", folder, filter="data")
+    git("archive", "--output", str(folder / "all.zip"), "HEAD", "benchmark/results")
+    shutil.unpack_archive(folder / "all.zip", folder)
     return Folders(folder / "benchmark/results")
 
 
