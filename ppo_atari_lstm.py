@@ -131,9 +131,9 @@ class Args:
         vars(self).update(plain(vars(self)))  # refuses what a checkpoint cannot hold
         vars(self).update(env_id=re.sub("^ALE/|NoFrameskip-v4$|-v5$", "", self.env_id))
         counts = "num_envs num_steps num_minibatches update_epochs checkpoint_interval"
-        floats = [x.name for x in dataclasses.fields(self) if type(x.default) is float]
-        limits = dict.fromkeys(floats, (0, math.inf))
-        limits |= dict.fromkeys(counts.split(), (1, math.inf))
+        sizes = "learning_rate adam_eps clip_coef vf_coef max_grad_norm"
+        limits = dict.fromkeys(counts.split(), (1, math.inf))
+        limits |= dict.fromkeys(sizes.split(), (0, math.inf))
         limits |= {"gamma": (0, 1), "gae_lambda": (0, 1), "seed": (0, 2**63 - 1)}
         limits |= {"sticky_actions": (0, 1), "torch_threads": (1, 1024)}
         for name, (low, high) in limits.items():

@@ -111,10 +111,11 @@ class Args:
     def __post_init__(self) -> None:
         vars(self).update(plain(vars(self)))  # refuses what a checkpoint cannot hold
         counts = "num_envs num_steps num_minibatches update_epochs checkpoint_interval"
-        floats = [x.name for x in dataclasses.fields(self) if type(x.default) is float]
-        limits = dict.fromkeys(floats, (0, math.inf))
-        limits |= dict.fromkeys(counts.split(), (1, math.inf))
+        sizes = "learning_rate adam_eps clip_obs clip_reward value_clip_coef vf_coef max_grad_norm"
+        limits = dict.fromkeys(counts.split(), (1, math.inf))
+        limits |= dict.fromkeys(sizes.split(), (0, math.inf))
         limits |= {"gamma": (0, 1), "gae_lambda": (0, 1), "seed": (0, 2**63 - 1)}
+        limits |= {"kl_coef": (0, math.inf), "penalty_kl": (0, math.inf)}
         for name, (low, high) in limits.items():
             if not low <= (value := getattr(self, name)) <= high:
                 flag = f"--{name.replace('_', '-')} ({value})"

@@ -49,7 +49,8 @@ def assert_refused(result, word):
 
 def test_impossible_settings_are_refused_by_their_flags_and_numbers_become_plain(script):
     assert type(script.module.Args(gamma=np.float32(0.5)).gamma) is float
-    numbers = [x.name for x in dataclasses.fields(script.module.Args) if x.type is float]
+    own = {x.name for x in dataclasses.fields(script.module.Args) if x.type is float}
+    numbers = own - {"ent_coef", "total_timesteps", "early_stop_kl"}
     for name, values in [*script.refused.items(), *((x, [-0.1, math.nan]) for x in numbers)]:
         for value in values:
             with pytest.raises(script.module.UsageError, match=name.replace("_", "-")):
