@@ -60,8 +60,8 @@ class Args:
     def __post_init__(self):
         least = {"seed": 0, "kl_coef": 0, "group_size": 2}
         for name, x in vars(self).items():
-            if type(x) in (int, float) and not x >= least.get(name, 1e-9):
-                raise ValueError(f"--{name.replace('_', '-')} {x} is too small.")
+            if type(x) in (int, float) and not least.get(name, 1e-9) <= x < 2**63:
+                raise ValueError(f"--{name.replace('_', '-')} {x} is too small or too large.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda needs a GPU and a build of PyTorch for it.")
 

@@ -139,6 +139,10 @@ def make_envs(args, resources):
         refuse(f"--total-timesteps must be at least --num-steps * --num-envs ({batch_size})")
     if min(args.num_envs, args.num_minibatches, args.update_epochs) < 1:
         refuse("--num-envs, --num-minibatches and --update-epochs must be at least 1")
+    sizes = dict.fromkeys(("learning_rate", "clip_coef", "vf_coef", "max_grad_norm"), np.inf)
+    for name, most in {"seed": 2**63 - 1, "gamma": 1, "gae_lambda": 1, **sizes}.items():
+        if not 0 <= getattr(args, name) <= most:  # also refuses NaN
+            refuse(f"--{name.replace('_', '-')} must be from 0 to {most}")
     if batch_size < 2 * args.num_minibatches or batch_size % args.num_minibatches:
         refuse(f"--num-steps * --num-envs ({batch_size}) must be 2, 3... times --num-minibatches")
     if args.device == "cuda" and not torch.cuda.is_available():

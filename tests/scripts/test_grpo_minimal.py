@@ -256,6 +256,7 @@ def test_each_variant_of_the_docstring_is_one_of_the_suite():
         "--learning-rate nan",
         "--clip-high -0.1",
         "--num-prompts 0",
+        "--seed 9223372036854775808",
         "--device cuda",
     ],
 )
@@ -263,5 +264,5 @@ def test_bad_input_is_named_and_ends_with_exit_code_2(flags, run_file, monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, _, error = run_file(minimal.__file__, flags)
     name = flags.split()[0]
-    problem = "cuda needs a GPU" if name == "--device" else r"\S+ is too small\."
+    problem = "cuda needs a GPU" if name == "--device" else r"\S+ is too small or too large\."
     assert code == 2 and not [*Path().iterdir()] and re.search(rf"{name} {problem}", error)
