@@ -414,7 +414,7 @@ def train_dpo(
     for step, mb in enumerate(tqdm(minibatches, folder.name, disable=None), start=1):
         decay = 1 - (step - 1) / len(minibatches)
         # Detail D7: learning rate warm-up (learning_rate, warmup_steps) [DPO: trainers.py L253]
-        # Adam's first steps are as large as later ones, but its averages are still poor.
+        # Adam's first steps are as large as later ones, but its averages come from few gradients.
         learning_rate = args.learning_rate * decay * min(1.0, step / args.warmup_steps)
         optimizer.param_groups[0]["lr"] = learning_rate
         prompts, chosen, rejected = (x[mb] for x in pairs)

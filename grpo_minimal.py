@@ -49,7 +49,7 @@ class Args:
     learning_rate: float = 7e-4  # Adam's step size, falls linearly to 0 [TRL: learning_rate]
     clip_coef: float = 0.2  # clip the ratio of probabilities, new/old, at 1 - this [TRL: epsilon]
     clip_high: float = 0.2  # and at 1 + this [TRL: epsilon_high]
-    ratio: Literal["token", "sequence"] = "token"  # one per [TRL: importance_sampling_level]
+    ratio: Literal["token", "sequence"] = "token"  # one for each [TRL: importance_sampling_level]
     baseline: Literal["group", "others"] = "group"  # mean of all G, or of the other G - 1 [RLOO]
     scale_rewards: bool = False  # divide advantages by the group's std [TRL: scale_rewards]
     dynamic_sampling: bool = False  # leave out groups of equal rewards [verl: filter_groups]

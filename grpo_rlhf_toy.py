@@ -366,7 +366,7 @@ def group_advantages(rewards: Tensor, group_size: int, std: str) -> Tensor:
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if std != "none":
         # Detail G3: division by the spread (std) [Shao et al. 2024; batch: Hu 2025]
-        # Prompts whose responses differ little then count as much as others; by batch they do not.
+        # Prompts whose rewards differ little then count as much as others (with batch they do not).
         spread = groups.std(dim=1, keepdim=True) if std == "group" else advantages.std()
         advantages = advantages / (spread + 1e-4)
     return advantages.flatten()
@@ -593,7 +593,7 @@ def collect(
     kl = (logprobs - ref_logprobs).where(mask, 0.0).sum(dim=1)  # (B,)
     exact_kl = (all_logprobs.exp() * (all_logprobs - ref_all_logprobs)).sum(-1)
     # Detail G6: KL penalty in the reward (kl_in_loss) [Ahmadian et al. 2024]
-    # Only here does it count how a token changes the text after it. That is the true KL gradient.
+    # A penalty in the reward also counts a token's effect on later ones, as the KL's gradient does.
     rewards = scores - kl_coef * kl if args.kl_in_loss == "no" else scores
     metrics = describe(task, prompts, responses) | {
         "objective/kl": kl.mean().item(),
@@ -618,7 +618,7 @@ def grpo_loss(
         logratio = (total / mask.sum(dim=1, keepdim=True)).expand_as(mask)
     logratio = logratio[mask]  # (tokens,)
     # Detail G4: one advantage for all tokens of a response [Shao et al. 2024]
-    # Nobody asks which of the tokens earned it, so no values are needed.
+    # No credit is assigned to single tokens, so no values are needed.
     token_advantages = advantages[:, None].expand_as(mask)[mask]
     # The upper end of the range only matters for positive advantages, the lower for negative ones.
     clip = torch.where(token_advantages > 0, args.clip_high, args.clip_coef)

@@ -669,8 +669,8 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
 
 def choose_device(args: Args) -> torch.device:
     """The device on which this process learns. On a machine with GPUs, each process has its own."""
-    # A GPU is the faster choice: Pong takes 5,260 steps/s on an H200. Without recordings it took
-    # 1,511 on an H100, and 493 on its processor.
+    # A GPU is the faster choice: Pong runs at 5,260 steps/s on an H200. Without recordings it ran
+    # at 1,511 on an H100, and at 493 on its processor.
     gpus = torch.cuda.device_count() if args.device != "cpu" and torch.cuda.is_available() else 0
     if args.device == "cuda" and not gpus:
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")

@@ -697,8 +697,8 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
 
 def choose_device(args: Args) -> torch.device:
     """The device for learning: the GPU if there is one, unless --device says otherwise."""
-    # A GPU is the faster choice: Pong takes 2,932 steps/s on an H200. Before kernels were recorded
-    # it took 655 on an H100.
+    # A GPU is the faster choice: Pong runs at 2,932 steps/s on an H200. Before kernels were
+    # recorded it ran at 655 on an H100.
     gpu = args.device != "cpu" and torch.cuda.is_available()
     if args.device == "cuda" and not gpu:
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")

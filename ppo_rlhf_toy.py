@@ -378,7 +378,7 @@ def policy_loss(logratio: Tensor, advantages: Tensor, clip_coef: Tensor) -> Tens
 def token_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
     """Half the mean squared error of the values, a scalar; all arguments are (tokens,)."""
     # Detail 9/37, R19: clipped value loss (value_clip_coef) [LHP: train_policy.py L343-348]
-    # One batch should not move values far. Values need another range than ratios.
+    # One batch should not move values far. Values need a different range than ratios.
     clipped_values = old_values + (values - old_values).clamp(-clip, clip)
     errors = torch.max((values - returns) ** 2, (clipped_values - returns) ** 2)
     return 0.5 * errors.mean()

@@ -114,7 +114,7 @@ def diff(
     copy: Positional[Path],
     original: Positional[Path | None] = None,
 ) -> Callable[[list[str]], int]:
-    """Find where a changed copy of a script first computes something else than the original.
+    """Find where a changed copy of a script first computes something different.
 
     Flags after the files go to both scripts, for example --env-id and --seed. Exit code 0: equal,
     1: different, 2: a mistake.

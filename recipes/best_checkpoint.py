@@ -3,8 +3,8 @@
     python -m recipes.best_checkpoint --env-id Hopper-v4   # then --evaluate runs/NAME/best
 
 It helps if the policy gets worse again later. It costs 10 episodes at each checkpoint (every 25
-iterations by default). Training stays the same to the bit. The best of many evaluations was also
-lucky, so evaluate that policy once more before you report its return.
+iterations by default). Training stays the same to the bit. The best of many evaluations is
+partly luck, so evaluate that policy once more before you report its return.
 """
 
 import shutil

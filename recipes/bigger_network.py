@@ -2,8 +2,8 @@
 
     python -m recipes.bigger_network --env-id HalfCheetah-v4
 
-We claim no gain: it shows which lines to change for a network of your own. Layers that NumPy does
-not know, such as LayerNorm, act in PyTorch, which is slower (`in_numpy`).
+We claim no gain: it shows which lines to change for a network of your own. Layers that
+`in_numpy` does not know, such as LayerNorm, run in PyTorch when the policy acts, which is slower.
 """
 
 from torch import nn

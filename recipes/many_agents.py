@@ -7,7 +7,7 @@
 
 The script sees each agent as an environment of its own. In 40,960 steps of the task below (half a
 minute on a CPU core, seed 1) the return of an agent rises from -21 to -14. `evaluate` plays one
-environment alone, which a member is not: to see the agents act, call `load_policy` for each.
+environment, but a member cannot play alone: to see the agents act, call `load_policy` for each.
 """
 
 from collections.abc import Callable

@@ -207,7 +207,7 @@ def hardly_vary(log: Log) -> bool:
 # --- The report ---
 
 THEIRS = """CleanRL logs the KL of an update's last minibatch, Stable-Baselines3 that of its last
-epoch. Both are larger than the mean over the update, for which the ranges are."""
+epoch. Both are larger than the mean over the update, to which the ranges apply."""
 WHERE = """Ranges are those of healthy runs with the default settings.
 DEBUGGING.md lists the symptoms, and what looks bad but is harmless."""
 

@@ -51,7 +51,7 @@ def logs_of(
         logs, left_out = search(name, environment)
     elif variant not in (known := suites[suite].variants):
         rows = ", ".join(f"{suite}:{x}" if x else suite for x in known)
-        raise BenchmarkError(f"{name} is no row of a suite; there are {rows}.")
+        raise BenchmarkError(f"{name} is not a row of a suite; there are {rows}.")
     else:
         logs, left_out = of_suite(suite, variant, folders), []
         if not logs:
@@ -155,7 +155,7 @@ def apart(logs: list[Log]) -> str:
         how = f"such as {' '.join(folders[:MANY])}"
     return (
         "its runs in one environment are not seeds of one setting, since they differ in "
-        f"{differing(settings)}. Give the runs of each setting as a word of its own, {how}."
+        f"{differing(settings)}. Give the runs of each setting as a separate argument, {how}."
     )
 
 
@@ -171,7 +171,7 @@ def comparable(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         has = "; ".join(f"{x} has {', '.join(sorted(y))}" for x, y in places.items())
         text = f"There is no environment that all have: {has}."
         if UNKNOWN in set.union(*places):
-            text += " Name that of logs that do not say it with --env-id."
+            text += " Where logs do not name theirs, give it with --env-id."
         raise BenchmarkError(text)
     if left := set.union(*places) - shared:
         notes.append(f"Left out, since not all have it: {', '.join(sorted(left))}.")

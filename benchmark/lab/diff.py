@@ -1,9 +1,8 @@
-"""Where a changed copy of a script first computes something else than the original.
+"""Where a changed copy of a script first computes something different.
 
 Both train for two short iterations with the same seed. After each statement, the variables that it
 may have changed are recorded (trace.py). The statements of the two files are paired, and the first
-pair in time whose variables differ shows where to look: all before is equal, and all that comes
-later follows from it.
+pair in time whose variables differ shows where to look: everything before it is equal.
 """
 
 import builtins
@@ -383,7 +382,7 @@ class Comparison:
     def findings(self, copy: Script) -> Iterator[Finding]:
         """One difference after the other, each with the original's lines in place of the others."""
         mine = trace.execute(copy, self.settings, self.arrays)
-        self.why = "one by one, lines cannot be put back any more"
+        self.why = "no further lines could be put back"
         for _ in range(ROUNDS):
             finding = first_difference(mine, self.theirs)
             if finding is None:
@@ -513,7 +512,7 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
     if original.path == copy.path:
         version = " of the last commit"
         if original.lines == copy.lines:
-            raise BenchmarkError(f"{path} is as in the last commit: name its original after it.")
+            raise BenchmarkError(f"{path} is as in the last commit: add its original after it.")
     comparison = Comparison(original, flags, copy)
     print(f"{path} is compared with {original.path.name}{version}: {share}.")
     print(circumstances(comparison.settings, comparison.theirs) + "\n")
@@ -530,7 +529,7 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
         print(without_effect(copy, copy, original), end="")
         return 1 if settings else 0
     print(told(finding))
-    print("\nAll that differs later follows from this, or is a difference of its own.")
+    print("\nWhat differs later may follow from this, or be a difference of its own.")
     harmless = finding.harmless
     if harmless:
         print("In the end, both have the same weights, metrics and episodes.")

@@ -119,7 +119,7 @@ def select(
     ]
     runs = [x for x in runs if fnmatch.filter([x.name, *x.name.split("/")], only)]
     if not runs:
-        raise BenchmarkError(f"No run of {suite.name} fits {only}; see: list {suite.name}.")
+        raise BenchmarkError(f"No run of {suite.name} matches {only}; see: list {suite.name}.")
     return sorted(runs, key=lambda x: x.seed)
 
 
@@ -353,7 +353,7 @@ def as_it_was(run: Run) -> Path:
         return path
     before = path.with_name(f".{path.stem}-{run.about['sha256'][:8]}.py")
     write_text(before, text)
-    say(f"{path.name} has changed since then: {run.name} runs {before.name}, the version of before")
+    say(f"{path.name} has changed since then: {run.name} runs {before.name}, its earlier version")
     return before
 
 

@@ -78,7 +78,7 @@ def found(folders: Folders) -> str:
         f"{len(again)} that were planted in a second script, too. It takes {seconds:.1f} seconds "
         f"of one core for each, once Python has started. **`check` notices {noticed} of the "
         f"{len(of_training)} bugs in training**: it warns within {health.EARLY // 1000}k steps "
-        f"(RLHF: ever), on {health.SEEN_BY} seeds or more in some environment."
+        f"(RLHF: at any time), on {health.SEEN_BY} seeds or more in some environment."
     )
     return textwrap.fill(text, 118) + "\n\n" + markdown(pd.DataFrame(rows))
 

@@ -22,7 +22,7 @@ def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command, d
     PPO("MlpPolicy", PENDULUM, seed=0, tensorboard_log="sb3", **size).learn(512)
     write_cleanrl(tmp_path / "cleanrl")
     code, text = command("compare", "cleanrl", "sb3")
-    assert code == 2 and f"cleanrl has {PENDULUM}; sb3 has unknown. Name that of logs" in text
+    assert code == 2 and f"cleanrl has {PENDULUM}; sb3 has unknown. Where logs do not" in text
     code, text = command("compare", "cleanrl", "sb3", "--env-id", PENDULUM)
     assert code == 0 and f"cleanrl: {PENDULUM}, seed 1\nsb3: {PENDULUM}, 1 run\n" in text
     assert f"{PENDULUM}: compared at 512 of up to 81,920 steps, since sb3/PPO_1 ends" in text

@@ -233,7 +233,7 @@ def test_a_file_is_compared_with_its_last_commit_if_it_was_changed(compare, monk
     code, text = compare(("x.std()", "1"), words=())
     assert code == 1 and "is compared with mine.py of the last commit:" in text
     code, text = compare(words=())
-    assert code == 2 and "mine.py is as in the last commit: name its original" in text
+    assert code == 2 and "mine.py is as in the last commit: add its original" in text
 
 
 def test_changes_that_the_short_run_does_not_reach_are_told(compare):

@@ -78,7 +78,7 @@ SUITES = (
     # All steps of the curves are kept: the health table is applied to them, see health.py.
     Suite(
         name="bugs",
-        reproduces="what mistakes look like, and which of them the scripts warn about",
+        reproduces="what mistakes look like, and which of them `check` notices",
         environments=dict.fromkeys(("Hopper-v4", "HalfCheetah-v4"), (1, 2, 3)),
         variants=variants(CONTINUOUS, BUGS),
         figures=("bugs",),

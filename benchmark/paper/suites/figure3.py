@@ -32,7 +32,7 @@ SUITES = (
     ),
     Suite(
         name="minimal",
-        reproduces="whether the one-page PPO learns as well as the full script",
+        reproduces="whether the short PPO learns as well as the full script",
         environments=dict.fromkeys((*THREE, "InvertedDoublePendulum-v4"), (1, 2, 3, 4, 5)),
         variants={"": Variant("benchmark/paper/baselines/minimal.py", "", "ppo_minimal.py")},
         **with_default(CONTINUOUS),

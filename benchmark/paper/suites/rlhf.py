@@ -26,7 +26,7 @@ SUITES = (
     # Three PPO runs on one reward model: adaptive KL, beta = 0 and a fixed beta.
     Suite(
         name="rlhf",
-        reproduces="Gao et al. 2022 in small: over-optimization of a reward model, and its cure",
+        reproduces="Gao et al. 2022 on a toy task: an over-optimized reward model, and its cure",
         environments={"reviews": (1, 2, 3, 4, 5)},
         variants={"": Variant(RLHF, "--compare")},
         table="rlhf",
@@ -42,7 +42,7 @@ SUITES = (
     ),
     Suite(
         name="rlhf_frontier",
-        reproduces="Rafailov et al. 2023, Figure 2, in small: quality over the KL, for each method",
+        reproduces="Rafailov et al. 2023, Figure 2, on a toy task: quality over KL, per method",
         environments={"reviews": (1, 2, 3)},
         variants=FRONTIER,
         figures=("frontier",),
