@@ -677,7 +677,7 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
         optimizer.param_groups[0]["lr"] = learning_rate
         minibatch_metrics = []
         # Detail G8: few passes over a batch (update_epochs) [Shao et al. 2024]
-        # With no value function to fit, more passes help little here. The paper makes one, too.
+        # Without values to fit, there is less to gain from more passes. The paper makes one, too.
         for _ in range(args.update_epochs):
             order = torch.randperm(args.batch_size, generator=generator)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]

@@ -74,7 +74,7 @@ def found(folders: Folders) -> str:
     noticed = sum(any(y.noticed for y in x) for x in of_training.values())
     seconds = sum(x["seconds"] for x in firsts + again) / max(len(firsts + again), 1)
     text = (
-        f"**`diff` names the wrong line of {right} of {len(firsts)} bugs**, and of {second} of "
+        f"**`diff` finds the cause of {right} of {len(firsts)} bugs**, and of {second} of "
         f"{len(again)} that were planted in a second script, too. It takes {seconds:.1f} seconds "
         f"of one core for each, once Python has started. **`check` notices {noticed} of the "
         f"{len(of_training)} bugs in training**: it warns within {health.EARLY // 1000}k steps "
