@@ -337,6 +337,8 @@ def train(
     iteration; `args`; `run_dir`, the folder of logs and checkpoints.
     """
     args = args or (load_checkpoint(resume)["args"] if resume else Args())
+    if resume:
+        check_factory(resume, args, env_factory)
     # One thread of NumPy and of PyTorch is enough for networks of this size. Large ones need more.
     with ExitStack() as resources, threadpoolctl.threadpool_limits(1, user_api="blas"):
         resources.callback(torch.set_num_threads, torch.get_num_threads())  # as before, at the end
@@ -903,6 +905,14 @@ def load_checkpoint(run_dir: Any, sizes: tuple[int, int] | None = None) -> dict[
     return saved
 
 
+def check_factory(run_dir: Any, args: Args, env_factory: Any) -> None:
+    """Refuse to continue or evaluate a run in an environment that only has the name of its own."""
+    saved = load_checkpoint(run_dir)
+    if saved["own_env"] and not env_factory and args.env_id == saved["args"].env_id:
+        hint = "give it to train or evaluate in Python, or add --env-id MODULE:NAME"
+        raise UsageError(f"{run_dir} needs its env_factory: {hint}.")
+
+
 # === The use of a policy, and `main` ===
 
 
@@ -956,6 +966,7 @@ def evaluate(
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     options = {"render_mode": "rgb_array"} if video else {}
     args = args or load_checkpoint(run_dir)["args"]
+    check_factory(run_dir, args, env_factory)
     with ExitStack() as resources:
         (env,) = make_envs(resources, args, 1, env_factory, **options)
         policy, returns = load_policy(run_dir, env), []
@@ -988,13 +999,10 @@ def main() -> None:
     parser.add_argument("--resume", "--evaluate", dest="folder")
     try:
         folder = parser.parse_known_args()[0].folder
-        saved = load_checkpoint(folder) if folder else {"args": Args(), "own_env": False}
-        command = tyro.cli(Command, default=Command(saved["args"]))
+        args = load_checkpoint(folder)["args"] if folder else Args()
+        command = tyro.cli(Command, default=Command(args))
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
-        if saved["own_env"] and command.args.env_id == saved["args"].env_id:
-            hint = "add --env-id MODULE:NAME, or call train or evaluate in Python"
-            raise UsageError(f"{folder} needs its env_factory: {hint}.")
         if command.details:
             print(details(command.args))
         elif command.evaluate:

@@ -962,7 +962,7 @@ def report(args: Args, quality: dict, results: dict, texts: dict[str, list[str]]
     for name, row in results.items():
         cells = [f"{row[x]:.2f}" if x in row else "-" for x in columns]
         print(f"{name:20}" + "".join(f"{cell:>11}" for cell in cells))
-    print("\nReviews of the SFT model have a mean gold of 0 and a std of 1; the best has 2.5.")
+    print("\nReviews of the SFT model have a mean gold of 0 and a std of 1.")
     for name, lines in texts.items():
         print(f"\n{name}:\n- " + "\n- ".join(lines))
     print(f"\nLogs and results: {args.run_dir}")

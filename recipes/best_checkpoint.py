@@ -4,7 +4,8 @@
 
 It helps if the policy gets worse again later. It costs 10 episodes at each checkpoint (every 25
 iterations by default). Training stays the same to the bit. The best of many evaluations is
-partly luck, so evaluate that policy once more before you report its return.
+partly luck, so evaluate that policy once more before you report its return. If `train` gets an
+`env_factory`, give it to `ppo.evaluate` below, too.
 """
 
 import shutil

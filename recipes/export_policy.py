@@ -31,19 +31,23 @@ class Policy(nn.Module):
         mean, std, clip = stats.mean, np.sqrt(stats.var + 1e-8), args.clip_obs
         if not args.norm_obs:
             mean, std, clip = np.zeros_like(mean), np.ones_like(std), np.inf
-        self.clip, arrays = clip, {"mean": mean, "std": std, "low": bounds.low, "high": bounds.high}
+        low, high = bounds.low.astype(np.float32), bounds.high.astype(np.float32)
+        self.clip, arrays = clip, {"mean": mean, "std": std, "low": low, "high": high}
         for name, x in arrays.items():
             self.register_buffer(name, torch.tensor(x))
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Most likely actions (B, A), as float32, of raw observations (B, D), as float64."""
+        """Most likely actions (B, A), as float32, of raw observations (B, D), as float64.
+
+        `ppo.vector` makes the D numbers of an observation that is no vector, such as a dictionary.
+        """
         obs = ((obs - self.mean) / self.std).clamp(-self.clip, self.clip)
         return self.network(obs.float()).clamp(self.low, self.high)
 
 
 def export(run_dir: Path, bounds: gym.spaces.Box) -> None:
     """Write policy.onnx and policy.pt into the folder of a run; `bounds` are those of actions."""
-    policy = Policy(run_dir, bounds).eval()
+    policy = Policy(run_dir, bounds).eval().requires_grad_(False)
     obs = policy.mean.repeat(2, 1)  # an example; the files take any number of rows
     torch.onnx.export(
         policy,

@@ -108,7 +108,8 @@ def train(args: ppo.Args, make: Callable[[], gym.Env]) -> tuple[Agent, list[floa
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 adam.step()
-        print(f"{len(returns)} episodes, return {np.mean(returns[-100:]):.2f}")
+        if returns:
+            print(f"{len(returns)} episodes, return {np.mean(returns[-100:]):.2f}")
     return agent, returns
 
 

@@ -130,6 +130,13 @@ def count_updates(steps: np.ndarray) -> bool:
     return len(steps) > 0 and steps[0] in (0, 1) and bool((np.diff(steps) == 1).all())
 
 
+def patience(limit: Limit, steps: np.ndarray) -> int:
+    """Iterations that a limit waits for in a log with these steps: more if they are short."""
+    sizes = np.diff(steps, prepend=0)[steps > 0]
+    part = 1 if count_updates(steps) else min([1, *sizes / STEPS])
+    return max(math.ceil(limit.patience / part), 1)
+
+
 def unhealthy(updates: pd.DataFrame, episodes: pd.DataFrame) -> list[tuple[Limit, np.ndarray]]:
     """The limits for a run, each with the updates after which its metric is unhealthy, (U,).
 
@@ -138,12 +145,10 @@ def unhealthy(updates: pd.DataFrame, episodes: pd.DataFrame) -> list[tuple[Limit
         episodes: "global_step" and "return" of each; empty in RLHF.
     """
     found, steps = [], updates["global_step"].to_numpy()
-    sizes = np.diff(steps, prepend=0)[steps > 0]
-    part = 1 if count_updates(steps) else min([1, *sizes / STEPS])
     for limit in limits_of(updates.columns):
         values = updates.get(limit.metric, pd.Series(np.nan, updates.index)).to_numpy(float)
         bad = (values < limit.low) | (values > limit.high)
-        count = max(math.ceil(limit.patience / part), 1)
+        count = patience(limit, steps)
         long = pd.Series(bad, dtype=float).rolling(count).sum().to_numpy() == count
         if limit.only == LOST:
             before = np.searchsorted(episodes["global_step"], steps, side="right")
@@ -179,12 +184,12 @@ def judge(log: Log) -> list[dict[str, Any]]:
         # Values begin badly everywhere, and a learning rate that falls to 0 ends all updates.
         usual = [x for x in (row["median"], row["now"]) if low <= x <= high]
         value = usual[0] if usual else row["median"]
-        if not limit.only and not limit.low <= row["now"] <= limit.high:
+        if limit.only != PENALIZED and not limit.low <= row["now"] <= limit.high:
             low, high, value = limit.low, limit.high, row["now"]
         verdict = "low" if value < low else "high" if value > high else "healthy"
         if (limit.metric, verdict) == ("losses/explained_variance", "low") and hardly_vary(log):
             verdict = CONSTANT
-        if values.count() < limit.patience:
+        if values.count() < patience(limit, log.updates["global_step"].to_numpy()):
             verdict = ""
         if bad.any():
             first, value = row["bad"].iloc[0], values[bad].median()

@@ -88,6 +88,7 @@ def run_of(metrics, returns=(), gaussian=True, settings=(), steps=ITERATIONS):
         ("losses/approx_kl", values(0.06, 0.06), [], "high", "Updates are large"),
         ("losses/approx_kl", values(0.06, 0.06), LOST, "unhealthy since ", "has lost a fifth of"),
         ("losses/approx_kl", values(0.06, 0.06)[:5], [], "", "too early to tell"),
+        ("check/update", values(0, 0), np.arange(50), "low", "has kept its gain"),
         ("losses/approx_kl", values(1e-4, 1e-3), np.arange(50), "low", "has kept its gain"),
         # In a third of the committed healthy runs elsewhere, it is below 0.5.
         ("losses/explained_variance", values(0.3, 0.3), [], "low", "Normal early"),
@@ -135,6 +136,13 @@ def test_several_seeds_are_columns_of_one_table():
     assert row.endswith("healthy (seed 1, seed 2); high (seed 3)") and text.count("\nmetric ") == 1
     twice = check.report([runs[0], runs[0]])
     assert "run 1: x" in twice and "     run 1     run 2  healthy" in twice
+
+
+def test_short_iterations_are_judged_later():
+    log = run_of({"check/update": np.zeros(20)}, np.r_[:100, [0] * 100], steps=ITERATIONS // 2)
+    early = dataclasses.replace(log, updates=log.updates[:-1])
+    verdicts = [check.judge(x)[0]["verdict"] for x in (early, log)]
+    assert verdicts == ["", "unhealthy since 20,480"]
 
 
 @pytest.mark.parametrize("changed", [True, False])

@@ -189,7 +189,10 @@ def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
         script.module.load_policy(run_dir, rooms(np.zeros(3))())
     for flag in ("--evaluate", "--resume"):
         code, _, err = cli(f"{flag} {run_dir}")
-        assert code == 2 and "env_factory" in err
+        assert code == 2 and "needs its env_factory" in err
+    for use in (script.module.evaluate, lambda x: script.module.train(resume=x)):
+        with pytest.raises(script.module.UsageError, match="needs its env_factory"):
+            use(run_dir)
     assert script.module.evaluate(run_dir, Rooms, episodes=2) == [2.0, 2.0]
     code, out, err = cli(f"--evaluate {run_dir} --env-id House-v0 --eval-episodes 2")
     assert code == 0 and "Return 2.0 ± 0.0 in 2 episodes" in out, err
