@@ -310,7 +310,7 @@ def dpo_loss(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> tuple[Tenso
     loss = -F.logsigmoid(good - bad).mean()
     chosen, rejected = logprobs.chunk(2)
     # Detail D8: both log-probabilities logged [DPO: trainers.py L232, L241]
-    # In plain DPO both fall, which their difference does not show.
+    # Both fall, most in plain DPO, which their difference does not show.
     metrics = {
         "losses/preference_loss": loss,
         "rewards/accuracy": (good > bad).float().mean(),
@@ -423,7 +423,7 @@ def train_dpo(
             ref_logprobs = pair_logprobs(reference, prompts, chosen, rejected)
         loss, metrics = dpo_loss(logprobs, ref_logprobs, args.beta)
         # Detail D6: likelihood of the chosen response (nll_coef) [Pang et al. 2024]
-        # DPO's loss only sees a difference; this keeps the probability of the chosen response up.
+        # DPO's loss only sees a difference. With this, the chosen response loses less probability.
         nll = -(logprobs.chunk(2)[0] / (chosen != PAD).sum(dim=1)).mean()
         loss = loss + args.nll_coef * nll
         optimizer.zero_grad()

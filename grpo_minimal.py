@@ -17,7 +17,8 @@ share of prompts with a right one among 16. A run takes 40 seconds on one CPU co
 - Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): the default
 - GRPO (Shao et al. 2024, arXiv 2402.03300): --scale-rewards --loss-norm sequence --kl-coef 0.04
 - DAPO (Yu et al. 2025): --scale-rewards --loss-norm token --clip-high 0.28 --dynamic-sampling
-- GSPO (Zheng et al. 2025): --scale-rewards --loss-norm sequence --ratio sequence
+- GSPO (Zheng et al. 2025, who clip at 3e-4 and 4e-4):
+  --scale-rewards --loss-norm sequence --ratio sequence
 - RLOO's baseline (Ahmadian et al. 2024, arXiv 2402.14740): --baseline others
 
 Comments name the details of PPO (N/37), RLHF (R) and GRPO (G); DETAILS.md gives their reasons.
@@ -140,7 +141,7 @@ def grpo_loss(model, prompts, responses, old, ref, advantages, args):
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_high)
     # Detail G4: one advantage for all tokens of a response
     gain = torch.min(ratio * advantages, clipped_ratio * advantages)  # to be maximized
-    # As a loss, k1 is no penalty: its gradient is 0 on average. That of k2 is the KL's.
+    # As a loss, k1 is no penalty: its gradient is 0 on average. That of k2 is the KL's per token.
     kl = {"k1": new - ref, "k2": (new - ref) ** 2 / 2, "k3": (ref - new).exp() - 1 - (ref - new)}
     # Detail G7: KL penalty in the loss
     losses = args.kl_coef * kl[args.kl_estimator] - gain

@@ -17,17 +17,18 @@ pass over a batch is enough. New here: `group_advantages`, `token_weights`, `col
 The default is Dr. GRPO with the KL penalty in the reward, as in RLOO. Its weight beta adapts as in
 PPO. The published forms are settings:
 - GRPO (DeepSeekMath, Shao et al. 2024, arXiv 2402.03300): --std group --loss-norm sequence
-  --kl-in-loss k3 --kl-mode fixed;
+  --kl-in-loss k3 --kl-mode fixed --num-minibatches 1 (paper: --kl-coef 0.04);
 - Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): --kl-mode none;
 - DAPO's token-level loss and clip-higher (Yu et al. 2025, arXiv 2503.14476): --std group
-  --loss-norm token --clip-high 0.28 --kl-mode none --update-epochs 4;
+  --loss-norm token --clip-high 0.28 --kl-mode none --num-minibatches 16;
 - GSPO (Zheng et al. 2025, arXiv 2507.18071): --std group --loss-norm sequence --ratio sequence
-  --clip-coef 0.03 --clip-high 0.03 (paper: 3e-4, 4e-4) --kl-mode none --update-epochs 4;
-- REINFORCE++ with a group baseline (Hu 2025, arXiv 2501.03262): --std batch --kl-in-loss k2;
+  --clip-coef 0.03 --clip-high 0.03 (paper: 3e-4, 4e-4) --kl-mode none;
+- REINFORCE++ with a group baseline (Hu 2025, arXiv 2501.03262): --std batch --loss-norm token
+  --kl-in-loss k2 --kl-mode fixed (its code: a --kl-coef of 1e-5);
 - RLOO (Ahmadian et al. 2024, arXiv 2402.14740): --kl-mode fixed --kl-coef 0.1 --num-minibatches 1
   --clip-coef inf --clip-high inf; its advantages are G / (G - 1) times as large, for which Adam
   makes up;
-- TRL's defaults of 2026: --std group --loss-norm token --kl-mode none.
+- TRL's defaults of 2026: --std group --loss-norm token --kl-mode none --num-minibatches 1.
 
     here                       TRL                            verl
     --std                      scale_rewards                  norm_adv_by_std_in_grpo
@@ -38,7 +39,7 @@ PPO. The published forms are settings:
     groups/without_spread      frac_reward_zero_std           -
 
 `--loss-norm token` divides by the tokens of the minibatch, like verl and, if gradients are not
-accumulated, TRL's bnpo. TRL's default, dapo, divides by their mean over the batch's minibatches.
+accumulated, TRL's bnpo. TRL's default, dapo, divides by the tokens of the whole batch.
 
 `--compare` adds the published form of GRPO, but with an adaptive beta, and the default without any
 penalty. DeepSeekMath's own beta, 0.04, is far too small here: the reward is hacked. With advantages

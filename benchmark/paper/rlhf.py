@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from benchmark.lab.definitions import Folders, Suite
@@ -24,7 +25,10 @@ def models(results: Iterable[Result]) -> pd.DataFrame:
         for name, model in x.record["models"].items()
     ]
     names = {metric: name for name, metric in MODEL_METRICS.items()} | {"kl": "KL"}
-    return pd.DataFrame(rows).rename(columns=names)
+    found = pd.DataFrame(rows).rename(columns=names)
+    if "n" in found:  # best of n: of the same samples, a larger n leaves fewer texts
+        found.loc[found["n"].notna(), "unique"] = np.nan
+    return found
 
 
 def method(model: dict[str, Any]) -> str:
