@@ -375,7 +375,8 @@ class Comparison:
         except Exception as error:  # whatever it demands of its settings
             text = f"{copy.path.name} refuses the settings of a short run: {trace.told(error)}."
             raise BenchmarkError(text) from error
-        self.theirs = trace.execute(original, self.settings, self.arrays)
+        with trace.finding_neighbors(copy):  # such as the environment that --env-id names
+            self.theirs = trace.execute(original, self.settings, self.arrays)
         if self.theirs.error:
             raise BenchmarkError(f"{original.path.name}: {self.theirs.error}.")
 

@@ -262,8 +262,10 @@ def test_names_comments_and_the_order_of_functions_do_not_matter(compare):
 
 def test_the_original_is_found_and_its_lines_are_shown(compare):
     text = diff.originals(Path("mine.py"))[ROOT / "ppo_continuous_action.py"]
-    bug, size = ("next_values[terminated] = 0.0", "pass"), "--total-timesteps 128 --seed 3"
-    code, said = compare(bug, text=text, words=size.split())
+    Path("next_to_copy.py").touch()  # which gymnasium imports
+    flags = "--total-timesteps 128 --seed 3 --env-id next_to_copy:Hopper-v4"
+    bug = "next_values[terminated] = 0.0", "pass"
+    code, said = compare(bug, text=text, words=flags.split())
     assert "with ppo_continuous_action.py" in said and f"{END}fails" in said
     assert "  equal      iteration 1, collect" in said
     assert code == 1 and re.search(r"- +\d+ +next_values\[terminated\] = 0.0\n\+ +\d+ +p", said)
