@@ -41,7 +41,7 @@ Partners = dict[int, tuple[Statement, dict[str, str]]]
 class Change:
     """Neighboring statements that differ."""
 
-    block: str  # the function
+    block: str  # the function or class that the first of them is in
     mine: list[Statement]
     theirs: list[Statement]
     line: int = 0  # of the copy, where the original's lines belong; 0: it lacks the function
@@ -54,7 +54,7 @@ def similarity(mine: list[str], theirs: list[str]) -> float:
 
 
 def pair(mine: Script, theirs: Script) -> tuple[Partners, list[Change]]:
-    """Pair the statements of each function, whatever its place, name, variables or comments."""
+    """Pair the statements of functions and classes, whatever their place, name or variables."""
     own, others = by_block(mine), by_block(theirs)
     new = {x: own[x] for x in own if x not in others}
     partners: Partners = {}
@@ -72,10 +72,13 @@ def pair(mine: Script, theirs: Script) -> tuple[Partners, list[Change]]:
 
 
 def by_block(script: Script) -> dict[str, list[Statement]]:
-    """The statements of each function, and of each class outside of its functions."""
+    """The statements of each function and class, with all that is nested in it.
+
+    So they stand together, and what only one file has nested there belongs to a place among them.
+    """
     blocks: dict[str, list[Statement]] = {}
     for statement in script.statements:
-        blocks.setdefault(statement.block, []).append(statement)
+        blocks.setdefault(statement.block.partition(".")[0], []).append(statement)
     return blocks
 
 
@@ -96,13 +99,13 @@ def matcher(mine: list[Statement], theirs: list[Statement]) -> difflib.SequenceM
 def pair_statements(
     mine: list[Statement], theirs: list[Statement], partners: Partners, changes: list[Change]
 ) -> None:
-    """Pair those of a function. Changed ones are a pair if they are alone or set the same."""
+    """Pair those of a block. Changed ones are a pair if they are alone or set the same."""
     for kind, a, b, c, d in matcher(mine, theirs).get_opcodes():
         own, others = mine[a:b], theirs[c:d]
         surely = kind == "equal" or len(own) == len(others) == 1
         if kind != "equal":
             line = own[0].lines[0] if own else mine[a - 1].lines[1] + 1
-            changes.append(Change(theirs[0].block, own, others, line))
+            changes.append(Change((others or own)[0].block, own, others, line))
         for y in others:
             for k, x in enumerate(own):
                 if x.kind == y.kind and (surely or {*x.names} & {*y.names} - {"t"}):

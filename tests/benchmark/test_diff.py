@@ -30,7 +30,10 @@ class Args:
 
 class Agent:
     def __init__(self, rng):
-        self.weights = rng.normal(size=SIZE)
+        def draw():
+            return rng.normal(size=SIZE)
+
+        self.weights = draw()
 
     def value(self, obs):
         return np.tanh(obs[..., :1]).sum(-1) * self.weights.sum()
@@ -104,7 +107,7 @@ BUGS = [
     ("x.std()", "x.std(ddof=1)", "`normalize`", "gets the same arguments"),
     ("step > 1e9", "step > -1e9", "ondition in `train`", "is True, in the original False."),
     ("size=SIZE", "size=9", "`Agent` is built differently", "(9,), in the original (3,)."),
-    ("SIZE = 3", "SIZE = 4", "`Agent` is built differently", "`self.weights`"),
+    ("SIZE = 3", "SIZE = 4", "`Agent` is built differently", "`draw`"),
     ("[..., :1]", "[..., :2]", "`value`", "gets the same arguments"),
     ("reversed(range(len(delta)))", "list(range(len(delta)))", "`t` in `gae` is 0", "advantages"),
     ("delta[t] +", "deltas[t] +", "NameError: name 'deltas' is not defined", "advantages"),
@@ -139,6 +142,27 @@ def test_one_difference_after_the_other_is_told(compare):
     parts = text.split("With the original's lines there, the next difference is:")
     found = ["`Agent` is built differently", "`decay` in `gae`", "`normalize` gets the same"]
     assert code == 1 and [x in y for x, y in zip(found, parts, strict=True)] == [True] * 3
+    assert text.endswith("With the original's lines there, both are equal.\n")
+
+
+NETWORK = """    def __init__(self, rng):
+        def draw():
+            return rng.normal(size=SIZE)
+
+        self.weights = draw()
+"""
+OTHER = """    def __init__(self, rng):
+        self.weights = np.ones(9)
+"""
+
+
+@pytest.mark.parametrize(
+    "replaced", [(NETWORK, OTHER), ("def gae(", f"class Agent(Agent):\n{OTHER}\n\ndef gae(")]
+)
+def test_a_bug_behind_another_network_is_found(compare, replaced):
+    code, text = compare(replaced, ("(1 - done)", "1"))
+    network, bug = text.split("With the original's lines there, the next difference is:")
+    assert code == 1 and "(9,), in the original (3,)" in network and "`decay` in `gae`" in bug
     assert text.endswith("With the original's lines there, both are equal.\n")
 
 
