@@ -99,7 +99,10 @@ def matcher(mine: list[Statement], theirs: list[Statement]) -> difflib.SequenceM
 def pair_statements(
     mine: list[Statement], theirs: list[Statement], partners: Partners, changes: list[Change]
 ) -> None:
-    """Pair those of a block. Changed ones are a pair if they are alone or set the same."""
+    """Pair those of a block. Changed ones are a pair if they are alone or set the same.
+
+    But not if only one of them is in a loop, since they are then executed at different times.
+    """
     for kind, a, b, c, d in matcher(mine, theirs).get_opcodes():
         own, others = mine[a:b], theirs[c:d]
         surely = kind == "equal" or len(own) == len(others) == 1
@@ -108,7 +111,8 @@ def pair_statements(
             changes.append(Change((others or own)[0].block, own, others, line))
         for y in others:
             for k, x in enumerate(own):
-                if x.kind == y.kind and (surely or {*x.names} & {*y.names} - {"t"}):
+                same = x.indent == y.indent and {*x.names} & {*y.names} - {"t"}
+                if x.kind == y.kind and (surely or same):
                     in_place = zip(y.names, x.names) if len(y.names) == len(x.names) else ()
                     partners[y.index] = x, dict(in_place) | {n: n for n in y.names if n in x.names}
                     own = own[k + 1 :]
@@ -470,8 +474,9 @@ def shown(change: Change, mine: Script, theirs: Script) -> list[str]:
 def told(finding: Finding) -> str:
     """A difference as text, with the lines of both files."""
     mine, theirs = finding.mine.script, finding.theirs.script
-    parts = [f"  DIFFERENT  {finding.event.phase}\n\n{finding.what}."]
-    if finding.common:
+    end = " (the same in the end)" if finding.harmless else ""
+    parts = [f"  DIFFERENT  {finding.event.phase}{end}\n\n{finding.what}."]
+    if finding.common and not end:  # or it would explain what needs no explanation
         parts.append(f"These are {finding.common}.")
     if finding.changes:
         parts.append(f"\nCompare (- {theirs.path.name}, + {mine.path.name}):")

@@ -43,6 +43,7 @@ class Statement:
     block: str  # functions and classes around it, as in "actor.act"; "" outside of all
     text: str  # without comments, on one line, after its decorators
     lines: tuple[int, int]  # first and last
+    indent: int
     names: list[str]  # what is recorded: variables that it may change
     banner: str  # the comment `# --- THIS ---` that it belongs to, if there is one
     trains: bool  # whether it is a loop with such comments inside
@@ -104,6 +105,7 @@ class Script(ast.NodeTransformer):
             block=".".join(x.name for x in self.around),
             text=" ".join([*branch, *text]),
             lines=(first, max(node.lineno, body[0].lineno - 1) if body else node.end_lineno),
+            indent=node.col_offset,
             names=changed_names(node),
             banner=[*inside[:1], *above[-1:], ""][0],
             trains=bool(inside),

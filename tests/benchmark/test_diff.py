@@ -167,11 +167,22 @@ def test_a_bug_behind_another_network_is_found(compare, replaced):
 
 
 def test_a_difference_that_changes_nothing_in_the_end_is_harmless(compare):
-    harmless = ("advantages = np.zeros_like(", "advantages = np.ones_like(")
+    harmless = ("advantages = np.zeros_like(delta)", "advantages = np.float64(done)")
     code, text = compare(harmless)
     assert code == 0 and "In the end, both have the same weights" in text
+    assert "DIFFERENT  iteration 1, advantages (the same in the end)\n" in text
+    assert "These are" not in text
     code, text = compare(("rewards + args.gamma", "rewards + 0.5"), harmless)
     assert code == 1 and "In the end" not in text and text.count("DIFFERENT") == 2
+
+
+def test_a_loop_may_become_a_function(compare):
+    start, end = SMALL.index("    for t in reversed"), SMALL.index("    return advantages")
+    loop = SMALL[start:end]
+    call = "    advantages = summed(delta, decay, advantages, last)\n"
+    new = f"def summed(delta, decay, advantages, last):\n{loop}    return advantages\n\n\ndef gae("
+    code, text = compare((loop, call), ("def gae(", new))
+    assert code == 0 and "\nNo difference.\n" in text
 
 
 def test_lines_have_the_numbers_of_the_files_also_behind_lines_that_were_put_back(compare):
