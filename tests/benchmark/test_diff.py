@@ -176,6 +176,12 @@ def test_a_difference_that_changes_nothing_in_the_end_is_harmless(compare):
     assert code == 1 and "In the end" not in text and text.count("DIFFERENT") == 2
 
 
+def test_a_mean_whose_terms_nearly_cancel_differs_by_rounding():
+    mean = [1.292e-5, 6.47e-5]  # two policy losses in float32, and rounded otherwise
+    assert not diff.differing([1.306e-5, 6.49e-5], mean).any()
+    assert diff.differing([1.1e-5, 6.1e-5], mean).all()
+
+
 def test_a_loop_may_become_a_function(compare):
     start, end = SMALL.index("    for t in reversed"), SMALL.index("    return advantages")
     loop = SMALL[start:end]
