@@ -45,7 +45,7 @@ class Change:
     block: str  # the function or class that the first of them is in
     mine: list[Statement]
     theirs: list[Statement]
-    line: int = 0  # of the copy, where the original's lines belong; 0: it lacks the function
+    line: int = 0  # of the copy, where the original's lines belong; 0: only it has the function
 
 
 def similarity(mine: list[str], theirs: list[str]) -> float:
@@ -68,7 +68,7 @@ def pair(mine: Script, theirs: Script) -> tuple[Partners, list[Change]]:
         if block in own:
             pair_statements(own[block], statements, partners, changes)
         else:
-            changes.append(Change(block, [], statements))
+            changes.append(Change(block, [], statements, len(mine.lines) + 1))
     return partners, changes + [Change(x, new[x], []) for x in new]
 
 
@@ -350,7 +350,7 @@ def common_steps(mask: np.ndarray, step: int | None, known: list[np.ndarray]) ->
 def put_back(copy: Script, original: Script, changes: list[Change]) -> Script:
     """The copy with the original's lines in place of these changes."""
     lines, numbers = list(copy.lines), list(copy.numbers)
-    for x in sorted(changes, key=lambda x: x.line, reverse=True):
+    for x in reversed(sorted(changes, key=lambda x: x.line)):
         if x.line:
             here = span(x.mine) if x.mine else slice(x.line - 1, x.line - 1)
             lines[here] = new = original.lines[span(x.theirs)]
@@ -398,8 +398,10 @@ class Comparison:
                 self.last = mine.script
                 return
             yield finding
+            end = len(mine.script.lines)  # after it: what the copy lacks, which others may call
+            chosen = [x for x in finding.all_changes if x in finding.changes or x.line > end]
             try:
-                copy = put_back(mine.script, self.original, finding.changes)
+                copy = put_back(mine.script, self.original, chosen)
                 mine = trace.execute(copy, self.settings, self.arrays)
             except BenchmarkError:
                 return

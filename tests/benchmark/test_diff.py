@@ -166,6 +166,14 @@ def test_a_bug_behind_another_network_is_found(compare, replaced):
     assert text.endswith("With the original's lines there, both are equal.\n")
 
 
+def test_a_bug_behind_a_function_that_the_copy_lacks_is_found(compare):
+    normalize = SMALL[SMALL.index("def normalize(") : SMALL.index("@functools.cache")]
+    other = ("0.1 * normalize(advantages).max()", "0.1 * advantages.max()")
+    code, text = compare((normalize, ""), other, ("= agent.weights + step", "= step"))
+    assert code == 1 and text.count("  DIFFERENT  ") == 2
+    assert text.endswith("With the original's lines there, both are equal.\n")
+
+
 def test_a_difference_that_changes_nothing_in_the_end_is_harmless(compare):
     harmless = ("advantages = np.zeros_like(delta)", "advantages = np.float64(done)")
     code, text = compare(harmless)
