@@ -672,7 +672,7 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
 
         # --- Update ---
         frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
-        # Detail R5: learning rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
+        # Detail R5: learning rate annealing (anneal_lr) [LHP: train_policy.py L172-173]
         # Small steps at the end average out the noise. The reward model's rate falls, too.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         optimizer.param_groups[0]["lr"] = learning_rate

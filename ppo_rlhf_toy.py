@@ -653,7 +653,7 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float]
         # --- Update: K epochs of minibatches, each with its own advantages ---
         start_time = time.perf_counter()
         frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
-        # Detail 4/37, R5: learning rate annealing (anneal_lr) [LHP: train_policy.py L78-84]
+        # Detail 4/37, R5: learning rate annealing (anneal_lr) [LHP: train_policy.py L172-173]
         # Small steps at the end average out the noise. The reward model's rate falls, too.
         learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
         minibatch_metrics = []
