@@ -22,7 +22,10 @@ class Remote(gym.Env):
 
     def __init__(self, make: Callable[[], gym.Env]) -> None:
         no_autoreset = gym.vector.AutoresetMode.DISABLED
-        self.process = gym.vector.AsyncVectorEnv([make], autoreset_mode=no_autoreset)
+        # A fork of a process with threads, such as TensorBoard's, can hang: it inherits locks.
+        self.process = gym.vector.AsyncVectorEnv(
+            [make], autoreset_mode=no_autoreset, context="spawn"
+        )
         self.observation_space = self.process.single_observation_space
         self.action_space = self.process.single_action_space
         self.sent = False
