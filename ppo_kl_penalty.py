@@ -363,9 +363,7 @@ def train(
     `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
     iteration; `args`; `run_dir`, the folder of logs and checkpoints.
     """
-    args = args or (load_checkpoint(resume)["args"] if resume else Args())
-    if resume:
-        check_factory(resume, args, env_factory)
+    args = settings_for(resume, args, env_factory) if resume else args or Args()
     # One thread of NumPy and of PyTorch is enough for networks of this size. Large ones need more.
     with ExitStack() as resources, threadpoolctl.threadpool_limits(1, user_api="blas"):
         resources.callback(torch.set_num_threads, torch.get_num_threads())  # as before, at the end
@@ -869,12 +867,14 @@ def load_checkpoint(run_dir: Any, sizes: tuple[int, int] | None = None) -> dict[
     return saved
 
 
-def check_factory(run_dir: Any, args: Args, env_factory: Any) -> None:
-    """Refuse to continue or evaluate a run in an environment that only has the name of its own."""
+def settings_for(run_dir: Any, args: Args | None, env_factory: Any) -> Args:
+    """`args`, or a run's own. They must not name an environment that an `env_factory` made."""
     saved = load_checkpoint(run_dir)
+    args = args or saved["args"]
     if saved["own_env"] and not env_factory and args.env_id == saved["args"].env_id:
         hint = "give it to train or evaluate in Python, or add --env-id MODULE:NAME"
         raise UsageError(f"{run_dir} needs its env_factory: {hint}.")
+    return args
 
 
 # === The use of a policy, and `main` ===
@@ -923,8 +923,7 @@ def evaluate(
     if video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     options = {"render_mode": "rgb_array"} if video else {}
-    args = args or load_checkpoint(run_dir)["args"]
-    check_factory(run_dir, args, env_factory)
+    args = settings_for(run_dir, args, env_factory)
     with ExitStack() as resources:
         (env,) = make_envs(resources, args, 1, env_factory, **options)
         policy, returns = load_policy(run_dir, env), []

@@ -350,6 +350,7 @@ def common_steps(mask: np.ndarray, step: int | None, known: list[np.ndarray]) ->
 def put_back(copy: Script, original: Script, changes: list[Change]) -> Script:
     """The copy with the original's lines in place of these changes."""
     lines, numbers = list(copy.lines), list(copy.numbers)
+    # From the end on, so that lines before keep their place, and texts for one place their order.
     for x in reversed(sorted(changes, key=lambda x: x.line)):
         if x.line:
             here = span(x.mine) if x.mine else slice(x.line - 1, x.line - 1)
