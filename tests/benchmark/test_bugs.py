@@ -51,10 +51,9 @@ def test_what_diff_says_of_a_bug_is_what_is_noted():
     assert noted.keys() == bugs.keys() and all(x["right"] for x in noted.values())
     original = diff.read(ROOT / "ppo_continuous_action.py")
     comparison = diff.Comparison(original, [], original)
-    for name in ("through-falls", "limits-as-falls"):
-        row = differences.of_bug(comparison, *bugs["bugs", name])
-        for key in ("where", "brief", "common", "right"):
-            assert row[key] == noted["bugs", name][key]
+    row = differences.of_bug(comparison, *bugs["bugs", "through-falls"])
+    for key in ("where", "brief", "common", "right"):
+        assert row[key] == noted["bugs", "through-falls"][key]
     none = differences.of_bug(comparison, Variant("ppo_continuous_action.py"), "")
     assert (none["what"], none["right"]) == ("no difference", False)
 
