@@ -10,8 +10,9 @@ It takes a minute on one CPU core. The SFT model and the labeled pairs equal tho
 ppo_rlhf_toy.py to the bit: a tiny GPT learns to write reviews (supervised fine-tuning, SFT), and a
 simulated labeler compares pairs of them by the gold reward, which is a formula. Then the policy
 itself is fitted to the labels, as if beta * log(policy / SFT model) of a response were its reward
-(Rafailov et al. 2023, arXiv 2305.18290). There is no reward model and no sampling, only Adam (in
-the original: RMSprop) on a classifier's loss. New here: `dpo_loss`, `pair_logprobs`, `train_dpo`.
+(Rafailov et al. 2023, arXiv 2305.18290). There is no reward model and no sampling, only Adam on a
+classifier's loss (the original uses RMSprop, clips the gradients' norm at 10, and its learning rate
+does not fall). New here: `dpo_loss`, `pair_logprobs`, `train_dpo`.
 
 `--nll-coef` adds the negative log-likelihood (NLL) of the chosen response per token (Pang et al.
 2024, arXiv 2404.19733; Llama 3). Plain DPO, `--nll-coef 0`, depends only on the difference of two
