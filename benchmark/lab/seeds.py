@@ -103,6 +103,9 @@ def run(
         text = f"{folders.results} has runs of another version of {script.name}, or with other"
         raise BenchmarkError(f"{text} flags: give another --name.")
     runs = [dataclasses.replace(x, takes=takes, about=about) for x in select(suite, folders)]
+    for folder in (x.folder for x in runs if x.folder.exists()):
+        if not (folder / "note.json").exists() and any(folder.iterdir()):
+            raise BenchmarkError(f"{folder} was not made by `seeds`: give another --name.")
     try:
         run_suite(suite, runs, folders, workers)
     except KeyboardInterrupt:

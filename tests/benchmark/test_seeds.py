@@ -183,6 +183,17 @@ def test_what_a_run_that_ended_with_0_has_left_is_never_deleted(own_script, comm
     assert code == 0 and "starts" not in text and "| unknown | 1 | 3.0 |" in text
 
 
+def test_what_somebody_else_has_put_there_is_never_deleted(own_script, command):
+    other = Path("runs/mine/seed2/log.txt")
+    other.parent.mkdir(parents=True)
+    other.touch()
+    code, text = command("seeds", own_script, "--seeds", "2")
+    assert code == 2 and "seed2 was not made by `seeds`: give another --name." in text
+    assert other.exists() and "starts" not in text
+    other.unlink()
+    assert command("seeds", own_script, "--seeds", "2")[0] == 0
+
+
 def test_a_script_that_is_edited_meanwhile_runs_as_it_was(own_script, command, monkeypatch):
     begin = run.begin
 
