@@ -5,14 +5,16 @@ import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from foreign_logs import PENDULUM, write_cleanrl, write_plain, write_values
 from scipy import stats
 from stable_baselines3 import PPO
 
-from benchmark.lab import logs, plots, statistics
+from benchmark.lab import compare, logs, plots, statistics
 from benchmark.lab.definitions import Folders
 from benchmark.paper import pages
 
@@ -74,6 +76,27 @@ def test_with_many_seeds_the_better_group_is_named_first_or_last(tmp_path, comma
         assert "are few" not in text
 
 
+def test_each_environment_has_its_own_row_and_the_last_one_is_relative_to_best_and_worst():
+    scores = {"A-v1": ((0, 2, 4), (10, 10, 10)), "B-v1": ((5, 5, 9), (1, 5, 5))}
+    scores["C-v1"] = (3, 3, 3), (3, 3, 3)
+    groups = {"a": [], "b": []}
+    for place, pair in scores.items():
+        for own, values in zip(groups.values(), pair):
+            own += [SimpleNamespace(environment=place, score=x, scored=(x, "end")) for x in values]
+    rows = [x.split("|") for x in compare.table(logs.runs_table(groups)).splitlines()[2:]]
+    found = [[x.split()[0] for x in row[2:5]] for row in rows]
+    assert found[:3] == [["2.0", "10.0", "1.00"], ["6.3", "3.7", "0.22"], ["3.0", "3.0", "0.50"]]
+    assert found[3] == ["0.29", "0.44", "0.57"]  # means of 0.2, 2/3, 0 and of 1, 1/3, 0
+
+
+def test_of_three_comparisons_each_must_be_a_third_as_likely_by_chance():
+    """Of the 70 ways to deal out eight scores, two separate them as much: 3 %."""
+    index = pd.MultiIndex.from_product([["a", "b"], range(4)], names=["label", "seed"])
+    scores = pd.DataFrame({"A-v1": np.arange(8.0)}, index)
+    assert compare.verdict_on(scores, "b", "a", 1).startswith("b is better")
+    assert compare.verdict_on(scores, "b", "a", 3).startswith("b may be better")
+
+
 def test_runs_of_one_seed_and_runs_that_end_in_nan_are_no_evidence(tmp_path, command):
     for seed in (1, 2, 3):
         write_cleanrl(tmp_path / "a", seed)
@@ -98,7 +121,7 @@ def test_a_run_that_ended_early_is_named_right_above_the_verdict(tmp_path, comma
 
 def test_the_smallest_visible_difference_is_noticed_in_four_of_five_experiments():
     rng = np.random.default_rng(0)
-    a, b = rng.normal(10, 1, size=(2, 1000, 5))
+    a, b = rng.normal(10, 1, size=(1000, 8)), rng.normal(10, 1, size=(1000, 2))
     sizes = [statistics.smallest_visible(x, y) for x, y in zip(a, b)]
     shift = np.sqrt(np.mean(np.square(sizes)))
     noticed = stats.ttest_ind(a + shift, b, axis=1).pvalue < 0.05

@@ -1,5 +1,7 @@
 """Statistics on arrays that a person can check."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,20 @@ def test_each_task_is_resampled_apart_and_two_runs_have_no_interval():
     assert statistics.estimate([*tasks, tasks[1][:2]], statistics.mean).ends is None
     # Tasks on different scales but without spread between runs: nothing is uncertain.
     assert statistics.estimate([np.ones(3), 9 * np.ones(3)], statistics.mean) == (5, (5, 5))
+
+
+def test_chance_is_the_share_of_ways_to_deal_scores_out_that_differ_as_much():
+    """Ties are half won; a task with more runs does not weigh more; both signs count."""
+    pairs = [[np.array(x) for x in y] for y in (((5,), (1, 2)), ((3, 3, 7, 8), (1, 3, 4)))]
+
+    def leads(a, b):  # as they are comes first
+        scores = np.r_[a, b]
+        for own in itertools.combinations(range(len(scores)), len(a)):
+            yield np.sign(scores[[*own], None] - np.delete(scores, own)).mean()
+
+    dealt = np.abs([np.mean(x) for x in itertools.product(*(leads(*x) for x in pairs))])
+    share = (dealt >= dealt[0] - 1e-9).mean()
+    assert statistics.by_chance(pairs) == pytest.approx(share, abs=0.03)
 
 
 def test_rank_correlation_is_that_of_the_means_over_environments_and_seeds():
