@@ -30,6 +30,12 @@ def test_other_penalties_than_k3(estimator):
     assert loss.item() == pytest.approx(0.3 * penalty / (2 * minimal.R))
 
 
+def test_the_spread_is_that_of_the_rewards_whatever_the_baseline():
+    args = minimal.Args(group_size=4, baseline="others", scale_rewards=True)
+    found = minimal.group_advantages(torch.tensor([[0.0, 0, 1, 1]]), args)
+    assert found.tolist() == [[pytest.approx(x * 2 / 3 / (3**-0.5 + 1e-4))] for x in (-1, -1, 1, 1)]
+
+
 # --- What writes responses, and the task ---
 
 
@@ -170,6 +176,7 @@ def test_each_metric_is_logged_and_the_shares_of_right_responses_are_printed(
 def test_both_stages_step_along_the_gradient_of_each_minibatch(run, monkeypatch):
     """Its norm is at most 1 in the second; each step is of the size that its schedule says."""
     expected, loss, logprobs = [], minimal.grpo_loss, minimal.GPT.logprobs
+    pupils, solve = set(), minimal.solve
 
     def gradient(loss, model, limit):
         gradient = torch.cat([x.flatten() for x in torch.autograd.grad(loss, model.parameters())])
@@ -185,9 +192,15 @@ def test_both_stages_step_along_the_gradient_of_each_minibatch(run, monkeypatch)
         gradient(100 * loss(model, *inputs), model, 1.0)
         return 100 * loss(model, *inputs)
 
+    def answer(prompts, forgotten=0.0):
+        pupils.add((len(prompts), forgotten))
+        return solve(prompts, forgotten)
+
     monkeypatch.setattr(minimal.GPT, "logprobs", imitate)
     monkeypatch.setattr(minimal, "grpo_loss", optimize)
+    monkeypatch.setattr(minimal, "solve", answer)
     steps = run(sft_steps=60).steps
+    assert pupils == {(64, 0.5), (20, 0.0)}  # who is imitated, and who judges
     for step, gradient_by_hand in zip(steps, expected, strict=True):
         torch.testing.assert_close(step.gradient, gradient_by_hand, rtol=1e-3, atol=1e-6)
     rates = [3e-3 * min(1, t / 50) * (1 - t / 60) for t in range(60)]
@@ -216,6 +229,7 @@ def test_minibatches_split_the_batch_and_keep_each_row_together(run):
         torch.testing.assert_close(ref, expected)
         if update == 0:
             torch.testing.assert_close(old, expected)
+        assert found.updates[update]["kl"] == pytest.approx((old - ref).sum().item() / 20)
         wanted = minimal.group_advantages(rewards, minimal.Args(group_size=4))
         assert sorted(advantages.flatten().tolist()) == sorted(wanted.flatten().tolist())
 

@@ -41,12 +41,14 @@ class Tape(gym.Env):
 
     def __init__(self):
         number = len(Tape.made) % 2  # of the full script, or of the short one
-        self.rng, self.episode, self.taken = np.random.default_rng(number), 0, []
+        self.rng, self.episode = np.random.default_rng(number), 0
+        self.taken, self.seeds = [], []
         self.is_first = number == 0
         Tape.made.append(self)
 
     def reset(self, seed=None, options=None):
         self.episode, self.t = self.episode + 1, 0
+        self.seeds.append(seed)
         return self.observe(), {}
 
     def observe(self):
@@ -117,6 +119,7 @@ def test_it_computes_what_the_full_script_does(monkeypatch):
     other, taken = np.array([env.taken for env in Tape.made]).reshape(2, 2, 256, 2)
     np.testing.assert_allclose(taken, other, atol=1e-4)
     assert (np.abs(taken) == 0.5).any()  # they are clipped
+    assert [(x.seeds[0], *{*x.seeds[1:]}) for x in Tape.made[2:]] == [(1, None), (2, None)]
     for a, b in zip(mine["episodes"], theirs["episodes"], strict=True):
         assert a == pytest.approx({name: b[name] for name in a}, abs=1e-4)
     for a, b in zip(mine["updates"], theirs["updates"], strict=True):
@@ -125,6 +128,9 @@ def test_it_computes_what_the_full_script_does(monkeypatch):
         for name in names:
             assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-4), name
         assert 0.05 < a["losses/clipfrac"] < 0.9
+        since = a["global_step"] - 256
+        new = [x["return"] for x in mine["episodes"] if since < x["global_step"] <= since + 256]
+        assert a["charts/episodic_return"] == pytest.approx(np.mean(new))
     for name, x in theirs["agent"].state_dict().items():
         found = mine["agent"].state_dict()[name].view(x.shape)
         torch.testing.assert_close(found, x, rtol=1e-3, atol=1e-4)

@@ -199,9 +199,10 @@ def test_early_stop_kl_compares_the_mean_of_the_last_epoch(script, tiny, recorde
     script.module.train(args)
     kl = np.array([step.metrics["losses/approx_kl"].item() for step in recorded.steps])
     means = kl.reshape(8, args.num_minibatches).mean(1)
-    target = 0.99 * means[5]
-    # Means of all epochs so far, or their sums, would pass it elsewhere.
-    stops = [means, means.cumsum(), means.cumsum() / np.arange(1, 9)]
+    last = kl.reshape(8, -1)[:, -1]
+    target = 0.99 * last[5]
+    # Last minibatches, means of all epochs so far, or their sums, would pass it elsewhere.
+    stops = [means, last, means.cumsum(), means.cumsum() / np.arange(1, 9)]
     expected, *others = (int(np.argmax([*(x > target), True])) + 1 for x in stops)
     assert expected not in [1, 8, *others]
     recorded.steps.clear()
