@@ -15,6 +15,7 @@ from benchmark.lab.provenance import ROOT
 
 ITERATIONS = 2048 * np.arange(1, 41)  # the steps at which they end
 LOST = np.r_[np.arange(500), np.zeros(300)]  # returns
+SOON = np.r_[np.arange(200), np.zeros(600)]
 SCRIPTS = sorted(x.name for x in ROOT.glob("*.py") if "minimal" not in x.name)
 LIMITS = {"ppo_rlhf": check.RLHF, "grpo_rlhf": check.GRPO, "dpo_rlhf": check.DPO}
 
@@ -87,6 +88,8 @@ def run_of(metrics, returns=(), gaussian=True, settings=(), steps=ITERATIONS):
         ("check/value_bias", values(0.9, 0.1), [], "unhealthy at 40,960", "far above 0"),
         ("losses/approx_kl", values(0.06, 0.06), [], "high", "Updates are large"),
         ("losses/approx_kl", values(0.06, 0.06), LOST, "unhealthy since ", "has lost a fifth of"),
+        # The symptom is that of what was wrong, not of what is now.
+        ("check/update", values(-0.1, 0), SOON, "unhealthy since ", "below that of random actions"),
         ("losses/approx_kl", values(0.06, 0.06)[:5], [], "", "too early to tell"),
         ("check/update", values(0, 0), np.arange(50), "low", "has kept its gain"),
         ("losses/approx_kl", values(1e-4, 1e-3), np.arange(50), "low", "has kept its gain"),
@@ -103,6 +106,12 @@ def test_what_is_wrong_now_was_wrong_or_is_only_unusual(metric, values, returns,
     (row,) = check.judge(run_of({metric: values}, returns))
     assert row["verdict"].startswith(verdict) and bool(row["verdict"]) == bool(verdict)
     assert text in said and ("kept" in said) == ("kept" in text)
+
+
+def test_the_gain_is_from_the_first_episodes_to_the_best_twentieth_in_a_row():
+    for last, lost in ((17, True), (19, False)):
+        assert check.return_lost(np.repeat([10, 0, 20, last], 20)) == lost
+    assert check.return_lost(np.repeat([0, 10, 7], [400, 360, 40]))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +143,7 @@ def test_several_seeds_are_columns_of_one_table():
     row = next(x for x in text.splitlines() if x.startswith("losses/approx_kl"))
     assert row.split()[1:4] == ["0.01", "0.06", "0.02"]
     assert row.endswith("healthy (seed 1, seed 2); high (seed 3)") and text.count("\nmetric ") == 1
+    assert text.splitlines()[-1].startswith("Nothing is unhealthy")  # but something is high
     twice = check.report([runs[0], runs[0]])
     assert "run 1: x" in twice and "     run 1     run 2  healthy" in twice
 

@@ -182,6 +182,14 @@ def test_the_score_is_of_the_end_of_the_run(lengths, over, returns):
     assert log.scored == (np.mean(returns), over)
 
 
+def test_the_beginning_of_a_run_is_scored_by_what_it_has():
+    table = pd.DataFrame({"global_step": 1000 * np.arange(1, 21), "return": np.arange(20.0)})
+    log = logs.Log(None, "A-v1", table, table, averaged="iteration", recorded=99.0)
+    cut = log.until(9_950)
+    assert (cut.steps, cut.score, log.until(9_500).steps) == (10_000, 9, 9_000)
+    assert log.until(19_900).score == 99
+
+
 def test_a_picture_that_cannot_be_written_does_not_stop_a_check(tmp_path, command, drawn):
     write_cleanrl(tmp_path / "a")
     write_cleanrl(tmp_path / "b")

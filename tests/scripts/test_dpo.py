@@ -82,3 +82,19 @@ def test_pairs_that_are_held_out_are_evaluated_and_not_learned_from(finished):
     chosen, rejected = dpo.pair_logprobs(finished.reference, *held_out).chunk(2)
     means = [metrics[f"logprobs/{name}"] for name in ("chosen", "rejected")]
     assert means == pytest.approx([chosen.mean().item(), rejected.mean().item()])
+    for name, row in [*finished.run["results"].items()][1:]:  # each by its own beta
+        gains = [row[f"logprobs/{x}"] - metrics[f"logprobs/{x}"] for x in ("chosen", "rejected")]
+        margin = row["beta"] * (gains[0] - gains[1])
+        assert row["rewards/margin"] == pytest.approx(margin, abs=1e-4), name
+
+
+def test_the_kl_of_a_policy_is_that_of_its_texts_without_padding(finished, monkeypatch):
+    args, agent = finished.run["args"], finished.run["agent"]
+    calls = record(monkeypatch, dpo.Agent, "get_logprobs")
+    judged_by = finished.reference, dpo.toy_task(args), finished.preferences
+    metrics, _ = dpo.evaluate(args, agent, *judged_by)
+    (_, _, responses, policy), (*_, reference) = calls[:2]
+    real = responses != PAD
+    both = (torch.distributions.Categorical(logits=x[real]) for x in (policy, reference))
+    kl = torch.distributions.kl_divergence(*both).sum().item() / len(responses)
+    assert metrics["objective/kl"] == pytest.approx(kl, rel=1e-3) and not real.all()

@@ -61,8 +61,10 @@ def test_g1_g8_6_each_pass_is_a_permutation_of_whole_groups_with_their_advantage
 ):
     names = ("collect", "group_advantages", "grpo_loss")
     rollouts, given, losses = (record(monkeypatch, grpo, name) for name in names)
-    SCRIPT.learn(judges, num_updates=1, group_size=4, num_minibatches=4, std="group")
+    settings = {"num_updates": 1, "group_size": 4, "num_minibatches": 4, "std": "group"}
+    _, (update,) = SCRIPT.learn(judges, **settings)
     prompts, rewards = rollouts[0][3].view(4, 4, -1), given[0][0]
+    assert update["groups/spread"] == pytest.approx(rewards.view(4, 4).std(1).mean().item())
     assert (prompts == prompts[:, :1]).all() and len(prompts[:, 0].unique(dim=0)) > 1
     pairs = torch.cat([torch.stack([mb.rewards, x], dim=1) for _, mb, x, *_ in losses]).tolist()
     expected = torch.stack([rewards, grpo.group_advantages(rewards, 4, "group")], dim=1).tolist()

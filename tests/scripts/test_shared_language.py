@@ -173,6 +173,8 @@ def test_a_command_makes_the_run_of_its_settings_and_leaves_what_happened(
         assert {x: getattr(args, x) for x in form} == form == {x: row[x] for x in form}
         assert row["method"] == script.method and {"objective/gold", "text/unique"} <= row.keys()
         assert row.get("objective/kl_coef") == updates[-1].get("objective/kl_coef")
+        begun = [updates[0][x] for x in ("objective/kl_exact", "rewards/margin") if x in updates[0]]
+        assert begun == [pytest.approx(0, abs=1e-5)]  # each form starts as the reference
         checkpoint = torch.load(folder / name / "checkpoint.pt", weights_only=True)
         assert checkpoint["updates"] == updates and len(run["updates"][name]) == len(updates)
         expected = [(i, x["losses/grad_norm"]) for i, x in enumerate(updates, 1)]
