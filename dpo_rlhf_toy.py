@@ -463,8 +463,10 @@ def train(args: Args) -> dict[str, Any]:
     script = Path(globals().get("__file__", "notebook")).stem
     name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
     args = dataclasses.replace(args, run_name=name)
-    if (args.run_dir / "results.json").exists():
-        raise UsageError(f"{args.run_dir} holds a run: choose another --run-name.")
+    try:
+        args.run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
+    except OSError as error:
+        raise UsageError(f"{args.run_dir}: {error.strerror}: change --run-name.") from error
     device = "cuda" if args.device == "cuda" else "cpu"  # random numbers: always the processor
     task = toy_task(args)
     task = task._replace(documents=task.documents.to(device), prompts=task.prompts.to(device))

@@ -107,7 +107,7 @@ class Args:
     torch_threads: int = min(8, NUM_CORES)  # threads of the update
     bfloat16: bool = False  # compute the CNN in bfloat16; weights, heads and losses are float32
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
-    checkpoint_interval: int = 25  # save after this many iterations
+    checkpoint_interval: int = 25  # iterations between checkpoints; the first is saved too
 
     # --- PPO ---
     num_steps: int = 128  # steps per environment and iteration, T [paper: 2048; Atari 128]
@@ -682,7 +682,7 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
         metrics = {name: float(x) for name, x in metrics.items()}
         updates.append({"global_step": global_step, **metrics})
         log(writer, global_step, metrics, episodes[num_before:], episodes[-100:], progress)
-        if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
+        if iteration in (1, num_iterations) or iteration % args.checkpoint_interval == 0:
             content = {"agent": agent.state_dict(), "sizes": (num_actions,), "raw_obs": raw_obs}
             content |= {"running": games.call("record", dict.fromkeys(range(args.num_envs)))}
             content |= {"starts": starts[-1].clone(), "state": state}
@@ -879,7 +879,7 @@ def replay_games(games: Games, saved: dict[str, Any]) -> bool:
     try:
         games.call("replay", dict(zip(range(len(games.obs)), saved["running"])))
         if not np.array_equal(games.obs, saved["raw_obs"]):
-            raise ValueError("the observations differ")
+            raise ValueError("--num-envs or the emulator has changed")
     except Exception as error:  # whatever another version of the emulator can raise
         print(f"New games begin, since the running ones could not be replayed: {error}.")
         return False
@@ -941,8 +941,6 @@ def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: in
     name = f"{args.env_id}__{SCRIPT.stem}__{args.seed}__{time.time_ns()}"
     run_id = saved.get("run_id", re.sub(r"[^\w.=+-]", "-", name))
     run_dir = Path(resume or f"runs/{args.run_name or run_id}")
-    if not resume and (run_dir / "checkpoint.pt").exists():
-        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir} or change --run-name.")
     if args.track:
         import wandb
 
@@ -951,6 +949,11 @@ def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: in
             resources.enter_context(wandb.init(**about, sync_tensorboard=True))
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
+    try:
+        resume or run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
+    except OSError as error:
+        text = f"change --run-name, or --resume {run_dir}."
+        raise UsageError(f"{run_dir}: {error.strerror}: {text}") from error
     writer = resources.enter_context(SummaryWriter(run_dir, purge_step=step + 1))  # hide lost steps
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))

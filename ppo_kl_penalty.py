@@ -88,7 +88,7 @@ class Args:
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     compile: bool = True  # compile the update if there is a C++ compiler
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
-    checkpoint_interval: int = 25  # save after this many iterations
+    checkpoint_interval: int = 25  # iterations between checkpoints; the first is saved too
 
     # --- PPO ---
     num_steps: int = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
@@ -556,7 +556,7 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
         metrics = {name: float(x) for name, x in metrics.items()}
         updates.append({"global_step": global_step, **metrics})
         log(writer, global_step, metrics, episodes[num_before:], episodes[-100:], progress)
-        if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
+        if iteration in (1, num_iterations) or iteration % args.checkpoint_interval == 0:
             running = [(env.seed, np.array(env.actions)) for env in envs]
             state = {"agent": agent.state_dict(), "adam": adam, "sizes": sizes, "running": running}
             state |= {"obs_stats": vars(obs_stats), "return_stats": vars(return_stats)}
@@ -798,8 +798,6 @@ def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: in
     name = f"{args.env_id}__{SCRIPT.stem}__{args.seed}__{time.time_ns()}"
     run_id = saved.get("run_id", re.sub(r"[^\w.=+-]", "-", name))
     run_dir = Path(resume or f"runs/{args.run_name or run_id}")
-    if not resume and (run_dir / "checkpoint.pt").exists():
-        raise UsageError(f"{run_dir} holds a run: add --resume {run_dir} or change --run-name.")
     if args.track:
         import wandb
 
@@ -808,6 +806,11 @@ def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: in
             resources.enter_context(wandb.init(**about, sync_tensorboard=True))
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
+    try:
+        resume or run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
+    except OSError as error:
+        text = f"change --run-name, or --resume {run_dir}."
+        raise UsageError(f"{run_dir}: {error.strerror}: {text}") from error
     writer = resources.enter_context(SummaryWriter(run_dir, purge_step=step + 1))  # hide lost steps
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))

@@ -716,8 +716,10 @@ def train(args: Args) -> dict[str, Any]:
     script = Path(globals().get("__file__", "notebook")).stem
     name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
     args = dataclasses.replace(args, run_name=name)
-    if (args.run_dir / "results.json").exists():
-        raise UsageError(f"{args.run_dir} holds a run: choose another --run-name.")
+    try:
+        args.run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
+    except OSError as error:
+        raise UsageError(f"{args.run_dir}: {error.strerror}: change --run-name.") from error
     forms = [{}, {"kl_mode": "none", "kl_coef": 0.0}]  # without a penalty to show reward hacking
     if args.compare:
         forms += [{"kl_mode": "adaptive"}, {"kl_mode": "fixed", "kl_coef": 0.05}]

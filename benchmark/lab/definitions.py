@@ -77,4 +77,4 @@ def require_open(name: str) -> None:
 
 def file_name(text: str) -> str:
     """A text as the name of a file or folder."""
-    return re.sub(r"[^\w.=+-]", "-", text)
+    return re.sub(r"[^\w.=+-]|^\.+$", "-", text)

@@ -65,6 +65,8 @@ def test_bad_input_is_one_sentence_and_exit_code_2(script, tiny, cli, monkeypatc
         monkeypatch.delitem(gym.registry, env_id)
     for env_id, word in script.unsuitable.items():
         assert_refused(cli(flags(tiny(env_id=env_id))), word)
+    Path("runs").touch()
+    assert_refused(cli(flags(tiny())), "Not a directory: change --run-name")
 
 
 @on("continuous")

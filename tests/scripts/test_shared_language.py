@@ -190,7 +190,7 @@ BAD = {
         ("--lr -1", "--learning-rate (-1.0) must be positive or 0."),
         ("--seed -1", "--seed (-1) must be positive or 0."),
         (f"--seed {2**64}", "must be less than 2**63."),
-        ("--run-name run", "runs/run holds a run: choose another --run-name."),
+        ("--run-name run", "runs/run: File exists: change --run-name."),
         ("--run-name a/../b", "--run-name (a/../b) must be a name, not a path."),
     ],
     "rewards": [

@@ -23,8 +23,12 @@ def test_a_run_is_resumed_on_request_only_and_keeps_settings_that_no_flag_change
     script, tiny, cli
 ):
     script.module.train(tiny("Walk", gamma=0.9, total_timesteps=64))
-    with pytest.raises(script.module.UsageError, match=r"--resume runs/run0.*--run-name"):
-        script.module.train(tiny("Walk", run_name="run0"))
+    Path("runs/begun").mkdir()  # by a run that has not saved yet
+    for name in ("run0", "begun"):
+        text = f"^runs/{name}: File exists: change --run-name, or --resume runs/{name}.$"
+        with pytest.raises(script.module.UsageError, match=text):
+            script.module.train(tiny("Walk", run_name=name))
+    assert not any(Path("runs/begun").iterdir())
     code, out, err = cli("--resume runs/run0")
     assert code == 0 and "Step 64 was the last one: raise --total-timesteps" in out, err
     code, out, err = cli("--resume runs/run0 --total-timesteps 128 --lr 0.002")
@@ -134,11 +138,10 @@ def test_a_file_alone_killed_at_five_random_moments_ends_as_if_it_had_not_been(s
     assert "in 1 episodes" in start("--evaluate runs/cut --eval-episodes 1").communicate()[0]
 
 
-@on("continuous", "games")
-def test_ctrl_c_is_a_sentence_and_leaves_the_last_checkpoint(script, tiny, cli):
-    code, _, _ = cli(flags(tiny("Interrupted", total_timesteps=256, checkpoint_interval=1)))
+def test_ctrl_c_is_a_sentence_and_leaves_the_first_checkpoint_at_least(script, tiny, cli):
+    code, _, _ = cli(flags(tiny("Interrupted", total_timesteps=256)))
     assert "Use --resume with" in str(code)
-    assert 0 < len(script.module.load_checkpoint("runs/run0")["updates"]) < 8
+    assert len(script.module.load_checkpoint("runs/run0")["updates"]) == 1
 
 
 @on("continuous")
