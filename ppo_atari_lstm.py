@@ -952,8 +952,7 @@ def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: in
     try:
         resume or run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
     except OSError as error:
-        text = f"change --run-name, or --resume {run_dir}."
-        raise UsageError(f"{run_dir}: {error.strerror}: {text}") from error
+        raise UsageError(f"{run_dir}: {error.strerror}: change --run-name, or --resume.") from error
     writer = resources.enter_context(SummaryWriter(run_dir, purge_step=step + 1))  # hide lost steps
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
