@@ -40,7 +40,7 @@ games Pong 0 6
 games Qbert 163.9
 | Qbert | four frames, no memory | 1 | 164 | 0% | 82.0 | 0.50 |…| 164 | 13455 |
 | Pong | four frames, no memory | 2 | 3.0 (0.0 to 6.0) | 79% | 1.5 ± 1.5 |…| 17.4 | -20.7 | 9.3 |
-|…2 of 14 runs are done.
+|…2 of 15 runs are done.
 
 scripts
 games Pong 10 20

@@ -15,7 +15,7 @@ SUITES = (
             "": Variant("ppo_atari.py", FAST, "four frames, no memory"),
             "float32": Variant(
                 *("ppo_atari.py", "--torch-threads 1", "four frames, float32"),
-                environments={"Pong": (2, 3)},
+                environments={"Pong": (2, 3), "Breakout": (3,)},
             ),
             "lstm": Variant(
                 *("ppo_atari_lstm.py", FAST, "one frame and an LSTM"),
