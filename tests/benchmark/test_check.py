@@ -114,6 +114,13 @@ def test_the_gain_is_from_the_first_episodes_to_the_best_twentieth_in_a_row():
     assert check.return_lost(np.repeat([0, 10, 7], [400, 360, 40]))
 
 
+def test_an_episode_that_ends_with_the_last_step_of_an_update_counts_in_it():
+    returns = np.repeat([0, 10, 0], [100, 296, 404])  # that of step 40,000 makes the gain lost
+    steps = 2000 * np.arange(1, 41)
+    (row,) = check.judge(run_of({"losses/approx_kl": values(0.06, 0.06)}, returns, steps=steps))
+    assert row["verdict"] == "unhealthy since 40,000"
+
+
 @pytest.mark.parametrize(
     ("kl", "clipped", "gaussian", "verdicts"),
     [

@@ -16,6 +16,7 @@ from stable_baselines3 import PPO
 
 from benchmark.lab import compare, logs, plots, statistics
 from benchmark.lab.definitions import Folders
+from benchmark.lab.provenance import BenchmarkError
 from benchmark.paper import pages
 
 
@@ -170,6 +171,15 @@ def test_only_runs_whose_settings_agree_in_all_but_seed_and_name_are_seeds(
     code, text = command("compare", "a", "b")
     assert (code == 2) == bool(differs) and differs in text
     assert "are not seeds of one setting" in text or not differs
+
+
+def test_the_settings_of_every_run_of_a_group_are_compared():
+    settings = [{"seed": str(k), "gamma": "0.9"} for k in range(3)]
+    runs = [logs.Log(Path(f"a/{x['seed']}"), "A-v1", None, None, settings=x) for x in settings]
+    assert compare.require_seeds(logs.runs_table({"a": runs})) == []
+    settings[2]["gamma"] = "0.8"
+    with pytest.raises(BenchmarkError, match=r"differ in gamma \(0.9, 0.8\)"):
+        compare.require_seeds(logs.runs_table({"a": runs}))
 
 
 def test_logs_without_settings_are_seeds_only_in_one_folder_or_by_request(tmp_path, command):

@@ -184,6 +184,12 @@ def test_a_difference_that_changes_nothing_in_the_end_is_harmless(compare):
     assert code == 1 and "In the end" not in text and text.count("DIFFERENT") == 2
 
 
+def test_a_result_that_differs_though_every_statement_is_equal_is_told(compare):
+    last = 'return {"weights": agent.weights'
+    code, text = compare((last, f"if True:\n        {last} + 1"))  # indented, it is another one
+    assert code == 1 and "`result.train.weights` at the end differs, although all" in text
+
+
 def test_a_mean_whose_terms_nearly_cancel_differs_by_rounding():
     mean = [1.292e-5, 6.47e-5]  # two policy losses in float32, and rounded otherwise
     assert not diff.differing([1.306e-5, 6.49e-5], mean).any()
