@@ -277,14 +277,16 @@ def test_wide_bounds_of_actions_are_named(script, capsys):
 
 @on("continuous")
 def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tiny):
-    agent = script.module.train(tiny("Walk", learning_rate=0.02))["agent"]
+    agent = script.module.train(tiny("Walk", learning_rate=0.002))["agent"]
     stats = script.module.load_checkpoint("runs/run0")["obs_stats"]
     policy = script.module.load_policy("runs/run0", gym.make(script.env_id("Walk")))
     rng = np.random.default_rng(0)
     for raw in stats.mean + 3 * rng.normal(size=(20, 3)):
         obs = np.clip((raw - stats.mean) / np.sqrt(stats.var + 1e-8), -10, 10)
         best = agent.policy(torch.tensor(obs, dtype=torch.float32)).clamp(-0.1, 0.1)
-        np.testing.assert_allclose(policy(raw), best.detach(), atol=1e-5)
+        action, again = policy(raw), policy(raw)
+        np.testing.assert_allclose(action, best.detach(), atol=1e-5)
+        assert action.dtype == np.float32 and (again == action).all()
     drawn = np.array([policy(raw, noise) for noise in rng.normal(size=(200, 2))])
     assert (abs(drawn) <= np.float32(0.1)).all() and len(np.unique(drawn)) > 5
 
