@@ -91,12 +91,14 @@ def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference)
     """The first text of each pair holds the token 1, the second 0, and it is better."""
     texts = iter([torch.ones(20_000, 1).long(), torch.zeros(20_000, 1).long(), torch.zeros(64, 1)])
     monkeypatch.setattr(rlhf, "sample_truncated", lambda *args: next(texts))
+    sampled = record(monkeypatch, rlhf, "sample_truncated")
     monkeypatch.setattr(rlhf.Task, "gold", lambda self, prompts, x: difference * (x[:, 0] - 0.5))
     found = rlhf.make_preferences(small_args(num_pairs=20_000), judges.reference, judges.task)
     expected = 1 / (1 + math.exp(-difference / rlhf.LABEL_NOISE))
     share = found.chosen.float().mean().item()
     assert share == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 20_000))
     assert torch.equal(found.chosen + found.rejected, torch.ones(20_000, 1).long())
+    assert all(torch.equal(call[2], found.prompts) for call in sampled[:2])
 
 
 # --- R1 to R13: models and sampling ---
