@@ -1,8 +1,10 @@
 """`python -m benchmark diff`: where a changed copy of a script first computes something else."""
 
+import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmark.lab import diff
@@ -91,7 +93,8 @@ def train(args):
         if step > 1e9:
             step = 0.0
         agent.weights = agent.weights + step
-        log(iteration)
+        # --- Log and save ---
+        metrics = log(iteration)
     return {"weights": agent.weights}
 '''
 LATE = """late = np.concatenate([done[:1], done[:-1]])
@@ -111,7 +114,8 @@ BUGS = [
     ("[..., :1]", "[..., :2]", "`value`", "gets the same arguments"),
     ("reversed(range(len(delta)))", "list(range(len(delta)))", "`t` in `gae` is 0", "advantages"),
     ("delta[t] +", "deltas[t] +", "NameError: name 'deltas' is not defined", "advantages"),
-    ("in range(2)", "in range(1)", "weights", "DIFFERENT  iteration 2, update"),
+    ("in range(2)", "in range(1)", "weights", "DIFFERENT  iteration 2, log and save"),
+    ("log(iteration)", "log(2 + iteration)", "`metrics.step`", "DIFFERENT  iteration 1, log and"),
 ]
 
 
@@ -180,6 +184,7 @@ def test_a_difference_that_changes_nothing_in_the_end_is_harmless(compare):
     assert code == 0 and "In the end, both have the same weights" in text
     assert "DIFFERENT  iteration 1, advantages (the same in the end)\n" in text
     assert "These are" not in text
+    assert compare(harmless, ("gamma: float = 0.9", "gamma: float = 0.8"))[0] == 1
     code, text = compare(("rewards + args.gamma", "rewards + 0.5"), harmless)
     assert code == 1 and "In the end" not in text and text.count("DIFFERENT") == 2
 
@@ -188,6 +193,12 @@ def test_a_result_that_differs_though_every_statement_is_equal_is_told(compare):
     last = 'return {"weights": agent.weights'
     code, text = compare((last, f"if True:\n        {last} + 1"))  # indented, it is another one
     assert code == 1 and "`result.train.weights` at the end differs, although all" in text
+
+
+def test_entries_differ_by_more_than_the_rounding_of_the_largest_and_nan_is_nan():
+    assert not diff.differing([1e3, math.nan, *[5e-3] * 99], [1e3, math.nan, *[0] * 99]).any()
+    assert diff.differing([1e3, math.nan, 0.05], [1e3, 0, 0]).tolist() == [False, True, True]
+    assert len([*diff.leaves(np.ones((2, 3)), np.ones((3, 2)), "x")]) == 1
 
 
 def test_a_mean_whose_terms_nearly_cancel_differs_by_rounding():

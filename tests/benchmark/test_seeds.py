@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from foreign_logs import write_plain, write_values
 
-from benchmark.lab import logs, plots, run, seeds
+from benchmark.lab import logs, plots, provenance, run, seeds
 from benchmark.lab.provenance import ROOT, git, version_on_disk
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -64,6 +64,7 @@ def test_interrupted_seeds_end_their_scripts_and_the_same_command_continues(fork
     said = forked.run(process=process, code=130)
     assert "The same command continues the runs where they stopped." in said
     assert not any(Path(f"/proc/{forked.starts(x)[1]}").exists() for x in names)
+    assert "with other flags: give" in forked.run(*words, "--gain=2", code=2)
     text = forked.run(*words)
     assert [[*forked.starts(x)] for x in names] == [[1, 6]] * 2
     assert "A-v1/seed7 continues" in text and "| A-v1 | 2 | 124 ± 16 |" in text
@@ -110,8 +111,8 @@ def test_a_script_that_only_logs_is_summed_up_by_its_last_tenth(tmp_path):
     write_values(tmp_path, "grpo/reward", [0.1 * x for x in range(20)])
     facts, curve = logs.summarize(tmp_path, 3.0)
     assert facts["seconds"] == 3 and curve.empty
-    (row,) = seeds.models_rows([facts["models"]] * 2)
-    assert row == {"seeds": "2", "grpo/reward": "1.85 ± 0.00"}
+    (row,) = seeds.models_rows([facts["models"], {"": {"grpo/reward": 0.85}}])
+    assert row == {"seeds": "2", "grpo/reward": "1.35 ± 0.50"}
 
 
 @pytest.mark.slow
@@ -181,6 +182,10 @@ def test_what_a_run_that_ended_with_0_has_left_is_never_deleted(own_script, comm
     monkeypatch.setattr(logs, "read_log", read_log)
     code, text = command(*words)
     assert code == 0 and "starts" not in text and "| unknown | 1 | 3.0 |" in text
+    own_script.write_text(f"{COPIES}print('edited')")
+    provenance.text_on_disk.cache_clear()  # as in the next process
+    code, text = command(*words)
+    assert code == 2 and "runs/mine has runs of another version of mine.py" in text
 
 
 def test_what_somebody_else_has_put_there_is_never_deleted(own_script, command):
