@@ -62,6 +62,8 @@ def test_cell_is_that_of_torch_with_the_gates_in_the_order_input_forget_candidat
     expected, (output, cell) = lstm(features, (state[:1].contiguous(), state[1:].contiguous()))
     assert_close(outputs, expected)
     assert_close(last, torch.cat([output, cell]))
+    weights = (outputs, agent.lstm_recurrent.weight), (expected, lstm.weight_hh_l0)
+    assert_close(*(torch.autograd.grad(x[-1].sum(), weight)[0] for x, weight in weights))
 
 
 def test_a_start_is_a_fresh_zero_state_and_lets_no_gradient_through(agent):
@@ -184,7 +186,7 @@ def test_where_games_do_not_repeat_themselves_new_ones_begin(script, tiny, recor
 
 
 @on("lstm")
-def test_a_loaded_policy_carries_its_state_and_evaluation_resets_it_at_each_game(
+def test_a_loaded_policy_carries_its_state_and_evaluation_resets_it_at_each_life(
     script, tiny, monkeypatch
 ):
     """Environment number 0 is cut off, number 1 fails."""
@@ -204,3 +206,9 @@ def test_a_loaded_policy_carries_its_state_and_evaluation_resets_it_at_each_game
         assert places == [place(n, s) for s in range(3 * (3 + n))]
         assert [x.item() for x in starts] == [t == 0 for *_, t in places]
         assert all(torch.equal(x, after) for x, (*_, after) in zip(before[1:], results))
+    calls.clear()
+    lives = functools.partial(fake_envs.emulator, lambda: 2 - (fake_envs.Fake.made[-1].t > 1))
+    monkeypatch.setattr(fake_envs, "emulator", lives)
+    assert ppo.evaluate("runs/run0", episodes=2) == [5.0] * 2
+    found = [(script.identity(obs[0])[0][2], starts.item()) for _, obs, starts, *_ in calls]
+    assert found == [(0, 1), (1, 0), (3, 1), (4, 0)] * 2  # a life is lost, a no-op begins the next
