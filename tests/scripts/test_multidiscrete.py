@@ -272,6 +272,21 @@ def test_a_trained_policy_obeys_masks_in_the_form_that_the_environment_has_for_t
         ppo.load_policy("runs/run0", Identity(IDENTITY))
 
 
+def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tiny):
+    agent = ppo.train(tiny("Walk", learning_rate=0.02))["agent"]
+    policy = ppo.load_policy("runs/run0", gym.make(script.env_id("Walk")))
+    stats, rng = ppo.load_checkpoint("runs/run0")["obs_stats"], np.random.default_rng(0)
+    policy(stats.mean + 1e3)  # leaves no trace
+    exists = np.arange(3) < np.array([[3], [2]])
+    for raw in stats.mean + 10 * rng.normal(size=(100, 3)):
+        obs = np.clip((raw - stats.mean) / np.sqrt(stats.var + 1e-8), -10, 10)
+        logits = agent.policy(torch.tensor(obs, dtype=torch.float32)).view(agent.mask_shape)
+        noise = rng.gumbel(size=agent.mask_shape)
+        for x in (0 * noise, noise):
+            scores = np.where(exists, logits.detach().numpy() + x, -np.inf)
+            assert policy(raw, noise=x).tolist() == scores.argmax(-1).tolist()
+
+
 def test_the_identity_is_learned_and_the_best_action_is_without_noise(tiny):
     """Random actions earn 3.6 of 10; the observation is one-hot."""
     settings = {"num_steps": 64, "num_envs": 8, "learning_rate": 0.02, "gamma": 0.5}

@@ -281,7 +281,7 @@ def test_a_loaded_policy_acts_on_raw_observations_as_the_trained_one(script, tin
     stats = script.module.load_checkpoint("runs/run0")["obs_stats"]
     policy = script.module.load_policy("runs/run0", gym.make(script.env_id("Walk")))
     rng = np.random.default_rng(0)
-    for raw in stats.mean + 3 * rng.normal(size=(20, 3)):
+    for raw in stats.mean + 10 * rng.normal(size=(20, 3)):
         obs = np.clip((raw - stats.mean) / np.sqrt(stats.var + 1e-8), -10, 10)
         best = agent.policy(torch.tensor(obs, dtype=torch.float32)).clamp(-0.1, 0.1)
         action, again = policy(raw), policy(raw)
