@@ -170,9 +170,11 @@ def test_a_block_is_that_of_pytorch():
         (mine,) = (y for y in names if name.startswith(y))
         weights[name.replace(mine, names[mine])] = x
     layer.load_state_dict(weights)
-    x, visible = torch.randn(3, 5, 8), torch.ones(5, 5).tril() == 1
-    found, _ = block(x, visible.expand(3, 1, 5, 5), [])
-    torch.testing.assert_close(found, layer(x, ~visible), rtol=1e-4, atol=1e-5)
+    x, visible = torch.randn(3, 5, 8, requires_grad=True), torch.ones(5, 5).tril() == 1
+    outputs = block(x, visible.expand(3, 1, 5, 5), [])[0], layer(x, ~visible)
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+    gradients = (torch.autograd.grad(y.square().sum(), x)[0] for y in outputs)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 def test_r8_weights_and_reward_head_have_the_documented_spread(monkeypatch):
@@ -213,6 +215,8 @@ def test_sft_steps_along_the_clipped_gradient_for_each_next_token(model, monkeyp
     rlhf.train_sft(args, model, task)
     assert logged[0][2]["losses/loss"] == pytest.approx(expected, rel=1e-5)
     assert (model.token_embedding.weight.grad[PAD] == 0).all()
+    absent = [x for x in range(2, 79) if x not in tokens]  # these learn as outputs alone
+    assert model.token_embedding.weight.grad[absent].any(dim=1).all()
     norms = [metrics["losses/grad_norm"] for _, _, metrics, _ in logged]
     assert norms[1] == pytest.approx(norms[0], rel=0.02)  # after a tiny step on the same text
     rates = [1e-3 * (1 - t / 60) * min(1, (t + 1) / 50) for t in range(60)]
