@@ -878,7 +878,7 @@ def replay_games(games: Games, saved: dict[str, Any]) -> bool:
     try:
         games.call("replay", dict(zip(range(len(games.obs)), saved["running"])))
         if not np.array_equal(games.obs, saved["raw_obs"]):
-            raise ValueError("--num-envs or the emulator has changed")
+            raise ValueError("the observations differ, or --num-envs does")
     except Exception as error:  # whatever another version of the emulator can raise
         print(f"New games begin, since the running ones could not be replayed: {error}.")
         return False
@@ -949,7 +949,8 @@ def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: in
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     try:
-        resume or run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
+        if not resume:
+            run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
     except OSError as error:
         raise UsageError(f"{run_dir}: {error.strerror}: change --run-name, or --resume.") from error
     writer = resources.enter_context(SummaryWriter(run_dir, purge_step=step + 1))  # hide lost steps

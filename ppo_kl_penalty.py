@@ -807,7 +807,8 @@ def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: in
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     try:
-        resume or run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
+        if not resume:
+            run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
     except OSError as error:
         raise UsageError(f"{run_dir}: {error.strerror}: change --run-name, or --resume.") from error
     writer = resources.enter_context(SummaryWriter(run_dir, purge_step=step + 1))  # hide lost steps
