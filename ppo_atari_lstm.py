@@ -952,9 +952,10 @@ def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: in
     try:
         if not resume:
             run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
+        writer = SummaryWriter(run_dir, purge_step=step + 1)  # hide lost steps
     except OSError as error:
         raise UsageError(f"{run_dir}: {error.strerror}: change --run-name, or --resume.") from error
-    writer = resources.enter_context(SummaryWriter(run_dir, purge_step=step + 1))  # hide lost steps
+    resources.enter_context(writer)
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
     writer.add_text("details", details(args).replace("\n", "  \n"))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import fake_envs
 import numpy as np
@@ -208,3 +209,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_the_last_checkpoint(script, tiny, 
         script.module.train(tiny("Walk", checkpoint_interval=1))
     assert len(script.module.load_checkpoint("runs/run0")["updates"]) == 1
     assert not list(Path("runs").rglob("*.tmp"))
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # which TensorBoard raises
+    monkeypatch.setattr(script.module, "SummaryWriter", MagicMock(side_effect=error))
+    with pytest.raises(script.module.UsageError, match="runs/run1: No space left on device"):
+        script.module.train(tiny("Walk"))
