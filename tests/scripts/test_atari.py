@@ -175,7 +175,7 @@ def test_whole_numbers_are_good_for_settings_that_are_floats(script, tiny):
     assert_same_runs(a, b)
 
 
-@on("atari")
+@on("games")
 def test_flags_change_the_game_that_is_evaluated_and_filmed(script, tiny, cli, monkeypatch):
     script.module.train(tiny("Walk", total_timesteps=32))
     monkeypatch.setattr(script.module, "MAX_GAME_STEPS", 4)
