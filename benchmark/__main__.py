@@ -15,12 +15,12 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
+from benchmark.evidence.suites import SUITES
+from benchmark.evidence.suites.measurements import MEASUREMENTS
 from benchmark.lab import results
 from benchmark.lab.definitions import Folders, require_open
 from benchmark.lab.logs import UNKNOWN
 from benchmark.lab.provenance import BenchmarkError, commit_named
-from benchmark.paper.suites import SUITES
-from benchmark.paper.suites.measurements import MEASUREMENTS
 
 app = tyro.extras.SubcommandApp()
 Name = Literal[tuple(SUITES)]
@@ -178,7 +178,7 @@ def list_runs(
 @app.command(name="table")
 def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
     """Print the table of a suite."""
-    from benchmark.paper import pages
+    from benchmark.evidence import pages
 
     print(pages.block(suite, folders) or f"No run of {suite} is finished.")
 
@@ -186,7 +186,7 @@ def print_table(suite: Positional[Name], folders: Place = HERE) -> None:
 @app.command
 def report(folders: Place = HERE) -> None:
     """Rewrite the generated blocks of all pages."""
-    from benchmark.paper import pages
+    from benchmark.evidence import pages
 
     for page in pages.write(folders):
         print(f"{page} rewritten")
@@ -195,7 +195,7 @@ def report(folders: Place = HERE) -> None:
 @app.command
 def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
     """Draw the figures of a suite, or those of all suites that have results."""
-    from benchmark.paper import figures
+    from benchmark.evidence import figures
 
     for entry in [SUITES[suite]] if suite else SUITES.values():
         if suite or results.done(entry.name, folders):
@@ -206,7 +206,7 @@ def plot(suite: Positional[Name | None] = None, folders: Place = HERE) -> None:
 @app.command(name="vectors")
 def write_vectors() -> None:
     """Rewrite vectors.json, the test vectors for implementations in any language."""
-    from benchmark.paper import vectors
+    from benchmark.evidence import vectors
 
     vectors.write()
 
@@ -214,7 +214,7 @@ def write_vectors() -> None:
 @app.command
 def site(folders: Place = HERE) -> None:
     """Rebuild the site in docs/; it opens from disk."""
-    from benchmark.paper.site.build import DOCS, write
+    from benchmark.evidence.site.build import DOCS, write
 
     print(f"{write(folders)} files made; open {DOCS / 'index.html'}")
 
@@ -222,7 +222,7 @@ def site(folders: Place = HERE) -> None:
 @app.command(name="diff-bugs")
 def diff_bugs(folders: Place = HERE) -> None:
     """Note what `diff` says of each bug that suites have planted; DEBUGGING.md shows it."""
-    from benchmark.paper import differences
+    from benchmark.evidence import differences
 
     differences.measure(folders)
 
@@ -243,7 +243,7 @@ def measure(
         cleanrl: CleanRL's ppo_continuous_action.py, for `continuous`
         leanrl: LeanRL's ppo_atari_envpool_torchcompile.py, for `gpu_atari`
     """
-    from benchmark.paper import throughput
+    from benchmark.evidence import throughput
 
     given = {x: y for x, y in {"cleanrl": cleanrl, "leanrl": leanrl}.items() if y}
     throughput.measure_all(measurements, repetitions, given, folders)

@@ -1,4 +1,4 @@
-"""What a suite consists of; `paper/suites/` has them."""
+"""What a suite consists of; `evidence/suites/` has them."""
 
 import dataclasses
 import re

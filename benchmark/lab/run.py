@@ -217,7 +217,7 @@ def variables(run: Run) -> dict[str, str]:
 
 def our_path(folder: Path) -> str:
     """Where our scripts find each other, below a folder."""
-    return f"{folder}{os.pathsep}{folder / 'benchmark/paper/baselines'}"
+    return f"{folder}{os.pathsep}{folder / 'benchmark/evidence/baselines'}"
 
 
 def start(folder: Path, words: list[str], threads: int = 1, **variables: str) -> subprocess.Popen:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import ppo_continuous_action as ppo
-from benchmark.paper.baselines import a2c, cem, on_ppo, trpo, vpg
+from benchmark.evidence.baselines import a2c, cem, on_ppo, trpo, vpg
 
 FOLDER = Path(trpo.__file__).parents[2]
 flat, fill = nn.utils.parameters_to_vector, nn.utils.vector_to_parameters
@@ -217,7 +217,7 @@ def program(name, flags):
 def test_cem_learns_and_counts_every_step():
     flags = "--env-id fake_envs:FakeTarget-Box-v0 --total-timesteps 1550"
     for words in (flags, "--resume runs/run"):  # a run that has a checkpoint is over
-        assert program("paper/baselines/cem", words) == 0
+        assert program("evidence/baselines/cem", words) == 0
     run = load("runs/run")
     assert [x["global_step"] for x in run["updates"]] == [*range(100, 1600, 100), 1550]
     assert run["episodes"]["global_step"].tolist() == [*range(1, 1551)]
@@ -248,9 +248,9 @@ def test_a_baseline_resumes_exactly_and_refuses_what_it_does_not_use(baseline, o
     flags = (
         f"{own} --env-id fake_envs:FakeWalk-Box-v0 --total-timesteps 320 --seed 2 --run-name run"
     )
-    assert program(f"paper/baselines/{name}", flags) == 0
+    assert program(f"evidence/baselines/{name}", flags) == 0
     assert 0 < load("runs/half")["updates"][-1]["global_step"] < 300
-    assert program(f"paper/baselines/{name}", "--resume runs/half") == 0
+    assert program(f"evidence/baselines/{name}", "--resume runs/half") == 0
     whole, half = load("runs/run"), load("runs/half")
     assert whole["updates"][-1]["global_step"] == half["updates"][-1]["global_step"] == 320
     columns = half["episodes"]

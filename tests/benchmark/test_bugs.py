@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmark.evidence import differences
+from benchmark.evidence.suites import SUITES
+from benchmark.evidence.suites.bugs import AFTER_TRAINING
+from benchmark.evidence.suites.bugs import BUGS as IN_ONE_SCRIPT
 from benchmark.lab import check, diff, logs
 from benchmark.lab.definitions import Folders, Variant
 from benchmark.lab.provenance import ROOT, BenchmarkError
 from benchmark.lab.run import changed
-from benchmark.paper import differences
-from benchmark.paper.suites import SUITES
-from benchmark.paper.suites.bugs import AFTER_TRAINING
-from benchmark.paper.suites.bugs import BUGS as IN_ONE_SCRIPT
 
 
 def test_each_text_stands_once_in_its_script_and_what_comes_of_it_is_python():

@@ -14,10 +14,10 @@ from foreign_logs import PENDULUM, write_cleanrl, write_plain, write_values
 from scipy import stats
 from stable_baselines3 import PPO
 
+from benchmark.evidence import pages
 from benchmark.lab import compare, logs, plots, statistics
 from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import BenchmarkError
-from benchmark.paper import pages
 
 
 def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command, drawn):

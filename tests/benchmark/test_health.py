@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmark.evidence import health
+from benchmark.evidence.suites import SUITES
 from benchmark.lab import check
 from benchmark.lab.provenance import ROOT
-from benchmark.paper import health
-from benchmark.paper.suites import SUITES
 
 
 def test_the_first_warning_of_a_curve_is_that_of_the_rule():

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import ppo_continuous_action as ppo
+from benchmark.evidence.baselines import stable_baselines3_ppo
+from benchmark.evidence.suites import SUITES
 from benchmark.lab import record, results
 from benchmark.lab.definitions import Folders
 from benchmark.lab.run import Run
-from benchmark.paper.baselines import stable_baselines3_ppo
-from benchmark.paper.suites import SUITES
 
 FOLDERS = Folders()
 PENDULUM = "InvertedPendulum-v4"

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmark.evidence.suites import SUITES
 from benchmark.lab import provenance, results, run
 from benchmark.lab.definitions import Folders, Variant
-from benchmark.paper.suites import SUITES
 
 FILES = {
     "stand_in.py": Path(__file__).with_name("stand_in.py").read_text(),
-    "benchmark/paper/baselines/method.py": "import json\nfrom beside import x",
-    "benchmark/paper/baselines/beside.py": "import stand_in\nx = 0",
+    "benchmark/evidence/baselines/method.py": "import json\nfrom beside import x",
+    "benchmark/evidence/baselines/beside.py": "import stand_in\nx = 0",
 }
 EVALUATE = (
     'open("runs/run/evaluation.json", "w").write(\'{"returns": [1.235], "speeds": [0.1235]}\')'
@@ -152,7 +152,7 @@ def test_a_begun_run_keeps_its_script_and_a_new_one_may_have_an_older(bench):
     bench.commit({"stand_in.py": "raise SystemExit('Error: a newer script')"})
     assert bench.run(code=2).count("exit code 1: Error: a newer script") == 4  # and at the end
     assert bench.found()[0][0]["commit"] == bench.old
-    bench.suite({"0-v1": (1,)}, "benchmark/paper/baselines/method.py", evaluated=True)
+    bench.suite({"0-v1": (1,)}, "benchmark/evidence/baselines/method.py", evaluated=True)
     bench.run("--commit", bench.old)  # with what it imports; then its policy is played
     made, _ = bench.found()[0]
     assert made["score"] == 10.5 and made["evaluation"] == {"returns": [1.235], "speeds": [0.1235]}

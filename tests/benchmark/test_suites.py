@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import tyro
 
+from benchmark.evidence.suites import SUITES
+from benchmark.evidence.suites.scripts import SCRIPTS
 from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT
 from benchmark.lab.run import select
-from benchmark.paper.suites import SUITES
-from benchmark.paper.suites.scripts import SCRIPTS
 
 FOLDERS = Folders()
 
@@ -51,7 +51,7 @@ def test_every_variant_is_a_valid_command_line(suite):
 
 def test_every_script_has_a_row_and_its_runs():
     wrong = set(SCRIPTS) ^ {x.name for x in ROOT.glob("*.py")}
-    assert not wrong, f"Correct the rows of {wrong} in benchmark/paper/suites/scripts.py."
+    assert not wrong, f"Correct the rows of {wrong} in benchmark/evidence/suites/scripts.py."
     for name, script in SCRIPTS.items():
         suite = SUITES[script.suite]
         made = (ROOT / suite.variants[script.variant].script).read_text()
@@ -61,5 +61,5 @@ def test_every_script_has_a_row_and_its_runs():
 
 def test_the_map_of_the_code_names_every_file():
     text = (ROOT / "benchmark/README.md").read_text()
-    for path in [*ROOT.glob("benchmark/lab/[a-z]*.py"), *ROOT.glob("benchmark/paper/[a-z]*.py")]:
+    for path in [*ROOT.glob("benchmark/lab/[a-z]*.py"), *ROOT.glob("benchmark/evidence/[a-z]*.py")]:
         assert f"`{path.name}`" in text, f"Name {path.name} in the map in benchmark/README.md."

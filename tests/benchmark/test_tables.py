@@ -6,11 +6,11 @@ import re
 import matplotlib.pyplot as plt
 import pytest
 
+from benchmark.evidence import figures, pages, tables
+from benchmark.evidence.suites import SUITES
+from benchmark.evidence.suites.ablation import SWITCHES
 from benchmark.lab import plots, results
 from benchmark.lab.definitions import Folders
-from benchmark.paper import figures, pages, tables
-from benchmark.paper.suites import SUITES
-from benchmark.paper.suites.ablation import SWITCHES
 
 FOLDERS = Folders()
 

@@ -11,9 +11,9 @@ import tyro
 from gymnasium.utils.env_checker import check_env
 from torch import nn
 
+from benchmark.evidence.suites import SUITES, tasks
 from benchmark.lab.definitions import Folders
 from benchmark.lab.run import select
-from benchmark.paper.suites import SUITES, tasks
 
 BEST_IN_POINTS = -149 / 21  # on average
 BEST_WITHOUT_ENDS = 0.66  # in Recall

@@ -7,10 +7,10 @@ import torch
 import tyro
 from test_suites import settings_class
 
+from benchmark.evidence import pages, throughput
+from benchmark.evidence.definitions import Entry, Measurement
+from benchmark.evidence.suites.measurements import MEASUREMENTS
 from benchmark.lab import results
-from benchmark.paper import pages, throughput
-from benchmark.paper.definitions import Entry, Measurement
-from benchmark.paper.suites.measurements import MEASUREMENTS
 
 
 def test_a_saved_rate_leaves_out_the_first_iteration(tmp_path):

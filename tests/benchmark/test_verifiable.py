@@ -8,9 +8,9 @@ import torch
 from helpers import record
 
 import grpo_minimal
+from benchmark.evidence.baselines import minimal_grpo
+from benchmark.evidence.suites.grpo import VARIANTS
 from benchmark.lab.record import summarize_stages
-from benchmark.paper.baselines import minimal_grpo
-from benchmark.paper.suites.grpo import VARIANTS
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_response():

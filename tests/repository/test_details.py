@@ -6,7 +6,7 @@ import re
 import pytest
 from adapters import ROOT, SCRIPTS, on
 
-from benchmark.paper.tags import LIKE_A_TAG, tags_of
+from benchmark.evidence.tags import LIKE_A_TAG, tags_of
 
 FILE = r"(?:\w+: )?(?:[\w-]+/)*\w+\.py L\d+(?:-\d+)?(?:, L\d+(?:-\d+)?)*"
 pytestmark = on(*SCRIPTS)

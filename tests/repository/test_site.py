@@ -13,10 +13,10 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 
 import ppo_continuous_action as ppo
+from benchmark.evidence.site import annotate
+from benchmark.evidence.site import build as site
+from benchmark.evidence.suites.scripts import SCRIPTS
 from benchmark.lab.results import by_environment, done
-from benchmark.paper.site import annotate
-from benchmark.paper.site import build as site
-from benchmark.paper.suites.scripts import SCRIPTS
 
 pytestmark = pytest.mark.slow  # building it takes longer than most tests together
 CHROMIUM = shutil.which("chromium")

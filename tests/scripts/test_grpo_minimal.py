@@ -13,7 +13,7 @@ import tyro
 from helpers import curves, louder, record, record_steps, same_weights
 
 import grpo_minimal as minimal
-from benchmark.paper.suites.grpo import VARIANTS
+from benchmark.evidence.suites.grpo import VARIANTS
 
 EOS, PAD = 2, 3  # of a language of two letters, 0 and 1
 SHORT = {"sft_steps": 3, "num_updates": 3, "num_prompts": 5, "group_size": 4}

@@ -18,7 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 import ppo_continuous_action as full
 import ppo_minimal as minimal
-from benchmark.paper.tags import tags_of
+from benchmark.evidence.tags import tags_of
 
 # Large enough steps for ratios to be clipped.
 SETTINGS = {"env_id": "Tape-v0", "num_envs": 2, "num_steps": 128, "total_timesteps": 512}

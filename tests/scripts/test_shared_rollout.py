@@ -10,7 +10,7 @@ import torch
 from adapters import counter_episode, on
 from helpers import same_weights
 
-from benchmark.paper.vectors import scale_rewards
+from benchmark.evidence.vectors import scale_rewards
 
 
 @on("continuous", "multidiscrete", "games")

@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 from torch.distributions import Independent, Normal
 
-from benchmark.paper import vectors
+from benchmark.evidence import vectors
 
 VECTORS = json.loads(vectors.FILE.read_text(encoding="utf-8"))
 PAGE = (ROOT / "benchmark/pages/vectors.md").read_text(encoding="utf-8")

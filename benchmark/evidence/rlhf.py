@@ -1,0 +1,118 @@
+"""RLHF, and GRPO with a verifiable reward: every model of the runs, and their tables."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmark.evidence.suites.grpo import VARIANTS
+from benchmark.lab.definitions import Folders, Suite
+from benchmark.lab.results import Result, runs_of
+from benchmark.lab.tables import MODEL_METRICS, RATIO, markdown, mean_with_interval, plus_minus
+
+SHARE, MORE = "{:.3f}".format, "{:+.3f}".format
+LABELS = {"sft": "SFT model"} | {name: label for name, (label, _) in VARIANTS.items()}
+
+
+def models(results: Iterable[Result]) -> pd.DataFrame:
+    """A row per model and seed: its name, what is known of it, method and strength of penalty."""
+    rows = [
+        {"seed": x.record["seed"], "model": name}
+        | model
+        | {"method": method(model), "penalty": penalty(model)}
+        for x in results
+        for name, model in x.record["models"].items()
+    ]
+    names = {metric: name for name, metric in MODEL_METRICS.items()} | {"kl": "KL"}
+    found = pd.DataFrame(rows).rename(columns=names)
+    if "n" in found:  # best of n: of the same samples, a larger n leaves fewer texts
+        found.loc[found["n"].notna(), "unique"] = np.nan
+    return found
+
+
+def method(model: dict[str, Any]) -> str:
+    """What made a model, and how it differs from the default."""
+    if model.get("nll_coef"):
+        return f"{model['method']} + NLL"
+    if model.get("method") != "GRPO":
+        return model.get("method", "")
+    changes = {  # by which DeepSeekMath's GRPO differs from Dr. GRPO with the KL in the reward
+        "std": model["std"] == "group",
+        "own length": model["loss_norm"] == "sequence",
+        "k3": model["kl_in_loss"] == "k3",
+    }
+    parts = [name for name, changed in changes.items() if changed]
+    if len(parts) == len(changes):
+        return "GRPO, published form"
+    if model["loss_norm"] == "token":
+        parts.append("mean length")
+    if model["reward"] == "gold":
+        parts.append("gold as reward")
+    return ", ".join(["Dr. GRPO", *parts])
+
+
+def penalty(model: dict[str, Any]) -> str:
+    """Strength of what keeps a model near the SFT model."""
+    for name, sign in (("n", "n"), ("beta", "β")):
+        if name in model:
+            return f"{sign} = {model[name]:g}"
+    texts = {"adaptive": "target {target_kl:g}", "fixed": "β = {kl_coef:g}", "none": "none"}
+    return texts.get(model.get("kl_mode"), "–").format(**model)
+
+
+def models_table(suite: Suite, folders: Folders) -> str:
+    """Each model of a suite over its seeds, in the columns that some model has."""
+    found = models(runs_of(suite, folders)["result"])
+    groups = found.groupby(["method", "penalty"], sort=False)
+    table = groups[[x for x in MODEL_METRICS if x in found]].agg(plus_minus, digits=2)
+    table.insert(0, "seeds", groups.size())
+    return markdown(table.reset_index())
+
+
+def pipeline_table(suite: Suite, folders: Folders) -> str:
+    """The models of the RLHF runs, and what else is known of each run."""
+    rows = []
+    for run in runs_of(suite, folders)["result"]:
+        record, updates = run.record, run.curve
+        updates = updates[updates["stage"] == record["scored_model"]]
+        target, seconds = record["settings"]["target_kl"], record["seconds"]
+        rows.append(
+            {
+                "seed": record["seed"],
+                "RM accuracy": f"{record['reward_model']['accuracy']:.3f}",
+                "RM correlation": f"{record['reward_model']['correlation']:.3f}",
+                "gold with adaptive KL": f"{record['score']:.2f}",
+                "KL of the last 20 updates": f"{updates['kl'].tail(20).mean():.2f} ({target:g})",
+                "minutes": f"{seconds / 60:.1f}" if seconds else "–",
+                "tokens/s in updates": f"{updates['tokens_per_second'].median():.0f}",
+                "memory, MiB": record["peak_mib"],
+            }
+        )
+    return f"{models_table(suite, folders)}\n{markdown(rows)}"
+
+
+def sums_table(suite: Suite, folders: Folders) -> str:
+    """Each variant over its seeds; differences are within a seed, which has one SFT model."""
+    found, rows = models(runs_of(suite, folders)["result"]), []
+    by_model = dict(iter(found.set_index("seed").groupby("model")))
+    sft, base = by_model["sft"], by_model["dr-grpo"]
+    for name, label in LABELS.items():
+        own = by_model[name]
+        more = mean_with_interval(own["pass@1"] - base["pass@1"], MORE)
+        more_of_16 = mean_with_interval(own["pass@16"] - sft["pass@16"], MORE)
+        groups = (f"groups_without_spread{x}" for x in ("_first", ""))
+        first, last = (mean_with_interval(own[x], RATIO) for x in groups)
+        rows.append(
+            {
+                "mean [95 %]": label,
+                "seeds": len(own),
+                "pass@1": mean_with_interval(own["pass@1"], SHARE),
+                "more than Dr. GRPO": more if name not in ("sft", "dr-grpo") else "–",
+                "pass@16": mean_with_interval(own["pass@16"], SHARE),
+                "more than SFT": more_of_16 if name != "sft" else "–",
+                "KL": mean_with_interval(own["KL"], RATIO),
+                **{"groups without spread, first": first, "last": last},
+            }
+        )
+    return markdown(rows)

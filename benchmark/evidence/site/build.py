@@ -1,0 +1,221 @@
+"""The site in docs/: annotated scripts, recipes, pages of text, pictures to play with, and runs.
+
+`python -m benchmark site` makes it from the scripts, the Markdown, the results and `templates/`. It
+opens from disk: data are scripts that call `data(name, content)`, since pages on disk may fetch
+nothing.
+"""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markdown
+
+from benchmark.evidence import health, tables
+from benchmark.evidence.explorer import POINTS, suite_data
+from benchmark.evidence.pages import PAGES
+from benchmark.evidence.site import annotate
+from benchmark.evidence.site.annotate import HOME, SHORT, TEMPLATES, Source
+from benchmark.evidence.suites import SUITES
+from benchmark.evidence.suites.scripts import SCRIPTS
+from benchmark.lab.definitions import CLOSED, Folders
+from benchmark.lab.provenance import ROOT
+from benchmark.lab.results import done
+
+DOCS = ROOT / "docs"
+ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
+FIGURES = ROOT / "benchmark" / "figures"
+PICTURE = FIGURES / "site.png"  # for sharing, and in README
+RECIPES = sorted((ROOT / "recipes").glob("*.py"))
+TEXTS = [x for x in PAGES if x != ROOT / "README.md"] + sorted(CLOSED.glob("*/page.md"))
+CHANGED = re.compile(r'^(<pre><code class="language-diff">)?([-+]) (.*)\n', re.MULTILINE)
+CHANGES = {"-": "del", "+": "ins"}  # lines of a diff
+FLAG = re.compile(r"--(?:no-)?([\w-]+)")
+# The ablation switches details of PPO off; what it says is not about language models.
+MEASURED = [x for x in SCRIPTS if x.startswith("ppo_") and "rlhf" not in x]
+FILMS = {  # by script: one of FIGURES, and what it shows
+    SHORT: ("humanoid_runs.gif", "Humanoid-v4 after training with this algorithm."),
+    HOME: (
+        "half_cheetah_gaits.webp",
+        "HalfCheetah-v4 after a million steps, with the mean action. Seed 1 (left) runs on its "
+        "feet and earns 4360. Seed 2 (right) slides on its back and earns 1700, as most seeds do.",
+    ),
+    "ppo_kl_penalty.py": ("hopper_kl_penalty.webp", "Hopper-v4 after a million steps."),
+}
+
+
+def page_of(script: str) -> str:
+    """File of a script's page."""
+    return "index.html" if script == SHORT else script.replace(".py", ".html")
+
+
+# --- Next to the code ---
+
+
+def effects_of_details(folders: Folders) -> dict[str, list[dict[str, Any]]]:
+    """What the ablation says of a detail, by its number or title: a text, and places on an axis.
+
+    A switch of several details stands at the first.
+    """
+    suite, found = SUITES["ablation"], {}
+    lines = [*suite.labels.values()]
+    by_title = {x.title: x for x in suite.variants.values()}
+    for title, effect in tables.effects(suite, folders).items():
+        low, high = effect.ends or (effect.value,) * 2
+        row = {
+            "label": by_title[title].label.removeprefix("extra: "),
+            "text": tables.with_interval(effect, tables.CHANGE).replace("-", "−"),
+            "places": (effect.value, low, high),
+            "sure": not low <= 0 <= high,
+            "link": f"runs.html#suite=ablation&lines=0,{lines.index(title)}",
+        }
+        found.setdefault(by_title[title].details[0], []).append(row)
+    return found
+
+
+def bugs_of(folders: Folders) -> list[dict[str, Any]]:
+    """The bugs of training: texts or settings, what they cost, a link to them over healthy runs."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for x in (x for own in health.trials(folders).values() for x in own):
+        row = {
+            **{"script": x.bug.script, "label": x.bug.label, "link": x.link, "changes": []},
+            "text": x.bug.replaced[0][0] if x.bug.replaced else "\0",
+            "settings": [x.replace("-", "_") for x in FLAG.findall(x.bug.flags)],
+        }
+        change = f"{tables.CHANGE(x.change.value)} in {x.environment.partition('-')[0]}"
+        row = found.setdefault((x.suite.name, x.variant), row)
+        row["changes"].append(change.replace("-", "−"))
+    return [*found.values()]
+
+
+def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Bugs by the titles of what they change: a tag's statement or setting, or a function.
+
+    A function with one tag stands for its statement.
+    """
+    at, tags, by_setting, found, outer = {}, {"": []}, {}, {}, ""
+    for segment in script.segments:
+        for note in segment.notes:
+            outer = outer if note.label else note.title
+            tags.setdefault(outer, []).extend([note.title] if note.label else [])
+            by_setting = {x: note.title for x, _ in note.settings} | by_setting
+        for line, _, marks in segment.lines:
+            at[line] = [outer, *(x.title for x in marks.begins + marks.goes_on)][-1]
+    for bug in (x for x in bugs if x["script"] == script.name):
+        before, exists, _ = script.text.partition(bug["text"])
+        titles = [by_setting[x] for x in bug["settings"] if x in by_setting]
+        title = at[before.count("\n") + 1] if exists else titles[0]
+        own = tags.get(title, [])
+        found.setdefault(own[0] if len(own) == 1 else title, []).append(bug)
+    return found
+
+
+# --- Pages of text ---
+
+
+def page_of_text(path: Path) -> str:
+    """File of the page made from Markdown: benchmark.html from benchmark/README.md."""
+    if path.name == "page.md":  # of a closed experiment
+        return f"closed_{path.parent.name}.html"
+    name = path.parent.name if path.name == "README.md" else path.stem.lower()
+    return f"{'benchmark_' * (path.parent.name == 'pages')}{name}.html"
+
+
+def text_page(path: Path, sources: dict[str, Source]) -> dict[str, str]:
+    """Markdown as HTML with the links of the site; its title, first paragraph and contents."""
+
+    def link(match: re.Match) -> str:
+        attribute, place, anchor = match[1], match[2], match[3] or ""
+        if not place or re.match("https?:", place):
+            return match[0]
+        target = Path(os.path.normpath(path.parent / place))
+        name = target.relative_to(ROOT).as_posix()
+        if target in TEXTS:
+            name = page_of_text(target)
+        elif name in sources:
+            known = {f"#{x.anchor}" for x in sources[name].tags.values()}
+            name, anchor = page_of(name), anchor if anchor in known else ""
+        else:
+            name = name.removeprefix("docs/") if name.startswith("docs/") else f"../{name}"
+        return f'{attribute}="{name}{anchor}"'
+
+    reader = markdown.Markdown(extensions=["fenced_code", "md_in_html", "tables", "toc"])
+    text = reader.convert(path.read_text())
+    about = re.sub("<.*?>", "", " ".join(re.search("<p>(.*?)</p>", text, re.DOTALL)[1].split()))
+    text = re.sub(r'(href|src)="([^"#]*)(#[^"]*)?"', link, text)
+    text = CHANGED.sub(lambda x: f"{x[1] or ''}<{(t := CHANGES[x[2]])}>{x[3]}</{t}>", text)
+    text = re.sub("<table>.*?</table>", r'<div class="scroll">\g<0></div>', text, flags=re.DOTALL)
+    blank = re.compile("<pre>.*?</pre>", re.DOTALL)  # `page` drops blank lines
+    text = blank.sub(lambda x: x[0].replace("\n\n", "\n<br>"), text)
+    title = reader.toc_tokens[0]["name"]
+    return {"text": text, "title": title, "about": about[:240], "contents": reader.toc}
+
+
+# --- Pages ---
+
+
+def build(folders: Folders) -> dict[str, bytes]:
+    """All files of the site by their paths."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    reviews = json.loads((folders.results / "reviews.json").read_text())
+    found, bugs = effects_of_details(folders), bugs_of(folders)
+    sources = {x: Source(x) for x in SCRIPTS}
+    suites = {x: n for x in SUITES if x != "smoke" and (n := len(done(x, folders)))}
+    sizes = {x: round((FIGURES / file).stat().st_size / 1e6, 1) for x, (file, _) in FILMS.items()}
+    environment.globals |= {
+        **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
+        **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},
+        **{"slug": annotate.slug, "formula": annotate.formula, "prose": annotate.prose},
+        **{"tasks": SUITES["ablation"].environments},
+        "titles": {x: f"{SUITES[x].reproduces} ({n} runs)" for x, n in suites.items()},
+        "usual": sources[HOME].defaults,
+        "films": {
+            x: {"file": file, "text": text, "size": sizes[x]} for x, (file, text) in FILMS.items()
+        },
+        **{"reviews": reviews, "all_bugs": bugs},
+    }
+    files = {x.name: x.read_bytes() for x in (PICTURE, *(TEMPLATES / name for name in ASSETS))}
+
+    def page(path: str, template: str, **content: Any) -> None:
+        text = environment.get_template(template).render(path=path, **content)
+        rows = (x.rstrip() for x in text.splitlines() if x.strip())
+        files[path] = ("\n".join(rows) + "\n").encode()
+
+    def data(name: str, content: Any) -> None:
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        files[f"data/{name}.js"] = f"data({json.dumps(name)},{text})\n".encode()
+
+    for name, script in sources.items():
+        template = "index.html" if name == SHORT else "script.html"
+        beside = placed(sources[HOME] if name == SHORT else script, bugs)
+        own = found if name in MEASURED else {}
+        page(page_of(name), template, script=script, bugs=beside, effects=own)
+    for path in TEXTS:
+        source = path.relative_to(ROOT).as_posix()
+        page(page_of_text(path), "page.html", source=source, **text_page(path, sources))
+    page("recipes.html", "recipes.html", recipes=[*map(annotate.recipe, RECIPES)])
+    page("play.html", "play.html")
+    page("runs.html", "runs.html", points=POINTS)
+    data("play", reviews)
+    for name in suites:
+        data(name, suite_data(SUITES[name], folders))
+    return files
+
+
+def write(folders: Folders, docs: Path = DOCS) -> int:
+    """Make the site; returns the number of its files."""
+    files = build(folders)
+    shutil.rmtree(docs, ignore_errors=True)
+    for path, content in files.items():
+        (docs / path).parent.mkdir(parents=True, exist_ok=True)
+        (docs / path).write_bytes(content)
+    return len(files)

@@ -1,0 +1,24 @@
+"""Rows of the table of scripts: what a script shows, and the runs that stand for it."""
+
+from benchmark.evidence.definitions import Script
+
+SCRIPTS = {
+    "ppo_minimal.py": Script("all of PPO in about 250 lines", "minimal", "HalfCheetah-v4"),
+    "ppo_continuous_action.py": Script("details 1–13 and 23–31", "figure3", "HalfCheetah-v4"),
+    "ppo_kl_penalty.py": Script(
+        *("the paper's other objective", "kl_vs_clip", "Hopper-v4", "adaptive-0.01")
+    ),
+    "ppo_atari.py": Script("details 1–22", "games", "Pong", more_seeds=("float32",)),
+    "ppo_atari_lstm.py": Script("details 1–22 and 32–36", "games", "Pong", "lstm"),
+    "ppo_multidiscrete.py": Script("detail 37, action masks", "cartpole", "CartPole-v1"),
+    "grpo_minimal.py": Script(
+        "all of GRPO in about 200 lines", "grpo_minimal", "sums", score="pass@1"
+    ),
+    "ppo_rlhf_toy.py": Script("RLHF with PPO", "rlhf", "reviews", score="gold reward"),
+    "grpo_rlhf_toy.py": Script(
+        "GRPO on the same task", "rlhf_grpo_dpo", "reviews", "grpo", score="gold reward"
+    ),
+    "dpo_rlhf_toy.py": Script(
+        "DPO on the same task", "rlhf_grpo_dpo", "reviews", "dpo", score="gold reward"
+    ),
+}

@@ -1,0 +1,15 @@
+"""Two short runs."""
+
+from benchmark.evidence.suites.common import CONTINUOUS
+from benchmark.lab.definitions import Suite, Variant
+
+SUITES = (
+    Suite(
+        name="smoke",
+        reproduces="nothing: two short runs that show whether everything works here",
+        environments={"InvertedPendulum-v4": (1, 2)},
+        variants={"": Variant(CONTINUOUS)},
+        table="scores",
+        total_timesteps=4096,
+    ),
+)
