@@ -37,7 +37,7 @@ class Script:
     """A row of the table of scripts: what the script shows, and the runs that stand for it."""
 
     shows: str
-    suite: str
+    suite: str  # or a closed experiment
     environment: str
     variant: str = ""
     score: str = "return"  # what is scored

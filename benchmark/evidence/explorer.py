@@ -53,16 +53,14 @@ def cells(results: list[Result], stage: str | None) -> dict[str, Any]:
         whole = tables.plus_minus(tables.facts(results, "mean_return"))
         return tables.score_cells(tables.facts(results, "score")) | {"whole run": whole}
     found = rlhf.models(results).query("model == @stage")
-    names = ("pass@1", "pass@16", "KL") if "pass@1" in found else ("gold", "proxy", "KL")
-    return {"seeds": len(found)} | {x: tables.plus_minus(found.get(x, ()), 2) for x in names}
+    metrics = {x: tables.plus_minus(found.get(x, ()), 2) for x in ("gold", "proxy", "KL")}
+    return {"seeds": len(found)} | metrics
 
 
 def label_of(record: dict[str, Any], stage: str) -> str:
     """The name of a model that a run without variants has made."""
     model = record["models"][stage]
-    if "method" in model:
-        return f"{rlhf.method(model)}, {rlhf.penalty(model)}"
-    return rlhf.LABELS[stage]  # of grpo_minimal.py
+    return f"{rlhf.method(model)}, {rlhf.penalty(model)}"
 
 
 def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:

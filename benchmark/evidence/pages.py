@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 
 from benchmark.evidence import debugging, differences, rlhf, tables
-from benchmark.evidence.suites import BY_TABLE, SUITES
+from benchmark.evidence.definitions import Script
+from benchmark.evidence.suites import SUITES
 from benchmark.evidence.suites.scripts import SCRIPTS
-from benchmark.evidence.tables import effects
 from benchmark.evidence.tags import tags_of
 from benchmark.lab import check
-from benchmark.lab.definitions import Folders
+from benchmark.lab.definitions import CLOSED, Folders
 from benchmark.lab.provenance import ROOT, BenchmarkError
-from benchmark.lab.results import by_environment, done, lines_of
+from benchmark.lab.results import Result, by_environment, done, lines_of
 from benchmark.lab.run import how_complete
 from benchmark.lab.statistics import interquartile_mean
 from benchmark.lab.tables import CHANGE, markdown, number, plus_minus, with_interval
@@ -29,15 +29,11 @@ BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # By the name that a suite gives as `table`.
 TABLES = {
     "scores": tables.scores_table,
-    "figure3": tables.figure3_table,
     "variants": tables.variants_table,
     "normalized": tables.normalized_table,
-    "effects": tables.effects_table,
     "games": tables.games_table,
-    "each_run": tables.each_run_table,
     "rlhf": rlhf.pipeline_table,
     "models": rlhf.models_table,
-    "sums": rlhf.sums_table,
     "bugs": lambda suite, folders: debugging.costs_table(folders, suite.name == debugging.RLHF),
 }
 
@@ -45,16 +41,23 @@ TABLES = {
 # --- Scripts and suites ---
 
 
+def runs_behind(script: Script, folders: Folders) -> list[Result]:
+    """The runs that stand for a script. A closed experiment has its own in its folder."""
+    name, place = script.suite, folders
+    if script.suite not in SUITES:
+        name, place = "runs", Folders(CLOSED / script.suite)
+    found = (by_environment(name, x, place) for x in (script.variant, *script.more_seeds))
+    return [run for own in found for run in own.get(script.environment, [])]
+
+
 def scripts_table(folders: Folders) -> str:
     """Every script with what it shows, its size, and the return and time of its runs."""
     rows = []
     for name, script in SCRIPTS.items():
-        suite = SUITES[script.suite]
-        variants = (script.variant, *script.more_seeds)
-        found = (by_environment(suite.name, x, folders) for x in variants)
-        runs = [run for own in found for run in own.get(script.environment, [])]
+        runs = runs_behind(script, folders)
         scores, hours = tables.facts(runs, "score"), tables.facts(runs, "hours")
-        steps = f", {suite.total_timesteps / 1e6:.2g}M steps" if suite.total_timesteps else ""
+        lengths = {x.record["settings"].get("total_timesteps", 0) for x in runs}
+        steps = f", {max(lengths) / 1e6:.2g}M steps" if any(lengths) else ""
         models = max((len(x.record.get("models", ())) for x in runs), default=0)
         several = f" for {models} models" if models else ""
         rows.append(
@@ -163,16 +166,13 @@ def throughput_tables(folders: Folders) -> str:
 # --- Details ---
 
 
-def details_table(folders: Folders) -> str:
+def details_table(_: Folders) -> str:
     """Every tag of the scripts, its sentence, and what an experiment says that it is worth."""
     worth: dict[str, list[str]] = {}  # by number or title
-    for suite in [*BY_TABLE["effects"], SUITES["multidiscrete"], SUITES["memory"]]:
-        found = effects(suite, folders)
-        for variant in (x for x in suite.variants.values() if x.title in found):
-            effect = with_interval(found[variant.title], CHANGE)
-            for detail in variant.details:
-                text = f"{variant.label.removeprefix('extra: ')}: {effect}"
-                worth.setdefault(detail, []).append(text)
+    for switch in tables.switches():
+        text = f"{switch.label.removeprefix('extra: ')}: {with_interval(switch.effect, CHANGE)}"
+        for detail in switch.details:
+            worth.setdefault(detail, []).append(text)
     rows: dict[tuple[str, str], dict[str, str]] = {}
     found = ((x, tag) for x in SCRIPTS for tag in tags_of((ROOT / x).read_text()))
     for script, tag, digits in ((*x, y) for x in found for y in x[1].number.split(", ")):

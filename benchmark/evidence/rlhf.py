@@ -1,4 +1,4 @@
-"""RLHF, and GRPO with a verifiable reward: every model of the runs, and their tables."""
+"""RLHF: every model of the runs, and their tables."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,13 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmark.evidence.suites.grpo import VARIANTS
 from benchmark.lab.definitions import Folders, Suite
 from benchmark.lab.results import Result, runs_of
-from benchmark.lab.tables import MODEL_METRICS, RATIO, markdown, mean_with_interval, plus_minus
-
-SHARE, MORE = "{:.3f}".format, "{:+.3f}".format
-LABELS = {"sft": "SFT model"} | {name: label for name, (label, _) in VARIANTS.items()}
+from benchmark.lab.tables import MODEL_METRICS, markdown, plus_minus
 
 
 def models(results: Iterable[Result]) -> pd.DataFrame:
@@ -24,7 +20,7 @@ def models(results: Iterable[Result]) -> pd.DataFrame:
         for x in results
         for name, model in x.record["models"].items()
     ]
-    names = {metric: name for name, metric in MODEL_METRICS.items()} | {"kl": "KL"}
+    names = {metric: name for name, metric in MODEL_METRICS.items()}
     found = pd.DataFrame(rows).rename(columns=names)
     if "n" in found:  # best of n: of the same samples, a larger n leaves fewer texts
         found.loc[found["n"].notna(), "unique"] = np.nan
@@ -32,24 +28,12 @@ def models(results: Iterable[Result]) -> pd.DataFrame:
 
 
 def method(model: dict[str, Any]) -> str:
-    """What made a model, and how it differs from the default."""
+    """What made a model; GRPO has a form of its own in DeepSeekMath, with k3 in the loss."""
     if model.get("nll_coef"):
         return f"{model['method']} + NLL"
     if model.get("method") != "GRPO":
         return model.get("method", "")
-    changes = {  # by which DeepSeekMath's GRPO differs from Dr. GRPO with the KL in the reward
-        "std": model["std"] == "group",
-        "own length": model["loss_norm"] == "sequence",
-        "k3": model["kl_in_loss"] == "k3",
-    }
-    parts = [name for name, changed in changes.items() if changed]
-    if len(parts) == len(changes):
-        return "GRPO, published form"
-    if model["loss_norm"] == "token":
-        parts.append("mean length")
-    if model["reward"] == "gold":
-        parts.append("gold as reward")
-    return ", ".join(["Dr. GRPO", *parts])
+    return "GRPO, published form" if model["kl_in_loss"] == "k3" else "Dr. GRPO"
 
 
 def penalty(model: dict[str, Any]) -> str:
@@ -90,29 +74,3 @@ def pipeline_table(suite: Suite, folders: Folders) -> str:
             }
         )
     return f"{models_table(suite, folders)}\n{markdown(rows)}"
-
-
-def sums_table(suite: Suite, folders: Folders) -> str:
-    """Each variant over its seeds; differences are within a seed, which has one SFT model."""
-    found, rows = models(runs_of(suite, folders)["result"]), []
-    by_model = dict(iter(found.set_index("seed").groupby("model")))
-    sft, base = by_model["sft"], by_model["dr-grpo"]
-    for name, label in LABELS.items():
-        own = by_model[name]
-        more = mean_with_interval(own["pass@1"] - base["pass@1"], MORE)
-        more_of_16 = mean_with_interval(own["pass@16"] - sft["pass@16"], MORE)
-        groups = (f"groups_without_spread{x}" for x in ("_first", ""))
-        first, last = (mean_with_interval(own[x], RATIO) for x in groups)
-        rows.append(
-            {
-                "mean [95 %]": label,
-                "seeds": len(own),
-                "pass@1": mean_with_interval(own["pass@1"], SHARE),
-                "more than Dr. GRPO": more if name not in ("sft", "dr-grpo") else "–",
-                "pass@16": mean_with_interval(own["pass@16"], SHARE),
-                "more than SFT": more_of_16 if name != "sft" else "–",
-                "KL": mean_with_interval(own["KL"], RATIO),
-                **{"groups without spread, first": first, "last": last},
-            }
-        )
-    return markdown(rows)

@@ -3,24 +3,21 @@
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from benchmark.lab import statistics
-from benchmark.lab.definitions import Folders, Suite
+from benchmark.lab.definitions import CLOSED, Folders, Suite
 from benchmark.lab.provenance import ROOT
 from benchmark.lab.results import runs_of
 from benchmark.lab.statistics import Estimate, estimate
 from benchmark.lab.tables import (
-    CHANGE,
     RATIO,
     chance,
     markdown,
-    mean_with_interval,
     number,
-    of_pairs,
     plus_minus,
     score_cells,
     tasks_of,
@@ -28,7 +25,6 @@ from benchmark.lab.tables import (
 )
 
 REFERENCE = ROOT / "benchmark" / "reference"  # its README.md says where the numbers are from
-RETURNS_REACHED = (1000, 2000, 4000)
 FIGURE3 = "paper, Figure 3"
 # Columns of published numbers, by their sources in `reference/scores.csv`.
 SOURCES = {
@@ -40,6 +36,28 @@ SOURCES = {
     "CleanRL v1.0.0-12": "CleanRL, earlier (3 seeds)",
     "Spinning Up, PyTorch": "Spinning Up (v3, 10 seeds)",
 }
+
+
+# --- Closed experiments ---
+
+
+class Switch(NamedTuple):
+    """What one or several details were found to be worth."""
+
+    experiment: str
+    line: int  # of the explorer's lines of the experiment
+    details: list[str]  # numbers, or titles of other tags
+    label: str
+    effect: Estimate
+
+
+def switches() -> list[Switch]:
+    """What has been switched off or on, one switch or two at a time."""
+    rows = pd.read_csv(CLOSED / "effects.csv", dtype={"details": str}).itertuples(index=False)
+    return [
+        Switch(experiment, line, details.split(" and "), label, Estimate(effect, (low, high)))
+        for experiment, line, details, label, effect, low, high in rows
+    ]
 
 
 # --- Cells ---
@@ -108,25 +126,6 @@ def by_label(scores: pd.DataFrame, cell: Callable[[pd.Series], str]) -> pd.DataF
     return groups.agg(lambda x: cell(x.dropna()) if x.count() else None)
 
 
-def comparable(suite: Suite, folders: Folders) -> pd.DataFrame:
-    """Scores of a suite in the environments that all of its variants with scores have.
-
-    None while a baseline has no score in an environment of all.
-    """
-    scores = scores_of(suite, folders)
-    counts = scores.groupby("label", observed=True).count()
-    scores = scores.loc[:, counts.all()]
-    known = suite.baseline is None or suite.labels[suite.baseline] in counts.index
-    return scores if known and len(scores.columns) else scores[:0]
-
-
-def effects(suite: Suite, folders: Folders) -> dict[str, Estimate]:
-    """What each variant changes against the baseline, the median over environments, by label."""
-    scores, base = comparable(suite, folders), suite.labels[suite.baseline]
-    labels = (x for x in scores.index.unique("label") if x != base)
-    return {x: of_pairs(scores, x, base, statistics.relative_effect) for x in labels}
-
-
 def side_by_side(scores: pd.DataFrame, columns: Mapping[str, Mapping[str, str]]) -> str:
     """Scores of each label in each environment, then more columns by label."""
     table = by_label(scores, lambda x: f"{plus_minus(x)} ({len(x)})")
@@ -137,23 +136,9 @@ def side_by_side(scores: pd.DataFrame, columns: Mapping[str, Mapping[str, str]])
 
 def variants_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant, and how probably it is better than the baseline, or the first one."""
-    scores = scores_of(suite, folders)
-    base = suite.labels.get(suite.baseline) or next(iter(suite.labels.values()))
-    better = {x: chance(scores, x, base) for x in suite.labels.values()}
+    scores, (base, *others) = scores_of(suite, folders), suite.labels.values()
+    better = {base: "–"} | {x: chance(scores, x, base) for x in others}
     return side_by_side(scores, {f"P(better than {base})": better})
-
-
-def others_say(suite: Suite, file: str, column: str) -> dict[str, Any]:
-    """A column of a file of published numbers that has a row per variant, by label."""
-    known = reference(file).set_index("variant")[column]
-    return {label: known.get(variant, "") for (_, variant), label in suite.labels.items()}
-
-
-def effects_table(suite: Suite, folders: Folders) -> str:
-    """Scores of each variant, what they amount to beside the baseline, and what others found."""
-    found = {x: with_interval(y, CHANGE) for x, y in effects(suite, folders).items()}
-    columns = {"effect": found, "others found": others_say(suite, "literature", "found")}
-    return side_by_side(scores_of(suite, folders), columns)
 
 
 # --- Table 1 of the paper ---
@@ -161,12 +146,17 @@ def effects_table(suite: Suite, folders: Folders) -> str:
 
 def paper_scores(suite: Suite) -> dict[str, float]:
     """Average normalized score of each variant in the paper's Table 1, by label."""
-    return others_say(suite, "table1", "score")
+    known = reference("table1").set_index("variant")["score"]
+    return {label: known[variant] for (_, variant), label in suite.labels.items()}
 
 
 def normalized(suite: Suite, folders: Folders) -> pd.DataFrame:
-    """Scores on a scale from random actions to the best run (paper, 6.1)."""
-    scores = comparable(suite, folders)
+    """Scores on a scale from random actions to the best run (paper, 6.1).
+
+    They are of the environments that all variants have.
+    """
+    scores = scores_of(suite, folders)
+    scores = scores.loc[:, scores.groupby("label", observed=True).count().all()]
     played = json.loads((REFERENCE / "random_policy.json").read_text())
     random = scores.columns.map(lambda environment: played[environment]["mean"])
     return (scores - random) / (scores.max() - random)
@@ -206,44 +196,6 @@ def normalized_table(suite: Suite, folders: Folders) -> str:
     return f"{text}\nRank correlation of the two columns: {whole}; without the first row: {rest}.\n"
 
 
-# --- Figure 3 of the paper ---
-
-
-def readings(suite: Suite, environment: str) -> dict[str, float]:
-    """What others read off the paper's Figure 3, by label of the variants that they read."""
-    steps, labels = suite.total_timesteps, suite.labels.values()
-    found = {x: publications(environment, steps, f"{FIGURE3}: {x}")["mean"] for x in labels}
-    return {label: means.mean() for label, means in found.items() if len(means)}
-
-
-MEANS = "mean [95 %] (seeds)"  # column of tables
-
-
-def means_of(scores: pd.DataFrame) -> pd.DataFrame:
-    """The mean of each label in each environment with its interval."""
-    return by_label(scores, lambda x: f"{mean_with_interval(x)} ({len(x)})")
-
-
-def wins(scores: pd.DataFrame, suite: Suite) -> str:
-    """How probably the first variant is better than each other one."""
-    (first, *others), places = suite.labels.values(), [*scores]
-    return markdown(
-        {f"P({first} is better than)": place} | {x: chance(scores[own], first, x) for x in others}
-        for place, own in [*((x, [x]) for x in places), ("all", places)]
-    )
-
-
-def figure3_table(suite: Suite, folders: Folders) -> str:
-    """Scores of the first variant; all variants beside the paper's; whom the first one beats."""
-    scores = scores_of(suite, folders)[suite.shared]
-    cells, means = means_of(scores), []
-    for environment in suite.shared:
-        paper = readings(suite, environment)
-        means.append({MEANS: environment} | dict(cells[environment]))
-        means.append({MEANS: "paper, read off"} | {x: f"≈ {number(paper[x])}" for x in paper})
-    return "\n".join([scores_table(suite, folders), markdown(means), wins(scores, suite)])
-
-
 # --- Games ---
 
 
@@ -270,29 +222,6 @@ def games_table(suite: Suite, folders: Folders) -> str:
                 "hours per run": RATIO(own["hours"].median()),
                 "ppo2 by then": number(by_then),
                 **{"random play": number(random), "human play": number(human)},
-            }
-        )
-    return markdown(rows)
-
-
-# --- Each run ---
-
-
-def each_run_table(suite: Suite, folders: Folders) -> str:
-    """A row per run: when it reached returns, how it ended, and how its mean action does."""
-    rows = []
-    for run in runs_of(suite, folders).itertuples():
-        steps, returns = run.result.column("return")
-        played = run.result.record["evaluation"]
-        first = {x: steps[returns >= x][:1] / 1e6 for x in RETURNS_REACHED}
-        rows.append(
-            {
-                **{"environment": run.environment, "settings": run.label, "seed": run.seed},
-                **{f"M steps to {x}": RATIO(y[0]) if len(y) else "–" for x, y in first.items()},
-                "last 100 episodes": number(run.score),
-                "mean action": plus_minus(played["returns"]),
-                "its length": number(np.mean(played["lengths"])),
-                "its speed, m/s": mean_with_interval(played["speeds"], RATIO),
             }
         )
     return markdown(rows)

@@ -26,7 +26,7 @@ from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT, BenchmarkError, commit_named, machine, source_at
 from benchmark.lab.record import read_checkpoint
 from benchmark.lab.results import lines_of, write_lines
-from benchmark.lab.run import last_line, our_path, printed, start
+from benchmark.lab.run import last_line, printed, start
 
 # --- What a run says about its speed: steps per second after the first iteration ---
 
@@ -74,7 +74,7 @@ def measure(entry: Entry, text: str, measurement: Measurement) -> dict[str, floa
         words = [file, *entry.arguments, *([] if entry.given else ["--run-name", "run"])]
         gpu, cache = "0" if measurement.gpu else "", f"{folder}/cache"
         variables = {"CUDA_VISIBLE_DEVICES": gpu, "TORCHINDUCTOR_CACHE_DIR": cache}
-        variables["PYTHONPATH"] = our_path(ROOT)
+        variables["PYTHONPATH"] = str(ROOT)
         begin = time.time()
         process = start(folder, words, measurement.threads, **variables)
         try:

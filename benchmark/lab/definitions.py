@@ -26,14 +26,8 @@ class Variant:
     script: str
     flags: str = ""
     label: str = ""  # in tables and figures; empty where a suite has only one variant
-    details: tuple[str, ...] = ()  # numbers of those that it changes, or another tag's title
     environments: dict[str, tuple[int, ...]] | None = None  # and their seeds, if not the suite's
     replaced: tuple[tuple[str, str], ...] = ()  # texts of the script, and what takes their place
-
-    @property
-    def title(self) -> str:
-        """The label, after the numbers of details."""
-        return " ".join([" and ".join(x for x in self.details if x.isdigit()), self.label]).strip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +41,8 @@ class Suite:
     table: str = "variants"  # which one shows it, see pages.TABLES
     figures: tuple[str, ...] = ()  # see figures.FIGURES
     total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
-    evaluated: bool = False  # a finished run is played by `evaluate.py`
-    baseline: Name | None = None  # what the variants are compared with
-    baseline_label: str = ""  # in tables and figures; empty where it is a variant of this suite
+    baseline: Name | None = None  # of another suite, with which the variants are compared
+    baseline_label: str = ""  # in tables and figures
     points: int = POINTS  # of a stored curve
 
     def seeds(self, environment: str, variant: str) -> tuple[int, ...]:
@@ -59,14 +52,8 @@ class Suite:
     @property
     def labels(self) -> dict[Name, str]:
         """Names in tables and figures, first that of a baseline elsewhere."""
-        names = {(self.name, name): x.title or name or "ours" for name, x in self.variants.items()}
-        known = self.baseline in (None, *names)
-        return names if known else {self.baseline: self.baseline_label} | names
-
-    @property
-    def shared(self) -> list[str]:
-        """Environments of all variants."""
-        return [x for x in self.environments if all(self.seeds(x, y) for y in self.variants)]
+        names = {(self.name, name): x.label or name or "ours" for name, x in self.variants.items()}
+        return {self.baseline: self.baseline_label} | names if self.baseline else names
 
 
 def require_open(name: str) -> None:

@@ -39,13 +39,9 @@ STAGE_METRICS = {
     "objective/kl_exact": "kl_exact",
     "objective/score_std": "score_std",
     "text/repetition": "repetition",
-    "reward": "reward",
-    "kl": "kl",
-    "groups_without_spread": "without_spread",
 }
 # Settings that tables and figures show; all others follow from the commit and the flags.
-SHOWN_SETTINGS = ("total_timesteps", "kl_mode", "target_kl", "penalty_kl")
-STAGE_SCORES = ("objective/gold", "pass@1")  # what scores a model: the first of these that it has
+SHOWN_SETTINGS = ("total_timesteps", "kl_mode", "target_kl")
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -169,7 +165,7 @@ def summarize_stages(
     facts = {
         "seconds": seconds and round(seconds, 1),
         "hours": seconds and round(seconds / 3600, 6),
-        "score": next((scored[x] for x in STAGE_SCORES if x in scored), None),
+        "score": scored.get("objective/gold"),
         "scored_model": trained[0],
         "reward_model": report["quality"],
         "models": report["results"],

@@ -28,7 +28,6 @@ from benchmark.lab.provenance import ROOT, BenchmarkError, git, machine, source_
 from benchmark.lab.results import lock, write_text
 
 ENDED = "ended"  # file in the folder of a run whose script has ended with exit code 0
-EVALUATE = Path(__file__).resolve().parent / "evaluate.py"
 # One thread per process: a second one gains nothing on networks of this size and, being shared
 # between runs, would make their times depend on each other.
 THREADS = [f"{x}_NUM_THREADS" for x in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM")]
@@ -212,12 +211,7 @@ def variables(run: Run) -> dict[str, str]:
             git("archive", "--output", f"{new}/files.tar", commit, "*.py")
             shutil.unpack_archive(f"{new}/files.tar", f"{new}/files")
             os.replace(f"{new}/files", trees / commit)
-    return {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": our_path(trees / commit)}
-
-
-def our_path(folder: Path) -> str:
-    """Where our scripts find each other, below a folder."""
-    return f"{folder}{os.pathsep}{folder / 'benchmark/evidence/baselines'}"
+    return {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(trees / commit)}
 
 
 def start(folder: Path, words: list[str], threads: int = 1, **variables: str) -> subprocess.Popen:
@@ -378,11 +372,6 @@ def finish(run: Run, used: Any) -> str:
                 facts["score"], facts["scored_over"] = logs.read(run.log).scored
         else:
             facts, curve = logs.summarize(run.log, seconds)
-        if suite.evaluated:
-            words = ["-P", str(EVALUATE), Path(run.script).name]  # -P: not our `statistics`
-            if outcome(start(run.folder, words, **variables(run))):
-                return f"could not be evaluated: {last_line(run.folder)}"
-            facts["evaluation"] = json.loads((run.log / "evaluation.json").read_text())
     except Exception as error:  # whatever a script can leave; the other runs go on
         return f"{str(error) or repr(error)}; delete {run.folder} to run it again"
     about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}

@@ -1,17 +1,14 @@
 """What is kept of a run, and whether the committed results have it."""
 
-import dataclasses
 import json
 import math
 import sys
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-import ppo_continuous_action as ppo
 from benchmark.evidence.baselines import stable_baselines3_ppo
 from benchmark.evidence.suites import SUITES
 from benchmark.lab import record, results
@@ -40,7 +37,7 @@ def test_thin_averages_by_stretch_of_steps():
 def test_facts_of_a_run_in_steps(tmp_path):
     rates = [50, 100, 1]  # the last iteration was paused
     saved = {
-        "args": {"penalty_kl": 0.1, "run_name": "run"},
+        "args": {"kl_mode": "fixed", "run_name": "run"},
         "episodes": [{"global_step": 10 * i, "return": float(i)} for i in range(1, 151)],
         "updates": [
             {"global_step": 1000 * i, "charts/SPS": rate} for i, rate in enumerate(rates, start=1)
@@ -48,7 +45,7 @@ def test_facts_of_a_run_in_steps(tmp_path):
     }
     torch.save(saved, tmp_path / "checkpoint.pt")
     facts, rows = record.summarize_steps(tmp_path, 4000)
-    assert facts["settings"] == {"penalty_kl": 0.1}
+    assert facts["settings"] == {"kl_mode": "fixed"}
     assert facts["score"] == np.mean(range(51, 151)) and facts["mean_return"] == 75.5
     assert facts["seconds"] == 20 + 10 + 1000
     assert facts["hours"] == pytest.approx(3000 / 50 / 3600, abs=1e-6)
@@ -102,24 +99,13 @@ def test_committed_results_have_the_suites_flags_and_whole_curves(suite):
 
 
 @pytest.mark.slow
-def test_a_run_of_the_real_script_is_kept_and_its_policy_plays(folders, bench, capfd, monkeypatch):
+def test_a_run_of_the_real_script_is_kept(folders, bench, capfd, monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compiling would take most of the time
-    monkeypatch.setitem(SUITES, "smoke", dataclasses.replace(SUITES["smoke"], evaluated=True))
     bench("run", "smoke", "--only", "seed2")
     assert f"{PENDULUM}/seed2 done" in capfd.readouterr().out
     (result,) = results.by_environment("smoke", "", folders)[PENDULUM]
-    made, played = result.record, result.record["evaluation"]
+    made = result.record
     assert made["steps"] == 4096 and made["settings"] == {"total_timesteps": 4096}
     assert 0 < made["score"] < 1000 and len(made["commit"]) == 40
     assert result.curve["episodes"].sum() == made["episodes"]
     assert len(result.column("approx_kl")[0]) == 2  # one per iteration
-    assert played["returns"] == played["lengths"] and len(played["lengths"]) == 20  # 1 per step
-    assert len({*played["lengths"]}) > 1 and "speeds" not in played
-    seed = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(1,))).integers(2**31)
-    env = gym.make(PENDULUM)
-    policy = ppo.load_policy(folders.runs / f"smoke/{PENDULUM}/seed2/runs/run", env)
-    (obs, _), ended, steps = env.reset(seed=seed.item()), False, 0
-    while not ended:
-        obs, _, ended, *_ = env.step(policy(obs))
-        steps += 1
-    assert steps == played["lengths"][0]

@@ -16,7 +16,7 @@ import jinja2
 import markdown
 
 from benchmark.evidence import health, tables
-from benchmark.evidence.explorer import POINTS, suite_data
+from benchmark.evidence.explorer import POINTS, STAGED, suite_data
 from benchmark.evidence.pages import PAGES
 from benchmark.evidence.site import annotate
 from benchmark.evidence.site.annotate import HOME, SHORT, TEMPLATES, Source
@@ -24,7 +24,8 @@ from benchmark.evidence.suites import SUITES
 from benchmark.evidence.suites.scripts import SCRIPTS
 from benchmark.lab.definitions import CLOSED, Folders
 from benchmark.lab.provenance import ROOT
-from benchmark.lab.results import done
+from benchmark.lab.results import done, lines_of
+from benchmark.lab.tables import CHANGE, with_interval
 
 DOCS = ROOT / "docs"
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
@@ -56,24 +57,22 @@ def page_of(script: str) -> str:
 # --- Next to the code ---
 
 
-def effects_of_details(folders: Folders) -> dict[str, list[dict[str, Any]]]:
+def effects_of_details() -> dict[str, list[dict[str, Any]]]:
     """What the ablation says of a detail, by its number or title: a text, and places on an axis.
 
     A switch of several details stands at the first.
     """
-    suite, found = SUITES["ablation"], {}
-    lines = [*suite.labels.values()]
-    by_title = {x.title: x for x in suite.variants.values()}
-    for title, effect in tables.effects(suite, folders).items():
-        low, high = effect.ends or (effect.value,) * 2
+    found: dict[str, list[dict[str, Any]]] = {}
+    for switch in (x for x in tables.switches() if x.experiment == "ablation"):
+        value, (low, high) = switch.effect
         row = {
-            "label": by_title[title].label.removeprefix("extra: "),
-            "text": tables.with_interval(effect, tables.CHANGE).replace("-", "−"),
-            "places": (effect.value, low, high),
+            "label": switch.label.removeprefix("extra: "),
+            "text": with_interval(switch.effect, CHANGE).replace("-", "−"),
+            "places": (value, low, high),
             "sure": not low <= 0 <= high,
-            "link": f"runs.html#suite=ablation&lines=0,{lines.index(title)}",
+            "link": f"runs.html#suite=ablation&lines=0,{switch.line}",
         }
-        found.setdefault(by_title[title].details[0], []).append(row)
+        found.setdefault(switch.details[0], []).append(row)
     return found
 
 
@@ -86,7 +85,7 @@ def bugs_of(folders: Folders) -> list[dict[str, Any]]:
             "text": x.bug.replaced[0][0] if x.bug.replaced else "\0",
             "settings": [x.replace("-", "_") for x in FLAG.findall(x.bug.flags)],
         }
-        change = f"{tables.CHANGE(x.change.value)} in {x.environment.partition('-')[0]}"
+        change = f"{CHANGE(x.change.value)} in {x.environment.partition('-')[0]}"
         row = found.setdefault((x.suite.name, x.variant), row)
         row["changes"].append(change.replace("-", "−"))
     return [*found.values()]
@@ -167,17 +166,20 @@ def build(folders: Folders) -> dict[str, bytes]:
         undefined=jinja2.StrictUndefined,
     )
     reviews = json.loads((folders.results / "reviews.json").read_text())
-    found, bugs = effects_of_details(folders), bugs_of(folders)
+    found, bugs = effects_of_details(), bugs_of(folders)
     sources = {x: Source(x) for x in SCRIPTS}
-    suites = {x: n for x in SUITES if x != "smoke" and (n := len(done(x, folders)))}
+    runs = {x: n for x in SUITES if x != "smoke" and (n := len(done(x, folders)))}
+    shown = {x: suite_data(SUITES[x], folders) for x in runs}
+    for path in sorted(CLOSED.glob("*/explorer.json")):
+        shown[path.parent.name] = json.loads(path.read_text())
+        runs[path.parent.name] = len(lines_of(path.with_name("runs.jsonl")))
+    titles = {x: f"{y['about'].removesuffix(STAGED)} ({runs[x]} runs)" for x, y in shown.items()}
     sizes = {x: round((FIGURES / file).stat().st_size / 1e6, 1) for x, (file, _) in FILMS.items()}
     environment.globals |= {
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
-        **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": suites},
+        **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": runs},
         **{"slug": annotate.slug, "formula": annotate.formula, "prose": annotate.prose},
-        **{"tasks": SUITES["ablation"].environments},
-        "titles": {x: f"{SUITES[x].reproduces} ({n} runs)" for x, n in suites.items()},
-        "usual": sources[HOME].defaults,
+        **{"titles": titles, "usual": sources[HOME].defaults},
         "films": {
             x: {"file": file, "text": text, "size": sizes[x]} for x, (file, text) in FILMS.items()
         },
@@ -206,8 +208,8 @@ def build(folders: Folders) -> dict[str, bytes]:
     page("play.html", "play.html")
     page("runs.html", "runs.html", points=POINTS)
     data("play", reviews)
-    for name in suites:
-        data(name, suite_data(SUITES[name], folders))
+    for name, content in shown.items():
+        data(name, content)
     return files
 
 

@@ -1,8 +1,9 @@
-"""The objectives of the paper: clipping, and penalties of the KL."""
+"""Table 1 of the paper: clipping, and penalties of the KL."""
 
-from benchmark.evidence.suites.common import CONTINUOUS, KL_PENALTY, MUJOCO7, with_default
+from benchmark.evidence.suites.common import CONTINUOUS, MUJOCO7
 from benchmark.lab.definitions import Suite, Variant
 
+KL_PENALTY = "ppo_kl_penalty.py"
 # The eleven surrogate objectives of the paper's Table 1: a script, its flags and a label.
 ADAPTIVE = "adaptive KL, d_targ"
 OBJECTIVES = {
@@ -31,14 +32,6 @@ PROTOCOL_2017 = {
 }
 
 SUITES = (
-    Suite(
-        name="kl_vs_clip",
-        reproduces="Schulman et al. 2017, section 4: the adaptive KL penalty against clipping",
-        environments=dict.fromkeys(MUJOCO7, (1, 2, 3)),
-        variants={"adaptive-0.01": Variant(*OBJECTIVES["adaptive-0.01"])},
-        figures=("curves", "trace"),
-        **with_default("clipping, ε = 0.2"),
-    ),
     Suite(
         name="table1",
         reproduces="Schulman et al. 2017, Table 1, with the settings of the code of 2017",
