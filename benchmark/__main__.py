@@ -77,7 +77,8 @@ def compare(
     from benchmark.lab import compare as command
     from benchmark.lab import plots
 
-    found, notes = command.runs_of(runs, folders, SUITES, env_id or UNKNOWN)
+    suites = {name: suite.variants for name, suite in SUITES.items()}
+    found, notes = command.runs_of(runs, folders, suites, env_id or UNKNOWN)
     print("\n".join([*command.described(found), *notes]))
     assumed = command.require_seeds(found)
     found, notes = command.comparable(found)
@@ -151,10 +152,11 @@ def run(
         cluster: this machine, or a Ray cluster, with a run at a time per processor core
         commit: version of the scripts to run
     """
-    from benchmark.lab.run import run_suite, select
+    from benchmark.evidence import runs
 
-    runs = select(SUITES[suite], folders, seeds, only, commit_named(commit))
-    run_suite(SUITES[suite], runs, folders, workers if cluster == "local" else None)
+    at_a_time = workers if cluster == "local" else None
+    keys = runs.select(SUITES[suite], seeds, only)
+    runs.make(SUITES[suite], keys, folders, at_a_time, commit_named(commit))
 
 
 @app.command(name="list")
@@ -162,17 +164,20 @@ def list_runs(
     suite: Positional[Name | None] = None, only: str = "*", folders: Place = HERE
 ) -> None:
     """Show the suites and how complete they are, or how far each run of one is."""
-    from benchmark.lab.run import how_complete, select
+    from benchmark.evidence import runs
+    from benchmark.lab.run import has_checkpoint
 
     if suite is None:
         for entry in SUITES.values():
-            made, total = how_complete(entry, folders)
+            made, total = runs.how_complete(entry, folders)
             print(f"{entry.name:<26}{made:>4} of {total:>3} runs done; {entry.reproduces}")
         return
-    done = results.done(suite, folders)
-    for run in select(SUITES[suite], folders, only=only):
-        state = "done" if run.key in done else "begun" if run.begun else "waiting"
-        print(f"{run.name:<44} {state:<8} {shlex.join(['python', run.script, *run.flags])}")
+    entry, done = SUITES[suite], results.done(suite, folders)
+    for key in runs.select(entry, only=only):
+        begun = has_checkpoint(runs.folder_of(entry, key, folders))
+        state = "done" if key in done else "begun" if begun else "waiting"
+        words = ["python", entry.variants[key[1]].script, *runs.flags_of(entry, key)]
+        print(f"{runs.name_of(key):<44} {state:<8} {shlex.join(words)}")
 
 
 @app.command(name="table")
@@ -251,10 +256,12 @@ def measure(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; what cannot be done ends as one sentence and exit code 2."""
-    # SIGTERM is answered as Ctrl-C is, so that no child is left behind. A shell that starts this in
-    # the background has SIGINT ignored.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    # SIGTERM and SIGHUP are answered as Ctrl-C is, so that no child is left behind. A shell that
+    # starts this in the background has SIGINT ignored; under nohup, SIGHUP stays ignored.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and (name == "SIGINT" or signal.getsignal(number) != signal.SIG_IGN):
+            signal.signal(number, signal.default_int_handler)
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if arguments[:1] == ["seeds"]:

@@ -198,8 +198,8 @@ def changed_copy(tmp_path, monkeypatch):
 
     changed_copy(script, ((old, new), ...), name)
     """
+    from benchmark.evidence.runs import changed
     from benchmark.lab.provenance import ROOT
-    from benchmark.lab.run import changed
 
     def load(script, replaced, name="copied"):
         path = tmp_path / f"{name}.py"

@@ -131,10 +131,10 @@ def sync_copies(force: bool) -> None:
 def misfits() -> list[str]:
     """A sentence for each text patch of a suite that no longer fits its script."""
     sys.path.insert(0, str(ROOT))
+    from benchmark.evidence.runs import changed
     from benchmark.evidence.suites import ALL
     from benchmark.evidence.suites.bugs import AFTER_TRAINING
     from benchmark.lab.provenance import BenchmarkError
-    from benchmark.lab.run import changed
 
     patched = [(f"the suite {x.name}", *y) for x in ALL for y in x.variants.items()]
     patched += [("the bugs after training", *x) for x in AFTER_TRAINING.items()]

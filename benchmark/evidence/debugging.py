@@ -8,12 +8,13 @@ from typing import Any
 import pandas as pd
 
 from benchmark.evidence import differences, health
+from benchmark.evidence.definitions import Variant
 from benchmark.evidence.health import trials
+from benchmark.evidence.runs import changed
 from benchmark.evidence.suites import BY_TABLE
 from benchmark.evidence.suites.bugs import AFTER_TRAINING
-from benchmark.lab.definitions import Folders, Variant
+from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT
-from benchmark.lab.run import changed
 from benchmark.lab.tables import CHANGE, markdown, with_interval
 
 RLHF = "bugs_rlhf"

@@ -1,6 +1,47 @@
-"""What a measurement and a row of the table of scripts consist of; `suites/` has them."""
+"""What suites, measurements and rows of the table of scripts consist of; `suites/` has them."""
 
 import dataclasses
+
+from benchmark.lab.definitions import POINTS
+
+Name = tuple[str, str]  # suite and variant
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A script with the flags that make this variant."""
+
+    script: str
+    flags: str = ""
+    label: str = ""  # in tables and figures; empty where a suite has only one variant
+    environments: dict[str, tuple[int, ...]] | None = None  # and their seeds, if not the suite's
+    replaced: tuple[tuple[str, str], ...] = ()  # texts of the script, and what takes their place
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """Every variant in every environment with every seed, unless a variant has its own."""
+
+    name: str
+    reproduces: str
+    environments: dict[str, tuple[int, ...]]  # and their seeds; RLHF has the toy reviews there
+    variants: dict[str, Variant]  # by name; a single one may have the empty name
+    table: str = "variants"  # which one shows it, see pages.TABLES
+    figures: tuple[str, ...] = ()  # see figures.FIGURES
+    total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
+    baseline: Name | None = None  # of another suite, with which the variants are compared
+    baseline_label: str = ""  # in tables and figures
+    points: int = POINTS  # of a stored curve
+
+    def seeds(self, environment: str, variant: str) -> tuple[int, ...]:
+        """Those that a variant is to have in an environment."""
+        return (self.variants[variant].environments or self.environments).get(environment, ())
+
+    @property
+    def labels(self) -> dict[Name, str]:
+        """Names in tables and figures, first that of a baseline elsewhere."""
+        names = {(self.name, name): x.label or name or "ours" for name, x in self.variants.items()}
+        return {self.baseline: self.baseline_label} | names if self.baseline else names
 
 
 @dataclasses.dataclass(frozen=True)

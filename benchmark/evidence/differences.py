@@ -10,13 +10,14 @@ from typing import Any
 import tqdm
 
 from benchmark.evidence import health
+from benchmark.evidence.definitions import Variant
+from benchmark.evidence.runs import changed
 from benchmark.evidence.suites import BY_TABLE
 from benchmark.evidence.suites.bugs import AFTER_TRAINING
 from benchmark.lab import diff
-from benchmark.lab.definitions import Folders, Variant
+from benchmark.lab.definitions import Folders
 from benchmark.lab.diff import Comparison, Finding
 from benchmark.lab.provenance import ROOT
-from benchmark.lab.run import changed
 
 NAME = "differences.json"  # in the folder of results
 

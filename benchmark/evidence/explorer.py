@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from benchmark.evidence import health, rlhf, tables
-from benchmark.lab.definitions import Folders, Suite
+from benchmark.evidence.definitions import Suite
+from benchmark.lab.definitions import Folders
 from benchmark.lab.results import KEY, Result, by_environment
 
 POINTS = 20  # of a curve

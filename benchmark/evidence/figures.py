@@ -11,13 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmark.evidence import health, tables
+from benchmark.evidence.definitions import Suite
 from benchmark.evidence.suites.common import THREE
-from benchmark.evidence.tables import REFERENCE, reference
+from benchmark.evidence.tables import REFERENCE, reference, runs_of
 from benchmark.lab import check, plots, statistics
-from benchmark.lab.definitions import Folders, Suite
+from benchmark.lab.definitions import Folders
 from benchmark.lab.plots import draw_curves, one_panel_each, save
 from benchmark.lab.provenance import ROOT, BenchmarkError
-from benchmark.lab.results import by_environment, done, runs_of, write_text
+from benchmark.lab.results import by_environment, done, write_text
 
 FOLDER = ROOT / "benchmark" / "figures"
 CODE = [__file__, *(x.__file__ for x in (plots, statistics, tables, health))]

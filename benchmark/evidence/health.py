@@ -9,10 +9,11 @@ import functools
 
 import pandas as pd
 
+from benchmark.evidence.definitions import Suite, Variant
 from benchmark.evidence.suites import BY_TABLE
 from benchmark.evidence.tables import facts
 from benchmark.lab import check, statistics
-from benchmark.lab.definitions import Folders, Suite, Variant
+from benchmark.lab.definitions import Folders
 from benchmark.lab.record import STAGE_METRICS, STEP_METRICS
 from benchmark.lab.results import Result, by_environment
 from benchmark.lab.statistics import Estimate, estimate

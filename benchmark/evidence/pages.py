@@ -12,6 +12,7 @@ import pandas as pd
 
 from benchmark.evidence import debugging, differences, rlhf, tables
 from benchmark.evidence.definitions import Script
+from benchmark.evidence.runs import how_complete
 from benchmark.evidence.suites import SUITES
 from benchmark.evidence.suites.scripts import SCRIPTS
 from benchmark.evidence.tags import tags_of
@@ -19,7 +20,6 @@ from benchmark.lab import check
 from benchmark.lab.definitions import CLOSED, Folders
 from benchmark.lab.provenance import ROOT, BenchmarkError
 from benchmark.lab.results import Result, by_environment, done, lines_of
-from benchmark.lab.run import how_complete
 from benchmark.lab.statistics import interquartile_mean
 from benchmark.lab.tables import CHANGE, markdown, number, plus_minus, with_interval
 

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmark.lab.definitions import Folders, Suite
-from benchmark.lab.results import Result, runs_of
+from benchmark.evidence.definitions import Suite
+from benchmark.evidence.tables import runs_of
+from benchmark.lab.definitions import Folders
+from benchmark.lab.results import Result
 from benchmark.lab.tables import MODEL_METRICS, markdown, plus_minus
 
 

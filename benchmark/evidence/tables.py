@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from benchmark.evidence.definitions import Suite
 from benchmark.lab import statistics
-from benchmark.lab.definitions import CLOSED, Folders, Suite
+from benchmark.lab.definitions import CLOSED, Folders
 from benchmark.lab.provenance import ROOT
-from benchmark.lab.results import runs_of
+from benchmark.lab.results import KEY, by_environment
 from benchmark.lab.statistics import Estimate, estimate
 from benchmark.lab.tables import (
     RATIO,
@@ -26,6 +27,7 @@ from benchmark.lab.tables import (
 
 REFERENCE = ROOT / "benchmark" / "reference"  # its README.md says where the numbers are from
 FIGURE3 = "paper, Figure 3"
+SCORES = ["score", "mean_return", "hours"]
 # Columns of published numbers, by their sources in `reference/scores.csv`.
 SOURCES = {
     f"{FIGURE3}: PPO (clip)": "paper, Fig. 3 (v1, read off)",
@@ -69,6 +71,22 @@ def facts(results: Iterable, name: str) -> np.ndarray:
 
 
 # --- Scores by environment ---
+
+
+def runs_of(
+    suite: Suite, folders: Folders, environments: Iterable[str] | None = None
+) -> pd.DataFrame:
+    """A row per finished run of a suite and its baseline, by environment and in their order."""
+    found = {label: by_environment(*name, folders) for name, label in suite.labels.items()}
+    rows = [
+        {"label": label, "result": result} | result.record
+        for environment in environments or suite.environments
+        for label, own in found.items()
+        for result in own.get(environment, [])
+    ]
+    table = pd.DataFrame(rows, columns=["label", *KEY, *SCORES, "result"])
+    table["label"] = pd.Categorical(table["label"], found)
+    return table.astype(dict.fromkeys(SCORES, float))
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT, BenchmarkError, commit_named, machine, source_at
 from benchmark.lab.record import read_checkpoint
 from benchmark.lab.results import lines_of, write_lines
-from benchmark.lab.run import last_line, printed, start
+from benchmark.lab.run import last_line, peak_mib, printed, start
 
 # --- What a run says about its speed: steps per second after the first iteration ---
 
@@ -86,8 +86,8 @@ def measure(entry: Entry, text: str, measurement: Measurement) -> dict[str, floa
             raise BenchmarkError(f"{entry.name} failed: {last_line(folder)}")
         rate = RATES[entry.given](folder)
     beyond = max(0.0, seconds - entry.steps / rate)  # what it took in addition to its steps
-    memory = usage.ru_maxrss / 1024  # Linux counts KiB
-    return {"steps_per_second": rate, "start_seconds": beyond, "peak_mib": memory}
+    memory = {"peak_mib": peak_mib(usage)}
+    return {"steps_per_second": rate, "start_seconds": beyond, **memory}
 
 
 def measure_all(

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from benchmark.lab import statistics
-from benchmark.lab.definitions import Folders, Suite, require_open
+from benchmark.lab.definitions import Folders, require_open
 from benchmark.lab.logs import UNKNOWN, Log, of_suite, runs_table, search
 from benchmark.lab.provenance import BenchmarkError
 from benchmark.lab.statistics import estimate
@@ -26,7 +26,7 @@ NO_MATTER = ("seed", "run_name", "exp_name", "track", "wandb_project_name", "cap
 def runs_of(
     names: tuple[str, ...],
     folders: Folders,
-    suites: Mapping[str, Suite],
+    suites: Mapping[str, Iterable[str]],
     environment: str,
 ) -> tuple[pd.DataFrame, list[str]]:
     """The runs of each name, and sentences on what was left out."""
@@ -41,7 +41,7 @@ def runs_of(
 
 
 def logs_of(
-    name: str, folders: Folders, suites: Mapping[str, Suite], environment: str
+    name: str, folders: Folders, suites: Mapping[str, Iterable[str]], environment: str
 ) -> tuple[list[Log], list[str]]:
     """The runs with returns that a word of the command line means, and what was left out."""
     suite, _, variant = name.partition(":")
@@ -49,7 +49,7 @@ def logs_of(
         require_open(suite)
     if Path(name).exists() or suite not in suites:
         logs, left_out = search(name, environment)
-    elif variant not in (known := suites[suite].variants):
+    elif variant not in (known := suites[suite]):
         rows = ", ".join(f"{suite}:{x}" if x else suite for x in known)
         raise BenchmarkError(f"{name} is not a row of a suite; there are {rows}.")
     else:

@@ -39,20 +39,18 @@ def source_at(commit: str, script: str) -> str:
     return git("show", f"{commit}:{script}")
 
 
-@functools.cache
-def text_on_disk(path: str) -> str:
-    """Text of a file, read once: whoever edits it meanwhile does not mix versions."""
-    return Path(path).read_text()
-
-
 def version_on_disk(path: Path) -> dict[str, str | None]:
     """Hash of a file, and the last commit of its repository if the file is as it is there."""
-    text = text_on_disk(str(path))
-    about = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "commit": None}
+    about = {"sha256": hash_of(path), "commit": None}
     with contextlib.suppress(BenchmarkError, OSError):  # not in a repository; no git
-        if git("show", f"HEAD:./{path.name}", place=path.parent) == text:
+        if git("show", f"HEAD:./{path.name}", place=path.parent) == path.read_text():
             about["commit"] = git("rev-parse", "HEAD", place=path.parent).strip()
     return about
+
+
+def hash_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def processor() -> str:

@@ -94,10 +94,8 @@ def shown(settings: dict[str, Any]) -> dict[str, Any]:
     return {x: y for x, y in settings.items() if x in SHOWN_SETTINGS}
 
 
-def summarize_steps(
-    log: Path, total_steps: int | None = None, points: int = POINTS
-) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Facts and curve of a run in environment steps (by default its own), by its checkpoint."""
+def summarize_steps(log: Path, points: int = POINTS) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Facts and curve of a run in environment steps, by its checkpoint."""
     saved = read_checkpoint(log / "checkpoint.pt")
     episodes, updates = episodes_of(saved), saved["updates"]
     returns = episodes["return"].to_numpy()
@@ -114,7 +112,7 @@ def summarize_steps(
         "mean_return": round(float(np.mean(returns)), 6) if len(returns) else None,
         "settings": shown(saved["args"]),
     }
-    total_steps = total_steps or int(saved["args"]["total_timesteps"])
+    total_steps = int(saved["args"]["total_timesteps"])
     return facts, thin(episodes, pd.DataFrame(updates), total_steps, points)
 
 

@@ -1,25 +1,25 @@
-"""Results of finished runs, two files per suite, and published numbers.
+"""Results of finished runs, two files for those of a name: that of a suite, or one of `seeds`.
 
-`results/SUITE.jsonl` has a line per run, `results/SUITE.csv` the points of its curve. A run counts
-as done once its line is there. Both are sorted, so that it does not matter who finished first.
+`NAME.jsonl` has a line per run, `NAME.csv` the points of its curve. A run counts as done once its
+line is there. Both are sorted, so that it does not matter who finished first.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from filelock import FileLock
 
-from benchmark.lab.definitions import Folders, Suite
+from benchmark.lab.definitions import Folders
 
+FILE = "results.json"  # in the folder of a run, until it is collected
 KEY = ["environment", "variant", "seed"]
-SCORES = ["score", "mean_return", "hours"]
 Key = tuple[str, str, int]
 
 
@@ -28,7 +28,7 @@ class Result:
     """A finished run."""
 
     record: dict[str, Any]  # settings, commit, versions, time, memory and score
-    curves: Path  # of its suite
+    curves: Path  # of all runs of its name
 
     @property
     def steps(self) -> int:
@@ -50,19 +50,17 @@ class Result:
 # --- Writing ---
 
 
-@contextlib.contextmanager
-def lock(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Hold a lock, as do scripts that are started meanwhile; False if another process holds it."""
-    import fcntl  # not on Windows, where results can be read but no run is made
+def to_json(content: Any) -> str:
+    """JSON in a line; NaN and infinities, for which it has no word, are null."""
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        os.set_inheritable(file.fileno(), True)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            file = None
-        yield file is not None
+    def known(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {name: known(y) for name, y in x.items()}
+        if isinstance(x, list | tuple):
+            return [known(y) for y in x]
+        return None if isinstance(x, float) and not math.isfinite(x) else x
+
+    return json.dumps(known(content), ensure_ascii=False, allow_nan=False)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -72,17 +70,18 @@ def write_text(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def collect(suite: Suite, folders: Folders) -> None:
+def collect(name: str, folders: Folders) -> None:
     """Add the results of finished runs that their processes left in their folders.
 
     The curves come first: whoever is killed in between leaves runs that are not done.
     """
     folders.results.mkdir(parents=True, exist_ok=True)
-    records_path, curves_path = (folders.results / f"{suite.name}.{x}" for x in ("jsonl", "csv"))
-    with lock(folders.results / ".lock", wait=True):  # one writer at a time
-        records = done(suite.name, folders)
-        paths = sorted((folders.runs / suite.name).glob("**/result.json"))
-        found = [json.loads(x.read_text()) for x in paths]
+    records_path, curves_path = (folders.results / f"{name}.{x}" for x in ("jsonl", "csv"))
+    with FileLock(folders.results / ".lock"):  # one writer at a time
+        records = done(name, folders)
+        notes = sorted((folders.runs / name).glob("**/note.json"))  # scripts may have such a file
+        paths = [x.with_name(FILE) for x in notes]
+        found = [json.loads(x.read_text()) for x in paths if x.exists()]
         new = {key: x for x in found if (key := key_of(x["record"])) not in records}
         if not new:
             return
@@ -98,7 +97,7 @@ def collect(suite: Suite, folders: Folders) -> None:
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     """Replace a JSONL file."""
-    write_text(path, "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in lines))
+    write_text(path, "".join(f"{to_json(x)}\n" for x in lines))
 
 
 # --- Reading ---
@@ -115,41 +114,27 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def table_of(path: Path) -> pd.DataFrame:
-    """The curves of a suite as they are on disk."""
+    """The curves of all runs of a name as they are on disk."""
     texts = KEY[:2]  # either may be empty
     return pd.read_csv(path, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
 
 
 @functools.lru_cache(maxsize=4)
 def curves_in(path: Path, version: int) -> dict[Key, pd.DataFrame]:
-    """The curves of a suite as of some time, of which a run that is not done may have one."""
+    """The curves as of some time, of which a run that is not done may have one."""
     return dict(iter(table_of(path).groupby(KEY)))
 
 
-def done(suite: str, folders: Folders) -> dict[Key, dict[str, Any]]:
-    """The records of a suite, those of added seeds included."""
-    return {key_of(record): record for record in lines_of(folders.results / f"{suite}.jsonl")}
+def done(name: str, folders: Folders) -> dict[Key, dict[str, Any]]:
+    """The records of all runs of a name, those of added seeds included."""
+    return {key_of(record): record for record in lines_of(folders.results / f"{name}.jsonl")}
 
 
-def by_environment(suite: str, variant: str, folders: Folders) -> dict[str, list[Result]]:
+def by_environment(name: str, variant: str, folders: Folders) -> dict[str, list[Result]]:
     """Results of a variant by environment, seeds in their order."""
     found: dict[str, list[Result]] = {}
-    for record in done(suite, folders).values():
+    for record in done(name, folders).values():
         if record["variant"] == variant:
-            result = Result(record, folders.results / f"{suite}.csv")
+            result = Result(record, folders.results / f"{name}.csv")
             found.setdefault(record["environment"], []).append(result)
     return found
-
-
-def runs_of(suite: Suite, folders: Folders, environments: Iterable[str] | None = None) -> Any:
-    """A row per finished run of a suite and its baseline, by environment and in their order."""
-    found = {label: by_environment(*name, folders) for name, label in suite.labels.items()}
-    rows = [
-        {"label": label, "result": result} | result.record
-        for environment in environments or suite.environments
-        for label, own in found.items()
-        for result in own.get(environment, [])
-    ]
-    table = pd.DataFrame(rows, columns=["label", *KEY, *SCORES, "result"])
-    table["label"] = pd.Categorical(table["label"], found)
-    return table.astype(dict.fromkeys(SCORES, float))

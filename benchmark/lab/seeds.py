@@ -1,11 +1,12 @@
 """Runs any script over environments and seeds, below `runs/NAME`, and shows a table and curves.
 
-A run is made as in a suite (`run.py`), but with the file as it is on disk. The script must have
---seed. With --resume it continues where it stopped, without --run-name its files are searched for.
+The file is run as it is on disk. The script must have --seed. With --resume it continues where it
+stopped, without --run-name its files are searched for.
 """
 
-import dataclasses
+import itertools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -16,26 +17,28 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmark.lab import plots
-from benchmark.lab.definitions import Folders, Suite, Variant, file_name
+from benchmark.lab import plots, results
+from benchmark.lab.definitions import Folders, file_name
+from benchmark.lab.imports import local_modules
 from benchmark.lab.logs import read, runs_table
 from benchmark.lab.provenance import BenchmarkError, version_on_disk
 from benchmark.lab.record import LAST_100
 from benchmark.lab.results import by_environment, done
 from benchmark.lab.run import (
     ENDED,
-    GIVEN,
     Run,
     last_line,
+    log_in,
     outcome,
     printed,
-    python_path,
-    run_suite,
-    select,
+    require_workers,
+    run_missing,
     start,
 )
 from benchmark.lab.tables import MODEL_METRICS, markdown, number, plus_minus, score_cells
 
+GIVEN = frozenset({"--env-id", "--seed", "--run-name", "--resume"})  # flags that we give ourselves
+NAMED = re.compile(r"([\w.]+):\w")  # a module, as in --env-id my_module:My-v0
 HELP = 60  # seconds after which a script has not understood --help, and trains
 
 
@@ -53,12 +56,18 @@ def with_absolute_paths(flags: list[str]) -> list[str]:
     return words
 
 
+def python_path(first: Path) -> list[str]:
+    """A folder and those of PYTHONPATH, which may be relative to the current folder."""
+    others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return [str(Path(x).absolute()) for x in (first, *others)]
+
+
 def flags_of(script: Path) -> frozenset[str]:
     """Those flags of `GIVEN` that a script has, by its --help."""
     if not script.is_file():
         raise BenchmarkError(f"There is no script {script}.")
     with tempfile.TemporaryDirectory() as name:
-        folder, path = Path(name), python_path(script.parent)
+        folder, path = Path(name), os.pathsep.join(python_path(script.parent))
         try:
             failed = outcome(start(folder, [str(script), "--help"], PYTHONPATH=path), HELP)
         except subprocess.TimeoutExpired:
@@ -78,13 +87,13 @@ def run(
     flags: list[str],
 ) -> None:
     """Make the runs that are missing, then print the table; a BenchmarkError names what failed."""
+    require_workers(workers)
     if given := GIVEN.intersection(x.partition("=")[0] for x in flags):
         instead = {"--env-id": "use --env-ids", "--seed": "use --seeds"}
         text = f"`seeds` itself gives {min(given)} to the script: "
         raise BenchmarkError(f"{text}{instead.get(min(given), 'leave it out')}.")
     script, name = script.absolute(), file_name(name or script.stem)
     takes, folders = flags_of(script), Folders(Path("runs") / name, Path("runs"))
-    about = {"flags": shlex.join(flags)} | version_on_disk(script)
     if "--seed" not in takes:
         raise BenchmarkError(f"{script.name} has no --seed.")
     if env_ids and "--env-id" not in takes:
@@ -92,46 +101,98 @@ def run(
     numbers = tuple(range(1, seeds[0] + 1)) if len(seeds) == 1 else seeds
     if not numbers:
         raise BenchmarkError("--seeds must be at least 1.")
-    variant = Variant(str(script), shlex.join(with_absolute_paths(flags)))
-    places = dict.fromkeys(env_ids or [""], numbers)
-    suite = Suite(name, "", places, {"": variant}, total_timesteps=None)
-    old = [*done(name, folders).values()]
-    for note in folders.results.rglob("note.json"):
-        if {"result.json", "checkpoint.pt", ENDED} & {x.name for x in note.parent.rglob("*")}:
-            old.append(json.loads(note.read_text()))
-    if any(x.get(y) != about[y] for x in old for y in ("sha256", "flags")):
-        text = f"{folders.results} has runs of another version of {script.name}, or with other"
-        raise BenchmarkError(f"{text} flags: give another --name.")
-    runs = [dataclasses.replace(x, takes=takes, about=about) for x in select(suite, folders)]
-    for folder in (x.folder for x in runs if x.folder.exists()):
-        if not (folder / "note.json").exists() and any(folder.iterdir()):
+    about = {"script": str(script), "flags": shlex.join(flags), **version_on_disk(script)}
+    places, old = env_ids or ("",), made_before(name, folders)
+    known = {*places, *(x["environment"] for x in old)}
+    modules = {x: modules_of(script, x, flags) for x in known}
+    for x in old:
+        require_same(x, about, modules[x["environment"]], folders)
+    text, words = script.read_text(), with_absolute_paths(flags)
+    words += ["--run-name", "run"] if "--run-name" in takes else []
+    runs = []
+    for seed, place in itertools.product(dict.fromkeys(numbers), dict.fromkeys(places)):
+        folder = folder_of(name, place, seed)
+        if folder.exists() and not (folder / "note.json").exists() and any(folder.iterdir()):
             raise BenchmarkError(f"{folder} was not made by `seeds`: give another --name.")
+        imported = {named(x, script): y for x, y in modules[place].items()}
+        own = {"environment": place, "variant": "", "seed": seed, "imported": imported}
+        run = Run(
+            name=folder.relative_to(folders.results.absolute()).as_posix(),
+            folder=folder,
+            script=script,
+            text=text,
+            flags=[*(["--env-id", place] if place else []), "--seed", str(seed), *words],
+            resume=["--resume", "runs/run"] if "--resume" in takes else [],
+            variables={"PYTHONPATH": os.pathsep.join(python_path(script.parent))},
+            facts=own | about,
+            imported=modules[place],
+        )
+        runs.append(run)
     try:
-        run_suite(suite, runs, folders, workers)
+        run_missing(name, runs, folders, workers)
     except KeyboardInterrupt:
         print("\nInterrupted. The same command continues the runs where they stopped.")
         raise
     finally:
-        show(suite, folders)
+        show(name, folders)
 
 
-def show(suite: Suite, folders: Folders) -> None:
+def folder_of(name: str, environment: str, seed: int) -> Path:
+    """Where a run works; the environment is empty for the script's default."""
+    parts = filter(None, (name, file_name(environment), f"seed{seed}"))
+    return Path("runs", *parts).absolute()
+
+
+def made_before(name: str, folders: Folders) -> list[dict[str, Any]]:
+    """What is noted of runs of a name that have a result or have begun."""
+    notes = [*done(name, folders).values()]
+    for path in folders.results.rglob("note.json"):
+        if {results.FILE, "checkpoint.pt", ENDED} & {x.name for x in path.parent.rglob("*")}:
+            notes.append(json.loads(path.read_text()))
+    return notes
+
+
+def modules_of(script: Path, environment: str, flags: list[str]) -> dict[Path, str]:
+    """Hashes of the local modules of a run, that of its environment or another flag included."""
+    names = [name for word in (environment, *flags) for name in NAMED.findall(word)]
+    return local_modules(script, names, python_path(script.parent))
+
+
+def named(module: Path, script: Path) -> str:
+    """How a module is noted: the folder with the script may be moved."""
+    return os.path.relpath(module, script.parent)
+
+
+def require_same(
+    old: dict[str, Any], about: dict[str, Any], modules: dict[Path, str], folders: Folders
+) -> None:
+    """A BenchmarkError if a run was made by another version of a script, or with other flags."""
+    script = Path(about["script"])
+    before = {script.name: old["sha256"], **old.get("imported", {})}
+    now = {script.name: about["sha256"], **{named(x, script): y for x, y in modules.items()}}
+    changed = sorted(file for file, _ in before.items() ^ now.items())
+    if changed or old["flags"] != about["flags"]:
+        what = f"of another version of {Path(changed[0]).name}" if changed else "with other flags"
+        raise BenchmarkError(f"{folders.results} has runs {what}: give another --name.")
+
+
+def show(name: str, folders: Folders) -> None:
     """Print the table of all finished runs of a name; draw their curves; list their episodes."""
     rows, drawn, episodes = [], [], {}
-    for place, results in by_environment(suite.name, "", folders).items():
-        records = [x.record for x in results]
+    for place, own in by_environment(name, "", folders).items():
+        records = [x.record for x in own]
         if "models" in records[0]:
-            name, cells = place, models_rows([x["models"] for x in records])
+            title, cells = place, models_rows([x["models"] for x in records])
         else:
-            runs = [Run(suite, place, "", x["seed"], folders) for x in records]
-            logs = {x.seed: read(x.log) for x in runs if x.log.exists()}  # not those deleted since
-            name = place or next((x.environment for x in logs.values()), "")  # script's default
+            found = {x["seed"]: log_in(folder_of(name, place, x["seed"])) for x in records}
+            logs = {x: read(y) for x, y in found.items() if y.exists()}  # not those deleted since
+            title = place or next((x.environment for x in logs.values()), "")  # script's default
             drawn += logs.values()
-            episodes |= {(name, x): y.episodes for x, y in logs.items() if not y.averaged}
+            episodes |= {(title, x): y.episodes for x, y in logs.items() if not y.averaged}
             over = sorted({x.get("scored_over", LAST_100) for x in records})
-            scores = score_cells([x["score"] for x in records], "score")
+            scores = score_cells([x.get("end_score", x["score"]) for x in records], "score")
             cells = [scores | {"score: mean of the": "; ".join(over)}]
-        about = {"environment": name} if name else {}
+        about = {"environment": title} if title else {}
         minutes = np.median([x["seconds"] or np.nan for x in records]) / 60
         about["minutes per run"] = number(minutes) if minutes > 0 else "–"
         rows += [about | x for x in cells]
@@ -140,7 +201,7 @@ def show(suite: Suite, folders: Folders) -> None:
         table["minutes per run"] = table.pop("minutes per run")  # comes last
         print(f"\n{markdown(table)}")
     if drawn:
-        curves, runs = folders.results / "curves.png", runs_table({suite.name: drawn})
+        curves, runs = folders.results / "curves.png", runs_table({name: drawn})
         print(f"Curves: {plots.try_to_save(lambda: plots.overlay(runs), curves)}")
     if episodes:
         table = pd.concat(episodes, names=["environment", "seed"]).droplevel(2)

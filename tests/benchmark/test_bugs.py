@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from benchmark.evidence import differences
+from benchmark.evidence.definitions import Variant
+from benchmark.evidence.runs import changed
 from benchmark.evidence.suites import SUITES
 from benchmark.evidence.suites.bugs import AFTER_TRAINING
 from benchmark.evidence.suites.bugs import BUGS as IN_ONE_SCRIPT
 from benchmark.lab import check, diff, logs
-from benchmark.lab.definitions import Folders, Variant
+from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT, BenchmarkError
-from benchmark.lab.run import changed
 
 
 def test_each_text_stands_once_in_its_script_and_what_comes_of_it_is_python():

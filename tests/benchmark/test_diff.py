@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmark.evidence.runs import changed
 from benchmark.lab import diff
 from benchmark.lab.provenance import ROOT, BenchmarkError
-from benchmark.lab.run import changed
 
 SMALL = '''
 import dataclasses

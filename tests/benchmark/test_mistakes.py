@@ -47,7 +47,7 @@ MISTAKES = [
     ("table recipe", "recipe is closed; "),
     ("plot num_envs", "num_envs is closed; "),
     (f"run figure3 --only Hoper-v4 {OUT}", "No run of figure3 matches Hoper-v4"),
-    ("run smoke --results out --runs empty.py", "empty.py/smoke: Not a directory."),
+    ("run smoke --results out --runs empty.py", "empty.py/trees: Not a directory."),
     (f"plot games {OUT}", "No run of games is finished"),
     ("run ablation", "benchmark/closed/ablation/page.md says how to run it again."),
     (f"report {OUT}", "There is no folder"),

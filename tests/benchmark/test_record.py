@@ -4,16 +4,17 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from benchmark.evidence.baselines import stable_baselines3_ppo
+from benchmark.evidence.runs import flags_of
 from benchmark.evidence.suites import SUITES
-from benchmark.lab import record, results
+from benchmark.lab import record, results, run
 from benchmark.lab.definitions import Folders
-from benchmark.lab.run import Run
 
 FOLDERS = Folders()
 PENDULUM = "InvertedPendulum-v4"
@@ -37,21 +38,21 @@ def test_thin_averages_by_stretch_of_steps():
 def test_facts_of_a_run_in_steps(tmp_path):
     rates = [50, 100, 1]  # the last iteration was paused
     saved = {
-        "args": {"kl_mode": "fixed", "run_name": "run"},
+        "args": {"kl_mode": "fixed", "run_name": "run", "total_timesteps": 4000},
         "episodes": [{"global_step": 10 * i, "return": float(i)} for i in range(1, 151)],
         "updates": [
             {"global_step": 1000 * i, "charts/SPS": rate} for i, rate in enumerate(rates, start=1)
         ],
     }
     torch.save(saved, tmp_path / "checkpoint.pt")
-    facts, rows = record.summarize_steps(tmp_path, 4000)
-    assert facts["settings"] == {"kl_mode": "fixed"}
+    facts, rows = record.summarize_steps(tmp_path)
+    assert facts["settings"] == {"kl_mode": "fixed", "total_timesteps": 4000}
     assert facts["score"] == np.mean(range(51, 151)) and facts["mean_return"] == 75.5
     assert facts["seconds"] == 20 + 10 + 1000
     assert facts["hours"] == pytest.approx(3000 / 50 / 3600, abs=1e-6)
     assert rows["episodes"].sum() == facts["episodes"] == 150
     torch.save(saved | {"episodes": []}, tmp_path / "checkpoint.pt")
-    facts, rows = record.summarize_steps(tmp_path, 4000)
+    facts, rows = record.summarize_steps(tmp_path)
     assert facts["score"] is None and rows["return"].isna().all()
 
 
@@ -75,7 +76,7 @@ def test_stable_baselines3_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     line = f"stable_baselines3_ppo --env-id CartPole-v1 --kind classic --total-timesteps 512 {size}"
     monkeypatch.setattr(sys, "argv", line.split())
     stable_baselines3_ppo.main()
-    facts, curve = record.summarize_steps(tmp_path / "runs/run", 512)
+    facts, curve = record.summarize_steps(tmp_path / "runs/run")
     saved = record.read_checkpoint(tmp_path / "runs/run/checkpoint.pt")
     assert facts["steps"] == facts["settings"]["total_timesteps"] == 512 and facts["hours"] > 0
     assert [x["global_step"] for x in saved["updates"]] == [128, 256, 384, 512]
@@ -84,13 +85,29 @@ def test_stable_baselines3_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     assert all(x["return"] == x["length"] for x in saved["episodes"])
 
 
+def test_numbers_without_a_word_in_json_are_null(tmp_path):
+    rows = [{"score": math.nan, "models": {"ppo": [math.inf, 1.5, np.float64("-inf")]}, "x": "NaN"}]
+    results.write_lines(tmp_path / "a.jsonl", rows)
+    expected = '{"score": null, "models": {"ppo": [null, 1.5, null]}, "x": "NaN"}\n'
+    assert (tmp_path / "a.jsonl").read_text() == expected
+
+
+def test_memory_is_in_mib_on_every_system(monkeypatch):
+    used = SimpleNamespace(ru_maxrss=3 * 2**20)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert run.peak_mib(used) == 3 * 2**10
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert run.peak_mib(used) == 3
+
+
 @pytest.mark.parametrize("suite", SUITES)
 def test_committed_results_have_the_suites_flags_and_whole_curves(suite):
     for key, made in results.done(suite, FOLDERS).items():
-        expected = Run(SUITES[suite], *key, FOLDERS)
+        script = SUITES[suite].variants[key[1]].script
         curve = results.Result(made, FOLDERS.results / f"{suite}.csv").curve
-        assert Path(made["script"]).name == Path(expected.script).name, key  # its folder may move
-        assert made["flags"] == " ".join(expected.flags) and len(made["commit"]) == 40, key
+        assert Path(made["script"]).name == Path(script).name, key  # its folder may move
+        flags = " ".join(flags_of(SUITES[suite], key))
+        assert made["flags"] == flags and len(made["commit"]) == 40, key
         if SUITES[suite].total_timesteps:
             assert curve["episodes"].sum() == made["episodes"]
         else:

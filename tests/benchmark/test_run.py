@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmark.evidence.definitions import Variant
 from benchmark.evidence.suites import SUITES
 from benchmark.lab import provenance, results
-from benchmark.lab.definitions import Folders, Variant
+from benchmark.lab.definitions import Folders
 
 FILES = {
     "stand_in.py": Path(__file__).with_name("stand_in.py").read_text(),
@@ -110,6 +111,8 @@ def test_benchmark_and_script_are_killed(bench, iteration, again):
     for pid in (process.pid, script):
         os.kill(pid, signal.SIGKILL)
     process.join()
+    while Path(f"/proc/{script}").exists():  # it holds the lock
+        time.sleep(0.01)
     (bench.forked.runs / A1 / "starts.txt").unlink()
     bench.run()
     assert [*bench.starts(A1)] == again
@@ -170,7 +173,7 @@ def test_an_interrupted_run_of_rlhf_begins_anew_and_one_that_outlived_us_is_kept
     ((made, curve),) = bench.found()
     assert [*bench.starts(A1)] == [1] and made["hours"] > 0
     shutil.rmtree(bench.folders.results)
-    (bench.forked.runs / A1 / "result.json").unlink()
+    (bench.forked.runs / A1 / "results.json").unlink()
     bench.run()
     ((made, curve),) = bench.found()
     assert len(bench.lines(A1, "iterations.txt")) == 20

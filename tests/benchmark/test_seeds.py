@@ -1,5 +1,6 @@
 """`seeds`: all runs of a script over environments and seeds, which may be interrupted."""
 
+import contextlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pandas as pd
 import pytest
 from foreign_logs import write_plain, write_values
 
-from benchmark.lab import logs, plots, provenance, run, seeds
+from benchmark.lab import logs, plots, run, seeds
 from benchmark.lab.provenance import ROOT, git, version_on_disk
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -54,13 +55,14 @@ def test_seeds_makes_all_runs_once_and_shows_them(forked, drawn):
     assert [*forked.starts("A-v1/seed4")] == [1] and not forked.starts("A-v1/seed1")
     shutil.rmtree("runs/mine/A-v1")
     text = forked.run(*MINE, "--seeds", "4", "--gain", "2", code=2)
-    assert "Error: runs/mine has runs of another version of mine.py, or with other flags" in text
+    assert "Error: runs/mine has runs with other flags: give another --name." in text
 
 
-def test_interrupted_seeds_end_their_scripts_and_the_same_command_continues(forked):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_interrupted_seeds_end_their_scripts_and_the_same_command_continues(forked, number):
     words, names = (*MINE, "--seeds", "7", "9"), ["A-v1/seed7", "A-v1/seed9"]
     process, _ = forked.start_until(7, *words, names=names)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     said = forked.run(process=process, code=130)
     assert "The same command continues the runs where they stopped." in said
     assert not any(Path(f"/proc/{forked.starts(x)[1]}").exists() for x in names)
@@ -68,6 +70,52 @@ def test_interrupted_seeds_end_their_scripts_and_the_same_command_continues(fork
     text = forked.run(*words)
     assert [[*forked.starts(x)] for x in names] == [[1, 6]] * 2
     assert "A-v1/seed7 continues" in text and "| A-v1 | 2 | 124 ± 16 |" in text
+
+
+STARTS = """
+import signal, subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which the other process inherits
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+open("other.txt", "w").write(str(other.pid))
+"""
+
+
+def test_what_a_script_has_started_ends_with_it(forked):
+    """Simulators in processes of their own, for example, even if they ignore the signal."""
+    script, begin = Path("own/mine.py"), "first, args = len("
+    script.write_text(script.read_text().replace(begin, STARTS + begin))
+    process, _ = forked.start_until(2, *MINE, "--seeds", "1", names=["A-v1/seed1"])
+    (other,) = forked.lines("A-v1/seed1", "other.txt")
+    process.terminate()
+    forked.run(process=process, code=130)
+    with contextlib.suppress(OSError):  # it may wait for somebody to ask how it has ended
+        assert Path(f"/proc/{other}/stat").read_text().split()[2] == "Z"
+
+
+def test_runs_of_two_versions_of_a_module_are_no_group(forked):
+    """Of one that the script imports, and of one that only its environment's name imports."""
+    Path("users/arm.py").write_text("")
+    words = ("seeds", "own/mine.py", "--env-ids", "arm:A-v1")
+    forked.run(*words, "--seeds", "1")
+    for path in ("own/neighbor.py", "users/arm.py"):
+        Path(path).write_text("edited = 1")
+        text = forked.run(*words, "--seeds", "2", code=2)
+        assert f"another version of {Path(path).name}: give another --name." in text
+        Path(path).write_text("")
+    Path("users/leg.py").write_text("")  # of another environment
+    text = forked.run(*words, "leg:B-v1", "--seeds", "2")
+    assert "| arm:A-v1 | 2 |" in text and "| leg:B-v1 | 2 |" in text
+
+
+def test_a_module_that_is_edited_meanwhile_is_in_no_run(forked):
+    words = (*MINE, "--seeds", "2", "--workers", "1")
+    process, _ = forked.start_until(2, *words, names=["A-v1/seed1"])
+    Path("own/neighbor.py").write_text("edited = 1")
+    Path("runs/mine/A-v1/seed1/release").touch()
+    text = forked.run(process=process, code=2)
+    assert "A-v1/seed2 did not start: neighbor.py has changed since then" in text
+    assert "A-v1/seed1 done" in text and not Path("runs/mine/A-v1/seed2").exists()
 
 
 def test_each_run_at_work_has_a_line_with_its_return_and_the_time_left(forked, monkeypatch):
@@ -125,7 +173,7 @@ def test_a_script_without_run_name_and_checkpoint_runs_in_its_default_environmen
     assert Path("runs/ppo_minimal/curves.png").exists()
     (found,) = logs.find("runs/ppo_minimal")
     assert found.averaged == "iteration" and found.environment == "HalfCheetah-v4"
-    assert seeds.flags_of(ROOT / "ppo_continuous_action.py") == run.GIVEN
+    assert seeds.flags_of(ROOT / "ppo_continuous_action.py") == seeds.GIVEN
 
 
 # A script that copies a log in place of training.
@@ -183,7 +231,6 @@ def test_what_a_run_that_ended_with_0_has_left_is_never_deleted(own_script, comm
     code, text = command(*words)
     assert code == 0 and "starts" not in text and "| unknown | 1 | 3.0 |" in text
     own_script.write_text(f"{COPIES}print('edited')")
-    provenance.text_on_disk.cache_clear()  # as in the next process
     code, text = command(*words)
     assert code == 2 and "runs/mine has runs of another version of mine.py" in text
 
@@ -203,7 +250,7 @@ def test_a_script_that_is_edited_meanwhile_runs_as_it_was(own_script, command, m
     begin = run.begin
 
     def edit_before(second):
-        if second.seed == 2:
+        if second.facts["seed"] == 2:
             own_script.write_text("raise SystemExit('edited')")
         return begin(second)
 
@@ -239,7 +286,7 @@ def test_the_record_names_the_commit_of_a_file_that_is_as_committed(tmp_path):
 
 
 def test_on_windows_results_are_read_and_runs_are_refused(tmp_path):
-    text = "import sys; sys.modules['fcntl'] = sys.modules['resource'] = None; "
+    text = "import sys; sys.modules['resource'] = None; "
     text += "from benchmark.lab import run; from benchmark.__main__ import main; main(['list']); "
     text += "sys.platform = 'win32'; main(['run', 'smoke', '--runs', 'x', '--results', 'x'])"
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=ROOT)

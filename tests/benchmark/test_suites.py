@@ -8,18 +8,18 @@ import pytest
 import tyro
 
 from benchmark.evidence import pages
+from benchmark.evidence.runs import flags_of, folder_of, name_of, select
 from benchmark.evidence.suites import SUITES
 from benchmark.evidence.suites.scripts import SCRIPTS
 from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT
-from benchmark.lab.run import select
 
 FOLDERS = Folders()
 
 
 def test_runs_go_seed_by_seed_and_only_selects_by_part_or_whole_name():
     def selected(seeds=(), only="*"):
-        return [x.name for x in select(SUITES["figure3"], FOLDERS, seeds, only)]
+        return [*map(name_of, select(SUITES["figure3"], seeds, only))]
 
     names = selected()
     assert names[:2] == ["HalfCheetah-v4/seed1", "Hopper-v4/seed1"]
@@ -29,9 +29,9 @@ def test_runs_go_seed_by_seed_and_only_selects_by_part_or_whole_name():
     assert selected(only="HalfCheetah-v4/seed1") == ["HalfCheetah-v4/seed1"]  # and not seed10
     assert selected(only="*/seed10") == ["HalfCheetah-v4/seed10", "Swimmer-v4/seed10"]
     assert selected([7, 7], "Ant-v4") == ["Ant-v4/seed7"]
-    table1 = select(SUITES["table1"], FOLDERS, [7], "Hopper-v4/fixed-3/*")
-    assert [x.name for x in table1] == ["Hopper-v4/fixed-3/seed7"]
-    assert select(SUITES["smoke"], Folders(runs=Path("here")))[0].folder.is_absolute()
+    (key,) = select(SUITES["table1"], [7], "Hopper-v4/fixed-3/*")
+    folder = folder_of(SUITES["table1"], key, Folders(runs=Path("here")))
+    assert folder == Path("here/table1/Hopper-v4/fixed-3/seed7").absolute()
 
 
 @functools.cache
@@ -42,11 +42,13 @@ def settings_class(script):
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_variant_is_a_valid_command_line(suite):
-    for made in {x.variant: x for x in select(SUITES[suite], FOLDERS, seeds=[5])}.values():
-        args = tyro.cli(settings_class(made.script), args=made.flags)
+    suite = SUITES[suite]
+    for key in {key[1]: key for key in select(suite, seeds=[5])}.values():
+        settings = settings_class(suite.variants[key[1]].script)
+        args = tyro.cli(settings, args=flags_of(suite, key))
         assert args.seed == 5
-        if SUITES[suite].total_timesteps:
-            assert args.env_id == made.environment
+        if suite.total_timesteps:
+            assert args.env_id == key[0]
             assert args.total_timesteps >= args.num_envs * args.num_steps > 0
 
 

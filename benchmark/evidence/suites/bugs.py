@@ -1,8 +1,8 @@
 # ruff: noqa: E501 - a table of code
 """Mistakes that people make in PPO, each as a change of one of the scripts, with healthy controls."""
 
+from benchmark.evidence.definitions import Suite, Variant
 from benchmark.evidence.suites.common import CONTINUOUS, MULTIDISCRETE
-from benchmark.lab.definitions import Suite, Variant
 
 SHORT = {"total_timesteps": 299_008, "points": 146}  # a point of the curve for each iteration
 SHARED_NETWORK = (("value, policy = hidden(), hidden()", "value = policy = hidden()"),)

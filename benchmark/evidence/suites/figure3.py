@@ -1,7 +1,7 @@
 """Figure 3 of the paper, and the short script beside it."""
 
+from benchmark.evidence.definitions import Suite, Variant
 from benchmark.evidence.suites.common import CONTINUOUS, MUJOCO7, THREE
-from benchmark.lab.definitions import Suite, Variant
 
 FIVE = (1, 2, 3, 4, 5)
 # The spread is huge in two: some seeds find a gait that pays twice as much as the others'.

@@ -1,7 +1,7 @@
 """Atari games."""
 
+from benchmark.evidence.definitions import Suite, Variant
 from benchmark.evidence.suites.common import GAMES, SB3
-from benchmark.lab.definitions import Suite, Variant
 
 FAST = "--torch-threads 1 --bfloat16"  # makes 2M steps of a game affordable on one core
 

@@ -1,7 +1,7 @@
 """Table 1 of the paper: clipping, and penalties of the KL."""
 
+from benchmark.evidence.definitions import Suite, Variant
 from benchmark.evidence.suites.common import CONTINUOUS, MUJOCO7
-from benchmark.lab.definitions import Suite, Variant
 
 KL_PENALTY = "ppo_kl_penalty.py"
 # The eleven surrogate objectives of the paper's Table 1: a script, its flags and a label.

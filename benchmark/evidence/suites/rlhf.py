@@ -1,6 +1,6 @@
 """RLHF on toy reviews with PPO, GRPO and DPO."""
 
-from benchmark.lab.definitions import Suite, Variant
+from benchmark.evidence.definitions import Suite, Variant
 
 SUITES = (
     # Three PPO runs on one reward model: adaptive KL, beta = 0 and a fixed beta.

@@ -1,7 +1,7 @@
 """Two short runs."""
 
+from benchmark.evidence.definitions import Suite, Variant
 from benchmark.evidence.suites.common import CONTINUOUS
-from benchmark.lab.definitions import Suite, Variant
 
 SUITES = (
     Suite(
