@@ -953,9 +953,10 @@ def best_of_n(args: Args, judges: Judges) -> dict[str, dict[str, Any]]:
 
 def report(args: Args, quality: dict, results: dict, texts: dict[str, list[str]]) -> None:
     """Save quality on held-out pairs, results and texts in results.json, then print them."""
-    found = {"quality": quality, "results": results, "texts": texts}
-    content = json.dumps({"args": vars(args), **found}, indent=1, default=float)
-    (args.run_dir / "results.json").write_text(content)
+    found = {"args": vars(args), "quality": quality, "results": results, "texts": texts}
+    # JSON has no word for NaN and infinity: they become null.
+    content = json.loads(json.dumps(found, default=float), parse_constant=lambda _: None)
+    (args.run_dir / "results.json").write_text(json.dumps(content, indent=1))
     columns = ["objective/gold", "objective/proxy", "objective/kl", "objective/kl_coef"]
     columns += ["text/eos_rate", "text/length", "text/repetition", "text/unique"]
     columns = [x for x in columns if any(x in row for row in results.values())]

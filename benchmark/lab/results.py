@@ -7,7 +7,6 @@ line is there. Both are sorted, so that it does not matter who finished first.
 import dataclasses
 import functools
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -52,15 +51,8 @@ class Result:
 
 def to_json(content: Any) -> str:
     """JSON in a line; NaN and infinities, for which it has no word, are null."""
-
-    def known(x: Any) -> Any:
-        if isinstance(x, dict):
-            return {name: known(y) for name, y in x.items()}
-        if isinstance(x, list | tuple):
-            return [known(y) for y in x]
-        return None if isinstance(x, float) and not math.isfinite(x) else x
-
-    return json.dumps(known(content), ensure_ascii=False, allow_nan=False)
+    known = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    return json.dumps(known, ensure_ascii=False)
 
 
 def write_text(path: Path, text: str) -> None:

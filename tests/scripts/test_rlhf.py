@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 import math
 import random
 import sys
@@ -443,3 +444,13 @@ def test_a_tracked_run_ends_for_weights_and_biases_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb := MagicMock())
     rlhf.train(small_args(track=True, num_pairs=14, num_updates=1, update_epochs=1))
     assert [name for name, *_ in wandb.method_calls] == ["init", "finish"]
+
+
+def test_what_is_no_number_is_null_in_the_results():
+    args = small_args(run_name="lost")
+    args.run_dir.mkdir(parents=True)
+    rlhf.report(args, {"accuracy": math.nan}, {"sft": {"objective/gold": -math.inf}}, {})
+    text = (args.run_dir / "results.json").read_text()
+    found = json.loads(text, parse_constant=pytest.fail)
+    assert found["quality"] == {"accuracy": None}
+    assert found["results"] == {"sft": {"objective/gold": None}}
