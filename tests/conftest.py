@@ -4,7 +4,6 @@ What takes seconds is imported where it is used: the process that hands out the 
 """
 
 import functools
-import gc
 import importlib.util
 import inspect
 import os
@@ -17,9 +16,8 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of other processes
 
-
-gc.disable()  # while modules are imported, nothing is garbage
-inspect.getsource = functools.cache(inspect.getsource)  # commands read their settings' comments
+# Commands read their settings' comments each time: 3 of 20 seconds in tests of command lines.
+inspect.getsource = functools.cache(inspect.getsource)
 
 
 def pytest_addoption(parser):
@@ -28,12 +26,6 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "on(*words): the scripts that have such names or features")
-
-
-def pytest_collection_finish():
-    """Never search for garbage among modules either: that took a sixth of the time."""
-    gc.freeze()
-    gc.enable()
 
 
 def pytest_runtest_setup(item):
@@ -117,6 +109,22 @@ def tiny(script):
 def recorded(script, monkeypatch):
     """What passes through the script's gae and its gradient steps."""
     return script.record(monkeypatch)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Run a function where there is a GPU, as PyTorch says; see fake_gpu.py."""
+    import fake_gpu
+
+    return fake_gpu.install(monkeypatch)
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """A stand-in for recordings of a GPU's kernels."""
+    import fake_gpu
+
+    return fake_gpu.install_recordings(monkeypatch)
 
 
 @pytest.fixture
