@@ -255,6 +255,8 @@ def main(arguments: list[str] | None = None) -> None:
     # the background has SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    # Figures go to files. A notebook's MPLBACKEND names one that only its kernel may have.
+    os.environ["MPLBACKEND"] = "agg"
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if arguments[:1] == ["seeds"]:
