@@ -1,6 +1,7 @@
 """Compares runs: scores, how often one beats another, and what so many seeds can show."""
 
 import collections
+import itertools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,14 +11,24 @@ import pandas as pd
 
 from benchmark.lab import statistics
 from benchmark.lab.definitions import Folders, Suite, require_open
-from benchmark.lab.logs import UNKNOWN, Log, of_suite, runs_table, search
+from benchmark.lab.logs import (
+    UNKNOWN,
+    Log,
+    of_suite,
+    run_folders,
+    runs_table,
+    search,
+    window_of_all,
+)
 from benchmark.lab.provenance import BenchmarkError
 from benchmark.lab.statistics import estimate
 from benchmark.lab.tables import RATIO, chance, markdown, number, of_pairs, tasks_of, with_interval
 
 MANY = 5  # of these are listed
-# Settings in which seeds may differ: seed and name, and what is logged.
-NO_MATTER = ("seed", "run_name", "exp_name", "track", "wandb_project_name", "capture_video")
+APART = "It would count on both sides: give folders or patterns that have no run in common."
+# Settings that change nothing of what is learned from one seed; CleanRL's exp_name is the script's
+# name, unless somebody has chosen another one.
+NO_MATTER = ("seed", "run_name", "track", "wandb_project_name", "capture_video")
 
 
 # --- What is compared: a table with a row per run, which has its "label", "environment", "log" ---
@@ -37,7 +48,21 @@ def runs_of(
         notes += [f"{x.path}: {x.note}." for x in groups[name] if x.note]
     if len(groups) < 2:
         raise BenchmarkError("To compare, give at least two folders, patterns or rows of suites.")
+    require_apart(groups)
     return runs_table(groups), notes
+
+
+def require_apart(groups: dict[str, list[Log]]) -> None:
+    """A BenchmarkError if two groups have the same run, which would hide how they differ."""
+    seen: dict[str, str] = {}  # groups by the real path of a run
+    for name, own in groups.items():
+        for log in own:
+            other = seen.setdefault(os.path.realpath(log.path), name)
+            if other != name:
+                raise BenchmarkError(f"{log.path} is a run of both {other} and {name}. {APART}")
+    _, copies = run_folders(x.path for own in groups.values() for x in own)
+    if copies:
+        raise BenchmarkError(f"{copies[0]}. {APART}")
 
 
 def logs_of(
@@ -58,12 +83,20 @@ def logs_of(
             raise BenchmarkError(f"No run of {name} is finished.")
     silent = [x for x in logs if x.episodes.empty]
     if len(silent) == len(logs):
-        raise BenchmarkError(
-            f"{silent[0].path} logs no returns: wrap the environment in RecordEpisodeStatistics, "
-            "or in Monitor for Stable-Baselines3. Of RLHF, `seeds` prints a table."
-        )
-    left_out += [f"{x.path}: no returns" for x in silent]
+        raise BenchmarkError(f"{silent[0].path}: {without_returns(silent[0])}.")
+    left_out += [f"{x.path}: {without_returns(x)}" for x in silent]
     return [x for x in logs if len(x.episodes)], left_out
+
+
+def without_returns(log: Log) -> str:
+    """Why a run has no returns."""
+    none = f"no episode has ended in its {log.steps:,} steps"
+    if log.complete:
+        return none
+    return (
+        f"it logs no returns. Either {none}, or its environment is not wrapped in "
+        "RecordEpisodeStatistics (Stable-Baselines3: Monitor). Of RLHF, `seeds` prints a table"
+    )
 
 
 def in_each_place(runs: pd.DataFrame) -> Iterable[tuple[tuple[str, str], list[Log]]]:
@@ -100,6 +133,12 @@ def require_seeds(runs: pd.DataFrame) -> list[str]:
         known = [x for x in own if settings_of(x)]
         if any(settings_of(x) != settings_of(known[0]) for x in known):
             raise BenchmarkError(f"{label}: {apart(known)}")
+        for pair in itertools.combinations(own, 2):
+            if same_script(*pair) is False:
+                raise BenchmarkError(
+                    f"{label}: its runs in one environment are of two scripts, {scripts(*pair)}. "
+                    "Give the runs of each as a separate argument."
+                )
         seeds = collections.Counter(x.seed for x in own if x.seed)
         if twice := [x for x in seeds if seeds[x] > 1]:
             raise BenchmarkError(
@@ -122,7 +161,7 @@ def require_seeds(runs: pd.DataFrame) -> list[str]:
 
 def settings_of(log: Log) -> dict[str, str]:
     """The settings in which seeds must agree."""
-    return {x: y for x, y in log.settings.items() if x not in NO_MATTER}
+    return {x: y for x, y in log.settings.items() if x not in (*NO_MATTER, "exp_name")}
 
 
 def differing(settings: pd.DataFrame) -> str:
@@ -131,17 +170,43 @@ def differing(settings: pd.DataFrame) -> str:
     return ", ".join(differ[:MANY]) + f" and {len(differ) - MANY} more" * (len(differ) > MANY)
 
 
+def same_script(a: Log, b: Log) -> bool | None:
+    """Whether two runs are of one script; None if nobody can know it."""
+    if a.sha256 and b.sha256:
+        return a.sha256 == b.sha256
+    return False if a.script and b.script and a.script != b.script else None
+
+
+def scripts(a: Log, b: Log) -> str:
+    """The names of two scripts, with their hashes if the names are the same."""
+    if a.script != b.script:
+        return f"{a.script} and {b.script}"
+    return " and ".join(f"{x.script} with hash {x.sha256[:8]}" for x in (a, b))
+
+
 def contrasts(runs: pd.DataFrame) -> list[str]:
-    """In which settings each group differs from the first one, as far as their logs say."""
-    groups = {key: settings_of(own[0]) for key, own in in_each_place(runs)}
+    """In what each group differs from the first one, as far as the logs say."""
+    groups = {key: own[0] for key, own in in_each_place(runs)}
     base, *others = runs["label"].cat.categories
-    found = []  # without repetition: it is the same in all environments, as a rule
+    found, unknown = [], []
     for label, place in (x for x in groups if x[0] in others):
         pair = groups[base, place], groups[label, place]
-        if all(pair):
-            differ = differing(pd.DataFrame(pair).fillna("none"))
-            found.append(f"{label} differs from {base} in {differ or 'no setting'}.")
-    return [*dict.fromkeys(found)]
+        same, known, differ = same_script(*pair), all(map(settings_of, pair)), []
+        if known:
+            settings = [x.settings | dict.fromkeys(NO_MATTER, "") for x in pair]
+            differ.append(differing(pd.DataFrame(settings).fillna("none")))
+        if same is False:
+            differ.append(f"the script ({scripts(*pair)})")
+        if any(differ) or known:
+            what = " and ".join(filter(None, differ)) or "no setting"
+            also = "; the script is the same" if same else ""
+            found.append(f"{label} differs from {base} in {what}{also}.")
+        if same is None and not all(x.recorded for x in pair):
+            unknown += [base, label]
+    if unknown:
+        names = ", ".join(dict.fromkeys(unknown))
+        found.append(f"The logs of {names} do not show whether their code is the same.")
+    return [*dict.fromkeys(found)]  # it is the same in all environments, as a rule
 
 
 def apart(logs: list[Log]) -> str:
@@ -163,7 +228,8 @@ def comparable(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Runs in the environments that all groups have, up to the step that all have reached.
 
     Returns:
-        The runs and, for the reader, sentences on what was left out or assumed.
+        The runs, their "score" and the "window" over which all in an environment are scored; for
+        the reader, sentences on what was left out or assumed.
     """
     places = runs.groupby("label", observed=True)["environment"].agg(set)
     shared, notes, parts = set.intersection(*places), [], []
@@ -186,12 +252,14 @@ def comparable(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         cut = [x.until(min(steps)) for x in own["log"]]
         if silent := [x.path for x in cut if x.episodes.empty]:
             raise BenchmarkError(f"{silent[0]}: no episode has ended by {min(steps):,} steps.")
-        if failed := [x.path for x in cut if not np.isfinite(x.score)]:
+        window = window_of_all(x.windows for x in cut)
+        scores = [x.score_over(window) for x in cut]
+        if failed := [x.path for x, score in zip(cut, scores) if not np.isfinite(score)]:
             raise BenchmarkError(
                 f"{failed[0]}: its returns end in NaN. Without it, its group would look better "
                 "than it is: find out why, and run all seeds again."
             )
-        parts.append(own.assign(log=cut))
+        parts.append(own.assign(log=cut, score=scores, window=window))
     return pd.concat(parts), notes
 
 
@@ -201,7 +269,7 @@ def comparable(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 def scores_of(runs: pd.DataFrame) -> pd.DataFrame:
     """Scores by label and run (rows) and environment (columns)."""
     seed = runs.groupby(["label", "environment"], observed=True).cumcount()
-    rows = runs.assign(score=[x.score for x in runs["log"]], seed=seed)
+    rows = runs.assign(seed=seed)
     return rows.pivot(index=["label", "seed"], columns="environment", values="score")
 
 
@@ -221,8 +289,8 @@ def table(runs: pd.DataFrame) -> str:
             middle = with_interval(estimate(tasks, statistics.interquartile_mean), form)
             row[label] = f"{middle} ({seeds})"
         row |= {f"P({x} is better)": chance(own, x, base) for x in others}
-        over = {x.scored[1] for x in runs["log"][runs["environment"] == name]}
-        rows.append(row | {"score: mean of the": "; ".join(sorted(over))})
+        window = runs["window"][runs["environment"] == name].unique()  # none for the last row
+        rows.append(row | {"score: mean of the": "".join(window)})
     return markdown(rows)
 
 

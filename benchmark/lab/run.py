@@ -375,7 +375,7 @@ def finish(run: Run, used: Any) -> str:
         elif logs.has_our_checkpoint(run.log):
             facts, curve = record.summarize_steps(run.log, suite.total_timesteps, suite.points)
             if suite.total_timesteps is None and facts["episodes"]:  # of `seeds`: it may be short
-                facts["score"], facts["scored_over"] = logs.read(run.log).scored
+                facts["scores"] = logs.read(run.log).scores
         else:
             facts, curve = logs.summarize(run.log, seconds)
         if suite.evaluated:
@@ -387,7 +387,8 @@ def finish(run: Run, used: Any) -> str:
         return f"{str(error) or repr(error)}; delete {run.folder} to run it again"
     about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
     about |= {"flags": " ".join(run.flags)} | note(run)
-    about["peak_mib"] = used and used.ru_maxrss // 1024  # Linux counts KiB
+    unit = 1024**2 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+    about["peak_mib"] = used and used.ru_maxrss // unit
     content = {"record": about | machine() | facts, "curve": curve.to_dict("list")}
     write_text(run.folder / "result.json", json.dumps(content, ensure_ascii=False))
     return ""
