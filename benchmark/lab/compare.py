@@ -171,17 +171,17 @@ def differing(settings: pd.DataFrame) -> str:
 
 
 def same_script(a: Log, b: Log) -> bool | None:
-    """Whether two runs are of one script; None if nobody can know it."""
-    if a.sha256 and b.sha256:
-        return a.sha256 == b.sha256
+    """Whether two runs are of one script, imports included; None if nobody can know it."""
+    if a.code and b.code:
+        return a.code == b.code
     return False if a.script and b.script and a.script != b.script else None
 
 
 def scripts(a: Log, b: Log) -> str:
-    """The names of two scripts, with their hashes if the names are the same."""
+    """The names of two scripts, with the hashes of their code if the names are the same."""
     if a.script != b.script:
         return f"{a.script} and {b.script}"
-    return " and ".join(f"{x.script} with hash {x.sha256[:8]}" for x in (a, b))
+    return " and ".join(f"{x.script} with hash {x.code[:8]}" for x in (a, b))
 
 
 def contrasts(runs: pd.DataFrame) -> list[str]:

@@ -67,8 +67,8 @@ class Log:
     settings: dict[str, str] = dataclasses.field(default_factory=dict)  # empty if unknown
     gaussian: bool = False  # the policy is known to be a Gaussian
     recorded: float | None = None  # the score of a committed run
-    script: str = ""  # its file's name, and the hash of its text; empty if unknown
-    sha256: str = ""
+    script: str = ""  # name of its file; empty if unknown
+    code: str = ""  # hash of the script's text and of what it imports; empty if unknown
     complete: bool = False  # "episodes" has every episode that ended, so none means that none has
     note: str = ""  # what of the log was left out
 
@@ -246,8 +246,12 @@ def with_note(log: Log, environment: str) -> Log:
     if not log.settings:
         noted = {x: str(note[x]) for x in ("seed", "flags") if note.get(x)}
         log = dataclasses.replace(log, settings=noted)
-    script = Path(note.get("script", log.script)).name
-    return dataclasses.replace(log, script=script, sha256=note.get("sha256", ""))
+    if note:
+        texts = json.dumps([note["sha256"], note.get("imported")], sort_keys=True)
+        code = hashlib.sha256(texts.encode()).hexdigest()
+        script = Path(note.get("script", log.script)).name
+        log = dataclasses.replace(log, script=script, code=code)
+    return log
 
 
 def note_on(folder: Path) -> dict[str, Any]:

@@ -387,8 +387,7 @@ def finish(run: Run, used: Any) -> str:
         return f"{str(error) or repr(error)}; delete {run.folder} to run it again"
     about = {name: getattr(run, name) for name in ("environment", "variant", "seed", "script")}
     about |= {"flags": " ".join(run.flags)} | note(run)
-    unit = 1024**2 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
-    about["peak_mib"] = used and used.ru_maxrss // unit
+    about["peak_mib"] = used and used.ru_maxrss // 1024  # Linux counts KiB
     content = {"record": about | machine() | facts, "curve": curve.to_dict("list")}
     write_text(run.folder / "result.json", json.dumps(content, ensure_ascii=False))
     return ""

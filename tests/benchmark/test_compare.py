@@ -227,7 +227,9 @@ def test_a_run_that_two_groups_have_is_refused(tmp_path, command, words, committ
     assert code == 2 and "It would count on both sides: give folders or patterns" in text
 
 
-def write_ours(folder, returns=(1.0,), script="ppo", note=None, length=1000, **settings):
+def write_ours(
+    folder, returns=(1.0,), script="ppo", note=None, imported="", length=1000, **settings
+):
     """A checkpoint as our scripts save it, of episodes of one length, and a note of `seeds`."""
     folder.mkdir(parents=True)
     episodes = [{"global_step": length * i, "return": x} for i, x in enumerate(returns, start=1)]
@@ -237,6 +239,7 @@ def write_ours(folder, returns=(1.0,), script="ppo", note=None, length=1000, **s
     torch.save(saved | {"episodes": episodes, "run_id": run_id}, folder / "checkpoint.pt")
     if note:
         own = {"script": f"/home/me/{script}.py", "sha256": note * 64}
+        own["imported"] = {"neighbor.py": imported}
         (folder / "note.json").write_text(json.dumps(own))
 
 
@@ -246,7 +249,8 @@ def write_ours(folder, returns=(1.0,), script="ppo", note=None, length=1000, **s
         ({"note": "1"}, {"note": "1"}, "in no setting; the script is the same."),
         ({"note": "1"}, {"note": "1", "gamma": 0.9}, "in gamma (none, 0.9); the script is the"),
         ({"note": "1"}, {"note": "1", "script": "copy"}, "in no setting; the script is the same."),
-        ({"note": "1"}, {"note": "2"}, "in the script (ppo.py with hash 11111111 and ppo.py with"),
+        ({"note": "1"}, {"note": "2"}, "in the script (ppo.py with hash "),
+        ({"note": "1"}, {"note": "1", "imported": "3"}, "in the script (ppo.py with hash "),
         ({"note": "1"}, {"note": "2", "script": "mine"}, "in the script (ppo.py and mine.py)."),
         ({}, {"script": "mine"}, "in the script (ppo.py and mine.py)."),
         ({}, {"script": "mine", "gamma": 0.9}, "in gamma (none, 0.9) and the script (ppo.py and m"),

@@ -4,16 +4,13 @@ The benchmark works in a repository of its own, whose script is `stand_in.py`.
 """
 
 import dataclasses
-import json
 import os
 import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 
 from benchmark.lab import provenance, results, run
@@ -204,18 +201,3 @@ def test_a_writer_that_is_killed_loses_nothing(bench, monkeypatch):
     bench.suite({"C-v1": (1,)})
     bench.run()
     assert [x["environment"] for x, _ in bench.found()] == ["A-v1", "A-v1", "B-v1", "C-v1"]
-
-
-@pytest.mark.parametrize(("system", "size"), [("linux", 3 * 1024), ("darwin", 3 * 1024**2)])
-def test_the_memory_of_a_run_is_in_mib_everywhere(folders, monkeypatch, system, size):
-    """Linux counts KiB, macOS bytes."""
-    own = run.Run(SUITES["smoke"], "A-v1", "", 1, folders)
-    own.folder.mkdir(parents=True)
-    (own.folder / "note.json").write_text("{}")
-    monkeypatch.setattr(run.logs, "summarize", lambda *_: ({}, pd.DataFrame()))
-    monkeypatch.setattr(run.sys, "platform", system)
-    suite = dataclasses.replace(own.suite, evaluated=False)
-    used = SimpleNamespace(ru_maxrss=size, ru_utime=1.0, ru_stime=1.0)
-    assert run.finish(dataclasses.replace(own, suite=suite), used) == ""
-    made = json.loads((own.folder / "result.json").read_text())
-    assert made["record"]["peak_mib"] == 3
