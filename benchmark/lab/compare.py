@@ -14,8 +14,8 @@ from benchmark.lab.definitions import Folders, Suite, require_open
 from benchmark.lab.logs import (
     UNKNOWN,
     Log,
+    content_of,
     of_suite,
-    run_folders,
     runs_table,
     search,
     window_of_all,
@@ -25,7 +25,6 @@ from benchmark.lab.statistics import estimate
 from benchmark.lab.tables import RATIO, chance, markdown, number, of_pairs, tasks_of, with_interval
 
 MANY = 5  # of these are listed
-APART = "It would count on both sides: give folders or patterns that have no run in common."
 # Settings that change nothing of what is learned from one seed; CleanRL's exp_name is the script's
 # name, unless somebody has chosen another one.
 NO_MATTER = ("seed", "run_name", "track", "wandb_project_name", "capture_video")
@@ -54,15 +53,15 @@ def runs_of(
 
 def require_apart(groups: dict[str, list[Log]]) -> None:
     """A BenchmarkError if two groups have the same run, which would hide how they differ."""
-    seen: dict[str, str] = {}  # groups by the real path of a run
+    seen: dict[str | frozenset[bytes], str] = {}  # groups by the real path or content of a run
     for name, own in groups.items():
         for log in own:
-            other = seen.setdefault(os.path.realpath(log.path), name)
-            if other != name:
-                raise BenchmarkError(f"{log.path} is a run of both {other} and {name}. {APART}")
-    _, copies = run_folders(x.path for own in groups.values() for x in own)
-    if copies:
-        raise BenchmarkError(f"{copies[0]}. {APART}")
+            for key in (os.path.realpath(log.path), content_of(log.path)):
+                if key and seen.setdefault(key, name) != name:
+                    raise BenchmarkError(
+                        f"{log.path} is a run of both {seen[key]} and {name}, and would count on "
+                        "both sides: give folders or patterns that have no run in common."
+                    )
 
 
 def logs_of(
@@ -167,7 +166,9 @@ def settings_of(log: Log) -> dict[str, str]:
 def differing(settings: pd.DataFrame) -> str:
     """The columns that are not the same in all rows, with their values."""
     differ = [f"{x} ({', '.join(y.unique())})" for x, y in settings.items() if y.nunique() > 1]
-    return ", ".join(differ[:MANY]) + f" and {len(differ) - MANY} more" * (len(differ) > MANY)
+    if len(differ) > MANY:
+        differ[MANY:] = [f"and {len(differ) - MANY} more"]
+    return ", ".join(differ)
 
 
 def same_script(a: Log, b: Log) -> bool | None:
@@ -184,24 +185,32 @@ def scripts(a: Log, b: Log) -> str:
     return " and ".join(f"{x.script} with hash {x.code[:8]}" for x in (a, b))
 
 
+def contrast(a: Log, b: Log) -> str:
+    """In what two runs differ, as far as their logs say; empty if they do not say anything."""
+    known, same = bool(settings_of(a) and settings_of(b)), same_script(a, b)
+    differ = []
+    if known:
+        settings = [x.settings | dict.fromkeys(NO_MATTER, "") for x in (a, b)]
+        differ.append(differing(pd.DataFrame(settings).fillna("none")))
+    if same is False:
+        differ.append(f"the script ({scripts(a, b)})")
+    text = " and ".join(filter(None, differ))
+    if known and not text:
+        text = "no setting"
+    return f"{text}; the script is the same" if text and same else text
+
+
 def contrasts(runs: pd.DataFrame) -> list[str]:
-    """In what each group differs from the first one, as far as the logs say."""
-    groups = {key: own[0] for key, own in in_each_place(runs)}
+    """In what each group differs from the first one, and of which groups the code is unknown."""
+    firsts = {key: own[0] for key, own in in_each_place(runs)}
     base, *others = runs["label"].cat.categories
     found, unknown = [], []
-    for label, place in (x for x in groups if x[0] in others):
-        pair = groups[base, place], groups[label, place]
-        same, known, differ = same_script(*pair), all(map(settings_of, pair)), []
-        if known:
-            settings = [x.settings | dict.fromkeys(NO_MATTER, "") for x in pair]
-            differ.append(differing(pd.DataFrame(settings).fillna("none")))
-        if same is False:
-            differ.append(f"the script ({scripts(*pair)})")
-        if any(differ) or known:
-            what = " and ".join(filter(None, differ)) or "no setting"
-            also = "; the script is the same" if same else ""
-            found.append(f"{label} differs from {base} in {what}{also}.")
-        if same is None and not all(x.recorded for x in pair):
+    for label, place in (x for x in firsts if x[0] in others):
+        a, b = firsts[base, place], firsts[label, place]
+        if text := contrast(a, b):
+            found.append(f"{label} differs from {base} in {text}.")
+        of_suites = a.recorded is not None and b.recorded is not None  # their commits are known
+        if same_script(a, b) is None and not of_suites:
             unknown += [base, label]
     if unknown:
         names = ", ".join(dict.fromkeys(unknown))
@@ -242,25 +251,33 @@ def comparable(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     if left := set.union(*places) - shared:
         notes.append(f"Left out, since not all have it: {', '.join(sorted(left))}.")
     for place, own in runs[runs["environment"].isin(shared)].groupby("environment"):
-        steps = [x.steps for x in own["log"]]
-        if min(steps) < 0.99 * max(steps):
-            shortest = own["log"].iloc[int(np.argmin(steps))].path
+        shortest = min(own["log"], key=lambda x: x.steps)
+        longest = max(own["log"], key=lambda x: x.steps)
+        if shortest.steps < 0.99 * longest.steps:
             notes.append(
-                f"{place}: compared at {min(steps):,} of up to {max(steps):,} steps, since "
-                f"{shortest} ends there."
+                f"{place}: compared at {shortest.steps:,} of up to {longest.steps:,} steps, since "
+                f"{shortest.path} ends there."
             )
-        cut = [x.until(min(steps)) for x in own["log"]]
-        if silent := [x.path for x in cut if x.episodes.empty]:
-            raise BenchmarkError(f"{silent[0]}: no episode has ended by {min(steps):,} steps.")
-        window = window_of_all(x.windows for x in cut)
-        scores = [x.score_over(window) for x in cut]
-        if failed := [x.path for x, score in zip(cut, scores) if not np.isfinite(score)]:
-            raise BenchmarkError(
-                f"{failed[0]}: its returns end in NaN. Without it, its group would look better "
-                "than it is: find out why, and run all seeds again."
-            )
-        parts.append(own.assign(log=cut, score=scores, window=window))
+        parts.append(scored(own, shortest.steps))
     return pd.concat(parts), notes
+
+
+def scored(runs: pd.DataFrame, steps: int) -> pd.DataFrame:
+    """Runs in one environment up to a step, their "score", and the "window" that all are scored by.
+
+    A BenchmarkError if a run has no score, since its group would look better without it.
+    """
+    cut = [x.until(steps) for x in runs["log"]]
+    if silent := [x.path for x in cut if x.episodes.empty]:
+        raise BenchmarkError(f"{silent[0]}: no episode has ended by {steps:,} steps.")
+    window = window_of_all(x.windows for x in cut)
+    scores = [x.score_over(window) for x in cut]
+    if failed := [x.path for x, score in zip(cut, scores) if not np.isfinite(score)]:
+        raise BenchmarkError(
+            f"{failed[0]}: its returns end in NaN. Without it, its group would look better "
+            "than it is: find out why, and run all seeds again."
+        )
+    return runs.assign(log=cut, score=scores, window=window)
 
 
 # --- What comes out ---
@@ -302,7 +319,6 @@ def verdict(runs: pd.DataFrame) -> list[str]:
 
 def verdict_on(scores: pd.DataFrame, ours: str, theirs: str, comparisons: int) -> str:
     """Which of two groups is better, or that no difference can be shown."""
-    pairs = [(scores.loc[ours, x].dropna(), scores.loc[theirs, x].dropna()) for x in scores]
     found = of_pairs(scores, ours, theirs, statistics.improvement)
     none = f"No difference between {ours} and {theirs} can be shown:"
     if not found.ends:
@@ -311,26 +327,35 @@ def verdict_on(scores: pd.DataFrame, ours: str, theirs: str, comparisons: int) -
             "differ a lot."
         )
     low, high = found.ends
-    if low > 0.5 or high < 0.5:
-        better, worse = (ours, theirs) if low > 0.5 else (theirs, ours)
-        found = of_pairs(scores, better, worse, statistics.improvement)
-        luck = statistics.by_chance(pairs)
-        few = luck > 0.05 / comparisons
-        text = (
-            f"{better} {'may be' if few else 'is'} better: a run of it beats one of {worse} with "
-            f"probability {with_interval(found, RATIO)}."
-        )
-        if low == high:
-            text += " All resamples agree, which few seeds often do: it may be closer to 0.5."
-        if few:
-            seeds = min(len(y) for x in pairs for y in x)
-            text += f" But {seeds} seeds are few: in {luck:.0%} of such comparisons, two equal "
-            text += "settings differ this much"
-            text += f", and this is one of {comparisons}." if comparisons > 1 else "."
-        return text
+    if low > 0.5:
+        return better_by(scores, ours, theirs, comparisons)
+    if high < 0.5:
+        return better_by(scores, theirs, ours, comparisons)
     text = f"{none} the interval of the probability, [{low:.2f}, {high:.2f}], contains 0.5."
-    ((a, b), *more) = pairs
-    if not more and (missed := statistics.smallest_visible(a, b)):
-        text += f" A t-test would miss a difference of {number(missed)} in one of five such "
-        text += "experiments."
+    if len(scores.columns) == 1:
+        missed = statistics.smallest_visible(*tasks_of(scores, ours), *tasks_of(scores, theirs))
+        if missed:
+            text += f" A t-test would miss a difference of {number(missed)} in one of five such "
+            text += "experiments."
+    return text
+
+
+def better_by(scores: pd.DataFrame, better: str, worse: str, comparisons: int) -> str:
+    """How sure it is that one group is better than another, of so many comparisons."""
+    pairs = [*zip(tasks_of(scores, better), tasks_of(scores, worse))]
+    found = of_pairs(scores, better, worse, statistics.improvement)
+    luck = statistics.by_chance(pairs)
+    few = luck > 0.05 / comparisons
+    text = (
+        f"{better} {'may be' if few else 'is'} better: a run of it beats one of {worse} with "
+        f"probability {with_interval(found, RATIO)}."
+    )
+    low, high = found.ends
+    if low == high:
+        text += " All resamples agree, which few seeds often do: it may be closer to 0.5."
+    if few:
+        seeds = min(len(own) for pair in pairs for own in pair)
+        text += f" But {seeds} seeds are few: in {luck:.0%} of such comparisons, two equal "
+        text += "settings differ this much"
+        text += f", and this is one of {comparisons}." if comparisons > 1 else "."
     return text

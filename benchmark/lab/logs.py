@@ -217,13 +217,18 @@ def run_folders(tops: Iterable[Path]) -> tuple[list[Path], list[str]]:
             names.clear()
             continue
         seen.add(real)
-        logs = [Path(place, x) for x in files if is_log(Path(x))]
-        content = frozenset(hashlib.sha256(x.read_bytes()).digest() for x in logs)
-        if logs and found.setdefault(content, Path(place)) != Path(place):
+        content = content_of(Path(place))
+        if content and found.setdefault(content, Path(place)) != Path(place):
             copies.append(f"{place}: a copy of {found[content]}")
         if "checkpoint.pt" in files:
             names.clear()  # below are parts of this run, such as its best policy
     return sorted(found.values()), copies
+
+
+def content_of(folder: Path) -> frozenset[bytes]:
+    """Hashes of the logs in a folder: those of a run and of its copy are the same."""
+    logs = [x for x in folder.glob("*") if is_log(x) and x.is_file()]
+    return frozenset(hashlib.sha256(x.read_bytes()).digest() for x in logs)
 
 
 def is_log(path: Path) -> bool:

@@ -224,7 +224,16 @@ def test_a_run_that_two_groups_have_is_refused(tmp_path, command, words, committ
     (tmp_path / "link").symlink_to("a")
     shutil.copytree("a/b/1", "copy/1")
     code, text = command("compare", *words, "--results", committed.results)
-    assert code == 2 and "It would count on both sides: give folders or patterns" in text
+    assert code == 2 and "would count on both sides: give folders or patterns" in text
+
+
+def test_a_copy_that_is_left_out_of_its_group_counts_on_no_side(tmp_path, command):
+    for name, level in (("a", 1.0), ("b", 2.0)):
+        write_plain(tmp_path / name, level)
+    shutil.copytree("a", "again")
+    shutil.move("again", "a/again")
+    code, text = command("compare", "a", "b")
+    assert code == 0 and "Left out: a/again: a copy of a." in text
 
 
 def write_ours(
