@@ -262,6 +262,8 @@ def main(arguments: list[str] | None = None) -> None:
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number and (name == "SIGINT" or signal.getsignal(number) != signal.SIG_IGN):
             signal.signal(number, signal.default_int_handler)
+    # Figures go to files. A notebook's MPLBACKEND names one that only its kernel may have.
+    os.environ["MPLBACKEND"] = "agg"
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if arguments[:1] == ["seeds"]:

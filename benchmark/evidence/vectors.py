@@ -89,6 +89,16 @@ text = "if the sum runs on past time limits, into the next episode"
 gae.mistake(text, lambda x: {"truncated": x.truncated & False})
 text = "if the value after a time limit is that of the next episode's first observation"
 gae.mistake(text, lambda x: {"next_values": np.concatenate([x.values[1:], x.next_values[-1:]])})
+text = "if time limits are not seen at all"
+gae.mistake(
+    text,
+    lambda x: {
+        "truncated": x.truncated & False,
+        "next_values": np.concatenate([x.values[1:], x.next_values[-1:]]),
+    },
+)
+text = "if the value before a time limit stands for what follows it"
+gae.mistake(text, lambda x: {"next_values": np.where(x.truncated, x.values, x.next_values)})
 text = "if the flags of ended episodes act one step late"
 gae.mistake(
     text, lambda x: {"terminated": delayed(x.terminated), "truncated": delayed(x.truncated)}
@@ -194,6 +204,12 @@ def clipped_only(plain: Any, clipped: Any) -> Any:
     return clipped
 
 
+def dual_clip(advantages: np.ndarray) -> Callable[[Any, Any], Any]:
+    """Choose the larger loss, but not more than that of a ratio of 3 (Ye et al. 2020)."""
+    limit = np.where(advantages < 0, -3 * advantages, np.inf)
+    return lambda plain, clipped: np.minimum(np.maximum(plain, clipped), limit)
+
+
 def objective(
     logprobs, old_logprobs, advantages, clip_coef, *, worse=np.maximum, power=1, over=np.mean
 ) -> Any:
@@ -222,6 +238,8 @@ policy_loss.mistake("with the clipped ratio alone", worse=clipped_only)
 policy_loss.mistake("without clipping", worse=plain_only)
 policy_loss.mistake("if the ratio is old / new", power=-1)
 policy_loss.mistake("with the sum over samples, not their mean", over=np.sum)
+text = "if the loss of a negative advantage is at most that of a ratio of 3"
+policy_loss.mistake(text, lambda x: {"worse": dual_clip(x.advantages)})
 
 
 def value_error(values, old_values, returns, clip_coef, *, half=0.5, worse=np.maximum) -> Any:
@@ -355,17 +373,19 @@ multi_categorical.mistake("with the first component alone", over=lambda x, axis:
 
 
 @Formula
-def kl_estimates(logprobs, old_logprobs, *, half=0.5) -> dict[str, Any]:
+def kl_estimates(logprobs, old_logprobs, *, half=0.5, limit=np.inf) -> dict[str, Any]:
     """Three estimates of KL(old || new) from the log-probabilities (B,) of samples of old: the
     means of -log r, (log r)^2 / 2 and r - 1 - log r, where r = new / old.
     """
     log = logprobs - old_logprobs
-    return {"k1": -log.mean(), "k2": half * (log**2).mean(), "k3": (np.exp(log) - 1 - log).mean()}
+    k3 = np.minimum(np.exp(log) - 1 - log, limit)
+    return {"k1": -log.mean(), "k2": half * (log**2).mean(), "k3": k3.mean()}
 
 
 text = "if the policies are exchanged"
 kl_estimates.mistake(text, lambda x: {"logprobs": x.old_logprobs, "old_logprobs": x.logprobs})
 kl_estimates.mistake("without the factor 1/2 of k2", half=1.0)
+kl_estimates.mistake("if no sample's k3 is above 10", limit=10.0)
 
 
 # === Steps and coefficients ===
@@ -557,6 +577,7 @@ group_advantages.mistake("with the population standard deviation (divisor n)", d
 text = "with the standard deviation of all rewards, not of the centered ones"
 group_advantages.mistake(text, raw=True)
 group_advantages.mistake("without epsilon", eps=1e-30)
+group_advantages.mistake("with an epsilon of 1e-6", eps=1e-6)
 
 
 def grpo_loss(

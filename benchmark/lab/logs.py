@@ -7,6 +7,7 @@ or they are unknown.
 
 import contextlib
 import dataclasses
+import functools
 import glob
 import hashlib
 import itertools
@@ -24,9 +25,9 @@ from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import BenchmarkError
 from benchmark.lab.record import (
     LAST_100,
+    LAST_EPISODES,
     episodes_of,
     is_ours,
-    last_returns,
     read_checkpoint,
     thin,
 )
@@ -42,9 +43,15 @@ NAMES = {
     "train/entropy_loss": ("losses/entropy", -1),
 }
 METRICS = ("losses/", "check/", "objective/", "rewards/")
+# Parts of a run whose mean return can be its score, the best first.
+FEWEST = 10  # episodes that score a run
+LAST_10 = f"last {FEWEST} episodes, or all"
+TENTH = "last tenth of the steps"
+WINDOWS = (LAST_100, TENTH, LAST_10)
 EVENTS = "events.out.tfevents"
 NEAR = 5  # folders from that of a run up to the one that `seeds` has made for it
 UNKNOWN = "unknown"  # the environment of a run that does not name it
+RUN_ID = re.compile(r".*__(.+)__\d+__\d+")  # of our scripts: environment, script, seed, time
 ROW = re.compile(r"^ *\| *([^|\n]+?) *\| *([^|\n]*?) *\| *$", re.MULTILINE)  # of hyperparameters
 
 
@@ -60,6 +67,9 @@ class Log:
     settings: dict[str, str] = dataclasses.field(default_factory=dict)  # empty if unknown
     gaussian: bool = False  # the policy is known to be a Gaussian
     recorded: float | None = None  # the score of a committed run
+    script: str = ""  # name of its file; empty if unknown
+    code: str = ""  # hash of the script's text and of what it imports; empty if unknown
+    complete: bool = False  # "episodes" has every episode that ended, so none means that none has
     note: str = ""  # what of the log was left out
 
     @property
@@ -77,18 +87,52 @@ class Log:
         return self.episodes["return"]
 
     @property
+    def windows(self) -> list[str]:
+        """The parts of the run whose mean return can be its score, the best first.
+
+        The paper scores a run by its last 100 episodes. In a short run these may begin before it
+        has learned much: if they cover more than a fifth of it, the last tenth of the steps counts,
+        or ten episodes if fewer end in it.
+        """
+        if self.averaged:
+            has_100 = self.averaged == "window" or self.recorded is not None
+            return [LAST_100, TENTH] if has_100 else [TENTH]
+        ends, steps = self.episodes["global_step"], self.steps
+        begin = ends.iloc[-LAST_EPISODES - 1] if len(ends) > LAST_EPISODES else 0
+        suits = {
+            LAST_100: steps - begin <= steps / 5,
+            TENTH: (ends > 0.9 * steps).sum() >= FEWEST,
+            LAST_10: True,
+        }
+        return [x for x in WINDOWS if suits[x]]
+
+    def score_over(self, window: str) -> float:
+        """Mean return over a part of the run; over what there is, if that is less."""
+        if window == TENTH:
+            part = self.returns[self.episodes["global_step"] > 0.9 * self.steps]
+            part = part if len(part) else self.returns[-1:]
+        elif self.recorded is not None:
+            return self.recorded
+        elif self.averaged == "window":  # already the mean of 100 episodes
+            part = self.returns[-1:]
+        else:
+            part = self.returns[-LAST_EPISODES if window == LAST_100 else -FEWEST :]
+        return float(part.mean(skipna=False))
+
+    @property
     def scored(self) -> tuple[float, str]:
         """Mean return at the end of the run, and which part of the run that is."""
-        if self.recorded is not None:
-            return self.recorded, LAST_100
-        if self.averaged == "window":  # already the mean of 100 episodes
-            return self.returns.iloc[-1], LAST_100
-        last, over = last_returns(self.episodes, self.steps, single=not self.averaged)
-        return last.mean(skipna=False), over
+        window = self.windows[0]
+        return self.score_over(window), window
 
     @property
     def score(self) -> float:
         return self.scored[0]
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Mean return over each part of the run that can be its score."""
+        return {x: self.score_over(x) for x in self.windows}
 
     def until(self, steps: int) -> "Log":
         """The beginning of the run; one in a hundred steps more or less does not matter."""
@@ -109,6 +153,16 @@ def runs_table(groups: dict[str, list[Log]]) -> pd.DataFrame:
     rows = [(label, x.environment, x) for label, logs in groups.items() for x in logs]
     table = pd.DataFrame(rows, columns=["label", "environment", "log"])
     return table.assign(label=pd.Categorical(table["label"], groups))
+
+
+def window_of_all(runs: Iterable[Iterable[str]]) -> str:
+    """The best part of a run that can score all of some runs.
+
+    Args:
+        runs: the parts that can score each of them.
+    """
+    known = [{*x} for x in runs]
+    return next((x for x in WINDOWS if all(x in own for own in known)), TENTH)
 
 
 class NoRun(BenchmarkError):
@@ -163,13 +217,18 @@ def run_folders(tops: Iterable[Path]) -> tuple[list[Path], list[str]]:
             names.clear()
             continue
         seen.add(real)
-        logs = [Path(place, x) for x in files if is_log(Path(x))]
-        content = frozenset(hashlib.sha256(x.read_bytes()).digest() for x in logs)
-        if logs and found.setdefault(content, Path(place)) != Path(place):
+        content = content_of(Path(place))
+        if content and found.setdefault(content, Path(place)) != Path(place):
             copies.append(f"{place}: a copy of {found[content]}")
         if "checkpoint.pt" in files:
             names.clear()  # below are parts of this run, such as its best policy
     return sorted(found.values()), copies
+
+
+def content_of(folder: Path) -> frozenset[bytes]:
+    """Hashes of the logs in a folder: those of a run and of its copy are the same."""
+    logs = [x for x in folder.glob("*") if is_log(x) and x.is_file()]
+    return frozenset(hashlib.sha256(x.read_bytes()).digest() for x in logs)
 
 
 def is_log(path: Path) -> bool:
@@ -187,10 +246,17 @@ def main_folder(folder: Path) -> Path | None:
 def with_note(log: Log, environment: str) -> Log:
     """A run with what is known about it elsewhere, if it does not say it itself."""
     note = note_on(log.path)
-    noted = {x: str(note[x]) for x in ("seed", "flags", "sha256") if note.get(x)}
     if log.environment == UNKNOWN:
         log = dataclasses.replace(log, environment=note.get("environment") or environment)
-    return dataclasses.replace(log, settings=log.settings or noted)
+    if not log.settings:
+        noted = {x: str(note[x]) for x in ("seed", "flags") if note.get(x)}
+        log = dataclasses.replace(log, settings=noted)
+    if note:
+        texts = json.dumps([note["sha256"], note.get("imported")], sort_keys=True)
+        code = hashlib.sha256(texts.encode()).hexdigest()
+        script = Path(note.get("script", log.script)).name
+        log = dataclasses.replace(log, script=script, code=code)
+    return log
 
 
 def note_on(folder: Path) -> dict[str, Any]:
@@ -238,7 +304,13 @@ def from_checkpoint(folder: Path) -> Log:
         updates.insert(0, "global_step", np.arange(1, len(updates) + 1))
     settings = {x: str(y) for x, y in saved.get("args", {}).items()}
     gaussian = any("log_std" in x for x in saved.get("agent", {}))
-    about = {"settings": settings, "gaussian": gaussian}
+    script = RUN_ID.fullmatch(str(saved.get("run_id", "")))
+    about = {
+        "settings": settings,
+        "gaussian": gaussian,
+        "script": f"{script[1]}.py" if script else "",
+        "complete": "episodes" in saved,
+    }
     return Log(folder, settings.get("env_id", UNKNOWN), updates, episodes_of(saved), **about)
 
 
@@ -284,23 +356,68 @@ def read_log(folder: Path) -> Events:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     everything = {"scalars": 0, "tensors": 0}
-    files = [EventAccumulator(str(x), everything).Reload() for x in folder.glob(f"{EVENTS}*")]
-    files = [x for x in files if any(x.Tags().values())]
-    files.sort(key=lambda x: x.FirstEventTimestamp())
+    found = [EventAccumulator(str(x), everything).Reload() for x in folder.glob(f"{EVENTS}*")]
+    files = in_order([contents(x) for x in found if any(x.Tags().values())])
     kept, settings, count = pd.DataFrame(columns=["tag", "step", "value"]), {}, 0
-    for points, own in map(contents, files):
+    for file in files:
+        points = file.points
         again = points["step"][points["tag"].isin(kept["tag"])].min()  # nan if no tag is known
         kept = pd.concat([kept[~(kept["step"] >= again)], points])
-        settings, count = settings | own, count + len(points)
+        settings, count = settings | file.settings, count + len(points)
     kept = kept.astype({"step": int, "value": float}).sort_values("step", kind="stable")
     by_tag = kept.set_index("step")["value"].groupby(kept["tag"].to_numpy(), sort=False)
-    hparams = any("_hparams_/session_start_info" in x.summary_metadata for x in files)
     note = "its steps go back; where runs in one folder overlap, only the last counts"
+    hparams = any(x.hparams for x in files)
     return Events(dict(iter(by_tag)), settings, hparams, note * (len(kept) < count))
 
 
-def contents(file: Any) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Tag, step and value of each scalar of an event file, as far as it is whole; its settings."""
+@dataclasses.dataclass(frozen=True, eq=False)  # two are equal if they are one
+class EventFile:
+    """What an event file has, as far as it is whole."""
+
+    begun: float  # seconds, by the clock of its machine
+    points: pd.DataFrame  # "tag", "step" and "value" of each scalar
+    settings: dict[str, str]
+    hparams: bool
+
+    @functools.cached_property
+    def first(self) -> int:
+        """Its first step."""
+        return min(self.points["step"], default=0)
+
+    @functools.cached_property
+    def last(self) -> int:
+        """Its last step."""
+        return max(self.points["step"], default=0)
+
+
+def in_order(files: list[EventFile]) -> list[EventFile]:
+    """Files of one run in the order in which they were written, even if a clock was wrong."""
+
+    def written(file: EventFile) -> float:
+        """When at the earliest: not before the file that it continues."""
+        before = continued(file, files)
+        return max(file.begun, written(before)) if before else file.begun
+
+    return sorted(sorted(files, key=lambda x: x.first), key=written)
+
+
+def continued(file: EventFile, files: list[EventFile]) -> EventFile | None:
+    """The file that another one continues, if any: the one that comes nearest to its first step.
+
+    By the clock, the other one may have come first. It continues this file all the same if it
+    begins after this file's last step, or if it begins in this file's second half and no other
+    file explains where it begins.
+    """
+    lower = [x for x in files if x.first < file.first]
+    before = [x for x in lower if x.begun < file.begun]
+    apart = [x for x in lower if x.last < file.first]
+    late = [x for x in lower if x.first + x.last < 2 * file.first] if not before else []
+    return max(before + apart + late, key=lambda x: min(x.last, file.first), default=None)
+
+
+def contents(file: Any) -> EventFile:
+    """What TensorBoard's reader has found in a file."""
     from tensorboard.util.tensor_util import make_ndarray
 
     tags, settings = file.Tags(), {}
@@ -313,7 +430,9 @@ def contents(file: Any) -> tuple[pd.DataFrame, dict[str, str]]:
         elif kind == "text" and tag.startswith("hyperparameters"):
             text = make_ndarray(file.Tensors(tag)[-1].tensor_proto).item().decode()
             settings |= dict(ROW.findall(text)[2:])  # without the heading and the line below it
-    return pd.DataFrame(rows, columns=["tag", "step", "value"]), settings
+    points = pd.DataFrame(rows, columns=["tag", "step", "value"])
+    hparams = "_hparams_/session_start_info" in file.summary_metadata
+    return EventFile(file.FirstEventTimestamp(), points, settings, hparams)
 
 
 # --- Sums ---
@@ -333,7 +452,7 @@ def summarize(folder: Path, seconds: float | None) -> tuple[dict[str, Any], pd.D
     facts = {"seconds": seconds, "hours": seconds and seconds / 3600, "score": None}
     if {RETURN, MEANS} & values.keys():
         log = from_events(folder)
-        facts |= {"score": float(log.score), "scored_over": log.scored[1]}
+        facts |= {"score": log.score, "scores": log.scores}
         return facts, thin(log.episodes, log.updates, log.steps)
     ends = {x: float(y.iloc[-max(1, len(y) // 10) :].mean()) for x, y in values.items()}
     return facts | {"models": {"": ends}}, pd.DataFrame({"step": []})
@@ -345,8 +464,11 @@ def of_suite(suite: str, variant: str, folders: Folders) -> list[Log]:
     for result in itertools.chain(*by_environment(suite, variant, folders).values()):
         points = result.curve.rename(columns={"step": "global_step"})
         updates, episodes = points[["global_step"]], points[["global_step", "return"]].dropna()
-        seed = {"seed": str(result.record["seed"]), "suite": suite, "variant": variant or "-"}
-        about = {"averaged": "iteration", "settings": seed, "recorded": result.record["score"]}
-        place = folders.results, result.record["environment"]
-        logs.append(Log(*place, updates, episodes, **about))
+        record = result.record
+        seed, environment = str(record["seed"]), record["environment"]
+        settings = {"seed": seed, "suite": suite, "variant": variant or "-"}
+        path = Path(f"{suite}:{variant}".strip(":"), environment, f"seed{seed}")  # only its name
+        about = {"averaged": "iteration", "settings": settings, "recorded": record["score"]}
+        log = Log(path, environment, updates, episodes, script=record["script"], **about)
+        logs.append(log)
     return logs

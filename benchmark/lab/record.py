@@ -11,7 +11,6 @@ from benchmark.lab.definitions import POINTS
 
 LAST_EPISODES = 100  # the paper's Table 1 scores a run by the mean of its last 100 episodes
 LAST_100 = f"last {LAST_EPISODES} episodes"
-FEWEST = 10  # episodes that score a run
 # Columns of the curves, by the scripts' names.
 STEP_METRICS = {
     "losses/approx_kl": "approx_kl",
@@ -58,26 +57,6 @@ def is_ours(saved: Any) -> bool:
         return False
     rows = [*saved["updates"], saved.get("args", {}), saved.get("agent", {})]
     return len(rows) > 2 and all(isinstance(x, dict) for x in rows)
-
-
-def last_returns(episodes: pd.DataFrame, steps: int, single: bool) -> tuple[pd.Series, str]:
-    """The returns whose mean is the score of a run of so many steps, and which part that is.
-
-    They are those of the last 100 episodes, as in the paper. In a short run these may begin before
-    it has learned much: if they cover more than a fifth of it, the last tenth of the steps counts,
-    or ten episodes if fewer end in it.
-
-    Args:
-        single: whether each row is an episode, and not the mean of several.
-    """
-    ends, returns = episodes["global_step"], episodes["return"]
-    begin = ends.iloc[-LAST_EPISODES - 1] if len(ends) > LAST_EPISODES else 0
-    if single and steps - begin <= steps / 5:
-        return returns[-LAST_EPISODES:], LAST_100
-    tenth = returns[ends > 0.9 * steps]
-    if single and len(tenth) < FEWEST:
-        return returns[-FEWEST:], f"last {min(FEWEST, len(returns))} episodes"
-    return (tenth if len(tenth) else returns[-1:]), "last tenth of the steps"
 
 
 def episodes_of(saved: dict[str, Any]) -> pd.DataFrame:

@@ -309,7 +309,7 @@ def summarized(run: Run, seconds: float | None) -> tuple[dict[str, Any], pd.Data
         return logs.summarize(log, seconds)
     facts, curve = record.summarize_steps(log, run.points)
     if facts["episodes"]:
-        facts["end_score"], facts["scored_over"] = logs.read(log).scored
+        facts["scores"] = logs.read(log).scores
     return facts, curve
 
 

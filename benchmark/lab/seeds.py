@@ -20,7 +20,7 @@ import pandas as pd
 from benchmark.lab import plots, results
 from benchmark.lab.definitions import Folders, file_name
 from benchmark.lab.imports import local_modules
-from benchmark.lab.logs import read, runs_table
+from benchmark.lab.logs import read, runs_table, window_of_all
 from benchmark.lab.provenance import BenchmarkError, version_on_disk
 from benchmark.lab.record import LAST_100
 from benchmark.lab.results import by_environment, done
@@ -189,17 +189,21 @@ def show(name: str, folders: Folders) -> None:
             title = place or next((x.environment for x in logs.values()), "")  # script's default
             drawn += logs.values()
             episodes |= {(title, x): y.episodes for x, y in logs.items() if not y.averaged}
-            over = sorted({x.get("scored_over", LAST_100) for x in records})
-            scores = score_cells([x.get("end_score", x["score"]) for x in records], "score")
-            cells = [scores | {"score: mean of the": "; ".join(over)}]
+            scores = [scores_of(x) for x in records]
+            window = window_of_all(filter(None, scores))
+            scores = score_cells([x.get(window, np.nan) for x in scores], "score", ddof=1)
+            cells = [scores | {"score: mean of the": window}]
         about = {"environment": title} if title else {}
         minutes = np.median([x["seconds"] or np.nan for x in records]) / 60
-        about["minutes per run"] = number(minutes) if minutes > 0 else "–"
+        about["minutes per run"] = number(minutes, digits=1) if minutes > 0 else "–"
         rows += [about | x for x in cells]
     if rows:
         table = pd.DataFrame(rows, dtype=object)
         table["minutes per run"] = table.pop("minutes per run")  # comes last
-        print(f"\n{markdown(table)}")
+        text = markdown(table)
+        print(f"\n{text}")
+        if "±" in text:
+            print("± is the standard deviation over seeds, with the divisor n - 1.\n")
     if drawn:
         curves, runs = folders.results / "curves.png", runs_table({name: drawn})
         print(f"Curves: {plots.try_to_save(lambda: plots.overlay(runs), curves)}")
@@ -208,6 +212,13 @@ def show(name: str, folders: Folders) -> None:
         path = folders.results / "episodes.csv"
         table.rename(columns={"global_step": "step"}).to_csv(path)
         print(f"Episodes: {path}")
+
+
+def scores_of(record: dict[str, Any]) -> dict[str, float]:
+    """Mean returns of a run by the part of it; none if no episode has ended."""
+    if record["score"] is None or "scores" in record:
+        return record.get("scores", {})
+    return {record.get("scored_over", LAST_100): record["score"]}  # of an older version of `seeds`
 
 
 def models_rows(models: list[dict[str, dict[str, Any]]]) -> list[dict[str, str]]:
@@ -219,5 +230,5 @@ def models_rows(models: list[dict[str, dict[str, Any]]]) -> list[dict[str, str]]
         metrics = metrics or {x: x for x in own if "/" in x}
         row = {"model": name} if name else {}
         row["seeds"] = str(len(own))
-        rows.append(row | {x: plus_minus(own[y], 2) for x, y in metrics.items()})
+        rows.append(row | {x: plus_minus(own[y], 2, ddof=1) for x, y in metrics.items()})
     return rows

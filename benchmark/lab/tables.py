@@ -1,5 +1,6 @@
 """Cells and tables in Markdown, and how two sets of runs compare."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 
@@ -39,16 +40,28 @@ def markdown(rows: pd.DataFrame | Sequence[dict[str, object]]) -> str:
 
 
 def number(value: float, spread: float | None = None, digits: int | None = None) -> str:
-    """A number, and its spread if known; with a decimal unless that would be a fourth digit."""
-    if digits is None:
+    """A number, and its spread if known, with as many decimals as the larger of the two needs.
+
+    Below 1 it has three significant digits. From 1 on it has one decimal, from 100 on none.
+    """
+    size = max(abs(float(value)), abs(spread or 0.0))
+    if digits is None and 0 < size < 1:
+        digits = 2 - math.floor(math.log10(size))
+    elif digits is None:
         digits = int(abs(round(float(value), 1)) < 100)
     return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
 
 
-def plus_minus(scores: Iterable[float], digits: int | None = None) -> str:
-    """Mean ± population standard deviation over seeds (as CleanRL's tables), or a dash."""
+def plus_minus(scores: Iterable[float], digits: int | None = None, ddof: int = 0) -> str:
+    """Mean ± standard deviation over seeds, or a dash.
+
+    Args:
+        ddof: what is subtracted from the number of seeds n in the divisor of the variance. Our
+            published tables divide by n, as CleanRL's do. With few seeds, only n - 1 gives the
+            right variance on average.
+    """
     known = pd.Series(scores, dtype=float).dropna().to_numpy()
-    spread = np.std(known) if len(known) > 1 else None
+    spread = np.std(known, ddof=ddof) if len(known) > 1 else None
     return number(np.mean(known), spread, digits) if len(known) else "–"
 
 
@@ -68,13 +81,13 @@ def mean_with_interval(
     return with_interval(estimate([known], statistic), form) if len(known) else "–"
 
 
-def score_cells(scores: Iterable[float], title: str = LAST_100) -> dict[str, str]:
-    """Cells about the scores of runs in one environment."""
+def score_cells(scores: Iterable[float], title: str = LAST_100, ddof: int = 0) -> dict[str, str]:
+    """Cells about the scores of runs in one environment; `ddof` as in `plus_minus`."""
     scores = pd.Series(scores, dtype=float)
     known = scores.dropna()
     seeds = f"{len(known)}" + f" of {len(scores)}" * (len(known) < len(scores))
     middle = mean_with_interval(known, statistic=statistics.interquartile_mean)
-    return {"seeds": seeds, title: plus_minus(known), "IQM [95 %]": middle}
+    return {"seeds": seeds, title: plus_minus(known, ddof=ddof), "IQM [95 %]": middle}
 
 
 # --- Scores by label and seed (rows) and environment (columns) ---

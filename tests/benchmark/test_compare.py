@@ -2,14 +2,17 @@
 
 import json
 import math
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from foreign_logs import PENDULUM, write_cleanrl, write_plain, write_values
 from scipy import stats
 from stable_baselines3 import PPO
@@ -17,7 +20,7 @@ from stable_baselines3 import PPO
 from benchmark.evidence import pages
 from benchmark.lab import compare, logs, plots, statistics
 from benchmark.lab.definitions import Folders
-from benchmark.lab.provenance import BenchmarkError
+from benchmark.lab.provenance import ROOT, BenchmarkError
 
 
 def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command, drawn):
@@ -80,11 +83,15 @@ def test_with_many_seeds_the_better_group_is_named_first_or_last(tmp_path, comma
 def test_each_environment_has_its_own_row_and_the_last_one_is_relative_to_best_and_worst():
     scores = {"A-v1": ((0, 2, 4), (10, 10, 10)), "B-v1": ((5, 5, 9), (1, 5, 5))}
     scores["C-v1"] = (3, 3, 3), (3, 3, 3)
-    groups = {"a": [], "b": []}
-    for place, pair in scores.items():
-        for own, values in zip(groups.values(), pair):
-            own += [SimpleNamespace(environment=place, score=x, scored=(x, "end")) for x in values]
-    rows = [x.split("|") for x in compare.table(logs.runs_table(groups)).splitlines()[2:]]
+    runs = [
+        {"label": label, "environment": place, "score": x, "window": f"end of {place}"}
+        for place, pair in scores.items()
+        for label, values in zip("ab", pair)
+        for x in values
+    ]
+    runs = pd.DataFrame(runs).astype({"label": "category"})
+    rows = [x.split("|") for x in compare.table(runs).splitlines()[2:]]
+    assert [x[-2].strip() for x in rows] == [*(f"end of {x}" for x in scores), ""]
     found = [[x.split()[0] for x in row[2:5]] for row in rows]
     assert found[:3] == [["2.0", "10.0", "1.00"], ["6.3", "3.7", "0.22"], ["3.0", "3.0", "0.50"]]
     assert found[3] == ["0.29", "0.44", "0.57"]  # means of 0.2, 2/3, 0 and of 1, 1/3, 0
@@ -204,7 +211,124 @@ def test_what_is_left_out_is_said(tmp_path, command):
     write_plain(tmp_path / "b/silent", returns=False)
     code, text = command("compare", "a", "b")
     assert code == 0 and "Left out: b/other: no metric of PPO." in text
-    assert "Left out: b/silent: no returns." in text
+    reason = "it logs no returns. Either no episode has ended in its 20,000 steps, or its environ"
+    assert f"Left out: b/silent: {reason}" in text
+
+
+@pytest.mark.parametrize(
+    "words", [("a", "a/b"), ("a", "./a"), ("a/b", "link"), ("a", "copy"), ("figure3", "figure3:")]
+)
+def test_a_run_that_two_groups_have_is_refused(tmp_path, command, words, committed):
+    for seed in (1, 2):
+        write_plain(tmp_path / f"a/b/{seed}")
+    (tmp_path / "link").symlink_to("a")
+    shutil.copytree("a/b/1", "copy/1")
+    code, text = command("compare", *words, "--results", committed.results)
+    assert code == 2 and "would count on both sides: give folders or patterns" in text
+
+
+def test_a_copy_that_is_left_out_of_its_group_counts_on_no_side(tmp_path, command):
+    for name, level in (("a", 1.0), ("b", 2.0)):
+        write_plain(tmp_path / name, level)
+    shutil.copytree("a", "again")
+    shutil.move("again", "a/again")
+    code, text = command("compare", "a", "b")
+    assert code == 0 and "Left out: a/again: a copy of a." in text
+
+
+def write_ours(
+    folder, returns=(1.0,), script="ppo", note=None, imported="", length=1000, **settings
+):
+    """A checkpoint as our scripts save it, of episodes of one length, and a note of `seeds`."""
+    folder.mkdir(parents=True)
+    episodes = [{"global_step": length * i, "return": x} for i, x in enumerate(returns, start=1)]
+    steps = length * max(1, len(episodes))
+    run_id = f"A-v1__{script}__1__1700000000000000000"
+    saved = {"args": {"env_id": "A-v1", **settings}, "updates": [{"global_step": steps}]}
+    torch.save(saved | {"episodes": episodes, "run_id": run_id}, folder / "checkpoint.pt")
+    if note:
+        own = {"script": f"/home/me/{script}.py", "sha256": note * 64}
+        own["imported"] = {"neighbor.py": imported}
+        (folder / "note.json").write_text(json.dumps(own))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        ({"note": "1"}, {"note": "1"}, "in no setting; the script is the same."),
+        ({"note": "1"}, {"note": "1", "gamma": 0.9}, "in gamma (none, 0.9); the script is the"),
+        ({"note": "1"}, {"note": "1", "script": "copy"}, "in no setting; the script is the same."),
+        ({"note": "1"}, {"note": "2"}, "in the script (ppo.py with hash "),
+        ({"note": "1"}, {"note": "1", "imported": "3"}, "in the script (ppo.py with hash "),
+        ({"note": "1"}, {"note": "2", "script": "mine"}, "in the script (ppo.py and mine.py)."),
+        ({}, {"script": "mine"}, "in the script (ppo.py and mine.py)."),
+        ({}, {"script": "mine", "gamma": 0.9}, "in gamma (none, 0.9) and the script (ppo.py and m"),
+        ({}, {}, "in no setting.\nThe logs of a, b do not show whether their code is the same."),
+        ({}, {"note": "1"}, "in no setting.\nThe logs of a, b do not show whether their code is"),
+    ],
+)
+def test_scripts_that_differ_are_named(tmp_path, command, a, b, said):
+    write_ours(tmp_path / "a/1", **a)
+    write_ours(tmp_path / "b/1", [2.0], **b)
+    code, text = command("compare", "a", "b")
+    assert code == 0 and f"b differs from a {said}" in text
+
+
+def test_code_that_logs_of_others_do_not_show_is_named(tmp_path, command):
+    for name, own in (("a", "ppo"), ("b", "ppo_mine"), ("c", "ppo")):
+        write_cleanrl(tmp_path / name, exp_name=own)
+    code, text = command("compare", "a", "b", "c")
+    assert code == 0 and "b differs from a in exp_name (ppo, ppo_mine).\n" in text
+    assert "c differs from a in no setting.\nThe logs of a, b, c do not show whether th" in text
+
+
+@pytest.mark.parametrize("other", [{"script": "mine"}, {"note": "2"}])
+def test_runs_of_two_scripts_are_not_seeds_of_one_setting(tmp_path, command, other):
+    note = {"note": "1"} if "note" in other else {}
+    write_ours(tmp_path / "a/1", seed=1, **note)
+    write_ours(tmp_path / "a/2", seed=2, **other)
+    write_ours(tmp_path / "b/1")
+    code, text = command("compare", "a", "b")
+    assert code == 2 and "a: its runs in one environment are of two scripts, ppo.py " in text
+
+
+@pytest.mark.parametrize(
+    ("length", "score", "window"),
+    [(50, "1044", logs.TENTH), (500, "1044", logs.TENTH), (10_000, "1094", logs.LAST_10)],
+)
+def test_all_runs_in_an_environment_are_scored_over_one_window(
+    tmp_path, command, length, score, window
+):
+    """Of 100,000 steps, in episodes of 50 and 500 steps (a), and of so many (b)."""
+    write_ours(tmp_path / "a/1", range(2000), length=50, seed=1)
+    write_ours(tmp_path / "a/2", range(200), length=500, seed=2)
+    write_ours(tmp_path / "b/1", range(100_000 // length), length=length)
+    assert {x.scored[1] for x in logs.find("a")} == {logs.LAST_100, logs.TENTH}
+    code, text = command("compare", "a", "b")
+    assert code == 0 and f"| {score} (2) |" in text and f"| {window} |\n" in text
+
+
+def test_runs_in_which_no_episode_ended_are_named_as_such(tmp_path, command):
+    write_ours(tmp_path / "a/1")
+    write_ours(tmp_path / "b/1", [])
+    code, text = command("compare", "a", "b")
+    assert code == 2 and text.endswith("b/1: no episode has ended in its 1,000 steps.\n")
+
+
+def test_small_returns_are_told_apart(tmp_path, command):
+    for seed in (1, 2, 3):
+        write_plain(tmp_path / f"a/{seed}", 0.002 + seed / 1e5)
+        write_plain(tmp_path / f"b/{seed}", 0.004 + seed / 1e5)
+    code, text = command("compare", "a", "b")
+    assert code == 0 and "| 0.00202 [0.00201, 0.00203] (3) | 0.00402 [" in text
+
+
+def test_figures_need_no_backend_of_a_notebook():
+    """matplotlib cannot be imported if MPLBACKEND names what is not installed."""
+    text = "from benchmark.__main__ import main; main(['list', 'smoke']); import matplotlib"
+    own = {**os.environ, "MPLBACKEND": "of_a_notebook"}
+    ended = subprocess.run([sys.executable, "-c", text], env=own, cwd=ROOT, capture_output=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_table_prints_that_of_a_suite_and_report_works_with_one_suite(command, committed, tmp_path):

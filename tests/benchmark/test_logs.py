@@ -130,6 +130,38 @@ def test_a_run_that_was_continued_keeps_its_beginning(tmp_path):
     assert (log.returns == 1000).sum() == 80 and log.note
 
 
+@pytest.mark.parametrize(
+    ("parts", "returns"),
+    [
+        # Begin and end of each file in thousands of steps, and its clock. A file's returns are its
+        # place in the list; those that count, and how many.
+        ([(0, 50, 1), (50, 100, 2)], {0: 50, 1: 50}),
+        ([(0, 50, 2), (50, 100, 1)], {0: 50, 1: 50}),
+        ([(0, 50, 1), (50, 100, 3), (100, 150, 2)], {0: 50, 1: 50, 2: 50}),
+        ([(0, 50, 3), (50, 100, 2), (100, 150, 1)], {0: 50, 1: 50, 2: 50}),
+        # It was continued from a checkpoint, not where it ended.
+        ([(0, 50, 1), (40, 90, 2)], {0: 40, 1: 50}),
+        ([(0, 50, 2), (40, 90, 1)], {0: 40, 1: 50}),
+        # What begins again at 0 replaces all, unless a file continues it.
+        ([(0, 50, 1), (50, 100, 2), (0, 50, 3)], {2: 50}),
+        ([(0, 60, 1), (0, 50, 2), (50, 100, 3)], {1: 50, 2: 50}),
+        ([(0, 50, 1), (40, 90, 2), (0, 50, 3)], {2: 50}),
+        ([(0, 45, 1), (50, 100, 2), (0, 60, 3)], {2: 60}),
+    ],
+)
+def test_a_wrong_clock_loses_no_part_of_a_run(tmp_path, monkeypatch, parts, returns):
+    for index, (begin, end, clock) in enumerate(parts):
+        with monkeypatch.context() as patch:
+            patch.setattr("time.time", lambda now=clock: 1.7e9 + now)
+            with SummaryWriter(str(tmp_path)) as writer:
+                for step in range(begin + 1, end + 1):
+                    writer.add_scalar("charts/episodic_return", index, 1000 * step - 7 - index)
+                    writer.add_scalar("losses/approx_kl", 0.01, 1000 * step)
+    (log,) = logs.find(str(tmp_path))
+    assert log.returns.value_counts().to_dict() == returns
+    assert bool(log.note) == (sum(returns.values()) < sum(y - x for x, y, _ in parts))
+
+
 def test_environments_that_run_side_by_side_may_log_steps_out_of_order(tmp_path):
     with SummaryWriter(str(tmp_path)) as writer:
         for step in np.arange(100, 19_900, 100).reshape(-1, 2)[:, ::-1].flatten():
@@ -171,8 +203,8 @@ def test_the_environment_is_what_the_run_says_whatever_the_folders_are_called(tm
         ([100] * 500, "last 100 episodes", range(400, 500)),
         ([100] * 499, "last tenth of the steps", range(449, 499)),
         # Episodes have become long: fewer than ten end in the last tenth.
-        ([20] * 600 + [1000] * 18, "last 10 episodes", range(608, 618)),
-        ([1000] * 7, "last 7 episodes", range(7)),
+        ([20] * 600 + [1000] * 18, "last 10 episodes, or all", range(608, 618)),
+        ([1000] * 7, "last 10 episodes, or all", range(7)),
     ],
 )
 def test_the_score_is_of_the_end_of_the_run(lengths, over, returns):

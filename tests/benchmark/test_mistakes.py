@@ -31,7 +31,7 @@ MISTAKES = [
     ("check nowhere", "There is no folder nowhere."),
     ("check other", "other has no checkpoint.pt of our scripts and no TensorBoard log of PPO."),
     ("compare a", "To compare, give at least two"),
-    ("compare a silent", "silent logs no returns: wrap the environment in Record"),
+    ("compare a silent", "silent: it logs no returns. Either no episode has ended"),
     ("compare a b", f"no environment that all have: a has {PENDULUM}; b has Hopper-v5."),
     ("compare a short", "no episode has ended by 1 steps."),
     (f"compare a figure3:nothing {OUT}", "figure3:nothing is not a row of a suite; there are"),

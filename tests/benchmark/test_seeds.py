@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 from foreign_logs import write_plain, write_values
 
-from benchmark.lab import logs, plots, run, seeds
+from benchmark.lab import logs, plots, results, run, seeds
+from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT, git, version_on_disk
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -38,7 +39,11 @@ def test_seeds_makes_all_runs_once_and_shows_them(forked, drawn):
     words = (*MINE, "B-v1", "--gain=-1", "--seeds", "3", "--workers", "3")
     text = forked.run(*words)
     # The mean of 11 to 20 is 15.5; the last column is minutes.
-    assert "| A-v1 | 3 | -31.0 ± 12.7 | -31.0 [-46.5, -15.5] | last 10 episodes | 0.3 |" in text
+    assert (
+        "| A-v1 | 3 | -31.0 ± 15.5 | -31.0 [-46.5, -15.5] | last 10 episodes, or all | 0.3 |"
+        in text
+    )
+    assert "± is the standard deviation over seeds, with the divisor n - 1.\n" in text
     made = pd.read_csv("runs/mine/episodes.csv")
     assert list(made) == ["environment", "seed", "step", "return", "length"] and len(made) == 120
     assert (made["return"] == -made["seed"] * made["step"] / 100).all()
@@ -69,7 +74,7 @@ def test_interrupted_seeds_end_their_scripts_and_the_same_command_continues(fork
     assert "with other flags: give" in forked.run(*words, "--gain=2", code=2)
     text = forked.run(*words)
     assert [[*forked.starts(x)] for x in names] == [[1, 6]] * 2
-    assert "A-v1/seed7 continues" in text and "| A-v1 | 2 | 124 ± 16 |" in text
+    assert "A-v1/seed7 continues" in text and "| A-v1 | 2 | 124 ± 22 |" in text
 
 
 STARTS = """
@@ -143,8 +148,22 @@ def test_a_seed_that_fails_does_not_stop_the_others_and_is_named_at_the_end(fork
     assert text.strip().endswith(
         "Error: 1 of 3 runs failed: A-v1/seed2 ended with exit code 1: Error: out of luck"
     )
-    assert "| A-v1 | 2 | 31.0 ± 15.5 |" in text
+    assert "| A-v1 | 2 | 31.0 ± 21.9 |" in text
     assert [*forked.starts("A-v1/seed3")] == [1]
+
+
+def test_all_seeds_are_scored_over_one_part_of_the_runs(tmp_path, capsys):
+    """Also where the logs have been deleted; a run of an older version has only one score."""
+    first = {"last 100 episodes": 5.0, "last tenth of the steps": 1.0}
+    scores = [{"scores": first}, {"scores": {"last tenth of the steps": 2.0}}, {"score": None}]
+    records = [
+        {"score": 9.0, "seconds": None, "environment": "A-v1", "variant": ""} | x for x in scores
+    ]
+    results.write_lines(tmp_path / "mine.jsonl", [{"seed": i} | x for i, x in enumerate(records)])
+    seeds.show("mine", Folders(tmp_path, tmp_path))
+    text = capsys.readouterr().out
+    assert "| A-v1 | 2 of 3 | 1.5 ± 0.7 | 1.5 | last tenth of the steps |" in text
+    assert seeds.scores_of({"score": 3.0, "scored_over": "x"}) == {"x": 3.0}
 
 
 def test_models_of_rlhf_are_summed_up_over_seeds(forked):
@@ -160,7 +179,7 @@ def test_a_script_that_only_logs_is_summed_up_by_its_last_tenth(tmp_path):
     facts, curve = logs.summarize(tmp_path, 3.0)
     assert facts["seconds"] == 3 and curve.empty
     (row,) = seeds.models_rows([facts["models"], {"": {"grpo/reward": 0.85}}])
-    assert row == {"seeds": "2", "grpo/reward": "1.35 ± 0.50"}
+    assert row == {"seeds": "2", "grpo/reward": "1.35 ± 0.71"}
 
 
 @pytest.mark.slow
@@ -211,7 +230,9 @@ def test_a_script_runs_where_it_is_with_its_files_and_relative_flags(
     write_plain(tmp_path / "up.log", 7.0)
     monkeypatch.chdir(place)
     code, text = command("seeds", own_script, "--seeds", "1", *flags)
-    assert code == 0 and f"| unknown | 1 | {level}.0 | {level}.0 | last 10 episodes |" in text
+    assert (
+        code == 0 and f"| unknown | 1 | {level}.0 | {level}.0 | last 10 episodes, or all |" in text
+    )
     assert {x.name for x in own_script.parent.iterdir()} == {"mine.py", "robot.log"}
     note = json.loads(Path("runs/mine/seed1/note.json").read_text())
     assert note["script"] == str(own_script)  # which `check` names in its last line

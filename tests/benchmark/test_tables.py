@@ -1,5 +1,6 @@
 """Tables by hand, and when figures are drawn."""
 
+import math
 import re
 
 import matplotlib.pyplot as plt
@@ -46,6 +47,31 @@ minimal Walker2d-v4 7
 | ppo_minimal.py | – | 10.0 ± 4.1 (3) | 7.0 (1) | – | 0.17 […] |
 
 """
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((0.0021,), "0.00210"),
+        ((-0.5,), "-0.500"),
+        ((1.26,), "1.3"),
+        ((99.94,), "99.9"),
+        ((-99.96,), "-100"),
+        ((0.0,), "0.0"),
+        # A spread has the decimals of the number, unless it is larger.
+        ((0.00213, 0.00004), "0.00213 ± 0.00004"),
+        ((0.0, 0.05), "0.0000 ± 0.0500"),
+        ((0.04, 3.21), "0.0 ± 3.2"),
+        ((240.3, 0.5), "240 ± 0"),
+    ],
+)
+def test_numbers_below_1_have_three_significant_digits(numbers, text):
+    assert tables.number(*numbers) == text
+
+
+def test_the_standard_deviation_is_divided_by_n_or_n_minus_1():
+    assert tables.plus_minus([1.0, 3.0, math.nan]) == "2.0 ± 1.0"
+    assert tables.plus_minus([1.0, 3.0, math.nan], ddof=1) == "2.0 ± 1.4"
 
 
 @pytest.mark.parametrize("case", BY_HAND.strip().split("\n\n"))

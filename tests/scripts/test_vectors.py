@@ -23,6 +23,7 @@ from benchmark.evidence import vectors
 
 VECTORS = json.loads(vectors.FILE.read_text(encoding="utf-8"))
 PAGE = (ROOT / "benchmark/pages/vectors.md").read_text(encoding="utf-8")
+NOTE_2 = PAGE.partition("\n2. ")[2].partition("\n3. ")[0]
 DISTRIBUTION = "logprobs", "entropies"
 
 # --- What the scripts compute: outputs from a module and the inputs of a case ---
@@ -428,6 +429,42 @@ def test_short_scripts_and_libraries(row):
     assert mistakes_of(formula, compute, importlib.import_module(name)) == {*mistakes}
 
 
+class StepsSoFar(gym.Env):
+    """Shows how many steps of an episode of three have been made."""
+
+    observation_space, action_space = gym.spaces.Box(0, 3, (1,)), gym.spaces.Box(-1, 1, (1,))
+
+    def reset(self, seed=None, options=None):
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.full(1, self.t, np.float32), 0.0, self.t == 3, False, {}
+
+
+def test_gymnasiums_normalizer_also_counts_the_last_observation_of_each_episode(
+    tmp_path, monkeypatch
+):
+    """The numbers of note 2."""
+    monkeypatch.chdir(tmp_path)
+    script = SCRIPTS["continuous"].module
+    settings = {"num_steps": 30, "total_timesteps": 30, "num_minibatches": 1, "update_epochs": 1}
+    args = script.Args(**settings, num_envs=1, compile=False, run_name="run")
+    script.train(args, env_factory=StepsSoFar)
+    ours = script.load_checkpoint("runs/run")["obs_stats"]
+    wrapped = gym.wrappers.NormalizeObservation(StepsSoFar())
+    wrapped.reset()
+    for _ in range(30):
+        _, _, ended, *_ = wrapped.step(np.zeros(1))
+        if ended:
+            wrapped.reset()
+    theirs = wrapped.obs_rms
+    for stats, mean, count in ((ours, 0.968, 31), (theirs, 1.463, 41)):
+        assert (round(stats.mean.item(), 3), round(stats.count)) == (mean, count)
+        assert f"{count}" in NOTE_2 and f"mean of {mean}" in NOTE_2
+
+
 # --- The file and the page ---
 
 
@@ -445,7 +482,7 @@ def test_a_mistake_shows_in_each_case_and_each_mistake_somewhere():
 
 def test_the_page_names_only_mistakes_of_the_file():
     known = {x for formula in vectors.FORMULAS.values() for x in formula.mistakes}
-    text = PAGE.partition("## What other projects compute")[2]
+    text = " ".join(PAGE.partition("## What other projects compute")[2].split())
     quoted = set(re.findall(r"\*([a-z][^*|]+)\*", text))
     assert len(quoted) > 8 and quoted <= known
 
