@@ -1,4 +1,8 @@
-"""What the shared tests must know of each script: its smallest run, its networks, its updates."""
+"""What the shared tests must know of each script: its smallest run, its networks, its updates.
+
+There are two families: `Script` and those that derive from it train in environments, `Toy` and its
+own train language models.
+"""
 
 import copy
 import functools
@@ -29,8 +33,8 @@ class Step:
         self.advantages, self.returns, *self.others = rest
 
     schedule: dict[str, float]  # learning_rate and what else changes during a run
-    weights: Tensor  # before the step, one vector
-    gradient: Tensor  # the same, as it enters Adam
+    weights: Tensor  # before the step, one vector; not of games
+    gradient: Tensor  # as it enters Adam; of games only
     metrics: dict[str, Tensor]
 
 
@@ -67,7 +71,7 @@ class Script:
     settings: ClassVar[dict[str, Any]] = {}  # other than those of `args`
     # What leaves observations and rewards as they are.
     raw: ClassVar[dict[str, Any]] = {"norm_obs": False, "scale_rewards": False}
-    value_clip = "clip_coef"  # the setting
+    annealed: ClassVar[dict[str, str]] = {"learning_rate": "anneal_lr"}  # and the switch of each
 
     def __init__(self, name: str, file: str) -> None:
         self.name, self.path = name, ROOT / f"{file}.py"
@@ -109,6 +113,23 @@ class Script:
         values, *others = agent.evaluate_actions(step.obs, *others, step.actions)[:3]
         return *others, values
 
+    def clipping(self, clip: float | None) -> dict[str, Any]:
+        """Settings by which ratios are clipped, and values where `clip` is not None."""
+        return {"clip_coef": clip or 0.2, "clip_vloss": clip is not None}
+
+    def gains(self, advantages: Tensor, ratio: Tensor) -> Tensor:
+        """What the policy's loss is the negative mean of, with a clip range of 0.2."""
+        return torch.minimum(advantages * ratio, advantages * ratio.clip(0.8, 1.2))
+
+    def checked(self, step: Step) -> Tensor:
+        """Which samples of a whole batch the check of an update looks at."""
+        return torch.ones(step.advantages.numel(), dtype=torch.bool)
+
+    def begin_without_statistics(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let a run have seen no observations and rewards before its own."""
+        nothing = functools.partial(self.module.RunningMeanStd, count=0.0)
+        monkeypatch.setattr(self.module, "RunningMeanStd", nothing)
+
     def record(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         """Record from now on the arguments and results of gae, and every gradient step."""
         recorder, real = SimpleNamespace(gae=[], steps=[]), self.module.gae
@@ -126,15 +147,14 @@ class Script:
         return recorder
 
     def recording(self, real: Callable, steps: list[Step]) -> Callable:
-        """An update, a step at a time, that notes them; gradients show in Adam's running mean."""
+        """An update, a step at a time, that notes them."""
 
         def update(agent, adam, batch, indices, args):
             rows = []
             for mb in indices:
-                step, before = Step(type(batch)(*(x[mb] for x in batch))), adam["mean"].clone()
+                step = Step(type(batch)(*(x[mb] for x in batch)))
                 step.weights = adam["weights"].clone()
                 rows.append(real(agent, adam, batch, mb[None], args))
-                step.gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)
                 step.metrics = {name: x[0] for name, x in rows[-1].items()}
                 tensors = {name: x for name, x in vars(args).items() if isinstance(x, Tensor)}
                 step.schedule = {name: x.item() for name, x in tensors.items()}
@@ -149,7 +169,12 @@ class KLPenalty(Script):
 
     features: ClassVar[set[str]] = {"environments", "vector", "gaussian"}
     real = f"Hopper-v4 {SHORT} 20480"
-    value_clip = "value_clip_coef"
+
+    def clipping(self, clip: float | None) -> dict[str, Any]:
+        return {"value_clip_coef": np.inf if clip is None else clip}
+
+    def gains(self, advantages: Tensor, ratio: Tensor) -> Tensor:
+        return advantages * ratio
 
 
 class MultiDiscrete(Script):
@@ -175,7 +200,15 @@ class Atari(Script):
     refused: ClassVar[dict[str, list]] = {**Script.refused, "torch_threads": [100_000]}
     unsuitable: ClassVar[dict[str, str]] = {"CartPole-v1": "ALE"}
     raw: ClassVar[dict[str, Any]] = {}
+    annealed: ClassVar[dict[str, str]] = {"learning_rate": "anneal_lr", "clip_coef": "anneal_clip"}
     frames = 4
+
+    def checked(self, step: Step) -> Tensor:
+        """Those of the first game, which is faster."""
+        return torch.tensor([n == 0 for n, *_ in self.identity(step.obs)])
+
+    def begin_without_statistics(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Games have none."""
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fake games, without frames to skip or lives to lose, which this process plays."""
@@ -272,8 +305,8 @@ class AtariLSTM(Atari):
         return agent(frames, starts, agent.initial_state(1))[1][-1].item()
 
 
-class Toy(Script):
-    """A script of the RLHF family: it trains language models, and no shared test of loops fits."""
+class Toy:
+    """A script that trains language models; this one with PPO."""
 
     features: ClassVar[set[str]] = {"language", "rewards"}  # it learns from a reward model
     settings: ClassVar[dict[str, Any]] = {"num_updates": 2, "update_epochs": 2}
@@ -288,11 +321,18 @@ class Toy(Script):
         "ppo-fixed-0.05": {"kl_mode": "fixed", "kl_coef": 0.05},
     }
 
+    def __init__(self, name: str, file: str) -> None:
+        self.name, self.path = name, ROOT / f"{file}.py"
+
     @property
     def module(self) -> ModuleType:
         """It judges by fewer texts here."""
-        vars(super().module).update(NUM_SAMPLES=64, NUM_EVALUATED=32, BEST_OF_N=(1, 4))
-        return super().module
+        module = importlib.import_module(self.path.stem)
+        vars(module).update(NUM_SAMPLES=64, NUM_EVALUATED=32, BEST_OF_N=(1, 4))
+        return module
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is fake here."""
 
     def args(self, **changes: Any) -> Any:
         """Settings of a run of a second."""

@@ -1,6 +1,5 @@
 """The update of every script: details 4, 6-8, 11, 12; early stopping; what is logged of them."""
 
-import functools
 from types import SimpleNamespace
 
 import fake_envs
@@ -28,12 +27,9 @@ def double_sum(rewards, values, next_values, done, gamma, gae_lambda):
 def test_step_size_and_clip_range_fall_linearly_and_are_held_within_an_iteration(
     script, tiny, recorded, annealed
 ):
-    settings = {"anneal_lr": annealed, "learning_rate": 0.004, "total_timesteps": 128}
-    begin = {"learning_rate": 0.004}
-    if "games" in script.features:
-        settings |= {"anneal_clip": annealed, "clip_coef": 0.4}
-        begin["clip_coef"] = 0.4
-    updates = script.module.train(tiny(**settings))["updates"]
+    begin = dict.fromkeys(script.annealed, 0.004)
+    switches = dict.fromkeys(script.annealed.values(), annealed)
+    updates = script.module.train(tiny(**begin, **switches, total_timesteps=128))["updates"]
     line = np.array([1, 0.75, 0.5, 0.25] if annealed else [1, 1, 1, 1])
     for name, first in begin.items():
         numbers = np.array([step.schedule[name] for step in recorded.steps]).reshape(4, -1)
@@ -56,12 +52,9 @@ def test_checks_compare_the_whole_update_with_the_advantages_and_values_with_rew
     with torch.no_grad():
         change = script.outputs(result["agent"], step)[0].flatten() - step.logprobs.flatten()
     assert change.abs().max() > 1e-4
-    advantages = step.advantages.flatten()
-    if "games" in script.features:  # of the first game only, which is faster
-        first_game = torch.tensor([n == 0 for n, *_ in script.identity(step.obs)])
-        assert first_game.sum() == args.num_steps
-        change, advantages = change[first_game], advantages[first_game]
-    correlation = np.corrcoef(change, advantages)[0, 1]
+    checked = script.checked(step)
+    assert checked.sum() >= args.num_steps
+    correlation = np.corrcoef(change[checked], step.advantages.flatten()[checked])[0, 1]
     assert update["check/update"] == pytest.approx(correlation, abs=1e-4)
     rollout = [batch[x] for x in ("rewards", "values", "next_values", "done")]
     expected = double_sum(*rollout, 0.8, args.gae_lambda)
@@ -119,9 +112,7 @@ def test_nothing_is_divided_by_a_zero(script, tiny, recorded, monkeypatch):
     """Rewards of 0 are not by their deviation, nor errors of values by returns that never vary."""
     failed = lambda self, _: (self.observe(), 0.0, True, False, {})  # noqa: E731
     monkeypatch.setattr(fake_envs.Walk, "advance", failed)
-    if "vector" in script.features:
-        from_nothing = functools.partial(script.module.RunningMeanStd, count=0.0)
-        monkeypatch.setattr(script.module, "RunningMeanStd", from_nothing)
+    script.begin_without_statistics(monkeypatch)
     updates = script.module.train(tiny("Walk"))["updates"]
     for update, batch in zip(updates, recorded.gae, strict=True):
         mean, variance = batch["values"].mean().item(), batch["values"].var().item()
@@ -129,55 +120,64 @@ def test_nothing_is_divided_by_a_zero(script, tiny, recorded, monkeypatch):
         assert update["losses/explained_variance"] == pytest.approx(1 - variance / 1e-8, rel=1e-3)
 
 
-@on("continuous", "kl_penalty", "multidiscrete", "lstm")
-@pytest.mark.parametrize("switch", [True, False])
-def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
-    """With noise on the old log-probabilities and values: all is clipped somewhere."""
-    penalty = script.value_clip == "value_clip_coef"  # no ratio is clipped
-    limit = np.inf if penalty and not switch else 0.2
-    clip = {"clip_vloss": switch, "clip_coef": 0.2}
-    settings = {"value_clip_coef": limit} if penalty else clip
-    settings |= {"norm_adv": switch, "ent_coef": 0.03, "vf_coef": 0.7}
-    args = tiny("Walk", total_timesteps=32, learning_rate=0.0, **settings)
+def noisy_step(script, recorded, args):
+    """An agent, a step of it, and the settings as the loss gets them.
+
+    Old log-probabilities and values have noise, so that all is clipped somewhere.
+    """
     agent, step = script.module.train(args)["agent"], recorded.steps[0]
     for x in (step.logprobs, step.values):
         x += 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    schedule = {name: torch.tensor(x) for name, x in step.schedule.items()}
+    return agent, step, SimpleNamespace(**{**vars(args), **schedule})
+
+
+@on("continuous", "kl_penalty", "multidiscrete", "lstm")
+@pytest.mark.parametrize("clip", [0.2, None])
+def test_loss_and_metrics_by_hand(script, tiny, recorded, clip):
+    settings = {"norm_adv": clip is not None, "ent_coef": 0.03, "vf_coef": 0.7}
+    settings |= {"total_timesteps": 32, "learning_rate": 0.0}
+    args = tiny("Walk", **settings, **script.clipping(clip))
+    agent, step, in_update = noisy_step(script, recorded, args)
     with torch.no_grad():
-        schedule = {name: torch.tensor(x) for name, x in step.schedule.items()}
-        annealed = SimpleNamespace(**{**vars(args), **schedule})
-        loss, metrics = script.module.ppo_loss(agent, step.data, annealed)
-        halves = [type(step.data)(*(x[half::2] for x in step.data)) for half in (0, 1)]
-        if not switch and "recurrent" not in script.features:  # all metrics are means over samples
-            rows = [script.module.ppo_loss(agent, half, annealed)[1] for half in halves]
-            for name, value in metrics.items():
-                mean = sum(row[name].item() for row in rows) / 2
-                assert value.item() == pytest.approx(mean, rel=1e-3, abs=1e-5), name
+        loss, metrics = script.module.ppo_loss(agent, step.data, in_update)
         new_logprobs, entropy, values = (x.double() for x in script.outputs(agent, step))
     logprobs, old_values, advantages, returns = (x.double() for x in step.data[2:6])
-    if switch:
-        advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
     ratio, change = (new_logprobs - logprobs).exp(), values - old_values
-    gains, errors = advantages * ratio, (values - returns) ** 2
-    if not penalty:
-        gains = torch.minimum(gains, advantages * ratio.clip(0.8, 1.2))
-    if switch:
-        held = old_values + change.clip(-0.2, 0.2)
+    errors = (values - returns) ** 2
+    if clip:
+        advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
+        held = old_values + change.clip(-clip, clip)
         errors = torch.maximum(errors, (held - returns) ** 2)
     expected = {
-        "losses/policy_loss": -gains.mean(),
+        "losses/policy_loss": -script.gains(advantages, ratio).mean(),
         "losses/value_loss": errors.mean() / 2,
         "losses/entropy": entropy.mean(),
         "losses/approx_kl": (ratio - 1 - ratio.log()).mean(),
         "losses/clipfrac": ((ratio < 0.8) | (ratio > 1.2)).double().mean(),
     }
     assert expected["losses/clipfrac"] > 0.1 and (change.abs() > 0.2).any()
-    if penalty:
-        expected["losses/kl"] = torch.zeros(())  # the policy has not moved
-    assert metrics.keys() == expected.keys()
+    own = {x: y.item() for x, y in metrics.items() if x not in expected}
+    assert own in ({}, {"losses/kl": 0})  # of the penalty; the policy has not moved
     for name, value in expected.items():
         assert metrics[name].item() == pytest.approx(value.item(), rel=1e-3, abs=1e-5), name
     total = expected["losses/policy_loss"] - 0.03 * entropy.mean() + 0.7 * errors.mean() / 2
     assert loss.item() == pytest.approx(total.item(), rel=1e-3)
+
+
+@on("continuous", "kl_penalty", "multidiscrete")
+def test_every_metric_is_a_mean_over_samples(script, tiny, recorded):
+    """Since those of minibatches are averaged."""
+    args = tiny("Walk", total_timesteps=32, learning_rate=0.0, norm_adv=False)
+    agent, step, in_update = noisy_step(script, recorded, args)
+    halves = [type(step.data)(*(x[half::2] for x in step.data)) for half in (0, 1)]
+    with torch.no_grad():
+        whole, *parts = (
+            script.module.ppo_loss(agent, x, in_update)[1] for x in (step.data, *halves)
+        )
+    for name, value in whole.items():
+        mean = sum(part[name].item() for part in parts) / 2
+        assert value.item() == pytest.approx(mean, rel=1e-3, abs=1e-5), name
 
 
 @on("games")
