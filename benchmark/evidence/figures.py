@@ -67,6 +67,20 @@ def curves(suite: Suite, folders: Folders, environments: Sequence[str] = ()) -> 
     return figure
 
 
+def minutes(suite: Suite, folders: Folders) -> Figure:
+    """The same over minutes, at the median rate of each run, the mean of a variant's seeds."""
+    figure, panels = panels_of(runs_of(suite, folders))
+    for axes, _, runs in panels:
+        took = 60 * runs.groupby("label", observed=True)["hours"].mean()
+        for index, label in enumerate(suite.labels.values()):
+            if len(own := runs["result"][runs["label"] == label]):
+                draw_curves(axes, own, label, f"C{index}", took[label] / own.iloc[0].steps)
+        axes.set_xlim(0, took.max())
+        axes.xaxis.set_major_formatter("{x:g}")
+    figure.supxlabel("minutes")
+    return figure
+
+
 def healthy_run(suite: Suite, folders: Folders) -> Figure:
     """Of the run with the median score some metrics, and where they belong."""
     runs = by_environment(suite.name, "", folders)[next(iter(suite.environments))]
@@ -144,6 +158,7 @@ def broken_curves(suite: Suite, folders: Folders) -> Figure:
 # By names in the entries of suites.
 FIGURES = {
     "curves": curves,
+    "minutes": minutes,
     "three": functools.partial(curves, environments=THREE),
     "health": healthy_run,
     "normalized": normalized,

@@ -50,12 +50,19 @@ def one_panel_each(titles: Sequence[str], width: int = 3) -> tuple[Figure, Seque
     return figure, panels[:count]
 
 
-def draw_curves(axes: Axes, results: Iterable[Result | Log], label: str, color: str) -> None:
-    """Mean over seeds, its 95 % bootstrap interval from three on, and each seed as a thin line."""
+def draw_curves(
+    axes: Axes, results: Iterable[Result | Log], label: str, color: str, step: float = 1
+) -> None:
+    """Mean over seeds, its 95 % bootstrap interval from three on, and each seed as a thin line.
+
+    Args:
+        step: how long a step is on the axis.
+    """
     total = max(x.steps for x in results)
     grid = np.linspace(0, total, POINTS + 1)[1:]
-    axes.set_xlim(0, total)
     curves = np.array([np.interp(grid, *x.column("return")) for x in results])
+    grid *= step
+    axes.set_xlim(0, grid[-1])
     axes.plot(grid, curves.T, color=color, linewidth=0.5, alpha=0.4)
     axes.plot(grid, curves.mean(0), color=color, linewidth=1.6, label=label)
     if len(curves) > 2:

@@ -4,6 +4,7 @@ import math
 import re
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 
 from benchmark.evidence import figures, pages, tables
@@ -98,6 +99,24 @@ def test_every_figure_stands_in_a_page():
     assert len(drawn) > 5 and [x for x in drawn if f"figures/{x})" not in texts] == []
     for path in CLOSED.glob("*/*.png"):
         assert f"({path.name})" in path.with_name("page.md").read_text(), path
+
+
+def test_curves_over_minutes_end_when_their_runs_did(folders):
+    """One program takes 6 and 12 minutes for 1,000 steps, the other one 30."""
+    folders.results.mkdir()
+    suite = SUITES["minimal"]
+    for name, hours in (("figure3", [0.1, 0.2]), ("minimal", [0.5])):
+        keys = [{"environment": "Hopper-v4", "variant": "", "seed": x} for x in range(len(hours))]
+        settings = {"settings": {"total_timesteps": 1000}}
+        lines = [x | settings | {"hours": y} for x, y in zip(keys, hours)]
+        results.write_lines(folders.results / f"{name}.jsonl", lines)
+        rows = [x | {"step": step, "return": step / 10} for x in keys for step in (10, 1000)]
+        pd.DataFrame(rows).to_csv(folders.results / f"{name}.csv", index=False)
+    (axes,) = figures.minutes(suite, folders).axes
+    ends = {x.get_label(): x.get_xydata()[-1].tolist() for x in axes.lines}
+    assert ends["ppo_continuous_action.py"] == pytest.approx([9, 100])
+    assert ends["ppo_minimal.py"] == pytest.approx([30, 100])
+    assert axes.get_xlim() == pytest.approx((0, 30))
 
 
 def test_a_legend_is_no_wider_than_its_figure(tmp_path):
