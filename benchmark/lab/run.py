@@ -232,7 +232,6 @@ def make(runs: list[Run], workers: int) -> Iterator[tuple[Run, str]]:
                     if code:
                         yield run, f"ended with exit code {code}: {last_line(run.folder)}"
                     else:
-                        (run.folder / ENDED).touch()
                         yield run, finish(run, used)
                 ready |= any(made for made, _ in states.values()) or now - begun > FIRST
         finally:  # some still work if this is to stop
@@ -249,7 +248,7 @@ def stop(working: dict[Future, tuple[Run, subprocess.Popen]]) -> None:
         wait(working)
     finally:  # also if this is interrupted once more
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left
                 os.killpg(pid, signal.SIGKILL)  # simulators that outlive their script
 
 
@@ -286,6 +285,7 @@ def finish(run: Run, used: Any) -> str:
     Args:
         used: by the script, a `resource.struct_rusage`; None if nobody knows.
     """
+    (run.folder / ENDED).touch()
     try:
         facts, curve = summarized(run, used and used.ru_utime + used.ru_stime)
     except Exception as error:  # whatever a script can leave; the other runs go on
