@@ -656,14 +656,14 @@ def gold_reward(topic: str, words: list[str]) -> float:
         valence += VERBS[verb] if verb else factor * ADJECTIVES[adjective]
         nouns.append(noun or subject)
     between = [rest[a.end() : b.start()] for a, b in itertools.pairwise(clauses)]
-    num_joiners = sum(x in (" and ", " but ", " , ") for x in between)
-    matches = [x for x in (opener, *clauses, closer) if x]
-    legal = num_joiners + sum(len(x.group().split()) for x in matches)  # words that are no junk
+    num_legal = sum(x in (" and ", " but ", " , ") for x in between)  # words that are not junk
+    for match in (opener, *clauses, closer):
+        num_legal += len(match.group().split()) if match else 0
     content = [word for word in body if word in CONTENT]
     return (
         2 * math.tanh(valence / 3)
         + 0.4 * min(len({noun for noun in nouns if NOUNS[noun] == topic}), 3)
-        - 4 * (len(body) - legal) / max(len(body), 1)  # the share of junk
+        - 4 * (len(body) - num_legal) / max(len(body), 1)  # the share of junk
         - 0.5 * min(len(content) - len(set(content)), 6)  # repeated words
         - 0.5 * min(sum(NOUNS[noun] != topic for noun in nouns), 4)
         - 1.0 * (not ended)
@@ -802,7 +802,7 @@ def check_type(field: dataclasses.Field, value: Any) -> None:
 
 
 def check_metrics(metrics: Metrics, step: int) -> None:
-    """End a run whose numbers are no numbers any more."""
+    """End a run that has diverged."""
     bad = ", ".join(name for name, x in metrics.items() if not math.isfinite(x))
     if bad:
         raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
@@ -823,7 +823,7 @@ def command_line() -> list[str]:
     return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
 
 
-def end_as_by_ctrl_c() -> None:
+def stop_on_signals() -> None:
     """Let SIGTERM (a cluster, `docker stop`) and SIGHUP (a closed terminal) act like Ctrl-C."""
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
@@ -833,7 +833,7 @@ def end_as_by_ctrl_c() -> None:
 
 def main() -> None:
     """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
-    end_as_by_ctrl_c()
+    stop_on_signals()
     try:
         train(tyro.cli(Args, args=command_line()))
     except KeyboardInterrupt:

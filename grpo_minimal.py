@@ -203,7 +203,7 @@ def train(args):
     results["grpo"] = respond(model, held_out, 16)[2]
     torch.set_num_threads(threads)
     for name, x in results.items():
-        print(f"{name:4}  pass@1 {x.mean():.3f}  pass@16 {x.amax(dim=1).mean():.3f}")
+        print(f"{name:4}  pass@1 {x.mean():.3g}  pass@16 {x.amax(dim=1).mean():.3g}")
     print(f"Logs: {writer.log_dir}")
     return {"model": model, "reference": reference, "results": results, "updates": updates}
 

@@ -86,6 +86,7 @@ Results = dict[str, dict[str, Any]]  # of each model: how it was made, and metri
 Cache = list[list[Tensor]]  # keys and values of each block
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
 LossNorm = Literal["constant", "sequence", "token"]
+Spread = Literal["group", "batch", "none"]
 LIMITS = {  # the least and the largest value of settings
     "sft_documents sft_steps sft_batch_size reward_epochs reward_batch_size": (1, math.inf),
     "kl_horizon num_updates batch_size num_minibatches update_epochs": (1, math.inf),
@@ -151,7 +152,7 @@ class Args:
     kl_horizon: int = 500  # episodes over which beta adapts [LHP: 10000 of 1,000,000]
     kl_in_loss: Literal["no", "k2", "k3"] = "no"  # estimator; no: k1 in the reward [paper: k3]
     group_size: int = 8  # responses to a prompt, G [paper: 64]
-    std: Literal["group", "batch", "none"] = "none"  # what advantages are divided by [paper: group]
+    std: Spread = "none"  # what advantages are divided by [paper: group]
     loss_norm: LossNorm = "constant"  # divide by R, own or mean length [paper: sequence]
     num_updates: int = 80  # batches of responses, each followed by an update
     batch_size: int = 128  # responses per update, B, of whole groups [paper: 1024]
@@ -371,7 +372,7 @@ class Agent(nn.Module):
 # === The math: pure functions ===
 
 
-def group_advantages(rewards: Tensor, group_size: int, std: str) -> Tensor:
+def group_advantages(rewards: Tensor, group_size: int, std: Spread) -> Tensor:
     """Advantages (B,) of responses with `rewards` (B,), in which groups follow one another.
 
     RLOO subtracts the mean of the others in the group, which gives G / (G - 1) times as much. The
@@ -682,13 +683,13 @@ def grpo_loss(
         loss = pg_loss + kl_coef * (weights * estimate).mean()
     # Detail 12/37: debug variables [ppo2/model.py L115-116]
     # How far an update moves the policy shows a wrong step size before the reward does.
-    pairs = torch.stack([logratio, token_advantages])
+    both = torch.stack([logratio, token_advantages])
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/k3": k3.mean(),
         "losses/entropy": -(all_logprobs.exp() * all_logprobs).sum(-1)[mask].mean(),
         "losses/approx_kl": approx_kl(logratio),
-        "check/update": torch.corrcoef(pairs)[0, 1].nan_to_num(),  # constant: 0
+        "check/update": torch.corrcoef(both)[0, 1].nan_to_num(),  # constant: 0
         "losses/clipfrac": ((logratio.exp() - 1).abs() > clip).float().mean(),
     }
     return loss, {name: x.detach() for name, x in metrics.items()}
@@ -720,10 +721,10 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[M
         spreads = rollout.rewards.view(-1, args.group_size).std(dim=1)
 
         # --- Update ---
-        frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
+        remaining = 1 - (iteration - 1) / args.num_updates  # falls from 1 to 1 / num_updates
         # Detail R5: learning rate annealing (anneal_lr) [LHP: train_policy.py L172-173]
         # Small steps at the end average out the noise. The reward model's rate falls, too.
-        learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
+        learning_rate = args.learning_rate * (remaining if args.anneal_lr else 1.0)
         optimizer.param_groups[0]["lr"] = learning_rate
         minibatch_metrics = []
         # Detail G8: few passes over a batch (update_epochs) [Shao et al. 2024]
@@ -796,8 +797,9 @@ def train(args: Args) -> dict[str, Any]:
     args = dataclasses.replace(args, run_name=run_name)
     runs = {"grpo": args}
     if args.compare:
-        paper = {"std": "group", "loss_norm": "sequence", "kl_in_loss": "k3"}
-        runs["grpo-paper"] = dataclasses.replace(args, **paper)
+        runs["grpo-paper"] = dataclasses.replace(
+            args, std="group", loss_norm="sequence", kl_in_loss="k3"
+        )
         runs["grpo-no-kl"] = dataclasses.replace(args, kl_mode="none", kl_coef=0.0)
     try:
         args.run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
@@ -965,14 +967,14 @@ def gold_reward(topic: str, words: list[str]) -> float:
         valence += VERBS[verb] if verb else factor * ADJECTIVES[adjective]
         nouns.append(noun or subject)
     between = [rest[a.end() : b.start()] for a, b in itertools.pairwise(clauses)]
-    num_joiners = sum(x in (" and ", " but ", " , ") for x in between)
-    matches = [x for x in (opener, *clauses, closer) if x]
-    legal = num_joiners + sum(len(x.group().split()) for x in matches)  # words that are no junk
+    num_legal = sum(x in (" and ", " but ", " , ") for x in between)  # words that are not junk
+    for match in (opener, *clauses, closer):
+        num_legal += len(match.group().split()) if match else 0
     content = [word for word in body if word in CONTENT]
     return (
         2 * math.tanh(valence / 3)
         + 0.4 * min(len({noun for noun in nouns if NOUNS[noun] == topic}), 3)
-        - 4 * (len(body) - legal) / max(len(body), 1)  # the share of junk
+        - 4 * (len(body) - num_legal) / max(len(body), 1)  # the share of junk
         - 0.5 * min(len(content) - len(set(content)), 6)  # repeated words
         - 0.5 * min(sum(NOUNS[noun] != topic for noun in nouns), 4)
         - 1.0 * (not ended)
@@ -1032,7 +1034,7 @@ def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[Metrics, list[st
     generator = stage_generator(args, "evaluate")
     prompts = judges.task.sample_prompts(NUM_EVALUATED, generator)
     rollout, metrics = collect(args, agent, judges, prompts, 0.0, generator)
-    metrics["objective/kl"] = metrics["objective/kl_exact"]
+    metrics["objective/kl"] = metrics["objective/kl_exact"]  # which has less noise than k1
     lines = torch.cat([rollout.prompts, rollout.responses], dim=1)[:5]
     return metrics, [" ".join(judges.task.decode(line)[1:]) for line in lines]
 
@@ -1106,7 +1108,7 @@ def check_type(field: dataclasses.Field, value: Any) -> None:
 
 
 def check_metrics(metrics: Metrics, step: int) -> None:
-    """End a run whose numbers are no numbers any more."""
+    """End a run that has diverged."""
     bad = ", ".join(name for name, x in metrics.items() if not math.isfinite(x))
     if bad:
         raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
@@ -1127,7 +1129,7 @@ def command_line() -> list[str]:
     return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
 
 
-def end_as_by_ctrl_c() -> None:
+def stop_on_signals() -> None:
     """Let SIGTERM (a cluster, `docker stop`) and SIGHUP (a closed terminal) act like Ctrl-C."""
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
@@ -1137,7 +1139,7 @@ def end_as_by_ctrl_c() -> None:
 
 def main() -> None:
     """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
-    end_as_by_ctrl_c()
+    stop_on_signals()
     try:
         train(tyro.cli(Args, args=command_line()))
     except KeyboardInterrupt:

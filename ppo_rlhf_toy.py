@@ -709,10 +709,10 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> list[Metrics]:
 
         # --- Update: K epochs of minibatches, each with its own advantages ---
         start_time = time.perf_counter()
-        frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
+        remaining = 1 - (iteration - 1) / args.num_updates  # falls from 1 to 1 / num_updates
         # Detail 4/37, R5: learning rate annealing (anneal_lr) [LHP: train_policy.py L172-173]
         # Small steps at the end average out the noise. The reward model's rate falls, too.
-        learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
+        learning_rate = args.learning_rate * (remaining if args.anneal_lr else 1.0)
         minibatch_metrics = []
         for _ in range(args.update_epochs):
             order = torch.randperm(args.batch_size, generator=generator)
@@ -785,11 +785,12 @@ def train(args: Args) -> dict[str, Any]:
     run_name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
     args = dataclasses.replace(args, run_name=run_name)
     settings = dataclasses.replace(args, compare=False)
-    runs = [settings]
-    runs.append(dataclasses.replace(settings, kl_mode="none", kl_coef=0.0))  # reward hacking
+    forms = [settings]
+    forms.append(dataclasses.replace(settings, kl_mode="none", kl_coef=0.0))  # hacks the reward
     if args.compare:
-        runs.append(dataclasses.replace(settings, kl_mode="adaptive"))
-        runs.append(dataclasses.replace(settings, kl_mode="fixed", kl_coef=0.05))
+        forms.append(dataclasses.replace(settings, kl_mode="adaptive"))
+        forms.append(dataclasses.replace(settings, kl_mode="fixed", kl_coef=0.05))
+    runs = {form.ppo_run: form for form in forms}  # two that are the same become one
     try:
         args.run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
     except OSError as error:
@@ -797,9 +798,13 @@ def train(args: Args) -> dict[str, Any]:
     if args.track:
         import wandb
 
-        about = {"name": args.run_name, "config": vars(args), "reinit": "finish_previous"}
         try:
-            wandb.init(**about, sync_tensorboard=True)
+            wandb.init(
+                name=args.run_name,
+                config=vars(args),
+                reinit="finish_previous",
+                sync_tensorboard=True,
+            )
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
 
@@ -819,7 +824,7 @@ def train(args: Args) -> dict[str, Any]:
     agents, updates, results, texts = {}, {}, {}, {}
     metrics, texts["sft"] = evaluate(args, reference, judges)
     results["sft"] = {"method": "SFT", **metrics}
-    for name, run in {run.ppo_run: run for run in runs}.items():  # each name once
+    for name, run in runs.items():
         agent = copy.deepcopy(judges.reference)
         updates[name] = train_ppo(run, agent, judges)
         save_policy(args.run_dir / name / "checkpoint.pt", agent, updates[name])
@@ -963,14 +968,14 @@ def gold_reward(topic: str, words: list[str]) -> float:
         valence += VERBS[verb] if verb else factor * ADJECTIVES[adjective]
         nouns.append(noun or subject)
     between = [rest[a.end() : b.start()] for a, b in itertools.pairwise(clauses)]
-    num_joiners = sum(x in (" and ", " but ", " , ") for x in between)
-    matches = [x for x in (opener, *clauses, closer) if x]
-    legal = num_joiners + sum(len(x.group().split()) for x in matches)  # words that are no junk
+    num_legal = sum(x in (" and ", " but ", " , ") for x in between)  # words that are not junk
+    for match in (opener, *clauses, closer):
+        num_legal += len(match.group().split()) if match else 0
     content = [word for word in body if word in CONTENT]
     return (
         2 * math.tanh(valence / 3)
         + 0.4 * min(len({noun for noun in nouns if NOUNS[noun] == topic}), 3)
-        - 4 * (len(body) - legal) / max(len(body), 1)  # the share of junk
+        - 4 * (len(body) - num_legal) / max(len(body), 1)  # the share of junk
         - 0.5 * min(len(content) - len(set(content)), 6)  # repeated words
         - 0.5 * min(sum(NOUNS[noun] != topic for noun in nouns), 4)
         - 1.0 * (not ended)
@@ -1027,7 +1032,7 @@ def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[Metrics, list[st
     """Metrics and some texts of new responses of a policy; all policies get the same prompts."""
     generator = stage_generator(args, "evaluate")
     rollout, metrics = collect(args, agent, judges, NUM_EVALUATED, 0.0, generator)
-    metrics["objective/kl"] = metrics["objective/kl_exact"]
+    metrics["objective/kl"] = metrics["objective/kl_exact"]  # which has less noise than k1
     lines = torch.cat([rollout.prompts, rollout.responses], dim=1)[:5]
     return metrics, [" ".join(judges.task.decode(line)[1:]) for line in lines]
 
@@ -1123,7 +1128,7 @@ def check_type(field: dataclasses.Field, value: Any) -> None:
 
 
 def check_metrics(metrics: Metrics, step: int) -> None:
-    """End a run whose numbers are no numbers any more."""
+    """End a run that has diverged."""
     bad = ", ".join(name for name, x in metrics.items() if not math.isfinite(x))
     if bad:
         raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
@@ -1144,7 +1149,7 @@ def command_line() -> list[str]:
     return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
 
 
-def end_as_by_ctrl_c() -> None:
+def stop_on_signals() -> None:
     """Let SIGTERM (a cluster, `docker stop`) and SIGHUP (a closed terminal) act like Ctrl-C."""
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
@@ -1154,7 +1159,7 @@ def end_as_by_ctrl_c() -> None:
 
 def main() -> None:
     """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
-    end_as_by_ctrl_c()
+    stop_on_signals()
     try:
         train(tyro.cli(Args, args=command_line()))
     except KeyboardInterrupt:

@@ -170,7 +170,7 @@ def test_each_metric_is_logged_and_the_shares_of_right_responses_are_printed(
         for name in ("reward", "kl", "groups_without_spread")
     }
     shown = capsys.readouterr()
-    shares = "pass@1 0.031  pass@16 0.500"  # one response in 32, one prompt in 2
+    shares = "pass@1 0.0312  pass@16 0.5"  # one response in 32, one prompt in 2
     assert shown.out.splitlines() == [f"sft   {shares}", f"grpo  {shares}", f"Logs: {logs}"]
     assert len(closed) == 1 and "reward=0.15" in shown.err  # the progress bar
 

@@ -260,7 +260,7 @@ def test_a_cluster_that_ends_a_run_does_what_ctrl_c_does_but_nohup_protects(
         monkeypatch.setattr(script.module, "train_sft", lambda *_, x=number: signal.raise_signal(x))
         assert cli("--sft-documents 50")[0].startswith("Interrupted. ")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    script.module.end_as_by_ctrl_c()
+    script.module.stop_on_signals()
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     signal.signal(signal.SIGHUP, before)
 
