@@ -33,14 +33,16 @@ import io
 import itertools
 import json
 import math
+import os
 import random
 import re
+import signal
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +54,17 @@ from tqdm import tqdm, trange
 # === Settings ===
 
 Tensors = dict[str, Tensor]
+Metrics = dict[str, float]
+Results = dict[str, dict[str, Any]]  # of each model: how it was made, and metrics
+Cache = list[list[Tensor]]  # keys and values of each block
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
+LIMITS = {  # the least and the largest value of settings
+    "sft_documents sft_steps sft_batch_size num_epochs batch_size warmup_steps": (1, math.inf),
+    "num_pairs": (14, math.inf),  # one in seven is held out
+    "learning_rate sft_learning_rate nll_coef": (0, 1e9),
+    "temperature beta": (1e-9, 1e9),
+    "seed": (0, 2**63 - 1),
+}
 
 
 # Copied from ppo_continuous_action.py
@@ -61,21 +73,21 @@ class UsageError(Exception):
 
 
 # Copied from ppo_rlhf_toy.py
-def check_numbers(args: Any) -> None:
-    """Raise a UsageError if a number among the settings is out of range."""
-    may_be_0 = {"seed", "learning_rate", "kl_coef", "gamma", "gae_lambda", "vf_coef", "nll_coef"}
-    for name, value in vars(args).items():
-        if type(value) not in (int, float) or name == "missing_eos_score":
-            continue
-        flag = f"--{name.replace('_', '-')} ({value})"
-        if not (value > 0 or (value == 0 and name in may_be_0)):
-            raise UsageError(f"{flag} must be positive{' or 0' if name in may_be_0 else ''}.")
-        if name in ("gamma", "gae_lambda") and value > 1:
-            raise UsageError(f"{flag} must be at most 1.")
-        if name == "num_pairs" and value < 2 * HELD_OUT:
-            raise UsageError(f"{flag} must be at least {2 * HELD_OUT}.")
-        if value >= 2**63 and name == "seed":
-            raise UsageError(f"{flag} must be less than 2**63.")
+def check_settings(args: "Args") -> None:
+    """Raise a UsageError that names a setting of a wrong type or out of its range."""
+    for field in dataclasses.fields(args):
+        check_type(field, getattr(args, field.name))
+    for names, (low, high) in LIMITS.items():
+        for name in names.split():
+            value = getattr(args, name)
+            if not low <= value <= high:  # or if it is NaN
+                flag = f"--{name.replace('_', '-')} ({value})"
+                raise UsageError(f"{flag} must be from {low} to {high}.")
+    name = args.run_name
+    if name is not None and (name == ".." or Path(f"{name}").name != name):
+        raise UsageError(f"--run-name ({name}) must be a name, not a path.")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +117,7 @@ class Args:
     warmup_steps: int = 20  # steps up to it; then it falls to 0 [paper: 150, then constant]
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.run_name and (self.run_name == ".." or Path(self.run_name).name != self.run_name):
-            raise UsageError(f"--run-name ({self.run_name}) must be a name, not a path.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
+        check_settings(self)
 
     @property
     def run_dir(self) -> Path:
@@ -144,10 +152,13 @@ class Task(NamedTuple):
 
     def gold(self, prompts: Tensor, responses: Tensor) -> Tensor:
         """Gold rewards (B,) of truncated responses (B, R); a prompt's fifth token is the topic."""
-        pairs = zip(prompts, responses, strict=True)
-        gold = [gold_reward(self.vocabulary[p[4]], self.decode(r)) for p, r in pairs]
-        gold, scale = torch.tensor(gold, device=prompts.device), self.sample_gold
-        return gold if scale is None else (gold - scale.mean()) / scale.std(correction=0)
+        topics = [self.vocabulary[prompt[4]] for prompt in prompts]
+        texts = [self.decode(response) for response in responses]
+        rewards = [gold_reward(topic, text) for topic, text in zip(topics, texts, strict=True)]
+        gold = torch.tensor(rewards, device=prompts.device)
+        if self.sample_gold is None:
+            return gold
+        return (gold - self.sample_gold.mean()) / self.sample_gold.std(correction=0)
 
 
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
@@ -174,7 +185,9 @@ class Block(nn.Module):
         self.mlp_hidden = nn.Linear(width, 4 * width)
         self.mlp_output = nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor, visible: Tensor, past: list[Tensor]) -> tuple[Tensor, list]:
+    def forward(
+        self, x: Tensor, visible: Tensor, past: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Process new positions x (B, new, D), which attend where `visible` (B, 1, new, L) is True.
 
         `past` holds keys and values of the positions before, (B, heads, L - new, D / heads) each,
@@ -212,7 +225,7 @@ class TinyGPT(nn.Module):
         never[[PAD, BOS]] = -1e9  # finite, so that probability 0 times its logarithm is 0, not NaN
         self.register_buffer("never_sampled", never, persistent=False)
 
-    def forward(self, tokens: Tensor, cache: list | None = None) -> tuple[Tensor, list]:
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
         Returns hidden states (B, new, D) of the others, and the cache of all: keys and values of
@@ -220,7 +233,8 @@ class TinyGPT(nn.Module):
         follow a cache must not begin with padding.
         """
         real = tokens != PAD
-        seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
+        length = tokens.shape[1]
+        seen = cache[0][0].shape[2] if cache else 0  # tokens in the cache
         # Detail R3: positions skip padding tokens [LHP: language/model.py L265-269]
         # Only real tokens are counted, so padding does not shift the positions of a text.
         positions = real.cumsum(dim=1) - real.long()
@@ -228,7 +242,7 @@ class TinyGPT(nn.Module):
         visible = (causal & real[:, None])[:, None, seen:]  # (B, 1, new, L)
         x = self.token_embedding(tokens[:, seen:]) + self.position_embedding(positions[:, seen:])
         new_cache = []
-        for block, past in zip(self.blocks, cache or [[], []], strict=True):
+        for block, past in zip(self.blocks, cache or [[] for _ in self.blocks], strict=True):
             x, key_value = block(x, visible, past)
             new_cache.append(key_value)
         indices = torch.arange(length - seen, device=tokens.device)
@@ -328,6 +342,7 @@ def dpo_loss(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> tuple[Tenso
 
 def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
     """Train a language model on the task's documents."""
+    model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     generator = stage_generator(args, "sft")
     writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
@@ -343,8 +358,11 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        write(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
+        metrics = {"losses/loss": loss.item(), "losses/grad_norm": grad_norm.item()}
+        check_metrics(metrics, step)
+        log(writer, step, metrics)
     writer.close()
+    model.eval()  # from here on without dropout, if you add it: see Detail R13
 
 
 # === Stage 2: preferences ===
@@ -352,15 +370,22 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
 
 LABEL_NOISE = 0.4  # difference in gold at which the better text is preferred with odds e : 1
 NUM_SAMPLES = 2000  # SFT samples that set the scale of gold, and of a reward model
-HELD_OUT = 7  # one pair in seven is held out: nothing learns from it
+HELD_OUT = 7  # one pair in seven is held out
+
+
+class Pairs(NamedTuple):
+    """Truncated responses, of which a labeler prefers one to the other."""
+
+    prompts: Tensor  # (pairs, P)
+    chosen: Tensor  # (pairs, R)
+    rejected: Tensor  # (pairs, R)
 
 
 class Preferences(NamedTuple):
-    """Labeled pairs, the last seventh of them held out, and samples of the SFT model."""
+    """Labeled pairs, and samples of the SFT model."""
 
-    prompts: Tensor  # (pairs, P)
-    chosen: Tensor  # (pairs, R), truncated
-    rejected: Tensor  # (pairs, R), truncated
+    learned: Pairs
+    held_out: Pairs  # for the evaluation: nothing learns from them
     sample_prompts: Tensor  # (NUM_SAMPLES, P)
     samples: Tensor  # (NUM_SAMPLES, R), truncated
     sample_gold: Tensor  # (NUM_SAMPLES,)
@@ -374,24 +399,30 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> Preferences:
     second = sample_truncated(reference, task, prompts, generator)
     # The simulated labeler (Bradley-Terry) errs less often the more two texts differ in gold.
     difference = task.gold(prompts, first) - task.gold(prompts, second)
-    prefers_first = torch.sigmoid(difference / LABEL_NOISE)  # its probability
+    probability = torch.sigmoid(difference / LABEL_NOISE)
     drawn = torch.rand(len(prompts), generator=generator).to(prompts.device)
-    prefers = (drawn < prefers_first)[:, None]
-    chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
-    others = task.sample_prompts(NUM_SAMPLES, generator)
-    samples = sample_truncated(reference, task, others, generator)
-    return Preferences(prompts, chosen, rejected, others, samples, task.gold(others, samples))
+    prefers_first = (drawn < probability)[:, None]
+    chosen = torch.where(prefers_first, first, second)
+    rejected = torch.where(prefers_first, second, first)
+    pairs = Pairs(prompts, chosen, rejected)
+    num_learned = args.num_pairs - args.num_pairs // HELD_OUT
+    learned = Pairs(*(x[:num_learned] for x in pairs))
+    held_out = Pairs(*(x[num_learned:] for x in pairs))
+    sample_prompts = task.sample_prompts(NUM_SAMPLES, generator)
+    samples = sample_truncated(reference, task, sample_prompts, generator)
+    sample_gold = task.gold(sample_prompts, samples)
+    return Preferences(learned, held_out, sample_prompts, samples, sample_gold)
 
 
 # === Stage 3: DPO ===
 
 
-def pair_logprobs(agent: Agent, prompts: Tensor, chosen: Tensor, rejected: Tensor) -> Tensor:
-    """Log-probabilities of chosen (B, R), then of rejected responses to prompts (B, P): (2 B,)."""
+def pair_logprobs(agent: Agent, pairs: Pairs) -> Tensor:
+    """Log-probabilities (2 B,) of the chosen responses of B pairs, then of the rejected ones."""
     # Detail D2: chosen and rejected in one pass [DPO: trainers.py L194-204]
     # One batch of both needs one forward pass instead of two.
-    responses = torch.cat([chosen, rejected])
-    all_logprobs = agent.get_logprobs(torch.cat([prompts, prompts]), responses)
+    responses = torch.cat([pairs.chosen, pairs.rejected])
+    all_logprobs = agent.get_logprobs(torch.cat([pairs.prompts, pairs.prompts]), responses)
     logprobs = log_probability(all_logprobs, responses)
     # Detail D3: sum over the tokens of a response [DPO: trainers.py L105]
     # The log-probability of a response is the sum over its tokens, not their mean.
@@ -399,41 +430,47 @@ def pair_logprobs(agent: Agent, prompts: Tensor, chosen: Tensor, rejected: Tenso
 
 
 def train_dpo(
-    args: Args, folder: Path, agent: Agent, reference: Agent, pairs: list[Tensor]
-) -> list[dict[str, float]]:
-    """Fit a policy to pairs: prompts (pairs, P), chosen and rejected responses (pairs, R).
-
-    Returns one dictionary of metrics per gradient step.
-    """
-    minibatches, updates = [], []
+    args: Args, folder: Path, agent: Agent, reference: Agent, pairs: Pairs
+) -> list[Metrics]:
+    """Fit a policy to pairs. Returns the metrics of each gradient step."""
+    minibatches: list[Tensor] = []
     for epoch in range(args.num_epochs):
         generator = stage_generator(args, f"dpo epoch {epoch}")
-        order = torch.randperm(len(pairs[0]), generator=generator)
+        order = torch.randperm(len(pairs.prompts), generator=generator)
         minibatches += order.split(args.batch_size)
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
     writer = SummaryWriter(str(folder), purge_step=1)
-    for step, mb in enumerate(tqdm(minibatches, folder.name, disable=None), start=1):
+    updates = []
+    for step, indices in enumerate(tqdm(minibatches, folder.name, disable=None), start=1):
         decay = 1 - (step - 1) / len(minibatches)
         # Detail D7: learning rate warm-up (learning_rate, warmup_steps) [DPO: trainers.py L253]
         # Adam's first steps are as large as later ones, but its averages come from few gradients.
         learning_rate = args.learning_rate * decay * min(1.0, step / args.warmup_steps)
         optimizer.param_groups[0]["lr"] = learning_rate
-        prompts, chosen, rejected = (x[mb] for x in pairs)
-        logprobs = pair_logprobs(agent, prompts, chosen, rejected)
+        mb = Pairs(*(x[indices] for x in pairs))
+        logprobs = pair_logprobs(agent, mb)
         with torch.no_grad():
-            ref_logprobs = pair_logprobs(reference, prompts, chosen, rejected)
+            ref_logprobs = pair_logprobs(reference, mb)
         loss, metrics = dpo_loss(logprobs, ref_logprobs, args.beta)
         # Detail D6: likelihood of the chosen response (nll_coef) [Pang et al. 2024]
         # DPO's loss only sees a difference. With this, the chosen response loses less probability.
-        nll = -(logprobs.chunk(2)[0] / (chosen != PAD).sum(dim=1)).mean()
+        chosen_logprobs, _ = logprobs.chunk(2)
+        nll = -(chosen_logprobs / (mb.chosen != PAD).sum(dim=1)).mean()
         loss = loss + args.nll_coef * nll
         optimizer.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(agent.parameters(), 1.0)
+        grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), 1.0)
         optimizer.step()
-        metrics |= {"losses/loss": loss, "losses/nll": nll, "losses/grad_norm": norm}
-        row = means([{name: x.detach() for name, x in metrics.items()}])
-        updates.append(write(writer, step, row | {"charts/learning_rate": learning_rate}))
+        metrics = {
+            **{name: x.item() for name, x in metrics.items()},
+            "losses/loss": loss.item(),
+            "losses/nll": nll.item(),
+            "losses/grad_norm": grad_norm.item(),
+            "charts/learning_rate": learning_rate,
+        }
+        check_metrics(metrics, step)
+        log(writer, step, metrics)
+        updates.append(metrics)
     writer.close()
     return updates
 
@@ -443,17 +480,21 @@ def train_dpo(
 
 # Copied from ppo_rlhf_toy.py
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """More threads do not help networks of this size; afterwards there are as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def own_torch_settings() -> Iterator[None]:
+    """One thread, 32-bit floats and gradients, whatever the caller has; afterwards as before."""
+    threads = torch.get_num_threads()
+    dtype = torch.get_default_dtype()
+    torch.set_num_threads(1)  # more do not help networks of this size
+    torch.set_default_dtype(torch.float32)
     try:
-        yield
+        with torch.inference_mode(False):  # which switches gradients on
+            yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
 
 
-@one_thread()
+@own_torch_settings()
 def train(args: Args) -> dict[str, Any]:
     """Run the three stages and evaluate; results and weights are saved in the run's folder.
 
@@ -461,12 +502,17 @@ def train(args: Args) -> dict[str, Any]:
     `results`, of each model its evaluation; and `args`.
     """
     script = Path(globals().get("__file__", "notebook")).stem
-    name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
-    args = dataclasses.replace(args, run_name=name)
+    run_name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
+    args = dataclasses.replace(args, run_name=run_name)
+    runs = {"dpo": args}
+    if args.compare:
+        runs["dpo-plain"] = dataclasses.replace(args, nll_coef=0.0)
+        runs["dpo-beta-0.03"] = dataclasses.replace(args, nll_coef=0.0, beta=0.03)
     try:
         args.run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
     except OSError as error:
         raise UsageError(f"{args.run_dir}: {error.strerror}: change --run-name.") from error
+
     device = "cuda" if args.device == "cuda" else "cpu"  # random numbers: always the processor
     task = toy_task(args)
     task = task._replace(documents=task.documents.to(device), prompts=task.prompts.to(device))
@@ -477,22 +523,18 @@ def train(args: Args) -> dict[str, Any]:
     preferences = make_preferences(args, reference, task)
     task = task._replace(sample_gold=preferences.sample_gold)
 
-    forms = {"dpo": {}}
-    if args.compare:
-        forms |= {"dpo-plain": {"nll_coef": 0.0}, "dpo-beta-0.03": {"nll_coef": 0.0, "beta": 0.03}}
     agents, updates, results, texts = {}, {}, {}, {}
     metrics, texts["sft"] = evaluate(args, reference, reference, task, preferences)
     results["sft"] = {"method": "SFT", **metrics}
-    learned = [x[: -(len(x) // HELD_OUT)] for x in preferences[:3]]
-    for name, form in forms.items():
-        run, folder = dataclasses.replace(args, **form), args.run_dir / name
+    for name, run in runs.items():
         # Detail D1: policy starts as the reference [Rafailov et al. 2023]
         # The policy starts as the SFT model, and an unchanged copy of it remains the reference.
-        agents[name] = agent = copy.deepcopy(reference)
-        updates[name] = train_dpo(run, folder, agent, reference, learned)
-        save_policy(folder / "checkpoint.pt", agent, updates[name])
+        agent = copy.deepcopy(reference)
+        updates[name] = train_dpo(run, args.run_dir / name, agent, reference, preferences.learned)
+        save_policy(args.run_dir / name / "checkpoint.pt", agent, updates[name])
         metrics, texts[name] = evaluate(run, agent, reference, task, preferences)
         results[name] = {"method": "DPO", "beta": run.beta, "nll_coef": run.nll_coef, **metrics}
+        agents[name] = agent
     report(args, {"accuracy": results["dpo"]["rewards/accuracy"]}, results, texts)
     return {"agent": agents["dpo"], "updates": updates, "results": results, "args": args}
 
@@ -516,8 +558,14 @@ TOPICS = {
 }
 NAMES = ("anna", "ben", "carla", "david", "emma", "felix", "grace", "henry")
 # The number is the valence: how positive a word is.
-SCALE = {2: "amazing superb perfect", 1: "good nice lovely", 0.5: "decent", 0: "average ordinary"}
-SCALE |= {-1: "poor bad dull", -2: "awful terrible horrible"}
+SCALE = {
+    2: "amazing superb perfect",
+    1: "good nice lovely",
+    0.5: "decent",
+    0: "average ordinary",
+    -1: "poor bad dull",
+    -2: "awful terrible horrible",
+}
 ADJECTIVES = {word: valence for valence, words in SCALE.items() for word in words.split()}
 VERBS = {"adored": 2, "liked": 1, "enjoyed": 1, "disliked": -1, "hated": -2, "despised": -2}
 ADVERBS = {"very": 1.5, "really": 1.3, "quite": 1.0, "slightly": 0.5}  # factors on the valence
@@ -575,10 +623,16 @@ def write_review(topic: str, rng: random.Random) -> list[str]:
     return [*review, "."][:RESPONSE_LENGTH]
 
 
-NOUN, ADVERB, ADJECTIVE, VERB, OPENER, CLOSER = (
-    f"({'|'.join(words)})" for words in (NOUNS, ADVERBS, ADJECTIVES, VERBS, OPENERS, CLOSERS)
-)
-CLAUSE = rf"\bthe {NOUN} was( not)?(?: {ADVERB})? {ADJECTIVE}\b|\bi {VERB} the {NOUN}\b"
+def one_of(words: Iterable[str]) -> str:
+    """A regular expression for any of the words."""
+    return f"({'|'.join(words)})"
+
+
+# "the food was not very good" or "i liked the food"
+DESCRIPTION = rf"the {one_of(NOUNS)} was( not)?(?: {one_of(ADVERBS)})? {one_of(ADJECTIVES)}"
+CLAUSE = rf"\b{DESCRIPTION}\b|\bi {one_of(VERBS)} the {one_of(NOUNS)}\b"
+OPENING = rf"{one_of(OPENERS)}\b( ,)?"
+CLOSING = rf", {one_of(CLOSERS)}$"
 
 
 def gold_reward(topic: str, words: list[str]) -> float:
@@ -589,23 +643,27 @@ def gold_reward(topic: str, words: list[str]) -> float:
     """
     ended = words[-1:] == ["."]
     body = words[:-1] if ended else words
-    text, valence, nouns = " ".join(body), 0.0, []
-    opener = re.match(rf"{OPENER}\b( ,)?", text)
+    text = " ".join(body)
+    opener = re.match(OPENING, text)
     rest = text[opener.end() :] if opener else text
-    clauses, closer = list(re.finditer(CLAUSE, rest)), re.search(rf", {CLOSER}$", rest)
+    closer = re.search(CLOSING, rest)
+    clauses = list(re.finditer(CLAUSE, rest))
+    valence = 0.0
+    nouns = []
     for clause in clauses:
         subject, negated, adverb, adjective, verb, noun = clause.groups()
         factor = (NEGATION if negated else 1.0) * ADVERBS.get(adverb, 1.0)
         valence += VERBS[verb] if verb else factor * ADJECTIVES[adjective]
         nouns.append(noun or subject)
     between = [rest[a.end() : b.start()] for a, b in itertools.pairwise(clauses)]
-    legal = sum(x in (" and ", " but ", " , ") for x in between)
-    legal += sum(len(part[0].split()) for part in (opener, *clauses, closer) if part)
+    num_legal = sum(x in (" and ", " but ", " , ") for x in between)  # words that are not junk
+    for match in (opener, *clauses, closer):
+        num_legal += len(match.group().split()) if match else 0
     content = [word for word in body if word in CONTENT]
     return (
         2 * math.tanh(valence / 3)
         + 0.4 * min(len({noun for noun in nouns if NOUNS[noun] == topic}), 3)
-        - 4 * (len(body) - legal) / max(len(body), 1)  # the share of junk
+        - 4 * (len(body) - num_legal) / max(len(body), 1)  # the share of junk
         - 0.5 * min(len(content) - len(set(content)), 6)  # repeated words
         - 0.5 * min(sum(NOUNS[noun] != topic for noun in nouns), 4)
         - 1.0 * (not ended)
@@ -615,7 +673,8 @@ def gold_reward(topic: str, words: list[str]) -> float:
 def toy_task(args: Args) -> Task:
     """The toy reviews, written from the seed."""
     token = {word: index for index, word in enumerate(VOCABULARY)}
-    rng, rows = random.Random(args.seed), []
+    rng = random.Random(args.seed)
+    rows = []
     for _ in range(args.sft_documents):
         prompt = rng.choice(PROMPTS)
         rows.append([token[word] for word in prompt + write_review(prompt[4], rng)])
@@ -638,7 +697,7 @@ def sample_truncated(agent: Agent, task: Task, prompts: Tensor, generator: Gener
 
 
 # Copied from ppo_rlhf_toy.py
-def describe(task: Task, prompts: Tensor, responses: Tensor) -> dict[str, float]:
+def describe(task: Task, prompts: Tensor, responses: Tensor) -> Metrics:
     """Gold, length and variety of truncated responses (B, R)."""
     texts = [task.decode(response) for response in responses]
     ended = (responses[:, task.earliest_eos :] == task.eos).any(dim=1)
@@ -654,40 +713,48 @@ def describe(task: Task, prompts: Tensor, responses: Tensor) -> dict[str, float]
 @torch.no_grad()
 def evaluate(
     args: Args, agent: Agent, reference: Agent, task: Task, preferences: Preferences
-) -> tuple[dict, list[str]]:
+) -> tuple[Metrics, list[str]]:
     """Metrics of new responses to the same prompts and of held-out pairs; some of the texts."""
     generator = stage_generator(args, "evaluate")
     prompts = task.sample_prompts(NUM_EVALUATED, generator)
     responses = sample_truncated(agent, task, prompts, generator)
-    policy, ref = (x.get_logprobs(prompts, responses) for x in (agent, reference))
-    kl = (policy.exp() * (policy - ref)).sum(dim=-1).where(responses != PAD, 0.0).sum(dim=1)  # (B,)
-    pairs = [x[-(len(x) // HELD_OUT) :] for x in preferences[:3]]
-    logprobs, ref_logprobs = (pair_logprobs(x, *pairs) for x in (agent, reference))
-    metrics = {"objective/kl": kl.mean()} | dpo_loss(logprobs, ref_logprobs, args.beta)[1]
-    metrics = means([metrics]) | describe(task, prompts, responses)
+    logprobs = agent.get_logprobs(prompts, responses)  # (B, R, V)
+    ref_logprobs = reference.get_logprobs(prompts, responses)
+    kl = (logprobs.exp() * (logprobs - ref_logprobs)).sum(dim=-1)  # (B, R)
+    of_pairs = pair_logprobs(agent, preferences.held_out)
+    ref_of_pairs = pair_logprobs(reference, preferences.held_out)
+    _, metrics = dpo_loss(of_pairs, ref_of_pairs, args.beta)
+    metrics = {
+        "objective/kl": kl.where(responses != PAD, 0.0).sum(dim=1).mean().item(),
+        **{name: x.item() for name, x in metrics.items()},
+        **describe(task, prompts, responses),
+    }
     lines = torch.cat([prompts, responses], dim=1)[:5]
     return metrics, [" ".join(task.decode(line)[1:]) for line in lines]
 
 
 # Copied from ppo_rlhf_toy.py
-def report(args: Args, quality: dict, results: dict, texts: dict[str, list[str]]) -> None:
+def report(args: Args, quality: Metrics, results: Results, texts: dict[str, list[str]]) -> None:
     """Save quality on held-out pairs, results and texts in results.json, then print them."""
-    found = {"args": vars(args), "quality": quality, "results": results, "texts": texts}
-    # JSON has no word for NaN and infinity: they become null.
-    content = json.loads(json.dumps(found, default=float), parse_constant=lambda _: None)
-    (args.run_dir / "results.json").write_text(json.dumps(content, indent=1))
-    columns = ["objective/gold", "objective/proxy", "objective/kl", "objective/kl_coef"]
-    columns += ["text/eos_rate", "text/length", "text/repetition", "text/unique"]
+    content = {"args": vars(args), "quality": quality, "results": results, "texts": texts}
+    text = json.dumps(finite(content), indent=1, allow_nan=False, default=str)
+    (args.run_dir / "results.json").write_text(text)
+    columns = [
+        *("objective/gold", "objective/proxy", "objective/kl", "objective/kl_coef"),
+        *("text/eos_rate", "text/length", "text/repetition", "text/unique"),
+    ]
     columns = [x for x in columns if any(x in row for row in results.values())]
-    print("Pairs held out: " + ", ".join(f"{name} {x:.3f}" for name, x in quality.items()))
-    print(f"\n{'model':20}" + "".join(f"{x.split('/')[1]:>11}" for x in columns))
+    titles = [x.partition("/")[2] for x in columns]
+    lines = ["Pairs held out: " + ", ".join(f"{name} {x:.3g}" for name, x in quality.items())]
+    lines.append(f"\n{'model':20}" + "".join(f"{x:>11}" for x in titles))
     for name, row in results.items():
-        cells = [f"{row[x]:.2f}" if x in row else "-" for x in columns]
-        print(f"{name:20}" + "".join(f"{cell:>11}" for cell in cells))
-    print("\nReviews of the SFT model have a mean gold of 0 and a std of 1.")
-    for name, lines in texts.items():
-        print(f"\n{name}:\n- " + "\n- ".join(lines))
-    print(f"\nLogs and results: {args.run_dir}")
+        cells = [f"{row[x]:.3g}" if x in row else "-" for x in columns]
+        lines.append(f"{name:20}" + "".join(f"{x:>11}" for x in cells))
+    lines.append("\nReviews of the SFT model have a mean gold of 0 and a std of 1.")
+    for name, examples in texts.items():
+        lines.append(f"\n{name}:\n- " + "\n- ".join(examples))
+    lines.append(f"\nLogs and results: {args.run_dir}")
+    say("\n".join(lines))
 
 
 # === Runs, logs, `main` ===
@@ -699,33 +766,76 @@ def stage_generator(args: Args, purpose: str) -> Generator:
     return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
 
 
-def save_policy(path: Path, agent: Agent, updates: list[dict[str, float]]) -> None:
+def save_policy(path: Path, agent: Agent, updates: list[Metrics]) -> None:
     """Save weights, which load without a GPU too, and metrics."""
     weights = {name: x.cpu() for name, x in agent.state_dict().items()}
-    torch.save({"agent": weights, "updates": updates}, buffer := io.BytesIO())
+    buffer = io.BytesIO()
+    torch.save({"agent": weights, "updates": updates}, buffer)
     path.write_bytes(buffer.getbuffer())  # says that a disk is full, unlike torch.save
 
 
+def finite(x: Any) -> Any:
+    """The same with None in place of NaN and infinity, which JSON does not have."""
+    if isinstance(x, dict):
+        return {name: finite(value) for name, value in x.items()}
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
 # Copied from ppo_continuous_action.py
-def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over the minibatches of all rows."""
-    return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
-
-
-def write(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> dict[str, float]:
-    """Write the metrics of a step to TensorBoard and return them; stop if one is not finite."""
-    metrics = {name: float(x) for name, x in metrics.items()}
-    if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
-        raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
+def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
+    """Write the metrics of an iteration, which ended at `step`, to TensorBoard."""
     for name, value in metrics.items():
         writer.add_scalar(name, value, step)
-    return metrics
+
+
+# Copied from ppo_continuous_action.py
+def check_type(field: dataclasses.Field, value: Any) -> None:
+    """Refuse a setting that is not of its default's type; an integer will do for a float."""
+    flag = f"--{field.name.replace('_', '-')} ({value!r})"
+    kind = type(field.default)
+    if field.default is None or type(value) is kind or (kind is float and type(value) is int):
+        choices = get_args(field.type) if get_origin(field.type) is Literal else [value]
+        if value not in choices:
+            raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
+    else:
+        raise UsageError(f"{flag} must be of type {kind.__name__}.")
+
+
+def check_metrics(metrics: Metrics, step: int) -> None:
+    """End a run that has diverged."""
+    bad = ", ".join(name for name, x in metrics.items() if not math.isfinite(x))
+    if bad:
+        raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
+
+
+def say(text: str) -> None:
+    """Print, above progress bars. A run goes on if its reader has ended, as `| head` does."""
+    try:
+        tqdm.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+
+
+def command_line() -> list[str]:
+    """The flags that the user has given: none in a notebook, whose kernel has its own."""
+    return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+
+
+def stop_on_signals() -> None:
+    """Let SIGTERM (a cluster, `docker stop`) and SIGHUP (a closed terminal) act like Ctrl-C."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
+            signal.signal(number, signal.default_int_handler)
 
 
 def main() -> None:
     """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
+    stop_on_signals()
     try:
-        train(tyro.cli(Args))
+        train(tyro.cli(Args, args=command_line()))
     except KeyboardInterrupt:
         sys.exit("Interrupted. Nothing can be resumed, but a whole run takes only minutes.")
     except UsageError as error:

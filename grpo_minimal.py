@@ -7,21 +7,17 @@
     python grpo_minimal.py  # needs tensorboard torch tqdm tyro
 
 A tiny GPT learns to add. First it imitates a pupil who forgets half the carries (supervised
-fine-tuning, SFT). Then it writes a group of responses to each prompt. A right one earns a reward of
-1, a wrong one 0. Training makes a response likelier if its reward is above the mean of its group,
-and less likely if it is below. Clipping removes the incentive to change a probability by more than
-a small factor, because the responses only tell us about models close to the one that wrote them.
-One prompt in ten is held out. For these, pass@1 is the share of right responses and pass@16 the
-share of prompts with a right one among 16. A run takes 40 seconds on one CPU core.
+fine-tuning, SFT). Then it writes a group of responses to each prompt. A right one earns 1, a wrong
+one 0. Training makes a response likelier if its reward is above the mean of its group, less likely
+if it is below. Clipping keeps the model close to the one that wrote the responses. One prompt in
+ten is held out: pass@1 is the share of right responses to these, pass@16 that of prompts with a
+right one among 16. A run takes 40 seconds on one CPU core. DETAILS.md explains the tags N/37, R, G.
 
 - Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): the default
 - GRPO (Shao et al. 2024, arXiv 2402.03300): --scale-rewards --loss-norm sequence --kl-coef 0.04
 - DAPO (Yu et al. 2025): --scale-rewards --loss-norm token --clip-high 0.28 --dynamic-sampling
-- GSPO (Zheng et al. 2025, who clip at 3e-4 and 4e-4):
-  --scale-rewards --loss-norm sequence --ratio sequence
+- GSPO (Zheng et al. 2025; clips 3e-4, 4e-4): --scale-rewards --loss-norm sequence --ratio sequence
 - RLOO's baseline (Ahmadian et al. 2024, arXiv 2402.14740): --baseline others
-
-Comments name the details of PPO (N/37), RLHF (R) and GRPO (G); DETAILS.md gives their reasons.
 """
 
 import copy
@@ -59,20 +55,18 @@ class Args:
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1: noise [verl: kl_loss_type; TRL: k3]
 
     def __post_init__(self):
-        least = {"seed": 0, "kl_coef": 0, "group_size": 2}
-        for name, x in vars(self).items():
-            if type(x) in (int, float) and not least.get(name, 1e-9) <= x < 2**63:
-                raise ValueError(f"--{name.replace('_', '-')} {x} is too small or too large.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda needs a GPU and a build of PyTorch for it.")
+        for name in ("learning_rate", "clip_coef", "clip_high", "kl_coef"):
+            assert 0 <= getattr(self, name) < torch.inf, f"--{name} must be at least 0, and finite"
+        assert self.num_prompts >= 1, "--num-prompts must be at least 1"
+        assert self.group_size >= 2, "--group-size must be at least 2"
 
 
 # The task: "27+58=" is followed by "58.", the sum from its last digit on, and EOS.
 PLUS, EQUALS, EOS, PAD = 10, 11, 12, 13  # tokens; 0 to 9 are the digits
-Q, R = 6, 4  # tokens of a prompt, and of a response with its padding
+P, R = 6, 4  # tokens of a prompt, and of a response with its padding
 
 
-def solve(prompts, forgotten=0.0):  # (B, Q)
+def solve(prompts, forgotten=0.0):  # (B, P)
     """Responses (B, R) of a pupil who adds by hand and forgets this share of the carries."""
     tokens, carry = [], 0
     for place in (1, 0):  # the ones of both numbers, then the tens
@@ -85,10 +79,11 @@ def solve(prompts, forgotten=0.0):  # (B, Q)
 class GPT(nn.Module):
     def __init__(self, width=64):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(PAD + 1, width), nn.Embedding(Q + R, width)
+        self.tokens, self.positions = nn.Embedding(PAD + 1, width), nn.Embedding(P + R, width)
         options = {"activation": "gelu", "batch_first": True, "norm_first": True, "dropout": 0.0}
         layer = nn.TransformerEncoderLayer(width, nhead=4, dim_feedforward=4 * width, **options)
-        self.layers = nn.TransformerEncoder(layer, 2, nn.LayerNorm(width), False)
+        norm = nn.LayerNorm(width)
+        self.layers = nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False)
         self.head = nn.Linear(width, PAD)  # for all tokens but PAD, which is never written
 
     def forward(self, tokens):  # (B, L) -> log-probabilities of what follows each, (B, L, PAD)
@@ -98,19 +93,19 @@ class GPT(nn.Module):
         return self.head(self.layers(x, causal, is_causal=True)).log_softmax(dim=-1)
 
     def logprobs(self, prompts, responses):  # of the tokens of responses, (B, R); 0 for padding
-        following = self(torch.cat([prompts, responses], dim=1))[:, Q - 1 : -1].transpose(1, 2)
+        following = self(torch.cat([prompts, responses], dim=1))[:, P - 1 : -1].transpose(1, 2)
         return -nn.functional.nll_loss(following, responses, ignore_index=PAD, reduction="none")
 
 
 @torch.no_grad()
 def respond(model, prompts, tries):
-    """Repeated prompts (B, Q), responses (B, R), PAD after EOS, and rewards (prompts, tries)."""
+    """Repeated prompts (B, P), responses (B, R), PAD after EOS, and rewards (prompts, tries)."""
     tokens = prompts = prompts.repeat_interleave(tries, dim=0)
     for _ in range(R):
         distinct, which = tokens.unique(dim=0, return_inverse=True)  # each text once: faster
         drawn = torch.multinomial(model(distinct)[:, -1].exp()[which], 1)  # (B, 1)
         tokens = torch.cat([tokens, drawn.where(tokens[:, -1:] < EOS, PAD)], dim=1)
-    responses = tokens[:, Q:]
+    responses = tokens[:, P:]
     return prompts, responses, (responses == solve(prompts)).all(dim=1).view(-1, tries).float()
 
 
@@ -130,8 +125,10 @@ def group_advantages(rewards, args):
 
 def grpo_loss(model, prompts, responses, old, ref, advantages, args):
     """A scalar. old, ref: log-probabilities (B, R) under the model that wrote, the SFT model."""
-    new, mask = model.logprobs(prompts, responses), responses != PAD  # (B, R)
-    lengths, logratio = mask.sum(dim=1, keepdim=True), new - old
+    mask = responses != PAD  # (B, R)
+    lengths = mask.sum(dim=1, keepdim=True)  # (B, 1)
+    new = model.logprobs(prompts, responses)  # (B, R)
+    logratio = new - old
     if args.ratio == "sequence":
         # Extra: one ratio per sequence
         # The reward is for the response as a whole, so that is clipped, by its mean log-ratio.
@@ -146,7 +143,6 @@ def grpo_loss(model, prompts, responses, old, ref, advantages, args):
     # Detail G7: KL penalty in the loss
     losses = args.kl_coef * kl[args.kl_estimator] - gain
     # Detail G5: length normalization
-    # All tokens count equally (constant, token) or all responses do (sequence).
     divisor = {"constant": len(mask) * R, "sequence": len(mask) * lengths, "token": mask.sum()}
     return (losses * mask / divisor[args.loss_norm]).sum()
 
@@ -158,22 +154,22 @@ def train(args):
     device = args.device.replace("auto", "cpu")
     writer = SummaryWriter(f"runs/sums__grpo_minimal__{args.seed}__{time.time_ns()}")
     digits, plus, equals = torch.arange(10), torch.tensor([PLUS]), torch.tensor([EQUALS])
-    prompts = torch.cartesian_prod(digits, digits, plus, digits, digits, equals)  # (10000, Q)
+    prompts = torch.cartesian_prod(digits, digits, plus, digits, digits, equals)  # (10000, P)
     held_out, prompts = prompts[torch.randperm(len(prompts))].to(device).split([1000, 9000])
 
     # --- Supervised fine-tuning ---
     model = GPT().to(device)
     adam = torch.optim.AdamW(model.parameters())
-    for step in trange(args.sft_steps, desc="SFT"):
+    for step in trange(args.sft_steps, desc="SFT", disable=None):  # a bar, in a terminal
         adam.param_groups[0]["lr"] = 3e-3 * min(1, step / 50) * (1 - step / args.sft_steps)
         mb_prompts = prompts[torch.randint(len(prompts), (64,))]
         adam.zero_grad()
         model.logprobs(mb_prompts, solve(mb_prompts, forgotten=0.5)).mean().neg().backward()
         adam.step()
-    reference, results = copy.deepcopy(model), {"sft": respond(model, held_out, 16)[2]}
-
-    adam, updates = torch.optim.Adam(model.parameters()), []
-    for update in (progress := trange(args.num_updates, desc="GRPO")):
+    reference = copy.deepcopy(model)
+    results, updates = {"sft": respond(model, held_out, 16)[2]}, []
+    adam = torch.optim.Adam(model.parameters())
+    for update in (progress := trange(args.num_updates, desc="GRPO", disable=None)):
         # --- Collect: G responses to each prompt ---
         b_prompts = prompts[torch.randint(len(prompts), (args.num_prompts,))]
         # Detail G1: groups of responses
@@ -181,16 +177,17 @@ def train(args):
         old, ref = (x.logprobs(b_prompts, responses).detach() for x in (model, reference))
         batch = b_prompts, responses, old, ref, group_advantages(rewards, args)
         has_spread = rewards.std(dim=1) > 0  # otherwise all advantages of the group are 0
-        # Extra: dynamic sampling
-        # Equal rewards teach nothing. DAPO draws new groups in their place; here batches shrink.
-        kept = (has_spread | (not args.dynamic_sampling)).repeat_interleave(args.group_size)
 
         # --- Update: gradient steps on minibatches ---
         # Detail R5: learning rate annealing
         adam.param_groups[0]["lr"] = args.learning_rate * (1 - update / args.num_updates)
-        order = torch.randperm(len(responses), device=device)  # (B,), from which `kept` selects
+        order = torch.randperm(len(responses), device=device)  # (B,)
+        if args.dynamic_sampling:
+            # Extra: dynamic sampling
+            # Equal rewards teach nothing. DAPO draws other groups instead; here batches shrink.
+            order = order[has_spread.repeat_interleave(args.group_size)[order]]
         # Detail 6/37: minibatch updates
-        for mb in order[kept[order]].chunk(args.num_minibatches) if kept.any() else ():
+        for mb in [x for x in order.chunk(args.num_minibatches) if len(x) > 0]:
             adam.zero_grad()
             grpo_loss(model, *(x[mb] for x in batch), args).backward()
             # Detail 11/37: global gradient clipping
@@ -206,10 +203,10 @@ def train(args):
     results["grpo"] = respond(model, held_out, 16)[2]
     torch.set_num_threads(threads)
     for name, x in results.items():
-        print(f"{name:4}  pass@1 {x.mean():.3f}  pass@16 {x.amax(dim=1).mean():.3f}")
+        print(f"{name:4}  pass@1 {x.mean():.3g}  pass@16 {x.amax(dim=1).mean():.3g}")
     print(f"Logs: {writer.log_dir}")
     return {"model": model, "reference": reference, "results": results, "updates": updates}
 
 
 if __name__ == "__main__":
-    train(tyro.cli(Args))  # which prints the ValueErrors of Args
+    train(tyro.cli(Args))

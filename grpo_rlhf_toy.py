@@ -60,14 +60,16 @@ import io
 import itertools
 import json
 import math
+import os
 import random
 import re
+import signal
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import torch
 import torch.nn.functional as F
@@ -79,8 +81,23 @@ from tqdm import tqdm, trange
 # === Settings ===
 
 Tensors = dict[str, Tensor]
+Metrics = dict[str, float]
+Results = dict[str, dict[str, Any]]  # of each model: how it was made, and metrics
+Cache = list[list[Tensor]]  # keys and values of each block
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
 LossNorm = Literal["constant", "sequence", "token"]
+Spread = Literal["group", "batch", "none"]
+LIMITS = {  # the least and the largest value of settings
+    "sft_documents sft_steps sft_batch_size reward_epochs reward_batch_size": (1, math.inf),
+    "kl_horizon num_updates batch_size num_minibatches update_epochs": (1, math.inf),
+    "num_pairs": (14, math.inf),  # one in seven is held out
+    "group_size": (2, math.inf),
+    "learning_rate sft_learning_rate reward_learning_rate kl_coef": (0, 1e9),
+    "temperature target_kl": (1e-9, 1e9),
+    "missing_eos_score": (-1e9, 1e9),
+    "clip_coef clip_high max_grad_norm": (0, math.inf),
+    "seed": (0, 2**63 - 1),
+}
 
 
 # Copied from ppo_continuous_action.py
@@ -89,21 +106,21 @@ class UsageError(Exception):
 
 
 # Copied from ppo_rlhf_toy.py
-def check_numbers(args: Any) -> None:
-    """Raise a UsageError if a number among the settings is out of range."""
-    may_be_0 = {"seed", "learning_rate", "kl_coef", "gamma", "gae_lambda", "vf_coef", "nll_coef"}
-    for name, value in vars(args).items():
-        if type(value) not in (int, float) or name == "missing_eos_score":
-            continue
-        flag = f"--{name.replace('_', '-')} ({value})"
-        if not (value > 0 or (value == 0 and name in may_be_0)):
-            raise UsageError(f"{flag} must be positive{' or 0' if name in may_be_0 else ''}.")
-        if name in ("gamma", "gae_lambda") and value > 1:
-            raise UsageError(f"{flag} must be at most 1.")
-        if name == "num_pairs" and value < 2 * HELD_OUT:
-            raise UsageError(f"{flag} must be at least {2 * HELD_OUT}.")
-        if value >= 2**63 and name == "seed":
-            raise UsageError(f"{flag} must be less than 2**63.")
+def check_settings(args: "Args") -> None:
+    """Raise a UsageError that names a setting of a wrong type or out of its range."""
+    for field in dataclasses.fields(args):
+        check_type(field, getattr(args, field.name))
+    for names, (low, high) in LIMITS.items():
+        for name in names.split():
+            value = getattr(args, name)
+            if not low <= value <= high:  # or if it is NaN
+                flag = f"--{name.replace('_', '-')} ({value})"
+                raise UsageError(f"{flag} must be from {low} to {high}.")
+    name = args.run_name
+    if name is not None and (name == ".." or Path(f"{name}").name != name):
+        raise UsageError(f"--run-name ({name}) must be a name, not a path.")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +152,7 @@ class Args:
     kl_horizon: int = 500  # episodes over which beta adapts [LHP: 10000 of 1,000,000]
     kl_in_loss: Literal["no", "k2", "k3"] = "no"  # estimator; no: k1 in the reward [paper: k3]
     group_size: int = 8  # responses to a prompt, G [paper: 64]
-    std: Literal["group", "batch", "none"] = "none"  # what advantages are divided by [paper: group]
+    std: Spread = "none"  # what advantages are divided by [paper: group]
     loss_norm: LossNorm = "constant"  # divide by R, own or mean length [paper: sequence]
     num_updates: int = 80  # batches of responses, each followed by an update
     batch_size: int = 128  # responses per update, B, of whole groups [paper: 1024]
@@ -150,17 +167,11 @@ class Args:
     missing_eos_score: float = -1.0  # score without EOS, lower than usual scores [LHP: -1]
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.run_name and (self.run_name == ".." or Path(self.run_name).name != self.run_name):
-            raise UsageError(f"--run-name ({self.run_name}) must be a name, not a path.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
-        if self.group_size == 1:
-            raise UsageError("--group-size must be at least 2.")
+        check_settings(self)
         if self.batch_size % self.num_minibatches or self.batch_size % self.group_size:
             raise UsageError("--num-minibatches and --group-size must both divide --batch-size.")
-        least = min(self.kl_coef, self.kl_horizon - self.batch_size / 5)
-        if self.kl_mode == "adaptive" and least <= 0:
+        adapts = self.kl_mode == "adaptive"
+        if adapts and (self.kl_coef == 0 or self.kl_horizon <= self.batch_size / 5):
             raise UsageError("To adapt, beta needs --kl-coef > 0, --kl-horizon > --batch-size / 5.")
 
     @property
@@ -196,10 +207,13 @@ class Task(NamedTuple):
 
     def gold(self, prompts: Tensor, responses: Tensor) -> Tensor:
         """Gold rewards (B,) of truncated responses (B, R); a prompt's fifth token is the topic."""
-        pairs = zip(prompts, responses, strict=True)
-        gold = [gold_reward(self.vocabulary[p[4]], self.decode(r)) for p, r in pairs]
-        gold, scale = torch.tensor(gold, device=prompts.device), self.sample_gold
-        return gold if scale is None else (gold - scale.mean()) / scale.std(correction=0)
+        topics = [self.vocabulary[prompt[4]] for prompt in prompts]
+        texts = [self.decode(response) for response in responses]
+        rewards = [gold_reward(topic, text) for topic, text in zip(topics, texts, strict=True)]
+        gold = torch.tensor(rewards, device=prompts.device)
+        if self.sample_gold is None:
+            return gold
+        return (gold - self.sample_gold.mean()) / self.sample_gold.std(correction=0)
 
 
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
@@ -226,7 +240,9 @@ class Block(nn.Module):
         self.mlp_hidden = nn.Linear(width, 4 * width)
         self.mlp_output = nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor, visible: Tensor, past: list[Tensor]) -> tuple[Tensor, list]:
+    def forward(
+        self, x: Tensor, visible: Tensor, past: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Process new positions x (B, new, D), which attend where `visible` (B, 1, new, L) is True.
 
         `past` holds keys and values of the positions before, (B, heads, L - new, D / heads) each,
@@ -264,7 +280,7 @@ class TinyGPT(nn.Module):
         never[[PAD, BOS]] = -1e9  # finite, so that probability 0 times its logarithm is 0, not NaN
         self.register_buffer("never_sampled", never, persistent=False)
 
-    def forward(self, tokens: Tensor, cache: list | None = None) -> tuple[Tensor, list]:
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
         Returns hidden states (B, new, D) of the others, and the cache of all: keys and values of
@@ -272,7 +288,8 @@ class TinyGPT(nn.Module):
         follow a cache must not begin with padding.
         """
         real = tokens != PAD
-        seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
+        length = tokens.shape[1]
+        seen = cache[0][0].shape[2] if cache else 0  # tokens in the cache
         # Detail R3: positions skip padding tokens [LHP: language/model.py L265-269]
         # Only real tokens are counted, so padding does not shift the positions of a text.
         positions = real.cumsum(dim=1) - real.long()
@@ -280,7 +297,7 @@ class TinyGPT(nn.Module):
         visible = (causal & real[:, None])[:, None, seen:]  # (B, 1, new, L)
         x = self.token_embedding(tokens[:, seen:]) + self.position_embedding(positions[:, seen:])
         new_cache = []
-        for block, past in zip(self.blocks, cache or [[], []], strict=True):
+        for block, past in zip(self.blocks, cache or [[] for _ in self.blocks], strict=True):
             x, key_value = block(x, visible, past)
             new_cache.append(key_value)
         indices = torch.arange(length - seen, device=tokens.device)
@@ -355,7 +372,7 @@ class Agent(nn.Module):
 # === The math: pure functions ===
 
 
-def group_advantages(rewards: Tensor, group_size: int, std: str) -> Tensor:
+def group_advantages(rewards: Tensor, group_size: int, std: Spread) -> Tensor:
     """Advantages (B,) of responses with `rewards` (B,), in which groups follow one another.
 
     RLOO subtracts the mean of the others in the group, which gives G / (G - 1) times as much. The
@@ -373,19 +390,22 @@ def group_advantages(rewards: Tensor, group_size: int, std: str) -> Tensor:
     return advantages.flatten()
 
 
-def token_weights(mask: Tensor, loss_norm: Literal["constant", "sequence", "token"]) -> Tensor:
+def token_weights(mask: Tensor, loss_norm: LossNorm) -> Tensor:
     """Weights (tokens,) of the tokens in `mask` (B, R); the loss is the mean of weighted terms.
 
     That mean is then the mean over responses of the sum over their tokens, divided by R (constant),
     by their own length (sequence), or by the mean length, so that all tokens count equally (token).
     """
     lengths = mask.sum(dim=1, keepdim=True)
-    # R is the longest possible length, so the weight of a token does not depend on other responses.
-    constant, mean = torch.full_like(lengths, mask.shape[1]), lengths.float().mean()
+    divisors = {
+        "constant": torch.full_like(lengths, mask.shape[1]),  # R, whatever others have written
+        "sequence": lengths,
+        "token": lengths.float().mean(),
+    }
     # Detail G5: length normalization (loss_norm) [Liu et al. 2025]
     # With its own length as divisor, a short response gives its tokens more weight than a long one.
-    divisors = {"constant": constant, "sequence": lengths, "token": mean}[loss_norm]
-    return (mask.sum() / (len(mask) * divisors)).expand_as(mask)[mask]
+    weights = mask.sum() / (len(mask) * divisors[loss_norm])
+    return weights.expand_as(mask)[mask]
 
 
 # Copied from ppo_continuous_action.py
@@ -440,6 +460,7 @@ def proportional_kl_coef(
 
 def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
     """Train a language model on the task's documents."""
+    model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     generator = stage_generator(args, "sft")
     writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
@@ -455,8 +476,11 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        write(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
+        metrics = {"losses/loss": loss.item(), "losses/grad_norm": grad_norm.item()}
+        check_metrics(metrics, step)
+        log(writer, step, metrics)
     writer.close()
+    model.eval()  # from here on without dropout, if you add it: see Detail R13
 
 
 # === Stage 2: preferences ===
@@ -464,15 +488,22 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
 
 LABEL_NOISE = 0.4  # difference in gold at which the better text is preferred with odds e : 1
 NUM_SAMPLES = 2000  # SFT samples that set the scale of gold, and of a reward model
-HELD_OUT = 7  # one pair in seven is held out: nothing learns from it
+HELD_OUT = 7  # one pair in seven is held out
+
+
+class Pairs(NamedTuple):
+    """Truncated responses, of which a labeler prefers one to the other."""
+
+    prompts: Tensor  # (pairs, P)
+    chosen: Tensor  # (pairs, R)
+    rejected: Tensor  # (pairs, R)
 
 
 class Preferences(NamedTuple):
-    """Labeled pairs, the last seventh of them held out, and samples of the SFT model."""
+    """Labeled pairs, and samples of the SFT model."""
 
-    prompts: Tensor  # (pairs, P)
-    chosen: Tensor  # (pairs, R), truncated
-    rejected: Tensor  # (pairs, R), truncated
+    learned: Pairs
+    held_out: Pairs  # for the evaluation: nothing learns from them
     sample_prompts: Tensor  # (NUM_SAMPLES, P)
     samples: Tensor  # (NUM_SAMPLES, R), truncated
     sample_gold: Tensor  # (NUM_SAMPLES,)
@@ -486,13 +517,19 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> Preferences:
     second = sample_truncated(reference, task, prompts, generator)
     # The simulated labeler (Bradley-Terry) errs less often the more two texts differ in gold.
     difference = task.gold(prompts, first) - task.gold(prompts, second)
-    prefers_first = torch.sigmoid(difference / LABEL_NOISE)  # its probability
+    probability = torch.sigmoid(difference / LABEL_NOISE)
     drawn = torch.rand(len(prompts), generator=generator).to(prompts.device)
-    prefers = (drawn < prefers_first)[:, None]
-    chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
-    others = task.sample_prompts(NUM_SAMPLES, generator)
-    samples = sample_truncated(reference, task, others, generator)
-    return Preferences(prompts, chosen, rejected, others, samples, task.gold(others, samples))
+    prefers_first = (drawn < probability)[:, None]
+    chosen = torch.where(prefers_first, first, second)
+    rejected = torch.where(prefers_first, second, first)
+    pairs = Pairs(prompts, chosen, rejected)
+    num_learned = args.num_pairs - args.num_pairs // HELD_OUT
+    learned = Pairs(*(x[:num_learned] for x in pairs))
+    held_out = Pairs(*(x[num_learned:] for x in pairs))
+    sample_prompts = task.sample_prompts(NUM_SAMPLES, generator)
+    samples = sample_truncated(reference, task, sample_prompts, generator)
+    sample_gold = task.gold(sample_prompts, samples)
+    return Preferences(learned, held_out, sample_prompts, samples, sample_gold)
 
 
 # === Stage 3: reward model ===
@@ -514,37 +551,46 @@ def normalize_reward_model(model: RewardModel, prompts: Tensor, samples: Tensor)
     nn.init.constant_(model.bias, -mean / std)
 
 
-def train_reward_model(args: Args, model: RewardModel, preferences: Preferences) -> dict:
+def train_reward_model(args: Args, model: RewardModel, preferences: Preferences) -> Metrics:
     """Train a model to score the chosen texts above the rejected ones; return its quality."""
-    *pairs, sample_prompts, samples, sample_gold = preferences
-    normalize_reward_model(model, sample_prompts, samples)
-    num_learned = len(preferences.prompts) - len(preferences.prompts) // HELD_OUT
-    minibatches = []
+    pairs = preferences.learned
+    prompts, samples = preferences.sample_prompts, preferences.samples
+    normalize_reward_model(model, prompts, samples)
+    minibatches: list[Tensor] = []
     for epoch in range(args.reward_epochs):
         generator = stage_generator(args, f"reward-model epoch {epoch}")
-        order = torch.randperm(num_learned, generator=generator)
+        order = torch.randperm(len(pairs.prompts), generator=generator)
         minibatches += order.split(args.reward_batch_size)
+    model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     writer = SummaryWriter(str(args.run_dir / "reward_model"), purge_step=1)
-    for step, mb in enumerate(tqdm(minibatches, "reward model", disable=None), start=1):
+    for step, indices in enumerate(tqdm(minibatches, "reward model", disable=None), start=1):
         decay = 1 - (step - 1) / len(minibatches)  # as Detail R5
         optimizer.param_groups[0]["lr"] = args.reward_learning_rate * decay
-        prompts, chosen, rejected = (x[mb] for x in pairs)
-        scores = model.score(torch.cat([prompts, prompts]), torch.cat([chosen, rejected]))
+        mb = Pairs(*(x[indices] for x in pairs))
+        scores = model.score(
+            torch.cat([mb.prompts, mb.prompts]), torch.cat([mb.chosen, mb.rejected])
+        )
         good, bad = scores.chunk(2)
         loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry [LHP: softmax over four]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        write(writer, step, means([{"losses/loss": loss.detach()}]))
+        metrics = {"losses/loss": loss.item()}
+        check_metrics(metrics, step)
+        log(writer, step, metrics)
     writer.close()
-    normalize_reward_model(model, sample_prompts, samples)
+    model.eval()
+    normalize_reward_model(model, prompts, samples)
 
-    prompts, chosen, rejected = (x[num_learned:] for x in pairs)
-    right = score_texts(model, prompts, chosen) > score_texts(model, prompts, rejected)
-    both = torch.stack([score_texts(model, sample_prompts, samples), sample_gold])
-    correlation = torch.corrcoef(both)[0, 1].item()
-    return {"accuracy": right.float().mean().item(), "correlation": correlation}
+    held_out = preferences.held_out
+    good = score_texts(model, held_out.prompts, held_out.chosen)
+    bad = score_texts(model, held_out.prompts, held_out.rejected)
+    scores_and_gold = torch.stack([score_texts(model, prompts, samples), preferences.sample_gold])
+    return {
+        "accuracy": (good > bad).float().mean().item(),
+        "correlation": torch.corrcoef(scores_and_gold)[0, 1].item(),
+    }
 
 
 # === Stage 4: GRPO ===
@@ -573,7 +619,7 @@ class Judges(NamedTuple):
 @torch.no_grad()
 def collect(
     args: Args, agent: Agent, judges: Judges, prompts: Tensor, kl_coef: float, generator: Generator
-) -> tuple[Rollout, dict[str, float]]:
+) -> tuple[Rollout, Metrics]:
     """Respond to prompts (B, P). Return responses, rewards with the KL penalty, and metrics."""
     task = judges.task
     sampled = agent.sample_responses(prompts, task.response_length, generator)
@@ -596,7 +642,8 @@ def collect(
     # Detail G6: KL penalty in the reward (kl_in_loss) [Ahmadian et al. 2024]
     # A penalty in the reward also counts a token's effect on later ones, as the KL's gradient does.
     rewards = scores - kl_coef * kl if args.kl_in_loss == "no" else scores
-    metrics = describe(task, prompts, responses) | {
+    metrics = {
+        **describe(task, prompts, responses),
         "objective/kl": kl.mean().item(),
         "objective/kl_exact": exact_kl.where(mask, 0.0).sum(1).mean().item(),
         "objective/proxy": proxy.mean().item(),
@@ -610,7 +657,8 @@ def grpo_loss(
     agent: Agent, mb: Rollout, advantages: Tensor, kl_coef: float, args: Args
 ) -> tuple[Tensor, Tensors]:
     """GRPO's loss on a minibatch of responses with advantages (B,), and the debug variables."""
-    mask, weights = mb.mask, token_weights(mb.mask, args.loss_norm)
+    mask = mb.mask
+    weights = token_weights(mask, args.loss_norm)
     all_logprobs = agent.get_logprobs(mb.prompts, mb.responses)
     logprobs = log_probability(all_logprobs, mb.responses)
     logratio = logprobs - mb.logprobs
@@ -623,10 +671,11 @@ def grpo_loss(
     token_advantages = advantages[:, None].expand_as(mask)[mask]
     # The upper end of the range only matters for positive advantages, the lower for negative ones.
     clip = torch.where(token_advantages > 0, args.clip_high, args.clip_coef)
-    loss = pg_loss = policy_loss(logratio, weights * token_advantages, clip)
+    pg_loss = policy_loss(logratio, weights * token_advantages, clip)
     # Means of k2 and k3 estimate KL(policy || reference) at the sampled positions, k3 without bias.
     ref_logratio = (mb.ref_logprobs - logprobs)[mask]
     k3 = ref_logratio.exp() - 1 - ref_logratio
+    loss = pg_loss
     if args.kl_in_loss != "no":
         # Detail G7: KL penalty in the loss (kl_in_loss) [Shao et al. 2024]
         # Its gradient ignores later tokens: k3's is that of KL(SFT || policy), k2's of the reverse.
@@ -634,19 +683,25 @@ def grpo_loss(
         loss = pg_loss + kl_coef * (weights * estimate).mean()
     # Detail 12/37: debug variables [ppo2/model.py L115-116]
     # How far an update moves the policy shows a wrong step size before the reward does.
-    pairs = torch.stack([logratio, token_advantages])
+    both = torch.stack([logratio, token_advantages])
     metrics = {
         "losses/policy_loss": pg_loss,
         "losses/k3": k3.mean(),
         "losses/entropy": -(all_logprobs.exp() * all_logprobs).sum(-1)[mask].mean(),
         "losses/approx_kl": approx_kl(logratio),
-        "check/update": torch.corrcoef(pairs)[0, 1].nan_to_num(),  # constant: 0
+        "check/update": torch.corrcoef(both)[0, 1].nan_to_num(),  # constant: 0
         "losses/clipfrac": ((logratio.exp() - 1).abs() > clip).float().mean(),
     }
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
-def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[dict[str, float]]:
+# Copied from ppo_continuous_action.py
+def means(rows: list[Tensors]) -> dict[str, float]:
+    """Mean of each metric over the minibatches of all rows."""
+    return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
+
+
+def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[Metrics]:
     """Maximize the scores, with a penalty on the KL to the SFT model; return metrics per update."""
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
     generator = stage_generator(args, "grpo")
@@ -664,17 +719,12 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
         # --- Advantages: within groups, which minibatches later split ---
         advantages = group_advantages(rollout.rewards, args.group_size, args.std)
         spreads = rollout.rewards.view(-1, args.group_size).std(dim=1)
-        metrics |= {
-            "objective/kl_coef": kl_coef,
-            "groups/spread": spreads.mean().item(),
-            "groups/without_spread": (spreads == 0).float().mean().item(),  # they teach nothing
-        }
 
         # --- Update ---
-        frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
+        remaining = 1 - (iteration - 1) / args.num_updates  # falls from 1 to 1 / num_updates
         # Detail R5: learning rate annealing (anneal_lr) [LHP: train_policy.py L172-173]
         # Small steps at the end average out the noise. The reward model's rate falls, too.
-        learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
+        learning_rate = args.learning_rate * (remaining if args.anneal_lr else 1.0)
         optimizer.param_groups[0]["lr"] = learning_rate
         minibatch_metrics = []
         # Detail G8: few passes over a batch (update_epochs) [Shao et al. 2024]
@@ -683,20 +733,29 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
             order = torch.randperm(args.batch_size, generator=generator)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Sampling is expensive, so a batch serves several steps.
-            for mb in order.split(args.batch_size // args.num_minibatches):
-                minibatch = Rollout(*(x[mb] for x in rollout))
-                loss, loss_metrics = grpo_loss(agent, minibatch, advantages[mb], kl_coef, args)
+            for indices in order.split(args.batch_size // args.num_minibatches):
+                mb = Rollout(*(x[indices] for x in rollout))
+                loss, loss_metrics = grpo_loss(agent, mb, advantages[indices], kl_coef, args)
                 optimizer.zero_grad()
                 loss.backward()
                 # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
                 # Keeps one odd minibatch from moving the policy far; the direction stays.
-                norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
-                minibatch_metrics.append({**loss_metrics, "losses/grad_norm": norm})
+                minibatch_metrics.append({**loss_metrics, "losses/grad_norm": grad_norm})
 
         # --- Log, adapt beta ---
-        metrics |= means(minibatch_metrics) | {"charts/learning_rate": learning_rate}
-        updates.append(write(writer, iteration, metrics))
+        metrics = {
+            **metrics,
+            "objective/kl_coef": kl_coef,
+            "groups/spread": spreads.mean().item(),
+            "groups/without_spread": (spreads == 0).float().mean().item(),  # they teach nothing
+            **means(minibatch_metrics),
+            "charts/learning_rate": learning_rate,
+        }
+        check_metrics(metrics, iteration)
+        log(writer, iteration, metrics)
+        updates.append(metrics)
         # Detail R20: adaptive KL (kl_mode, target_kl) [LHP: train_policy.py L115-124]
         # Beta grows while the KL to the SFT model (the article: to the last policy) is too large.
         if args.kl_mode == "adaptive":
@@ -712,17 +771,21 @@ def train_grpo(args: Args, folder: Path, agent: Agent, judges: Judges) -> list[d
 
 # Copied from ppo_rlhf_toy.py
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """More threads do not help networks of this size; afterwards there are as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def own_torch_settings() -> Iterator[None]:
+    """One thread, 32-bit floats and gradients, whatever the caller has; afterwards as before."""
+    threads = torch.get_num_threads()
+    dtype = torch.get_default_dtype()
+    torch.set_num_threads(1)  # more do not help networks of this size
+    torch.set_default_dtype(torch.float32)
     try:
-        yield
+        with torch.inference_mode(False):  # which switches gradients on
+            yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
 
 
-@one_thread()
+@own_torch_settings()
 def train(args: Args) -> dict[str, Any]:
     """Run the four stages, then evaluate; results and weights are saved in the run's folder.
 
@@ -730,12 +793,19 @@ def train(args: Args) -> dict[str, Any]:
     update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
     """
     script = Path(globals().get("__file__", "notebook")).stem
-    name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
-    args = dataclasses.replace(args, run_name=name)
+    run_name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
+    args = dataclasses.replace(args, run_name=run_name)
+    runs = {"grpo": args}
+    if args.compare:
+        runs["grpo-paper"] = dataclasses.replace(
+            args, std="group", loss_norm="sequence", kl_in_loss="k3"
+        )
+        runs["grpo-no-kl"] = dataclasses.replace(args, kl_mode="none", kl_coef=0.0)
     try:
         args.run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
     except OSError as error:
         raise UsageError(f"{args.run_dir}: {error.strerror}: change --run-name.") from error
+
     device = "cuda" if args.device == "cuda" else "cpu"  # random numbers: always the processor
     task = toy_task(args)
     task = task._replace(documents=task.documents.to(device), prompts=task.prompts.to(device))
@@ -749,25 +819,35 @@ def train(args: Args) -> dict[str, Any]:
     quality = train_reward_model(args, reward_model, preferences)
     judges = Judges(task._replace(sample_gold=preferences.sample_gold), reward_model, reference)
 
-    forms = {"grpo": {}}
-    if args.compare:
-        forms["grpo-paper"] = {"std": "group", "loss_norm": "sequence", "kl_in_loss": "k3"}
-        forms["grpo-no-kl"] = {"kl_mode": "none", "kl_coef": 0.0}
     agents, updates, results, texts = {}, {}, {}, {}
-    metrics, texts["sft"] = evaluate(args, judges.reference, judges)
+    metrics, texts["sft"] = evaluate(args, reference, judges)
     results["sft"] = {"method": "SFT", **metrics}
-    for name, form in forms.items():
-        run, folder = dataclasses.replace(args, **form), args.run_dir / name
-        agents[name] = agent = copy.deepcopy(judges.reference)
-        updates[name] = train_grpo(run, folder, agent, judges)
-        save_policy(folder / "checkpoint.pt", agent, updates[name])
+    for name, run in runs.items():
+        agent = copy.deepcopy(reference)
+        updates[name] = train_grpo(run, args.run_dir / name, agent, judges)
+        save_policy(args.run_dir / name / "checkpoint.pt", agent, updates[name])
         metrics, texts[name] = evaluate(run, agent, judges)
-        names = ("reward", "kl_mode", "kl_coef", "target_kl", "kl_in_loss", "std", "loss_norm")
-        results[name] = {"method": "GRPO"} | {x: getattr(run, x) for x in names} | metrics
-        results[name]["objective/kl_coef"] = updates[name][-1]["objective/kl_coef"]  # at the end
+        results[name] = {
+            "method": "GRPO",
+            "reward": run.reward,
+            "kl_mode": run.kl_mode,
+            "kl_coef": run.kl_coef,
+            "target_kl": run.target_kl,
+            "kl_in_loss": run.kl_in_loss,
+            "std": run.std,
+            "loss_norm": run.loss_norm,
+            **metrics,
+            "objective/kl_coef": updates[name][-1]["objective/kl_coef"],  # at the end
+        }
+        agents[name] = agent
     report(args, quality, results, texts)
-    outcome = {"agent": agents["grpo"], "updates": updates, "results": results}
-    return outcome | {"quality": quality, "args": args}
+    return {
+        "agent": agents["grpo"],
+        "updates": updates,
+        "results": results,
+        "quality": quality,
+        "args": args,
+    }
 
 
 # === The algorithm ends here ===
@@ -789,8 +869,14 @@ TOPICS = {
 }
 NAMES = ("anna", "ben", "carla", "david", "emma", "felix", "grace", "henry")
 # The number is the valence: how positive a word is.
-SCALE = {2: "amazing superb perfect", 1: "good nice lovely", 0.5: "decent", 0: "average ordinary"}
-SCALE |= {-1: "poor bad dull", -2: "awful terrible horrible"}
+SCALE = {
+    2: "amazing superb perfect",
+    1: "good nice lovely",
+    0.5: "decent",
+    0: "average ordinary",
+    -1: "poor bad dull",
+    -2: "awful terrible horrible",
+}
 ADJECTIVES = {word: valence for valence, words in SCALE.items() for word in words.split()}
 VERBS = {"adored": 2, "liked": 1, "enjoyed": 1, "disliked": -1, "hated": -2, "despised": -2}
 ADVERBS = {"very": 1.5, "really": 1.3, "quite": 1.0, "slightly": 0.5}  # factors on the valence
@@ -848,10 +934,16 @@ def write_review(topic: str, rng: random.Random) -> list[str]:
     return [*review, "."][:RESPONSE_LENGTH]
 
 
-NOUN, ADVERB, ADJECTIVE, VERB, OPENER, CLOSER = (
-    f"({'|'.join(words)})" for words in (NOUNS, ADVERBS, ADJECTIVES, VERBS, OPENERS, CLOSERS)
-)
-CLAUSE = rf"\bthe {NOUN} was( not)?(?: {ADVERB})? {ADJECTIVE}\b|\bi {VERB} the {NOUN}\b"
+def one_of(words: Iterable[str]) -> str:
+    """A regular expression for any of the words."""
+    return f"({'|'.join(words)})"
+
+
+# "the food was not very good" or "i liked the food"
+DESCRIPTION = rf"the {one_of(NOUNS)} was( not)?(?: {one_of(ADVERBS)})? {one_of(ADJECTIVES)}"
+CLAUSE = rf"\b{DESCRIPTION}\b|\bi {one_of(VERBS)} the {one_of(NOUNS)}\b"
+OPENING = rf"{one_of(OPENERS)}\b( ,)?"
+CLOSING = rf", {one_of(CLOSERS)}$"
 
 
 def gold_reward(topic: str, words: list[str]) -> float:
@@ -862,23 +954,27 @@ def gold_reward(topic: str, words: list[str]) -> float:
     """
     ended = words[-1:] == ["."]
     body = words[:-1] if ended else words
-    text, valence, nouns = " ".join(body), 0.0, []
-    opener = re.match(rf"{OPENER}\b( ,)?", text)
+    text = " ".join(body)
+    opener = re.match(OPENING, text)
     rest = text[opener.end() :] if opener else text
-    clauses, closer = list(re.finditer(CLAUSE, rest)), re.search(rf", {CLOSER}$", rest)
+    closer = re.search(CLOSING, rest)
+    clauses = list(re.finditer(CLAUSE, rest))
+    valence = 0.0
+    nouns = []
     for clause in clauses:
         subject, negated, adverb, adjective, verb, noun = clause.groups()
         factor = (NEGATION if negated else 1.0) * ADVERBS.get(adverb, 1.0)
         valence += VERBS[verb] if verb else factor * ADJECTIVES[adjective]
         nouns.append(noun or subject)
     between = [rest[a.end() : b.start()] for a, b in itertools.pairwise(clauses)]
-    legal = sum(x in (" and ", " but ", " , ") for x in between)
-    legal += sum(len(part[0].split()) for part in (opener, *clauses, closer) if part)
+    num_legal = sum(x in (" and ", " but ", " , ") for x in between)  # words that are not junk
+    for match in (opener, *clauses, closer):
+        num_legal += len(match.group().split()) if match else 0
     content = [word for word in body if word in CONTENT]
     return (
         2 * math.tanh(valence / 3)
         + 0.4 * min(len({noun for noun in nouns if NOUNS[noun] == topic}), 3)
-        - 4 * (len(body) - legal) / max(len(body), 1)  # the share of junk
+        - 4 * (len(body) - num_legal) / max(len(body), 1)  # the share of junk
         - 0.5 * min(len(content) - len(set(content)), 6)  # repeated words
         - 0.5 * min(sum(NOUNS[noun] != topic for noun in nouns), 4)
         - 1.0 * (not ended)
@@ -888,7 +984,8 @@ def gold_reward(topic: str, words: list[str]) -> float:
 def toy_task(args: Args) -> Task:
     """The toy reviews, written from the seed."""
     token = {word: index for index, word in enumerate(VOCABULARY)}
-    rng, rows = random.Random(args.seed), []
+    rng = random.Random(args.seed)
+    rows = []
     for _ in range(args.sft_documents):
         prompt = rng.choice(PROMPTS)
         rows.append([token[word] for word in prompt + write_review(prompt[4], rng)])
@@ -919,7 +1016,7 @@ def score_texts(model: RewardModel, prompts: Tensor, responses: Tensor) -> Tenso
 
 
 # Copied from ppo_rlhf_toy.py
-def describe(task: Task, prompts: Tensor, responses: Tensor) -> dict[str, float]:
+def describe(task: Task, prompts: Tensor, responses: Tensor) -> Metrics:
     """Gold, length and variety of truncated responses (B, R)."""
     texts = [task.decode(response) for response in responses]
     ended = (responses[:, task.earliest_eos :] == task.eos).any(dim=1)
@@ -932,35 +1029,38 @@ def describe(task: Task, prompts: Tensor, responses: Tensor) -> dict[str, float]
     }
 
 
-def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[dict, list[str]]:
+def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[Metrics, list[str]]:
     """Metrics and some texts of new responses of a policy; all policies get the same prompts."""
     generator = stage_generator(args, "evaluate")
     prompts = judges.task.sample_prompts(NUM_EVALUATED, generator)
     rollout, metrics = collect(args, agent, judges, prompts, 0.0, generator)
-    metrics["objective/kl"] = metrics["objective/kl_exact"]
+    metrics["objective/kl"] = metrics["objective/kl_exact"]  # which has less noise than k1
     lines = torch.cat([rollout.prompts, rollout.responses], dim=1)[:5]
     return metrics, [" ".join(judges.task.decode(line)[1:]) for line in lines]
 
 
 # Copied from ppo_rlhf_toy.py
-def report(args: Args, quality: dict, results: dict, texts: dict[str, list[str]]) -> None:
+def report(args: Args, quality: Metrics, results: Results, texts: dict[str, list[str]]) -> None:
     """Save quality on held-out pairs, results and texts in results.json, then print them."""
-    found = {"args": vars(args), "quality": quality, "results": results, "texts": texts}
-    # JSON has no word for NaN and infinity: they become null.
-    content = json.loads(json.dumps(found, default=float), parse_constant=lambda _: None)
-    (args.run_dir / "results.json").write_text(json.dumps(content, indent=1))
-    columns = ["objective/gold", "objective/proxy", "objective/kl", "objective/kl_coef"]
-    columns += ["text/eos_rate", "text/length", "text/repetition", "text/unique"]
+    content = {"args": vars(args), "quality": quality, "results": results, "texts": texts}
+    text = json.dumps(finite(content), indent=1, allow_nan=False, default=str)
+    (args.run_dir / "results.json").write_text(text)
+    columns = [
+        *("objective/gold", "objective/proxy", "objective/kl", "objective/kl_coef"),
+        *("text/eos_rate", "text/length", "text/repetition", "text/unique"),
+    ]
     columns = [x for x in columns if any(x in row for row in results.values())]
-    print("Pairs held out: " + ", ".join(f"{name} {x:.3f}" for name, x in quality.items()))
-    print(f"\n{'model':20}" + "".join(f"{x.split('/')[1]:>11}" for x in columns))
+    titles = [x.partition("/")[2] for x in columns]
+    lines = ["Pairs held out: " + ", ".join(f"{name} {x:.3g}" for name, x in quality.items())]
+    lines.append(f"\n{'model':20}" + "".join(f"{x:>11}" for x in titles))
     for name, row in results.items():
-        cells = [f"{row[x]:.2f}" if x in row else "-" for x in columns]
-        print(f"{name:20}" + "".join(f"{cell:>11}" for cell in cells))
-    print("\nReviews of the SFT model have a mean gold of 0 and a std of 1.")
-    for name, lines in texts.items():
-        print(f"\n{name}:\n- " + "\n- ".join(lines))
-    print(f"\nLogs and results: {args.run_dir}")
+        cells = [f"{row[x]:.3g}" if x in row else "-" for x in columns]
+        lines.append(f"{name:20}" + "".join(f"{x:>11}" for x in cells))
+    lines.append("\nReviews of the SFT model have a mean gold of 0 and a std of 1.")
+    for name, examples in texts.items():
+        lines.append(f"\n{name}:\n- " + "\n- ".join(examples))
+    lines.append(f"\nLogs and results: {args.run_dir}")
+    say("\n".join(lines))
 
 
 # === Runs, logs, `main` ===
@@ -972,33 +1072,76 @@ def stage_generator(args: Args, purpose: str) -> Generator:
     return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
 
 
-def save_policy(path: Path, agent: Agent, updates: list[dict[str, float]]) -> None:
+def save_policy(path: Path, agent: Agent, updates: list[Metrics]) -> None:
     """Save weights, which load without a GPU too, and metrics."""
     weights = {name: x.cpu() for name, x in agent.state_dict().items()}
-    torch.save({"agent": weights, "updates": updates}, buffer := io.BytesIO())
+    buffer = io.BytesIO()
+    torch.save({"agent": weights, "updates": updates}, buffer)
     path.write_bytes(buffer.getbuffer())  # says that a disk is full, unlike torch.save
 
 
+def finite(x: Any) -> Any:
+    """The same with None in place of NaN and infinity, which JSON does not have."""
+    if isinstance(x, dict):
+        return {name: finite(value) for name, value in x.items()}
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
 # Copied from ppo_continuous_action.py
-def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over the minibatches of all rows."""
-    return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
-
-
-def write(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> dict[str, float]:
-    """Write the metrics of a step to TensorBoard and return them; stop if one is not finite."""
-    metrics = {name: float(x) for name, x in metrics.items()}
-    if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
-        raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
+def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
+    """Write the metrics of an iteration, which ended at `step`, to TensorBoard."""
     for name, value in metrics.items():
         writer.add_scalar(name, value, step)
-    return metrics
+
+
+# Copied from ppo_continuous_action.py
+def check_type(field: dataclasses.Field, value: Any) -> None:
+    """Refuse a setting that is not of its default's type; an integer will do for a float."""
+    flag = f"--{field.name.replace('_', '-')} ({value!r})"
+    kind = type(field.default)
+    if field.default is None or type(value) is kind or (kind is float and type(value) is int):
+        choices = get_args(field.type) if get_origin(field.type) is Literal else [value]
+        if value not in choices:
+            raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
+    else:
+        raise UsageError(f"{flag} must be of type {kind.__name__}.")
+
+
+def check_metrics(metrics: Metrics, step: int) -> None:
+    """End a run that has diverged."""
+    bad = ", ".join(name for name, x in metrics.items() if not math.isfinite(x))
+    if bad:
+        raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
+
+
+def say(text: str) -> None:
+    """Print, above progress bars. A run goes on if its reader has ended, as `| head` does."""
+    try:
+        tqdm.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+
+
+def command_line() -> list[str]:
+    """The flags that the user has given: none in a notebook, whose kernel has its own."""
+    return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+
+
+def stop_on_signals() -> None:
+    """Let SIGTERM (a cluster, `docker stop`) and SIGHUP (a closed terminal) act like Ctrl-C."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
+            signal.signal(number, signal.default_int_handler)
 
 
 def main() -> None:
     """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
+    stop_on_signals()
     try:
-        train(tyro.cli(Args))
+        train(tyro.cli(Args, args=command_line()))
     except KeyboardInterrupt:
         sys.exit("Interrupted. Nothing can be resumed, but a whole run takes only minutes.")
     except UsageError as error:

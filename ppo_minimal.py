@@ -9,18 +9,15 @@
 
 PPO trains two networks: a policy, which says how likely each action is, and a value function, which
 predicts the rewards still to come. The policy acts for a while (a rollout). The advantage of an
-action is how much more reward followed than was predicted. Then gradient descent corrects the
-predictions and makes actions with positive advantages more likely, and the others less likely.
-Clipping removes the incentive to change a probability by more than a small factor, because the data
-only tell us about policies close to the one that collected them.
+action is how much more reward followed than was predicted. Gradient descent then corrects the
+predictions and makes actions with positive advantages likelier, others less likely. Clipping takes
+away the reason to go far, as the data only tell us about policies close to the one that acted.
 
 Paper: Schulman et al. 2017; ppo2: OpenAI's code; details: "The 37 Implementation Details of PPO"
-(Huang et al. 2022). This script saves only logs, in runs/. ppo_continuous_action.py also gives the
-reason for each detail, saves, resumes, evaluates and is faster. ppo_multidiscrete.py is for other
-actions, ppo_atari.py for games.
+(Huang et al. 2022). This script saves only logs, in runs/. ppo_continuous_action.py gives reasons
+for all details, saves, resumes, evaluates and is faster. For other actions: ppo_multidiscrete.py.
 """
 
-import argparse
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,9 +31,6 @@ from torch import nn
 from torch.distributions import Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-
-# Ends the program with one sentence on what is wrong, and exit code 2 (in Python: SystemExit).
-refuse = argparse.ArgumentParser(usage=argparse.SUPPRESS).error
 
 
 @dataclass
@@ -135,24 +129,19 @@ def ppo_loss(agent, minibatch, args):
 
 def make_envs(args, resources):
     batch_size = args.num_steps * args.num_envs
-    if batch_size > args.total_timesteps:
-        refuse(f"--total-timesteps must be at least --num-steps * --num-envs ({batch_size})")
-    if min(args.num_envs, args.num_minibatches, args.update_epochs) < 1:
-        refuse("--num-envs, --num-minibatches and --update-epochs must be at least 1")
-    sizes = dict.fromkeys(("learning_rate", "clip_coef", "vf_coef", "max_grad_norm"), np.inf)
-    for name, most in {"seed": 2**63 - 1, "gamma": 1, "gae_lambda": 1, **sizes}.items():
-        if not 0 <= getattr(args, name) <= most:  # also refuses NaN
-            refuse(f"--{name.replace('_', '-')} must be from 0 to {most}")
-    if batch_size < 2 * args.num_minibatches or batch_size % args.num_minibatches:
-        refuse(f"--num-steps * --num-envs ({batch_size}) must be 2, 3... times --num-minibatches")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        refuse("--device cuda needs a GPU and a build of PyTorch for it")
+    assert batch_size <= args.total_timesteps, f"--total-timesteps must be at least {batch_size}"
+    fits = 0 < args.num_minibatches < batch_size and batch_size % args.num_minibatches == 0
+    assert fits, f"--num-minibatches must split {batch_size} steps into equal parts of 2 or more"
+    assert args.update_epochs >= 1, "--update-epochs must be at least 1"
+    for name in ("learning_rate", "clip_coef", "vf_coef", "max_grad_norm", "gamma", "gae_lambda"):
+        assert getattr(args, name) >= 0, f"--{name.replace('_', '-')} must be at least 0"
+    assert max(args.gamma, args.gae_lambda) <= 1, "--gamma and --gae-lambda must be at most 1"
     envs = [gym.make(args.env_id) for _ in range(args.num_envs)]
     for env in envs:
         resources.callback(env.close)
     actions = envs[0].action_space
-    if not str(actions.dtype).startswith("float") or len(actions.shape) != 1:
-        refuse(f"actions are {actions}, not vectors of floats: try ppo_multidiscrete.py")
+    are_vectors = str(actions.dtype).startswith("float") and len(actions.shape) == 1
+    assert are_vectors, f"actions are {actions}, not vectors of floats: try ppo_multidiscrete.py"
     if actions.low.max() > -0.1 or actions.high.min() < 0.1 or 10 < actions.high.max() < np.inf:
         print(f"A new policy has mean 0 and std 1. For {actions} use gym.wrappers.RescaleAction.")
     space = envs[0].observation_space
@@ -186,44 +175,49 @@ def learn(args, envs):
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
     obs_stats, return_stats = RunningMeanStd(obs_shape), RunningMeanStd(())
-    totals, discounted = np.zeros((2, args.num_envs))  # plain and discounted sums of past rewards
+    totals, discounted = np.zeros(args.num_envs), np.zeros(args.num_envs)  # sums of past rewards
     global_step, episodes, updates = 0, [], []
     raw_obs = np.array([env.reset(seed=args.seed + i)[0] for i, env in enumerate(envs)])  # (N, D)
     obs_stats.update(raw_obs)
-    next_obs = obs_stats.normalize(raw_obs)
+    last_obs = obs_stats.normalize(raw_obs)
 
-    for iteration in (progress := tqdm(range(1, num_iterations + 1))):
+    progress = tqdm(range(1, num_iterations + 1), disable=None)  # a bar, in a terminal
+    for iteration in progress:
         # --- Collect: T steps in each of N environments ---
-        start_time, rollout, num_before = time.perf_counter(), [], len(episodes)
+        start_time = time.perf_counter()
+        rollout, num_before = [], len(episodes)
         # Detail 1/37: vectorized architecture
         for _ in range(args.num_steps):
-            global_step, obs = global_step + args.num_envs, next_obs
+            global_step += args.num_envs
             with torch.no_grad():
-                policy, _ = agent(torch.tensor(obs, device=device))
+                policy, _ = agent(torch.tensor(last_obs, device=device))
             action = policy.sample().numpy(force=True)  # (N, A)
             # Detail 27/37: action clipping and storage
             clipped_action = action.clip(bounds.low, bounds.high)  # the rollout stores the other
-            results = zip(*(env.step(x) for env, x in zip(envs, clipped_action)))
-            final_obs, reward, terminated, truncated, _ = results
-            final_obs, reward = np.array(final_obs), np.hstack(reward).astype(float)  # (N,)
-            terminated, truncated = (np.hstack(x).astype(bool) for x in (terminated, truncated))
-            if not (np.isfinite(final_obs).all() and np.isfinite(reward).all()):
-                refuse(f"step {global_step} has observations {final_obs} and rewards {reward}")
-            done = terminated | truncated  # ended by itself, or by a time limit
-            raw_obs, totals = final_obs.copy(), totals + reward
+            results = [env.step(x) for env, x in zip(envs, clipped_action)]
+            final_obs, reward, terminated, truncated, _ = zip(*results)
+            final_obs = np.array(final_obs)  # (N, D)
+            reward = np.hstack(reward).astype(float)  # (N,)
+            terminated = np.hstack(terminated).astype(bool)
+            done = terminated | np.hstack(truncated).astype(bool)  # or cut off by a time limit
+            is_finite = np.isfinite(final_obs).all() and np.isfinite(reward).all()
+            assert is_finite, f"step {global_step} has a NaN or infinite observation or reward"
+            totals += reward
+            raw_obs = final_obs.copy()
             for i in np.flatnonzero(done):
                 episodes.append({"global_step": global_step, "return": totals[i].item()})
-                raw_obs[i], totals[i] = envs[i].reset()[0], 0.0  # begins the next episode
+                raw_obs[i], _ = envs[i].reset()  # begins the next episode
             obs_stats.update(raw_obs)
-            next_obs, following = (obs_stats.normalize(x) for x in (raw_obs, final_obs))
+            following = obs_stats.normalize(final_obs)
             discounted = args.gamma * discounted + reward
             return_stats.update(discounted)
-            discounted[done] = 0.0
+            totals[done] = discounted[done] = 0.0
             # Detail 30/37: reward scaling
             reward = reward / np.sqrt(return_stats.var + 1e-8)
             # Detail 31/37: reward clipping
             reward = reward.clip(-10, 10)
-            rollout.append((obs, action, following, reward, terminated, done))
+            rollout.append((last_obs, action, following, reward, terminated, done))
+            last_obs = obs_stats.normalize(raw_obs)
 
         # --- Advantages: one pass over the whole rollout ---
         tensors = (torch.tensor(np.array(x), device=device).float() for x in zip(*rollout))
@@ -259,7 +253,7 @@ def learn(args, envs):
         if new := episodes[num_before:]:
             metrics["charts/episodic_return"] = np.mean([x["return"] for x in new]).item()
             recent = np.mean([x["return"] for x in episodes[-100:]])
-            progress.set_postfix_str(f"return {recent:.1f}")
+            progress.set_postfix_str(f"return {recent:.5g}")
         for name, value in metrics.items():
             writer.add_scalar(name, value, global_step)
         updates.append({"global_step": global_step, **metrics})
@@ -268,7 +262,4 @@ def learn(args, envs):
 
 
 if __name__ == "__main__":
-    try:
-        train(tyro.cli(Args))
-    except gym.error.Error as error:
-        refuse(f"--env-id: {error}")
+    train(tyro.cli(Args))

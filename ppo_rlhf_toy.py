@@ -41,14 +41,16 @@ import io
 import itertools
 import json
 import math
+import os
 import random
 import re
+import signal
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +62,21 @@ from tqdm import tqdm, trange
 # === Settings ===
 
 Tensors = dict[str, Tensor]
+Metrics = dict[str, float]
+Results = dict[str, dict[str, Any]]  # of each model: how it was made, and metrics
+Cache = list[list[Tensor]]  # keys and values of each block
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
+LIMITS = {  # the least and the largest value of settings
+    "sft_documents sft_steps sft_batch_size reward_epochs reward_batch_size": (1, math.inf),
+    "kl_horizon num_updates batch_size num_minibatches update_epochs": (1, math.inf),
+    "num_pairs": (14, math.inf),  # one in seven is held out
+    "learning_rate sft_learning_rate reward_learning_rate kl_coef vf_coef": (0, 1e9),
+    "temperature target_kl": (1e-9, 1e9),
+    "missing_eos_score": (-1e9, 1e9),
+    "adam_eps clip_coef value_clip_coef max_grad_norm": (0, math.inf),
+    "gamma gae_lambda": (0, 1),
+    "seed": (0, 2**63 - 1),
+}
 
 
 # Copied from ppo_continuous_action.py
@@ -68,21 +84,21 @@ class UsageError(Exception):
     """A mistake that the user can fix. `main` prints it as one sentence."""
 
 
-def check_numbers(args: Any) -> None:
-    """Raise a UsageError if a number among the settings is out of range."""
-    may_be_0 = {"seed", "learning_rate", "kl_coef", "gamma", "gae_lambda", "vf_coef", "nll_coef"}
-    for name, value in vars(args).items():
-        if type(value) not in (int, float) or name == "missing_eos_score":
-            continue
-        flag = f"--{name.replace('_', '-')} ({value})"
-        if not (value > 0 or (value == 0 and name in may_be_0)):
-            raise UsageError(f"{flag} must be positive{' or 0' if name in may_be_0 else ''}.")
-        if name in ("gamma", "gae_lambda") and value > 1:
-            raise UsageError(f"{flag} must be at most 1.")
-        if name == "num_pairs" and value < 2 * HELD_OUT:
-            raise UsageError(f"{flag} must be at least {2 * HELD_OUT}.")
-        if value >= 2**63 and name == "seed":
-            raise UsageError(f"{flag} must be less than 2**63.")
+def check_settings(args: "Args") -> None:
+    """Raise a UsageError that names a setting of a wrong type or out of its range."""
+    for field in dataclasses.fields(args):
+        check_type(field, getattr(args, field.name))
+    for names, (low, high) in LIMITS.items():
+        for name in names.split():
+            value = getattr(args, name)
+            if not low <= value <= high:  # or if it is NaN
+                flag = f"--{name.replace('_', '-')} ({value})"
+                raise UsageError(f"{flag} must be from {low} to {high}.")
+    name = args.run_name
+    if name is not None and (name == ".." or Path(f"{name}").name != name):
+        raise UsageError(f"--run-name ({name}) must be a name, not a path.")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,15 +147,11 @@ class Args:
     missing_eos_score: float = -1.0  # score without EOS, lower than usual scores [LHP: -1]
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.run_name and (self.run_name == ".." or Path(self.run_name).name != self.run_name):
-            raise UsageError(f"--run-name ({self.run_name}) must be a name, not a path.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
+        check_settings(self)
         if self.batch_size % self.num_minibatches:
             raise UsageError("--num-minibatches must divide --batch-size.")
-        least = min(self.kl_coef, self.kl_horizon - self.batch_size / 5)
-        if (self.kl_mode == "adaptive" or self.compare) and least <= 0:
+        adapts = self.kl_mode == "adaptive" or self.compare
+        if adapts and (self.kl_coef == 0 or self.kl_horizon <= self.batch_size / 5):
             raise UsageError("To adapt, beta needs --kl-coef > 0, --kl-horizon > --batch-size / 5.")
 
     @property
@@ -150,9 +162,12 @@ class Args:
     @property
     def ppo_run(self) -> str:
         """Name of the PPO run with these settings, such as ppo-adaptive-6 or ppo-gold-none."""
-        strength = {"adaptive": f"-{self.target_kl:g}", "fixed": f"-{self.kl_coef:g}", "none": ""}
-        reward = {"model": "ppo", "gold": "ppo-gold"}[self.reward]
-        return f"{reward}-{self.kl_mode}{strength[self.kl_mode]}"
+        name = "ppo-gold" if self.reward == "gold" else "ppo"
+        if self.kl_mode == "adaptive":
+            return f"{name}-adaptive-{self.target_kl:g}"
+        if self.kl_mode == "fixed":
+            return f"{name}-fixed-{self.kl_coef:g}"
+        return f"{name}-none"
 
 
 # === The task, as the pipeline sees it ===
@@ -181,10 +196,13 @@ class Task(NamedTuple):
 
     def gold(self, prompts: Tensor, responses: Tensor) -> Tensor:
         """Gold rewards (B,) of truncated responses (B, R); a prompt's fifth token is the topic."""
-        pairs = zip(prompts, responses, strict=True)
-        gold = [gold_reward(self.vocabulary[p[4]], self.decode(r)) for p, r in pairs]
-        gold, scale = torch.tensor(gold, device=prompts.device), self.sample_gold
-        return gold if scale is None else (gold - scale.mean()) / scale.std(correction=0)
+        topics = [self.vocabulary[prompt[4]] for prompt in prompts]
+        texts = [self.decode(response) for response in responses]
+        rewards = [gold_reward(topic, text) for topic, text in zip(topics, texts, strict=True)]
+        gold = torch.tensor(rewards, device=prompts.device)
+        if self.sample_gold is None:
+            return gold
+        return (gold - self.sample_gold.mean()) / self.sample_gold.std(correction=0)
 
 
 def pad_rows(rows: list[list[int]], length: int) -> Tensor:
@@ -210,7 +228,9 @@ class Block(nn.Module):
         self.mlp_hidden = nn.Linear(width, 4 * width)
         self.mlp_output = nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor, visible: Tensor, past: list[Tensor]) -> tuple[Tensor, list]:
+    def forward(
+        self, x: Tensor, visible: Tensor, past: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Process new positions x (B, new, D), which attend where `visible` (B, 1, new, L) is True.
 
         `past` holds keys and values of the positions before, (B, heads, L - new, D / heads) each,
@@ -247,7 +267,7 @@ class TinyGPT(nn.Module):
         never[[PAD, BOS]] = -1e9  # finite, so that probability 0 times its logarithm is 0, not NaN
         self.register_buffer("never_sampled", never, persistent=False)
 
-    def forward(self, tokens: Tensor, cache: list | None = None) -> tuple[Tensor, list]:
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
         """Read tokens (B, L), of which the first ones may already be in the cache.
 
         Returns hidden states (B, new, D) of the others, and the cache of all: keys and values of
@@ -255,7 +275,8 @@ class TinyGPT(nn.Module):
         follow a cache must not begin with padding.
         """
         real = tokens != PAD
-        seen, length = cache[0][0].shape[2] if cache else 0, tokens.shape[1]
+        length = tokens.shape[1]
+        seen = cache[0][0].shape[2] if cache else 0  # tokens in the cache
         # Detail R3: positions skip padding tokens [LHP: language/model.py L265-269]
         # Only real tokens are counted, so padding does not shift the positions of a text.
         positions = real.cumsum(dim=1) - real.long()
@@ -263,7 +284,7 @@ class TinyGPT(nn.Module):
         visible = (causal & real[:, None])[:, None, seen:]  # (B, 1, new, L)
         x = self.token_embedding(tokens[:, seen:]) + self.position_embedding(positions[:, seen:])
         new_cache = []
-        for block, past in zip(self.blocks, cache or [[], []], strict=True):
+        for block, past in zip(self.blocks, cache or [[] for _ in self.blocks], strict=True):
             x, key_value = block(x, visible, past)
             new_cache.append(key_value)
         indices = torch.arange(length - seen, device=tokens.device)
@@ -355,13 +376,15 @@ def masked_gae(
     Outside of `mask` advantages are 0, and targets mean nothing.
     Nothing follows the last token of a response: it has neither a next value nor a next advantage.
     """
-    advantages, next_value, next_advantage = torch.zeros_like(rewards), 0.0, 0.0
+    advantages = torch.zeros_like(rewards)
+    next_value = next_advantage = 0.0
     # Detail 5/37, R15: GAE with discount factor 1 (gamma) [LHP: train_policy.py L327-336]
     # A response is judged as a whole, so late rewards count as much as early ones.
     for t in reversed(range(rewards.shape[1])):
         td_error = rewards[:, t] + gamma * next_value - values[:, t]
         next_advantage = (td_error + gamma * gae_lambda * next_advantage) * mask[:, t]
-        advantages[:, t], next_value = next_advantage, values[:, t] * mask[:, t]
+        next_value = values[:, t] * mask[:, t]
+        advantages[:, t] = next_advantage
     return advantages, advantages + values
 
 
@@ -433,6 +456,7 @@ def proportional_kl_coef(
 
 def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
     """Train a language model on the task's documents."""
+    model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     generator = stage_generator(args, "sft")
     writer = SummaryWriter(str(args.run_dir / "sft"), purge_step=1)
@@ -448,23 +472,33 @@ def train_sft(args: Args, model: TinyGPT, task: Task) -> None:
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        write(writer, step, means([{"losses/loss": loss.detach(), "losses/grad_norm": grad_norm}]))
+        metrics = {"losses/loss": loss.item(), "losses/grad_norm": grad_norm.item()}
+        check_metrics(metrics, step)
+        log(writer, step, metrics)
     writer.close()
+    model.eval()  # from here on without dropout, if you add it: see Detail R13
 
 
 # === Stage 2: preferences ===
 
 LABEL_NOISE = 0.4  # difference in gold at which the better text is preferred with odds e : 1
 NUM_SAMPLES = 2000  # SFT samples that set the scale of gold, and of a reward model
-HELD_OUT = 7  # one pair in seven is held out: nothing learns from it
+HELD_OUT = 7  # one pair in seven is held out
+
+
+class Pairs(NamedTuple):
+    """Truncated responses, of which a labeler prefers one to the other."""
+
+    prompts: Tensor  # (pairs, P)
+    chosen: Tensor  # (pairs, R)
+    rejected: Tensor  # (pairs, R)
 
 
 class Preferences(NamedTuple):
-    """Labeled pairs, the last seventh of them held out, and samples of the SFT model."""
+    """Labeled pairs, and samples of the SFT model."""
 
-    prompts: Tensor  # (pairs, P)
-    chosen: Tensor  # (pairs, R), truncated
-    rejected: Tensor  # (pairs, R), truncated
+    learned: Pairs
+    held_out: Pairs  # for the evaluation: nothing learns from them
     sample_prompts: Tensor  # (NUM_SAMPLES, P)
     samples: Tensor  # (NUM_SAMPLES, R), truncated
     sample_gold: Tensor  # (NUM_SAMPLES,)
@@ -478,13 +512,19 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> Preferences:
     second = sample_truncated(reference, task, prompts, generator)
     # The simulated labeler (Bradley-Terry) errs less often the more two texts differ in gold.
     difference = task.gold(prompts, first) - task.gold(prompts, second)
-    prefers_first = torch.sigmoid(difference / LABEL_NOISE)  # its probability
+    probability = torch.sigmoid(difference / LABEL_NOISE)
     drawn = torch.rand(len(prompts), generator=generator).to(prompts.device)
-    prefers = (drawn < prefers_first)[:, None]
-    chosen, rejected = torch.where(prefers, first, second), torch.where(prefers, second, first)
-    others = task.sample_prompts(NUM_SAMPLES, generator)
-    samples = sample_truncated(reference, task, others, generator)
-    return Preferences(prompts, chosen, rejected, others, samples, task.gold(others, samples))
+    prefers_first = (drawn < probability)[:, None]
+    chosen = torch.where(prefers_first, first, second)
+    rejected = torch.where(prefers_first, second, first)
+    pairs = Pairs(prompts, chosen, rejected)
+    num_learned = args.num_pairs - args.num_pairs // HELD_OUT
+    learned = Pairs(*(x[:num_learned] for x in pairs))
+    held_out = Pairs(*(x[num_learned:] for x in pairs))
+    sample_prompts = task.sample_prompts(NUM_SAMPLES, generator)
+    samples = sample_truncated(reference, task, sample_prompts, generator)
+    sample_gold = task.gold(sample_prompts, samples)
+    return Preferences(learned, held_out, sample_prompts, samples, sample_gold)
 
 
 # === Stage 3: reward model ===
@@ -505,37 +545,46 @@ def normalize_reward_model(model: RewardModel, prompts: Tensor, samples: Tensor)
     nn.init.constant_(model.bias, -mean / std)
 
 
-def train_reward_model(args: Args, model: RewardModel, preferences: Preferences) -> dict:
+def train_reward_model(args: Args, model: RewardModel, preferences: Preferences) -> Metrics:
     """Train a model to score the chosen texts above the rejected ones; return its quality."""
-    *pairs, sample_prompts, samples, sample_gold = preferences
-    normalize_reward_model(model, sample_prompts, samples)
-    num_learned = len(preferences.prompts) - len(preferences.prompts) // HELD_OUT
-    minibatches = []
+    pairs = preferences.learned
+    prompts, samples = preferences.sample_prompts, preferences.samples
+    normalize_reward_model(model, prompts, samples)
+    minibatches: list[Tensor] = []
     for epoch in range(args.reward_epochs):
         generator = stage_generator(args, f"reward-model epoch {epoch}")
-        order = torch.randperm(num_learned, generator=generator)
+        order = torch.randperm(len(pairs.prompts), generator=generator)
         minibatches += order.split(args.reward_batch_size)
+    model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     writer = SummaryWriter(str(args.run_dir / "reward_model"), purge_step=1)
-    for step, mb in enumerate(tqdm(minibatches, "reward model", disable=None), start=1):
+    for step, indices in enumerate(tqdm(minibatches, "reward model", disable=None), start=1):
         decay = 1 - (step - 1) / len(minibatches)  # as Detail R5
         optimizer.param_groups[0]["lr"] = args.reward_learning_rate * decay
-        prompts, chosen, rejected = (x[mb] for x in pairs)
-        scores = model.score(torch.cat([prompts, prompts]), torch.cat([chosen, rejected]))
+        mb = Pairs(*(x[indices] for x in pairs))
+        scores = model.score(
+            torch.cat([mb.prompts, mb.prompts]), torch.cat([mb.chosen, mb.rejected])
+        )
         good, bad = scores.chunk(2)
         loss = -F.logsigmoid(good - bad).mean()  # Bradley-Terry [LHP: softmax over four]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        write(writer, step, means([{"losses/loss": loss.detach()}]))
+        metrics = {"losses/loss": loss.item()}
+        check_metrics(metrics, step)
+        log(writer, step, metrics)
     writer.close()
-    normalize_reward_model(model, sample_prompts, samples)
+    model.eval()
+    normalize_reward_model(model, prompts, samples)
 
-    prompts, chosen, rejected = (x[num_learned:] for x in pairs)
-    right = score_texts(model, prompts, chosen) > score_texts(model, prompts, rejected)
-    both = torch.stack([score_texts(model, sample_prompts, samples), sample_gold])
-    correlation = torch.corrcoef(both)[0, 1].item()
-    return {"accuracy": right.float().mean().item(), "correlation": correlation}
+    held_out = preferences.held_out
+    good = score_texts(model, held_out.prompts, held_out.chosen)
+    bad = score_texts(model, held_out.prompts, held_out.rejected)
+    scores_and_gold = torch.stack([score_texts(model, prompts, samples), preferences.sample_gold])
+    return {
+        "accuracy": (good > bad).float().mean().item(),
+        "correlation": torch.corrcoef(scores_and_gold)[0, 1].item(),
+    }
 
 
 # === Stage 4: PPO ===
@@ -563,7 +612,7 @@ class Judges(NamedTuple):
 @torch.no_grad()
 def collect(
     args: Args, agent: Agent, judges: Judges, count: int, kl_coef: float, generator: Generator
-) -> tuple[Rollout, dict[str, float]]:
+) -> tuple[Rollout, Metrics]:
     """Sample `count` responses. Return them, their rewards with the KL penalty, and metrics."""
     task = judges.task
     prompts = task.sample_prompts(count, generator)
@@ -592,7 +641,8 @@ def collect(
     # Detail R17: per-token KL penalty (kl_coef) [LHP: train_policy.py L149-155]
     # Each token pays for its own log-ratio (the article omits the minus); the last gets the score.
     rewards = -kl_coef * kl + scores[:, None] * last
-    metrics = describe(task, prompts, kept) | {
+    metrics = {
+        **describe(task, prompts, kept),
         "objective/kl": kl.where(mask, 0.0).sum(1).mean().item(),
         "objective/kl_exact": exact_kl.where(mask, 0.0).sum(1).mean().item(),
         "objective/proxy": proxy.mean().item(),
@@ -608,7 +658,8 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
     As in LHP, rewards and advantages are scaled in each minibatch, so advantages are computed here.
     """
     # The mask selects before anything is averaged, so padding cannot leak in.
-    mask, rewards = mb.mask, torch.zeros_like(mb.rewards)
+    mask = mb.mask
+    rewards = torch.zeros_like(mb.rewards)
     # Deviation: rewards are scaled, their mean is not restored (reward_whitening)
     # This keeps 0 at 0. Restoring the mean, as LHP does, would reward or charge every extra token.
     rewards[mask] = whiten(mb.rewards[mask], args.reward_whitening)
@@ -638,50 +689,63 @@ def ppo_loss(agent: Agent, mb: Rollout, args: Args) -> tuple[Tensor, Tensors]:
     return loss, {name: x.detach() for name, x in metrics.items()}
 
 
-def train_ppo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float]]:
+# Copied from ppo_continuous_action.py
+def means(rows: list[Tensors]) -> dict[str, float]:
+    """Mean of each metric over the minibatches of all rows."""
+    return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
+
+
+def train_ppo(args: Args, agent: Agent, judges: Judges) -> list[Metrics]:
     """Maximize the scores, with a penalty on the KL to the SFT model; return metrics per update."""
     optimizer = torch.optim.Adam(agent.parameters(), fused=True)
     generator = stage_generator(args, "ppo")
     writer = SummaryWriter(str(args.run_dir / args.ppo_run), purge_step=1)
     kl_coef = 0.0 if args.kl_mode == "none" else args.kl_coef
-    gradient_steps, updates = 0, []
+    gradient_steps = 0
+    updates = []
     for iteration in trange(1, args.num_updates + 1, desc=args.ppo_run, disable=None):
         # --- Collect: responses and their rewards, with fixed weights ---
         rollout, metrics = collect(args, agent, judges, args.batch_size, kl_coef, generator)
-        metrics["objective/kl_coef"] = kl_coef
 
         # --- Update: K epochs of minibatches, each with its own advantages ---
         start_time = time.perf_counter()
-        frac = 1 - (iteration - 1) / args.num_updates  # 1 in the first update, near 0 in the last
+        remaining = 1 - (iteration - 1) / args.num_updates  # falls from 1 to 1 / num_updates
         # Detail 4/37, R5: learning rate annealing (anneal_lr) [LHP: train_policy.py L172-173]
         # Small steps at the end average out the noise. The reward model's rate falls, too.
-        learning_rate = args.learning_rate * (frac if args.anneal_lr else 1.0)
+        learning_rate = args.learning_rate * (remaining if args.anneal_lr else 1.0)
         minibatch_metrics = []
         for _ in range(args.update_epochs):
             order = torch.randperm(args.batch_size, generator=generator)
             # Detail 6/37, R16: minibatches of whole responses [LHP: train_policy.py L180]
             # The advantage of a token needs those after it, so a response is never split.
-            for mb in order.split(args.batch_size // args.num_minibatches):
-                loss, loss_metrics = ppo_loss(agent, Rollout(*(x[mb] for x in rollout)), args)
+            for indices in order.split(args.batch_size // args.num_minibatches):
+                mb = Rollout(*(x[indices] for x in rollout))
+                loss, loss_metrics = ppo_loss(agent, mb, args)
                 optimizer.zero_grad()
                 loss.backward()
                 # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
                 # Keeps one odd minibatch from moving the policy far; the direction stays.
-                norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 gradient_steps += 1
                 # Detail 3/37, R21: TensorFlow's Adam epsilon (adam_eps) [LHP: utils/core.py L627]
                 # TensorFlow adds it before the bias correction: 32 times as much in the first step.
                 eps = args.adam_eps / math.sqrt(1 - 0.999**gradient_steps)
                 optimizer.param_groups[0].update(lr=learning_rate, eps=eps)
                 optimizer.step()
-                minibatch_metrics.append({**loss_metrics, "losses/grad_norm": norm})
+                minibatch_metrics.append({**loss_metrics, "losses/grad_norm": grad_norm})
         num_tokens = args.update_epochs * rollout.mask.sum().item()
 
         # --- Log, adapt beta ---
-        metrics |= means(minibatch_metrics)
-        metrics["charts/learning_rate"] = learning_rate
-        metrics["charts/tokens_per_second_update"] = num_tokens / (time.perf_counter() - start_time)
-        updates.append(write(writer, iteration, metrics))
+        metrics = {
+            **metrics,
+            "objective/kl_coef": kl_coef,
+            **means(minibatch_metrics),
+            "charts/learning_rate": learning_rate,
+            "charts/tokens_per_second_update": num_tokens / (time.perf_counter() - start_time),
+        }
+        check_metrics(metrics, iteration)
+        log(writer, iteration, metrics)
+        updates.append(metrics)
         # Detail R20: adaptive KL (kl_mode, target_kl) [LHP: train_policy.py L115-124]
         # Beta grows while the KL to the SFT model (the article: to the last policy) is too large.
         if args.kl_mode == "adaptive":
@@ -696,17 +760,21 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> list[dict[str, float]
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """More threads do not help networks of this size; afterwards there are as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def own_torch_settings() -> Iterator[None]:
+    """One thread, 32-bit floats and gradients, whatever the caller has; afterwards as before."""
+    threads = torch.get_num_threads()
+    dtype = torch.get_default_dtype()
+    torch.set_num_threads(1)  # more do not help networks of this size
+    torch.set_default_dtype(torch.float32)
     try:
-        yield
+        with torch.inference_mode(False):  # which switches gradients on
+            yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
 
 
-@one_thread()
+@own_torch_settings()
 def train(args: Args) -> dict[str, Any]:
     """Run the four stages, then evaluate; results and weights are saved in the run's folder.
 
@@ -714,22 +782,29 @@ def train(args: Args) -> dict[str, Any]:
     update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
     """
     script = Path(globals().get("__file__", "notebook")).stem
-    name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
-    args = dataclasses.replace(args, run_name=name)
+    run_name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
+    args = dataclasses.replace(args, run_name=run_name)
+    settings = dataclasses.replace(args, compare=False)
+    forms = [settings]
+    forms.append(dataclasses.replace(settings, kl_mode="none", kl_coef=0.0))  # hacks the reward
+    if args.compare:
+        forms.append(dataclasses.replace(settings, kl_mode="adaptive"))
+        forms.append(dataclasses.replace(settings, kl_mode="fixed", kl_coef=0.05))
+    runs = {form.ppo_run: form for form in forms}  # two that are the same become one
     try:
         args.run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
     except OSError as error:
         raise UsageError(f"{args.run_dir}: {error.strerror}: change --run-name.") from error
-    forms = [{}, {"kl_mode": "none", "kl_coef": 0.0}]  # without a penalty to show reward hacking
-    if args.compare:
-        forms += [{"kl_mode": "adaptive"}, {"kl_mode": "fixed", "kl_coef": 0.05}]
-    runs = [dataclasses.replace(args, compare=False, **form) for form in forms]
     if args.track:
         import wandb
 
-        about = {"name": args.run_name, "config": vars(args), "reinit": "finish_previous"}
         try:
-            wandb.init(**about, sync_tensorboard=True)
+            wandb.init(
+                name=args.run_name,
+                config=vars(args),
+                reinit="finish_previous",
+                sync_tensorboard=True,
+            )
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
 
@@ -747,23 +822,35 @@ def train(args: Args) -> dict[str, Any]:
     judges = Judges(task._replace(sample_gold=preferences.sample_gold), reward_model, reference)
 
     agents, updates, results, texts = {}, {}, {}, {}
-    metrics, texts["sft"] = evaluate(args, judges.reference, judges)
+    metrics, texts["sft"] = evaluate(args, reference, judges)
     results["sft"] = {"method": "SFT", **metrics}
-    for name, run in {run.ppo_run: run for run in runs}.items():
-        agents[name] = agent = copy.deepcopy(judges.reference)
+    for name, run in runs.items():
+        agent = copy.deepcopy(judges.reference)
         updates[name] = train_ppo(run, agent, judges)
         save_policy(args.run_dir / name / "checkpoint.pt", agent, updates[name])
         metrics, texts[name] = evaluate(run, agent, judges)
-        form = {x: getattr(run, x) for x in ("reward", "kl_mode", "kl_coef", "target_kl")}
-        results[name] = {"method": "PPO"} | form | metrics
-        results[name]["objective/kl_coef"] = updates[name][-1]["objective/kl_coef"]  # at the end
+        results[name] = {
+            "method": "PPO",
+            "reward": run.reward,
+            "kl_mode": run.kl_mode,
+            "kl_coef": run.kl_coef,
+            "target_kl": run.target_kl,
+            **metrics,
+            "objective/kl_coef": updates[name][-1]["objective/kl_coef"],  # at the end
+        }
+        agents[name] = agent
     if args.compare:
         results |= best_of_n(args, judges)
     report(args, quality, results, texts)
     if args.track:
         wandb.finish()
-    outcome = {"agent": agents[args.ppo_run], "updates": updates, "results": results}
-    return outcome | {"quality": quality, "args": args}
+    return {
+        "agent": agents[args.ppo_run],
+        "updates": updates,
+        "results": results,
+        "quality": quality,
+        "args": args,
+    }
 
 
 # === The algorithm ends here ===
@@ -783,8 +870,14 @@ TOPICS = {
 }
 NAMES = ("anna", "ben", "carla", "david", "emma", "felix", "grace", "henry")
 # The number is the valence: how positive a word is.
-SCALE = {2: "amazing superb perfect", 1: "good nice lovely", 0.5: "decent", 0: "average ordinary"}
-SCALE |= {-1: "poor bad dull", -2: "awful terrible horrible"}
+SCALE = {
+    2: "amazing superb perfect",
+    1: "good nice lovely",
+    0.5: "decent",
+    0: "average ordinary",
+    -1: "poor bad dull",
+    -2: "awful terrible horrible",
+}
 ADJECTIVES = {word: valence for valence, words in SCALE.items() for word in words.split()}
 VERBS = {"adored": 2, "liked": 1, "enjoyed": 1, "disliked": -1, "hated": -2, "despised": -2}
 ADVERBS = {"very": 1.5, "really": 1.3, "quite": 1.0, "slightly": 0.5}  # factors on the valence
@@ -842,10 +935,16 @@ def write_review(topic: str, rng: random.Random) -> list[str]:
     return [*review, "."][:RESPONSE_LENGTH]
 
 
-NOUN, ADVERB, ADJECTIVE, VERB, OPENER, CLOSER = (
-    f"({'|'.join(words)})" for words in (NOUNS, ADVERBS, ADJECTIVES, VERBS, OPENERS, CLOSERS)
-)
-CLAUSE = rf"\bthe {NOUN} was( not)?(?: {ADVERB})? {ADJECTIVE}\b|\bi {VERB} the {NOUN}\b"
+def one_of(words: Iterable[str]) -> str:
+    """A regular expression for any of the words."""
+    return f"({'|'.join(words)})"
+
+
+# "the food was not very good" or "i liked the food"
+DESCRIPTION = rf"the {one_of(NOUNS)} was( not)?(?: {one_of(ADVERBS)})? {one_of(ADJECTIVES)}"
+CLAUSE = rf"\b{DESCRIPTION}\b|\bi {one_of(VERBS)} the {one_of(NOUNS)}\b"
+OPENING = rf"{one_of(OPENERS)}\b( ,)?"
+CLOSING = rf", {one_of(CLOSERS)}$"
 
 
 def gold_reward(topic: str, words: list[str]) -> float:
@@ -856,23 +955,27 @@ def gold_reward(topic: str, words: list[str]) -> float:
     """
     ended = words[-1:] == ["."]
     body = words[:-1] if ended else words
-    text, valence, nouns = " ".join(body), 0.0, []
-    opener = re.match(rf"{OPENER}\b( ,)?", text)
+    text = " ".join(body)
+    opener = re.match(OPENING, text)
     rest = text[opener.end() :] if opener else text
-    clauses, closer = list(re.finditer(CLAUSE, rest)), re.search(rf", {CLOSER}$", rest)
+    closer = re.search(CLOSING, rest)
+    clauses = list(re.finditer(CLAUSE, rest))
+    valence = 0.0
+    nouns = []
     for clause in clauses:
         subject, negated, adverb, adjective, verb, noun = clause.groups()
         factor = (NEGATION if negated else 1.0) * ADVERBS.get(adverb, 1.0)
         valence += VERBS[verb] if verb else factor * ADJECTIVES[adjective]
         nouns.append(noun or subject)
     between = [rest[a.end() : b.start()] for a, b in itertools.pairwise(clauses)]
-    legal = sum(x in (" and ", " but ", " , ") for x in between)
-    legal += sum(len(part[0].split()) for part in (opener, *clauses, closer) if part)
+    num_legal = sum(x in (" and ", " but ", " , ") for x in between)  # words that are not junk
+    for match in (opener, *clauses, closer):
+        num_legal += len(match.group().split()) if match else 0
     content = [word for word in body if word in CONTENT]
     return (
         2 * math.tanh(valence / 3)
         + 0.4 * min(len({noun for noun in nouns if NOUNS[noun] == topic}), 3)
-        - 4 * (len(body) - legal) / max(len(body), 1)  # the share of junk
+        - 4 * (len(body) - num_legal) / max(len(body), 1)  # the share of junk
         - 0.5 * min(len(content) - len(set(content)), 6)  # repeated words
         - 0.5 * min(sum(NOUNS[noun] != topic for noun in nouns), 4)
         - 1.0 * (not ended)
@@ -882,7 +985,8 @@ def gold_reward(topic: str, words: list[str]) -> float:
 def toy_task(args: Args) -> Task:
     """The toy reviews, written from the seed."""
     token = {word: index for index, word in enumerate(VOCABULARY)}
-    rng, rows = random.Random(args.seed), []
+    rng = random.Random(args.seed)
+    rows = []
     for _ in range(args.sft_documents):
         prompt = rng.choice(PROMPTS)
         rows.append([token[word] for word in prompt + write_review(prompt[4], rng)])
@@ -911,7 +1015,7 @@ def score_texts(model: RewardModel, prompts: Tensor, responses: Tensor) -> Tenso
     return torch.cat([model.score(p, r) for p, r in chunks])
 
 
-def describe(task: Task, prompts: Tensor, responses: Tensor) -> dict[str, float]:
+def describe(task: Task, prompts: Tensor, responses: Tensor) -> Metrics:
     """Gold, length and variety of truncated responses (B, R)."""
     texts = [task.decode(response) for response in responses]
     ended = (responses[:, task.earliest_eos :] == task.eos).any(dim=1)
@@ -924,51 +1028,60 @@ def describe(task: Task, prompts: Tensor, responses: Tensor) -> dict[str, float]
     }
 
 
-def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[dict, list[str]]:
+def evaluate(args: Args, agent: Agent, judges: Judges) -> tuple[Metrics, list[str]]:
     """Metrics and some texts of new responses of a policy; all policies get the same prompts."""
     generator = stage_generator(args, "evaluate")
     rollout, metrics = collect(args, agent, judges, NUM_EVALUATED, 0.0, generator)
-    metrics["objective/kl"] = metrics["objective/kl_exact"]
+    metrics["objective/kl"] = metrics["objective/kl_exact"]  # which has less noise than k1
     lines = torch.cat([rollout.prompts, rollout.responses], dim=1)[:5]
     return metrics, [" ".join(judges.task.decode(line)[1:]) for line in lines]
 
 
-def best_of_n(args: Args, judges: Judges) -> dict[str, dict[str, Any]]:
+def best_of_n(args: Args, judges: Judges) -> Results:
     """Of n samples of the SFT model, keep the one with the best score: PPO's simple rival."""
-    generator, task = stage_generator(args, "best-of-n"), judges.task
+    task = judges.task
+    generator = stage_generator(args, "best-of-n")
     prompts = task.prompts[torch.randperm(len(task.prompts), generator=generator)]
     prompts = prompts[:32].repeat_interleave(max(BEST_OF_N), dim=0)
     responses = sample_truncated(judges.reference, task, prompts, generator)
-    scores, results = score_texts(judges.reward_model, prompts, responses), {}
+    scores = score_texts(judges.reward_model, prompts, responses)
+    results = {}
     for n in BEST_OF_N:  # each n splits all samples into groups of n, so that all are used
         first = torch.arange(0, len(scores), n, device=scores.device)
         best = first + scores.view(-1, n).argmax(dim=1)
         metrics = describe(task, prompts[best], responses[best])
         del metrics["text/unique"]  # a larger n leaves fewer texts, so it cannot be compared
-        metrics["objective/proxy"] = scores[best].mean().item()
-        metrics["objective/kl"] = math.log(n) - (n - 1) / n  # at most: Stiennon et al. 2020, G.3
-        results[f"best-of-{n}"] = {"method": "best of n", "n": n, **metrics}
+        results[f"best-of-{n}"] = {
+            "method": "best of n",
+            "n": n,
+            **metrics,
+            "objective/proxy": scores[best].mean().item(),
+            "objective/kl": math.log(n) - (n - 1) / n,  # at most: Stiennon et al. 2020, G.3
+        }
     return results
 
 
-def report(args: Args, quality: dict, results: dict, texts: dict[str, list[str]]) -> None:
+def report(args: Args, quality: Metrics, results: Results, texts: dict[str, list[str]]) -> None:
     """Save quality on held-out pairs, results and texts in results.json, then print them."""
-    found = {"args": vars(args), "quality": quality, "results": results, "texts": texts}
-    # JSON has no word for NaN and infinity: they become null.
-    content = json.loads(json.dumps(found, default=float), parse_constant=lambda _: None)
-    (args.run_dir / "results.json").write_text(json.dumps(content, indent=1))
-    columns = ["objective/gold", "objective/proxy", "objective/kl", "objective/kl_coef"]
-    columns += ["text/eos_rate", "text/length", "text/repetition", "text/unique"]
+    content = {"args": vars(args), "quality": quality, "results": results, "texts": texts}
+    text = json.dumps(finite(content), indent=1, allow_nan=False, default=str)
+    (args.run_dir / "results.json").write_text(text)
+    columns = [
+        *("objective/gold", "objective/proxy", "objective/kl", "objective/kl_coef"),
+        *("text/eos_rate", "text/length", "text/repetition", "text/unique"),
+    ]
     columns = [x for x in columns if any(x in row for row in results.values())]
-    print("Pairs held out: " + ", ".join(f"{name} {x:.3f}" for name, x in quality.items()))
-    print(f"\n{'model':20}" + "".join(f"{x.split('/')[1]:>11}" for x in columns))
+    titles = [x.partition("/")[2] for x in columns]
+    lines = ["Pairs held out: " + ", ".join(f"{name} {x:.3g}" for name, x in quality.items())]
+    lines.append(f"\n{'model':20}" + "".join(f"{x:>11}" for x in titles))
     for name, row in results.items():
-        cells = [f"{row[x]:.2f}" if x in row else "-" for x in columns]
-        print(f"{name:20}" + "".join(f"{cell:>11}" for cell in cells))
-    print("\nReviews of the SFT model have a mean gold of 0 and a std of 1.")
-    for name, lines in texts.items():
-        print(f"\n{name}:\n- " + "\n- ".join(lines))
-    print(f"\nLogs and results: {args.run_dir}")
+        cells = [f"{row[x]:.3g}" if x in row else "-" for x in columns]
+        lines.append(f"{name:20}" + "".join(f"{x:>11}" for x in cells))
+    lines.append("\nReviews of the SFT model have a mean gold of 0 and a std of 1.")
+    for name, examples in texts.items():
+        lines.append(f"\n{name}:\n- " + "\n- ".join(examples))
+    lines.append(f"\nLogs and results: {args.run_dir}")
+    say("\n".join(lines))
 
 
 # === Runs, logs, `main` ===
@@ -979,33 +1092,76 @@ def stage_generator(args: Args, purpose: str) -> Generator:
     return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
 
 
-def save_policy(path: Path, agent: Agent, updates: list[dict[str, float]]) -> None:
+def save_policy(path: Path, agent: Agent, updates: list[Metrics]) -> None:
     """Save weights, which load without a GPU too, and metrics."""
     weights = {name: x.cpu() for name, x in agent.state_dict().items()}
-    torch.save({"agent": weights, "updates": updates}, buffer := io.BytesIO())
+    buffer = io.BytesIO()
+    torch.save({"agent": weights, "updates": updates}, buffer)
     path.write_bytes(buffer.getbuffer())  # says that a disk is full, unlike torch.save
 
 
+def finite(x: Any) -> Any:
+    """The same with None in place of NaN and infinity, which JSON does not have."""
+    if isinstance(x, dict):
+        return {name: finite(value) for name, value in x.items()}
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
 # Copied from ppo_continuous_action.py
-def means(rows: list[Tensors]) -> dict[str, float]:
-    """Mean of each metric over the minibatches of all rows."""
-    return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
-
-
-def write(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> dict[str, float]:
-    """Write the metrics of a step to TensorBoard and return them; stop if one is not finite."""
-    metrics = {name: float(x) for name, x in metrics.items()}
-    if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
-        raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
+def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
+    """Write the metrics of an iteration, which ended at `step`, to TensorBoard."""
     for name, value in metrics.items():
         writer.add_scalar(name, value, step)
-    return metrics
+
+
+# Copied from ppo_continuous_action.py
+def check_type(field: dataclasses.Field, value: Any) -> None:
+    """Refuse a setting that is not of its default's type; an integer will do for a float."""
+    flag = f"--{field.name.replace('_', '-')} ({value!r})"
+    kind = type(field.default)
+    if field.default is None or type(value) is kind or (kind is float and type(value) is int):
+        choices = get_args(field.type) if get_origin(field.type) is Literal else [value]
+        if value not in choices:
+            raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
+    else:
+        raise UsageError(f"{flag} must be of type {kind.__name__}.")
+
+
+def check_metrics(metrics: Metrics, step: int) -> None:
+    """End a run that has diverged."""
+    bad = ", ".join(name for name, x in metrics.items() if not math.isfinite(x))
+    if bad:
+        raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
+
+
+def say(text: str) -> None:
+    """Print, above progress bars. A run goes on if its reader has ended, as `| head` does."""
+    try:
+        tqdm.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+
+
+def command_line() -> list[str]:
+    """The flags that the user has given: none in a notebook, whose kernel has its own."""
+    return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+
+
+def stop_on_signals() -> None:
+    """Let SIGTERM (a cluster, `docker stop`) and SIGHUP (a closed terminal) act like Ctrl-C."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
+            signal.signal(number, signal.default_int_handler)
 
 
 def main() -> None:
     """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
+    stop_on_signals()
     try:
-        train(tyro.cli(Args))
+        train(tyro.cli(Args, args=command_line()))
     except KeyboardInterrupt:
         sys.exit("Interrupted. Nothing can be resumed, but a whole run takes only minutes.")
     except UsageError as error:

@@ -395,9 +395,10 @@ class DPO(GRPO):
     }
 
     def finish(self, folder: Path) -> SimpleNamespace:
-        """What judges here is the reference, and pairs."""
+        """What judges here is the reference, and all pairs."""
         found = super().finish(folder)
-        found.judges = found.reference, found.preferences[:3]
+        parts = found.preferences.learned, found.preferences.held_out
+        found.judges = found.reference, self.module.Pairs(*map(torch.cat, zip(*parts)))
         return found
 
     def learn(self, judges: tuple, **changes: Any) -> tuple[nn.Module, list[dict[str, float]]]:

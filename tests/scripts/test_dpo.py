@@ -30,10 +30,11 @@ def test_d2_d3_log_probability_of_a_response_is_the_sum_over_its_tokens_in_one_p
     finished, monkeypatch
 ):
     reference = finished.reference
-    prompts, chosen, rejected = (x[:4] for x in finished.preferences[:3])
+    pairs = dpo.Pairs(*(x[:4] for x in finished.preferences.learned))
+    prompts, chosen, rejected = pairs
     with monkeypatch.context() as patch:
         passes = record(patch, dpo.Agent, "get_logprobs")
-        found = dpo.pair_logprobs(reference, prompts, chosen, rejected)
+        found = dpo.pair_logprobs(reference, pairs)
     assert len(passes) == 1 and found.shape == (8,) and (chosen == PAD).any()
     for i, response in enumerate([*chosen, *rejected]):
         logprobs = reference.get_logprobs(prompts[i % 4][None], response[None])[0]
@@ -56,12 +57,12 @@ def test_d1_d6_d7_d8_training_starts_at_the_reference_and_logs_both_log_probabil
     after = agent.policy.state_dict()
     for name, x in reference.policy.state_dict().items():
         assert torch.equal(x, before[name]) and not torch.equal(x, after[name])
-    batches = [call[1:4] for call in calls[::2]]
+    batches = [pairs for _, pairs, _ in calls[::2]]
     seen = torch.cat([torch.cat(batch, dim=1) for batch in batches]).tolist()
     texts = torch.cat(pairs, dim=1).tolist()
     assert sorted(seen[:70]) == sorted(seen[70:]) == sorted(texts)  # two passes over 70 pairs
     assert seen[:70] not in (seen[70:], texts)
-    chosen, rejected = dpo.pair_logprobs(reference, *batches[0]).chunk(2)
+    chosen, rejected = dpo.pair_logprobs(reference, batches[0]).chunk(2)
     nll = -(chosen / (batches[0][1] != PAD).sum(1)).mean().item()
     expected = {
         "losses/preference_loss": np.log(2),  # policy and reference are still the same
@@ -78,8 +79,8 @@ def test_pairs_that_are_held_out_are_evaluated_and_not_learned_from(finished):
     metrics, updates = finished.run["results"]["sft"], finished.run["updates"]["dpo"]
     assert len(updates) == 2 * 4  # 60 of 70 pairs
     assert updates[0]["losses/preference_loss"] == pytest.approx(np.log(2))  # the reference's
-    held_out = [x[60:] for x in finished.preferences[:3]]
-    chosen, rejected = dpo.pair_logprobs(finished.reference, *held_out).chunk(2)
+    held_out = finished.preferences.held_out
+    chosen, rejected = dpo.pair_logprobs(finished.reference, held_out).chunk(2)
     means = [metrics[f"logprobs/{name}"] for name in ("chosen", "rejected")]
     assert means == pytest.approx([chosen.mean().item(), rejected.mean().item()])
     for name, row in [*finished.run["results"].items()][1:]:  # each by its own beta

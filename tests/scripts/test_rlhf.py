@@ -95,11 +95,14 @@ def test_labeller_chooses_as_bradley_terry_says(judges, monkeypatch, difference)
     sampled = record(monkeypatch, rlhf, "sample_truncated")
     monkeypatch.setattr(rlhf.Task, "gold", lambda self, prompts, x: difference * (x[:, 0] - 0.5))
     found = rlhf.make_preferences(small_args(num_pairs=20_000), judges.reference, judges.task)
+    learned, held_out = found[:2]
+    assert (len(learned.prompts), len(held_out.prompts)) == (17_143, 2857)  # 6 in 7, 1 in 7
+    prompts, chosen, rejected = map(torch.cat, zip(learned, held_out))
     expected = 1 / (1 + math.exp(-difference / rlhf.LABEL_NOISE))
-    share = found.chosen.float().mean().item()
+    share = chosen.float().mean().item()
     assert share == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 20_000))
-    assert torch.equal(found.chosen + found.rejected, torch.ones(20_000, 1).long())
-    assert all(torch.equal(call[2], found.prompts) for call in sampled[:2])
+    assert torch.equal(chosen + rejected, torch.ones(20_000, 1).long())
+    assert all(torch.equal(call[2], prompts) for call in sampled[:2])
 
 
 # --- R1 to R13: models and sampling ---
@@ -210,7 +213,7 @@ def test_sft_steps_along_the_clipped_gradient_for_each_next_token(model, monkeyp
     logprobs = model.logits(model(tokens[:, :5])[0]).log_softmax(-1)
     expected = -logprobs.gather(2, tokens[:, 1:, None]).mean().item()
     steps = record_steps(monkeypatch, torch.optim.AdamW)
-    logged = record(monkeypatch, rlhf, "write")
+    logged = record(monkeypatch, rlhf, "log")
     args = small_args(sft_steps=60, sft_batch_size=3, sft_learning_rate=1e-3)
     task = rlhf.toy_task(args)._replace(documents=rlhf.pad_rows(tokens.tolist(), 9))
     rlhf.train_sft(args, model, task)
@@ -245,7 +248,7 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
     before = copy.deepcopy(sft.state_dict())
     steps = record_steps(monkeypatch, torch.optim.AdamW)
     calls = record(monkeypatch, rlhf.RewardModel, "score")
-    logged = record(monkeypatch, rlhf, "write")
+    logged = record(monkeypatch, rlhf, "log")
     torch.manual_seed(1)
     model = rlhf.RewardModel(sft)
     quality = rlhf.train_reward_model(small_args(), model, preferences)
@@ -259,14 +262,16 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
     loss = (1 + (bad - good).exp()).log().mean().item()
     assert logged[0][2]["losses/loss"] == pytest.approx(loss, rel=1e-5)
     seen = [torch.cat(call[:2], 1).chunk(2) for call in learned]
-    for which, answers in enumerate((preferences.chosen, preferences.rejected)):
-        texts = torch.cat([preferences.prompts, answers], 1)[:60].tolist()
+    pairs, held_out = preferences.learned, preferences.held_out
+    for which, answers in enumerate((pairs.chosen, pairs.rejected)):
+        texts = torch.cat([pairs.prompts, answers], 1).tolist()
         order = torch.cat([minibatch[which] for minibatch in seen]).tolist()
         assert sorted(order[:60]) == sorted(order[60:]) == sorted(texts)
         assert order[:60] != order[60:] and order[:60] != texts
     assert all(torch.equal(x, before[name]) for name, x in sft.state_dict().items())
 
-    good, bad = (rlhf.score_texts(model, preferences[0][60:], x[60:]) for x in preferences[1:3])
+    texts = held_out.chosen, held_out.rejected
+    good, bad = (rlhf.score_texts(model, held_out.prompts, x) for x in texts)
     assert same_weights(model, finished.judges.reward_model) and quality == finished.run["quality"]
     assert quality["accuracy"] == pytest.approx((good > bad).float().mean().item())
     scores = rlhf.score_texts(model, preferences.sample_prompts, preferences.samples)

@@ -8,8 +8,11 @@ import dataclasses
 import io
 import json
 import math
+import os
 import re
 import shutil
+import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +20,18 @@ import pytest
 import torch
 import wandb
 from adapters import SCRIPTS, on
-from helpers import curves, flags, louder, record, record_steps
+from helpers import curves, flags, louder, record, record_steps, same_weights, seeded
 from torch import nn
 
 
 @on("grpo", "dpo")
 def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, finished_runs):
     ppo = finished_runs("rlhf")
-    pairs = [(x.reference.policy.parameters(), x.preferences) for x in (finished, ppo)]
-    for found, expected in zip(*pairs, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    texts, policy = [x[:8] for x in finished.preferences[:2]], finished.reference.policy
+    policy, learned = finished.reference.policy, finished.preferences.learned
+    assert same_weights(policy, ppo.reference.policy)
+    tensors = [[*x.learned, *x.held_out, *x[2:]] for x in (finished.preferences, ppo.preferences)]
+    assert all(torch.equal(a, b) for a, b in zip(*tensors, strict=True)) and len(tensors[0]) == 9
+    texts = learned.prompts[:8], learned.chosen[:8]
     both = (x.logprobs(x.module.Agent(policy, 0.7), *texts) for x in (script, SCRIPTS["rlhf"]))
     assert torch.equal(*both)
     results = [x.run["results"]["sft"] for x in (finished, ppo)]
@@ -169,7 +173,7 @@ def test_a_command_makes_the_run_of_its_settings_and_leaves_what_happened(
     assert abs(kl[0]) < 1e-5 < min(kl[1:]) and len(set(kl)) == len(kl)
     for (name, form), (args, *_, updates) in zip(script.forms.items(), trained, strict=True):
         row = results[name]
-        assert re.search(rf"\n{name} +{row['objective/gold']:.2f} ", printed)
+        assert re.search(rf"\n{name} +{row['objective/gold']:.3g} ", printed)
         assert {x: getattr(args, x) for x in form} == form == {x: row[x] for x in form}
         assert row["method"] == script.method and {"objective/gold", "text/unique"} <= row.keys()
         assert row.get("objective/kl_coef") == updates[-1].get("objective/kl_coef")
@@ -185,32 +189,42 @@ def test_a_command_makes_the_run_of_its_settings_and_leaves_what_happened(
 
 BAD = {
     "language": [
-        ("--num-pairs 5", "--num-pairs (5) must be at least 14."),
-        ("--sft-steps 0", "--sft-steps (0) must be positive."),
-        ("--lr -1", "--learning-rate (-1.0) must be positive or 0."),
-        ("--seed -1", "--seed (-1) must be positive or 0."),
-        (f"--seed {2**64}", "must be less than 2**63."),
+        ("--num-pairs 5", "--num-pairs (5) must be from 14 to inf."),
+        ("--sft-steps 0", "--sft-steps (0) must be from 1 to inf."),
+        ("--lr -1", "--learning-rate (-1.0) must be from 0 to 1000000000.0."),
+        ("--lr inf", "--learning-rate (inf) must be from 0"),
+        ("--temperature 0", "--temperature (0.0) must be from 1e-09"),
+        ("--seed -1", "--seed (-1) must be from 0"),
+        (f"--seed {2**64}", f"must be from 0 to {2**63 - 1}."),
         ("--run-name run", "runs/run: File exists: change --run-name."),
         ("--run-name a/../b", "--run-name (a/../b) must be a name, not a path."),
     ],
     "rewards": [
         ("--num-minibatches 3", "divide --batch-size"),
-        ("--batch-size 0", "--batch-size (0) must be positive."),
-        ("--lr nan", "--learning-rate (nan) must be positive or 0."),
+        ("--batch-size 0", "--batch-size (0) must be from 1"),
+        ("--lr nan", "--learning-rate (nan) must be from 0"),
+        ("--clip-coef nan", "--clip-coef (nan) must be from 0 to inf."),
+        ("--kl-coef inf", "--kl-coef (inf) must be from 0"),
+        ("--target-kl 0", "--target-kl (0.0) must be from 1e-09"),
+        ("--missing-eos-score nan", "--missing-eos-score (nan) must be from -1"),
         ("--kl-coef 0", "--kl-coef > 0, --kl-horizon > --batch-size"),
         ("--kl-horizon 20", "--kl-coef > 0, --kl-horizon > --batch-size"),
     ],
     "rlhf": [
-        ("--gamma 1.5", "--gamma (1.5) must be at most 1."),
-        ("--gae-lambda 1.5", "--gae-lambda (1.5) must be at most 1."),
+        ("--gamma 1.5", "--gamma (1.5) must be from 0 to 1."),
+        ("--gae-lambda 1.5", "--gae-lambda (1.5) must be from 0 to 1."),
         ("--kl-mode none --compare --kl-horizon 20", "--kl-coef > 0, --kl-horizon > --batch-size"),
         ("--track", "No API key. (or WANDB_MODE=offline)"),
     ],
     "grpo": [
         ("--group-size 3", "--num-minibatches and --group-size must both divide"),
-        ("--group-size 1", "--group-size must be at least 2."),
+        ("--group-size 1", "--group-size (1) must be from 2"),
     ],
-    "dpo": [("--beta 0", "--beta (0.0) must be positive.")],
+    "dpo": [
+        ("--beta 0", "--beta (0.0) must be from 1e-09"),
+        ("--beta inf", "--beta (inf) must be from 1e-09"),
+        ("--nll-coef -1", "--nll-coef (-1.0) must be from 0"),
+    ],
 }
 
 
@@ -236,22 +250,131 @@ def test_bad_input_is_a_sentence_and_code_2_and_so_is_ctrl_c(script, finished, c
     assert code.startswith("Interrupted. ") and code.endswith("takes only minutes.")
 
 
+@on("rlhf")
+def test_a_cluster_that_ends_a_run_does_what_ctrl_c_does_but_nohup_protects(
+    script, cli, monkeypatch
+):
+    before = signal.getsignal(signal.SIGHUP)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+        monkeypatch.setattr(script.module, "train_sft", lambda *_, x=number: signal.raise_signal(x))
+        assert cli("--sft-documents 50")[0].startswith("Interrupted. ")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    script.module.stop_on_signals()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    signal.signal(signal.SIGHUP, before)
+
+
+WRONG_TYPES = [
+    ({"learning_rate": "1e-4"}, "--learning-rate ('1e-4') must be of type float."),
+    ({"seed": "1"}, "--seed ('1') must be of type int."),
+    ({"num_pairs": 700.0}, "--num-pairs (700.0) must be of type int."),
+    ({"sft_steps": True}, "--sft-steps (True) must be of type int."),
+    ({"compare": "False"}, "--compare ('False') must be of type bool."),
+    ({"device": "tpu"}, "--device ('tpu') must be one of auto, cpu, cuda."),
+    ({"run_name": 5}, "--run-name (5) must be a name, not a path."),
+]
+
+
 @on("language")
-def test_a_run_has_a_name_in_a_notebook_too_and_threads_are_as_before(script, monkeypatch):
+def test_settings_from_python_have_the_type_of_their_default(script):
+    """And may be those of a class with more of them."""
+    for settings, sentence in WRONG_TYPES:
+        with pytest.raises(script.module.UsageError, match=re.escape(sentence)):
+            script.module.Args(**settings)
+
+    @dataclasses.dataclass(frozen=True)
+    class Own(script.module.Args):
+        shift: float = -1.5
+        file: Path = Path("x")
+
+    with pytest.raises(script.module.UsageError, match="--shift"):
+        Own(shift="1")
+    Path("runs/own").mkdir(parents=True)
+    script.module.report(Own(learning_rate=1, run_name="own"), {}, {}, {})
+    saved = json.loads(Path("runs/own/results.json").read_text())["args"]
+    assert (saved["shift"], saved["file"], saved["learning_rate"]) == (-1.5, "x", 1)
+
+
+@on("language")
+def test_a_run_has_a_name_in_a_notebook_too_and_what_the_caller_has_set_does_not_matter(
+    script, monkeypatch
+):
+    """Threads, the type of floats, gradients; all that is as before, afterwards."""
     seen = []
 
+    def state():
+        inference = torch.is_inference_mode_enabled()
+        return (
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            inference,
+        )
+
     def interrupted(args, *_):
-        seen.append((torch.get_num_threads(), args.run_name.rpartition("__")[0]))
+        seen.append((args.run_name.rpartition("__")[0], *state()))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(script.module, "train_sft", interrupted)
     torch.set_num_threads(2)
-    for _ in ("script", "notebook"):
-        with pytest.raises(KeyboardInterrupt):
-            script.module.train(script.args(run_name=None, seed=5))
-        monkeypatch.delattr(script.module, "__file__", raising=False)
-    assert seen == [(1, f"{script.path.stem}__5"), (1, "notebook__5")]
-    assert torch.get_num_threads() == 2
+    torch.set_default_dtype(torch.float64)
+    try:
+        for mode in (torch.no_grad(), torch.inference_mode()):
+            with mode, pytest.raises(KeyboardInterrupt):
+                script.module.train(script.args(run_name=None, seed=5))
+            monkeypatch.delattr(script.module, "__file__", raising=False)
+        assert state() == (2, torch.float64, True, False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    names = f"{script.path.stem}__5", "notebook__5"
+    assert seen == [(name, 1, torch.float32, True, False) for name in names]
+
+
+@on("rlhf")
+def test_a_notebook_runs_with_the_default_settings(script, monkeypatch):
+    """The command line there is the kernel's, not the user's."""
+    given = []
+    monkeypatch.setattr(script.module, "train", given.append)
+    monkeypatch.setattr("sys.argv", ["python/ipykernel_launcher.py", "-f", "/tmp/kernel-1.json"])
+    script.module.main()
+    monkeypatch.setattr("sys.argv", ["ppo_rlhf_toy.py", "--seed", "3"])
+    script.module.main()
+    assert given == [script.module.Args(), script.module.Args(seed=3)]
+
+
+@on("rlhf")
+def test_a_run_outlives_the_reader_of_its_output(script, monkeypatch):
+    """What is still in the buffer is lost without an error, too."""
+    reader, writer = os.pipe()
+    with open(writer, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        script.module.say("one")
+        assert os.read(reader, 100) == b"one\n"
+        os.close(reader)
+        for _ in range(3):
+            script.module.say("two" * 10_000)
+
+
+@on("language")
+def test_models_that_have_learned_drop_nothing_out(script, finished, monkeypatch):
+    """If a copy of the script adds dropout: no sample, score or ratio may depend on it."""
+    module, modes = script.module, []
+    args, task = script.args(), module.toy_task(script.args())
+    model = module.TinyGPT(len(task.vocabulary), task.documents.shape[1])
+    model.final_norm = nn.Sequential(model.final_norm, nn.Dropout(0.5))
+    model.final_norm.register_forward_hook(lambda x, *_: modes.append(x.training))
+    Path(args.run_dir).mkdir(parents=True)
+    module.train_sft(args, model, task)
+    assert modes == [True] * args.sft_steps
+    agent, prompts = module.Agent(model, 1.0), task.prompts[:4]
+    samples = {str(agent.sample_responses(prompts, 5, seeded(0))) for _ in range(5)}
+    assert len(samples) == 1
+    if "rewards" in script.features:
+        reward_model = module.RewardModel(model)
+        modes.clear()
+        module.train_reward_model(args, reward_model, finished.preferences)
+        assert modes == [False, *[True] * 4, *[False] * 4]
 
 
 @on("language")
@@ -270,14 +393,17 @@ def test_a_full_disk_and_other_errors_of_the_system_keep_their_traceback(
 def test_results_are_saved_before_anything_is_printed_and_print_in_any_encoding(
     script, finished, monkeypatch
 ):
-    results = finished.run["results"]
+    results = {**finished.run["results"], "broken": {"objective/gold": math.nan}}
     saved = json.loads((finished.folder / "results.json").read_text())
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", out)
     Path("runs/new").mkdir(parents=True)
     args = script.args(run_name="new")
     script.module.report(args, saved["quality"], results, saved["texts"])
-    assert json.loads(Path("runs/new/results.json").read_text())["results"] == results
+    content = Path("runs/new/results.json").read_text()
+    assert "NaN" not in content
+    broken = {"broken": {"objective/gold": None}}
+    assert json.loads(content)["results"] == finished.run["results"] | broken
     Path("runs/new/results.json").unlink()
     out.detach()  # nothing can be printed
     with pytest.raises(ValueError, match="detached"):

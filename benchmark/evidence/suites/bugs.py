@@ -62,7 +62,7 @@ RLHF_BUGS = {
     "kl-sign": ("KL penalty with the wrong sign", "", ("rewards = -kl_coef * kl", "rewards = kl_coef * kl")),
     "first-word": ("reward at the first token", "", ("scores[:, None] * last", "scores[:, None] * (mask.cumsum(1) == 1)")),
     "padding": ("padding not masked", "", ("mask = responses != PAD", "mask = torch.ones_like(responses, dtype=torch.bool)")),
-    "own-reference": ("reference model trained along", "", ("agents[name] = agent = copy.deepcopy(judges.reference)", "agents[name] = agent = judges.reference")),
+    "own-reference": ("reference model trained along", "", ("agent = copy.deepcopy(judges.reference)", "agent = judges.reference")),
     "temperature": ("log-probabilities without the temperature", WARM, ("self.policy.logits(hidden[:, before]) / self.temperature", "self.policy.logits(hidden[:, before])")),
 }
 # Evaluation with statistics of observations that no training has made. Its runs are closed.
