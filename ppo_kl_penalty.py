@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0", "numpy==2.4.6",
-#   "tensorboard==2.21.0", "threadpoolctl==3.8.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17",
-#   "wandb==0.31.0"]
+# dependencies = ["filelock==4.3.1", "gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0",
+#   "numpy==2.4.6", "tensorboard==2.21.0", "threadpoolctl==3.8.0", "torch==2.13.0",
+#   "tqdm==4.70.1", "tyro==1.0.17", "wandb==0.31.0"]
 # ///
 """Proximal policy optimization (PPO) with a KL penalty instead of clipping, in one file.
 
@@ -37,14 +37,17 @@ import math
 import os
 import re
 import sys
+import threading
 import time
 import warnings
 import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
+import filelock
 import gymnasium as gym
 import numpy as np
 import threadpoolctl
@@ -61,8 +64,20 @@ HIDDEN = 64  # units in each hidden layer
 KL_COEF_MIN, KL_COEF_MAX = 2.0**-20, 2.0**20  # below, beta has no effect; above, nothing else has
 STEPS_PER_CALL = 1  # as in the runs of our tables; 4 is faster, but rounds differently
 SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, it has no file
+LOCK = threading.RLock()  # for what the threads of a process share, such as random numbers
 Tensors = dict[str, Tensor]
+Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
+EnvFactory = Callable[[], gym.Env]
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
+LIMITS = {  # the least and the largest value of settings
+    "num_envs num_steps num_minibatches update_epochs checkpoint_interval": (1, math.inf),
+    "learning_rate adam_eps clip_obs clip_reward vf_coef max_grad_norm": (0, math.inf),
+    "penalty_kl value_clip_coef": (0, math.inf),
+    "kl_coef": (0, KL_COEF_MAX),
+    "ent_coef": (-math.inf, math.inf),
+    "gamma gae_lambda": (0, 1),
+    "seed": (0, 2**63 - 1),
+}
 
 
 # Copied from ppo_continuous_action.py
@@ -109,24 +124,26 @@ class Args:
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; inf: off]
 
     def __post_init__(self) -> None:
-        vars(self).update(plain(vars(self)))  # refuses what a checkpoint cannot hold
-        counts = "num_envs num_steps num_minibatches update_epochs checkpoint_interval"
-        sizes = "learning_rate adam_eps clip_obs clip_reward value_clip_coef vf_coef max_grad_norm"
-        limits = dict.fromkeys(counts.split(), (1, math.inf))
-        limits |= dict.fromkeys(sizes.split(), (0, math.inf))
-        limits |= {"gamma": (0, 1), "gae_lambda": (0, 1), "seed": (0, 2**63 - 1)}
-        limits |= {"kl_coef": (0, math.inf), "penalty_kl": (0, math.inf)}
-        for name, (low, high) in limits.items():
-            if not low <= (value := getattr(self, name)) <= high:
-                flag = f"--{name.replace('_', '-')} ({value})"
-                raise UsageError(f"{flag} must be from {low} to {high}.")
-        batch, flag = self.num_steps * self.num_envs, "--num-steps * --num-envs"
+        for field in dataclasses.fields(self):
+            # NumPy's numbers become Python's. What a checkpoint cannot hold is refused.
+            value = plain(getattr(self, field.name), field.name)
+            object.__setattr__(self, field.name, value)  # the class is frozen
+            check_type(field, value)
+        for names, (low, high) in LIMITS.items():
+            for name in names.split():
+                value = getattr(self, name)
+                if not low <= value <= high:  # or if it is NaN
+                    flag = f"--{name.replace('_', '-')} ({value})"
+                    raise UsageError(f"{flag} must be from {low} to {high}.")
+        batch = self.num_steps * self.num_envs
+        flag = "--num-steps * --num-envs"
         if batch % self.num_minibatches or batch == self.num_minibatches:
             raise UsageError(f"{flag} ({batch}) must be 2, 3, 4... times --num-minibatches.")
         if not batch <= self.total_timesteps < math.inf:
             raise UsageError(f"--total-timesteps must be finite, and at least {flag} ({batch}).")
-        if self.run_name and (self.run_name == ".." or Path(self.run_name).name != self.run_name):
-            raise UsageError(f"--run-name ({self.run_name}) must be a name, not a path.")
+        name = self.run_name
+        if name is not None and (name == ".." or Path(f"{name}").name != name):
+            raise UsageError(f"--run-name ({name}) must be a name, not a path.")
 
 
 # === Agent ===
@@ -150,15 +167,17 @@ class Agent(nn.Module):
         super().__init__()
 
         def hidden() -> list[nn.Module]:
-            first, second = (linear(x, HIDDEN, gain=2**0.5) for x in (obs_size, HIDDEN))
+            first = linear(obs_size, HIDDEN, gain=2**0.5)
+            second = linear(HIDDEN, HIDDEN, gain=2**0.5)
             return [first, nn.Tanh(), second, nn.Tanh()]
 
         # Detail 13/37: shared or separate networks [common/policies.py L156-166]
         # If layers are shared, both losses train them and compete. vf_coef then sets the balance.
         # Detail 26/37: separate networks [ppo2/defaults.py L12]
         # Sharing helps with images, whose features are costly to learn, but little with vectors.
-        value, policy = hidden(), hidden()
-        self.value = nn.Sequential(*value, linear(HIDDEN, 1, gain=1.0), nn.Flatten(-2))  # (...)
+        value, policy = hidden(), hidden()  # both before their last layers: so weights are drawn
+        squeeze = nn.Flatten(-2)  # from (..., N, 1) to (..., N)
+        self.value = nn.Sequential(*value, linear(HIDDEN, 1, gain=1.0), squeeze)
         self.policy = nn.Sequential(*policy, linear(HIDDEN, action_size, gain=0.01))  # (..., A)
         # Detail 24/37: state-independent log std [distributions.py L104-105]
         # Each action component has one log std, the same in all states. It starts at 0.
@@ -173,7 +192,8 @@ class Agent(nn.Module):
         dist = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
         # Detail 25/37: independent action components [common/distributions.py L238-246]
         # The probability of an action is the product over its components, so the logs add up.
-        logprobs, entropies = dist.log_prob(actions).sum(-1), dist.entropy().sum(-1)
+        logprobs = dist.log_prob(actions).sum(-1)
+        entropies = dist.entropy().sum(-1)
         return self.value(obs), logprobs, entropies, mean
 
 
@@ -183,9 +203,10 @@ def actor(agent: Agent) -> Callable[..., np.ndarray]:
 
     Returns `act(obs, noise)`: actions (N, A) from normalized obs (N, D) and standard normal noise
     (N, A); noise 0 gives the most likely ones. If you change the distribution, change it here, in
-    `Agent.evaluate_actions` and at `actor_logprobs`: "check/acting" shows whether they agree.
+    `actor_logprobs` and in `Agent.evaluate_actions`: "check/acting" shows whether they agree.
     """
-    layers, std = [in_numpy(x) for x in agent.policy], agent.log_std.exp().numpy(force=True)
+    layers = [in_numpy(x) for x in agent.policy]
+    std = agent.log_std.exp().numpy(force=True)
 
     def act(obs: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
         mean = obs
@@ -198,32 +219,43 @@ def actor(agent: Agent) -> Callable[..., np.ndarray]:
     return act
 
 
+# Copied from ppo_continuous_action.py
+def actor_logprobs(agent: Agent, noise: Tensor) -> Tensor:
+    """Log-probabilities (...) of the actions that `actor` makes of `noise` (..., A)."""
+    return (Normal(0, 1).log_prob(noise) - agent.log_std).sum(-1)
+
+
 # === The math ===
 
 
 # Copied from ppo_continuous_action.py
-def normalize_obs(obs: np.ndarray, stats: "RunningMeanStd", args: Args) -> np.ndarray:
+def normalize_obs(obs: np.ndarray, stats: "RunningMeanStd", clip: float) -> np.ndarray:
     """Standardize observations (N, D) with the running statistics, without updating them."""
-    if not args.norm_obs:
-        return obs
     # Detail 28/37: observation normalization (norm_obs) [common/vec_env/vec_normalize.py L36-42]
     # Speeds and forces have different units. Networks learn best from inputs with mean 0 and std 1.
     obs = (obs - stats.mean) / np.sqrt(stats.var + 1e-8)
     # Detail 29/37: observation clipping (norm_obs, clip_obs) [common/vec_env/vec_normalize.py L39]
     # An outlier, or an input that has hardly varied so far, would otherwise drown out the rest.
-    return np.minimum(np.maximum(obs, -args.clip_obs), args.clip_obs)  # faster than np.clip
+    return np.minimum(np.maximum(obs, -clip), clip)  # faster than np.clip
 
 
 # Copied from ppo_continuous_action.py
-def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args: Args) -> Tensor:
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    done: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
     """Generalized advantage estimation (Schulman et al. 2016, equations 11-16), all (T, N).
 
     `next_values` is what the rest of the episode is worth after each step. `done` is 1 where the
     episode ended with that step, for any reason.
     """
     # At first, temporal-difference (TD) errors: how much better each step went than predicted.
-    advantages = (rewards + args.gamma * next_values - values).numpy(force=True)
-    decay = (args.gamma * args.gae_lambda * (1 - done)).numpy(force=True)  # NumPy loops faster
+    advantages = (rewards + gamma * next_values - values).numpy(force=True)
+    decay = (gamma * gae_lambda * (1 - done)).numpy(force=True)  # NumPy loops faster
     for t in reversed(range(len(advantages) - 1)):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
         # Later TD errors count less. A higher lambda means less bias and more variance.
@@ -288,17 +320,30 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
     return 0.5 * errors.mean()
 
 
-def ppo_loss(agent: Agent, minibatch: list[Tensor], args: Args) -> tuple[Tensor, Tensors]:
+class Batch(NamedTuple):
+    """What an update learns from: T steps of N environments, then T*N or B samples in a row."""
+
+    obs: Tensor  # (T, N, D), normalized
+    actions: Tensor  # (T, N, A), not clipped
+    logprobs: Tensor  # (T, N), of the policy that acted, as are all below
+    values: Tensor  # (T, N)
+    advantages: Tensor  # (T, N)
+    returns: Tensor  # (T, N), targets for the values
+    mean: Tensor  # (T, N, A)
+    log_std: Tensor  # (T, N, A)
+
+
+def ppo_loss(agent: Agent, minibatch: Batch, args: Args) -> tuple[Tensor, Tensors]:
     """Overall loss (paper, equation 9 with 8, negated for descent), and debug variables."""
-    obs, actions, old_logprobs, old_values, advantages, returns, *old = minibatch  # (B, ...)
-    values, logprobs, entropies, mean = agent.evaluate_actions(obs, actions)
-    logratio = logprobs - old_logprobs
-    kl = gaussian_kl(*old, mean, agent.log_std)
+    values, logprobs, entropies, mean = agent.evaluate_actions(minibatch.obs, minibatch.actions)
+    logratio = logprobs - minibatch.logprobs
+    kl = gaussian_kl(minibatch.mean, minibatch.log_std, mean, agent.log_std)
     # Detail 7/37: advantage normalization (norm_adv) [ppo2/model.py L136-139]
     # The step then depends on which actions were better, not on the scale of rewards.
+    advantages = minibatch.advantages
     advantages = normalize(advantages) if args.norm_adv else advantages
     pg_loss = penalized_policy_loss(logratio, advantages, kl, args.kl_coef)
-    v_loss = clipped_value_loss(values, old_values, returns, args.value_clip_coef)
+    v_loss = clipped_value_loss(values, minibatch.values, minibatch.returns, args.value_clip_coef)
     # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
     # The entropy bonus rewards randomness, so that the policy does not narrow too early.
     loss = pg_loss - args.ent_coef * entropies.mean() + args.vf_coef * v_loss
@@ -317,7 +362,7 @@ def ppo_loss(agent: Agent, minibatch: list[Tensor], args: Args) -> tuple[Tensor,
 
 
 # Copied from ppo_continuous_action.py
-def ppo_update(agent: Agent, adam: Tensors, batch: list, indices: Tensor, args: Args) -> Tensors:
+def ppo_update(agent: Agent, adam: Tensors, batch: Batch, indices: Tensor, args: Args) -> Tensors:
     """Take an Adam step, in place, for each row of `indices` (M, B), which picks a minibatch.
 
     Adam is written out so that several steps compile into one graph, which makes updates six times
@@ -326,13 +371,16 @@ def ppo_update(agent: Agent, adam: Tensors, batch: list, indices: Tensor, args: 
     tensors here. Returns the metrics, with one number per minibatch.
     """
     rows = []
-    for mb in indices:
-        loss, metrics = ppo_loss(agent, [x[mb] for x in batch], args)
+    for chosen in indices:
+        minibatch = Batch(*(x[chosen] for x in batch))
+        loss, metrics = ppo_loss(agent, minibatch, args)
         gradients = torch.autograd.grad(loss, list(agent.parameters()))
         gradient = torch.cat([x.flatten() for x in gradients])
-        metrics["losses/grad_norm"] = norm = gradient.norm()
+        norm = gradient.norm()
+        metrics["losses/grad_norm"] = norm
         # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
         # One odd minibatch cannot throw the policy off, and the gradient keeps its direction.
+        # The factor 1 / norm comes first, as in our recorded runs: a quotient rounds otherwise.
         gradient = gradient * (args.max_grad_norm * (1 / norm)).clamp(max=1.0)
         step = adam["step"].add_(1)
         mean = adam["mean"].lerp_(gradient, 1 - 0.9)
@@ -353,25 +401,33 @@ def ppo_update(agent: Agent, adam: Tensors, batch: list, indices: Tensor, args: 
 # Copied from ppo_continuous_action.py
 def train(
     args: Args | None = None,
-    env_factory: Callable[[], gym.Env] | None = None,
-    update: Callable = ppo_update,
-    resume: str | Path | None = None,
+    env_factory: EnvFactory | None = None,
+    update: Callable[..., Tensors] | None = None,
+    resume: str | Path | Saved | None = None,
+    on_iteration: Callable[[dict[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """Train an agent: `train(args)`, or `train(args, make)` if `make()` returns your environment.
 
-    `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
-    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
-    iteration; `args`; `run_dir`, the folder of logs and checkpoints.
+    `update` takes the place of `ppo_update`. `resume` is the folder of a run to continue; its
+    settings are the default of `args`. Returns `agent`; `episodes`, each {"global_step", "return",
+    "length"}; `updates`, the metrics of each iteration; `args`; `run_dir`, the folder of logs and
+    checkpoints. After each iteration, `on_iteration` gets the same; it may raise to end the run.
     """
-    args = settings_for(resume, args, env_factory) if resume else args or Args()
-    # One thread of NumPy and of PyTorch is enough for networks of this size. Large ones need more.
-    with ExitStack() as resources, threadpoolctl.threadpool_limits(1, user_api="blas"):
-        resources.callback(torch.set_num_threads, torch.get_num_threads())  # as before, at the end
-        torch.set_num_threads(1)
-        return learn(args, env_factory, update, resume, resources)
+    # Gradients are computed even if the caller has switched them off.
+    with OneThread(), torch.inference_mode(False), ExitStack() as resources:
+        saved = load_checkpoint(resume) if resume else {}
+        args = settings_for(saved, args, env_factory)
+        return learn(args, env_factory, update or ppo_update, saved, on_iteration, resources)
 
 
-def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: ExitStack) -> dict:
+def learn(
+    args: Args,
+    env_factory: EnvFactory | None,
+    update: Callable[..., Tensors],
+    saved: Saved,
+    on_iteration: Callable[[dict[str, Any]], object] | None,
+    resources: ExitStack,
+) -> dict[str, Any]:
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device and sizes ---
     # Copied from ppo_continuous_action.py
@@ -380,7 +436,7 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
     device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
     if args.device == "cuda" and device.type == "cpu":
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
-    torch.manual_seed(args.seed)
+    to_tensor = functools.partial(torch.tensor, dtype=torch.float32, device=device)
     batch_size = args.num_steps * args.num_envs
     num_iterations = int(args.total_timesteps // batch_size)
 
@@ -390,52 +446,73 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
     if env_factory:
         args = dataclasses.replace(args, env_id=type(envs[0].unwrapped).__name__)
     low, high = envs[0].action_space.low[None], envs[0].action_space.high[None]
-    sizes = (*envs[0].observation_space.shape, low.size)  # D and A
-    raw_obs, raw_final_obs = np.zeros((2, args.num_envs, sizes[0]))  # now and before a reset
+    obs_size = envs[0].observation_space.shape[0]  # D
+    action_size = low.size  # A
+    sizes = (obs_size, action_size)  # what an agent is made for
+    # There are four kinds of observations. `raw_obs` are what the environments return now, and
+    # `raw_final_obs` the last ones of episodes that have just ended. `obs` and `final_obs` are the
+    # same of a whole rollout, normalized: what the networks see.
+    raw_obs, raw_final_obs = np.zeros((2, args.num_envs, obs_size))
     # The last observation of a rollout is the first of the next one.
-    obs = np.zeros((args.num_steps + 1, *raw_obs.shape), dtype=np.float32)
-    final_obs = np.zeros_like(obs[1:])  # where a time limit ended an episode
-    actions = np.zeros((args.num_steps, args.num_envs, low.size), dtype=np.float32)
+    obs = np.zeros((args.num_steps + 1, args.num_envs, obs_size), dtype=np.float32)
+    final_obs = np.zeros_like(obs[1:])  # only where a time limit ended an episode
+    actions = np.zeros((args.num_steps, args.num_envs, action_size), dtype=np.float32)
     rewards = np.zeros((args.num_steps, args.num_envs))
     terminated, truncated = np.zeros((2, *rewards.shape), dtype=bool)
 
     # --- Agent, optimizer, statistics, episodes, metrics: new, or from the checkpoint ---
     # Copied from ppo_continuous_action.py
-    saved = load_checkpoint(resume, sizes) if resume else {}
-    agent = saved.get("agent", Agent(*sizes)).to(device)
+    check_sizes(saved, sizes)
+    with LOCK:  # all threads draw from the same random numbers of PyTorch
+        torch.manual_seed(args.seed)
+        agent = saved["agent"] if saved else Agent(*sizes)
+    agent.to(device).eval()  # dropout and the like are only switched on for updates
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
-    adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}
-    adam["step"] = torch.zeros((), dtype=torch.float64)
+    adam = {
+        "weights": weights,
+        "mean": torch.zeros_like(weights),
+        "square": torch.zeros_like(weights),
+        "step": torch.zeros((), dtype=torch.float64),
+    }
     adam = {name: x.to(device) for name, x in saved.get("adam", adam).items()}
-    obs_stats = saved.get("obs_stats", RunningMeanStd(np.zeros(sizes[0]), np.ones(sizes[0])))
-    return_stats = saved.get("return_stats", RunningMeanStd(0.0, 1.0))
-    discounted_returns = np.zeros(args.num_envs)
-    episodes, updates = saved.get("episodes", []), saved.get("updates", [])
-    global_step = updates[-1]["global_step"] if updates else 0
     # From here on, the parameters are views of this vector, which must only be changed in place.
     nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
-    update = compiled(update, device) if args.compile else update
-    # Floats in `args` become tensors, which can change without compiling or recording again.
-    floats = [x.name for x in dataclasses.fields(args) if type(x.default) is float]
-    tensors = {x: torch.tensor(float(getattr(args, x)), device=device) for x in floats}
-    annealed = dataclasses.replace(args, **tensors)
+    obs_stats = saved.get("obs_stats", RunningMeanStd(np.zeros(obs_size), np.ones(obs_size)))
+    return_stats = saved.get("return_stats", RunningMeanStd(0.0, 1.0))
+    discounted_returns = np.zeros(args.num_envs)
+    episodes = saved.get("episodes", [])
+    updates = saved.get("updates", [])
+    global_step = updates[-1]["global_step"] if updates else 0
+    finished = global_step // batch_size  # iterations
 
-    def update_epoch(minibatches: Tensor, *batch: Tensor) -> Tensors:
-        steps = minibatches.split(STEPS_PER_CALL)
-        rows = [update(agent, adam, [*batch], x, annealed) for x in steps]
-        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-
-    update_epoch = recorded(update_epoch) if device.type == "cuda" else update_epoch
+    def normalized(raw: np.ndarray) -> np.ndarray:
+        return normalize_obs(raw, obs_stats, args.clip_obs) if args.norm_obs else raw
 
     # --- Beta of the next update ---
     kl_coef = args.kl_coef
     if saved and args.kl_coef == saved["args"].kl_coef:  # otherwise a flag sets a new beta
         kl_coef = saved["kl_coef"]
 
+    # --- The update: compiled, and on a GPU recorded ---
+    # Copied from ppo_continuous_action.py
+    # Floats in `args` become tensors, which can change without compiling or recording again.
+    update_args = SimpleNamespace(**vars(args))
+    for field in dataclasses.fields(args):
+        if type(field.default) is float:
+            setattr(update_args, field.name, to_tensor(getattr(args, field.name)))
+    fast_update = compiled(update, device) if args.compile else update
+
+    def epoch(minibatches: Tensor, *batch: Tensor) -> Tensors:
+        calls = minibatches.split(STEPS_PER_CALL)
+        rows = [fast_update(agent, adam, Batch(*batch), x, update_args) for x in calls]
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+    fast_epoch = recorded(epoch) if device.type == "cuda" else epoch
+
     # --- Start: a resumed run continues its episodes, a new run begins new ones ---
     # Copied from ppo_continuous_action.py
-    run_dir, run_id, writer = open_run(resources, args, resume, saved, global_step)
-    finished = global_step // batch_size  # iterations
+    run_dir, run_id, writer = open_run(resources, args, saved, global_step)
+    result = dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
     if saved and replay(envs, saved, raw_obs):
         discounted_returns = saved["discounted_returns"].numpy()
     else:
@@ -443,14 +520,38 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
         for i, env in enumerate(envs):
             raw_obs[i] = env.begin(rng.integers(2**31).item())
         obs_stats.update(raw_obs)
-    obs[-1] = normalize_obs(raw_obs, obs_stats, args)
+    obs[-1] = normalized(raw_obs)
+
+    # --- What is saved, so that a run can be resumed whenever it is stopped ---
+    def save() -> None:
+        state = {
+            "args": vars(args),
+            "own_env": env_factory is not None,
+            "sizes": sizes,
+            "agent": agent.state_dict(),
+            "adam": adam,
+            "obs_stats": vars(obs_stats),
+            "return_stats": vars(return_stats),
+            "discounted_returns": discounted_returns,
+            "kl_coef": kl_coef,
+            "raw_obs": raw_obs,
+            "running": [(env.seed, np.array(env.actions)) for env in envs],
+            "episodes": episodes,
+            "updates": updates,
+            "run_id": run_id,
+        }
+        save_checkpoint(run_dir, state)
+
+    if not saved:
+        save()
 
     iterations = range(finished + 1, num_iterations + 1)
     progress = tqdm(iterations, initial=finished, total=num_iterations, mininterval=1)
     for iteration in resources.enter_context(progress):
         # --- Collect: T steps in each of the N environments, with fixed weights ---
         # Copied from ppo_continuous_action.py
-        start_time, rng = time.perf_counter(), np.random.default_rng([args.seed, iteration])
+        start_time = time.perf_counter()
+        rng = np.random.default_rng([args.seed, iteration])
         num_before = len(episodes)
         remaining = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         act = actor(agent)
@@ -473,9 +574,9 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
                     raw_obs[i] = env.begin(rng.integers(2**31).item())
             obs_stats.update(raw_obs)
             # Where an episode has ended, this is the first observation of the next one.
-            obs[t + 1] = normalize_obs(raw_obs, obs_stats, args)
+            obs[t + 1] = normalized(raw_obs)
             if truncated[t].any():
-                final_obs[t] = normalize_obs(raw_final_obs, obs_stats, args)
+                final_obs[t] = normalized(raw_final_obs)
 
         # --- Rewards: the ends of episodes, a bonus, scaling ---
         # Copied from ppo_continuous_action.py
@@ -498,40 +599,46 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
 
         # --- Advantages: the rollout as tensors (T, N, ...), its values, then GAE ---
         with torch.no_grad():
-            t_obs, t_final_obs, t_actions, t_rewards, t_done, t_noise = (
-                torch.tensor(x, dtype=torch.float32, device=device)
-                for x in (obs, final_obs[truncated], actions, rewards, done, noise)
-            )
-            taken = (t_obs[:-1], t_actions)
-            values, logprobs, _, mean = agent.evaluate_actions(*taken)
+            all_obs = to_tensor(obs)  # (T + 1, N, D)
+            batch_obs, batch_actions = all_obs[:-1], to_tensor(actions)
+            values, logprobs, _, mean = agent.evaluate_actions(batch_obs, batch_actions)
             log_std = agent.log_std.expand_as(mean).clone()  # a copy, because the agent's changes
-            actor_logprobs = (Normal(0, 1).log_prob(t_noise) - agent.log_std).sum(-1)  # (T, N)
+            acting_logprobs = actor_logprobs(agent, to_tensor(noise))  # (T, N)
             # The value of the next observation predicts what follows a step. If the episode ended,
             # that observation belongs to the next episode. After a time limit, the value of the
             # final observation replaces it. After a failure, nothing follows.
-            next_values = torch.cat([values[1:], agent.value(t_obs[-1:])])
-            next_values[truncated] = agent.value(t_final_obs)
+            next_values = torch.cat([values[1:], agent.value(all_obs[-1:])])
+            next_values[truncated] = agent.value(to_tensor(final_obs[truncated]))
             next_values[terminated] = 0.0
-            advantages = gae(t_rewards, values, next_values, t_done, args)
+            batch_rewards = to_tensor(rewards)
+            advantages = gae(
+                batch_rewards, values, next_values, to_tensor(done), args.gamma, args.gae_lambda
+            )
             returns = advantages + values  # targets for the values
-        batch = (t_obs[:-1], t_actions, logprobs, values, advantages, returns, mean, log_std)
+        batch = Batch(
+            batch_obs, batch_actions, logprobs, values, advantages, returns, mean, log_std
+        )
 
         # --- Update: K epochs of minibatches ---
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps make progress; small ones at the end average out noise.
         learning_rate = args.learning_rate * (remaining if args.anneal_lr else 1.0)
-        tensors["learning_rate"].fill_(learning_rate)  # other floats can be annealed like this
+        update_args.learning_rate.fill_(learning_rate)  # other floats can be annealed like this
         beta = 0.0 if args.kl_mode == "none" else kl_coef
-        tensors["kl_coef"].fill_(beta)
-        batch = [x.flatten(0, 1) for x in batch]  # (T*N, ...)
+        update_args.kl_coef.fill_(beta)
+        flat_batch = Batch(*(x.flatten(0, 1) for x in batch))  # (T*N, ...)
         mb_metrics: list[Tensors] = []
+        agent.train()
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Many small steps learn more than a large one. Shuffled minibatches are fair samples.
-            mb_metrics.append(update_epoch(order.view(args.num_minibatches, -1), *batch))
+            mb_metrics.append(fast_epoch(order.view(args.num_minibatches, -1), *flat_batch))
+        agent.eval()
+
+        # --- The actions of the rollout under the new weights, and the next beta ---
         with torch.no_grad():
-            _, new_logprobs, _, new_mean = agent.evaluate_actions(*taken)
+            _, new_logprobs, _, new_mean = agent.evaluate_actions(batch.obs, batch.actions)
             kl = gaussian_kl(mean, log_std, new_mean, agent.log_std).mean().item()
         if args.kl_mode == "adaptive":
             # Detail K3: adaptive penalty coefficient (kl_mode, penalty_kl) [paper, section 4]
@@ -540,13 +647,14 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
 
         # --- Log and save ---
         logratio = new_logprobs - logprobs
-        observed = observed_returns([t_rewards, next_values, terminated, done], args.gamma)
+        observed = observed_returns(batch_rewards, next_values, terminated, done, args.gamma)
         bias = (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8)
         metrics = means(mb_metrics) | {
             "losses/explained_variance": 1 - (returns - values).var() / (returns.var() + 1e-8),
+            "check/target_std": returns.std(),  # what explained variance is relative to
             "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
             "check/update": (normalize(logratio) * normalize(advantages)).mean(),  # positive
-            "check/acting": approx_kl(actor_logprobs - logprobs),  # 0 if both policies agree
+            "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if both policies agree
             "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0 before the first step
             "check/kl_after": kl,  # of the whole update, exact
             "charts/learning_rate": learning_rate,
@@ -554,17 +662,17 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
             "charts/SPS": batch_size / (time.perf_counter() - start_time),
         }
         metrics = {name: float(x) for name, x in metrics.items()}
+        check_finite(metrics, global_step)  # before anything is saved
         updates.append({"global_step": global_step, **metrics})
-        log(writer, global_step, metrics, episodes[num_before:], episodes[-100:], progress)
+        log(writer, global_step, metrics | episode_means(episodes[num_before:]))
+        if episodes:
+            mean_return = np.mean([x["return"] for x in episodes[-100:]])
+            progress.set_postfix_str(f"return {short(mean_return)}", refresh=False)
         if iteration in (1, num_iterations) or iteration % args.checkpoint_interval == 0:
-            running = [(env.seed, np.array(env.actions)) for env in envs]
-            state = {"agent": agent.state_dict(), "adam": adam, "sizes": sizes, "running": running}
-            state |= {"obs_stats": vars(obs_stats), "return_stats": vars(return_stats)}
-            state |= {"discounted_returns": discounted_returns, "raw_obs": raw_obs}
-            state |= {"episodes": episodes, "updates": updates, "run_id": run_id}
-            state |= {"kl_coef": kl_coef}
-            save_checkpoint(run_dir, args, state | {"own_env": env_factory is not None})
-    return dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
+            save()
+        if on_iteration:
+            on_iteration(result)
+    return result
 
 
 # === The algorithm ends here ===
@@ -572,21 +680,26 @@ def learn(args: Args, env_factory: Any, update: Any, resume: Any, resources: Exi
 
 
 # Copied from ppo_continuous_action.py
-def make_envs(resources: ExitStack, args: Args, count: int, env_factory=None, **options) -> list:
+def make_envs(
+    resources: ExitStack, args: Args, count: int, env_factory: EnvFactory | None, **options: Any
+) -> list["Recorder"]:
     """Make environments whose observations and actions are vectors of floats."""
     warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")  # papers use -v4
-    if args.env_id.startswith("HalfCheetah"):  # MuJoCo warns of an old word in Gymnasium's model
+    if args.env_id.startswith("HalfCheetah"):
         import mujoco
 
-        show = functools.partial(print, "MuJoCo:", file=sys.stderr)
-        mujoco.set_mju_user_warning(lambda text: "settotalmass" in text or show(text))
-    make, envs = env_factory or functools.partial(gym.make, args.env_id, **options), []
+        mujoco.set_mju_user_warning(show_mujoco_warning)
+    make = env_factory or functools.partial(gym.make, args.env_id, **options)
+    envs = []
     for _ in range(count):
-        if not (callable(make) and isinstance(env := make(), gym.Env)):
+        env = make() if callable(make) else None
+        if not isinstance(env, gym.Env):
             raise UsageError("env_factory must be a function that returns a gymnasium.Env.")
         resources.callback(env.close)
-        # Gymnasium warns if the first observations, reward... are not what they should be.
-        envs.append(env if "PassiveEnvChecker" in str(env) else gym.wrappers.PassiveEnvChecker(env))
+        if env.unwrapped.spec is None:  # `gym.make` has not made it, which adds this checker
+            # It warns if the first observations, reward... are not what they should be.
+            env = gym.wrappers.PassiveEnvChecker(env)
+        envs.append(env)
     if len({id(env.unwrapped) for env in envs}) < count:
         raise UsageError("env_factory must return a new environment each time.")
     actions, obs = envs[0].action_space, envs[0].observation_space
@@ -605,6 +718,13 @@ def make_envs(resources: ExitStack, args: Args, count: int, env_factory=None, **
 
 
 # Copied from ppo_continuous_action.py
+def show_mujoco_warning(text: str) -> None:
+    """Print a warning of MuJoCo, but not that of an old word in Gymnasium's model."""
+    if "settotalmass" not in text:
+        print("MuJoCo:", text, file=sys.stderr)
+
+
+# Copied from ppo_continuous_action.py
 def vector(space: gym.Space, obs: Any) -> np.ndarray:
     """The observation as a vector, both to train and to act."""
     if isinstance(space, gym.spaces.Box):  # `flatten` would round floats in a space of integers
@@ -619,19 +739,23 @@ class Recorder(gym.Wrapper):
     """Records the running episode: seed and actions (for `replay`), return, latest obs and info."""
 
     def begin(self, seed: int) -> np.ndarray:
-        self.seed, self.actions, self.total, self.ended = seed, [], 0.0, False
+        self.seed = seed
+        self.actions: list[np.ndarray] = []
+        self.total = 0.0
+        self.ended = False
         self.obs, self.info = self.env.reset(seed=seed)
         return self.obs
 
     def step(self, action: np.ndarray) -> tuple:
-        if action[0] != action[0]:  # NaN; it spreads from any input or weight to all actions
+        if np.isnan(action[0]):  # NaN spreads from any input or weight to all actions
             cause = f"the observation {self.obs} is the cause, or training has diverged"
             raise UsageError(f"Action {len(self.actions)} of an episode is NaN: {cause}.")
         self.actions.append(action.copy())  # some environments change it
-        self.obs, reward, *ends, self.info = self.env.step(action)
+        self.obs, reward, terminated, truncated, self.info = self.env.step(action)
         reward = np.asarray(reward).item()  # a float, even from an array
-        self.total, self.ended = self.total + reward, any(ends)
-        return self.obs, reward, *ends, self.info
+        self.total += reward
+        self.ended = terminated or truncated
+        return self.obs, reward, terminated, truncated, self.info
 
 
 # Copied from ppo_continuous_action.py
@@ -641,7 +765,7 @@ def step_all(envs: list[Recorder], actions: np.ndarray) -> list[tuple]:
 
 
 # Copied from ppo_continuous_action.py
-def replay(envs: list[Recorder], saved: dict[str, Any], raw_obs: np.ndarray) -> bool:
+def replay(envs: list[Recorder], saved: Saved, raw_obs: np.ndarray) -> bool:
     """Replay the running episodes of a checkpoint into `raw_obs`. Return whether that worked."""
     try:
         if len(saved["running"]) != len(envs):
@@ -663,13 +787,19 @@ class RunningMeanStd:
     """Mean and population variance of all rows so far [common/running_mean_std.py L5-33]."""
 
     def __init__(self, mean: Any, var: Any, count: float = 1e-4) -> None:
-        self.mean, self.var, self.count = np.asarray(mean), np.asarray(var), count
+        self.mean = np.asarray(mean)
+        self.var = np.asarray(var)
+        self.count = count
 
     def update(self, x: np.ndarray) -> None:
         """Merge the rows of `x`, (rows, ...), with the formula of Chan et al. 1979."""
-        x_mean, x_var = (x[0], 0.0) if len(x) == 1 else (x.mean(0), x.var(0))  # one row: faster
+        if len(x) == 1:  # the same, but faster
+            x_mean, x_var = x[0], 0.0
+        else:
+            x_mean, x_var = x.mean(0), x.var(0)
         self.count += len(x)
-        delta, share = x_mean - self.mean, len(x) / self.count
+        share = len(x) / self.count
+        delta = x_mean - self.mean
         self.mean = self.mean + delta * share
         self.var = self.var + (x_var - self.var) * share + delta * delta * (share * (1 - share))
 
@@ -680,10 +810,45 @@ def in_numpy(layer: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
     if type(layer) is nn.Linear and layer.bias is not None:
         weight, bias = layer.weight.numpy(force=True).T, layer.bias.numpy(force=True)
         return lambda x: x.dot(weight) + bias
-    if type(layer) in (nn.Tanh, nn.ReLU):
-        return np.tanh if type(layer) is nn.Tanh else lambda x: np.maximum(x, 0.0)
+    if type(layer) is nn.Tanh:
+        return np.tanh
+    if type(layer) is nn.ReLU:
+        return lambda x: np.maximum(x, 0.0)
     device = next((x.device for x in layer.parameters()), "cpu")
-    return torch.no_grad()(lambda x: layer(torch.tensor(x, device=device)).numpy(force=True))
+
+    def in_torch(x: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return layer(torch.tensor(x, device=device)).numpy(force=True)
+
+    return in_torch
+
+
+# Copied from ppo_continuous_action.py
+class OneThread:
+    """What a run needs of its process: 32-bit floats, and one thread of PyTorch and of NumPy.
+
+    More threads would not help networks of this size. If several runs train at once, in threads of
+    Python, the last one to end restores what the first one found.
+    """
+
+    runs = 0
+    before = ExitStack()
+
+    def __enter__(self) -> None:
+        with LOCK:
+            if OneThread.runs == 0:
+                self.before.callback(torch.set_num_threads, torch.get_num_threads())
+                self.before.callback(torch.set_default_dtype, torch.get_default_dtype())
+                self.before.enter_context(threadpoolctl.threadpool_limits(1, user_api="blas"))
+                torch.set_default_dtype(torch.float32)
+            OneThread.runs += 1
+        torch.set_num_threads(1)  # each thread of Python has its own number
+
+    def __exit__(self, *error: object) -> None:
+        with LOCK:
+            OneThread.runs -= 1
+            if OneThread.runs == 0:
+                self.before.close()
 
 
 # Copied from ppo_continuous_action.py
@@ -697,12 +862,13 @@ def compiled(function: Callable, device: torch.device) -> Callable:
             return current(*inputs)
         tqdm.write("The first iteration compiles the update, which may take a minute.")
         try:
-            torch.compiler.reset()  # an earlier run in this process may have had other settings
-            torch._dynamo.config.trace_autograd_ops = True  # keeps torch.autograd.grad in the graph
-            torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags: saves 10 s
-            options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
-            current = torch.compile(function, options=options)
-            return current(*inputs)
+            with LOCK:  # the compiler's settings are those of all threads
+                torch.compiler.reset()  # an earlier run in this process may have had others
+                torch._dynamo.config.trace_autograd_ops = True  # keeps autograd.grad in the graph
+                torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags: saves 10 s
+                options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
+                current = torch.compile(function, options=options)
+                return current(*inputs)
         except Exception as error:  # whatever a compiler can raise
             reason = str(error).partition("\n")[0]
             tqdm.write(f"The update could not be compiled, so it takes longer: {reason}")
@@ -719,30 +885,33 @@ def recorded(function: Callable) -> Callable:
     Launching kernels one by one takes longer than small networks take to compute. Inputs are copied
     to where the recording reads them, outputs from where it writes them.
     """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    calls, static, outputs = 0, [], {}
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    calls = 0
+    recorded_inputs: list[Tensor] = []
+    recorded_outputs: Tensors = {}
 
     def call(*inputs: Tensor) -> Tensors:
         nonlocal calls
         calls += 1
         if calls == 4:  # what is compiled or allocated in the first calls cannot be recorded
-            static.extend(x.clone() for x in inputs)
+            recorded_inputs.extend(x.clone() for x in inputs)
             try:
                 with torch.cuda.graph(graph, stream=stream):
-                    outputs.update(function(*static))
+                    recorded_outputs.update(function(*recorded_inputs))
             except RuntimeError as error:  # something in it waits for the GPU, as .item() does
                 reason = str(error).partition("\n")[0]
                 tqdm.write(f"{function.__name__} cannot be recorded, so it takes longer: {reason}")
-        if not outputs:
+        if not recorded_outputs:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 result = function(*inputs)
             torch.cuda.current_stream().wait_stream(stream)
             return result
-        for old, new in zip(static, inputs):
-            old.copy_(new)
+        for place, x in zip(recorded_inputs, inputs):
+            place.copy_(x)
         graph.replay()
-        return {name: x.clone() for name, x in outputs.items()}
+        return {name: x.clone() for name, x in recorded_outputs.items()}
 
     return call
 
@@ -756,35 +925,58 @@ def means(rows: list[Tensors]) -> dict[str, float]:
     return {x: torch.cat([row[x].flatten() for row in rows]).mean().item() for x in rows[0]}
 
 
-def observed_returns(rollout: list, gamma: float) -> Tensor:
-    """Returns (T, N) from rewards, next values, terminated and done, computed without `gae`."""
+def observed_returns(
+    rewards: Tensor, next_values: Tensor, terminated: np.ndarray, done: np.ndarray, gamma: float
+) -> Tensor:
+    """Discounted sums (T, N) of the rewards that followed, computed without `gae`.
+
+    A value stands for what is unknown: after the rollout, and after a time limit.
+    """
     columns = []  # in Python's numbers, which are 20 times as fast as arrays here
-    for column in zip(*(x.T.tolist() for x in rollout)):
-        returns = []  # from the last step to the first
-        for reward, value, failed, ended in zip(*map(reversed, column)):
-            rest = value if ended or not returns else returns[-1]
-            returns.append(reward + gamma * (0.0 if failed else rest))
-        columns.append(returns[::-1])
-    return torch.tensor(columns, device=rollout[0].device).T
+    for i in range(rewards.shape[1]):
+        values, failed, ended = (x[:, i].tolist() for x in (next_values, terminated, done))
+        returns = rewards[:, i].tolist()  # what followed is added from the last step to the first
+        rest = values[-1]
+        for t in reversed(range(len(returns))):
+            if ended[t]:
+                rest = values[t]
+            if failed[t]:
+                rest = 0.0
+            returns[t] += gamma * rest
+            rest = returns[t]
+        columns.append(returns)
+    return torch.tensor(columns, device=rewards.device).T
 
 
-def log(writer: Any, step: int, metrics: dict, new: list, recent: list, progress: tqdm) -> None:
-    """Log metrics of `step` and means over `new` episodes; show the mean return of `recent`."""
-    if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
+def episode_means(episodes: list[dict]) -> dict[str, float]:
+    """Mean return and length of episodes, as metrics; none if there is no episode."""
+    names = ("return", "length") if episodes else ()
+    return {f"charts/episodic_{x}": np.mean([y[x] for y in episodes]).item() for x in names}
+
+
+def check_finite(metrics: dict[str, float], step: int) -> None:
+    """End a run whose numbers are no numbers any more."""
+    bad = ", ".join(name for name, x in metrics.items() if not math.isfinite(x))
+    if bad:
         raise UsageError(f"Not finite at step {step}: {bad}. Check observations and rewards.")
-    if new:
-        for name in ("return", "length"):
-            metrics[f"charts/episodic_{name}"] = np.mean([x[name] for x in new]).item()
-        mean = np.mean([x["return"] for x in recent])
-        progress.set_postfix_str(f"return {mean:.1f}", refresh=False)
+
+
+def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
+    """Write the metrics of an iteration, which ended at `step`, to TensorBoard."""
     for name, value in metrics.items():
         writer.add_scalar(name, value, step)
 
 
-def details(args: Any) -> str:
+def short(x: float) -> str:
+    """A number with one decimal; below 1 with three significant digits."""
+    return f"{x:.1f}" if abs(x) >= 1 or x == 0 else f"{x:.3g}"
+
+
+def details(args: Args) -> str:
     """The implementation details with their lines and the values of their settings."""
     tag = re.compile(r" *# (?:Detail )?(\d+/37|[A-Z]\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
-    source, rows = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else "", []
+    source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
+    rows = []
     for line, text in enumerate(source.splitlines(), 1):
         if match := tag.match(text):
             names = re.findall(r"\w+", (match[3] or "").replace("not ", ""))
@@ -793,11 +985,13 @@ def details(args: Any) -> str:
     return "\n".join(rows)
 
 
-def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: int) -> tuple:
-    """Open the log of a run. Return its folder, its id at Weights & Biases, and the log."""
+def open_run(
+    resources: ExitStack, args: Args, saved: Saved, step: int
+) -> tuple[Path, str, SummaryWriter]:
+    """Open the folder of a run. Returns it, the run's id at Weights & Biases, and its log."""
     name = f"{args.env_id}__{SCRIPT.stem}__{args.seed}__{time.time_ns()}"
     run_id = saved.get("run_id", re.sub(r"[^\w.=+-]", "-", name))
-    run_dir = Path(resume or f"runs/{args.run_name or run_id}")
+    run_dir = saved.get("run_dir", Path("runs", args.run_name or run_id))
     if args.track:
         import wandb
 
@@ -807,9 +1001,14 @@ def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: in
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     try:
-        if not resume:
-            run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
+        run_dir.mkdir(parents=True, exist_ok=True)
+        # The operating system holds this lock until the run ends, even if the process is killed.
+        resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
+        if not saved and any(run_dir.rglob("checkpoint.pt")):
+            raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
         writer = SummaryWriter(run_dir, purge_step=step + 1)  # hide lost steps
+    except filelock.Timeout as error:
+        raise UsageError(f"{run_dir} is in use: another process trains there.") from error
     except OSError as error:
         raise UsageError(f"{run_dir}: {error.strerror}: change --run-name, or --resume.") from error
     resources.enter_context(writer)
@@ -820,6 +1019,18 @@ def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: in
     if step + args.num_steps * args.num_envs > args.total_timesteps:
         print(f"Step {step} was the last one: raise --total-timesteps to train on.")
     return run_dir, run_id, writer
+
+
+def check_type(field: dataclasses.Field, value: Any) -> None:
+    """Refuse a setting that is not of its default's type; an integer will do for a float."""
+    flag = f"--{field.name.replace('_', '-')} ({value!r})"
+    kind = type(field.default)
+    if field.default is None or type(value) is kind or (kind is float and type(value) is int):
+        choices = get_args(field.type) if get_origin(field.type) is Literal else [value]
+        if value not in choices:
+            raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
+    else:
+        raise UsageError(f"{flag} must be of type {kind.__name__}.")
 
 
 def plain(x: Any, name: str = "") -> Any:
@@ -835,64 +1046,79 @@ def plain(x: Any, name: str = "") -> Any:
     return x
 
 
-def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
+def save_checkpoint(run_dir: Path, state: dict[str, Any]) -> None:
     """Save `state`. The file is always the old or the new one, never half of one."""
-    temporary = run_dir / f"checkpoint.{os.getpid()}.tmp"
     # Episodes in columns, because a million dictionaries would take long to load.
-    names = state["episodes"][0] if state["episodes"] else ("global_step", "return", "length")
-    columns = {name: np.array([x[name] for x in state["episodes"]]) for name in names}
+    episodes = state["episodes"]
+    names = episodes[0] if episodes else ()
+    columns = {name: np.array([x[name] for x in episodes]) for name in names}
+    buffer = io.BytesIO()
+    torch.save(plain({**state, "episodes": columns}), buffer)
+    temporary = run_dir / f"checkpoint.{os.getpid()}.tmp"
     try:
-        torch.save(plain({"args": vars(args), **state, "episodes": columns}), file := io.BytesIO())
-        temporary.write_bytes(file.getbuffer())
+        temporary.write_bytes(buffer.getbuffer())
         os.replace(temporary, run_dir / "checkpoint.pt")
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise UsageError(f"Could not save; {run_dir} keeps its last checkpoint: {error}") from error
 
 
-def load_checkpoint(run_dir: Any, sizes: tuple[int, int] | None = None) -> dict[str, Any]:
+def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
     """Everything a run has saved, with its `args` and `agent`. Loading it runs no code."""
+    if isinstance(run_dir, dict):  # it has been loaded
+        return run_dir
     path = Path(run_dir) / "checkpoint.pt"
     try:
         if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        agent = Agent(*saved["sizes"])
-        agent.load_state_dict(saved["agent"])
-        saved |= {"args": Args(**saved["args"]), "agent": agent}
-        saved |= {name: RunningMeanStd(**saved[name]) for name in ("obs_stats", "return_stats")}
-        names, columns = saved["episodes"], saved["episodes"].values()
-        saved["episodes"] = [dict(zip(names, x)) for x in zip(*(x.tolist() for x in columns))]
+        with LOCK, torch.random.fork_rng(devices=[]):  # a new agent draws weights, which are lost
+            agent = Agent(*saved["sizes"])
+        agent.load_state_dict(saved["agent"], assign=True)
+        saved["agent"] = agent.eval()
+        saved["args"] = Args(**saved["args"])
+        saved["obs_stats"] = RunningMeanStd(**saved["obs_stats"])
+        saved["return_stats"] = RunningMeanStd(**saved["return_stats"])
+        columns = {name: column.tolist() for name, column in saved["episodes"].items()}
+        saved["episodes"] = [dict(zip(columns, row)) for row in zip(*columns.values())]
     except Exception as error:  # whatever a missing, damaged or foreign file can raise
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
         raise UsageError(f"{path} is missing, damaged or from another script: {reason}") from error
-    if sizes and sizes != saved["sizes"]:
-        raise UsageError(f"{run_dir} was trained in an environment with other spaces.")
+    saved["run_dir"] = Path(run_dir)
     return saved
 
 
-def settings_for(run_dir: Any, args: Args | None, env_factory: Any) -> Args:
-    """`args`, or a run's own. They must not name an environment that an `env_factory` made."""
-    saved = load_checkpoint(run_dir)
-    args = args or saved["args"]
-    if saved["own_env"] and not env_factory and args.env_id == saved["args"].env_id:
+def settings_for(saved: Saved, args: Args | None, env_factory: EnvFactory | None) -> Args:
+    """`args`, or by default those of a checkpoint, if there is one. Refuses what cannot work."""
+    args = args or saved.get("args") or Args()
+    if vars(args).keys() != vars(Args()).keys():
+        raise UsageError("Only settings of Args itself can be loaded again: add yours to it.")
+    if saved and saved["own_env"] and not env_factory and args.env_id == saved["args"].env_id:
         hint = "give it to train or evaluate in Python, or add --env-id MODULE:NAME"
-        raise UsageError(f"{run_dir} needs its env_factory: {hint}.")
+        raise UsageError(f"{saved['run_dir']} needs its env_factory: {hint}.")
     return args
+
+
+def check_sizes(saved: Saved, sizes: tuple) -> None:
+    """Refuse to go on, or to act, in an environment with other spaces."""
+    if saved and saved["sizes"] != sizes:
+        raise UsageError(f"{saved['run_dir']} was trained in an environment with other spaces.")
 
 
 # === The use of a policy, and `main` ===
 
 
 # Copied from ppo_continuous_action.py
-def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., np.ndarray]:
+def load_policy(run_dir: str | Path | Saved, env: gym.Env) -> Callable[..., np.ndarray]:
     """The trained policy: `policy(obs)` is the most likely action for an observation of `env`."""
-    sizes = (gym.spaces.flatdim(env.observation_space), *env.action_space.shape)
-    saved = load_checkpoint(run_dir, sizes)
+    saved = load_checkpoint(run_dir)
+    check_sizes(saved, (gym.spaces.flatdim(env.observation_space), *env.action_space.shape))
     act, stats, args = actor(saved["agent"]), saved["obs_stats"], saved["args"]
 
-    def policy(obs: Any, noise: Any = 0.0) -> np.ndarray:  # noise (A,) ~ N(0, 1) to sample
-        obs = normalize_obs(vector(env.observation_space, obs)[None], stats, args)
+    def policy(obs: Any, noise: np.ndarray | float = 0.0) -> np.ndarray:  # noise (A,) to sample
+        obs = vector(env.observation_space, obs)[None]
+        if args.norm_obs:
+            obs = normalize_obs(obs, stats, args.clip_obs)
         action = act(obs.astype(np.float32), noise)[0]
         return action.clip(env.action_space.low, env.action_space.high)
 
@@ -912,8 +1138,8 @@ class Command:
 
 # Copied from ppo_continuous_action.py
 def evaluate(
-    run_dir: Any,
-    env_factory: Callable[[], gym.Env] | None = None,
+    run_dir: str | Path | Saved,
+    env_factory: EnvFactory | None = None,
     episodes: int = 10,
     video: bool = False,
     args: Args | None = None,
@@ -927,17 +1153,20 @@ def evaluate(
     if video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     options = {"render_mode": "rgb_array"} if video else {}
-    args = settings_for(run_dir, args, env_factory)
+    saved = load_checkpoint(run_dir)
+    args = settings_for(saved, args, env_factory)
+    folder = saved["run_dir"] / "videos"
     with ExitStack() as resources:
         (env,) = make_envs(resources, args, 1, env_factory, **options)
-        policy, returns = load_policy(run_dir, env), []
+        policy = load_policy(saved, env)
         if video:
             if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
                 env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
-            env = gym.wrappers.RecordVideo(env.env, f"{run_dir}/videos", lambda k: k == 0)
+            env = gym.wrappers.RecordVideo(env.env, f"{folder}", lambda k: k == 0)
             env = Recorder(resources.enter_context(env))
         progress = resources.enter_context(tqdm(unit=" steps", disable=not video))
         limit = math.inf if env.spec and env.spec.max_episode_steps else 10_000
+        returns = []
         for seed in range(episodes):
             obs = env.begin(seed)
             while not env.ended and len(env.actions) < limit:
@@ -947,8 +1176,9 @@ def evaluate(
                 print(f"An episode was cut after {limit} steps: the environment has no time limit.")
             returns.append(env.total)
     if video:
-        print(f"Video: {run_dir}/videos/rl-video-episode-0.mp4")
-    print(f"Return {np.mean(returns):.1f} ± {np.std(returns):.1f} in {len(returns)} episodes")
+        print(f"Video: {folder}/rl-video-episode-0.mp4")
+    mean, std = short(np.mean(returns)), short(np.std(returns))
+    print(f"Return {mean} ± {std} in {len(returns)} episodes")
     return returns
 
 
@@ -959,22 +1189,20 @@ def main() -> None:
     parser.add_argument("--resume", "--evaluate", dest="folder")
     try:
         folder = parser.parse_known_args()[0].folder
-        args = load_checkpoint(folder)["args"] if folder else Args()
-        command = tyro.cli(Command, default=Command(args))
+        saved = load_checkpoint(folder) if folder else {}
+        command = tyro.cli(Command, default=Command(saved.get("args") or Args()))
+        args = command.args
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.details:
-            print(details(command.args))
+            print(details(args))
         elif command.evaluate:
-            count, video = command.eval_episodes, command.capture_video
-            evaluate(command.evaluate, None, count, video, command.args)
+            evaluate(saved, None, command.eval_episodes, command.capture_video, args)
         elif command.capture_video:
             raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:
-            run_dir = train(command.args, resume=command.resume)["run_dir"]
+            run_dir = train(args, resume=saved)["run_dir"]
             print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
-            if SCRIPT.with_name("benchmark").is_dir():
-                print(f"Is it healthy? python -m benchmark check {run_dir}")
     except KeyboardInterrupt:
         sys.exit("Interrupted. Use --resume with the run's folder to continue from its checkpoint.")
     except (UsageError, gym.error.Error) as error:

@@ -19,12 +19,14 @@ import ppo_continuous_action as ppo
 save_checkpoint = ppo.save_checkpoint
 
 
-def save_and_evaluate(run_dir: Path, args: ppo.Args, state: dict[str, Any]) -> None:
+def save_and_evaluate(run_dir: Path, state: dict[str, Any]) -> None:
     """Save the run, play 10 episodes, and keep the policy in the folder `best` if it is the best.
 
     `evaluations.csv` has a row for each evaluation: the step, and the mean return.
     """
-    save_checkpoint(run_dir, args, state)
+    save_checkpoint(run_dir, state)
+    if not state["updates"]:  # before the first iteration
+        return
     score, table = np.mean(ppo.evaluate(run_dir)), run_dir / "evaluations.csv"
     rows = table.read_text().splitlines() if table.exists() else []  # a resumed run has some
     if all(score > float(row.split(",")[1]) for row in rows):

@@ -54,7 +54,7 @@ class Novelty:
 
     def __call__(self, obs: np.ndarray) -> float:
         self.obs_stats.update(obs[None])
-        obs = ppo.normalize_obs(obs, self.obs_stats, ppo.Args(clip_obs=5.0)).astype(np.float32)
+        obs = ppo.normalize_obs(obs, self.obs_stats, clip=5.0).astype(np.float32)
         self.seen.append(obs)
         if len(self.seen) == 64:
             batch, self.seen = torch.tensor(np.array(self.seen)), []

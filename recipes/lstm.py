@@ -78,7 +78,7 @@ def train(args: ppo.Args, make: Callable[[], gym.Env]) -> tuple[Agent, list[floa
         first_state, rollout = state, []
         for _ in range(args.num_steps):
             stats.update(raw)
-            obs = torch.tensor(ppo.normalize_obs(raw, stats, args)).float()
+            obs = torch.tensor(ppo.normalize_obs(raw, stats, args.clip_obs)).float()
             with torch.no_grad():
                 (value,), (mean,), state = agent(obs[None], begins[None], state)
                 action = mean + agent.log_std.exp() * torch.randn_like(mean)
@@ -87,7 +87,7 @@ def train(args: ppo.Args, make: Callable[[], gym.Env]) -> tuple[Agent, list[floa
                 final[i], reward[i], terminated[i], truncated[i], _ = env.step(a)
                 returns += [env.total] if env.ended else []
                 raw[i] = env.begin(rng.integers(2**31).item()) if env.ended else final[i]
-            obs_after = torch.tensor(ppo.normalize_obs(final, stats, args)).float()
+            obs_after = torch.tensor(ppo.normalize_obs(final, stats, args.clip_obs)).float()
             with torch.no_grad():  # of the final observation, if the episode has ended
                 (next_value,), _, _ = agent(obs_after[None], torch.zeros(1, n), state)
             next_value, done = next_value * (1 - terminated), terminated.maximum(truncated)
@@ -98,12 +98,12 @@ def train(args: ppo.Args, make: Callable[[], gym.Env]) -> tuple[Agent, list[floa
         )
         with torch.no_grad():
             logprobs = agent.evaluate_actions((obs, b_begins, first_state), actions)[1]
-        advantages = ppo.gae(rewards, values, next_values, dones, args)
+        advantages = ppo.gae(rewards, values, next_values, dones, args.gamma, args.gae_lambda)
         batch = actions, logprobs, values, advantages, advantages + values
         for _ in range(args.update_epochs):
             for mb in torch.randperm(n).chunk(args.num_minibatches):
                 inputs = obs[:, mb], b_begins[:, mb], first_state[mb]
-                loss, _ = ppo.ppo_loss(agent, [inputs, *(x[:, mb] for x in batch)], args)
+                loss, _ = ppo.ppo_loss(agent, ppo.Batch(inputs, *(x[:, mb] for x in batch)), args)
                 adam.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)

@@ -4,7 +4,7 @@ import copy
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -23,8 +23,8 @@ ROOT = Path(__file__).parent.parent
 class Step:
     """One gradient step: what it was given and what it did."""
 
-    def __init__(self, data: Iterable[Tensor]) -> None:
-        self.data = [x.clone() for x in data]
+    def __init__(self, minibatch: tuple[Tensor, ...]) -> None:
+        self.data = type(minibatch)(*(x.clone() for x in minibatch))  # the script's Batch
         self.obs, self.actions, self.logprobs, self.values, *rest = self.data
         self.advantages, self.returns, *self.others = rest
 
@@ -131,7 +131,7 @@ class Script:
         def update(agent, adam, batch, indices, args):
             rows = []
             for mb in indices:
-                step, before = Step(x[mb] for x in batch), adam["mean"].clone()
+                step, before = Step(type(batch)(*(x[mb] for x in batch))), adam["mean"].clone()
                 step.weights = adam["weights"].clone()
                 rows.append(real(agent, adam, batch, mb[None], args))
                 step.gradient = (adam["mean"] - 0.9 * before) / (1 - 0.9)

@@ -38,7 +38,7 @@ def test_the_penalty_in_the_loss_is_beta_times_the_kl_from_the_old_policy():
     old = gaussian(old_mean, old_log_std)
     actions, (values, advantages, returns) = old.sample(), torch.randn(3, 32, dtype=torch.float64)
     minibatch = [obs, actions, old.log_prob(actions), values, advantages, returns]
-    minibatch += [old_mean, old_log_std]
+    minibatch = ppo.Batch(*minibatch, old_mean, old_log_std)
     args = ppo.Args(norm_adv=False, vf_coef=0.0, kl_coef=0.7)
     loss, metrics = ppo.ppo_loss(agent, minibatch, args)
 

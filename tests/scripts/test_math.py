@@ -21,5 +21,5 @@ def test_running_statistics_do_not_depend_on_the_batching():
 
 def test_the_epsilon_of_normalization_is_inside_the_root_and_both_ends_are_clipped():
     stats = ppo.RunningMeanStd(np.zeros((1, 3)), np.zeros((1, 3)))
-    found = ppo.normalize_obs(np.array([[1e-4, 1, -1]]), stats, ppo.Args())
+    found = ppo.normalize_obs(np.array([[1e-4, 1, -1]]), stats, clip=10.0)
     np.testing.assert_allclose(found, [[1, 10, -10]])

@@ -1,6 +1,6 @@
 """A whole update against Stable-Baselines3."""
 
-import dataclasses
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -46,7 +46,7 @@ def test_one_whole_update_equals_stable_baselines3(monkeypatch):
     """
     args = ppo.Args(clip_vloss=False, vf_coef=1.0, ent_coef=0.01, adam_eps=1e-15)
     floats = {name: torch.tensor(x) for name, x in vars(args).items() if type(x) is float}
-    args = dataclasses.replace(args, **floats)
+    args = SimpleNamespace(**{**vars(args), **floats})
     torch.manual_seed(0)
     agent = ppo.Agent(OBS, ACTIONS)
     with torch.no_grad():  # far from the start, so that ratios are clipped
@@ -84,12 +84,12 @@ def test_one_whole_update_equals_stable_baselines3(monkeypatch):
     next_values = torch.where(t["done"] & ~t["terminated"], t["final_values"], next_values)
     next_values[t["terminated"]] = 0.0
     done = t["done"].float()
-    advantages = ppo.gae(t["rewards"], values, next_values, done, args)
+    advantages = ppo.gae(t["rewards"], values, next_values, done, 0.99, 0.95)
     returns = advantages + values
     np.testing.assert_allclose(advantages, theirs, atol=1e-5)
-    batch = (t["obs"], t["actions"], logprobs, values, advantages, returns)
+    batch = ppo.Batch(t["obs"], t["actions"], logprobs, values, advantages, returns)
     # Their buffer is flattened environment by environment, ours step by step.
-    batch = [x.transpose(0, 1).flatten(0, 1) for x in batch]
+    batch = ppo.Batch(*(x.transpose(0, 1).flatten(0, 1) for x in batch))
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
     nn.utils.vector_to_parameters(weights, agent.parameters())
     adam = {"weights": weights, "mean": 0 * weights, "square": 0 * weights}

@@ -17,7 +17,7 @@ import pytest
 import torch
 import wandb
 from adapters import on
-from helpers import curves, flags
+from helpers import curves, flags, record
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 # --- Bad input ---
@@ -195,3 +195,59 @@ def test_evaluation_films_mujoco_without_a_screen(script):
         assert "Warn" not in result.stderr, result.stderr
     (film,) = Path("runs/run/videos").glob("*.mp4")
     assert f"Video: {film}\n" in result.stdout
+
+
+@on("continuous", "kl_penalty", "games")
+def test_a_setting_of_another_type_is_refused_by_its_name(script):
+    """As from a YAML file, where 1e-4 is a text. Integers will do for floats."""
+    for name, value in {
+        "norm_adv": "False",
+        "anneal_lr": 0,
+        "learning_rate": "1e-4",
+        "total_timesteps": "1e6",
+        "num_envs": 4.0,
+        "num_steps": True,
+        "seed": "1",
+        "gamma": True,
+        "device": "tpu",
+        "env_id": 3,
+        "run_name": 5,
+    }.items():
+        with pytest.raises(script.module.UsageError, match=f"--{name.replace('_', '-')} "):
+            script.module.Args(**{name: value})
+    args = script.module.Args(gamma=1, num_envs=np.int64(16), norm_adv=np.bool_(False))
+    assert (args.gamma, type(args.num_envs), args.norm_adv) == (1, int, False)
+
+
+@on("continuous", "games")
+def test_settings_that_could_not_be_loaded_again_are_refused_before_training(script, tiny):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(script.module.Args):
+        my_own: float = 0.5
+
+    with pytest.raises(script.module.UsageError, match="add yours to it"):
+        script.module.train(Mine(**vars(tiny("Walk"))))
+    assert not Path("runs").exists()
+
+    @dataclasses.dataclass(frozen=True)
+    class Others(script.module.Args):  # other defaults only
+        gamma: float = 0.5
+
+    script.module.train(Others(**{**vars(tiny("Walk", run_name="others")), "gamma": 0.5}))
+    assert script.module.load_checkpoint("runs/others")["args"].gamma == 0.5
+
+
+@on("continuous")
+def test_small_numbers_keep_three_digits(script):
+    numbers = {1234.56: "1234.6", -1: "-1.0", 0: "0.0", 0.5: "0.5", 0.00213: "0.00213"}
+    assert {x: script.module.short(x) for x in numbers} == numbers
+
+
+@on("continuous", "multidiscrete", "games")
+def test_a_checkpoint_is_read_once(script, tiny, cli, monkeypatch):
+    script.module.train(tiny("Walk"))
+    reads = record(monkeypatch, torch, "load")
+    for line in ("--resume runs/run0 --total-timesteps 128", "--evaluate runs/run0"):
+        reads.clear()
+        code, _, err = cli(line)
+        assert code == 0 and len(reads) == 1, err

@@ -24,12 +24,10 @@ def test_a_run_is_resumed_on_request_only_and_keeps_settings_that_no_flag_change
     script, tiny, cli
 ):
     script.module.train(tiny("Walk", gamma=0.9, total_timesteps=64))
-    Path("runs/begun").mkdir()  # by a run that has not saved yet
-    for name in ("run0", "begun"):
-        text = f"^runs/{name}: File exists: change --run-name, or --resume.$"
-        with pytest.raises(script.module.UsageError, match=text):
-            script.module.train(tiny("Walk", run_name=name))
-    assert not any(Path("runs/begun").iterdir())
+    text = "^runs/run0 has a run already: change --run-name, or --resume it.$"
+    with pytest.raises(script.module.UsageError, match=text):
+        script.module.train(tiny("Walk", run_name="run0"))
+    assert len(script.module.load_checkpoint("runs/run0")["updates"]) == 2
     code, out, err = cli("--resume runs/run0")
     assert code == 0 and "Step 64 was the last one: raise --total-timesteps" in out, err
     code, out, err = cli("--resume runs/run0 --total-timesteps 128 --lr 0.002")
@@ -91,6 +89,33 @@ def test_a_killed_run_goes_on_bit_for_bit_and_its_curves_have_each_step_once(
             np.testing.assert_equal(found[tag], expected[tag])
 
 
+def test_a_run_that_is_stopped_in_its_first_iteration_is_resumed(script, tiny, monkeypatch):
+    whole = script.module.train(tiny("Walk"))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Fake, "kill_at", sum(env.steps for env in Fake.made) + 10)
+        script.module.train(tiny("Walk"))
+    assert script.module.load_checkpoint("runs/run1")["updates"] == []
+    assert same_weights(whole["agent"], script.module.train(resume="runs/run1")["agent"])
+    assert same(content("runs/run0"), content("runs/run1"))
+    Path("runs/begun").mkdir()  # by a run that was stopped before that
+    assert script.module.train(tiny("Walk", run_name="begun"))["episodes"] == whole["episodes"]
+
+
+@on("continuous", "games")
+def test_a_folder_in_which_a_run_trains_is_refused_until_it_ends(script, tiny):
+    args, refused = tiny("Walk", checkpoint_interval=1), []
+
+    def resume(result):
+        with pytest.raises(script.module.UsageError, match="runs/run0 is in use: another process"):
+            script.module.train(resume=result["run_dir"])
+        refused.append(len(result["updates"]))
+
+    whole = script.module.train(args, on_iteration=resume)
+    assert refused == [1, 2, 3]
+    again = script.module.train(resume="runs/run0")
+    assert same_weights(whole["agent"], again["agent"]) and len(again["updates"]) == 3
+
+
 @on("continuous", "games")
 def test_episodes_that_cannot_be_replayed_begin_anew(script, tiny, monkeypatch, capsys):
     """With a sentence; weights, Adam and logs are continued nonetheless."""
@@ -149,7 +174,7 @@ def test_ctrl_c_is_a_sentence_and_leaves_the_first_checkpoint_at_least(script, t
 def test_what_is_saved_is_plain_and_episodes_are_columns(script, tmp_path):
     episode = {"global_step": 7, "return": 0.5, "length": 3}
     state = {"a": np.float64(1.5), "b": [np.int64(2), (np.bool_(True), None)], "c": np.arange(3.0)}
-    script.module.save_checkpoint(tmp_path, script.args(), {**state, "episodes": [episode] * 2})
+    script.module.save_checkpoint(tmp_path, {**state, "episodes": [episode] * 2})
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert repr([saved["a"], saved["b"]]) == "[1.5, [2, (True, None)]]"  # no tensors
     assert saved["c"].tolist() == [0, 1, 2] and saved["c"].dtype == torch.float64
@@ -195,10 +220,11 @@ def test_a_damaged_or_foreign_file_is_refused_and_not_executed(script, tiny):
 
 @on("continuous")
 def test_a_full_disk_is_a_sentence_and_leaves_the_last_checkpoint(script, tiny, monkeypatch):
-    real = Path.write_bytes
+    real, written = Path.write_bytes, []
 
     def write(path, content):
-        if Path("runs/run0/checkpoint.pt").exists():
+        written.append(path)
+        if len(written) > 2:
             real(path, b"half of it")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(path, content)

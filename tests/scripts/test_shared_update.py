@@ -1,7 +1,7 @@
 """The update of every script: details 4, 6-8, 11, 12; early stopping; what is logged of them."""
 
-import dataclasses
 import functools
+from types import SimpleNamespace
 
 import fake_envs
 import numpy as np
@@ -144,9 +144,9 @@ def test_loss_and_metrics_by_hand(script, tiny, recorded, switch):
         x += 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         schedule = {name: torch.tensor(x) for name, x in step.schedule.items()}
-        annealed = dataclasses.replace(args, **schedule)
+        annealed = SimpleNamespace(**{**vars(args), **schedule})
         loss, metrics = script.module.ppo_loss(agent, step.data, annealed)
-        halves = [[x[half::2] for x in step.data] for half in (0, 1)]
+        halves = [type(step.data)(*(x[half::2] for x in step.data)) for half in (0, 1)]
         if not switch and "recurrent" not in script.features:  # all metrics are means over samples
             rows = [script.module.ppo_loss(agent, half, annealed)[1] for half in halves]
             for name, value in metrics.items():

@@ -54,7 +54,7 @@ def test_another_distribution_in_the_three_places_of_the_policy_trains_and_acts(
         "import Normal\n": "import Laplace, Normal\n",
         "dist = Normal(": "dist = Laplace(",
         "+ std * noise": f"+ std * {quantiles}",
-        "(Normal(0, 1).log_prob(t_noise) - agent.log_std)": (
+        "(Normal(0, 1).log_prob(noise) - agent.log_std)": (
             f"(torch.tensor(stats.laplace.logpdf({quantiles})) - agent.log_std)"
         ),
     })  # fmt: skip
@@ -81,11 +81,12 @@ def test_settings_of_ones_own_need_nothing_else_if_a_checkpoint_can_hold_them(ch
 
 
 def test_another_float_can_be_annealed_by_a_line_and_another_metric_is_averaged_and_logged(changed):
-    rate = 'tensors["learning_rate"].fill_(learning_rate)'
+    rate = "update_args.learning_rate.fill_(learning_rate)"
     entropy = '"losses/entropy": entropies.mean(),'
+    added = '"ent_coef": args.ent_coef + 0 * pg_loss, "mine": minibatch.obs[0, 0] + 3,'
     mine = changed({
-        f"        {rate}": f'        tensors["ent_coef"].fill_(remaining)\n        {rate}',
-        entropy: f'{entropy} "ent_coef": args.ent_coef + 0 * pg_loss, "mine": obs[0, 0] + 3,',
+        f"        {rate}": f"        update_args.ent_coef.fill_(remaining)\n        {rate}",
+        entropy: f"{entropy} {added}",
     })  # fmt: skip
     updates = mine.train(small(mine, run_name="run"))["updates"]
     assert [x["ent_coef"] for x in updates] == pytest.approx([1, 2 / 3, 1 / 3])

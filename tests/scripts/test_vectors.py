@@ -31,17 +31,22 @@ DISTRIBUTION = "logprobs", "entropies"
 def gae(m, x):
     following = x.next_values.masked_fill(x.terminated, 0.0)
     done = (x.terminated | x.truncated).double()
+    advantages = m.gae(x.rewards, x.values, following, done, x.gamma, x.gae_lambda)
+    return {"advantages": advantages, "returns": advantages + x.values}
+
+
+def short_gae(m, x):
+    following = x.next_values.masked_fill(x.terminated, 0.0)
+    done = (x.terminated | x.truncated).double()
     found = m.gae(x.rewards, x.values, following, done, x)
-    found = found if isinstance(found, tuple) else (found, found + x.values)
     return dict(zip(("advantages", "returns"), found, strict=True))
 
 
 def normalize_obs(m, x):
     stats, found = m.RunningMeanStd(np.zeros(2), np.ones(2)), []
-    args = SimpleNamespace(norm_obs=True, clip_obs=x.clip_obs)
     for rows in x.observations.numpy():
         stats.update(rows)
-        found.append(m.normalize_obs(rows, stats, args))
+        found.append(m.normalize_obs(rows, stats, x.clip_obs))
     return {"normalized": found}
 
 
@@ -59,7 +64,9 @@ def ppo_loss(m, x, agent=None, others=0):
     agent = agent or MagicMock(evaluate_actions=lambda *_: heads)
     batch = x.old_logprobs, x.old_values, x.advantages, x.returns
     args = SimpleNamespace(**vars(x), norm_adv=True, clip_vloss=True)
-    loss, metrics = m.ppo_loss(agent, [None, None, *batch, *[None] * others], args)
+    minibatch = [None, None, *batch, *[None] * others]
+    minibatch = m.Batch(*minibatch) if hasattr(m, "Batch") else minibatch
+    loss, metrics = m.ppo_loss(agent, minibatch, args)
     names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
     return {"loss": loss} | {name: metrics[f"losses/{name}"] for name in names}
 
@@ -106,7 +113,8 @@ def update(m, weights, gradients, **settings):
     nn.utils.vector_to_parameters(flat, agent.parameters())
     adam = {"weights": flat, "mean": 0 * flat, "square": 0 * flat, "step": torch.zeros(())}
     args = SimpleNamespace(**{name: torch.tensor(x).double() for name, x in settings.items()})
-    with patch.object(m, "ppo_loss", lambda agent, mb, args: (agent.loss(mb), {})):
+    loss = patch.object(m, "ppo_loss", lambda agent, mb, args: (agent.loss(mb), {}))
+    with loss, patch.object(m, "Batch", lambda *gradients: gradients):
         indices = torch.arange(len(gradients[0]))[:, None]
         return flat, adam, m.ppo_update(agent, adam, gradients, indices, args)
 
@@ -191,7 +199,8 @@ def short_grpo_loss(m, x):
 
 # Formulas; the scripts, by names or features, or other modules; what computes the outputs there.
 OURS = [
-    ("gae", "environments ppo_minimal", gae),
+    ("gae", "environments", gae),
+    ("gae", "ppo_minimal", short_gae),
     ("normalize_obs", "vector", normalize_obs),
     (
         "normalize_advantages",

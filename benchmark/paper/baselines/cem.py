@@ -27,7 +27,7 @@ import tyro
 import ppo_continuous_action as ppo
 from ppo_continuous_action import RunningMeanStd
 
-LIKE_PPO = ppo.Args()  # observations are normalized in the same way
+CLIP_OBS = ppo.Args.clip_obs  # observations are normalized in the same way
 
 
 @dataclasses.dataclass
@@ -50,7 +50,7 @@ def actor(weights: np.ndarray, stats: RunningMeanStd, env: gym.Env) -> Callable[
     matrix = matrix.reshape(low.size, -1).T
 
     def act(obs: np.ndarray) -> np.ndarray:
-        obs = ppo.normalize_obs(obs[None], stats, LIKE_PPO).astype(np.float32)
+        obs = ppo.normalize_obs(obs[None], stats, CLIP_OBS).astype(np.float32)
         return np.clip((obs @ matrix + bias)[0], low, high)
 
     return act
@@ -115,7 +115,7 @@ def main() -> None:
     folder, found = Path("runs", args.run_name), train(args)
     folder.mkdir(parents=True, exist_ok=True)
     found["obs_stats"] = vars(found["obs_stats"])
-    ppo.save_checkpoint(folder, args, found)
+    ppo.save_checkpoint(folder, {"args": vars(args), **found})
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ the paper's.
 """
 
 import dataclasses
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ def vpg_update(
 ) -> Tensors:
     """One step of the policy on all samples, then the values, in place; return the metrics."""
     rate = adam.setdefault("rate", args.learning_rate.double())  # of the policy
-    now = dataclasses.replace(args, learning_rate=rate.float())
+    now = SimpleNamespace(**{**vars(args), "learning_rate": rate.float()})
     metrics = ppo.ppo_update(agent, adam, batch, indices, now)
     metrics["vpg/learning_rate"] = rate[None].clone()
     obs, actions, logprobs, *_ = batch

@@ -4,7 +4,7 @@ from benchmark.lab.definitions import Suite, Variant
 from benchmark.paper.suites.common import CONTINUOUS, SET_RATE, SHARED_NETWORK, with_default
 
 ORTHOGONAL = "    nn.init.orthogonal_(layer.weight, gain)\n    nn.init.zeros_(layer.bias)\n"
-ANNEAL_CLIP = '        tensors["clip_coef"].fill_(args.clip_coef * remaining)\n'
+ANNEAL_CLIP = "        update_args.clip_coef.fill_(args.clip_coef * remaining)\n"
 
 # Numbers of the details that are changed, or the title of
 # another tag; label; flags; texts that are replaced.

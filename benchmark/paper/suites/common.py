@@ -28,7 +28,7 @@ RAW = "--no-norm-obs --no-scale-rewards"  # ppo2 does both for MuJoCo only
 # while the scripts had flags for them, which `flags_at_commit` names. Such a run and one of the
 # changed script have the same weights to the bit.
 SHARED_NETWORK = (("value, policy = hidden(), hidden()", "value = policy = hidden()"),)
-SET_RATE = '        tensors["learning_rate"].fill_(learning_rate)'
+SET_RATE = "        update_args.learning_rate.fill_(learning_rate)"
 # Tasks of our own, whose text is put into a copy of a script.
 TASKS = ("# === Agent ===\n", f"{inspect.getsource(tasks)}\n\n# === Agent ===\n")
 

@@ -1,0 +1,147 @@
+"""What a run needs of its process, and leaves as it was: threads, random numbers, modes."""
+
+import dataclasses
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from adapters import on
+from helpers import assert_same_runs, same_weights
+from torch import nn
+
+
+@on("continuous", "kl_penalty", "multidiscrete", "games")
+def test_runs_in_threads_are_those_of_runs_alone(script, tiny, monkeypatch):
+    """Even if all agents are made at the same time. The last run to end restores the process."""
+    args = [tiny("Walk", seed=seed, total_timesteps=64) for seed in (1, 2, 3)]
+    alone = [script.module.train(x) for x in args]
+    real = script.module.Agent
+
+    class Slow(real):
+        def __init__(self, *sizes):
+            time.sleep(0.05)
+            super().__init__(*sizes)
+            time.sleep(0.05)
+
+    monkeypatch.setattr(script.module, "Agent", Slow)
+    before = torch.get_num_threads()
+    again = [dataclasses.replace(x, run_name=f"thread{x.seed}") for x in args]
+    with ThreadPoolExecutor(3) as pool:
+        together = [*pool.map(script.module.train, again)]
+    for a, b in zip(alone, together, strict=True):
+        assert_same_runs(a, b)
+    assert torch.get_num_threads() == before and torch.get_default_dtype() == torch.float32
+
+
+def test_modes_of_the_caller_do_not_matter_and_are_left_as_they_were(script, tiny):
+    """64-bit floats by default; no gradients."""
+    expected = script.module.train(tiny("Walk"))
+    torch.set_default_dtype(torch.float64)
+    try:
+        result = script.module.train(tiny("Walk"))
+        assert torch.get_default_dtype() == torch.float64
+        resumed = script.module.train(resume="runs/run1")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_same_runs(expected, result)
+    assert same_weights(expected["agent"], resumed["agent"])
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert_same_runs(expected, script.module.train(tiny("Walk")))
+            assert not torch.is_grad_enabled()
+            assert torch.is_inference_mode_enabled() == (mode is torch.inference_mode)
+
+
+def test_loading_a_policy_draws_no_random_numbers(script, tiny):
+    script.module.train(tiny("Walk"))
+    torch.manual_seed(5)
+    expected = torch.randn(3)
+    torch.manual_seed(5)
+    script.module.load_checkpoint("runs/run0")
+    assert torch.equal(torch.randn(3), expected)
+
+
+class Noisy(nn.Module):
+    """Notes how often it was called in training, and makes its results random then."""
+
+    calls: ClassVar[list[bool]] = []
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.dropout = layer, nn.Dropout(0.5)
+
+    def forward(self, x):
+        self.calls.append(self.training)
+        return self.dropout(self.layer(x))
+
+
+@on("vector")
+def test_dropout_is_on_in_updates_only(script, tiny, monkeypatch):
+    """A policy that was loaded has one action for an observation. The first KL shows dropout."""
+
+    class Dropping(script.module.Agent):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.policy[2] = Noisy(self.policy[2])
+
+    monkeypatch.setattr(script.module, "Agent", Dropping)
+    real, seen = script.module.ppo_update, []
+
+    def update(*inputs):
+        before = len(Noisy.calls)
+        metrics = real(*inputs)
+        seen.extend(Noisy.calls[before:])
+        return metrics
+
+    Noisy.calls.clear()
+    result = script.module.train(tiny("Walk", learning_rate=0.01), update=update)
+    assert seen and all(seen) and sum(Noisy.calls) == len(seen) < len(Noisy.calls)
+    assert all(abs(x["check/acting"]) < 1e-6 for x in result["updates"])
+    assert all(abs(x["check/first_kl"]) > 1e-6 for x in result["updates"])
+    policy = script.module.load_policy("runs/run0", gym.make(script.env_id("Walk")))
+    actions = [policy(np.ones(3)).tolist() for _ in range(20)]
+    assert actions == [actions[0]] * 20
+    assert len(script.module.evaluate("runs/run0", episodes=1)) == 1
+
+
+@on("continuous")
+def test_batch_norm_trains_and_acts_by_its_running_statistics(script, tiny, monkeypatch):
+    class Normed(script.module.Agent):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.policy.insert(1, nn.BatchNorm1d(64))
+
+        def evaluate_actions(self, obs, actions):
+            flat = obs.flatten(0, -2), actions.flatten(0, -2)
+            results = super().evaluate_actions(*flat)
+            return [x.view(obs.shape[:-1]) for x in results]
+
+    monkeypatch.setattr(script.module, "Agent", Normed)
+    whole = script.module.train(tiny("Walk", checkpoint_interval=1, anneal_lr=False))
+    assert all(abs(x["check/acting"]) < 1e-5 for x in whole["updates"])
+    norm = script.module.load_checkpoint("runs/run0")["agent"].policy[1]
+    assert norm.running_mean.abs().max() > 0 and norm.num_batches_tracked == 24
+    script.module.train(tiny("Walk", total_timesteps=64, anneal_lr=False))
+    resumed = script.module.train(tiny("Walk", anneal_lr=False), resume="runs/run1")
+    assert same_weights(whole["agent"], resumed["agent"])
+    assert len(script.module.evaluate("runs/run0", episodes=1)) == 1
+
+
+@on("continuous", "games")
+def test_on_iteration_gets_what_train_returns_and_may_end_the_run(script, tiny):
+    seen = []
+
+    def stop(result):
+        seen.append((len(result["updates"]), result["agent"], result["run_dir"].name))
+        if len(seen) == 2:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        script.module.train(tiny("Walk"), on_iteration=stop)
+    assert [(x[0], x[2]) for x in seen] == [(1, "run0"), (2, "run0")]
+    resumed = script.module.train(resume="runs/run0")  # what it held has been closed
+    assert len(resumed["updates"]) == 3
