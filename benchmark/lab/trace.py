@@ -286,7 +286,7 @@ def load(script: Script) -> types.ModuleType:
     It stays in the current folder, where its environment may read files.
     """
     for node in ast.walk(script.tree):
-        if isinstance(node, ast.Constant) and str(node.value).startswith("runs/"):
+        if isinstance(node, ast.Constant) and f"{node.value}/".startswith("runs/"):
             node.value = f"{Path(folder_of_runs().name).as_posix()}/{node.value}"
     module = types.ModuleType(f"traced_{len(sys.modules)}")
     module.__file__, module._record_ = str(script.path), functools.partial(only_imported, script)
