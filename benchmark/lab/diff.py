@@ -12,9 +12,11 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import itertools
 import keyword
 import math
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -338,7 +340,7 @@ def ends(theirs: Run, start: str) -> list[np.ndarray]:
 def kinds_of_steps(failed: np.ndarray, cut: np.ndarray) -> dict[str, np.ndarray]:
     """Sets of steps (T, N) by what they have in common."""
     step, env = np.indices(failed.shape)
-    kinds = {"the first step": step == 0, "all steps but the first": step > 0}
+    kinds = {"the first steps": step == 0, "all steps but the first": step > 0}
     kinds |= {f"the steps of environment {k}": env == k for k in range(failed.shape[1])}
     ways = {"fails": failed, "is cut off by the time limit": cut, "ends": failed | cut}
     for way, steps in ways.items():
@@ -500,6 +502,14 @@ def iterations_of(run: Run) -> list[str]:
     return [*dict.fromkeys(x[0] for x in found if x)]
 
 
+def equal_parts(phases: list[str]) -> Iterator[str]:
+    """Parts of training that are equal, a line for those of an iteration."""
+    parts = [re.fullmatch(rf"((?:{RESUMED})?(?:iteration \d+, )?)(.*)", x) for x in phases]
+    for start, own in itertools.groupby(parts, lambda x: x[1]):
+        text = start[:-2] + ": " * bool(start) + "; ".join(x[2] for x in own)
+        yield textwrap.fill(f"  equal      {text}", 100, subsequent_indent=13 * " ")
+
+
 def shown(change: Change, mine: Script, theirs: Script) -> list[str]:
     """The lines of a change that differ, with the numbers that they have in the files."""
     sides = ("-", change.theirs, theirs), ("+", change.mine, mine)
@@ -580,15 +590,15 @@ def run(path: Path, original_path: Path | None, iterations: int, flags: list[str
     print(f"{path} is compared with {original.path.name}{version}: {share}.")
     print(circumstances(comparison.settings, theirs))
     phases, count = [*dict.fromkeys(x.phase for x in theirs.events)], len(iterations_of(theirs))
-    if finding is None:
-        print(without_effect(copy, copy, original, count), end="")
-    print()
+    unseen = "" if finding else without_effect(copy, copy, original, count)
+    print(unseen)
     for text in settings:
         print(f"  DIFFERENT  setting: {text} (with which both trained)")
-    for phase in phases[: phases.index(finding.event.phase)] if finding else phases:
-        print(f"  equal      {phase}")
+    for line in equal_parts(phases[: phases.index(finding.event.phase)] if finding else phases):
+        print(line)
     if finding is None:
-        print("\nOnly settings differ." if settings else "\nNo difference in what they compute.")
+        equal = "Everything else is equal." if unseen else "No difference."
+        print(f"\n{'Only settings differ.' if settings else equal}")
         return 1 if settings else 0
     print(told(finding))
     print("\nWhat differs later may follow from this, or be a difference of its own.")
