@@ -317,7 +317,7 @@ def execute(script: Script, settings: dict[str, Any], arrays: dict) -> Run:
     recorder = module._record_ = Recorder(script, module.__name__, arrays)
     fields = {x.name for x in dataclasses.fields(module.Args)}
     result, error, line = {}, "", 0
-    with aside(), finding_neighbors(script):
+    with aside(script), finding_neighbors(script):
         try:
             args = module.Args(**{x: y for x, y in settings.items() if x in fields})
             result = {"train": module.train(args)}
@@ -371,7 +371,7 @@ class Moment(float):
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
+def aside(script: Script) -> Iterator[None]:
     """Say nothing, end episodes early, and let games pay more."""
     make = gym.make
 
@@ -383,9 +383,16 @@ def aside() -> Iterator[None]:
     with (
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
-        mock.patch("gymnasium.make", make_short),
-        mock.patch("time.perf_counter", lambda: Moment(0.0)),
+        contextlib.ExitStack() as patches,
         warnings.catch_warnings(),
     ):
+        patches.enter_context(mock.patch("gymnasium.make", make_short))
+        for clock in ("time.time", "time.perf_counter"):
+            patches.enter_context(mock.patch(clock, lambda: Moment(0.0)))
+        if any("import envpool" in x for x in script.lines):
+            import envpool
+
+            short = functools.partial(envpool.make, max_episode_steps=LIMIT)
+            patches.enter_context(mock.patch("envpool.make", short))
         warnings.simplefilter("ignore")
         yield

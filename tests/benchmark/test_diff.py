@@ -2,7 +2,10 @@
 
 import math
 import re
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -401,7 +404,7 @@ def test_a_line_is_put_back_with_the_names_of_the_copy(compare):
 
 
 def test_an_episode_can_end_by_a_failure_and_the_time_limit_at_once():
-    with trace.aside():
+    with trace.aside(trace.Script(Path("small.py"), SMALL)):
         env = gym.make("CartPole-v1")
         ends = []
         for seed in range(8):
@@ -444,3 +447,13 @@ def test_a_script_that_plays_no_episodes_is_compared(compare):
 @pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda x: x.stem)
 def test_every_script_equals_itself(compare, path):
     assert compare(text=path.read_text(), words=(path,))[1].endswith("No difference.\n")
+
+
+def test_simulators_of_envpool_are_cut_off_early_and_clocks_are_the_same_in_both(monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", SimpleNamespace(make=lambda *_, **x: x))
+    script = trace.Script(Path("small.py"), f"import envpool\n{SMALL}")
+    with trace.aside(script):
+        from envpool import make
+
+        assert make("Hopper-v4", num_envs=2) == {"num_envs": 2, "max_episode_steps": trace.LIMIT}
+        assert time.time() - time.time() == time.perf_counter() - time.perf_counter() == 1
