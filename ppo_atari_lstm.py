@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["ale-py==0.12.1", "gymnasium==1.4.0", "moviepy==2.2.1", "numpy==2.4.6",
-#   "opencv-python-headless==5.0.0.93", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1",
-#   "tyro==1.0.17", "wandb==0.31.0"]
+# dependencies = ["ale-py==0.12.1", "filelock==4.3.1", "gymnasium==1.4.0", "moviepy==2.2.1",
+#   "numpy==2.4.6", "opencv-python-headless==5.0.0.93", "tensorboard==2.21.0", "torch==2.13.0",
+#   "tqdm==4.70.1", "tyro==1.0.17", "wandb==0.31.0"]
 # ///
 """PPO with an LSTM for Atari games, in one file: one frame and a memory instead of four frames.
 
@@ -40,6 +40,7 @@ an LSTM, while the paper names that of A3C (Mnih et al. 2016) and used no LSTM.
 import argparse
 import ctypes
 import dataclasses
+import functools
 import io
 import math
 import mmap
@@ -48,6 +49,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import warnings
 import zipfile
@@ -55,8 +57,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
+import filelock
 import gymnasium as gym
 import numpy as np
 import torch
@@ -82,8 +86,18 @@ NUM_CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_
 GAME_PROCESSES = NUM_CORES
 
 SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, it has no file
+LOCK = threading.RLock()  # for what the threads of a process share, such as random numbers
 Tensors = dict[str, Tensor]
+Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
+LIMITS = {  # the least and the largest value of settings
+    "num_envs num_steps num_minibatches update_epochs checkpoint_interval": (1, math.inf),
+    "learning_rate adam_eps clip_coef vf_coef max_grad_norm early_stop_kl": (0, math.inf),
+    "ent_coef": (-math.inf, math.inf),
+    "gamma gae_lambda sticky_actions": (0, 1),
+    "seed": (0, 2**63 - 1),
+    "torch_threads": (1, 1024),
+}
 
 
 # Copied from ppo_continuous_action.py
@@ -128,28 +142,31 @@ class Args:
     early_stop_kl: float = math.inf  # stop the epochs of an update once the KL is larger [inf: off]
 
     def __post_init__(self) -> None:
-        vars(self).update(plain(vars(self)))  # refuses what a checkpoint cannot hold
-        vars(self).update(env_id=re.sub("^ALE/|NoFrameskip-v4$|-v5$", "", self.env_id))
-        counts = "num_envs num_steps num_minibatches update_epochs checkpoint_interval"
-        sizes = "learning_rate adam_eps clip_coef vf_coef max_grad_norm"
-        limits = dict.fromkeys(counts.split(), (1, math.inf))
-        limits |= dict.fromkeys(sizes.split(), (0, math.inf))
-        limits |= {"gamma": (0, 1), "gae_lambda": (0, 1), "seed": (0, 2**63 - 1)}
-        limits |= {"sticky_actions": (0, 1), "torch_threads": (1, 1024)}
-        for name, (low, high) in limits.items():
-            if not low <= (value := getattr(self, name)) <= high:
-                flag = f"--{name.replace('_', '-')} ({value})"
-                raise UsageError(f"{flag} must be from {low} to {high}.")
+        for field in dataclasses.fields(self):
+            # NumPy's numbers become Python's. What a checkpoint cannot hold is refused.
+            value = plain(getattr(self, field.name), field.name)
+            object.__setattr__(self, field.name, value)  # the class is frozen
+            check_type(field, value)
+        name = re.sub("^ALE/|NoFrameskip-v4$|-v5$", "", self.env_id)
+        object.__setattr__(self, "env_id", name)
+        for names, (low, high) in LIMITS.items():
+            for name in names.split():
+                value = getattr(self, name)
+                if not low <= value <= high:  # or if it is NaN
+                    flag = f"--{name.replace('_', '-')} ({value})"
+                    raise UsageError(f"{flag} must be from {low} to {high}.")
         if self.num_envs % self.num_minibatches:
             parts = f"--num-minibatches ({self.num_minibatches})"
             raise UsageError(f"--num-envs ({self.num_envs}) must be a multiple of {parts}.")
-        batch, flag = self.num_steps * self.num_envs, "--num-steps * --num-envs"
+        batch = self.num_steps * self.num_envs
+        flag = "--num-steps * --num-envs"
         if batch == self.num_minibatches:
             raise UsageError(f"{flag} ({batch}) must be 2, 3, 4... times --num-minibatches.")
         if not batch <= self.total_timesteps < math.inf:
             raise UsageError(f"--total-timesteps must be finite, and at least {flag} ({batch}).")
-        if self.run_name and (self.run_name == ".." or Path(self.run_name).name != self.run_name):
-            raise UsageError(f"--run-name ({self.run_name}) must be a name, not a path.")
+        name = self.run_name
+        if name is not None and (name == ".." or Path(f"{name}").name != name):
+            raise UsageError(f"--run-name ({name}) must be a name, not a path.")
 
 
 # === Preprocessing: the wrappers of ppo2, inside out [common/atari_wrappers.py L266-289] ===
@@ -175,7 +192,8 @@ class MaxAndSkip(gym.Wrapper):
     """Hold each action for 4 frames, sum their rewards, show the maximum of the last two."""
 
     def step(self, action: int) -> tuple:
-        frames, total_reward = [], 0.0
+        frames = []
+        total_reward = 0.0
         for k in range(FRAME_SKIP):
             _, reward, terminated, truncated, info = self.env.step(action)
             total_reward += float(reward)
@@ -198,7 +216,8 @@ class EpisodicLife(gym.Wrapper):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        self.game_over, self.scores = True, []
+        self.game_over = True
+        self.scores: list[dict] = []
 
     def reset(self, **kwargs: Any) -> tuple:
         """Take a no-op step into the next life, or start a new game if this one is over."""
@@ -207,7 +226,8 @@ class EpisodicLife(gym.Wrapper):
         if self.game_over:
             frame, info = self.env.reset(**kwargs)
             self.score = {"return": 0.0, "length": 0}
-        self.game_over, self.lives = False, self.unwrapped.ale.lives()
+        self.game_over = False
+        self.lives = self.unwrapped.ale.lives()
         return frame, info
 
     def step(self, action: int) -> tuple:
@@ -382,7 +402,8 @@ def categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities of actions (...) under the softmax of logits (..., A), and entropies."""
     all_logprobs = logits.log_softmax(-1)
     logprobs = all_logprobs.gather(-1, actions[..., None]).squeeze(-1)
-    return logprobs, -(all_logprobs.exp() * all_logprobs).sum(-1)
+    entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)
+    return logprobs, entropies
 
 
 # Copied from ppo_atari.py
@@ -399,15 +420,22 @@ def draw(logits: Tensor, noise: Tensor) -> Tensor:
 
 
 # Copied from ppo_continuous_action.py
-def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args: Args) -> Tensor:
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    done: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
     """Generalized advantage estimation (Schulman et al. 2016, equations 11-16), all (T, N).
 
     `next_values` is what the rest of the episode is worth after each step. `done` is 1 where the
     episode ended with that step, for any reason.
     """
     # At first, temporal-difference (TD) errors: how much better each step went than predicted.
-    advantages = (rewards + args.gamma * next_values - values).numpy(force=True)
-    decay = (args.gamma * args.gae_lambda * (1 - done)).numpy(force=True)  # NumPy loops faster
+    advantages = (rewards + gamma * next_values - values).numpy(force=True)
+    decay = (gamma * gae_lambda * (1 - done)).numpy(force=True)  # NumPy loops faster
     for t in reversed(range(len(advantages) - 1)):
         # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
         # Later TD errors count less. A higher lambda means less bias and more variance.
@@ -447,19 +475,34 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: Tensor
     return 0.5 * errors.mean()
 
 
-def ppo_loss(agent: Agent, minibatch: list[Tensor], args: Args) -> tuple[Tensor, Tensors]:
+class Batch(NamedTuple):
+    """What an update learns from: T steps of N games, then B of the games."""
+
+    obs: Tensor  # (T, N, 1, 84, 84), bytes
+    actions: Tensor  # (T, N)
+    logprobs: Tensor  # (T, N), of the policy that acted
+    values: Tensor  # (T, N)
+    advantages: Tensor  # (T, N)
+    returns: Tensor  # (T, N), targets for the values
+    starts: Tensor  # (T, N), 1 for the first step of a life or game
+    state: Tensor  # (2, N, H), of the LSTM before the first step
+
+
+def ppo_loss(agent: Agent, minibatch: Batch, args: Args) -> tuple[Tensor, Tensors]:
     """Overall loss (paper, equation 9, negated for descent), and debug variables."""
-    obs, actions, old_logprobs, old_values, advantages, returns, starts, state = minibatch
     # Detail 36/37: rebuild states in training [ppo2/ppo2.py L179-180]
     # Stored states come from old weights and have no gradient. So only the first one is stored.
-    values, logprobs, entropies = agent.evaluate_actions(obs, starts, state, actions)
-    logratio = logprobs - old_logprobs
+    values, logprobs, entropies = agent.evaluate_actions(
+        minibatch.obs, minibatch.starts, minibatch.state, minibatch.actions
+    )
+    logratio = logprobs - minibatch.logprobs
     # Detail 7/37: advantage normalization (norm_adv) [ppo2/model.py L136-139]
     # The step then depends on which actions were better, not on the scale of rewards.
+    advantages = minibatch.advantages
     advantages = normalize(advantages) if args.norm_adv else advantages
     pg_loss = policy_loss(logratio, advantages, args.clip_coef)
     v_clip = args.clip_coef if args.clip_vloss else math.inf
-    v_loss = value_loss(values, old_values, returns, v_clip)
+    v_loss = value_loss(values, minibatch.values, minibatch.returns, v_clip)
     # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
     # The entropy bonus rewards randomness, so that the policy does not narrow too early.
     loss = pg_loss - args.ent_coef * entropies.mean() + args.vf_coef * v_loss
@@ -476,12 +519,15 @@ def ppo_loss(agent: Agent, minibatch: list[Tensor], args: Args) -> tuple[Tensor,
 
 
 def ppo_update(
-    agent: Agent, adam: torch.optim.Adam, batch: list[Tensor], mb: Tensor, args: Args
+    agent: Agent, adam: torch.optim.Adam, batch: Batch, chosen: Tensor, args: Args
 ) -> Tensors:
-    """Take an Adam step on the games `mb` (B,) of the batch (T, N, ...), and return the metrics."""
+    """Take an Adam step on the games `chosen` (B,) of the batch (T, N, ...); return the metrics.
+
+    The floats of `args` but max_grad_norm are tensors here.
+    """
     # Detail 35/37: sequential minibatches (num_minibatches) [ppo2/ppo2.py L167-180]
     # The LSTM learns along time, so a minibatch has all steps of some games, in their order.
-    minibatch = [x[:, mb] for x in batch]
+    minibatch = Batch(*(x[:, chosen] for x in batch))
     loss, metrics = ppo_loss(agent, minibatch, args)
     adam.zero_grad()
     loss.backward()
@@ -498,59 +544,76 @@ def ppo_update(
 # Copied from ppo_atari.py
 def train(
     args: Args | None = None,
-    update: Callable = ppo_update,
-    resume: str | Path | None = None,
+    update: Callable[..., Tensors] | None = None,
+    resume: str | Path | Saved | None = None,
+    on_iteration: Callable[[dict[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """Train an agent.
 
-    `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
-    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
-    iteration; `args`; `run_dir`, the folder of logs and checkpoints.
+    `update` takes the place of `ppo_update`. `resume` is the folder of a run to continue; its
+    settings are the default of `args`. Returns `agent`; `episodes`, each {"global_step", "return",
+    "length"}; `updates`, the metrics of each iteration; `args`; `run_dir`, the folder of logs and
+    checkpoints. After each iteration, `on_iteration` gets the same; it may raise to end the run.
     """
-    args = args or (load_checkpoint(resume)["args"] if resume else Args())
-    with ExitStack() as resources:
-        resources.callback(torch.set_num_threads, torch.get_num_threads())  # as before, at the end
-        return learn(args, update, resume, resources)
+    # Gradients are computed even if the caller has switched them off.
+    with SharedSettings(), torch.inference_mode(False), ExitStack() as resources:
+        saved = load_checkpoint(resume) if resume else {}
+        args = settings_for(saved, args)
+        return learn(args, update or ppo_update, saved, on_iteration, resources)
 
 
-def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
+def learn(
+    args: Args,
+    update: Callable[..., Tensors],
+    saved: Saved,
+    on_iteration: Callable[[dict[str, Any]], object] | None,
+    resources: ExitStack,
+) -> dict[str, Any]:
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device and sizes ---
     device = choose_device(args)
-    torch.manual_seed(args.seed)
+    to_tensor = functools.partial(torch.tensor, dtype=torch.float32, device=device)
     batch_size = args.num_steps * args.num_envs
     num_iterations = int(args.total_timesteps // batch_size)
 
     # --- Games, and arrays for a rollout (T, N, ...) ---
     games = Games(resources, args)  # first of all, because forks copy what there is
-    raw_obs, num_actions = games.obs, games.num_actions
+    raw_obs = games.obs  # what the games show now, (N, 1, 84, 84)
+    sizes = (games.num_actions,)  # what an agent is made for
     shape = (args.num_steps, args.num_envs)
     rewards = np.zeros(shape)
     # The last observation of a rollout is the first of the next one.
     obs = torch.zeros((args.num_steps + 1, *raw_obs.shape), dtype=torch.uint8, device=device)
-    logits = torch.zeros((*shape, num_actions), device=device)
+    logits = torch.zeros((*shape, games.num_actions), device=device)
     actions = torch.zeros(shape, dtype=torch.int64, device=device)
     values = torch.zeros(shape, device=device)
     starts = torch.ones((args.num_steps + 1, args.num_envs), device=device)
     terminated, truncated = np.zeros((2, *shape), dtype=bool)
 
     # --- Agent, optimizer, episodes, metrics: new, or from the checkpoint ---
-    torch.set_num_threads(args.torch_threads)  # the last bits of new weights depend on it
-    saved = load_checkpoint(resume, (num_actions,)) if resume else {}
-    agent = saved.get("agent", Agent(num_actions)).to(device)
+    check_sizes(saved, sizes)
+    with LOCK:  # all threads of Python draw from the same random numbers of PyTorch
+        torch.set_num_threads(args.torch_threads)  # the last bits of new weights depend on it
+        torch.manual_seed(args.seed)
+        agent = saved["agent"] if saved else Agent(*sizes)
+    agent.to(device).eval()  # dropout and the like are only switched on for updates
     agent.bfloat16 = args.bfloat16
     adam = torch.optim.Adam(agent.parameters(), fused=True)
     if saved:
         adam.load_state_dict(saved["adam"])
-    episodes, updates = saved.get("episodes", []), saved.get("updates", [])
+    episodes = saved.get("episodes", [])
+    updates = saved.get("updates", [])
     global_step = updates[-1]["global_step"] if updates else 0
+    finished = global_step // batch_size  # iterations
     state = agent.initial_state(args.num_envs)
-    # The floats of `args` as tensors, which can change without compiling or recording again.
+
+    # --- The functions of a step and of an update, recorded on a GPU ---
+    # Floats in `args` become tensors, which can change without compiling or recording again.
     # PyTorch's gradient clipping needs a number: reading it from a GPU would wait for the GPU.
-    floats = [x.name for x in dataclasses.fields(args) if type(x.default) is float]
-    floats.remove("max_grad_norm")
-    tensors = {x: torch.tensor(float(getattr(args, x)), device=device) for x in floats}
-    annealed = dataclasses.replace(args, **tensors)
+    update_args = SimpleNamespace(**vars(args))
+    for field in dataclasses.fields(args):
+        if type(field.default) is float and field.name != "max_grad_norm":
+            setattr(update_args, field.name, to_tensor(getattr(args, field.name)))
 
     @torch.no_grad()
     def choose(obs: Tensor, starts: Tensor, state: Tensor, noise: Tensor) -> Tensors:
@@ -558,43 +621,72 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
         actions = draw(logits, noise)
         return {"logits": logits, "values": values, "actions": actions, "state": state}
 
-    def update_minibatch(mb: Tensor, *batch: Tensor) -> Tensors:
-        return update(agent, adam, batch, mb, annealed)
+    def learn_from(chosen: Tensor, *batch: Tensor) -> Tensors:
+        return update(agent, adam, Batch(*batch), chosen, update_args)
 
     is_recorded = device.type == "cuda"
-    if is_recorded:
-        warnings.filterwarnings("ignore", message=".*capturable=True")  # the first calls are not
-        choose, update_minibatch = recorded(choose), recorded(update_minibatch)
+    fast_choose = recorded(choose) if is_recorded else choose
+    fast_learn_from = recorded(learn_from) if is_recorded else learn_from
+    # PyTorch warns in the first calls, which are not recorded.
+    warnings.filterwarnings("ignore", message=".*capturable=True")
 
     # --- Start: a resumed run continues its games, a new run begins new ones ---
-    run_dir, run_id, writer = open_run(resources, args, resume, saved, global_step)
-    finished = global_step // batch_size  # iterations
+    run_dir, run_id, writer = open_run(resources, args, saved, global_step)
+    result = dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
     if saved and replay_games(games, saved):
-        starts[-1], state = saved["starts"].to(device), saved["state"].to(device)
+        starts[-1] = saved["starts"].to(device)
+        state = saved["state"].to(device)
     else:
         rng = np.random.default_rng([args.seed, finished])
         games.call("load", {i: rng.integers(2**31).item() for i in range(args.num_envs)})
     obs[-1] = torch.from_numpy(raw_obs)
 
+    # --- What is saved, so that a run can be resumed whenever it is stopped ---
+    def save() -> None:
+        state_of_run = {
+            "args": vars(args),
+            "sizes": sizes,
+            "agent": agent.state_dict(),
+            "adam": adam.state_dict(),
+            "raw_obs": raw_obs,
+            "running": games.call("record", dict.fromkeys(range(args.num_envs))),
+            "starts": starts[-1].clone(),
+            "state": state,
+            "episodes": episodes,
+            "updates": updates,
+            "run_id": run_id,
+        }
+        save_checkpoint(run_dir, state_of_run)
+
+    if not saved:
+        save()
+
     iterations = range(finished + 1, num_iterations + 1)
     progress = tqdm(iterations, initial=finished, total=num_iterations)
     for iteration in resources.enter_context(progress):
         # --- Collect: T steps in each of the N games, with fixed weights ---
-        start_time, num_before = time.perf_counter(), len(episodes)
+        start_time = time.perf_counter()
+        num_before = len(episodes)
         remaining = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         # Eight frames per thread are enough. More threads would spin idly and slow the games down.
         torch.set_num_threads(min(args.torch_threads, max(1, args.num_envs // 8)))
         rng = np.random.default_rng([args.seed, iteration])
-        noise = torch.tensor(rng.gumbel(size=logits.shape).astype(np.float32), device=device)
-        final_obs, final_states = [], []  # where a time limit ended a game
-        obs[0], starts[0], rollout_state = obs[-1], starts[-1], state  # the end of the last rollout
+        noise = to_tensor(rng.gumbel(size=logits.shape))
+        final_obs = []  # where a time limit ended a game
+        final_states = []
+        obs[0] = obs[-1]  # where the last rollout ended
+        starts[0] = starts[-1]
+        rollout_state = state
         # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
         # Several environments make a batch more diverse. Each rollout continues the one before.
         for t in range(args.num_steps):
             global_step += args.num_envs
             now = slice(t, t + 1)  # a sequence of one step
-            choice = choose(obs[now], starts[now], state, noise[now])
-            logits[now], values[now], actions[now], state = choice.values()
+            choice = fast_choose(obs[now], starts[now], state, noise[now])
+            logits[now] = choice["logits"]
+            values[now] = choice["values"]
+            actions[now] = choice["actions"]
+            state = choice["state"]
             ended = {}
             steps = games.call("step", dict(enumerate(actions[t].tolist())))
             for i, (reward, failed, cut_off, is_over) in enumerate(steps):
@@ -616,9 +708,7 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
         # The game would have gone on, so bootstrap from its last observation (ppo2 uses 0).
         terminated |= truncated & args.truncation_is_terminal
         done = terminated | truncated
-        b_rewards, b_done = (
-            torch.tensor(x, dtype=torch.float32, device=device) for x in (rewards, done)
-        )
+        batch_rewards = to_tensor(rewards)
         with torch.no_grad():
             logprobs, _ = categorical(logits, actions)  # (T, N)
             # The value of the next observation predicts what follows a step. If the episode ended,
@@ -631,7 +721,9 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
                 _, final_values, _ = agent(b_final_obs, no_starts, torch.stack(final_states, 1))
                 next_values[truncated] = final_values[0]
             next_values[terminated] = 0.0
-            advantages = gae(b_rewards, values, next_values, b_done, args)
+            advantages = gae(
+                batch_rewards, values, next_values, to_tensor(done), args.gamma, args.gae_lambda
+            )
             returns = advantages + values  # targets for the values
 
         # --- Update: K epochs of minibatches ---
@@ -641,54 +733,60 @@ def learn(args: Args, update: Any, resume: Any, resources: ExitStack) -> dict:
         # Extra: clip range annealing (clip_coef, anneal_clip) [ppo2/ppo2.py L137]
         # As the steps get smaller, the policy needs less room to move.
         clip_coef = args.clip_coef * (remaining if args.anneal_clip else 1.0)
-        tensors["clip_coef"].fill_(clip_coef)  # other floats can be annealed like this
-        tensors["learning_rate"].fill_(learning_rate)
+        update_args.clip_coef.fill_(clip_coef)  # other floats can be annealed like this
+        update_args.learning_rate.fill_(learning_rate)
         # A recording reads the step size from the GPU.
-        step_size = tensors["learning_rate"] if is_recorded else learning_rate
+        step_size = update_args.learning_rate if is_recorded else learning_rate
         # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
         # With PyTorch's 1e-8, weights with tiny gradients would take steps as large as any others.
         adam.param_groups[0].update(lr=step_size, eps=args.adam_eps, capturable=is_recorded)
-        batch = [obs[:-1], actions, logprobs, values, advantages, returns]
-        batch += [starts[:-1], rollout_state]  # the second dimension of all is the games
+        batch = Batch(
+            obs[:-1], actions, logprobs, values, advantages, returns, starts[:-1], rollout_state
+        )
         mb_metrics: list[Tensors] = []
+        agent.train()
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(args.num_envs), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Many small steps learn more than a large one. Here they use whole games.
             minibatches = order.view(args.num_minibatches, -1)
-            epoch = [update_minibatch(mb, *batch) for mb in minibatches]
+            epoch = [fast_learn_from(chosen, *batch) for chosen in minibatches]
             mb_metrics += epoch
             # Extra: early stopping (early_stop_kl) [Spinning Up: each step, at 1.5 times a target]
             # Clipping cannot hold back a policy that has already moved too far. Stopping can.
             if means(epoch)["losses/approx_kl"] > args.early_stop_kl:
                 break
+        agent.eval()
 
         # --- Log and save ---
         with torch.no_grad():  # one game, since all would take a tenth of the update's time
             one = (x[:, :1] for x in (obs[:-1], starts[:-1], rollout_state, actions))
             logratio = agent.evaluate_actions(*one)[1] - logprobs[:, :1]
-        observed = observed_returns([b_rewards, next_values, terminated, done], args.gamma)
+        observed = observed_returns(batch_rewards, next_values, terminated, done, args.gamma)
         bias = (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8)
         metrics = means(mb_metrics)
         metrics |= {
             "losses/explained_variance": 1 - (returns - values).var() / (returns.var() + 1e-8),
+            "check/target_std": returns.std(),  # what explained variance is relative to
             "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
             "check/update": (normalize(logratio) * normalize(advantages[:, :1])).mean(),  # positive
             "check/first_kl": mb_metrics[0]["losses/approx_kl"],  # 0 before the first step
-            "check/entropy_share": metrics["losses/entropy"] / math.log(num_actions),
+            "check/entropy_share": metrics["losses/entropy"] / math.log(games.num_actions),
             "charts/learning_rate": learning_rate,
             "charts/SPS": batch_size / (time.perf_counter() - start_time),
         }
         metrics = {name: float(x) for name, x in metrics.items()}
+        check_finite(metrics, global_step)  # before anything is saved
         updates.append({"global_step": global_step, **metrics})
-        log(writer, global_step, metrics, episodes[num_before:], episodes[-100:], progress)
+        log(writer, global_step, metrics | episode_means(episodes[num_before:]))
+        if episodes:
+            mean_return = np.mean([x["return"] for x in episodes[-100:]])
+            progress.set_postfix_str(f"return {short(mean_return)}", refresh=False)
         if iteration in (1, num_iterations) or iteration % args.checkpoint_interval == 0:
-            content = {"agent": agent.state_dict(), "sizes": (num_actions,), "raw_obs": raw_obs}
-            content |= {"running": games.call("record", dict.fromkeys(range(args.num_envs)))}
-            content |= {"starts": starts[-1].clone(), "state": state}
-            content |= {"adam": adam.state_dict(), "episodes": episodes, "updates": updates}
-            save_checkpoint(run_dir, args, content | {"run_id": run_id})
-    return dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
+            save()
+        if on_iteration:
+            on_iteration(result)
+    return result
 
 
 # === The algorithm ends here ===
@@ -707,6 +805,31 @@ def choose_device(args: Args) -> torch.device:
     return torch.device("cuda" if gpu else "cpu")
 
 
+# Copied from ppo_atari.py
+class SharedSettings:
+    """Settings of PyTorch that all threads of Python share; the floats of a run have 32 bits.
+
+    If several runs train at once, the last one to end restores what the first one found.
+    """
+
+    runs = 0
+    before = ExitStack()
+
+    def __enter__(self) -> None:
+        with LOCK:
+            if SharedSettings.runs == 0:
+                self.before.callback(torch.set_num_threads, torch.get_num_threads())
+                self.before.callback(torch.set_default_dtype, torch.get_default_dtype())
+                torch.set_default_dtype(torch.float32)
+            SharedSettings.runs += 1
+
+    def __exit__(self, *error: object) -> None:
+        with LOCK:
+            SharedSettings.runs -= 1
+            if SharedSettings.runs == 0:
+                self.before.close()
+
+
 # Copied from ppo_continuous_action.py
 def recorded(function: Callable) -> Callable:
     """Record the kernels that `function` launches on a GPU, then replay them all at once.
@@ -714,30 +837,33 @@ def recorded(function: Callable) -> Callable:
     Launching kernels one by one takes longer than small networks take to compute. Inputs are copied
     to where the recording reads them, outputs from where it writes them.
     """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    calls, static, outputs = 0, [], {}
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    calls = 0
+    recorded_inputs: list[Tensor] = []
+    recorded_outputs: Tensors = {}
 
     def call(*inputs: Tensor) -> Tensors:
         nonlocal calls
         calls += 1
         if calls == 4:  # what is compiled or allocated in the first calls cannot be recorded
-            static.extend(x.clone() for x in inputs)
+            recorded_inputs.extend(x.clone() for x in inputs)
             try:
                 with torch.cuda.graph(graph, stream=stream):
-                    outputs.update(function(*static))
+                    recorded_outputs.update(function(*recorded_inputs))
             except RuntimeError as error:  # something in it waits for the GPU, as .item() does
                 reason = str(error).partition("\n")[0]
                 tqdm.write(f"{function.__name__} cannot be recorded, so it takes longer: {reason}")
-        if not outputs:
+        if not recorded_outputs:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 result = function(*inputs)
             torch.cuda.current_stream().wait_stream(stream)
             return result
-        for old, new in zip(static, inputs):
-            old.copy_(new)
+        for place, x in zip(recorded_inputs, inputs):
+            place.copy_(x)
         graph.replay()
-        return {name: x.clone() for name, x in outputs.items()}
+        return {name: x.clone() for name, x in recorded_outputs.items()}
 
     return call
 
@@ -773,7 +899,9 @@ class Game:
     """
 
     def __init__(self, env: gym.Env, obs: np.ndarray) -> None:
-        self.env, self.obs, self.ale = env, obs, env.unwrapped.ale
+        self.env = env
+        self.obs = obs
+        self.ale = env.unwrapped.ale
 
     def load(self, seed: int) -> None:
         """Load the game, which seeds the emulator's random numbers, and begin it."""
@@ -783,8 +911,9 @@ class Game:
     def begin_next(self, seed: int | None) -> list[dict]:
         """Begin the next life or, with a seed for its no-ops, the next game; return new scores."""
         if seed is not None:
-            emulator = self.ale.cloneState(include_rng=True).__getstate__()  # with its random state
-            self.seed, self.emulator, self.actions = seed, emulator, []
+            self.seed = seed
+            self.emulator = self.ale.cloneState(include_rng=True).__getstate__()  # its random state
+            self.actions: list[int] = []
             # `reset(seed=seed)` would also load the game again, which takes 18 times as long.
             self.env.unwrapped.np_random = np.random.default_rng(seed)
             self.env.set_wrapper_attr("game_over", True)  # even if another game is running
@@ -829,7 +958,8 @@ class Games:
         self.games = {i: Game(make_env(args), self.obs[i]) for i in self.shares[0]}
         for game in self.games.values():
             resources.callback(game.env.close)
-        self.num_actions, self.pipes = self.games[0].env.action_space.n.item(), []
+        self.num_actions = self.games[0].env.action_space.n.item()
+        self.pipes: list[Connection] = []
         for share in self.shares[1:]:
             pipe, other_end = multiprocessing.Pipe()
             fork = multiprocessing.get_context("fork").Process
@@ -874,7 +1004,7 @@ class Games:
         return [results[i] for i in arguments]
 
 
-def replay_games(games: Games, saved: dict[str, Any]) -> bool:
+def replay_games(games: Games, saved: Saved) -> bool:
     """Replay the running games of a checkpoint. Return whether that worked."""
     try:
         games.call("replay", dict(zip(range(len(games.obs)), saved["running"])))
@@ -896,37 +1026,63 @@ def means(rows: list[Tensors]) -> dict[str, float]:
 
 
 # Copied from ppo_continuous_action.py
-def observed_returns(rollout: list, gamma: float) -> Tensor:
-    """Returns (T, N) from rewards, next values, terminated and done, computed without `gae`."""
+def observed_returns(
+    rewards: Tensor, next_values: Tensor, terminated: np.ndarray, done: np.ndarray, gamma: float
+) -> Tensor:
+    """Discounted sums (T, N) of the rewards that followed, computed without `gae`.
+
+    A value stands for what is unknown: after the rollout, and after a time limit.
+    """
     columns = []  # in Python's numbers, which are 20 times as fast as arrays here
-    for column in zip(*(x.T.tolist() for x in rollout)):
-        returns = []  # from the last step to the first
-        for reward, value, failed, ended in zip(*map(reversed, column)):
-            rest = value if ended or not returns else returns[-1]
-            returns.append(reward + gamma * (0.0 if failed else rest))
-        columns.append(returns[::-1])
-    return torch.tensor(columns, device=rollout[0].device).T
+    for i in range(rewards.shape[1]):
+        values, failed, ended = (x[:, i].tolist() for x in (next_values, terminated, done))
+        returns = rewards[:, i].tolist()  # what followed is added from the last step to the first
+        rest = values[-1]
+        for t in reversed(range(len(returns))):
+            if ended[t]:
+                rest = values[t]
+            if failed[t]:
+                rest = 0.0
+            returns[t] += gamma * rest
+            rest = returns[t]
+        columns.append(returns)
+    return torch.tensor(columns, device=rewards.device).T
 
 
 # Copied from ppo_continuous_action.py
-def log(writer: Any, step: int, metrics: dict, new: list, recent: list, progress: tqdm) -> None:
-    """Log metrics of `step` and means over `new` episodes; show the mean return of `recent`."""
-    if bad := ", ".join(name for name, x in metrics.items() if not math.isfinite(x)):
+def episode_means(episodes: list[dict]) -> dict[str, float]:
+    """Mean return and length of episodes, as metrics; none if there is no episode."""
+    names = ("return", "length") if episodes else ()
+    return {f"charts/episodic_{x}": np.mean([y[x] for y in episodes]).item() for x in names}
+
+
+# Copied from ppo_continuous_action.py
+def check_finite(metrics: dict[str, float], step: int) -> None:
+    """End a run whose numbers are no numbers any more."""
+    bad = ", ".join(name for name, x in metrics.items() if not math.isfinite(x))
+    if bad:
         raise UsageError(f"Not finite at step {step}: {bad}. Check observations and rewards.")
-    if new:
-        for name in ("return", "length"):
-            metrics[f"charts/episodic_{name}"] = np.mean([x[name] for x in new]).item()
-        mean = np.mean([x["return"] for x in recent])
-        progress.set_postfix_str(f"return {mean:.1f}", refresh=False)
+
+
+# Copied from ppo_continuous_action.py
+def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
+    """Write the metrics of an iteration, which ended at `step`, to TensorBoard."""
     for name, value in metrics.items():
         writer.add_scalar(name, value, step)
 
 
 # Copied from ppo_continuous_action.py
-def details(args: Any) -> str:
+def short(x: float) -> str:
+    """A number with one decimal; below 1 with three significant digits."""
+    return f"{x:.1f}" if abs(x) >= 1 or x == 0 else f"{x:.3g}"
+
+
+# Copied from ppo_continuous_action.py
+def details(args: Args) -> str:
     """The implementation details with their lines and the values of their settings."""
     tag = re.compile(r" *# (?:Detail )?(\d+/37|[A-Z]\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
-    source, rows = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else "", []
+    source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
+    rows = []
     for line, text in enumerate(source.splitlines(), 1):
         if match := tag.match(text):
             names = re.findall(r"\w+", (match[3] or "").replace("not ", ""))
@@ -936,11 +1092,13 @@ def details(args: Any) -> str:
 
 
 # Copied from ppo_continuous_action.py
-def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: int) -> tuple:
-    """Open the log of a run. Return its folder, its id at Weights & Biases, and the log."""
+def open_run(
+    resources: ExitStack, args: Args, saved: Saved, step: int
+) -> tuple[Path, str, SummaryWriter]:
+    """Open the folder of a run. Returns it, the run's id at Weights & Biases, and its log."""
     name = f"{args.env_id}__{SCRIPT.stem}__{args.seed}__{time.time_ns()}"
     run_id = saved.get("run_id", re.sub(r"[^\w.=+-]", "-", name))
-    run_dir = Path(resume or f"runs/{args.run_name or run_id}")
+    run_dir = saved.get("run_dir", Path("runs", args.run_name or run_id))
     if args.track:
         import wandb
 
@@ -950,9 +1108,14 @@ def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: in
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     try:
-        if not resume:
-            run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
+        run_dir.mkdir(parents=True, exist_ok=True)
+        # The operating system holds this lock until the run ends, even if the process is killed.
+        resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
+        if not saved and any(run_dir.rglob("checkpoint.pt")):
+            raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
         writer = SummaryWriter(run_dir, purge_step=step + 1)  # hide lost steps
+    except filelock.Timeout as error:
+        raise UsageError(f"{run_dir} is in use: another process trains there.") from error
     except OSError as error:
         raise UsageError(f"{run_dir}: {error.strerror}: change --run-name, or --resume.") from error
     resources.enter_context(writer)
@@ -963,6 +1126,19 @@ def open_run(resources: ExitStack, args: Any, resume: Any, saved: dict, step: in
     if step + args.num_steps * args.num_envs > args.total_timesteps:
         print(f"Step {step} was the last one: raise --total-timesteps to train on.")
     return run_dir, run_id, writer
+
+
+# Copied from ppo_continuous_action.py
+def check_type(field: dataclasses.Field, value: Any) -> None:
+    """Refuse a setting that is not of its default's type; an integer will do for a float."""
+    flag = f"--{field.name.replace('_', '-')} ({value!r})"
+    kind = type(field.default)
+    if field.default is None or type(value) is kind or (kind is float and type(value) is int):
+        choices = get_args(field.type) if get_origin(field.type) is Literal else [value]
+        if value not in choices:
+            raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
+    else:
+        raise UsageError(f"{flag} must be of type {kind.__name__}.")
 
 
 # Copied from ppo_continuous_action.py
@@ -980,15 +1156,17 @@ def plain(x: Any, name: str = "") -> Any:
 
 
 # Copied from ppo_continuous_action.py
-def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
+def save_checkpoint(run_dir: Path, state: dict[str, Any]) -> None:
     """Save `state`. The file is always the old or the new one, never half of one."""
-    temporary = run_dir / f"checkpoint.{os.getpid()}.tmp"
     # Episodes in columns, because a million dictionaries would take long to load.
-    names = state["episodes"][0] if state["episodes"] else ("global_step", "return", "length")
-    columns = {name: np.array([x[name] for x in state["episodes"]]) for name in names}
+    episodes = state["episodes"]
+    names = episodes[0] if episodes else ()
+    columns = {name: np.array([x[name] for x in episodes]) for name in names}
+    buffer = io.BytesIO()
+    torch.save(plain({**state, "episodes": columns}), buffer)
+    temporary = run_dir / f"checkpoint.{os.getpid()}.tmp"
     try:
-        torch.save(plain({"args": vars(args), **state, "episodes": columns}), file := io.BytesIO())
-        temporary.write_bytes(file.getbuffer())
+        temporary.write_bytes(buffer.getbuffer())
         os.replace(temporary, run_dir / "checkpoint.pt")
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -996,41 +1174,62 @@ def save_checkpoint(run_dir: Path, args: Any, state: dict[str, Any]) -> None:
 
 
 # Copied from ppo_atari.py
-def load_checkpoint(run_dir: Any, sizes: tuple[int] | None = None) -> dict[str, Any]:
+def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
     """Everything a run has saved, with its `args` and `agent`. Loading it runs no code."""
+    if isinstance(run_dir, dict):  # it has been loaded
+        return run_dir
     path = Path(run_dir) / "checkpoint.pt"
     try:
         if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        agent = Agent(*saved["sizes"])
-        agent.load_state_dict(saved["agent"])
-        saved |= {"args": Args(**saved["args"]), "agent": agent}
-        names, columns = saved["episodes"], saved["episodes"].values()
-        saved["episodes"] = [dict(zip(names, x)) for x in zip(*(x.tolist() for x in columns))]
+        with LOCK, torch.random.fork_rng(devices=[]):  # a new agent draws weights, which are lost
+            agent = Agent(*saved["sizes"])
+        agent.load_state_dict(saved["agent"], assign=True)
+        saved["agent"] = agent.eval()
+        saved["args"] = Args(**saved["args"])
+        columns = {name: column.tolist() for name, column in saved["episodes"].items()}
+        saved["episodes"] = [dict(zip(columns, row)) for row in zip(*columns.values())]
     except Exception as error:  # whatever a missing, damaged or foreign file can raise
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
         raise UsageError(f"{path} is missing, damaged or from another script: {reason}") from error
-    if sizes and sizes != saved["sizes"]:
-        raise UsageError(f"{run_dir} was trained in an environment with other spaces.")
+    saved["run_dir"] = Path(run_dir)
     return saved
+
+
+# Copied from ppo_atari.py
+def settings_for(saved: Saved, args: Args | None) -> Args:
+    """`args`, or by default those of a checkpoint, if there is one. Refuses what cannot work."""
+    args = args or saved.get("args") or Args()
+    if vars(args).keys() != vars(Args()).keys():
+        raise UsageError("Only settings of Args itself can be loaded again: add yours to it.")
+    return args
+
+
+# Copied from ppo_continuous_action.py
+def check_sizes(saved: Saved, sizes: tuple) -> None:
+    """Refuse to go on, or to act, in an environment with other spaces."""
+    if saved and saved["sizes"] != sizes:
+        raise UsageError(f"{saved['run_dir']} was trained in an environment with other spaces.")
 
 
 # === The use of a policy, and `main` ===
 
 
-def load_policy(run_dir: Any, env: gym.Env) -> Callable[..., int]:
+def load_policy(run_dir: str | Path | Saved, env: gym.Env) -> Callable[..., int]:
     """The trained policy: `policy(obs, start)` is the most likely action; `env` is from `make_env`.
 
     The policy remembers what it has seen until `start` is true, as it must be for the first
-    observation of each life or game.
+    observation of each life or game. With standard Gumbel `noise` (A,) it samples.
     """
-    saved = load_checkpoint(run_dir, (env.action_space.n.item(),))
+    saved = load_checkpoint(run_dir)
+    check_sizes(saved, (env.action_space.n.item(),))
     agent = saved["agent"]
-    agent.bfloat16, state = saved["args"].bfloat16, agent.initial_state(1)
+    agent.bfloat16 = saved["args"].bfloat16
+    state = agent.initial_state(1)
 
     @torch.no_grad()
-    def policy(obs: Any, start: bool, noise: Any = 0.0) -> int:  # Gumbel noise (A,) to sample
+    def policy(obs: np.ndarray, start: bool, noise: np.ndarray | float = 0.0) -> int:
         nonlocal state
         frames = torch.tensor(np.asarray(obs, dtype=np.uint8).reshape(1, 1, NUM_FRAMES, 84, 84))
         starts = torch.full((1, 1), float(start))
@@ -1053,7 +1252,10 @@ class Command:
 
 
 def evaluate(
-    run_dir: Any, episodes: int = 10, video: bool = False, args: Args | None = None
+    run_dir: str | Path | Saved,
+    episodes: int = 10,
+    video: bool = False,
+    args: Args | None = None,
 ) -> list[float]:
     """Play whole games with the most likely actions of a trained policy; return their returns.
 
@@ -1061,25 +1263,32 @@ def evaluate(
     """
     if episodes < 1:
         raise UsageError("--eval-episodes must be at least 1.")
-    args = args or load_checkpoint(run_dir)["args"]
+    saved = load_checkpoint(run_dir)
+    args = settings_for(saved, args)
+    folder = saved["run_dir"] / "videos"
     with ExitStack() as resources:
-        env = make_env(args, f"{run_dir}/videos" if video else None)
+        env = make_env(args, f"{folder}" if video else None)
         resources.callback(env.close)
         obs = np.zeros((NUM_FRAMES, 84, 84), dtype=np.uint8)
-        policy, game, returns = load_policy(run_dir, env), Game(env, obs), []
+        game = Game(env, obs)
+        policy = load_policy(saved, env)
         progress = resources.enter_context(tqdm(unit=" steps", disable=not video))
+        returns = []
         for seed in range(episodes):
             game.load(seed)
-            start, scores = True, []
+            start = True
+            scores = []
             while not scores:  # every game ends, at its time limit at the latest
                 _, terminated, truncated, _ = game.step(policy(obs, start))
                 progress.update()
-                if start := terminated or truncated:
+                start = terminated or truncated
+                if start:
                     scores = game.begin_next(None)
             returns.append(scores[0]["return"])
     if video:
-        print(f"Video: {run_dir}/videos/rl-video-episode-0.mp4")
-    print(f"Return {np.mean(returns):.1f} ± {np.std(returns):.1f} in {len(returns)} episodes")
+        print(f"Video: {folder}/rl-video-episode-0.mp4")
+    mean, std = short(np.mean(returns)), short(np.std(returns))
+    print(f"Return {mean} ± {std} in {len(returns)} episodes")
     return returns
 
 
@@ -1090,24 +1299,23 @@ def main() -> None:
     parser.add_argument("--paper", action="store_true")
     try:
         given = parser.parse_known_args()[0]
-        args = load_checkpoint(given.folder)["args"] if given.folder else Args()
+        saved = load_checkpoint(given.folder) if given.folder else {}
+        args = saved.get("args") or Args()
         if given.paper:
             args = dataclasses.replace(args, **PAPER)
         command = tyro.cli(Command, default=Command(args))
+        args = command.args
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.details:
-            print(details(command.args))
+            print(details(args))
         elif command.evaluate:
-            count, video = command.eval_episodes, command.capture_video
-            evaluate(command.evaluate, count, video, command.args)
+            evaluate(saved, command.eval_episodes, command.capture_video, args)
         elif command.capture_video:
             raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:
-            run_dir = train(command.args, resume=command.resume)["run_dir"]
+            run_dir = train(args, resume=saved)["run_dir"]
             print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
-            if SCRIPT.with_name("benchmark").is_dir():
-                print(f"Is it healthy? python -m benchmark check {run_dir}")
     except KeyboardInterrupt:
         sys.exit("Interrupted. Use --resume with the run's folder to continue from its checkpoint.")
     except (UsageError, gym.error.Error) as error:

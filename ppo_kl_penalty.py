@@ -380,8 +380,8 @@ def ppo_update(agent: Agent, adam: Tensors, batch: Batch, indices: Tensor, args:
         metrics["losses/grad_norm"] = norm
         # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
         # One odd minibatch cannot throw the policy off, and the gradient keeps its direction.
-        # The factor 1 / norm comes first, as in our recorded runs: a quotient rounds otherwise.
-        gradient = gradient * (args.max_grad_norm * (1 / norm)).clamp(max=1.0)
+        factor = args.max_grad_norm * (1 / norm)  # as in our runs: a quotient rounds otherwise
+        gradient = gradient * factor.clamp(max=1.0)
         step = adam["step"].add_(1)
         mean = adam["mean"].lerp_(gradient, 1 - 0.9)
         square = adam["square"].lerp_(gradient**2, 1 - 0.999)

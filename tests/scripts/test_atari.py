@@ -4,6 +4,8 @@ What it shares with the other scripts is tested in test_shared_*.py.
 """
 
 import os
+import sys
+import types
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -259,6 +261,17 @@ def test_each_process_needs_a_gpu_and_steps_of_its_own(monkeypatch):
         ppo.Args(total_timesteps=2047)
 
 
+@pytest.mark.parametrize(("world_size", "ranks"), [("1", (0, 0)), ("2", (1, 1))])
+def test_a_rank_counts_only_if_there_are_several_processes(monkeypatch, world_size, ranks):
+    """A cluster may set RANK for other purposes."""
+    for name, value in {"WORLD_SIZE": world_size, "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    module = types.ModuleType("again")
+    monkeypatch.setitem(sys.modules, "again", module)
+    exec(Path(ppo.__file__).read_text(), vars(module))
+    assert ranks == (module.RANK, module.LOCAL_RANK)
+
+
 def test_gradients_and_metrics_are_means_over_the_processes(monkeypatch):
     """Those of the other process are twice as large here."""
 
@@ -270,5 +283,6 @@ def test_gradients_and_metrics_are_means_over_the_processes(monkeypatch):
     agent = nn.Linear(1, 1)
     agent.bias.requires_grad_(False)
     adam = torch.optim.Adam(agent.parameters())
-    metrics = ppo.ppo_update(agent, adam, [], None, args(), loss)
+    batch, chosen = ppo.Batch(*torch.zeros(6, 1)), torch.tensor([0])
+    metrics = ppo.ppo_update(agent, adam, batch, chosen, args(), loss)
     assert metrics == {"metric": 6.0, "losses/grad_norm": 3.0}

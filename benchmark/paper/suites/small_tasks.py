@@ -16,10 +16,10 @@ SMALL_BATCH = "--num-envs 16 --num-steps 32 --learning-rate 1e-3 --torch-threads
 # Without details of the LSTM. By name: number of the detail; what is in its place; texts.
 LSTM_DETAILS = {
     "default-init": ("32", "PyTorch's initialization of linear layers", ("layer_init(nn.Linear(512, 4 * HIDDEN_SIZE), 1.0)", "nn.Linear(512, 4 * HIDDEN_SIZE)"), ("nn.init.orthogonal_(self.lstm_recurrent.weight, 1.0)", "pass")),
-    "zero-rollouts": ("33", "zero states at the start of each rollout", ("starts[0], rollout_state = obs[-1], starts[-1], state", "starts[0], rollout_state = obs[-1], starts[-1], 0 * state\n        state = rollout_state")),
+    "zero-rollouts": ("33", "zero states at the start of each rollout", ("rollout_state = state", "rollout_state = state = 0 * state")),
     "not-reset": ("34", "states not reset at the ends of episodes", ("output, cell = output * (1 - start), cell * (1 - start)", "pass")),
-    "shuffled-steps": ("35", "steps of a minibatch in random order", ("minibatch = [x[:, mb] for x in batch]", "order = torch.randperm(args.num_steps)\n    minibatch = [x[:, mb] if x is batch[-1] else x[order][:, mb] for x in batch]")),
-    "stored-states": ("36", "stored states in training", ("final_obs, final_states = [], []", "final_obs, final_states, states = [], [], []"), ("now = slice(t, t + 1)", "states.append(state)\n            now = slice(t, t + 1)"), ("starts[:-1], rollout_state]", "starts[:-1], torch.stack(states, dim=2)]"), ("logits, values, _ = self(obs, starts, state)", "shape, state = starts.shape, state.transpose(1, 2).flatten(1, 2)\n        logits, values, _ = self(obs.flatten(0, 1)[None], starts.reshape(1, -1), state)\n        logits, values = logits.view(*shape, -1), values.view(shape)")),
+    "shuffled-steps": ("35", "steps of a minibatch in random order", ("minibatch = Batch(*(x[:, chosen] for x in batch))", "order = torch.randperm(args.num_steps)\n    minibatch = Batch(*(x[:, chosen] if x is batch.state else x[order][:, chosen] for x in batch))")),
+    "stored-states": ("36", "stored states in training", ("final_states = []", "final_states, states = [], []"), ("now = slice(t, t + 1)", "states.append(state)\n            now = slice(t, t + 1)"), ("starts[:-1], rollout_state\n", "starts[:-1], torch.stack(states, dim=2)\n"), ("logits, values, _ = self(obs, starts, state)", "shape, state = starts.shape, state.transpose(1, 2).flatten(1, 2)\n        logits, values, _ = self(obs.flatten(0, 1)[None], starts.reshape(1, -1), state)\n        logits, values = logits.view(*shape, -1), values.view(shape)")),
 }
 # fmt: on
 LSTM, FRAMES = "ppo_atari_lstm.py", f"{SMALL_BATCH} --no-compile"
