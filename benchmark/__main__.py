@@ -2,6 +2,7 @@
 
 # Commands import what they use when they are called: torch, scipy and matplotlib take seconds.
 
+import argparse
 import functools
 import itertools
 import os
@@ -114,19 +115,23 @@ def check(run: Positional[str], env_id: str = "") -> None:
 def diff(
     copy: Positional[Path],
     original: Positional[Path | None] = None,
+    iterations: int = 2,
 ) -> Callable[[list[str]], int]:
     """Find where a changed copy of a script first computes something different.
 
-    Flags after the files go to both scripts, for example --env-id and --seed. Exit code 0: equal,
-    1: different, 2: a mistake.
+    Other flags after the files go to both scripts, for example --env-id and --seed. Exit code 0:
+    equal, 1: different, 2: a mistake.
 
     Args:
         copy: your script
         original: with which it is compared; by default the most similar script of this repository
+        iterations: of training, before one more from the checkpoint
     """
     from benchmark.lab import diff as command
 
-    return functools.partial(command.run, copy, original)
+    if iterations < 1:
+        raise BenchmarkError("--iterations must be positive.")
+    return functools.partial(command.run, copy, original, iterations)
 
 
 # --- Our experiments ---
@@ -272,8 +277,13 @@ def main(arguments: list[str] | None = None) -> None:
             command(flags)
         elif arguments[:1] == ["diff"]:
             files = [*itertools.takewhile(lambda x: x == "--help" or x[:1] != "-", arguments[1:])]
-            command = tyro.cli(diff, args=files, prog=f"{PROGRAM} diff")
-            sys.exit(command(arguments[1 + len(files) :]))
+            parser = argparse.ArgumentParser(f"{PROGRAM} diff", add_help=False, allow_abbrev=False)
+            parser.add_argument("--iterations", default="2")
+            own, flags = parser.parse_known_args(arguments[1 + len(files) :])
+            command = tyro.cli(
+                diff, args=[*files, "--iterations", own.iterations], prog=f"{PROGRAM} diff"
+            )
+            sys.exit(command(flags))
         else:
             if arguments[:1] in (["run"], ["list"], ["table"], ["plot"]) and len(arguments) > 1:
                 require_open(arguments[1])

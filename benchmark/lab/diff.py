@@ -1,8 +1,9 @@
 """Where a changed copy of a script first computes something different.
 
-Both train for two short iterations with the same seed. After each statement, the variables that it
-may have changed are recorded (trace.py). The statements of the two files are paired, and the first
-pair in time whose variables differ shows where to look: everything before it is equal.
+Both train for two short iterations with the same seed, and for one more from their checkpoints.
+After each statement, the variables that it may have changed are recorded (trace.py). The statements
+of the two files are paired, and the first pair in time whose variables differ shows where to look:
+everything before it is equal.
 """
 
 import builtins
@@ -11,9 +12,11 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import itertools
 import keyword
 import math
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,12 @@ import tyro
 
 from benchmark.lab import trace
 from benchmark.lab.provenance import ROOT, BenchmarkError, git, source_at
-from benchmark.lab.trace import Event, Run, Script, Statement
+from benchmark.lab.trace import RESUMED, Event, Run, Script, Statement
 
 # Smaller differences are rounding: relative to a number, to the largest of its array, and absolute:
 # a mean of float32 whose terms nearly cancel, such as the policy loss, is not exact to 1e-7.
 RELATIVE, OF_SCALE, ABSOLUTE = 1e-4, 1e-5, 1e-6
+ITERATIONS = 2  # before the run goes on from its checkpoint
 SIMILAR = 0.3  # the least share of lines that a copy and its original have in common
 ROUNDS = 8  # differences that are told
 SHOWN, LINES = 3, 16  # places in the source that are shown for each, and lines of each
@@ -46,6 +50,7 @@ class Change:
     mine: list[Statement]
     theirs: list[Statement]
     line: int = 0  # of the copy, where the original's lines belong; 0: only it has the function
+    names: dict[str, str] = dataclasses.field(default_factory=dict)  # the copy's of the original's
 
 
 def similarity(mine: list[str], theirs: list[str]) -> float:
@@ -86,12 +91,18 @@ def by_block(script: Script) -> dict[str, list[Statement]]:
 FIXED = {*keyword.kwlist, *dir(builtins)}  # words that are no names of variables
 
 
+WORD = re.compile(r"(?<![.\w])[A-Za-z_]\w*")
+
+
+def vocabulary(statements: list[Statement]) -> set[str]:
+    return FIXED.union(*(WORD.findall(x.text) for x in statements))
+
+
 def matcher(mine: list[Statement], theirs: list[Statement]) -> difflib.SequenceMatcher:
     """Compares statements. A variable that only one side has may stand for any other."""
-    word = re.compile(r"(?<![.\w])[A-Za-z_]\w*")
-    a, b = ({y for x in side for y in word.findall(x.text)} | FIXED for side in (mine, theirs))
+    both = vocabulary(mine) & vocabulary(theirs)
     texts = [
-        [word.sub(lambda x: x[0] if x[0] in a & b else "_", y.text) for y in side]
+        [WORD.sub(lambda x: x[0] if x[0] in both else "_", y.text) for y in side]
         for side in (mine, theirs)
     ]
     return difflib.SequenceMatcher(None, *texts, autojunk=False)
@@ -104,12 +115,13 @@ def pair_statements(
 
     But not if only one of them is in a loop, since they are then executed at different times.
     """
+    renamed: dict[str, str] = {}
     for kind, a, b, c, d in matcher(mine, theirs).get_opcodes():
         own, others = mine[a:b], theirs[c:d]
         surely = kind == "equal" or len(own) == len(others) == 1
         if kind != "equal":
             line = own[0].lines[0] if own else mine[a - 1].lines[1] + 1
-            changes.append(Change((others or own)[0].block, own, others, line))
+            changes.append(Change((others or own)[0].block, own, others, line, renamed))
         for y in others:
             for k, x in enumerate(own):
                 same = x.indent == y.indent and {*x.names} & {*y.names} - {"t"}
@@ -118,6 +130,9 @@ def pair_statements(
                     partners[y.index] = x, dict(in_place) | {n: n for n in y.names if n in x.names}
                     own = own[k + 1 :]
                     break
+    known = vocabulary(mine)
+    pairs = [x for y in theirs if y.index in partners for x in partners[y.index][1].items()]
+    renamed.update((name, own) for name, own in pairs if name not in known)
 
 
 # --- The first difference ---
@@ -140,6 +155,10 @@ def leaves(mine: Any, theirs: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
         np.shape(mine) != np.shape(theirs) or differing(mine, theirs).any()
     ):
         yield name, mine, theirs
+
+
+def dimensions(x: Any) -> int:
+    return getattr(x, "ndim", 0)
 
 
 def differing(mine: Any, theirs: Any) -> np.ndarray:
@@ -168,7 +187,10 @@ def first_difference(mine: Run, theirs: Run) -> "Finding | None":
         at = waiting[key].popleft(), k
         values = mine.events[at[0]].values
         for name, value in event.values.items():
-            for part in leaves(values.get(names.get(name)), value, name):
+            own = values.get(names.get(name))
+            if names.get(name) != name and dimensions(own) != dimensions(value):
+                continue  # `reward` of a step is not `rewards` of all
+            for part in leaves(own, value, name):
                 return Finding(mine, theirs, changes, at, equal.get(name, (0, 0)), *part)
             equal[name] = at
     last = len(mine.events) - 1, at[1]
@@ -272,7 +294,7 @@ class Finding:
     @property
     def common(self) -> str:
         """What the steps that differ have in common; may be empty."""
-        iteration = re.match(r"iteration \d+,", self.event.phase)
+        iteration = re.match(r".*iteration \d+,", self.event.phase)
         known = ends(self.theirs, iteration[0]) if iteration else []
         arrays = isinstance(self.own, np.ndarray) and isinstance(self.original, np.ndarray)
         if not known or not arrays or self.own.shape != self.original.shape:
@@ -318,7 +340,7 @@ def ends(theirs: Run, start: str) -> list[np.ndarray]:
 def kinds_of_steps(failed: np.ndarray, cut: np.ndarray) -> dict[str, np.ndarray]:
     """Sets of steps (T, N) by what they have in common."""
     step, env = np.indices(failed.shape)
-    kinds = {"the first step": step == 0, "all steps but the first": step > 0}
+    kinds = {"the first steps": step == 0, "all steps but the first": step > 0}
     kinds |= {f"the steps of environment {k}": env == k for k in range(failed.shape[1])}
     ways = {"fails": failed, "is cut off by the time limit": cut, "ends": failed | cut}
     for way, steps in ways.items():
@@ -354,7 +376,9 @@ def put_back(copy: Script, original: Script, changes: list[Change]) -> Script:
     for x in reversed(sorted(changes, key=lambda x: x.line)):
         if x.line:
             here = span(x.mine) if x.mine else slice(x.line - 1, x.line - 1)
-            lines[here] = new = original.lines[span(x.theirs)]
+            new = original.lines[span(x.theirs)]
+            new = [WORD.sub(lambda y, x=x: x.names.get(y[0], y[0]), line) for line in new]
+            lines[here] = new
             numbers[here] = [numbers[min(here.start, len(numbers) - 1)]] * len(new)
     return Script(copy.path, "\n".join(lines) + "\n", numbers)
 
@@ -368,9 +392,11 @@ def defaults_of(settings: type) -> dict[str, Any]:
 
 
 class Comparison:
-    """A copy and its original, with the same settings."""
+    """A copy and its original, with the same settings, for so many iterations."""
 
-    def __init__(self, original: Script, flags: list[str], copy: Script) -> None:
+    def __init__(
+        self, original: Script, flags: list[str], copy: Script, iterations: int = ITERATIONS
+    ) -> None:
         self.original, self.arrays = original, {}
         self.last: Script | None = None  # the copy as it is when nothing more is found
         self.why = ""  # the search has ended before
@@ -380,7 +406,11 @@ class Comparison:
             usual["env_id"] = "Hopper-v4"
         try:
             default = own(**{x: usual[x] for x in usual.keys() & defaults_of(own).keys()})
-            self.settings = usual | vars(tyro.cli(own, args=flags, default=default))
+            given = tyro.cli(own, args=flags, default=default)
+            steps = getattr(given, "num_steps", 0) * getattr(given, "num_envs", 0)
+            length = {"total_timesteps": iterations * steps, "num_updates": iterations}
+            length = {x: y for x, y in length.items() if getattr(given, x, 0) == usual.get(x)}
+            self.settings = usual | vars(dataclasses.replace(given, **length))
         except Exception as error:  # whatever it demands of its settings
             text = f"{copy.path.name} refuses the settings of a short run: {trace.told(error)}."
             raise BenchmarkError(text) from error
@@ -388,6 +418,11 @@ class Comparison:
             self.theirs = trace.execute(original, self.settings, self.arrays)
         if self.theirs.error:
             raise BenchmarkError(f"{original.path.name}: {self.theirs.error}.")
+
+    def repeated(self) -> Finding | None:
+        """The first difference between two runs of the original, which there should not be."""
+        again = trace.execute(self.original, self.settings, self.arrays)
+        return first_difference(again, self.theirs)
 
     def findings(self, copy: Script) -> Iterator[Finding]:
         """One difference after the other, each with the original's lines in place of the others."""
@@ -446,18 +481,33 @@ def circumstances(settings: dict[str, Any], theirs: Run) -> str:
     """How both were trained."""
     if "env_id" not in settings:
         return "Both trained for a moment, with few samples and small batches."
-    steps, envs = settings["num_steps"], settings["num_envs"]
-    count = int(settings["total_timesteps"] // (steps * envs))
-    known = [x for k in range(1, count + 1) if (x := ends(theirs, f"iteration {k},"))]
+    steps, envs, parts = settings["num_steps"], settings["num_envs"], iterations_of(theirs)
+    more = sum(x.startswith(RESUMED) for x in parts)
+    known = [x for part in parts if (x := ends(theirs, part))]
     failed, cut = (int(sum(x[k].sum() for x in known)) for k in (0, 1))
     text = (
-        f"Both trained for {count} iterations of {steps} steps in {envs} environments of "
-        f"{settings['env_id']}, in which {failed} episodes failed and {cut} were cut off."
+        f"Both trained for {len(parts) - more} iterations of {steps} steps in {envs} environments "
+        f"of {settings['env_id']}{', and for one more after --resume' * bool(more)}; "
+        f"{failed} episodes failed and {cut} were cut off."
     )
     for number, what in ((failed, "fail"), (cut, "are cut off")):
         if not number:
             text += f"\nMistakes where episodes {what} cannot show: try another --env-id."
     return text
+
+
+def iterations_of(run: Run) -> list[str]:
+    """How the names of phases begin, for each iteration, as in "iteration 1,"."""
+    found = (re.match(r".*iteration \d+,", x.phase) for x in run.events)
+    return [*dict.fromkeys(x[0] for x in found if x)]
+
+
+def equal_parts(phases: list[str]) -> Iterator[str]:
+    """Parts of training that are equal, a line for those of an iteration."""
+    parts = [re.fullmatch(rf"((?:{RESUMED})?(?:iteration \d+, )?)(.*)", x) for x in phases]
+    for start, own in itertools.groupby(parts, lambda x: x[1]):
+        text = start[:-2] + ": " * bool(start) + "; ".join(x[2] for x in own)
+        yield textwrap.fill(f"  equal      {text}", 100, subsequent_indent=13 * " ")
 
 
 def shown(change: Change, mine: Script, theirs: Script) -> list[str]:
@@ -490,11 +540,12 @@ def told(finding: Finding) -> str:
 
 
 WITHOUT_EFFECT = """
-These lines differ, and that changed nothing here. Either they mean the same, or the short run does
-not reach what they change; flags of the script may reach it."""
+These changes did nothing in {}: a bug in them would not show.
+Either they mean the same, or so short a run does not reach them: try {}flags of the
+script, or its tests."""
 
 
-def without_effect(copy: Script, last: Script, original: Script) -> str:
+def without_effect(copy: Script, last: Script, original: Script, iterations: int) -> str:
     """The changes that are still in the copy when nothing more is found, as text."""
     left = {words(x) for x in pair(last, original)[1]}
     parts = [
@@ -504,15 +555,17 @@ def without_effect(copy: Script, last: Script, original: Script) -> str:
     ]
     if not parts:
         return ""
+    length = f"{iterations} iterations" if iterations else "this short run"
+    head = WITHOUT_EFFECT.format(length, f"--iterations {5 * iterations}, " * bool(iterations))
     more = [f"\n... and {len(parts) - ROUNDS} more places"] * (len(parts) > ROUNDS)
-    return "\n".join([WITHOUT_EFFECT, *parts[:ROUNDS], *more, ""])
+    return "\n".join([head, *parts[:ROUNDS], *more, ""])
 
 
 def words(change: Change) -> tuple[str, ...]:
     return tuple(x.text for x in change.mine + change.theirs)
 
 
-def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
+def run(path: Path, original_path: Path | None, iterations: int, flags: list[str]) -> int:
     """Compare, and print; 0: equal, 1: different."""
     copy = read(path)
     texts = {original_path: text_of(original_path)} if original_path else originals(path)
@@ -526,20 +579,26 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
         version = " of the last commit"
         if original.lines == copy.lines:
             raise BenchmarkError(f"{path} is as in the last commit: add its original after it.")
-    comparison = Comparison(original, flags, copy)
-    print(f"{path} is compared with {original.path.name}{version}: {share}.")
-    print(circumstances(comparison.settings, comparison.theirs) + "\n")
-    settings = comparison.settings_of(copy)
-    for text in settings:
-        print(f"  DIFFERENT  setting: {text} (with which both trained)")
+    comparison = Comparison(original, flags, copy, iterations)
+    theirs, settings = comparison.theirs, comparison.settings_of(copy)
     findings = comparison.findings(copy)
     finding = next(findings, None)
-    phases = [*dict.fromkeys(x.phase for x in comparison.theirs.events)]
-    for phase in phases[: phases.index(finding.event.phase)] if finding else phases:
-        print(f"  equal      {phase}")
+    chance = comparison.repeated() if finding else None
+    repeats = chance.at[1] if chance else math.inf  # the events that a second run has, too
+    if finding and finding.at[1] >= repeats:
+        raise BenchmarkError(not_repeated(original, chance))
+    print(f"{path} is compared with {original.path.name}{version}: {share}.")
+    print(circumstances(comparison.settings, theirs))
+    phases, count = [*dict.fromkeys(x.phase for x in theirs.events)], len(iterations_of(theirs))
+    unseen = "" if finding else without_effect(copy, copy, original, count)
+    print(unseen)
+    for text in settings:
+        print(f"  DIFFERENT  setting: {text} (with which both trained)")
+    for line in equal_parts(phases[: phases.index(finding.event.phase)] if finding else phases):
+        print(line)
     if finding is None:
-        print("\nOnly settings differ." if settings else "\nNo difference.")
-        print(without_effect(copy, copy, original), end="")
+        equal = "Everything else is equal." if unseen else "No difference."
+        print(f"\n{'Only settings differ.' if settings else equal}")
         return 1 if settings else 0
     print(told(finding))
     print("\nWhat differs later may follow from this, or be a difference of its own.")
@@ -547,10 +606,21 @@ def run(path: Path, original_path: Path | None, flags: list[str]) -> int:
     if harmless:
         print("In the end, both have the same weights, metrics and episodes.")
     for finding in findings:
+        if finding.at[1] >= repeats:
+            print(f"\nThere may be other differences. {not_repeated(original, chance)}")
+            return 1
         print(f"\nWith the original's lines there, the next difference is:\n\n{told(finding)}")
     if comparison.last:
         print("\nWith the original's lines there, both are equal.")
-        print(without_effect(copy, comparison.last, original), end="")
+        print(without_effect(copy, comparison.last, original, count), end="")
     else:
         print(f"\nThere may be other differences: {comparison.why}.")
     return 0 if harmless and not settings else 1
+
+
+def not_repeated(original: Script, chance: Finding) -> str:
+    return (
+        f"Two runs of {original.path.name} with the same seed differ, first in {chance.brief}: "
+        "the environment does not repeat itself. Let the seed that it gets decide what is random, "
+        "and keep nothing from one episode, or from one environment, to the next."
+    )

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import inspect
 import io
-import os
 import re
 import sys
 import tempfile
@@ -188,6 +187,7 @@ class Recorder:
         self.script, self.module, self.arrays = script, module, arrays
         self.events: list[Event] = []
         self.iteration = 0
+        self.part = ""  # before a phase: whether a run goes on from its checkpoint
 
     def __call__(self, index: int, *result: Any) -> Any:
         statement, frame = self.script.statements[index], sys._getframe(1)
@@ -198,7 +198,7 @@ class Recorder:
             if frame.f_code.co_filename == str(self.script.path):
                 callers += filter(None, [self.script.at.get(frame.f_lineno)])
         self.iteration += statement.trains
-        phase = self.phase([statement, *callers])
+        phase = self.part + self.phase([statement, *callers])
         self.events.append(Event(statement, callers, phase, values))
         return result[0] if result else None
 
@@ -236,18 +236,19 @@ class Recorder:
 
 # --- Running ---
 
+RESUMED = "after --resume, "
 LIMIT = 15  # steps after which an episode is cut off
 # Settings of short runs in which every line matters: rewards, values and ratios reach their clip
 # ranges, episodes fail and are cut off, and there is an entropy bonus. A script has some of them.
 SETTINGS = (
-    {"num_envs": 2, "num_steps": 64, "total_timesteps": 256, "clip_obs": 2.0, "clip_reward": 1.0}
+    {"num_envs": 2, "num_steps": 64, "clip_obs": 2.0, "clip_reward": 1.0}
     | {"num_minibatches": 2, "update_epochs": 2, "learning_rate": 1e-3, "clip_coef": 0.02}
     | {"ent_coef": 0.01, "track": False}
     | {"device": "cpu", "compile": False, "torch_threads": 1, "bfloat16": False}
     # Language
     | {"sft_documents": 200, "sft_steps": 3, "sft_batch_size": 16, "temperature": 0.7}
     | {"num_pairs": 28, "reward_epochs": 1, "reward_batch_size": 12, "num_epochs": 2}
-    | {"num_updates": 2, "batch_size": 16, "group_size": 4, "num_prompts": 8, "warmup_steps": 2}
+    | {"batch_size": 16, "group_size": 4, "num_prompts": 8, "warmup_steps": 2}
     | {"clip_high": 0.03, "value_clip_coef": 0.02}
 )
 # The same for constants of a script.
@@ -273,8 +274,20 @@ def finding_neighbors(script: Script) -> Any:
     return mock.patch.object(sys, "path", [*sys.path, str(script.path.parent)])
 
 
+@functools.cache
+def folder_of_runs() -> tempfile.TemporaryDirectory:
+    """Where scripts write in place of runs/; it is deleted when the process ends."""
+    return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+
+
 def load(script: Script) -> types.ModuleType:
-    """Import a script."""
+    """Import a script, which is to write its runs elsewhere.
+
+    It stays in the current folder, where its environment may read files.
+    """
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Constant) and f"{node.value}/".startswith("runs/"):
+            node.value = f"{Path(folder_of_runs().name).as_posix()}/{node.value}"
     module = types.ModuleType(f"traced_{len(sys.modules)}")
     module.__file__, module._record_ = str(script.path), functools.partial(only_imported, script)
     sys.modules[module.__name__] = module
@@ -294,19 +307,27 @@ def told(error: BaseException) -> str:
 
 
 def execute(script: Script, settings: dict[str, Any], arrays: dict) -> Run:
-    """Train, and act with the trained policy. `arrays` are those of all runs to be compared."""
+    """Train, go on from the checkpoint if the script can, and act with the trained policy.
+
+    `arrays` are those of all runs to be compared.
+    """
     module = load(script)
     for name in CONSTANTS.keys() & vars(module).keys():
         setattr(module, name, CONSTANTS[name])
     recorder = module._record_ = Recorder(script, module.__name__, arrays)
     fields = {x.name for x in dataclasses.fields(module.Args)}
     result, error, line = {}, "", 0
-    with aside(), finding_neighbors(script):
+    with aside(script), finding_neighbors(script):
         try:
             args = module.Args(**{x: y for x, y in settings.items() if x in fields})
             result = {"train": module.train(args)}
             if hasattr(module, "load_policy"):
                 result["policy"] = acted(module, result["train"])
+            if "resume" in inspect.signature(module.train).parameters:
+                recorder.part = RESUMED
+                steps = args.total_timesteps + args.num_steps * args.num_envs
+                more = dataclasses.replace(args, total_timesteps=steps)
+                result["resumed"] = module.train(more, resume=result["train"]["run_dir"])
         except (Exception, SystemExit) as caught:
             error, frames = told(caught), traceback.extract_tb(caught.__traceback__)
             line = [0, *(x.lineno for x in frames if x.filename == str(script.path))][-1]
@@ -331,6 +352,17 @@ def acted(module: types.ModuleType, result: dict[str, Any]) -> list[Any]:
     return seen
 
 
+class BothEnds(gym.Wrapper):
+    """Every other failure is also where the time limit is, since an episode can end by both."""
+
+    failures = 0
+
+    def step(self, action: Any) -> tuple:
+        obs, reward, failed, cut, info = self.env.step(action)
+        self.failures += bool(failed)
+        return obs, reward, failed, cut or bool(failed and self.failures % 2 == 0), info
+
+
 class Moment(float):
     """A time of which every other is one second away, so that two runs are equally fast."""
 
@@ -339,26 +371,28 @@ class Moment(float):
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
-    """Run in an empty folder, say nothing, end episodes early, and let games pay more."""
-    make, here = gym.make, os.getcwd()
+def aside(script: Script) -> Iterator[None]:
+    """Say nothing, end episodes early, and let games pay more."""
+    make = gym.make
 
     def make_short(env_id: Any, **options: Any) -> gym.Env:
         if str(env_id).startswith("ALE/"):  # in which larger rewards than 1 come late
             return gym.wrappers.TransformReward(make(env_id, **options), lambda x: 3.0 * x)
-        return make(env_id, **{"max_episode_steps": LIMIT} | options)
+        return BothEnds(make(env_id, **{"max_episode_steps": LIMIT} | options))
 
     with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
-        mock.patch("gymnasium.make", make_short),
-        mock.patch("time.perf_counter", lambda: Moment(0.0)),
+        contextlib.ExitStack() as patches,
         warnings.catch_warnings(),
     ):
+        patches.enter_context(mock.patch("gymnasium.make", make_short))
+        for clock in ("time.time", "time.perf_counter"):
+            patches.enter_context(mock.patch(clock, lambda: Moment(0.0)))
+        if any("import envpool" in x for x in script.lines):
+            import envpool
+
+            short = functools.partial(envpool.make, max_episode_steps=LIMIT)
+            patches.enter_context(mock.patch("envpool.make", short))
         warnings.simplefilter("ignore")
-        os.chdir(folder)
-        try:
-            yield
-        finally:
-            os.chdir(here)
+        yield

@@ -2,13 +2,17 @@
 
 import math
 import re
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from benchmark.evidence.runs import changed
-from benchmark.lab import diff
+from benchmark.lab import diff, trace
 from benchmark.lab.provenance import ROOT, BenchmarkError
 
 SMALL = '''
@@ -123,8 +127,8 @@ BUGS = [
 def compare(command):
     """Exit code of the command, and what it says of a script in which texts are replaced."""
 
-    def call(*replaced, text=SMALL, words=("small.py",)):
-        Path("small.py").write_text(SMALL)
+    def call(*replaced, text=SMALL, original=SMALL, words=("small.py",)):
+        Path("small.py").write_text(original)
         Path("mine.py").write_text(changed(text, replaced))
         return command("diff", "mine.py", *words)
 
@@ -213,7 +217,7 @@ def test_a_loop_may_become_a_function(compare):
     call = "    advantages = summed(delta, decay, advantages, last)\n"
     new = f"def summed(delta, decay, advantages, last):\n{loop}    return advantages\n\n\ndef gae("
     code, text = compare((loop, call), ("def gae(", new))
-    assert code == 0 and "\nNo difference.\n" in text
+    assert code == 0 and text.endswith("Everything else is equal.\n")
 
 
 def test_lines_have_the_numbers_of_the_files_also_behind_lines_that_were_put_back(compare):
@@ -255,7 +259,11 @@ def test_what_computes_the_same_is_no_difference_but_listed(compare, before, aft
     Path("neighbor.py").touch()
     code, text = compare((before, after))
     found = re.findall(r"\n([-+]) +\d+ +(.*)", text)
-    assert code == 0 and "\nNo difference.\n" in text and [" ".join(x) for x in found] == lines
+    assert code == 0 and [" ".join(x) for x in found] == lines
+    assert "\nThese changes did nothing in 2 iterations: a bug in them would not show.\n" in text
+    assert (
+        text.index("did nothing") < text.index("  equal") < text.index("Everything else is equal")
+    )
 
 
 @pytest.mark.parametrize(
@@ -302,18 +310,109 @@ def test_a_file_is_compared_with_its_last_commit_if_it_was_changed(compare, monk
     assert code == 2 and "mine.py is as in the last commit: add its original" in text
 
 
-def test_changes_that_the_short_run_does_not_reach_are_told(compare):
-    unseen = ("    step = 0.0", "    step = 9.0")
-    for others, code, end in (
-        ((), 0, "No difference."),
-        ([("x.std()", "1")], 1, "With the original's lines there, both are equal."),
-    ):
-        found, text = compare(unseen, *others)
-        _, lines = text.split(f"\n{end}\n\nThese lines differ, and that changed nothing here.")
-        assert found == code and re.findall(r"\n([-+]) +\d+ +(.*)", lines) == [
-            ("-", "step = 0.0"),
-            ("+", "step = 9.0"),
-        ]
+def test_changes_that_the_short_run_does_not_reach_are_told_behind_a_bug_too(compare):
+    code, text = compare(("    step = 0.0", "    step = 9.0"), ("x.std()", "1"))
+    end = (
+        "\nWith the original's lines there, both are equal.\n\nThese changes did nothing in 2 iter"
+    )
+    _, lines = text.split(end)
+    found = re.findall(r"\n([-+]) +\d+ +(.*)", lines)
+    assert code == 1 and found == [("-", "step = 0.0"), ("+", "step = 9.0")]
+
+
+RESUMABLE = changed(
+    SMALL,
+    [
+        ("import numpy", "import os\n\nimport numpy"),
+        ("def train(args):", "def train(args, resume=None):"),
+        ("for iteration in range(2)", "for iteration in range(last - 1 if resume else 0, last)"),
+        (
+            "    shape = args",
+            """    run_dir = resume or "runs/small"
+    if resume:
+        agent.weights = np.load(f"{run_dir}/weights.npy")
+    last = args.total_timesteps // (args.num_steps * args.num_envs)
+    shape = args""",
+        ),
+        (
+            'return {"weights": agent.weights}',
+            """os.makedirs(run_dir, exist_ok=True)
+    np.save(f"{run_dir}/weights.npy", agent.weights)
+    return {"weights": agent.weights, "run_dir": run_dir}""",
+        ),
+    ],
+)
+AFTER = "if iteration == 3:\n            step = 0.0"
+
+
+def test_a_run_goes_on_from_its_checkpoint_which_is_not_in_this_folder(compare):
+    code, text = compare(text=RESUMABLE, original=RESUMABLE)
+    assert code == 0 and "2 iterations of 64 steps" in text and "one more after --resume;" in text
+    assert not Path("runs").exists()
+    load = 'agent.weights = np.load(f"{run_dir}/weights.npy")'
+    code, text = compare((load, "pass"), text=RESUMABLE, original=RESUMABLE)
+    first, _, lines = text.partition("Compare (-")
+    assert code == 1 and "  DIFFERENT  after --resume, " in first and f"{load}\n" in lines
+
+
+def test_what_shows_later_is_found_with_more_iterations(compare):
+    bug = ("        if step > 1e9", f"        {AFTER}\n        if step > 1e9")
+    code, text = compare(bug, text=RESUMABLE, original=RESUMABLE)
+    assert code == 0 and "did nothing in 3 iterations" in text and "try --iterations 15," in text
+    for words in ("--iterations 4", "--iterations=4 --seed 3"):
+        words = ["small.py", *words.split()]
+        code, text = compare(bug, text=RESUMABLE, original=RESUMABLE, words=words)
+        assert code == 1 and "  DIFFERENT  iteration 4, update" in text
+
+
+def test_an_environment_may_read_a_file_of_this_folder(compare):
+    Path("gravity.txt").write_text("9.8")
+    text = SMALL.replace("chance = ", 'gravity = np.loadtxt("gravity.txt")\n        chance = ')
+    code, said = compare(text=text, original=text)
+    assert code == 0 and said.endswith("No difference.\n")
+
+
+CHANCE = "chance = np.random.random(shape)"  # of which the seed does not decide
+
+
+def test_an_environment_that_does_not_repeat_itself_is_no_difference_of_the_copy(compare):
+    text = SMALL.replace("chance = rng.random(shape)", CHANCE)
+    code, said = compare(("Advantages.", "GAE."), text=text, original=text)
+    assert code == 2 and "differ, first in `chance` in `train`: the environment does not" in said
+    # A difference before is one; so is another network, behind which nothing can be said.
+    code, said = compare(("size=SIZE", "size=9"), text=text, original=text)
+    assert code == 1 and said.count("  DIFFERENT  ") == 1 and "`Agent` is built diff" in said
+    assert "other differences. Two runs of small.py with the same seed differ, first in" in said
+
+
+def test_a_number_that_stands_for_an_array_is_another_variable(compare):
+    both = "rewards[t], terminated[t] = obs[t].sum(-1), chance[t] < 0.2"
+    text = SMALL.replace("rewards[t] = obs[t].sum(-1)", both)
+    late = """reward, terminated[t] = obs[t].sum(-1)[0], chance[t] < 0.2
+            rewards[t] = 0.0 if t == 0 else last
+            last = reward"""
+    code, said = compare((both, late), text=text, original=text)
+    assert code == 1 and "has shape" not in said and "`rewards` of `gae`" in said
+    assert "These are all" not in said and "+   " in said and "last = reward" in said
+
+
+def test_a_line_is_put_back_with_the_names_of_the_copy(compare):
+    decay = ("decay = args.gamma * (1 - done)", "factor = (1 - done)")
+    code, text = compare(decay, ("decay[t] * last", "factor[t] * last"), ("x.std()", "1"))
+    assert code == 1 and text.count("  DIFFERENT  ") == 2
+    assert text.endswith("With the original's lines there, both are equal.\n")
+
+
+def test_an_episode_can_end_by_a_failure_and_the_time_limit_at_once():
+    with trace.aside(trace.Script(Path("small.py"), SMALL)):
+        env = gym.make("CartPole-v1")
+        ends = []
+        for seed in range(8):
+            env.reset(seed=seed)
+            while not any(last := env.step(0)[2:4]):
+                pass
+            ends.append(tuple(map(bool, last)))
+    assert {*ends} == {(True, False), (True, True)}
 
 
 def test_names_comments_and_the_order_of_functions_do_not_matter(compare):
@@ -333,7 +432,7 @@ def test_the_original_is_found_and_its_lines_are_shown(compare):
     bug = "next_values[terminated] = 0.0", "pass"
     code, said = compare(bug, text=text, words=flags.split())
     assert "with ppo_continuous_action.py" in said and f"{END}fails" in said
-    assert "  equal      iteration 1, collect" in said
+    assert "  equal      iteration 1: collect; rewards\n  DIFFERENT  iteration 1, adv" in said
     assert code == 1 and re.search(r"- +\d+ +next_values\[terminated\] = 0.0\n\+ +\d+ +p", said)
 
 
@@ -348,3 +447,13 @@ def test_a_script_that_plays_no_episodes_is_compared(compare):
 @pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda x: x.stem)
 def test_every_script_equals_itself(compare, path):
     assert compare(text=path.read_text(), words=(path,))[1].endswith("No difference.\n")
+
+
+def test_simulators_of_envpool_are_cut_off_early_and_clocks_are_the_same_in_both(monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", SimpleNamespace(make=lambda *_, **x: x))
+    script = trace.Script(Path("small.py"), f"import envpool\n{SMALL}")
+    with trace.aside(script):
+        from envpool import make
+
+        assert make("Hopper-v4", num_envs=2) == {"num_envs": 2, "max_episode_steps": trace.LIMIT}
+        assert time.time() - time.time() == time.perf_counter() - time.perf_counter() == 1

@@ -42,6 +42,7 @@ MISTAKES = [
     ("diff empty.py", "has no `train`"),
     ("diff other.py", "other.py is too unlike "),
     ("diff binary.py", "is not a text file"),
+    ("diff other.py --iterations 0", "--iterations must be positive."),
     (f"run a2c {OUT}", "a2c is closed; "),
     ("list swimmer", "benchmark/closed/swimmer/page.md says how to run it again."),
     ("table recipe", "recipe is closed; "),
