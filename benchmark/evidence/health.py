@@ -40,9 +40,9 @@ def warnings(result: Result, steps: float) -> dict[str, int]:
         updates["objective/kl_coef"] = float(result.record["settings"]["kl_mode"] != "none")
     episodes = curve.loc[curve.index.repeat(curve.get("episodes", 0))]
     found: dict[str, int] = {}
-    for limit, bad in check.unhealthy(updates, episodes):
+    for rule, bad in check.unhealthy(updates, episodes):
         for step in updates["global_step"][bad & (updates["global_step"] <= steps)][:1]:
-            found[limit.metric] = min(step, found.get(limit.metric, step))
+            found[rule.metric] = min(step, found.get(rule.metric, step))
     return found
 
 

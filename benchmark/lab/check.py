@@ -1,4 +1,4 @@
-"""Where metrics are in healthy runs, and the rule by which a run is judged.
+"""Where metrics are in healthy runs, and the rules by which a run is judged.
 
 Nothing else has these numbers: `python -m benchmark check`, the tables of bugs, the figure of a
 healthy run and the table of ranges in DEBUGGING.md all read them here.
@@ -15,94 +15,102 @@ import pandas as pd
 from benchmark.lab import logs
 from benchmark.lab.logs import UNKNOWN, Log
 from benchmark.lab.provenance import ROOT
-from benchmark.lab.record import LAST_EPISODES
 from benchmark.lab.tables import markdown, number
 
 DIAGNOSE = Path(__file__).with_name("diagnose.py")
-INF, ANY = math.inf, (-math.inf, math.inf)
+INF = math.inf
 STEPS = 2000  # a patience counts iterations of this size; shorter ones count less
-LOST, PENALIZED = "while return is lost", "with a KL penalty"
 EARLY = 20  # episodes that say what a return is, at least
 RECENT = 10  # updates whose median is shown as the value of now
+MOVED = 0.02  # change of the entropy that shows that the policy has changed
+VARIES = 0.1  # share of their largest spread so far that value targets still have
 
 
-class Advice(NamedTuple):
-    """What to do about values up to `up_to`, and the symptom in DEBUGGING.md to look up."""
+class Rule(NamedTuple):
+    """A metric is unhealthy once it has been from `low` to `high` for `patience` iterations.
 
-    up_to: float
-    text: str
-    symptom: str
-
-
-class Limit(NamedTuple):
-    """A metric is low or high outside of `usual`, where healthy runs of a Gaussian policy are.
-
-    It is unhealthy once it has been outside of `low` to `high` for `patience` iterations (0: one),
-    and if `only` names a condition, only then. Neither is judged before.
+    If `only` names a condition (see `holds`), it is unhealthy only then.
     """
 
     metric: str
-    usual: tuple[float, float]
     low: float
     high: float
     patience: int
     only: str
-    advice: tuple[Advice, ...]
+    advice: str
+    symptom: str  # to look up in DEBUGGING.md
 
 
-SMALL = "Updates are small. If learning is slow, too, try a larger --learning-rate."
+KL, CLIPPED, EXPLAINED = "losses/approx_kl", "losses/clipfrac", "losses/explained_variance"
+TARGETS, ENTROPY = "check/target_std", "losses/entropy"
+LOST, STILL = "while return is lost", "while the entropy stays as it was at first"
+VARYING, PENALIZED = "unless value targets hardly vary", "with a KL penalty"
+SAME = "KL below 1e-4 and the entropy constant from the first update"
+RATIO = "KL and clip fraction almost 0, yet the policy moves, gradient norm high"
+WORSE = "return falls below that of random actions, `check/update` negative"
 LARGE = "Updates are large. If the return falls, lower --learning-rate or set --early-stop-kl."
-VALUES = (
-    "Normal early in training, or if returns hardly vary. If it stays low, check the value loss."
-)
-NONE = "The policy stays the same: is the ratio always 1? Does the optimizer have its weights?"
+BATCH = "The batch is not what the policy saw: check observations, actions and dropout."
 SIGNS = "Good actions did not become more likely: check signs and reshapes."
 WORDS = "Good tokens did not become more likely: check rewards, masks and signs."
-SWAPPED = "Chosen answers are not preferred: are the two log-probabilities swapped?"
-RATIO = "KL and clip fraction almost 0, yet the policy moves, gradient norm high"
-JUMP = "KL and clip fraction jump from the first update"
-WORSE = "return falls below that of random actions, `check/update` negative"
 # fmt: off
+# ruff: disable[E501]
 ENVIRONMENTS = (
-    Limit("losses/approx_kl", (0.005, 0.025), 1e-12, 0.05, 10, LOST, (
-        Advice(1e-12, NONE, RATIO), Advice(0.01, SMALL, ""), Advice(INF, LARGE, JUMP))),
-    Limit("losses/clipfrac", (0.07, 0.3), *ANY, 10, "", (
-        Advice(0.1, SMALL, ""), Advice(INF, LARGE, ""))),
-    Limit("losses/explained_variance", (0.5, 1), *ANY, 10, "", (Advice(INF, VALUES, ""),)),
-    Limit("check/value_bias", ANY, -INF, 0.6, 20, "", (
-        Advice(INF, "Values exceed returns: check V at the ends of episodes.",
-               "`check/value_bias` far above 0, explained variance near 1, return stays low"),)),
-    Limit("check/update", ANY, 0.02, INF, 10, LOST, (
-        Advice(-0.02, SIGNS, WORSE), Advice(INF, SIGNS, "`check/update` near 0, KL normal"))),
-    Limit("check/first_kl", (-INF, 1e-5), *ANY, 0, "", (
-        Advice(INF, "The batch is not what the policy saw: check observations and actions.",
-               "`check/first_kl` above 0"),)),
-    Limit("check/acting", ANY, -INF, 1e-5, 0, "", (
-        Advice(INF, "The policy that acts is not the one that learns: both must compute the same.",
-               "`check/acting` above 0"),)),
+    Rule(KL, -INF, 1e-12, 10, LOST, "The KL is 0: is the ratio always 1? Does the optimizer have the policy's weights?", RATIO),
+    Rule(KL, -INF, 1e-4, 10, STILL, "Updates hardly change the policy: steps are lost between the loss and the weights.", SAME),
+    Rule(KL, 0.05, INF, 10, LOST, LARGE, "KL and clip fraction jump from the first update"),
+    Rule(EXPLAINED, -0.06, 0.06, 20, VARYING, "Values explain nothing of their targets: check the shapes in the value loss, and the targets.", "explained variance near 0, gradient norm low"),
+    Rule("check/value_bias", -INF, -0.5, 20, "", "Values stay below the observed returns: check the value targets and what holds values back.", "`check/value_bias` far below 0"),
+    Rule("check/value_bias", 0.5, INF, 20, "", "Values exceed the observed returns: check V at the ends of episodes, and the value targets.", "`check/value_bias` far above 0"),
+    Rule("check/update", -INF, -0.02, 10, LOST, SIGNS, WORSE),
+    Rule("check/update", -INF, 0.02, 10, LOST, SIGNS, "`check/update` near 0, KL normal"),
+    Rule("check/first_kl", 1e-4, INF, 1, "", BATCH, "`check/first_kl` above 0"),
+    Rule("check/acting", 1e-5, INF, 1, "", "The policy that acts is not the one that learns: both must compute the same.", "`check/acting` above 0"),
 )
-# Where healthy runs of other policies are, as in CartPole and Atari games. These ranges contain the
-# ones above, so they are also for logs that do not say what the policy is.
-OTHERS = {"losses/approx_kl": (0.0005, 0.025), "losses/clipfrac": (0.005, 0.3)}
 KL_EXACT = (
-    Limit("objective/kl_exact", ANY, 1e-3, INF, 5, "", (
-        Advice(INF, "It stays 0: is the reference model being trained too?",
-               "RLHF: exact KL 0"),)),
-    Limit("objective/kl_exact", ANY, 0, 30, 1, PENALIZED, (
-        Advice(INF, "Raise --kl-coef or lower --target-kl. At the start: mask the padding.",
-               "RLHF: KL grows without bound, texts repeat themselves"),)),
+    Rule("objective/kl_exact", -INF, 1e-3, 5, "", "It stays 0: is the reference model being trained too?", "RLHF: exact KL 0"),
+    Rule("objective/kl_exact", 30, INF, 1, PENALIZED, "Raise --kl-coef or lower --target-kl. At the start: mask the padding.", "RLHF: KL grows without bound, texts repeat themselves"),
 )
-RLHF = (Limit("check/update", ANY, 0.06, INF, 10, "", (
-    Advice(INF, WORDS, "RLHF: proxy stays, `check/update` below 0.06, KL below its target"),)),
-    *KL_EXACT)
-GRPO = (Limit("check/update", ANY, -0.02, INF, 10, "", (Advice(INF, WORDS, WORSE),)), *KL_EXACT)
-PAIRS = (Advice(INF, SWAPPED, ""),)
-DPO = (Limit("rewards/accuracy", (0.5, 1), *ANY, 0, "", PAIRS),
-       Limit("rewards/margin", (0, INF), *ANY, 0, "", PAIRS))
+RLHF = (Rule("check/update", -INF, 0.06, 10, "", WORDS, "RLHF: proxy stays, `check/update` below 0.06, KL below its target"), *KL_EXACT)
+GRPO = (Rule("check/update", -INF, -0.02, 10, "", WORDS, WORSE), *KL_EXACT)
+# ruff: enable[E501]
 # fmt: on
+DPO = ()
+KINDS = {"rewards/accuracy": DPO, "losses/k3": GRPO, "objective/kl_exact": RLHF}
+# Where metrics are in most healthy runs; without a range, where no rule applies.
+USUAL = {KL: (0.005, 0.025), CLIPPED: (0.07, 0.3), EXPLAINED: (0.5, 1.0)}
+USUAL |= {"check/first_kl": (-INF, 1e-5), "rewards/accuracy": (0.5, 1), "rewards/margin": (0, INF)}
+# Where those of other policies than a Gaussian are, as in CartPole and Atari games. These ranges
+# contain the ones above, so they are also for logs that do not say what the policy is.
+OTHERS = {KL: (0.0005, 0.025), CLIPPED: (0.005, 0.3)}
+SWAPPED = "Chosen answers are not preferred: are the two log-probabilities swapped?"
+SMALL = "Updates are small. If learning is slow, too, compare the script with its original first."
+UNUSUAL = {  # what to do where no rule applies
+    (KL, "low"): f"{SMALL} Then try a larger --learning-rate.",
+    (KL, "high"): LARGE,
+    (
+        EXPLAINED,
+        "low",
+    ): "Normal in hard tasks. Otherwise check the value targets and the value loss.",
+    ("check/first_kl", "high"): BATCH,
+    ("rewards/accuracy", "low"): SWAPPED,
+    ("rewards/margin", "low"): SWAPPED,
+}
 
 
-# --- The rule ---
+# --- The rules ---
+
+
+def rules_of(metrics: pd.Index) -> tuple[Rule, ...]:
+    """The rules for a run that logs these metrics."""
+    return next((rules for name, rules in KINDS.items() if name in metrics), ENVIRONMENTS)
+
+
+def metrics_of(rules: tuple[Rule, ...]) -> list[str]:
+    """The metrics of a run that are judged, in the order in which they are shown."""
+    if rules is DPO:
+        return ["rewards/accuracy", "rewards/margin"]
+    names = [x.metric for x in rules]
+    return [*dict.fromkeys([KL, CLIPPED, *names] if rules is ENVIRONMENTS else names)]
 
 
 def return_lost(returns: np.ndarray) -> bool:
@@ -116,13 +124,23 @@ def return_lost(returns: np.ndarray) -> bool:
     return len(means) > 0 and means[-1] < means[0] + 0.8 * (means.max() - means[0])
 
 
-def limits_of(metrics: pd.Index) -> tuple[Limit, ...]:
-    """The limits for a run that logs these metrics."""
-    if "rewards/accuracy" in metrics:
-        return DPO
-    if "objective/kl_exact" in metrics:
-        return GRPO if "losses/k3" in metrics else RLHF
-    return ENVIRONMENTS
+def targets_vary(updates: pd.DataFrame) -> bool | None:
+    """Whether the latest value targets vary, compared with earlier ones; None if not logged."""
+    spread = updates.get(TARGETS, pd.Series(dtype=float)).dropna()
+    return bool(spread[-RECENT:].median() > VARIES * spread.max()) if len(spread) else None
+
+
+def holds(condition: str, updates: pd.DataFrame, episodes: pd.DataFrame) -> bool:
+    """Whether a condition holds after the last of these updates."""
+    if condition == LOST:
+        ended = episodes["global_step"] <= updates["global_step"].iloc[-1]
+        return return_lost(episodes["return"][ended].to_numpy())
+    if condition == STILL:
+        entropy = updates.get(ENTROPY, pd.Series(math.nan, updates.index))
+        return bool((entropy - entropy.iloc[0]).abs().max() < MOVED)
+    if condition == VARYING:
+        return targets_vary(updates) is not False
+    return condition != PENALIZED or updates.get("objective/kl_coef", pd.Series(1)).any()
 
 
 def count_updates(steps: np.ndarray) -> bool:
@@ -130,83 +148,83 @@ def count_updates(steps: np.ndarray) -> bool:
     return len(steps) > 0 and steps[0] in (0, 1) and bool((np.diff(steps) == 1).all())
 
 
-def patience(limit: Limit, steps: np.ndarray) -> int:
-    """Iterations that a limit waits for in a log with these steps: more if they are short."""
+def patience(iterations: int, steps: np.ndarray) -> int:
+    """So many iterations of STEPS steps as iterations of a log with these steps."""
     sizes = np.diff(steps, prepend=0)[steps > 0]
     part = 1 if count_updates(steps) else min([1, *sizes / STEPS])
-    return max(math.ceil(limit.patience / part), 1)
+    return math.ceil(iterations / part)
 
 
-def unhealthy(updates: pd.DataFrame, episodes: pd.DataFrame) -> list[tuple[Limit, np.ndarray]]:
-    """The limits for a run, each with the updates after which its metric is unhealthy, (U,).
+def unhealthy(updates: pd.DataFrame, episodes: pd.DataFrame) -> list[tuple[Rule, np.ndarray]]:
+    """The rules for a run, each with the updates after which its metric is unhealthy, (U,).
 
     Args:
         updates: a row per iteration, with "global_step" and metrics; missing values are healthy.
         episodes: "global_step" and "return" of each; empty in RLHF.
     """
     found, steps = [], updates["global_step"].to_numpy()
-    for limit in limits_of(updates.columns):
-        values = updates.get(limit.metric, pd.Series(np.nan, updates.index)).to_numpy(float)
-        bad = (values < limit.low) | (values > limit.high)
-        count = patience(limit, steps)
-        long = pd.Series(bad, dtype=float).rolling(count).sum().to_numpy() == count
-        if limit.only == LOST:
-            before = np.searchsorted(episodes["global_step"], steps, side="right")
-            returns = episodes["return"].to_numpy()
-            long[long] = [return_lost(returns[:x]) for x in before[long]]
-        if limit.only == PENALIZED and not updates.get("objective/kl_coef", np.ones(1)).any():
-            long[:] = False  # without a penalty, a large KL is to be expected
-        found.append((limit, long))
+    for rule in rules_of(updates.columns):
+        values = updates.get(rule.metric, pd.Series(math.nan, updates.index))
+        count = patience(rule.patience, steps)
+        bad = values.between(rule.low, rule.high).rolling(count).sum().to_numpy() == count
+        bad[bad] = [holds(rule.only, updates[: k + 1], episodes) for k in np.flatnonzero(bad)]
+        found.append((rule, bad))
     return found
 
 
 # --- The verdicts ---
 
-CONSTANT = "says nothing: returns hardly vary"
-FINE = ("", "healthy", CONSTANT)  # no advice is needed
+IN_RANGE, CONSTANT = "in range", "says nothing: value targets hardly vary"
+FINE = ("", IN_RANGE, CONSTANT)  # no advice is needed
+UNKNOWN_SPREAD = f"It says nothing if value targets hardly vary; {TARGETS} is not logged."
 
 
 def judge(log: Log) -> list[dict[str, Any]]:
-    """A row for each metric of a run that has a range: values, range, verdict, and what to do.
+    """A row for each metric of a run that is judged: its value, range, verdict, and what to do.
 
     "value" is what the verdict is about, "bad" has the steps after which it is unhealthy. Without a
     verdict, it is too early for one. A value that is only low or high has no symptom yet.
     """
-    rows = []
-    for limit, bad in unhealthy(log.updates, log.episodes):
-        values = log.updates.get(limit.metric, pd.Series(dtype=float))
-        if values.count() == 0:
+    rows, found = [], unhealthy(log.updates, log.episodes)
+    steps, vary = log.updates["global_step"], targets_vary(log.updates)
+    for metric in metrics_of(rules_of(log.updates.columns)):
+        values = log.updates.get(metric, pd.Series(dtype=float)).dropna()
+        if values.empty:
             continue
-        low, high = limit.usual if log.gaussian else OTHERS.get(limit.metric, limit.usual)
-        row = {"limit": limit, "metric": limit.metric, "median": values.median()}
-        row |= {"now": values.dropna()[-RECENT:].median(), "bad": log.updates["global_step"][bad]}
-        row["band"] = (limit.low, limit.high) if limit.usual == ANY else (low, high)
+        own = {x: bad for x, bad in found if x.metric == metric}
+        low, high = usual(metric, [*own], log.gaussian)
+        now = values[-RECENT:].median()
         # Values begin badly everywhere, and a learning rate that falls to 0 ends all updates.
-        usual = [x for x in (row["median"], row["now"]) if low <= x <= high]
-        value = usual[0] if usual else row["median"]
-        if limit.only != PENALIZED and not limit.low <= row["now"] <= limit.high:
-            low, high, value = limit.low, limit.high, row["now"]
-        verdict = "low" if value < low else "high" if value > high else "healthy"
-        if (limit.metric, verdict) == ("losses/explained_variance", "low") and hardly_vary(log):
-            verdict = CONSTANT
-        if values.count() < patience(limit, log.updates["global_step"].to_numpy()):
+        known = (values.median(), now) if metric in USUAL else (now,)
+        value = next((x for x in known if low <= x <= high), known[0])
+        # Those that hold, or would if return was lost.
+        current = [x for x in own if x.only == LOST or holds(x.only, log.updates, log.episodes)]
+        value = now if any(x.low <= now <= x.high for x in current) else value
+        verdict = "low" if value < low else "high" if value > high else IN_RANGE
+        rule = next((x for x in current if x.low <= value <= x.high), None)
+        advice = [rule.advice if rule else UNUSUAL.get((metric, verdict), "")]
+        if len(values) < patience(min((x.patience for x in own), default=RECENT), steps):
             verdict = ""
-        if bad.any():
-            first, value = row["bad"].iloc[0], values[bad].median()
-            verdict = f"unhealthy {'since' if bad[-1] else 'at'} {first:,.0f}"
-        cause = next(x for x in limit.advice if value <= x.up_to)
-        advice = [f"    {cause.text}"]
-        if cause.symptom and (bad.any() or (limit.low, limit.high) == ANY):
-            advice.append(f"    DEBUGGING.md: {cause.symptom}")
-        row |= {"value": value, "verdict": verdict, "advice": [] if verdict in FINE else advice}
-        rows.append(row)
+        elif (metric, verdict, vary) == (EXPLAINED, "low", False):
+            verdict = CONSTANT
+        bad = np.any([*own.values()], axis=0) if own else np.zeros(len(steps), bool)
+        if rule := next((x for x in own if own[x].any()), None):
+            value = log.updates[metric][own[rule]].median()
+            verdict = f"unhealthy {'since' if bad[-1] else 'at'} {steps[bad].iloc[0]:,.0f}"
+            advice = [rule.advice, f"DEBUGGING.md: {rule.symptom}"]
+        advice += [UNKNOWN_SPREAD] * (metric == EXPLAINED and vary is None)
+        row = {"metric": metric, "value": value, "band": (low, high), "verdict": verdict}
+        shown = [f"    {x}" for x in advice if x and verdict not in FINE]
+        rows.append(row | {"bad": steps[bad], "advice": shown})
     return rows
 
 
-def hardly_vary(log: Log) -> bool:
-    """Whether the latest returns are almost the same, so that there is nothing to explain."""
-    last = log.returns[-LAST_EPISODES:]
-    return not log.averaged and len(last) >= EARLY and last.std() <= 0.1 * abs(last.mean())
+def usual(metric: str, rules: list[Rule], gaussian: bool) -> tuple[float, float]:
+    """Where a metric usually is, or else where no rule applies."""
+    if metric in USUAL:
+        return USUAL[metric] if gaussian else OTHERS.get(metric, USUAL[metric])
+    low = max((x.high for x in rules if x.low == -INF), default=-INF)
+    return low, min((x.low for x in rules if x.high == INF), default=INF)
 
 
 # --- The report ---
@@ -215,6 +233,9 @@ THEIRS = """CleanRL logs the KL of an update's last minibatch, Stable-Baselines3
 epoch. Both are larger than the mean over the update, to which the ranges apply."""
 WHERE = """Ranges are those of healthy runs with the default settings.
 DEBUGGING.md lists the symptoms, and what looks bad but is harmless."""
+LITTLE = """That rules out little: many bugs leave each metric in its range, such as wrong rewards,
+ends of episodes that are mixed up, minibatches that are not shuffled, or a --resume that forgets
+something. """
 
 
 def between(low: float, high: float) -> str:
@@ -228,39 +249,38 @@ def alike(runs: list[Log]) -> list[list[Log]]:
     """Runs that one table can show: in the same environment, with the same kind of metrics."""
     found: dict[Any, list[Log]] = {}
     for log in runs:
-        found.setdefault((log.environment, limits_of(log.updates.columns)), []).append(log)
+        found.setdefault((log.environment, rules_of(log.updates.columns)), []).append(log)
     return [*found.values()]
 
 
 def report(runs: list[Log], picture: str = "") -> str:
     """The verdicts on runs that are alike as text, what their logs lack, and what to do next.
 
-    Each run has a column; a single one has two, its median and that of its latest values.
-
     Args:
         picture: where the curves are.
     """
-    judged, several = [judge(x) for x in runs], len(runs) > 1
-    names, limits = names_of(runs), limits_of(runs[0].updates.columns)
-    lines = [f"{f'{name}: ' * several}{described(x)}" for name, x in zip(names, runs)]
-    lines += ["", line("metric", names if several else ["median", "now"], "healthy", "verdict")]
-    lacking = sorted({x.metric for x in limits} - {x["metric"] for own in judged for x in own})
-    for limit in (x for x in limits if x.metric not in lacking):
-        rows = [next((x for x in own if x["limit"] is limit), {}) for own in judged]
-        known = [x for x in rows if x]
-        cells = [x.get("value") for x in rows] if several else [known[0]["median"], known[0]["now"]]
+    judged = [{x["metric"]: x for x in judge(log)} for log in runs]
+    names, rules = names_of(runs), rules_of(runs[0].updates.columns)
+    lines = [f"{f'{name}: ' * (len(runs) > 1)}{described(x)}" for name, x in zip(names, runs)]
+    lines += ["", line("metric", names if len(runs) > 1 else ["value"], "usually", "verdict")]
+    lacking = []
+    for metric in metrics_of(rules):
+        rows = [x.get(metric, {}) for x in judged]
+        if not (known := [x for x in rows if x]):
+            lacking.append(metric)
+            continue
         verdicts = [x.get("verdict", "not logged") or "too early to tell" for x in rows]
-        text = together(names, verdicts)
-        lines.append(line(limit.metric, cells, between(*known[0]["band"]), text))
+        cells, text = [x.get("value") for x in rows], together(names, verdicts)
+        lines.append(line(metric, cells, between(*known[0]["band"]), text))
         lines += dict.fromkeys(text for x in known for text in x["advice"])
     lines += [*last_lines(runs, names), ""]
     if lacking:
         lines += [f"Not logged, so not checked: {', '.join(lacking)}.", ""]
     lines.append(WHERE)
-    if limits is ENVIRONMENTS and not any(x.startswith("check/") for x in runs[0].updates):
+    if rules is ENVIRONMENTS and not any(x.startswith("check/") for x in runs[0].updates):
         lines += [THEIRS, f"To log the other checks, paste the functions in {DIAGNOSE}."]
     lines += [f"Curves: {picture}"] * bool(picture)
-    return "\n".join([*lines, "", what_next(runs[0], judged)])
+    return "\n".join([*lines, "", what_next(runs[0], [y for x in judged for y in x.values()])])
 
 
 def names_of(runs: list[Log]) -> list[str]:
@@ -293,34 +313,30 @@ def together(names: list[str], verdicts: list[str]) -> str:
 
 def last_lines(runs: list[Log], names: list[str]) -> list[str]:
     """The entropy, and the return: its latest value is the score that `compare` shows, too."""
-    lines, several = [], len(runs) > 1
-    entropies = [x.updates.get("losses/entropy", pd.Series(dtype=float)).dropna() for x in runs]
+    lines = []
+    entropies = [x.updates.get(ENTROPY, pd.Series(dtype=float)).dropna() for x in runs]
     if all(map(len, entropies)):
-        now = [x[-RECENT:].median() for x in entropies]
-        lines.append(line("entropy", now if several else [entropies[0].median(), *now], "", ""))
+        lines.append(line("entropy", [x[-RECENT:].median() for x in entropies], "", ""))
     if all(len(x.episodes) for x in runs):
-        scores, texts = [number(x.score) for x in runs], []
+        texts = []
         for log in runs:
             gain = "lost a fifth of" if return_lost(log.returns) else "kept"
             texts.append(log.scored[1] + f"; has {gain} its gain" * (len(log.returns) > 2 * EARLY))
-        cells = scores if several else [number(runs[0].returns.median()), *scores]
-        lines.append(line("return", cells, "", together(names, texts)))
+        lines.append(line("return", [number(x.score) for x in runs], "", together(names, texts)))
     return lines
 
 
-def what_next(log: Log, judged: list[list[dict[str, Any]]]) -> str:
-    """The last line: what to do after reading a report."""
-    verdicts = {x["verdict"] for rows in judged for x in rows}
-    if verdicts == {""}:
+def what_next(log: Log, rows: list[dict[str, Any]]) -> str:
+    """The end of a report: what to do after reading it."""
+    if rows and all(x["verdict"] == "" for x in rows):
         return "It is too early to tell. Run the same command again later."
     script = script_of(log)
-    compare = f"run `python -m benchmark diff {script}`" if script else ""
-    if any("DEBUGGING" in text for rows in judged for x in rows for text in x["advice"]):
-        return f"Look up the symptom in DEBUGGING.md{', or ' * bool(script)}{compare}."
-    found = "Nothing found" if verdicts <= {*FINE} else "Nothing is unhealthy"
-    found = found if verdicts else "No metric could be checked"
-    otherwise = "DEBUGGING.md lists bugs that no metric shows"
-    return f"{found}. That proves little: {compare or otherwise}."
+    if any("DEBUGGING" in text for x in rows for text in x["advice"]):
+        compare = f", or run `python -m benchmark diff {script}`" if script else ""
+        return f"Look up the symptom in DEBUGGING.md{compare}."
+    found = "No metric is unhealthy." if rows else "No metric could be checked."
+    hint = f"Compare with the original: `python -m benchmark diff {script or 'YOUR_COPY.py'}`."
+    return f"{found} {LITTLE}{hint}"
 
 
 def script_of(log: Log) -> Path | None:
@@ -338,11 +354,15 @@ def script_of(log: Log) -> Path | None:
 def ranges_table() -> str:
     """The ranges in DEBUGGING.md."""
     rows = []
-    for limit in ENVIRONMENTS:
-        allowed = between(limit.low, limit.high)
-        patience = f", for {limit.patience} iterations" * bool(limit.patience)
-        rule = f"{allowed}{patience} {limit.only}".strip() if allowed else "–"
-        advice = dict.fromkeys(x.text for x in limit.advice)
-        row = {"metric": f"`{limit.metric}`", "usually": between(*limit.usual) or "–"}
-        rows.append(row | {"unhealthy outside of": rule, "what to do": "<br>".join(advice)})
+    for metric in metrics_of(ENVIRONMENTS):
+        own = [x for x in ENVIRONMENTS if x.metric == metric]
+        texts = [f"{between(x.low, x.high)}{waits(x)} {x.only}".strip() for x in own]
+        advice = dict.fromkeys(x.advice for x in own)
+        row = {"metric": f"`{metric}`", "usually": between(*usual(metric, own, gaussian=True))}
+        row |= {"unhealthy": "<br>".join(texts) or "–", "what to do": "<br>".join(advice) or "–"}
+        rows.append(row)
     return markdown(rows)
+
+
+def waits(rule: Rule) -> str:
+    return f", for {rule.patience} iterations" * (rule.patience > 1)

@@ -96,7 +96,7 @@ def checks(logs: list[Log]) -> Figure:
         room = 0.1 * (max(ends) - min(ends))
         axes.set_ylim(min(ends) - room, max(ends) + room)  # a few odd values leave the picture
         inside = np.clip(band, *axes.get_ylim())
-        axes.axhspan(*inside, color="C2", alpha=0.15, label="healthy", linewidth=0)
+        axes.axhspan(*inside, color="C2", alpha=0.15, label="usual", linewidth=0)
         parts = (x if y == len(logs) else f"{y} {x or 'early'}" for x, y in verdicts.items())
         axes.set_title(f"{metric}\n{', '.join(parts)}", color=color)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -40,10 +40,8 @@ def test_the_first_of_two_limits_of_a_metric_of_rlhf_counts(low, high, found):
 
 def test_every_symptom_that_is_named_is_in_debugging():
     page = (ROOT / "DEBUGGING.md").read_text()
-    limits = {*check.ENVIRONMENTS, *check.RLHF, *check.GRPO, *check.DPO}
-    symptoms = {x.symptom for limit in limits for x in limit.advice} - {""}
-    assert len(symptoms) > 9 and all(f"| {x}" in page for x in symptoms)
-    assert all(limit.advice[-1].up_to == math.inf for limit in limits)
+    symptoms = {x.symptom for x in (*check.ENVIRONMENTS, *check.RLHF, *check.GRPO)}
+    assert len(symptoms) > 9 and [x for x in symptoms if f"\n| {x}" not in page] == []
 
 
 def test_a_bug_is_judged_by_healthy_runs_with_the_same_flags_and_changes():
