@@ -405,24 +405,37 @@ def train(
     update: Callable[..., Tensors] | None = None,
     resume: str | Path | Saved | None = None,
     on_iteration: Callable[[dict[str, Any]], object] | None = None,
+    agent_class: type[Agent] | None = None,
+    step_envs: Callable[..., list[tuple]] | None = None,
 ) -> dict[str, Any]:
     """Train an agent: `train(args)`, or `train(args, make)` if `make()` returns your environment.
 
-    `update` takes the place of `ppo_update`. `resume` is the folder of a run to continue; its
-    settings are the default of `args`. Returns `agent`; `episodes`, each {"global_step", "return",
-    "length"}; `updates`, the metrics of each iteration; `args`; `run_dir`, the folder of logs and
-    checkpoints. After each iteration, `on_iteration` gets the same; it may raise to end the run.
+    `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
+    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
+    iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
+    `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
+    `ppo_update`, `agent_class` that of `Agent`, and `step_envs` that of `step_all`.
     """
     # Gradients are computed even if the caller has switched them off.
     with OneThread(), torch.inference_mode(False), ExitStack() as resources:
-        saved = load_checkpoint(resume) if resume else {}
-        args = settings_for(saved, args, env_factory)
-        return learn(args, env_factory, update or ppo_update, saved, on_iteration, resources)
+        saved = load_checkpoint(resume, agent_class) if resume else {}
+        return learn(
+            settings_for(saved, args, env_factory),
+            env_factory,
+            agent_class or Agent,
+            step_envs or step_all,
+            update or ppo_update,
+            saved,
+            on_iteration,
+            resources,
+        )
 
 
 def learn(
     args: Args,
     env_factory: EnvFactory | None,
+    agent_class: type[Agent],
+    step_envs: Callable[..., list[tuple]],
     update: Callable[..., Tensors],
     saved: Saved,
     on_iteration: Callable[[dict[str, Any]], object] | None,
@@ -465,7 +478,7 @@ def learn(
     check_sizes(saved, sizes)
     with LOCK:  # all threads draw from the same random numbers of PyTorch
         torch.manual_seed(args.seed)
-        agent = saved["agent"] if saved else Agent(*sizes)
+        agent = saved["agent"] if saved else agent_class(*sizes)
     agent.to(device).eval()  # dropout and the like are only switched on for updates
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
     adam = {
@@ -565,7 +578,7 @@ def learn(
             # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
             # The environment gets the clipped action. The loss uses the density of the sampled one.
             clipped_actions = actions[t].clip(low, high)
-            for i, (env, step) in enumerate(zip(envs, step_all(envs, clipped_actions))):
+            for i, (env, step) in enumerate(zip(envs, step_envs(envs, clipped_actions))):
                 raw_obs[i], rewards[t, i], terminated[t, i], truncated[t, i], _ = step
                 if env.ended:
                     ended = {"return": env.total, "length": len(env.actions)}
@@ -1063,8 +1076,11 @@ def save_checkpoint(run_dir: Path, state: dict[str, Any]) -> None:
         raise UsageError(f"Could not save; {run_dir} keeps its last checkpoint: {error}") from error
 
 
-def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
-    """Everything a run has saved, with its `args` and `agent`. Loading it runs no code."""
+def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None = None) -> Saved:
+    """Everything a run has saved, with its `args` and `agent`. Loading it runs no code.
+
+    A run with another `agent_class` is loaded with it. `evaluate` and the like take the result.
+    """
     if isinstance(run_dir, dict):  # it has been loaded
         return run_dir
     path = Path(run_dir) / "checkpoint.pt"
@@ -1073,7 +1089,7 @@ def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
         with LOCK, torch.random.fork_rng(devices=[]):  # a new agent draws weights, which are lost
-            agent = Agent(*saved["sizes"])
+            agent = (agent_class or Agent)(*saved["sizes"])
         agent.load_state_dict(saved["agent"], assign=True)
         saved["agent"] = agent.eval()
         saved["args"] = Args(**saved["args"])

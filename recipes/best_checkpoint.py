@@ -1,41 +1,56 @@
 """Evaluates the policy at each checkpoint, and keeps the one with the best mean return.
 
-    python -m recipes.best_checkpoint --env-id Hopper-v4   # then --evaluate runs/NAME/best
+    python -m recipes.best_checkpoint --env-id Pendulum-v1
 
-It helps if the policy gets worse again later. It costs 10 episodes at each checkpoint (every 25
-iterations by default). Training stays the same to the bit. The best of many evaluations is
-partly luck, so evaluate that policy once more before you report its return. If `train` gets an
-`env_factory`, give it to `ppo.evaluate` below, too.
+It helps if the policy gets worse again later. It costs 10 episodes at each checkpoint. Training
+stays the same to the bit. The best of many evaluations is partly luck, so evaluate that policy once
+more before you report its return. All flags of the script can be set.
 """
 
+import functools
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tyro
 
 import ppo_continuous_action as ppo
 
-save_checkpoint = ppo.save_checkpoint
 
+def keep_best(result: dict[str, Any], env_factory: ppo.EnvFactory | None = None) -> None:
+    """After a new checkpoint: play 10 episodes, and keep it in the folder `best` if it is the best.
 
-def save_and_evaluate(run_dir: Path, state: dict[str, Any]) -> None:
-    """Save the run, play 10 episodes, and keep the policy in the folder `best` if it is the best.
-
-    `evaluations.csv` has a row for each evaluation: the step, and the mean return.
+    `evaluations.csv` has a row for each evaluation: the step, and the mean return. `env_factory` is
+    that of `train`, if it gets one.
     """
-    save_checkpoint(run_dir, state)
-    if not state["updates"]:  # before the first iteration
+    run_dir = result["run_dir"]
+    saved = ppo.load_checkpoint(run_dir)
+    if len(saved["updates"]) < len(result["updates"]):  # this iteration was not saved
         return
-    score, table = np.mean(ppo.evaluate(run_dir)), run_dir / "evaluations.csv"
+    score = np.mean(ppo.evaluate(saved, env_factory))
+    table = run_dir / "evaluations.csv"
     rows = table.read_text().splitlines() if table.exists() else []  # a resumed run has some
     if all(score > float(row.split(",")[1]) for row in rows):
         (run_dir / "best").mkdir(exist_ok=True)
         shutil.copy(run_dir / "checkpoint.pt", run_dir / "best")
     with table.open("a") as file:
-        file.write(f"{state['updates'][-1]['global_step']},{score}\n")
+        file.write(f"{result['updates'][-1]['global_step']},{score}\n")
 
+
+train = functools.partial(ppo.train, on_iteration=keep_best)
+
+SETTINGS = ppo.Args(
+    env_id="Pendulum-v1",
+    total_timesteps=20_480,
+    num_envs=4,
+    num_steps=256,
+    num_minibatches=16,
+    learning_rate=1e-3,
+    gamma=0.9,
+    checkpoint_interval=5,
+    compile=False,  # compiling takes longer than a run of this length
+)
 
 if __name__ == "__main__":
-    ppo.save_checkpoint = save_and_evaluate
-    ppo.main()
+    run_dir = train(tyro.cli(ppo.Args, default=SETTINGS))["run_dir"]
+    ppo.evaluate(run_dir / "best")

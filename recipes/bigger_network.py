@@ -1,11 +1,15 @@
 """Replaces both networks: three layers of 128 with LayerNorm and ReLU, not two of 64 with tanh.
 
-    python -m recipes.bigger_network --env-id HalfCheetah-v4
+    python -m recipes.bigger_network --env-id Pendulum-v1
 
 We claim no gain: it shows which lines to change for a network of your own. Layers that
 `in_numpy` does not know, such as LayerNorm, run in PyTorch when the policy acts, which is slower.
+All flags of the script can be set.
 """
 
+import functools
+
+import tyro
 from torch import nn
 
 import ppo_continuous_action as ppo
@@ -25,6 +29,20 @@ class Agent(ppo.Agent):
         self.policy = nn.Sequential(*network(action_size, gain=0.01))
 
 
+train = functools.partial(ppo.train, agent_class=Agent)
+load_checkpoint = functools.partial(ppo.load_checkpoint, agent_class=Agent)
+
+SETTINGS = ppo.Args(
+    env_id="Pendulum-v1",
+    total_timesteps=20_480,
+    num_envs=4,
+    num_steps=256,
+    num_minibatches=16,
+    learning_rate=1e-3,
+    gamma=0.9,
+    compile=False,  # compiling takes longer than a run of this length
+)
+
 if __name__ == "__main__":
-    ppo.Agent = Agent
-    ppo.main()
+    run_dir = train(tyro.cli(ppo.Args, default=SETTINGS))["run_dir"]
+    ppo.evaluate(load_checkpoint(run_dir))

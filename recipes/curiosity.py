@@ -6,8 +6,10 @@ It helps if rewards are so rare that noise does not find them. After 51,200 step
 below, all of the last 100 episodes find the corner (seeds 1 and 2), and none without the bonus
 (seed 1). It takes three to four times as long. The idea is from Burda et al. 2018 (arXiv
 1810.12894): a network imitates another one, whose weights stay random, and fails where it has
-hardly been trained.
+hardly been trained. A resumed run begins with new networks, to which everything is new again.
 """
+
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -39,15 +41,21 @@ class Maze(gym.Env):
         return np.float32(self.place), float(found), found, self.steps == 100, {}
 
 
+gym.register("Maze-v0", Maze)
+
+
 class Novelty:
     """The error of the imitation at an observation (D,), in standard deviations of all errors."""
 
-    def __init__(self, size: int) -> None:
-        sizes = [(size, 64), nn.ReLU(), (64, 64), nn.ReLU(), (64, 16)]
-        self.goal, self.imitation = (
-            nn.Sequential(*(nn.Linear(*x) if isinstance(x, tuple) else x for x in sizes))
-            for _ in range(2)
-        )
+    def __init__(self, size: int, seed: int) -> None:
+        with ppo.LOCK, torch.random.fork_rng(devices=[]):  # the run's random numbers stay the same
+            torch.manual_seed(seed)
+            self.goal, self.imitation = (
+                nn.Sequential(
+                    nn.Linear(size, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)
+                )
+                for _ in range(2)
+            )
         self.adam = torch.optim.Adam(self.imitation.parameters(), lr=1e-3)
         self.obs_stats = ppo.RunningMeanStd(np.zeros(size), np.ones(size))
         self.error_stats, self.seen = ppo.RunningMeanStd(0.0, 1.0), []
@@ -68,17 +76,31 @@ class Novelty:
         return error.item() / np.sqrt(self.error_stats.var + 1e-8)
 
 
-class Curious(ppo.Recorder):
-    """Adds the bonus after the return has been recorded, so the logged return is without it."""
+class CuriousSteps:
+    """Steps the environments, which record their returns, and then adds the bonus to rewards."""
 
-    novelty: Novelty  # shared by all environments
+    def __init__(self) -> None:
+        self.novelty: Novelty | None = None  # until the first step; shared by all environments
 
-    def step(self, action: np.ndarray) -> tuple:
-        obs, reward, *rest = super().step(action)
-        return obs, reward + BONUS * self.novelty(obs), *rest
+    def __call__(self, envs: list[ppo.Recorder], actions: np.ndarray) -> list[tuple]:
+        if self.novelty is None:
+            self.novelty = Novelty(envs[0].observation_space.shape[0], envs[0].seed)
+        steps = ppo.step_all(envs, actions)
+        return [(obs, reward + BONUS * self.novelty(obs), *rest) for obs, reward, *rest in steps]
+
+
+script_train = ppo.train
+
+
+def train(
+    args: ppo.Args | None = None, env_factory: ppo.EnvFactory | None = None, **options: Any
+) -> dict[str, Any]:
+    """The script's `train`, with curiosity of its own for each run."""
+    return script_train(args, env_factory, step_envs=CuriousSteps(), **options)
 
 
 SETTINGS = ppo.Args(
+    env_id="Maze-v0",
     total_timesteps=51_200,
     num_envs=4,
     num_steps=256,
@@ -89,12 +111,5 @@ SETTINGS = ppo.Args(
 )
 
 
-def train(args: ppo.Args) -> dict:
-    torch.manual_seed(args.seed)
-    Curious.novelty = Novelty(size=2)
-    ppo.Recorder = Curious
-    return ppo.train(args, Maze)
-
-
 if __name__ == "__main__":
-    ppo.evaluate(train(SETTINGS)["run_dir"], Maze)
+    ppo.evaluate(train(SETTINGS)["run_dir"])

@@ -11,6 +11,7 @@ and 195 us in the NumPy of `load_policy`, so in Python there is nothing to gain.
 """
 
 import argparse
+import importlib.util
 from pathlib import Path
 
 import gymnasium as gym
@@ -47,6 +48,10 @@ class Policy(nn.Module):
 
 def export(run_dir: Path, bounds: gym.spaces.Box) -> None:
     """Write policy.onnx and policy.pt into the folder of a run; `bounds` are those of actions."""
+    for package in ("onnx", "onnxscript"):
+        if importlib.util.find_spec(package) is None:
+            hint = "pip install onnx==1.23.2 onnxscript==0.7.2"
+            raise ppo.UsageError(f"No module named '{package}': {hint}")
     policy = Policy(run_dir, bounds).eval().requires_grad_(False)
     obs = policy.mean.repeat(2, 1)  # an example; the files take any number of rows
     torch.onnx.export(

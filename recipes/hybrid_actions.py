@@ -50,12 +50,13 @@ class Scores(gym.ActionWrapper):
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         choice, numbers = env.action_space
-        self.count, unbounded = choice.n, np.full(choice.n, np.inf, np.float32)
+        self.count, self.first = choice.n, choice.start
+        unbounded = np.full(choice.n, np.inf, np.float32)
         low, high = np.r_[-unbounded, numbers.low], np.r_[unbounded, numbers.high]
         self.action_space = gym.spaces.Box(low, high)
 
     def action(self, action: np.ndarray) -> tuple:
-        return action[: self.count].argmax(), action[self.count :]
+        return self.first + action[: self.count].argmax(), action[self.count :]
 
 
 def make() -> gym.Env:

@@ -7,6 +7,7 @@ the return reaches -2.6, and -4.1 with the script's own network on the flattened
 that stays at the center gets about -7.7). It takes twice the time.
 """
 
+import functools
 import math
 
 import gymnasium as gym
@@ -82,6 +83,9 @@ class Agent(ppo.Agent):
         self.policy = nn.Sequential(encoder, *self.policy)
 
 
+train = functools.partial(ppo.train, agent_class=Agent)
+load_checkpoint = functools.partial(ppo.load_checkpoint, agent_class=Agent)
+
 SETTINGS = ppo.Args(
     total_timesteps=20_480,
     num_envs=4,
@@ -94,5 +98,5 @@ SETTINGS = ppo.Args(
 )
 
 if __name__ == "__main__":
-    ppo.Agent = Agent
-    ppo.evaluate(ppo.train(SETTINGS, Touch)["run_dir"], Touch)
+    run_dir = train(SETTINGS, Touch)["run_dir"]
+    ppo.evaluate(load_checkpoint(run_dir), Touch)

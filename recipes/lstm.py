@@ -66,9 +66,14 @@ class Agent(nn.Module):
 
 def train(args: ppo.Args, make: Callable[[], gym.Env]) -> tuple[Agent, list[float]]:
     """Train in the environments that `make()` returns. Returns the agent and all returns."""
+    with ExitStack() as resources:  # closes the environments, even after an error
+        return train_in(ppo.make_envs(resources, args, args.num_envs, make), args)
+
+
+def train_in(envs: list[ppo.Recorder], args: ppo.Args) -> tuple[Agent, list[float]]:
+    """Train in these environments."""
     torch.manual_seed(args.seed)
     rng, returns, n = np.random.default_rng(args.seed), [], args.num_envs
-    envs = ppo.make_envs(ExitStack(), args, n, make)
     space, (size,) = envs[0].action_space, envs[0].observation_space.shape
     agent, stats = Agent(size, *space.shape), ppo.RunningMeanStd(np.zeros(size), np.ones(size))
     adam = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=args.adam_eps)

@@ -25,6 +25,8 @@ class Squash(gym.ActionWrapper):
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         low, high = env.action_space.low, env.action_space.high
+        if not np.isfinite([low, high]).all():
+            raise ppo.UsageError(f"Actions are {env.action_space}: tanh needs finite bounds.")
         self.middle, self.half_width = (high + low) / 2, (high - low) / 2
         self.action_space = gym.spaces.Box(-np.inf, np.inf, low.shape)
 

@@ -4,9 +4,13 @@ import ast
 import dataclasses
 import functools
 import importlib
+import os
 import re
 import shutil
+import subprocess
+import sys
 import time
+import types
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from adapters import SCRIPTS
 from helpers import assert_same_runs, same_weights
 
 import ppo_continuous_action as ppo
@@ -26,7 +31,9 @@ from recipes import (
     hybrid_actions,
     images,
     lstm,
+    many_agents,
     parallel_simulators,
+    search_with_pruning,
     tanh_actions,
 )
 
@@ -48,15 +55,227 @@ def acts_as_it_learns(result: dict) -> bool:
     return all(abs(x["check/acting"]) < 1e-6 for x in result["updates"])
 
 
+RECIPES = {x.stem: x.read_text() for x in sorted(FOLDER.glob("*.py"))}
+
+
 def test_the_table_has_every_recipe_its_first_sentence_its_length_and_its_numbers():
-    rows = re.findall(r"(?m)^\| \[(\w+)\]\(\1\.py\) \| (.+) \| (.+) \| (\d+) \|$", TABLE)
-    texts = {x.stem: x.read_text() for x in sorted(FOLDER.glob("*.py"))}
-    assert [name for name, *_ in rows] == [*texts]
-    for name, sentence, measured, lines in rows:
-        doc = ast.get_docstring(ast.parse(texts[name]))
-        assert sentence == doc.partition("\n")[0] and int(lines) == texts[name].count("\n")
+    rows = [re.split(r" *\| *", x)[1:-1] for x in TABLE.splitlines() if x.startswith("| [")]
+    names = [re.fullmatch(r"\[(\w+)\]\(\1\.py\)", row[0])[1] for row in rows]
+    assert names == [*RECIPES]
+    for name, (_, sentence, environment, measured, seconds, packages, lines) in zip(names, rows):
+        text = RECIPES[name]
+        doc = ast.get_docstring(ast.parse(text))
+        assert sentence == doc.partition("\n")[0] and int(lines) == text.count("\n")
+        assert environment in text.replace(doc, "") or environment == "that of the run"
         numbers = r"-?\d+(?:\.\d+)?(?:e-\d+)?"
         assert {*re.findall(numbers, measured)} <= {*re.findall(numbers, doc)}, name
+        assert 0 < int(seconds) < 60
+        needed = re.findall(r'"(\w+)==[\d.]+"', text.partition('"""')[0])
+        assert sorted(packages.split(", ")) == sorted(needed or ["none"])
+        for package in needed:  # the sentence that names it has the same version
+            versions = re.findall(rf"\b{package}==[\d.]+", text)
+            assert len(versions) > 1 and len({*versions}) == 1
+
+
+# --- Imported and pasted ---
+
+
+def test_no_recipe_sets_a_global_of_another_module():
+    for text in RECIPES.values():
+        nodes = [*ast.walk(ast.parse(text))]
+        imports = [x for x in nodes if isinstance(x, ast.Import | ast.ImportFrom)]
+        modules = {y.asname or y.name for x in imports for y in x.names}
+        assert "ppo" in modules and "setattr" not in text
+        for node in nodes:
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            owners = [x.value for x in targets if isinstance(x, ast.Attribute)]
+            assert not modules & {x.id for x in owners if isinstance(x, ast.Name)}
+
+
+def paste(name: str, keep_main: bool = False) -> str:
+    """The source of a copy into which a recipe is pasted, as the page says."""
+    text = RECIPES[name]
+    (script,) = re.findall(r"(?m)^import (ppo_\w+) as ppo\n", text)
+    recipe = text[text.index('"""') :].replace(f"import {script} as ppo\n", "").replace("ppo.", "")
+    main = 'if __name__ == "__main__":\n    main()\n'
+    copy = (FOLDER.parent / f"{script}.py").read_text()
+    assert copy.endswith(main)
+    if keep_main:
+        recipe = recipe[: recipe.index("if __name__")] + main
+    return copy.removesuffix(main) + recipe
+
+
+@pytest.fixture
+def pasted(tmp_path, monkeypatch):
+    """Import a copy into which a recipe is pasted."""
+
+    def load(name):
+        path = tmp_path / f"with_{name}.py"
+        path.write_text(paste(name))
+        monkeypatch.syspath_prepend(tmp_path)
+        return importlib.import_module(path.stem)
+
+    return load
+
+
+def settings_of(module, **changes):
+    """Those of TINY, of the module's own class."""
+    return module.Args(**{**vars(TINY), **changes})
+
+
+class DuelWorld:
+    """A world as those of PettingZoo, with two agents, the second of which ends after two steps."""
+
+    possible_agents = ("a", "b")
+
+    def observation_space(self, name):
+        return gym.spaces.Box(-10, 10, (1,), np.float32)
+
+    def action_space(self, name):
+        return gym.spaces.Box(0, 1, (1,), np.float32)
+
+    def reset(self, seed=None):
+        self.agents, self.steps = ["a", "b"], 0
+        return {name: np.ones(1, np.float32) for name in self.agents}, {}
+
+    def step(self, actions):
+        assert [*actions] == self.agents  # others must not act
+        self.steps += 1
+        obs = {name: np.full(1, self.steps, np.float32) for name in self.agents}
+        rewards = {name: float(1 + actions[name].item() / 10) for name in self.agents}
+        ended = {"a": False, "b": self.steps == 2}
+        cut = {"a": self.steps == 5, "b": False}
+        acted = self.agents
+        self.agents = [x for x in acted if not (ended[x] or cut[x])]
+        flags = ({x: flag[x] for x in acted} for flag in (ended, cut))
+        return obs, rewards, *flags, {}
+
+
+@pytest.fixture
+def duel(monkeypatch):
+    """Instead of the package mpe2, a world of which one agent ends early."""
+    world = types.SimpleNamespace(parallel_env=lambda **_: DuelWorld())
+    monkeypatch.setitem(sys.modules, "mpe2", types.SimpleNamespace(simple_spread_v3=world))
+
+
+@pytest.mark.parametrize(
+    "name", ["best_checkpoint", "bigger_network", "curiosity", "images", "many_agents"]
+)
+def test_a_pasted_recipe_does_what_the_imported_one_does(name, pasted, duel):
+    recipe, mine = importlib.import_module(f"recipes.{name}"), pasted(name)
+    results = []
+    for module, home in ((recipe, recipe.ppo), (mine, mine)):
+        changes = {"env_id": "Maze-v0"} if name == "curiosity" else {}
+        args = settings_of(home, run_name=home.__name__, **changes)
+        if name == "many_agents":
+            results.append(module.train(args, module.members()))
+        else:
+            results.append(module.train(args, getattr(module, "Touch", None)))
+    assert_same_runs(*results)
+    run_dir = results[1]["run_dir"]
+    if name == "best_checkpoint":  # training stays the same; here is what it adds
+        for result in results:
+            assert (result["run_dir"] / "best" / "checkpoint.pt").exists()
+        tables = [(x["run_dir"] / "evaluations.csv").read_text() for x in results]
+        assert tables[0] == tables[1] and tables[0].count("\n") == 4
+    elif name != "many_agents":  # the script alone cannot step these
+        args = dataclasses.replace(results[0]["args"], run_name="alone", env_id=args.env_id)
+        alone = ppo.train(args, getattr(recipe, "Touch", None))
+        assert len([*alone["agent"].parameters()]) != len(
+            [*results[1]["agent"].parameters()]
+        ) or not same_weights(alone["agent"], results[1]["agent"])
+    if name in ("bigger_network", "images"):
+        assert len(mine.evaluate(run_dir, getattr(mine, "Touch", None), episodes=1)) == 1
+
+
+def test_a_pasted_recipe_with_the_scripts_last_lines_runs_from_the_command_line(run_file, tmp_path):
+    path = tmp_path / "curious.py"
+    path.write_text(paste("curiosity", keep_main=True))
+    line = "--env-id Maze-v0 --num-steps 32 --num-envs 2 --num-minibatches 4 --no-compile "
+    line += "--total-timesteps 256 --update-epochs 2 --run-name "
+    code, _, error = run_file(path, line + "pasted")
+    assert code == 0, error
+    args = dataclasses.replace(TINY, env_id="Maze-v0", checkpoint_interval=25)
+    plain, curious = ppo.train(args), curiosity.train(dataclasses.replace(args, run_name="mine"))
+    agent = ppo.load_checkpoint("runs/pasted")["agent"]
+    assert same_weights(agent, curious["agent"]) and not same_weights(agent, plain["agent"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(RECIPES.keys() - {"export_policy"}))
+def test_each_recipe_runs_with_its_defaults_and_pasted_it_says_the_same(name, tmp_path):
+    packages = {"grid_world": "minigrid", "many_agents": "mpe2"}
+    if name in packages:
+        pytest.importorskip(packages[name])
+    (tmp_path / "copy_of_script.py").write_text(paste(name))
+    environ = {**os.environ, "PYTHONPATH": str(FOLDER.parent), "CUDA_VISIBLE_DEVICES": ""}
+    outputs = []
+    for command in (["-m", f"recipes.{name}"], ["copy_of_script.py"]):
+        done = subprocess.run(
+            [sys.executable, *command], env=environ, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        words = re.sub(r"in \d+ s\b|Logs and checkpoints: .*", "", done.stdout)
+        outputs.append(words.splitlines())
+    if name == "parallel_simulators":  # each says how fast it is, one after another and together
+        for alone, together in ([float(x.split()[0]) for x in y if x] for y in outputs):
+            assert together > alone
+    else:
+        assert outputs[0] == outputs[1] and "eturn" in outputs[0][-1]
+
+
+@pytest.mark.parametrize(
+    "name, package, line",
+    [
+        ("export_policy", "onnx", "runs/mine"),
+        ("grid_world", "minigrid", ""),
+        ("many_agents", "mpe2", ""),
+        ("search_with_pruning", "optuna", ""),
+    ],
+)
+def test_a_missing_package_is_one_sentence(name, package, line, run_file, monkeypatch):
+    ppo.train(dataclasses.replace(TINY, run_name="mine"))
+    for module in [x for x in sys.modules if x.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    code, _, error = run_file(FOLDER / f"{name}.py", line)
+    sentence = error if code == 2 else code  # which Python prints
+    assert "Traceback" not in error
+    assert re.search(rf"\b{package}\b.*: pip install {package}==\d", sentence)
+
+
+@pytest.mark.parametrize("name", ["continuous", "multidiscrete", "kl"])
+def test_another_agent_and_another_way_to_step_are_arguments_of_each_script(name):
+    script = next(x for key, x in SCRIPTS.items() if key.startswith(name))
+    module, counted = script.module, []
+
+    class Doubled(module.Agent):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.more = torch.nn.Parameter(torch.zeros(1))
+
+        def evaluate_actions(self, *inputs):
+            values, *rest = super().evaluate_actions(*inputs)
+            return values + self.more, *rest
+
+    def step(envs, actions):
+        counted.append(len(envs))
+        return module.step_all(envs, actions)
+
+    args = script.args(run_name="mine")
+    steps = int(args.total_timesteps // args.num_envs)
+    module.train(args, agent_class=Doubled, step_envs=step)
+    assert counted == [args.num_envs] * steps
+    with pytest.raises(module.UsageError, match="from another script"):
+        module.load_checkpoint("runs/mine")
+    more = dataclasses.replace(args, total_timesteps=args.total_timesteps * 2)
+    agent = module.train(more, resume="runs/mine", agent_class=Doubled)["agent"]
+    assert agent.more != 0 and type(agent) is Doubled
+    saved = module.load_checkpoint("runs/mine", Doubled)
+    assert same_weights(saved["agent"], agent) and len(module.evaluate(saved, episodes=1)) == 1
+
+
+# --- Each recipe ---
 
 
 def test_squashed_actions_stay_within_bounds_and_their_probabilities_integrate_to_1():
@@ -89,41 +308,83 @@ def test_a_saved_policy_is_squashed_as_in_training():
     assert np.allclose(env.action(policy(obs)), 2 * np.tanh(mean.numpy()), atol=1e-6)
 
 
+def test_actions_without_bounds_cannot_be_squashed():
+    env = gym.make("Pendulum-v1")
+    for high in (np.inf, [np.inf, 1.0]):
+        high = np.broadcast_to(np.float32(high), (2,))
+        env.action_space = gym.spaces.Box(-high, high)
+        with pytest.raises(ppo.UsageError, match=r"Actions are Box.* tanh needs finite bounds"):
+            tanh_actions.Squash(env)
+
+
 def test_evaluation_does_not_change_training_and_a_resumed_run_keeps_the_best(monkeypatch):
     plain = ppo.train(dataclasses.replace(TINY, run_name="plain"))["agent"]
     scores = iter([-5.0, -3.0, -4.0, -3.5])
     real = ppo.evaluate
 
-    def evaluate(run_dir):
-        real(run_dir, episodes=1)
+    def evaluate(saved, env_factory):
+        real(saved, env_factory, episodes=1)
         return [next(scores)]
 
     monkeypatch.setattr(ppo, "evaluate", evaluate)
-    monkeypatch.setattr(ppo, "save_checkpoint", best_checkpoint.save_and_evaluate)
     half = dataclasses.replace(TINY, run_name="best", total_timesteps=128, anneal_lr=False)
-    ppo.train(half)
+    best_checkpoint.train(half)
     best = Path("runs/best/best/checkpoint.pt").read_bytes()
-    ppo.train(dataclasses.replace(half, total_timesteps=256), resume="runs/best")
+    best_checkpoint.train(dataclasses.replace(half, total_timesteps=256), resume="runs/best")
     assert Path("runs/best/best/checkpoint.pt").read_bytes() == best
     assert ppo.load_checkpoint("runs/best/best")["updates"][-1]["global_step"] == 128
     assert Path("runs/best/evaluations.csv").read_text().splitlines() == [
         "64,-5.0", "128,-3.0", "192,-4.0", "256,-3.5"
     ]  # fmt: skip
     assert [x.path for x in logs.find("runs/best")] == [Path("runs/best")]  # one run, not two
-    scores = iter([-5.0, -3.0, -4.0, -3.5])
-    whole = ppo.train(dataclasses.replace(TINY, run_name="whole"))["agent"]
+    scores = iter([-5.0, -3.0, -4.0])  # of the first checkpoint, the second, and the last
+    seldom = dataclasses.replace(TINY, run_name="whole", checkpoint_interval=2)
+    whole = best_checkpoint.train(seldom)["agent"]
     assert same_weights(whole, plain)
+    assert Path("runs/whole/evaluations.csv").read_text().startswith("64,-5.0\n128,-3.0\n256,-4.0")
 
 
-def test_simulators_in_other_processes_train_the_same_policy_to_the_bit(monkeypatch):
+def test_simulators_in_other_processes_train_the_same_policy_to_the_bit(pasted):
     make = functools.partial(gym.make, "Pendulum-v1")  # needs no PyTorch in the other processes
     alone = ppo.train(TINY, make)
-    monkeypatch.setattr(ppo, "step_all", ppo.step_all)  # restored after the test
     together = parallel_simulators.train(dataclasses.replace(TINY, run_name="together"), make)
     assert_same_runs(alone, together)
     env = parallel_simulators.Remote(make)
     assert env.process.processes[0].__class__.__name__ == "SpawnProcess"  # a fork can hang
     assert len(ppo.evaluate("runs/together", lambda: env, episodes=1)) == 1
+    mine = pasted("parallel_simulators")
+    sent = []
+    send = mine.Remote.send
+    mine.Remote.send = lambda self, action: (sent.append(self), send(self, action))
+    assert_same_runs(alone, mine.train(settings_of(mine, run_name="pasted")))
+    assert [sent.count(x) for x in {*sent}] == [TINY.total_timesteps / 2] * 2
+
+
+def test_observations_of_other_processes_may_be_nested():
+    class Nested(gym.Env):  # in a function, so that other processes need not import the tests
+        image = gym.spaces.Box(0, 255, (2, 3), np.uint8)
+        pair = gym.spaces.Tuple((gym.spaces.Discrete(5), gym.spaces.Box(-1, 1, (1,))))
+        observation_space = gym.spaces.Dict({"image": image, "pair": pair})
+        action_space = gym.spaces.Box(-1, 1, (1,))
+
+        def observe(self):
+            pixels = self.np_random.integers(256, size=(2, 3), dtype=np.uint8)
+            number = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+            return {"image": pixels, "pair": (self.np_random.integers(5), number)}
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.observe(), {}
+
+        def step(self, action):
+            return self.observe(), 0.0, False, False, {}
+
+    remote, local = parallel_simulators.Remote(Nested), Nested()
+    space, action = local.observation_space, np.zeros(1, np.float32)
+    pairs = [(remote.reset(seed=3), local.reset(seed=3)), (remote.step(action), local.step(action))]
+    remote.close()
+    for (there, *_), (here, *_) in pairs:
+        assert np.array_equal(ppo.vector(space, there), ppo.vector(space, here))
 
 
 @pytest.mark.slow
@@ -132,7 +393,7 @@ def test_two_simulators_of_5_ms_are_faster_in_processes():
     recipe, fastest = parallel_simulators, []
     for step_all, make in (
         (ppo.step_all, recipe.slow_pendulum),
-        (recipe.step_all, lambda: recipe.Remote(recipe.slow_pendulum)),
+        (recipe.step_together, lambda: recipe.Remote(recipe.slow_pendulum)),
     ):
         with ExitStack() as resources:
             envs = ppo.make_envs(resources, TINY, 2, make)
@@ -177,11 +438,15 @@ def test_what_cannot_be_exported_is_a_sentence(own, run_file):
 def test_the_largest_score_is_the_choice():
     env = hybrid_actions.make()
     assert env.action_space.shape == (5,)
-    choice, numbers = env.action(np.array([0.1, -3.0, 7.0, 2.0, 0.25]))
+    scores = np.array([0.1, -3.0, 7.0, 2.0, 0.25])
+    choice, numbers = env.action(scores)
     assert choice == 2 and numbers == [0.25]
+    darts = hybrid_actions.Darts()
+    darts.action_space = gym.spaces.Tuple([gym.spaces.Discrete(4, start=1), darts.action_space[1]])
+    assert hybrid_actions.Scores(darts).action(scores)[0] == 3  # of 1, 2, 3 and 4
 
 
-def test_an_encoder_sees_the_image_and_keeps_the_other_numbers(monkeypatch):
+def test_an_encoder_sees_the_image_and_keeps_the_other_numbers():
     agent = images.Agent(258, 2)
     obs = torch.randn(5, 3, 258)  # (T, N, D)
     values, logprobs, _ = agent.evaluate_actions(obs, torch.zeros(5, 3, 2))
@@ -192,31 +457,94 @@ def test_an_encoder_sees_the_image_and_keeps_the_other_numbers(monkeypatch):
     changed = obs.clone()
     changed[..., 100] += 1
     assert not torch.equal(encoder(changed)[..., 2:], encoder(obs)[..., 2:])
-    monkeypatch.setattr(ppo, "Agent", images.Agent)
-    assert acts_as_it_learns(ppo.train(TINY, images.Touch))
+    assert acts_as_it_learns(images.train(TINY, images.Touch))
 
 
-def test_another_network_trains_acts_and_is_loaded(monkeypatch):
-    monkeypatch.setattr(ppo, "Agent", bigger_network.Agent)
-    result = ppo.train(dataclasses.replace(TINY, run_name="bigger"))
+def test_another_network_trains_acts_and_is_loaded():
+    result = bigger_network.train(dataclasses.replace(TINY, run_name="bigger"))
     assert acts_as_it_learns(result)
     assert sum(isinstance(x, torch.nn.LayerNorm) for x in result["agent"].policy) == 3
-    assert len(ppo.evaluate("runs/bigger", episodes=1)) == 1
+    assert len(ppo.evaluate(bigger_network.load_checkpoint("runs/bigger"), episodes=1)) == 1
 
 
-def test_the_bonus_falls_where_much_has_been_seen_and_is_not_in_the_return(monkeypatch):
-    torch.manual_seed(0)
-    novelty, rng = curiosity.Novelty(2), np.random.default_rng(0)
+def test_the_bonus_falls_where_much_has_been_seen_and_is_not_in_the_return():
+    novelty, rng = curiosity.Novelty(2, seed=0), np.random.default_rng(0)
     for _ in range(1000):
         novelty(rng.normal([0, 0], 0.1))
     assert novelty(np.array([0.4, 0.4])) > 5 * novelty(np.zeros(2))
-    monkeypatch.setattr(ppo, "Recorder", ppo.Recorder)
-    result = curiosity.train(TINY)
-    assert result["episodes"] and {x["return"] for x in result["episodes"]} <= {0.0, 1.0}
-    env = curiosity.Curious(curiosity.Maze())
-    env.begin(0)
-    rewards = [env.step(np.ones(2))[1] for _ in range(3)]
-    assert min(rewards) > 0 and env.total == 0
+    args = dataclasses.replace(TINY, env_id="Maze-v0")
+    before, curious, again, after = (
+        train(dataclasses.replace(args, run_name=f"run{k}"))
+        for k, train in enumerate((ppo.train, curiosity.train, curiosity.train, ppo.train))
+    )
+    assert curious["episodes"] and {x["return"] for x in curious["episodes"]} <= {0.0, 1.0}
+    assert_same_runs(curious, again)  # each run has its own networks
+    assert_same_runs(before, after)  # the script stays as it is
+    with ExitStack() as resources:
+        envs, step = ppo.make_envs(resources, args, 2, None), curiosity.CuriousSteps()
+        for env in envs:
+            env.begin(0)
+        rewards = [x[1] for _ in range(3) for x in step(envs, np.ones((2, 2)))]
+        assert min(rewards) > 0 and [env.total for env in envs] == [0, 0]
+
+
+def test_an_agent_that_ends_early_waits_for_the_others(duel):
+    args = dataclasses.replace(TINY, run_name="duel")
+    result = many_agents.train(args, many_agents.members())
+    assert {x["length"] for x in result["episodes"]} == {5}
+    first, second = result["episodes"][::2], result["episodes"][1::2]
+    assert all(5 <= x["return"] <= 5.5 for x in first)
+    assert all(2 <= x["return"] <= 2.2 for x in second)
+    make = many_agents.members()
+    envs = [ppo.Recorder(make()), ppo.Recorder(make())]
+    for env in envs:
+        env.begin(0)
+    steps = [many_agents.step_world(envs, np.zeros((2, 1))) for _ in range(5)]
+    assert [x[0].item() for _, x in steps] == [1, 2, 0, 0, 0]
+    assert [x[2:4] for _, x in steps] == [(False, False)] * 4 + [(True, False)]
+    assert [x[2:4] for x, _ in steps] == [(False, False)] * 4 + [(False, True)]
+
+
+def test_bad_runs_of_a_search_are_stopped_and_the_others_stay_the_same(monkeypatch):
+    optuna = search_with_pruning.optuna
+    settings = dataclasses.replace(
+        search_with_pruning.SETTINGS, num_steps=32, total_timesteps=512, num_minibatches=2
+    )
+    monkeypatch.setattr(search_with_pruning, "SETTINGS", settings)
+    whole, pruned = (
+        search_with_pruning.search(pruner, trials=4)
+        for pruner in (optuna.pruners.NopPruner(), optuna.pruners.MedianPruner(n_startup_trials=2))
+    )
+    assert search_with_pruning.steps_of(whole) == 4 * 512
+    assert search_with_pruning.steps_of(pruned) < 4 * 512
+    states = [x.state.name for x in pruned.trials]
+    assert {*states} == {"COMPLETE", "PRUNED"}
+    for x, y in zip(whole.trials, pruned.trials):
+        assert x.params == y.params
+        assert y.intermediate_values.items() <= x.intermediate_values.items()
+        assert (len(y.intermediate_values) < 4) <= (y.state.name == "PRUNED")
+
+
+def test_the_training_loop_with_memory_closes_its_environments():
+    closed = []
+
+    class Noted(lstm.Recall):
+        def step(self, action):
+            if self.left == 1 and failing:
+                raise RuntimeError("broken")
+            return super().step(action)
+
+        def close(self):
+            closed.append(self)
+
+    args = dataclasses.replace(lstm.SETTINGS, num_envs=4, num_steps=32, total_timesteps=128)
+    failing = False
+    lstm.train(args, Noted)
+    assert len(closed) == 4
+    failing = True
+    with pytest.raises(RuntimeError, match="broken"):
+        lstm.train(args, Noted)
+    assert len(closed) == 8
 
 
 def test_the_memory_is_carried_from_step_to_step_and_cleared_where_an_episode_begins():
@@ -243,10 +571,9 @@ def test_an_lstm_remembers_the_cue_and_the_script_cannot():
 
 
 @pytest.mark.slow
-def test_curiosity_finds_the_corner_that_the_script_does_not_find(monkeypatch):
-    monkeypatch.setattr(ppo, "Recorder", ppo.Recorder)
-    plain = ppo.train(curiosity.SETTINGS, curiosity.Maze)["episodes"]
+def test_curiosity_finds_the_corner_that_the_script_does_not_find():
     curious = curiosity.train(curiosity.SETTINGS)["episodes"]
+    plain = ppo.train(curiosity.SETTINGS)["episodes"]
     assert np.mean([x["return"] for x in plain[-100:]]) < 0.1
     assert np.mean([x["return"] for x in curious[-100:]]) > 0.8
 
@@ -259,21 +586,19 @@ def test_choices_and_numbers_are_learned_together():
 
 
 @pytest.mark.slow
-def test_a_cnn_learns_from_images(monkeypatch):
-    monkeypatch.setattr(ppo, "Agent", images.Agent)
-    episodes = ppo.train(images.SETTINGS, images.Touch)["episodes"]
+def test_a_cnn_learns_from_images():
+    episodes = images.train(images.SETTINGS, images.Touch)["episodes"]
     assert np.mean([x["return"] for x in episodes[-100:]]) > -3.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grid_world", "many_agents"])
-def test_environments_from_elsewhere_train(monkeypatch, name):
+def test_environments_from_elsewhere_train(name):
     packages = {"grid_world": "minigrid", "many_agents": "mpe2"}
     pytest.importorskip(packages[name])
     recipe = importlib.import_module(f"recipes.{name}")
-    if name == "many_agents":
-        monkeypatch.setattr(ppo, "step_all", recipe.step_all)
-    make = recipe.members() if name == "many_agents" else getattr(recipe, "make", None)
+    train = getattr(recipe, "train", recipe.ppo.train)
+    make = recipe.members() if name == "many_agents" else recipe.make
     steps = 2 * recipe.SETTINGS.num_envs * recipe.SETTINGS.num_steps
-    result = recipe.ppo.train(dataclasses.replace(recipe.SETTINGS, total_timesteps=steps), make)
+    result = train(dataclasses.replace(recipe.SETTINGS, total_timesteps=steps), make)
     assert acts_as_it_learns(result) and result["episodes"]
