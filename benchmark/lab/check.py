@@ -27,7 +27,7 @@ VARIES = 0.1  # share of their largest spread so far that value targets still ha
 
 
 class Rule(NamedTuple):
-    """A metric is unhealthy once it has been from `low` to `high` for `patience` iterations.
+    """A metric is unhealthy after `patience` iterations (0: at once) from `low` to `high`.
 
     If `only` names a condition (see `holds`), it is unhealthy only then.
     """
@@ -63,8 +63,8 @@ ENVIRONMENTS = (
     Rule("check/value_bias", 0.5, INF, 20, "", "Values exceed the observed returns: check V at the ends of episodes, and the value targets.", "`check/value_bias` far above 0"),
     Rule("check/update", -INF, -0.02, 10, LOST, SIGNS, WORSE),
     Rule("check/update", -INF, 0.02, 10, LOST, SIGNS, "`check/update` near 0, KL normal"),
-    Rule("check/first_kl", 1e-4, INF, 1, "", BATCH, "`check/first_kl` above 0"),
-    Rule("check/acting", 1e-5, INF, 1, "", "The policy that acts is not the one that learns: both must compute the same.", "`check/acting` above 0"),
+    Rule("check/first_kl", 1e-4, INF, 0, "", BATCH, "`check/first_kl` above 0"),
+    Rule("check/acting", 1e-5, INF, 0, "", "The policy that acts is not the one that learns: both must compute the same.", "`check/acting` above 0"),
 )
 KL_EXACT = (
     Rule("objective/kl_exact", -INF, 1e-3, 5, "", "It stays 0: is the reference model being trained too?", "RLHF: exact KL 0"),
@@ -152,7 +152,7 @@ def patience(iterations: int, steps: np.ndarray) -> int:
     """So many iterations of STEPS steps as iterations of a log with these steps."""
     sizes = np.diff(steps, prepend=0)[steps > 0]
     part = 1 if count_updates(steps) else min([1, *sizes / STEPS])
-    return math.ceil(iterations / part)
+    return max(math.ceil(iterations / part), 1)
 
 
 def unhealthy(updates: pd.DataFrame, episodes: pd.DataFrame) -> list[tuple[Rule, np.ndarray]]:
