@@ -965,7 +965,9 @@ class Games:
 
     def serve(self, args: Args, share: range, pipe: Connection) -> None:
         """Play a share of the games in a process of its own, until the first process ends."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
+        for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C is for the first process
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with it
         self.games = {i: Game(make_env(args), self.obs[i]) for i in share}
         while os.getppid() == multiprocessing.parent_process().pid:
@@ -1276,18 +1278,59 @@ def evaluate(
     return returns
 
 
+# Copied from ppo_continuous_action.py
+class Output:
+    """Standard output or error. If its reader ends, as `| head` does, the run goes on unread."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except BrokenPipeError:  # what is still in the buffer goes nowhere, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+        return len(text)
+
+
+# Copied from ppo_continuous_action.py
+def stop_on_signals() -> None:
+    """Let SIGTERM (a cluster, `docker stop`) and SIGHUP (a closed terminal) act like Ctrl-C."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    if threading.current_thread() is threading.main_thread():  # no other one may
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
+                signal.signal(number, stop)
+
+
+# Copied from ppo_continuous_action.py
+def command_line() -> list[str]:
+    """The flags that the user has given: none in a notebook, whose kernel has its own."""
+    return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+
+
 def main() -> None:
     """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
+    stop_on_signals()
+    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     parser.add_argument("--paper", action="store_true")
     try:
-        given = parser.parse_known_args()[0]
+        given = parser.parse_known_args(command_line())[0]
         saved = load_checkpoint(given.folder) if given.folder else {}
         args = saved.get("args") or Args()
         if given.paper:
             args = dataclasses.replace(args, **PAPER)
-        command = tyro.cli(Command, default=Command(args))
+        command = tyro.cli(Command, args=command_line(), default=Command(args))
         args = command.args
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
@@ -1301,9 +1344,11 @@ def main() -> None:
             run_dir = train(args, resume=saved)["run_dir"]
             if RANK == 0:
                 print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
-    except KeyboardInterrupt:
-        sys.exit("Interrupted. Use --resume with the run's folder to continue from its checkpoint.")
-    except (UsageError, gym.error.Error) as error:
+    except KeyboardInterrupt as error:
+        text = "Interrupted. Use --resume with the run's folder to continue from its checkpoint."
+        print(text, file=sys.stderr)
+        sys.exit(128 + (error.args or (signal.SIGINT,))[0])  # as a shell does
+    except (UsageError, gym.error.Error, ModuleNotFoundError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 

@@ -36,6 +36,7 @@ import io
 import math
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -1172,25 +1173,30 @@ def evaluate(
     saved = load_checkpoint(run_dir)
     args = settings_for(saved, args, env_factory)
     folder = saved["run_dir"] / "videos"
-    with ExitStack() as resources:
-        (env,) = make_envs(resources, args, 1, env_factory, **options)
-        policy = load_policy(saved, env)
+    try:
+        with ExitStack() as resources:
+            (env,) = make_envs(resources, args, 1, env_factory, **options)
+            policy = load_policy(saved, env)
+            if video:
+                if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
+                    env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
+                env = gym.wrappers.RecordVideo(env.env, f"{folder}", lambda k: k == 0)
+                env = Recorder(resources.enter_context(env))
+            progress = resources.enter_context(tqdm(unit=" steps", disable=not video))
+            limit = math.inf if env.spec and env.spec.max_episode_steps else 10_000
+            returns = []
+            for seed in range(episodes):
+                obs = env.begin(seed)
+                while not env.ended and len(env.actions) < limit:
+                    obs, *_ = env.step(policy(obs))
+                    progress.update()
+                if not env.ended:
+                    print(f"An episode was cut after {limit} steps: it has no time limit.")
+                returns.append(env.total)
+    except Exception as error:
         if video:
-            if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
-                env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
-            env = gym.wrappers.RecordVideo(env.env, f"{folder}", lambda k: k == 0)
-            env = Recorder(resources.enter_context(env))
-        progress = resources.enter_context(tqdm(unit=" steps", disable=not video))
-        limit = math.inf if env.spec and env.spec.max_episode_steps else 10_000
-        returns = []
-        for seed in range(episodes):
-            obs = env.begin(seed)
-            while not env.ended and len(env.actions) < limit:
-                obs, *_ = env.step(policy(obs))
-                progress.update()
-            if not env.ended:
-                print(f"An episode was cut after {limit} steps: the environment has no time limit.")
-            returns.append(env.total)
+            error.add_note("If it could not draw: MUJOCO_GL may be egl, osmesa or glfw.")
+        raise
     if video:
         print(f"Video: {folder}/rl-video-episode-0.mp4")
     mean, std = short(np.mean(returns)), short(np.std(returns))
@@ -1199,14 +1205,57 @@ def evaluate(
 
 
 # Copied from ppo_continuous_action.py
+class Output:
+    """Standard output or error. If its reader ends, as `| head` does, the run goes on unread."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except BrokenPipeError:  # what is still in the buffer goes nowhere, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+        return len(text)
+
+
+# Copied from ppo_continuous_action.py
+def stop_on_signals() -> None:
+    """Let SIGTERM (a cluster, `docker stop`) and SIGHUP (a closed terminal) act like Ctrl-C."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    if threading.current_thread() is threading.main_thread():  # no other one may
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
+                signal.signal(number, stop)
+
+
+# Copied from ppo_continuous_action.py
+def command_line() -> list[str]:
+    """The flags that the user has given: none in a notebook, whose kernel has its own."""
+    return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+
+
+# Copied from ppo_continuous_action.py
 def main() -> None:
     """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
+    stop_on_signals()
+    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
+    sys.path.append("")  # the current folder, for --env-id MODULE:NAME
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     try:
-        folder = parser.parse_known_args()[0].folder
+        folder = parser.parse_known_args(command_line())[0].folder
         saved = load_checkpoint(folder) if folder else {}
-        command = tyro.cli(Command, default=Command(saved.get("args") or Args()))
+        default = Command(saved.get("args") or Args())
+        command = tyro.cli(Command, args=command_line(), default=default)
         args = command.args
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
@@ -1219,9 +1268,11 @@ def main() -> None:
         else:
             run_dir = train(args, resume=saved)["run_dir"]
             print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
-    except KeyboardInterrupt:
-        sys.exit("Interrupted. Use --resume with the run's folder to continue from its checkpoint.")
-    except (UsageError, gym.error.Error) as error:
+    except KeyboardInterrupt as error:
+        text = "Interrupted. Use --resume with the run's folder to continue from its checkpoint."
+        print(text, file=sys.stderr)
+        sys.exit(128 + (error.args or (signal.SIGINT,))[0])  # as a shell does
+    except (UsageError, gym.error.Error, ModuleNotFoundError) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 

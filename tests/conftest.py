@@ -60,6 +60,14 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def hangup():
+    """SIGHUP does what it does by default, even if the tests run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield signal.SIGHUP
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
 def script(request, monkeypatch):
     """Each script in turn, with the fake environments."""
     import adapters

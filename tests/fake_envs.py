@@ -50,6 +50,7 @@ class Fake(gym.Env):
         self.observation_space, self.action_space = SPACES[space]
         self.space, self.render_mode, self.index = space, render_mode, len(Fake.made)
         self.steps, self.episode, self.t = 0, -1, 0
+        self.closed = 0  # how often
         self.actions: list[np.ndarray] = []
         self.draws: list[float] = []  # the first random number of each episode: tells its seed
         Fake.made.append(self)
@@ -62,6 +63,9 @@ class Fake(gym.Env):
         self.draws[-1] = self.np_random.random()
         self.begin()
         return self.observe(), {}
+
+    def close(self):
+        self.closed += 1
 
     def begin(self):
         pass
@@ -120,14 +124,15 @@ class Walk(Fake):
 
 
 class Interrupted(Walk):
-    """Somebody presses Ctrl-C after 40 steps, once."""
+    """Somebody presses Ctrl-C after 40 steps, once, or sends another signal."""
 
     pressed: ClassVar[list[int]] = []
+    kind = signal.SIGINT
 
     def advance(self, action):
         if self.steps == 40 and not self.pressed:
             self.pressed.append(self.steps)
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), self.kind)
         return super().advance(action)
 
 

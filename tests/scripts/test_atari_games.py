@@ -102,11 +102,11 @@ def test_an_error_in_an_update_or_a_game_is_raised_whoever_plays_it(
 
 
 @on("atari")
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_when_the_learner_is_killed_its_processes_end(
-    script, settings, monkeypatch, capfd, request, kind
+    script, settings, monkeypatch, capfd, request, hangup, kind
 ):
-    """Within a second. After Ctrl-C there is one sentence."""
+    """Within a second. Unless it is killed at once, there is one sentence."""
     line = flags(settings(3, total_timesteps=1e9, run_name="run"))
     monkeypatch.setattr("sys.argv", [script.path.name, *line.split()])
     learner = multiprocessing.get_context("fork").Process(target=script.module.main)
@@ -117,6 +117,9 @@ def test_when_the_learner_is_killed_its_processes_end(
         time.sleep(0.02)
     pids = children(learner.pid)
     assert len(pids) == 2 and all(map(is_alive, pids))
+    if kind in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all
+        for pid in pids:
+            os.kill(int(pid), kind)
     os.kill(learner.pid, kind)
     learner.join()
     deadline = time.monotonic() + 1
@@ -125,4 +128,10 @@ def test_when_the_learner_is_killed_its_processes_end(
         time.sleep(0.01)
     error = capfd.readouterr().err
     assert "Traceback" not in error
-    assert error.rstrip().endswith("from its checkpoint.") == (kind == signal.SIGINT)
+    if kind == signal.SIGKILL:
+        assert learner.exitcode == -kind
+    else:
+        assert learner.exitcode == 128 + kind
+        assert error.rstrip().endswith(
+            "Use --resume with the run's folder to continue from its checkpoint."
+        )

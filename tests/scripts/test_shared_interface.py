@@ -24,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 LINES = {  # what is refused -> a word of the sentence
     "--env-id Nothing-like-this": "Nothing-like-this",
+    "--env-id no_such_module:Arm-v0": "no_such_module",
     "--num-steps many": "num-steps",
     "--gamma 1.5": "--gamma (1.5) must be from 0 to 1",
     "--no-such-flag 1": "no-such-flag",

@@ -4,9 +4,11 @@ import errno
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -165,9 +167,53 @@ def test_a_file_alone_killed_at_five_random_moments_ends_as_if_it_had_not_been(s
 
 
 def test_ctrl_c_is_a_sentence_and_leaves_the_first_checkpoint_at_least(script, tiny, cli):
-    code, _, _ = cli(flags(tiny("Interrupted", total_timesteps=256)))
-    assert "Use --resume with" in str(code)
+    code, _, err = cli(flags(tiny("Interrupted", total_timesteps=256)))
+    assert code == 130 and err.count("Use --resume with") == 1 and "Traceback" not in err
     assert len(script.module.load_checkpoint("runs/run0")["updates"]) == 1
+
+
+@on("continuous", "multidiscrete", "games")
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_end_a_run_like_ctrl_c_and_close_its_environments(
+    script, tiny, cli, monkeypatch, hangup, kind
+):
+    """Those of a cluster and of a closed terminal. `train` alone leaves signals to its caller."""
+    monkeypatch.setattr(fake_envs.Interrupted, "kind", kind)
+    script.module.train(tiny("Walk"))
+    assert signal.getsignal(kind) == signal.SIG_DFL
+    Fake.made.clear()
+    code, _, err = cli(flags(tiny("Interrupted", total_timesteps=256)))
+    assert code == 128 + kind and err.count("Use --resume with") == 1 and "Traceback" not in err
+    assert len(Fake.made) >= 2 and all(env.closed == 1 for env in Fake.made)
+
+
+@on("continuous")
+def test_a_signal_that_is_ignored_stays_so_and_a_thread_answers_none(
+    script, cli, monkeypatch, hangup
+):
+    """As SIGHUP is after `nohup`."""
+    monkeypatch.setattr(script.module, "train", lambda *_, **__: {"run_dir": "here"})
+    signal.signal(hangup, signal.SIG_IGN)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(cli, "").result()[0] == 0
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert cli("")[0] == 0
+    assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    assert signal.getsignal(hangup) == signal.SIG_IGN
+
+
+@on("continuous", "multidiscrete", "games")
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_run_goes_on_when_the_reader_of_its_output_has_ended(script, tiny, monkeypatch, name):
+    """As after `| head`. What is in a buffer is lost, too: closing the stream raises nothing."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        monkeypatch.setattr(sys, name, stream)
+        monkeypatch.setattr("sys.argv", ["script.py", *flags(tiny("Walk")).split()])
+        script.module.main()
+        print("x" * 100_000, file=getattr(sys, name))
+    assert len(script.module.load_checkpoint("runs/run0")["updates"]) == 3
 
 
 @on("continuous")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import re
 import sys
 import types
@@ -13,7 +14,7 @@ import pytest
 import threadpoolctl
 import torch
 from adapters import SCRIPTS, on
-from helpers import curves, same_weights
+from helpers import curves, flags, same_weights
 
 import ppo_continuous_action as ppo
 from ppo_continuous_action import UsageError
@@ -115,6 +116,39 @@ def test_training_uses_one_thread_and_leaves_the_process_what_it_had(script, tin
         with pytest.raises(ZeroDivisionError):
             script.module.train(tiny("Walk"), update=lambda *args: 1 / 0)
         assert threads() == before
+
+
+@on("continuous", "games")
+def test_main_in_a_notebook_takes_the_default_settings(script, monkeypatch):
+    """The command line there is that of the kernel."""
+    given = []
+
+    def train(args, resume):
+        given.append(args)
+        return {"run_dir": "here"}
+
+    monkeypatch.setattr(script.module, "train", train)
+    monkeypatch.setattr("sys.argv", ["python/ipykernel_launcher.py", "-f", "/tmp/kernel-1.json"])
+    script.module.main()
+    monkeypatch.setattr("sys.argv", ["script.py", "--seed", "3"])
+    script.module.main()
+    assert given == [script.module.Args(), script.module.Args(seed=3)]
+
+
+@on("vector")
+def test_a_module_in_the_current_folder_is_found(script, tiny, cli, monkeypatch):
+    """The interpreter itself looks for it in the script's folder only."""
+    monkeypatch.setattr(sys, "path", [x for x in sys.path if x not in ("", os.getcwd())])
+    fake = tiny("Walk").env_id
+    Path("mine_here.py").write_text(f"""import gymnasium as gym
+spec = gym.spec({fake!r})
+gym.register("Mine-v0", entry_point=spec.entry_point, kwargs=spec.kwargs)
+""")
+    monkeypatch.delitem(sys.modules, "mine_here", raising=False)
+    monkeypatch.delitem(gym.registry, "Mine-v0", raising=False)
+    code, _, err = cli(flags(tiny(env_id="mine_here:Mine-v0", run_name="mine")))
+    assert code == 0 and Path("runs/mine/checkpoint.pt").exists(), err
+    del gym.registry["Mine-v0"]
 
 
 @on("vector")
@@ -297,6 +331,25 @@ def test_evaluation_is_cut_where_the_environment_has_no_limit(script, capsys):
     script.module.train(script.args(env_id="Endless-v0", run_name="run", total_timesteps=32))
     assert script.module.evaluate("runs/run", episodes=1) == [5000]
     assert "An episode was cut after 10000 steps" in capsys.readouterr().out
+
+
+@on("continuous", "multidiscrete")
+def test_an_error_while_filming_names_what_chooses_the_graphics(script, monkeypatch):
+    """It may come from an import, from a new environment, or when that is first drawn."""
+    script.module.train(script.args(run_name="run"))
+
+    def fail(*_, **__):
+        raise AttributeError("'NoneType' object has no attribute 'eglQueryString'")
+
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    for owner, name in ((gym.wrappers, "RecordVideo"), (gym, "make")):
+        monkeypatch.setattr(owner, name, fail)
+        with pytest.raises(AttributeError, match="eglQueryString") as caught:
+            script.module.evaluate("runs/run", episodes=1, video=True)
+        assert "MUJOCO_GL may be egl, osmesa or glfw" in caught.value.__notes__[0]
+    with pytest.raises(AttributeError) as caught:
+        script.module.evaluate("runs/run", episodes=1)
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_films_follow_the_body(monkeypatch, capsys):
