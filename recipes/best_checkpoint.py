@@ -41,13 +41,13 @@ train = functools.partial(ppo.train, on_iteration=keep_best)
 
 SETTINGS = ppo.Args(
     env_id="Pendulum-v1",
-    total_timesteps=20_480,
+    total_timesteps=40_960,
     num_envs=4,
     num_steps=256,
     num_minibatches=16,
     learning_rate=1e-3,
     gamma=0.9,
-    checkpoint_interval=5,
+    checkpoint_interval=10,
     compile=False,  # compiling takes longer than a run of this length
 )
 

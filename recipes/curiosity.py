@@ -3,10 +3,10 @@
     python -m recipes.curiosity
 
 It helps if rewards are so rare that noise does not find them. After 51,200 steps in the maze
-below, all of the last 100 episodes find the corner (seeds 1 and 2), and none without the bonus
-(seed 1). It takes three to four times as long. The idea is from Burda et al. 2018 (arXiv
-1810.12894): a network imitates another one, whose weights stay random, and fails where it has
-hardly been trained. A resumed run begins with new networks, to which everything is new again.
+below, the share of the last 100 episodes that find the corner is 1, 0.47, 1, 0 and 1 (seeds 1 to
+5), and 0 without the bonus (seed 1). It takes three times as long. The idea is from Burda et al.
+2018 (arXiv 1810.12894): a network imitates another one, whose weights stay random, and fails where
+it has hardly been trained. A resumed run begins with new networks, to which all is new again.
 """
 
 from typing import Any

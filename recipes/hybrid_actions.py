@@ -3,7 +3,8 @@
     python -m recipes.hybrid_actions
 
 It changes only the environment, and costs some noise. In 20,480 steps of the task below (seed 1),
-the return rises from 1.1 to 6.7 (8.0 without noise); the maximum is 10.
+the return rises from 1.0 in the first 100 episodes to 6.7 in the last 100. Without noise, it is 7.9
+in 10 episodes. The maximum is 10.
 """
 
 import gymnasium as gym

