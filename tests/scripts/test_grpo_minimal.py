@@ -215,11 +215,18 @@ def test_both_stages_step_along_the_gradient_of_each_minibatch(run, monkeypatch)
     assert (steps[60].change * steps[60].gradient).sum() < 0
 
 
-def test_a_seed_gives_the_same_run_and_threads_are_as_before(run):
+def test_a_seed_gives_the_same_run_by_one_thread_and_threads_are_as_before(run, monkeypatch):
+    threads, solve = set(), minimal.solve
+
+    def watched(*texts, **options):
+        threads.add(torch.get_num_threads())
+        return solve(*texts, **options)
+
+    monkeypatch.setattr(minimal, "solve", watched)
     torch.set_num_threads(2)
     models = [run(seed=seed).model for seed in (3, 3, 4)]
     assert same_weights(*models[:2]) and not same_weights(*models[1:])
-    assert torch.get_num_threads() == 2
+    assert threads == {1} and torch.get_num_threads() == 2
 
 
 def test_minibatches_split_the_batch_and_keep_each_row_together(run):
