@@ -818,17 +818,24 @@ def say(text: str) -> None:
         os.dup2(nowhere, sys.stdout.fileno())
 
 
+# Copied from ppo_continuous_action.py
 def command_line() -> list[str]:
     """The flags that the user has given: none in a notebook, whose kernel has its own."""
     return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
 
 
+# Copied from ppo_continuous_action.py
 def stop_on_signals() -> None:
     """Let SIGTERM (a cluster, `docker stop`) and SIGHUP (a closed terminal) act like Ctrl-C."""
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
-            signal.signal(number, signal.default_int_handler)
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    if threading.current_thread() is threading.main_thread():  # no other one may
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
+                signal.signal(number, stop)
 
 
 def main() -> None:

@@ -147,7 +147,10 @@ def test_a_file_alone_killed_at_five_random_moments_ends_as_if_it_had_not_been(s
 
     def steps():
         path = Path("runs/cut/checkpoint.pt")
-        return torch.load(path)["updates"][-1]["global_step"] if path.exists() else 0
+        if not path.exists():
+            return -1
+        updates = torch.load(path)["updates"]
+        return updates[-1]["global_step"] if updates else 0
 
     begin = f"--env-id {script.real} --checkpoint-interval 2 --run-name"
     assert start(f"{begin} whole").wait() == 0
