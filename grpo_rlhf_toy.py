@@ -65,6 +65,7 @@ import random
 import re
 import signal
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
