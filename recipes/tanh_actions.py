@@ -7,8 +7,8 @@ standard deviation of 80 (of the seeds; divisor n - 1): -297, -245, -241, -417, 
 it is -354 with 95: -506, -263, -325, -296, -379. That is no clear difference.
 
 It helps if bounds are narrow, so that clipping would change most actions. In Reacher-v5, rescaled
-to bounds of -0.4 and 0.4, the last 50 of the 816 episodes return -8.8 (seeds 1 to 3: -8.9, -8.4,
--8.9), with clipping -24.1 (-21.7, -23.7, -27.0). `load_policy` needs the wrapped environment.
+to bounds of -0.4 and 0.4, the last 50 of the 816 episodes return -8.8 with a standard deviation of
+0.5 over the same seeds, with clipping -23.8 with 2.0. `load_policy` needs the wrapped environment.
 """
 
 import gymnasium as gym
