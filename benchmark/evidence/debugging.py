@@ -1,6 +1,7 @@
 """The generated blocks of DEBUGGING.md: what each bug costs, its lines, and the code to paste."""
 
 import difflib
+import math
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -73,15 +74,28 @@ def found(folders: Folders) -> str:
     firsts, again = [x[0] for x in said_of.values()], [y for x in said_of.values() for y in x[1:]]
     right, second = (sum(x["right"] for x in y) for y in (firsts, again))
     noticed = sum(any(y.noticed for y in x) for x in of_training.values())
-    seconds = sum(x["seconds"] for x in firsts + again) / max(len(firsts + again), 1)
     text = (
         f"**`diff` finds the cause of {right} of {len(firsts)} bugs**, and of {second} of "
-        f"{len(again)} that were planted in a second script, too. It takes {seconds:.1f} seconds "
-        f"of one core for each, once Python has started. **`check` notices {noticed} of the "
-        f"{len(of_training)} bugs in training**: it warns within {health.EARLY // 1000}k steps "
-        f"(RLHF: at any time), on {health.SEEN_BY} seeds or more in some environment."
+        f"{len(again)} that were planted in a second script, too. **`check` notices "
+        f"{noticed} of the {len(of_training)} bugs in training**: it warns within "
+        f"{health.EARLY // 1000}k steps (RLHF: at any time), on {health.SEEN_BY} seeds or more in some environment."
     )
     return textwrap.fill(text, 118) + "\n\n" + markdown(pd.DataFrame(rows))
+
+
+def errors(folders: Folders) -> str:
+    """Which bugs `diff` and `check` miss, and how often healthy runs are called unhealthy."""
+    said_of, of_training = differences.by_label(folders), trials(folders)
+    wrong = [label for label, own in said_of.items() if not own[0]["right"]]
+    missed = [label for label, own in of_training.items() if not any(x.noticed for x in own)]
+    healthy = health.healthy_runs(folders)
+    alarms = sum(bool(health.warnings(x, math.inf)) for x in healthy)
+    texts = (
+        f"**`diff` misses {len(wrong)} of the {len(said_of)} bugs that this page lists.**",
+        f"**`check` misses {len(missed)} of the {len(of_training)} in training**: "
+        f"{'; '.join(missed)}. **It calls {alarms} of {len(healthy)} healthy runs unhealthy.**",
+    )
+    return "\n".join(textwrap.fill(f"- {x}", 118, subsequent_indent="  ") for x in texts) + "\n"
 
 
 def anchor(label: str) -> str:
@@ -134,5 +148,6 @@ BLOCKS = {
     "costs_rlhf": lambda folders: costs_table(folders, rlhf=True),
     "lines": lines_of_bugs,
     "found": found,
+    "errors": errors,
     "diagnose": code_to_paste,
 }

@@ -3,7 +3,6 @@
 import difflib
 import json
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,7 +55,6 @@ def is_right(finding: Finding, original: diff.Script) -> bool:
 
 def of_bug(comparison: Comparison, bug: Variant, flags: str) -> dict[str, Any]:
     """What is said first about a bug."""
-    start = time.process_time()
     copy, names = copy_with(bug, flags)
     settings = comparison.settings_of(copy)
     finding = None if settings else next(comparison.findings(copy), None)
@@ -72,7 +70,7 @@ def of_bug(comparison: Comparison, bug: Variant, flags: str) -> dict[str, Any]:
         row["right"] = is_right(finding, comparison.original)
     else:
         row |= {"where": "", "what": "no difference", "brief": "–", "common": "", "right": False}
-    return row | {"seconds": round(time.process_time() - start, 1)}
+    return row
 
 
 def planted() -> Iterator[tuple[str, str, Variant, str]]:

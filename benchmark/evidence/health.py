@@ -72,6 +72,13 @@ def bugs_of(suite: Suite) -> dict[str, Variant]:
     return {x: y for x, y in suite.variants.items() if not is_healthy(x)}
 
 
+def healthy_runs(folders: Folders) -> list[Result]:
+    """The healthy runs next to the bugs."""
+    suites = [(x, y) for x in BY_TABLE["bugs"] for y in x.variants if is_healthy(y)]
+    found = (by_environment(suite.name, name, folders) for suite, name in suites)
+    return [run for places in found for own in places.values() for run in own]
+
+
 def control(suite: Suite, variant: str) -> str:
     """The healthy variant that has most of the variant's flags and changes, and no other."""
     bug, changes = suite.variants[variant], {}

@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.evidence import health
+from benchmark.evidence import debugging, differences, health
 from benchmark.evidence.suites import SUITES
 from benchmark.lab import check
+from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT
 
 
@@ -52,3 +53,19 @@ def test_a_bug_is_judged_by_healthy_runs_with_the_same_flags_and_changes():
         "transposed": "healthy-8",
         "equal-seeds": "healthy-8",
     }
+
+
+def test_the_first_screen_of_debugging_has_both_errors_of_check(monkeypatch):
+    """Bugs that it misses, and healthy runs that it calls unhealthy."""
+    seen, unseen = SimpleNamespace(noticed=True), SimpleNamespace(noticed=False)
+    trials = {"swapped": [unseen, seen], "forgotten": [unseen], "doubled": [unseen, unseen]}
+    monkeypatch.setattr(debugging, "trials", lambda _: trials)
+    monkeypatch.setattr(health, "healthy_runs", lambda _: ["fine", "odd", "fine"])
+    monkeypatch.setattr(health, "warnings", lambda run, _: {"x": 1} if run == "odd" else {})
+    noted = {"swapped": [{"right": True}], "forgotten": [{"right": False}]}
+    monkeypatch.setattr(differences, "by_label", lambda _: noted)
+    text = " ".join(debugging.errors(Folders()).split())
+    assert "`diff` misses 1 of the 2 bugs" in text
+    assert "misses 2 of the 3 in training**: forgotten; doubled. **It calls 1 of 3 healthy" in text
+    page = (ROOT / "DEBUGGING.md").read_text()
+    assert page.index("generated: errors") < page.index("\n## ")
