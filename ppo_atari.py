@@ -779,8 +779,8 @@ class SharedSettings:
     If several runs train at once, the last one to end restores what the first one found.
     """
 
-    runs = 0
-    before = ExitStack()
+    runs = 0  # that train now
+    before = ExitStack()  # what restores the settings
 
     def __enter__(self) -> None:
         with LOCK:
@@ -1104,7 +1104,7 @@ def open_run(
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        # The operating system holds this lock until the run ends, even if the process is killed.
+        # The operating system opens this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
         if not saved and any(run_dir.rglob("checkpoint.pt")):
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
@@ -1127,12 +1127,11 @@ def open_run(
 def check_type(field: dataclasses.Field, value: Any) -> None:
     """Refuse a setting that is not of its default's type; an integer will do for a float."""
     flag = f"--{field.name.replace('_', '-')} ({value!r})"
+    if get_origin(field.type) is Literal and value not in get_args(field.type):
+        raise UsageError(f"{flag} must be one of {', '.join(get_args(field.type))}.")
     kind = type(field.default)
-    if field.default is None or type(value) is kind or (kind is float and type(value) is int):
-        choices = get_args(field.type) if get_origin(field.type) is Literal else [value]
-        if value not in choices:
-            raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
-    else:
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    if not fits and field.default not in (None, dataclasses.MISSING):
         raise UsageError(f"{flag} must be of type {kind.__name__}.")
 
 
@@ -1177,7 +1176,7 @@ def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
         if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        with LOCK, torch.random.fork_rng(devices=[]):  # a new agent draws weights, which are lost
+        with LOCK, torch.random.fork_rng(devices=[]):  # its first weights are drawn, then replaced
             agent = Agent(*saved["sizes"])
         agent.load_state_dict(saved["agent"], assign=True)
         saved["agent"] = agent.eval()

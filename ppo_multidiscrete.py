@@ -177,7 +177,7 @@ class Agent(nn.Module):
         # If layers are shared, both losses train them and compete. vf_coef then sets the balance.
         # Detail 26/37: separate networks [ppo2/defaults.py L12]
         # Sharing helps with images, whose features are costly to learn, but little with vectors.
-        value, policy = hidden(), hidden()  # both before their last layers: so weights are drawn
+        value, policy = hidden(), hidden()
         squeeze = nn.Flatten(-2)  # from (..., N, 1) to (..., N)
         self.value = nn.Sequential(*value, linear(HIDDEN, 1, gain=1.0), squeeze)
         self.policy = nn.Sequential(*policy, linear(HIDDEN, math.prod(mask_shape), gain=0.01))
@@ -296,7 +296,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: Tensor
 
 
 class Batch(NamedTuple):
-    """What an update learns from: T steps of N environments, then T*N or B samples in a row."""
+    """What an update learns from: T steps of N environments; then T*N, or B, samples in a row."""
 
     obs: Tensor  # (T, N, D), normalized
     actions: Tensor  # (T, N, k)
@@ -676,8 +676,8 @@ def make_envs(
         if not isinstance(env, gym.Env):
             raise UsageError("env_factory must be a function that returns a gymnasium.Env.")
         resources.callback(env.close)
-        if env.unwrapped.spec is None:  # `gym.make` has not made it, which adds this checker
-            # It warns if the first observations, reward... are not what they should be.
+        if env.unwrapped.spec is None:  # it is not from `gym.make`, which adds the checker
+            # Gymnasium then warns if the first observations or rewards are not as they should be.
             env = gym.wrappers.PassiveEnvChecker(env)
         envs.append(env)
     if len({id(env.unwrapped) for env in envs}) < count:
@@ -883,8 +883,8 @@ class OneThread:
     Python, the last one to end restores what the first one found.
     """
 
-    runs = 0
-    before = ExitStack()
+    runs = 0  # that train now
+    before = ExitStack()  # what restores the settings
 
     def __enter__(self) -> None:
         with LOCK:
@@ -1054,7 +1054,7 @@ def open_run(
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        # The operating system holds this lock until the run ends, even if the process is killed.
+        # The operating system opens this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
         if not saved and any(run_dir.rglob("checkpoint.pt")):
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
@@ -1076,12 +1076,11 @@ def open_run(
 def check_type(field: dataclasses.Field, value: Any) -> None:
     """Refuse a setting that is not of its default's type; an integer will do for a float."""
     flag = f"--{field.name.replace('_', '-')} ({value!r})"
+    if get_origin(field.type) is Literal and value not in get_args(field.type):
+        raise UsageError(f"{flag} must be one of {', '.join(get_args(field.type))}.")
     kind = type(field.default)
-    if field.default is None or type(value) is kind or (kind is float and type(value) is int):
-        choices = get_args(field.type) if get_origin(field.type) is Literal else [value]
-        if value not in choices:
-            raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
-    else:
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    if not fits and field.default not in (None, dataclasses.MISSING):
         raise UsageError(f"{flag} must be of type {kind.__name__}.")
 
 
@@ -1127,7 +1126,7 @@ def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None
         if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        with LOCK, torch.random.fork_rng(devices=[]):  # a new agent draws weights, which are lost
+        with LOCK, torch.random.fork_rng(devices=[]):  # its first weights are drawn, then replaced
             agent = (agent_class or Agent)(*saved["sizes"])
         agent.load_state_dict(saved["agent"], assign=True)
         saved["agent"] = agent.eval()

@@ -78,7 +78,8 @@ def found(folders: Folders) -> str:
         f"**`diff` finds the cause of {right} of {len(firsts)} bugs**, and of {second} of "
         f"{len(again)} that were planted in a second script, too. **`check` notices "
         f"{noticed} of the {len(of_training)} bugs in training**: it warns within "
-        f"{health.EARLY // 1000}k steps (RLHF: at any time), on {health.SEEN_BY} seeds or more in some environment."
+        f"{health.EARLY // 1000}k steps (RLHF: at any time), on {health.SEEN_BY} seeds or more in "
+        "some environment."
     )
     return textwrap.fill(text, 118) + "\n\n" + markdown(pd.DataFrame(rows))
 

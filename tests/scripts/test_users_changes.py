@@ -72,10 +72,11 @@ def test_settings_of_ones_own_need_nothing_else_if_a_checkpoint_can_hold_them(ch
     lines = [
         f"    mine{i}: object = {x!r}  # a setting of one's own\n" for i, x in enumerate(values)
     ]
+    lines += ["    many: list = dataclasses.field(default_factory=lambda: [1, 2])  # too\n"]
     mine = changed({"    # --- PPO ---\n": f"    # --- PPO ---\n{''.join(lines)}"})
     mine.train(small(mine, run_name="run"))
     args = vars(mine.load_checkpoint("runs/run")["args"])
-    assert [args[f"mine{i}"] for i in range(len(values))] == values
+    assert [args[f"mine{i}"] for i in range(len(values))] == values and args["many"] == [1, 2]
     for bad in (Path("robot.xml"), frozenset(), np.float64):
         with pytest.raises(mine.UsageError, match=r"mine0 \(.*\) cannot be saved: use a number"):
             small(mine, mine0=bad)
