@@ -1099,12 +1099,11 @@ def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
 def check_type(field: dataclasses.Field, value: Any) -> None:
     """Refuse a setting that is not of its default's type; an integer will do for a float."""
     flag = f"--{field.name.replace('_', '-')} ({value!r})"
+    if get_origin(field.type) is Literal and value not in get_args(field.type):
+        raise UsageError(f"{flag} must be one of {', '.join(get_args(field.type))}.")
     kind = type(field.default)
-    if field.default is None or type(value) is kind or (kind is float and type(value) is int):
-        choices = get_args(field.type) if get_origin(field.type) is Literal else [value]
-        if value not in choices:
-            raise UsageError(f"{flag} must be one of {', '.join(choices)}.")
-    else:
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    if not fits and field.default not in (None, dataclasses.MISSING):
         raise UsageError(f"{flag} must be of type {kind.__name__}.")
 
 
