@@ -41,7 +41,7 @@ def test_a_log_of_stable_baselines3_is_compared_and_checked(tmp_path, command, d
     assert (log.updates["losses/entropy"].dropna() > 0).all()  # SB3 logs its negative
     code, text = command("check", "sb3/PPO_1")
     assert code == 0 and "too early to tell" in text and "paste the functions in" in text
-    lacks = "check/acting, check/first_kl, check/update, check/value_bias"
+    lacks = "check/value_bias, check/update, check/first_kl, check/acting"
     assert f"Not logged, so not checked: {lacks}." in text
     assert Path("sb3/PPO_1/check.png").exists()
 
