@@ -1017,7 +1017,7 @@ def open_run(
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        # The operating system opens this lock when the process ends, even if it is killed.
+        # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
         if not saved and any(run_dir.rglob("checkpoint.pt")):
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
