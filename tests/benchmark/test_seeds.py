@@ -64,7 +64,7 @@ def test_seeds_makes_all_runs_once_and_shows_them(forked, drawn):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_interrupted_seeds_end_their_scripts_and_the_same_command_continues(forked, number):
+def test_interrupted_seeds_end_their_scripts_and_the_same_command_continues(hangup, forked, number):
     words, names = (*MINE, "--seeds", "7", "9"), ["A-v1/seed7", "A-v1/seed9"]
     process, _ = forked.start_until(7, *words, names=names)
     os.kill(process.pid, number)
