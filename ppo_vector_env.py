@@ -1,0 +1,757 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["envpool==1.2.5", "gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0",
+#   "numpy==2.4.6", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17",
+#   "wandb==0.31.0"]
+# ///
+"""Proximal policy optimization (PPO) for simulators that step many environments at once.
+
+    python ppo_vector_env.py --env-id HalfCheetah-v4  # EnvPool: one simulator, many threads
+    python ppo_vector_env.py --make my_robots:make --num-envs 4096 --num-steps 24 --vf-coef 1 \\
+        --num-minibatches 4 --update-epochs 5 --lr 1e-3 --target-kl 0.01  # on a GPU, as rsl_rl
+    torchrun --nproc-per-node 2 ppo_vector_env.py     # two processes learn as one
+
+ppo_continuous_action.py explains the algorithm and its details. Here one call steps N environments,
+and all arrays are tensors on one device. `make(num_envs, seed, device)` returns a simulator with
+the interface of Gymnasium's vector environments, and with NumPy arrays or tensors.
+
+Differences from ppo2: time limits are not failures; the statistics that normalize observations and
+rewards change once per iteration; each process normalizes its own advantages.
+"""
+
+import argparse
+import ctypes
+import dataclasses
+import importlib
+import math
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.distributed as dist
+import tyro
+from gymnasium.utils.save_video import save_video
+from gymnasium.vector import AutoresetMode
+from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+STEPS_PER_CALL = 4  # Adam steps that are compiled into one graph, which is faster
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE") or 1)  # processes that torchrun has started
+RANK = int(os.environ["RANK"]) if WORLD_SIZE > 1 else 0
+# Cores that this process may use: in a container, these can be fewer than the machine has.
+NUM_CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, it has no file
+Tensors = dict[str, Tensor]
+StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
+
+
+class UsageError(Exception):
+    """A mistake that the user can fix. `main` prints it as one sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    env_id: str = "HalfCheetah-v4"  # an environment of EnvPool or Gymnasium
+    backend: Literal["envpool", "gymnasium"] = "envpool"  # which of them makes it
+    vectorization_mode: Literal["sync", "async"] = "sync"  # Gymnasium's: one process, or many
+    make: str | None = None  # MODULE:FUNCTION, which makes any other simulator
+    num_envs: int = 64  # environments N that each process steps at once [rsl_rl: 4096]
+    policy_obs: tuple[str, ...] = ()  # parts of Dict observations that the policy sees [all]
+    value_obs: tuple[str, ...] = ()  # parts that the value function sees [all]
+    scale_rewards: bool = True  # divide rewards by the running std of their discounted sum
+
+    seed: int = 1  # random seed of the whole run
+    total_timesteps: float = 1e6  # total steps of all environments; annealing ends there
+    run_name: str | None = None  # name of its folder in runs/; by default made of the settings
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
+    compile: bool = True  # compile the update (of one process), which needs a C++ compiler
+    track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
+    checkpoint_interval: int = 25  # iterations between checkpoints; the last is saved too
+
+    hidden: tuple[int, ...] = (64, 64)  # units in each hidden layer [rsl_rl: 512 256 128]
+    activation: Literal["tanh", "elu"] = "tanh"  # of hidden layers [ppo2: tanh; rsl_rl: elu]
+    init_std: float = 0.6  # standard deviation of actions at first [ppo2: 1]
+    num_steps: int = 32  # steps per environment and iteration, T [rsl_rl: 24]
+    num_minibatches: int = 32  # minibatches per epoch [ppo2: 32; rsl_rl: 4]
+    update_epochs: int = 10  # passes over a batch, K [ppo2: 10; rsl_rl: 5]
+    learning_rate: StepSize = 3e-4  # Adam's step size, at first [paper: 3e-4; rsl_rl: 1e-3]
+    target_kl: float = 0.0  # adapt the step size to this KL [rsl_rl: 0.01; 0: anneal it instead]
+    gamma: float = 0.99  # discount factor [paper: 0.99]
+    gae_lambda: float = 0.95  # advantages look one step ahead at 0, to the end at 1 [paper: 0.95]
+    clip_coef: float = 0.2  # clip range of the ratio, epsilon [paper: 0.2]
+    clip_vloss: bool = True  # limit the change of values to clip_coef [ppo2; not in the paper]
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; rsl_rl: 0.01]
+    vf_coef: float = 0.5  # weight of the value loss (half a squared error), c1 [ppo2: 0.5]
+    max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; rsl_rl: 1]
+
+    def __post_init__(self) -> None:
+        highest = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1}
+        lowest = {"seed": 0, "num_steps": 2, "init_std": 1e-6}
+        for name, value in vars(self).items():
+            low = lowest.get(name, 1 if type(value) is int else 0)
+            high = highest.get(name, math.inf)
+            if type(value) in (int, float) and not low <= value <= high:  # or if it is NaN
+                flag = f"--{name.replace('_', '-')} ({value})"
+                raise UsageError(f"{flag} must be from {low} to {high}.")
+        batch = self.num_steps * self.num_envs
+        if batch % self.num_minibatches or batch == self.num_minibatches:
+            flag = f"--num-steps * --num-envs ({batch})"
+            raise UsageError(f"{flag} must be 2, 3, 4... times --num-minibatches.")
+        if not batch * WORLD_SIZE <= self.total_timesteps < math.inf:
+            least = f"at least {batch * WORLD_SIZE}, the steps of one iteration"
+            raise UsageError(f"--total-timesteps must be finite, and {least}.")
+
+
+def network(inputs: int, outputs: int, gain: float, args: Args) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for size in (*args.hidden, outputs):
+        layers += [nn.Linear(inputs, size), nn.Tanh() if args.activation == "tanh" else nn.ELU()]
+        inputs = size
+        # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
+        nn.init.orthogonal_(layers[-2].weight, 2**0.5)
+        nn.init.zeros_(layers[-2].bias)
+    layers[-2].weight.data *= gain / 2**0.5  # a new policy almost ignores what it sees
+    return nn.Sequential(*layers[:-1])
+
+
+class Normalizer(nn.Module):
+    """Mean and population variance of all rows so far, saved with the weights."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("count", torch.tensor(1e-4))
+
+    def update(self, x: Tensor) -> None:
+        """Merge the rows of `x`, (rows, ...), of all processes (Chan et al. 1979)."""
+        deviations = (x - self.mean).double()
+        moments = torch.stack([torch.ones_like(deviations), deviations, deviations**2])
+        count, delta, square = all_sum(moments.sum(1))
+        delta, square = delta / count, square / count  # means over the rows
+        share = count / (self.count + count)
+        change = (square - delta**2 - self.var) * share + delta**2 * share * (1 - share)
+        self.count += count.flatten()[0]
+        self.mean += delta * share
+        self.var += change
+
+
+class Agent(nn.Module):
+    """A Gaussian policy, a value function, and the statistics of what they see.
+
+    `layout` describes the simulator: the sizes of the parts of its observations, in the order of
+    their columns, and the bounds of its actions.
+    """
+
+    def __init__(self, layout: dict[str, Any], args: Args) -> None:
+        super().__init__()
+        part_of = [name for name, size in layout["parts"].items() for _ in range(size)]
+        for role in ("policy_obs", "value_obs"):
+            chosen = getattr(args, role) or tuple(layout["parts"])
+            if not set(chosen) <= set(part_of):
+                flag = f"--{role.replace('_', '-')} ({' '.join(chosen)})"
+                raise UsageError(f"{flag} must be among {', '.join(layout['parts'])}.")
+            columns = [i for name in chosen for i, part in enumerate(part_of) if part == name]
+            self.register_buffer(role, torch.tensor(columns))  # which columns it sees
+        self.register_buffer("low", torch.tensor(layout["low"]))
+        self.register_buffer("high", torch.tensor(layout["high"]))
+        self.obs_stats, self.return_stats = Normalizer(len(part_of)), Normalizer()
+        # Detail 26/37: separate networks [ppo2/defaults.py L12]
+        self.policy = network(len(self.policy_obs), len(self.low), 0.01, args)
+        self.value = network(len(self.value_obs), 1, 1.0, args)
+        # Detail 24/37: state-independent log std (init_std) [distributions.py L104-105]
+        self.log_std = nn.Parameter(torch.full(self.low.shape, math.log(args.init_std)))
+
+    def normalize(self, raw_obs: Tensor) -> Tensor:
+        # Detail 28/37: observation normalization [common/vec_env/vec_normalize.py L36-42]
+        obs = (raw_obs - self.obs_stats.mean) / (self.obs_stats.var + 1e-8).sqrt()
+        # Detail 29/37: observation clipping [common/vec_env/vec_normalize.py L39]
+        return obs.clamp(-10, 10)
+
+    def get_mean(self, obs: Tensor) -> Tensor:
+        return self.policy(obs[..., self.policy_obs])
+
+    def get_value(self, obs: Tensor) -> Tensor:
+        return self.value(obs[..., self.value_obs]).squeeze(-1)
+
+    def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of actions (..., A) for obs (..., D), and entropies, each (...)."""
+        # Detail 23/37: normal distribution [common/distributions.py L96-106]
+        policy = Normal(self.get_mean(obs), self.log_std.exp(), validate_args=False)
+        # Detail 25/37: independent action components [common/distributions.py L238-246]
+        return policy.log_prob(actions).sum(-1), policy.entropy().sum(-1)
+
+    def forward(self, raw_obs: Tensor) -> Tensor:
+        """The most likely actions (N, A) for raw observations (N, D): what is deployed."""
+        return self.get_mean(self.normalize(raw_obs)).clamp(self.low, self.high)
+
+
+def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args: Args) -> Tensor:
+    """Generalized advantage estimation (Schulman et al. 2016, equations 11-16), all (T, N)."""
+    advantages = rewards + args.gamma * next_values - values  # at first, the TD errors
+    decay = args.gamma * args.gae_lambda * ~done
+    for t in reversed(range(len(rewards) - 1)):
+        # Detail 5/37: generalized advantage estimation (gamma, gae_lambda) [ppo2/runner.py L50-65]
+        advantages[t] += decay[t] * advantages[t + 1]
+    return advantages
+
+
+class Batch(NamedTuple):
+    """What an update learns from: T steps of N environments; then T*N, or B, samples in a row."""
+
+    obs: Tensor  # (T, N, D), normalized
+    actions: Tensor  # (T, N, A), not clipped
+    logprobs: Tensor  # (T, N), of the policy that acted, as are all below
+    values: Tensor  # (T, N)
+    advantages: Tensor  # (T, N)
+    returns: Tensor  # (T, N), targets for the values
+
+
+def ppo_loss(agent: Agent, mb: Batch, args: Args) -> tuple[Tensor, Tensors]:
+    """Overall loss (paper, equation 9, negated for descent), and debug variables."""
+    logprobs, entropies = agent.evaluate_actions(mb.obs, mb.actions)
+    logratio = logprobs - mb.logprobs
+    ratio = logratio.exp()
+    # Detail 7/37: advantage normalization [ppo2/model.py L136-139]
+    advantages = mb.advantages - mb.advantages.mean()
+    advantages = advantages / (mb.advantages.std(correction=0) + 1e-8)
+    # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
+    # Detail 9/37: value function loss clipping (clip_vloss, clip_coef) [ppo2/model.py L68-75]
+    values = agent.get_value(mb.obs)
+    limit = args.clip_coef if args.clip_vloss else math.inf
+    clipped_values = mb.values + (values - mb.values).clamp(-limit, limit)
+    v_loss = 0.5 * torch.max((values - mb.returns) ** 2, (clipped_values - mb.returns) ** 2).mean()
+    entropy = entropies.mean()
+    # Detail 10/37: overall loss and entropy bonus (ent_coef, vf_coef) [ppo2/model.py L91]
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    # Detail 12/37: debug variables [ppo2/model.py L87-88, L115-116]
+    metrics = {
+        "losses/policy_loss": pg_loss,
+        "losses/value_loss": v_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": (ratio - 1 - logratio).mean(),  # k3 of Schulman 2020
+        "losses/clipfrac": ((ratio - 1).abs() > args.clip_coef).float().mean(),
+    }
+    return loss, {name: x.detach() for name, x in metrics.items()}
+
+
+def ppo_update(
+    agent: Agent, adam: Tensors, batch: Batch, minibatches: Tensor, step_size: Tensor, args: Args
+) -> list[Tensors]:
+    """Take an Adam step, in place, for each row of `minibatches` (M, B); return their metrics.
+
+    `adam` holds all weights as one vector, of which the agent's parameters are views.
+    """
+    rows = []
+    for chosen in minibatches:
+        loss, metrics = ppo_loss(agent, Batch(*(x[chosen] for x in batch)), args)
+        gradients = torch.autograd.grad(loss, list(agent.parameters()))
+        # Extra: parallelized gradient update [ppo2/model.py L97-98]
+        gradient = all_sum(torch.cat([x.flatten() for x in gradients])) / WORLD_SIZE
+        metrics["losses/grad_norm"] = gradient.norm()
+        # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
+        gradient = gradient * (args.max_grad_norm / gradient.norm()).clamp(max=1.0)
+        step = adam["step"].add_(1)
+        mean = adam["mean"].lerp_(gradient, 1 - 0.9)
+        square = adam["square"].lerp_(gradient**2, 1 - 0.999)
+        bias_correction = ((1 - 0.999**step).sqrt() / (1 - 0.9**step)).float()
+        # Detail 3/37: Adam epsilon [ppo2/model.py L98-100]
+        direction = mean / (square.sqrt() + 1e-5)  # added before the bias correction, as in ppo2
+        adam["weights"].sub_(step_size * bias_correction * direction)
+        rows.append(metrics)
+    return rows
+
+
+def all_sum(x: Tensor) -> Tensor:
+    """The sum of `x`, in place, over all processes."""
+    if WORLD_SIZE > 1:
+        dist.all_reduce(x)
+    return x
+
+
+def adapted(learning_rate: float, kl: float, target: float) -> float:
+    """A smaller step size after too large a change of the policy, a larger one after too small."""
+    if kl > 2 * target:
+        return max(learning_rate / 1.5, 1e-5)
+    return min(learning_rate * 1.5, 1e-2) if kl < target / 2 else learning_rate
+
+
+def train(
+    args: Args | None = None, make: Any = None, resume: str | Path | None = None
+) -> dict[str, Any]:
+    """Train an agent in the simulator of the settings, or in what `make` returns.
+
+    `resume` is the folder of a run to continue, in new episodes. Returns `agent`; `episodes` of
+    this process, each {"global_step", "return", "length"}; `updates`, the metrics of iterations;
+    `args`; `run_dir`.
+    """
+    saved = load_checkpoint(resume) if resume else {}
+    with torch.inference_mode(False), ExitStack() as resources:
+        return learn(args or saved.get("args") or Args(), make, saved, resources)
+
+
+def learn(args: Args, make: Any, saved: dict[str, Any], resources: ExitStack) -> dict[str, Any]:
+    """Do what `train` says. It closes what is put on `resources`, even after an error."""
+    # --- Device, simulator, and what has been done ---
+    device = choose_device(args)
+    resources.callback(torch.set_num_threads, torch.get_num_threads())
+    torch.set_num_threads(1)  # more would fight with the simulator's threads
+    if WORLD_SIZE > 1:
+        dist.init_process_group()
+        resources.callback(dist.destroy_process_group)
+    episodes, updates = saved.get("episodes", []), saved.get("updates", [])
+    global_step = updates[-1]["global_step"] if updates else 0
+    batch_size = args.num_steps * args.num_envs
+    finished = global_step // (batch_size * WORLD_SIZE)  # iterations
+    num_iterations = int(args.total_timesteps // (batch_size * WORLD_SIZE))
+    rng = np.random.default_rng([args.seed, RANK, finished])
+    sim_seed, noise_seed = rng.integers(2**31, size=2).tolist()
+    sim = make_simulator(resources, args, args.num_envs, sim_seed, device, make)
+    first_obs = sim.reset()
+
+    # --- Agent and optimizer: new, or from the checkpoint; the same in all processes ---
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(args.seed)
+        agent = saved["agent"] if saved else Agent(sim.layout, args)
+    check_layout(sim, saved)
+    agent.to(device)
+    weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
+    adam = {
+        "weights": weights,
+        "mean": torch.zeros_like(weights),
+        "square": torch.zeros_like(weights),
+        "step": torch.zeros((), dtype=torch.float64),
+    }
+    adam = {name: x.to(device) for name, x in saved.get("adam", adam).items()}
+    # From here on, the parameters are views of this vector, which must only be changed in place.
+    nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
+    learning_rate = saved.get("learning_rate", args.learning_rate)
+    generator = torch.Generator(device).manual_seed(noise_seed)
+    update = compiled(ppo_update, device) if args.compile and WORLD_SIZE == 1 else ppo_update
+
+    # --- Tensors for a rollout (T, N, ...) ---
+    T, N, obs_size = args.num_steps, args.num_envs, first_obs.shape[1]
+    raw_obs = torch.zeros(T + 1, N, obs_size, device=device)
+    raw_obs[-1] = first_obs  # the last observation of a rollout is the first of the next one
+    raw_final_obs = torch.zeros(T, N, obs_size, device=device)  # before a reset
+    actions = torch.zeros(T, N, len(agent.low), device=device)
+    rewards, sums = torch.zeros(2, T, N, device=device)
+    acts, terminated, truncated = torch.zeros(3, T, N, dtype=torch.bool, device=device)
+    returns, lengths, discounted = torch.zeros(3, N, device=device)  # of the running episodes
+
+    run_dir, writer = open_run(resources, args, saved, global_step)
+    result = dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
+    iterations = range(finished + 1, num_iterations + 1)
+    progress = tqdm(iterations, initial=finished, total=num_iterations, disable=RANK > 0)
+    for iteration in resources.enter_context(progress):
+        # --- Collect: T steps in all environments, with fixed weights ---
+        start_time = time.perf_counter()
+        num_before = len(episodes)
+        raw_obs[0] = raw_obs[-1]
+        with torch.no_grad():
+            std = agent.log_std.exp()
+            noise = torch.randn(actions.shape, generator=generator, device=device)
+            # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
+            for t in range(T):
+                acts[t] = sim.acts
+                actions[t] = agent.get_mean(agent.normalize(raw_obs[t])) + std * noise[t]
+                # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
+                step = sim.step(raw_obs[t], actions[t].clamp(agent.low, agent.high))
+                raw_obs[t + 1], raw_final_obs[t], rewards[t], terminated[t], truncated[t] = step
+        done = terminated | truncated
+        # A step that only begins an episode is no experience, and nothing below may use it.
+        rewards *= acts
+        acted = acts.flatten().nonzero().flatten()  # the samples that are experience
+        check_numbers(raw_obs, rewards, iteration)
+
+        # --- Episodes, and rewards: scaling ---
+        for t in range(T):
+            global_step += N * WORLD_SIZE
+            returns += rewards[t]
+            lengths += acts[t]
+            sums[t] = discounted = args.gamma * discounted + rewards[t]
+            for total, length in torch.stack([returns, lengths], 1)[done[t]].tolist():
+                ended = {"return": total, "length": int(length)}
+                episodes.append({"global_step": global_step, **ended})
+            returns, lengths, discounted = (x * ~done[t] for x in (returns, lengths, discounted))
+        scaled = rewards
+        if args.scale_rewards:
+            agent.return_stats.update(sums.flatten()[acted])
+            # Detail 30/37: reward scaling (scale_rewards) [vec_env/vec_normalize.py L26-33]
+            scaled = rewards / (agent.return_stats.var + 1e-8).sqrt()
+            # Detail 31/37: reward clipping (scale_rewards) [vec_normalize.py L32]
+            scaled = scaled.clamp(-10, 10)
+
+        # --- Advantages: values of the rollout, then GAE ---
+        with torch.no_grad():
+            obs = agent.normalize(raw_obs)
+            values = agent.get_value(obs)  # (T + 1, N)
+            logprobs, _ = agent.evaluate_actions(obs[:-1], actions)
+            next_values = values[1:].clone()
+            # Deviation: time limits are not failures
+            next_values[truncated] = agent.get_value(agent.normalize(raw_final_obs[truncated]))
+            next_values[terminated] = 0.0
+            advantages = gae(scaled, values[:-1], next_values, done, args)
+        batch = Batch(
+            obs[:-1], actions, logprobs, values[:-1], advantages, advantages + values[:-1]
+        )
+        batch = Batch(*(x.flatten(0, 1) for x in batch))  # (T*N, ...)
+
+        # --- Update: K epochs of minibatches ---
+        # Detail 4/37: learning rate annealing (learning_rate, target_kl) [ppo2/ppo2.py L133-135]
+        if not args.target_kl:
+            learning_rate = args.learning_rate * (1 - (iteration - 1) / num_iterations)
+        step_size = torch.tensor(learning_rate, device=device)
+        rows: list[Tensors] = []
+        agent.train()
+        for _ in range(args.update_epochs):
+            # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
+            order = acted[torch.randperm(len(acted), generator=generator, device=device)]
+            order = order.repeat(3)[:batch_size]  # some again, in place of what is no experience
+            for minibatches in order.view(args.num_minibatches, -1).split(STEPS_PER_CALL):
+                rows += update(agent, adam, batch, minibatches, step_size, args)
+        agent.eval()
+        agent.obs_stats.update(raw_obs[:-1].flatten(0, 1)[acted])
+
+        # --- Log and save: means over all processes ---
+        batch = Batch(*(x[acted] for x in batch))
+        with torch.no_grad():
+            logratio = agent.evaluate_actions(batch.obs, batch.actions)[0] - batch.logprobs
+        metrics = {name: torch.stack([row[name] for row in rows]).mean() for name in rows[0]} | {
+            "losses/explained_variance": 1 - batch.advantages.var() / (batch.returns.var() + 1e-8),
+            "check/target_std": batch.returns.std(),  # what explained variance is relative to
+            "check/update": torch.stack([logratio, batch.advantages]).corrcoef()[0, 1],  # positive
+            "check/first_kl": rows[0]["losses/approx_kl"],  # 0 before the first step
+            "check/kl": (logratio.exp() - 1 - logratio).mean(),  # of the whole iteration
+            "charts/SPS": WORLD_SIZE * batch_size / (time.perf_counter() - start_time),
+        }
+        means = torch.tensor([float(x) for x in metrics.values()], device=device)
+        means = all_sum(means) / WORLD_SIZE
+        metrics = dict(zip(metrics, means.tolist())) | {"charts/learning_rate": learning_rate}
+        if bad := [name for name, x in metrics.items() if not math.isfinite(x)]:
+            raise UsageError(f"Not finite at step {global_step}: {', '.join(bad)}.")
+        # Extra: adaptive step size (target_kl) [rsl_rl, there after each minibatch]
+        if args.target_kl:
+            learning_rate = adapted(learning_rate, metrics["check/kl"], args.target_kl)
+        updates.append({"global_step": global_step, **metrics})
+        if RANK == 0:
+            log(writer, progress, updates[-1], episodes, num_before)
+        if RANK == 0 and (iteration == num_iterations or iteration % args.checkpoint_interval == 0):
+            state = {
+                "args": vars(args),
+                "layout": sim.layout,
+                "agent": agent.state_dict(),
+                "adam": adam,
+                "learning_rate": learning_rate,
+                "episodes": episodes,
+                "updates": updates,
+                "run_id": run_dir.name,
+            }
+            torch.save(state, run_dir / "checkpoint.tmp")
+            os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")  # always a whole one
+    return result
+
+
+# === The algorithm ends here ===
+# Below: simulators, speed, logs, checkpoints, the use of a policy, `main`.
+
+
+class Simulator:
+    """Any simulator as tensors on a device, whichever way it begins the next episode.
+
+    NEXT_STEP (EnvPool): the step after an end ignores its action and only begins an episode. `acts`
+    says which environments will act. SAME_STEP: a step returns the first observation of the next
+    episode; the last one is in `infos`, or nowhere (Isaac Lab, mjlab). Then the observation before
+    the step stands in for it, as in rsl_rl and skrl.
+    """
+
+    def __init__(self, envs: Any, num_envs: int, seed: int | None, device: torch.device) -> None:
+        self.envs, self.num_envs, self.seed, self.device = envs, num_envs, seed, device
+        default = AutoresetMode.SAME_STEP  # of simulators that do not say
+        mode = (getattr(envs, "metadata", None) or {}).get("autoreset_mode", default)
+        self.next_step = AutoresetMode(mode) == AutoresetMode.NEXT_STEP
+        if AutoresetMode(mode) == AutoresetMode.DISABLED:
+            raise UsageError("The simulator must begin episodes itself: change autoreset_mode.")
+        self.space = getattr(envs, "single_action_space", None) or envs.action_space
+        if not str(self.space.dtype).startswith("float") or len(self.space.shape) != 1:
+            hint = "try ppo_multidiscrete.py or ppo_atari.py"
+            raise UsageError(f"Actions are {self.space}, not vectors of floats: {hint}.")
+        unbounded = np.full(self.space.shape, np.inf)
+        low, high = getattr(self.space, "low", -unbounded), getattr(self.space, "high", unbounded)
+        self.layout: dict[str, Any] = {"parts": {}, "low": low.tolist(), "high": high.tolist()}
+
+    def tensor(self, obs: Any, rows: int) -> Tensor:
+        """Observations (N, ...), or the parts of Dict ones, flattened side by side: (N, D)."""
+        obs = obs if hasattr(obs, "keys") else {"obs": obs}
+        names = list(self.layout["parts"] or obs)
+        self.in_numpy = not isinstance(obs[names[0]], Tensor)
+        parts = [torch.as_tensor(obs[x], dtype=torch.float32, device=self.device) for x in names]
+        for name, part in zip(names, parts):
+            if part.shape[:1] != (rows,):
+                shape = tuple(part.shape)
+                raise UsageError(
+                    f"{name} has shape {shape}: it must have a row for each of {rows}."
+                )
+        parts = [x.reshape(rows, -1) for x in parts]
+        self.layout["parts"] = {name: part.shape[1] for name, part in zip(names, parts)}
+        return torch.cat(parts, dim=1)
+
+    def reset(self) -> Tensor:
+        self.acts = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        return self.tensor(self.envs.reset(seed=self.seed)[0], self.num_envs)
+
+    def step(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        """Next obs (N, D), obs before a reset, rewards (N,), and whether terminated, truncated."""
+        given = actions.numpy(force=True).astype(self.space.dtype) if self.in_numpy else actions
+        next_obs, *rest, infos = self.envs.step(given)
+        rewards, terminated, truncated = (torch.as_tensor(x, device=self.device) for x in rest)
+        time_outs = torch.as_tensor(infos.get("time_outs", False), device=self.device).bool()
+        terminated = terminated.bool() & ~time_outs
+        truncated = truncated.bool() | time_outs
+        done = terminated | truncated
+        next_obs = self.tensor(next_obs, self.num_envs)
+        last = infos.get("final_obs", infos.get("final_observation"))
+        if self.next_step:
+            self.acts = ~done
+            final_obs = next_obs
+        elif last is None:
+            final_obs = obs
+        elif getattr(last, "dtype", None) == np.dtype(object):  # Gymnasium: only of ended episodes
+            ended = [x for x in last if x is not None]
+            is_dict = isinstance(ended[0], dict)
+            ended = {x: [y[x] for y in ended] for x in ended[0]} if is_dict else {"obs": ended}
+            ended = {name: np.array(rows) for name, rows in ended.items()}
+            final_obs = next_obs.clone()
+            final_obs[done] = self.tensor(ended, int(done.sum()))
+        else:
+            final_obs = self.tensor(last, self.num_envs)
+        return next_obs, final_obs, rewards.float(), terminated, truncated
+
+
+def make_simulator(
+    resources: ExitStack,
+    args: Args,
+    num_envs: int,
+    seed: int | None,
+    device: torch.device,
+    make: Any = None,
+    **options: Any,
+) -> Simulator:
+    """The simulator that the settings name, or that `make` returns."""
+    module, _, name = (args.make or "").partition(":")
+    threads = max(1, min(num_envs, NUM_CORES // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
+    try:
+        if make or args.make:
+            make = make or getattr(importlib.import_module(module), name)
+            envs = make(num_envs, seed, device)
+        elif args.backend == "envpool":
+            import envpool
+
+            options |= {"env_type": "gymnasium", "num_envs": num_envs, "num_threads": threads}
+            envs = envpool.make(args.env_id, seed=seed, **options)
+            seed = None  # it has been told
+        else:
+            envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
+    except (ImportError, AttributeError, ValueError) as error:
+        hint = (
+            "(pip install envpool==1.2.5, or --backend gymnasium)"
+            if "envpool" in f"{error}"
+            else ""
+        )
+        raise UsageError(f"{args.make or args.backend}: {error} {hint}") from error
+    except AssertionError as error:  # EnvPool's, of an unknown environment
+        raise UsageError(f"--env-id: {error}") from error
+    resources.callback(envs.close)
+    return Simulator(envs, num_envs, seed, device)
+
+
+def choose_device(args: Args) -> torch.device:
+    """The device on which this process learns. On a machine with GPUs, each process has its own."""
+    gpus = torch.cuda.device_count() if args.device != "cpu" and torch.cuda.is_available() else 0
+    local_rank = int(os.environ["LOCAL_RANK"]) if WORLD_SIZE > 1 else 0
+    if args.device == "cuda" and not gpus:
+        raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
+    if 0 < gpus <= local_rank:
+        raise UsageError(f"Each process needs its own GPU: --nproc-per-node {gpus} at most.")
+    return torch.device("cuda", local_rank) if gpus else torch.device("cpu")
+
+
+def check_layout(sim: Simulator, saved: dict[str, Any]) -> None:
+    if saved and saved["layout"] != sim.layout:
+        raise UsageError(f"{saved['run_dir']} was trained in a simulator with other spaces.")
+
+
+def check_numbers(raw_obs: Tensor, rewards: Tensor, iteration: int) -> None:
+    """Refuse observations (T + 1, N, D) and rewards (T, N) that are NaN or infinite."""
+    bad = ~raw_obs.isfinite().all(-1)
+    bad[1:] |= ~rewards.isfinite()
+    for t, i in bad.nonzero()[:1].tolist():
+        step = (iteration - 1) * len(rewards) + t
+        raise UsageError(f"Step {step} of environment {i}: observation or reward is not finite.")
+
+
+def compiled(function: Any, device: torch.device) -> Any:
+    """Compile `function` when it is first called, which makes small updates many times as fast."""
+    tqdm.write("The first iteration compiles the update, which may take a minute.")
+    torch._dynamo.config.trace_autograd_ops = True  # keeps autograd.grad in the graph
+    torch._inductor.config.cpp.vec_isa_ok = True  # trust the processor's flags: saves 10 s
+    options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
+    return torch.compile(function, options=options)
+
+
+def open_run(
+    resources: ExitStack, args: Args, saved: dict[str, Any], step: int
+) -> tuple[Path, SummaryWriter | None]:
+    """The folder of a run and its log, which only the first process writes."""
+    env = re.sub(r"[^\w.-]", "-", args.make or args.env_id)
+    run_id = saved.get("run_id", f"{env}__{SCRIPT.stem}__{args.seed}__{time.time_ns()}")
+    run_dir = saved.get("run_dir", Path("runs", args.run_name or run_id))
+    if RANK > 0:
+        return run_dir, None
+    if not saved and run_dir.exists():
+        raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
+    if args.track:
+        import wandb
+
+        about = {"id": run_id, "name": run_dir.name, "config": vars(args), "resume": "allow"}
+        resources.enter_context(wandb.init(**about, sync_tensorboard=True))
+    writer = resources.enter_context(SummaryWriter(run_dir, purge_step=step + 1))
+    rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
+    writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
+    source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
+    writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra|Dev).*: .*)", source)))
+    print(f"Logs and checkpoints: {run_dir}{' (new episodes begin)' if saved else ''}")
+    return run_dir, writer
+
+
+def log(
+    writer: SummaryWriter, progress: tqdm, metrics: dict, episodes: list[dict], num_before: int
+) -> None:
+    """Write the metrics of an iteration, and the means of the episodes that ended in it."""
+    step, latest = metrics["global_step"], episodes[num_before:]
+    for name in ("return", "length") if latest else ():
+        mean = np.mean([x[name] for x in latest])
+        writer.add_scalar(f"charts/episodic_{name}", mean, step)
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, step)
+    if episodes:
+        mean = np.mean([x["return"] for x in episodes[-100:]])
+        progress.set_postfix_str(f"return {mean:.5g}", refresh=False)
+
+
+def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
+    """All that a run has saved, with its `args` and `agent`. Loading it runs no code."""
+    path = Path(run_dir, "checkpoint.pt")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        args = Args(**saved["args"])
+        agent = Agent(saved["layout"], args)
+        agent.load_state_dict(saved["agent"])
+    except Exception as error:  # whatever a missing, damaged or foreign file can raise
+        reason = f"{type(error).__name__} {error}"[:300]
+        raise UsageError(f"{path} is missing, damaged or from another script: {reason}") from error
+    return saved | {"args": args, "agent": agent.eval(), "run_dir": Path(run_dir)}
+
+
+def load_policy(run_dir: str | Path) -> Agent:
+    """The trained policy: `policy(raw_obs)` are the most likely actions (N, A) for obs (N, D)."""
+    return load_checkpoint(run_dir)["agent"].requires_grad_(False)
+
+
+def evaluate(
+    run_dir: str | Path,
+    episodes: int = 10,
+    video: bool = False,
+    make: Any = None,
+    args: Args | None = None,
+) -> list[float]:
+    """Play one episode in each of so many environments, with the most likely actions.
+
+    Returns their returns. `video` films the first: what `make` returns then needs `render()`.
+    """
+    saved = load_checkpoint(run_dir)
+    args, agent = args or saved["args"], saved["agent"].requires_grad_(False)
+    returns, frames = torch.zeros(episodes), []
+    playing = torch.ones(episodes, dtype=torch.bool)
+    with ExitStack() as resources:
+        options = {"render_mode": "rgb_array"} if video else {}
+        if video:
+            resources.enter_context(gpu_context())
+        sim = make_simulator(resources, args, episodes, 0, torch.device("cpu"), make, **options)
+        obs = sim.reset()
+        check_layout(sim, saved)
+        while playing.any():
+            if video and playing[0]:
+                frames.append(np.asarray(sim.envs.render()[0]))
+            obs, _, rewards, terminated, truncated = sim.step(obs, agent(obs))
+            returns += rewards * playing
+            playing &= ~(terminated | truncated)
+    if video:
+        save_video(frames, f"{run_dir}/videos", lambda _: True, fps=30)
+        print(f"Video: {run_dir}/videos/rl-video-episode-0.mp4")
+    print(f"Return {returns.mean():.5g} ± {returns.std(correction=0):.3g} in {episodes} episodes")
+    return returns.tolist()
+
+
+@contextmanager
+def gpu_context() -> Iterator[None]:
+    """Let MuJoCo and EnvPool draw without a screen."""
+    if sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    import mujoco
+
+    for library in ("libEGL.so.1", "libGL.so.1") if os.environ["MUJOCO_GL"] == "egl" else ():
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # where EnvPool looks for them
+    context = mujoco.GLContext(640, 480)
+    context.make_current()
+    yield
+    context.free()
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    args: tyro.conf.OmitArgPrefixes[Args]
+    resume: str | None = None  # continue the run in this folder; other flags change its settings
+    evaluate: str | None = None  # play episodes with the policy in this folder; no training
+    eval_episodes: int = 10  # number of episodes, with --evaluate
+    capture_video: bool = False  # film the first episode, with --evaluate
+
+
+def main() -> None:
+    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # closes the simulator
+    sys.path.append("")  # the current folder, for --make
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume", "--evaluate", dest="folder")
+    try:
+        folder = parser.parse_known_args()[0].folder
+        default = load_checkpoint(folder)["args"] if folder else Args()
+        command = tyro.cli(Command, default=Command(default))
+        if command.evaluate:
+            evaluate(folder, command.eval_episodes, command.capture_video, args=command.args)
+        else:
+            run_dir = train(command.args, resume=folder)["run_dir"]
+            print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
+    except KeyboardInterrupt:
+        print("Interrupted. Use --resume to continue from its checkpoint.", file=sys.stderr)
+        sys.exit(130)
+    except (UsageError, gym.error.Error) as error:
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
