@@ -182,6 +182,8 @@ class Source:
         fields = [x for x in self.tops["Args"].body if isinstance(x, ast.AnnAssign)]
         self.defaults = {x.target.id: ast.unparse(x.value) for x in fields if x.value}
         self.tags, self.stages = dict(self.find_tags(home)), dict(self.find_stages())
+        # Twice indented: in the loop, not before it.
+        self.loop = [y for x, y in self.stages.items() if self.rows[x - 1].startswith(" " * 8)]
         self.segments = self.split()
 
     def find_tags(self, home: "Source | None") -> Iterator[tuple[int, Note]]:
