@@ -56,8 +56,8 @@ def scripts_table(folders: Folders) -> str:
     for name, script in SCRIPTS.items():
         runs = runs_behind(script, folders)
         scores, hours = tables.facts(runs, "score"), tables.facts(runs, "hours")
-        lengths = {x.record["settings"].get("total_timesteps", 0) for x in runs}
-        steps = f", {max(lengths) / 1e6:.2g}M steps" if any(lengths) else ""
+        steps = max((x.record["settings"].get("total_timesteps", 0) for x in runs), default=0)
+        length = f", {steps / 1e6:.2g}M steps{script.share}" if steps else ""
         models = max((len(x.record.get("models", ())) for x in runs), default=0)
         several = f" for {models} models" if models else ""
         rows.append(
@@ -65,10 +65,11 @@ def scripts_table(folders: Folders) -> str:
                 "script": f"[{name}]({name})",
                 "shows": script.shows,
                 "lines": len((ROOT / name).read_text().splitlines()),
-                "environment": f"{script.environment}{steps}",
+                "environment": f"{script.environment}{length}",
                 "score": script.score,
                 "mean ± std (seeds)": f"{plus_minus(scores)} ({len(scores)})",
                 "IQM": number(interquartile_mean(scores)) if len(scores) > 3 else "–",
+                "ppo2 by then": tables.ppo2_by_then(script.environment, steps),
                 "minutes": f"{60 * np.median(hours):.0f}{several}" if len(hours) else "–",
             }
         )

@@ -8,8 +8,12 @@ SCRIPTS = {
     "ppo_kl_penalty.py": Script(
         *("the paper's other objective", "kl_vs_clip", "Hopper-v4", "adaptive-0.01")
     ),
-    "ppo_atari.py": Script("details 1–22", "games", "Pong", more_seeds=("float32",)),
-    "ppo_atari_lstm.py": Script("details 1–22 and 32–36", "games", "Pong", "lstm"),
+    "ppo_atari.py": Script(
+        *("details 1–22", "games", "Pong"), more_seeds=("float32",), share=", a fifth of the paper's"
+    ),
+    "ppo_atari_lstm.py": Script(
+        *("details 1–22 and 32–36", "games", "Pong", "lstm"), share=", a fifth of the paper's"
+    ),
     "ppo_multidiscrete.py": Script("detail 37, action masks", "cartpole", "CartPole-v1"),
     "grpo_minimal.py": Script(
         "all of GRPO in about 200 lines", "grpo_minimal", "sums", score="pass@1"
