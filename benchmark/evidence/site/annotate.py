@@ -36,9 +36,9 @@ ORIGINALS = {
     "DPO: ": ("eric-mitchell/direct-preference-optimization", ""),
 }
 GROUP = 24  # lines of code that stay in view together on a laptop
-# The reasons of the short script's tags stand in the other one.
+# The reasons of these scripts' tags stand in another one.
 HOME, SHORT = "ppo_continuous_action.py", "ppo_minimal.py"
-HOMES = {SHORT: HOME, "grpo_minimal.py": "grpo_rlhf_toy.py"}
+HOMES = {SHORT: HOME, "ppo_vector_env.py": HOME, "grpo_minimal.py": "grpo_rlhf_toy.py"}
 FORMULAS = tomllib.loads((TEMPLATES / "formulas.toml").read_text())
 SIGNS = {"Extra": "+", "Deviation": "≠"}
 
