@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmark.evidence import debugging, differences, rlhf, tables
+from benchmark.evidence import debugging, rlhf, tables
 from benchmark.evidence.definitions import Script
 from benchmark.evidence.runs import how_complete
 from benchmark.evidence.suites import SUITES
@@ -56,8 +56,8 @@ def scripts_table(folders: Folders) -> str:
     for name, script in SCRIPTS.items():
         runs = runs_behind(script, folders)
         scores, hours = tables.facts(runs, "score"), tables.facts(runs, "hours")
-        lengths = {x.record["settings"].get("total_timesteps", 0) for x in runs}
-        steps = f", {max(lengths) / 1e6:.2g}M steps" if any(lengths) else ""
+        steps = max((x.record["settings"].get("total_timesteps", 0) for x in runs), default=0)
+        length = f", {steps / 1e6:.2g}M steps{script.share}" if steps else ""
         models = max((len(x.record.get("models", ())) for x in runs), default=0)
         several = f" for {models} models" if models else ""
         rows.append(
@@ -65,10 +65,11 @@ def scripts_table(folders: Folders) -> str:
                 "script": f"[{name}]({name})",
                 "shows": script.shows,
                 "lines": len((ROOT / name).read_text().splitlines()),
-                "environment": f"{script.environment}{steps}",
+                "environment": f"{script.environment}{length}",
                 "score": script.score,
                 "mean ± std (seeds)": f"{plus_minus(scores)} ({len(scores)})",
                 "IQM": number(interquartile_mean(scores)) if len(scores) > 3 else "–",
+                "ppo2 by then": tables.ppo2_by_then(script.environment, steps),
                 "minutes": f"{60 * np.median(hours):.0f}{several}" if len(hours) else "–",
             }
         )
@@ -95,23 +96,22 @@ save, load and evaluate, with the normalizer (#310, #400) | one call | weights o
 resume an interrupted run | to the bit | no | in new episodes
 today's Gymnasium, 1.4 | yes | 0.29; with 1.4 it logs no episodes | yes
 steps per second, one core | [{ours}](benchmark/pages/implementations.md) | {cleanrl} | 1 ×
-find a wrong line in your copy | [`diff`](DEBUGGING.md) finds {found} of {bugs} bugs | – | –"""
+simulators with thousands of environments | [EnvPool, mjlab, your own](ppo_vector_env.py) | \
+Isaac Gym; EnvPool's Atari | through NumPy
+find a wrong line in your copy | [`diff`](DEBUGGING.md) names it, in seconds | – | –"""
 
 
 def comparison_table(folders: Folders) -> str:
-    """What README begins with: our scripts next to those that readers know."""
+    """What README's first screen shows: our scripts next to those that readers know."""
     tags = [tag for name in SCRIPTS for tag in tags_of((ROOT / name).read_text())]
-    named = [x[0]["right"] for x in differences.by_label(folders).values()]
     text = COMPARED.format(
         lines=len((ROOT / "ppo_minimal.py").read_text().splitlines()),
         details=len({n for x in tags for n in re.findall(r"(\d+)/37", x.number)}),
         ours=speed(folders, "ppo_continuous_action.py"),
         cleanrl=speed(folders, "CleanRL PPO"),
-        found=sum(named),
-        bugs=len(named),
     )
     text = re.sub(r"#(\d+)", r"[#\1](https://github.com/vwxyzjn/cleanrl/issues/\1)", text)
-    names = ("what people ask for", "here", "CleanRL", "Stable-Baselines3")
+    names = ("what people ask for (issues: CleanRL's)", "here", "CleanRL", "Stable-Baselines3")
     return markdown([dict(zip(names, row.split(" | "))) for row in text.splitlines()])
 
 

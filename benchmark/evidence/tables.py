@@ -223,14 +223,21 @@ def with_range(scores: pd.Series) -> str:
     return number(scores.mean()) + ends
 
 
+def ppo2_by_then(environment: str, steps: float) -> str:
+    """ppo2's return after as many steps, as OpenAI published it; – if there is no such curve."""
+    curves = reference("ppo2_curves")
+    curve = curves[curves["environment"] == environment.partition("-")[0]]
+    if curve.empty or not steps:
+        return "–"
+    return number(np.interp(steps, curve["global_step"], curve["return"]))
+
+
 def games_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant in each game, also as shares of the way from random to human play."""
-    rows, play, ppo2 = [], reference("atari").set_index("game"), reference("ppo2_curves")
+    rows, play = [], reference("atari").set_index("game")
     runs = runs_of(suite, folders)
     for (game, label), own in runs.groupby(["environment", "label"], sort=False, observed=True):
         random, human = play.loc[game]
-        curve = ppo2[ppo2["environment"] == game]
-        by_then = np.interp(suite.total_timesteps, curve["global_step"], curve["return"])
         rows.append(
             {
                 **{"game": game, "agent": label, "seeds": own["score"].count()},
@@ -238,7 +245,7 @@ def games_table(suite: Suite, folders: Folders) -> str:
                 "human": f"{(own['score'].mean() - random) / (human - random):.0%}",
                 "whole run": plus_minus(own["mean_return"]),
                 "hours per run": RATIO(own["hours"].median()),
-                "ppo2 by then": number(by_then),
+                "ppo2 by then": ppo2_by_then(game, suite.total_timesteps),
                 **{"random play": number(random), "human play": number(human)},
             }
         )

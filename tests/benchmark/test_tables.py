@@ -37,8 +37,8 @@ games Qbert 163.9
 scripts
 games Pong 10 20
 games/float32 Pong 30
-| [ppo_atari.py](ppo_atari.py) |…| Pong, 2M steps | return | 20.0 ± 8.2 (3) | – | 30 |
-| [ppo_minimal.py](ppo_minimal.py) |…| – | – |
+| [ppo_atari.py](ppo_atari.py) |… a fifth of the paper's | return | 20.0 ± 8.2 (3) | – | 17.4 | 30 |
+| [ppo_minimal.py](ppo_minimal.py) |…| – | – | – |
 
 minimal
 figure3 Hopper-v4 10 20 30

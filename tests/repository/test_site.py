@@ -173,6 +173,25 @@ class TestInABrowser:
         found = Axe().run(page, options={"preload": False}).response["violations"]
         assert [x["id"] for x in found if x["impact"] in ("serious", "critical")] == []
 
+    @pytest.mark.parametrize("width", [390, 1280])
+    @pytest.mark.parametrize("name", CODE)
+    def test_no_formula_is_cut(self, visit, name, width):
+        page = visit(name, width)
+        sizes = page.eval_on_selector_all("math", "x => x.map(y => y.scrollWidth - y.clientWidth)")
+        assert len(sizes) >= 5 and max(sizes) <= 0
+
+    def test_on_a_phone_menus_are_whole_and_wide_tables_say_that_they_continue(self, visit):
+        for name in "runs.html", "benchmark_games.html":
+            page = visit(name, 390)
+            cut = page.eval_on_selector_all(
+                "nav, select", "x => x.map(y => y.scrollWidth - y.clientWidth)"
+            )
+            assert max(cut) <= 0, name
+            sign = "x => getComputedStyle(x, '::before').content"
+            assert "Scroll" in page.locator(".scroll").first.evaluate(sign), name
+        page = visit("benchmark_games.html", 1280)
+        assert page.locator(".scroll").first.evaluate(sign) == "none"
+
     @pytest.mark.parametrize("name", CODE)
     def test_a_link_to_a_detail_shows_its_note_next_to_its_line(self, visit, name):
         page = visit(name, 1366, height=768)
@@ -235,8 +254,7 @@ class TestInABrowser:
         steps = torch.randn(4, 50, dtype=torch.float64)
         steps[3] = (steps[3] > 0.5).double()  # done
         own = visit("play.html").evaluate("x => gae(...x, 0.9, 0.8).advantages", steps.tolist())
-        args = ppo.Args(gamma=0.9, gae_lambda=0.8)
-        advantages = ppo.gae(*steps[..., None], args)
+        advantages = ppo.gae(*steps[..., None], 0.9, 0.8)
         assert own == pytest.approx(advantages[:, 0].tolist(), abs=1e-9)
 
     def test_a_slider_changes_its_figure_and_a_link_keeps_what_is_chosen(self, visit):

@@ -36,9 +36,9 @@ ORIGINALS = {
     "DPO: ": ("eric-mitchell/direct-preference-optimization", ""),
 }
 GROUP = 24  # lines of code that stay in view together on a laptop
-# The reasons of the short script's tags stand in the other one.
+# The reasons of these scripts' tags stand in another one.
 HOME, SHORT = "ppo_continuous_action.py", "ppo_minimal.py"
-HOMES = {SHORT: HOME, "grpo_minimal.py": "grpo_rlhf_toy.py"}
+HOMES = {SHORT: HOME, "ppo_vector_env.py": HOME, "grpo_minimal.py": "grpo_rlhf_toy.py"}
 FORMULAS = tomllib.loads((TEMPLATES / "formulas.toml").read_text())
 SIGNS = {"Extra": "+", "Deviation": "≠"}
 
@@ -182,6 +182,8 @@ class Source:
         fields = [x for x in self.tops["Args"].body if isinstance(x, ast.AnnAssign)]
         self.defaults = {x.target.id: ast.unparse(x.value) for x in fields if x.value}
         self.tags, self.stages = dict(self.find_tags(home)), dict(self.find_stages())
+        # Twice indented: in the loop, not before it.
+        self.loop = [y for x, y in self.stages.items() if self.rows[x - 1].startswith(" " * 8)]
         self.segments = self.split()
 
     def find_tags(self, home: "Source | None") -> Iterator[tuple[int, Note]]:

@@ -16,7 +16,7 @@ import jinja2
 import markdown
 
 from benchmark.evidence import health, tables
-from benchmark.evidence.explorer import POINTS, STAGED, suite_data
+from benchmark.evidence.explorer import POINTS, suite_data
 from benchmark.evidence.pages import PAGES
 from benchmark.evidence.site import annotate
 from benchmark.evidence.site.annotate import HOME, SHORT, TEMPLATES, Source
@@ -173,13 +173,12 @@ def build(folders: Folders) -> dict[str, bytes]:
     for path in sorted(CLOSED.glob("*/explorer.json")):
         shown[path.parent.name] = json.loads(path.read_text())
         runs[path.parent.name] = len(lines_of(path.with_name("runs.jsonl")))
-    titles = {x: f"{y['about'].removesuffix(STAGED)} ({runs[x]} runs)" for x, y in shown.items()}
     sizes = {x: round((FIGURES / file).stat().st_size / 1e6, 1) for x, (file, _) in FILMS.items()}
     environment.globals |= {
         **{"sources": sources, "short": SHORT, "full": HOME, "page_of": page_of},
         **{"shows": {name: x.shows for name, x in SCRIPTS.items()}, "suites": runs},
         **{"slug": annotate.slug, "formula": annotate.formula, "prose": annotate.prose},
-        **{"titles": titles, "usual": sources[HOME].defaults},
+        "usual": sources[HOME].defaults,
         "films": {
             x: {"file": file, "text": text, "size": sizes[x]} for x, (file, text) in FILMS.items()
         },
@@ -206,7 +205,7 @@ def build(folders: Folders) -> dict[str, bytes]:
         page(page_of_text(path), "page.html", source=source, **text_page(path, sources))
     page("recipes.html", "recipes.html", recipes=[*map(annotate.recipe, RECIPES)])
     page("play.html", "play.html")
-    page("runs.html", "runs.html", points=POINTS)
+    page("runs.html", "runs.html", points=POINTS, shown={x: runs[x] for x in shown})
     data("play", reviews)
     for name, content in shown.items():
         data(name, content)

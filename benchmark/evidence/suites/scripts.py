@@ -4,13 +4,22 @@ from benchmark.evidence.definitions import Script
 
 SCRIPTS = {
     "ppo_minimal.py": Script("all of PPO in about 250 lines", "minimal", "HalfCheetah-v4"),
-    "ppo_continuous_action.py": Script("details 1–13 and 23–31", "figure3", "HalfCheetah-v4"),
-    "ppo_kl_penalty.py": Script(
-        *("the paper's other objective", "kl_vs_clip", "Hopper-v4", "adaptive-0.01")
+    "ppo_continuous_action.py": Script(
+        "continuous actions, fast: details 1–13 and 23–31", "figure3", "HalfCheetah-v4"
     ),
-    "ppo_atari.py": Script("details 1–22", "games", "Pong", more_seeds=("float32",)),
-    "ppo_atari_lstm.py": Script("details 1–22 and 32–36", "games", "Pong", "lstm"),
-    "ppo_multidiscrete.py": Script("detail 37, action masks", "cartpole", "CartPole-v1"),
+    "ppo_kl_penalty.py": Script(
+        *("a KL penalty instead of clipping", "kl_vs_clip", "Hopper-v4", "adaptive-0.01")
+    ),
+    "ppo_atari.py": Script(
+        *("Atari games: details 1–22", "games", "Pong"),
+        more_seeds=("float32",),
+        share=", a fifth of the paper's",
+    ),
+    "ppo_atari_lstm.py": Script(
+        *("Atari with a memory: details 32–36 too", "games", "Pong", "lstm"),
+        share=", a fifth of the paper's",
+    ),
+    "ppo_multidiscrete.py": Script("discrete actions, masks: detail 37", "cartpole", "CartPole-v1"),
     "grpo_minimal.py": Script(
         "all of GRPO in about 200 lines", "grpo_minimal", "sums", score="pass@1"
     ),
