@@ -66,7 +66,7 @@ class Args:
     backend: Literal["envpool", "gymnasium"] = "envpool"  # which of them makes it
     vectorization_mode: Literal["sync", "async"] = "sync"  # Gymnasium's: one process, or many
     make: str | None = None  # MODULE:FUNCTION, which makes any other simulator
-    num_envs: int = 64  # environments N that each process steps at once [rsl_rl: 4096]
+    num_envs: int = 16  # environments N that each process steps at once [rsl_rl: 4096]
     policy_obs: tuple[str, ...] = ()  # parts of Dict observations that the policy sees [all]
     value_obs: tuple[str, ...] = ()  # parts that the value function sees [all]
     scale_rewards: bool = True  # divide rewards by the running std of their discounted sum
@@ -82,7 +82,7 @@ class Args:
     hidden: tuple[int, ...] = (64, 64)  # units in each hidden layer [rsl_rl: 512 256 128]
     activation: Literal["tanh", "elu"] = "tanh"  # of hidden layers [ppo2: tanh; rsl_rl: elu]
     init_std: float = 0.6  # standard deviation of actions at first [ppo2: 1]
-    num_steps: int = 32  # steps per environment and iteration, T [rsl_rl: 24]
+    num_steps: int = 128  # steps per environment and iteration, T [rsl_rl: 24]
     num_minibatches: int = 32  # minibatches per epoch [ppo2: 32; rsl_rl: 4]
     update_epochs: int = 10  # passes over a batch, K [ppo2: 10; rsl_rl: 5]
     learning_rate: StepSize = 3e-4  # Adam's step size, at first [paper: 3e-4; rsl_rl: 1e-3]
@@ -562,7 +562,7 @@ def make_simulator(
 
             options |= {"env_type": "gymnasium", "num_envs": num_envs, "num_threads": threads}
             envs = envpool.make(args.env_id, seed=seed, **options)
-            seed = None  # it has been told
+            seed = None  # EnvPool takes it only here
         else:
             envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
     except (ImportError, AttributeError, ValueError) as error:

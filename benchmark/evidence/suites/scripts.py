@@ -7,6 +7,9 @@ SCRIPTS = {
     "ppo_continuous_action.py": Script(
         "continuous actions, fast: details 1–13 and 23–31", "figure3", "HalfCheetah-v4"
     ),
+    "ppo_vector_env.py": Script(
+        "simulators that step many environments at once", "vector_env", "HalfCheetah-v4"
+    ),
     "ppo_kl_penalty.py": Script(
         *("a KL penalty instead of clipping", "kl_vs_clip", "Hopper-v4", "adaptive-0.01")
     ),
