@@ -306,6 +306,8 @@ def train(
 def learn(args: Args, make: Any, saved: dict[str, Any], resources: ExitStack) -> dict[str, Any]:
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device, simulator, and what has been done ---
+    if make:
+        args = dataclasses.replace(args, make=f"{make.__module__}:{make.__qualname__}")
     device = choose_device(args)
     resources.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)  # more would fight with the simulator's threads

@@ -35,6 +35,7 @@ from recipes import (
     parallel_simulators,
     search_with_pruning,
     tanh_actions,
+    torch_simulator,
 )
 
 FOLDER = Path(tanh_actions.__file__).parent
@@ -605,3 +606,26 @@ def test_environments_from_elsewhere_train(name):
     steps = 2 * recipe.SETTINGS.num_envs * recipe.SETTINGS.num_steps
     result = train(dataclasses.replace(recipe.SETTINGS, total_timesteps=steps), make)
     assert acts_as_it_learns(result) and result["episodes"]
+
+
+def test_the_simulator_in_pytorch_is_gymnasiums_pendulum():
+    """Many pendulums with random actions, each beside Gymnasium's in the same state."""
+    mine = torch_simulator.Pendulums(3, 1, torch.device("cpu"))
+    obs, _ = mine.reset()
+    envs = [gym.make("Pendulum-v1").unwrapped for _ in range(3)]
+    for i, env in enumerate(envs):
+        env.reset(seed=0)
+        env.state = np.array([mine.angle[i].item(), mine.speed[i].item()])
+    rng = np.random.default_rng(0)
+    for step in range(torch_simulator.LIMIT):
+        actions = rng.uniform(-1, 1, (3, 1)).astype(np.float32)
+        obs, rewards, terminated, truncated, infos = mine.step(torch.tensor(actions))
+        theirs = [env.step(2 * action) for env, action in zip(envs, actions)]
+        np.testing.assert_allclose(infos["final_obs"], [x[0] for x in theirs], atol=2e-3)
+        np.testing.assert_allclose(rewards, [x[1] for x in theirs], atol=2e-2)
+        for i, env in enumerate(envs):  # so that rounding does not add up
+            env.state = np.array([mine.angle[i].item(), mine.speed[i].item()])
+        last = step == torch_simulator.LIMIT - 1
+        assert truncated.tolist() == [last] * 3 and not terminated.any()
+    assert (mine.age == 0).all() and not np.allclose(obs, infos["final_obs"])
+    assert (mine.angle.abs() <= np.pi).all() and (mine.speed.abs() <= 1).all()
