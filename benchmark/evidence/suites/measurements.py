@@ -3,9 +3,12 @@
 from benchmark.evidence.definitions import Entry, Measurement
 from benchmark.evidence.suites.common import CONTINUOUS, GAMES, MULTIDISCRETE, SB3
 
+PHYSICS = "benchmark/evidence/baselines/envpool_physics.py"
+
 SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
 RAW = "--no-norm-obs --no-scale-rewards"  # ppo2 does both for MuJoCo only
 CHEETAH, CARTPOLE = "--env-id HalfCheetah-v4", "--env-id CartPole-v1"
+VECTOR = "--num-envs 64 --num-steps 64 --num-minibatches 4 --update-epochs 5"
 SMALL = (
     f"{CARTPOLE} --num-envs 4 --num-steps 128 --num-minibatches 4 --update-epochs 4 "
     "--learning-rate 2.5e-4 --ent-coef 0.01"
@@ -34,6 +37,12 @@ MEASUREMENTS = {
         Entry(CONTINUOUS, 245760, CHEETAH),
         Entry("CleanRL PPO", 24576, CHEETAH, *CLEANRL),
         Entry(THEIRS, 24576, f"{CHEETAH} --kind mujoco", SB3),
+    ),
+    "vector": measurement(
+        "HalfCheetah-v4 on two cores; 64 environments, 64 steps, 4 minibatches, 5 epochs",
+        Entry("ppo_vector_env.py", 409600, f"{CHEETAH} {VECTOR}"),
+        Entry("EnvPool alone", 409600, CHEETAH, PHYSICS),
+        Entry(f"{CONTINUOUS}, with its defaults", 122880, CHEETAH, CONTINUOUS),
     ),
     "atari": measurement(
         PONG_SIZE,
