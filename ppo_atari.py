@@ -51,8 +51,8 @@ import threading
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,16 +78,23 @@ NUM_FRAMES = 4  # frames in an observation, k [run.py L101-103]
 # What --paper changes: Table 5 of the paper, whose value loss is a full square with c1 = 1.
 PAPER = {"update_epochs": 3, "vf_coef": 2.0, "anneal_clip": True}
 
-# Set by torchrun. Without it, a run is a group of one process.
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
-RANK = int(os.environ.get("RANK", "0")) if WORLD_SIZE > 1 else 0
+
+def number_of(variable: str) -> int:
+    """What torchrun has set an environment variable to; 0 if that is no number."""
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdigit() else 0
+
+
+# Without torchrun, a run is a group of one process.
+WORLD_SIZE = max(1, number_of("WORLD_SIZE"))
+RANK = number_of("RANK") if WORLD_SIZE > 1 else 0
 # The rank among the processes on this machine.
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0")) if WORLD_SIZE > 1 else 0
+LOCAL_RANK = number_of("LOCAL_RANK") if WORLD_SIZE > 1 else 0
 
 # Cores that this process may use: in a container, these can be fewer than the machine has.
 NUM_CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 # How many processes play the games. Results do not depend on it.
-GAME_PROCESSES = max(1, NUM_CORES // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+GAME_PROCESSES = max(1, NUM_CORES // max(1, number_of("LOCAL_WORLD_SIZE")))
 
 SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, it has no file
 LOCK = threading.RLock()  # for what the threads of a process share, such as random numbers
@@ -350,7 +357,7 @@ class Agent(nn.Module):
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bfloat16):
             # Detail 22/37: image scaling [common/models.py L19]
             # Layers are initialized for inputs near 1. Storing bytes takes a quarter of the memory.
-            scaled = obs / 255.0
+            scaled = obs.float() / 255.0
             # Convolutions are fastest with this order in memory. The values are the same.
             features = self.cnn(scaled.contiguous(memory_format=torch.channels_last)).float()
         return self.policy(features), self.value(features).squeeze(-1)
@@ -518,23 +525,32 @@ def train(
     update: Callable[..., Tensors] | None = None,
     resume: str | Path | Saved | None = None,
     on_iteration: Callable[[dict[str, Any]], object] | None = None,
+    agent_class: type[Agent] | None = None,
 ) -> dict[str, Any]:
     """Train an agent.
 
-    `update` takes the place of `ppo_update`. `resume` is the folder of a run to continue; its
-    settings are the default of `args`. Returns `agent`; `episodes`, each {"global_step", "return",
-    "length"}; `updates`, the metrics of each iteration; `args`; `run_dir`, the folder of logs and
-    checkpoints. After each iteration, `on_iteration` gets the same; it may raise to end the run.
+    `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
+    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
+    iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
+    `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
+    `ppo_update`, and `agent_class` that of `Agent`.
     """
     # Gradients are computed even if the caller has switched them off.
     with SharedSettings(), torch.inference_mode(False), ExitStack() as resources:
-        saved = load_checkpoint(resume) if resume else {}
-        args = settings_for(saved, args)
-        return learn(args, update or ppo_update, saved, on_iteration, resources)
+        saved = load_checkpoint(resume, agent_class) if resume else {}
+        return learn(
+            settings_for(saved, args),
+            agent_class or Agent,
+            update or ppo_update,
+            saved,
+            on_iteration,
+            resources,
+        )
 
 
 def learn(
     args: Args,
+    agent_class: type[Agent],
     update: Callable[..., Tensors],
     saved: Saved,
     on_iteration: Callable[[dict[str, Any]], object] | None,
@@ -566,7 +582,7 @@ def learn(
     with LOCK:  # all threads of Python draw from the same random numbers of PyTorch
         torch.set_num_threads(args.torch_threads)  # the last bits of new weights depend on it
         torch.manual_seed(args.seed)  # the same in all processes, whose initial weights are equal
-        agent = saved["agent"] if saved else Agent(*sizes)
+        agent = saved["agent"] if saved else agent_class(*sizes)
     agent.to(device).eval()  # dropout and the like are only switched on for updates
     agent.bfloat16 = args.bfloat16
     adam = torch.optim.Adam(agent.parameters(), fused=True)
@@ -1167,8 +1183,11 @@ def save_checkpoint(run_dir: Path, state: dict[str, Any]) -> None:
         raise UsageError(f"Could not save; {run_dir} keeps its last checkpoint: {error}") from error
 
 
-def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
-    """Everything a run has saved, with its `args` and `agent`. Loading it runs no code."""
+def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None = None) -> Saved:
+    """Everything a run has saved, with its `args` and `agent`. Loading it runs no code.
+
+    A run with another `agent_class` is loaded with it. `evaluate` and the like take the result.
+    """
     if isinstance(run_dir, dict):  # it has been loaded
         return run_dir
     path = Path(run_dir) / "checkpoint.pt"
@@ -1176,8 +1195,9 @@ def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
         if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        with LOCK, torch.random.fork_rng(devices=[]):  # its first weights are drawn, then replaced
-            agent = Agent(*saved["sizes"])
+        # The agent's first weights are drawn, then replaced.
+        with SharedSettings(), LOCK, torch.random.fork_rng(devices=[]):
+            agent = (agent_class or Agent)(*saved["sizes"])
         agent.load_state_dict(saved["agent"], assign=True)
         saved["agent"] = agent.eval()
         saved["args"] = Args(**saved["args"])
@@ -1311,25 +1331,39 @@ def stop_on_signals() -> None:
 
 
 # Copied from ppo_continuous_action.py
-def command_line() -> list[str]:
-    """The flags that the user has given: none in a notebook, whose kernel has its own."""
-    return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+@contextmanager
+def command_line() -> Iterator[list[str]]:
+    """The user's flags, for what runs as a program.
+
+    The user's mistakes end in one sentence and exit code 2, signals in 128 plus their number.
+    """
+    stop_on_signals()
+    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
+    try:
+        # In a notebook, the flags are those of its kernel.
+        yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+    except KeyboardInterrupt as error:
+        text = "Interrupted. Use --resume with the run's folder to continue from its checkpoint."
+        print(text, file=sys.stderr)
+        (number,) = error.args or (signal.SIGINT,)
+        sys.exit(128 + number)
+    except (UsageError, gym.error.Error, ModuleNotFoundError) as error:
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
 
 
 def main() -> None:
-    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
-    stop_on_signals()
-    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
+    """Train, resume or evaluate, as the command line says."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     parser.add_argument("--paper", action="store_true")
-    try:
-        given = parser.parse_known_args(command_line())[0]
+    with command_line() as flags:
+        given = parser.parse_known_args(flags)[0]
         saved = load_checkpoint(given.folder) if given.folder else {}
         args = saved.get("args") or Args()
         if given.paper:
             args = dataclasses.replace(args, **PAPER)
-        command = tyro.cli(Command, args=command_line(), default=Command(args))
+        command = tyro.cli(Command, args=flags, default=Command(args))
         args = command.args
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
@@ -1343,13 +1377,6 @@ def main() -> None:
             run_dir = train(args, resume=saved)["run_dir"]
             if RANK == 0:
                 print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
-    except KeyboardInterrupt as error:
-        text = "Interrupted. Use --resume with the run's folder to continue from its checkpoint."
-        print(text, file=sys.stderr)
-        sys.exit(128 + (error.args or (signal.SIGINT,))[0])  # as a shell does
-    except (UsageError, gym.error.Error, ModuleNotFoundError) as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

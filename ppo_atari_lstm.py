@@ -53,8 +53,8 @@ import threading
 import time
 import warnings
 import zipfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -354,14 +354,14 @@ class Agent(nn.Module):
         """State (2, N, H) before the first step of the training."""
         # Detail 33/37: zero initial states [common/models.py L206]
         # There is no past yet. Each later rollout starts with the last state of the one before.
-        return torch.zeros((2, num_envs, HIDDEN_SIZE), device=self.value.weight.device)
+        return self.value.weight.new_zeros((2, num_envs, HIDDEN_SIZE))
 
     def features(self, obs: Tensor) -> Tensor:
         """Features (B, 512) of uint8 frames (B, 1, 84, 84)."""
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bfloat16):
             # Detail 22/37: image scaling [common/models.py L19]
             # Layers are initialized for inputs near 1. Storing bytes takes a quarter of the memory.
-            scaled = obs / 255.0
+            scaled = obs.float() / 255.0
             # The strides of channels_last, with which convolutions are fastest. `contiguous` does
             # not set them if there is only one channel.
             scaled = scaled.contiguous().as_strided(scaled.shape, (84 * 84, 1, 84, 1))
@@ -547,23 +547,32 @@ def train(
     update: Callable[..., Tensors] | None = None,
     resume: str | Path | Saved | None = None,
     on_iteration: Callable[[dict[str, Any]], object] | None = None,
+    agent_class: type[Agent] | None = None,
 ) -> dict[str, Any]:
     """Train an agent.
 
-    `update` takes the place of `ppo_update`. `resume` is the folder of a run to continue; its
-    settings are the default of `args`. Returns `agent`; `episodes`, each {"global_step", "return",
-    "length"}; `updates`, the metrics of each iteration; `args`; `run_dir`, the folder of logs and
-    checkpoints. After each iteration, `on_iteration` gets the same; it may raise to end the run.
+    `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
+    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
+    iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
+    `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
+    `ppo_update`, and `agent_class` that of `Agent`.
     """
     # Gradients are computed even if the caller has switched them off.
     with SharedSettings(), torch.inference_mode(False), ExitStack() as resources:
-        saved = load_checkpoint(resume) if resume else {}
-        args = settings_for(saved, args)
-        return learn(args, update or ppo_update, saved, on_iteration, resources)
+        saved = load_checkpoint(resume, agent_class) if resume else {}
+        return learn(
+            settings_for(saved, args),
+            agent_class or Agent,
+            update or ppo_update,
+            saved,
+            on_iteration,
+            resources,
+        )
 
 
 def learn(
     args: Args,
+    agent_class: type[Agent],
     update: Callable[..., Tensors],
     saved: Saved,
     on_iteration: Callable[[dict[str, Any]], object] | None,
@@ -595,7 +604,7 @@ def learn(
     with LOCK:  # all threads of Python draw from the same random numbers of PyTorch
         torch.set_num_threads(args.torch_threads)  # the last bits of new weights depend on it
         torch.manual_seed(args.seed)
-        agent = saved["agent"] if saved else Agent(*sizes)
+        agent = saved["agent"] if saved else agent_class(*sizes)
     agent.to(device).eval()  # dropout and the like are only switched on for updates
     agent.bfloat16 = args.bfloat16
     adam = torch.optim.Adam(agent.parameters(), fused=True)
@@ -1175,8 +1184,11 @@ def save_checkpoint(run_dir: Path, state: dict[str, Any]) -> None:
 
 
 # Copied from ppo_atari.py
-def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
-    """Everything a run has saved, with its `args` and `agent`. Loading it runs no code."""
+def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None = None) -> Saved:
+    """Everything a run has saved, with its `args` and `agent`. Loading it runs no code.
+
+    A run with another `agent_class` is loaded with it. `evaluate` and the like take the result.
+    """
     if isinstance(run_dir, dict):  # it has been loaded
         return run_dir
     path = Path(run_dir) / "checkpoint.pt"
@@ -1184,8 +1196,9 @@ def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
         if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        with LOCK, torch.random.fork_rng(devices=[]):  # its first weights are drawn, then replaced
-            agent = Agent(*saved["sizes"])
+        # The agent's first weights are drawn, then replaced.
+        with SharedSettings(), LOCK, torch.random.fork_rng(devices=[]):
+            agent = (agent_class or Agent)(*saved["sizes"])
         agent.load_state_dict(saved["agent"], assign=True)
         saved["agent"] = agent.eval()
         saved["args"] = Args(**saved["args"])
@@ -1233,7 +1246,7 @@ def load_policy(run_dir: str | Path | Saved, env: gym.Env) -> Callable[..., int]
     def policy(obs: np.ndarray, start: bool, noise: np.ndarray | float = 0.0) -> int:
         nonlocal state
         frames = torch.tensor(np.asarray(obs, dtype=np.uint8).reshape(1, 1, NUM_FRAMES, 84, 84))
-        starts = torch.full((1, 1), float(start))
+        starts = torch.tensor([[start]], dtype=torch.float32)
         logits, _, state = agent(frames, starts, state)
         return draw(logits[0, 0], torch.as_tensor(noise)).item()
 
@@ -1327,25 +1340,39 @@ def stop_on_signals() -> None:
 
 
 # Copied from ppo_continuous_action.py
-def command_line() -> list[str]:
-    """The flags that the user has given: none in a notebook, whose kernel has its own."""
-    return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+@contextmanager
+def command_line() -> Iterator[list[str]]:
+    """The user's flags, for what runs as a program.
+
+    The user's mistakes end in one sentence and exit code 2, signals in 128 plus their number.
+    """
+    stop_on_signals()
+    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
+    try:
+        # In a notebook, the flags are those of its kernel.
+        yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+    except KeyboardInterrupt as error:
+        text = "Interrupted. Use --resume with the run's folder to continue from its checkpoint."
+        print(text, file=sys.stderr)
+        (number,) = error.args or (signal.SIGINT,)
+        sys.exit(128 + number)
+    except (UsageError, gym.error.Error, ModuleNotFoundError) as error:
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
 
 
 def main() -> None:
-    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
-    stop_on_signals()
-    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
+    """Train, resume or evaluate, as the command line says."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     parser.add_argument("--paper", action="store_true")
-    try:
-        given = parser.parse_known_args(command_line())[0]
+    with command_line() as flags:
+        given = parser.parse_known_args(flags)[0]
         saved = load_checkpoint(given.folder) if given.folder else {}
         args = saved.get("args") or Args()
         if given.paper:
             args = dataclasses.replace(args, **PAPER)
-        command = tyro.cli(Command, args=command_line(), default=Command(args))
+        command = tyro.cli(Command, args=flags, default=Command(args))
         args = command.args
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
@@ -1358,13 +1385,6 @@ def main() -> None:
         else:
             run_dir = train(args, resume=saved)["run_dir"]
             print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
-    except KeyboardInterrupt as error:
-        text = "Interrupted. Use --resume with the run's folder to continue from its checkpoint."
-        print(text, file=sys.stderr)
-        sys.exit(128 + (error.args or (signal.SIGINT,))[0])  # as a shell does
-    except (UsageError, gym.error.Error, ModuleNotFoundError) as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ import threading
 import time
 import warnings
 import zipfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
@@ -1126,7 +1126,8 @@ def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None
         if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        with LOCK, torch.random.fork_rng(devices=[]):  # its first weights are drawn, then replaced
+        # The agent's first weights are drawn, then replaced.
+        with OneThread(), LOCK, torch.random.fork_rng(devices=[]):
             agent = (agent_class or Agent)(*saved["sizes"])
         agent.load_state_dict(saved["agent"], assign=True)
         saved["agent"] = agent.eval()
@@ -1282,24 +1283,38 @@ def stop_on_signals() -> None:
 
 
 # Copied from ppo_continuous_action.py
-def command_line() -> list[str]:
-    """The flags that the user has given: none in a notebook, whose kernel has its own."""
-    return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+@contextmanager
+def command_line() -> Iterator[list[str]]:
+    """The user's flags, for what runs as a program.
+
+    The user's mistakes end in one sentence and exit code 2, signals in 128 plus their number.
+    """
+    stop_on_signals()
+    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
+    try:
+        # In a notebook, the flags are those of its kernel.
+        yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+    except KeyboardInterrupt as error:
+        text = "Interrupted. Use --resume with the run's folder to continue from its checkpoint."
+        print(text, file=sys.stderr)
+        (number,) = error.args or (signal.SIGINT,)
+        sys.exit(128 + number)
+    except (UsageError, gym.error.Error, ModuleNotFoundError) as error:
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
 
 
 # Copied from ppo_continuous_action.py
 def main() -> None:
-    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
-    stop_on_signals()
-    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
-    sys.path.append("")  # the current folder, for --env-id MODULE:NAME
+    """Train, resume or evaluate, as the command line says."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
-    try:
-        folder = parser.parse_known_args(command_line())[0].folder
+    with command_line() as flags:
+        sys.path.append("")  # the current folder, for --env-id MODULE:NAME
+        folder = parser.parse_known_args(flags)[0].folder
         saved = load_checkpoint(folder) if folder else {}
         default = Command(saved.get("args") or Args())
-        command = tyro.cli(Command, args=command_line(), default=default)
+        command = tyro.cli(Command, args=flags, default=default)
         args = command.args
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
@@ -1312,13 +1327,6 @@ def main() -> None:
         else:
             run_dir = train(args, resume=saved)["run_dir"]
             print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
-    except KeyboardInterrupt as error:
-        text = "Interrupted. Use --resume with the run's folder to continue from its checkpoint."
-        print(text, file=sys.stderr)
-        sys.exit(128 + (error.args or (signal.SIGINT,))[0])  # as a shell does
-    except (UsageError, gym.error.Error, ModuleNotFoundError) as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -242,9 +242,14 @@ def test_a_missing_package_is_one_sentence(name, package, line, run_file, monkey
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     code, _, error = run_file(FOLDER / f"{name}.py", line)
-    sentence = error if code == 2 else code  # which Python prints
-    assert "Traceback" not in error
-    assert re.search(rf"\b{package}\b.*: pip install {package}==\d", sentence)
+    assert code == 2 and "Traceback" not in error
+    assert re.search(rf"\b{package}\b.*: pip install {package}==\d", error)
+
+
+@pytest.mark.parametrize("name", ["best_checkpoint", "bigger_network"])
+def test_a_bad_flag_of_a_recipe_is_one_sentence(name, run_file):
+    code, _, error = run_file(FOLDER / f"{name}.py", "--gamma 2")
+    assert (code, error) == (2, "Error: --gamma (2.0) must be from 0 to 1.\n")
 
 
 @pytest.mark.parametrize("name", ["continuous", "multidiscrete", "kl"])
