@@ -98,8 +98,8 @@ GAME_PROCESSES = max(1, NUM_CORES // max(1, number_of("LOCAL_WORLD_SIZE")))
 
 Tensors = dict[str, Tensor]
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
-StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
-LIMITS = {  # the least and the largest value of settings
+StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
+LIMITS = {  # the least and the largest value of these settings; names in a row share theirs
     "num_envs num_steps num_minibatches update_epochs checkpoint_interval": (1, math.inf),
     "learning_rate adam_eps clip_coef vf_coef max_grad_norm early_stop_kl": (0, math.inf),
     "ent_coef": (-math.inf, math.inf),
@@ -518,7 +518,7 @@ def train(
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, and `agent_class` that of `Agent`.
     """
-    # Gradients are computed even if the caller has switched them off.
+    # inference_mode(False) switches gradients on, whatever the caller has.
     with SharedSettings(), torch.inference_mode(False), ExitStack() as resources:
         saved = load_checkpoint(resume, agent_class) if resume else {}
         return learn(

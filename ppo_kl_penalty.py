@@ -67,8 +67,8 @@ STEPS_PER_CALL = 1  # as in the runs of our tables; 4 is faster, but rounds diff
 Tensors = dict[str, Tensor]
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 EnvFactory = Callable[[], gym.Env]
-StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
-LIMITS = {  # the least and the largest value of settings
+StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
+LIMITS = {  # the least and the largest value of these settings; names in a row share theirs
     "num_envs num_steps num_minibatches update_epochs checkpoint_interval": (1, math.inf),
     "learning_rate adam_eps clip_obs clip_reward vf_coef max_grad_norm": (0, math.inf),
     "penalty_kl value_clip_coef": (0, math.inf),
@@ -402,7 +402,7 @@ def train(
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, `agent_class` that of `Agent`, and `step_envs` that of `step_all`.
     """
-    # Gradients are computed even if the caller has switched them off.
+    # inference_mode(False) switches gradients on, whatever the caller has.
     with OneThread(), torch.inference_mode(False), ExitStack() as resources:
         saved = load_checkpoint(resume, agent_class) if resume else {}
         return learn(
@@ -439,7 +439,7 @@ def learn(
 
     # --- Environments, and arrays for a rollout (T, N, ...) ---
     # Copied from ppo_continuous_action.py
-    envs = make_envs(resources, args, args.num_envs, env_factory)
+    envs = make_envs(resources, args, args.num_envs, env_factory)  # each knows its running episode
     if env_factory:  # logs and checkpoints name its class
         args = dataclasses.replace(args, env_id=type(envs[0].unwrapped).__name__)
     low, high = envs[0].action_space.low, envs[0].action_space.high  # (A,)

@@ -66,8 +66,8 @@ STEPS_PER_CALL = 4  # Adam steps that are compiled into one graph, which is fast
 Tensors = dict[str, Tensor]
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 EnvFactory = Callable[[], gym.Env]
-StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
-LIMITS = {  # the least and the largest value of settings
+StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
+LIMITS = {  # the least and the largest value of these settings; names in a row share theirs
     "num_envs num_steps num_minibatches update_epochs checkpoint_interval": (1, math.inf),
     "learning_rate adam_eps clip_obs clip_reward clip_coef vf_coef max_grad_norm": (0, math.inf),
     "early_stop_kl": (0, math.inf),
@@ -375,7 +375,7 @@ def train(
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, `agent_class` that of `Agent`, and `step_envs` that of `step_all`.
     """
-    # Gradients are computed even if the caller has switched them off.
+    # inference_mode(False) switches gradients on, whatever the caller has.
     with OneThread(), torch.inference_mode(False), ExitStack() as resources:
         saved = load_checkpoint(resume, agent_class) if resume else {}
         return learn(
