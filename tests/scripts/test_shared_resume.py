@@ -172,7 +172,7 @@ def test_a_file_alone_killed_at_five_random_moments_ends_as_if_it_had_not_been(s
 def test_ctrl_c_is_a_sentence_and_leaves_the_last_checkpoint(script, tiny, cli):
     code, _, err = cli(flags(tiny("Interrupted", total_timesteps=256, checkpoint_interval=1)))
     assert code == 130 and err.count("Use --resume with") == 1 and "Traceback" not in err
-    assert len(script.module.load_checkpoint("runs/run0")["updates"]) in (1, 2)
+    assert 0 < len(script.module.load_checkpoint("runs/run0")["updates"]) < 8
 
 
 @on("continuous", "multidiscrete", "games")
