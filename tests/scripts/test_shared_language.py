@@ -348,6 +348,7 @@ def test_a_notebook_runs_with_the_default_settings(script, monkeypatch):
 def test_a_run_outlives_the_reader_of_its_output(script, cli, monkeypatch, name):
     """What is still in the buffer is lost without an error, too."""
     reader, writer = os.pipe()
+    os.set_blocking(reader, False)  # if nothing has been written, it fails
     with open(writer, "w") as stream:
 
         def write(args):
