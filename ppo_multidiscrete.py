@@ -42,8 +42,8 @@ import threading
 import time
 import warnings
 import zipfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
@@ -63,13 +63,11 @@ from tqdm import tqdm
 
 HIDDEN = 64  # units in each hidden layer
 STEPS_PER_CALL = 4  # Adam steps that are compiled into one graph, which is faster
-SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, it has no file
-LOCK = threading.RLock()  # for what the threads of a process share, such as random numbers
 Tensors = dict[str, Tensor]
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 EnvFactory = Callable[[], gym.Env]
-StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
-LIMITS = {  # the least and the largest value of settings
+StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
+LIMITS = {  # the least and the largest value of these settings; names in a row share theirs
     "num_envs num_steps num_minibatches update_epochs checkpoint_interval": (1, math.inf),
     "learning_rate adam_eps clip_obs clip_reward clip_coef vf_coef max_grad_norm": (0, math.inf),
     "early_stop_kl": (0, math.inf),
@@ -105,7 +103,7 @@ class Args:
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     compile: bool = True  # compile the update if there is a C++ compiler
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
-    checkpoint_interval: int = 25  # iterations between checkpoints; the first is saved too
+    checkpoint_interval: int = 25  # iterations between checkpoints
 
     # --- PPO ---
     num_steps: int = 2048  # steps per environment and iteration, T [paper: 2048; Atari 128]
@@ -125,26 +123,13 @@ class Args:
     early_stop_kl: float = math.inf  # stop the epochs of an update once the KL is larger [inf: off]
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            # NumPy's numbers become Python's. What a checkpoint cannot hold is refused.
-            value = plain(getattr(self, field.name), field.name)
-            object.__setattr__(self, field.name, value)  # the class is frozen
-            check_type(field, value)
-        for names, (low, high) in LIMITS.items():
-            for name in names.split():
-                value = getattr(self, name)
-                if not low <= value <= high:  # or if it is NaN
-                    flag = f"--{name.replace('_', '-')} ({value})"
-                    raise UsageError(f"{flag} must be from {low} to {high}.")
+        check_settings(self)  # types, and LIMITS
         batch = self.num_steps * self.num_envs
         flag = "--num-steps * --num-envs"
         if batch % self.num_minibatches or batch == self.num_minibatches:
             raise UsageError(f"{flag} ({batch}) must be 2, 3, 4... times --num-minibatches.")
         if not batch <= self.total_timesteps < math.inf:
             raise UsageError(f"--total-timesteps must be finite, and at least {flag} ({batch}).")
-        name = self.run_name
-        if name is not None and (name == ".." or Path(f"{name}").name != name):
-            raise UsageError(f"--run-name ({name}) must be a name, not a path.")
 
 
 # === Agent ===
@@ -390,7 +375,7 @@ def train(
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, `agent_class` that of `Agent`, and `step_envs` that of `step_all`.
     """
-    # Gradients are computed even if the caller has switched them off.
+    # inference_mode(False) switches gradients on, whatever the caller has.
     with OneThread(), torch.inference_mode(False), ExitStack() as resources:
         saved = load_checkpoint(resume, agent_class) if resume else {}
         return learn(
@@ -418,8 +403,6 @@ def learn(
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device and sizes ---
     # Copied from ppo_continuous_action.py
-    # With recorded kernels an H200 is faster than its processor in HalfCheetah (9,481 and 8,280
-    # steps/s), not in CartPole (10,105 and 10,852). Without recordings, HalfCheetah runs at 5,316.
     device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
     if args.device == "cuda" and device.type == "cpu":
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
@@ -429,7 +412,7 @@ def learn(
 
     # --- Environments, and arrays for a rollout (T, N, ...) ---
     envs = make_envs(resources, args, args.num_envs, env_factory)
-    if env_factory:
+    if env_factory:  # logs and checkpoints name its class
         args = dataclasses.replace(args, env_id=type(envs[0].unwrapped).__name__)
     exists = envs[0].get_wrapper_attr("exists")  # (k, n)
     obs_size = envs[0].observation_space.shape[0]  # D
@@ -449,7 +432,8 @@ def learn(
     # --- Agent, optimizer, statistics, episodes, metrics: new, or from the checkpoint ---
     # Copied from ppo_continuous_action.py
     check_sizes(saved, sizes)
-    with LOCK:  # all threads draw from the same random numbers of PyTorch
+    # All threads draw from the same random numbers: runs take turns, and others must not draw now.
+    with LOCK:
         torch.manual_seed(args.seed)
         agent = saved["agent"] if saved else agent_class(*sizes)
     agent.to(device).eval()  # dropout and the like are only switched on for updates
@@ -483,7 +467,7 @@ def learn(
             setattr(update_args, field.name, to_tensor(getattr(args, field.name)))
     fast_update = compiled(update, device) if args.compile else update
 
-    def epoch(minibatches: Tensor, *batch: Tensor) -> Tensors:
+    def epoch(minibatches: Tensor, *batch: Tensor) -> Tensors:  # `recorded` takes tensors only
         calls = minibatches.split(STEPS_PER_CALL)
         rows = [fast_update(agent, adam, Batch(*batch), x, update_args) for x in calls]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
@@ -649,7 +633,7 @@ def learn(
         if episodes:
             mean_return = np.mean([x["return"] for x in episodes[-100:]])
             progress.set_postfix_str(f"return {short(mean_return)}", refresh=False)
-        if iteration in (1, num_iterations) or iteration % args.checkpoint_interval == 0:
+        if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
             save()
         if on_iteration:
             on_iteration(result)
@@ -875,6 +859,9 @@ def in_numpy(layer: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
     return in_torch
 
 
+LOCK = threading.RLock()  # for what all threads share, such as PyTorch's random numbers
+
+
 # Copied from ppo_continuous_action.py
 class OneThread:
     """What a run needs of its process: 32-bit floats, and one thread of PyTorch and of NumPy.
@@ -934,8 +921,10 @@ def compiled(function: Callable, device: torch.device) -> Callable:
 def recorded(function: Callable) -> Callable:
     """Record the kernels that `function` launches on a GPU, then replay them all at once.
 
-    Launching kernels one by one takes longer than small networks take to compute. Inputs are copied
-    to where the recording reads them, outputs from where it writes them.
+    Launching kernels one by one takes longer than small networks take to compute. With recordings,
+    an H200 is faster than its processor in HalfCheetah (9,481 and 8,280 steps/s; 5,316 without),
+    but not in CartPole (10,105 and 10,852). Inputs are copied to where the recording reads them,
+    outputs from where it writes them.
     """
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
@@ -971,6 +960,8 @@ def recorded(function: Callable) -> Callable:
 # === Metrics, logs, checkpoints: the same in all scripts for environments ===
 # Copied from ppo_continuous_action.py
 
+SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, it has no file
+
 
 def means(rows: list[Tensors]) -> dict[str, float]:
     """Mean of each metric over the minibatches of all rows."""
@@ -986,7 +977,9 @@ def observed_returns(
     """
     columns = []  # in Python's numbers, which are 20 times as fast as arrays here
     for i in range(rewards.shape[1]):
-        values, failed, ended = (x[:, i].tolist() for x in (next_values, terminated, done))
+        values = next_values[:, i].tolist()
+        failed = terminated[:, i].tolist()
+        ended = done[:, i].tolist()
         returns = rewards[:, i].tolist()  # what followed is added from the last step to the first
         rest = values[-1]
         for t in reversed(range(len(returns))):
@@ -1073,6 +1066,23 @@ def open_run(
     return run_dir, run_id, writer
 
 
+def check_settings(args: "Args") -> None:
+    """Refuse settings of a wrong type or out of their range. NumPy's numbers become Python's."""
+    for field in dataclasses.fields(args):
+        value = plain(getattr(args, field.name), field.name)  # what a checkpoint can hold
+        object.__setattr__(args, field.name, value)  # the class is frozen
+        check_type(field, value)
+    for names, (low, high) in LIMITS.items():
+        for name in names.split():
+            value = getattr(args, name)
+            if not low <= value <= high:  # or if it is NaN
+                flag = f"--{name.replace('_', '-')} ({value})"
+                raise UsageError(f"{flag} must be from {low} to {high}.")
+    name = args.run_name
+    if name is not None and (name == ".." or Path(f"{name}").name != name):
+        raise UsageError(f"--run-name ({name}) must be a name, not a path.")
+
+
 def check_type(field: dataclasses.Field, value: Any) -> None:
     """Refuse a setting that is not of its default's type; an integer will do for a float."""
     flag = f"--{field.name.replace('_', '-')} ({value!r})"
@@ -1105,7 +1115,7 @@ def save_checkpoint(run_dir: Path, state: dict[str, Any]) -> None:
     columns = {name: np.array([x[name] for x in episodes]) for name in names}
     buffer = io.BytesIO()
     torch.save(plain({**state, "episodes": columns}), buffer)
-    temporary = run_dir / f"checkpoint.{os.getpid()}.tmp"
+    temporary = run_dir / "checkpoint.tmp"
     try:
         temporary.write_bytes(buffer.getbuffer())
         os.replace(temporary, run_dir / "checkpoint.pt")
@@ -1126,7 +1136,8 @@ def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None
         if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        with LOCK, torch.random.fork_rng(devices=[]):  # its first weights are drawn, then replaced
+        # The agent's first weights are drawn, then replaced.
+        with OneThread(), LOCK, torch.random.fork_rng(devices=[]):
             agent = (agent_class or Agent)(*saved["sizes"])
         agent.load_state_dict(saved["agent"], assign=True)
         saved["agent"] = agent.eval()
@@ -1197,6 +1208,13 @@ class Command:
     details: bool = False  # print the implementation details with their values, and exit
 
 
+# Copied from ppo_continuous_action.py
+def name_graphics(kind: object, error: BaseException | None, trace: object) -> None:
+    """If filming ends in an error, add what chooses the graphics."""
+    if error:
+        error.add_note("If it could not draw: MUJOCO_GL may be egl, osmesa or glfw.")
+
+
 def evaluate(
     run_dir: str | Path | Saved,
     env_factory: EnvFactory | None = None,
@@ -1216,31 +1234,28 @@ def evaluate(
     saved = load_checkpoint(run_dir)
     args = settings_for(saved, args, env_factory)
     folder = saved["run_dir"] / "videos"
-    try:
-        with ExitStack() as resources:
-            (env,) = make_envs(resources, args, 1, env_factory, **options)
-            policy = load_policy(saved, env)
-            if video:
-                if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
-                    env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
-                env = gym.wrappers.RecordVideo(env.env, f"{folder}", lambda k: k == 0)
-                env = Recorder(resources.enter_context(env))
-            progress = resources.enter_context(tqdm(unit=" steps", disable=not video))
-            limit = math.inf if env.spec and env.spec.max_episode_steps else 10_000
-            returns = []
-            for seed in range(episodes):
-                obs = env.begin(seed)
-                while not env.ended and len(env.actions) < limit:
-                    mask = valid_choices(env) if args.mask_invalid_actions else None
-                    obs, *_ = env.step(policy(obs, mask))
-                    progress.update()
-                if not env.ended:
-                    print(f"An episode was cut after {limit} steps: it has no time limit.")
-                returns.append(env.total)
-    except Exception as error:
+    with ExitStack() as resources:
         if video:
-            error.add_note("If it could not draw: MUJOCO_GL may be egl, osmesa or glfw.")
-        raise
+            resources.push(name_graphics)
+        (env,) = make_envs(resources, args, 1, env_factory, **options)
+        policy = load_policy(saved, env)
+        if video:
+            if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
+                env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
+            env = gym.wrappers.RecordVideo(env.env, f"{folder}", lambda k: k == 0)
+            env = Recorder(resources.enter_context(env))
+        progress = resources.enter_context(tqdm(unit=" steps", disable=not video))
+        limit = math.inf if env.spec and env.spec.max_episode_steps else 10_000
+        returns = []
+        for seed in range(episodes):
+            obs = env.begin(seed)
+            while not env.ended and len(env.actions) < limit:
+                mask = valid_choices(env) if args.mask_invalid_actions else None
+                obs, *_ = env.step(policy(obs, mask))
+                progress.update()
+            if not env.ended:
+                print(f"An episode was cut after {limit} steps: it has no time limit.")
+            returns.append(env.total)
     if video:
         print(f"Video: {folder}/rl-video-episode-0.mp4")
     mean, std = short(np.mean(returns)), short(np.std(returns))
@@ -1282,24 +1297,38 @@ def stop_on_signals() -> None:
 
 
 # Copied from ppo_continuous_action.py
-def command_line() -> list[str]:
-    """The flags that the user has given: none in a notebook, whose kernel has its own."""
-    return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+@contextmanager
+def command_line() -> Iterator[list[str]]:
+    """The user's flags, for what runs as a program.
+
+    The user's mistakes end in one sentence and exit code 2, signals in 128 plus their number.
+    """
+    stop_on_signals()
+    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
+    try:
+        # In a notebook, the flags are those of its kernel.
+        yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+    except KeyboardInterrupt as error:
+        text = "Interrupted. Use --resume with the run's folder to continue from its checkpoint."
+        print(text, file=sys.stderr)
+        (number,) = error.args or (signal.SIGINT,)
+        sys.exit(128 + number)
+    except (UsageError, gym.error.Error, ModuleNotFoundError) as error:
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
 
 
 # Copied from ppo_continuous_action.py
 def main() -> None:
-    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
-    stop_on_signals()
-    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
-    sys.path.append("")  # the current folder, for --env-id MODULE:NAME
+    """Train, resume or evaluate, as the command line says."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
-    try:
-        folder = parser.parse_known_args(command_line())[0].folder
+    with command_line() as flags:
+        sys.path.append("")  # the current folder, for --env-id MODULE:NAME
+        folder = parser.parse_known_args(flags)[0].folder
         saved = load_checkpoint(folder) if folder else {}
         default = Command(saved.get("args") or Args())
-        command = tyro.cli(Command, args=command_line(), default=default)
+        command = tyro.cli(Command, args=flags, default=default)
         args = command.args
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
@@ -1312,13 +1341,6 @@ def main() -> None:
         else:
             run_dir = train(args, resume=saved)["run_dir"]
             print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
-    except KeyboardInterrupt as error:
-        text = "Interrupted. Use --resume with the run's folder to continue from its checkpoint."
-        print(text, file=sys.stderr)
-        sys.exit(128 + (error.args or (signal.SIGINT,))[0])  # as a shell does
-    except (UsageError, gym.error.Error, ModuleNotFoundError) as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -1082,7 +1082,7 @@ def report(args: Args, quality: Metrics, results: Results, texts: dict[str, list
     for name, examples in texts.items():
         lines.append(f"\n{name}:\n- " + "\n- ".join(examples))
     lines.append(f"\nLogs and results: {args.run_dir}")
-    say("\n".join(lines))
+    print("\n".join(lines))
 
 
 # === Runs, logs, `main` ===
@@ -1134,20 +1134,23 @@ def check_metrics(metrics: Metrics, step: int) -> None:
         raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
 
 
-def say(text: str) -> None:
-    """Print, above progress bars. A run goes on if its reader has ended, as `| head` does."""
-    try:
-        tqdm.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-
-
 # Copied from ppo_continuous_action.py
-def command_line() -> list[str]:
-    """The flags that the user has given: none in a notebook, whose kernel has its own."""
-    return [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+class Output:
+    """Standard output or error. If its reader ends, as `| head` does, the run goes on unread."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except BrokenPipeError:  # what is still in the buffer goes nowhere, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+        return len(text)
 
 
 # Copied from ppo_continuous_action.py
@@ -1164,16 +1167,31 @@ def stop_on_signals() -> None:
                 signal.signal(number, stop)
 
 
-def main() -> None:
-    """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
+@contextlib.contextmanager
+def command_line() -> Iterator[list[str]]:
+    """The user's flags, for what runs as a program.
+
+    The user's mistakes end in one sentence and exit code 2, signals in 128 plus their number.
+    """
     stop_on_signals()
+    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
     try:
-        train(tyro.cli(Args, args=command_line()))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted. Nothing can be resumed, but a whole run takes only minutes.")
+        # In a notebook, the flags are those of its kernel.
+        yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
+    except KeyboardInterrupt as error:
+        text = "Interrupted. Nothing can be resumed, but a whole run takes only minutes."
+        print(text, file=sys.stderr)
+        (number,) = error.args or (signal.SIGINT,)
+        sys.exit(128 + number)
     except UsageError as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+
+
+def main() -> None:
+    """Run what the command line says."""
+    with command_line() as flags:
+        train(tyro.cli(Args, args=flags))
 
 
 if __name__ == "__main__":

@@ -52,5 +52,6 @@ SETTINGS = ppo.Args(
 )
 
 if __name__ == "__main__":
-    run_dir = train(tyro.cli(ppo.Args, default=SETTINGS))["run_dir"]
-    ppo.evaluate(run_dir / "best")
+    with ppo.command_line() as flags:
+        run_dir = train(tyro.cli(ppo.Args, args=flags, default=SETTINGS))["run_dir"]
+        ppo.evaluate(run_dir / "best")

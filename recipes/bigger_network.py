@@ -44,5 +44,6 @@ SETTINGS = ppo.Args(
 )
 
 if __name__ == "__main__":
-    run_dir = train(tyro.cli(ppo.Args, default=SETTINGS))["run_dir"]
-    ppo.evaluate(load_checkpoint(run_dir))
+    with ppo.command_line() as flags:
+        run_dir = train(tyro.cli(ppo.Args, args=flags, default=SETTINGS))["run_dir"]
+        ppo.evaluate(load_checkpoint(run_dir))

@@ -9,8 +9,6 @@ In 20,480 steps of the smallest world (20 s on a CPU core, seed 1) the return ri
 0.87 in the first fifth of the episodes. Larger worlds need memory, and many more steps.
 """
 
-import sys
-
 import gymnasium as gym
 import numpy as np
 
@@ -21,7 +19,7 @@ def make() -> gym.Env:
     try:
         from minigrid.wrappers import ImgObsWrapper
     except ImportError as error:
-        sys.exit(f"{error}: pip install minigrid==3.2.0")
+        raise ppo.UsageError(f"{error}: pip install minigrid==3.2.0") from error
     return ImgObsWrapper(gym.make("MiniGrid-Empty-Random-5x5-v0"))
 
 
@@ -36,5 +34,6 @@ SETTINGS = ppo.Args(
 )
 
 if __name__ == "__main__":
-    episodes = ppo.train(SETTINGS, make)["episodes"]
+    with ppo.command_line():
+        episodes = ppo.train(SETTINGS, make)["episodes"]
     print(f"Return {np.mean([x['return'] for x in episodes[-100:]]):.2f} in the last 100 episodes")

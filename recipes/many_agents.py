@@ -13,7 +13,6 @@ waits until all have ended: it sees zeros, gets no rewards, and these steps are 
 """
 
 import functools
-import sys
 
 import gymnasium as gym
 import numpy as np
@@ -61,7 +60,7 @@ def members() -> ppo.EnvFactory:
     try:
         from mpe2 import simple_spread_v3
     except ImportError as error:
-        sys.exit(f"{error}: pip install mpe2==1.1.1 pettingzoo==1.27.0")
+        raise ppo.UsageError(f"{error}: pip install mpe2==1.1.1 pettingzoo==1.27.0") from error
     world = simple_spread_v3.parallel_env(N=2, max_cycles=25, continuous_actions=True)
     return map(Member, [world] * 2, world.possible_agents).__next__
 
@@ -77,5 +76,6 @@ SETTINGS = ppo.Args(
 )
 
 if __name__ == "__main__":
-    episodes = train(SETTINGS, members())["episodes"]
+    with ppo.command_line():
+        episodes = train(SETTINGS, members())["episodes"]
     print(f"Return {np.mean([x['return'] for x in episodes[-100:]]):.2f} in the last 100 episodes")

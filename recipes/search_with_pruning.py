@@ -22,7 +22,8 @@ import ppo_continuous_action as ppo
 try:
     import optuna
 except ImportError as error:
-    sys.exit(f"{error}: pip install optuna==5.0.0")
+    print(f"{error}: pip install optuna==5.0.0", file=sys.stderr)
+    sys.exit(2)
 
 SETTINGS = ppo.Args(
     env_id="InvertedPendulum-v5",

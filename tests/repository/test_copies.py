@@ -1,6 +1,7 @@
 """What several scripts share has one text in all of them; `tools/sync.py` rewrites the copies."""
 
 import subprocess
+import sys
 
 import pytest
 
@@ -89,5 +90,6 @@ def test_a_patch_that_no_longer_fits_is_named_with_the_line_it_was_meant_for(mon
     (tmp_path / "benchmark").symlink_to(sync.ROOT / "benchmark")
     edit(tmp_path / "ppo_continuous_action.py", "rng.permutation(batch", "rng.permuted(batch")
     monkeypatch.setattr(sync, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # otherwise later tests import the broken copy
     (text,) = [x for x in sync.misfits() if "no-shuffling" in x and "suite bugs," in x]
     assert "The closest line is" in text and "rng.permuted(batch_size)" in text

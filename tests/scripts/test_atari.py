@@ -261,11 +261,16 @@ def test_each_process_needs_a_gpu_and_steps_of_its_own(monkeypatch):
         ppo.Args(total_timesteps=2047)
 
 
-@pytest.mark.parametrize(("world_size", "ranks"), [("1", (0, 0)), ("2", (1, 1))])
-def test_a_rank_counts_only_if_there_are_several_processes(monkeypatch, world_size, ranks):
-    """A cluster may set RANK for other purposes."""
-    for name, value in {"WORLD_SIZE": world_size, "RANK": "1", "LOCAL_RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.parametrize(
+    ("world_size", "rank", "ranks"),
+    [("1", "1", (0, 0)), ("2", "1", (1, 1)), ("", "", (0, 0)), ("abc", "x", (0, 0))],
+)
+def test_a_rank_counts_only_if_there_are_several_processes(monkeypatch, world_size, rank, ranks):
+    """A cluster may set such variables for other purposes."""
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, world_size)
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, rank)
     module = types.ModuleType("again")
     monkeypatch.setitem(sys.modules, "again", module)
     exec(Path(ppo.__file__).read_text(), vars(module))

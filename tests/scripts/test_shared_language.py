@@ -246,23 +246,23 @@ def test_bad_input_is_a_sentence_and_code_2_and_so_is_ctrl_c(script, finished, c
         raise KeyboardInterrupt
 
     monkeypatch.setattr(script.module, "train_sft", interrupted)
-    code, *_ = cli("--sft-documents 50")
-    assert code.startswith("Interrupted. ") and code.endswith("takes only minutes.")
+    code, _, error = cli("--sft-documents 50")
+    assert code == 130 and error.count("\n") == 1
+    assert error.startswith("Interrupted. ") and error.endswith("takes only minutes.\n")
 
 
 @on("rlhf")
 def test_a_cluster_that_ends_a_run_does_what_ctrl_c_does_but_nohup_protects(
-    script, cli, monkeypatch
+    script, cli, monkeypatch, hangup
 ):
-    before = signal.getsignal(signal.SIGHUP)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, hangup):
         signal.signal(number, signal.SIG_DFL)
         monkeypatch.setattr(script.module, "train_sft", lambda *_, x=number: signal.raise_signal(x))
-        assert cli("--sft-documents 50")[0].startswith("Interrupted. ")
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        code, _, error = cli("--sft-documents 50")
+        assert code == 128 + number and error.startswith("Interrupted. ")
+    signal.signal(hangup, signal.SIG_IGN)
     script.module.stop_on_signals()
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    signal.signal(signal.SIGHUP, before)
+    assert signal.getsignal(hangup) == signal.SIG_IGN
 
 
 WRONG_TYPES = [
@@ -344,16 +344,23 @@ def test_a_notebook_runs_with_the_default_settings(script, monkeypatch):
 
 
 @on("rlhf")
-def test_a_run_outlives_the_reader_of_its_output(script, monkeypatch):
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_run_outlives_the_reader_of_its_output(script, cli, monkeypatch, name):
     """What is still in the buffer is lost without an error, too."""
     reader, writer = os.pipe()
-    with open(writer, "w") as out:
-        monkeypatch.setattr(sys, "stdout", out)
-        script.module.say("one")
-        assert os.read(reader, 100) == b"one\n"
-        os.close(reader)
-        for _ in range(3):
-            script.module.say("two" * 10_000)
+    os.set_blocking(reader, False)  # if nothing has been written, it fails
+    with open(writer, "w") as stream:
+
+        def write(args):
+            print("one", file=getattr(sys, name))
+            assert os.read(reader, 100) == b"one\n"
+            os.close(reader)
+            for _ in range(3):
+                print("two" * 10_000, file=getattr(sys, name))
+
+        monkeypatch.setattr(sys, name, stream)
+        monkeypatch.setattr(script.module, "train", write)
+        assert cli("")[0] == 0
 
 
 @on("language")

@@ -49,6 +49,15 @@ def test_modes_of_the_caller_do_not_matter_and_are_left_as_they_were(script, tin
         torch.set_default_dtype(torch.float32)
     assert_same_runs(expected, result)
     assert same_weights(expected["agent"], resumed["agent"])
+    for dtype in (torch.float16, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            saved = script.module.load_checkpoint("runs/run1")
+            assert torch.get_default_dtype() == dtype
+            assert same_weights(expected["agent"], saved["agent"])
+            assert len(script.module.evaluate(saved, episodes=1)) == 1
+        finally:
+            torch.set_default_dtype(torch.float32)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert_same_runs(expected, script.module.train(tiny("Walk")))

@@ -164,6 +164,29 @@ def test_the_text_of_a_script_works_where_it_has_no_file(script, monkeypatch):
     assert len(module.evaluate(run_dir, episodes=1)) == 1
 
 
+@on("games")
+def test_another_agent_is_an_argument_where_games_are_played_too(script, tiny):
+    module = script.module
+
+    class Doubled(module.Agent):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.more = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, *inputs):
+            logits, values, *state = super().forward(*inputs)
+            return logits, values + self.more, *state
+
+    module.train(tiny("Walk"), agent_class=Doubled)
+    with pytest.raises(module.UsageError, match="from another script"):
+        module.load_checkpoint("runs/run0")
+    more = tiny("Walk", total_timesteps=160)
+    agent = module.train(more, resume="runs/run0", agent_class=Doubled)["agent"]
+    assert agent.more != 0 and type(agent) is Doubled
+    saved = module.load_checkpoint("runs/run0", Doubled)
+    assert same_weights(saved["agent"], agent) and len(module.evaluate(saved, episodes=1)) == 1
+
+
 @on("continuous", "games")
 def test_the_same_settings_can_be_trained_twice(script, tiny):
     args = tiny("Walk", run_name=None)
