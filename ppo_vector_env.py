@@ -491,9 +491,9 @@ class Simulator:
         if not str(self.space.dtype).startswith("float") or len(self.space.shape) != 1:
             hint = "try ppo_multidiscrete.py or ppo_atari.py"
             raise UsageError(f"Actions are {self.space}, not vectors of floats: {hint}.")
-        unbounded = np.full(self.space.shape, np.inf)
-        low, high = getattr(self.space, "low", -unbounded), getattr(self.space, "high", unbounded)
-        self.layout: dict[str, Any] = {"parts": {}, "low": low.tolist(), "high": high.tolist()}
+        bounds = getattr(self.space, "low", -np.inf), getattr(self.space, "high", np.inf)
+        low, high = (np.broadcast_to(x, self.space.shape).tolist() for x in bounds)
+        self.layout: dict[str, Any] = {"parts": {}, "low": low, "high": high}
 
     def tensor(self, obs: Any, rows: int) -> Tensor:
         """Observations (N, ...), or the parts of Dict ones, flattened side by side: (N, D)."""
