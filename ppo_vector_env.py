@@ -327,7 +327,7 @@ def learn(args: Args, make: Any, saved: dict[str, Any], resources: ExitStack) ->
         torch.manual_seed(args.seed)
         agent = saved["agent"] if saved else Agent(sim.layout, args)
     check_layout(sim, saved)
-    agent.to(device)
+    agent.to(device).eval()  # dropout and the like are only switched on for updates
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
     adam = {
         "weights": weights,
@@ -565,6 +565,8 @@ def make_simulator(
             seed = None  # it has been told
         else:
             envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
+        resources.callback(envs.close)
+        return Simulator(envs, num_envs, seed, device)
     except (ImportError, AttributeError, ValueError) as error:
         hint = (
             "(pip install envpool==1.2.5, or --backend gymnasium)"
@@ -574,8 +576,6 @@ def make_simulator(
         raise UsageError(f"{args.make or args.backend}: {error} {hint}") from error
     except AssertionError as error:  # EnvPool's, of an unknown environment
         raise UsageError(f"--env-id: {error}") from error
-    resources.callback(envs.close)
-    return Simulator(envs, num_envs, seed, device)
 
 
 def choose_device(args: Args) -> torch.device:
