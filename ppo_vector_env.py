@@ -39,7 +39,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import tyro
-from gymnasium.utils.save_video import save_video
 from gymnasium.vector import AutoresetMode
 from torch import Tensor, nn
 from torch.distributions import Normal
@@ -700,6 +699,8 @@ def evaluate(
             returns += rewards * playing
             playing &= ~(terminated | truncated)
     if video:
+        from gymnasium.utils.save_video import save_video
+
         save_video(frames, f"{run_dir}/videos", lambda _: True, fps=30)
         print(f"Video: {run_dir}/videos/rl-video-episode-0.mp4")
     print(f"Return {returns.mean():.5g} ± {returns.std(correction=0):.3g} in {episodes} episodes")
