@@ -39,7 +39,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import tyro
-from gymnasium.utils.save_video import save_video
 from gymnasium.vector import AutoresetMode
 from torch import Tensor, nn
 from torch.distributions import Normal
@@ -329,7 +328,7 @@ def learn(args: Args, make: Any, saved: dict[str, Any], resources: ExitStack) ->
         torch.manual_seed(args.seed)
         agent = saved["agent"] if saved else Agent(sim.layout, args)
     check_layout(sim, saved)
-    agent.to(device)
+    agent.to(device).eval()  # dropout and the like are only switched on for updates
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
     adam = {
         "weights": weights,
@@ -567,6 +566,8 @@ def make_simulator(
             seed = None  # EnvPool takes it only here
         else:
             envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
+        resources.callback(envs.close)
+        return Simulator(envs, num_envs, seed, device)
     except (ImportError, AttributeError, ValueError) as error:
         hint = (
             "(pip install envpool==1.2.5, or --backend gymnasium)"
@@ -576,8 +577,6 @@ def make_simulator(
         raise UsageError(f"{args.make or args.backend}: {error} {hint}") from error
     except AssertionError as error:  # EnvPool's, of an unknown environment
         raise UsageError(f"--env-id: {error}") from error
-    resources.callback(envs.close)
-    return Simulator(envs, num_envs, seed, device)
 
 
 def choose_device(args: Args) -> torch.device:
@@ -702,6 +701,8 @@ def evaluate(
             returns += rewards * playing
             playing &= ~(terminated | truncated)
     if video:
+        from gymnasium.utils.save_video import save_video
+
         save_video(frames, f"{run_dir}/videos", lambda _: True, fps=30)
         print(f"Video: {run_dir}/videos/rl-video-episode-0.mp4")
     print(f"Return {returns.mean():.5g} ± {returns.std(correction=0):.3g} in {episodes} episodes")

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-# These state in their own words what the others share.
+# These scripts state in their own words what the others share.
 SHORT = ("ppo_minimal", "grpo_minimal", "ppo_vector_env")
 SCRIPTS = [x for x in sorted(ROOT.glob("*.py")) if x.stem not in SHORT]
 # These have the same role but not the same text in each script; a marked copy is one even so.

@@ -314,6 +314,7 @@ def execute(script: Script, settings: dict[str, Any], arrays: dict) -> Run:
     module = load(script)
     for name in CONSTANTS.keys() & vars(module).keys():
         setattr(module, name, CONSTANTS[name])
+    torch.manual_seed(0)  # an agent that is loaded is first made, with random weights
     recorder = module._record_ = Recorder(script, module.__name__, arrays)
     fields = {x.name for x in dataclasses.fields(module.Args)}
     result, error, line = {}, "", 0
@@ -337,8 +338,10 @@ def execute(script: Script, settings: dict[str, Any], arrays: dict) -> Run:
 
 
 def acted(module: types.ModuleType, result: dict[str, Any]) -> list[Any]:
-    """Observations of a few steps with the policy that was saved."""
+    """What a few steps with the saved policy show: observations, or returns of a batched one."""
     args = result["args"]
+    if "env" not in inspect.signature(module.load_policy).parameters:
+        return module.evaluate(result["run_dir"], args.num_envs)
     make = getattr(module, "make_env", lambda args: gym.make(args.env_id))
     with contextlib.closing(make(args)) as env:
         policy = module.load_policy(result["run_dir"], env)
@@ -387,6 +390,9 @@ def aside(script: Script) -> Iterator[None]:
         warnings.catch_warnings(),
     ):
         patches.enter_context(mock.patch("gymnasium.make", make_short))
+        batched = {"max_episode_steps": LIMIT, "wrappers": [BothEnds]}
+        short = functools.partial(gym.make_vec, **batched)
+        patches.enter_context(mock.patch("gymnasium.make_vec", short))
         for clock in ("time.time", "time.perf_counter"):
             patches.enter_context(mock.patch(clock, lambda: Moment(0.0)))
         if any("import envpool" in x for x in script.lines):

@@ -436,6 +436,22 @@ def test_the_original_is_found_and_its_lines_are_shown(compare):
     assert code == 1 and re.search(r"- +\d+ +next_values\[terminated\] = 0.0\n\+ +\d+ +p", said)
 
 
+def test_bugs_in_a_simulator_of_many_environments_are_found_one_after_the_other(compare):
+    text = (ROOT / "ppo_vector_env.py").read_text()
+    bugs = [
+        ("next_values[terminated] = 0.0", "next_values[done] = 0.0"),
+        ("obs_stats.update(raw_obs[:-1].flatten(0, 1)[acted])", "obs_stats.update(raw_obs[0])"),
+        ("(1 - (iteration - 1) / num_iterations)", "1.0"),
+    ]
+    flags = "--backend gymnasium --env-id Hopper-v4 --num-steps 32 --update-epochs 1"
+    code, said = compare(*bugs, text=text, words=(ROOT / "ppo_vector_env.py", *flags.split()))
+    parts = said.split("With the original's lines there, the next difference is:")
+    found = ["`next_values` in `learn`", "`x` of `update`", "`learning_rate` in `learn`"]
+    assert code == 1 and [x in y for x, y in zip(found, parts, strict=True)] == [True] * 3
+    assert "are cut off by the time limit" not in said and "after --resume" in said
+    assert said.endswith("With the original's lines there, both are equal.\n")
+
+
 def test_a_script_that_plays_no_episodes_is_compared(compare):
     text = (ROOT / "grpo_minimal.py").read_text()
     bug = ("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()")

@@ -20,7 +20,7 @@ def tags(path):
 
 def test_every_script_has_an_adapter_and_every_adapter_a_script():
     """Otherwise the tests of all scripts would pass one over in silence."""
-    own_tests = {ROOT / "ppo_minimal.py", ROOT / "grpo_minimal.py"}
+    own_tests = {ROOT / f"{x}.py" for x in ("ppo_minimal", "grpo_minimal", "ppo_vector_env")}
     paths = {x.path for x in SCRIPTS.values()} | own_tests
     wrong = {x.name for x in {*ROOT.glob("*.py")} ^ paths}
     assert not wrong, f"Correct the adapters of {wrong}, SCRIPTS in tests/adapters.py."

@@ -39,7 +39,7 @@ def imported(path):
 
 def versions(lines):
     """Package, without its extras -> pinned version."""
-    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    pairs = (line.split("==") for line in lines if "==" in line and not line.startswith("#"))
     return {re.sub(r"\[.*", "", name): version for name, version in pairs}
 
 
@@ -57,6 +57,9 @@ def test_header_lists_the_packages_in_the_versions_of_requirements(path):
     assert metadata["requires-python"] == ">=3.11"
     pinned = versions(metadata["dependencies"])
     everything = versions((ROOT / "requirements-train.txt").read_text().splitlines())
+    if path.stem == "ppo_vector_env":  # EnvPool is an extra
+        all_of_it = versions((ROOT / "requirements.txt").read_text().splitlines())
+        everything["envpool"] = all_of_it["envpool"]
     assert all(re.fullmatch(r"[\d.]+\d", version) for version in everything.values())
     assert pinned.items() <= everything.items()
     needed = imported(path) - set(sys.stdlib_module_names)
@@ -89,10 +92,11 @@ def test_every_setting_is_documented_and_read(path):
 def test_a_setting_has_the_same_comment_in_every_script(rlhf, other_text):
     """But those of RLHF are compared among themselves: their defaults have other sources.
 
-    Those of grpo_minimal.py are left out: each gives the name that TRL has for the setting.
+    Those of two scripts are left out: each gives the name that TRL has for the setting, or the
+    value that rsl_rl has.
     """
     comments = {}
-    for path in (x for x in SCRIPTS if x.stem != "grpo_minimal"):
+    for path in (x for x in SCRIPTS if x.stem not in ("grpo_minimal", "ppo_vector_env")):
         for name, comment in fields(path).items() if ("rlhf" in path.stem) == rlhf else ():
             comments.setdefault(name, set()).add(comment)
     assert {name for name in comments if len(comments[name]) > 1} == other_text
