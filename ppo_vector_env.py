@@ -552,31 +552,33 @@ def make_simulator(
     **options: Any,
 ) -> Simulator:
     """The simulator that the settings name, or that `make` returns."""
-    module, _, name = (args.make or "").partition(":")
     threads = max(1, min(num_envs, NUM_CORES // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
     try:
-        if make or args.make:
-            make = make or getattr(importlib.import_module(module), name)
-            envs = make(num_envs, seed, device)
-        elif args.backend == "envpool":
+        if args.make and not make:
+            module, _, name = args.make.partition(":")
+            make = getattr(importlib.import_module(module), name)
+        if args.backend == "envpool" and not make:
             import envpool
-
-            options |= {"env_type": "gymnasium", "num_envs": num_envs, "num_threads": threads}
-            envs = envpool.make(args.env_id, seed=seed, **options)
-            seed = None  # EnvPool takes it only here
-        else:
-            envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
-        resources.callback(envs.close)
-        return Simulator(envs, num_envs, seed, device)
     except (ImportError, AttributeError, ValueError) as error:
-        hint = (
-            "(pip install envpool==1.2.5, or --backend gymnasium)"
-            if "envpool" in f"{error}"
-            else ""
-        )
+        hint = "is it MODULE:FUNCTION?"
+        if not args.make:
+            hint = "(pip install envpool==1.2.5, or --backend gymnasium)"
         raise UsageError(f"{args.make or args.backend}: {error} {hint}") from error
-    except AssertionError as error:  # EnvPool's, of an unknown environment
-        raise UsageError(f"--env-id: {error}") from error
+    if make:
+        envs = make(num_envs, seed, device)
+    elif args.backend == "envpool":
+        options |= {"env_type": "gymnasium", "num_envs": num_envs, "num_threads": threads}
+        try:
+            envs = envpool.make(args.env_id, seed=seed, **options)
+        except AssertionError as error:  # it does not know the environment
+            raise UsageError(f"--env-id: {error}") from error
+        seed = None  # EnvPool takes it only here
+    else:
+        envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
+    if not all(hasattr(envs, x) for x in ("reset", "step", "close", "action_space")):
+        raise UsageError(f"--make ({args.make}) returned {type(envs).__name__}, not a simulator.")
+    resources.callback(envs.close)
+    return Simulator(envs, num_envs, seed, device)
 
 
 def choose_device(args: Args) -> torch.device:
