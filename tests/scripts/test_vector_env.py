@@ -1,7 +1,6 @@
 """ppo_vector_env.py, next to a loop over single environments that does the same actions."""
 
 import copy
-import dataclasses
 import functools
 import inspect
 import math
@@ -331,7 +330,7 @@ def test_it_learns_what_a_loop_over_single_environments_would(run, way, settings
         real = [(x.t - k * T) * N + x.i for x in hand.steps]
         taken = np.clip(batch.actions[real].numpy(), -0.5, 0.5)
         assert_close(taken, np.stack([x.action for x in hand.steps]), 1e-6)
-        assert (np.abs(taken) == 0.5).any() and not np.abs(taken).min() == 0.5
+        assert (np.abs(taken) == 0.5).any() and (np.abs(taken) < 0.5).any()
         assert np.abs(hand.obs[np.isfinite(hand.obs)]).max() > (9.9 if k == 0 else 1)
         orders = []
         for x, y in zip(own[::2], own[1::2]):
