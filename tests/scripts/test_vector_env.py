@@ -868,7 +868,7 @@ def make_ending(num_envs, seed, device):
 
 @pytest.mark.parametrize("target_kl", [0.0, 0.02])
 def test_an_interrupted_run_continues_in_new_episodes(cli, run, target_kl):
-    more = f"--run-name cut --total-timesteps {5 * T * N} --checkpoint-interval 2"
+    more = f"--run-name cut --total-timesteps {5 * T * N} --checkpoint-interval 2 --lr 0.01"
     code, _, error = cli(f"{HERE}interrupting {more} --target-kl {target_kl}")
     assert code == 130 and "Use --resume to continue" in error
     saved = torch.load("runs/cut/checkpoint.pt", weights_only=True)
