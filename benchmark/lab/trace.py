@@ -318,7 +318,7 @@ def execute(script: Script, settings: dict[str, Any], arrays: dict) -> Run:
     recorder = module._record_ = Recorder(script, module.__name__, arrays)
     fields = {x.name for x in dataclasses.fields(module.Args)}
     result, error, line = {}, "", 0
-    with aside(script), finding_neighbors(script):
+    with aside(script, settings), finding_neighbors(script):
         try:
             args = module.Args(**{x: y for x, y in settings.items() if x in fields})
             result = {"train": module.train(args)}
@@ -374,7 +374,7 @@ class Moment(float):
 
 
 @contextlib.contextmanager
-def aside(script: Script) -> Iterator[None]:
+def aside(script: Script, settings: dict[str, Any]) -> Iterator[None]:
     """Say nothing, end episodes early, and let games pay more."""
     make = gym.make
 
@@ -395,10 +395,12 @@ def aside(script: Script) -> Iterator[None]:
         patches.enter_context(mock.patch("gymnasium.make_vec", short))
         for clock in ("time.time", "time.perf_counter"):
             patches.enter_context(mock.patch(clock, lambda: Moment(0.0)))
-        if any("import envpool" in x for x in script.lines):
-            import envpool
+        imports = any("import envpool" in x for x in script.lines)
+        if imports and settings.get("backend") != "gymnasium":
+            with contextlib.suppress(ImportError):  # which the script may tell better
+                import envpool
 
-            short = functools.partial(envpool.make, max_episode_steps=LIMIT)
-            patches.enter_context(mock.patch("envpool.make", short))
+                short = functools.partial(envpool.make, max_episode_steps=LIMIT)
+                patches.enter_context(mock.patch("envpool.make", short))
         warnings.simplefilter("ignore")
         yield

@@ -404,7 +404,7 @@ def test_a_line_is_put_back_with_the_names_of_the_copy(compare):
 
 
 def test_an_episode_can_end_by_a_failure_and_the_time_limit_at_once():
-    with trace.aside(trace.Script(Path("small.py"), SMALL)):
+    with trace.aside(trace.Script(Path("small.py"), SMALL), {}):
         env = gym.make("CartPole-v1")
         ends = []
         for seed in range(8):
@@ -436,19 +436,14 @@ def test_the_original_is_found_and_its_lines_are_shown(compare):
     assert code == 1 and re.search(r"- +\d+ +next_values\[terminated\] = 0.0\n\+ +\d+ +p", said)
 
 
-def test_bugs_in_a_simulator_of_many_environments_are_found_one_after_the_other(compare):
+def test_a_simulator_of_many_environments_is_compared(compare):
     text = (ROOT / "ppo_vector_env.py").read_text()
-    bugs = [
-        ("next_values[terminated] = 0.0", "next_values[done] = 0.0"),
-        ("obs_stats.update(raw_obs[:-1].flatten(0, 1)[acted])", "obs_stats.update(raw_obs[0])"),
-        ("(1 - (iteration - 1) / num_iterations)", "1.0"),
-    ]
+    bug = "obs_stats.update(raw_obs[:-1].flatten(0, 1)[acted])", "obs_stats.update(raw_obs[0])"
     flags = "--backend gymnasium --env-id Hopper-v4 --num-steps 32 --update-epochs 1"
-    code, said = compare(*bugs, text=text, words=(ROOT / "ppo_vector_env.py", *flags.split()))
-    parts = said.split("With the original's lines there, the next difference is:")
-    found = ["`next_values` in `learn`", "`x` of `update`", "`learning_rate` in `learn`"]
-    assert code == 1 and [x in y for x, y in zip(found, parts, strict=True)] == [True] * 3
-    assert "are cut off by the time limit" not in said and "after --resume" in said
+    code, said = compare(bug, text=text, words=(ROOT / "ppo_vector_env.py", *flags.split()))
+    assert code == 1 and "`x` of `update`" in said and "one more after --resume" in said
+    failed, cut = map(int, re.search(r"(\d+) episodes failed and (\d+) were", said).groups())
+    assert failed > 1 and cut > 1
     assert said.endswith("With the original's lines there, both are equal.\n")
 
 
@@ -468,7 +463,7 @@ def test_every_script_equals_itself(compare, path):
 def test_simulators_of_envpool_are_cut_off_early_and_clocks_are_the_same_in_both(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", SimpleNamespace(make=lambda *_, **x: x))
     script = trace.Script(Path("small.py"), f"import envpool\n{SMALL}")
-    with trace.aside(script):
+    with trace.aside(script, {}):
         from envpool import make
 
         assert make("Hopper-v4", num_envs=2) == {"num_envs": 2, "max_episode_steps": trace.LIMIT}

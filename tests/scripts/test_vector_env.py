@@ -1,7 +1,6 @@
 """ppo_vector_env.py, next to a loop over single environments that does the same actions."""
 
 import copy
-import dataclasses
 import functools
 import inspect
 import math
@@ -331,7 +330,7 @@ def test_it_learns_what_a_loop_over_single_environments_would(run, way, settings
         real = [(x.t - k * T) * N + x.i for x in hand.steps]
         taken = np.clip(batch.actions[real].numpy(), -0.5, 0.5)
         assert_close(taken, np.stack([x.action for x in hand.steps]), 1e-6)
-        assert (np.abs(taken) == 0.5).any() and not np.abs(taken).min() == 0.5
+        assert (np.abs(taken) == 0.5).any() and (np.abs(taken) < 0.5).any()
         assert np.abs(hand.obs[np.isfinite(hand.obs)]).max() > (9.9 if k == 0 else 1)
         orders = []
         for x, y in zip(own[::2], own[1::2]):
@@ -869,7 +868,7 @@ def make_ending(num_envs, seed, device):
 
 @pytest.mark.parametrize("target_kl", [0.0, 0.02])
 def test_an_interrupted_run_continues_in_new_episodes(cli, run, target_kl):
-    more = f"--run-name cut --total-timesteps {5 * T * N} --checkpoint-interval 2"
+    more = f"--run-name cut --total-timesteps {5 * T * N} --checkpoint-interval 2 --lr 0.01"
     code, _, error = cli(f"{HERE}interrupting {more} --target-kl {target_kl}")
     assert code == 130 and "Use --resume to continue" in error
     saved = torch.load("runs/cut/checkpoint.pt", weights_only=True)
