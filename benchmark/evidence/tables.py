@@ -37,6 +37,7 @@ SOURCES = {
     "CleanRL pr-424": "CleanRL (3 seeds)",
     "CleanRL v1.0.0-12": "CleanRL, earlier (3 seeds)",
     "Spinning Up, PyTorch": "Spinning Up (v3, 10 seeds)",
+    "Tianshou PPO": "Tianshou (v3, best evaluation, 10 seeds)",
 }
 
 
