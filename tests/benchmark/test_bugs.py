@@ -55,7 +55,11 @@ def test_what_diff_says_of_a_bug_is_what_is_noted():
     row = differences.of_bug(comparison, *bugs["bugs", "through-falls"])
     for key in ("where", "brief", "common", "right"):
         assert row[key] == noted["bugs", "through-falls"][key]
-    none = differences.of_bug(comparison, Variant("ppo_continuous_action.py"), "")
+
+
+def test_a_bug_that_diff_does_not_find_is_noted_as_that():
+    equal = SimpleNamespace(settings_of=lambda copy: [], findings=lambda copy: iter(()))
+    none = differences.of_bug(equal, Variant("ppo_continuous_action.py"), "")
     assert (none["what"], none["right"]) == ("no difference", False)
 
 

@@ -428,7 +428,7 @@ def test_names_comments_and_the_order_of_functions_do_not_matter(compare):
 def test_the_original_is_found_and_its_lines_are_shown(compare):
     text = diff.originals(Path("mine.py"))[ROOT / "ppo_continuous_action.py"]
     Path("next_to_copy.py").touch()  # which gymnasium imports
-    flags = "--total-timesteps 128 --seed 3 --env-id next_to_copy:Hopper-v4"
+    flags = "--num-steps 32 --total-timesteps 64 --seed 3 --env-id next_to_copy:Hopper-v4"
     bug = "next_values[terminated] = 0.0", "pass"
     code, said = compare(bug, text=text, words=flags.split())
     assert "with ppo_continuous_action.py" in said and f"{END}fails" in said
@@ -439,7 +439,8 @@ def test_the_original_is_found_and_its_lines_are_shown(compare):
 def test_a_script_that_plays_no_episodes_is_compared(compare):
     text = (ROOT / "grpo_minimal.py").read_text()
     bug = ("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()")
-    code, said = compare(bug, text=text, words=(ROOT / "grpo_minimal.py",))
+    few = "--num-updates", "1"
+    code, said = compare(bug, text=text, words=(ROOT / "grpo_minimal.py", *few))
     assert code == 1 and "`advantages` in `group_advantages`" in said
 
 
