@@ -437,10 +437,23 @@ def test_the_original_is_found_and_its_lines_are_shown(compare):
 
 
 def test_a_script_that_plays_no_episodes_is_compared(compare):
+    text = changed(SMALL, [('    env_id: str = "Nowhere-v0"\n', "")])
+    code, said = compare(("x.std()", "1"), text=text, original=text)
+    assert code == 1 and "\nBoth trained for a moment, with few samples and small ba" in said
+
+
+def test_what_is_changed_in_scripts_for_a_short_run_stands_in_them():
+    texts = [x.read_text() for x in ROOT.glob("*.py")]
+    assert all(any(x in text for text in texts) for x in trace.TEXTS)
+    names = re.findall(r"(?m)^\w+(?= = )", "\n".join(texts))
+    assert {*trace.CONSTANTS} <= {*names}
+
+
+@pytest.mark.slow
+def test_a_bug_in_a_language_model_is_found(compare):
     text = (ROOT / "grpo_minimal.py").read_text()
     bug = ("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()")
-    few = "--num-updates", "1"
-    code, said = compare(bug, text=text, words=(ROOT / "grpo_minimal.py", *few))
+    code, said = compare(bug, text=text, words=(ROOT / "grpo_minimal.py",))
     assert code == 1 and "`advantages` in `group_advantages`" in said
 
 
