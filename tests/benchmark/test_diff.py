@@ -236,6 +236,21 @@ def test_a_branch_is_put_back_as_a_whole(compare):
     assert text.endswith("With the original's lines there, both are equal.\n")
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("        done = ", "        if iteration < 1:\n            done = "),
+        ("        if step > 1e9:\n            step = 0.0", "        step = 0.0"),
+    ],
+)
+def test_a_condition_around_lines_is_put_back_or_taken_away_with_their_indent(
+    compare, before, after
+):
+    code, text = compare((before, after))
+    assert code == 1 and text.count("DIFFERENT") == 1
+    assert text.endswith("With the original's lines there, both are equal.\n")
+
+
 def test_settings_are_told_and_flags_of_the_copy_work(compare):
     other = ("gamma: float = 0.9", "power: float = 1.0\n    gamma: float = 0.8")
     used = ("= obs[t].sum(-1)", "= obs[t].sum(-1) ** args.power")
