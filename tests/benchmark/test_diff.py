@@ -441,14 +441,14 @@ def test_names_comments_and_the_order_of_functions_do_not_matter(compare):
 
 
 def test_the_original_is_found_and_its_lines_are_shown(compare):
-    text = diff.originals(Path("mine.py"))[ROOT / "ppo_continuous_action.py"]
+    text = diff.originals(Path("mine.py"))[ROOT / "ppo_minimal.py"]
     Path("next_to_copy.py").touch()  # which gymnasium imports
     flags = "--num-steps 32 --total-timesteps 64 --seed 3 --env-id next_to_copy:Hopper-v4"
-    bug = "next_values[terminated] = 0.0", "pass"
+    bug = "agent(following)[1] * (1 - terminated)", "agent(following)[1]"
     code, said = compare(bug, text=text, words=flags.split())
-    assert "with ppo_continuous_action.py" in said and f"{END}fails" in said
-    assert "  equal      iteration 1: collect; rewards\n  DIFFERENT  iteration 1, adv" in said
-    assert code == 1 and re.search(r"- +\d+ +next_values\[terminated\] = 0.0\n\+ +\d+ +p", said)
+    assert "with ppo_minimal.py" in said and f"{END}fails" in said
+    assert "  equal      iteration 1: collect\n  DIFFERENT  iteration 1, adv" in said
+    assert code == 1 and re.search(r"\n- +\d+ +next_values = agent.*terminated\)\n\+ +\d+ ", said)
 
 
 def test_a_script_that_plays_no_episodes_is_compared(compare):
