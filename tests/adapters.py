@@ -430,6 +430,14 @@ def on(*words: str) -> pytest.MarkDecorator:
     return pytest.mark.on(*words)
 
 
+def slow_on(*names: str) -> pytest.MarkDecorator:
+    """Leave these scripts to the slow tests, where others show the same with lines as these.
+
+    They are not left out where `--script` names the only one that is tested.
+    """
+    return pytest.mark.slow_on(*names)
+
+
 def counter_episode(script: Script, env: int, episode: int, t: int) -> list[np.ndarray]:
     """The Counter's observations from the first of an episode to the t-th."""
     counter = fake_envs.Counter(script.space)

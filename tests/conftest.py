@@ -26,6 +26,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "on(*words): the scripts that have such names or features")
+    config.addinivalue_line("markers", "slow_on(*names): scripts for which the test is slow")
 
 
 def pytest_runtest_setup(item):
@@ -50,7 +51,10 @@ def pytest_generate_tests(metafunc):
         words = {*mark.args} if mark else {"environments"}
         chosen = [x for x in adapters.SCRIPTS.values() if words & {x.name, *x.features}]
         names = [x.name for x in chosen if only in (None, x.name)]
-        metafunc.parametrize("script", names, indirect=True)
+        late = metafunc.definition.get_closest_marker("slow_on")
+        slow = {*late.args} if late and only is None else ()
+        scripts = [pytest.param(x, marks=pytest.mark.slow) if x in slow else x for x in names]
+        metafunc.parametrize("script", scripts, indirect=True)
 
 
 @pytest.fixture(autouse=True)

@@ -160,7 +160,16 @@ def duel(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["best_checkpoint", "bigger_network", "curiosity", "images", "many_agents"]
+    "name",
+    [
+        "best_checkpoint",
+        "many_agents",
+        # The next test pastes curiosity, and the slow ones all recipes with their defaults.
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in ("bigger_network", "curiosity", "images")
+        ),
+    ],
 )
 def test_a_pasted_recipe_does_what_the_imported_one_does(name, pasted, duel):
     recipe, mine = importlib.import_module(f"recipes.{name}"), pasted(name)

@@ -372,6 +372,8 @@ def common_steps(mask: np.ndarray, step: int | None, known: list[np.ndarray]) ->
 def put_back(copy: Script, original: Script, changes: list[Change]) -> Script:
     """The copy with the original's lines in place of these changes."""
     lines, numbers = list(copy.lines), list(copy.numbers)
+    for k, spaces in moves(copy, original, changes).items():
+        lines[k] = " " * spaces + lines[k] if spaces > 0 else lines[k][-spaces:]
     # From the end on, so that lines before keep their place, and texts for one place their order.
     for x in reversed(sorted(changes, key=lambda x: x.line)):
         if x.line:
@@ -381,6 +383,26 @@ def put_back(copy: Script, original: Script, changes: list[Change]) -> Script:
             lines[here] = new
             numbers[here] = [numbers[min(here.start, len(numbers) - 1)]] * len(new)
     return Script(copy.path, "\n".join(lines) + "\n", numbers)
+
+
+def moves(copy: Script, original: Script, changes: list[Change]) -> dict[int, int]:
+    """By how many spaces lines of the copy move, where a loop or condition around them changes."""
+    inside = {
+        x
+        for change in changes
+        for script, heads in ((copy, change.mine), (original, change.theirs))
+        for head in heads
+        for x in itertools.takewhile(
+            lambda x, head=head: x.indent > head.indent, script.statements[head.index + 1 :]
+        )
+    }
+    found = {}
+    for index, (own, _) in pair(copy, original)[0].items():
+        theirs = original.statements[index]
+        if own in inside or theirs in inside:
+            lines = range(own.lines[0] - 1, own.lines[1])
+            found |= dict.fromkeys(lines, theirs.indent - own.indent)
+    return found
 
 
 def span(statements: list[Statement]) -> slice:

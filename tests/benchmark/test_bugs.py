@@ -44,19 +44,36 @@ def test_what_acts_otherwise_is_seen_by_the_second_iteration(name, changed_copy)
     assert verdict.startswith("unhealthy since")
 
 
+def test_each_bug_is_noted_and_found_at_its_lines():
+    bugs = {(suite, name) for suite, name, *_ in differences.planted()}
+    noted = [*itertools.chain(*differences.by_label(Folders()).values())]
+    assert {(x["suite"], x["bug"]) for x in noted} == bugs and all(x["right"] for x in noted)
+
+
+@pytest.mark.slow
 def test_what_diff_says_of_a_bug_is_what_is_noted():
-    bugs = {(suite, name): rest for suite, name, *rest in differences.planted()}
-    noted = {}
-    for row in itertools.chain(*differences.by_label(Folders()).values()):
-        noted[row["suite"], row["bug"]] = row
-    assert noted.keys() == bugs.keys() and all(x["right"] for x in noted.values())
+    (bug,) = (x for x in differences.planted() if x[:2] == ("bugs", "through-falls"))
+    (noted,) = (x for x in differences.by_label(Folders())[bug[2].label] if x["suite"] == "bugs")
     original = diff.read(ROOT / "ppo_continuous_action.py")
-    comparison = diff.Comparison(original, [], original)
-    row = differences.of_bug(comparison, *bugs["bugs", "through-falls"])
-    for key in ("where", "brief", "common", "right"):
-        assert row[key] == noted["bugs", "through-falls"][key]
-    none = differences.of_bug(comparison, Variant("ppo_continuous_action.py"), "")
-    assert (none["what"], none["right"]) == ("no difference", False)
+    row = differences.of_bug(diff.Comparison(original, [], original), *bug[2:])
+    assert row == {x: y for x, y in noted.items() if x not in ("suite", "bug")}
+
+
+def test_a_bug_is_noted_as_what_is_found_first_without_the_number_of_a_line():
+    bug = Variant("ppo_continuous_action.py")
+    original = diff.read(ROOT / bug.script)
+    said = {"brief": "`x` of `f`", "common": "all steps", "changes": []}
+    where = SimpleNamespace(phase="iteration 1, update")
+    first = SimpleNamespace(**said, what="`x` of `f`, called in line 7, is 1", event=where)
+    first.mine = SimpleNamespace(script=original)
+    found = {"brief": "`x` of `f`", "common": "all steps", "where": "iteration 1, update"}
+    found["what"] = "`x` of `f` is 1"
+    nothing = {"brief": "–", "common": "", "where": "", "what": "no difference"}
+    for findings, row in (([first, None], found), ([], nothing)):
+        comparison = SimpleNamespace(original=original, settings_of=lambda copy: [])
+        comparison.findings = lambda copy, findings=findings: iter(findings)
+        expected = {"script": bug.script, "label": bug.label, "right": False} | row
+        assert differences.of_bug(comparison, bug, "") == expected
 
 
 def test_naming_a_line_that_was_not_changed_is_wrong():

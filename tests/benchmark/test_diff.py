@@ -236,6 +236,21 @@ def test_a_branch_is_put_back_as_a_whole(compare):
     assert text.endswith("With the original's lines there, both are equal.\n")
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("        done = ", "        if iteration < 1:\n            done = "),
+        ("        if step > 1e9:\n            step = 0.0", "        step = 0.0"),
+    ],
+)
+def test_a_condition_around_lines_is_put_back_or_taken_away_with_their_indent(
+    compare, before, after
+):
+    code, text = compare((before, after))
+    assert code == 1 and text.count("DIFFERENT") == 1
+    assert text.endswith("With the original's lines there, both are equal.\n")
+
+
 def test_settings_are_told_and_flags_of_the_copy_work(compare):
     other = ("gamma: float = 0.9", "power: float = 1.0\n    gamma: float = 0.8")
     used = ("= obs[t].sum(-1)", "= obs[t].sum(-1) ** args.power")
@@ -426,14 +441,14 @@ def test_names_comments_and_the_order_of_functions_do_not_matter(compare):
 
 
 def test_the_original_is_found_and_its_lines_are_shown(compare):
-    text = diff.originals(Path("mine.py"))[ROOT / "ppo_continuous_action.py"]
+    text = diff.originals(Path("mine.py"))[ROOT / "ppo_minimal.py"]
     Path("next_to_copy.py").touch()  # which gymnasium imports
-    flags = "--total-timesteps 128 --seed 3 --env-id next_to_copy:Hopper-v4"
-    bug = "next_values[terminated] = 0.0", "pass"
+    flags = "--num-steps 32 --total-timesteps 64 --seed 3 --env-id next_to_copy:Hopper-v4"
+    bug = "agent(following)[1] * (1 - terminated)", "agent(following)[1]"
     code, said = compare(bug, text=text, words=flags.split())
-    assert "with ppo_continuous_action.py" in said and f"{END}fails" in said
-    assert "  equal      iteration 1: collect; rewards\n  DIFFERENT  iteration 1, adv" in said
-    assert code == 1 and re.search(r"- +\d+ +next_values\[terminated\] = 0.0\n\+ +\d+ +p", said)
+    assert "with ppo_minimal.py" in said and f"{END}fails" in said
+    assert "  equal      iteration 1: collect\n  DIFFERENT  iteration 1, adv" in said
+    assert code == 1 and re.search(r"\n- +\d+ +next_values = agent.*terminated\)\n\+ +\d+ ", said)
 
 
 def test_a_simulator_of_many_environments_is_compared(compare):
@@ -448,6 +463,20 @@ def test_a_simulator_of_many_environments_is_compared(compare):
 
 
 def test_a_script_that_plays_no_episodes_is_compared(compare):
+    text = changed(SMALL, [('    env_id: str = "Nowhere-v0"\n', "")])
+    code, said = compare(("x.std()", "1"), text=text, original=text)
+    assert code == 1 and "\nBoth trained for a moment, with few samples and small ba" in said
+
+
+def test_what_is_changed_in_scripts_for_a_short_run_stands_in_them():
+    texts = [x.read_text() for x in ROOT.glob("*.py")]
+    assert all(any(x in text for text in texts) for x in trace.TEXTS)
+    names = re.findall(r"(?m)^\w+(?= = )", "\n".join(texts))
+    assert {*trace.CONSTANTS} <= {*names}
+
+
+@pytest.mark.slow
+def test_a_bug_in_a_language_model_is_found(compare):
     text = (ROOT / "grpo_minimal.py").read_text()
     bug = ("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()")
     code, said = compare(bug, text=text, words=(ROOT / "grpo_minimal.py",))

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, on
+from adapters import SCRIPTS, on, slow_on
 from helpers import assert_same_runs, gain_of, record
 from torch import nn
 
@@ -124,6 +124,7 @@ def test_rollout_stores_one_byte_per_pixel_and_the_policy_is_sampled(script, tin
 
 
 @on("games")
+@slow_on("lstm")
 def test_threads_are_few_while_games_are_played_and_as_before_after_train(
     script, tiny, monkeypatch
 ):
@@ -178,6 +179,7 @@ def test_whole_numbers_are_good_for_settings_that_are_floats(script, tiny):
 
 
 @on("games")
+@slow_on("lstm")
 def test_flags_change_the_game_that_is_evaluated_and_filmed(script, tiny, cli, monkeypatch):
     script.module.train(tiny("Walk", total_timesteps=32))
     monkeypatch.setattr(script.module, "MAX_GAME_STEPS", 4)

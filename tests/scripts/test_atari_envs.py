@@ -268,7 +268,9 @@ def played(game, rng, actions):
         yield game.obs.copy(), reward, failed, cut_off, scores
 
 
-@pytest.mark.parametrize(("game", "sticky"), [("Breakout", 0.25), ("Seaquest", 0.0)])
+@pytest.mark.parametrize(
+    ("game", "sticky"), [("Breakout", 0.25), pytest.param("Seaquest", 0.0, marks=pytest.mark.slow)]
+)
 def test_a_game_replayed_while_another_is_running_goes_on_bit_for_bit_through_lost_lives(
     game, sticky, monkeypatch
 ):

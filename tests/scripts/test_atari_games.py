@@ -10,7 +10,7 @@ import fake_envs
 import numpy as np
 import pytest
 import torch
-from adapters import on
+from adapters import on, slow_on
 from helpers import assert_same_runs, flags
 
 
@@ -40,6 +40,7 @@ def settings(script, tiny, monkeypatch):
 
 
 @on("games")
+@slow_on("lstm")
 def test_results_do_not_depend_on_the_number_of_processes_and_threads(script, settings):
     one, other = (script.module.train(settings(x)) for x in (1, 3))
     torch.set_num_threads(2)  # before the run

@@ -9,12 +9,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import on
+from adapters import on, slow_on
 from helpers import assert_same_runs, same_weights
 from torch import nn
 
 
 @on("continuous", "kl_penalty", "multidiscrete", "games")
+@slow_on("kl_penalty", "multidiscrete", "lstm")
 def test_runs_in_threads_are_those_of_runs_alone(script, tiny, monkeypatch):
     """Even if all agents are made at the same time. The last run to end restores the process."""
     args = [tiny("Walk", seed=seed, total_timesteps=64) for seed in (1, 2, 3)]
@@ -37,6 +38,7 @@ def test_runs_in_threads_are_those_of_runs_alone(script, tiny, monkeypatch):
     assert torch.get_num_threads() == before and torch.get_default_dtype() == torch.float32
 
 
+@slow_on("kl_penalty", "multidiscrete", "lstm")
 def test_modes_of_the_caller_do_not_matter_and_are_left_as_they_were(script, tiny):
     """64-bit floats by default; no gradients."""
     expected = script.module.train(tiny("Walk"))

@@ -16,7 +16,7 @@ import fake_envs
 import numpy as np
 import pytest
 import torch
-from adapters import on
+from adapters import on, slow_on
 from fake_envs import Fake, Killed
 from helpers import curves, flags, same_weights
 
@@ -60,37 +60,39 @@ def content(run_dir):
     return {**saved, "args": {**saved["args"], "run_name": None}, "run_id": None}
 
 
+@pytest.mark.parametrize("kill_step", [110, pytest.param(140, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_bit_for_bit_and_its_curves_have_each_step_once(
-    script, tiny, monkeypatch
+    script, tiny, monkeypatch, kill_step
 ):
+    """Killed when an iteration is logged, but not saved; or when none is."""
     settings = {"total_timesteps": 160, "checkpoint_interval": 2, "learning_rate": 0.003}
     whole = script.module.train(tiny("Walk", **settings))
     expected = curves("runs/run0")
-    for kill_step in (110, 140):  # one iteration is logged, but not saved; none
-        args = tiny("Walk", **settings)
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(Fake, "kill_at", sum(env.steps for env in Fake.made) + kill_step)
-            script.module.train(args)
-        run_dir = Path("runs", args.run_name)
-        for log in run_dir.glob("events*"):  # their names end in seconds: this is older
-            log.rename(run_dir / "events.out.tfevents.0")
-        Fake.made.clear()
-        run_id = torch.load(run_dir / "checkpoint.pt")["run_id"]
-        resumed = script.module.train(resume=run_dir)
-        assert same_weights(whole["agent"], resumed["agent"]) and len(whole["episodes"]) > 5
-        assert whole["episodes"] == resumed["episodes"]
-        # Of what was before the checkpoint, only the running episodes are played again.
-        replayed = sum(env.steps for env in Fake.made) - (160 - kill_step // 64 * 64)
-        assert 0 < replayed < 12 * len(Fake.made)
-        assert not list(run_dir.glob("*.tmp"))
-        assert same(content("runs/run0"), content(run_dir))
-        assert torch.load(run_dir / "checkpoint.pt")["run_id"] == run_id
-        found = curves(run_dir)
-        assert found.keys() == expected.keys()
-        for tag in found.keys() - {"charts/SPS"}:
-            np.testing.assert_equal(found[tag], expected[tag])
+    args = tiny("Walk", **settings)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Fake, "kill_at", sum(env.steps for env in Fake.made) + kill_step)
+        script.module.train(args)
+    run_dir = Path("runs", args.run_name)
+    for log in run_dir.glob("events*"):  # their names end in seconds: this is older
+        log.rename(run_dir / "events.out.tfevents.0")
+    Fake.made.clear()
+    run_id = torch.load(run_dir / "checkpoint.pt")["run_id"]
+    resumed = script.module.train(resume=run_dir)
+    assert same_weights(whole["agent"], resumed["agent"]) and len(whole["episodes"]) > 5
+    assert whole["episodes"] == resumed["episodes"]
+    # Of what was before the checkpoint, only the running episodes are played again.
+    replayed = sum(env.steps for env in Fake.made) - (160 - kill_step // 64 * 64)
+    assert 0 < replayed < 12 * len(Fake.made)
+    assert not list(run_dir.glob("*.tmp"))
+    assert same(content("runs/run0"), content(run_dir))
+    assert torch.load(run_dir / "checkpoint.pt")["run_id"] == run_id
+    found = curves(run_dir)
+    assert found.keys() == expected.keys()
+    for tag in found.keys() - {"charts/SPS"}:
+        np.testing.assert_equal(found[tag], expected[tag])
 
 
+@slow_on("kl_penalty", "multidiscrete", "lstm")
 def test_a_run_that_is_stopped_in_its_first_iteration_is_resumed(script, tiny, monkeypatch):
     whole = script.module.train(tiny("Walk"))
     with monkeypatch.context() as patch, pytest.raises(Killed):
