@@ -567,12 +567,8 @@ def make_simulator(
         resources.callback(envs.close)
         return Simulator(envs, num_envs, seed, device)
     except (ImportError, AttributeError, ValueError) as error:
-        hint = (
-            "(pip install envpool==1.2.5, or --backend gymnasium)"
-            if "envpool" in f"{error}"
-            else ""
-        )
-        raise UsageError(f"{args.make or args.backend}: {error} {hint}") from error
+        hint = " (pip install envpool==1.2.5, or --backend gymnasium)" * ("envpool" in f"{error}")
+        raise UsageError(f"{args.make or args.backend}: {error}{hint}") from error
     except AssertionError as error:  # EnvPool's, of an unknown environment
         raise UsageError(f"--env-id: {error}") from error
 
