@@ -78,6 +78,18 @@ class Parts(Single):
         return {name: x[COLUMNS[name]].reshape(PARTS[name].shape) for name in PARTS}
 
 
+class Resetting(SyncVectorEnv):
+    """What it says of steps that only begin an episode means nothing."""
+
+    ended = False
+
+    def step(self, actions):
+        obs, rewards, failed, cut, infos = super().step(actions)
+        rewards = np.where(self.ended, 1e3, rewards)
+        self.ended = failed | cut
+        return obs, rewards, failed, cut, infos
+
+
 class Tensors:
     """Simulators on a GPU: tensors, episodes begin in the same step, and no spaces of Gymnasium.
 
@@ -120,7 +132,8 @@ def simulator(way, num_envs, kind=None):
     if way not in GYMNASIUM:
         return Tensors(way, num_envs)
     makes = [functools.partial(kind or GYMNASIUM[way], i) for i in range(num_envs)]
-    return SyncVectorEnv(makes, autoreset_mode=MODE.get(way, AutoresetMode.SAME_STEP))
+    batched = Resetting if way == "next" else SyncVectorEnv
+    return batched(makes, autoreset_mode=MODE.get(way, AutoresetMode.SAME_STEP))
 
 
 def make_same(num_envs, seed, device):
@@ -403,19 +416,18 @@ def test_metrics_are_those_of_the_experience(run, monkeypatch):
 
 def test_noise_is_drawn_for_each_action_and_repeats_with_the_seed(run):
     torch.manual_seed(5)
-    found, again, other = run(), run(), run(seed=2, total_timesteps=T * N)
+    two = {"total_timesteps": 2 * T * N}
+    found, again, other = run(**two), run(**two), run(**two, seed=2)
     expected = torch.rand(1, generator=torch.Generator().manual_seed(5))
     assert torch.equal(torch.rand(1), expected)  # a run leaves this stream as it was
     assert same_weights(found.agent, again.agent) and not same_weights(found.agent, other.agent)
-    assert (
-        found.episodes == again.episodes != other.episodes and found.updates[0] != other.updates[0]
-    )
+    assert found.episodes == again.episodes != other.episodes
+    assert found.updates[0]["losses/entropy"] == again.updates[0]["losses/entropy"]
     (options,), (different,) = found.options, other.options
     assert options[0] == N and options[2] == torch.device("cpu") and options[1] != different[1]
     assert [x.seeds[0] for x in found.envs] == [options[1] + i for i in range(N)]
-    assert not torch.equal(
-        found.calls[0].agent.value[0].weight, other.calls[0].agent.value[0].weight
-    )
+    weights = [x.calls[0].agent.value[0].weight for x in (found, other)]
+    assert not torch.equal(*weights)
     noises = []
     for x in found.calls[::4]:
         mean = x.agent.get_mean(x.batch.obs).detach()
@@ -962,20 +974,14 @@ def test_what_is_compiled_is_the_update_of_one_process(run, monkeypatch):
 def test_a_run_on_a_gpu_is_that_of_the_processor(run, gpu, monkeypatch):
     real = torch.Generator
     monkeypatch.setattr(torch, "Generator", lambda device=None: real())
-    expected = run("same", checkpoint_interval=1, total_timesteps=2 * T * N)
-    result, device = gpu(
-        lambda: run("same", device="auto", total_timesteps=2 * T * N, run_name="gpu")
-    )
+    one, two = ({"total_timesteps": k * T * N} for k in (1, 2))
+    expected = run("same", **one)
+    result, device = gpu(lambda: run("same", device="auto", run_name="gpu", **one))
     assert all(device.has(x) for x in result.agent.state_dict().values())
-    assert (
-        same_weights(result.agent, expected.agent)
-        and result.updates[0].keys() == expected.updates[0].keys()
-    )
+    assert same_weights(result.agent, expected.agent)
     assert result.options[0][2] == torch.device("cuda", 0)
-    again, device = gpu(
-        lambda: run("dense", resume="runs/gpu", device="cuda", total_timesteps=3 * T * N)
-    )
-    assert len(again.updates) == 3
+    again, device = gpu(lambda: run("dense", resume="runs/gpu", device="cuda", **two))
+    assert len(again.updates) == 2
     assert all(device.has(x) for x in again.agent.state_dict().values())
 
 
@@ -1047,6 +1053,19 @@ def test_two_processes_learn_as_one(processes):
     assert len([*folder.glob("events*")]) == 1
     saved = torch.load(folder / "checkpoint.pt", weights_only=True)
     assert len(saved["episodes"]) == one["episodes"] > 0
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(ppo, "WORLD_SIZE", 3)
+    for rank in range(3):
+        monkeypatch.setenv("LOCAL_RANK", f"{rank}")
+        assert ppo.choose_device(ppo.Args(device="cpu")) == torch.device("cpu")
+        if rank < 2:
+            assert ppo.choose_device(ppo.Args()) == torch.device("cuda", rank)
+    with pytest.raises(ppo.UsageError, match="--nproc-per-node 2 at most"):
+        ppo.choose_device(ppo.Args())
 
 
 def test_a_rank_without_other_processes_is_one_process(monkeypatch):
