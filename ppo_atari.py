@@ -153,6 +153,8 @@ class Args:
 
     def __post_init__(self) -> None:
         check_settings(self)  # types, and LIMITS
+        name = re.sub("^ALE/|NoFrameskip-v4$|-v5$", "", self.env_id)
+        object.__setattr__(self, "env_id", name)  # the class is frozen
         batch = self.num_steps * self.num_envs
         flag = "--num-steps * --num-envs"
         if batch % self.num_minibatches or batch == self.num_minibatches:

@@ -141,6 +141,8 @@ class Args:
 
     def __post_init__(self) -> None:
         check_settings(self)  # types, and LIMITS
+        name = re.sub("^ALE/|NoFrameskip-v4$|-v5$", "", self.env_id)
+        object.__setattr__(self, "env_id", name)  # the class is frozen
         if self.num_envs % self.num_minibatches:
             parts = f"--num-minibatches ({self.num_minibatches})"
             raise UsageError(f"--num-envs ({self.num_envs}) must be a multiple of {parts}.")
