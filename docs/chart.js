@@ -103,10 +103,12 @@ function drag(svg, moved) {
   svg.addEventListener("pointermove", (event) => event.buttons && moved(event));
 }
 
-// What has to be scrolled sideways can be reached with the keyboard.
+// What has to be scrolled sideways can be reached with the keyboard, and a table says so.
 function reach() {
   for (const part of document.querySelectorAll("pre:not(.code), math, .scroll")) {
-    if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+    const wide = part.scrollWidth > part.clientWidth;
+    part.classList.toggle("wide", wide);
+    if (wide) part.tabIndex = 0;
     else part.removeAttribute("tabindex");
   }
 }
@@ -139,6 +141,7 @@ scheme();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => scheme());
 addEventListener("resize", reach);
 addEventListener("load", reach);
+addEventListener("toggle", reach, true); // a table in <details> has no width before it is opened
 addEventListener("DOMContentLoaded", () => {
   document.getElementById("theme").addEventListener("click", () => {
     scheme(document.documentElement.dataset.scheme === "dark" ? "light" : "dark");

@@ -128,7 +128,7 @@ async function show() {
     history.replaceState(null, "", `#${new URLSearchParams({ suite: chosen.suite, environment, metric, lines })}`);
   };
   remember();
-  get("about").textContent = `${suite.about[0].toUpperCase()}${suite.about.slice(1)}.`;
+  get("about").textContent = `${suite.about[0].toUpperCase()}${suite.about.slice(1)}.`.replaceAll("`", "");
 
   const columns = [...new Set(known.flatMap((line) => Object.keys(line.cells[environment] ?? {})))];
   const rows = known.filter((line) => line.curve).map((line) => {
@@ -146,6 +146,7 @@ async function show() {
   });
   const head = element("tr", {}, ...["", ...columns].map((x) => element("th", { scope: "col" }, x || "runs")));
   get("table").replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows));
+  reach();
   const paint = () => {
     const chosen = known.filter((x) => picked.has(x.i));
     chosen.forEach((line, i) => (line.color = COLORS[i % 8])); // neighbors differ
