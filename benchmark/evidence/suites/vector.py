@@ -11,6 +11,6 @@ SUITES = (
         variants={"": Variant("ppo_vector_env.py", "", "ppo_vector_env.py")},
         baseline=("figure3", ""),
         baseline_label=CONTINUOUS,
-        figures=("curves", "minutes"),
+        figures=("curves",),
     ),
 )
