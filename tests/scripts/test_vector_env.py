@@ -749,6 +749,7 @@ REFUSED = [
     (HERE + "broken", "Step 31 of environment 3: observation or reward is not finite."),
     (HERE + "infinite", "Step 31 of environment 3: observation or reward is not finite."),
     (HERE + "same --value-obs state", "--value-obs (state) must be among obs."),
+    (HERE + "same --lr 1e30", "Not finite at step 144: losses/"),
     ("--backend gymnasium --env-id Nowhere-v0", "Nowhere"),
     ("--backend gymnasium --env-id CartPole-v1", "try ppo_multidiscrete.py"),
     ("--env-id Nowhere-v0", "--env-id"),
