@@ -343,7 +343,7 @@ def test_it_learns_what_a_loop_over_single_environments_would(run, way, settings
         real = [(x.t - k * T) * N + x.i for x in hand.steps]
         taken = np.clip(batch.actions[real].numpy(), -0.5, 0.5)
         assert_close(taken, np.stack([x.action for x in hand.steps]), 1e-6)
-        assert (np.abs(taken) == 0.5).any() and (np.abs(taken) < 0.5).any()
+        assert (np.abs(taken) == 0.5).any() and (batch.actions.abs() > 0.5).any()
         assert np.abs(hand.obs[np.isfinite(hand.obs)]).max() > (9.9 if k == 0 else 1)
         orders = []
         for x, y in zip(own[::2], own[1::2]):
@@ -749,6 +749,7 @@ REFUSED = [
     (HERE + "broken", "Step 31 of environment 3: observation or reward is not finite."),
     (HERE + "infinite", "Step 31 of environment 3: observation or reward is not finite."),
     (HERE + "same --value-obs state", "--value-obs (state) must be among obs."),
+    (HERE + "same --lr 1e30", "Not finite at step 144: losses/"),
     ("--backend gymnasium --env-id Nowhere-v0", "Nowhere"),
     ("--backend gymnasium --env-id CartPole-v1", "try ppo_multidiscrete.py"),
     ("--env-id Nowhere-v0", "--env-id"),
@@ -878,7 +879,7 @@ def make_ending(num_envs, seed, device):
     return simulator("same", num_envs, Ending)
 
 
-@pytest.mark.parametrize("target_kl", [0.0, 0.02])
+@pytest.mark.parametrize("target_kl", [0.0, 1e-4])
 def test_an_interrupted_run_continues_in_new_episodes(cli, run, target_kl):
     more = f"--run-name cut --total-timesteps {5 * T * N} --checkpoint-interval 2 --lr 0.01"
     code, _, error = cli(f"{HERE}interrupting {more} --target-kl {target_kl}")
@@ -906,9 +907,10 @@ def test_an_interrupted_run_continues_in_new_episodes(cli, run, target_kl):
     rates = [x["charts/learning_rate"] for x in found.updates]
     assert sizes == pytest.approx(rates[2:])
     if target_kl:
+        assert sizes[0] < 0.005
         last = saved["updates"][-1]
         assert sizes[0] == pytest.approx(
-            ppo.adapted(last["charts/learning_rate"], last["check/kl"], 0.02)
+            ppo.adapted(last["charts/learning_rate"], last["check/kl"], 1e-4)
         )
     else:
         assert rates == pytest.approx([0.01, 0.008, 0.006, 0.004, 0.002])
