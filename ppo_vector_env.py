@@ -486,7 +486,7 @@ class Simulator:
         self.next_step = AutoresetMode(mode) == AutoresetMode.NEXT_STEP
         if AutoresetMode(mode) == AutoresetMode.DISABLED:
             raise UsageError("The simulator must begin episodes itself: change autoreset_mode.")
-        self.space = getattr(envs, "single_action_space", None) or envs.action_space
+        self.space = space_of(envs)
         if not str(self.space.dtype).startswith("float") or len(self.space.shape) != 1:
             hint = "try ppo_multidiscrete.py or ppo_atari.py"
             raise UsageError(f"Actions are {self.space}, not vectors of floats: {hint}.")
@@ -542,6 +542,11 @@ class Simulator:
         return next_obs, final_obs, rewards.float(), terminated, truncated
 
 
+def space_of(envs: Any) -> Any:
+    """The space of one environment's actions; EnvPool calls it `action_space`."""
+    return getattr(envs, "single_action_space", None) or getattr(envs, "action_space", None)
+
+
 def make_simulator(
     resources: ExitStack,
     args: Args,
@@ -575,7 +580,7 @@ def make_simulator(
         seed = None  # EnvPool takes it only here
     else:
         envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
-    if not all(hasattr(envs, x) for x in ("reset", "step", "close", "action_space")):
+    if not all(hasattr(envs, x) for x in ("reset", "step", "close")) or not space_of(envs):
         raise UsageError(f"--make ({args.make}) returned {type(envs).__name__}, not a simulator.")
     resources.callback(envs.close)
     return Simulator(envs, num_envs, seed, device)

@@ -643,3 +643,12 @@ def test_the_simulator_in_pytorch_is_gymnasiums_pendulum():
         assert truncated.tolist() == [last] * 3 and not terminated.any()
     assert (mine.age == 0).all() and not np.allclose(obs, infos["final_obs"])
     assert (mine.angle.abs() <= np.pi).all() and (mine.speed.abs() <= 1).all()
+
+
+def test_the_simulator_in_pytorch_trains_and_its_time_limit_is_no_failure():
+    settings = dataclasses.replace(
+        torch_simulator.SETTINGS, num_envs=4, num_steps=110, num_minibatches=4, total_timesteps=880
+    )
+    result = torch_simulator.ppo.train(settings, torch_simulator.Pendulums)
+    assert [x["length"] for x in result["episodes"]] == [torch_simulator.LIMIT] * 4
+    assert result["args"].make == "recipes.torch_simulator:Pendulums"
