@@ -515,8 +515,9 @@ def samples(agent):
     return ppo.Batch(obs, actions, logprobs, values, 3 + 2 * advantages, returns)
 
 
-@pytest.mark.parametrize("clip_vloss", [True, False])
-def test_the_loss_is_that_of_the_paper(agent, samples, clip_vloss):
+@pytest.mark.parametrize(("clip_vloss", "scale"), [(True, 1), (False, 1), (True, 1e-8)])
+def test_the_loss_is_that_of_the_paper(agent, samples, clip_vloss, scale):
+    samples = samples._replace(advantages=scale * samples.advantages)
     args = ppo.Args(clip_vloss=clip_vloss, clip_coef=0.1, ent_coef=0.7, vf_coef=0.3)
     loss, metrics = ppo.ppo_loss(agent, samples, args)
     x = SimpleNamespace(**{name: y.numpy() for name, y in samples._asdict().items()})
@@ -526,7 +527,7 @@ def test_the_loss_is_that_of_the_paper(agent, samples, clip_vloss):
     z = (x.actions - mean) / std
     logprobs = (-0.5 * z**2 - np.log(std) - 0.5 * np.log(2 * np.pi)).sum(1)
     ratio = np.exp(logprobs - x.logprobs)
-    advantages = (x.advantages - x.advantages.mean()) / x.advantages.std()
+    advantages = (x.advantages - x.advantages.mean()) / (x.advantages.std() + 1e-8)
     objective = np.minimum(ratio * advantages, np.clip(ratio, 0.9, 1.1) * advantages)
     errors = (value[:, 0] - x.returns) ** 2
     clipped = x.values + np.clip(value[:, 0] - x.values, -0.1, 0.1)
@@ -615,6 +616,7 @@ def test_a_policy_takes_raw_observations_and_returns_its_means_within_bounds(age
     agent = agent.float()
     torch.nn.init.constant_(agent.policy[-1].bias, 0.9)
     agent.obs_stats.update(3 + 2 * torch.randn(50, 3))
+    agent.obs_stats.var[0] = 0  # always the same number
     raw_obs = torch.randn(4, 3) * 40
     obs = (raw_obs - agent.obs_stats.mean) / (agent.obs_stats.var + 1e-8).sqrt()
     means = agent.policy(obs.clamp(-10, 10))
@@ -734,6 +736,7 @@ REFUSED = [
     ("--num-epochs 5", "num-epochs"),
     ("--init-std 0", "--init-std (0.0) must be from 1e-06 to inf."),
     ("--seed -1", "--seed (-1) must be from 0 to"),
+    (f"--seed {2**63}", f"--seed ({2**63}) must be from 0 to {2**63 - 1}."),
     ("--num-envs 0", "--num-envs (0) must be from 1 to inf."),
     ("--num-minibatches 7", "--num-steps * --num-envs (144) must be 2, 3, 4... times"),
     ("--num-minibatches 144", "--num-steps * --num-envs (144) must be 2, 3, 4... times"),
