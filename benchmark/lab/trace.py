@@ -394,7 +394,8 @@ def aside(script: Script, settings: dict[str, Any]) -> Iterator[None]:
         short = functools.partial(gym.make_vec, **batched)
         patches.enter_context(mock.patch("gymnasium.make_vec", short))
         for clock in ("time.time", "time.perf_counter"):
-            patches.enter_context(mock.patch(clock, lambda: Moment(0.0)))
+            # Not 0: to the thread that writes logs, it would always be time for the first flush.
+            patches.enter_context(mock.patch(clock, lambda: Moment(1.0)))
         imports = any("import envpool" in x for x in script.lines)
         if imports and settings.get("backend") != "gymnasium":
             with contextlib.suppress(ImportError):  # which the script may tell better

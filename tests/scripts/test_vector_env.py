@@ -977,8 +977,11 @@ def test_what_is_compiled_is_the_update_of_one_process(run, monkeypatch):
 
 
 def test_a_run_on_a_gpu_is_that_of_the_processor(run, gpu, monkeypatch):
-    real = torch.Generator
-    monkeypatch.setattr(torch, "Generator", lambda device=None: real())
+    class Generator(torch.Generator):  # in memory of the processor, too
+        def __new__(cls, device=None):
+            return super().__new__(cls)
+
+    monkeypatch.setattr(torch, "Generator", Generator)
     one, two = ({"total_timesteps": k * T * N} for k in (1, 2))
     expected = run("same", **one)
     result, device = gpu(lambda: run("same", device="auto", run_name="gpu", **one))
