@@ -1116,7 +1116,7 @@ def check_metrics(metrics: Metrics, step: int) -> None:
 
 # Copied from ppo_continuous_action.py
 class Output:
-    """Standard output or error. If its reader ends, as `| head` does, the run goes on unread."""
+    """Standard output or error. The run goes on if whatever reads it ends, as `| head` does."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream

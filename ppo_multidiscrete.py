@@ -1265,7 +1265,7 @@ def evaluate(
 
 # Copied from ppo_continuous_action.py
 class Output:
-    """Standard output or error. If its reader ends, as `| head` does, the run goes on unread."""
+    """Standard output or error. The run goes on if whatever reads it ends, as `| head` does."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream

@@ -387,15 +387,9 @@ def put_back(copy: Script, original: Script, changes: list[Change]) -> Script:
 
 def moves(copy: Script, original: Script, changes: list[Change]) -> dict[int, int]:
     """By how many spaces lines of the copy move, where a loop or condition around them changes."""
-    inside = {
-        x
-        for change in changes
-        for script, heads in ((copy, change.mine), (original, change.theirs))
-        for head in heads
-        for x in itertools.takewhile(
-            lambda x, head=head: x.indent > head.indent, script.statements[head.index + 1 :]
-        )
-    }
+    heads = [(copy, x) for change in changes for x in change.mine]
+    heads += [(original, x) for change in changes for x in change.theirs]
+    inside = {x for script, head in heads for x in body(script, head)}
     found = {}
     for index, (own, _) in pair(copy, original)[0].items():
         theirs = original.statements[index]
@@ -403,6 +397,12 @@ def moves(copy: Script, original: Script, changes: list[Change]) -> dict[int, in
             lines = range(own.lines[0] - 1, own.lines[1])
             found |= dict.fromkeys(lines, theirs.indent - own.indent)
     return found
+
+
+def body(script: Script, head: Statement) -> list[Statement]:
+    """What is inside of a loop or a condition, or of any other statement that has a body."""
+    later = script.statements[head.index + 1 :]
+    return [*itertools.takewhile(lambda x: x.indent > head.indent, later)]
 
 
 def span(statements: list[Statement]) -> slice:

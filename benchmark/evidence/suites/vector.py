@@ -1,4 +1,4 @@
-"""The script for simulators that step many environments, beside the one with one environment."""
+"""Many environments at once, compared with the main script, which has one."""
 
 from benchmark.evidence.definitions import Suite, Variant
 from benchmark.evidence.suites.common import CONTINUOUS, THREE
