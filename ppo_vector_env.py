@@ -52,6 +52,7 @@ RANK = int(os.environ["RANK"]) if WORLD_SIZE > 1 else 0
 NUM_CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 SCRIPT = Path(globals().get("__file__", "notebook"))  # pasted into a notebook, it has no file
 Tensors = dict[str, Tensor]
+Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
 
 
@@ -289,7 +290,7 @@ def adapted(learning_rate: float, kl: float, target: float) -> float:
 
 
 def train(
-    args: Args | None = None, make: Any = None, resume: str | Path | None = None
+    args: Args | None = None, make: Any = None, resume: str | Path | Saved | None = None
 ) -> dict[str, Any]:
     """Train an agent in the simulator of the settings, or in what `make` returns.
 
@@ -302,7 +303,7 @@ def train(
         return learn(args or saved.get("args") or Args(), make, saved, resources)
 
 
-def learn(args: Args, make: Any, saved: dict[str, Any], resources: ExitStack) -> dict[str, Any]:
+def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str, Any]:
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device, simulator, and what has been done ---
     if make:
@@ -355,6 +356,23 @@ def learn(args: Args, make: Any, saved: dict[str, Any], resources: ExitStack) ->
 
     run_dir, writer = open_run(resources, args, saved, global_step)
     result = dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
+
+    def save() -> None:
+        state = {
+            "args": vars(args),
+            "layout": sim.layout,
+            "agent": agent.state_dict(),
+            "adam": adam,
+            "learning_rate": learning_rate,
+            "episodes": episodes,
+            "updates": updates,
+            "run_id": run_dir.name,
+        }
+        torch.save(state, run_dir / "checkpoint.tmp")
+        os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")  # always a whole one
+
+    if RANK == 0 and not saved:
+        save()  # so that a run can be resumed whenever it is stopped
     iterations = range(finished + 1, num_iterations + 1)
     progress = tqdm(iterations, initial=finished, total=num_iterations, disable=RANK > 0)
     for iteration in resources.enter_context(progress):
@@ -451,18 +469,7 @@ def learn(args: Args, make: Any, saved: dict[str, Any], resources: ExitStack) ->
         if RANK == 0:
             log(writer, progress, updates[-1], episodes, num_before)
         if RANK == 0 and (iteration == num_iterations or iteration % args.checkpoint_interval == 0):
-            state = {
-                "args": vars(args),
-                "layout": sim.layout,
-                "agent": agent.state_dict(),
-                "adam": adam,
-                "learning_rate": learning_rate,
-                "episodes": episodes,
-                "updates": updates,
-                "run_id": run_dir.name,
-            }
-            torch.save(state, run_dir / "checkpoint.tmp")
-            os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")  # always a whole one
+            save()
     return result
 
 
@@ -597,7 +604,7 @@ def choose_device(args: Args) -> torch.device:
     return torch.device("cuda", local_rank) if gpus else torch.device("cpu")
 
 
-def check_layout(sim: Simulator, saved: dict[str, Any]) -> None:
+def check_layout(sim: Simulator, saved: Saved) -> None:
     if saved and saved["layout"] != sim.layout:
         raise UsageError(f"{saved['run_dir']} was trained in a simulator with other spaces.")
 
@@ -621,7 +628,7 @@ def compiled(function: Any, device: torch.device) -> Any:
 
 
 def open_run(
-    resources: ExitStack, args: Args, saved: dict[str, Any], step: int
+    resources: ExitStack, args: Args, saved: Saved, step: int
 ) -> tuple[Path, SummaryWriter | None]:
     """The folder of a run and its log, which only the first process writes."""
     env = re.sub(r"[^\w.-]", "-", args.make or args.env_id)
@@ -629,7 +636,7 @@ def open_run(
     run_dir = saved.get("run_dir", Path("runs", args.run_name or run_id))
     if RANK > 0:
         return run_dir, None
-    if not saved and run_dir.exists():
+    if not saved and (run_dir / "checkpoint.pt").exists():
         raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
     if args.track:
         import wandb
@@ -660,8 +667,10 @@ def log(
         progress.set_postfix_str(f"return {mean:.5g}", refresh=False)
 
 
-def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
+def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
     """All that a run has saved, with its `args` and `agent`. Loading it runs no code."""
+    if isinstance(run_dir, dict):  # it has been loaded
+        return run_dir
     path = Path(run_dir, "checkpoint.pt")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -674,13 +683,13 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
     return saved | {"args": args, "agent": agent.eval(), "run_dir": Path(run_dir)}
 
 
-def load_policy(run_dir: str | Path) -> Agent:
+def load_policy(run_dir: str | Path | Saved) -> Agent:
     """The trained policy: `policy(raw_obs)` are the most likely actions (N, A) for obs (N, D)."""
     return load_checkpoint(run_dir)["agent"].requires_grad_(False)
 
 
 def evaluate(
-    run_dir: str | Path,
+    run_dir: str | Path | Saved,
     episodes: int = 10,
     video: bool = False,
     make: Any = None,
@@ -692,12 +701,13 @@ def evaluate(
     """
     saved = load_checkpoint(run_dir)
     args, agent = args or saved["args"], saved["agent"].requires_grad_(False)
+    folder = saved["run_dir"] / "videos"
     returns, frames = torch.zeros(episodes), []
     playing = torch.ones(episodes, dtype=torch.bool)
     with ExitStack() as resources:
         options = {"render_mode": "rgb_array"} if video else {}
         if video:
-            resources.enter_context(gpu_context())
+            resources.enter_context(drawing())
         sim = make_simulator(resources, args, episodes, 0, torch.device("cpu"), make, **options)
         obs = sim.reset()
         check_layout(sim, saved)
@@ -710,25 +720,27 @@ def evaluate(
     if video:
         from gymnasium.utils.save_video import save_video
 
-        save_video(frames, f"{run_dir}/videos", lambda _: True, fps=30)
-        print(f"Video: {run_dir}/videos/rl-video-episode-0.mp4")
+        save_video(frames, f"{folder}", lambda _: True, fps=30)
+        print(f"Video: {folder}/rl-video-episode-0.mp4")
     print(f"Return {returns.mean():.5g} ± {returns.std(correction=0):.3g} in {episodes} episodes")
     return returns.tolist()
 
 
 @contextmanager
-def gpu_context() -> Iterator[None]:
+def drawing() -> Iterator[None]:
     """Let MuJoCo and EnvPool draw without a screen."""
     if sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")
     import mujoco
 
-    for library in ("libEGL.so.1", "libGL.so.1") if os.environ["MUJOCO_GL"] == "egl" else ():
+    for library in ("libEGL.so.1", "libGL.so.1") if os.environ.get("MUJOCO_GL") == "egl" else ():
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # where EnvPool looks for them
     context = mujoco.GLContext(640, 480)
     context.make_current()
-    yield
-    context.free()
+    try:
+        yield
+    finally:
+        context.free()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -748,12 +760,16 @@ def main() -> None:
     parser.add_argument("--resume", "--evaluate", dest="folder")
     try:
         folder = parser.parse_known_args()[0].folder
-        default = load_checkpoint(folder)["args"] if folder else Args()
-        command = tyro.cli(Command, default=Command(default))
+        saved = load_checkpoint(folder) if folder else {}
+        command = tyro.cli(Command, default=Command(saved.get("args") or Args()))
+        if command.resume and command.evaluate:
+            raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
-            evaluate(folder, command.eval_episodes, command.capture_video, args=command.args)
+            evaluate(saved, command.eval_episodes, command.capture_video, args=command.args)
+        elif command.capture_video:
+            raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:
-            run_dir = train(command.args, resume=folder)["run_dir"]
+            run_dir = train(command.args, resume=saved)["run_dir"]
             print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
     except KeyboardInterrupt:
         print("Interrupted. Use --resume to continue from its checkpoint.", file=sys.stderr)

@@ -756,6 +756,7 @@ REFUSED = [
     ("--backend gymnasium --env-id Nowhere-v0", "Nowhere"),
     ("--backend gymnasium --env-id CartPole-v1", "try ppo_multidiscrete.py"),
     ("--env-id Nowhere-v0", "--env-id"),
+    ("--capture-video", "--capture-video films an evaluation: add --evaluate FOLDER."),
     ("--resume nowhere", "nowhere/checkpoint.pt is missing, damaged or from another script"),
 ]
 
@@ -777,7 +778,7 @@ def test_a_missing_envpool_is_named_with_what_installs_it(cli, monkeypatch):
 
 @pytest.fixture
 def trained(cli):
-    """A finished run of three iterations, of which only the last is saved."""
+    """A finished run of three iterations, of which only the last is saved, and the beginning."""
     code, out, error = cli(f"{HERE}same --run-name done")
     assert code == 0 and "Next: --evaluate runs/done, or tensorboard" in out and "return" in error
     return Path("runs/done")
@@ -882,6 +883,19 @@ def make_ending(num_envs, seed, device):
     return simulator("same", num_envs, Ending)
 
 
+def test_a_run_that_is_stopped_in_its_first_iteration_can_be_resumed(cli, run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(ppo, "check_numbers", lambda *_: signal.raise_signal(signal.SIGINT))
+        assert cli(f"{HERE}same --run-name cut")[0] == 130
+    saved = ppo.load_checkpoint("runs/cut")
+    assert saved["updates"] == saved["episodes"] == []
+    code, _, error = cli(f"{HERE}same --run-name cut")
+    assert code == 2 and "--resume it" in error
+    assert len(run(resume="runs/cut").updates) == 3
+    code, _, error = cli("--resume runs/cut --evaluate runs/cut")
+    assert code == 2 and "choose one of them" in error
+
+
 @pytest.mark.parametrize("target_kl", [0.0, 1e-4])
 def test_an_interrupted_run_continues_in_new_episodes(cli, run, target_kl):
     more = f"--run-name cut --total-timesteps {5 * T * N} --checkpoint-interval 2 --lr 0.01"
@@ -923,7 +937,7 @@ def test_an_interrupted_run_continues_in_new_episodes(cli, run, target_kl):
 
 def test_sigterm_ends_a_run_with_its_exit_code(cli):
     code, _, _ = cli(f"{HERE}ending --run-name ended")
-    assert code == 143 and not Path("runs/ended/checkpoint.pt").exists()
+    assert code == 143 and ppo.load_checkpoint("runs/ended")["updates"] == []
 
 
 def test_copied_alone_into_an_empty_folder_it_runs(run_file, tmp_path):
@@ -940,7 +954,7 @@ def test_a_video_shows_the_first_episode(trained, monkeypatch):
     from gymnasium.utils import save_video
 
     saved = record(monkeypatch, save_video, "save_video")
-    monkeypatch.setattr(ppo, "gpu_context", ppo.ExitStack)
+    monkeypatch.setattr(ppo, "drawing", ppo.ExitStack)
 
     def make(num_envs, *_):
         def single(i):
