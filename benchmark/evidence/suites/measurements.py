@@ -3,12 +3,13 @@
 from benchmark.evidence.definitions import Entry, Measurement
 from benchmark.evidence.suites.common import CONTINUOUS, GAMES, MULTIDISCRETE, SB3
 
-PHYSICS = "benchmark/evidence/baselines/envpool_physics.py"
-
+BASELINES = "benchmark/evidence/baselines"
 SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
 RAW = "--no-norm-obs --no-scale-rewards"  # ppo2 does both for MuJoCo only
 CHEETAH, CARTPOLE = "--env-id HalfCheetah-v4", "--env-id CartPole-v1"
 VECTOR = "--num-envs 64 --num-steps 64 --num-minibatches 4 --update-epochs 5"
+# Our network, and a step size that no rule has to adapt.
+RSL_RL = f"{VECTOR} --hidden 64 64 --activation tanh --init-std 0.6 --schedule fixed"
 SMALL = (
     f"{CARTPOLE} --num-envs 4 --num-steps 128 --num-minibatches 4 --update-epochs 4 "
     "--learning-rate 2.5e-4 --ent-coef 0.01"
@@ -41,7 +42,9 @@ MEASUREMENTS = {
     "vector": measurement(
         "HalfCheetah-v4 on two cores; 64 environments, 64 steps, 4 minibatches, 5 epochs",
         Entry("ppo_vector_env.py", 409600, f"{CHEETAH} {VECTOR}"),
-        Entry("EnvPool alone", 409600, CHEETAH, PHYSICS),
+        Entry("rsl_rl PPO", 204800, f"{CHEETAH} {RSL_RL}", f"{BASELINES}/rsl_rl_ppo.py"),
+        Entry("CleanRL PPO", 81920, f"{CHEETAH} {VECTOR}", *CLEANRL),
+        Entry("EnvPool alone", 409600, CHEETAH, f"{BASELINES}/envpool_physics.py"),
         Entry(CONTINUOUS, 122880, f"{CHEETAH} {VECTOR}"),
     ),
     "atari": measurement(

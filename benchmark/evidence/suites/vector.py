@@ -13,4 +13,23 @@ SUITES = (
         baseline_label=CONTINUOUS,
         figures=("curves",),
     ),
+    Suite(
+        name="vector_env_3m",
+        reproduces="three million steps of many environments, beside Tianshou's published scores",
+        environments=dict.fromkeys(THREE, (1, 2, 3, 4, 5)),
+        variants={"": Variant("ppo_vector_env.py", "", "ppo_vector_env.py")},
+        table="scores",
+        figures=("curves",),
+        total_timesteps=3_000_000,
+    ),
+    Suite(
+        name="rsl_rl",
+        reproduces="rsl_rl's PPO on the same simulator, over steps and over minutes",
+        environments=dict.fromkeys(("HalfCheetah-v4", "Hopper-v4"), (1, 2, 3)),
+        variants={"rsl_rl": Variant("benchmark/evidence/baselines/rsl_rl_ppo.py")},
+        baseline=("vector_env_3m", ""),
+        baseline_label="ppo_vector_env.py",
+        figures=("minutes", "curves"),
+        total_timesteps=3_000_000,
+    ),
 )
