@@ -176,7 +176,7 @@ def train(args):
         b_prompts, responses, rewards = respond(model, b_prompts, args.group_size)
         old, ref = (x.logprobs(b_prompts, responses).detach() for x in (model, reference))
         batch = b_prompts, responses, old, ref, group_advantages(rewards, args)
-        has_spread = rewards.std(dim=1) > 0  # otherwise all advantages of the group are 0
+        has_spread = (rewards.std(dim=1) > 0).repeat_interleave(args.group_size)  # (B,)
 
         # --- Update: gradient steps on minibatches ---
         # Detail R5: learning rate annealing
@@ -185,9 +185,9 @@ def train(args):
         if args.dynamic_sampling:
             # Extra: dynamic sampling
             # Equal rewards teach nothing. DAPO draws other groups instead; here batches shrink.
-            order = order[has_spread.repeat_interleave(args.group_size)[order]]
+            order = order[has_spread[order]]
         # Detail 6/37: minibatch updates
-        for mb in [x for x in order.chunk(args.num_minibatches) if len(x) > 0]:
+        for mb in [x for x in order.chunk(args.num_minibatches) if len(x)]:  # none may be left
             adam.zero_grad()
             grpo_loss(model, *(x[mb] for x in batch), args).backward()
             # Detail 11/37: global gradient clipping

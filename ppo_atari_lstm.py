@@ -86,6 +86,7 @@ NUM_CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_
 GAME_PROCESSES = NUM_CORES
 
 Tensors = dict[str, Tensor]
+UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_args`
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
 LIMITS = {  # the least and the largest value of these settings; names in a row share theirs
@@ -129,7 +130,7 @@ class Args:
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
     adam_eps: float = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: float = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: float = 0.95  # advantages look one step ahead at 0, to the end at 1 [paper: 0.95]
+    gae_lambda: float = 0.95  # advantages look ahead one step at 0, all steps at 1 [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     clip_coef: float = 0.1  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
     anneal_clip: bool = False  # lower clip_coef linearly towards 0 [paper: Atari only; ppo2: off]
@@ -465,7 +466,7 @@ class Batch(NamedTuple):
 
     obs: Tensor  # (T, N, 1, 84, 84), bytes
     actions: Tensor  # (T, N)
-    logprobs: Tensor  # (T, N), of the policy that acted
+    logprobs: Tensor  # (T, N); these and all below are of the weights that acted
     values: Tensor  # (T, N)
     advantages: Tensor  # (T, N)
     returns: Tensor  # (T, N), targets for the values
@@ -473,7 +474,7 @@ class Batch(NamedTuple):
     state: Tensor  # (2, N, H), of the LSTM before the first step
 
 
-def ppo_loss(agent: Agent, minibatch: Batch, args: Args) -> tuple[Tensor, Tensors]:
+def ppo_loss(agent: Agent, minibatch: Batch, args: UpdateArgs) -> tuple[Tensor, Tensors]:
     """Overall loss (paper, equation 9, negated for descent), and debug variables."""
     # Detail 36/37: rebuild states in training [ppo2/ppo2.py L179-180]
     # Stored states come from old weights and have no gradient. So only the first one is stored.
@@ -661,7 +662,6 @@ def learn(
         # --- Collect: T steps in each of the N games, with fixed weights ---
         start_time = time.perf_counter()
         num_before = len(episodes)
-        remaining = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         # Eight frames per thread are enough. More threads would spin idly and slow the games down.
         torch.set_num_threads(min(args.torch_threads, max(1, args.num_envs // 8)))
         rng = np.random.default_rng([args.seed, iteration])
@@ -698,17 +698,17 @@ def learn(
 
         # --- Advantages: log-probabilities and what comes next, then GAE ---
         torch.set_num_threads(args.torch_threads)
-        # Deviation: time limits are not failures (not truncation_is_terminal)
-        # The game would have gone on, so bootstrap from its last observation (ppo2 uses 0).
-        terminated |= truncated & args.truncation_is_terminal
+        if args.truncation_is_terminal:
+            terminated |= truncated
         done = terminated | truncated
         batch_rewards = to_tensor(rewards)
         with torch.no_grad():
             logprobs, _ = categorical(logits, actions)  # (T, N)
-            # The value of the next observation predicts what follows a step. If the episode ended,
-            # that observation belongs to the next episode. After a time limit, the value of the
-            # final observation replaces it. After a failure, nothing follows.
+            # The value of the next observation predicts what follows a step. Where the episode
+            # ended, that observation belongs to the next episode, and the value is replaced.
             next_values = torch.cat([values[1:], agent(obs[-1:], starts[-1:], state)[1]])
+            # Deviation: time limits are not failures (not truncation_is_terminal)
+            # The game would have gone on, so bootstrap from its last observation (ppo2 uses 0).
             if final_obs:  # each with the state that led to it
                 b_final_obs = torch.tensor(np.array(final_obs), device=device)[None]
                 no_starts = torch.zeros(b_final_obs.shape[:2], device=device)
@@ -721,6 +721,7 @@ def learn(
             returns = advantages + values  # targets for the values
 
         # --- Update: K epochs of minibatches ---
+        remaining = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps make progress; small ones at the end average out noise.
         learning_rate = args.learning_rate * (remaining if args.anneal_lr else 1.0)

@@ -65,6 +65,7 @@ HIDDEN = 64  # units in each hidden layer
 KL_COEF_MIN, KL_COEF_MAX = 2.0**-20, 2.0**20  # below, beta has no effect; above, nothing else has
 STEPS_PER_CALL = 1  # as in the runs of our tables; 4 is faster, but rounds differently
 Tensors = dict[str, Tensor]
+UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_args`
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 EnvFactory = Callable[[], gym.Env]
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
@@ -112,7 +113,7 @@ class Args:
     anneal_lr: bool = True  # lower the step size linearly towards 0 [ppo2; paper: Atari only]
     adam_eps: float = 1e-5  # Adam's epsilon [ppo2: 1e-5]
     gamma: float = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: float = 0.95  # advantages look one step ahead at 0, to the end at 1 [paper: 0.95]
+    gae_lambda: float = 0.95  # advantages look ahead one step at 0, all steps at 1 [paper: 0.95]
     norm_adv: bool = True  # normalize the advantages of each minibatch
     kl_mode: Literal["adaptive", "fixed", "none"] = "adaptive"  # beta adapts, stays, or is 0
     kl_coef: float = 1.0  # weight of the penalty, beta (at first, if adaptive) [paper: 0.3-10]
@@ -208,6 +209,7 @@ def actor(agent: Agent) -> Callable[..., np.ndarray]:
 # Copied from ppo_continuous_action.py
 def actor_logprobs(agent: Agent, noise: Tensor) -> Tensor:
     """Log-probabilities (...) of the actions that `actor` makes of `noise` (..., A)."""
+    # An action is mean + std * noise, so its density is that of the noise divided by std.
     return (Normal(0, 1).log_prob(noise) - agent.log_std).sum(-1)
 
 
@@ -307,11 +309,11 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
 
 
 class Batch(NamedTuple):
-    """What an update learns from: T steps of N environments; then T*N, or B, samples in a row."""
+    """What an update learns from: T steps of N environments; then T*N of them in a row, or B."""
 
     obs: Tensor  # (T, N, D), normalized
     actions: Tensor  # (T, N, A), not clipped
-    logprobs: Tensor  # (T, N), of the policy that acted, as are all below
+    logprobs: Tensor  # (T, N); these and all below are of the weights that acted
     values: Tensor  # (T, N)
     advantages: Tensor  # (T, N)
     returns: Tensor  # (T, N), targets for the values
@@ -319,7 +321,7 @@ class Batch(NamedTuple):
     log_std: Tensor  # (T, N, A)
 
 
-def ppo_loss(agent: Agent, minibatch: Batch, args: Args) -> tuple[Tensor, Tensors]:
+def ppo_loss(agent: Agent, minibatch: Batch, args: UpdateArgs) -> tuple[Tensor, Tensors]:
     """Overall loss (paper, equation 9 with 8, negated for descent), and debug variables."""
     values, logprobs, entropies, mean = agent.evaluate_actions(minibatch.obs, minibatch.actions)
     logratio = logprobs - minibatch.logprobs
@@ -348,13 +350,15 @@ def ppo_loss(agent: Agent, minibatch: Batch, args: Args) -> tuple[Tensor, Tensor
 
 
 # Copied from ppo_continuous_action.py
-def ppo_update(agent: Agent, adam: Tensors, batch: Batch, indices: Tensor, args: Args) -> Tensors:
+def ppo_update(
+    agent: Agent, adam: Tensors, batch: Batch, indices: Tensor, args: UpdateArgs
+) -> Tensors:
     """Take an Adam step, in place, for each row of `indices` (M, B), which picks a minibatch.
 
     Adam is written out so that several steps compile into one graph, which makes updates six times
     as fast. `adam` holds all weights as one vector (the agent's parameters are views of it), the
-    running means of the gradient and its square, and the step count. The floats of `args` are
-    tensors here. Returns the metrics, with one number per minibatch.
+    running means of the gradient and its square, and the step count. Returns the metrics, with one
+    number per minibatch.
     """
     rows = []
     for chosen in indices:
@@ -366,7 +370,7 @@ def ppo_update(agent: Agent, adam: Tensors, batch: Batch, indices: Tensor, args:
         metrics["losses/grad_norm"] = norm
         # Detail 11/37: global gradient clipping (max_grad_norm) [ppo2/model.py L102-108]
         # One odd minibatch cannot throw the policy off, and the gradient keeps its direction.
-        factor = args.max_grad_norm * (1 / norm)  # as in our runs: a quotient rounds otherwise
+        factor = args.max_grad_norm * (1 / norm)  # as in TensorFlow: a quotient rounds otherwise
         gradient = gradient * factor.clamp(max=1.0)
         step = adam["step"].add_(1)
         mean = adam["mean"].lerp_(gradient, 1 - 0.9)
@@ -449,18 +453,20 @@ def learn(
     # There are four kinds of observations. `raw_obs` are what the environments return now, and
     # `raw_final_obs` the last ones of episodes that have just ended. `obs` and `final_obs` are the
     # same of a whole rollout, normalized: what the networks see.
-    raw_obs, raw_final_obs = np.zeros((2, args.num_envs, obs_size))
+    raw_obs = np.zeros((args.num_envs, obs_size))
+    raw_final_obs = np.zeros_like(raw_obs)
     # The last observation of a rollout is the first of the next one.
     obs = np.zeros((args.num_steps + 1, args.num_envs, obs_size), dtype=np.float32)
-    final_obs = np.zeros_like(obs[1:])  # only where a time limit ended an episode
+    final_obs = np.zeros_like(obs[1:])  # valid where a time limit ended an episode
     actions = np.zeros((args.num_steps, args.num_envs, action_size), dtype=np.float32)
     rewards = np.zeros((args.num_steps, args.num_envs))
-    terminated, truncated = np.zeros((2, *rewards.shape), dtype=bool)
+    terminated = np.zeros_like(rewards, dtype=bool)
+    truncated = np.zeros_like(terminated)
 
     # --- Agent, optimizer, statistics, episodes, metrics: new, or from the checkpoint ---
     # Copied from ppo_continuous_action.py
     check_sizes(saved, sizes)
-    # All threads draw from the same random numbers: runs take turns, and others must not draw now.
+    # PyTorch has one generator for all threads. If several train, one at a time seeds it and draws.
     with LOCK:
         torch.manual_seed(args.seed)
         agent = saved["agent"] if saved else agent_class(*sizes)
@@ -518,7 +524,7 @@ def learn(
         for i, env in enumerate(envs):
             raw_obs[i] = env.begin(rng.integers(2**31).item())
         obs_stats.update(raw_obs)
-    obs[-1] = normalized(raw_obs)
+    obs[-1] = normalized(raw_obs)  # as if a rollout had just ended
 
     # --- What is saved, so that a run can be resumed whenever it is stopped ---
     def save() -> None:
@@ -549,9 +555,8 @@ def learn(
         # --- Collect: T steps in each of the N environments, with fixed weights ---
         # Copied from ppo_continuous_action.py
         start_time = time.perf_counter()
-        rng = np.random.default_rng([args.seed, iteration])
+        rng = np.random.default_rng([args.seed, iteration])  # a resumed run draws the same
         num_before = len(episodes)
-        remaining = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         act = actor(agent)
         noise = rng.standard_normal(actions.shape, dtype=np.float32)
         obs[0] = obs[-1]  # where the last rollout ended
@@ -563,11 +568,13 @@ def learn(
             # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
             # The environment gets the clipped action. The loss uses the density of the sampled one.
             clipped_actions = actions[t].clip(low, high)
-            for i, (env, step) in enumerate(zip(envs, step_envs(envs, clipped_actions))):
-                raw_obs[i], rewards[t, i], terminated[t, i], truncated[t, i], _ = step
+            outcomes = step_envs(envs, clipped_actions)
+            for i, (env, outcome) in enumerate(zip(envs, outcomes)):
+                raw_obs[i], rewards[t, i], terminated[t, i], truncated[t, i], _ = outcome
                 if env.ended:
-                    ended = {"return": env.total, "length": len(env.actions)}
-                    episodes.append({"global_step": global_step, **ended})
+                    length = len(env.actions)
+                    episode = {"global_step": global_step, "return": env.total, "length": length}
+                    episodes.append(episode)
                     raw_final_obs[i] = raw_obs[i]
                     raw_obs[i] = env.begin(rng.integers(2**31).item())
             obs_stats.update(raw_obs)
@@ -578,9 +585,8 @@ def learn(
 
         # --- Rewards: the ends of episodes, a bonus, scaling ---
         # Copied from ppo_continuous_action.py
-        # Deviation: time limits are not failures (not truncation_is_terminal)
-        # The episode would have gone on, so bootstrap from its last observation (ppo2 uses 0).
-        terminated |= truncated & args.truncation_is_terminal
+        if args.truncation_is_terminal:
+            terminated |= truncated
         done = terminated | truncated
         # Add a bonus of your own to `rewards` here. A wrapper would also change the logged return.
         if args.scale_rewards:
@@ -602,11 +608,12 @@ def learn(
             batch_actions = to_tensor(actions)
             values, logprobs, _, mean = agent.evaluate_actions(batch_obs, batch_actions)
             log_std = agent.log_std.expand_as(mean).clone()  # a copy, because the agent's changes
-            acting_logprobs = actor_logprobs(agent, to_tensor(noise))  # (T, N)
-            # The value of the next observation predicts what follows a step. If the episode ended,
-            # that observation belongs to the next episode. After a time limit, the value of the
-            # final observation replaces it. After a failure, nothing follows.
+            acting_logprobs = actor_logprobs(agent, to_tensor(noise))  # (T, N), only to compare
+            # The value of the next observation predicts what follows a step. Where the episode
+            # ended, that observation belongs to the next episode, and the value is replaced.
             next_values = torch.cat([values[1:], agent.value(all_obs[-1:])])
+            # Deviation: time limits are not failures (not truncation_is_terminal)
+            # The episode would have gone on, so bootstrap from its last observation (ppo2 uses 0).
             next_values[truncated] = agent.value(to_tensor(final_obs[truncated]))
             next_values[terminated] = 0.0
             batch_rewards = to_tensor(rewards)
@@ -619,6 +626,7 @@ def learn(
         )
 
         # --- Update: K epochs of minibatches ---
+        remaining = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps make progress; small ones at the end average out noise.
         learning_rate = args.learning_rate * (remaining if args.anneal_lr else 1.0)
@@ -626,7 +634,7 @@ def learn(
         beta = 0.0 if args.kl_mode == "none" else kl_coef
         update_args.kl_coef.fill_(beta)
         flat_batch = Batch(*(x.flatten(0, 1) for x in batch))  # (T*N, ...)
-        mb_metrics: list[Tensors] = []
+        mb_metrics: list[Tensors] = []  # of each epoch, with one number per minibatch
         agent.train()
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(batch_size), device=device)
@@ -652,7 +660,7 @@ def learn(
             "losses/explained_variance": 1 - (returns - values).var() / (returns.var() + 1e-8),
             "check/target_std": returns.std(),  # what explained variance is relative to
             "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
-            "check/update": (normalize(logratio) * normalize(advantages)).mean(),  # positive
+            "check/update": (normalize(logratio) * normalize(advantages)).mean(),  # above 0
             "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if both policies agree
             "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0 before the first step
             "check/kl_after": kl,  # of the whole update, exact

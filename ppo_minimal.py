@@ -96,7 +96,7 @@ class RunningMeanStd:
 
 
 def gae(rewards, values, next_values, done, args):
-    advantages, later = torch.zeros_like(values), 0.0  # (T, N)
+    advantages, later = torch.zeros_like(values), 0.0  # (T, N); later: those of the next step
     for t in reversed(range(len(rewards))):
         delta = rewards[t] + args.gamma * next_values[t] - values[t]  # the TD error
         # Detail 5/37: generalized advantage estimation
@@ -195,20 +195,19 @@ def learn(args, envs):
             # Detail 27/37: action clipping and storage
             clipped_action = action.clip(bounds.low, bounds.high)  # the rollout stores the other
             results = [env.step(x) for env, x in zip(envs, clipped_action)]
-            final_obs, reward, terminated, truncated, _ = zip(*results)
-            final_obs = np.array(final_obs)  # (N, D)
+            next_obs, reward, terminated, truncated, _ = zip(*results)
+            next_obs = np.array(next_obs)  # (N, D)
             reward = np.hstack(reward).astype(float)  # (N,)
             terminated = np.hstack(terminated).astype(bool)
             done = terminated | np.hstack(truncated).astype(bool)  # or cut off by a time limit
-            is_finite = np.isfinite(final_obs).all() and np.isfinite(reward).all()
+            is_finite = np.isfinite(next_obs).all() and np.isfinite(reward).all()
             assert is_finite, f"step {global_step} has a NaN or infinite observation or reward"
             totals += reward
-            raw_obs = final_obs.copy()
+            raw_obs = next_obs.copy()
             for i in np.flatnonzero(done):
                 episodes.append({"global_step": global_step, "return": totals[i].item()})
                 raw_obs[i], _ = envs[i].reset()  # begins the next episode
             obs_stats.update(raw_obs)
-            following = obs_stats.normalize(final_obs)
             discounted = args.gamma * discounted + reward
             return_stats.update(discounted)
             totals[done] = discounted[done] = 0.0
@@ -216,17 +215,18 @@ def learn(args, envs):
             reward = reward / np.sqrt(return_stats.var + 1e-8)
             # Detail 31/37: reward clipping
             reward = reward.clip(-10, 10)
-            rollout.append((last_obs, action, following, reward, terminated, done))
+            next_obs = obs_stats.normalize(next_obs)
+            rollout.append((last_obs, action, next_obs, reward, terminated, done))
             last_obs = obs_stats.normalize(raw_obs)
 
         # --- Advantages: one pass over the whole rollout ---
         tensors = (torch.tensor(np.array(x), device=device).float() for x in zip(*rollout))
-        obs, actions, following, rewards, terminated, done = tensors  # (T, N, ...)
+        obs, actions, next_obs, rewards, terminated, done = tensors  # (T, N, ...)
         with torch.no_grad():
             policy, values = agent(obs)
             logprobs = policy.log_prob(actions)
             # Deviation: time limits are not failures (ppo2: they are)
-            next_values = agent(following)[1] * (1 - terminated)
+            next_values = agent(next_obs)[1] * (1 - terminated)
             advantages, returns = gae(rewards, values, next_values, done, args)
         batch = [x.flatten(0, 1) for x in (obs, actions, logprobs, values, advantages, returns)]
 

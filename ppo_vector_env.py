@@ -1,19 +1,23 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["envpool==1.2.5", "gymnasium[mujoco]==1.4.0", "moviepy==2.2.1", "mujoco==4.0.0",
+# dependencies = ["envpool==1.2.5", "filelock==4.3.1", "gymnasium[mujoco]==1.4.0",
+#   "moviepy==2.2.1", "mujoco==4.0.0",
 #   "numpy==2.4.6", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17",
 #   "wandb==0.31.0"]
 # ///
 """Proximal policy optimization (PPO) for simulators that step many environments at once.
 
     python ppo_vector_env.py --env-id HalfCheetah-v4  # EnvPool: one simulator, many threads
-    python ppo_vector_env.py --make my_robots:make --num-envs 4096 --num-steps 24 --vf-coef 1 \\
-        --num-minibatches 4 --update-epochs 5 --lr 1e-3 --target-kl 0.01  # on a GPU, as rsl_rl
+    python ppo_vector_env.py --make my_robots:make --num-envs 4096 --num-steps 24 \\
+        --num-minibatches 4 --update-epochs 5 --lr 1e-3 --target-kl 0.01 --ent-coef 0.01 \\
+        --vf-coef 2 --max-grad-norm 1 --init-std 1 --hidden 512 256 128 --activation elu \\
+        --no-scale-rewards  # thousands on a GPU, with rsl_rl's settings
     torchrun --nproc-per-node 2 ppo_vector_env.py     # two processes learn as one
 
 ppo_continuous_action.py explains the algorithm and its details. Here one call steps N environments,
 and all arrays are tensors on one device. `make(num_envs, seed, device)` returns a simulator with
-the interface of Gymnasium's vector environments, and with NumPy arrays or tensors.
+the interface of Gymnasium's vector environments, and with NumPy arrays or tensors. If all its
+episodes are equally long, it should begin them at different times: otherwise all end at once.
 
 Differences from ppo2: time limits are not failures; the statistics that normalize observations and
 rewards change once per iteration; each process normalizes its own advantages.
@@ -29,11 +33,12 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import filelock
 import gymnasium as gym
 import numpy as np
 import torch
@@ -88,22 +93,26 @@ class Args:
     learning_rate: StepSize = 3e-4  # Adam's step size, at first [paper: 3e-4; rsl_rl: 1e-3]
     target_kl: float = 0.0  # adapt the step size to this KL [rsl_rl: 0.01; 0: anneal it instead]
     gamma: float = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: float = 0.95  # advantages look one step ahead at 0, to the end at 1 [paper: 0.95]
+    gae_lambda: float = 0.95  # advantages look ahead one step at 0, all steps at 1 [paper: 0.95]
     clip_coef: float = 0.2  # clip range of the ratio, epsilon [paper: 0.2]
     clip_vloss: bool = True  # limit the change of values to clip_coef [ppo2; not in the paper]
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; rsl_rl: 0.01]
-    vf_coef: float = 0.5  # weight of the value loss (half a squared error), c1 [ppo2: 0.5]
+    vf_coef: float = (
+        0.5  # weight of the value loss, half a squared error, c1 [ppo2: 0.5; rsl_rl: 2]
+    )
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; rsl_rl: 1]
 
     def __post_init__(self) -> None:
         highest = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1}
         lowest = {"seed": 0, "num_steps": 2, "init_std": 1e-6}
         for name, value in vars(self).items():
-            low = lowest.get(name, 1 if type(value) is int else 0)
+            low = lowest.get(name, 1 if type(value) is int else 0)  # counts are at least 1
             high = highest.get(name, math.inf)
             if type(value) in (int, float) and not low <= value <= high:  # or if it is NaN
                 flag = f"--{name.replace('_', '-')} ({value})"
                 raise UsageError(f"{flag} must be from {low} to {high}.")
+        if min(self.hidden, default=1) < 1:
+            raise UsageError(f"--hidden {self.hidden} must be positive.")
         batch = self.num_steps * self.num_envs
         if batch % self.num_minibatches or batch == self.num_minibatches:
             flag = f"--num-steps * --num-envs ({batch})"
@@ -121,7 +130,7 @@ def network(inputs: int, outputs: int, gain: float, args: Args) -> nn.Sequential
         # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
         nn.init.orthogonal_(layers[-2].weight, 2**0.5)
         nn.init.zeros_(layers[-2].bias)
-    layers[-2].weight.data *= gain / 2**0.5  # a new policy almost ignores what it sees
+    layers[-2].weight.data *= gain / 2**0.5  # 0.01: a new policy almost ignores what it sees
     return nn.Sequential(*layers[:-1])
 
 
@@ -207,6 +216,11 @@ def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args
     return advantages
 
 
+def normalize(x: Tensor) -> Tensor:
+    """Shift and scale to mean 0 and std 1, with the population std (divisor n) as in ppo2."""
+    return (x - x.mean()) / (x.std(correction=0) + 1e-8)
+
+
 class Batch(NamedTuple):
     """What an update learns from: T steps of N environments; then T*N, or B, samples in a row."""
 
@@ -224,8 +238,7 @@ def ppo_loss(agent: Agent, mb: Batch, args: Args) -> tuple[Tensor, Tensors]:
     logratio = logprobs - mb.logprobs
     ratio = logratio.exp()
     # Detail 7/37: advantage normalization [ppo2/model.py L136-139]
-    advantages = mb.advantages - mb.advantages.mean()
-    advantages = advantages / (mb.advantages.std(correction=0) + 1e-8)
+    advantages = normalize(mb.advantages)
     # Detail 8/37: clipped surrogate objective (clip_coef) [ppo2/model.py L78-86]
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     pg_loss = torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
@@ -306,8 +319,9 @@ def train(
 def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str, Any]:
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device, simulator, and what has been done ---
-    if make:
-        args = dataclasses.replace(args, make=f"{make.__module__}:{make.__qualname__}")
+    if make:  # logs and checkpoints have its name
+        name = getattr(make, "__qualname__", f"<{type(make).__name__}>")
+        args = dataclasses.replace(args, make=f"{make.__module__}:{name}")
     device = choose_device(args)
     resources.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)  # more would fight with the simulator's threads
@@ -326,9 +340,9 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
 
     # --- Agent and optimizer: new, or from the checkpoint; the same in all processes ---
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(args.seed)
+        torch.default_generator.manual_seed(args.seed)  # not of a GPU: simulators draw there
         agent = saved["agent"] if saved else Agent(sim.layout, args)
-    check_layout(sim, saved)
+    check_saved(sim, args, saved)
     agent.to(device).eval()  # dropout and the like are only switched on for updates
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
     adam = {
@@ -340,7 +354,9 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
     adam = {name: x.to(device) for name, x in saved.get("adam", adam).items()}
     # From here on, the parameters are views of this vector, which must only be changed in place.
     nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
-    learning_rate = saved.get("learning_rate", args.learning_rate)
+    learning_rate = args.learning_rate
+    if saved and learning_rate == saved["args"].learning_rate:
+        learning_rate = saved["learning_rate"]  # which the KL may have changed
     generator = torch.Generator(device).manual_seed(noise_seed)
     update = compiled(ppo_update, device) if args.compile and WORLD_SIZE == 1 else ppo_update
 
@@ -351,10 +367,11 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
     raw_final_obs = torch.zeros(T, N, obs_size, device=device)  # before a reset
     actions = torch.zeros(T, N, len(agent.low), device=device)
     rewards, sums = torch.zeros(2, T, N, device=device)
+    # `acts` is False where a step ignores the action and only begins an episode, see Simulator.
     acts, terminated, truncated = torch.zeros(3, T, N, dtype=torch.bool, device=device)
     returns, lengths, discounted = torch.zeros(3, N, device=device)  # of the running episodes
 
-    run_dir, writer = open_run(resources, args, saved, global_step)
+    run_dir, run_id, writer = open_run(resources, args, saved, global_step)
     result = dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
 
     def save() -> None:
@@ -366,7 +383,7 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
             "learning_rate": learning_rate,
             "episodes": episodes,
             "updates": updates,
-            "run_id": run_dir.name,
+            "run_id": run_id,
         }
         torch.save(state, run_dir / "checkpoint.tmp")
         os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")  # always a whole one
@@ -401,7 +418,8 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
             global_step += N * WORLD_SIZE
             returns += rewards[t]
             lengths += acts[t]
-            sums[t] = discounted = args.gamma * discounted + rewards[t]
+            discounted = args.gamma * discounted + rewards[t]
+            sums[t] = discounted
             for total, length in torch.stack([returns, lengths], 1)[done[t]].tolist():
                 ended = {"return": total, "length": int(length)}
                 episodes.append({"global_step": global_step, **ended})
@@ -439,7 +457,8 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
         for _ in range(args.update_epochs):
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             order = acted[torch.randperm(len(acted), generator=generator, device=device)]
-            order = order.repeat(3)[:batch_size]  # some again, in place of what is no experience
+            # Some again, in place of what is no experience: at most two of three steps.
+            order = order.repeat(3)[:batch_size]
             for minibatches in order.view(args.num_minibatches, -1).split(STEPS_PER_CALL):
                 rows += update(agent, adam, batch, minibatches, step_size, args)
         agent.eval()
@@ -452,14 +471,17 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
         metrics = {name: torch.stack([row[name] for row in rows]).mean() for name in rows[0]} | {
             "losses/explained_variance": 1 - batch.advantages.var() / (batch.returns.var() + 1e-8),
             "check/target_std": batch.returns.std(),  # what explained variance is relative to
-            "check/update": torch.stack([logratio, batch.advantages]).corrcoef()[0, 1],  # positive
+            "check/update": (normalize(logratio) * normalize(batch.advantages)).mean(),  # above 0
             "check/first_kl": rows[0]["losses/approx_kl"],  # 0 before the first step
             "check/kl": (logratio.exp() - 1 - logratio).mean(),  # of the whole iteration
-            "charts/SPS": WORLD_SIZE * batch_size / (time.perf_counter() - start_time),
         }
         means = torch.tensor([float(x) for x in metrics.values()], device=device)
         means = all_sum(means) / WORLD_SIZE
-        metrics = dict(zip(metrics, means.tolist())) | {"charts/learning_rate": learning_rate}
+        metrics = dict(zip(metrics, means.tolist()))
+        metrics["charts/learning_rate"] = learning_rate
+        # Read here, where a GPU has done what it was told.
+        seconds = time.perf_counter() - start_time
+        metrics["charts/SPS"] = WORLD_SIZE * batch_size / seconds
         if bad := [name for name, x in metrics.items() if not math.isfinite(x)]:
             raise UsageError(f"Not finite at step {global_step}: {', '.join(bad)}.")
         # Extra: adaptive step size (target_kl) [rsl_rl, there after each minibatch]
@@ -504,7 +526,9 @@ class Simulator:
     def tensor(self, obs: Any, rows: int) -> Tensor:
         """Observations (N, ...), or the parts of Dict ones, flattened side by side: (N, D)."""
         obs = obs if hasattr(obs, "keys") else {"obs": obs}
-        names = list(self.layout["parts"] or obs)
+        names = list(self.layout["parts"] or obs.keys())
+        if nested := [x for x in names if hasattr(obs[x], "keys")]:
+            raise UsageError(f"Observations {nested[0]} have parts themselves: concatenate them.")
         self.in_numpy = not isinstance(obs[names[0]], Tensor)
         parts = [torch.as_tensor(obs[x], dtype=torch.float32, device=self.device) for x in names]
         for name, part in zip(names, parts):
@@ -525,11 +549,13 @@ class Simulator:
         """Next obs (N, D), obs before a reset, rewards (N,), and whether terminated, truncated."""
         given = actions.numpy(force=True).astype(self.space.dtype) if self.in_numpy else actions
         next_obs, *rest, infos = self.envs.step(given)
+        if len(rest) != 3:  # a wrapper for rsl_rl, perhaps
+            raise UsageError("step must return obs, rewards, terminated, truncated and infos.")
         rewards, terminated, truncated = (torch.as_tensor(x, device=self.device) for x in rest)
+        done = terminated.bool() | truncated.bool()
         time_outs = torch.as_tensor(infos.get("time_outs", False), device=self.device).bool()
-        terminated = terminated.bool() & ~time_outs
-        truncated = truncated.bool() | time_outs
-        done = terminated | truncated
+        truncated = done & (truncated.bool() | time_outs)  # time_outs may be of earlier steps
+        terminated = done & terminated.bool() & ~time_outs
         next_obs = self.tensor(next_obs, self.num_envs)
         last = infos.get("final_obs", infos.get("final_observation"))
         if self.next_step:
@@ -538,12 +564,11 @@ class Simulator:
         elif last is None:
             final_obs = obs
         elif getattr(last, "dtype", None) == np.dtype(object):  # Gymnasium: only of ended episodes
-            ended = [x for x in last if x is not None]
-            is_dict = isinstance(ended[0], dict)
-            ended = {x: [y[x] for y in ended] for x in ended[0]} if is_dict else {"obs": ended}
-            ended = {name: np.array(rows) for name, rows in ended.items()}
             final_obs = next_obs.clone()
-            final_obs[done] = self.tensor(ended, int(done.sum()))
+            for i in done.nonzero().flatten().tolist():
+                parts = last[i] if isinstance(last[i], dict) else {"obs": last[i]}
+                parts = {name: np.asarray(x)[None] for name, x in parts.items()}
+                final_obs[i] = self.tensor(parts, 1)[0]
         else:
             final_obs = self.tensor(last, self.num_envs)
         return next_obs, final_obs, rewards.float(), terminated, truncated
@@ -551,7 +576,9 @@ class Simulator:
 
 def space_of(envs: Any) -> Any:
     """The space of one environment's actions; EnvPool calls it `action_space`."""
-    return getattr(envs, "single_action_space", None) or getattr(envs, "action_space", None)
+    own = getattr(envs, "unwrapped", envs)  # gym.make wraps a simulator as if it were one robot
+    single = getattr(envs, "single_action_space", getattr(own, "single_action_space", None))
+    return single or getattr(envs, "action_space", None)
 
 
 def make_simulator(
@@ -588,7 +615,8 @@ def make_simulator(
     else:
         envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
     if not all(hasattr(envs, x) for x in ("reset", "step", "close")) or not space_of(envs):
-        raise UsageError(f"--make ({args.make}) returned {type(envs).__name__}, not a simulator.")
+        needs = "reset, step, close and single_action_space"
+        raise UsageError(f"--make ({args.make}): a {type(envs).__name__} lacks some of {needs}.")
     resources.callback(envs.close)
     return Simulator(envs, num_envs, seed, device)
 
@@ -604,9 +632,16 @@ def choose_device(args: Args) -> torch.device:
     return torch.device("cuda", local_rank) if gpus else torch.device("cpu")
 
 
-def check_layout(sim: Simulator, saved: Saved) -> None:
-    if saved and saved["layout"] != sim.layout:
+def check_saved(sim: Simulator, args: Args, saved: Saved) -> None:
+    """Refuse to go on in a simulator with other spaces, or with settings of another agent."""
+    if not saved:
+        return
+    if repr(saved["layout"]) != repr(sim.layout):  # the order of parts counts, too
         raise UsageError(f"{saved['run_dir']} was trained in a simulator with other spaces.")
+    for name in ("hidden", "activation", "init_std", "policy_obs", "value_obs"):
+        if getattr(args, name) != getattr(saved["args"], name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} is that of {saved['run_dir']}, whose agent has been made.")
 
 
 def check_numbers(raw_obs: Tensor, rewards: Tensor, iteration: int) -> None:
@@ -618,38 +653,67 @@ def check_numbers(raw_obs: Tensor, rewards: Tensor, iteration: int) -> None:
         raise UsageError(f"Step {step} of environment {i}: observation or reward is not finite.")
 
 
-def compiled(function: Any, device: torch.device) -> Any:
-    """Compile `function` when it is first called, which makes small updates many times as fast."""
-    tqdm.write("The first iteration compiles the update, which may take a minute.")
-    torch._dynamo.config.trace_autograd_ops = True  # keeps autograd.grad in the graph
-    torch._inductor.config.cpp.vec_isa_ok = True  # trust the processor's flags: saves 10 s
-    options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
-    return torch.compile(function, options=options)
+def compiled(function: Callable, device: torch.device) -> Callable:
+    """Compile `function` when it is first called. If that fails, say why and do without."""
+    current: Callable | None = None
+
+    def call(*inputs: Any) -> Any:
+        nonlocal current
+        if current:
+            return current(*inputs)
+        tqdm.write("The first iteration compiles the update, which may take a minute.")
+        try:
+            torch._dynamo.config.trace_autograd_ops = True  # keeps autograd.grad in the graph
+            torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags: saves 10 s
+            options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
+            current = torch.compile(function, options=options)
+            return current(*inputs)
+        except Exception as error:  # whatever a compiler can raise
+            reason = str(error).partition("\n")[0]
+            tqdm.write(f"The update could not be compiled, so it takes longer: {reason}")
+            current = function
+            return function(*inputs)
+
+    return call
 
 
 def open_run(
     resources: ExitStack, args: Args, saved: Saved, step: int
-) -> tuple[Path, SummaryWriter | None]:
-    """The folder of a run and its log, which only the first process writes."""
+) -> tuple[Path, str, SummaryWriter | None]:
+    """The folder of a run, its id at Weights & Biases, and its log, of the first process."""
     env = re.sub(r"[^\w.-]", "-", args.make or args.env_id)
     run_id = saved.get("run_id", f"{env}__{SCRIPT.stem}__{args.seed}__{time.time_ns()}")
     run_dir = saved.get("run_dir", Path("runs", args.run_name or run_id))
     if RANK > 0:
-        return run_dir, None
-    if not saved and (run_dir / "checkpoint.pt").exists():
-        raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
+        return run_dir, run_id, None
     if args.track:
         import wandb
 
         about = {"id": run_id, "name": run_dir.name, "config": vars(args), "resume": "allow"}
-        resources.enter_context(wandb.init(**about, sync_tensorboard=True))
-    writer = resources.enter_context(SummaryWriter(run_dir, purge_step=step + 1))
+        try:
+            resources.enter_context(wandb.init(**about, sync_tensorboard=True))
+        except wandb.Error as error:
+            raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        # The operating system frees this lock when the process ends, even if it is killed.
+        resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
+        if not saved and (run_dir / "checkpoint.pt").exists():
+            raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
+        writer = SummaryWriter(run_dir, purge_step=step + 1)  # hide lost steps
+    except filelock.Timeout as error:
+        raise UsageError(f"{run_dir} is in use: another process trains there.") from error
+    except OSError as error:
+        raise UsageError(f"{run_dir}: {error.strerror}: change --run-name, or --resume.") from error
+    resources.enter_context(writer)
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
     source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
     writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra|Dev).*: .*)", source)))
     print(f"Logs and checkpoints: {run_dir}{' (new episodes begin)' if saved else ''}")
-    return run_dir, writer
+    if step + args.num_steps * args.num_envs * WORLD_SIZE > args.total_timesteps:
+        print(f"Step {step} was the last one: raise --total-timesteps to train on.")
+    return run_dir, run_id, writer
 
 
 def log(
@@ -657,9 +721,10 @@ def log(
 ) -> None:
     """Write the metrics of an iteration, and the means of the episodes that ended in it."""
     step, latest = metrics["global_step"], episodes[num_before:]
-    for name in ("return", "length") if latest else ():
-        mean = np.mean([x[name] for x in latest])
-        writer.add_scalar(f"charts/episodic_{name}", mean, step)
+    if latest:
+        for name in ("return", "length"):
+            mean = np.mean([x[name] for x in latest])
+            writer.add_scalar(f"charts/episodic_{name}", mean, step)
     for name, value in metrics.items():
         writer.add_scalar(name, value, step)
     if episodes:
@@ -699,18 +764,22 @@ def evaluate(
 
     Returns their returns. `video` films the first: what `make` returns then needs `render()`.
     """
+    if episodes < 1:
+        raise UsageError(f"--eval-episodes ({episodes}) must be at least 1.")
     saved = load_checkpoint(run_dir)
-    args, agent = args or saved["args"], saved["agent"].requires_grad_(False)
+    args = args or saved["args"]
+    device = choose_device(args)
+    agent = saved["agent"].to(device)
     folder = saved["run_dir"] / "videos"
-    returns, frames = torch.zeros(episodes), []
-    playing = torch.ones(episodes, dtype=torch.bool)
-    with ExitStack() as resources:
+    returns, frames = torch.zeros(episodes, device=device), []
+    playing = torch.ones(episodes, dtype=torch.bool, device=device)
+    with ExitStack() as resources, torch.no_grad():
         options = {"render_mode": "rgb_array"} if video else {}
         if video:
             resources.enter_context(drawing())
-        sim = make_simulator(resources, args, episodes, 0, torch.device("cpu"), make, **options)
+        sim = make_simulator(resources, args, episodes, 0, device, make, **options)
         obs = sim.reset()
-        check_layout(sim, saved)
+        check_saved(sim, args, saved)
         while playing.any():
             if video and playing[0]:
                 frames.append(np.asarray(sim.envs.render()[0]))
@@ -756,6 +825,7 @@ def main() -> None:
     """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # closes the simulator
     sys.path.append("")  # the current folder, for --make
+    # The settings of a run that is continued are the defaults of the flags, so it is read first.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     try:
@@ -770,7 +840,8 @@ def main() -> None:
             raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:
             run_dir = train(command.args, resume=saved)["run_dir"]
-            print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
+            if RANK == 0:
+                print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
     except KeyboardInterrupt:
         print("Interrupted. Use --resume to continue from its checkpoint.", file=sys.stderr)
         sys.exit(130)

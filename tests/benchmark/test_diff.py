@@ -444,7 +444,7 @@ def test_the_original_is_found_and_its_lines_are_shown(compare):
     text = diff.originals(Path("mine.py"))[ROOT / "ppo_minimal.py"]
     Path("next_to_copy.py").touch()  # which gymnasium imports
     flags = "--num-steps 32 --total-timesteps 64 --seed 3 --env-id next_to_copy:Hopper-v4"
-    bug = "agent(following)[1] * (1 - terminated)", "agent(following)[1]"
+    bug = "agent(next_obs)[1] * (1 - terminated)", "agent(next_obs)[1]"
     code, said = compare(bug, text=text, words=flags.split())
     assert "with ppo_minimal.py" in said and f"{END}fails" in said
     assert "  equal      iteration 1: collect\n  DIFFERENT  iteration 1, adv" in said

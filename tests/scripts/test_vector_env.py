@@ -683,6 +683,29 @@ def make_one(num_envs, seed, device):
     return Single(0)
 
 
+class Nested(Tensors):
+    """As Isaac Lab without `concatenate_terms`."""
+
+    def reset(self, seed=None):
+        return {"policy": {"place": super().reset(seed)[0]}}, {}
+
+
+class Four(Tensors):
+    """As a wrapper for rsl_rl."""
+
+    def step(self, actions):
+        obs, rewards, failed, _, infos = super().step(actions)
+        return obs, rewards, failed, infos
+
+
+def make_nested(num_envs, seed, device):
+    return Nested("none", num_envs)
+
+
+def make_four(num_envs, seed, device):
+    return Four("none", num_envs)
+
+
 def make_off(num_envs, seed, device):
     return simulator("off", num_envs)
 
@@ -738,6 +761,7 @@ REFUSED = [
     ("--seed -1", "--seed (-1) must be from 0 to"),
     (f"--seed {2**63}", f"--seed ({2**63}) must be from 0 to {2**63 - 1}."),
     ("--num-envs 0", "--num-envs (0) must be from 1 to inf."),
+    ("--hidden 8 0", "--hidden (8, 0) must be positive."),
     ("--num-minibatches 7", "--num-steps * --num-envs (144) must be 2, 3, 4... times"),
     ("--num-minibatches 144", "--num-steps * --num-envs (144) must be 2, 3, 4... times"),
     ("--total-timesteps 143", "--total-timesteps must be finite, and at least 144,"),
@@ -745,7 +769,9 @@ REFUSED = [
     ("--device cuda", "--device cuda needs a GPU"),
     ("--make nowhere:make", "nowhere:make: No module named 'nowhere'"),
     (HERE + "nothing", "has no attribute 'make_nothing'"),
-    (HERE + "none", "make_none"),
+    (HERE + "none", "make_none): a NoneType lacks some of reset, step, close"),
+    (HERE + "nested", "Observations policy have parts themselves: concatenate them."),
+    (HERE + "four", "step must return obs, rewards, terminated, truncated and infos."),
     (HERE + "one", "obs has shape (4,): it must have a row for each of 6."),
     (HERE + "off", "change autoreset_mode"),
     (HERE + "choices", "try ppo_multidiscrete.py or ppo_atari.py"),
@@ -765,6 +791,55 @@ REFUSED = [
 def test_what_cannot_work_gets_a_sentence_and_exit_code_2(cli, line, sentence):
     code, _, error = cli(line)
     assert code == 2 and sentence in " ".join(error.split()), error
+
+
+def simulator_of(envs, num_envs=2):
+    return ppo.Simulator(envs, num_envs, 1, torch.device("cpu"))
+
+
+def test_time_outs_of_an_earlier_step_end_nothing():
+    envs = Tensors("none", 2)
+    sim = simulator_of(envs)
+    obs = sim.reset()
+    last, ends = torch.zeros(2, 4), torch.tensor([True, False])
+    said = last, torch.zeros(2), ends, torch.zeros(2).bool(), {"time_outs": torch.ones(2)}
+    envs.step = lambda _: said
+    *_, terminated, truncated = sim.step(obs, torch.zeros(2, 2))
+    assert truncated.tolist() == [True, False] and not terminated.any()
+
+
+class Keyed:
+    """Observations as a TensorDict: rows are what one iterates over."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def keys(self):
+        return self.parts.keys()
+
+    def __iter__(self):
+        raise AssertionError
+
+    def __getitem__(self, name):
+        return self.parts[name]
+
+
+def test_parts_may_come_in_a_tensordict():
+    sim = simulator_of(Tensors("none", 2))
+    parts = {"b": torch.ones(2, 3), "a": torch.zeros(2, 1)}
+    assert sim.tensor(Keyed(parts), 2).tolist() == [[1, 1, 1, 0]] * 2
+    assert sim.layout["parts"] == {"b": 3, "a": 1}
+    reverse = Keyed(dict(reversed(parts.items())))  # in a run, the order stays
+    assert sim.tensor(reverse, 2).tolist() == [[1, 1, 1, 0]] * 2
+
+
+def test_a_wrapper_of_gymnasium_hides_no_space_of_actions():
+    class Robots(gym.Env):  # as Isaac Lab's
+        single_action_space = gym.spaces.Box(-1, 1, (2,))
+        action_space = gym.spaces.Box(-1, 1, (64, 2))
+
+    assert ppo.space_of(gym.Wrapper(Robots())).shape == (2,)
+    assert ppo.space_of(SyncVectorEnv([lambda: Single(0)] * 3)).shape == (2,)
 
 
 # --- A run from the outside ---
@@ -822,6 +897,91 @@ def test_a_finished_run_is_not_overwritten_and_there_is_nothing_left_to_do(train
     assert code == 2 and "runs/done was trained in a simulator with other spaces." in error
     code, _, error = cli(f"--evaluate {trained} {HERE}parts")
     assert code == 2 and "simulator with other spaces" in error
+    assert "Step 432 was the last one: raise --total-timesteps to train on." in out
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--hidden 8 8", "--activation elu", "--init-std 1", "--policy-obs obs", "--value-obs obs"],
+)
+def test_a_run_that_is_continued_keeps_its_agent(trained, cli, flag):
+    before = (trained / "checkpoint.pt").read_bytes()
+    for use in ("--resume", "--evaluate"):
+        code, _, error = cli(f"{use} {trained} --total-timesteps 864 {flag}")
+        assert code == 2 and f"{flag.split()[0]} is that of runs/done" in error, error
+    assert (trained / "checkpoint.pt").read_bytes() == before
+
+
+def test_parts_in_another_order_are_other_spaces():
+    args = ppo.Args()
+    layouts = ({"parts": x, "low": [], "high": []} for x in ({"a": 1, "b": 1}, {"b": 1, "a": 1}))
+    first, second = (SimpleNamespace(layout=x) for x in layouts)
+    saved = {"layout": first.layout, "args": args, "run_dir": "runs/x"}
+    ppo.check_saved(first, args, saved)
+    ppo.check_saved(second, args, {})
+    with pytest.raises(ppo.UsageError, match="other spaces"):
+        ppo.check_saved(second, args, saved)
+
+
+def test_a_new_step_size_counts_for_a_run_whose_step_size_the_kl_has_changed(run):
+    found = run(total_timesteps=T * N, target_kl=1e-4)
+    assert found.updates[0]["charts/learning_rate"] == 0.01
+    same = {"total_timesteps": 2 * T * N, "target_kl": 1e-4}
+    changed = run(resume=found.run_dir, **same, learning_rate=0.02)
+    assert changed.updates[1]["charts/learning_rate"] == 0.02
+
+
+def test_what_makes_a_simulator_may_be_a_partial_function(tmp_path):
+    args = ppo.Args(**TINY | {"total_timesteps": T * N})
+    make = functools.partial(make_same, seed=3, device="cpu")
+    found = ppo.train(args, lambda num_envs, *_: make(num_envs))
+    assert "-lambda-__" in found["run_dir"].name
+    found = ppo.train(args, functools.partial(lambda kind, *x: make(x[0]), 1))
+    assert found["args"].make == "functools:<partial>"
+
+
+def test_a_run_at_weights_and_biases_keeps_its_id(run, monkeypatch):
+    inits = []
+    init = lambda **about: inits.append(about) or ppo.ExitStack()  # noqa: E731
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=OSError))
+    found = run(total_timesteps=T * N, track=True, run_name="named")
+    run(resume=found.run_dir, total_timesteps=2 * T * N, track=True)
+    first, second = inits
+    assert first["id"] == second["id"] != first["name"] == second["name"] == "named"
+
+
+def test_one_process_at_a_time_trains_in_a_folder(trained, cli):
+    import filelock
+
+    with filelock.FileLock(trained / "lock"):
+        code, _, error = cli(f"--resume {trained} --total-timesteps 864")
+    assert code == 2 and "runs/done is in use: another process trains there." in error
+    Path("file").touch()
+    code, _, error = cli(f"{HERE}same --run-name {'x' * 300}")
+    assert code == 2 and "File name too long: change --run-name" in error
+
+
+def test_an_update_that_cannot_be_compiled_is_done_without(run, monkeypatch, capsys):
+    def fail(function, options):
+        raise RuntimeError("No compiler.\nAt all.")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    found = run(compile=True, total_timesteps=T * N)
+    assert "could not be compiled, so it takes longer: No compiler.\n" in capsys.readouterr().out
+    assert len(found.calls) == 4 and not same_weights(found.agent, found.calls[0].agent)
+
+
+def test_a_step_size_of_0_learns_nothing_and_says_so(run):
+    found = run(total_timesteps=T * N, learning_rate=0.0)
+    assert found.updates[0]["check/update"] == found.updates[0]["check/kl"] == 0
+
+
+def test_an_agent_that_has_been_evaluated_can_still_learn(trained):
+    saved = ppo.load_checkpoint(trained)
+    ppo.evaluate(saved, 2, make=make_same)
+    assert all(x.requires_grad for x in saved["agent"].parameters())
+    with pytest.raises(ppo.UsageError, match=r"--eval-episodes \(0\) must be at least 1"):
+        ppo.evaluate(saved, 0, make=make_same)
 
 
 def test_evaluation_plays_the_most_likely_actions_and_changes_nothing(trained, monkeypatch, cli):

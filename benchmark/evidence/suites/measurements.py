@@ -47,6 +47,12 @@ MEASUREMENTS = {
         Entry("EnvPool alone", 409600, CHEETAH, f"{BASELINES}/envpool_physics.py"),
         Entry(CONTINUOUS, 122880, f"{CHEETAH} {VECTOR}"),
     ),
+    "vector_defaults": measurement(
+        "HalfCheetah-v4 on two cores; the defaults of each",
+        Entry("ppo_vector_env.py", 204800, CHEETAH),
+        Entry("rsl_rl PPO", 204800, CHEETAH, f"{BASELINES}/rsl_rl_ppo.py"),
+        Entry(CONTINUOUS, 122880, CHEETAH),
+    ),
     "atari": measurement(
         PONG_SIZE,
         Entry(f"{ATARI}, float32", 10240, OURS, ATARI),
