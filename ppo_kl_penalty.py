@@ -209,7 +209,7 @@ def actor(agent: Agent) -> Callable[..., np.ndarray]:
 # Copied from ppo_continuous_action.py
 def actor_logprobs(agent: Agent, noise: Tensor) -> Tensor:
     """Log-probabilities (...) of the actions that `actor` makes of `noise` (..., A)."""
-    # An action is mean + std * noise, so its density is that of the noise divided by std.
+    # The density of mean plus std times noise is that of the noise, divided by std.
     return (Normal(0, 1).log_prob(noise) - agent.log_std).sum(-1)
 
 

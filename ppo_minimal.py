@@ -45,7 +45,7 @@ class Args:
     update_epochs: int = 10  # passes over a batch, K [paper: 10; Atari 3, in ppo2 4]
     learning_rate: float = 3e-4  # Adam's step size [paper: 3e-4; Atari 2.5e-4]
     gamma: float = 0.99  # discount factor [paper: 0.99]
-    gae_lambda: float = 0.95  # advantages look one step ahead at 0, to the end at 1 [paper: 0.95]
+    gae_lambda: float = 0.95  # advantages look ahead one step at 0, all steps at 1 [paper: 0.95]
     clip_coef: float = 0.2  # clip range of the ratio, epsilon [paper: 0.2; Atari 0.1]
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; Atari 0.01]
     vf_coef: float = 0.5  # weight of the value loss (half a squared error), c1 [ppo2: 0.5]

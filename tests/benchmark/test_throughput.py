@@ -37,7 +37,8 @@ def test_every_entry_has_a_valid_command_line_and_equal_work(measurement):
         batches.add(batch)
         if hasattr(args, "update_epochs"):  # it learns
             updates.add((args.num_minibatches, args.update_epochs, args.learning_rate))
-    assert len(batches) == len(updates) == 1
+    if measurement != "vector_defaults":  # which says that each has its own
+        assert len(batches) == len(updates) == 1
 
 
 # A script whose rate is its flag's, and one more where it sees a GPU.

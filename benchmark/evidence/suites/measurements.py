@@ -9,7 +9,8 @@ RAW = "--no-norm-obs --no-scale-rewards"  # ppo2 does both for MuJoCo only
 CHEETAH, CARTPOLE = "--env-id HalfCheetah-v4", "--env-id CartPole-v1"
 VECTOR = "--num-envs 64 --num-steps 64 --num-minibatches 4 --update-epochs 5"
 # Our network, and a step size that no rule has to adapt.
-RSL_RL = f"{VECTOR} --hidden 64 64 --activation tanh --init-std 0.6 --schedule fixed"
+RSL_RL = f"{VECTOR} --hidden 64 64 --activation tanh --init-std 0.6 --learning-rate 3e-4"
+RSL_RL += " --schedule fixed"
 SMALL = (
     f"{CARTPOLE} --num-envs 4 --num-steps 128 --num-minibatches 4 --update-epochs 4 "
     "--learning-rate 2.5e-4 --ent-coef 0.01"
