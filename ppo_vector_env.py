@@ -98,7 +98,6 @@ class Args:
     clip_vloss: bool = True  # limit the change of values to clip_coef [ppo2; not in the paper]
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 [ppo2: 0; rsl_rl: 0.01]
     vf_coef: float = 0.5  # weight of the value loss (half a squared error), c1 [ppo2: 0.5]
-    )
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; rsl_rl: 1]
 
     def __post_init__(self) -> None:
