@@ -33,8 +33,8 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -220,14 +220,14 @@ def normalize(x: Tensor) -> Tensor:
 
 
 class Batch(NamedTuple):
-    """What an update learns from: T steps of N environments; then T*N, or B, samples in a row."""
+    """What an update learns from: T steps of N environments, in a row; or B of them."""
 
-    obs: Tensor  # (T, N, D), normalized
-    actions: Tensor  # (T, N, A), not clipped
-    logprobs: Tensor  # (T, N), of the policy that acted, as are all below
-    values: Tensor  # (T, N)
-    advantages: Tensor  # (T, N)
-    returns: Tensor  # (T, N), targets for the values
+    obs: Tensor  # (T*N, D), normalized
+    actions: Tensor  # (T*N, A), not clipped
+    logprobs: Tensor  # (T*N,); these and all below are of the weights that acted
+    values: Tensor  # (T*N,)
+    advantages: Tensor  # (T*N,)
+    returns: Tensor  # (T*N,), targets for the values
 
 
 def ppo_loss(agent: Agent, mb: Batch, args: Args) -> tuple[Tensor, Tensors]:
@@ -440,10 +440,9 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
             next_values[truncated] = agent.get_value(agent.normalize(raw_final_obs[truncated]))
             next_values[terminated] = 0.0
             advantages = gae(scaled, values[:-1], next_values, done, args)
-        batch = Batch(
-            obs[:-1], actions, logprobs, values[:-1], advantages, advantages + values[:-1]
-        )
-        batch = Batch(*(x.flatten(0, 1) for x in batch))  # (T*N, ...)
+        targets = advantages + values[:-1]
+        samples = obs[:-1], actions, logprobs, values[:-1], advantages, targets
+        batch = Batch(*(x.flatten(0, 1) for x in samples))
 
         # --- Update: K epochs of minibatches ---
         # Detail 4/37: learning rate annealing (learning_rate, target_kl) [ppo2/ppo2.py L133-135]
@@ -774,7 +773,7 @@ def evaluate(
     with ExitStack() as resources, torch.no_grad():
         options = {"render_mode": "rgb_array"} if video else {}
         if video:
-            resources.enter_context(drawing())
+            let_draw(resources)
         sim = make_simulator(resources, args, episodes, 0, device, make, **options)
         obs = sim.reset()
         check_saved(sim, args, saved)
@@ -793,21 +792,18 @@ def evaluate(
     return returns.tolist()
 
 
-@contextmanager
-def drawing() -> Iterator[None]:
+def let_draw(resources: ExitStack) -> None:
     """Let MuJoCo and EnvPool draw without a screen."""
     if sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")
     import mujoco
 
-    for library in ("libEGL.so.1", "libGL.so.1") if os.environ.get("MUJOCO_GL") == "egl" else ():
-        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # where EnvPool looks for them
+    if os.environ.get("MUJOCO_GL") == "egl":
+        for library in ("libEGL.so.1", "libGL.so.1"):
+            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # where EnvPool looks for them
     context = mujoco.GLContext(640, 480)
+    resources.callback(context.free)
     context.make_current()
-    try:
-        yield
-    finally:
-        context.free()
 
 
 @dataclasses.dataclass(frozen=True)

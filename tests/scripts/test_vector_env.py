@@ -1114,7 +1114,7 @@ def test_a_video_shows_the_first_episode(trained, monkeypatch):
     from gymnasium.utils import save_video
 
     saved = record(monkeypatch, save_video, "save_video")
-    monkeypatch.setattr(ppo, "drawing", ppo.ExitStack)
+    monkeypatch.setattr(ppo, "let_draw", lambda _: None)
 
     def make(num_envs, *_):
         def single(i):
