@@ -1,9 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["envpool==1.2.5", "filelock==4.3.1", "gymnasium[mujoco]==1.4.0",
-#   "moviepy==2.2.1", "mujoco==4.0.0",
-#   "numpy==2.4.6", "tensorboard==2.21.0", "torch==2.13.0", "tqdm==4.70.1", "tyro==1.0.17",
-#   "wandb==0.31.0"]
+#   "moviepy==2.2.1", "mujoco==4.0.0", "numpy==2.4.6", "tensorboard==2.21.0", "torch==2.13.0",
+#   "tqdm==4.70.1", "tyro==1.0.17", "wandb==0.31.0"]
 # ///
 """Proximal policy optimization (PPO) for simulators that step many environments at once.
 
@@ -660,6 +659,7 @@ def compiled(function: Callable, device: torch.device) -> Callable:
             return current(*inputs)
         tqdm.write("The first iteration compiles the update, which may take a minute.")
         try:
+            torch.compiler.reset()  # an earlier run in this process may have had other settings
             torch._dynamo.config.trace_autograd_ops = True  # keeps autograd.grad in the graph
             torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags: saves 10 s
             options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
