@@ -709,18 +709,20 @@ def make_envs(
         envs.append(env)
     if len({id(env.unwrapped) for env in envs}) < count:
         raise UsageError("env_factory must return a new environment each time.")
-    actions, obs = envs[0].action_space, envs[0].observation_space
-    if not str(actions.dtype).startswith("float") or len(actions.shape) != 1:
+    action_space = envs[0].action_space
+    obs_space = envs[0].observation_space
+    if not str(action_space.dtype).startswith("float") or len(action_space.shape) != 1:
         hint = "try ppo_multidiscrete.py, or wrap the environment"
-        raise UsageError(f"Actions are {actions}, not vectors of floats: {hint}.")
+        raise UsageError(f"Actions are {action_space}, not vectors of floats: {hint}.")
     try:
-        flat = gym.spaces.Box(-np.inf, np.inf, (gym.spaces.flatdim(obs),))
+        flat = gym.spaces.Box(-np.inf, np.inf, (gym.spaces.flatdim(obs_space),))
     except (NotImplementedError, ValueError) as error:
-        raise UsageError(f"Observations are {obs}, which cannot be flattened.") from error
-    low, high = actions.low, actions.high
+        raise UsageError(f"Observations are {obs_space}, which cannot be flattened.") from error
+    low, high = action_space.low, action_space.high
     if low.max() > -0.1 or high.min() < 0.1 or 10 < high.max() < np.inf:
-        print(f"A new policy has mean 0 and std 1. For {actions} use gym.wrappers.RescaleAction.")
-    flatten = functools.partial(vector, obs)
+        hint = "use gym.wrappers.RescaleAction"
+        print(f"A new policy has mean 0 and std 1. For {action_space} {hint}.")
+    flatten = functools.partial(vector, obs_space)
     return [Recorder(gym.wrappers.TransformObservation(env, flatten, flat)) for env in envs]
 
 
@@ -893,8 +895,8 @@ def recorded(function: Callable) -> Callable:
     """Record the kernels that `function` launches on a GPU, then replay them all at once.
 
     Launching kernels one by one takes longer than small networks take to compute. With recordings,
-    an H200 is faster than its processor in HalfCheetah (9,481 and 8,280 steps/s; 5,316 without),
-    but not in CartPole (10,105 and 10,852). Inputs are copied to where the recording reads them,
+    an H200 is faster than its processor in HalfCheetah (9,481 steps/s, without them 5,316; its
+    processor 8,280), but not in CartPole (10,105; 10,852). Inputs are copied to where the recording reads them,
     outputs from where it writes them.
     """
     graph = torch.cuda.CUDAGraph()
