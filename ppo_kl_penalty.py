@@ -896,8 +896,8 @@ def recorded(function: Callable) -> Callable:
 
     Launching kernels one by one takes longer than small networks take to compute. With recordings,
     an H200 is faster than its processor in HalfCheetah (9,481 steps/s, without them 5,316; its
-    processor 8,280), but not in CartPole (10,105; 10,852). Inputs are copied to where the recording reads them,
-    outputs from where it writes them.
+    processor 8,280), but not in CartPole (10,105; 10,852). Inputs are copied to where the recording
+    reads them, outputs from where it writes them.
     """
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
