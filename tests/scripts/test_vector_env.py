@@ -923,6 +923,12 @@ def test_parts_in_another_order_are_other_spaces():
         ppo.check_saved(second, args, saved)
 
 
+def test_random_numbers_of_a_gpu_are_those_of_the_simulator(run, monkeypatch):
+    seeds = record(monkeypatch, torch.cuda, "manual_seed_all")
+    run(total_timesteps=T * N)
+    assert not seeds
+
+
 def test_a_new_step_size_counts_for_a_run_whose_step_size_the_kl_has_changed(run):
     found = run(total_timesteps=T * N, target_kl=1e-4)
     assert found.updates[0]["charts/learning_rate"] == 0.01
@@ -966,7 +972,9 @@ def test_an_update_that_cannot_be_compiled_is_done_without(run, monkeypatch, cap
         raise RuntimeError("No compiler.\nAt all.")
 
     monkeypatch.setattr(torch, "compile", fail)
+    resets = record(monkeypatch, torch.compiler, "reset")
     found = run(compile=True, total_timesteps=T * N)
+    assert len(resets) == 1  # of what an earlier run in the process has compiled
     assert "could not be compiled, so it takes longer: No compiler.\n" in capsys.readouterr().out
     assert len(found.calls) == 4 and not same_weights(found.agent, found.calls[0].agent)
 
