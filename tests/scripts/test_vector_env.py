@@ -1028,6 +1028,12 @@ def test_a_policy_that_is_loaded_has_no_gradients(trained):
     assert not policy.training
 
 
+def test_only_the_first_process_says_what_is_next(cli, monkeypatch):
+    monkeypatch.setattr(ppo, "RANK", 1)
+    code, out, _ = cli(f"{HERE}same --run-name other")
+    assert code == 0 and "Next" not in out and not Path("runs/other").exists()
+
+
 class Interrupting(Single):
     """The first one is interrupted in its 60th step, in the third iteration."""
 
@@ -1173,6 +1179,12 @@ def test_a_run_on_a_gpu_is_that_of_the_processor(run, gpu, monkeypatch):
     again, device = gpu(lambda: run("dense", resume="runs/gpu", device="cuda", **two))
     assert len(again.updates) == 2
     assert all(device.has(x) for x in again.agent.state_dict().values())
+    given, saved = [], ppo.load_checkpoint("runs/gpu")
+    found, device = gpu(
+        lambda: ppo.evaluate(saved, 2, make=lambda *x: given.append(x[2]) or simulator("dense", 2))
+    )
+    assert given == [torch.device("cuda", 0)] and len(found) == 2
+    assert all(device.has(x) for x in saved["agent"].state_dict().values())
 
 
 # --- Many processes ---
