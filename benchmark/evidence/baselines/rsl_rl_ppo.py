@@ -15,9 +15,6 @@ import envpool
 import numpy as np
 import torch
 import tyro
-from rsl_rl.env import VecEnv
-from rsl_rl.runners import OnPolicyRunner
-from tensordict import TensorDict
 
 
 @dataclasses.dataclass
@@ -40,8 +37,8 @@ class Args:
     resume: Path | None = None  # a run that has a checkpoint is over
 
 
-class Environments(VecEnv):
-    """EnvPool as rsl_rl expects simulators: an environment that ends is reset in the same step."""
+class Environments:
+    """EnvPool as rsl_rl's VecEnv: an environment that ends is reset in the same step."""
 
     def __init__(self, args: Args) -> None:
         options = {"env_type": "gymnasium", "num_envs": args.num_envs, "seed": args.seed}
@@ -53,11 +50,13 @@ class Environments(VecEnv):
         self.episode_length_buf = torch.zeros(args.num_envs, dtype=torch.long)
         self.obs = self.envs.reset()[0]
 
-    def get_observations(self) -> TensorDict:
+    def get_observations(self) -> Any:
+        from tensordict import TensorDict  # comes with rsl_rl
+
         obs = torch.as_tensor(self.obs, dtype=torch.float32)
         return TensorDict({"policy": obs}, batch_size=[self.num_envs])
 
-    def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict]:
+    def step(self, actions: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor, dict]:
         low, high = self.envs.action_space.low, self.envs.action_space.high
         clipped = actions.numpy().clip(low, high).astype(self.envs.action_space.dtype)
         self.obs, rewards, terminated, truncated, _ = self.envs.step(clipped)
@@ -131,6 +130,8 @@ def main() -> None:
     args = tyro.cli(Args)
     if args.resume:
         return
+    from rsl_rl.runners import OnPolicyRunner  # which its settings can be read without
+
     torch.set_num_threads(1)  # more would fight with the simulator's threads
     torch.manual_seed(args.seed)
     runner = OnPolicyRunner(Environments(args), settings(args))

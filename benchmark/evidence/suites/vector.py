@@ -29,7 +29,7 @@ SUITES = (
         variants={"rsl_rl": Variant("benchmark/evidence/baselines/rsl_rl_ppo.py")},
         baseline=("vector_env_3m", ""),
         baseline_label="ppo_vector_env.py",
-        figures=("minutes", "curves"),
+        figures=("minutes",),
         total_timesteps=3_000_000,
     ),
 )
