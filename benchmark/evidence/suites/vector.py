@@ -25,7 +25,7 @@ SUITES = (
     Suite(
         name="rsl_rl",
         reproduces="rsl_rl's PPO on the same simulator, over steps and over minutes",
-        environments=dict.fromkeys(("HalfCheetah-v4", "Hopper-v4"), (1, 2, 3)),
+        environments={"HalfCheetah-v4": (1, 2, 3), "Hopper-v4": (1, 2)},
         variants={"rsl_rl": Variant("benchmark/evidence/baselines/rsl_rl_ppo.py")},
         baseline=("vector_env_3m", ""),
         baseline_label="ppo_vector_env.py",
