@@ -54,7 +54,10 @@ MISTAKES = [
     (f"report {OUT}", "There is no folder"),
     (f"throughput --repetitions 0 {OUT}", "--repetitions must be positive."),
     (f"throughput continuous gpu_atari {OUT}", "gpu_atari needs a GPU"),
-    (f"throughput atari --cleanrl other.py {OUT}", "--cleanrl is for the measurement continuous"),
+    (
+        f"throughput atari --cleanrl other.py {OUT}",
+        "--cleanrl is for the measurement continuous or vector.",
+    ),
     (f"throughput continuous --cleanrl nowhere.py {OUT}", "nowhere.py: No such file or directory."),
 ]
 

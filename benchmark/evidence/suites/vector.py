@@ -15,7 +15,7 @@ SUITES = (
     ),
     Suite(
         name="vector_env_3m",
-        reproduces="three million steps of many environments, beside Tianshou's published scores",
+        reproduces="many environments for three million steps, next to Tianshou's published scores",
         environments=dict.fromkeys(THREE, (1, 2, 3)),
         variants={"": Variant("ppo_vector_env.py", "", "ppo_vector_env.py")},
         table="scores",
