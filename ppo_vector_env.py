@@ -26,6 +26,7 @@ import argparse
 import ctypes
 import dataclasses
 import importlib
+import inspect
 import math
 import os
 import re
@@ -50,6 +51,8 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 STEPS_PER_CALL = 4  # Adam steps that are compiled into one graph, which is faster
+EPISODES_KEPT = 100_000  # the last ones: simulators on a GPU end millions
+EVALUATION_STEPS = 100_000  # longest episode when a policy is evaluated
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE") or 1)  # processes that torchrun has started
 RANK = int(os.environ["RANK"]) if WORLD_SIZE > 1 else 0
 # Cores that this process may use: in a container, these can be fewer than the machine has.
@@ -304,9 +307,9 @@ def train(
 ) -> dict[str, Any]:
     """Train an agent in the simulator of the settings, or in what `make` returns.
 
-    `resume` is the folder of a run to continue, in new episodes. Returns `agent`; `episodes` of
-    this process, each {"global_step", "return", "length"}; `updates`, the metrics of iterations;
-    `args`; `run_dir`.
+    `resume` is the folder of a run to continue, in new episodes. Returns `agent`; the last
+    `episodes` of this process, each {"global_step", "return", "length"}; `updates`, the metrics of
+    iterations; `args`; `run_dir`.
     """
     saved = load_checkpoint(resume) if resume else {}
     with torch.inference_mode(False), ExitStack() as resources:
@@ -486,6 +489,7 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
         updates.append({"global_step": global_step, **metrics})
         if RANK == 0:
             log(writer, progress, updates[-1], episodes, num_before)
+        del episodes[:-EPISODES_KEPT]
         if RANK == 0 and (iteration == num_iterations or iteration % args.checkpoint_interval == 0):
             save()
     return result
@@ -614,6 +618,12 @@ def make_simulator(
         needs = "reset, step, close and single_action_space"
         raise UsageError(f"--make ({args.make}): a {type(envs).__name__} lacks some of {needs}.")
     resources.callback(envs.close)
+    try:
+        inspect.signature(envs.reset).bind(seed=seed)
+    except ValueError:
+        pass  # written in C, it has no signature
+    except TypeError as error:
+        raise UsageError(f"--make ({args.make}): reset(seed=...) has {error}.") from error
     return Simulator(envs, num_envs, seed, device)
 
 
@@ -777,12 +787,17 @@ def evaluate(
         sim = make_simulator(resources, args, episodes, 0, device, make, **options)
         obs = sim.reset()
         check_saved(sim, args, saved)
-        while playing.any():
+        for _ in range(EVALUATION_STEPS):
             if video and playing[0]:
                 frames.append(np.asarray(sim.envs.render()[0]))
             obs, _, rewards, terminated, truncated = sim.step(obs, agent(obs))
             returns += rewards * playing
             playing &= ~(terminated | truncated)
+            if not playing.any():
+                break
+        else:
+            rest = f"{int(playing.sum())} of {episodes} episodes"
+            raise UsageError(f"{rest} have not ended in {EVALUATION_STEPS} steps.")
     if video:
         from gymnasium.utils.save_video import save_video
 
@@ -817,7 +832,10 @@ class Command:
 
 def main() -> None:
     """Read the command line and run. The user's mistakes end in one sentence, exit code 2."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # closes the simulator
+    for name in ("SIGTERM", "SIGHUP"):  # a cluster, a closed terminal: close the simulator
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     sys.path.append("")  # the current folder, for --make
     # The settings of a run that is continued are the defaults of the flags, so it is read first.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -706,6 +706,17 @@ def make_four(num_envs, seed, device):
     return Four("none", num_envs)
 
 
+class Seedless(Tensors):
+    """As rsl_rl's: it was made with the seed."""
+
+    def reset(self):
+        return super().reset()
+
+
+def make_seedless(num_envs, seed, device):
+    return Seedless("none", num_envs)
+
+
 def make_off(num_envs, seed, device):
     return simulator("off", num_envs)
 
@@ -772,6 +783,7 @@ REFUSED = [
     (HERE + "none", "make_none): a NoneType lacks some of reset, step, close"),
     (HERE + "nested", "Observations policy have parts themselves: concatenate them."),
     (HERE + "four", "step must return obs, rewards, terminated, truncated and infos."),
+    (HERE + "seedless", "make_seedless): reset(seed=...) has got an unexpected keyword argument"),
     (HERE + "one", "obs has shape (4,): it must have a row for each of 6."),
     (HERE + "off", "change autoreset_mode"),
     (HERE + "choices", "try ppo_multidiscrete.py or ppo_atari.py"),
@@ -1017,6 +1029,31 @@ def test_evaluation_plays_the_most_likely_actions_and_changes_nothing(trained, m
     assert (trained / "checkpoint.pt").read_bytes() == before
 
 
+class Endless(Tensors):
+    """Its second environment never ends an episode."""
+
+    def step(self, actions):
+        obs, rewards, failed, cut, infos = super().step(actions)
+        failed[1] = cut[1] = False
+        return obs, rewards, failed, cut, infos
+
+
+def test_an_evaluation_without_end_is_given_up(trained, monkeypatch):
+    monkeypatch.setattr(ppo, "EVALUATION_STEPS", 50)
+    envs = Endless("dense", 3)
+    with pytest.raises(ppo.UsageError, match="1 of 3 episodes have not ended in 50 steps"):
+        ppo.evaluate(trained, 3, make=lambda *_: envs)
+    assert envs.closed and not (trained / "videos").exists()
+
+
+def test_only_the_last_episodes_are_kept(run, monkeypatch):
+    whole = run().episodes
+    monkeypatch.setattr(ppo, "EPISODES_KEPT", 5)
+    found = run()
+    assert found.episodes == whole[-5:] and len(whole) > 10
+    assert ppo.load_checkpoint(found.run_dir)["episodes"] == whole[-5:]
+
+
 def test_a_policy_that_is_loaded_has_no_gradients(trained):
     policy = ppo.load_policy(trained)
     saved = torch.load(trained / "checkpoint.pt", weights_only=True)
@@ -1109,9 +1146,21 @@ def test_an_interrupted_run_continues_in_new_episodes(cli, run, target_kl):
     assert found.options[0][1] == numbers[0] and len(found.episodes) > len(saved["episodes"])
 
 
-def test_sigterm_ends_a_run_with_its_exit_code(cli):
+@pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_ends_a_run_with_its_exit_code(cli, monkeypatch, name, expected):
+    monkeypatch.setattr(Ending, "signal", getattr(signal, name))
     code, _, _ = cli(f"{HERE}ending --run-name ended")
-    assert code == 143 and ppo.load_checkpoint("runs/ended")["updates"] == []
+    assert code == expected and ppo.load_checkpoint("runs/ended")["updates"] == []
+
+
+def test_a_signal_that_is_ignored_stays_so(cli, monkeypatch):
+    monkeypatch.setattr(Ending, "signal", signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        code, _, _ = cli(f"{HERE}ending --run-name ended")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert code == 0 and len(ppo.load_checkpoint("runs/ended")["updates"]) == 3
 
 
 def test_copied_alone_into_an_empty_folder_it_runs(run_file, tmp_path):
