@@ -7,8 +7,9 @@
 A statement above the banner of a script (in a short one: anywhere) is deleted, a comparison
 negated, a sign flipped. Marked copies are left out: they are broken at home. Each test of a script
 first runs unbroken, which shows the lines that it needs. Each change is then tried on the tests
-that need its lines, the quick ones first, in a fork of this process. What is noticed is kept in a
-temporary file while the script and the test stay the same, so an interrupted run continues.
+that need its lines, the quick ones first, in a fork of this process; at last on those that run
+the script in other processes, if at all. What is noticed is kept in a temporary file while the
+script and the test stay the same, so an interrupted run continues.
 
 A change that nothing could notice is in `MAY_SURVIVE`, with the reason. Exit code 1 if others
 survive, or if a test fails unbroken.
@@ -201,14 +202,17 @@ class Breaker:
                 print(f"{self.script}: {i} of {len(versions)} tests have run unbroken", flush=True)
         known = self.known["tests"]
         tests = [(x, *known[version]) for x, version in versions.items() if version in known]
-        tests = [x for x in tests if x[2]]  # that run a line of the script
+        # Some run no line of the script, at least not in this process: they are tried last.
+        elsewhere = [x for x in tests if not x[2]]
+        tests = [x for x in tests if x[2]]
         last = ""
         for i, mutant in enumerate(self.chosen, 1):
             failed, version = self.known["noticed"].get(mutant.name, ("", ""))
             if version not in versions.values():
                 needed = [x for x in tests if not {*mutant.lines}.isdisjoint(x[2])] or tests
                 needed.sort(key=lambda x: (x[0].nodeid != last, x[1]))
-                failed, _ = self.outcome({x: seconds for x, seconds, _ in needed}, mutant)
+                candidates = {x: seconds for x, seconds, _ in [*needed, *elsewhere]}
+                failed, _ = self.outcome(candidates, mutant)
                 first = versions[needed[0][0]]
                 by = next((y for x, y in versions.items() if x.nodeid == failed), first)
                 self.remember("noticed", mutant.name, [failed, by if failed else ""])

@@ -37,7 +37,7 @@ def test_every_entry_has_a_valid_command_line_and_equal_work(measurement):
         batches.add(batch)
         if hasattr(args, "update_epochs"):  # it learns
             updates.add((args.num_minibatches, args.update_epochs, args.learning_rate))
-    if measurement != "vector_defaults":  # which says that each has its own
+    if "defaults" not in measurement and measurement != "vector_num_envs":  # which differ in it
         assert len(batches) == len(updates) == 1
 
 

@@ -1147,19 +1147,16 @@ def test_an_interrupted_run_continues_in_new_episodes(cli, run, target_kl):
 
 
 @pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 143), ("SIGHUP", 129)])
-def test_a_signal_ends_a_run_with_its_exit_code(cli, monkeypatch, name, expected):
+def test_a_signal_ends_a_run_with_its_exit_code(cli, monkeypatch, hangup, name, expected):
     monkeypatch.setattr(Ending, "signal", getattr(signal, name))
     code, _, _ = cli(f"{HERE}ending --run-name ended")
     assert code == expected and ppo.load_checkpoint("runs/ended")["updates"] == []
 
 
-def test_a_signal_that_is_ignored_stays_so(cli, monkeypatch):
-    monkeypatch.setattr(Ending, "signal", signal.SIGHUP)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
-    try:
-        code, _, _ = cli(f"{HERE}ending --run-name ended")
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def test_a_signal_that_is_ignored_stays_so(cli, monkeypatch, hangup):
+    monkeypatch.setattr(Ending, "signal", hangup)
+    signal.signal(hangup, signal.SIG_IGN)  # as `nohup` does
+    code, _, _ = cli(f"{HERE}ending --run-name ended")
     assert code == 0 and len(ppo.load_checkpoint("runs/ended")["updates"]) == 3
 
 
@@ -1305,6 +1302,13 @@ def test_two_processes_learn_as_one(processes):
     assert len([*folder.glob("events*")]) == 1
     saved = torch.load(folder / "checkpoint.pt", weights_only=True)
     assert len(saved["episodes"]) == one["episodes"] > 0
+
+
+def test_a_sum_over_processes_changes_nothing_in_a_single_one(monkeypatch):
+    monkeypatch.setattr(ppo.dist, "all_reduce", lambda x: x.mul_(2))  # two that have the same
+    assert ppo.all_sum(torch.ones(3)).tolist() == [1, 1, 1]
+    monkeypatch.setattr(ppo, "WORLD_SIZE", 2)
+    assert ppo.all_sum(torch.ones(3)).tolist() == [2, 2, 2]
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):

@@ -7,6 +7,7 @@ BASELINES = "benchmark/evidence/baselines"
 SIZE = "1 environment, 2048 steps, 32 minibatches of 64, 10 epochs"
 RAW = "--no-norm-obs --no-scale-rewards"  # ppo2 does both for MuJoCo only
 CHEETAH, CARTPOLE = "--env-id HalfCheetah-v4", "--env-id CartPole-v1"
+HOPPER = "--env-id Hopper-v4"
 VECTOR = "--num-envs 64 --num-steps 64 --num-minibatches 4 --update-epochs 5"
 # Our network, and a step size that no rule has to adapt.
 RSL_RL = f"{VECTOR} --hidden 64 64 --activation tanh --init-std 0.6 --learning-rate 3e-4"
@@ -53,6 +54,25 @@ MEASUREMENTS = {
         Entry("ppo_vector_env.py", 204800, CHEETAH),
         Entry("rsl_rl PPO", 204800, CHEETAH, f"{BASELINES}/rsl_rl_ppo.py"),
         Entry(CONTINUOUS, 122880, CHEETAH),
+    ),
+    "vector_defaults_hopper": measurement(
+        "Hopper-v4 on two cores; the defaults of each",
+        Entry("ppo_vector_env.py", 204800, HOPPER),
+        Entry("rsl_rl PPO", 204800, HOPPER, f"{BASELINES}/rsl_rl_ppo.py"),
+        Entry(CONTINUOUS, 122880, HOPPER),
+    ),
+    "vector_num_envs": measurement(
+        "HalfCheetah-v4 on two cores; 16 environments and 128 steps, or more and 32 steps",
+        *(
+            Entry(
+                f"{n} environments",
+                max(10 * n * 32, 204800),
+                f"{CHEETAH} --num-envs {n} --num-steps 32",
+                "ppo_vector_env.py",
+            )
+            for n in (1024, 256, 64)
+        ),
+        Entry("16 environments", 204800, CHEETAH, "ppo_vector_env.py"),
     ),
     "atari": measurement(
         PONG_SIZE,

@@ -3,6 +3,23 @@
 from benchmark.evidence.definitions import Suite, Variant
 from benchmark.evidence.suites.common import CONTINUOUS, THREE
 
+# Tianshou computes advantages, and so the targets of values, again at the start of each epoch.
+ADVANTAGES_EACH_EPOCH = (
+    "        for _ in range(args.update_epochs):\n",
+    """\
+        for _ in range(args.update_epochs):
+            with torch.no_grad():
+                values = agent.get_value(obs)
+                next_values = values[1:].clone()
+                next_values[truncated] = agent.get_value(agent.normalize(raw_final_obs[truncated]))
+                next_values[terminated] = 0.0
+                advantages = gae(scaled, values[:-1], next_values, done, args)
+            targets = advantages + values[:-1]
+            samples = obs[:-1], actions, logprobs, values[:-1], advantages, targets
+            batch = Batch(*(x.flatten(0, 1) for x in samples))
+""",
+)
+
 SUITES = (
     Suite(
         name="vector_env",
@@ -20,6 +37,36 @@ SUITES = (
         variants={"": Variant("ppo_vector_env.py", "", "ppo_vector_env.py")},
         table="scores",
         figures=("curves",),
+        total_timesteps=3_000_000,
+    ),
+    Suite(
+        name="vector_num_envs",
+        reproduces="how many environments: what more of them cost in return",
+        environments=dict.fromkeys(THREE[:2], (1, 2)),
+        variants={
+            str(n): Variant(
+                "ppo_vector_env.py", f"--num-envs {n} --num-steps 32", f"{n} environments"
+            )
+            for n in (64, 256, 1024)
+        },
+        baseline=("vector_env", ""),
+        baseline_label="16 environments",
+        figures=("curves",),
+    ),
+    Suite(
+        name="vector_tianshou",
+        reproduces="what Tianshou does differently, tried where we are below its interval",
+        environments={"Walker2d-v4": (1, 2, 3)},
+        variants={
+            "each_epoch": Variant(
+                "ppo_vector_env.py",
+                "--no-clip-vloss",
+                "advantages in each epoch, values not clipped",
+                replaced=(ADVANTAGES_EACH_EPOCH,),
+            )
+        },
+        baseline=("vector_env_3m", ""),
+        baseline_label="ppo_vector_env.py",
         total_timesteps=3_000_000,
     ),
     Suite(
