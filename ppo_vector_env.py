@@ -25,16 +25,16 @@ rewards change once per iteration; each process normalizes its own advantages.
 import argparse
 import ctypes
 import dataclasses
-import importlib
 import inspect
 import math
 import os
+import pkgutil
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -165,24 +165,24 @@ class Agent(nn.Module):
 
     def __init__(self, layout: dict[str, Any], args: Args) -> None:
         super().__init__()
-        part_of = [name for name, size in layout["parts"].items() for _ in range(size)]
+        sizes = [*layout["parts"].values()]
+        columns = dict(zip(layout["parts"], torch.arange(sum(sizes)).split(sizes)))  # of each part
         for role in ("policy_obs", "value_obs"):
-            chosen = getattr(args, role) or tuple(layout["parts"])
-            if not set(chosen) <= set(part_of):
+            chosen = getattr(args, role) or tuple(columns)
+            if not set(chosen) <= columns.keys():
                 flag = f"--{role.replace('_', '-')} ({' '.join(chosen)})"
-                raise UsageError(f"{flag} must be among {', '.join(layout['parts'])}.")
-            columns = [i for name in chosen for i, part in enumerate(part_of) if part == name]
-            self.register_buffer(role, torch.tensor(columns))  # which columns it sees
+                raise UsageError(f"{flag} must be among {', '.join(columns)}.")
+            self.register_buffer(role, torch.cat([columns[name] for name in chosen]))
         self.register_buffer("low", torch.tensor(layout["low"]))
         self.register_buffer("high", torch.tensor(layout["high"]))
-        self.obs_stats, self.return_stats = Normalizer(len(part_of)), Normalizer()
+        self.obs_stats, self.return_stats = Normalizer(sum(sizes)), Normalizer()
         # Detail 26/37: separate networks [ppo2/defaults.py L12]
         self.policy = network(len(self.policy_obs), len(self.low), 0.01, args)
         self.value = network(len(self.value_obs), 1, 1.0, args)
         # Detail 24/37: state-independent log std (init_std) [distributions.py L104-105]
         self.log_std = nn.Parameter(torch.full(self.low.shape, math.log(args.init_std)))
 
-    def normalize(self, raw_obs: Tensor) -> Tensor:
+    def normalize_obs(self, raw_obs: Tensor) -> Tensor:
         # Detail 28/37: observation normalization [common/vec_env/vec_normalize.py L36-42]
         obs = (raw_obs - self.obs_stats.mean) / (self.obs_stats.var + 1e-8).sqrt()
         # Detail 29/37: observation clipping [common/vec_env/vec_normalize.py L39]
@@ -203,7 +203,7 @@ class Agent(nn.Module):
 
     def forward(self, raw_obs: Tensor) -> Tensor:
         """The most likely actions (N, A) for raw observations (N, D): what is deployed."""
-        return self.get_mean(self.normalize(raw_obs)).clamp(self.low, self.high)
+        return self.get_mean(self.normalize_obs(raw_obs)).clamp(self.low, self.high)
 
 
 def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args: Args) -> Tensor:
@@ -303,7 +303,7 @@ def adapted(learning_rate: float, kl: float, target: float) -> float:
 
 
 def train(
-    args: Args | None = None, make: Any = None, resume: str | Path | Saved | None = None
+    args: Args | None = None, make: Any = None, resume: str | Path | None = None
 ) -> dict[str, Any]:
     """Train an agent in the simulator of the settings, or in what `make` returns.
 
@@ -322,7 +322,6 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
     if make:  # logs and checkpoints have its name
         name = getattr(make, "__qualname__", f"<{type(make).__name__}>")
         args = dataclasses.replace(args, make=f"{make.__module__}:{name}")
-    device = choose_device(args)
     resources.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)  # more would fight with the simulator's threads
     if WORLD_SIZE > 1:
@@ -335,14 +334,15 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
     num_iterations = int(args.total_timesteps // (batch_size * WORLD_SIZE))
     rng = np.random.default_rng([args.seed, RANK, finished])
     sim_seed, noise_seed = rng.integers(2**31, size=2).tolist()
-    sim = make_simulator(resources, args, args.num_envs, sim_seed, device, make)
-    first_obs = sim.reset()
+    sim = make_simulator(resources, args, args.num_envs, sim_seed, make)
+    device = sim.device
 
     # --- Agent and optimizer: new, or from the checkpoint; the same in all processes ---
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(args.seed)  # not of a GPU: simulators draw there
         agent = saved["agent"] if saved else Agent(sim.layout, args)
-    check_saved(sim, args, saved)
+    if saved:
+        check_saved(sim, args, saved)
     agent.to(device).eval()  # dropout and the like are only switched on for updates
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
     adam = {
@@ -355,16 +355,15 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
     # From here on, the parameters are views of this vector, which must only be changed in place.
     nn.utils.vector_to_parameters(adam["weights"], agent.parameters())
     learning_rate = args.learning_rate
-    if saved and learning_rate == saved["args"].learning_rate:
-        learning_rate = saved["learning_rate"]  # which the KL may have changed
+    if saved and saved["args"].target_kl and learning_rate == saved["args"].learning_rate:
+        learning_rate = saved["learning_rate"]  # which the KL has changed
     generator = torch.Generator(device).manual_seed(noise_seed)
     update = compiled(ppo_update, device) if args.compile and WORLD_SIZE == 1 else ppo_update
 
     # --- Tensors for a rollout (T, N, ...) ---
-    T, N, obs_size = args.num_steps, args.num_envs, first_obs.shape[1]
-    raw_obs = torch.zeros(T + 1, N, obs_size, device=device)
-    raw_obs[-1] = first_obs  # the last observation of a rollout is the first of the next one
-    raw_final_obs = torch.zeros(T, N, obs_size, device=device)  # before a reset
+    T, N = args.num_steps, args.num_envs
+    raw_obs = torch.zeros(T + 1, *sim.obs.shape, device=device)
+    raw_final_obs = torch.zeros(T, *sim.obs.shape, device=device)  # before a reset
     actions = torch.zeros(T, N, len(agent.low), device=device)
     rewards, sums = torch.zeros(2, T, N, device=device)
     # `acts` is False where a step ignores the action and only begins an episode, see Simulator.
@@ -372,7 +371,6 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
     returns, lengths, discounted = torch.zeros(3, N, device=device)  # of the running episodes
 
     run_dir, run_id, writer = open_run(resources, args, saved, global_step)
-    result = dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
 
     def save() -> None:
         state = {
@@ -396,17 +394,18 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
         # --- Collect: T steps in all environments, with fixed weights ---
         start_time = time.perf_counter()
         num_before = len(episodes)
-        raw_obs[0] = raw_obs[-1]
         with torch.no_grad():
             std = agent.log_std.exp()
             noise = torch.randn(actions.shape, generator=generator, device=device)
             # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
             for t in range(T):
                 acts[t] = sim.acts
-                actions[t] = agent.get_mean(agent.normalize(raw_obs[t])) + std * noise[t]
+                raw_obs[t] = sim.obs
+                actions[t] = agent.get_mean(agent.normalize_obs(raw_obs[t])) + std * noise[t]
                 # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
-                step = sim.step(raw_obs[t], actions[t].clamp(agent.low, agent.high))
-                raw_obs[t + 1], raw_final_obs[t], rewards[t], terminated[t], truncated[t] = step
+                step = sim.step(actions[t].clamp(agent.low, agent.high))
+                raw_final_obs[t], rewards[t], terminated[t], truncated[t] = step
+        raw_obs[T] = sim.obs
         done = terminated | truncated
         # A step that only begins an episode is no experience, and nothing below may use it.
         rewards *= acts
@@ -421,8 +420,8 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
             discounted = args.gamma * discounted + rewards[t]
             sums[t] = discounted
             for total, length in torch.stack([returns, lengths], 1)[done[t]].tolist():
-                ended = {"return": total, "length": int(length)}
-                episodes.append({"global_step": global_step, **ended})
+                ended = {"global_step": global_step, "return": total, "length": int(length)}
+                episodes.append(ended)
             returns, lengths, discounted = (x * ~done[t] for x in (returns, lengths, discounted))
         scaled = rewards
         if args.scale_rewards:
@@ -434,12 +433,12 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
 
         # --- Advantages: values of the rollout, then GAE ---
         with torch.no_grad():
-            obs = agent.normalize(raw_obs)
+            obs = agent.normalize_obs(raw_obs)
             values = agent.get_value(obs)  # (T + 1, N)
             logprobs, _ = agent.evaluate_actions(obs[:-1], actions)
             next_values = values[1:].clone()
             # Deviation: time limits are not failures
-            next_values[truncated] = agent.get_value(agent.normalize(raw_final_obs[truncated]))
+            next_values[truncated] = agent.get_value(agent.normalize_obs(raw_final_obs[truncated]))
             next_values[terminated] = 0.0
             advantages = gae(scaled, values[:-1], next_values, done, args)
         targets = advantages + values[:-1]
@@ -474,13 +473,11 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
             "check/first_kl": rows[0]["losses/approx_kl"],  # 0 before the first step
             "check/kl": (logratio.exp() - 1 - logratio).mean(),  # of the whole iteration
         }
-        means = torch.tensor([float(x) for x in metrics.values()], device=device)
-        means = all_sum(means) / WORLD_SIZE
+        means = all_sum(torch.stack([*metrics.values()])) / WORLD_SIZE
         metrics = dict(zip(metrics, means.tolist()))
         metrics["charts/learning_rate"] = learning_rate
         # Read here, where a GPU has done what it was told.
-        seconds = time.perf_counter() - start_time
-        metrics["charts/SPS"] = WORLD_SIZE * batch_size / seconds
+        metrics["charts/SPS"] = WORLD_SIZE * batch_size / (time.perf_counter() - start_time)
         if bad := [name for name, x in metrics.items() if not math.isfinite(x)]:
             raise UsageError(f"Not finite at step {global_step}: {', '.join(bad)}.")
         # Extra: adaptive step size (target_kl) [rsl_rl, there after each minibatch]
@@ -492,7 +489,7 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
         del episodes[:-EPISODES_KEPT]
         if RANK == 0 and (iteration == num_iterations or iteration % args.checkpoint_interval == 0):
             save()
-    return result
+    return dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
 
 
 # === The algorithm ends here ===
@@ -508,45 +505,41 @@ class Simulator:
     the step stands in for it, as in rsl_rl and skrl.
     """
 
-    def __init__(self, envs: Any, num_envs: int, seed: int | None, device: torch.device) -> None:
-        self.envs, self.num_envs, self.seed, self.device = envs, num_envs, seed, device
-        default = AutoresetMode.SAME_STEP  # of simulators that do not say
-        mode = (getattr(envs, "metadata", None) or {}).get("autoreset_mode", default)
-        self.next_step = AutoresetMode(mode) == AutoresetMode.NEXT_STEP
-        if AutoresetMode(mode) == AutoresetMode.DISABLED:
+    def __init__(
+        self, envs: Any, space: Any, num_envs: int, seed: int | None, device: torch.device
+    ) -> None:
+        self.envs, self.space, self.num_envs, self.device = envs, space, num_envs, device
+        mode = AutoresetMode(getattr(envs, "metadata", {}).get("autoreset_mode", "SameStep"))
+        if mode == AutoresetMode.DISABLED:
             raise UsageError("The simulator must begin episodes itself: change autoreset_mode.")
-        self.space = space_of(envs)
-        if not str(self.space.dtype).startswith("float") or len(self.space.shape) != 1:
+        self.next_step = mode == AutoresetMode.NEXT_STEP
+        if not str(space.dtype).startswith("float") or len(space.shape) != 1:
             hint = "try ppo_multidiscrete.py or ppo_atari.py"
-            raise UsageError(f"Actions are {self.space}, not vectors of floats: {hint}.")
-        bounds = getattr(self.space, "low", -np.inf), getattr(self.space, "high", np.inf)
-        low, high = (np.broadcast_to(x, self.space.shape).tolist() for x in bounds)
+            raise UsageError(f"Actions are {space}, not vectors of floats: {hint}.")
+        low = np.full(space.shape, space.low).tolist()
+        high = np.full(space.shape, space.high).tolist()
         self.layout: dict[str, Any] = {"parts": {}, "low": low, "high": high}
+        self.acts = torch.ones(num_envs, dtype=torch.bool, device=device)
+        self.obs = self.tensor(envs.reset(seed=seed)[0], num_envs)
 
     def tensor(self, obs: Any, rows: int) -> Tensor:
         """Observations (N, ...), or the parts of Dict ones, flattened side by side: (N, D)."""
         obs = obs if hasattr(obs, "keys") else {"obs": obs}
-        names = list(self.layout["parts"] or obs.keys())
-        if nested := [x for x in names if hasattr(obs[x], "keys")]:
-            raise UsageError(f"Observations {nested[0]} have parts themselves: concatenate them.")
-        self.in_numpy = not isinstance(obs[names[0]], Tensor)
-        parts = [torch.as_tensor(obs[x], dtype=torch.float32, device=self.device) for x in names]
-        for name, part in zip(names, parts):
+        parts: Tensors = {}
+        for name in self.layout["parts"] or obs.keys():
+            if hasattr(obs[name], "keys"):
+                raise UsageError(f"Observations {name} have parts themselves: concatenate them.")
+            self.in_numpy = not isinstance(obs[name], Tensor)
+            part = torch.as_tensor(obs[name], dtype=torch.float32, device=self.device)
             if part.shape[:1] != (rows,):
-                shape = tuple(part.shape)
-                raise UsageError(
-                    f"{name} has shape {shape}: it must have a row for each of {rows}."
-                )
-        parts = [x.reshape(rows, -1) for x in parts]
-        self.layout["parts"] = {name: part.shape[1] for name, part in zip(names, parts)}
-        return torch.cat(parts, dim=1)
+                problem = f"{name} has shape {tuple(part.shape)}"
+                raise UsageError(f"{problem}: it must have a row for each of {rows}.")
+            parts[name] = part.reshape(rows, -1)
+        self.layout["parts"] = {name: part.shape[1] for name, part in parts.items()}
+        return torch.cat([*parts.values()], dim=1)
 
-    def reset(self) -> Tensor:
-        self.acts = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-        return self.tensor(self.envs.reset(seed=self.seed)[0], self.num_envs)
-
-    def step(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
-        """Next obs (N, D), obs before a reset, rewards (N,), and whether terminated, truncated."""
+    def step(self, actions: Tensor) -> tuple[Tensor, ...]:
+        """Obs before a reset (N, D), rewards (N,), and whether terminated, truncated."""
         given = actions.numpy(force=True).astype(self.space.dtype) if self.in_numpy else actions
         next_obs, *rest, infos = self.envs.step(given)
         if len(rest) != 3:  # a wrapper for rsl_rl, perhaps
@@ -555,66 +548,58 @@ class Simulator:
         done = terminated.bool() | truncated.bool()
         time_outs = torch.as_tensor(infos.get("time_outs", False), device=self.device).bool()
         truncated = done & (truncated.bool() | time_outs)  # time_outs may be of earlier steps
-        terminated = done & terminated.bool() & ~time_outs
-        next_obs = self.tensor(next_obs, self.num_envs)
+        terminated = terminated.bool() & ~time_outs
+        before = self.obs
+        self.obs = self.tensor(next_obs, self.num_envs)
         last = infos.get("final_obs", infos.get("final_observation"))
         if self.next_step:
             self.acts = ~done
-            final_obs = next_obs
+            final_obs = self.obs
         elif last is None:
-            final_obs = obs
+            final_obs = before
         elif getattr(last, "dtype", None) == np.dtype(object):  # Gymnasium: only of ended episodes
-            final_obs = next_obs.clone()
+            final_obs = self.obs.clone()
             for i in done.nonzero().flatten().tolist():
                 parts = last[i] if isinstance(last[i], dict) else {"obs": last[i]}
                 parts = {name: np.asarray(x)[None] for name, x in parts.items()}
                 final_obs[i] = self.tensor(parts, 1)[0]
         else:
             final_obs = self.tensor(last, self.num_envs)
-        return next_obs, final_obs, rewards.float(), terminated, truncated
-
-
-def space_of(envs: Any) -> Any:
-    """The space of one environment's actions; EnvPool calls it `action_space`."""
-    own = getattr(envs, "unwrapped", envs)  # gym.make wraps a simulator as if it were one robot
-    single = getattr(envs, "single_action_space", getattr(own, "single_action_space", None))
-    return single or getattr(envs, "action_space", None)
+        return final_obs, rewards.float(), terminated, truncated
 
 
 def make_simulator(
-    resources: ExitStack,
-    args: Args,
-    num_envs: int,
-    seed: int | None,
-    device: torch.device,
-    make: Any = None,
-    **options: Any,
+    resources: ExitStack, args: Args, num_envs: int, seed: int, make: Any = None, **options: Any
 ) -> Simulator:
     """The simulator that the settings name, or that `make` returns."""
-    threads = max(1, min(num_envs, NUM_CORES // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
-    try:
-        if args.make and not make:
-            module, _, name = args.make.partition(":")
-            make = getattr(importlib.import_module(module), name)
-        if args.backend == "envpool" and not make:
-            import envpool
-    except (ImportError, AttributeError, ValueError) as error:
-        hint = "is it MODULE:FUNCTION?"
-        if not args.make:
-            hint = "(pip install envpool==1.2.5, or --backend gymnasium)"
-        raise UsageError(f"{args.make or args.backend}: {error} {hint}") from error
+    device = choose_device(args)
+    if args.make and not make:
+        try:
+            make = pkgutil.resolve_name(args.make)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UsageError(f"{args.make}: {error}: is it MODULE:FUNCTION?") from error
+        if not callable(make):
+            raise UsageError(f"{args.make} is no function: is it MODULE:FUNCTION?")
     if make:
         envs = make(num_envs, seed, device)
     elif args.backend == "envpool":
-        options |= {"env_type": "gymnasium", "num_envs": num_envs, "num_threads": threads}
+        cores = NUM_CORES // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        options |= {"num_envs": num_envs, "num_threads": max(1, min(num_envs, cores))}
         try:
-            envs = envpool.make(args.env_id, seed=seed, **options)
+            import envpool
+
+            envs = envpool.make(args.env_id, "gymnasium", seed=seed, **options)
+        except ImportError as error:
+            hint = "(pip install envpool==1.2.5, or --backend gymnasium)"
+            raise UsageError(f"{error} {hint}") from error
         except AssertionError as error:  # it does not know the environment
             raise UsageError(f"--env-id: {error}") from error
         seed = None  # EnvPool takes it only here
     else:
         envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
-    if not all(hasattr(envs, x) for x in ("reset", "step", "close")) or not space_of(envs):
+    own = getattr(envs, "unwrapped", envs)  # gym.make wraps a simulator as if it were one robot
+    space = getattr(envs, "single_action_space", getattr(own, "single_action_space", None))
+    if not all(hasattr(envs, x) for x in ("reset", "step", "close")) or not space:
         needs = "reset, step, close and single_action_space"
         raise UsageError(f"--make ({args.make}): a {type(envs).__name__} lacks some of {needs}.")
     resources.callback(envs.close)
@@ -624,7 +609,7 @@ def make_simulator(
         pass  # written in C, it has no signature
     except TypeError as error:
         raise UsageError(f"--make ({args.make}): reset(seed=...) has {error}.") from error
-    return Simulator(envs, num_envs, seed, device)
+    return Simulator(envs, space, num_envs, seed, device)
 
 
 def choose_device(args: Args) -> torch.device:
@@ -640,10 +625,10 @@ def choose_device(args: Args) -> torch.device:
 
 def check_saved(sim: Simulator, args: Args, saved: Saved) -> None:
     """Refuse to go on in a simulator with other spaces, or with settings of another agent."""
-    if not saved:
-        return
     if repr(saved["layout"]) != repr(sim.layout):  # the order of parts counts, too
         raise UsageError(f"{saved['run_dir']} was trained in a simulator with other spaces.")
+    if args.run_name not in (None, saved["args"].run_name):
+        raise UsageError(f"--run-name: a run stays in its folder, {saved['run_dir']}.")
     for name in ("hidden", "activation", "init_std", "policy_obs", "value_obs"):
         if getattr(args, name) != getattr(saved["args"], name):
             flag = f"--{name.replace('_', '-')}"
@@ -689,10 +674,23 @@ def open_run(
 ) -> tuple[Path, str, SummaryWriter | None]:
     """The folder of a run, its id at Weights & Biases, and its log, of the first process."""
     env = re.sub(r"[^\w.-]", "-", args.make or args.env_id)
-    run_id = saved.get("run_id", f"{env}__{SCRIPT.stem}__{args.seed}__{time.time_ns()}")
+    names = [saved.get("run_id", f"{env}__{SCRIPT.stem}__{args.seed}__{time.time_ns()}")]
+    if WORLD_SIZE > 1:
+        dist.broadcast_object_list(names)  # clocks differ: all have that of the first process
+    run_id = names[0]
     run_dir = saved.get("run_dir", Path("runs", args.run_name or run_id))
     if RANK > 0:
         return run_dir, run_id, None
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        # The operating system frees this lock when the process ends, even if it is killed.
+        resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
+    except filelock.Timeout as error:
+        raise UsageError(f"{run_dir} is in use: another process trains there.") from error
+    except OSError as error:
+        raise UsageError(f"{run_dir}: {error.strerror}: change --run-name, or --resume.") from error
+    if not saved and (run_dir / "checkpoint.pt").exists():
+        raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
     if args.track:
         import wandb
 
@@ -701,24 +699,14 @@ def open_run(
             resources.enter_context(wandb.init(**about, sync_tensorboard=True))
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        # The operating system frees this lock when the process ends, even if it is killed.
-        resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and (run_dir / "checkpoint.pt").exists():
-            raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
-        writer = SummaryWriter(run_dir, purge_step=step + 1)  # hide lost steps
-    except filelock.Timeout as error:
-        raise UsageError(f"{run_dir} is in use: another process trains there.") from error
-    except OSError as error:
-        raise UsageError(f"{run_dir}: {error.strerror}: change --run-name, or --resume.") from error
-    resources.enter_context(writer)
+    writer = resources.enter_context(SummaryWriter(run_dir, purge_step=step + 1))  # hide lost steps
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
     source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
     writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra|Dev).*: .*)", source)))
     print(f"Logs and checkpoints: {run_dir}{' (new episodes begin)' if saved else ''}")
-    if step + args.num_steps * args.num_envs * WORLD_SIZE > args.total_timesteps:
+    size = args.num_steps * args.num_envs * WORLD_SIZE  # of an iteration
+    if step // size >= args.total_timesteps // size:
         print(f"Step {step} was the last one: raise --total-timesteps to train on.")
     return run_dir, run_id, writer
 
@@ -739,10 +727,8 @@ def log(
         progress.set_postfix_str(f"return {mean:.5g}", refresh=False)
 
 
-def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
+def load_checkpoint(run_dir: str | Path) -> Saved:
     """All that a run has saved, with its `args` and `agent`. Loading it runs no code."""
-    if isinstance(run_dir, dict):  # it has been loaded
-        return run_dir
     path = Path(run_dir, "checkpoint.pt")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -755,13 +741,13 @@ def load_checkpoint(run_dir: str | Path | Saved) -> Saved:
     return saved | {"args": args, "agent": agent.eval(), "run_dir": Path(run_dir)}
 
 
-def load_policy(run_dir: str | Path | Saved) -> Agent:
+def load_policy(run_dir: str | Path) -> Agent:
     """The trained policy: `policy(raw_obs)` are the most likely actions (N, A) for obs (N, D)."""
     return load_checkpoint(run_dir)["agent"].requires_grad_(False)
 
 
 def evaluate(
-    run_dir: str | Path | Saved,
+    run_dir: str | Path,
     episodes: int = 10,
     video: bool = False,
     make: Any = None,
@@ -775,23 +761,21 @@ def evaluate(
         raise UsageError(f"--eval-episodes ({episodes}) must be at least 1.")
     saved = load_checkpoint(run_dir)
     args = args or saved["args"]
-    device = choose_device(args)
-    agent = saved["agent"].to(device)
-    folder = saved["run_dir"] / "videos"
-    returns, frames = torch.zeros(episodes, device=device), []
-    playing = torch.ones(episodes, dtype=torch.bool, device=device)
+    frames = []
     with ExitStack() as resources, torch.no_grad():
         options = {"render_mode": "rgb_array"} if video else {}
         if video:
-            let_draw(resources)
-        sim = make_simulator(resources, args, episodes, 0, device, make, **options)
-        obs = sim.reset()
+            let_draw()
+        sim = make_simulator(resources, args, episodes, 0, make, **options)
         check_saved(sim, args, saved)
+        agent = saved["agent"].to(sim.device)
+        returns = torch.zeros(episodes, device=sim.device)
+        playing = torch.ones_like(returns, dtype=torch.bool)
         for _ in range(EVALUATION_STEPS):
             if video and playing[0]:
                 frames.append(np.asarray(sim.envs.render()[0]))
-            obs, _, rewards, terminated, truncated = sim.step(obs, agent(obs))
-            returns += rewards * playing
+            _, rewards, terminated, truncated = sim.step(agent(sim.obs))
+            returns += rewards.where(playing, 0)  # what has ended may say NaN
             playing &= ~(terminated | truncated)
             if not playing.any():
                 break
@@ -801,24 +785,19 @@ def evaluate(
     if video:
         from gymnasium.utils.save_video import save_video
 
-        save_video(frames, f"{folder}", lambda _: True, fps=30)
+        folder = f"{saved['run_dir']}/videos"
+        save_video(frames, folder, lambda _: True, fps=30)
         print(f"Video: {folder}/rl-video-episode-0.mp4")
     print(f"Return {returns.mean():.5g} ± {returns.std(correction=0):.3g} in {episodes} episodes")
     return returns.tolist()
 
 
-def let_draw(resources: ExitStack) -> None:
+def let_draw() -> None:
     """Let MuJoCo and EnvPool draw without a screen."""
-    if sys.platform == "linux":
-        os.environ.setdefault("MUJOCO_GL", "egl")
-    import mujoco
-
-    if os.environ.get("MUJOCO_GL") == "egl":
+    if sys.platform == "linux" and os.environ.setdefault("MUJOCO_GL", "egl") == "egl":
         for library in ("libEGL.so.1", "libGL.so.1"):
-            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # where EnvPool looks for them
-    context = mujoco.GLContext(640, 480)
-    resources.callback(context.free)
-    context.make_current()
+            with suppress(OSError):  # MuJoCo says if it misses them
+                ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # where EnvPool looks for them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -842,16 +821,16 @@ def main() -> None:
     parser.add_argument("--resume", "--evaluate", dest="folder")
     try:
         folder = parser.parse_known_args()[0].folder
-        saved = load_checkpoint(folder) if folder else {}
-        command = tyro.cli(Command, default=Command(saved.get("args") or Args()))
+        args = load_checkpoint(folder)["args"] if folder else Args()
+        command = tyro.cli(Command, default=Command(args))
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
-            evaluate(saved, command.eval_episodes, command.capture_video, args=command.args)
+            evaluate(folder, command.eval_episodes, command.capture_video, args=command.args)
         elif command.capture_video:
             raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:
-            run_dir = train(command.args, resume=saved)["run_dir"]
+            run_dir = train(command.args, resume=folder)["run_dir"]
             if RANK == 0:
                 print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
     except KeyboardInterrupt:

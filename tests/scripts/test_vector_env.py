@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import filelock
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ class Tensors:
     def __init__(self, way, num_envs):
         self.way, self.envs, self.closed = way, [Single(i) for i in range(num_envs)], False
         bounds = {"low": np.full(2, -0.5), "high": np.full(2, 0.5)}
-        self.action_space = SimpleNamespace(dtype="float32", shape=(2,), **bounds)
+        self.single_action_space = SimpleNamespace(dtype="float32", shape=(2,), **bounds)
 
     def reset(self, seed=None):
         return torch.tensor(np.stack([x.reset(seed=seed)[0] for x in self.envs])), {}
@@ -172,7 +173,7 @@ def run(monkeypatch):
 
     def train(way="same", resume=None, kind=None, make=None, **settings):
         made, advantages, updates, options, training = [], [], [], [], []
-        real_gae, real_update, real_normalize = ppo.gae, ppo.ppo_update, ppo.Agent.normalize
+        real_gae, real_update, real_normalize = ppo.gae, ppo.ppo_update, ppo.Agent.normalize_obs
 
         def gae(*inputs):
             advantages.append([*(x.clone() for x in inputs[:4]), real_gae(*inputs)])
@@ -186,7 +187,7 @@ def run(monkeypatch):
             updates.append(Update(*before, batch, *rest))
             return rows
 
-        def normalize(agent, raw_obs):  # is not called by updates
+        def normalize_obs(agent, raw_obs):  # is not called by updates
             training.append(agent.training)
             return real_normalize(agent, raw_obs)
 
@@ -199,7 +200,7 @@ def run(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(ppo, "gae", gae)
             patch.setattr(ppo, "ppo_update", update)
-            patch.setattr(ppo.Agent, "normalize", normalize)
+            patch.setattr(ppo.Agent, "normalize_obs", normalize_obs)
             result = ppo.train(args, make_it, resume)
         seen = {
             "envs": made[0].envs,
@@ -644,16 +645,15 @@ def test_gymnasium_makes_environments_whose_resets_are_marked(monkeypatch):
     for backend, env_id in (("gymnasium", "Pendulum-v1"), ("envpool", "Hopper-v4")):
         args = ppo.Args(backend=backend, env_id=env_id, num_envs=2)
         with ppo.ExitStack() as resources:
-            sim = ppo.make_simulator(resources, args, 2, 5, torch.device("cpu"))
-            obs, ended, resets = sim.reset(), torch.zeros(2).bool(), 0
-            assert obs.shape == (2, sum(sim.layout["parts"].values()))
+            sim = ppo.make_simulator(resources, args, 2, 5)
+            ended, resets = torch.zeros(2).bool(), 0
+            assert sim.obs.shape == (2, sum(sim.layout["parts"].values()))
             assert len(sim.layout["low"]) == len(sim.layout["high"]) == sim.space.shape[0]
             actions = torch.ones(2, *sim.space.shape)
             for _ in range(210):
-                before = obs
                 assert torch.equal(sim.acts, ~ended)
-                obs, last, rewards, failed, cut = sim.step(before, actions)
-                assert torch.equal(obs, last) and obs.dtype == rewards.dtype == torch.float32
+                last, rewards, failed, cut = sim.step(actions)
+                assert torch.equal(sim.obs, last) and last.dtype == rewards.dtype == torch.float32
                 assert (rewards[ended] == 0).all() and not (failed | cut)[ended].any()
                 resets += int(ended.sum())
                 ended = failed | cut
@@ -681,6 +681,10 @@ def make_none(num_envs, seed, device):
 
 def make_one(num_envs, seed, device):
     return Single(0)
+
+
+def make_few(num_envs, seed, device):
+    return simulator("same", 4)
 
 
 class Nested(Tensors):
@@ -784,7 +788,9 @@ REFUSED = [
     (HERE + "nested", "Observations policy have parts themselves: concatenate them."),
     (HERE + "four", "step must return obs, rewards, terminated, truncated and infos."),
     (HERE + "seedless", "make_seedless): reset(seed=...) has got an unexpected keyword argument"),
-    (HERE + "one", "obs has shape (4,): it must have a row for each of 6."),
+    (HERE + "one", "make_one): a Single lacks some of reset, step, close and single_action_space."),
+    (HERE + "few", "obs has shape (4, 4): it must have a row for each of 6."),
+    ("--make json", "json is no function: is it MODULE:FUNCTION?"),
     (HERE + "off", "change autoreset_mode"),
     (HERE + "choices", "try ppo_multidiscrete.py or ppo_atari.py"),
     (HERE + "broken", "Step 31 of environment 3: observation or reward is not finite."),
@@ -806,17 +812,16 @@ def test_what_cannot_work_gets_a_sentence_and_exit_code_2(cli, line, sentence):
 
 
 def simulator_of(envs, num_envs=2):
-    return ppo.Simulator(envs, num_envs, 1, torch.device("cpu"))
+    return ppo.Simulator(envs, envs.single_action_space, num_envs, 1, torch.device("cpu"))
 
 
 def test_time_outs_of_an_earlier_step_end_nothing():
     envs = Tensors("none", 2)
     sim = simulator_of(envs)
-    obs = sim.reset()
     last, ends = torch.zeros(2, 4), torch.tensor([True, False])
     said = last, torch.zeros(2), ends, torch.zeros(2).bool(), {"time_outs": torch.ones(2)}
     envs.step = lambda _: said
-    *_, terminated, truncated = sim.step(obs, torch.zeros(2, 2))
+    *_, terminated, truncated = sim.step(torch.zeros(2, 2))
     assert truncated.tolist() == [True, False] and not terminated.any()
 
 
@@ -837,9 +842,11 @@ class Keyed:
 
 
 def test_parts_may_come_in_a_tensordict():
-    sim = simulator_of(Tensors("none", 2))
+    envs = Tensors("none", 2)
     parts = {"b": torch.ones(2, 3), "a": torch.zeros(2, 1)}
-    assert sim.tensor(Keyed(parts), 2).tolist() == [[1, 1, 1, 0]] * 2
+    envs.reset = lambda seed: (Keyed(parts), {})
+    sim = simulator_of(envs)
+    assert sim.obs.tolist() == [[1, 1, 1, 0]] * 2
     assert sim.layout["parts"] == {"b": 3, "a": 1}
     reverse = Keyed(dict(reversed(parts.items())))  # in a run, the order stays
     assert sim.tensor(reverse, 2).tolist() == [[1, 1, 1, 0]] * 2
@@ -850,8 +857,12 @@ def test_a_wrapper_of_gymnasium_hides_no_space_of_actions():
         single_action_space = gym.spaces.Box(-1, 1, (2,))
         action_space = gym.spaces.Box(-1, 1, (64, 2))
 
-    assert ppo.space_of(gym.Wrapper(Robots())).shape == (2,)
-    assert ppo.space_of(SyncVectorEnv([lambda: Single(0)] * 3)).shape == (2,)
+        def reset(self, seed=None, options=None):
+            return torch.zeros(64, 3), {}
+
+    with ppo.ExitStack() as resources:
+        make = lambda *_: gym.wrappers.TimeLimit(Robots(), 9)  # noqa: E731
+        assert ppo.make_simulator(resources, ppo.Args(), 64, 1, make).space.shape == (2,)
 
 
 # --- A run from the outside ---
@@ -930,7 +941,6 @@ def test_parts_in_another_order_are_other_spaces():
     first, second = (SimpleNamespace(layout=x) for x in layouts)
     saved = {"layout": first.layout, "args": args, "run_dir": "runs/x"}
     ppo.check_saved(first, args, saved)
-    ppo.check_saved(second, args, {})
     with pytest.raises(ppo.UsageError, match="other spaces"):
         ppo.check_saved(second, args, saved)
 
@@ -947,6 +957,29 @@ def test_a_new_step_size_counts_for_a_run_whose_step_size_the_kl_has_changed(run
     same = {"total_timesteps": 2 * T * N, "target_kl": 1e-4}
     changed = run(resume=found.run_dir, **same, learning_rate=0.02)
     assert changed.updates[1]["charts/learning_rate"] == 0.02
+
+
+def test_a_step_size_that_has_been_annealed_is_not_where_the_kl_begins(run):
+    found = run(total_timesteps=3 * T * N)
+    assert found.updates[-1]["charts/learning_rate"] < 0.004
+    changed = run(resume=found.run_dir, total_timesteps=4 * T * N, target_kl=1e-4)
+    assert changed.updates[-1]["charts/learning_rate"] == 0.01
+
+
+def test_a_run_that_is_continued_stays_in_its_folder(trained, cli):
+    code, _, error = cli(f"--resume {trained} --total-timesteps 864 --run-name other")
+    assert code == 2 and "--run-name: a run stays in its folder, runs/done." in error
+
+
+def test_whether_a_step_was_the_last_one_depends_on_the_iterations_that_are_left(run, capsys):
+    found = run(total_timesteps=T * N)
+    for total, last in ((2 * T * N - 1, True), (2 * T * N, False)):
+        capsys.readouterr()
+        run(resume=found.run_dir, total_timesteps=total)
+        assert ("was the last one" in capsys.readouterr().out) == last
+    less = {"total_timesteps": 3 * T * N - 10, "num_envs": 4}  # an iteration is smaller now
+    assert run(resume=found.run_dir, **less).updates[-1]["global_step"] > 2 * T * N
+    assert "was the last one" not in capsys.readouterr().out
 
 
 def test_what_makes_a_simulator_may_be_a_partial_function(tmp_path):
@@ -966,11 +999,14 @@ def test_a_run_at_weights_and_biases_keeps_its_id(run, monkeypatch):
     run(resume=found.run_dir, total_timesteps=2 * T * N, track=True)
     first, second = inits
     assert first["id"] == second["id"] != first["name"] == second["name"] == "named"
+    with pytest.raises(ppo.UsageError, match="has a run already"):
+        run(track=True, run_name="named")
+    with filelock.FileLock(found.run_dir / "lock"), pytest.raises(ppo.UsageError, match="in use"):
+        run(resume=found.run_dir, track=True)
+    assert len(inits) == 2  # what is refused tells Weights & Biases nothing
 
 
 def test_one_process_at_a_time_trains_in_a_folder(trained, cli):
-    import filelock
-
     with filelock.FileLock(trained / "lock"):
         code, _, error = cli(f"--resume {trained} --total-timesteps 864")
     assert code == 2 and "runs/done is in use: another process trains there." in error
@@ -996,12 +1032,12 @@ def test_a_step_size_of_0_learns_nothing_and_says_so(run):
     assert found.updates[0]["check/update"] == found.updates[0]["check/kl"] == 0
 
 
-def test_an_agent_that_has_been_evaluated_can_still_learn(trained):
-    saved = ppo.load_checkpoint(trained)
-    ppo.evaluate(saved, 2, make=make_same)
-    assert all(x.requires_grad for x in saved["agent"].parameters())
+def test_an_agent_that_has_been_evaluated_can_still_learn(trained, monkeypatch):
+    agents = record(monkeypatch, ppo, "load_checkpoint")
+    ppo.evaluate(trained, 2, make=make_same)
+    assert all(x.requires_grad for x in agents[0][-1]["agent"].parameters())
     with pytest.raises(ppo.UsageError, match=r"--eval-episodes \(0\) must be at least 1"):
-        ppo.evaluate(saved, 0, make=make_same)
+        ppo.evaluate(trained, 0, make=make_same)
 
 
 def test_evaluation_plays_the_most_likely_actions_and_changes_nothing(trained, monkeypatch, cli):
@@ -1036,6 +1072,22 @@ class Endless(Tensors):
         obs, rewards, failed, cut, infos = super().step(actions)
         failed[1] = cut[1] = False
         return obs, rewards, failed, cut, infos
+
+
+class Later(Single):
+    """Its second episode has no numbers."""
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, math.nan if self.episode else reward, *rest
+
+
+def test_what_comes_after_an_episode_does_not_count(trained):
+    found, expected = (
+        ppo.evaluate(trained, 5, make=lambda *_: simulator("same", 5, kind=kind))  # noqa: B023
+        for kind in (Later, Single)
+    )
+    assert found == expected
 
 
 def test_an_evaluation_without_end_is_given_up(trained, monkeypatch):
@@ -1174,7 +1226,7 @@ def test_a_video_shows_the_first_episode(trained, monkeypatch):
     from gymnasium.utils import save_video
 
     saved = record(monkeypatch, save_video, "save_video")
-    monkeypatch.setattr(ppo, "let_draw", lambda _: None)
+    monkeypatch.setattr(ppo, "let_draw", lambda: None)
 
     def make(num_envs, *_):
         def single(i):
@@ -1225,12 +1277,16 @@ def test_a_run_on_a_gpu_is_that_of_the_processor(run, gpu, monkeypatch):
     again, device = gpu(lambda: run("dense", resume="runs/gpu", device="cuda", **two))
     assert len(again.updates) == 2
     assert all(device.has(x) for x in again.agent.state_dict().values())
-    given, saved = [], ppo.load_checkpoint("runs/gpu")
-    found, device = gpu(
-        lambda: ppo.evaluate(saved, 2, make=lambda *x: given.append(x[2]) or simulator("dense", 2))
-    )
+    given, loaded = [], record(monkeypatch, ppo, "load_checkpoint")
+
+    def make(num_envs, seed, device):
+        given.append(device)
+        return simulator("dense", num_envs)
+
+    found, device = gpu(lambda: ppo.evaluate("runs/gpu", 2, make=make))
     assert given == [torch.device("cuda", 0)] and len(found) == 2
-    assert all(device.has(x) for x in saved["agent"].state_dict().values())
+    agent = loaded[0][-1]["agent"]
+    assert all(device.has(x) for x in agent.state_dict().values())
 
 
 # --- Many processes ---
@@ -1252,7 +1308,7 @@ def learn_as_one(target_kl):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.autograd, "grad", grad)
         rows = record(patch, ppo, "ppo_update")
-        settings = {"target_kl": target_kl, "run_name": "two", "total_timesteps": 6 * T * N}
+        settings = {"target_kl": target_kl, "total_timesteps": 6 * T * N}
         result = ppo.train(ppo.Args(**TINY | settings), make)
     steps = experience(made[0][1].envs, "next", 0.9)
     return {
@@ -1298,7 +1354,7 @@ def test_two_processes_learn_as_one(processes):
     mean = np.mean(one["kl"] + two["kl"])
     assert np.mean([x["losses/approx_kl"] for x in one["updates"]]) == pytest.approx(mean, rel=1e-4)
     (folder,) = Path("runs").iterdir()  # the first process alone writes
-    assert str(folder) == one["dir"] == two["dir"] == "runs/two"
+    assert str(folder) == one["dir"] == two["dir"]
     assert len([*folder.glob("events*")]) == 1
     saved = torch.load(folder / "checkpoint.pt", weights_only=True)
     assert len(saved["episodes"]) == one["episodes"] > 0
