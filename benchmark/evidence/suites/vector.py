@@ -33,7 +33,7 @@ SUITES = (
     Suite(
         name="vector_env_3m",
         reproduces="many environments for three million steps, next to Tianshou's published scores",
-        environments=dict.fromkeys(THREE, (1, 2, 3)),
+        environments=dict.fromkeys(THREE, (1, 2, 3, 4, 5)) | {"Ant-v4": (1, 2, 3)},
         variants={"": Variant("ppo_vector_env.py", "", "ppo_vector_env.py")},
         table="scores",
         figures=("curves",),
