@@ -76,7 +76,7 @@ SUITES = (
     Suite(
         name="rsl_rl",
         reproduces="rsl_rl's PPO on the same simulator, over steps and over minutes",
-        environments={"HalfCheetah-v4": (1, 2, 3), "Hopper-v4": (1, 2)},
+        environments=dict.fromkeys(THREE[:2], (1, 2, 3)),
         variants={"rsl_rl": Variant("benchmark/evidence/baselines/rsl_rl_ppo.py")},
         baseline=("vector_env_3m", ""),
         baseline_label=VECTOR,
