@@ -509,7 +509,9 @@ class Simulator:
         self, envs: Any, space: Any, num_envs: int, seed: int | None, device: torch.device
     ) -> None:
         self.envs, self.space, self.num_envs, self.device = envs, space, num_envs, device
-        mode = AutoresetMode(getattr(envs, "metadata", {}).get("autoreset_mode", "SameStep"))
+        metadata = getattr(envs, "metadata", None) or {}
+        default = AutoresetMode.SAME_STEP  # of simulators that do not say
+        mode = AutoresetMode(metadata.get("autoreset_mode", default))
         if mode == AutoresetMode.DISABLED:
             raise UsageError("The simulator must begin episodes itself: change autoreset_mode.")
         self.next_step = mode == AutoresetMode.NEXT_STEP
@@ -599,6 +601,7 @@ def make_simulator(
         envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
     own = getattr(envs, "unwrapped", envs)  # gym.make wraps a simulator as if it were one robot
     space = getattr(envs, "single_action_space", getattr(own, "single_action_space", None))
+    space = space or getattr(envs, "action_space", None)
     if not all(hasattr(envs, x) for x in ("reset", "step", "close")) or not space:
         needs = "reset, step, close and single_action_space"
         raise UsageError(f"--make ({args.make}): a {type(envs).__name__} lacks some of {needs}.")
@@ -771,17 +774,17 @@ def evaluate(
         agent = saved["agent"].to(sim.device)
         returns = torch.zeros(episodes, device=sim.device)
         playing = torch.ones_like(returns, dtype=torch.bool)
-        for _ in range(EVALUATION_STEPS):
+        steps = 0
+        while playing.any():
+            if steps == EVALUATION_STEPS:
+                rest = f"{int(playing.sum())} of {episodes} episodes"
+                raise UsageError(f"{rest} have not ended in {EVALUATION_STEPS} steps.")
             if video and playing[0]:
                 frames.append(np.asarray(sim.envs.render()[0]))
             _, rewards, terminated, truncated = sim.step(agent(sim.obs))
             returns += rewards.where(playing, 0)  # what has ended may say NaN
             playing &= ~(terminated | truncated)
-            if not playing.any():
-                break
-        else:
-            rest = f"{int(playing.sum())} of {episodes} episodes"
-            raise UsageError(f"{rest} have not ended in {EVALUATION_STEPS} steps.")
+            steps += 1
     if video:
         from gymnasium.utils.save_video import save_video
 
@@ -814,7 +817,7 @@ def main() -> None:
     for name in ("SIGTERM", "SIGHUP"):  # a cluster, a closed terminal: close the simulator
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
     sys.path.append("")  # the current folder, for --make
     # The settings of a run that is continued are the defaults of the flags, so it is read first.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

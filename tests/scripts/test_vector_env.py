@@ -102,7 +102,7 @@ class Tensors:
     def __init__(self, way, num_envs):
         self.way, self.envs, self.closed = way, [Single(i) for i in range(num_envs)], False
         bounds = {"low": np.full(2, -0.5), "high": np.full(2, 0.5)}
-        self.single_action_space = SimpleNamespace(dtype="float32", shape=(2,), **bounds)
+        self.action_space = SimpleNamespace(dtype="float32", shape=(2,), **bounds)
 
     def reset(self, seed=None):
         return torch.tensor(np.stack([x.reset(seed=seed)[0] for x in self.envs])), {}
@@ -788,7 +788,7 @@ REFUSED = [
     (HERE + "nested", "Observations policy have parts themselves: concatenate them."),
     (HERE + "four", "step must return obs, rewards, terminated, truncated and infos."),
     (HERE + "seedless", "make_seedless): reset(seed=...) has got an unexpected keyword argument"),
-    (HERE + "one", "make_one): a Single lacks some of reset, step, close and single_action_space."),
+    (HERE + "one", "obs has shape (4,): it must have a row for each of 6."),
     (HERE + "few", "obs has shape (4, 4): it must have a row for each of 6."),
     ("--make json", "json is no function: is it MODULE:FUNCTION?"),
     (HERE + "off", "change autoreset_mode"),
@@ -812,7 +812,7 @@ def test_what_cannot_work_gets_a_sentence_and_exit_code_2(cli, line, sentence):
 
 
 def simulator_of(envs, num_envs=2):
-    return ppo.Simulator(envs, envs.single_action_space, num_envs, 1, torch.device("cpu"))
+    return ppo.Simulator(envs, envs.action_space, num_envs, 1, torch.device("cpu"))
 
 
 def test_time_outs_of_an_earlier_step_end_nothing():
@@ -863,6 +863,8 @@ def test_a_wrapper_of_gymnasium_hides_no_space_of_actions():
     with ppo.ExitStack() as resources:
         make = lambda *_: gym.wrappers.TimeLimit(Robots(), 9)  # noqa: E731
         assert ppo.make_simulator(resources, ppo.Args(), 64, 1, make).space.shape == (2,)
+        make = lambda *_: SyncVectorEnv([lambda: Single(0)] * 3)  # noqa: E731
+        assert ppo.make_simulator(resources, ppo.Args(), 3, 1, make).space.shape == (2,)
 
 
 # --- A run from the outside ---
@@ -1308,7 +1310,7 @@ def learn_as_one(target_kl):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.autograd, "grad", grad)
         rows = record(patch, ppo, "ppo_update")
-        settings = {"target_kl": target_kl, "total_timesteps": 6 * T * N}
+        settings = {"target_kl": target_kl, "run_name": "two", "total_timesteps": 6 * T * N}
         result = ppo.train(ppo.Args(**TINY | settings), make)
     steps = experience(made[0][1].envs, "next", 0.9)
     return {
@@ -1354,7 +1356,7 @@ def test_two_processes_learn_as_one(processes):
     mean = np.mean(one["kl"] + two["kl"])
     assert np.mean([x["losses/approx_kl"] for x in one["updates"]]) == pytest.approx(mean, rel=1e-4)
     (folder,) = Path("runs").iterdir()  # the first process alone writes
-    assert str(folder) == one["dir"] == two["dir"]
+    assert str(folder) == one["dir"] == two["dir"] == "runs/two"
     assert len([*folder.glob("events*")]) == 1
     saved = torch.load(folder / "checkpoint.pt", weights_only=True)
     assert len(saved["episodes"]) == one["episodes"] > 0
@@ -1365,6 +1367,15 @@ def test_a_sum_over_processes_changes_nothing_in_a_single_one(monkeypatch):
     assert ppo.all_sum(torch.ones(3)).tolist() == [1, 1, 1]
     monkeypatch.setattr(ppo, "WORLD_SIZE", 2)
     assert ppo.all_sum(torch.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_all_processes_have_the_name_that_the_first_one_made(monkeypatch):
+    monkeypatch.setattr(ppo.dist, "broadcast_object_list", lambda x: x.__setitem__(0, "first"))
+    monkeypatch.setattr(ppo, "WORLD_SIZE", 2)
+    monkeypatch.setattr(ppo, "RANK", 1)
+    with ppo.ExitStack() as resources:
+        found = ppo.open_run(resources, ppo.Args(), {}, 0)
+    assert found == (Path("runs/first"), "first", None) and not Path("runs").exists()
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):

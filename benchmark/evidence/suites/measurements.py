@@ -19,6 +19,7 @@ SMALL = (
 PONG_SIZE = "Pong, 8 environments, 128 steps, 4 minibatches of 256, 4 epochs, 2 threads"
 PONG = f"--env-id PongNoFrameskip-v4 {GAMES}"
 ATARI, LSTM, OURS = "ppo_atari.py", "ppo_atari_lstm.py", f"{PONG} --torch-threads 2"
+MANY = "ppo_vector_env.py"
 # Stable-Baselines3; where it is slow, it gets a tenth of the steps.
 THEIRS = "Stable-Baselines3 PPO"
 CNN = Entry(f"{THEIRS}, CnnPolicy", 10240, f"{PONG} --kind atari", SB3)
@@ -43,7 +44,7 @@ MEASUREMENTS = {
     ),
     "vector": measurement(
         "HalfCheetah-v4 on two cores; 64 environments, 64 steps, 4 minibatches, 5 epochs",
-        Entry("ppo_vector_env.py", 409600, f"{CHEETAH} {VECTOR}"),
+        Entry(MANY, 409600, f"{CHEETAH} {VECTOR}"),
         Entry("rsl_rl PPO", 204800, f"{CHEETAH} {RSL_RL}", f"{BASELINES}/rsl_rl_ppo.py"),
         Entry("CleanRL PPO", 81920, f"{CHEETAH} {VECTOR}", *CLEANRL),
         Entry("EnvPool alone", 409600, CHEETAH, f"{BASELINES}/envpool_physics.py"),
@@ -51,28 +52,22 @@ MEASUREMENTS = {
     ),
     "vector_defaults": measurement(
         "HalfCheetah-v4 on two cores; the defaults of each",
-        Entry("ppo_vector_env.py", 204800, CHEETAH),
+        Entry(MANY, 204800, CHEETAH),
         Entry("rsl_rl PPO", 204800, CHEETAH, f"{BASELINES}/rsl_rl_ppo.py"),
         Entry(CONTINUOUS, 122880, CHEETAH),
     ),
     "vector_defaults_hopper": measurement(
         "Hopper-v4 on two cores; the defaults of each",
-        Entry("ppo_vector_env.py", 204800, HOPPER),
+        Entry(MANY, 204800, HOPPER),
         Entry("rsl_rl PPO", 204800, HOPPER, f"{BASELINES}/rsl_rl_ppo.py"),
         Entry(CONTINUOUS, 122880, HOPPER),
     ),
     "vector_num_envs": measurement(
         "HalfCheetah-v4 on two cores; 16 environments and 128 steps, or more and 32 steps",
-        *(
-            Entry(
-                f"{n} environments",
-                max(10 * n * 32, 204800),
-                f"{CHEETAH} --num-envs {n} --num-steps 32",
-                "ppo_vector_env.py",
-            )
-            for n in (1024, 256, 64)
-        ),
-        Entry("16 environments", 204800, CHEETAH, "ppo_vector_env.py"),
+        Entry("1024 environments", 327680, f"{CHEETAH} --num-envs 1024 --num-steps 32", MANY),
+        Entry("256 environments", 204800, f"{CHEETAH} --num-envs 256 --num-steps 32", MANY),
+        Entry("64 environments", 204800, f"{CHEETAH} --num-envs 64 --num-steps 32", MANY),
+        Entry("16 environments", 204800, CHEETAH, MANY),
     ),
     "atari": measurement(
         PONG_SIZE,
