@@ -83,4 +83,3 @@ class Script:
     variant: str = ""
     score: str = "return"  # what is scored
     share: str = ""  # of the paper's steps, where the runs have fewer
-    more_seeds: tuple[str, ...] = ()  # variants that differ in nothing that should matter

@@ -46,8 +46,7 @@ def runs_behind(script: Script, folders: Folders) -> list[Result]:
     name, place = script.suite, folders
     if script.suite not in SUITES:
         name, place = "runs", Folders(CLOSED / script.suite)
-    found = (by_environment(name, x, place) for x in (script.variant, *script.more_seeds))
-    return [run for own in found for run in own.get(script.environment, [])]
+    return by_environment(name, script.variant, place).get(script.environment, [])
 
 
 def scripts_table(folders: Folders) -> str:

@@ -224,13 +224,16 @@ def with_range(scores: pd.Series) -> str:
     return number(scores.mean()) + ends
 
 
-def ppo2_by_then(environment: str, steps: float) -> str:
-    """ppo2's return after as many steps, as OpenAI published it; – if there is no such curve."""
+def ppo2_by_then(environment: str, steps: float, column: str = "return") -> str:
+    """ppo2's return after as many steps, as OpenAI published it; – if there is no such curve.
+
+    In games, the columns "low" and "high" are the ends of the band around the curve.
+    """
     curves = reference("ppo2_curves")
     curve = curves[curves["environment"] == environment.partition("-")[0]]
     if curve.empty or not steps:
         return "–"
-    return number(np.interp(steps, curve["global_step"], curve["return"]))
+    return number(np.interp(steps, curve["global_step"], curve[column]))
 
 
 def games_table(suite: Suite, folders: Folders) -> str:
@@ -239,6 +242,9 @@ def games_table(suite: Suite, folders: Folders) -> str:
     runs = runs_of(suite, folders)
     for (game, label), own in runs.groupby(["environment", "label"], sort=False, observed=True):
         random, human = play.loc[game]
+        ppo2, low, high = (
+            ppo2_by_then(game, suite.total_timesteps, x) for x in ("return", "low", "high")
+        )
         rows.append(
             {
                 **{"game": game, "agent": label, "seeds": own["score"].count()},
@@ -246,7 +252,7 @@ def games_table(suite: Suite, folders: Folders) -> str:
                 "human": f"{(own['score'].mean() - random) / (human - random):.0%}",
                 "whole run": plus_minus(own["mean_return"]),
                 "hours per run": RATIO(own["hours"].median()),
-                "ppo2 by then": ppo2_by_then(game, suite.total_timesteps),
+                "ppo2 by then (band)": f"{ppo2} ({low} to {high})",
                 **{"random play": number(random), "human play": number(human)},
             }
         )

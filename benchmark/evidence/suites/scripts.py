@@ -14,9 +14,8 @@ SCRIPTS = {
         *("a KL penalty instead of clipping", "kl_vs_clip", "Hopper-v4", "adaptive-0.01")
     ),
     "ppo_atari.py": Script(
-        *("Atari games: details 1–22", "games", "Pong"),
-        more_seeds=("float32",),
-        share=", a fifth of the paper's",
+        *("Atari games: details 1–22", "games_schedule", "Pong"),
+        share=" with step sizes that fall over 10M",
     ),
     "ppo_atari_lstm.py": Script(
         *("Atari with a memory: details 32–36 too", "games", "Pong", "lstm"),

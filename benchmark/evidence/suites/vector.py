@@ -44,13 +44,17 @@ SUITES = (
     Suite(
         name="vector_num_envs",
         reproduces="how many environments: what more of them cost in return",
-        environments=dict.fromkeys(THREE[:2], (1, 2)),
+        environments=dict.fromkeys((*THREE, "Ant-v4"), (1, 2, 3)),
         variants={
+            "32": Variant(VECTOR, "--num-envs 32 --num-steps 64", "32 environments"),
             "64": Variant(VECTOR, "--num-envs 64 --num-steps 32", "64 environments"),
-            "256": Variant(VECTOR, "--num-envs 256 --num-steps 32", "256 environments"),
-            # In HalfCheetah no episode of 1000 steps would end.
+            "256": Variant(
+                *(VECTOR, "--num-envs 256 --num-steps 32", "256 environments"),
+                environments=dict.fromkeys(THREE[:2], (1, 2)),
+            ),
             "1024": Variant(
-                VECTOR, "--num-envs 1024 --num-steps 32", "1024 environments", {"Hopper-v4": (1, 2)}
+                *(VECTOR, "--num-envs 1024 --num-steps 32", "1024 environments"),
+                environments={"Hopper-v4": (1, 2)},  # no episode would end in HalfCheetah
             ),
         },
         baseline=("vector_env", ""),
