@@ -224,16 +224,21 @@ def with_range(scores: pd.Series) -> str:
     return number(scores.mean()) + ends
 
 
-def ppo2_by_then(environment: str, steps: float, column: str = "return") -> str:
-    """ppo2's return after as many steps, as OpenAI published it; – if there is no such curve.
-
-    In games, the columns "low" and "high" are the ends of the band around the curve.
-    """
+def ppo2_by_then(environment: str, steps: float) -> str:
+    """ppo2's return after as many steps, as OpenAI published it; – if there is no such curve."""
     curves = reference("ppo2_curves")
     curve = curves[curves["environment"] == environment.partition("-")[0]]
     if curve.empty or not steps:
         return "–"
-    return number(np.interp(steps, curve["global_step"], curve[column]))
+    return number(np.interp(steps, curve["global_step"], curve["return"]))
+
+
+def ppo2_with_band(game: str, steps: float, name: str) -> str:
+    """The same in a game, by a file of curves, and the ends of the band around the curve."""
+    curves = reference(name)
+    curve = curves[curves["environment"] == game]
+    at = {x: np.interp(steps, curve["global_step"], curve[x]) for x in ("return", "low", "high")}
+    return f"{number(at['return'])} ({number(at['low'])} to {number(at['high'])})"
 
 
 def games_table(suite: Suite, folders: Folders) -> str:
@@ -242,9 +247,7 @@ def games_table(suite: Suite, folders: Folders) -> str:
     runs = runs_of(suite, folders)
     for (game, label), own in runs.groupby(["environment", "label"], sort=False, observed=True):
         random, human = play.loc[game]
-        ppo2, low, high = (
-            ppo2_by_then(game, suite.total_timesteps, x) for x in ("return", "low", "high")
-        )
+        steps = suite.total_timesteps
         rows.append(
             {
                 **{"game": game, "agent": label, "seeds": own["score"].count()},
@@ -252,7 +255,8 @@ def games_table(suite: Suite, folders: Folders) -> str:
                 "human": f"{(own['score'].mean() - random) / (human - random):.0%}",
                 "whole run": plus_minus(own["mean_return"]),
                 "hours per run": RATIO(own["hours"].median()),
-                "ppo2 by then (band)": f"{ppo2} ({low} to {high})",
+                "ppo2 by then, August 2018": ppo2_with_band(game, steps, "ppo2_curves"),
+                "October 2018": ppo2_with_band(game, steps, "ppo2_games_october"),
                 **{"random play": number(random), "human play": number(human)},
             }
         )
