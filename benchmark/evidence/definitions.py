@@ -82,4 +82,4 @@ class Script:
     environment: str
     variant: str = ""
     score: str = "return"  # what is scored
-    share: str = ""  # of the paper's steps, where the runs have fewer
+    share: str = ""  # what is said after the number of steps

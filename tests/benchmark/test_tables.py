@@ -17,9 +17,8 @@ FOLDERS = Folders()
 
 # A suite, runs with their scores, and rows of the table, in which … stands for any text.
 # Pong: from -20.7 to 9.3, 3 is 23.7 of 30. ppo2 was at 17.28 (16.87 to 17.69) at 1.92M, at 17.38
-# (16.92 to 17.83) at 2.02M, in October at 13.86 (12.45 to 15.27) and 14.17 (12.83 to 15.52). Of the
-# pairs of minimal and its baseline one of nine is won and one is a tie; nothing is said of a single
-# run.
+# (16.92 to 17.83) at 2.02M, in October at 13.86 (12.45 to 15.27) and 14.17 (12.83 to 15.52). In
+# minimal's nine pairs with its baseline, one is won and one is a tie. A single run has no P.
 BY_HAND = """
 figure3
 figure3 Hopper-v4 10 20 30
