@@ -224,26 +224,22 @@ def with_range(scores: pd.Series) -> str:
     return number(scores.mean()) + ends
 
 
-def ppo2_by_then(environment: str, steps: float) -> str:
-    """ppo2's return after as many steps, as OpenAI published it; – if there is no such curve."""
-    curves = reference("ppo2_curves")
+def ppo2_by_then(environment: str, steps: float, name: str = "ppo2_curves") -> list[str]:
+    """ppo2's return after as many steps and the ends of its band, by a file of OpenAI's curves.
+
+    Each is – if there is no such curve.
+    """
+    curves = reference(name)
     curve = curves[curves["environment"] == environment.partition("-")[0]]
     if curve.empty or not steps:
-        return "–"
-    return number(np.interp(steps, curve["global_step"], curve["return"]))
-
-
-def ppo2_with_band(game: str, steps: float, name: str) -> str:
-    """The same in a game, by a file of curves, and the ends of the band around the curve."""
-    curves = reference(name)
-    curve = curves[curves["environment"] == game]
-    at = {x: np.interp(steps, curve["global_step"], curve[x]) for x in ("return", "low", "high")}
-    return f"{number(at['return'])} ({number(at['low'])} to {number(at['high'])})"
+        return ["–"] * 3
+    columns = (curve[x] for x in ("return", "low", "high"))
+    return [number(np.interp(steps, curve["global_step"], x)) for x in columns]
 
 
 def games_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant in each game, also as shares of the way from random to human play."""
-    rows, play = [], reference("atari").set_index("game")
+    rows, play, band = [], reference("atari").set_index("game"), "{} ({} to {})"
     runs = runs_of(suite, folders)
     for (game, label), own in runs.groupby(["environment", "label"], sort=False, observed=True):
         random, human = play.loc[game]
@@ -255,8 +251,8 @@ def games_table(suite: Suite, folders: Folders) -> str:
                 "human": f"{(own['score'].mean() - random) / (human - random):.0%}",
                 "whole run": plus_minus(own["mean_return"]),
                 "hours per run": RATIO(own["hours"].median()),
-                "ppo2 by then, August 2018": ppo2_with_band(game, steps, "ppo2_curves"),
-                "October 2018": ppo2_with_band(game, steps, "ppo2_games_october"),
+                "ppo2 by then, August 2018": band.format(*ppo2_by_then(game, steps)),
+                "October 2018": band.format(*ppo2_by_then(game, steps, "ppo2_games_october")),
                 **{"random play": number(random), "human play": number(human)},
             }
         )
