@@ -15,7 +15,7 @@ SUITES = (
     Suite(
         name="games_schedule",
         reproduces="the same games with ppo2's learning rates, which fall over 10M steps",
-        environments={"Pong": (1, 2)},
+        environments={"Pong": (1, 2), "Breakout": (1,), "Enduro": (3,)},
         variants={
             "": Variant(
                 *("ppo_atari.py", FAST, "step size falls over 10M steps, as ppo2's"),
