@@ -11,6 +11,7 @@ import runpy
 import shutil
 import signal
 import sys
+import threading
 
 import pytest
 
@@ -33,11 +34,14 @@ def pytest_runtest_setup(item):
     """Each test begins with what a new process has, whatever earlier ones have left.
 
     The number of threads changes the bits of initial weights, and Atari runs leave theirs. Commands
-    and scripts answer signals. What a shell starts in the background ignores Ctrl-C.
+    and scripts answer signals. What a shell starts in the background ignores Ctrl-C. The lock of
+    progress bars is one that forks don't share: a killed one might hold it forever.
     """
     import torch
+    from tqdm import tqdm
 
     torch.set_num_threads(1)
+    tqdm.set_lock(threading.RLock())
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

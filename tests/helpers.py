@@ -1,11 +1,7 @@
-"""What tests of several scripts use: recorded calls and optimizer steps, processes, numbers."""
+"""What tests of several scripts use: recorded calls and optimizer steps, random numbers."""
 
 import copy
 import math
-import multiprocessing.connection
-import os
-import socket
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,40 +42,6 @@ def record_steps(monkeypatch: pytest.MonkeyPatch, kind: type) -> list[SimpleName
     step.hooked = True  # otherwise PyTorch wraps it, and a subclass would keep that
     monkeypatch.setattr(kind, "step", step)
     return steps
-
-
-def in_two_processes(call: Callable, *inputs: Any) -> list[Any]:
-    """What a function returns in each of two processes that have what torchrun sets.
-
-    They are forks, so that nothing has to be imported again. Who waits for too long is a failure:
-    torchrun's own launcher, called from a test, would wait forever for a process that has died.
-    """
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
-
-    def work(rank: int, pipe: multiprocessing.connection.Connection) -> None:
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
-        os.environ.update({"MASTER_ADDR": "localhost"} | {k: f"{x}" for k, x in place.items()})
-        pipe.send(call(*inputs))
-
-    fork, pipes, processes = multiprocessing.get_context("fork"), [], []
-    try:
-        for rank in range(2):
-            pipe, other_end = fork.Pipe()
-            processes.append(fork.Process(target=work, args=(rank, other_end)))
-            processes[-1].start()
-            other_end.close()  # otherwise the end of that process would go unnoticed
-            pipes.append(pipe)
-        assert all(pipe.poll(100) for pipe in pipes), "a process takes more than 100 seconds"
-        found = [pipe.recv() for pipe in pipes]
-        for process in processes:
-            process.join(100)
-        assert [process.exitcode for process in processes] == [0, 0]
-        return found
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
 
 
 def louder(model: nn.Module, by: float) -> nn.Module:

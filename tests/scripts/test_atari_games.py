@@ -12,6 +12,7 @@ import pytest
 import torch
 from adapters import on, slow_on
 from helpers import assert_same_runs, flags
+from tqdm import tqdm
 
 
 def children(pid=None):
@@ -136,3 +137,18 @@ def test_when_the_learner_is_killed_its_processes_end(
         assert error.rstrip().endswith(
             "Use --resume with the run's folder to continue from its checkpoint."
         )
+
+
+def test_a_killed_process_leaves_no_progress_bar_locked():
+    """Or later tests would wait for it forever."""
+
+    def die():
+        tqdm.get_lock().acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(target=die)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert tqdm.get_lock().acquire(timeout=1)
+    tqdm.get_lock().release()

@@ -1,12 +1,15 @@
-"""Several processes as torchrun starts them, on this machine: ppo_atari.py."""
+"""Several processes under torchrun, on this machine: ppo_atari.py."""
 
+import functools
+import inspect
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from adapters import SCRIPTS
-from helpers import in_two_processes, record
+from helpers import record
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import ppo_atari
 
@@ -47,8 +50,17 @@ def learn(flags):
     }
 
 
-def test_processes_share_gradients_and_weights_but_not_games():
-    one, two = in_two_processes(learn, FLAGS)
+@pytest.fixture
+def train(monkeypatch):
+    """Train in two processes, as torchrun does, but forks; return what each of them saw."""
+    stack = functools.partial(inspect.stack, context=0)  # each call would read sources for 0.2 s
+    monkeypatch.setattr(inspect, "stack", stack)
+    place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "start_method": "fork"}
+    return lambda flags: elastic_launch(LaunchConfig(1, 1, 2, **place), learn)(flags).values()
+
+
+def test_processes_share_gradients_and_weights_but_not_games(train):
+    one, two = train(FLAGS)
     assert one["weights"] == two["weights"]
     assert one["kl"] == two["kl"]  # so both stop at the same epoch
     assert one["own"] != two["own"]
@@ -61,9 +73,9 @@ def test_processes_share_gradients_and_weights_but_not_games():
 
 
 @pytest.mark.slow
-def test_processes_resume_with_new_games():
-    before, _ = in_two_processes(learn, FLAGS)
-    one, two = in_two_processes(learn, "--resume runs/two --total-timesteps 96")
+def test_processes_resume_with_new_games(train):
+    before, _ = train(FLAGS)
+    one, two = train("--resume runs/two --total-timesteps 96")
     assert one["step"] == two["step"] == 96
     assert one["weights"] == two["weights"]
     assert len({*before["seeds"], *one["seeds"], *two["seeds"]}) == 6
