@@ -239,7 +239,8 @@ def ppo2_by_then(environment: str, steps: float, name: str = "ppo2_curves") -> l
 
 def games_table(suite: Suite, folders: Folders) -> str:
     """Scores of each variant in each game, also as shares of the way from random to human play."""
-    rows, play, band = [], reference("atari").set_index("game"), "{} ({} to {})"
+    rows, play = [], reference("atari").set_index("game")
+    with_band = "{} ({} to {})".format
     runs = runs_of(suite, folders)
     for (game, label), own in runs.groupby(["environment", "label"], sort=False, observed=True):
         random, human = play.loc[game]
@@ -251,8 +252,8 @@ def games_table(suite: Suite, folders: Folders) -> str:
                 "human": f"{(own['score'].mean() - random) / (human - random):.0%}",
                 "whole run": plus_minus(own["mean_return"]),
                 "hours per run": RATIO(own["hours"].median()),
-                "ppo2 by then, August 2018": band.format(*ppo2_by_then(game, steps)),
-                "October 2018": band.format(*ppo2_by_then(game, steps, "ppo2_games_october")),
+                "ppo2 by then, August 2018": with_band(*ppo2_by_then(game, steps)),
+                "October 2018": with_band(*ppo2_by_then(game, steps, "ppo2_games_october")),
                 **{"random play": number(random), "human play": number(human)},
             }
         )
