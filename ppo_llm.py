@@ -84,7 +84,7 @@ class Args:
     gradient_checkpointing: bool = False  # compute activations twice, rather than keep them
 
     seed: int = 1  # random seed of the whole run
-    num_iterations: int = 12  # batches of episodes, each with an update
+    num_iterations: int = 8  # batches of episodes, each with an update
     run_name: str | None = None  # name of its folder in runs/; by default made of the settings
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
@@ -135,48 +135,12 @@ class Args:
             raise UsageError("--num-minibatches must not be more than --num-episodes.")
 
 
-class Chat:
-    """Turns messages into tokens, in the model's own format."""
-
-    def __init__(self, tokenizer: Any, stops: Sequence[int]) -> None:
-        self.tokenizer, self.stops = tokenizer, frozenset(stops)
-
-    def render(self, messages: Messages) -> str:
-        """The text of messages, up to where the model's response begins."""
-        if not self.tokenizer.chat_template:
-            return "\n".join(x["content"] for x in messages) + "\n"
-        options = {"add_generation_prompt": True, "tokenize": False}
-        return self.tokenizer.apply_chat_template(messages, **options)
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def begin(self, messages: Messages) -> list[int]:
-        text = self.render(messages)
-        if not self.tokenizer.chat_template:
-            return self.tokenizer(text)["input_ids"]  # with a token that begins a text, if any
-        return self.encode(text)
-
-    def reply(self, messages: Messages, ended: bool) -> list[int]:
-        """Tokens of what stands between a response and the next one."""
-        if not self.tokenizer.chat_template:
-            return self.encode("\n" + self.render(messages))
-        # Extra: a reply is the template's own text
-        # It ends the model's turn and begins the next: any other text was never seen in training.
-        made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "(RESPONSE)"}]
-        tokens = self.encode(self.render([*made_up, *messages]).partition("(RESPONSE)")[2])
-        return tokens[1:] if ended and tokens[0] in self.stops else tokens
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
-
-
 class Episode:
     """A conversation: its tokens, which of them the model wrote, and what each of these earned."""
 
-    def __init__(self, env: gym.Env, seed: int, noise: np.random.Generator, chat: Chat) -> None:
+    def __init__(self, env: gym.Env, seed: int, noise: np.random.Generator, chat: "Chat") -> None:
         self.env, self.seed, self.noise, self.chat = env, seed, noise, chat
-        messages = self.checked(env.reset(seed=seed)[0])
+        messages = as_messages(env.reset(seed=seed)[0], seed)
         self.transcript = [x["content"] for x in messages]
         self.tokens = chat.begin(messages)
         self.own = [False] * len(self.tokens)
@@ -184,18 +148,6 @@ class Episode:
         self.rewards: list[float] = []  # after each of the model's own tokens
         self.logprobs: list[float] = []  # of these, as the sampler computed them
         self.turns, self.num_cut, self.done = 0, 0, False
-
-    def checked(self, message: str | Messages) -> Messages:
-        """A message as chat messages; refuses what is neither."""
-        messages = [{"role": "user", "content": message}] if isinstance(message, str) else message
-        try:
-            correct = all(isinstance(x["role"] + x["content"], str) for x in messages)
-        except (TypeError, KeyError):
-            correct = False
-        if not correct or not messages:
-            problem = f"its message is {message!r:.200}, not text or chat messages"
-            raise UsageError(f"Episode with seed {self.seed}: {problem}.")
-        return list(messages)
 
     def write(self, token: int, logprob: float) -> bool:
         """Add a token of the model; return whether it ends the response."""
@@ -227,7 +179,7 @@ class Episode:
         self.transcript.append(text)
         self.done = bool(terminated or truncated or self.turns == max_turns)
         if not self.done:
-            messages = self.checked(message)
+            messages = as_messages(message, self.seed)
             self.transcript += [x["content"] for x in messages]
             reply = self.chat.reply(messages, ended)
             self.tokens += reply
@@ -271,7 +223,7 @@ def respond(
         # Extra: positions skip padding
         # A token's position is the number of tokens before it, as when the model was trained.
         positions = (seen.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        memory = {"past_key_values": cache, "use_cache": True}
+        memory = {"cache": cache, "use_cache": True}
         out = model(tokens, attention_mask=seen, position_ids=positions, logits_to_keep=1, **memory)
         # Extra: an episode has noise of its own
         # What is drawn then does not depend on which episodes are played next to it.
@@ -289,7 +241,12 @@ def respond(
 
 
 def play(
-    model: Any, chat: Chat, envs: list[gym.Env], seeds: list[int], args: Args, greedy: bool = False
+    model: Any,
+    chat: "Chat",
+    envs: list[gym.Env],
+    seeds: list[int],
+    args: Args,
+    greedy: bool = False,
 ) -> list[Episode]:
     """Play one episode per seed. A conversation is read once: the cache keeps it between turns."""
     from transformers import DynamicCache
@@ -527,8 +484,9 @@ def train(
 ) -> dict[str, Any]:
     """Train a model in the environment of the settings, or in those that `make()` returns.
 
-    `resume` is the folder of a run to continue. Returns the `agent`; `updates`, the metrics of each
-    iteration; `evaluations`, (iteration, return) of each; `args` and `run_dir`.
+    `resume` is the folder of a run to continue. Returns the `agent`; the `episodes` of this
+    process, each {"global_step", "return", "length"}; `updates`, the metrics of each iteration;
+    `evaluations`, (iteration, return) of each; `args` and `run_dir`.
     """
     saved = load_checkpoint(resume) if resume else {}
     with ExitStack() as resources:
@@ -564,7 +522,8 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
             master.copy_(x)
         weights.publish()
         weights.adam.load_state_dict(saved["adam"])
-    updates, evaluations = saved.get("updates", []), saved.get("evaluations", [])
+    ended, updates = saved.get("episodes", []), saved.get("updates", [])
+    evaluations = saved.get("evaluations", [])
     run_dir, run_id, writer = open_run(resources, args, saved)
 
     def evaluate_policy(iteration: int) -> None:
@@ -585,6 +544,7 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
             "args": vars(args),
             "weights": weights.masters,
             "adam": weights.adam.state_dict(),
+            "episodes": ended,
             "updates": updates,
             "evaluations": evaluations,
             "run_id": run_id,
@@ -608,6 +568,10 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
         own_share = seeds[RANK * args.num_episodes : (RANK + 1) * args.num_episodes]
         episodes = play(model, chat, envs, own_share.tolist(), args)
         sampling_time = time.perf_counter() - start_time
+        step = iteration * batch_size  # episodes of all processes so far
+        for episode in episodes:
+            total, length = sum(episode.rewards), len(episode.rewards)
+            ended.append({"global_step": step, "return": total, "length": length})
 
         # --- Advantages: values, rewards with the KL, then GAE or groups ---
         # Extra: old log-probabilities come from the training pass
@@ -657,7 +621,7 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
             # Episodes stay whole, since their tokens are computed in one pass.
             for chosen in np.array_split(rng.permutation(len(episodes)), args.num_minibatches):
                 num_tokens = all_sum(counts[torch.as_tensor(chosen, device=device)].sum())
-                total: dict[str, Tensor] = {"tokens": num_tokens / WORLD_SIZE}
+                sums_of: dict[str, Tensor] = {"tokens": num_tokens / WORLD_SIZE}
                 for i in range(0, len(chosen), args.microbatch_size):
                     piece = chosen[i : i + args.microbatch_size]
                     mb = Batch(*(torch.cat(x) for x in zip(*(samples[j] for j in piece))))
@@ -667,9 +631,10 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
                     # Means of pieces would give tokens of a short piece more weight.
                     (loss / num_tokens).backward()
                     weights.accumulate()
-                    total |= {name: total.get(name, 0) + x for name, x in metrics.items()}
+                    for name, x in metrics.items():
+                        sums_of[name] = sums_of.get(name, 0) + x
                 norms.append(weights.step(share, args))
-                sums.append(total)
+                sums.append(sums_of)
         switch_checkpointing(model, False)
 
         # --- Log and save: means over all tokens and processes ---
@@ -709,10 +674,10 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
         metrics["charts/learning_rate"] = args.learning_rate * (1 - share)
         if bad := [name for name, x in metrics.items() if not math.isfinite(x)]:
             raise UsageError(f"Not finite in iteration {iteration}: {', '.join(bad)}.")
-        updates.append({"global_step": iteration * batch_size, **metrics})
+        updates.append({"global_step": step, **metrics})
         if RANK == 0:
             for name, value in metrics.items():
-                writer.add_scalar(name, value, iteration * batch_size)
+                writer.add_scalar(name, value, step)
             progress.set_postfix_str(f"return {metrics['charts/episodic_return']:.3f}")
         last = iteration == args.num_iterations
         if last or iteration % args.eval_interval == 0:
@@ -721,14 +686,64 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
         if RANK == 0 and (last or stopped or iteration % args.checkpoint_interval == 0):
             save()
         if stopped and not last:
-            raise Stopped(f"Interrupted at step {iteration * batch_size}.", run_dir)
+            raise Stopped(f"Interrupted at step {step}.", run_dir)
     if RANK == 0:
         save_model(model, adapter, chat, run_dir / "model")
-    return dict(agent=agent, updates=updates, evaluations=evaluations, args=args, run_dir=run_dir)
+    results = {"episodes": ended, "updates": updates, "evaluations": evaluations}
+    return {"agent": agent, **results, "args": args, "run_dir": run_dir}
 
 
 # === The algorithm ends here ===
-# Below: tasks, the model, logs, checkpoints, the use of a policy, `main`.
+# Below: chats, tasks, the model, logs, checkpoints, the use of a policy, `main`.
+
+
+class Chat:
+    """Turns messages into tokens, in the model's own format."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[int]) -> None:
+        self.tokenizer, self.stops = tokenizer, frozenset(stops)
+
+    def render(self, messages: Messages) -> str:
+        """The text of messages, up to where the model's response begins."""
+        if not self.tokenizer.chat_template:
+            return "\n".join(x["content"] for x in messages) + "\n"
+        options = {"add_generation_prompt": True, "tokenize": False}
+        return self.tokenizer.apply_chat_template(messages, **options)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def begin(self, messages: Messages) -> list[int]:
+        text = self.render(messages)
+        if not self.tokenizer.chat_template:
+            return self.tokenizer(text)["input_ids"]  # with a token that begins a text, if any
+        return self.encode(text)
+
+    def reply(self, messages: Messages, ended: bool) -> list[int]:
+        """Tokens of what stands between a response and the next one."""
+        if not self.tokenizer.chat_template:
+            return self.encode("\n" + self.render(messages))
+        # Extra: a reply is the template's own text
+        # It ends the model's turn and begins the next: any other text was never seen in training.
+        made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "(RESPONSE)"}]
+        tokens = self.encode(self.render([*made_up, *messages]).partition("(RESPONSE)")[2])
+        return tokens[1:] if ended and tokens[0] in self.stops else tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def as_messages(message: str | Messages, seed: int) -> Messages:
+    """What an environment with this seed said, as chat messages; refuses what is not text."""
+    messages = [{"role": "user", "content": message}] if isinstance(message, str) else message
+    try:
+        correct = all(isinstance(x["role"] + x["content"], str) for x in messages)
+    except (TypeError, KeyError):
+        correct = False
+    if not correct or not messages:
+        problem = f"its message is {message!r:.200}, not text or chat messages"
+        raise UsageError(f"Episode with seed {seed}: {problem}.")
+    return list(messages)
 
 
 class Sums(gym.Env):
@@ -739,8 +754,8 @@ class Sums(gym.Env):
         self.numbers = (0, 1)
         while ((self.numbers[0] + 2 * self.numbers[1]) % 5 == 0) != ((seed or 0) >= HELD_OUT):
             self.numbers = tuple(self.np_random.integers(1, 10, size=2).tolist())
-        system = {"role": "system", "content": "You add numbers."}
-        question = "What is {} + {}?".format(*self.numbers)
+        system = {"role": "system", "content": "Answer with the number only."}
+        question = "{} + {} = ?".format(*self.numbers)
         return [system, {"role": "user", "content": question}], {}
 
     def step(self, text: str) -> tuple[str, float, bool, bool, dict]:
@@ -888,11 +903,11 @@ def load_model(args: Args, device: torch.device) -> tuple[Any, Chat, Any]:
 
 def switch_checkpointing(model: Any, on: bool) -> None:
     """Let the layers of a model drop their activations, which need not be kept while sampling."""
-    if on or model.is_gradient_checkpointing:
+    if on or model.is_activation_checkpointing:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         if on:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
                 module.training = on  # of this module alone: dropout inside of it stays off

@@ -23,6 +23,8 @@ STEP_METRICS = {
     "check/acting": "check_acting",
     "losses/grad_norm": "grad_norm",
     "losses/entropy": "entropy",
+    "charts/episodic_length": "tokens",
+    "charts/seconds": "seconds",
 }
 STAGE_METRICS = {
     "objective/gold": "gold",
@@ -91,7 +93,10 @@ def summarize_steps(log: Path, points: int = POINTS) -> tuple[dict[str, Any], pd
         "mean_return": round(float(np.mean(returns)), 6) if len(returns) else None,
         "settings": shown(saved["args"]),
     }
-    total_steps = int(saved["args"]["total_timesteps"])
+    if saved.get("evaluations"):  # of held-out tasks, by language models
+        facts["evaluation"] = round(float(saved["evaluations"][-1][1]), 6)
+    # Language models count episodes, and what they end with follows from other settings.
+    total_steps = int(saved["args"].get("total_timesteps", steps.sum()))
     return facts, thin(episodes, pd.DataFrame(updates), total_steps, points)
 
 
