@@ -10,6 +10,7 @@ SCRIPTS = {
     "ppo_vector_env.py": Script(
         "simulators that step many environments at once", "vector_env", "HalfCheetah-v4"
     ),
+    "ppo_llm.py": Script("PPO and GRPO on a real language model", "llm_sums", "sums"),
     "ppo_kl_penalty.py": Script(
         *("a KL penalty instead of clipping", "kl_vs_clip", "Hopper-v4", "adaptive-0.01")
     ),
