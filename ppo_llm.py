@@ -88,7 +88,7 @@ class Args:
     run_name: str | None = None  # name of its folder in runs/; by default made of the settings
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
-    checkpoint_interval: int = 10  # iterations between checkpoints; the last is saved too
+    checkpoint_interval: int = 4  # iterations between checkpoints; the last is saved too
     eval_interval: int = 10  # iterations between evaluations; the first and last have one too
     eval_episodes: int = 64  # episodes of an evaluation, with the most likely tokens
 
@@ -208,13 +208,13 @@ def draw(logits: Tensor, uniform: Tensor | None, temperature: float) -> tuple[Te
 def pad_left(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens (N, L), and 1 for each that is no padding."""
     width = max(len(x) for x in rows)
-    tokens = torch.tensor([[0] * (width - len(x)) + x for x in rows], device=device)
-    return tokens, torch.tensor(
-        [[0] * (width - len(x)) + [1] * len(x) for x in rows], device=device
-    )
+    tokens = [[0] * (width - len(x)) + x for x in rows]
+    seen = [[0] * (width - len(x)) + [1] * len(x) for x in rows]
+    return torch.tensor(tokens, device=device), torch.tensor(seen, device=device)
 
 
 def positions_of(seen: Tensor) -> Tensor:
+    """Positions (N, S) of the tokens that `seen` marks in a cache."""
     # Extra: positions skip padding
     # A token's position is the number of tokens before it, as when the model was trained.
     return (seen.cumsum(1) - 1).clamp(min=0)
