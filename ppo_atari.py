@@ -16,8 +16,8 @@ factor.
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
-its place in baselines/ in brackets, and its reason below. `--details` lists them. Details 23-31 are
-in ppo_continuous_action.py, 32-36 in ppo_atari_lstm.py, and 37 in ppo_multidiscrete.py.
+its place in baselines/ in brackets, and its reason below. Details 23-31 are in
+ppo_continuous_action.py, 32-36 in ppo_atari_lstm.py, and 37 in ppo_multidiscrete.py.
 
 An observation is a stack of four frames, and an action lasts four frames. On Linux, each core plays
 a share of the games. `torchrun --nproc-per-node 4 ppo_atari.py` trains with four processes, each
@@ -518,8 +518,8 @@ def train(
     """Train an agent.
 
     `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
-    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
-    iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
+    `agent`; the last `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics
+    of each iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, and `agent_class` that of `Agent`.
     """

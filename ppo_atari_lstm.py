@@ -16,9 +16,9 @@ factor.
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
-its place in baselines/ in brackets, and its reason below. `--details` lists them. Details 23-31 are
-in ppo_continuous_action.py and 37 in ppo_multidiscrete.py. Compared with ppo_atari.py, this script
-has an LSTM in the agent, its state in `train`, and minibatches of whole games.
+its place in baselines/ in brackets, and its reason below. Details 23-31 are in
+ppo_continuous_action.py and 37 in ppo_multidiscrete.py. Compared with ppo_atari.py, this script has
+an LSTM in the agent, its state in `train`, and minibatches of whole games.
 
 An observation is one frame, and an action lasts four. On Linux, each core plays a share of the
 games. The LSTM has H = 128 units. Its state is one tensor (2, B, H): the outputs and the cells.
@@ -539,8 +539,8 @@ def train(
     """Train an agent.
 
     `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
-    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
-    iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
+    `agent`; the last `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics
+    of each iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, and `agent_class` that of `Agent`.
     """

@@ -20,9 +20,8 @@ has limits (`KL_COEF_MIN`, `KL_COEF_MAX`), and values keep their own clipping (d
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
-its place in baselines/ in brackets, and its reason below. `--details` lists them. Detail 8 is in
-ppo_continuous_action.py, 14-22 in ppo_atari.py, 32-36 in ppo_atari_lstm.py, and 37 in
-ppo_multidiscrete.py.
+its place in baselines/ in brackets, and its reason below. Detail 8 is in ppo_continuous_action.py,
+14-22 in ppo_atari.py, 32-36 in ppo_atari_lstm.py, and 37 in ppo_multidiscrete.py.
 
 Differences from ppo2: time limits are not failures (unless `--truncation-is-terminal`); rewards are
 scaled with `--gamma`, not always 0.99; the KL is logged exactly and as k3, not as k2; orthogonal
@@ -414,8 +413,8 @@ def train(
     """Train an agent: `train(args)`, or `train(args, make)` if `make()` returns your environment.
 
     `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
-    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
-    iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
+    `agent`; the last `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics
+    of each iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, `agent_class` that of `Agent`, and `step_envs` that of `step_all`.
     """

@@ -153,7 +153,7 @@ def test_the_loss_is_compiled_unless_told_otherwise(script, tiny, monkeypatch):
         return lambda *inputs: calls.append(inputs) or function(*inputs)
 
     monkeypatch.setattr(script.module, "compiled", compiled)
-    for compile in (True, False):
+    for compile in ("yes", "no"):
         script.module.train(tiny(compile=compile, total_timesteps=32))
         assert len(calls) == 4
 
@@ -210,7 +210,7 @@ def test_a_loaded_policy_acts_on_frames_by_what_is_likely_and_by_noise(script, t
 @pytest.mark.slow
 def test_compiled_run_equals_the_eager_one():
     eager, compiled = (
-        ppo.train(args(env_id="Pong", compile=x, run_name=f"run{x}")) for x in (False, True)
+        ppo.train(args(env_id="Pong", compile=x, run_name=f"run{x}")) for x in ("no", "yes")
     )
     for a, b in zip(eager["updates"], compiled["updates"]):
         assert b["losses/entropy"] == pytest.approx(a["losses/entropy"], rel=1e-4)
