@@ -277,8 +277,8 @@ def make_env(args: Args, videos: str | None = None, video_length: int = 0) -> gy
     env = MaxAndSkip(env)
     env = gym.wrappers.TimeLimit(env, MAX_GAME_STEPS)
     if videos:
-        first = {"episode_trigger": lambda k: k == 0, "video_length": video_length}
-        env = gym.wrappers.RecordVideo(env, videos, **first, fps=60 // FRAME_SKIP)
+        form = {"fps": 60 // FRAME_SKIP, "video_length": video_length}
+        env = gym.wrappers.RecordVideo(env, videos, lambda k: k == 0, **form)
     env = EpisodicLife(env)
     if env.unwrapped.get_action_meanings()[1] == "FIRE":
         env = FireReset(env)
@@ -1316,8 +1316,8 @@ def main() -> None:
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
-            film = (command.capture_video, args, command.video_length)
-            evaluate(saved, command.eval_episodes, *film)
+            episodes, video = command.eval_episodes, command.capture_video
+            evaluate(saved, episodes, video, args, command.video_length)
         elif command.capture_video:
             raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:
