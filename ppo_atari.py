@@ -751,14 +751,15 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         metrics = {name: float(x) for name, x in metrics.items()}
         check_finite(metrics, global_step)  # before anything is saved
         updates.append({"global_step": global_step, **metrics})
+        all_metrics = metrics | episode_means(episodes[num_before:])
+        del episodes[:-EPISODES_KEPT]
         if RANK == 0:
-            log(writer, global_step, metrics | episode_means(episodes[num_before:]))
+            log(writer, global_step, all_metrics)
             if episodes:
                 mean_return = np.mean([x["return"] for x in episodes[-100:]])
                 progress.set_postfix_str(f"return {short(mean_return)}", refresh=False)
             if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
                 save()
-        del episodes[:-EPISODES_KEPT]
         if parts.on_iteration:
             parts.on_iteration(result)
     return result
@@ -882,6 +883,8 @@ def make_game(args: Args) -> gym.Env:
 
     gym.register_envs(ale_py)
     cv2.setNumThreads(1)  # waking other threads takes longer than resizing an image this small
+    if ":" in args.env_id:
+        raise UsageError(f"--env-id ({args.env_id}) must name a game of ALE, without a module.")
     if args.env_id in ("Backgammon", "VideoCheckers"):
         raise UsageError(f"{args.env_id} has no no-op action, which this script needs to start.")
     return gym.make(

@@ -872,6 +872,8 @@ def make_game(args: Args) -> gym.Env:
 
     gym.register_envs(ale_py)
     cv2.setNumThreads(1)  # waking other threads takes longer than resizing an image this small
+    if ":" in args.env_id:
+        raise UsageError(f"--env-id ({args.env_id}) must name a game of ALE, without a module.")
     if args.env_id in ("Backgammon", "VideoCheckers"):
         raise UsageError(f"{args.env_id} has no no-op action, which this script needs to start.")
     return gym.make(

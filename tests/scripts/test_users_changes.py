@@ -391,14 +391,20 @@ def test_evaluation_is_cut_where_the_environment_has_no_limit(script, capsys):
     assert "An episode was cut after 10000 steps" in capsys.readouterr().out
 
 
-def test_films_follow_the_body(monkeypatch, capsys):
+def test_films_follow_the_body_and_are_as_long_as_the_flag_says(monkeypatch, capsys):
     filmed = []
     monkeypatch.setenv("MUJOCO_GL", "egl")
-    monkeypatch.setattr(
-        gym.wrappers, "RecordVideo", lambda env, *_, **__: filmed.append(env) or env
-    )
+
+    def film(env, folder, trigger, video_length):
+        filmed.extend([env, video_length, [trigger(k) for k in range(3)]])
+        return env
+
+    monkeypatch.setattr(gym.wrappers, "RecordVideo", film)
     ppo.train(small(env_id="Humanoid-v4", run_name="run", total_timesteps=32))
-    ppo.evaluate("runs/run", episodes=1, video=True)
+    line = "ppo --evaluate runs/run --eval-episodes 1 --capture-video --video-length 7"
+    monkeypatch.setattr("sys.argv", line.split())
+    ppo.main()
+    assert filmed[1:] == [7, [True, False, False]]
     assert filmed[0].unwrapped.mujoco_renderer.camera_id == 0
     printed = capsys.readouterr()
     assert "Video: runs/run/videos/rl-video-episode-0.mp4" in printed.out
