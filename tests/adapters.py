@@ -88,7 +88,7 @@ class Script:
         settings = {"env_id": self.env_id("Truncated"), "num_envs": 2, "num_steps": 16}
         settings |= {"total_timesteps": 96, "num_minibatches": 4, "update_epochs": 2}
         if hasattr(self.module.Args, "compile"):
-            settings["compile"] = False
+            settings["compile"] = "no"
         return self.module.Args(**{**settings, "device": "cpu", **self.settings, **changes})
 
     def agent(self, obs_size: int, action_size: int) -> nn.Module:
@@ -216,12 +216,14 @@ class Atari(Script):
 
         real = self.module.make_env
 
-        def make_env(args, videos=None):
+        def make_env(args, videos=None, video_length=0):
             if not args.env_id.startswith("Fake"):
-                return real(args, videos)
+                return real(args, videos, video_length)
             env = gym.make(args.env_id, render_mode="rgb_array", disable_env_checker=True).unwrapped
             if videos:
-                env = gym.wrappers.RecordVideo(env, videos, lambda k: k == 0)
+                env = gym.wrappers.RecordVideo(
+                    env, videos, lambda k: k == 0, video_length=video_length
+                )
             env.unwrapped.ale = fake_envs.emulator()
             env = self.module.ClipReward(self.module.EpisodicLife(env))
             return gym.wrappers.FrameStackObservation(env, self.frames, padding_type="zero")
