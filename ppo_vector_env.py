@@ -414,7 +414,8 @@ def learn(
     run_dir, run_id, writer = open_run(resources, args, saved, global_step)
 
     result = dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
-    checkpoint = resources.enter_context(Checkpoint(run_dir, args.keep_checkpoints))
+    on_disk = global_step if saved else None
+    checkpoint = resources.enter_context(Checkpoint(run_dir, args.keep_checkpoints, on_disk))
 
     def keep(to_disk: bool) -> None:
         state = {
@@ -733,8 +734,7 @@ def make_simulator(
     """The simulator that the settings name, or that `make` returns."""
     device = choose_device(args)
     # Simulators may draw from the global generators. Those of the caller go on afterwards.
-    gpus = [device] if device.type == "cuda" else []
-    resources.enter_context(torch.random.fork_rng(gpus))
+    resources.enter_context(torch.random.fork_rng(devices=[]))
     resources.callback(np.random.set_state, np.random.get_state())
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -928,16 +928,19 @@ class Checkpoint:
     An error, or Ctrl-C, may come in the middle of an iteration, which has changed weights by then.
     """
 
-    def __init__(self, run_dir: Path, keep_all: bool) -> None:
-        self.run_dir, self.keep_all, self.state, self.on_disk = run_dir, keep_all, {}, True
+    def __init__(self, run_dir: Path, keep_all: bool, on_disk: int | None) -> None:
+        self.run_dir, self.keep_all = run_dir, keep_all
+        self.on_disk = on_disk  # the step of what is there
+        self.state: Saved = {}
 
     def __enter__(self) -> "Checkpoint":
         return self
 
     def keep(self, state: Saved, to_disk: bool) -> None:
-        if RANK == 0:
-            self.state, self.on_disk = copied(state), False
-        if RANK == 0 and to_disk:
+        if RANK > 0:
+            return
+        self.state = copied(state)
+        if to_disk:
             self.save()
 
     @property
@@ -948,14 +951,16 @@ class Checkpoint:
         torch.save(self.state, self.run_dir / "checkpoint.tmp")
         path = self.run_dir / "checkpoint.pt"
         os.replace(self.run_dir / "checkpoint.tmp", path)  # always a whole one
-        self.on_disk = True
+        self.on_disk = self.step
         if self.keep_all:
             shutil.copy(path, self.run_dir / f"checkpoint-{self.step}.pt")
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        if not self.on_disk:
+        if not self.state:
+            return
+        if self.step != self.on_disk:
             self.save()
-        if RANK == 0 and kind in (KeyboardInterrupt, SystemExit):
+        if kind in (KeyboardInterrupt, SystemExit):
             where = f"Interrupted at step {self.step}. To continue: --resume {self.run_dir}"
             print(where, file=sys.stderr)
 
