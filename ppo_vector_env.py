@@ -1026,6 +1026,10 @@ class Policy(nn.Module):
         seen = args.policy_obs or tuple(layout["parts"])
         self.parts = {name: size for name, size in layout["parts"].items() if name in seen}
         self.register_buffer("columns", agent.policy_obs.sort().values)
+        # Where each column of the simulator is among these: others are 0, in one that is added.
+        places = torch.full_like(agent.obs_stats.mean, len(self.columns), dtype=torch.long)
+        places[self.columns] = torch.arange(len(self.columns))
+        self.register_buffer("places", places)
         self.num_columns, self.sees = sum(layout["parts"].values()), f"{self.parts}"
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -1033,9 +1037,7 @@ class Policy(nn.Module):
             return self.agent(obs)
         if obs.shape[-1] != len(self.columns):
             raise ValueError(f"{obs.shape[-1]} columns, and the policy sees {self.sees}.")
-        rows = obs.flatten(0, -2)
-        others = torch.zeros(len(rows), self.num_columns, dtype=obs.dtype, device=obs.device)
-        return self.agent(others.index_copy(1, self.columns, rows)).unflatten(0, obs.shape[:-1])
+        return self.agent(nn.functional.pad(obs, (0, 1)).index_select(-1, self.places))
 
     def __call__(self, obs: Any) -> Any:
         if hasattr(obs, "keys"):

@@ -473,6 +473,7 @@ def test_the_step_size_is_annealed_or_follows_the_kl(run, monkeypatch):
     [
         *((1e-3, 0.021, 1e-3 / 1.5), (1e-3, 0.0199, 1e-3), (1e-3, 0.0051, 1e-3)),
         *((1e-3, 0.0049, 1.5e-3), (1.2e-5, 1.0, 1e-5), (9e-3, 0.0, 1e-2)),
+        *((1e-6, 1.0, 1e-6), (0.05, 0.0, 0.05)),  # outside of the bounds
     ],
 )
 def test_a_large_kl_makes_steps_smaller_and_a_small_one_larger(rate, kl, expected):
