@@ -1,7 +1,7 @@
 """Where metrics are in healthy runs, and the rules by which a run is judged.
 
-Nothing else has these numbers: `python -m benchmark check`, the tables of bugs, the figure of a
-healthy run and the table of ranges in DEBUGGING.md all read them here.
+Nothing else has these numbers: `python -m benchmark check`, the figure of a healthy run and the
+table of ranges in DEBUGGING.md all read them here.
 """
 
 import math

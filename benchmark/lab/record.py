@@ -73,7 +73,7 @@ def shown(settings: dict[str, Any]) -> dict[str, Any]:
     return {x: y for x, y in settings.items() if x in SHOWN_SETTINGS}
 
 
-def summarize_steps(log: Path, points: int = POINTS) -> tuple[dict[str, Any], pd.DataFrame]:
+def summarize_steps(log: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """Facts and curve of a run in environment steps, by its checkpoint."""
     saved = read_checkpoint(log / "checkpoint.pt")
     episodes, updates = episodes_of(saved), saved["updates"]
@@ -92,7 +92,7 @@ def summarize_steps(log: Path, points: int = POINTS) -> tuple[dict[str, Any], pd
         "settings": shown(saved["args"]),
     }
     total_steps = int(saved["args"]["total_timesteps"])
-    return facts, thin(episodes, pd.DataFrame(updates), total_steps, points)
+    return facts, thin(episodes, pd.DataFrame(updates), total_steps)
 
 
 def thin(
@@ -122,9 +122,7 @@ def thin(
     return table.fillna({"episodes": 0}).astype({"step": int, "episodes": int})
 
 
-def summarize_stages(
-    log: Path, seconds: float | None, points: int = POINTS
-) -> tuple[dict[str, Any], pd.DataFrame]:
+def summarize_stages(log: Path, seconds: float | None) -> tuple[dict[str, Any], pd.DataFrame]:
     """Facts and curve of an RLHF run, by the evaluation that ends it; a step is an update.
 
     Args:
@@ -134,7 +132,7 @@ def summarize_stages(
     trained = [x for x in report["results"] if x != "sft" and (log / x / "checkpoint.pt").exists()]
     for stage in trained:
         updates = read_checkpoint(log / stage / "checkpoint.pt")["updates"]
-        every = -(-len(updates) // points)
+        every = -(-len(updates) // POINTS)
         for step, update in list(enumerate(updates, start=1))[::every]:
             known = {y: update[x] for x, y in STAGE_METRICS.items() if x in update}
             rows.append({"stage": stage, "step": step} | known)

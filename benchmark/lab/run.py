@@ -24,7 +24,7 @@ import pandas as pd
 from filelock import FileLock, Timeout
 
 from benchmark.lab import logs, record, results
-from benchmark.lab.definitions import POINTS, Folders
+from benchmark.lab.definitions import Folders
 from benchmark.lab.imports import edited
 from benchmark.lab.provenance import ROOT, BenchmarkError, machine
 from benchmark.lab.results import to_json, write_text
@@ -57,7 +57,6 @@ class Run:
     variables: dict[str, str]  # of its environment
     facts: dict[str, Any]  # "environment", "variant" and "seed", and whatever else is known
     imported: dict[Path, str] = dataclasses.field(default_factory=dict)  # hashes of local modules
-    points: int = POINTS  # of the stored curve
 
     @property
     def begun(self) -> bool:  # so far that it can be continued; stages of RLHF cannot
@@ -304,10 +303,10 @@ def summarized(run: Run, seconds: float | None) -> tuple[dict[str, Any], pd.Data
     """
     log = log_in(run.folder)
     if (log / "results.json").exists():
-        return record.summarize_stages(log, seconds, run.points)
+        return record.summarize_stages(log, seconds)
     if not logs.has_our_checkpoint(log):
         return logs.summarize(log, seconds)
-    facts, curve = record.summarize_steps(log, run.points)
+    facts, curve = record.summarize_steps(log)
     if facts["episodes"]:
         facts["scores"] = logs.read(log).scores
     return facts, curve

@@ -97,15 +97,6 @@ def by_chance(tasks: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
     return float((lead >= lead[0] - 1e-9).mean())
 
 
-def relative_effect(*tasks: np.ndarray, axis: int = -1) -> Any:
-    """Change of the mean from B to A in units of B's mean, its median over tasks.
-
-    A mean over tasks would be that of the one with the most spread. Arguments as of `improvement`.
-    """
-    means = [x.mean(axis) for x in tasks]
-    return np.median([(a - b) / np.abs(b) for a, b in zip(means[::2], means[1::2])], axis=0)
-
-
 def rank_correlation(others: Sequence[float]) -> Statistic:
     """Spearman's correlation of the means of variants with others' numbers for them.
 

@@ -97,6 +97,7 @@ def run_of(metrics, returns=(), gaussian=True, settings=(), steps=ITERATIONS):
         ),
         ("check/first_kl", values(0.02, 0.01), [], "unhealthy since 2,048", "and dropout"),
         ("check/first_kl", values(5e-5, 5e-5), [], "high", "and dropout"),
+        ("check/acting", values(1e-4, 1e-4), [], "unhealthy since 2,048", "the one that learns"),
         ("losses/approx_kl", values(0.06, 0.06), [], "high", "Updates are large"),
         ("losses/approx_kl", values(0.06, 0.06), LOST, "unhealthy since ", "has lost a fifth of"),
         # The symptom is that of what was wrong, not of what is now.
@@ -202,6 +203,12 @@ def test_small_updates_are_small_and_no_symptom(kl, clipped, gaussian, verdicts)
     assert "No metric is unhealthy. That rules out little: many bugs leave " in text
     assert text.endswith("`python -m benchmark diff YOUR_COPY.py`.")
     assert "Nothing" not in text and "healthy " not in text.partition("Ranges are")[0]
+
+
+def test_every_symptom_that_is_named_is_in_debugging():
+    page = (ROOT / "DEBUGGING.md").read_text()
+    symptoms = {x.symptom for x in (*check.ENVIRONMENTS, *check.RLHF, *check.GRPO)}
+    assert len(symptoms) > 9 and [x for x in symptoms if f"\n| {x}" not in page] == []
 
 
 def test_several_seeds_are_columns_of_one_table():

@@ -20,10 +20,6 @@ from benchmark.lab import statistics
         ("improvement", 0.375, [(1, 3), (2, 3)]),
         ("improvement", 0.5, [(5, 6), (1, 2), (1, 2), (5, 6)]),
         ("improvement", 2.5 / 3, [(5, 6), (1, 2), (5, 6), (1, 2), (3,), (1, 2, 4, 5)]),
-        # -50 % in the first environment, +10 % in the second, where returns are negative.
-        ("relative_effect", -0.2, [(1, 1), (2, 2), (-9,), (-10,)]),
-        # The median of +800 %, -50 % and +10 %.
-        ("relative_effect", 0.1, [(9,), (1,), (1, 1), (2, 2), (-9,), (-10,)]),
     ],
 )
 def test_statistics_by_hand(statistic, value, columns):
