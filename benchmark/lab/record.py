@@ -73,10 +73,17 @@ def shown(settings: dict[str, Any]) -> dict[str, Any]:
     return {x: y for x, y in settings.items() if x in SHOWN_SETTINGS}
 
 
-def summarize_steps(log: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Facts and curve of a run in environment steps, by its checkpoint."""
+def summarize_steps(
+    log: Path, means: pd.DataFrame | None = None
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Facts and curve of a run in environment steps, by its checkpoint.
+
+    Args:
+        means: of the returns of each iteration, if the checkpoint has only the last episodes.
+    """
     saved = read_checkpoint(log / "checkpoint.pt")
     episodes, updates = episodes_of(saved), saved["updates"]
+    whole = episodes if means is None else means
     returns = episodes["return"].to_numpy()
     steps = np.diff([0, *(x["global_step"] for x in updates)])
     seconds_per_step = np.array([1 / x["charts/SPS"] for x in updates])
@@ -88,11 +95,11 @@ def summarize_steps(log: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         # than half of the run, do not count.
         "hours": round(float(np.median(seconds_per_step) * steps.sum() / 3600), 6),
         "score": round(float(np.mean(returns[-LAST_EPISODES:])), 6) if len(returns) else None,
-        "mean_return": round(float(np.mean(returns)), 6) if len(returns) else None,
+        "mean_return": round(float(whole["return"].mean()), 6) if len(whole) else None,
         "settings": shown(saved["args"]),
     }
     total_steps = int(saved["args"]["total_timesteps"])
-    return facts, thin(episodes, pd.DataFrame(updates), total_steps)
+    return facts, thin(whole, pd.DataFrame(updates), total_steps)
 
 
 def thin(

@@ -89,10 +89,12 @@ def by_chance(tasks: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
     """
     rng, found = np.random.default_rng(0), []
     for a, b in tasks:
-        dealt = rng.permuted(np.tile(np.concatenate([a, b]), (RESAMPLES, 1)), axis=1)
-        dealt[0] = np.concatenate([a, b])  # as they are
-        lead = np.sign(dealt[:, : len(a), None] - dealt[:, None, len(a) :])
-        found.append(lead.mean((1, 2)))
+        ranks = scipy.stats.rankdata(np.concatenate([a, b]))  # ties share the mean of theirs
+        dealt = rng.permuted(np.tile(ranks, (RESAMPLES, 1)), axis=1)
+        dealt[0] = ranks  # as they are
+        # The mean sign of all pairs, by the sum of A's ranks (Mann and Whitney), without the pairs.
+        wins = dealt[:, : len(a)].sum(axis=1) - len(a) * (len(a) + 1) / 2
+        found.append(2 * wins / (len(a) * len(b)) - 1)
     lead = np.abs(np.mean(found, axis=0))
     return float((lead >= lead[0] - 1e-9).mean())
 

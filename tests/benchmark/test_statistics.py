@@ -1,6 +1,7 @@
 """Statistics on arrays that a person can check."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -54,6 +55,14 @@ def test_chance_is_the_share_of_ways_to_deal_scores_out_that_differ_as_much():
     dealt = np.abs([np.mean(x) for x in itertools.product(*(leads(*x) for x in pairs))])
     share = (dealt >= dealt[0] - 1e-9).mean()
     assert statistics.by_chance(pairs) == pytest.approx(share, abs=0.03)
+
+
+def test_three_hundred_runs_against_as_many_need_little_memory():
+    scores = np.random.default_rng(0).normal(size=(2, 300))
+    tracemalloc.start()
+    assert statistics.by_chance([(scores[0], scores[1] + 1)]) < 0.01
+    assert tracemalloc.get_traced_memory()[1] < 50e6
+    tracemalloc.stop()
 
 
 def test_rank_correlation_is_that_of_the_means_over_environments_and_seeds():
