@@ -129,25 +129,6 @@ def sync_copies(force: bool) -> None:
         sys.exit("\n".join(wrong))
 
 
-def misfits() -> list[str]:
-    """A sentence for each text patch of a suite that no longer fits its script."""
-    sys.path.insert(0, str(ROOT))
-    from benchmark.evidence.runs import changed
-    from benchmark.evidence.suites import ALL
-    from benchmark.evidence.suites.bugs import AFTER_TRAINING
-    from benchmark.lab.provenance import BenchmarkError
-
-    patched = [(f"the suite {x.name}", *y) for x in ALL for y in x.variants.items()]
-    patched += [("the bugs after training", *x) for x in AFTER_TRAINING.items()]
-    found = []
-    for place, name, variant in patched:
-        try:
-            changed((ROOT / variant.script).read_text(), variant.replaced)
-        except BenchmarkError as error:
-            found.append(f"Variant {name} of {place}, {variant.script}: {error}")
-    return found
-
-
 def main() -> None:
     """Bring everything up to date, or only the copies."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -155,8 +136,6 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="overwrite edited copies too")
     args = parser.parse_args()
     sync_copies(args.force)
-    if found := misfits():
-        sys.exit("\n".join(found))
     for command in ("vectors", "report", "plot", "site") if args.what is None else ():
         subprocess.run([sys.executable, "-m", "benchmark", command], cwd=ROOT, check=True)
 

@@ -16,7 +16,6 @@ SUITES = (
         },
         figures=("curves", "minutes"),
         total_timesteps=None,  # it counts iterations
-        points=8,
     ),
     Suite(
         name="llm_game",
@@ -28,6 +27,5 @@ SUITES = (
         },
         figures=("curves", "minutes"),
         total_timesteps=None,
-        points=10,
     ),
 )
