@@ -1,4 +1,4 @@
-"""grpo_rlhf_toy.py: what its loss logs; details G1 and G8.
+"""recipes/grpo_on_reviews.py: what its loss logs; details G1 and G8.
 
 Its formulas are in test_vectors.py, the gradient of the whole objective in test_enumeration.py.
 What it shares with the other scripts of its family is tested in test_shared_language.py.
@@ -9,7 +9,8 @@ import torch
 from adapters import SCRIPTS, on
 from helpers import record, seeded
 
-from grpo_rlhf_toy import PAD
+import ppo_rlhf_toy as ppo
+from ppo_rlhf_toy import PAD
 
 pytestmark = [on("grpo"), pytest.mark.usefixtures("script")]
 SCRIPT = SCRIPTS["grpo"]
@@ -24,8 +25,8 @@ def test_12_g7_k2_and_debug_variables_by_hand_whatever_stands_at_padding(judges,
     advantages = torch.randn(8, generator=generator)
     mask = torch.arange(10) < lengths
     responses = torch.randint(2, 79, (8, 10), generator=generator).where(mask, PAD)
-    policy = agent.get_logprobs(prompts, responses).detach()
-    new = grpo.log_probability(policy, responses)
+    policy = SCRIPT.logprobs(agent, prompts, responses).detach()
+    new = ppo.log_probability(policy, responses)
     old, ref = (new + x * torch.randn(8, 10, generator=generator) for x in (0.9, 0.5))
     padded = responses.where(mask, 7), old.where(mask, 1e6), ref.where(mask, -1e6)
     mb = grpo.Rollout(prompts, *padded, torch.zeros(8), mask)
@@ -46,7 +47,7 @@ def test_12_g7_k2_and_debug_variables_by_hand_whatever_stands_at_padding(judges,
         "losses/policy_loss": plain,
         "losses/k3": (to_ref.exp() - 1 - to_ref).mean(),
         "losses/entropy": torch.distributions.Categorical(logits=policy).entropy()[mask].mean(),
-        "losses/approx_kl": grpo.approx_kl(logratio),
+        "losses/approx_kl": ppo.approx_kl(logratio),
         "losses/clipfrac": ((logratio.exp() - 1).abs() > limit).float().mean(),
         "check/update": torch.corrcoef(torch.stack([logratio, advantages]))[0, 1],
     }
@@ -76,6 +77,6 @@ def test_g1_g8_6_each_pass_is_a_permutation_of_whole_groups_with_their_advantage
 def test_groups_without_spread_are_counted(judges, monkeypatch):
     _, updates = SCRIPT.learn(judges, num_updates=1)
     assert updates[0]["groups/spread"] > 0.1 and updates[0]["groups/without_spread"] == 0
-    monkeypatch.setattr(grpo.RewardModel, "score", lambda self, q, r: torch.ones(len(q)))
+    monkeypatch.setattr(ppo.RewardModel, "score", lambda self, q, r: torch.ones(len(q)))
     settings = {"missing_eos_score": 1.0, "kl_mode": "none", "num_updates": 1}
     assert SCRIPT.learn(judges, **settings)[1][0]["groups/without_spread"] == 1
