@@ -88,7 +88,7 @@ class Script:
         settings = {"env_id": self.env_id("Truncated"), "num_envs": 2, "num_steps": 16}
         settings |= {"total_timesteps": 96, "num_minibatches": 4, "update_epochs": 2}
         if hasattr(self.module.Args, "compile"):
-            settings["compile"] = False
+            settings["compile"] = "no"
         return self.module.Args(**{**settings, "device": "cpu", **self.settings, **changes})
 
     def agent(self, obs_size: int, action_size: int) -> nn.Module:
