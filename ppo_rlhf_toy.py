@@ -34,7 +34,6 @@ Shapes: B = responses in a batch, P = tokens of a prompt, R = tokens of a respon
 V = size of the vocabulary, D = width of the network; `mb` is a minibatch.
 """
 
-import contextlib
 import copy
 import dataclasses
 import itertools
@@ -44,11 +43,13 @@ import random
 import re
 import signal
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import torch
 import torch.nn.functional as F
@@ -85,12 +86,17 @@ class UsageError(Exception):
 
 
 def check_settings(args: Any, limits: Limits) -> None:
-    """Raise a UsageError that names a setting that is out of its range."""
-    for name, value in vars(args).items():
-        low, high = limits.get(name, (1, math.inf) if type(value) is int else (0, 1e9))
-        if type(value) in (int, float) and not low <= value <= high:  # or if it is NaN
-            flag = f"--{name.replace('_', '-')} ({value})"
+    """Refuse numbers out of their range, unknown choices, and a name that is a path."""
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
+        flag = f"--{field.name.replace('_', '-')} ({value})"
+        kind = type(field.default)
+        low, high = limits.get(field.name, (1, math.inf) if kind is int else (0, 1e9))
+        if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
+        choices = (True, False) if kind is bool else get_args(field.type)
+        if (kind is bool or get_origin(field.type) is Literal) and value not in choices:
+            raise UsageError(f"{flag} must be one of {', '.join(map(str, choices))}.")
     name = args.run_name
     if name is not None and (name == ".." or Path(name).name != name):
         raise UsageError(f"--run-name ({name}) must be a name, not a path.")
@@ -771,19 +777,14 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> list[Metrics]:
 # === The pipeline ===
 
 
-@contextlib.contextmanager
-def own_torch_settings() -> Iterator[None]:
+@contextmanager
+def own_process() -> Iterator[None]:
     """One thread, 32-bit floats and gradients, whatever the caller has; afterwards as before."""
-    threads = torch.get_num_threads()
-    dtype = torch.get_default_dtype()
-    torch.set_num_threads(1)  # more do not help networks of this size
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
+    # inference_mode(False) switches gradients on, even in `no_grad` of the caller.
+    with torch.inference_mode(False), ExitStack() as resources:
+        take_process(resources)
+        torch.set_num_threads(1)  # more do not help networks of this size
+        yield
 
 
 def start_run(args: Any) -> Any:
@@ -820,7 +821,7 @@ def make_judges(args: Args) -> tuple[Judges, Metrics]:
     return Judges(task, reward_model, reference), quality
 
 
-@own_torch_settings()
+@own_process()
 def train(args: Args) -> dict[str, Any]:
     """Run the four stages, then evaluate; results and weights are saved in the run's folder.
 
@@ -1146,6 +1147,21 @@ def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
         writer.add_scalar(name, value, step)
 
 
+TRAINING = threading.Lock()  # taken by the run that trains in this process
+
+
+# Copied from ppo_continuous_action.py
+def take_process(resources: ExitStack) -> None:
+    """Let only one run change the process: its threads and floats, which the run puts back."""
+    if not TRAINING.acquire(blocking=False):
+        hint = "use a process for each (Optuna's n_jobs are threads)"
+        raise UsageError(f"Another run trains in this process: {hint}.")
+    resources.callback(TRAINING.release)
+    resources.callback(torch.set_num_threads, torch.get_num_threads())
+    resources.callback(torch.set_default_dtype, torch.get_default_dtype())
+    torch.set_default_dtype(torch.float32)
+
+
 def check_metrics(metrics: Metrics, step: int) -> None:
     """End a run that has diverged."""
     bad = ", ".join(name for name, x in metrics.items() if not math.isfinite(x))
@@ -1153,7 +1169,7 @@ def check_metrics(metrics: Metrics, step: int) -> None:
         raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
 
 
-@contextlib.contextmanager
+@contextmanager
 def command_line() -> Iterator[list[str]]:
     """The user's flags, for what runs as a program.
 

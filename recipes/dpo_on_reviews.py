@@ -189,7 +189,7 @@ def evaluate(
     return metrics, [" ".join(task.decode(line)[1:]) for line in lines]
 
 
-@ppo.own_torch_settings()
+@ppo.own_process()
 def train(args: Args) -> dict[str, Any]:
     """Run the three stages and evaluate; results and weights are saved in the run's folder.
 

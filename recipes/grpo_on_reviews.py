@@ -335,7 +335,7 @@ def evaluate(args: Args, agent: ppo.Agent, judges: ppo.Judges) -> tuple[ppo.Metr
     return metrics, [" ".join(judges.task.decode(line)[1:]) for line in lines]
 
 
-@ppo.own_torch_settings()
+@ppo.own_process()
 def train(args: Args) -> dict[str, Any]:
     """Run the four stages, then evaluate; results and weights are saved in the run's folder.
 

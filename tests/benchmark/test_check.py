@@ -16,8 +16,12 @@ from benchmark.lab.provenance import ROOT
 ITERATIONS = 2048 * np.arange(1, 41)  # the steps at which they end
 LOST = np.r_[np.arange(500), np.zeros(300)]  # returns
 SOON = np.r_[np.arange(200), np.zeros(600)]
-SCRIPTS = sorted(x.name for x in ROOT.glob("*.py") if "minimal" not in x.name)
-RULES = {"ppo_rlhf": check.RLHF, "grpo_rlhf": check.GRPO, "dpo_rlhf": check.DPO}
+RULES = {
+    "ppo_rlhf_toy.py": check.RLHF,
+    "recipes/grpo_on_reviews.py": check.GRPO,
+    "recipes/dpo_on_reviews.py": check.DPO,
+}
+SCRIPTS = sorted({x.name for x in ROOT.glob("*.py") if "minimal" not in x.name} | RULES.keys())
 
 
 def test_a_log_of_cleanrl_is_checked_with_what_was_pasted(tmp_path, command):
@@ -253,7 +257,7 @@ def test_without_a_penalty_a_large_kl_is_to_be_expected(coefficient):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_script_logs_what_its_rules_are_for(name):
-    rules = RULES.get(name.removesuffix("_toy.py"), check.ENVIRONMENTS)
+    rules = RULES.get(name, check.ENVIRONMENTS)
     metrics = {x for x in (ROOT / name).read_text().split('"') if "/" in x and " " not in x}
     assert check.rules_of(pd.Index(metrics)) is rules
     also = {"check/value_bias"} if name == "ppo_vector_env.py" else set()
