@@ -109,7 +109,7 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     run_name: str | None = None  # folder below runs/; by default script, seed, time
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu, as in our tables
+    device: Literal["cpu", "cuda"] = "cpu"  # where to compute; in our tables: cpu
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
     compare: bool = False  # also train with an adaptive and with a fixed beta, and best-of-n
 
@@ -801,13 +801,13 @@ def start_run(args: Any) -> Any:
 
 def make_preferences_of_sft(args: Args) -> tuple[Task, Agent, Preferences]:
     """Stages 1 and 2: the task, the SFT model, and labeled pairs of its responses."""
-    device = "cuda" if args.device == "cuda" else "cpu"  # random numbers: always the processor
     task = toy_task(args)
-    task = task._replace(documents=task.documents.to(device), prompts=task.prompts.to(device))
+    documents, prompts = task.documents.to(args.device), task.prompts.to(args.device)
+    task = task._replace(documents=documents, prompts=prompts)
     torch.manual_seed(args.seed)
-    sft = TinyGPT(len(task.vocabulary), task.documents.shape[1]).to(device)
+    sft = TinyGPT(len(task.vocabulary), task.documents.shape[1]).to(args.device)
     train_sft(args, sft, task)
-    reference = Agent(sft, args.temperature).to(device)
+    reference = Agent(sft, args.temperature).to(args.device)
     preferences = make_preferences(args, reference, task)
     return task._replace(sample_gold=preferences.sample_gold), reference, preferences
 
@@ -816,7 +816,7 @@ def make_judges(args: Args) -> tuple[Judges, Metrics]:
     """Stages 1 to 3, and the quality of the reward model."""
     task, reference, preferences = make_preferences_of_sft(args)
     torch.manual_seed(args.seed)
-    reward_model = RewardModel(reference.policy).to(task.prompts.device)
+    reward_model = RewardModel(reference.policy).to(args.device)
     quality = train_reward_model(args, reward_model, preferences)
     return Judges(task, reward_model, reference), quality
 
@@ -1120,7 +1120,10 @@ def report(args: Args, quality: Metrics, results: Results, texts: dict[str, list
 
 
 def stage_generator(args: Args, purpose: str) -> Generator:
-    """A random generator for one purpose, so that a change of one stage leaves others alone."""
+    """A random generator for one purpose, so that a change of one stage leaves others alone.
+
+    It is one of the processor, on a GPU too, so that both draw the same.
+    """
     return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
 
 

@@ -565,6 +565,24 @@ def test_the_training_loop_with_memory_closes_its_environments():
     assert len(closed) == 8
 
 
+def test_noise_of_the_loop_with_memory_is_its_own_though_an_environment_seeds_pytorch():
+    actions = []
+
+    class Seeding(lstm.Recall):
+        def reset(self, **options):
+            torch.manual_seed(0)
+            return super().reset(**options)
+
+        def step(self, action):
+            actions.append(action.item())
+            return super().step(action)
+
+    args = dataclasses.replace(lstm.SETTINGS, num_envs=4, num_steps=32, total_timesteps=128)
+    lstm.train(args, Seeding)
+    inside = [x for x in actions if abs(x) < 1]  # others are clipped
+    assert len({*inside}) == len(inside) > 64
+
+
 def test_the_memory_is_carried_from_step_to_step_and_cleared_where_an_episode_begins():
     torch.manual_seed(0)
     agent, obs, begins = lstm.Agent(2, 1), torch.randn(6, 3, 2), torch.zeros(6, 3)

@@ -4,6 +4,8 @@ Its formulas are in test_vectors.py, the gradient of the whole objective in test
 What it shares with the other scripts of its family is tested in test_shared_language.py.
 """
 
+import math
+
 import pytest
 import torch
 from adapters import SCRIPTS, on
@@ -74,9 +76,23 @@ def test_g1_g8_6_each_pass_is_a_permutation_of_whole_groups_with_their_advantage
     assert {call[3] for call in losses} == {0.5}  # beta
 
 
+@pytest.mark.parametrize("reward", [0.1, -0.3, 1 / 3, 1e3 / 7, 12345.678])
+@pytest.mark.parametrize("size", [2, 3, 5, 7, 10, 13])
+def test_groups_of_equal_rewards_have_no_advantage_whatever_rounding_leaves(size, reward):
+    rewards = torch.full((3, size), reward)
+    rewards[1, 0] += 1
+    for std in ("group", "batch", "none"):
+        found = grpo.group_advantages(rewards.flatten(), size, std).view(3, size)
+        assert (found[[0, 2]] == 0).all() and (found[1] != 0).all()
+    assert not grpo.earn_the_same(torch.full((1, size), math.nan))  # a mistake must not be hidden
+
+
 def test_groups_without_spread_are_counted(judges, monkeypatch):
     _, updates = SCRIPT.learn(judges, num_updates=1)
     assert updates[0]["groups/spread"] > 0.1 and updates[0]["groups/without_spread"] == 0
-    monkeypatch.setattr(ppo.RewardModel, "score", lambda self, q, r: torch.ones(len(q)))
-    settings = {"missing_eos_score": 1.0, "kl_mode": "none", "num_updates": 1}
-    assert SCRIPT.learn(judges, **settings)[1][0]["groups/without_spread"] == 1
+    monkeypatch.setattr(ppo.RewardModel, "score", lambda self, q, r: torch.full((len(q),), 1e3 / 7))
+    settings = {"missing_eos_score": 1e3 / 7, "kl_mode": "none", "num_updates": 1}
+    for size in (2, 3, 7):
+        more = {"group_size": size, "batch_size": 2 * size}
+        (update,) = SCRIPT.learn(judges, **settings, **more)[1]
+        assert update["groups/without_spread"] == 1, size
