@@ -313,5 +313,5 @@ def test_what_would_teach_nothing_or_the_wrong_thing_is_a_sentence(flags, senten
 
 @pytest.mark.parametrize("learning_rate", [1e10, 1e30])
 def test_a_step_size_that_diverges_is_a_sentence(learning_rate, run):
-    with pytest.raises(AssertionError, match="^the model has diverged"):
+    with pytest.raises(AssertionError, match=r"^the model has diverged: lower --learning-rate"):
         run(learning_rate=learning_rate)

@@ -255,14 +255,14 @@ class Level(gym.Env):
         self.t = 0
         if self.seeds_torch:
             torch.manual_seed(0)
-        start = self.np_random.normal(size=2)
+        start = self.np_random.normal(size=2).astype(np.float32)
         self.starts.append(tuple(start))
         return start, {}
 
     def step(self, action):
         self.t += 1
         self.actions.append(action.item())
-        return np.zeros(2), 0.0, False, self.t == 4, {}
+        return np.zeros(2, np.float32), 0.0, False, self.t == 4, {}
 
 
 gym.register("Level-v0", lambda: Level())
@@ -275,7 +275,7 @@ def test_environments_of_seeds_beside_each_other_play_other_episodes(small):
         Level.starts.clear()
         args = dataclasses.replace(small("fine"), env_id="Level-v0", num_envs=4, seed=seed)
         minimal.train(args)
-        assert Level.starts[0] == tuple(np.random.default_rng(seed).normal(size=2))
+        assert Level.starts[0] == tuple(np.random.default_rng(seed).normal(size=2).astype("f4"))
         starts += Level.starts
     assert len({*starts}) == len(starts) == 3 * 4 * (1 + 2)
 
