@@ -16,8 +16,8 @@ factor.
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
-its place in baselines/ in brackets, and its reason below. `--details` lists them. Details 23-31 are
-in ppo_continuous_action.py, 32-36 in ppo_atari_lstm.py, and 37 in ppo_multidiscrete.py.
+its place in baselines/ in brackets, and its reason below. Details 23-31 are in
+ppo_continuous_action.py, 32-36 in ppo_atari_lstm.py, and 37 in ppo_multidiscrete.py.
 
 An observation is a stack of four frames, and an action lasts four frames. On Linux, each core plays
 a share of the games. `torchrun --nproc-per-node 4 ppo_atari.py` trains with four processes, each
@@ -288,8 +288,8 @@ def make_env(args: Args, videos: str | None = None, video_length: int = 0) -> gy
     env = MaxAndSkip(env)
     env = gym.wrappers.TimeLimit(env, MAX_GAME_STEPS)
     if videos:
-        first = {"episode_trigger": lambda k: k == 0, "video_length": video_length}
-        env = gym.wrappers.RecordVideo(env, videos, **first, fps=60 // FRAME_SKIP)
+        form = {"fps": 60 // FRAME_SKIP, "video_length": video_length}
+        env = gym.wrappers.RecordVideo(env, videos, lambda k: k == 0, **form)
     env = EpisodicLife(env)
     if env.unwrapped.get_action_meanings()[1] == "FIRE":
         env = FireReset(env)
@@ -518,8 +518,8 @@ def train(
     """Train an agent.
 
     `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
-    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
-    iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
+    `agent`; the last `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics
+    of each iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, and `agent_class` that of `Agent`.
     """
@@ -751,14 +751,15 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         metrics = {name: float(x) for name, x in metrics.items()}
         check_finite(metrics, global_step)  # before anything is saved
         updates.append({"global_step": global_step, **metrics})
+        all_metrics = metrics | episode_means(episodes[num_before:])
+        del episodes[:-EPISODES_KEPT]
         if RANK == 0:
-            log(writer, global_step, metrics | episode_means(episodes[num_before:]))
+            log(writer, global_step, all_metrics)
             if episodes:
                 mean_return = np.mean([x["return"] for x in episodes[-100:]])
                 progress.set_postfix_str(f"return {short(mean_return)}", refresh=False)
             if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
                 save()
-        del episodes[:-EPISODES_KEPT]
         if parts.on_iteration:
             parts.on_iteration(result)
     return result
@@ -882,6 +883,8 @@ def make_game(args: Args) -> gym.Env:
 
     gym.register_envs(ale_py)
     cv2.setNumThreads(1)  # waking other threads takes longer than resizing an image this small
+    if ":" in args.env_id:
+        raise UsageError(f"--env-id ({args.env_id}) must name a game of ALE, without a module.")
     if args.env_id in ("Backgammon", "VideoCheckers"):
         raise UsageError(f"{args.env_id} has no no-op action, which this script needs to start.")
     return gym.make(
@@ -1317,8 +1320,8 @@ def main() -> None:
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
-            film = (command.capture_video, args, command.video_length)
-            evaluate(saved, command.eval_episodes, *film)
+            episodes, video = command.eval_episodes, command.capture_video
+            evaluate(saved, episodes, video, args, command.video_length)
         elif command.capture_video:
             raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:

@@ -16,9 +16,9 @@ factor.
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
-its place in baselines/ in brackets, and its reason below. `--details` lists them. Details 23-31 are
-in ppo_continuous_action.py and 37 in ppo_multidiscrete.py. Compared with ppo_atari.py, this script
-has an LSTM in the agent, its state in `train`, and minibatches of whole games.
+its place in baselines/ in brackets, and its reason below. Details 23-31 are in
+ppo_continuous_action.py and 37 in ppo_multidiscrete.py. Compared with ppo_atari.py, this script has
+an LSTM in the agent, its state in `train`, and minibatches of whole games.
 
 An observation is one frame, and an action lasts four. On Linux, each core plays a share of the
 games. The LSTM has H = 128 units. Its state is one tensor (2, B, H): the outputs and the cells.
@@ -277,8 +277,8 @@ def make_env(args: Args, videos: str | None = None, video_length: int = 0) -> gy
     env = MaxAndSkip(env)
     env = gym.wrappers.TimeLimit(env, MAX_GAME_STEPS)
     if videos:
-        first = {"episode_trigger": lambda k: k == 0, "video_length": video_length}
-        env = gym.wrappers.RecordVideo(env, videos, **first, fps=60 // FRAME_SKIP)
+        form = {"fps": 60 // FRAME_SKIP, "video_length": video_length}
+        env = gym.wrappers.RecordVideo(env, videos, lambda k: k == 0, **form)
     env = EpisodicLife(env)
     if env.unwrapped.get_action_meanings()[1] == "FIRE":
         env = FireReset(env)
@@ -539,8 +539,8 @@ def train(
     """Train an agent.
 
     `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
-    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
-    iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
+    `agent`; the last `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics
+    of each iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, and `agent_class` that of `Agent`.
     """
@@ -872,6 +872,8 @@ def make_game(args: Args) -> gym.Env:
 
     gym.register_envs(ale_py)
     cv2.setNumThreads(1)  # waking other threads takes longer than resizing an image this small
+    if ":" in args.env_id:
+        raise UsageError(f"--env-id ({args.env_id}) must name a game of ALE, without a module.")
     if args.env_id in ("Backgammon", "VideoCheckers"):
         raise UsageError(f"{args.env_id} has no no-op action, which this script needs to start.")
     return gym.make(
@@ -1316,8 +1318,8 @@ def main() -> None:
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
-            film = (command.capture_video, args, command.video_length)
-            evaluate(saved, command.eval_episodes, *film)
+            episodes, video = command.eval_episodes, command.capture_video
+            evaluate(saved, episodes, video, args, command.video_length)
         elif command.capture_video:
             raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:

@@ -20,9 +20,8 @@ has limits (`KL_COEF_MIN`, `KL_COEF_MAX`), and values keep their own clipping (d
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
-its place in baselines/ in brackets, and its reason below. `--details` lists them. Detail 8 is in
-ppo_continuous_action.py, 14-22 in ppo_atari.py, 32-36 in ppo_atari_lstm.py, and 37 in
-ppo_multidiscrete.py.
+its place in baselines/ in brackets, and its reason below. Detail 8 is in ppo_continuous_action.py,
+14-22 in ppo_atari.py, 32-36 in ppo_atari_lstm.py, and 37 in ppo_multidiscrete.py.
 
 Differences from ppo2: time limits are not failures (unless `--truncation-is-terminal`); rewards are
 scaled with `--gamma`, not always 0.99; the KL is logged exactly and as k3, not as k2; orthogonal
@@ -163,12 +162,15 @@ class Agent(nn.Module):
         # Detail 26/37: separate networks [ppo2/defaults.py L12]
         # Sharing helps with images, whose features are costly to learn, but little with vectors.
         value, policy = hidden(), hidden()
-        squeeze = nn.Flatten(-2)  # from (..., N, 1) to (..., N)
-        self.value = nn.Sequential(*value, linear(HIDDEN, 1, gain=1.0), squeeze)
+        self.value = nn.Sequential(*value, linear(HIDDEN, 1, gain=1.0))  # (..., 1)
         self.policy = nn.Sequential(*policy, linear(HIDDEN, action_size, gain=0.01))  # (..., A)
         # Detail 24/37: state-independent log std [distributions.py L104-105]
         # Each action component has one log std, the same in all states. It starts at 0.
         self.log_std = nn.Parameter(torch.zeros(1, action_size))
+
+    def get_value(self, obs: Tensor) -> Tensor:
+        """Values (...) of observations (..., D)."""
+        return self.value(obs).squeeze(-1)
 
     def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
         """Values of obs (..., D), log-probabilities of actions (..., A), entropies, each (...).
@@ -177,7 +179,7 @@ class Agent(nn.Module):
         """
         mean = self.policy(obs)
         logprobs, entropies = gaussian(mean, self.log_std, actions)
-        return self.value(obs), logprobs, entropies, mean
+        return self.get_value(obs), logprobs, entropies, mean
 
 
 # The distribution of actions, three times: to learn, to act, and to check that both agree. If you
@@ -322,16 +324,16 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
 
 
 class Batch(NamedTuple):
-    """What an update learns from: T steps of N environments; then T*N of them in a row, or B."""
+    """What an update learns from: T steps of N environments, in a row; or B of them."""
 
-    obs: Tensor  # (T, N, D), normalized
-    actions: Tensor  # (T, N, A), not clipped
-    logprobs: Tensor  # (T, N); these and all below are of the weights that acted
-    values: Tensor  # (T, N)
-    advantages: Tensor  # (T, N)
-    returns: Tensor  # (T, N), targets for the values
-    mean: Tensor  # (T, N, A)
-    log_std: Tensor  # (T, N, A)
+    obs: Tensor  # (T*N, D), normalized
+    actions: Tensor  # (T*N, A), not clipped
+    logprobs: Tensor  # (T*N,); these and all below are of the weights that acted
+    values: Tensor  # (T*N,)
+    advantages: Tensor  # (T*N,)
+    returns: Tensor  # (T*N,), targets for the values
+    mean: Tensor  # (T*N, A)
+    log_std: Tensor  # (T*N, A)
 
 
 def ppo_loss(agent: Agent, minibatch: Batch, args: UpdateArgs) -> tuple[Tensor, Tensors]:
@@ -414,8 +416,8 @@ def train(
     """Train an agent: `train(args)`, or `train(args, make)` if `make()` returns your environment.
 
     `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
-    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
-    iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
+    `agent`; the last `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics
+    of each iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, `agent_class` that of `Agent`, and `step_envs` that of `step_all`.
     """
@@ -635,19 +637,18 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             acting_logprobs = sample_logprobs(agent.log_std, to_tensor(noise))  # only to compare
             # The value of the next observation predicts what follows a step. Where the episode
             # ended, that observation belongs to the next episode, and the value is replaced.
-            next_values = torch.cat([values[1:], agent.value(all_obs[-1:])])
+            next_values = torch.cat([values[1:], agent.get_value(all_obs[-1:])])
             # Deviation: time limits are not failures (not truncation_is_terminal)
             # The episode would have gone on, so bootstrap from its last observation (ppo2 uses 0).
-            next_values[truncated] = agent.value(to_tensor(final_obs[truncated]))
+            next_values[truncated] = agent.get_value(to_tensor(final_obs[truncated]))
             next_values[terminated] = 0.0
             batch_rewards = to_tensor(rewards)
             advantages = gae(
                 batch_rewards, values, next_values, to_tensor(done), args.gamma, args.gae_lambda
             )
             returns = advantages + values  # targets for the values
-        batch = Batch(
-            batch_obs, batch_actions, logprobs, values, advantages, returns, mean, log_std
-        )
+        samples = (batch_obs, batch_actions, logprobs, values, advantages, returns, mean, log_std)
+        batch = Batch(*(x.flatten(0, 1) for x in samples))
 
         # --- Update: K epochs of minibatches ---
         remaining = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
@@ -657,34 +658,33 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         update_args.learning_rate.fill_(learning_rate)  # other floats can be annealed like this
         beta = 0.0 if args.kl_mode == "none" else kl_coef
         update_args.kl_coef.fill_(beta)
-        flat_batch = Batch(*(x.flatten(0, 1) for x in batch))  # (T*N, ...)
         mb_metrics: list[Tensors] = []  # of each epoch, with one number per minibatch
         agent.train()
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Many small steps learn more than a large one. Shuffled minibatches are fair samples.
-            mb_metrics.append(fast_epoch(order.view(args.num_minibatches, -1), *flat_batch))
+            mb_metrics.append(fast_epoch(order.view(args.num_minibatches, -1), *batch))
         agent.eval()
 
         # --- The actions of the rollout under the new weights, and the next beta ---
         with torch.no_grad():
             _, new_logprobs, _, new_mean = agent.evaluate_actions(batch.obs, batch.actions)
-            kl = gaussian_kl(mean, log_std, new_mean, agent.log_std).mean().item()
+            kl = gaussian_kl(batch.mean, batch.log_std, new_mean, agent.log_std).mean().item()
         if args.kl_mode == "adaptive":
             # Detail K3: adaptive penalty coefficient (kl_mode, penalty_kl) [paper, section 4]
             # No beta suits all tasks and times. If the policy moved too far, the price doubles.
             kl_coef = paper_kl_coef(kl_coef, kl, args.penalty_kl)
 
         # --- Log and save ---
-        logratio = new_logprobs - logprobs
+        logratio = new_logprobs - batch.logprobs
         observed = observed_returns(batch_rewards, next_values, terminated, done, args.gamma)
         bias = (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8)
         metrics = means(mb_metrics) | {
             "losses/explained_variance": 1 - (returns - values).var() / (returns.var() + 1e-8),
             "check/target_std": returns.std(),  # what explained variance is relative to
             "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
-            "check/update": (normalize(logratio) * normalize(advantages)).mean(),  # above 0
+            "check/update": (normalize(logratio) * normalize(batch.advantages)).mean(),  # above 0
             "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if both policies agree
             "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0 before the first step
             "check/kl_after": kl,  # of the whole update, exact
@@ -1196,8 +1196,9 @@ def evaluate(
         if video:
             if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
                 env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
-            first = {"episode_trigger": lambda k: k == 0, "video_length": video_length}
-            env = gym.wrappers.RecordVideo(env.env, f"{folder}", **first)
+            env = gym.wrappers.RecordVideo(
+                env.env, f"{folder}", lambda k: k == 0, video_length=video_length
+            )
             env = Recorder(resources.enter_context(env))
         progress = resources.enter_context(tqdm(unit=" steps", disable=not video))
         limit = math.inf if env.spec and env.spec.max_episode_steps else 10_000
@@ -1253,8 +1254,8 @@ def main() -> None:
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
-            film = (command.capture_video, args, command.video_length)
-            evaluate(saved, None, command.eval_episodes, *film)
+            episodes, video = command.eval_episodes, command.capture_video
+            evaluate(saved, None, episodes, video, args, command.video_length)
         elif command.capture_video:
             raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:

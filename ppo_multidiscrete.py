@@ -20,8 +20,8 @@ logits, and masks exclude the unused ones. The policy, the masks in `train`, `Ch
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
-its place in baselines/ in brackets, and its reason below. `--details` lists them. Details 14-22 are
-in ppo_atari.py, 23-25 and 27 in ppo_continuous_action.py, and 32-36 in ppo_atari_lstm.py.
+its place in baselines/ in brackets, and its reason below. Details 14-22 are in ppo_atari.py, 23-25
+and 27 in ppo_continuous_action.py, and 32-36 in ppo_atari_lstm.py.
 
 Differences from ppo2: time limits are not failures (unless `--truncation-is-terminal`); rewards are
 scaled with `--gamma`, not always 0.99; the KL is logged as k3 (`approx_kl`), not k2; orthogonal
@@ -164,9 +164,12 @@ class Agent(nn.Module):
         # Detail 26/37: separate networks [ppo2/defaults.py L12]
         # Sharing helps with images, whose features are costly to learn, but little with vectors.
         value, policy = hidden(), hidden()
-        squeeze = nn.Flatten(-2)  # from (..., N, 1) to (..., N)
-        self.value = nn.Sequential(*value, linear(HIDDEN, 1, gain=1.0), squeeze)
+        self.value = nn.Sequential(*value, linear(HIDDEN, 1, gain=1.0))  # (..., 1)
         self.policy = nn.Sequential(*policy, linear(HIDDEN, math.prod(mask_shape), gain=0.01))
+
+    def get_value(self, obs: Tensor) -> Tensor:
+        """Values (...) of observations (..., D)."""
+        return self.value(obs).squeeze(-1)
 
     def evaluate_actions(
         self, obs: Tensor, masks: Tensor, actions: Tensor
@@ -177,7 +180,7 @@ class Agent(nn.Module):
         """
         logits = self.policy(obs).unflatten(-1, self.mask_shape)
         logprobs, entropies = masked_categorical(logits, masks, actions)
-        return self.value(obs), logprobs, entropies
+        return self.get_value(obs), logprobs, entropies
 
 
 def masked_categorical(logits: Tensor, masks: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
@@ -289,15 +292,15 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: Tensor
 
 
 class Batch(NamedTuple):
-    """What an update learns from: T steps of N environments; then T*N of them in a row, or B."""
+    """What an update learns from: T steps of N environments, in a row; or B of them."""
 
-    obs: Tensor  # (T, N, D), normalized
-    actions: Tensor  # (T, N, k)
-    logprobs: Tensor  # (T, N); these and all below are of the weights that acted
-    values: Tensor  # (T, N)
-    advantages: Tensor  # (T, N)
-    returns: Tensor  # (T, N), targets for the values
-    masks: Tensor  # (T, N, k, n), true for the choices that were allowed
+    obs: Tensor  # (T*N, D), normalized
+    actions: Tensor  # (T*N, k)
+    logprobs: Tensor  # (T*N,); these and all below are of the weights that acted
+    values: Tensor  # (T*N,)
+    advantages: Tensor  # (T*N,)
+    returns: Tensor  # (T*N,), targets for the values
+    masks: Tensor  # (T*N, k, n), true for the choices that were allowed
 
 
 def ppo_loss(agent: Agent, minibatch: Batch, args: UpdateArgs) -> tuple[Tensor, Tensors]:
@@ -380,8 +383,8 @@ def train(
     """Train an agent: `train(args)`, or `train(args, make)` if `make()` returns your environment.
 
     `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
-    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
-    iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
+    `agent`; the last `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics
+    of each iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, `agent_class` that of `Agent`, and `step_envs` that of `step_all`.
     """
@@ -596,33 +599,33 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             acting_logprobs, _ = masked_categorical(all_scores, batch_masks, batch_actions)
             # The value of the next observation predicts what follows a step. Where the episode
             # ended, that observation belongs to the next episode, and the value is replaced.
-            next_values = torch.cat([values[1:], agent.value(all_obs[-1:])])
+            next_values = torch.cat([values[1:], agent.get_value(all_obs[-1:])])
             # Deviation: time limits are not failures (not truncation_is_terminal)
             # The episode would have gone on, so bootstrap from its last observation (ppo2 uses 0).
-            next_values[truncated] = agent.value(to_tensor(final_obs[truncated]))
+            next_values[truncated] = agent.get_value(to_tensor(final_obs[truncated]))
             next_values[terminated] = 0.0
             batch_rewards = to_tensor(rewards)
             advantages = gae(
                 batch_rewards, values, next_values, to_tensor(done), args.gamma, args.gae_lambda
             )
             returns = advantages + values  # targets for the values
-        batch = Batch(batch_obs, batch_actions, logprobs, values, advantages, returns, batch_masks)
+        samples = (batch_obs, batch_actions, logprobs, values, advantages, returns, batch_masks)
+        batch = Batch(*(x.flatten(0, 1) for x in samples))
 
         # --- Update: K epochs of minibatches ---
-        remaining = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         # Copied from ppo_continuous_action.py
+        remaining = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
         # Detail 4/37: learning rate annealing (learning_rate, anneal_lr) [ppo2/ppo2.py L133-135]
         # Large steps make progress; small ones at the end average out noise.
         learning_rate = args.learning_rate * (remaining if args.anneal_lr else 1.0)
         update_args.learning_rate.fill_(learning_rate)  # other floats can be annealed like this
-        flat_batch = Batch(*(x.flatten(0, 1) for x in batch))  # (T*N, ...)
         mb_metrics: list[Tensors] = []  # of each epoch, with one number per minibatch
         agent.train()
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Many small steps learn more than a large one. Shuffled minibatches are fair samples.
-            mb_metrics.append(fast_epoch(order.view(args.num_minibatches, -1), *flat_batch))
+            mb_metrics.append(fast_epoch(order.view(args.num_minibatches, -1), *batch))
             # Extra: early stopping (early_stop_kl) [Spinning Up: each step, at 1.5 times a target]
             # Clipping cannot hold back a policy that has already moved too far. Stopping can.
             if mb_metrics[-1]["losses/approx_kl"].mean() > args.early_stop_kl:
@@ -636,14 +639,14 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
 
         # --- Log and save ---
         # Copied from ppo_continuous_action.py
-        logratio = new_logprobs - logprobs
+        logratio = new_logprobs - batch.logprobs
         observed = observed_returns(batch_rewards, next_values, terminated, done, args.gamma)
         bias = (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8)
         metrics = means(mb_metrics) | {
             "losses/explained_variance": 1 - (returns - values).var() / (returns.var() + 1e-8),
             "check/target_std": returns.std(),  # what explained variance is relative to
             "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
-            "check/update": (normalize(logratio) * normalize(advantages)).mean(),  # above 0
+            "check/update": (normalize(logratio) * normalize(batch.advantages)).mean(),  # above 0
             "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if both policies agree
             "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0 before the first step
             "charts/learning_rate": learning_rate,
@@ -1228,8 +1231,9 @@ def evaluate(
         if video:
             if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
                 env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
-            first = {"episode_trigger": lambda k: k == 0, "video_length": video_length}
-            env = gym.wrappers.RecordVideo(env.env, f"{folder}", **first)
+            env = gym.wrappers.RecordVideo(
+                env.env, f"{folder}", lambda k: k == 0, video_length=video_length
+            )
             env = Recorder(resources.enter_context(env))
         progress = resources.enter_context(tqdm(unit=" steps", disable=not video))
         limit = math.inf if env.spec and env.spec.max_episode_steps else 10_000
@@ -1286,8 +1290,8 @@ def main() -> None:
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
-            film = (command.capture_video, args, command.video_length)
-            evaluate(saved, None, command.eval_episodes, *film)
+            episodes, video = command.eval_episodes, command.capture_video
+            evaluate(saved, None, episodes, video, args, command.video_length)
         elif command.capture_video:
             raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:

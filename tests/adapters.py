@@ -216,12 +216,14 @@ class Atari(Script):
 
         real = self.module.make_env
 
-        def make_env(args, videos=None):
+        def make_env(args, videos=None, video_length=0):
             if not args.env_id.startswith("Fake"):
-                return real(args, videos)
+                return real(args, videos, video_length)
             env = gym.make(args.env_id, render_mode="rgb_array", disable_env_checker=True).unwrapped
             if videos:
-                env = gym.wrappers.RecordVideo(env, videos, lambda k: k == 0)
+                env = gym.wrappers.RecordVideo(
+                    env, videos, lambda k: k == 0, video_length=video_length
+                )
             env.unwrapped.ale = fake_envs.emulator()
             env = self.module.ClipReward(self.module.EpisodicLife(env))
             return gym.wrappers.FrameStackObservation(env, self.frames, padding_type="zero")

@@ -48,7 +48,7 @@ TINY = ppo.Args(
     update_epochs=2,
     total_timesteps=256,
     checkpoint_interval=1,
-    compile=False,
+    compile="no",
 )
 
 
@@ -204,7 +204,7 @@ def test_a_pasted_recipe_does_what_the_imported_one_does(name, pasted, duel):
 def test_a_pasted_recipe_with_the_scripts_last_lines_runs_from_the_command_line(run_file, tmp_path):
     path = tmp_path / "curious.py"
     path.write_text(paste("curiosity", keep_main=True))
-    line = "--env-id Maze-v0 --num-steps 32 --num-envs 2 --num-minibatches 4 --no-compile "
+    line = "--env-id Maze-v0 --num-steps 32 --num-envs 2 --num-minibatches 4 --compile no "
     line += "--total-timesteps 256 --update-epochs 2 --run-name "
     code, _, error = run_file(path, line + "pasted")
     assert code == 0, error
@@ -601,8 +601,7 @@ def test_the_memory_is_carried_from_step_to_step_and_cleared_where_an_episode_be
 @pytest.mark.slow
 def test_an_lstm_remembers_the_cue_and_the_script_cannot():
     assert np.mean(lstm.train(lstm.SETTINGS, lstm.Recall)[1][-100:]) > 0.8
-    settings = dataclasses.replace(lstm.SETTINGS, compile=False)
-    episodes = ppo.train(settings, lstm.Recall)["episodes"]
+    episodes = ppo.train(lstm.SETTINGS, lstm.Recall)["episodes"]
     assert abs(np.mean([x["return"] for x in episodes[-300:]])) < 0.25
 
 

@@ -244,7 +244,7 @@ SETTINGS = (
     {"num_envs": 2, "num_steps": 64, "clip_obs": 2.0, "clip_reward": 1.0}
     | {"num_minibatches": 2, "update_epochs": 2, "learning_rate": 1e-3, "clip_coef": 0.02}
     | {"ent_coef": 0.01, "track": False}
-    | {"device": "cpu", "compile": False, "torch_threads": 1, "bfloat16": False}
+    | {"device": "cpu", "compile": "no", "torch_threads": 1, "bfloat16": False}
     # Language
     | {"sft_documents": 200, "sft_steps": 3, "sft_batch_size": 16, "temperature": 0.7}
     | {"num_pairs": 28, "reward_epochs": 1, "reward_batch_size": 12, "num_epochs": 2}

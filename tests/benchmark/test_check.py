@@ -60,7 +60,7 @@ def test_what_is_pasted_computes_what_the_script_logs():
 def test_a_run_is_judged_while_it_trains_and_after(command):
     """Before its first checkpoint, the log is all that there is."""
     size = {"total_timesteps": 1024, "num_steps": 64, "num_minibatches": 2, "update_epochs": 2}
-    args = ppo.Args(env_id=PENDULUM, compile=False, **size)
+    args = ppo.Args(env_id=PENDULUM, **size)
     run = ppo.train(args)["run_dir"]
     saved = logs.find(str(run))[0]
     (run / "checkpoint.pt").rename("checkpoint.pt")

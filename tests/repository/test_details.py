@@ -109,14 +109,3 @@ def test_second_sites_refer_to_a_tag_of_the_script_or_of_one_that_it_copies(scri
     homes = {ROOT / x for x in re.findall(r"# Copied from (\w+\.py)", text)} | {script.path}
     numbers = {x.number.split("/")[0] for home in homes for x in tags(home)}
     assert {x for x in re.findall(r"# as Detail (\w+)", text)} <= numbers
-
-
-@on("environments")
-def test_the_list_has_every_tag_with_its_line_and_the_values_in_force(script):
-    args, expected = script.module.Args(), []
-    for tag in tags(script.path):
-        values = [f"{x}={getattr(args, x)}" for x in (x.removeprefix("not ") for x in tag.settings)]
-        text = f"{tag.number} line {tag.line}: {tag.title} {', '.join(values)}"
-        expected.append(text.strip())
-    found = script.module.details(args).splitlines()
-    assert [" ".join(x.split()) for x in found] == expected

@@ -103,7 +103,7 @@ def test_it_computes_what_the_full_script_does(monkeypatch):
     monkeypatch.setattr(full, "actor", actor)
     monkeypatch.setattr(full, "open_run", lambda *_: (None, None, MagicMock()))
     monkeypatch.setattr(full, "save_checkpoint", lambda *_: None)
-    args = full.Args(**SETTINGS, adam_eps=NO_EPSILON, compile=False)
+    args = full.Args(**SETTINGS, adam_eps=NO_EPSILON, compile="no")
     theirs = full.train(args, update=update)
 
     monkeypatch.setattr(minimal, "Agent", begun(minimal.Agent))

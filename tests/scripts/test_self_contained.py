@@ -124,13 +124,13 @@ def test_the_examples_in_the_readme_act_and_learn(monkeypatch):
     text = (ROOT / "README.md").read_text()
     use, own = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (flags,) = re.findall(r"^    python ppo_continuous_action.py (.*)$", text, re.MULTILINE)
-    flags = [*flags.replace("51200", "64").split(), "--num-steps", "64", "--no-compile"]
+    flags = [*flags.replace("51200", "64").split(), "--num-steps", "64", "--compile", "no"]
     monkeypatch.setattr(sys, "argv", [ppo.__file__, *flags])
     ppo.main()
     names = {}
     exec(use, names)
     assert names["policy"](names["obs"]).shape == names["env"].action_space.shape
-    fast = {"compile": False, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 3e-3}
+    fast = {"compile": "no", "num_minibatches": 4, "update_epochs": 4, "learning_rate": 3e-3}
     monkeypatch.setattr(ppo, "Args", functools.partial(ppo.Args, **fast))
     names = {}
     exec(own, names)

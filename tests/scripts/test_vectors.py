@@ -460,7 +460,7 @@ def test_gymnasiums_normalizer_also_counts_the_last_observation_of_each_episode(
     monkeypatch.chdir(tmp_path)
     script = SCRIPTS["continuous"].module
     settings = {"num_steps": 30, "total_timesteps": 30, "num_minibatches": 1, "update_epochs": 1}
-    args = script.Args(**settings, num_envs=1, compile=False, run_name="run")
+    args = script.Args(**settings, num_envs=1, compile="no", run_name="run")
     script.train(args, env_factory=StepsSoFar)
     ours = script.load_checkpoint("runs/run")["obs_stats"]
     wrapped = gym.wrappers.NormalizeObservation(StepsSoFar())
