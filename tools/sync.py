@@ -27,7 +27,7 @@ SCRIPTS = [x for x in sorted(ROOT.glob("*.py")) if x.stem not in SHORT]
 MAY_DIFFER = {"Args", "Agent", "make_envs", "ppo_loss", "train", "learn", "evaluate", "main"}
 MAY_DIFFER |= {"actor", "load_policy", "ppo_update", "load_checkpoint", "Command", "choose_device"}
 MAY_DIFFER |= {"Batch", "Parts", "sample", "settings_for"}  # of the scripts for environments
-MAY_DIFFER |= {"Rollout", "collect", "check_settings", "command_line"}  # of the RLHF scripts
+MAY_DIFFER |= {"check_settings", "command_line"}  # of ppo_rlhf_toy.py
 MARKER = re.compile(r"# Copied from (\w+\.py)\n\Z")
 SECTION = re.compile(r"(?m)^()# (===.+===)\n(?:# Copied from (\w+\.py)\n)?")
 STAGE = re.compile(r"(?m)^( +)# (---.+---)\n(?:\1# Copied from (\w+\.py)\n)?")

@@ -179,7 +179,7 @@ def details_table(_: Folders) -> str:
         empty = {"detail": key[0], "name": tag.title, "why": "", "without it": "<br>".join(known)}
         row = rows.setdefault(key, empty | {"in": ""})
         row["why"] = row["why"] or tag.sentence
-        name = script.removeprefix("ppo_").removesuffix(".py")
+        name = Path(script).stem.removeprefix("ppo_")
         row["in"] += "<br>" * bool(row["in"])
         row["in"] += f"[{name}]({script}#{tag.anchor})"
     return markdown(sorted(rows.values(), key=lambda x: place(x["detail"])))

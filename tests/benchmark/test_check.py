@@ -18,8 +18,12 @@ ITERATIONS = 2048 * np.arange(1, 41)  # the steps at which they end
 LOST = np.r_[np.arange(500), np.zeros(300)]  # returns
 SOON = np.r_[np.arange(200), np.zeros(600)]
 LOW, HIGH = (f"healthy, but {x} than usual" for x in ("lower", "higher"))
-SCRIPTS = sorted(x.name for x in ROOT.glob("*.py") if "minimal" not in x.name)
-RULES = {"ppo_rlhf": check.RLHF, "grpo_rlhf": check.GRPO, "dpo_rlhf": check.DPO}
+RULES = {
+    "ppo_rlhf_toy.py": check.RLHF,
+    "recipes/grpo_on_reviews.py": check.GRPO,
+    "recipes/dpo_on_reviews.py": check.DPO,
+}
+SCRIPTS = sorted({x.name for x in ROOT.glob("*.py") if "minimal" not in x.name} | RULES.keys())
 
 
 def test_a_log_of_cleanrl_is_checked_with_what_was_pasted(tmp_path, command):
@@ -291,7 +295,7 @@ def test_a_run_of_dpo_that_prefers_the_rejected_answers_is_unhealthy():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_script_logs_what_its_rules_are_for(name):
-    rules = RULES.get(name.removesuffix("_toy.py"), check.ENVIRONMENTS)
+    rules = RULES.get(name, check.ENVIRONMENTS)
     metrics = {x for x in (ROOT / name).read_text().split('"') if "/" in x and " " not in x}
     assert check.rules_of(pd.Index(metrics)) is rules
     also = {"check/value_bias"} if name == "ppo_vector_env.py" else set()

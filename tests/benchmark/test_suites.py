@@ -67,9 +67,11 @@ def test_texts_are_replaced_one_after_the_other_whatever_comments_are_between_th
 
 
 def test_every_script_has_a_row_and_its_runs():
-    wrong = set(SCRIPTS) ^ {x.name for x in ROOT.glob("*.py")}
+    paths = [*ROOT.glob("*.py"), *ROOT.glob("recipes/*_on_reviews.py")]
+    wrong = set(SCRIPTS) ^ {x.relative_to(ROOT).as_posix() for x in paths}
     assert not wrong, f"Correct the rows of {wrong} in benchmark/evidence/suites/scripts.py."
     beside = {"ppo_minimal.py": "minimal.py", "grpo_minimal.py": "minimal_grpo.py"}
+    beside |= {f"recipes/{x}_on_reviews.py": f"{x}_rlhf_toy.py" for x in ("grpo", "dpo")}
     for name, script in SCRIPTS.items():
         run, *_ = pages.runs_behind(script, FOLDERS)
         assert Path(run.record["script"]).name == beside.get(name, name)

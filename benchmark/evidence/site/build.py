@@ -51,7 +51,7 @@ FILMS = {  # by script: one of FIGURES, and what it shows
 
 def page_of(script: str) -> str:
     """File of a script's page."""
-    return "index.html" if script == SHORT else script.replace(".py", ".html")
+    return "index.html" if script == SHORT else f"{Path(script).stem}.html"
 
 
 # --- Next to the code ---

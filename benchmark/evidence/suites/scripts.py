@@ -27,10 +27,10 @@ SCRIPTS = {
         "all of GRPO in about 200 lines", "grpo_minimal", "sums", score="pass@1"
     ),
     "ppo_rlhf_toy.py": Script("RLHF with PPO", "rlhf", "reviews", score="gold reward"),
-    "grpo_rlhf_toy.py": Script(
+    "recipes/grpo_on_reviews.py": Script(
         "GRPO on the same task", "rlhf_grpo_dpo", "reviews", "grpo", score="gold reward"
     ),
-    "dpo_rlhf_toy.py": Script(
+    "recipes/dpo_on_reviews.py": Script(
         "DPO on the same task", "rlhf_grpo_dpo", "reviews", "dpo", score="gold reward"
     ),
 }
