@@ -44,7 +44,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import filelock
@@ -762,9 +762,9 @@ def import_named(module: str) -> None:
 
 # Copied from ppo_continuous_action.py
 def name_of(env_factory: EnvFactory, env: gym.Env) -> str:
-    """The module and name of what makes the environment, or of its class."""
-    is_named = "<" not in getattr(env_factory, "__qualname__", "<")  # unlike a lambda
-    maker: Any = env_factory if is_named else type(env.unwrapped)
+    """The module and name of the function that makes the environment, or of its class."""
+    is_named = isinstance(env_factory, FunctionType) and "<" not in env_factory.__qualname__
+    maker: Any = env_factory if is_named else type(env.unwrapped)  # a lambda has no name
     return f"{maker.__module__}:{maker.__qualname__}"
 
 

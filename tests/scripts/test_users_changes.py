@@ -272,6 +272,7 @@ def make_rooms():
         (Rooms, "Rooms"),
         (make_rooms, "make_rooms"),
         (lambda: Rooms(), "Rooms"),
+        (iter(Rooms, 0).__next__, "Rooms"),
         (functools.partial(gym.wrappers.TimeLimit, ROOMS, 9), "Rooms"),
     ],
 )
