@@ -764,7 +764,6 @@ def make_simulator(
             raise UsageError(f"{error} {hint}") from error
         except AssertionError as error:  # it does not know the environment
             raise UsageError(f"--env-id: {error}") from error
-        seed = None  # EnvPool takes it only here
     else:
         if ":" in args.env_id:
             import_named(args.env_id.partition(":")[0], f"--env-id {args.env_id}")
@@ -778,6 +777,7 @@ def make_simulator(
     resources.callback(envs.close)
     of_envpool = any(x.__module__.startswith("envpool.") for x in type(own).__mro__)
     of_gymnasium = isinstance(own, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
+    seed = None if of_envpool else seed  # which EnvPool takes only when it is made
     try:
         inspect.signature(envs.reset).bind(seed=seed)
     except ValueError:
