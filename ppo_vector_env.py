@@ -341,7 +341,6 @@ def train(
     """
     saved = load_checkpoint(resume, agent_class) if resume else {}
     args = args or saved.get("args") or Args()
-    # Gradients are needed, even if the caller has switched them off.
     with torch.inference_mode(False), torch.enable_grad(), ExitStack() as resources:
         return learn(args, make, saved, agent_class, update or ppo_update, on_iteration, resources)
 
