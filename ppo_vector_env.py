@@ -975,7 +975,7 @@ def copied(x: Any) -> Any:
 
 
 def means_of(ended: list[dict]) -> dict[str, float]:
-    """Means of episodes, and their number, if there are any."""
+    """Means of episodes of this process, and their number, if there are any."""
     if not ended:
         return {}
     return {

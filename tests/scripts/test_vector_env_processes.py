@@ -75,7 +75,10 @@ def test_two_processes_learn_as_one(processes):
     np.testing.assert_allclose(state["return_stats.var"], np.var(sums), rtol=1e-3)
     assert state["obs_stats.count"] == pytest.approx(len(obs), abs=0.01)
     for x, y in zip(one["updates"], two["updates"], strict=True):
-        assert {**x, "charts/SPS": 0} == {**y, "charts/SPS": 0}
+        assert x["charts/episodic_return"] != y["charts/episodic_return"]  # of their own episodes
+        own = {"charts/SPS", "charts/episodic_return", "charts/episodic_length", "charts/episodes"}
+        shared = x.keys() - own
+        assert {name: x[name] for name in shared} == {name: y[name] for name in shared}
     assert [x["global_step"] for x in one["updates"]] == [2 * T * N, 4 * T * N, 6 * T * N]
     mean = np.mean(one["kl"] + two["kl"])
     assert np.mean([x["losses/approx_kl"] for x in one["updates"]]) == pytest.approx(mean, rel=1e-4)

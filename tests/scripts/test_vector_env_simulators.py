@@ -70,7 +70,7 @@ REFUSED = [
     ("--total-timesteps inf", "--total-timesteps must be finite"),
     ("--device cuda", "--device cuda needs a GPU"),
     ("--make nowhere:make", "nowhere:make: No module named 'nowhere'"),
-    (HERE + "nothing", "test_vector_env has no function make_nothing: is it MODULE:FUNCTION?"),
+    (HERE + "nothing", "vector_simulators has no function make_nothing: is it MODULE:FUNCTION?"),
     (HERE + "none", "make_none): a NoneType lacks some of reset, step, close"),
     (HERE + "nested", "Observations policy have parts themselves: concatenate them."),
     (HERE + "four", "step must return obs, rewards, terminated, truncated and infos."),
