@@ -16,8 +16,8 @@
 ppo_continuous_action.py explains the algorithm and its details. Here one call steps N environments,
 and all arrays are tensors on one device. `make(num_envs, seed, device)` returns a simulator with
 the interface of Gymnasium's vector environments, and with NumPy arrays or tensors. If all episodes
-are equally long, all would end at once. So training begins the first ones at random ages if the
-simulator has `episode_length_buf`, as Isaac Lab and mjlab have it; others may do it in `reset`.
+are equally long, they should not end at the same time: where a simulator has `episode_length_buf`,
+as in Isaac Lab and mjlab, training begins the first ones at random ages.
 
 Differences from ppo2: time limits are not failures; the statistics that normalize observations and
 rewards change once per iteration; each process normalizes its own advantages.
@@ -53,7 +53,6 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 STEPS_PER_CALL = 4  # Adam steps that are compiled into one graph, which is faster
-COMPILE_FROM = 20_000  # Adam steps of a run that repay the time it takes to compile them
 EPISODES_KEPT = 100_000  # the last ones: simulators on a GPU end millions
 EVALUATION_STEPS = 100_000  # longest episode when a policy is evaluated
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE") or 1)  # processes that torchrun has started
@@ -342,7 +341,6 @@ def train(
     """
     saved = load_checkpoint(resume, agent_class) if resume else {}
     args = args or saved.get("args") or Args()
-    # Gradients are needed, even if the caller has switched them off.
     with torch.inference_mode(False), torch.enable_grad(), ExitStack() as resources:
         return learn(args, make, saved, agent_class, update or ppo_update, on_iteration, resources)
 
@@ -412,10 +410,8 @@ def learn(
     returns, lengths, discounted = torch.zeros(3, N, device=device)  # of the running episodes
 
     run_dir, run_id, writer = open_run(resources, args, saved, global_step)
-
     result = dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
-    on_disk = global_step if saved else None
-    checkpoint = resources.enter_context(Checkpoint(run_dir, args.keep_checkpoints, on_disk))
+    checkpoint = resources.enter_context(Checkpoint(run_dir, args.keep_checkpoints, saved))
 
     def keep(to_disk: bool) -> None:
         state = {
@@ -764,7 +760,6 @@ def make_simulator(
             raise UsageError(f"{error} {hint}") from error
         except AssertionError as error:  # it does not know the environment
             raise UsageError(f"--env-id: {error}") from error
-        seed = None  # EnvPool takes it only here
     else:
         if ":" in args.env_id:
             import_named(args.env_id.partition(":")[0], f"--env-id {args.env_id}")
@@ -778,6 +773,7 @@ def make_simulator(
     resources.callback(envs.close)
     of_envpool = any(x.__module__.startswith("envpool.") for x in type(own).__mro__)
     of_gymnasium = isinstance(own, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
+    seed = None if of_envpool else seed  # which EnvPool takes only when it is made
     try:
         inspect.signature(envs.reset).bind(seed=seed)
     except ValueError:
@@ -832,6 +828,8 @@ def check_numbers(
 
 def warn_of_settings(args: Args, agent: Agent) -> None:
     """Say what is allowed, and seldom meant."""
+    if RANK > 0:
+        return
     if args.clip_vloss and not args.scale_rewards:
         hint = "--no-clip-vloss if returns are much larger than that"
         print(f"Values change by {args.clip_coef} at most, and rewards are not scaled: {hint}.")
@@ -842,6 +840,9 @@ def warn_of_settings(args: Args, agent: Agent) -> None:
         bounds = f"{low.tolist()} and {high.tolist()}"
         about = f"mean 0 and std {args.init_std}, and actions lie between {bounds}"
         print(f"A new policy has {about}: let the simulator scale them.")
+
+
+COMPILE_FROM = 20_000  # Adam steps of a run that repay the time it takes to compile them
 
 
 def pays_to_compile(args: Args, num_iterations: int) -> bool:
@@ -928,10 +929,10 @@ class Checkpoint:
     An error, or Ctrl-C, may come in the middle of an iteration, which has changed weights by then.
     """
 
-    def __init__(self, run_dir: Path, keep_all: bool, on_disk: int | None) -> None:
+    def __init__(self, run_dir: Path, keep_all: bool, saved: Saved) -> None:
         self.run_dir, self.keep_all = run_dir, keep_all
-        self.on_disk = on_disk  # the step of what is there
         self.state: Saved = {}
+        self.on_disk = self.step_of(saved) if saved else None  # the step of what is there
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -943,25 +944,24 @@ class Checkpoint:
         if to_disk:
             self.save()
 
-    @property
-    def step(self) -> int:
-        return self.state["updates"][-1]["global_step"] if self.state["updates"] else 0
+    def step_of(self, state: Saved) -> int:
+        return state["updates"][-1]["global_step"] if state["updates"] else 0
 
     def save(self) -> None:
         torch.save(self.state, self.run_dir / "checkpoint.tmp")
         path = self.run_dir / "checkpoint.pt"
         os.replace(self.run_dir / "checkpoint.tmp", path)  # always a whole one
-        self.on_disk = self.step
+        self.on_disk = self.step_of(self.state)
         if self.keep_all:
-            shutil.copy(path, self.run_dir / f"checkpoint-{self.step}.pt")
+            shutil.copy(path, self.run_dir / f"checkpoint-{self.on_disk}.pt")
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         if not self.state:
             return
-        if self.step != self.on_disk:
+        if self.step_of(self.state) != self.on_disk:
             self.save()
         if kind in (KeyboardInterrupt, SystemExit):
-            where = f"Interrupted at step {self.step}. To continue: --resume {self.run_dir}"
+            where = f"Interrupted at step {self.on_disk}. To continue: --resume {self.run_dir}"
             print(where, file=sys.stderr)
 
 
@@ -975,7 +975,7 @@ def copied(x: Any) -> Any:
 
 
 def means_of(ended: list[dict]) -> dict[str, float]:
-    """Means of episodes, and their number, if there are any."""
+    """Means of episodes of this process, and their number, if there are any."""
     if not ended:
         return {}
     return {

@@ -5,6 +5,9 @@
 It helps if the policy gets worse again later. It costs 10 episodes at each checkpoint. Training
 stays the same to the bit. The best of many evaluations is partly luck, so evaluate that policy once
 more before you report its return. All flags of the script can be set.
+
+For robots, `train` of ppo_vector_env.py takes it as well:
+`on_iteration=functools.partial(keep_best, robots=ppo_vector_env)`, with `env_factory=make`.
 """
 
 import functools
@@ -17,17 +20,23 @@ import tyro
 import ppo_continuous_action as ppo
 
 
-def keep_best(result: dict[str, Any], env_factory: ppo.EnvFactory | None = None) -> None:
+def keep_best(
+    result: dict[str, Any], env_factory: ppo.EnvFactory | None = None, robots: Any = None
+) -> None:
     """After a new checkpoint: play 10 episodes, and keep it in the folder `best` if it is the best.
 
     `evaluations.csv` has a row for each evaluation: the step, and the mean return. `env_factory` is
-    that of `train`, if it gets one.
+    that of `train`, if it gets one. `robots` is the module ppo_vector_env if that trains; then
+    `env_factory` is its `make`.
     """
     run_dir = result["run_dir"]
-    saved = ppo.load_checkpoint(run_dir)
+    saved = robots.load_checkpoint(run_dir) if robots else ppo.load_checkpoint(run_dir)
     if len(saved["updates"]) < len(result["updates"]):  # this iteration was not saved
         return
-    score = np.mean(ppo.evaluate(saved, env_factory))
+    if robots:
+        score = np.mean(robots.evaluate(run_dir, make=env_factory))
+    else:
+        score = np.mean(ppo.evaluate(saved, env_factory))
     table = run_dir / "evaluations.csv"
     rows = table.read_text().splitlines() if table.exists() else []  # a resumed run has some
     if all(score > float(row.split(",")[1]) for row in rows):

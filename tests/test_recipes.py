@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import importlib
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import time
 import types
 from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -22,18 +24,24 @@ from adapters import SCRIPTS
 from helpers import assert_same_runs, same_weights
 
 import ppo_continuous_action as ppo
+import ppo_vector_env
 from benchmark.lab import logs
 from recipes import (
     best_checkpoint,
     bigger_network,
     curiosity,
+    discrete_actions,
     export_policy,
+    export_robot_policy,
     hybrid_actions,
     images,
     lstm,
     many_agents,
     parallel_simulators,
+    play,
+    rsl_rl_simulator,
     search_with_pruning,
+    symmetry,
     tanh_actions,
     torch_simulator,
 )
@@ -224,8 +232,11 @@ def test_a_pasted_recipe_with_the_scripts_last_lines_runs_from_the_command_line(
     assert same_weights(agent, curious["agent"]) and not same_weights(agent, plain["agent"])
 
 
+NEED_A_RUN = {"export_policy", "export_robot_policy", "play"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(RECIPES.keys() - {"export_policy"}))
+@pytest.mark.parametrize("name", sorted(RECIPES.keys() - NEED_A_RUN))
 def test_each_recipe_runs_with_its_defaults_and_pasted_it_says_the_same(name, tmp_path):
     packages = {"grid_world": "minigrid", "many_agents": "mpe2"}
     if name in packages:
@@ -253,6 +264,7 @@ def test_each_recipe_runs_with_its_defaults_and_pasted_it_says_the_same(name, tm
     "name, package, line",
     [
         ("export_policy", "onnx", "runs/mine"),
+        ("export_robot_policy", "onnx", "runs/mine"),
         ("grid_world", "minigrid", ""),
         ("many_agents", "mpe2", ""),
         ("search_with_pruning", "optuna", ""),
@@ -681,3 +693,150 @@ def test_the_simulator_in_pytorch_trains_and_its_time_limit_is_no_failure():
     result = torch_simulator.ppo.train(settings, torch_simulator.Pendulums)
     assert [x["length"] for x in result["episodes"]] == [torch_simulator.LIMIT] * 4
     assert result["args"].make == "recipes.torch_simulator:Pendulums"
+
+
+# --- Robots ---
+
+ROBOTS = ppo_vector_env.Args(
+    num_envs=4, num_steps=16, num_minibatches=4, update_epochs=2, hidden=(8,), total_timesteps=192
+)
+
+
+def robots(make, run_name="robots", **options):
+    args = dataclasses.replace(ROBOTS, run_name=run_name, checkpoint_interval=1)
+    return ppo_vector_env.train(args, make, **options)
+
+
+def test_choices_are_drawn_with_their_probabilities_and_the_likeliest_is_deployed():
+    layout = {"parts": {"obs": 2}, "low": [0.0], "high": [2.0]}
+    agent = discrete_actions.Chooser(layout, ppo_vector_env.Args())
+    agent.get_mean = lambda obs: torch.tensor([0.2, 0.7, 0.1]).log().expand(len(obs), 3)
+    obs = torch.zeros(20_000, 2)
+    noise = torch.randn(20_000, 1, generator=torch.Generator().manual_seed(1))
+    choices = agent.act(obs, noise)
+    shares = choices.flatten().long().bincount() / len(choices)
+    torch.testing.assert_close(shares, torch.tensor([0.2, 0.7, 0.1]), rtol=0, atol=0.02)
+    assert agent.act(obs[:1], torch.full((1, 1), 9.0)).item() == 2  # the sum may round to below 1
+    logprobs, entropies = agent.evaluate_actions(obs, choices)
+    assert logprobs[choices[:, 0] == 1].exp().mean() == pytest.approx(0.7)
+    assert entropies[0].item() == pytest.approx(0.8018, abs=1e-4)
+    assert agent(obs[:2]).tolist() == [[1], [1]]
+
+
+@pytest.mark.parametrize("name", ["make_cart_pole", "make_grid_world"])
+def test_discrete_actions_train_resume_and_are_evaluated(name):
+    make = getattr(discrete_actions, name)
+    found = robots(make, agent_class=discrete_actions.Chooser)
+    assert found["updates"][0]["losses/clipfrac"] >= 0 and found["updates"][0]["check/kl"] > 0
+    assert found["updates"][0]["check/first_kl"] == pytest.approx(0, abs=1e-6)
+    more = dataclasses.replace(ROBOTS, total_timesteps=256)
+    chooser = {"agent_class": discrete_actions.Chooser}
+    again = ppo_vector_env.train(more, make, found["run_dir"], **chooser)
+    assert len(again["updates"]) == 4
+    scores = ppo_vector_env.evaluate(found["run_dir"], 3, make=make, **chooser)
+    assert len(scores) == 3
+    policy = ppo_vector_env.load_policy(found["run_dir"], **chooser)
+    assert set(policy(torch.randn(9, 4)).flatten().tolist()) <= {0, 1, 2, 3}
+
+
+def test_the_grid_world_has_its_rules():
+    grid = discrete_actions.GridWorld(3, 1, torch.device("cpu"))
+    grid.reset()
+    grid.place = torch.tensor([[0, 0], [4, 4], [2, 2]])
+    grid.goal = torch.tensor([[1, 0], [0, 0], [0, 4]])
+    obs, rewards, found, cut, infos = grid.step(torch.tensor([1, 0, 2]))
+    assert found.tolist() == [True, False, False] and not cut.any()
+    assert rewards.tolist() == pytest.approx([0.9, -0.1, -0.1])
+    assert infos["final_obs"].tolist() == [[1, 0, 1, 0], [4, 4, 0, 0], [2, 1, 0, 4]]
+    assert obs[1:].tolist() == infos["final_obs"][1:].tolist() and grid.age.tolist() == [0, 1, 1]
+    grid.age[:] = 49
+    grid.place = grid.goal - 10  # nobody arrives
+    assert grid.step(torch.tensor([0, 0, 0]))[3].all()
+
+
+def test_a_simulator_for_rsl_rl_trains_and_its_time_outs_are_no_failures():
+    envs = rsl_rl_simulator.make(4, 1, torch.device("cpu"))
+    envs.reset()
+    envs.episode_length_buf[:] = torch.tensor([49, 3, 3, 3])
+    envs.envs.place[:] = torch.tensor([0.0, 1.99, 0.0, 0.0])
+    _, rewards, terminated, truncated, _ = envs.step(torch.ones(4, 1))
+    assert terminated.tolist() == [False, True, False, False]
+    assert truncated.tolist() == [True, False, False, False] and len(rewards) == 4
+    found = robots(rsl_rl_simulator.make)
+    assert found["updates"][-1]["distance"] > 0  # a term of its log
+    assert len(ppo_vector_env.evaluate(found["run_dir"], 2, make=rsl_rl_simulator.make)) == 2
+
+
+def test_each_sample_is_learned_from_with_its_mirror_image():
+    found = robots(torch_simulator.Pendulums, update=symmetry.update)
+    agent = found["agent"]
+    raw_obs, actions = torch.randn(6, 3), torch.randn(6, 1)
+    rest = torch.randn(4, 6)
+    batch = ppo_vector_env.Batch(agent.normalize_obs(raw_obs), actions, *rest)
+    both = symmetry.mirrored(agent, batch)
+    image = raw_obs * torch.tensor([1, -1, -1])
+    torch.testing.assert_close(both.obs[6:], agent.normalize_obs(image), rtol=1e-3, atol=1e-4)
+    assert torch.equal(both.obs[:6], batch.obs) and torch.equal(both.actions[6:], -actions)
+    for x, y in zip(both[2:], batch[2:]):
+        assert torch.equal(x, torch.cat([y, y]))
+    seen = []
+    replacement = lambda *inputs: seen.append(inputs) or []  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ppo_vector_env, "ppo_update", replacement)
+        symmetry.update(agent, {}, batch, torch.tensor([[0, 5], [2, 3]]), 0.1, found["args"])
+    assert seen[0][3].tolist() == [[0, 5, 6, 11], [2, 3, 8, 9]]
+
+
+class Screen(torch_simulator.Pendulums):
+    made: ClassVar[list] = []
+
+    def __init__(self, num_envs, seed, device, render_mode=None):
+        super().__init__(num_envs, seed, device)
+        self.render_mode, self.drawn = render_mode, 0
+        Screen.made.append(self)
+
+    def render(self):  # one picture of all
+        self.drawn += 1
+        return np.zeros((16, 16, 3), np.uint8) if self.render_mode == "rgb_array" else None
+
+
+def test_a_policy_is_played_in_a_window_or_as_a_film(monkeypatch):
+    monkeypatch.setattr(ppo_vector_env, "let_draw", lambda: None)
+    run_dir = robots(Screen)["run_dir"]
+    play.play(run_dir, 7, screen=True, make=Screen)
+    assert (Screen.made[-1].render_mode, Screen.made[-1].drawn) == ("human", 7)
+    play.play(run_dir, 7, screen=False, make=Screen)
+    assert (Screen.made[-1].render_mode, Screen.made[-1].drawn) == ("rgb_array", 7)
+    assert [*run_dir.glob("videos/*.mp4")]
+    for variable, expected in (("DISPLAY", True), ("NOTHING", False)):
+        monkeypatch.setattr(os, "environ", {variable: ":0"})
+        monkeypatch.setattr(sys, "platform", "linux")
+        assert play.has_screen() == expected
+
+
+def test_the_best_checkpoint_of_robots_is_kept(monkeypatch):
+    scores = iter([[1.0], [3.0], [2.0]])
+    monkeypatch.setattr(ppo_vector_env, "evaluate", lambda run_dir, make: next(scores))
+    keep = functools.partial(
+        best_checkpoint.keep_best, env_factory=torch_simulator.Pendulums, robots=ppo_vector_env
+    )
+    run_dir = robots(torch_simulator.Pendulums, on_iteration=keep)["run_dir"]
+    assert (run_dir / "evaluations.csv").read_text() == "64,1.0\n128,3.0\n192,2.0\n"
+    assert len(ppo_vector_env.load_checkpoint(run_dir / "best")["updates"]) == 2
+
+
+def test_exported_policies_of_robots_act_as_the_saved_one_and_need_only_its_columns():
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    found = robots(rsl_rl_simulator.make)
+    assert export_robot_policy.export(found["run_dir"]) < 1e-5
+    about = json.loads((found["run_dir"] / "policy.json").read_text())
+    assert about == {"parts": {"policy": 1}, "actions": 1}
+    scripted = torch.jit.load(found["run_dir"] / "policy.pt")
+    obs = torch.randn(3, 1)
+    torch.testing.assert_close(scripted(obs), ppo_vector_env.load_policy(found["run_dir"])(obs))
+    policy = ppo_vector_env.load_policy(found["run_dir"])
+    policy.agent.low = policy.agent.low + 1e9  # other actions than those of the files
+    policy.agent.high = policy.agent.low
+    with pytest.raises(ppo_vector_env.UsageError, match="acts differently, by up to"):
+        export_robot_policy.check(found["run_dir"], policy, obs)

@@ -2,158 +2,43 @@
 
 import copy
 import functools
-import inspect
 import math
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import filelock
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from helpers import curves, gain_of, record, same_weights
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from vector_simulators import (
+    COLUMNS,
+    FLAGS,
+    GYMNASIUM,
+    MODES,
+    TINY,
+    Ending,
+    N,
+    Single,
+    Step,
+    T,
+    Tensors,
+    experience,
+    make_same,
+    simulator,
+)
 
 import ppo_vector_env as ppo
 
-# --- Simulators ---
-
-# Lengths of episodes and how they end.
-ENDS = [(3, "fails"), (2, "is cut off"), (5, "both"), (4, "is cut off"), (1, "fails")]
-NUMBERS = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
-PARTS = {  # of Dict observations; gym.spaces.Dict sorts them
-    "state": gym.spaces.Box(-np.inf, np.inf, (1, 3), np.float64),
-    "hidden": gym.spaces.Box(-np.inf, np.inf, (1,), np.float64),
-}
-COLUMNS = {"state": [0, 1, 2], "hidden": [3]}
-
-
-class Single(gym.Env):
-    """One environment: says which one it is, the episode, the step, and where actions led it."""
-
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
-    action_space = gym.spaces.Box(-0.5, 0.5, (2,), np.float32)
-    observation_space = NUMBERS
-
-    def __init__(self, number):
-        self.number, self.episode, self.taken, self.seeds = number, -1, [], []
-
-    def reset(self, seed=None, options=None):
-        self.seeds.append(seed)
-        self.episode, self.t, self.place = self.episode + 1, 0, 0.0
-        return self.observe(), {}
-
-    def observe(self):
-        return np.array([4.0 * self.number, self.episode, self.t, self.place])
-
-    def step(self, action):
-        self.taken.append(action.copy())
-        self.t += 1
-        self.place += float(action[0] - 2 * action[1])
-        length, way = ENDS[(self.number + self.episode) % len(ENDS)]
-        reward = self.episode + 0.5 * self.t - self.place
-        # Two that are so large that they are clipped, in the first iteration and in the second.
-        reward += {(0, 3, 1): 1e4, (1, 14, 1): -3e4}.get((self.number, self.episode, self.t), 0)
-        failed, cut = (self.t == length and way != x for x in ("is cut off", "fails"))
-        return self.observe(), reward, failed, cut, {}
-
-    def render(self):
-        return np.full((16, 16, 3), self.t, np.uint8)
-
-
-class Parts(Single):
-    """The same as a dictionary."""
-
-    observation_space = gym.spaces.Dict(PARTS)
-
-    def observe(self):
-        x = super().observe()
-        return {name: x[COLUMNS[name]].reshape(PARTS[name].shape) for name in PARTS}
-
-
-class Resetting(SyncVectorEnv):
-    """What it says of steps that only begin an episode means nothing."""
-
-    ended = False
-
-    def step(self, actions):
-        obs, rewards, failed, cut, infos = super().step(actions)
-        rewards = np.where(self.ended, 1e3, rewards)
-        self.ended = failed | cut
-        return obs, rewards, failed, cut, infos
-
-
-class Tensors:
-    """Simulators on a GPU: tensors, episodes begin in the same step, and no spaces of Gymnasium.
-
-    `way` says how they tell the end of an episode: "dense" gives last observations of all
-    environments, "none" does not, as Isaac Lab, and "time_outs" calls all ends failures, and tells
-    apart those that are none.
-    """
-
-    def __init__(self, way, num_envs):
-        self.way, self.envs, self.closed = way, [Single(i) for i in range(num_envs)], False
-        bounds = {"low": np.full(2, -0.5), "high": np.full(2, 0.5)}
-        self.action_space = SimpleNamespace(dtype="float32", shape=(2,), **bounds)
-
-    def reset(self, seed=None):
-        return torch.tensor(np.stack([x.reset(seed=seed)[0] for x in self.envs])), {}
-
-    def step(self, actions):
-        assert isinstance(actions, torch.Tensor)
-        steps = [env.step(x) for env, x in zip(self.envs, actions.numpy(force=True))]
-        last, rewards, failed, cut, _ = (np.array(x) for x in zip(*steps))
-        ended = failed | cut
-        new = [env.reset()[0] if x else y for env, x, y in zip(self.envs, ended, last)]
-        infos = {"final_obs": torch.tensor(last)} if self.way == "dense" else {}
-        if self.way == "time_outs":
-            infos = {"time_outs": torch.tensor(cut & ~failed)}
-            failed, cut = ended.astype(np.int64), np.zeros(len(cut), np.int64)
-        return *map(torch.tensor, (np.array(new), rewards, failed, cut)), infos
-
-    def close(self):
-        self.closed = True
-
-
-MODES = ("next", "same", "dict", "dense", "none", "time_outs")
-GYMNASIUM = {"next": Single, "same": Single, "dict": Parts, "single": Single, "off": Single}
-MODE = {"next": AutoresetMode.NEXT_STEP, "off": AutoresetMode.DISABLED}
-
-
-def simulator(way, num_envs, kind=None):
-    """A simulator that begins episodes in this way."""
-    if way not in GYMNASIUM:
-        return Tensors(way, num_envs)
-    makes = [functools.partial(kind or GYMNASIUM[way], i) for i in range(num_envs)]
-    batched = Resetting if way == "next" else SyncVectorEnv
-    return batched(makes, autoreset_mode=MODE.get(way, AutoresetMode.SAME_STEP))
-
-
-def make_same(num_envs, seed, device):
-    return simulator("same", num_envs)
-
-
-def make_next(num_envs, seed, device):
-    return simulator("next", num_envs)
-
+HERE = "--make vector_simulators:make_"
 
 # --- A run, and the same by hand ---
-
-T, N = 24, 6
-TINY = {"num_envs": N, "num_steps": T, "total_timesteps": 3 * T * N, "num_minibatches": 6}
-TINY |= {"update_epochs": 2, "hidden": (8,), "learning_rate": 0.01, "max_grad_norm": 5.0}
-TINY |= {"compile": "no", "device": "cpu", "gamma": 0.9}
-FLAGS = f"--num-envs {N} --num-steps {T} --num-minibatches 6 --update-epochs 2 --hidden 8 "
-FLAGS += "--compile no --device cpu --total-timesteps 432"
 
 
 class Update(NamedTuple):
@@ -212,45 +97,6 @@ def run(monkeypatch):
         return SimpleNamespace(**result, **seen, advantages=advantages, calls=updates)
 
     return train
-
-
-class Step(NamedTuple):
-    """A step of a single environment."""
-
-    t: int
-    i: int
-    obs: np.ndarray
-    reward: float
-    failed: bool
-    cut: bool
-    last: np.ndarray  # the observation after it, or what stands in for it
-    action: np.ndarray
-    discounted: float  # sum of the rewards of its episode so far
-
-
-def numbers(obs, way):
-    return np.concatenate([obs["state"][0], obs["hidden"]]) if way == "dict" else obs
-
-
-def experience(envs, way, gamma):
-    """The steps of single environments, each played alone with the actions that it has got."""
-    found = []
-    for i, env in enumerate(envs):
-        own, t, discounted = type(env)(env.number), 0, 0.0
-        obs = own.reset()[0]
-        for action in env.taken:
-            after, reward, failed, cut, _ = own.step(action)
-            discounted = gamma * discounted + reward
-            unknown = way in ("none", "time_outs") and (cut and not failed)
-            last = numbers(obs if unknown else after, way)
-            found.append(
-                Step(t, i, numbers(obs, way), reward, failed, cut, last, action, discounted)
-            )
-            t, obs = t + 1, after
-            if failed or cut:
-                obs, discounted = own.reset()[0], 0.0
-                t += way == "next"  # that step only begins the next episode
-    return sorted(found, key=lambda x: (x.t, x.i))
 
 
 class Looked(NamedTuple):
@@ -489,19 +335,6 @@ def random_tensors(*shape, count=1):
     return found if count > 1 else found[0]
 
 
-def test_gae_is_the_sum_of_all_td_errors_until_the_end():
-    rewards, values, next_values, chance = random_tensors(9, 4, count=4)
-    done = chance > 0.7
-    args = ppo.Args(gamma=0.9, gae_lambda=0.8)
-    found = ppo.gae(rewards, values, next_values, done, args)
-    delta = (rewards + 0.9 * next_values - values).numpy()
-    for t, i in np.ndindex(9, 4):
-        end = next((k for k in range(t, 9) if done[k, i]), 8)
-        expected = sum((0.9 * 0.8) ** (k - t) * delta[k, i] for k in range(t, end + 1))
-        assert found[t, i].item() == pytest.approx(expected)
-    assert 3 < done.sum() < 20
-
-
 LAYOUT = {"parts": {"obs": 3}, "low": [-1.0, -2.0], "high": [1.0, 2.0]}
 
 
@@ -528,43 +361,32 @@ def samples(agent):
     return ppo.Batch(obs, actions, logprobs, values, 3 + 2 * advantages, returns)
 
 
-@pytest.mark.parametrize(("clip_vloss", "scale"), [(True, 1), (False, 1), (True, 1e-8)])
-def test_the_loss_is_that_of_the_paper(agent, samples, clip_vloss, scale):
+@pytest.mark.parametrize("scale", [1, 1e-8])
+def test_values_are_not_clipped_if_that_is_asked_for_and_metrics_have_no_gradients(
+    agent, samples, scale
+):
+    """And advantages that hardly differ stay small; the rest is in test_vectors."""
     samples = samples._replace(advantages=scale * samples.advantages)
-    args = ppo.Args(clip_vloss=clip_vloss, clip_coef=0.1, ent_coef=0.7, vf_coef=0.3)
+    args = ppo.Args(clip_vloss=False, clip_coef=0.1, ent_coef=0.7, vf_coef=0.3)
     loss, metrics = ppo.ppo_loss(agent, samples, args)
-    x = SimpleNamespace(**{name: y.numpy() for name, y in samples._asdict().items()})
-    with torch.no_grad():
-        mean, value = (y(samples.obs).numpy() for y in (agent.policy, agent.value))
-    std = agent.log_std.detach().exp().numpy()
-    z = (x.actions - mean) / std
-    logprobs = (-0.5 * z**2 - np.log(std) - 0.5 * np.log(2 * np.pi)).sum(1)
-    ratio = np.exp(logprobs - x.logprobs)
-    advantages = (x.advantages - x.advantages.mean()) / (x.advantages.std() + 1e-8)
-    objective = np.minimum(ratio * advantages, np.clip(ratio, 0.9, 1.1) * advantages)
-    errors = (value[:, 0] - x.returns) ** 2
-    clipped = x.values + np.clip(value[:, 0] - x.values, -0.1, 0.1)
-    if clip_vloss:
-        errors = np.maximum(errors, (clipped - x.returns) ** 2)
-    entropy = (np.log(std) + 0.5 * np.log(2 * np.pi * np.e)).sum()
-    expected = {
-        "losses/policy_loss": -objective.mean(),
-        "losses/value_loss": 0.5 * errors.mean(),
-        "losses/entropy": entropy,
-        "losses/approx_kl": (ratio - 1 - np.log(ratio)).mean(),
-        "losses/clipfrac": (np.abs(ratio - 1) > 0.1).mean(),
-    }
-    assert {name: y.item() for name, y in metrics.items()} == pytest.approx(expected, rel=1e-5)
-    assert (
-        not any(y.requires_grad for y in metrics.values())
-        and 0.2 < expected["losses/clipfrac"] < 0.9
-    )
-    parts = [expected[f"losses/{name}"] for name in ("policy_loss", "entropy", "value_loss")]
+    errors = (agent.get_value(samples.obs) - samples.returns) ** 2
+    assert metrics["losses/value_loss"].item() == pytest.approx(0.5 * errors.mean().item())
+    names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
+    assert metrics.keys() == {f"losses/{name}" for name in names}
+    assert not any(x.requires_grad for x in metrics.values())
+    parts = [metrics[f"losses/{name}"].item() for name in ("policy_loss", "entropy", "value_loss")]
     assert loss.item() == pytest.approx(np.dot(parts, [1, -0.7, 0.3]), rel=1e-5)
+    logprobs = agent.evaluate_actions(samples.obs, samples.actions)[0]
+    ratio = (logprobs - samples.logprobs).exp().detach().numpy()
+    advantages = samples.advantages.numpy()
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    gains = np.minimum(ratio * advantages, np.clip(ratio, 0.9, 1.1) * advantages)
+    assert parts[0] == pytest.approx(-gains.mean(), rel=1e-5)
+    assert metrics["losses/clipfrac"].item() == pytest.approx((abs(ratio - 1) > 0.1).mean())
 
 
-def test_an_update_takes_the_steps_of_adam(agent, samples):
-    """With ppo2's epsilon, which is added before the bias correction."""
+def test_an_update_takes_many_steps_of_adam(agent, samples):
+    """Gradients of some are clipped and of others not; a single step is in test_vectors."""
     args = ppo.Args(max_grad_norm=1.0)
     other = copy.deepcopy(agent)
     optimizer = torch.optim.Adam(other.parameters(), lr=0.01, betas=(0.9, 0.999))
@@ -579,34 +401,39 @@ def test_an_update_takes_the_steps_of_adam(agent, samples):
         optimizer.step()
     assert min(norms) < 1 < max(norms)
     weights = torch.nn.utils.parameters_to_vector(agent.parameters()).detach()
-    adam = {"weights": weights, "mean": weights * 0, "square": weights * 0}
-    adam["step"] = torch.zeros((), dtype=torch.float64)
+    adam = {
+        "weights": weights,
+        "mean": weights * 0,
+        "square": weights * 0,
+        "step": torch.zeros((), dtype=torch.float64),
+    }
     torch.nn.utils.vector_to_parameters(weights, agent.parameters())
     size = torch.tensor(0.01, dtype=torch.float64)
     rows = ppo.ppo_update(agent, adam, samples, minibatches, size, args)
     for x, y in zip(agent.parameters(), other.parameters()):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
     assert [x["losses/grad_norm"].item() for x in rows] == pytest.approx(norms, rel=1e-4)
-    assert adam["step"] == 10 and rows[0].keys() == {
-        *(f"losses/{x}" for x in ("policy_loss", "value_loss", "entropy", "approx_kl")),
-        *("losses/clipfrac", "losses/grad_norm"),
+    assert adam["step"] == 10 and rows[0].keys() - {"losses/grad_norm"} == {
+        f"losses/{x}" for x in ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
     }
 
 
-def test_a_normalizer_has_the_mean_and_the_variance_of_all_rows():
-    rows = random_tensors(60, 3) * torch.tensor([1.0, 1e-2, 30.0]) + torch.tensor([50.0, 0, -9])
-    normalizer, single = ppo.Normalizer(3), ppo.Normalizer()
-    for part in rows.float().split([1, 40, 19]):
-        normalizer.update(part)
-        single.update(part[:, 0])
-    # And, as in ppo2, of a ten-thousandth of a row with mean 0 and variance 1.
-    mean = rows.sum(0) / 60.0001
-    np.testing.assert_allclose(normalizer.mean, mean, rtol=1e-4)
-    var = (1e-4 + (rows**2).sum(0)) / 60.0001 - mean**2
-    np.testing.assert_allclose(normalizer.var, var, rtol=1e-3)
-    assert normalizer.count.item() == single.count.item() == pytest.approx(60, abs=0.01)
-    assert single.var.item() == pytest.approx(normalizer.var[0].item())
-    assert {*normalizer.state_dict()} == {"mean", "var", "count"}
+def test_a_normalizer_merges_any_number_of_rows_and_shapes():
+    """Also in pieces, of which the memory is limited; its formula is in test_vectors."""
+    rows = 50 + random_tensors(40_000, 2).float()
+    whole, pieces, single = ppo.Normalizer(2), ppo.Normalizer(2), ppo.Normalizer()
+    whole.update(rows)  # more than a piece
+    single.update(rows[:, 0])
+    for part in rows.split([1, 30_000, 9_999]):
+        pieces.update(part)
+    for name in ("mean", "var"):
+        expected = torch.mean(rows, 0) if name == "mean" else rows.var(0, correction=0)
+        found = (getattr(x, name) for x in (whole, pieces))
+        for x in found:
+            torch.testing.assert_close(x, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(getattr(single, name), expected[0], rtol=1e-4, atol=1e-4)
+    assert whole.count.item() == single.count.item() == pytest.approx(40_000, abs=0.01)
+    assert {*whole.state_dict()} == {"mean", "var", "count"}
 
 
 def test_layers_are_orthogonal_and_a_new_policy_almost_ignores_what_it_sees():
@@ -649,237 +476,13 @@ def test_parts_that_are_not_there_are_refused():
     assert agent.policy_obs.tolist() == [2] and agent.value_obs.tolist() == [2, 0, 1]
 
 
-# --- The simulator ---
-
-
-def test_gymnasium_makes_environments_whose_resets_are_marked(monkeypatch):
-    """And EnvPool, in the same way."""
-    for backend, env_id in (("gymnasium", "Pendulum-v1"), ("envpool", "Hopper-v4")):
-        args = ppo.Args(backend=backend, env_id=env_id, num_envs=2)
-        with ppo.ExitStack() as resources:
-            sim = ppo.make_simulator(resources, args, 2, 5)
-            ended, resets = torch.zeros(2).bool(), 0
-            assert sim.obs.shape == (2, sum(sim.layout["parts"].values()))
-            assert len(sim.layout["low"]) == len(sim.layout["high"]) == sim.space.shape[0]
-            actions = torch.ones(2, *sim.space.shape)
-            for _ in range(210):
-                assert torch.equal(sim.acts, ~ended)
-                last, rewards, failed, cut = sim.step(actions)
-                assert torch.equal(sim.obs, last) and last.dtype == rewards.dtype == torch.float32
-                assert (rewards[ended] == 0).all() and not (failed | cut)[ended].any()
-                resets += int(ended.sum())
-                ended = failed | cut
-            assert resets > 1 and sim.next_step
-
-
-def test_envpool_trains(monkeypatch):
-    size = {"num_envs": 2, "num_steps": 60, "total_timesteps": 240, "env_id": "Hopper-v4"}
-    args = ppo.Args(**TINY | size)
-    advantages = record(monkeypatch, ppo, "gae")
-    updates = record(monkeypatch, ppo, "ppo_update")
-    found = ppo.train(args)
-    for k, (scaled, _, _, done, _, _) in enumerate(advantages):
-        after = done[:-1]  # those with which an episode ended: the next only begin one
-        assert after.any() and (scaled[1:][after] == 0).all()
-        used = torch.cat([x[3].flatten() for x in updates[4 * k : 4 * k + 4]])
-        assert not after.flatten()[used[used >= 2] - 2].any()
-    assert len(found["episodes"]) == sum(int(x[3].sum()) for x in advantages)
-    assert Path(found["run_dir"]).name.startswith("Hopper-v4__ppo_vector_env__1__")
-
-
-def make_none(num_envs, seed, device):
-    return None
-
-
-def make_one(num_envs, seed, device):
-    return Single(0)
-
-
-def make_few(num_envs, seed, device):
-    return simulator("same", 4)
-
-
-class Nested(Tensors):
-    """As Isaac Lab without `concatenate_terms`."""
-
-    def reset(self, seed=None):
-        return {"policy": {"place": super().reset(seed)[0]}}, {}
-
-
-class Four(Tensors):
-    """As a wrapper for rsl_rl."""
-
-    def step(self, actions):
-        obs, rewards, failed, _, infos = super().step(actions)
-        return obs, rewards, failed, infos
-
-
-def make_nested(num_envs, seed, device):
-    return Nested("none", num_envs)
-
-
-def make_four(num_envs, seed, device):
-    return Four("none", num_envs)
-
-
-class Seedless(Tensors):
-    """As rsl_rl's: it was made with the seed."""
-
-    def reset(self):
-        return super().reset()
-
-
-def make_seedless(num_envs, seed, device):
-    return Seedless("none", num_envs)
-
-
-def make_off(num_envs, seed, device):
-    return simulator("off", num_envs)
-
-
-def make_parts(num_envs, seed, device):
-    return simulator("dict", num_envs)
-
-
-class Choices(Single):
-    action_space = gym.spaces.Discrete(3)
-
-
-def make_choices(num_envs, seed, device):
-    return simulator("same", num_envs, Choices)
-
-
-class Broken(Single):
-    """The fourth one says NaN after 31 steps."""
-
-    def step(self, action):
-        obs, reward, *rest = super().step(action)
-        if self.number == 3 and len(self.taken) == 31:
-            reward = obs[1] = math.nan
-        return obs, reward, *rest
-
-
-class Infinite(Broken):
-    def step(self, action):
-        obs, reward, *rest = Single.step(self, action)
-        return obs, reward + (math.inf if len(self.taken) == 31 and self.number == 3 else 0), *rest
-
-
-def make_broken(num_envs, seed, device):
-    return simulator("same", num_envs, Broken)
-
-
-def make_infinite(num_envs, seed, device):
-    return simulator("same", num_envs, Infinite)
+# --- A run from the outside ---
 
 
 @pytest.fixture
 def cli(outcome):
     """Run the script with a command line; returns exit code, stdout, stderr."""
     return lambda line: outcome(ppo.main, f"{FLAGS} {line}", "ppo_vector_env.py")
-
-
-HERE = "--make test_vector_env:make_"
-REFUSED = [
-    ("--gamma 1.5", "--gamma (1.5) must be from 0 to 1."),
-    ("--learning-rate nan", "--learning-rate (nan) must be from 0 to inf."),
-    ("--num-epochs 5", "num-epochs"),
-    ("--init-std 0", "--init-std (0.0) must be from 1e-06 to inf."),
-    ("--seed -1", "--seed (-1) must be from 0 to"),
-    (f"--seed {2**63}", f"--seed ({2**63}) must be from 0 to {2**63 - 1}."),
-    ("--num-envs 0", "--num-envs (0) must be from 1 to inf."),
-    ("--hidden 8 0", "--hidden (8, 0) must be positive."),
-    ("--num-minibatches 7", "--num-steps * --num-envs (144) must be 2, 3, 4... times"),
-    ("--num-minibatches 144", "--num-steps * --num-envs (144) must be 2, 3, 4... times"),
-    ("--total-timesteps 143", "--total-timesteps must be finite, and at least 144,"),
-    ("--total-timesteps inf", "--total-timesteps must be finite"),
-    ("--device cuda", "--device cuda needs a GPU"),
-    ("--make nowhere:make", "nowhere:make: No module named 'nowhere'"),
-    (HERE + "nothing", "test_vector_env has no function make_nothing: is it MODULE:FUNCTION?"),
-    (HERE + "none", "make_none): a NoneType lacks some of reset, step, close"),
-    (HERE + "nested", "Observations policy have parts themselves: concatenate them."),
-    (HERE + "four", "step must return obs, rewards, terminated, truncated and infos."),
-    (HERE + "seedless", "make_seedless): reset(seed=...) has got an unexpected keyword argument"),
-    (HERE + "one", "obs has shape (4,): it must have a row for each of 6."),
-    (HERE + "few", "obs has shape (4, 4): it must have a row for each of 6."),
-    ("--make json", "json is no function: is it MODULE:FUNCTION?"),
-    (HERE + "off", "change autoreset_mode"),
-    (HERE + "choices", "try recipes/discrete_actions.py, ppo_multidiscrete.py or ppo_atari.py"),
-    (HERE + "broken", "Step 31 of environment 3: observation or reward is not finite."),
-    (HERE + "infinite", "Step 31 of environment 3: observation or reward is not finite."),
-    (HERE + "same --value-obs state", "--value-obs (state) must be among obs."),
-    (HERE + "same --lr 1e30", "Not finite at step 144: losses/"),
-    ("--backend gymnasium --env-id Nowhere-v0", "Nowhere"),
-    ("--backend gymnasium --env-id CartPole-v1", "try recipes/discrete_actions.py"),
-    ("--env-id Nowhere-v0", "--env-id"),
-    ("--capture-video", "--capture-video films an evaluation: add --evaluate FOLDER."),
-    ("--resume nowhere", "nowhere/checkpoint.pt is missing, damaged or from another script"),
-]
-
-
-@pytest.mark.parametrize(("line", "sentence"), REFUSED)
-def test_what_cannot_work_gets_a_sentence_and_exit_code_2(cli, line, sentence):
-    code, _, error = cli(line)
-    assert code == 2 and sentence in " ".join(error.split()), error
-
-
-def simulator_of(envs, num_envs=2):
-    return ppo.Simulator(envs, envs.action_space, num_envs, 1, torch.device("cpu"))
-
-
-def test_time_outs_of_an_earlier_step_end_nothing():
-    envs = Tensors("none", 2)
-    sim = simulator_of(envs)
-    last, ends = torch.zeros(2, 4), torch.tensor([True, False])
-    said = last, torch.zeros(2), ends, torch.zeros(2).bool(), {"time_outs": torch.ones(2)}
-    envs.step = lambda _: said
-    *_, terminated, truncated = sim.step(torch.zeros(2, 2))
-    assert truncated.tolist() == [True, False] and not terminated.any()
-
-
-class Keyed:
-    """Observations as a TensorDict: rows are what one iterates over."""
-
-    def __init__(self, parts):
-        self.parts = parts
-
-    def keys(self):
-        return self.parts.keys()
-
-    def __iter__(self):
-        raise AssertionError
-
-    def __getitem__(self, name):
-        return self.parts[name]
-
-
-def test_parts_may_come_in_a_tensordict():
-    envs = Tensors("none", 2)
-    parts = {"b": torch.ones(2, 3), "a": torch.zeros(2, 1)}
-    envs.reset = lambda seed: (Keyed(parts), {})
-    sim = simulator_of(envs)
-    assert sim.obs.tolist() == [[1, 1, 1, 0]] * 2
-    assert sim.layout["parts"] == {"b": 3, "a": 1}
-    reverse = Keyed(dict(reversed(parts.items())))  # in a run, the order stays
-    assert sim.tensor(reverse, 2).tolist() == [[1, 1, 1, 0]] * 2
-
-
-def test_a_wrapper_of_gymnasium_hides_no_space_of_actions():
-    class Robots(gym.Env):  # as Isaac Lab's
-        single_action_space = gym.spaces.Box(-1, 1, (2,))
-        action_space = gym.spaces.Box(-1, 1, (64, 2))
-
-        def reset(self, seed=None, options=None):
-            return torch.zeros(64, 3), {}
-
-    with ppo.ExitStack() as resources:
-        make = lambda *_: gym.wrappers.TimeLimit(Robots(), 9)  # noqa: E731
-        assert ppo.make_simulator(resources, ppo.Args(), 64, 1, make).space.shape == (2,)
-        make = lambda *_: SyncVectorEnv([lambda: Single(0)] * 3)  # noqa: E731
-        assert ppo.make_simulator(resources, ppo.Args(), 3, 1, make).space.shape == (2,)
-
-
-# --- A run from the outside ---
 
 
 def test_a_missing_envpool_is_named_with_what_installs_it(cli, monkeypatch):
@@ -1149,29 +752,6 @@ def test_only_the_first_process_says_what_is_next(cli, monkeypatch):
     assert code == 0 and "Next" not in out and not Path("runs/other").exists()
 
 
-class Interrupting(Single):
-    """The first one is interrupted in its 60th step, in the third iteration."""
-
-    signal = signal.SIGINT
-
-    def step(self, action):
-        if self.number == 0 and len(self.taken) == 59:
-            os.kill(os.getpid(), self.signal)
-        return super().step(action)
-
-
-class Ending(Interrupting):
-    signal = signal.SIGTERM
-
-
-def make_interrupting(num_envs, seed, device):
-    return simulator("same", num_envs, Interrupting)
-
-
-def make_ending(num_envs, seed, device):
-    return simulator("same", num_envs, Ending)
-
-
 def test_a_run_that_is_stopped_in_its_first_iteration_can_be_resumed(cli, run, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ppo, "check_numbers", lambda *_: signal.raise_signal(signal.SIGINT))
@@ -1318,125 +898,3 @@ def test_a_run_on_a_gpu_is_that_of_the_processor(run, gpu, monkeypatch):
     assert given == [torch.device("cuda", 0)] and len(found) == 2
     agent = loaded[0][-1]["agent"]
     assert all(device.has(x) for x in agent.state_dict().values())
-
-
-# --- Many processes ---
-
-
-def learn_as_one(target_kl):
-    """Train in one of the processes; return what it has seen."""
-    exec(Path(ppo.__file__).read_text(), vars(ppo))  # once more: it reads what torchrun has set
-    made, gradients, real = [], [], torch.autograd.grad
-
-    def make(num_envs, seed, device):
-        made.append((seed, simulator("next", num_envs)))
-        return made[-1][1]
-
-    def grad(*inputs):
-        gradients.append(real(*inputs))
-        return gradients[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.autograd, "grad", grad)
-        rows = record(patch, ppo, "ppo_update")
-        settings = {"target_kl": target_kl, "run_name": "two", "total_timesteps": 6 * T * N}
-        result = ppo.train(ppo.Args(**TINY | settings), make)
-    steps = experience(made[0][1].envs, "next", 0.9)
-    return {
-        "rank": ppo.RANK,
-        "seed": made[0][0],
-        "state": {name: x.tolist() for name, x in result["agent"].state_dict().items()},
-        "obs": [x.obs for x in steps],
-        "sums": [x.discounted for x in steps],
-        "gradient": torch.cat([x.flatten() for x in gradients[0]]).tolist(),
-        "norm": rows[0][-1][0]["losses/grad_norm"].item(),
-        "updates": result["updates"],
-        "kl": [x["losses/approx_kl"].item() for y in rows for x in y[-1]],
-        "episodes": len(result["episodes"]),
-        "dir": str(result["run_dir"]),
-        "connected": torch.distributed.is_initialized(),
-        "threads": [x.read_text() for x in Path("/proc/self/task").glob("*/comm")],
-    }
-
-
-@pytest.fixture
-def processes(monkeypatch):
-    """Train in two processes, as torchrun does, but forks; return what each of them saw."""
-    monkeypatch.setattr(inspect, "stack", functools.partial(inspect.stack, context=0))
-    place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "start_method": "fork"}
-    return lambda *x: elastic_launch(LaunchConfig(1, 1, 2, **place), learn_as_one)(*x).values()
-
-
-def test_two_processes_learn_as_one(processes):
-    one, two = sorted(processes(0.02), key=lambda x: x["rank"])
-    assert one["state"] == two["state"] and (one["rank"], two["rank"]) == (0, 1)
-    assert one["seed"] != two["seed"] and one["kl"] != two["kl"]
-    both = np.mean([one["gradient"], two["gradient"]], 0)
-    assert one["norm"] == two["norm"] == pytest.approx(np.linalg.norm(both), rel=1e-4)
-    assert one["gradient"] != two["gradient"] and not one["connected"]
-    assert "gloo" not in f"{one['threads'] + two['threads']}"  # they may abort a process at its end
-    obs, sums = one["obs"] + two["obs"], one["sums"] + two["sums"]
-    state = one["state"]
-    np.testing.assert_allclose(state["obs_stats.mean"], np.mean(obs, 0), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(state["obs_stats.var"], np.var(obs, 0), rtol=1e-3)
-    np.testing.assert_allclose(state["return_stats.var"], np.var(sums), rtol=1e-3)
-    assert state["obs_stats.count"] == pytest.approx(len(obs), abs=0.01)
-    for x, y in zip(one["updates"], two["updates"], strict=True):
-        assert {**x, "charts/SPS": 0} == {**y, "charts/SPS": 0}
-    assert [x["global_step"] for x in one["updates"]] == [2 * T * N, 4 * T * N, 6 * T * N]
-    mean = np.mean(one["kl"] + two["kl"])
-    assert np.mean([x["losses/approx_kl"] for x in one["updates"]]) == pytest.approx(mean, rel=1e-4)
-    (folder,) = Path("runs").iterdir()  # the first process alone writes
-    assert str(folder) == one["dir"] == two["dir"] == "runs/two"
-    assert len([*folder.glob("events*")]) == 1
-    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-    assert len(saved["episodes"]) == one["episodes"] > 0
-
-
-@pytest.mark.slow
-def test_torchrun_ends_when_its_processes_have_learned():
-    line = "--env-id HalfCheetah-v4 --num-envs 4 --num-steps 16 --num-minibatches 2 --device cpu "
-    line += "--total-timesteps 512 --run-name two"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    subprocess.run([*launch, ppo.__file__, *line.split()], check=True, timeout=300)
-    saved = torch.load("runs/two/checkpoint.pt", weights_only=True)
-    assert [x["global_step"] for x in saved["updates"]] == [128, 256, 384, 512]
-
-
-def test_a_sum_over_processes_changes_nothing_in_a_single_one(monkeypatch):
-    monkeypatch.setattr(ppo.dist, "all_reduce", lambda x: x.mul_(2))  # two that have the same
-    assert ppo.all_sum(torch.ones(3)).tolist() == [1, 1, 1]
-    monkeypatch.setattr(ppo, "WORLD_SIZE", 2)
-    assert ppo.all_sum(torch.ones(3)).tolist() == [2, 2, 2]
-
-
-def test_all_processes_have_the_name_that_the_first_one_made(monkeypatch):
-    monkeypatch.setattr(ppo.dist, "broadcast_object_list", lambda x: x.__setitem__(0, "first"))
-    monkeypatch.setattr(ppo, "WORLD_SIZE", 2)
-    monkeypatch.setattr(ppo, "RANK", 1)
-    with ppo.ExitStack() as resources:
-        found = ppo.open_run(resources, ppo.Args(), {}, 0)
-    assert found == (Path("runs/first"), "first", None) and not Path("runs").exists()
-
-
-def test_each_process_has_a_gpu_of_its_own(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(ppo, "WORLD_SIZE", 3)
-    for rank in range(3):
-        monkeypatch.setenv("LOCAL_RANK", f"{rank}")
-        assert ppo.choose_device(ppo.Args(device="cpu")) == torch.device("cpu")
-        if rank < 2:
-            assert ppo.choose_device(ppo.Args()) == torch.device("cuda", rank)
-    with pytest.raises(ppo.UsageError, match="--nproc-per-node 2 at most"):
-        ppo.choose_device(ppo.Args())
-
-
-def test_a_rank_without_other_processes_is_one_process(monkeypatch):
-    import runpy
-
-    monkeypatch.setenv("RANK", "1")
-    for size in ("1", ""):
-        monkeypatch.setenv("WORLD_SIZE", size)
-        found = runpy.run_path(ppo.__file__)
-        assert found["RANK"] == 0 and found["WORLD_SIZE"] == 1

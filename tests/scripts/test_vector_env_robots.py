@@ -140,7 +140,7 @@ def test_a_policy_takes_its_own_columns_all_columns_and_parts():
     for obs in (own.numpy().astype(float), {"policy": own.numpy()}, both.numpy()):
         found = policy(obs)
         assert isinstance(found, np.ndarray) and np.array_equal(found, actions)
-    assert torch.equal(policy(own[0]), actions[0])  # of one robot
+    torch.testing.assert_close(policy(own[0]), actions[0])  # of one robot
     with pytest.raises(ValueError, match=r"4 columns, and the policy sees \{'policy': 3\}"):
         policy(torch.zeros(5, 4))
     with pytest.raises(KeyError, match="policy"):

@@ -43,6 +43,77 @@ def short_gae(m, x):
     return dict(zip(("advantages", "returns"), found, strict=True))
 
 
+def batched_gae(m, x):
+    following = x.next_values.masked_fill(x.terminated, 0.0)
+    done = (x.terminated | x.truncated).bool()
+    advantages = m.gae(x.rewards, x.values, following, done, x)
+    return {"advantages": advantages, "returns": advantages + x.values}
+
+
+def batched_agent(m, sizes):
+    layout = {"parts": {"obs": sizes}, "low": [-1.0] * sizes, "high": [1.0] * sizes}
+    return m.Agent(layout, m.Args(hidden=(2,))).double()
+
+
+def batched_normalize_obs(m, x):
+    agent, found = batched_agent(m, 2), []
+    for rows in x.observations:
+        agent.obs_stats.update(rows)
+        obs = agent.normalize_obs(rows)  # clipped to 10
+        found.append(obs.clamp(-x.clip_obs, x.clip_obs))
+    return {"normalized": torch.stack(found)}
+
+
+def batched_gaussian(m, x):
+    agent = batched_agent(m, 2)
+    agent.policy, agent.log_std.data[:] = nn.Identity(), x.log_std
+    return dict(zip(DISTRIBUTION, agent.evaluate_actions(x.mean, x.actions)))
+
+
+def batched_ppo_loss(m, x):
+    heads = SimpleNamespace(
+        evaluate_actions=lambda *_: (x.logprobs, x.entropies), get_value=lambda _: x.values
+    )
+    batch = m.Batch(None, None, x.old_logprobs, x.old_values, x.advantages, x.returns)
+    loss, metrics = m.ppo_loss(heads, batch, SimpleNamespace(**vars(x), clip_vloss=True))
+    names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
+    return {"loss": loss} | {name: metrics[f"losses/{name}"] for name in names}
+
+
+def batched_update(m, weights, gradients, step_size, **settings):
+    """Steps with given gradients: the weights afterwards, the state of Adam, metrics."""
+    agent = Slope(*weights)
+    flat = nn.utils.parameters_to_vector(agent.parameters()).detach()
+    nn.utils.vector_to_parameters(flat, agent.parameters())
+    adam = {"weights": flat, "mean": 0 * flat, "square": 0 * flat}
+    adam["step"] = torch.zeros((), dtype=torch.float64)
+    loss = patch.object(m, "ppo_loss", lambda agent, mb, args: (agent.loss(mb), {}))
+    with loss, patch.object(m, "Batch", lambda *gradients: gradients):
+        minibatches = torch.arange(len(gradients[0]))[:, None]
+        step_size = torch.tensor(step_size).double()
+        args = SimpleNamespace(**settings)
+        return flat, adam, m.ppo_update(agent, adam, gradients, minibatches, step_size, args)
+
+
+def batched_adam(m, x):
+    assert x.eps == 1e-5
+    step_size = x.learning_rate
+    return {
+        "parameters": batched_update(
+            m, [x.parameters], [x.gradients], step_size, max_grad_norm=1e9
+        )[0]
+    }
+
+
+def batched_clip_gradient(m, x):
+    tensors = [x.weight, x.bias]
+    zeros, batch = [0 * y for y in tensors], [y[None] for y in tensors]
+    _, adam, rows = batched_update(m, zeros, batch, 1.0, max_grad_norm=x.max_norm)
+    weight, bias = (adam["mean"] / (1 - 0.9)).split([4, 2])
+    norm = rows[0]["losses/grad_norm"]
+    return {"norm": norm, "weight": weight.view(2, 2), "bias": bias}
+
+
 def normalize_obs(m, x):
     stats, found = m.RunningMeanStd(np.zeros(2), np.ones(2)), []
     for rows in x.observations.numpy():
@@ -203,10 +274,12 @@ def short_grpo_loss(m, x):
 OURS = [
     ("gae", "environments", gae),
     ("gae", "ppo_minimal", short_gae),
+    ("gae", "ppo_vector_env", batched_gae),
     ("normalize_obs", "vector", normalize_obs),
+    ("normalize_obs", "ppo_vector_env", batched_normalize_obs),
     (
         "normalize_advantages",
-        "environments",
+        "environments ppo_vector_env",
         lambda m, x: {"normalized": m.normalize(x.advantages)},
     ),
     ("policy_loss", "clips rlhf", policy_loss),
@@ -217,12 +290,16 @@ OURS = [
     ("ppo_loss", "multidiscrete", partial(ppo_loss, others=1)),  # masks
     ("ppo_loss", "lstm", partial(ppo_loss, others=2)),  # starts and states
     ("ppo_loss", "ppo_minimal", short_ppo_loss),
+    ("ppo_loss", "ppo_vector_env", batched_ppo_loss),
     ("gaussian", "gaussian", gaussian),
+    ("gaussian", "ppo_vector_env", batched_gaussian),
     ("categorical", "games", categorical),
     ("categorical masked_categorical multi_categorical", "multidiscrete", categorical_with_masks),
     ("kl_estimates", "environments rlhf", approx_kl),
     ("adam_ppo2", "vector", adam),
+    ("adam_ppo2", "ppo_vector_env", batched_adam),
     ("clip_gradient", "vector", clip_gradient),
+    ("clip_gradient", "ppo_vector_env", batched_clip_gradient),
     ("paper_kl_coef", "kl_penalty", paper_kl_coef),
     ("rlhf_kl_coef", "rlhf", rlhf_kl_coef),
     ("rlhf_advantages", "rlhf", rlhf_advantages),
