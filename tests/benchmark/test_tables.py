@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -117,6 +118,13 @@ def test_curves_over_minutes_end_when_their_runs_did(folders):
     assert ends["ppo_continuous_action.py"] == pytest.approx([9, 100])
     assert ends["ppo_minimal.py"] == pytest.approx([30, 100])
     assert axes.get_xlim() == pytest.approx((0, 30))
+
+
+def test_a_return_by_some_step_is_the_mean_of_the_episodes_of_the_last_tenth_of_a_million():
+    points = [(400_000, 1, 99.0), (450_000, 3, 2.0), (500_000, 1, 6.0), (550_000, 1, 99.0)]
+    curve = pd.DataFrame(points, columns=["step", "episodes", "return"])
+    assert tables.mean_before(SimpleNamespace(curve=curve), 500_000) == "3.0"
+    assert tables.mean_before(SimpleNamespace(curve=curve), 300_000) == "–"
 
 
 def test_a_legend_is_no_wider_than_its_figure(tmp_path):
