@@ -134,8 +134,6 @@ def test_files_that_a_script_names_are_found_through_packages_texts_and_other_fi
         Path(name).write_text(text)
     words = "--make=arm:make --device cuda"
     found = provenance.files_named(Path("script.py"), words, [".", "users"])
-        Path("script.py"), "--make=arm:make --device cuda", [".", "users"]
-    )
     assert {*map(str, found)} == files.keys() - {"script.py", "nothing.py"}
     assert provenance.edited(found) == ""
     Path("users/hand.py").write_text("x = 1")
