@@ -165,8 +165,3 @@ def test_every_switch_stands_beside_its_details():
     for switch in switches:
         text = f"{switch.label.removeprefix('extra: ')}: {switch.effect.value:+.0%} ["
         assert all(text in worth[detail] for detail in switch.details)
-
-
-def test_a_new_series_of_details_stands_behind_the_known_ones_and_before_extras():
-    numbers = ["extra", "A5", "D1", "R10", "R2", "37/37"]
-    assert sorted(numbers, key=pages.place) == ["37/37", "R2", "R10", "D1", "A5", "extra"]
