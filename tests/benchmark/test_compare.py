@@ -68,6 +68,17 @@ def test_scores_and_chances_are_those_of_the_end_of_the_runs(tmp_path, command):
     assert of_c.endswith("two equal settings differ this much, and this is one of 2.")
 
 
+def test_runs_of_two_simulators_of_ones_own_are_no_pair_and_no_row(command):
+    for name in ("walker", "arm"):
+        for seed in (1, 2):
+            settings = {"env_id": "HalfCheetah-v4", "make": f"robots:{name}", "seed": seed}
+            write_plain(Path(name, str(seed)), **settings)
+    code, text = command("compare", "walker", "arm")
+    assert code == 2 and "walker has robots:walker; arm has robots:arm." in text
+    code, text = command("check", ".")
+    assert code == 0 and "HalfCheetah" not in text and text.count("\nmetric ") == 2
+
+
 def test_with_many_seeds_the_better_group_is_named_first_or_last(tmp_path, command):
     for seed in range(1, 7):
         write_plain(tmp_path / "a" / f"{seed}", 100.0 + seed)

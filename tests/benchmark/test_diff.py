@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from benchmark.evidence.runs import changed
 from benchmark.lab import diff, trace
@@ -197,6 +198,18 @@ def test_a_result_that_differs_though_every_statement_is_equal_is_told(compare):
     last = 'return {"weights": agent.weights'
     code, text = compare((last, f"if True:\n        {last} + 1"))  # indented, it is another one
     assert code == 1 and "`result.train.weights` at the end differs, although all" in text
+
+
+def test_tensors_of_a_list_have_the_names_of_the_parameters_of_their_shapes():
+    agent = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    gradients = [torch.zeros_like(x) for x in agent.parameters()]
+    own = [x + (x.shape == (1, 3)) for x in gradients]
+    recorder = trace.Recorder(None, "", {})
+    mine, theirs = (recorder.frozen(trace.named(x, {"agent": agent})) for x in (own, gradients))
+    assert [x for x, *_ in diff.leaves(mine, theirs, "gradients")] == ["gradients of 1.weight"]
+    alone = recorder.frozen(trace.named(own, {}))  # the copy has no model at hand
+    assert [x for x, *_ in diff.leaves(alone, theirs, "gradients")] == ["gradients[2]"]
+    assert trace.named(own[:2], {"agent": agent}) == own[:2]
 
 
 def test_entries_differ_by_more_than_the_rounding_of_the_largest_and_nan_is_nan():

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from foreign_logs import write_plain, write_values
 
-from benchmark.lab import logs, plots, results, run, seeds
+from benchmark.lab import logs, plots, provenance, results, run, seeds
 from benchmark.lab.definitions import Folders
 from benchmark.lab.provenance import ROOT, git, version_on_disk
 
@@ -111,6 +111,49 @@ def test_runs_of_two_versions_of_a_module_are_no_group(forked):
     Path("users/leg.py").write_text("")  # of another environment
     text = forked.run(*words, "leg:B-v1", "--seeds", "2")
     assert "| arm:A-v1 | 2 |" in text and "| leg:B-v1 | 2 |" in text
+
+
+def test_modules_are_found_in_the_current_folder_as_if_the_script_ran_there(forked):
+    script = Path("own/mine.py")
+    script.write_text(f"import here\n{script.read_text()}")
+    Path("here.py").write_text("")
+    assert "| A-v1 | 1 |" in forked.run(*MINE, "--seeds", "1")
+    Path("here.py").write_text("edited = 1")
+    assert "another version of here.py" in forked.run(*MINE, "--seeds", "2", code=2)
+
+
+def test_files_that_a_script_names_are_found_through_packages_texts_and_other_files():
+    files = {
+        "script.py": "import numpy, other\nfrom deep.inside import a\ndef f():\n    import late",
+        **{"other.py": "def broken(:", "late.py": "import script", "deep/inside/a.py": ""},
+        **{"deep/b.py": "spec = {'entry_point': 'registered.envs:Arm'}", "nothing.py": ""},
+        **{"registered/envs.py": "", "users/arm.py": "from hand import *", "users/hand.py": ""},
+    }
+    for name, text in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+    words = "--make=arm:make --device cuda"
+    found = provenance.files_named(Path("script.py"), words, [".", "users"])
+    assert {*map(str, found)} == files.keys() - {"script.py", "nothing.py"}
+    assert provenance.edited(found) == ""
+    Path("users/hand.py").write_text("x = 1")
+    assert provenance.edited(found) == "hand.py"
+    Path("users/hand.py").unlink()
+    assert provenance.edited(found) == "hand.py"
+
+
+def test_what_the_first_script_says_of_compiling_is_told_once(forked):
+    script, begin = Path("own/mine.py"), "first, args = len("
+    line = "print('The first iteration compiles the update.', flush=True)\n"
+    script.write_text(script.read_text().replace(begin, line + begin))
+    process, _ = forked.start_until(0, *MINE, "--seeds", "2", names=["A-v1/seed1"])
+    while "compiles" not in Path("said.txt").read_text():
+        assert process.is_alive()
+        time.sleep(0.01)
+    Path("runs/mine/A-v1/seed1/release").touch()
+    text = forked.run(process=process)
+    assert text.count("A-v1/seed1: The first iteration compiles the update. The others wait.") == 1
+    assert text.count("compiles") == 1
 
 
 def test_a_module_that_is_edited_meanwhile_is_in_no_run(forked):

@@ -75,9 +75,3 @@ def test_every_script_has_a_row_and_its_runs():
     for name, script in SCRIPTS.items():
         run, *_ = pages.runs_behind(script, FOLDERS)
         assert Path(run.record["script"]).name == beside.get(name, name)
-
-
-def test_the_map_of_the_code_names_every_file():
-    text = (ROOT / "benchmark/README.md").read_text()
-    for path in [*ROOT.glob("benchmark/lab/[a-z]*.py"), *ROOT.glob("benchmark/evidence/[a-z]*.py")]:
-        assert f"`{path.name}`" in text, f"Name {path.name} in the map in benchmark/README.md."

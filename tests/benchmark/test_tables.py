@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -119,6 +120,13 @@ def test_curves_over_minutes_end_when_their_runs_did(folders):
     assert axes.get_xlim() == pytest.approx((0, 30))
 
 
+def test_a_return_by_some_step_is_the_mean_of_the_episodes_of_the_last_tenth_of_a_million():
+    points = [(400_000, 1, 99.0), (450_000, 3, 2.0), (500_000, 1, 6.0), (550_000, 1, 99.0)]
+    curve = pd.DataFrame(points, columns=["step", "episodes", "return"])
+    assert tables.mean_before(SimpleNamespace(curve=curve), 500_000) == "3.0"
+    assert tables.mean_before(SimpleNamespace(curve=curve), 300_000) == "–"
+
+
 def test_a_legend_is_no_wider_than_its_figure(tmp_path):
     figure, (axes, *_) = plots.one_panel_each("abc")
     for label in range(5):
@@ -157,8 +165,3 @@ def test_every_switch_stands_beside_its_details():
     for switch in switches:
         text = f"{switch.label.removeprefix('extra: ')}: {switch.effect.value:+.0%} ["
         assert all(text in worth[detail] for detail in switch.details)
-
-
-def test_a_new_series_of_details_stands_behind_the_known_ones_and_before_extras():
-    numbers = ["extra", "A5", "D1", "R10", "R2", "37/37"]
-    assert sorted(numbers, key=pages.place) == ["37/37", "R2", "R10", "D1", "A5", "extra"]

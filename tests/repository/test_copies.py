@@ -5,17 +5,11 @@ import subprocess
 import pytest
 
 from tools import sync
-from tools.sync import MAY_DIFFER, SCRIPTS, blocks, fix, problems
+from tools.sync import SCRIPTS, fix, problems
 
 
 def test_copies_are_byte_identical_and_marked():
     assert problems({path.name: path.read_text() for path in SCRIPTS}) == []
-
-
-def test_exceptions_are_needed():
-    scripts = [blocks(path.read_text()) for path in SCRIPTS]
-    texts = {name: {x[name][0] for x in scripts if name in x} for name in MAY_DIFFER}
-    assert [name for name in MAY_DIFFER if len(texts[name]) < 2] == []
 
 
 HOME = "# === A ===\n\n\ndef f(x):\n    return x\n\n\n@cache\ndef g():\n    pass\n"
