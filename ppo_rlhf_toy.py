@@ -533,6 +533,9 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> Preferences:
 def of_different_texts(pairs: Pairs) -> Pairs:
     """The pairs about which there is something to be right: both texts of others are the same."""
     differs = (pairs.chosen != pairs.rejected).any(dim=1)
+    if not differs.any():
+        hint = "raise --temperature or --num-pairs"
+        raise UsageError(f"In each pair that is held out, both texts are the same: {hint}.")
     return Pairs(*(x[differs] for x in pairs))
 
 

@@ -78,7 +78,7 @@ def test_the_table_has_every_recipe_its_first_sentence_its_length_and_its_number
         assert environment in text.replace(doc, "") or environment == "that of the run"
         numbers = r"-?\d+(?:\.\d+)?(?:e-\d+)?"
         assert {*re.findall(numbers, measured)} <= {*re.findall(numbers, doc)}, name
-        assert 0 < int(seconds) < 60
+        assert 0 < int(seconds) < 90
         needed = re.findall(r'"(\w+)==[\d.]+"', text.partition('"""')[0])
         assert sorted(packages.split(", ")) == sorted(needed or ["none"])
         for package in needed:  # the sentence that names it has the same version

@@ -96,7 +96,8 @@ today's Gymnasium, 1.4 | yes | 0.29; with 1.4 it logs no episodes | yes
 steps per second, one core | [{ours}](benchmark/pages/implementations.md) | {cleanrl} | 1 ×
 simulators with thousands of environments | [EnvPool, mjlab, your own](ppo_vector_env.py) | \
 Isaac Gym; EnvPool's Atari | through NumPy
-language models: PPO with a value function | [any causal model](ppo_llm.py) | – (TRL removed its own) | –
+language models: PPO with a value function | [any causal model](ppo_llm.py) | – | \
+– (TRL removed its own)
 find a wrong line in your copy | [`diff`](DEBUGGING.md) names it, in seconds | – | –"""
 
 

@@ -90,6 +90,22 @@ def test_pairs_that_are_held_out_are_evaluated_and_not_learned_from(finished):
         assert row["rewards/margin"] == pytest.approx(margin, abs=1e-4), name
 
 
+def test_pairs_of_the_same_text_are_left_out_of_the_evaluation_and_counted(monkeypatch, capsys):
+    real = ppo.make_preferences
+
+    def make_preferences(*inputs):
+        found = real(*inputs)
+        found.held_out.chosen[:3] = found.held_out.rejected[:3]
+        return found
+
+    monkeypatch.setattr(ppo, "make_preferences", make_preferences)
+    judged = record(monkeypatch, dpo, "evaluate")
+    dpo.train(SCRIPT.args(num_epochs=1))
+    for *_, pairs, _ in judged:
+        assert len(pairs.prompts) == 7 and (pairs.chosen != pairs.rejected).any(dim=1).all()
+    assert ", same_text_left_out 3\n" in capsys.readouterr().out
+
+
 def test_the_kl_of_a_policy_is_that_of_its_texts_without_padding(finished, monkeypatch):
     args, agent = finished.run["args"], finished.run["agent"]
     calls = record(monkeypatch, ppo.Agent, "get_logprobs_and_values")

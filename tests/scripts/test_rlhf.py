@@ -279,6 +279,35 @@ def test_r9_r5_reward_model_learns_from_all_comparisons_but_those_held_out(finis
     assert quality["correlation"] == pytest.approx(correlation, abs=1e-5)
 
 
+def test_pairs_of_the_same_text_are_left_out_of_the_accuracy_and_counted(finished, capsys):
+    preferences, sft = finished.preferences, finished.reference.policy
+    prompts, chosen, rejected = preferences.held_out
+    chosen = chosen.clone()
+    chosen[:3] = rejected[:3]
+    model, same = rlhf.RewardModel(sft), rlhf.Pairs(prompts, chosen, rejected)
+    quality = rlhf.train_reward_model(small_args(), model, preferences._replace(held_out=same))
+    good, bad = (rlhf.score_texts(model, prompts[3:], x[3:]) for x in (chosen, rejected))
+    assert len(prompts) == 10 and quality["same_text_left_out"] == 3
+    assert quality["accuracy"] == pytest.approx((good > bad).float().mean().item())
+    assert finished.run["quality"]["same_text_left_out"] == 0
+    args = small_args(run_name="said")
+    args.run_dir.mkdir(parents=True)
+    rlhf.report(args, quality, {}, {})
+    assert ", same_text_left_out 3\n" in capsys.readouterr().out
+    with pytest.raises(rlhf.UsageError, match=r"both texts are the same: raise --temperature"):
+        rlhf.of_different_texts(rlhf.Pairs(prompts, rejected, rejected))
+
+
+def test_one_beta_of_each_kind_is_compared_and_the_others_settings_stay(monkeypatch):
+    trained = record(monkeypatch, rlhf, "train_ppo")
+    settings = {"kl_mode": "fixed", "kl_coef": 0.3, "num_updates": 1, "gamma": 0.9}
+    results = rlhf.train(small_args(compare=True, **settings))["results"]
+    assert [*results][1:4] == ["ppo-fixed-0.3", "ppo-none", "ppo-adaptive-6"]
+    forms = [(x.kl_mode, x.kl_coef, x.gamma, x.compare) for x, *_ in trained]
+    betas = {"fixed": 0.3, "none": 0.0, "adaptive": 0.3}
+    assert forms == [(mode, beta, 0.9, False) for mode, beta in betas.items()]
+
+
 def test_reward_model_steps_along_the_gradient_of_its_own_minibatch(finished, monkeypatch):
     """With next to no step size, two passes over all pairs have the same gradient."""
     steps = record_steps(monkeypatch, torch.optim.AdamW)
