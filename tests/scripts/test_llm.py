@@ -247,7 +247,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
 
 def test_numbers_at_the_ends_of_the_range_draw_a_token_that_exists():
     impossible = torch.tensor([[-math.inf, 0.0, -math.inf]]).repeat(2, 1)
-    uniform = torch.tensor([0.0, 1 - 2**-53]).double()
+    uniform = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     assert ppo.draw(impossible, uniform, 1.0)[0].tolist() == [1, 1]
 
 
