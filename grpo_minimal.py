@@ -37,7 +37,7 @@ LossNorm = Literal["constant", "sequence", "token"]
 @dataclass(frozen=True)
 class Args:
     seed: int = 1  # random seed of the whole run [TRL: seed]
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu, as in our tables
+    device: Literal["cpu", "cuda"] = "cpu"  # where to compute; in our tables: cpu
     sft_steps: int = 700  # gradient steps of supervised fine-tuning [TRL, SFTConfig: max_steps]
     num_updates: int = 150  # batches, each with an update [TRL: max_steps / steps_per_generation]
     num_prompts: int = 16  # prompts per batch [TRL: generation_batch_size / num_generations]
@@ -57,7 +57,8 @@ class Args:
     def __post_init__(self):
         for name in ("learning_rate", "clip_coef", "clip_high", "kl_coef"):
             assert 0 <= getattr(self, name) < torch.inf, f"--{name} must be at least 0, and finite"
-        assert self.num_prompts >= 1, "--num-prompts must be at least 1"
+        for name in ("num_prompts", "num_minibatches", "num_updates"):
+            assert getattr(self, name) >= 1, f"--{name.replace('_', '-')} must be at least 1"
         assert self.group_size >= 2, "--group-size must be at least 2"
 
 
@@ -103,16 +104,23 @@ def respond(model, prompts, tries):
     tokens = prompts = prompts.repeat_interleave(tries, dim=0)
     for _ in range(R):
         distinct, which = tokens.unique(dim=0, return_inverse=True)  # each text once: faster
-        drawn = torch.multinomial(model(distinct)[:, -1].exp()[which], 1)  # (B, 1)
+        chances = model(distinct)[:, -1].exp()
+        assert chances.isfinite().all(), "the model has diverged: lower --learning-rate"
+        drawn = torch.multinomial(chances[which], 1)  # (B, 1)
         tokens = torch.cat([tokens, drawn.where(tokens[:, -1:] < EOS, PAD)], dim=1)
     responses = tokens[:, P:]
     return prompts, responses, (responses == solve(prompts)).all(dim=1).view(-1, tries).float()
+
+
+def are_equal(rewards):  # (B / G, G) -> for each group, whether there is nothing to learn from it
+    return (rewards == rewards[:, :1]).all(dim=1, keepdim=True)
 
 
 def group_advantages(rewards, args):
     """Advantages (B, 1) of responses that earned rewards (B / G, G)."""
     # Detail G2: advantage relative to the group's mean
     advantages = rewards - rewards.mean(dim=1, keepdim=True)
+    advantages = advantages.masked_fill(are_equal(rewards), 0.0)  # not what rounding leaves
     if args.baseline == "others":
         # Extra: leave-one-out baseline
         # A response should not count in its own baseline. Here that changes only the scale.
@@ -151,14 +159,13 @@ def train(args):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # enough for a network of this size
     torch.manual_seed(args.seed)
-    device = args.device.replace("auto", "cpu")
     writer = SummaryWriter(f"runs/sums__grpo_minimal__{args.seed}__{time.time_ns()}")
     digits, plus, equals = torch.arange(10), torch.tensor([PLUS]), torch.tensor([EQUALS])
     prompts = torch.cartesian_prod(digits, digits, plus, digits, digits, equals)  # (10000, P)
-    held_out, prompts = prompts[torch.randperm(len(prompts))].to(device).split([1000, 9000])
+    held_out, prompts = prompts[torch.randperm(len(prompts))].to(args.device).split([1000, 9000])
 
     # --- Supervised fine-tuning ---
-    model = GPT().to(device)
+    model = GPT().to(args.device)
     adam = torch.optim.AdamW(model.parameters())
     for step in trange(args.sft_steps, desc="SFT", disable=None):  # a bar, in a terminal
         adam.param_groups[0]["lr"] = 3e-3 * min(1, step / 50) * (1 - step / args.sft_steps)
@@ -176,12 +183,12 @@ def train(args):
         b_prompts, responses, rewards = respond(model, b_prompts, args.group_size)
         old, ref = (x.logprobs(b_prompts, responses).detach() for x in (model, reference))
         batch = b_prompts, responses, old, ref, group_advantages(rewards, args)
-        has_spread = (rewards.std(dim=1) > 0).repeat_interleave(args.group_size)  # (B,)
+        has_spread = ~are_equal(rewards).repeat_interleave(args.group_size)  # (B,)
 
         # --- Update: gradient steps on minibatches ---
         # Detail R5: learning rate annealing
         adam.param_groups[0]["lr"] = args.learning_rate * (1 - update / args.num_updates)
-        order = torch.randperm(len(responses), device=device)  # (B,)
+        order = torch.randperm(len(responses), device=args.device)  # (B,)
         if args.dynamic_sampling:
             # Extra: dynamic sampling
             # Equal rewards teach nothing. DAPO draws other groups instead; here batches shrink.

@@ -16,9 +16,9 @@ factor.
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
-its place in baselines/ in brackets, and its reason below. `--details` lists them. Details 23-31 are
-in ppo_continuous_action.py and 37 in ppo_multidiscrete.py. Compared with ppo_atari.py, this script
-has an LSTM in the agent, its state in `train`, and minibatches of whole games.
+its place in baselines/ in brackets, and its reason below. Details 23-31 are in
+ppo_continuous_action.py and 37 in ppo_multidiscrete.py. Compared with ppo_atari.py, this script has
+an LSTM in the agent, its state in `train`, and minibatches of whole games.
 
 An observation is one frame, and an action lasts four. On Linux, each core plays a share of the
 games. The LSTM has H = 128 units. Its state is one tensor (2, B, H): the outputs and the cells.
@@ -41,7 +41,6 @@ import argparse
 import ctypes
 import dataclasses
 import functools
-import io
 import math
 import mmap
 import multiprocessing
@@ -76,6 +75,7 @@ NOOP_MAX = 30  # maximum number of no-op frames before a game [common/atari_wrap
 MAX_GAME_STEPS = 108_000 // FRAME_SKIP  # steps before a game is truncated: half an hour of play
 NUM_FRAMES = 1  # frames in an observation, k; the LSTM remembers the others
 HIDDEN_SIZE = 128  # units of the LSTM, H [common/models.py L187]
+EPISODES_KEPT = 100_000  # the last ones; the log has the means of all
 
 # What --paper changes: Table 5 of the paper, whose value loss is a full square with c1 = 1.
 PAPER = {"update_epochs": 3, "vf_coef": 2.0, "anneal_clip": True}
@@ -89,12 +89,12 @@ Tensors = dict[str, Tensor]
 UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_args`
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-LIMITS = {  # the least and the largest value of these settings; names in a row share theirs
-    "num_envs num_steps num_minibatches update_epochs checkpoint_interval": (1, math.inf),
-    "learning_rate adam_eps clip_coef vf_coef max_grad_norm early_stop_kl": (0, math.inf),
+LIMITS = {  # the range of these settings; other integers are at least 1, other floats at least 0
+    "gamma": (0, 1),
+    "gae_lambda": (0, 1),
     "ent_coef": (-math.inf, math.inf),
-    "gamma gae_lambda sticky_actions": (0, 1),
     "seed": (0, 2**63 - 1),
+    "sticky_actions": (0, 1),
     "torch_threads": (1, 1024),
 }
 
@@ -141,7 +141,7 @@ class Args:
     early_stop_kl: float = math.inf  # stop the epochs of an update once the KL is larger [inf: off]
 
     def __post_init__(self) -> None:
-        check_settings(self)  # types, and LIMITS
+        check_settings(self)
         name = re.sub("^ALE/|NoFrameskip-v4$|-v5$", "", self.env_id)
         object.__setattr__(self, "env_id", name)  # the class is frozen
         if self.num_envs % self.num_minibatches:
@@ -271,13 +271,14 @@ class ClipReward(gym.RewardWrapper):
         return float(np.sign(reward))
 
 
-def make_env(args: Args, videos: str | None = None) -> gym.Env:
-    """Make one game with observations (k, 84, 84). Its first play is filmed into `videos`."""
+def make_env(args: Args, videos: str | None = None, video_length: int = 0) -> gym.Env:
+    """Make one game with observations (k, 84, 84). So many frames are filmed into `videos`."""
     env = NoopReset(make_game(args))
     env = MaxAndSkip(env)
     env = gym.wrappers.TimeLimit(env, MAX_GAME_STEPS)
     if videos:
-        env = gym.wrappers.RecordVideo(env, videos, lambda k: k == 0, fps=60 // FRAME_SKIP)
+        form = {"fps": 60 // FRAME_SKIP, "video_length": video_length}
+        env = gym.wrappers.RecordVideo(env, videos, lambda k: k == 0, **form)
     env = EpisodicLife(env)
     if env.unwrapped.get_action_meanings()[1] == "FIRE":
         env = FireReset(env)
@@ -538,32 +539,29 @@ def train(
     """Train an agent.
 
     `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
-    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
-    iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
+    `agent`; the last `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics
+    of each iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, and `agent_class` that of `Agent`.
     """
-    # inference_mode(False) switches gradients on, whatever the caller has.
-    with SharedSettings(), torch.inference_mode(False), ExitStack() as resources:
+    # inference_mode(False) switches gradients on, even in `no_grad` of the caller.
+    with torch.inference_mode(False), ExitStack() as resources:
+        take_process(resources)
         saved = load_checkpoint(resume, agent_class) if resume else {}
-        return learn(
-            settings_for(saved, args),
-            agent_class or Agent,
-            update or ppo_update,
-            saved,
-            on_iteration,
-            resources,
-        )
+        parts = Parts(update or ppo_update, on_iteration, agent_class or Agent)
+        return learn(settings_for(saved, args), parts, saved, resources)
 
 
-def learn(
-    args: Args,
-    agent_class: type[Agent],
-    update: Callable[..., Tensors],
-    saved: Saved,
-    on_iteration: Callable[[dict[str, Any]], object] | None,
-    resources: ExitStack,
-) -> dict[str, Any]:
+# Copied from ppo_atari.py
+class Parts(NamedTuple):
+    """What the caller of `train` may replace."""
+
+    update: Callable[..., Tensors]
+    on_iteration: Callable[[dict[str, Any]], object] | None
+    agent_class: type[Agent]
+
+
+def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[str, Any]:
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device and sizes ---
     device = choose_device(args)
@@ -587,10 +585,9 @@ def learn(
 
     # --- Agent, optimizer, episodes, metrics: new, or from the checkpoint ---
     check_sizes(saved, sizes)
-    with LOCK:  # all threads of Python draw from the same random numbers of PyTorch
-        torch.set_num_threads(args.torch_threads)  # the last bits of new weights depend on it
-        torch.manual_seed(args.seed)
-        agent = saved["agent"] if saved else agent_class(*sizes)
+    torch.set_num_threads(args.torch_threads)  # the last bits of new weights depend on it
+    torch.manual_seed(args.seed)
+    agent = saved["agent"] if saved else parts.agent_class(*sizes)
     agent.to(device).eval()  # dropout and the like are only switched on for updates
     agent.bfloat16 = args.bfloat16
     adam = torch.optim.Adam(agent.parameters(), fused=True)
@@ -617,7 +614,7 @@ def learn(
         return {"logits": logits, "values": values, "actions": actions, "state": state}
 
     def learn_from(chosen: Tensor, *batch: Tensor) -> Tensors:
-        return update(agent, adam, Batch(*batch), chosen, update_args)
+        return parts.update(agent, adam, Batch(*batch), chosen, update_args)
 
     is_recorded = device.type == "cuda"
     fast_choose = recorded(choose) if is_recorded else choose
@@ -628,7 +625,15 @@ def learn(
     # --- Start: a resumed run continues its games, a new run begins new ones ---
     run_dir, run_id, writer = open_run(resources, args, saved, global_step)
     result = dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
-    if saved and replay_games(games, saved):
+
+    def say_where(kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            place = f"at step {global_step}. To continue: --resume {run_dir}"
+            print(f"Interrupted {place}", file=sys.stderr)
+
+    resources.push(say_where)
+    replayed = bool(saved) and replay_games(games, saved)
+    if replayed:
         starts[-1] = saved["starts"].to(device)
         state = saved["state"].to(device)
     else:
@@ -774,13 +779,14 @@ def learn(
         check_finite(metrics, global_step)  # before anything is saved
         updates.append({"global_step": global_step, **metrics})
         log(writer, global_step, metrics | episode_means(episodes[num_before:]))
+        del episodes[:-EPISODES_KEPT]
         if episodes:
             mean_return = np.mean([x["return"] for x in episodes[-100:]])
             progress.set_postfix_str(f"return {short(mean_return)}", refresh=False)
         if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
             save()
-        if on_iteration:
-            on_iteration(result)
+        if parts.on_iteration:
+            parts.on_iteration(result)
     return result
 
 
@@ -800,32 +806,19 @@ def choose_device(args: Args) -> torch.device:
     return torch.device("cuda" if gpu else "cpu")
 
 
-LOCK = threading.RLock()  # for what all threads share, such as PyTorch's random numbers
+TRAINING = threading.Lock()  # taken by the run that trains in this process
 
 
-# Copied from ppo_atari.py
-class SharedSettings:
-    """Settings of PyTorch that all threads of Python share; the floats of a run have 32 bits.
-
-    If several runs train at once, the last one to end restores what the first one found.
-    """
-
-    runs = 0  # that train now
-    before = ExitStack()  # what restores the settings
-
-    def __enter__(self) -> None:
-        with LOCK:
-            if SharedSettings.runs == 0:
-                self.before.callback(torch.set_num_threads, torch.get_num_threads())
-                self.before.callback(torch.set_default_dtype, torch.get_default_dtype())
-                torch.set_default_dtype(torch.float32)
-            SharedSettings.runs += 1
-
-    def __exit__(self, *error: object) -> None:
-        with LOCK:
-            SharedSettings.runs -= 1
-            if SharedSettings.runs == 0:
-                self.before.close()
+# Copied from ppo_continuous_action.py
+def take_process(resources: ExitStack) -> None:
+    """Let only one run change the process: its threads and floats, which the run puts back."""
+    if not TRAINING.acquire(blocking=False):
+        hint = "use a process for each (Optuna's n_jobs are threads)"
+        raise UsageError(f"Another run trains in this process: {hint}.")
+    resources.callback(TRAINING.release)
+    resources.callback(torch.set_num_threads, torch.get_num_threads())
+    resources.callback(torch.set_default_dtype, torch.get_default_dtype())
+    torch.set_default_dtype(torch.float32)
 
 
 # Copied from ppo_continuous_action.py
@@ -879,6 +872,8 @@ def make_game(args: Args) -> gym.Env:
 
     gym.register_envs(ale_py)
     cv2.setNumThreads(1)  # waking other threads takes longer than resizing an image this small
+    if ":" in args.env_id:
+        raise UsageError(f"--env-id ({args.env_id}) must name a game of ALE, without a module.")
     if args.env_id in ("Backgammon", "VideoCheckers"):
         raise UsageError(f"{args.env_id} has no no-op action, which this script needs to start.")
     return gym.make(
@@ -1038,11 +1033,8 @@ def observed_returns(
     A value stands for what is unknown: after the rollout, and after a time limit.
     """
     columns = []  # in Python's numbers, which are 20 times as fast as arrays here
-    for i in range(rewards.shape[1]):
-        values = next_values[:, i].tolist()
-        failed = terminated[:, i].tolist()
-        ended = done[:, i].tolist()
-        returns = rewards[:, i].tolist()  # what followed is added from the last step to the first
+    arrays = (rewards, next_values, terminated, done)
+    for returns, values, failed, ended in zip(*(x.T.tolist() for x in arrays)):
         rest = values[-1]
         for t in reversed(range(len(returns))):
             if ended[t]:
@@ -1084,20 +1076,6 @@ def short(x: float) -> str:
 
 
 # Copied from ppo_continuous_action.py
-def details(args: Args) -> str:
-    """The implementation details with their lines and the values of their settings."""
-    tag = re.compile(r" *# (?:Detail )?(\d+/37|[A-Z]\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
-    source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
-    rows = []
-    for line, text in enumerate(source.splitlines(), 1):
-        if match := tag.match(text):
-            names = re.findall(r"\w+", (match[3] or "").replace("not ", ""))
-            settings = [f"{x}={getattr(args, x, 'no setting')}" for x in names]
-            rows.append(f"{match[1]:9} line {line}: {match[2].strip()} {', '.join(settings)}")
-    return "\n".join(rows)
-
-
-# Copied from ppo_continuous_action.py
 def open_run(
     resources: ExitStack, args: Args, saved: Saved, step: int
 ) -> tuple[Path, str, SummaryWriter]:
@@ -1127,7 +1105,8 @@ def open_run(
     resources.enter_context(writer)
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
-    writer.add_text("details", details(args).replace("\n", "  \n"))
+    source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
+    writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra|Dev).*: .*)", source)))
     print(f"Logs and checkpoints: {run_dir}")
     if step + args.num_steps * args.num_envs > args.total_timesteps:
         print(f"Step {step} was the last one: raise --total-timesteps to train on.")
@@ -1136,32 +1115,20 @@ def open_run(
 
 # Copied from ppo_continuous_action.py
 def check_settings(args: "Args") -> None:
-    """Refuse settings of a wrong type or out of their range. NumPy's numbers become Python's."""
+    """Refuse numbers out of their range, unknown choices, and a name that is a path."""
     for field in dataclasses.fields(args):
-        value = plain(getattr(args, field.name), field.name)  # what a checkpoint can hold
-        object.__setattr__(args, field.name, value)  # the class is frozen
-        check_type(field, value)
-    for names, (low, high) in LIMITS.items():
-        for name in names.split():
-            value = getattr(args, name)
-            if not low <= value <= high:  # or if it is NaN
-                flag = f"--{name.replace('_', '-')} ({value})"
-                raise UsageError(f"{flag} must be from {low} to {high}.")
+        value = getattr(args, field.name)
+        flag = f"--{field.name.replace('_', '-')} ({value})"
+        kind = type(field.default)
+        low, high = LIMITS.get(field.name, (1 if kind is int else 0, math.inf))
+        if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
+            raise UsageError(f"{flag} must be from {low} to {high}.")
+        choices = (True, False) if kind is bool else get_args(field.type)
+        if (kind is bool or get_origin(field.type) is Literal) and value not in choices:
+            raise UsageError(f"{flag} must be one of {', '.join(map(str, choices))}.")
     name = args.run_name
-    if name is not None and (name == ".." or Path(f"{name}").name != name):
+    if name is not None and (name == ".." or Path(name).name != name):
         raise UsageError(f"--run-name ({name}) must be a name, not a path.")
-
-
-# Copied from ppo_continuous_action.py
-def check_type(field: dataclasses.Field, value: Any) -> None:
-    """Refuse a setting that is not of its default's type; an integer will do for a float."""
-    flag = f"--{field.name.replace('_', '-')} ({value!r})"
-    if get_origin(field.type) is Literal and value not in get_args(field.type):
-        raise UsageError(f"{flag} must be one of {', '.join(get_args(field.type))}.")
-    kind = type(field.default)
-    fits = type(value) is kind or (kind is float and type(value) is int)
-    if not fits and field.default not in (None, dataclasses.MISSING):
-        raise UsageError(f"{flag} must be of type {kind.__name__}.")
 
 
 # Copied from ppo_continuous_action.py
@@ -1181,15 +1148,10 @@ def plain(x: Any, name: str = "") -> Any:
 # Copied from ppo_continuous_action.py
 def save_checkpoint(run_dir: Path, state: dict[str, Any]) -> None:
     """Save `state`. The file is always the old or the new one, never half of one."""
-    # Episodes in columns, because a million dictionaries would take long to load.
-    episodes = state["episodes"]
-    names = episodes[0] if episodes else ()
-    columns = {name: np.array([x[name] for x in episodes]) for name in names}
-    buffer = io.BytesIO()
-    torch.save(plain({**state, "episodes": columns}), buffer)
     temporary = run_dir / "checkpoint.tmp"
     try:
-        temporary.write_bytes(buffer.getbuffer())
+        with temporary.open("wb") as file:  # with a path, PyTorch would not say that a disk is full
+            torch.save(plain(state), file)
         os.replace(temporary, run_dir / "checkpoint.pt")
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -1209,14 +1171,11 @@ def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None
         if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        # The agent's first weights are drawn, then replaced.
-        with SharedSettings(), LOCK, torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # first weights are drawn, then replaced
             agent = (agent_class or Agent)(*saved["sizes"])
         agent.load_state_dict(saved["agent"], assign=True)
         saved["agent"] = agent.eval()
         saved["args"] = Args(**saved["args"])
-        columns = {name: column.tolist() for name, column in saved["episodes"].items()}
-        saved["episodes"] = [dict(zip(columns, row)) for row in zip(*columns.values())]
     except Exception as error:  # whatever a missing, damaged or foreign file can raise
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
         raise UsageError(f"{path} is missing, damaged or from another script: {reason}") from error
@@ -1274,8 +1233,8 @@ class Command:
     resume: str | None = None  # continue the run in this folder; other flags change its settings
     evaluate: str | None = None  # play games with the policy in this folder; no training
     eval_episodes: int = 10  # number of games, with --evaluate
-    capture_video: bool = False  # film the first game, with --evaluate
-    details: bool = False  # print the implementation details with their values, and exit
+    capture_video: bool = False  # film the first games, with --evaluate
+    video_length: int = 1000  # frames of the film, with --capture-video
 
 
 def evaluate(
@@ -1283,18 +1242,21 @@ def evaluate(
     episodes: int = 10,
     video: bool = False,
     args: Args | None = None,
+    video_length: int = 1000,
 ) -> list[float]:
     """Play whole games with the most likely actions of a trained policy; return their returns.
 
-    `video` films the first one. `args`, if given, has other settings of the game.
+    `video` films them, up to `video_length` frames. `args`, if given, has other settings of the
+    game.
     """
-    if episodes < 1:
-        raise UsageError("--eval-episodes must be at least 1.")
+    for flag, count in (("--eval-episodes", episodes), ("--video-length", video_length)):
+        if count < 1:
+            raise UsageError(f"{flag} must be at least 1.")
     saved = load_checkpoint(run_dir)
     args = settings_for(saved, args)
     folder = saved["run_dir"] / "videos"
     with ExitStack() as resources:
-        env = make_env(args, f"{folder}" if video else None)
+        env = make_env(args, f"{folder}" if video else None, video_length)
         resources.callback(env.close)
         obs = np.zeros((NUM_FRAMES, 84, 84), dtype=np.uint8)
         game = Game(env, obs)
@@ -1320,56 +1282,22 @@ def evaluate(
 
 
 # Copied from ppo_continuous_action.py
-class Output:
-    """Standard output or error. The run goes on if whatever reads it ends, as `| head` does."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def write(self, text: str) -> int:
-        try:
-            self.stream.write(text)
-            self.stream.flush()
-        except BrokenPipeError:  # what is still in the buffer goes nowhere, too
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-        return len(text)
-
-
-# Copied from ppo_continuous_action.py
-def stop_on_signals() -> None:
-    """Let SIGTERM (a cluster, `docker stop`) and SIGHUP (a closed terminal) act like Ctrl-C."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt(number)
-
-    if threading.current_thread() is threading.main_thread():  # no other one may
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
-            if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
-                signal.signal(number, stop)
-
-
-# Copied from ppo_continuous_action.py
 @contextmanager
 def command_line() -> Iterator[list[str]]:
     """The user's flags, for what runs as a program.
 
     The user's mistakes end in one sentence and exit code 2, signals in 128 plus their number.
     """
-    stop_on_signals()
-    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
+    for name in ("SIGTERM", "SIGHUP"):  # of a cluster, or of a terminal that is closed
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         # In a notebook, the flags are those of its kernel.
         yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
-    except KeyboardInterrupt as error:
-        text = "Interrupted. Use --resume with the run's folder to continue from its checkpoint."
-        print(text, file=sys.stderr)
-        (number,) = error.args or (signal.SIGINT,)
-        sys.exit(128 + number)
-    except (UsageError, gym.error.Error, ModuleNotFoundError) as error:
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except (UsageError, gym.error.Error) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 
@@ -1389,10 +1317,9 @@ def main() -> None:
         args = command.args
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
-        if command.details:
-            print(details(args))
-        elif command.evaluate:
-            evaluate(saved, command.eval_episodes, command.capture_video, args)
+        if command.evaluate:
+            episodes, video = command.eval_episodes, command.capture_video
+            evaluate(saved, episodes, video, args, command.video_length)
         elif command.capture_video:
             raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:

@@ -20,9 +20,8 @@ has limits (`KL_COEF_MIN`, `KL_COEF_MAX`), and values keep their own clipping (d
 
 The code follows OpenAI's ppo2 (openai/baselines@ea25b9e8) down to "The 37 Implementation Details of
 PPO" (Huang et al. 2022). Each detail is a comment above its line, with its settings in parentheses,
-its place in baselines/ in brackets, and its reason below. `--details` lists them. Detail 8 is in
-ppo_continuous_action.py, 14-22 in ppo_atari.py, 32-36 in ppo_atari_lstm.py, and 37 in
-ppo_multidiscrete.py.
+its place in baselines/ in brackets, and its reason below. Detail 8 is in ppo_continuous_action.py,
+14-22 in ppo_atari.py, 32-36 in ppo_atari_lstm.py, and 37 in ppo_multidiscrete.py.
 
 Differences from ppo2: time limits are not failures (unless `--truncation-is-terminal`); rewards are
 scaled with `--gamma`, not always 0.99; the KL is logged exactly and as k3, not as k2; orthogonal
@@ -32,7 +31,7 @@ matrices come from a QR decomposition, not an SVD; each episode has its own seed
 import argparse
 import dataclasses
 import functools
-import io
+import importlib
 import math
 import os
 import re
@@ -64,19 +63,19 @@ from tqdm import tqdm
 HIDDEN = 64  # units in each hidden layer
 KL_COEF_MIN, KL_COEF_MAX = 2.0**-20, 2.0**20  # below, beta has no effect; above, nothing else has
 STEPS_PER_CALL = 1  # as in the runs of our tables; 4 is faster, but rounds differently
+COMPILE_FROM = 15_000  # Adam steps of a run that repay the time it takes to compile them
+EPISODES_KEPT = 100_000  # the last ones; the log has the means of all
 Tensors = dict[str, Tensor]
 UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_args`
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 EnvFactory = Callable[[], gym.Env]
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-LIMITS = {  # the least and the largest value of these settings; names in a row share theirs
-    "num_envs num_steps num_minibatches update_epochs checkpoint_interval": (1, math.inf),
-    "learning_rate adam_eps clip_obs clip_reward vf_coef max_grad_norm": (0, math.inf),
-    "penalty_kl value_clip_coef": (0, math.inf),
-    "kl_coef": (0, KL_COEF_MAX),
+LIMITS = {  # the range of these settings; other integers are at least 1, other floats at least 0
+    "gamma": (0, 1),
+    "gae_lambda": (0, 1),
     "ent_coef": (-math.inf, math.inf),
-    "gamma gae_lambda": (0, 1),
     "seed": (0, 2**63 - 1),
+    "kl_coef": (0, KL_COEF_MAX),
 }
 
 
@@ -101,7 +100,7 @@ class Args:
     total_timesteps: float = 1e6  # total steps of all environments; annealing ends there
     run_name: str | None = None  # name of its folder in runs/; by default made of the settings
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
-    compile: bool = True  # compile the update if there is a C++ compiler
+    compile: Literal["auto", "yes", "no"] = "auto"  # the update; auto: in runs where it pays
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
     checkpoint_interval: int = 25  # iterations between checkpoints
 
@@ -124,7 +123,7 @@ class Args:
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; inf: off]
 
     def __post_init__(self) -> None:
-        check_settings(self)  # types, and LIMITS
+        check_settings(self)
         batch = self.num_steps * self.num_envs
         flag = "--num-steps * --num-envs"
         if batch % self.num_minibatches or batch == self.num_minibatches:
@@ -163,12 +162,15 @@ class Agent(nn.Module):
         # Detail 26/37: separate networks [ppo2/defaults.py L12]
         # Sharing helps with images, whose features are costly to learn, but little with vectors.
         value, policy = hidden(), hidden()
-        squeeze = nn.Flatten(-2)  # from (..., N, 1) to (..., N)
-        self.value = nn.Sequential(*value, linear(HIDDEN, 1, gain=1.0), squeeze)
+        self.value = nn.Sequential(*value, linear(HIDDEN, 1, gain=1.0))  # (..., 1)
         self.policy = nn.Sequential(*policy, linear(HIDDEN, action_size, gain=0.01))  # (..., A)
         # Detail 24/37: state-independent log std [distributions.py L104-105]
         # Each action component has one log std, the same in all states. It starts at 0.
         self.log_std = nn.Parameter(torch.zeros(1, action_size))
+
+    def get_value(self, obs: Tensor) -> Tensor:
+        """Values (...) of observations (..., D)."""
+        return self.value(obs).squeeze(-1)
 
     def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
         """Values of obs (..., D), log-probabilities of actions (..., A), entropies, each (...).
@@ -176,21 +178,43 @@ class Agent(nn.Module):
         The policy's means (..., A) come last; the exact KL needs them.
         """
         mean = self.policy(obs)
-        dist = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
-        # Detail 25/37: independent action components [common/distributions.py L238-246]
-        # The probability of an action is the product over its components, so the logs add up.
-        logprobs = dist.log_prob(actions).sum(-1)
-        entropies = dist.entropy().sum(-1)
-        return self.value(obs), logprobs, entropies, mean
+        logprobs, entropies = gaussian(mean, self.log_std, actions)
+        return self.get_value(obs), logprobs, entropies, mean
+
+
+# The distribution of actions, three times: to learn, to act, and to check that both agree. If you
+# change one of these functions, change all three: "check/acting" is 0 if they agree.
+
+
+# Copied from ppo_continuous_action.py
+def gaussian(mean: Tensor, log_std: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of actions (..., A), and entropies of their distribution, each (...)."""
+    dist = Normal(mean, log_std.exp().expand_as(mean), validate_args=False)
+    # Detail 25/37: independent action components [common/distributions.py L238-246]
+    # The probability of an action is the product over its components, so the logs add up.
+    return dist.log_prob(actions).sum(-1), dist.entropy().sum(-1)
+
+
+# Copied from ppo_continuous_action.py
+def sample(mean: np.ndarray, std: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
+    """Actions (..., A) from standard normal noise (..., A); noise 0 gives the most likely ones."""
+    # Detail 23/37: normal distribution [common/distributions.py L96-106]
+    # Actions are sampled around the network's output. That is how better ones are found.
+    return mean + std * noise
+
+
+# Copied from ppo_continuous_action.py
+def sample_logprobs(log_std: Tensor, noise: Tensor) -> Tensor:
+    """Log-probabilities (...) of the actions that `sample` makes of noise (..., A)."""
+    # The density of mean plus std times noise is that of the noise, divided by std.
+    return (Normal(0, 1).log_prob(noise) - log_std).sum(-1)
 
 
 # Copied from ppo_continuous_action.py
 def actor(agent: Agent) -> Callable[..., np.ndarray]:
     """The policy in NumPy, which is five times as fast as PyTorch for a few rows.
 
-    Returns `act(obs, noise)`: actions (N, A) from normalized obs (N, D) and standard normal noise
-    (N, A); noise 0 gives the most likely ones. If you change the distribution, change it here, in
-    `actor_logprobs` and in `Agent.evaluate_actions`: "check/acting" shows whether they agree.
+    Returns `act(obs, noise)`: actions (N, A) from normalized obs (N, D) and noise (N, A).
     """
     layers = [in_numpy(x) for x in agent.policy]
     std = agent.log_std.exp().numpy(force=True)
@@ -199,18 +223,9 @@ def actor(agent: Agent) -> Callable[..., np.ndarray]:
         mean = obs
         for layer in layers:
             mean = layer(mean)
-        # Detail 23/37: normal distribution [common/distributions.py L96-106]
-        # Actions are sampled around the network's output. That is how better ones are found.
-        return mean + std * noise
+        return sample(mean, std, noise)
 
     return act
-
-
-# Copied from ppo_continuous_action.py
-def actor_logprobs(agent: Agent, noise: Tensor) -> Tensor:
-    """Log-probabilities (...) of the actions that `actor` makes of `noise` (..., A)."""
-    # The density of mean plus std times noise is that of the noise, divided by std.
-    return (Normal(0, 1).log_prob(noise) - agent.log_std).sum(-1)
 
 
 # === The math ===
@@ -309,16 +324,16 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
 
 
 class Batch(NamedTuple):
-    """What an update learns from: T steps of N environments; then T*N of them in a row, or B."""
+    """What an update learns from: T steps of N environments, in a row; or B of them."""
 
-    obs: Tensor  # (T, N, D), normalized
-    actions: Tensor  # (T, N, A), not clipped
-    logprobs: Tensor  # (T, N); these and all below are of the weights that acted
-    values: Tensor  # (T, N)
-    advantages: Tensor  # (T, N)
-    returns: Tensor  # (T, N), targets for the values
-    mean: Tensor  # (T, N, A)
-    log_std: Tensor  # (T, N, A)
+    obs: Tensor  # (T*N, D), normalized
+    actions: Tensor  # (T*N, A), not clipped
+    logprobs: Tensor  # (T*N,); these and all below are of the weights that acted
+    values: Tensor  # (T*N,)
+    advantages: Tensor  # (T*N,)
+    returns: Tensor  # (T*N,), targets for the values
+    mean: Tensor  # (T*N, A)
+    log_std: Tensor  # (T*N, A)
 
 
 def ppo_loss(agent: Agent, minibatch: Batch, args: UpdateArgs) -> tuple[Tensor, Tensors]:
@@ -401,36 +416,39 @@ def train(
     """Train an agent: `train(args)`, or `train(args, make)` if `make()` returns your environment.
 
     `resume` is the folder of a run to continue; its settings are the default of `args`. Returns
-    `agent`; `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics of each
-    iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
+    `agent`; the last `episodes`, each {"global_step", "return", "length"}; `updates`, the metrics
+    of each iteration; `args`; `run_dir`, the folder of logs and checkpoints. After each iteration,
     `on_iteration` gets the same; it may raise to end the run. `update` takes the place of
     `ppo_update`, `agent_class` that of `Agent`, and `step_envs` that of `step_all`.
     """
-    # inference_mode(False) switches gradients on, whatever the caller has.
-    with OneThread(), torch.inference_mode(False), ExitStack() as resources:
+    # inference_mode(False) switches gradients on, even in `no_grad` of the caller.
+    with torch.inference_mode(False), ExitStack() as resources:
+        take_process(resources)
+        torch.set_num_threads(1)  # more would not help networks of this size
+        resources.enter_context(threadpoolctl.threadpool_limits(1, user_api="blas"))
         saved = load_checkpoint(resume, agent_class) if resume else {}
-        return learn(
-            settings_for(saved, args, env_factory),
+        parts = Parts(
             env_factory,
+            update or ppo_update,
+            on_iteration,
             agent_class or Agent,
             step_envs or step_all,
-            update or ppo_update,
-            saved,
-            on_iteration,
-            resources,
         )
+        return learn(settings_for(saved, args, env_factory), parts, saved, resources)
 
 
-def learn(
-    args: Args,
-    env_factory: EnvFactory | None,
-    agent_class: type[Agent],
-    step_envs: Callable[..., list[tuple]],
-    update: Callable[..., Tensors],
-    saved: Saved,
-    on_iteration: Callable[[dict[str, Any]], object] | None,
-    resources: ExitStack,
-) -> dict[str, Any]:
+# Copied from ppo_continuous_action.py
+class Parts(NamedTuple):
+    """What the caller of `train` may replace."""
+
+    env_factory: EnvFactory | None
+    update: Callable[..., Tensors]
+    on_iteration: Callable[[dict[str, Any]], object] | None
+    agent_class: type[Agent]
+    step_envs: Callable[..., list[tuple]]
+
+
+def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[str, Any]:
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device and sizes ---
     # Copied from ppo_continuous_action.py
@@ -443,9 +461,9 @@ def learn(
 
     # --- Environments, and arrays for a rollout (T, N, ...) ---
     # Copied from ppo_continuous_action.py
-    envs = make_envs(resources, args, args.num_envs, env_factory)  # each knows its running episode
-    if env_factory:  # logs and checkpoints name its class
-        args = dataclasses.replace(args, env_id=type(envs[0].unwrapped).__name__)
+    envs = make_envs(resources, args, args.num_envs, parts.env_factory)  # know running episodes
+    if parts.env_factory:  # logs and checkpoints have its name
+        args = dataclasses.replace(args, env_id=name_of(parts.env_factory, envs[0]))
     low, high = envs[0].action_space.low, envs[0].action_space.high  # (A,)
     obs_size = envs[0].observation_space.shape[0]  # D
     action_size = low.size  # A
@@ -466,10 +484,8 @@ def learn(
     # --- Agent, optimizer, statistics, episodes, metrics: new, or from the checkpoint ---
     # Copied from ppo_continuous_action.py
     check_sizes(saved, sizes)
-    # PyTorch has one generator for all threads. If several train, one at a time seeds it and draws.
-    with LOCK:
-        torch.manual_seed(args.seed)
-        agent = saved["agent"] if saved else agent_class(*sizes)
+    torch.manual_seed(args.seed)
+    agent = saved["agent"] if saved else parts.agent_class(*sizes)
     agent.to(device).eval()  # dropout and the like are only switched on for updates
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
     adam = {
@@ -504,7 +520,9 @@ def learn(
     for field in dataclasses.fields(args):
         if type(field.default) is float:
             setattr(update_args, field.name, to_tensor(getattr(args, field.name)))
-    fast_update = compiled(update, device) if args.compile else update
+    adam_steps = num_iterations * args.update_epochs * args.num_minibatches
+    compiles = pays_to_compile(args, adam_steps)
+    fast_update = compiled(parts.update, device) if compiles else parts.update
 
     def epoch(minibatches: Tensor, *batch: Tensor) -> Tensors:  # `recorded` takes tensors only
         calls = minibatches.split(STEPS_PER_CALL)
@@ -517,7 +535,15 @@ def learn(
     # Copied from ppo_continuous_action.py
     run_dir, run_id, writer = open_run(resources, args, saved, global_step)
     result = dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
-    if saved and replay(envs, saved, raw_obs):
+
+    def say_where(kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            place = f"at step {global_step}. To continue: --resume {run_dir}"
+            print(f"Interrupted {place}", file=sys.stderr)
+
+    resources.push(say_where)
+    replayed = bool(saved) and replay(envs, saved, raw_obs)
+    if replayed:
         discounted_returns = saved["discounted_returns"].numpy()
     else:
         rng = np.random.default_rng([args.seed, finished])
@@ -530,7 +556,7 @@ def learn(
     def save() -> None:
         state = {
             "args": vars(args),
-            "own_env": env_factory is not None,
+            "own_env": parts.env_factory is not None,
             "sizes": sizes,
             "agent": agent.state_dict(),
             "adam": adam,
@@ -568,7 +594,7 @@ def learn(
             # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
             # The environment gets the clipped action. The loss uses the density of the sampled one.
             clipped_actions = actions[t].clip(low, high)
-            outcomes = step_envs(envs, clipped_actions)
+            outcomes = parts.step_envs(envs, clipped_actions)
             for i, (env, outcome) in enumerate(zip(envs, outcomes)):
                 raw_obs[i], rewards[t, i], terminated[t, i], truncated[t, i], _ = outcome
                 if env.ended:
@@ -608,22 +634,21 @@ def learn(
             batch_actions = to_tensor(actions)
             values, logprobs, _, mean = agent.evaluate_actions(batch_obs, batch_actions)
             log_std = agent.log_std.expand_as(mean).clone()  # a copy, because the agent's changes
-            acting_logprobs = actor_logprobs(agent, to_tensor(noise))  # (T, N), only to compare
+            acting_logprobs = sample_logprobs(agent.log_std, to_tensor(noise))  # only to compare
             # The value of the next observation predicts what follows a step. Where the episode
             # ended, that observation belongs to the next episode, and the value is replaced.
-            next_values = torch.cat([values[1:], agent.value(all_obs[-1:])])
+            next_values = torch.cat([values[1:], agent.get_value(all_obs[-1:])])
             # Deviation: time limits are not failures (not truncation_is_terminal)
             # The episode would have gone on, so bootstrap from its last observation (ppo2 uses 0).
-            next_values[truncated] = agent.value(to_tensor(final_obs[truncated]))
+            next_values[truncated] = agent.get_value(to_tensor(final_obs[truncated]))
             next_values[terminated] = 0.0
             batch_rewards = to_tensor(rewards)
             advantages = gae(
                 batch_rewards, values, next_values, to_tensor(done), args.gamma, args.gae_lambda
             )
             returns = advantages + values  # targets for the values
-        batch = Batch(
-            batch_obs, batch_actions, logprobs, values, advantages, returns, mean, log_std
-        )
+        samples = (batch_obs, batch_actions, logprobs, values, advantages, returns, mean, log_std)
+        batch = Batch(*(x.flatten(0, 1) for x in samples))
 
         # --- Update: K epochs of minibatches ---
         remaining = 1 - (iteration - 1) / num_iterations  # falls from 1 to 1 / num_iterations
@@ -633,34 +658,33 @@ def learn(
         update_args.learning_rate.fill_(learning_rate)  # other floats can be annealed like this
         beta = 0.0 if args.kl_mode == "none" else kl_coef
         update_args.kl_coef.fill_(beta)
-        flat_batch = Batch(*(x.flatten(0, 1) for x in batch))  # (T*N, ...)
         mb_metrics: list[Tensors] = []  # of each epoch, with one number per minibatch
         agent.train()
         for _ in range(args.update_epochs):
             order = torch.tensor(rng.permutation(batch_size), device=device)
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Many small steps learn more than a large one. Shuffled minibatches are fair samples.
-            mb_metrics.append(fast_epoch(order.view(args.num_minibatches, -1), *flat_batch))
+            mb_metrics.append(fast_epoch(order.view(args.num_minibatches, -1), *batch))
         agent.eval()
 
         # --- The actions of the rollout under the new weights, and the next beta ---
         with torch.no_grad():
             _, new_logprobs, _, new_mean = agent.evaluate_actions(batch.obs, batch.actions)
-            kl = gaussian_kl(mean, log_std, new_mean, agent.log_std).mean().item()
+            kl = gaussian_kl(batch.mean, batch.log_std, new_mean, agent.log_std).mean().item()
         if args.kl_mode == "adaptive":
             # Detail K3: adaptive penalty coefficient (kl_mode, penalty_kl) [paper, section 4]
             # No beta suits all tasks and times. If the policy moved too far, the price doubles.
             kl_coef = paper_kl_coef(kl_coef, kl, args.penalty_kl)
 
         # --- Log and save ---
-        logratio = new_logprobs - logprobs
+        logratio = new_logprobs - batch.logprobs
         observed = observed_returns(batch_rewards, next_values, terminated, done, args.gamma)
         bias = (values - observed).mean() / (observed.square().mean().sqrt() + 1e-8)
         metrics = means(mb_metrics) | {
             "losses/explained_variance": 1 - (returns - values).var() / (returns.var() + 1e-8),
             "check/target_std": returns.std(),  # what explained variance is relative to
             "check/value_bias": bias,  # large if the ends of episodes are handled wrongly
-            "check/update": (normalize(logratio) * normalize(advantages)).mean(),  # above 0
+            "check/update": (normalize(logratio) * normalize(batch.advantages)).mean(),  # above 0
             "check/acting": approx_kl(acting_logprobs - logprobs),  # 0 if both policies agree
             "check/first_kl": mb_metrics[0]["losses/approx_kl"][0],  # 0 before the first step
             "check/kl_after": kl,  # of the whole update, exact
@@ -672,13 +696,14 @@ def learn(
         check_finite(metrics, global_step)  # before anything is saved
         updates.append({"global_step": global_step, **metrics})
         log(writer, global_step, metrics | episode_means(episodes[num_before:]))
+        del episodes[:-EPISODES_KEPT]
         if episodes:
             mean_return = np.mean([x["return"] for x in episodes[-100:]])
             progress.set_postfix_str(f"return {short(mean_return)}", refresh=False)
         if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
             save()
-        if on_iteration:
-            on_iteration(result)
+        if parts.on_iteration:
+            parts.on_iteration(result)
     return result
 
 
@@ -692,10 +717,8 @@ def make_envs(
 ) -> list["Recorder"]:
     """Make environments whose observations and actions are vectors of floats."""
     warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")  # papers use -v4
-    if args.env_id.startswith("HalfCheetah"):
-        import mujoco
-
-        mujoco.set_mju_user_warning(show_mujoco_warning)
+    if ":" in args.env_id and not env_factory:
+        import_named(args.env_id.partition(":")[0])
     make = env_factory or functools.partial(gym.make, args.env_id, **options)
     envs = []
     for _ in range(count):
@@ -727,10 +750,22 @@ def make_envs(
 
 
 # Copied from ppo_continuous_action.py
-def show_mujoco_warning(text: str) -> None:
-    """Print a warning of MuJoCo, but not that of an old word in Gymnasium's model."""
-    if "settotalmass" not in text:
-        print("MuJoCo:", text, file=sys.stderr)
+def import_named(module: str) -> None:
+    """Import the module of --env-id MODULE:NAME. One that does not exist is the user's mistake."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):  # the module's own code needs another
+            raise
+        raise UsageError(f"--env-id: {error}.") from error
+
+
+# Copied from ppo_continuous_action.py
+def name_of(env_factory: EnvFactory, env: gym.Env) -> str:
+    """The module and name of what makes the environment, or of its class."""
+    is_named = "<" not in getattr(env_factory, "__qualname__", "<")  # unlike a lambda
+    maker: Any = env_factory if is_named else type(env.unwrapped)
+    return f"{maker.__module__}:{maker.__qualname__}"
 
 
 # Copied from ppo_continuous_action.py
@@ -832,35 +867,28 @@ def in_numpy(layer: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
     return in_torch
 
 
-LOCK = threading.RLock()  # for what all threads share, such as PyTorch's random numbers
+TRAINING = threading.Lock()  # taken by the run that trains in this process
 
 
 # Copied from ppo_continuous_action.py
-class OneThread:
-    """What a run needs of its process: 32-bit floats, and one thread of PyTorch and of NumPy.
+def take_process(resources: ExitStack) -> None:
+    """Let only one run change the process: its threads and floats, which the run puts back."""
+    if not TRAINING.acquire(blocking=False):
+        hint = "use a process for each (Optuna's n_jobs are threads)"
+        raise UsageError(f"Another run trains in this process: {hint}.")
+    resources.callback(TRAINING.release)
+    resources.callback(torch.set_num_threads, torch.get_num_threads())
+    resources.callback(torch.set_default_dtype, torch.get_default_dtype())
+    torch.set_default_dtype(torch.float32)
 
-    More threads would not help networks of this size. If several runs train at once, in threads of
-    Python, the last one to end restores what the first one found.
-    """
 
-    runs = 0  # that train now
-    before = ExitStack()  # what restores the settings
-
-    def __enter__(self) -> None:
-        with LOCK:
-            if OneThread.runs == 0:
-                self.before.callback(torch.set_num_threads, torch.get_num_threads())
-                self.before.callback(torch.set_default_dtype, torch.get_default_dtype())
-                self.before.enter_context(threadpoolctl.threadpool_limits(1, user_api="blas"))
-                torch.set_default_dtype(torch.float32)
-            OneThread.runs += 1
-        torch.set_num_threads(1)  # each thread of Python has its own number
-
-    def __exit__(self, *error: object) -> None:
-        with LOCK:
-            OneThread.runs -= 1
-            if OneThread.runs == 0:
-                self.before.close()
+# Copied from ppo_continuous_action.py
+def pays_to_compile(args: Args, adam_steps: int) -> bool:
+    """Whether to compile the update of a run with so many Adam steps."""
+    if args.compile == "auto" and adam_steps < COMPILE_FROM:
+        print("A run this short ends sooner if its update is not compiled (or --compile yes).")
+        return False
+    return args.compile != "no"
 
 
 # Copied from ppo_continuous_action.py
@@ -874,13 +902,12 @@ def compiled(function: Callable, device: torch.device) -> Callable:
             return current(*inputs)
         tqdm.write("The first iteration compiles the update, which may take a minute.")
         try:
-            with LOCK:  # the compiler's settings are those of all threads
-                torch.compiler.reset()  # an earlier run in this process may have had others
-                torch._dynamo.config.trace_autograd_ops = True  # keeps autograd.grad in the graph
-                torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags: saves 10 s
-                options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
-                current = torch.compile(function, options=options)
-                return current(*inputs)
+            torch.compiler.reset()  # an earlier run in this process may have had other settings
+            torch._dynamo.config.trace_autograd_ops = True  # keeps autograd.grad in the graph
+            torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags: saves 10 s
+            options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
+            current = torch.compile(function, options=options)
+            return current(*inputs)
         except Exception as error:  # whatever a compiler can raise
             reason = str(error).partition("\n")[0]
             tqdm.write(f"The update could not be compiled, so it takes longer: {reason}")
@@ -949,11 +976,8 @@ def observed_returns(
     A value stands for what is unknown: after the rollout, and after a time limit.
     """
     columns = []  # in Python's numbers, which are 20 times as fast as arrays here
-    for i in range(rewards.shape[1]):
-        values = next_values[:, i].tolist()
-        failed = terminated[:, i].tolist()
-        ended = done[:, i].tolist()
-        returns = rewards[:, i].tolist()  # what followed is added from the last step to the first
+    arrays = (rewards, next_values, terminated, done)
+    for returns, values, failed, ended in zip(*(x.T.tolist() for x in arrays)):
         rest = values[-1]
         for t in reversed(range(len(returns))):
             if ended[t]:
@@ -990,19 +1014,6 @@ def short(x: float) -> str:
     return f"{x:.1f}" if abs(x) >= 1 or x == 0 else f"{x:.3g}"
 
 
-def details(args: Args) -> str:
-    """The implementation details with their lines and the values of their settings."""
-    tag = re.compile(r" *# (?:Detail )?(\d+/37|[A-Z]\d+|Extra|Deviation): ([^([]+)(?:\((.*?)\))?")
-    source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
-    rows = []
-    for line, text in enumerate(source.splitlines(), 1):
-        if match := tag.match(text):
-            names = re.findall(r"\w+", (match[3] or "").replace("not ", ""))
-            settings = [f"{x}={getattr(args, x, 'no setting')}" for x in names]
-            rows.append(f"{match[1]:9} line {line}: {match[2].strip()} {', '.join(settings)}")
-    return "\n".join(rows)
-
-
 def open_run(
     resources: ExitStack, args: Args, saved: Saved, step: int
 ) -> tuple[Path, str, SummaryWriter]:
@@ -1032,7 +1043,8 @@ def open_run(
     resources.enter_context(writer)
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
-    writer.add_text("details", details(args).replace("\n", "  \n"))
+    source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
+    writer.add_text("details", "  \n".join(re.findall(r"# ((?:Detail|Extra|Dev).*: .*)", source)))
     print(f"Logs and checkpoints: {run_dir}")
     if step + args.num_steps * args.num_envs > args.total_timesteps:
         print(f"Step {step} was the last one: raise --total-timesteps to train on.")
@@ -1040,31 +1052,20 @@ def open_run(
 
 
 def check_settings(args: "Args") -> None:
-    """Refuse settings of a wrong type or out of their range. NumPy's numbers become Python's."""
+    """Refuse numbers out of their range, unknown choices, and a name that is a path."""
     for field in dataclasses.fields(args):
-        value = plain(getattr(args, field.name), field.name)  # what a checkpoint can hold
-        object.__setattr__(args, field.name, value)  # the class is frozen
-        check_type(field, value)
-    for names, (low, high) in LIMITS.items():
-        for name in names.split():
-            value = getattr(args, name)
-            if not low <= value <= high:  # or if it is NaN
-                flag = f"--{name.replace('_', '-')} ({value})"
-                raise UsageError(f"{flag} must be from {low} to {high}.")
+        value = getattr(args, field.name)
+        flag = f"--{field.name.replace('_', '-')} ({value})"
+        kind = type(field.default)
+        low, high = LIMITS.get(field.name, (1 if kind is int else 0, math.inf))
+        if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
+            raise UsageError(f"{flag} must be from {low} to {high}.")
+        choices = (True, False) if kind is bool else get_args(field.type)
+        if (kind is bool or get_origin(field.type) is Literal) and value not in choices:
+            raise UsageError(f"{flag} must be one of {', '.join(map(str, choices))}.")
     name = args.run_name
-    if name is not None and (name == ".." or Path(f"{name}").name != name):
+    if name is not None and (name == ".." or Path(name).name != name):
         raise UsageError(f"--run-name ({name}) must be a name, not a path.")
-
-
-def check_type(field: dataclasses.Field, value: Any) -> None:
-    """Refuse a setting that is not of its default's type; an integer will do for a float."""
-    flag = f"--{field.name.replace('_', '-')} ({value!r})"
-    if get_origin(field.type) is Literal and value not in get_args(field.type):
-        raise UsageError(f"{flag} must be one of {', '.join(get_args(field.type))}.")
-    kind = type(field.default)
-    fits = type(value) is kind or (kind is float and type(value) is int)
-    if not fits and field.default not in (None, dataclasses.MISSING):
-        raise UsageError(f"{flag} must be of type {kind.__name__}.")
 
 
 def plain(x: Any, name: str = "") -> Any:
@@ -1082,15 +1083,10 @@ def plain(x: Any, name: str = "") -> Any:
 
 def save_checkpoint(run_dir: Path, state: dict[str, Any]) -> None:
     """Save `state`. The file is always the old or the new one, never half of one."""
-    # Episodes in columns, because a million dictionaries would take long to load.
-    episodes = state["episodes"]
-    names = episodes[0] if episodes else ()
-    columns = {name: np.array([x[name] for x in episodes]) for name in names}
-    buffer = io.BytesIO()
-    torch.save(plain({**state, "episodes": columns}), buffer)
     temporary = run_dir / "checkpoint.tmp"
     try:
-        temporary.write_bytes(buffer.getbuffer())
+        with temporary.open("wb") as file:  # with a path, PyTorch would not say that a disk is full
+            torch.save(plain(state), file)
         os.replace(temporary, run_dir / "checkpoint.pt")
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -1109,16 +1105,13 @@ def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None
         if broken := zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
             raise ValueError(f"the checksum of {broken} is wrong")
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        # The agent's first weights are drawn, then replaced.
-        with OneThread(), LOCK, torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # first weights are drawn, then replaced
             agent = (agent_class or Agent)(*saved["sizes"])
         agent.load_state_dict(saved["agent"], assign=True)
         saved["agent"] = agent.eval()
         saved["args"] = Args(**saved["args"])
         saved["obs_stats"] = RunningMeanStd(**saved["obs_stats"])
         saved["return_stats"] = RunningMeanStd(**saved["return_stats"])
-        columns = {name: column.tolist() for name, column in saved["episodes"].items()}
-        saved["episodes"] = [dict(zip(columns, row)) for row in zip(*columns.values())]
     except Exception as error:  # whatever a missing, damaged or foreign file can raise
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
         raise UsageError(f"{path} is missing, damaged or from another script: {reason}") from error
@@ -1170,15 +1163,8 @@ class Command:
     resume: str | None = None  # continue the run in this folder; other flags change its settings
     evaluate: str | None = None  # play episodes with the policy in this folder; no training
     eval_episodes: int = 10  # number of episodes, with --evaluate
-    capture_video: bool = False  # film the first episode, with --evaluate
-    details: bool = False  # print the implementation details with their values, and exit
-
-
-# Copied from ppo_continuous_action.py
-def name_graphics(kind: object, error: BaseException | None, trace: object) -> None:
-    """If filming ends in an error, add what chooses the graphics."""
-    if error:
-        error.add_note("If it could not draw: MUJOCO_GL may be egl, osmesa or glfw.")
+    capture_video: bool = False  # film the first episodes, with --evaluate
+    video_length: int = 1000  # frames of the film, with --capture-video
 
 
 # Copied from ppo_continuous_action.py
@@ -1188,13 +1174,16 @@ def evaluate(
     episodes: int = 10,
     video: bool = False,
     args: Args | None = None,
+    video_length: int = 1000,
 ) -> list[float]:
     """Play episodes with the most likely actions of a trained policy; return their returns.
 
-    `video` films the first one: what `env_factory()` returns then needs render_mode="rgb_array".
+    `video` films them, up to `video_length` frames: what `env_factory()` returns then needs
+    render_mode="rgb_array".
     """
-    if episodes < 1:
-        raise UsageError("--eval-episodes must be at least 1.")
+    for flag, count in (("--eval-episodes", episodes), ("--video-length", video_length)):
+        if count < 1:
+            raise UsageError(f"{flag} must be at least 1.")
     if video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     options = {"render_mode": "rgb_array"} if video else {}
@@ -1202,14 +1191,14 @@ def evaluate(
     args = settings_for(saved, args, env_factory)
     folder = saved["run_dir"] / "videos"
     with ExitStack() as resources:
-        if video:
-            resources.push(name_graphics)
         (env,) = make_envs(resources, args, 1, env_factory, **options)
         policy = load_policy(saved, env)
         if video:
             if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
                 env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
-            env = gym.wrappers.RecordVideo(env.env, f"{folder}", lambda k: k == 0)
+            env = gym.wrappers.RecordVideo(
+                env.env, f"{folder}", lambda k: k == 0, video_length=video_length
+            )
             env = Recorder(resources.enter_context(env))
         progress = resources.enter_context(tqdm(unit=" steps", disable=not video))
         limit = math.inf if env.spec and env.spec.max_episode_steps else 10_000
@@ -1230,56 +1219,22 @@ def evaluate(
 
 
 # Copied from ppo_continuous_action.py
-class Output:
-    """Standard output or error. The run goes on if whatever reads it ends, as `| head` does."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def write(self, text: str) -> int:
-        try:
-            self.stream.write(text)
-            self.stream.flush()
-        except BrokenPipeError:  # what is still in the buffer goes nowhere, too
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-        return len(text)
-
-
-# Copied from ppo_continuous_action.py
-def stop_on_signals() -> None:
-    """Let SIGTERM (a cluster, `docker stop`) and SIGHUP (a closed terminal) act like Ctrl-C."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt(number)
-
-    if threading.current_thread() is threading.main_thread():  # no other one may
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
-            if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
-                signal.signal(number, stop)
-
-
-# Copied from ppo_continuous_action.py
 @contextmanager
 def command_line() -> Iterator[list[str]]:
     """The user's flags, for what runs as a program.
 
     The user's mistakes end in one sentence and exit code 2, signals in 128 plus their number.
     """
-    stop_on_signals()
-    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
+    for name in ("SIGTERM", "SIGHUP"):  # of a cluster, or of a terminal that is closed
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         # In a notebook, the flags are those of its kernel.
         yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
-    except KeyboardInterrupt as error:
-        text = "Interrupted. Use --resume with the run's folder to continue from its checkpoint."
-        print(text, file=sys.stderr)
-        (number,) = error.args or (signal.SIGINT,)
-        sys.exit(128 + number)
-    except (UsageError, gym.error.Error, ModuleNotFoundError) as error:
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except (UsageError, gym.error.Error) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 
@@ -1298,10 +1253,9 @@ def main() -> None:
         args = command.args
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
-        if command.details:
-            print(details(args))
-        elif command.evaluate:
-            evaluate(saved, None, command.eval_episodes, command.capture_video, args)
+        if command.evaluate:
+            episodes, video = command.eval_episodes, command.capture_video
+            evaluate(saved, None, episodes, video, args, command.video_length)
         elif command.capture_video:
             raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:

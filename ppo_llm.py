@@ -88,7 +88,7 @@ class Args:
     run_name: str | None = None  # name of its folder in runs/; by default made of the settings
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
-    checkpoint_interval: int = 10  # iterations between checkpoints; the last is saved too
+    checkpoint_interval: int = 4  # iterations between checkpoints; the last is saved too
     eval_interval: int = 10  # iterations between evaluations; the first and last have one too
     eval_episodes: int = 64  # episodes of an evaluation, with the most likely tokens
 
@@ -143,6 +143,8 @@ class Episode:
         messages = as_messages(env.reset(seed=seed)[0], seed)
         self.transcript = [x["content"] for x in messages]
         self.tokens = chat.begin(messages)
+        if not self.tokens:
+            raise UsageError(f"Episode with seed {seed}: its first message is empty.")
         self.own = [False] * len(self.tokens)
         self.num_read = 0  # tokens that the sampler has in its cache
         self.rewards: list[float] = []  # after each of the model's own tokens
@@ -203,6 +205,40 @@ def draw(logits: Tensor, uniform: Tensor | None, temperature: float) -> tuple[Te
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
 
 
+def pad_left(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens (N, L), and 1 for each that is no padding."""
+    width = max(len(x) for x in rows)
+    tokens = [[0] * (width - len(x)) + x for x in rows]
+    seen = [[0] * (width - len(x)) + [1] * len(x) for x in rows]
+    return torch.tensor(tokens, device=device), torch.tensor(seen, device=device)
+
+
+def positions_of(seen: Tensor) -> Tensor:
+    """Positions (N, S) of the tokens that `seen` marks in a cache."""
+    # Extra: positions skip padding
+    # A token's position is the number of tokens before it, as when the model was trained.
+    return (seen.cumsum(1) - 1).clamp(min=0)
+
+
+@torch.no_grad()
+def read_prompts(model: Any, cache: Any, episodes: list[Episode], device: torch.device) -> Tensor:
+    """Read all but the last token of N prompts; return which places of the cache are tokens (N, S).
+
+    A prompt that several episodes share is read once.
+    """
+    prompts = [tuple(x.tokens[:-1]) for x in episodes]
+    distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+    tokens, seen = pad_left([list(x) for x in distinct], device)
+    memory = {"cache": cache, "use_cache": True, "logits_to_keep": 1}
+    rows = torch.tensor([distinct[x] for x in prompts], device=device)
+    if tokens.shape[1]:  # else all prompts are single tokens
+        model(tokens, attention_mask=seen, position_ids=positions_of(seen), **memory)
+        cache.batch_select_indices(rows)
+    for episode in episodes:
+        episode.num_read = len(episode.tokens) - 1
+    return seen[rows]
+
+
 @torch.no_grad()
 def respond(
     model: Any, cache: Any, seen: Tensor, episodes: list[Episode], args: Args, greedy: bool
@@ -213,18 +249,13 @@ def respond(
     what was added.
     """
     device = seen.device
-    unread = [x.tokens[x.num_read :] for x in episodes]
-    width = max(len(x) for x in unread)
-    tokens = torch.tensor([[0] * (width - len(x)) + x for x in unread], device=device)
-    added = torch.tensor([[0] * (width - len(x)) + [1] * len(x) for x in unread], device=device)
+    tokens, added = pad_left([x.tokens[x.num_read :] for x in episodes], device)
     writing = torch.ones(len(episodes), dtype=torch.long, device=device)
     for _ in range(args.max_tokens):
         seen = torch.cat([seen, added], dim=1)
-        # Extra: positions skip padding
-        # A token's position is the number of tokens before it, as when the model was trained.
-        positions = (seen.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        memory = {"cache": cache, "use_cache": True}
-        out = model(tokens, attention_mask=seen, position_ids=positions, logits_to_keep=1, **memory)
+        positions = positions_of(seen)[:, -tokens.shape[1] :]
+        memory = {"cache": cache, "use_cache": True, "logits_to_keep": 1}
+        out = model(tokens, attention_mask=seen, position_ids=positions, **memory)
         # Extra: an episode has noise of its own
         # What is drawn then does not depend on which episodes are played next to it.
         uniform = [0.0 if not writes else x.noise.random() for x, writes in zip(episodes, writing)]
@@ -261,12 +292,13 @@ def play(
     for first in range(0, len(episodes), args.sampling_batch):
         running = episodes[first : first + args.sampling_batch]
         cache = DynamicCache(config=model.config)
-        seen = torch.zeros(len(running), 0, dtype=torch.long, device=device)
+        seen = None
         while running:
             starts = [len(x.tokens) for x in running]
             if max(starts) + args.max_tokens > limit:
                 size = f"{max(starts)} tokens and --max-tokens {args.max_tokens}"
                 raise UsageError(f"A conversation of {size} is too long for the model: {limit}.")
+            seen = read_prompts(model, cache, running, device) if seen is None else seen
             seen = respond(model, cache, seen, running, args, greedy)
             for episode, start in zip(running, starts):
                 episode.act(start, args.max_turns)
@@ -805,7 +837,7 @@ class Prompts(gym.Env):
         return "", self.reward(text, **self.others), True, False, {}
 
 
-def read_prompts(path: str) -> list[dict]:
+def lines_of(path: str) -> list[dict]:
     """The lines of a JSONL file, each with a prompt."""
     rows = []
     try:
@@ -843,7 +875,7 @@ def named(flag: str, name: str) -> Callable:
 def environment_maker(args: Args) -> Callable[[], gym.Env]:
     """What makes the environments of the settings."""
     if args.prompts:
-        rows, reward = read_prompts(args.prompts), named("--reward", args.reward or "")
+        rows, reward = lines_of(args.prompts), named("--reward", args.reward or "")
         return lambda: Prompts(rows, reward)
     own = {"sums": Sums, "guess": Guess}
     return own[args.env] if args.env in own else named("--env", args.env)

@@ -133,7 +133,8 @@ def make_envs(args, resources):
     fits = 0 < args.num_minibatches < batch_size and batch_size % args.num_minibatches == 0
     assert fits, f"--num-minibatches must split {batch_size} steps into equal parts of 2 or more"
     assert args.update_epochs >= 1, "--update-epochs must be at least 1"
-    for name in ("learning_rate", "clip_coef", "vf_coef", "max_grad_norm", "gamma", "gae_lambda"):
+    rates = "learning_rate", "clip_coef", "vf_coef", "max_grad_norm", "gamma", "gae_lambda"
+    for name in ("seed", *rates):
         assert getattr(args, name) >= 0, f"--{name.replace('_', '-')} must be at least 0"
     assert max(args.gamma, args.gae_lambda) <= 1, "--gamma and --gae-lambda must be at most 1"
     envs = [gym.make(args.env_id) for _ in range(args.num_envs)]
@@ -166,6 +167,7 @@ def learn(args, envs):
     device = args.device.replace("auto", "cuda" if torch.cuda.is_available() else "cpu")
     obs_shape, bounds = envs[0].observation_space.shape, envs[0].action_space
     agent = Agent(*obs_shape, *bounds.shape).to(device)
+    generator = torch.default_generator.clone_state()  # our own: environments may seed PyTorch's
     # Detail 3/37: Adam epsilon
     adam = torch.optim.Adam(agent.parameters(), eps=1e-5)  # ppo2 adds it before bias correction
     batch_size = args.num_steps * args.num_envs
@@ -177,7 +179,9 @@ def learn(args, envs):
     obs_stats, return_stats = RunningMeanStd(obs_shape), RunningMeanStd(())
     totals, discounted = np.zeros(args.num_envs), np.zeros(args.num_envs)  # sums of past rewards
     global_step, episodes, updates = 0, [], []
-    raw_obs = np.array([env.reset(seed=args.seed + i)[0] for i, env in enumerate(envs)])  # (N, D)
+    # Numbers from a SeedSequence: seed 2 must not play what another environment plays with seed 1.
+    more = np.random.SeedSequence(args.seed).generate_state(args.num_envs - 1).tolist()
+    raw_obs = np.array([env.reset(seed=x)[0] for env, x in zip(envs, [args.seed, *more])])  # (N, D)
     obs_stats.update(raw_obs)
     last_obs = obs_stats.normalize(raw_obs)
 
@@ -191,7 +195,8 @@ def learn(args, envs):
             global_step += args.num_envs
             with torch.no_grad():
                 policy, _ = agent(torch.tensor(last_obs, device=device))
-            action = policy.sample().numpy(force=True)  # (N, A)
+            noise = torch.randn(policy.mean.shape, generator=generator).to(device)
+            action = (policy.mean + policy.stddev * noise).numpy(force=True)  # (N, A)
             # Detail 27/37: action clipping and storage
             clipped_action = action.clip(bounds.low, bounds.high)  # the rollout stores the other
             results = [env.step(x) for env, x in zip(envs, clipped_action)]
@@ -236,7 +241,7 @@ def learn(args, envs):
         mb_metrics = []
         for _ in range(args.update_epochs):
             # Detail 6/37: minibatch updates
-            for mb in torch.randperm(batch_size).chunk(args.num_minibatches):
+            for mb in torch.randperm(batch_size, generator=generator).chunk(args.num_minibatches):
                 loss, metrics = ppo_loss(agent, [x[mb] for x in batch], args)
                 mb_metrics.append(metrics)
                 adam.zero_grad()

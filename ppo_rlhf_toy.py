@@ -34,14 +34,11 @@ Shapes: B = responses in a batch, P = tokens of a prompt, R = tokens of a respon
 V = size of the vocabulary, D = width of the network; `mb` is a minibatch.
 """
 
-import contextlib
 import copy
 import dataclasses
-import io
 import itertools
 import json
 import math
-import os
 import random
 import re
 import signal
@@ -50,6 +47,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -67,16 +65,18 @@ Metrics = dict[str, float]
 Results = dict[str, dict[str, Any]]  # of each model: how it was made, and metrics
 Cache = list[list[Tensor]]  # keys and values of each block
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]
-LIMITS = {  # the least and the largest value of settings
-    "sft_documents sft_steps sft_batch_size reward_epochs reward_batch_size": (1, math.inf),
-    "kl_horizon num_updates batch_size num_minibatches update_epochs": (1, math.inf),
-    "num_pairs": (14, math.inf),  # one in seven is held out
-    "learning_rate sft_learning_rate reward_learning_rate kl_coef vf_coef": (0, 1e9),
-    "temperature target_kl": (1e-9, 1e9),
-    "missing_eos_score": (-1e9, 1e9),
-    "adam_eps clip_coef value_clip_coef max_grad_norm": (0, math.inf),
-    "gamma gae_lambda": (0, 1),
+Limits = dict[str, tuple[float, float]]  # the least and the largest value of settings
+LIMITS: Limits = {  # others: from 1 to inf if they are counts, else from 0 to 1e9
     "seed": (0, 2**63 - 1),
+    "num_pairs": (14, math.inf),  # one in seven is held out
+    "temperature": (1e-9, 1e9),
+    "target_kl": (1e-9, 1e9),
+    "gamma": (0, 1),
+    "gae_lambda": (0, 1),
+    "clip_coef": (0, math.inf),
+    "value_clip_coef": (0, math.inf),
+    "max_grad_norm": (0, math.inf),
+    "missing_eos_score": (-1e9, 1e9),
 }
 
 
@@ -85,18 +85,20 @@ class UsageError(Exception):
     """A mistake that the user can fix. `main` prints it as one sentence."""
 
 
-def check_settings(args: "Args") -> None:
-    """Raise a UsageError that names a setting of a wrong type or out of its range."""
+def check_settings(args: Any, limits: Limits) -> None:
+    """Refuse numbers out of their range, unknown choices, and a name that is a path."""
     for field in dataclasses.fields(args):
-        check_type(field, getattr(args, field.name))
-    for names, (low, high) in LIMITS.items():
-        for name in names.split():
-            value = getattr(args, name)
-            if not low <= value <= high:  # or if it is NaN
-                flag = f"--{name.replace('_', '-')} ({value})"
-                raise UsageError(f"{flag} must be from {low} to {high}.")
+        value = getattr(args, field.name)
+        flag = f"--{field.name.replace('_', '-')} ({value})"
+        kind = type(field.default)
+        low, high = limits.get(field.name, (1, math.inf) if kind is int else (0, 1e9))
+        if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
+            raise UsageError(f"{flag} must be from {low} to {high}.")
+        choices = (True, False) if kind is bool else get_args(field.type)
+        if (kind is bool or get_origin(field.type) is Literal) and value not in choices:
+            raise UsageError(f"{flag} must be one of {', '.join(map(str, choices))}.")
     name = args.run_name
-    if name is not None and (name == ".." or Path(f"{name}").name != name):
+    if name is not None and (name == ".." or Path(name).name != name):
         raise UsageError(f"--run-name ({name}) must be a name, not a path.")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
@@ -107,7 +109,7 @@ class Args:
     # --- Experiment ---
     seed: int = 1  # random seed of the whole run
     run_name: str | None = None  # folder below runs/; by default script, seed, time
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu, as in our tables
+    device: Literal["cpu", "cuda"] = "cpu"  # where to compute; in our tables: cpu
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
     compare: bool = False  # also train with an adaptive and with a fixed beta, and best-of-n
 
@@ -148,7 +150,7 @@ class Args:
     missing_eos_score: float = -1.0  # score without EOS, lower than usual scores [LHP: -1]
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        check_settings(self, LIMITS)
         if self.batch_size % self.num_minibatches:
             raise UsageError("--num-minibatches must divide --batch-size.")
         adapts = self.kl_mode == "adaptive" or self.compare
@@ -528,6 +530,12 @@ def make_preferences(args: Args, reference: Agent, task: Task) -> Preferences:
     return Preferences(learned, held_out, sample_prompts, samples, sample_gold)
 
 
+def of_different_texts(pairs: Pairs) -> Pairs:
+    """The pairs about which there is something to be right: both texts of others are the same."""
+    differs = (pairs.chosen != pairs.rejected).any(dim=1)
+    return Pairs(*(x[differs] for x in pairs))
+
+
 # === Stage 3: reward model ===
 
 
@@ -578,13 +586,14 @@ def train_reward_model(args: Args, model: RewardModel, preferences: Preferences)
     model.eval()
     normalize_reward_model(model, prompts, samples)
 
-    held_out = preferences.held_out
-    good = score_texts(model, held_out.prompts, held_out.chosen)
-    bad = score_texts(model, held_out.prompts, held_out.rejected)
+    judged = of_different_texts(preferences.held_out)
+    good = score_texts(model, judged.prompts, judged.chosen)
+    bad = score_texts(model, judged.prompts, judged.rejected)
     scores_and_gold = torch.stack([score_texts(model, prompts, samples), preferences.sample_gold])
     return {
         "accuracy": (good > bad).float().mean().item(),
         "correlation": torch.corrcoef(scores_and_gold)[0, 1].item(),
+        "same_text_left_out": len(preferences.held_out.prompts) - len(judged.prompts),
     }
 
 
@@ -610,6 +619,24 @@ class Judges(NamedTuple):
     reference: Agent  # the SFT model
 
 
+def score_responses(
+    args: Args, judges: Judges, prompts: Tensor, kept: Tensor, ended: Tensor
+) -> tuple[Tensor, Metrics]:
+    """Scores (B,) of truncated responses (B, R), which the update maximizes, and metrics."""
+    proxy = judges.reward_model.score(prompts, kept)
+    earned = judges.task.gold(prompts, kept) if args.reward == "gold" else proxy
+    # Detail R14: a penalty for a missing EOS (missing_eos_score) [LHP: lm_tasks.py L39-65]
+    # A text without an end gets a fixed low score. LHP calls this rejection sampling.
+    scores = earned.where(ended, args.missing_eos_score)
+    metrics = {
+        **describe(judges.task, prompts, kept),
+        "objective/proxy": proxy.mean().item(),
+        "objective/score": scores.mean().item(),
+        "objective/score_std": scores.std(correction=0).item(),
+    }
+    return scores, metrics
+
+
 @torch.no_grad()
 def collect(
     args: Args, agent: Agent, judges: Judges, count: int, kl_coef: float, generator: Generator
@@ -621,11 +648,7 @@ def collect(
     # All responses of a batch grow together, by one forward pass per token.
     sampled = agent.sample_responses(prompts, task.response_length, generator)
     kept, ended = truncate_responses(sampled, task.eos, task.earliest_eos)
-    proxy = judges.reward_model.score(prompts, kept)
-    earned = task.gold(prompts, kept) if args.reward == "gold" else proxy
-    # Detail R14: a penalty for a missing EOS (missing_eos_score) [LHP: lm_tasks.py L39-65]
-    # A text without an end gets a fixed low score. LHP calls this rejection sampling.
-    scores = earned.where(ended, args.missing_eos_score)
+    scores, metrics = score_responses(args, judges, prompts, kept, ended)
     # Deviation: an episode ends at EOS (mask_after_eos)
     # Tokens after it are neither rewarded nor learned from; LHP learns from all of them.
     responses = kept if args.mask_after_eos else sampled
@@ -642,14 +665,8 @@ def collect(
     # Detail R17: per-token KL penalty (kl_coef) [LHP: train_policy.py L149-155]
     # Each token pays for its own log-ratio (the article omits the minus); the last gets the score.
     rewards = -kl_coef * kl + scores[:, None] * last
-    metrics = {
-        **describe(task, prompts, kept),
-        "objective/kl": kl.where(mask, 0.0).sum(1).mean().item(),
-        "objective/kl_exact": exact_kl.where(mask, 0.0).sum(1).mean().item(),
-        "objective/proxy": proxy.mean().item(),
-        "objective/score": scores.mean().item(),
-        "objective/score_std": scores.std(correction=0).item(),
-    }
+    metrics["objective/kl"] = kl.where(mask, 0.0).sum(1).mean().item()
+    metrics["objective/kl_exact"] = exact_kl.where(mask, 0.0).sum(1).mean().item()
     return Rollout(prompts, responses, logprobs, values, rewards, mask), metrics
 
 
@@ -760,42 +777,58 @@ def train_ppo(args: Args, agent: Agent, judges: Judges) -> list[Metrics]:
 # === The pipeline ===
 
 
-@contextlib.contextmanager
-def own_torch_settings() -> Iterator[None]:
+@contextmanager
+def own_process() -> Iterator[None]:
     """One thread, 32-bit floats and gradients, whatever the caller has; afterwards as before."""
-    threads = torch.get_num_threads()
-    dtype = torch.get_default_dtype()
-    torch.set_num_threads(1)  # more do not help networks of this size
-    torch.set_default_dtype(torch.float32)
+    # inference_mode(False) switches gradients on, even in `no_grad` of the caller.
+    with torch.inference_mode(False), ExitStack() as resources:
+        take_process(resources)
+        torch.set_num_threads(1)  # more do not help networks of this size
+        yield
+
+
+def start_run(args: Any) -> Any:
+    """The settings with a name for the run, by default of their own script; makes its folder."""
+    script = Path(getattr(sys.modules[type(args).__module__], "__file__", "notebook")).stem
+    run_name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
+    args = dataclasses.replace(args, run_name=run_name)
     try:
-        with torch.inference_mode(False):  # which switches gradients on
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
+        args.run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
+    except OSError as error:
+        raise UsageError(f"{args.run_dir}: {error.strerror}: change --run-name.") from error
+    return args
 
 
-@own_torch_settings()
+def make_preferences_of_sft(args: Args) -> tuple[Task, Agent, Preferences]:
+    """Stages 1 and 2: the task, the SFT model, and labeled pairs of its responses."""
+    task = toy_task(args)
+    documents, prompts = task.documents.to(args.device), task.prompts.to(args.device)
+    task = task._replace(documents=documents, prompts=prompts)
+    torch.manual_seed(args.seed)
+    sft = TinyGPT(len(task.vocabulary), task.documents.shape[1]).to(args.device)
+    train_sft(args, sft, task)
+    reference = Agent(sft, args.temperature).to(args.device)
+    preferences = make_preferences(args, reference, task)
+    return task._replace(sample_gold=preferences.sample_gold), reference, preferences
+
+
+def make_judges(args: Args) -> tuple[Judges, Metrics]:
+    """Stages 1 to 3, and the quality of the reward model."""
+    task, reference, preferences = make_preferences_of_sft(args)
+    torch.manual_seed(args.seed)
+    reward_model = RewardModel(reference.policy).to(args.device)
+    quality = train_reward_model(args, reward_model, preferences)
+    return Judges(task, reward_model, reference), quality
+
+
+@own_process()
 def train(args: Args) -> dict[str, Any]:
     """Run the four stages, then evaluate; results and weights are saved in the run's folder.
 
     Returns `agent` of the first PPO run; `updates`, of each PPO run a dictionary of metrics per
     update; `results`, of each model its evaluation; `quality` of the reward model; and `args`.
     """
-    script = Path(globals().get("__file__", "notebook")).stem
-    run_name = args.run_name or f"{script}__{args.seed}__{time.time_ns()}"
-    args = dataclasses.replace(args, run_name=run_name)
-    settings = dataclasses.replace(args, compare=False)
-    forms = [settings]
-    forms.append(dataclasses.replace(settings, kl_mode="none", kl_coef=0.0))  # hacks the reward
-    if args.compare:
-        forms.append(dataclasses.replace(settings, kl_mode="adaptive"))
-        forms.append(dataclasses.replace(settings, kl_mode="fixed", kl_coef=0.05))
-    runs = {form.ppo_run: form for form in forms}  # two that are the same become one
-    try:
-        args.run_dir.mkdir(parents=True)  # of two runs with one name, only one succeeds
-    except OSError as error:
-        raise UsageError(f"{args.run_dir}: {error.strerror}: change --run-name.") from error
+    args = start_run(args)
     if args.track:
         import wandb
 
@@ -809,21 +842,19 @@ def train(args: Args) -> dict[str, Any]:
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
 
-    device = "cuda" if args.device == "cuda" else "cpu"  # random numbers: always the processor
-    task = toy_task(args)
-    task = task._replace(documents=task.documents.to(device), prompts=task.prompts.to(device))
-    torch.manual_seed(args.seed)
-    sft = TinyGPT(len(task.vocabulary), task.documents.shape[1]).to(device)
-    train_sft(args, sft, task)
-    reference = Agent(sft, args.temperature).to(device)
-    preferences = make_preferences(args, reference, task)
-    torch.manual_seed(args.seed)
-    reward_model = RewardModel(sft).to(device)
-    quality = train_reward_model(args, reward_model, preferences)
-    judges = Judges(task._replace(sample_gold=preferences.sample_gold), reward_model, reference)
+    judges, quality = make_judges(args)
+    settings = dataclasses.replace(args, compare=False)
+    runs = {settings.ppo_run: settings}
+    coefs = {"none": 0.0}  # hacks the reward
+    if args.compare:
+        coefs |= {"adaptive": args.kl_coef, "fixed": 0.05}
+    for kl_mode, kl_coef in coefs.items():
+        if kl_mode != args.kl_mode:
+            run = dataclasses.replace(settings, kl_mode=kl_mode, kl_coef=kl_coef)
+            runs[run.ppo_run] = run
 
     agents, updates, results, texts = {}, {}, {}, {}
-    metrics, texts["sft"] = evaluate(args, reference, judges)
+    metrics, texts["sft"] = evaluate(args, judges.reference, judges)
     results["sft"] = {"method": "SFT", **metrics}
     for name, run in runs.items():
         agent = copy.deepcopy(judges.reference)
@@ -1089,16 +1120,20 @@ def report(args: Args, quality: Metrics, results: Results, texts: dict[str, list
 
 
 def stage_generator(args: Args, purpose: str) -> Generator:
-    """A random generator for one purpose, so that a change of one stage leaves others alone."""
+    """A random generator for one purpose, so that a change of one stage leaves others alone.
+
+    It is one of the processor, on a GPU too, so that both draw the same.
+    """
     return Generator().manual_seed(zlib.crc32(purpose.encode()) + args.seed)
 
 
 def save_policy(path: Path, agent: Agent, updates: list[Metrics]) -> None:
     """Save weights, which load without a GPU too, and metrics."""
     weights = {name: x.cpu() for name, x in agent.state_dict().items()}
-    buffer = io.BytesIO()
-    torch.save({"agent": weights, "updates": updates}, buffer)
-    path.write_bytes(buffer.getbuffer())  # says that a disk is full, unlike torch.save
+    try:
+        torch.save({"agent": weights, "updates": updates}, path)
+    except (OSError, RuntimeError) as error:  # PyTorch does not say why
+        raise UsageError(f"Could not save {path}: is the disk full?") from error
 
 
 def finite(x: Any) -> Any:
@@ -1115,16 +1150,19 @@ def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
         writer.add_scalar(name, value, step)
 
 
+TRAINING = threading.Lock()  # taken by the run that trains in this process
+
+
 # Copied from ppo_continuous_action.py
-def check_type(field: dataclasses.Field, value: Any) -> None:
-    """Refuse a setting that is not of its default's type; an integer will do for a float."""
-    flag = f"--{field.name.replace('_', '-')} ({value!r})"
-    if get_origin(field.type) is Literal and value not in get_args(field.type):
-        raise UsageError(f"{flag} must be one of {', '.join(get_args(field.type))}.")
-    kind = type(field.default)
-    fits = type(value) is kind or (kind is float and type(value) is int)
-    if not fits and field.default not in (None, dataclasses.MISSING):
-        raise UsageError(f"{flag} must be of type {kind.__name__}.")
+def take_process(resources: ExitStack) -> None:
+    """Let only one run change the process: its threads and floats, which the run puts back."""
+    if not TRAINING.acquire(blocking=False):
+        hint = "use a process for each (Optuna's n_jobs are threads)"
+        raise UsageError(f"Another run trains in this process: {hint}.")
+    resources.callback(TRAINING.release)
+    resources.callback(torch.set_num_threads, torch.get_num_threads())
+    resources.callback(torch.set_default_dtype, torch.get_default_dtype())
+    torch.set_default_dtype(torch.float32)
 
 
 def check_metrics(metrics: Metrics, step: int) -> None:
@@ -1134,47 +1172,20 @@ def check_metrics(metrics: Metrics, step: int) -> None:
         raise UsageError(f"NaN or infinite in step {step}: {bad}. Lower the learning rate.")
 
 
-# Copied from ppo_continuous_action.py
-class Output:
-    """Standard output or error. The run goes on if whatever reads it ends, as `| head` does."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def write(self, text: str) -> int:
-        try:
-            self.stream.write(text)
-            self.stream.flush()
-        except BrokenPipeError:  # what is still in the buffer goes nowhere, too
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-        return len(text)
-
-
-# Copied from ppo_continuous_action.py
-def stop_on_signals() -> None:
-    """Let SIGTERM (a cluster, `docker stop`) and SIGHUP (a closed terminal) act like Ctrl-C."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt(number)
-
-    if threading.current_thread() is threading.main_thread():  # no other one may
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
-            if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
-                signal.signal(number, stop)
-
-
-@contextlib.contextmanager
+@contextmanager
 def command_line() -> Iterator[list[str]]:
     """The user's flags, for what runs as a program.
 
     The user's mistakes end in one sentence and exit code 2, signals in 128 plus their number.
     """
-    stop_on_signals()
-    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    for name in ("SIGTERM", "SIGHUP"):  # a cluster, a closed terminal
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores it
+            signal.signal(number, stop)
     try:
         # In a notebook, the flags are those of its kernel.
         yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]

@@ -10,13 +10,14 @@
     python ppo_vector_env.py --make my_robots:make --num-envs 4096 --num-steps 24 \\
         --num-minibatches 4 --update-epochs 5 --lr 1e-3 --target-kl 0.01 --ent-coef 0.01 \\
         --vf-coef 2 --max-grad-norm 1 --init-std 1 --hidden 512 256 128 --activation elu \\
-        --no-scale-rewards  # thousands on a GPU, with rsl_rl's settings
+        --no-scale-rewards --total-timesteps 1e8  # on a GPU, with rsl_rl's settings
     torchrun --nproc-per-node 2 ppo_vector_env.py     # two processes learn as one
 
 ppo_continuous_action.py explains the algorithm and its details. Here one call steps N environments,
 and all arrays are tensors on one device. `make(num_envs, seed, device)` returns a simulator with
-the interface of Gymnasium's vector environments, and with NumPy arrays or tensors. If all its
-episodes are equally long, it should begin them at different times: otherwise all end at once.
+the interface of Gymnasium's vector environments, and with NumPy arrays or tensors. If all episodes
+are equally long, all would end at once. So training begins the first ones at random ages if the
+simulator has `episode_length_buf`, as Isaac Lab and mjlab have it; others may do it in `reset`.
 
 Differences from ppo2: time limits are not failures; the statistics that normalize observations and
 rewards change once per iteration; each process normalizes its own advantages.
@@ -25,11 +26,12 @@ rewards change once per iteration; each process normalizes its own advantages.
 import argparse
 import ctypes
 import dataclasses
+import importlib
 import inspect
 import math
 import os
-import pkgutil
 import re
+import shutil
 import signal
 import sys
 import time
@@ -51,6 +53,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 STEPS_PER_CALL = 4  # Adam steps that are compiled into one graph, which is faster
+COMPILE_FROM = 20_000  # Adam steps of a run that repay the time it takes to compile them
 EPISODES_KEPT = 100_000  # the last ones: simulators on a GPU end millions
 EVALUATION_STEPS = 100_000  # longest episode when a policy is evaluated
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE") or 1)  # processes that torchrun has started
@@ -77,14 +80,17 @@ class Args:
     policy_obs: tuple[str, ...] = ()  # parts of Dict observations that the policy sees [all]
     value_obs: tuple[str, ...] = ()  # parts that the value function sees [all]
     scale_rewards: bool = True  # divide rewards by the running std of their discounted sum
+    obs_std_floor: float = 1e-4  # least std of an observation [ppo2: 1e-4; rsl_rl: 0.01]
+    stagger: bool = True  # begin at random ages in simulators that have episode_length_buf
 
     seed: int = 1  # random seed of the whole run
     total_timesteps: float = 1e6  # total steps of all environments; annealing ends there
     run_name: str | None = None  # name of its folder in runs/; by default made of the settings
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU if there is one
-    compile: bool = True  # compile the update (of one process), which needs a C++ compiler
+    compile: Literal["auto", "yes", "no"] = "auto"  # the update; auto: in runs where it pays
     track: bool = False  # log to Weights & Biases as well (WANDB_MODE=offline: to disk)
     checkpoint_interval: int = 25  # iterations between checkpoints; the last is saved too
+    keep_checkpoints: bool = False  # keep each of them, too, as checkpoint-STEP.pt
 
     hidden: tuple[int, ...] = (64, 64)  # units in each hidden layer [rsl_rl: 512 256 128]
     activation: Literal["tanh", "elu"] = "tanh"  # of hidden layers [ppo2: tanh; rsl_rl: elu]
@@ -103,6 +109,8 @@ class Args:
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; rsl_rl: 1]
 
     def __post_init__(self) -> None:
+        if isinstance(self.compile, bool):  # as older checkpoints and programs say it
+            object.__setattr__(self, "compile", "yes" if self.compile else "no")
         highest = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1}
         lowest = {"seed": 0, "num_steps": 2, "init_std": 1e-6}
         for name, value in vars(self).items():
@@ -145,9 +153,12 @@ class Normalizer(nn.Module):
 
     def update(self, x: Tensor) -> None:
         """Merge the rows of `x`, (rows, ...), of all processes (Chan et al. 1979)."""
-        deviations = (x - self.mean).double()
-        moments = torch.stack([torch.ones_like(deviations), deviations, deviations**2])
-        count, delta, square = all_sum(moments.sum(1))
+        moments = torch.zeros(3, *self.mean.shape, dtype=torch.float64, device=x.device)
+        for rows in x.split(2**14):  # all at once would take twelve times the memory of `x`
+            deviations = (rows - self.mean).double()
+            powers = [torch.ones_like(deviations), deviations, deviations**2]
+            moments += torch.stack(powers).sum(1)
+        count, delta, square = all_sum(moments)
         delta, square = delta / count, square / count  # means over the rows
         share = count / (self.count + count)
         change = (square - delta**2 - self.var) * share + delta**2 * share * (1 - share)
@@ -159,8 +170,9 @@ class Normalizer(nn.Module):
 class Agent(nn.Module):
     """A Gaussian policy, a value function, and the statistics of what they see.
 
-    `layout` describes the simulator: the sizes of the parts of its observations, in the order of
-    their columns, and the bounds of its actions.
+    A subclass may have another policy: `act` draws actions, `evaluate_actions` has their
+    probabilities, and `forward` is what is deployed. `layout` describes the simulator: the sizes
+    of the parts of its observations, in the order of their columns, and the bounds of its actions.
     """
 
     def __init__(self, layout: dict[str, Any], args: Args) -> None:
@@ -176,6 +188,7 @@ class Agent(nn.Module):
         self.register_buffer("low", torch.tensor(layout["low"]))
         self.register_buffer("high", torch.tensor(layout["high"]))
         self.obs_stats, self.return_stats = Normalizer(sum(sizes)), Normalizer()
+        self.obs_std_floor = args.obs_std_floor
         # Detail 26/37: separate networks [ppo2/defaults.py L12]
         self.policy = network(len(self.policy_obs), len(self.low), 0.01, args)
         self.value = network(len(self.value_obs), 1, 1.0, args)
@@ -183,16 +196,20 @@ class Agent(nn.Module):
         self.log_std = nn.Parameter(torch.full(self.low.shape, math.log(args.init_std)))
 
     def normalize_obs(self, raw_obs: Tensor) -> Tensor:
-        # Detail 28/37: observation normalization [common/vec_env/vec_normalize.py L36-42]
-        obs = (raw_obs - self.obs_stats.mean) / (self.obs_stats.var + 1e-8).sqrt()
+        # Detail 28/37: observation normalization (obs_std_floor) [vec_env/vec_normalize.py L36-42]
+        obs = (raw_obs - self.obs_stats.mean) / (self.obs_stats.var + self.obs_std_floor**2).sqrt()
         # Detail 29/37: observation clipping [common/vec_env/vec_normalize.py L39]
         return obs.clamp(-10, 10)
 
     def get_mean(self, obs: Tensor) -> Tensor:
-        return self.policy(obs[..., self.policy_obs])
+        return self.policy(obs.index_select(-1, self.policy_obs))
 
     def get_value(self, obs: Tensor) -> Tensor:
-        return self.value(obs[..., self.value_obs]).squeeze(-1)
+        return self.value(obs.index_select(-1, self.value_obs)).squeeze(-1)
+
+    def act(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """Actions (N, A) for normalized obs (N, D), made of standard normal noise (N, A)."""
+        return self.get_mean(obs) + self.log_std.exp() * noise
 
     def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of actions (..., A) for obs (..., D), and entropies, each (...)."""
@@ -204,6 +221,10 @@ class Agent(nn.Module):
     def forward(self, raw_obs: Tensor) -> Tensor:
         """The most likely actions (N, A) for raw observations (N, D): what is deployed."""
         return self.get_mean(self.normalize_obs(raw_obs)).clamp(self.low, self.high)
+
+    def get_metrics(self) -> Tensors:
+        """What is logged of the policy itself."""
+        return {"charts/action_std": self.log_std.exp().mean()}
 
 
 def gae(rewards: Tensor, values: Tensor, next_values: Tensor, done: Tensor, args: Args) -> Tensor:
@@ -298,30 +319,46 @@ def all_sum(x: Tensor) -> Tensor:
 def adapted(learning_rate: float, kl: float, target: float) -> float:
     """A smaller step size after too large a change of the policy, a larger one after too small."""
     if kl > 2 * target:
-        return max(learning_rate / 1.5, 1e-5)
-    return min(learning_rate * 1.5, 1e-2) if kl < target / 2 else learning_rate
+        return min(learning_rate, max(learning_rate / 1.5, 1e-5))
+    if kl < target / 2:
+        return max(learning_rate, min(learning_rate * 1.5, 1e-2))
+    return learning_rate
 
 
 def train(
-    args: Args | None = None, make: Any = None, resume: str | Path | None = None
+    args: Args | None = None,
+    make: Any = None,
+    resume: str | Path | None = None,
+    agent_class: type[Agent] = Agent,
+    update: Callable[..., list[Tensors]] | None = None,
+    on_iteration: Callable[[dict[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """Train an agent in the simulator of the settings, or in what `make` returns.
 
     `resume` is the folder of a run to continue, in new episodes. Returns `agent`; the last
     `episodes` of this process, each {"global_step", "return", "length"}; `updates`, the metrics of
-    iterations; `args`; `run_dir`.
+    iterations; `args`; `run_dir`. After each iteration, `on_iteration` gets the same. `agent_class`
+    takes the place of `Agent`, and `update` that of `ppo_update`.
     """
-    saved = load_checkpoint(resume) if resume else {}
-    with torch.inference_mode(False), ExitStack() as resources:
-        return learn(args or saved.get("args") or Args(), make, saved, resources)
+    saved = load_checkpoint(resume, agent_class) if resume else {}
+    args = args or saved.get("args") or Args()
+    # Gradients are needed, even if the caller has switched them off.
+    with torch.inference_mode(False), torch.enable_grad(), ExitStack() as resources:
+        return learn(args, make, saved, agent_class, update or ppo_update, on_iteration, resources)
 
 
-def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str, Any]:
+def learn(
+    args: Args,
+    make: Any,
+    saved: Saved,
+    agent_class: type[Agent],
+    update: Callable[..., list[Tensors]],
+    on_iteration: Callable[[dict[str, Any]], object] | None,
+    resources: ExitStack,
+) -> dict[str, Any]:
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device, simulator, and what has been done ---
-    if make:  # logs and checkpoints have its name
-        name = getattr(make, "__qualname__", f"<{type(make).__name__}>")
-        args = dataclasses.replace(args, make=f"{make.__module__}:{name}")
+    args = named(args, make)
     resources.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)  # more would fight with the simulator's threads
     if WORLD_SIZE > 1:
@@ -335,14 +372,17 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
     rng = np.random.default_rng([args.seed, RANK, finished])
     sim_seed, noise_seed = rng.integers(2**31, size=2).tolist()
     sim = make_simulator(resources, args, args.num_envs, sim_seed, make)
+    if args.stagger:
+        sim.stagger()
     device = sim.device
 
     # --- Agent and optimizer: new, or from the checkpoint; the same in all processes ---
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(args.seed)  # not of a GPU: simulators draw there
-        agent = saved["agent"] if saved else Agent(sim.layout, args)
+        agent = saved["agent"] if saved else agent_class(sim.layout, args)
     if saved:
         check_saved(sim, args, saved)
+    warn_of_settings(args, agent)
     agent.to(device).eval()  # dropout and the like are only switched on for updates
     weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
     adam = {
@@ -358,7 +398,8 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
     if saved and saved["args"].target_kl and learning_rate == saved["args"].learning_rate:
         learning_rate = saved["learning_rate"]  # which the KL has changed
     generator = torch.Generator(device).manual_seed(noise_seed)
-    update = compiled(ppo_update, device) if args.compile and WORLD_SIZE == 1 else ppo_update
+    if pays_to_compile(args, num_iterations - finished):
+        update = compiled(update, device)
 
     # --- Tensors for a rollout (T, N, ...) ---
     T, N = args.num_steps, args.num_envs
@@ -372,7 +413,11 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
 
     run_dir, run_id, writer = open_run(resources, args, saved, global_step)
 
-    def save() -> None:
+    result = dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
+    on_disk = global_step if saved else None
+    checkpoint = resources.enter_context(Checkpoint(run_dir, args.keep_checkpoints, on_disk))
+
+    def keep(to_disk: bool) -> None:
         state = {
             "args": vars(args),
             "layout": sim.layout,
@@ -383,11 +428,9 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
             "updates": updates,
             "run_id": run_id,
         }
-        torch.save(state, run_dir / "checkpoint.tmp")
-        os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")  # always a whole one
+        checkpoint.keep(state, to_disk)
 
-    if RANK == 0 and not saved:
-        save()  # so that a run can be resumed whenever it is stopped
+    keep(to_disk=not saved)  # so that a run can be resumed whenever it is stopped
     iterations = range(finished + 1, num_iterations + 1)
     progress = tqdm(iterations, initial=finished, total=num_iterations, disable=RANK > 0)
     for iteration in resources.enter_context(progress):
@@ -395,13 +438,12 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
         start_time = time.perf_counter()
         num_before = len(episodes)
         with torch.no_grad():
-            std = agent.log_std.exp()
             noise = torch.randn(actions.shape, generator=generator, device=device)
             # Detail 1/37: vectorized architecture (num_envs, num_steps) [ppo2/runner.py L26-42]
             for t in range(T):
                 acts[t] = sim.acts
                 raw_obs[t] = sim.obs
-                actions[t] = agent.get_mean(agent.normalize_obs(raw_obs[t])) + std * noise[t]
+                actions[t] = agent.act(agent.normalize_obs(raw_obs[t]), noise[t])
                 # Detail 27/37: action clipping and storage [common/wrappers.py L21-26]
                 step = sim.step(actions[t].clamp(agent.low, agent.high))
                 raw_final_obs[t], rewards[t], terminated[t], truncated[t] = step
@@ -410,7 +452,7 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
         # A step that only begins an episode is no experience, and nothing below may use it.
         rewards *= acts
         acted = acts.flatten().nonzero().flatten()  # the samples that are experience
-        check_numbers(raw_obs, rewards, iteration)
+        check_numbers(raw_obs, raw_final_obs, truncated & ~terminated, rewards, iteration)
 
         # --- Episodes, and rewards: scaling ---
         for t in range(T):
@@ -472,6 +514,7 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
             "check/update": (normalize(logratio) * normalize(batch.advantages)).mean(),  # above 0
             "check/first_kl": rows[0]["losses/approx_kl"],  # 0 before the first step
             "check/kl": (logratio.exp() - 1 - logratio).mean(),  # of the whole iteration
+            **{name: x.detach() for name, x in agent.get_metrics().items()},
         }
         means = all_sum(torch.stack([*metrics.values()])) / WORLD_SIZE
         metrics = dict(zip(metrics, means.tolist()))
@@ -483,13 +526,14 @@ def learn(args: Args, make: Any, saved: Saved, resources: ExitStack) -> dict[str
         # Extra: adaptive step size (target_kl) [rsl_rl, there after each minibatch]
         if args.target_kl:
             learning_rate = adapted(learning_rate, metrics["check/kl"], args.target_kl)
+        metrics |= means_of(episodes[num_before:]) | sim.take_terms()
         updates.append({"global_step": global_step, **metrics})
-        if RANK == 0:
-            log(writer, progress, updates[-1], episodes, num_before)
+        log(writer, progress, updates[-1], episodes)
         del episodes[:-EPISODES_KEPT]
-        if RANK == 0 and (iteration == num_iterations or iteration % args.checkpoint_interval == 0):
-            save()
-    return dict(agent=agent, episodes=episodes, updates=updates, args=args, run_dir=run_dir)
+        keep(iteration == num_iterations or iteration % args.checkpoint_interval == 0)
+        if on_iteration:
+            on_iteration(result)
+    return result
 
 
 # === The algorithm ends here ===
@@ -509,65 +553,179 @@ class Simulator:
         self, envs: Any, space: Any, num_envs: int, seed: int | None, device: torch.device
     ) -> None:
         self.envs, self.space, self.num_envs, self.device = envs, space, num_envs, device
-        metadata = getattr(envs, "metadata", None) or {}
-        default = AutoresetMode.SAME_STEP  # of simulators that do not say
-        mode = AutoresetMode(metadata.get("autoreset_mode", default))
+        mode = autoreset_mode(envs)
         if mode == AutoresetMode.DISABLED:
             raise UsageError("The simulator must begin episodes itself: change autoreset_mode.")
         self.next_step = mode == AutoresetMode.NEXT_STEP
         if not str(space.dtype).startswith("float") or len(space.shape) != 1:
-            hint = "try ppo_multidiscrete.py or ppo_atari.py"
+            hint = "try recipes/discrete_actions.py, ppo_multidiscrete.py or ppo_atari.py"
             raise UsageError(f"Actions are {space}, not vectors of floats: {hint}.")
         low = np.full(space.shape, space.low).tolist()
         high = np.full(space.shape, space.high).tolist()
-        self.layout: dict[str, Any] = {"parts": {}, "low": low, "high": high}
+        returned = envs.reset(seed=seed)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            came = len(returned) if isinstance(returned, tuple) else type(returned).__name__
+            raise UsageError(f"reset must return obs and infos. It returned {came}.")
+        parts = self.parts(returned[0], num_envs)
+        sizes = {name: x.shape[1] for name, x in parts.items()}
+        self.layout: dict[str, Any] = {"parts": sizes, "low": low, "high": high}
+        self.in_numpy = not any(isinstance(x, Tensor) for x in parts_of(returned[0]).values())
         self.acts = torch.ones(num_envs, dtype=torch.bool, device=device)
-        self.obs = self.tensor(envs.reset(seed=seed)[0], num_envs)
+        self.obs = torch.cat([*parts.values()], dim=1)
+        self.begins_all = False  # whether `reset` begins all episodes, and none in its middle
+        self.terms: dict[str, list[Tensor]] = {}  # what it has said since `take_terms`
+        self.named: set[str] = set()  # terms of which a NaN has been reported
 
-    def tensor(self, obs: Any, rows: int) -> Tensor:
-        """Observations (N, ...), or the parts of Dict ones, flattened side by side: (N, D)."""
-        obs = obs if hasattr(obs, "keys") else {"obs": obs}
+    def array(self, name: str, x: Any) -> Tensor:
+        try:
+            return torch.as_tensor(x, device=self.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"{name} are a {type(x).__name__}: {error}.") from error
+
+    def column(self, name: str, x: Any) -> Tensor:
+        """A number for each environment, (N,); a column (N, 1) is taken as well."""
+        x, rows = self.array(name, x), self.num_envs
+        if x.shape not in ((rows,), (rows, 1)) and not x.numel() == rows == 1:
+            raise UsageError(f"{name} have shape {tuple(x.shape)}: it must be ({rows},).")
+        return x.reshape(rows)
+
+    def parts(self, obs: Any, rows: int) -> Tensors:
+        """The parts of observations, which are one or a Dict, each flattened to (N, ...)."""
         parts: Tensors = {}
-        for name in self.layout["parts"] or obs.keys():
-            if hasattr(obs[name], "keys"):
+        for name, x in parts_of(obs).items():
+            if hasattr(x, "keys"):
                 raise UsageError(f"Observations {name} have parts themselves: concatenate them.")
-            self.in_numpy = not isinstance(obs[name], Tensor)
-            part = torch.as_tensor(obs[name], dtype=torch.float32, device=self.device)
+            part = self.array(name, x).float()
             if part.shape[:1] != (rows,):
                 problem = f"{name} has shape {tuple(part.shape)}"
                 raise UsageError(f"{problem}: it must have a row for each of {rows}.")
-            parts[name] = part.reshape(rows, -1)
-        self.layout["parts"] = {name: part.shape[1] for name, part in parts.items()}
-        return torch.cat([*parts.values()], dim=1)
+            parts[name] = part.flatten(1) if part.dim() > 1 else part[:, None]
+        return parts
+
+    def tensor(self, obs: Any, rows: int) -> Tensor:
+        """Observations (N, ...), or the parts of Dict ones, flattened side by side: (N, D)."""
+        parts, expected = self.parts(obs, rows), self.layout["parts"]
+        sizes = {name: x.shape[1] for name, x in parts.items()}
+        if sizes != expected:
+            raise UsageError(f"Observations have sizes {sizes}, and those of reset {expected}.")
+        return torch.cat([parts[name] for name in expected], dim=1)
 
     def step(self, actions: Tensor) -> tuple[Tensor, ...]:
         """Obs before a reset (N, D), rewards (N,), and whether terminated, truncated."""
         given = actions.numpy(force=True).astype(self.space.dtype) if self.in_numpy else actions
-        next_obs, *rest, infos = self.envs.step(given)
-        if len(rest) != 3:  # a wrapper for rsl_rl, perhaps
-            raise UsageError("step must return obs, rewards, terminated, truncated and infos.")
-        rewards, terminated, truncated = (torch.as_tensor(x, device=self.device) for x in rest)
-        done = terminated.bool() | truncated.bool()
-        time_outs = torch.as_tensor(infos.get("time_outs", False), device=self.device).bool()
-        truncated = done & (truncated.bool() | time_outs)  # time_outs may be of earlier steps
-        terminated = terminated.bool() & ~time_outs
+        returned = self.envs.step(given)
+        if not isinstance(returned, tuple) or len(returned) != 5:
+            came = len(returned) if isinstance(returned, tuple) else type(returned).__name__
+            hint = f"It returned {came}; for rsl_rl's four values see recipes/rsl_rl_simulator.py."
+            needs = "step must return obs, rewards, terminated, truncated and infos."
+            raise UsageError(f"{needs} {hint}")
+        next_obs, rewards, terminated, truncated, infos = returned
+        if not isinstance(infos, dict):
+            raise UsageError(f"infos of step must be a dict, and are a {type(infos).__name__}.")
+        rewards = self.column("rewards", rewards).float()
+        terminated = self.column("terminated", terminated).bool()
+        truncated = self.column("truncated", truncated).bool()
+        done = terminated | truncated
+        if (time_outs := infos.get("time_outs")) is not None:  # may be of earlier steps
+            time_outs = self.column("time_outs", time_outs).bool()
+            truncated = done & (truncated | time_outs)
+            terminated = terminated & ~time_outs
+        self.note_terms(infos)
         before = self.obs
         self.obs = self.tensor(next_obs, self.num_envs)
         last = infos.get("final_obs", infos.get("final_observation"))
         if self.next_step:
             self.acts = ~done
             final_obs = self.obs
+        elif isinstance(terminal := infos.get("terminal"), dict):  # mjlab: only of ended episodes
+            final_obs, ended = self.obs.clone(), terminal["env_ids"]
+            final_obs[ended] = self.tensor(terminal["observations"], len(ended))
         elif last is None:
             final_obs = before
         elif getattr(last, "dtype", None) == np.dtype(object):  # Gymnasium: only of ended episodes
             final_obs = self.obs.clone()
             for i in done.nonzero().flatten().tolist():
-                parts = last[i] if isinstance(last[i], dict) else {"obs": last[i]}
-                parts = {name: np.asarray(x)[None] for name, x in parts.items()}
+                parts = {name: np.asarray(x)[None] for name, x in parts_of(last[i]).items()}
                 final_obs[i] = self.tensor(parts, 1)[0]
         else:
             final_obs = self.tensor(last, self.num_envs)
-        return final_obs, rewards.float(), terminated, truncated
+        return final_obs, rewards, terminated, truncated
+
+    def stagger(self) -> None:
+        """Let the running episodes have random ages, as rsl_rl does, or all would end at once."""
+        own = getattr(self.envs, "unwrapped", self.envs)
+        if hasattr(own, "episode_length_buf") and hasattr(own, "max_episode_length"):
+            limit = int(own.max_episode_length)
+            own.episode_length_buf[:] = torch.randint(limit, (self.num_envs,), device=self.device)
+
+    def note_terms(self, infos: dict[str, Any]) -> None:
+        """Note the terms of rewards, and whatever else a simulator says of a step in numbers."""
+        for kind in ("log", "episode", "episodes"):
+            terms = infos.get(kind)
+            for name, x in terms.items() if isinstance(terms, dict) else ():
+                if not isinstance(x, int | float | np.number | np.ndarray | Tensor):
+                    continue
+                if getattr(x, "dtype", None) == np.dtype(object) or name.startswith("_"):
+                    continue
+                x = torch.as_tensor(x, device=self.device).float()
+                # Gymnasium: which environments have said it.
+                said = terms.get(f"_{name}", infos.get(f"_{kind}"))
+                if said is not None and x.shape[:1] == (self.num_envs,):
+                    x = x[torch.as_tensor(said, device=self.device).bool()]
+                if x.numel():
+                    self.terms.setdefault(name, []).append(x.mean())
+
+    def take_terms(self) -> dict[str, float]:
+        """The means of what the simulator has said since the last call."""
+        means = {name: torch.stack(x).mean().item() for name, x in self.terms.items()}
+        self.terms = {}
+        for name in [name for name, x in means.items() if not math.isfinite(x)]:
+            del means[name]
+            if name not in self.named:
+                tqdm.write(f"The simulator says {name}, which is not finite: it is not logged.")
+                self.named.add(name)
+        return means
+
+
+def parts_of(obs: Any) -> Any:
+    """The parts of observations by their names: of a Dict, or of a TensorDict."""
+    return {x: obs[x] for x in obs.keys()} if hasattr(obs, "keys") else {"obs": obs}  # noqa: SIM118
+
+
+def autoreset_mode(envs: Any) -> AutoresetMode:
+    """How a simulator begins the next episode. It says so in its metadata, by a name as well."""
+    given = (getattr(envs, "metadata", None) or {}).get("autoreset_mode")
+    if given is None and isinstance(envs, gym.vector.VectorEnv):
+        mode = "the simulator does not name its autoreset_mode"
+        print(f"Episodes begin in the next step, as in Gymnasium, because {mode}.")
+        return AutoresetMode.NEXT_STEP
+    if given is None:
+        return AutoresetMode.SAME_STEP
+    name = str(getattr(given, "value", given)).replace("_", "").lower()
+    modes = {x.value.lower(): x for x in AutoresetMode}
+    if name not in modes:
+        known = ", ".join(x.name for x in AutoresetMode)
+        raise UsageError(f"The simulator's autoreset_mode is {given}, not one of {known}.")
+    return modes[name]
+
+
+def named(args: Args, make: Any) -> Args:
+    """The settings of a run, which is called by its own simulator if it has one."""
+    if make:
+        function = getattr(make, "func", make)  # of a partial function
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        args = dataclasses.replace(args, make=f"{function.__module__}:{name}")
+    return dataclasses.replace(args, env_id=args.make) if args.make else args
+
+
+def import_named(module: str, flag: str) -> Any:
+    """Import a module that a flag names. What is missing inside of it keeps its traceback."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UsageError(f"{flag}: {error}: is it MODULE:FUNCTION?") from error
 
 
 def make_simulator(
@@ -575,15 +733,25 @@ def make_simulator(
 ) -> Simulator:
     """The simulator that the settings name, or that `make` returns."""
     device = choose_device(args)
+    # Simulators may draw from the global generators. Those of the caller go on afterwards.
+    resources.enter_context(torch.random.fork_rng(devices=[]))
+    resources.callback(np.random.set_state, np.random.get_state())
+    torch.manual_seed(seed)
+    np.random.seed(seed)
     if args.make and not make:
-        try:
-            make = pkgutil.resolve_name(args.make)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise UsageError(f"{args.make}: {error}: is it MODULE:FUNCTION?") from error
-        if not callable(make):
+        module, _, name = args.make.partition(":")
+        if not module or not name:
             raise UsageError(f"{args.make} is no function: is it MODULE:FUNCTION?")
-    if make:
-        envs = make(num_envs, seed, device)
+        make = import_named(module, f"--make {args.make}")
+        for part in name.split("."):
+            make = getattr(make, part, None)
+        if not callable(make):
+            raise UsageError(f"--make: {module} has no function {name}: is it MODULE:FUNCTION?")
+    is_own = bool(make)
+    if is_own:
+        takes = inspect.signature(make).parameters
+        wanted = {name: x for name, x in options.items() if name in takes}
+        envs = make(num_envs, seed, device, **wanted)
     elif args.backend == "envpool":
         cores = NUM_CORES // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
         options |= {"num_envs": num_envs, "num_threads": max(1, min(num_envs, cores))}
@@ -598,6 +766,8 @@ def make_simulator(
             raise UsageError(f"--env-id: {error}") from error
         seed = None  # EnvPool takes it only here
     else:
+        if ":" in args.env_id:
+            import_named(args.env_id.partition(":")[0], f"--env-id {args.env_id}")
         envs = gym.make_vec(args.env_id, num_envs, args.vectorization_mode, **options)
     own = getattr(envs, "unwrapped", envs)  # gym.make wraps a simulator as if it were one robot
     space = getattr(envs, "single_action_space", getattr(own, "single_action_space", None))
@@ -606,13 +776,17 @@ def make_simulator(
         needs = "reset, step, close and single_action_space"
         raise UsageError(f"--make ({args.make}): a {type(envs).__name__} lacks some of {needs}.")
     resources.callback(envs.close)
+    of_envpool = any(x.__module__.startswith("envpool.") for x in type(own).__mro__)
+    of_gymnasium = isinstance(own, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
     try:
         inspect.signature(envs.reset).bind(seed=seed)
     except ValueError:
         pass  # written in C, it has no signature
     except TypeError as error:
         raise UsageError(f"--make ({args.make}): reset(seed=...) has {error}.") from error
-    return Simulator(envs, space, num_envs, seed, device)
+    sim = Simulator(envs, space, num_envs, seed, device)
+    sim.begins_all = not is_own or of_envpool or of_gymnasium
+    return sim
 
 
 def choose_device(args: Args) -> torch.device:
@@ -632,19 +806,53 @@ def check_saved(sim: Simulator, args: Args, saved: Saved) -> None:
         raise UsageError(f"{saved['run_dir']} was trained in a simulator with other spaces.")
     if args.run_name not in (None, saved["args"].run_name):
         raise UsageError(f"--run-name: a run stays in its folder, {saved['run_dir']}.")
-    for name in ("hidden", "activation", "init_std", "policy_obs", "value_obs"):
+    for name in ("hidden", "activation", "init_std", "obs_std_floor", "policy_obs", "value_obs"):
         if getattr(args, name) != getattr(saved["args"], name):
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} is that of {saved['run_dir']}, whose agent has been made.")
 
 
-def check_numbers(raw_obs: Tensor, rewards: Tensor, iteration: int) -> None:
-    """Refuse observations (T + 1, N, D) and rewards (T, N) that are NaN or infinite."""
+def check_numbers(
+    raw_obs: Tensor, last_obs: Tensor, is_last: Tensor, rewards: Tensor, iteration: int
+) -> None:
+    """Refuse numbers that are NaN or infinite.
+
+    Observations are (T + 1, N, D), and rewards (T, N). Of those before a reset, `last_obs`
+    (T, N, D), only some are used: where `is_last` (T, N) is true.
+    """
     bad = ~raw_obs.isfinite().all(-1)
     bad[1:] |= ~rewards.isfinite()
     for t, i in bad.nonzero()[:1].tolist():
         step = (iteration - 1) * len(rewards) + t
         raise UsageError(f"Step {step} of environment {i}: observation or reward is not finite.")
+    for t, i in (is_last & ~last_obs.isfinite().all(-1)).nonzero()[:1].tolist():
+        step = (iteration - 1) * len(rewards) + t + 1
+        raise UsageError(f"Step {step} of environment {i}: the last observation is not finite.")
+
+
+def warn_of_settings(args: Args, agent: Agent) -> None:
+    """Say what is allowed, and seldom meant."""
+    if args.clip_vloss and not args.scale_rewards:
+        hint = "--no-clip-vloss if returns are much larger than that"
+        print(f"Values change by {args.clip_coef} at most, and rewards are not scaled: {hint}.")
+    low, high = agent.low, agent.high
+    if type(agent) is Agent and (
+        low.max() > -0.1 or high.min() < 0.1 or 10 < high.max() < math.inf
+    ):
+        bounds = f"{low.tolist()} and {high.tolist()}"
+        about = f"mean 0 and std {args.init_std}, and actions lie between {bounds}"
+        print(f"A new policy has {about}: let the simulator scale them.")
+
+
+def pays_to_compile(args: Args, num_iterations: int) -> bool:
+    """Whether to compile the update of a run with so many iterations (of one process)."""
+    if WORLD_SIZE > 1:
+        return False
+    adam_steps = num_iterations * args.update_epochs * args.num_minibatches
+    if args.compile == "auto" and adam_steps < COMPILE_FROM:
+        print("A run this short ends sooner if its update is not compiled (or --compile yes).")
+        return False
+    return args.compile != "no"
 
 
 def compiled(function: Callable, device: torch.device) -> Callable:
@@ -714,39 +922,140 @@ def open_run(
     return run_dir, run_id, writer
 
 
-def log(
-    writer: SummaryWriter, progress: tqdm, metrics: dict, episodes: list[dict], num_before: int
-) -> None:
-    """Write the metrics of an iteration, and the means of the episodes that ended in it."""
-    step, latest = metrics["global_step"], episodes[num_before:]
-    if latest:
-        for name in ("return", "length"):
-            mean = np.mean([x[name] for x in latest])
-            writer.add_scalar(f"charts/episodic_{name}", mean, step)
-    for name, value in metrics.items():
-        writer.add_scalar(name, value, step)
+class Checkpoint:
+    """The state after the last whole iteration. It is on disk when a run ends, in whichever way.
+
+    An error, or Ctrl-C, may come in the middle of an iteration, which has changed weights by then.
+    """
+
+    def __init__(self, run_dir: Path, keep_all: bool, on_disk: int | None) -> None:
+        self.run_dir, self.keep_all = run_dir, keep_all
+        self.on_disk = on_disk  # the step of what is there
+        self.state: Saved = {}
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def keep(self, state: Saved, to_disk: bool) -> None:
+        if RANK > 0:
+            return
+        self.state = copied(state)
+        if to_disk:
+            self.save()
+
+    @property
+    def step(self) -> int:
+        return self.state["updates"][-1]["global_step"] if self.state["updates"] else 0
+
+    def save(self) -> None:
+        torch.save(self.state, self.run_dir / "checkpoint.tmp")
+        path = self.run_dir / "checkpoint.pt"
+        os.replace(self.run_dir / "checkpoint.tmp", path)  # always a whole one
+        self.on_disk = self.step
+        if self.keep_all:
+            shutil.copy(path, self.run_dir / f"checkpoint-{self.step}.pt")
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if not self.state:
+            return
+        if self.step != self.on_disk:
+            self.save()
+        if kind in (KeyboardInterrupt, SystemExit):
+            where = f"Interrupted at step {self.step}. To continue: --resume {self.run_dir}"
+            print(where, file=sys.stderr)
+
+
+def copied(x: Any) -> Any:
+    """The state of a run at this moment: the next update changes its tensors in place."""
+    if isinstance(x, Tensor):
+        return x.clone()
+    if isinstance(x, dict):
+        return {name: copied(y) for name, y in x.items()}
+    return list(x) if isinstance(x, list) else x
+
+
+def means_of(ended: list[dict]) -> dict[str, float]:
+    """Means of episodes, and their number, if there are any."""
+    if not ended:
+        return {}
+    return {
+        "charts/episodic_return": float(np.mean([x["return"] for x in ended])),
+        "charts/episodic_length": float(np.mean([x["length"] for x in ended])),
+        "charts/episodes": len(ended),
+    }
+
+
+def log(writer: SummaryWriter | None, progress: tqdm, metrics: dict, episodes: list[dict]) -> None:
+    """Write the metrics of an iteration, and show the return of the last episodes."""
+    for name, value in metrics.items() if writer else ():
+        writer.add_scalar(name, value, metrics["global_step"])
     if episodes:
         mean = np.mean([x["return"] for x in episodes[-100:]])
         progress.set_postfix_str(f"return {mean:.5g}", refresh=False)
 
 
-def load_checkpoint(run_dir: str | Path) -> Saved:
-    """All that a run has saved, with its `args` and `agent`. Loading it runs no code."""
-    path = Path(run_dir, "checkpoint.pt")
+def load_checkpoint(run_dir: str | Path, agent_class: type[Agent] = Agent) -> Saved:
+    """All that a run has saved, with its `args` and `agent`. Loading it runs no code.
+
+    `run_dir` is its folder, or one of several checkpoints there.
+    """
+    path = Path(run_dir)
+    path = path if path.suffix == ".pt" else path / "checkpoint.pt"
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         args = Args(**saved["args"])
-        agent = Agent(saved["layout"], args)
+        agent = agent_class(saved["layout"], args)
         agent.load_state_dict(saved["agent"])
     except Exception as error:  # whatever a missing, damaged or foreign file can raise
         reason = f"{type(error).__name__} {error}"[:300]
         raise UsageError(f"{path} is missing, damaged or from another script: {reason}") from error
-    return saved | {"args": args, "agent": agent.eval(), "run_dir": Path(run_dir)}
+    return saved | {"args": args, "agent": agent.eval(), "run_dir": path.parent}
 
 
-def load_policy(run_dir: str | Path) -> Agent:
-    """The trained policy: `policy(raw_obs)` are the most likely actions (N, A) for obs (N, D)."""
-    return load_checkpoint(run_dir)["agent"].requires_grad_(False)
+class Policy(nn.Module):
+    """A trained policy: the most likely actions (N, A) for raw observations (N, ...).
+
+    `parts` are the names and sizes of what it sees. It takes them side by side, in this order, or
+    all columns of the simulator, as tensors or as NumPy arrays; or a Dict that has these parts.
+    It can be traced and scripted.
+    """
+
+    def __init__(self, agent: Agent, layout: dict[str, Any], args: Args) -> None:
+        super().__init__()
+        self.agent = agent
+        seen = args.policy_obs or tuple(layout["parts"])
+        self.parts = {name: size for name, size in layout["parts"].items() if name in seen}
+        self.register_buffer("columns", agent.policy_obs.sort().values)
+        # Where each column of the simulator is among these: others are 0, in one that is added.
+        places = torch.full_like(agent.obs_stats.mean, len(self.columns), dtype=torch.long)
+        places[self.columns] = torch.arange(len(self.columns))
+        self.register_buffer("places", places)
+        self.num_columns, self.sees = sum(layout["parts"].values()), f"{self.parts}"
+
+    def forward(self, obs: Tensor) -> Tensor:
+        if obs.shape[-1] == self.num_columns:
+            return self.agent(obs)
+        if obs.shape[-1] != len(self.columns):
+            raise ValueError(f"{obs.shape[-1]} columns, and the policy sees {self.sees}.")
+        return self.agent(nn.functional.pad(obs, (0, 1)).index_select(-1, self.places))
+
+    def __call__(self, obs: Any) -> Any:
+        if hasattr(obs, "keys"):
+            parts = [obs[name].reshape(len(obs[name]), -1) for name in self.parts]
+            in_numpy = isinstance(parts[0], np.ndarray)
+            return self(np.concatenate(parts, 1) if in_numpy else torch.cat(parts, 1))
+        if isinstance(obs, Tensor):
+            return super().__call__(obs.float())
+        return super().__call__(torch.as_tensor(obs, dtype=torch.float32)).numpy()
+
+    def extra_repr(self) -> str:
+        return f"parts={self.sees}"
+
+
+def load_policy(run_dir: str | Path, agent_class: type[Agent] = Agent) -> Policy:
+    """The trained policy of a run, on the CPU: `load_policy(run_dir)(obs)`, see Policy."""
+    saved = load_checkpoint(run_dir, agent_class)
+    return Policy(saved["agent"], saved["layout"], saved["args"]).eval().requires_grad_(False)
 
 
 def evaluate(
@@ -755,14 +1064,19 @@ def evaluate(
     video: bool = False,
     make: Any = None,
     args: Args | None = None,
+    agent_class: type[Agent] = Agent,
+    video_length: int = 1000,
 ) -> list[float]:
     """Play one episode in each of so many environments, with the most likely actions.
 
-    Returns their returns. `video` films the first: what `make` returns then needs `render()`.
+    Returns their returns. Only Gymnasium and EnvPool are known to begin all episodes in `reset`:
+    elsewhere, the first one of each environment may have begun before, and does not count. `video`
+    films one, up to `video_length` frames: what `make` returns then needs `render()`.
     """
-    if episodes < 1:
-        raise UsageError(f"--eval-episodes ({episodes}) must be at least 1.")
-    saved = load_checkpoint(run_dir)
+    for flag, count in (("--eval-episodes", episodes), ("--video-length", video_length)):
+        if count < 1:
+            raise UsageError(f"{flag} ({count}) must be at least 1.")
+    saved = load_checkpoint(run_dir, agent_class)
     args = args or saved["args"]
     frames = []
     with ExitStack() as resources, torch.no_grad():
@@ -773,17 +1087,21 @@ def evaluate(
         check_saved(sim, args, saved)
         agent = saved["agent"].to(sim.device)
         returns = torch.zeros(episodes, device=sim.device)
-        playing = torch.ones_like(returns, dtype=torch.bool)
+        begun = torch.full((episodes,), sim.begins_all, device=sim.device)
+        over = torch.zeros_like(begun)
         steps = 0
-        while playing.any():
+        while not over.all():
             if steps == EVALUATION_STEPS:
-                rest = f"{int(playing.sum())} of {episodes} episodes"
+                rest = f"{int((~over).sum())} of {episodes} episodes"
                 raise UsageError(f"{rest} have not ended in {EVALUATION_STEPS} steps.")
-            if video and playing[0]:
-                frames.append(np.asarray(sim.envs.render()[0]))
+            playing = begun & ~over & sim.acts
+            if video and playing[0] and len(frames) < video_length:
+                frames.append(picture(sim.envs))
             _, rewards, terminated, truncated = sim.step(agent(sim.obs))
-            returns += rewards.where(playing, 0)  # what has ended may say NaN
-            playing &= ~(terminated | truncated)
+            returns += rewards.where(playing, 0)  # what comes before or after may say NaN
+            done = terminated | truncated
+            over |= playing & done
+            begun |= done
             steps += 1
     if video:
         from gymnasium.utils.save_video import save_video
@@ -793,6 +1111,20 @@ def evaluate(
         print(f"Video: {folder}/rl-video-episode-0.mp4")
     print(f"Return {returns.mean():.5g} ± {returns.std(correction=0):.3g} in {episodes} episodes")
     return returns.tolist()
+
+
+def picture(envs: Any) -> np.ndarray:
+    """A picture of the first environment, or the one that shows all."""
+    try:
+        drawn = envs.render()
+    except (AttributeError, NotImplementedError):
+        drawn = None
+    if drawn is None:
+        hint = "its render() must return pictures (`make` may take render_mode)"
+        raise UsageError(f"--capture-video cannot film a {type(envs).__name__}: {hint}.")
+    first = drawn[0] if isinstance(drawn, list | tuple) else drawn
+    first = np.asarray(first.cpu() if isinstance(first, Tensor) else first)
+    return first[0] if first.ndim == 4 else first
 
 
 def let_draw() -> None:
@@ -810,6 +1142,7 @@ class Command:
     evaluate: str | None = None  # play episodes with the policy in this folder; no training
     eval_episodes: int = 10  # number of episodes, with --evaluate
     capture_video: bool = False  # film the first episode, with --evaluate
+    video_length: int = 1000  # frames of the film, with --capture-video
 
 
 def main() -> None:
@@ -829,7 +1162,8 @@ def main() -> None:
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
-            evaluate(folder, command.eval_episodes, command.capture_video, args=command.args)
+            film = {"video": command.capture_video, "video_length": command.video_length}
+            evaluate(folder, command.eval_episodes, args=command.args, **film)
         elif command.capture_video:
             raise UsageError("--capture-video films an evaluation: add --evaluate FOLDER.")
         else:
@@ -837,7 +1171,6 @@ def main() -> None:
             if RANK == 0:
                 print(f"Next: --evaluate {run_dir}, or tensorboard --logdir {run_dir}")
     except KeyboardInterrupt:
-        print("Interrupted. Use --resume to continue from its checkpoint.", file=sys.stderr)
         sys.exit(130)
     except (UsageError, gym.error.Error) as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)

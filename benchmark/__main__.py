@@ -229,14 +229,6 @@ def site(folders: Place = HERE) -> None:
     print(f"{write(folders)} files made; open {DOCS / 'index.html'}")
 
 
-@app.command(name="diff-bugs")
-def diff_bugs(folders: Place = HERE) -> None:
-    """Note what `diff` says of each bug that suites have planted; DEBUGGING.md shows it."""
-    from benchmark.evidence import differences
-
-    differences.measure(folders)
-
-
 @app.command(name="throughput")
 def measure(
     measurements: Positional[tuple[Measurement, ...]] = (),

@@ -48,7 +48,6 @@ SETTINGS = ppo.Args(
     learning_rate=1e-3,
     gamma=0.9,
     checkpoint_interval=10,
-    compile=False,  # compiling takes longer than a run of this length
 )
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Agent(ppo.Agent):
                 layers += [ppo.linear(inputs, 128, gain=2**0.5), nn.LayerNorm(128), nn.ReLU()]
             return [*layers, ppo.linear(128, outputs, gain)]
 
-        self.value = nn.Sequential(*network(1, gain=1.0), nn.Flatten(-2))
+        self.value = nn.Sequential(*network(1, gain=1.0))
         self.policy = nn.Sequential(*network(action_size, gain=0.01))
 
 
@@ -40,7 +40,6 @@ SETTINGS = ppo.Args(
     num_minibatches=16,
     learning_rate=1e-3,
     gamma=0.9,
-    compile=False,  # compiling takes longer than a run of this length
 )
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Novelty:
     """The error of the imitation at an observation (D,), in standard deviations of all errors."""
 
     def __init__(self, size: int, seed: int) -> None:
-        with ppo.LOCK, torch.random.fork_rng(devices=[]):  # the run's random numbers stay the same
+        with torch.random.fork_rng(devices=[]):  # the run's random numbers stay the same
             torch.manual_seed(seed)
             self.goal, self.imitation = (
                 nn.Sequential(
@@ -107,7 +107,6 @@ SETTINGS = ppo.Args(
     num_minibatches=8,
     update_epochs=5,
     learning_rate=1e-3,
-    compile=False,  # compiling takes longer than a run of this length
 )
 
 

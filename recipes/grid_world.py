@@ -30,7 +30,6 @@ SETTINGS = ppo.Args(
     num_minibatches=8,
     learning_rate=1e-3,
     ent_coef=0.01,
-    compile=False,
 )
 
 if __name__ == "__main__":

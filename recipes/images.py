@@ -94,7 +94,6 @@ SETTINGS = ppo.Args(
     update_epochs=5,
     learning_rate=1e-3,
     gamma=0.9,
-    compile=False,  # compiling takes longer than a run of this length
 )
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ def train_in(envs: list[ppo.Recorder], args: ppo.Args) -> tuple[Agent, list[floa
     rng, returns, n = np.random.default_rng(args.seed), [], args.num_envs
     space, (size,) = envs[0].action_space, envs[0].observation_space.shape
     agent, stats = Agent(size, *space.shape), ppo.RunningMeanStd(np.zeros(size), np.ones(size))
+    generator = torch.default_generator.clone_state()  # our own: environments may seed PyTorch's
     adam = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=args.adam_eps)
     raw = np.array([env.begin(rng.integers(2**31).item()) for env in envs])
     final, begins, state = raw.copy(), torch.ones(n), torch.zeros(n, 2, ppo.HIDDEN)
@@ -86,7 +87,8 @@ def train_in(envs: list[ppo.Recorder], args: ppo.Args) -> tuple[Agent, list[floa
             obs = torch.tensor(ppo.normalize_obs(raw, stats, args.clip_obs)).float()
             with torch.no_grad():
                 (value,), (mean,), state = agent(obs[None], begins[None], state)
-                action = mean + agent.log_std.exp() * torch.randn_like(mean)
+                noise = torch.randn(mean.shape, generator=generator)
+                action = mean + agent.log_std.exp() * noise
             reward, terminated, truncated = torch.zeros(3, n)
             for i, (env, a) in enumerate(zip(envs, action.numpy().clip(space.low, space.high))):
                 final[i], reward[i], terminated[i], truncated[i], _ = env.step(a)
@@ -106,7 +108,7 @@ def train_in(envs: list[ppo.Recorder], args: ppo.Args) -> tuple[Agent, list[floa
         advantages = ppo.gae(rewards, values, next_values, dones, args.gamma, args.gae_lambda)
         batch = actions, logprobs, values, advantages, advantages + values
         for _ in range(args.update_epochs):
-            for mb in torch.randperm(n).chunk(args.num_minibatches):
+            for mb in torch.randperm(n, generator=generator).chunk(args.num_minibatches):
                 inputs = obs[:, mb], b_begins[:, mb], first_state[mb]
                 loss, _ = ppo.ppo_loss(agent, ppo.Batch(inputs, *(x[:, mb] for x in batch)), args)
                 adam.zero_grad()

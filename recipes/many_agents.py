@@ -72,7 +72,6 @@ SETTINGS = ppo.Args(
     num_minibatches=8,
     learning_rate=1e-3,
     gamma=0.9,
-    compile=False,  # compiling takes longer than a run of this length
 )
 
 if __name__ == "__main__":

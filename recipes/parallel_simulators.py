@@ -85,9 +85,7 @@ def train(
     return script_train(args, lambda: Remote(make), step_envs=step_together, **options)
 
 
-SETTINGS = ppo.Args(
-    num_envs=2, num_steps=128, num_minibatches=4, total_timesteps=1024, compile=False
-)
+SETTINGS = ppo.Args(num_envs=2, num_steps=128, num_minibatches=4, total_timesteps=1024)
 
 if __name__ == "__main__":
     for function in (script_train, train):

@@ -31,7 +31,6 @@ SETTINGS = ppo.Args(
     num_envs=4,
     num_steps=128,
     num_minibatches=4,
-    compile=False,  # compiling takes longer than a run of this length
 )
 
 

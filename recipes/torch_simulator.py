@@ -24,7 +24,6 @@ SETTINGS = ppo.Args(
     learning_rate=1e-3,
     init_std=1.0,
     total_timesteps=409_600,
-    compile=False,  # compiling takes longer than a run of this length
 )
 LIMIT = 200  # steps of an episode
 

@@ -88,7 +88,7 @@ class Script:
         settings = {"env_id": self.env_id("Truncated"), "num_envs": 2, "num_steps": 16}
         settings |= {"total_timesteps": 96, "num_minibatches": 4, "update_epochs": 2}
         if hasattr(self.module.Args, "compile"):
-            settings["compile"] = False
+            settings["compile"] = "no"
         return self.module.Args(**{**settings, "device": "cpu", **self.settings, **changes})
 
     def agent(self, obs_size: int, action_size: int) -> nn.Module:
@@ -216,12 +216,14 @@ class Atari(Script):
 
         real = self.module.make_env
 
-        def make_env(args, videos=None):
+        def make_env(args, videos=None, video_length=0):
             if not args.env_id.startswith("Fake"):
-                return real(args, videos)
+                return real(args, videos, video_length)
             env = gym.make(args.env_id, render_mode="rgb_array", disable_env_checker=True).unwrapped
             if videos:
-                env = gym.wrappers.RecordVideo(env, videos, lambda k: k == 0)
+                env = gym.wrappers.RecordVideo(
+                    env, videos, lambda k: k == 0, video_length=video_length
+                )
             env.unwrapped.ale = fake_envs.emulator()
             env = self.module.ClipReward(self.module.EpisodicLife(env))
             return gym.wrappers.FrameStackObservation(env, self.frames, padding_type="zero")
@@ -322,13 +324,18 @@ class Toy:
     }
 
     def __init__(self, name: str, file: str) -> None:
-        self.name, self.path = name, ROOT / f"{file}.py"
+        self.name, self.path, self.import_name = name, ROOT / f"{file}.py", file.replace("/", ".")
+
+    @property
+    def home(self) -> ModuleType:
+        """What has the stages before the last one. It judges by fewer texts here."""
+        home = importlib.import_module("ppo_rlhf_toy")
+        vars(home).update(NUM_SAMPLES=64, NUM_EVALUATED=32, BEST_OF_N=(1, 4))
+        return home
 
     @property
     def module(self) -> ModuleType:
-        """It judges by fewer texts here."""
-        module = importlib.import_module(self.path.stem)
-        vars(module).update(NUM_SAMPLES=64, NUM_EVALUATED=32, BEST_OF_N=(1, 4))
+        module, _ = importlib.import_module(self.import_name), self.home
         return module
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,8 +350,8 @@ class Toy:
         """A run with all models in a folder, and what it makes before its last stage."""
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            names = ("make_preferences", "evaluate")
-            made, judged = (record(patch, self.module, name) for name in names)
+            made = record(patch, self.home, "make_preferences")
+            judged = record(patch, self.module, "evaluate")
             run = self.module.train(self.args(compare=True))
         _, reference, _, preferences = made[0]
         found = {"reference": reference, "preferences": preferences, "judges": judged[0][2]}
@@ -371,9 +378,6 @@ class GRPO(Toy):
         "grpo-no-kl": {"kl_in_loss": "no", "kl_mode": "none"},
     }
 
-    def logprobs(self, agent: nn.Module, prompts: Tensor, responses: Tensor) -> Tensor:
-        return agent.get_logprobs(prompts, responses)
-
     def collect(self, args: Any, agent: nn.Module, judges: tuple, kl_coef: float) -> tuple:
         prompts = judges.task.sample_prompts(32, seeded(0))
         return self.module.collect(args, agent, judges, prompts, kl_coef, seeded(0))
@@ -398,7 +402,7 @@ class DPO(GRPO):
         """What judges here is the reference, and all pairs."""
         found = super().finish(folder)
         parts = found.preferences.learned, found.preferences.held_out
-        found.judges = found.reference, self.module.Pairs(*map(torch.cat, zip(*parts)))
+        found.judges = found.reference, self.home.Pairs(*map(torch.cat, zip(*parts)))
         return found
 
     def learn(self, judges: tuple, **changes: Any) -> tuple[nn.Module, list[dict[str, float]]]:
@@ -416,8 +420,8 @@ SCRIPTS = {
         Atari("atari", "ppo_atari"),
         AtariLSTM("lstm", "ppo_atari_lstm"),
         Toy("rlhf", "ppo_rlhf_toy"),
-        GRPO("grpo", "grpo_rlhf_toy"),
-        DPO("dpo", "dpo_rlhf_toy"),
+        GRPO("grpo", "recipes/grpo_on_reviews"),
+        DPO("dpo", "recipes/dpo_on_reviews"),
     )
 }
 

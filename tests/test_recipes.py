@@ -48,7 +48,7 @@ TINY = ppo.Args(
     update_epochs=2,
     total_timesteps=256,
     checkpoint_interval=1,
-    compile=False,
+    compile="no",
 )
 
 
@@ -201,10 +201,20 @@ def test_a_pasted_recipe_does_what_the_imported_one_does(name, pasted, duel):
         assert len(mine.evaluate(run_dir, getattr(mine, "Touch", None), episodes=1)) == 1
 
 
+@pytest.mark.parametrize("name", ["grpo", "dpo"])
+def test_a_pasted_recipe_for_language_models_does_what_the_imported_one_does(name, pasted):
+    script, mine = SCRIPTS[name], pasted(f"{name}_on_reviews")
+    vars(mine).update(NUM_SAMPLES=script.home.NUM_SAMPLES, NUM_EVALUATED=script.home.NUM_EVALUATED)
+    imported = script.module.train(script.args())
+    found = mine.train(mine.Args(**{**vars(script.args()), "run_name": "pasted"}))
+    assert same_weights(imported["agent"], found["agent"])
+    assert imported["updates"] == found["updates"] and imported["results"] == found["results"]
+
+
 def test_a_pasted_recipe_with_the_scripts_last_lines_runs_from_the_command_line(run_file, tmp_path):
     path = tmp_path / "curious.py"
     path.write_text(paste("curiosity", keep_main=True))
-    line = "--env-id Maze-v0 --num-steps 32 --num-envs 2 --num-minibatches 4 --no-compile "
+    line = "--env-id Maze-v0 --num-steps 32 --num-envs 2 --num-minibatches 4 --compile no "
     line += "--total-timesteps 256 --update-epochs 2 --run-name "
     code, _, error = run_file(path, line + "pasted")
     assert code == 0, error
@@ -228,11 +238,13 @@ def test_each_recipe_runs_with_its_defaults_and_pasted_it_says_the_same(name, tm
             [sys.executable, *command], env=environ, cwd=tmp_path, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-        words = re.sub(r"in \d+ s\b|Logs and checkpoints: .*", "", done.stdout)
+        words = re.sub(r"in \d+ s\b|Logs and (checkpoints|results): .*", "", done.stdout)
         outputs.append(words.splitlines())
     if name == "parallel_simulators":  # each says how fast it is, one after another and together
         for alone, together in ([float(x.split()[0]) for x in y if x] for y in outputs):
             assert together > alone
+    elif name.endswith("_on_reviews"):
+        assert outputs[0] == outputs[1] and "Pairs held out" in outputs[0][0]
     else:
         assert outputs[0] == outputs[1] and "eturn" in outputs[0][-1]
 
@@ -565,6 +577,24 @@ def test_the_training_loop_with_memory_closes_its_environments():
     assert len(closed) == 8
 
 
+def test_noise_of_the_loop_with_memory_is_its_own_though_an_environment_seeds_pytorch():
+    actions = []
+
+    class Seeding(lstm.Recall):
+        def reset(self, **options):
+            torch.manual_seed(0)
+            return super().reset(**options)
+
+        def step(self, action):
+            actions.append(action.item())
+            return super().step(action)
+
+    args = dataclasses.replace(lstm.SETTINGS, num_envs=4, num_steps=32, total_timesteps=128)
+    lstm.train(args, Seeding)
+    inside = [x for x in actions if abs(x) < 1]  # others are clipped
+    assert len({*inside}) == len(inside) > 64
+
+
 def test_the_memory_is_carried_from_step_to_step_and_cleared_where_an_episode_begins():
     torch.manual_seed(0)
     agent, obs, begins = lstm.Agent(2, 1), torch.randn(6, 3, 2), torch.zeros(6, 3)
@@ -583,8 +613,7 @@ def test_the_memory_is_carried_from_step_to_step_and_cleared_where_an_episode_be
 @pytest.mark.slow
 def test_an_lstm_remembers_the_cue_and_the_script_cannot():
     assert np.mean(lstm.train(lstm.SETTINGS, lstm.Recall)[1][-100:]) > 0.8
-    settings = dataclasses.replace(lstm.SETTINGS, compile=False)
-    episodes = ppo.train(settings, lstm.Recall)["episodes"]
+    episodes = ppo.train(lstm.SETTINGS, lstm.Recall)["episodes"]
     assert abs(np.mean([x["return"] for x in episodes[-300:]])) < 0.25
 
 

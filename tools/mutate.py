@@ -43,7 +43,7 @@ from tools.sync import blocks
 
 BANNER = "# === The algorithm ends here ==="
 NAMES = {x.stem: x.stem for x in sorted(ROOT.glob("*.py"))}  # of a script in the tests, by its file
-NAMES |= {x.path.stem: x.name for x in SCRIPTS.values()}
+NAMES |= {x.path.relative_to(ROOT).with_suffix("").as_posix(): x.name for x in SCRIPTS.values()}
 # Changes that nothing could notice, and why. At most one statement in fifty of a script.
 MAY_SURVIVE: dict[str, dict[str, str]] = {
     "grpo_minimal": {
@@ -170,7 +170,7 @@ class Breaker:
         self.survivors: list[str] = []
         self.failing: list[str] = []  # tests that fail unbroken
         same = digest(self.path, *sorted((ROOT / "tests").glob("*.py")))
-        self.memory = Path(tempfile.gettempdir(), f"mutate-{script}-{same}.json")
+        self.memory = Path(tempfile.gettempdir(), f"mutate-{self.path.stem}-{same}.json")
         self.known = {"tests": {}, "noticed": {}}
         if self.memory.exists():
             self.known = json.loads(self.memory.read_text())
@@ -253,7 +253,7 @@ class Breaker:
             for stream in (1, 2):
                 os.dup2(nowhere.fileno(), stream)
         try:
-            module = importlib.import_module(self.script)
+            module = importlib.import_module(self.script.replace("/", "."))
             kept = {name: x for name, x in vars(module).items() if name.startswith("__")}
             self.file.write_text(mutant.text)
             vars(module).clear()

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from benchmark.lab.definitions import POINTS
-
 Name = tuple[str, str]  # suite and variant
 
 
@@ -31,7 +29,6 @@ class Suite:
     total_timesteps: int | None = 1_000_000  # None: the script is told neither these nor the task
     baseline: Name | None = None  # of another suite, with which the variants are compared
     baseline_label: str = ""  # in tables and figures
-    points: int = POINTS  # of a stored curve
 
     def seeds(self, environment: str, variant: str) -> tuple[int, ...]:
         """Those that a variant is to have in an environment."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.evidence import health, rlhf, tables
+from benchmark.evidence import rlhf, tables
 from benchmark.evidence.definitions import Suite
 from benchmark.lab.definitions import Folders
 from benchmark.lab.results import KEY, Result, by_environment
@@ -14,19 +14,19 @@ STAGED = "; the curves are over the updates of training"
 # Columns of curves that are not shown, and neither are those with a slash: metrics that the
 # scripts no longer log.
 NOT_SHOWN = {"step", "episodes", "stage", "tokens_per_second", "check_values", "kl_after", *KEY}
-CHECKS = ("check", "entropy", "grad_norm")  # begin the names of metrics of bugs and healthy runs
+CHECKS = ("check", "entropy", "grad_norm")  # begin names that are shown of the closed bugs only
 DIGITS = [chr(x) for x in range(35, 127) if chr(x) != "\\"]  # of numbers in data
 
 
-def curve(results: list[Result], stage: str | None, checks: bool) -> dict[str, Any]:
-    """The metrics of each seed, its checks too or not, on a grid from the first update to `total`.
+def curve(results: list[Result], stage: str | None) -> dict[str, Any]:
+    """The metrics of each seed on a grid from the first update to `total`.
 
     A value is two `DIGITS`, its place between the lowest and the highest value of the metric.
     """
     total = stage is None and results[0].record["settings"].get("total_timesteps")
     total, metrics = total or int(max(x.column("step", stage)[0].max() for x in results)), {}
     names = {x: 0 for own in results for x in own.curve if not ({x} & NOT_SHOWN or "/" in x)}
-    for name in (x for x in names if checks or not x.startswith(CHECKS)):
+    for name in (x for x in names if not x.startswith(CHECKS)):
         known = {x.record["seed"]: x.column(name, stage) for x in results}
         known = {seed: own for seed, own in known.items() if len(own[0])}
         if known:
@@ -66,7 +66,7 @@ def label_of(record: dict[str, Any], stage: str) -> str:
 
 def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
     """All that the explorer shows of a suite and its baseline: a line per variant or model."""
-    lines, checks, about = [], suite.table == "bugs", suite.reproduces
+    lines, about = [], suite.reproduces
     for (name, variant), label in suite.labels.items():
         found = by_environment(name, variant, folders)
         found = {x: own for x, own in found.items() if x in suite.environments}
@@ -80,9 +80,7 @@ def suite_data(suite: Suite, folders: Folders) -> dict[str, Any]:
         for stage, shown in stages.items():
             line = {"label": shown}
             line["cells"] = {x: cells(own, stage) for x, own in found.items()}
-            line["curves"] = {x: curve(own, stage, checks) for x, own in found.items()}
-            if suite.table == "bugs" and not health.is_healthy(variant):
-                line["control"] = [*suite.variants].index(health.control(suite, variant))
+            line["curves"] = {x: curve(own, stage) for x, own in found.items()}
             lines.append(line)
     environments = [x for x in suite.environments if any(x in line["curves"] for line in lines)]
     return {"about": about, "environments": environments, "lines": lines}

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmark.evidence import health, tables
+from benchmark.evidence import tables
 from benchmark.evidence.definitions import Suite
 from benchmark.evidence.suites.common import THREE
 from benchmark.evidence.tables import REFERENCE, reference, runs_of
@@ -21,7 +21,7 @@ from benchmark.lab.provenance import ROOT, BenchmarkError
 from benchmark.lab.results import by_environment, done, write_text
 
 FOLDER = ROOT / "benchmark" / "figures"
-CODE = [__file__, *(x.__file__ for x in (plots, statistics, tables, health))]
+CODE = [__file__, *(x.__file__ for x in (plots, statistics, tables))]
 HEALTHY = {x: check.USUAL[x] for x in (check.KL, check.CLIPPED, check.EXPLAINED)}
 PPO2 = "0.35"  # gray, so that color is ours
 TICK = {"marker": "_", "markersize": 9, "linestyle": "none", "clip_on": False}
@@ -136,23 +136,6 @@ def normalized(suite: Suite, folders: Folders) -> Figure:
     return axes.figure
 
 
-# --- Bugs ---
-
-
-def broken_curves(suite: Suite, folders: Folders) -> Figure:
-    """A panel per bug in the suite's first environment, with the healthy runs behind it."""
-    environment = next(iter(suite.environments))
-    known = [x for own in health.trials(folders).values() for x in own if x.suite is suite]
-    known = [x for x in known if x.environment == environment]
-    figure, panels = one_panel_each([x.bug.label for x in known], 5)
-    for axes, trial in zip(panels, known):
-        axes.title.set_fontsize(6)
-        draw_curves(axes, trial.healthy, "healthy", "0.5")
-        draw_curves(axes, trial.broken, "with the bug", "C3")
-    figure.supylabel(f"episodic return in training, {environment}")
-    return figure
-
-
 # --- Files ---
 
 # By names in the entries of suites.
@@ -162,7 +145,6 @@ FIGURES = {
     "three": functools.partial(curves, environments=THREE),
     "health": healthy_run,
     "normalized": normalized,
-    "bugs": broken_curves,
 }
 
 

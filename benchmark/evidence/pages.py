@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmark.evidence import debugging, rlhf, tables
+from benchmark.evidence import rlhf, tables
 from benchmark.evidence.definitions import Script
 from benchmark.evidence.runs import how_complete
 from benchmark.evidence.suites import SUITES
@@ -34,7 +34,6 @@ TABLES = {
     "games": tables.games_table,
     "rlhf": rlhf.pipeline_table,
     "models": rlhf.models_table,
-    "bugs": lambda suite, folders: debugging.costs_table(folders, suite.name == debugging.RLHF),
 }
 
 
@@ -180,7 +179,7 @@ def details_table(_: Folders) -> str:
         empty = {"detail": key[0], "name": tag.title, "why": "", "without it": "<br>".join(known)}
         row = rows.setdefault(key, empty | {"in": ""})
         row["why"] = row["why"] or tag.sentence
-        name = script.removeprefix("ppo_").removesuffix(".py")
+        name = Path(script).stem.removeprefix("ppo_")
         row["in"] += "<br>" * bool(row["in"])
         row["in"] += f"[{name}]({script}#{tag.anchor})"
     return markdown(sorted(rows.values(), key=lambda x: place(x["detail"])))
@@ -193,6 +192,15 @@ def place(number: str) -> tuple[int, str, int]:
     return known.index(series if series in known else None), series, int(digits or 0)
 
 
+# --- The checks ---
+
+
+def code_to_paste(_: Folders) -> str:
+    """Those for a PPO of one's own."""
+    code = (ROOT / "benchmark" / "lab" / "diagnose.py").read_text()
+    return f"```python\n{code}```\n"
+
+
 # --- Writing ---
 
 BLOCKS = {
@@ -202,7 +210,7 @@ BLOCKS = {
     "scripts": scripts_table,
     "details": details_table,
     "ranges": lambda _: check.ranges_table(),
-    **debugging.BLOCKS,
+    "diagnose": code_to_paste,
 }
 
 

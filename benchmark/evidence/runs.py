@@ -106,7 +106,6 @@ def run_of(suite: Suite, key: Key, folders: Folders, commit: str) -> Run:
         resume=["--resume", "runs/run"],
         variables={"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(tree_of(commit, folders))},
         facts=about,
-        points=suite.points,
     )
 
 

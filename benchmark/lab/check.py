@@ -1,7 +1,7 @@
 """Where metrics are in healthy runs, and the rules by which a run is judged.
 
-Nothing else has these numbers: `python -m benchmark check`, the tables of bugs, the figure of a
-healthy run and the table of ranges in DEBUGGING.md all read them here.
+Nothing else has these numbers: `python -m benchmark check`, the figure of a healthy run and the
+table of ranges in DEBUGGING.md all read them here.
 """
 
 import math
@@ -52,6 +52,9 @@ LARGE = "Updates are large. If the return falls, lower --learning-rate or set --
 BATCH = "The batch is not what the policy saw: check observations, actions and dropout."
 SIGNS = "Good actions did not become more likely: check signs and reshapes."
 WORDS = "Good tokens did not become more likely: check rewards, masks and signs."
+REFERENCE = "It stays 0: is the reference model being trained too?"
+SWAPPED = "Chosen answers are not preferred: are the two log-probabilities swapped?"
+PREFERRED = "RLHF: DPO prefers the rejected answers"
 # fmt: off
 # ruff: disable[E501]
 ENVIRONMENTS = (
@@ -67,34 +70,28 @@ ENVIRONMENTS = (
     Rule("check/acting", 1e-5, INF, 0, "", "The policy that acts is not the one that learns: both must compute the same.", "`check/acting` above 0"),
 )
 KL_EXACT = (
-    Rule("objective/kl_exact", -INF, 1e-3, 5, "", "It stays 0: is the reference model being trained too?", "RLHF: exact KL 0"),
+    Rule("objective/kl_exact", -INF, 1e-3, 5, "", REFERENCE, "RLHF: exact KL 0"),
     Rule("objective/kl_exact", 30, INF, 1, PENALIZED, "Raise --kl-coef or lower --target-kl. At the start: mask the padding.", "RLHF: KL grows without bound, texts repeat themselves"),
 )
 RLHF = (Rule("check/update", -INF, 0.06, 10, "", WORDS, "RLHF: proxy stays, `check/update` below 0.06, KL below its target"), *KL_EXACT)
 GRPO = (Rule("check/update", -INF, -0.02, 10, "", WORDS, WORSE), *KL_EXACT)
+DPO = (
+    Rule("rewards/accuracy", -INF, 0.5, 20, "", SWAPPED, PREFERRED),
+    Rule("rewards/margin", -INF, 0.0, 20, "", SWAPPED, PREFERRED),
+)
+SUMS = (  # of grpo_minimal.py
+    Rule("grpo/reward", -INF, 0.0, 10, "", "No response is right: train SFT longer, or check the reward.", "RLHF: no response earns a reward"),
+    Rule("grpo/kl", -INF, 1e-3, 10, "", REFERENCE, "RLHF: exact KL 0"),
+)
+KINDS = {"rewards/accuracy": DPO, "losses/k3": GRPO, "objective/kl_exact": RLHF, "grpo/kl": SUMS}
 # ruff: enable[E501]
 # fmt: on
-DPO = ()
-KINDS = {"rewards/accuracy": DPO, "losses/k3": GRPO, "objective/kl_exact": RLHF}
 # Where metrics are in most healthy runs; without a range, where no rule applies.
 USUAL = {KL: (0.005, 0.025), CLIPPED: (0.07, 0.3), EXPLAINED: (0.5, 1.0)}
-USUAL |= {"check/first_kl": (-INF, 1e-5), "rewards/accuracy": (0.5, 1), "rewards/margin": (0, INF)}
+USUAL |= {"check/first_kl": (-INF, 1e-5), "rewards/accuracy": (0.5, 1)}
 # Where those of other policies than a Gaussian are, as in CartPole and Atari games. These ranges
 # contain the ones above, so they are also for logs that do not say what the policy is.
 OTHERS = {KL: (0.0005, 0.025), CLIPPED: (0.005, 0.3)}
-SWAPPED = "Chosen answers are not preferred: are the two log-probabilities swapped?"
-SMALL = "Updates are small. If learning is slow, too, compare the script with its original first."
-UNUSUAL = {  # what to do where no rule applies
-    (KL, "low"): f"{SMALL} Then try a larger --learning-rate.",
-    (KL, "high"): LARGE,
-    (
-        EXPLAINED,
-        "low",
-    ): "Normal in hard tasks. Otherwise check the value targets and the value loss.",
-    ("check/first_kl", "high"): BATCH,
-    ("rewards/accuracy", "low"): SWAPPED,
-    ("rewards/margin", "low"): SWAPPED,
-}
 
 
 # --- The rules ---
@@ -107,8 +104,6 @@ def rules_of(metrics: pd.Index) -> tuple[Rule, ...]:
 
 def metrics_of(rules: tuple[Rule, ...]) -> list[str]:
     """The metrics of a run that are judged, in the order in which they are shown."""
-    if rules is DPO:
-        return ["rewards/accuracy", "rewards/margin"]
     names = [x.metric for x in rules]
     return [*dict.fromkeys([KL, CLIPPED, *names] if rules is ENVIRONMENTS else names)]
 
@@ -174,8 +169,7 @@ def unhealthy(updates: pd.DataFrame, episodes: pd.DataFrame) -> list[tuple[Rule,
 
 # --- The verdicts ---
 
-IN_RANGE, CONSTANT = "in range", "says nothing: value targets hardly vary"
-FINE = ("", IN_RANGE, CONSTANT)  # no advice is needed
+CONSTANT = "says nothing: value targets hardly vary"
 UNKNOWN_SPREAD = f"It says nothing if value targets hardly vary; {TARGETS} is not logged."
 
 
@@ -183,7 +177,7 @@ def judge(log: Log) -> list[dict[str, Any]]:
     """A row for each metric of a run that is judged: its value, range, verdict, and what to do.
 
     "value" is what the verdict is about, "bad" has the steps after which it is unhealthy. Without a
-    verdict, it is too early for one. A value that is only low or high has no symptom yet.
+    verdict, it is too early for one. There is something to do only where a metric is unhealthy.
     """
     rows, found = [], unhealthy(log.updates, log.episodes)
     steps, vary = log.updates["global_step"], targets_vary(log.updates)
@@ -197,25 +191,20 @@ def judge(log: Log) -> list[dict[str, Any]]:
         # Values begin badly everywhere, and a learning rate that falls to 0 ends all updates.
         known = (values.median(), now) if metric in USUAL else (now,)
         value = next((x for x in known if low <= x <= high), known[0])
-        # Those that hold, or would if return was lost.
-        current = [x for x in own if x.only == LOST or holds(x.only, log.updates, log.episodes)]
-        value = now if any(x.low <= now <= x.high for x in current) else value
-        verdict = "low" if value < low else "high" if value > high else IN_RANGE
-        rule = next((x for x in current if x.low <= value <= x.high), None)
-        advice = [rule.advice if rule else UNUSUAL.get((metric, verdict), "")]
+        place = "lower" if value < low else "higher" if value > high else ""
+        verdict, advice = f"healthy, but {place} than usual" if place else "healthy", []
         if len(values) < patience(min((x.patience for x in own), default=RECENT), steps):
             verdict = ""
-        elif (metric, verdict, vary) == (EXPLAINED, "low", False):
+        elif (metric, place, vary) == (EXPLAINED, "lower", False):
             verdict = CONSTANT
         bad = np.any([*own.values()], axis=0) if own else np.zeros(len(steps), bool)
         if rule := next((x for x in own if own[x].any()), None):
             value = log.updates[metric][own[rule]].median()
             verdict = f"unhealthy {'since' if bad[-1] else 'at'} {steps[bad].iloc[0]:,.0f}"
             advice = [rule.advice, f"DEBUGGING.md: {rule.symptom}"]
-        advice += [UNKNOWN_SPREAD] * (metric == EXPLAINED and vary is None)
+            advice += [UNKNOWN_SPREAD] * (metric == EXPLAINED and vary is None)
         row = {"metric": metric, "value": value, "band": (low, high), "verdict": verdict}
-        shown = [f"    {x}" for x in advice if x and verdict not in FINE]
-        rows.append(row | {"bad": steps[bad], "advice": shown})
+        rows.append(row | {"bad": steps[bad], "advice": [f"    {x}" for x in advice]})
     return rows
 
 

@@ -26,7 +26,7 @@ import tyro
 
 from benchmark.lab import trace
 from benchmark.lab.provenance import ROOT, BenchmarkError, git, source_at
-from benchmark.lab.trace import RESUMED, Event, Run, Script, Statement
+from benchmark.lab.trace import RESUMED, Event, Parameters, Run, Script, Statement
 
 # Smaller differences are rounding: relative to a number, to the largest of its array, and absolute:
 # a mean of float32 whose terms nearly cancel, such as the policy loss, is not exact to 1e-7.
@@ -144,10 +144,15 @@ def leaves(mine: Any, theirs: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
         return
     if isinstance(mine, float) and isinstance(theirs, float) and mine == theirs:
         return  # at once, since there are many
+    if isinstance(theirs, Parameters) != isinstance(mine, Parameters):  # one has no model at hand
+        mine, theirs = (
+            tuple(x.values()) if isinstance(x, Parameters) else x for x in (mine, theirs)
+        )
     if isinstance(theirs, dict) and isinstance(mine, dict):
+        link = " of " if isinstance(theirs, Parameters) else "."
         for key in theirs:
             if key in mine:
-                yield from leaves(mine[key], theirs[key], f"{name}.{key}")
+                yield from leaves(mine[key], theirs[key], f"{name}{link}{key}")
     elif isinstance(theirs, tuple) and isinstance(mine, tuple) and len(mine) == len(theirs):
         for k, (x, y) in enumerate(zip(mine, theirs)):
             yield from leaves(x, y, f"{name}[{k}]")

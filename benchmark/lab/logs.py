@@ -7,7 +7,6 @@ or they are unknown.
 
 import contextlib
 import dataclasses
-import functools
 import glob
 import hashlib
 import itertools
@@ -42,9 +41,10 @@ NAMES = {
     "train/explained_variance": ("losses/explained_variance", 1),
     "train/entropy_loss": ("losses/entropy", -1),
 }
-METRICS = ("losses/", "check/", "objective/", "rewards/")
+METRICS = ("losses/", "check/", "objective/", "rewards/", "grpo/")
 # Parts of a run whose mean return can be its score, the best first.
 FEWEST = 10  # episodes that score a run
+KEPT = 100_000  # episodes, the last ones, that a checkpoint of our scripts has at most
 LAST_10 = f"last {FEWEST} episodes, or all"
 TENTH = "last tenth of the steps"
 WINDOWS = (LAST_100, TENTH, LAST_10)
@@ -311,7 +311,31 @@ def from_checkpoint(folder: Path) -> Log:
         "script": f"{script[1]}.py" if script else "",
         "complete": "episodes" in saved,
     }
-    return Log(folder, settings.get("env_id", UNKNOWN), updates, episodes_of(saved), **about)
+    episodes = episodes_of(saved)
+    means = means_of_iterations(folder, updates, len(episodes))
+    if len(means) and means["global_step"].iloc[0] < min(episodes["global_step"], default=0):
+        note = "it keeps only its last episodes, so returns are means of iterations"
+        about |= {"averaged": "iteration", "note": note}
+        episodes = means
+    return Log(folder, environment_of(settings), updates, episodes, **about)
+
+
+def means_of_iterations(folder: Path, updates: pd.DataFrame, kept: int) -> pd.DataFrame:
+    """Mean returns of a run's iterations, by its updates or, if episodes lack, by its log."""
+    if RETURN in updates:
+        means = updates[["global_step", RETURN]]
+    elif kept >= KEPT and any(folder.glob(f"{EVENTS}*")):
+        values = read_log(folder).values.get(RETURN, pd.Series(dtype=float))
+        means = values.rename_axis("global_step").reset_index(name=RETURN)
+    else:
+        means = pd.DataFrame(columns=["global_step", RETURN])
+    return means.rename(columns={RETURN: "return"}).dropna()
+
+
+def environment_of(settings: dict[str, str]) -> str:
+    """What a run was trained in: the simulator of one's own, if it has one."""
+    own = settings.get("make", "")
+    return own if ":" in own else settings.get("env_id", UNKNOWN)
 
 
 def from_events(folder: Path) -> Log:
@@ -321,7 +345,7 @@ def from_events(folder: Path) -> Log:
         raise NoRun("written by add_hparams")
     named = {tag: NAMES.get(tag, (tag, 1)) for tag in events.values}
     values = {name: sign * events.values[tag] for tag, (name, sign) in named.items()}
-    if not {RETURN, "losses/approx_kl", "rewards/accuracy"} & values.keys():
+    if not {RETURN, "losses/approx_kl", "rewards/accuracy", "grpo/kl"} & values.keys():
         raise NoRun("no metric of PPO")
     returns = values.get(RETURN, pd.Series(dtype=float))
     episodes = returns.rename_axis("global_step").reset_index(name="return")
@@ -333,7 +357,7 @@ def from_events(folder: Path) -> Log:
     elif len(updates) and episodes["global_step"].isin(updates["global_step"]).all():
         averaged = "iteration"  # single episodes end at steps of their own
     about = {"averaged": averaged, "settings": events.settings, "note": events.note}
-    return Log(folder, events.settings.get("env_id", UNKNOWN), updates, episodes, **about)
+    return Log(folder, environment_of(events.settings), updates, episodes, **about)
 
 
 # --- TensorBoard ---
@@ -351,13 +375,15 @@ class Events(NamedTuple):
 def read_log(folder: Path) -> Events:
     """The TensorBoard log of a folder, whose files are of one run that was continued or restarted.
 
-    From its first step on, a file replaces those before that have the same tags.
+    They have the order of their names, as in TensorBoard. From its first step on, a file replaces
+    those before that have the same tags.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     everything = {"scalars": 0, "tensors": 0}
-    found = [EventAccumulator(str(x), everything).Reload() for x in folder.glob(f"{EVENTS}*")]
-    files = in_order([contents(x) for x in found if any(x.Tags().values())])
+    paths = sorted(folder.glob(f"{EVENTS}*"))
+    found = [EventAccumulator(str(x), everything).Reload() for x in paths]
+    files = [contents(x) for x in found if any(x.Tags().values())]
     kept, settings, count = pd.DataFrame(columns=["tag", "step", "value"]), {}, 0
     for file in files:
         points = file.points
@@ -371,49 +397,12 @@ def read_log(folder: Path) -> Events:
     return Events(dict(iter(by_tag)), settings, hparams, note * (len(kept) < count))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # two are equal if they are one
-class EventFile:
+class EventFile(NamedTuple):
     """What an event file has, as far as it is whole."""
 
-    begun: float  # seconds, by the clock of its machine
     points: pd.DataFrame  # "tag", "step" and "value" of each scalar
     settings: dict[str, str]
     hparams: bool
-
-    @functools.cached_property
-    def first(self) -> int:
-        """Its first step."""
-        return min(self.points["step"], default=0)
-
-    @functools.cached_property
-    def last(self) -> int:
-        """Its last step."""
-        return max(self.points["step"], default=0)
-
-
-def in_order(files: list[EventFile]) -> list[EventFile]:
-    """Files of one run in the order in which they were written, even if a clock was wrong."""
-
-    def written(file: EventFile) -> float:
-        """When at the earliest: not before the file that it continues."""
-        before = continued(file, files)
-        return max(file.begun, written(before)) if before else file.begun
-
-    return sorted(sorted(files, key=lambda x: x.first), key=written)
-
-
-def continued(file: EventFile, files: list[EventFile]) -> EventFile | None:
-    """The file that another one continues, if any: the one that comes nearest to its first step.
-
-    By the clock, the other one may have come first. It continues this file all the same if it
-    begins after this file's last step, or if it begins in this file's second half and no other
-    file explains where it begins.
-    """
-    lower = [x for x in files if x.first < file.first]
-    before = [x for x in lower if x.begun < file.begun]
-    apart = [x for x in lower if x.last < file.first]
-    late = [x for x in lower if x.first + x.last < 2 * file.first] if not before else []
-    return max(before + apart + late, key=lambda x: min(x.last, file.first), default=None)
 
 
 def contents(file: Any) -> EventFile:
@@ -432,7 +421,7 @@ def contents(file: Any) -> EventFile:
             settings |= dict(ROW.findall(text)[2:])  # without the heading and the line below it
     points = pd.DataFrame(rows, columns=["tag", "step", "value"])
     hparams = "_hparams_/session_start_info" in file.summary_metadata
-    return EventFile(file.FirstEventTimestamp(), points, settings, hparams)
+    return EventFile(points, settings, hparams)
 
 
 # --- Sums ---

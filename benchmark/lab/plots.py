@@ -91,7 +91,8 @@ def checks(logs: list[Log]) -> Figure:
                 axes.plot(*sick.to_numpy().T, ".", color="C3", markersize=4, label="unhealthy")
                 color = "C3"
             ends += [*own[metric].quantile([0.02, 0.98]), *filter(np.isfinite, row["band"])]
-            verdicts[row["verdict"] if len(logs) == 1 else row["verdict"].partition(" ")[0]] += 1
+            word = row["verdict"].partition(" ")[0].strip(",")
+            verdicts[row["verdict"] if len(logs) == 1 else word] += 1
             band = row["band"]
         room = 0.1 * (max(ends) - min(ends))
         axes.set_ylim(min(ends) - room, max(ends) + room)  # a few odd values leave the picture

@@ -7,10 +7,13 @@ import importlib.metadata
 import platform
 import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+# Where a script names modules: lines that import, and texts as in --make my_robots:make.
+NAMING = re.compile(r"^ *(?:import|from) .*|[\w.]+:[A-Za-z_]", re.MULTILINE)
 # Packages whose version can change a result.
 PACKAGES = ("ale-py", "gymnasium", "mujoco", "numpy", "sb3-contrib", "stable-baselines3", "torch")
 
@@ -51,6 +54,30 @@ def version_on_disk(path: Path) -> dict[str, str | None]:
 def hash_of(path: Path) -> str:
     """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def files_named(script: Path, words: str, folders: Iterable[str]) -> dict[Path, str]:
+    """Hashes of the Python files in some folders that a script, these words, or such a file name.
+
+    That is what the script may import, without installed packages; of a package it is all.
+    """
+    texts, seen = [script.read_text(errors="replace"), words], {script.stem}
+    found: dict[Path, str] = {}
+    while texts:
+        places = " ".join(NAMING.findall(texts.pop()))
+        for name in {*re.findall(r"\w+", places)} - seen:
+            seen.add(name)
+            for folder in map(Path, folders):
+                for path in (folder / f"{name}.py", *(folder / name).rglob("*.py")):
+                    if path.is_file():
+                        found[path] = hash_of(path)
+                        texts.append(path.read_text(errors="replace"))
+    return dict(sorted(found.items()))
+
+
+def edited(hashes: dict[Path, str]) -> str:
+    """The name of the first of some files that is not as it was; empty if all are."""
+    return next((x.name for x, y in hashes.items() if not x.exists() or hash_of(x) != y), "")
 
 
 def processor() -> str:

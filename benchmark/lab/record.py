@@ -75,10 +75,17 @@ def shown(settings: dict[str, Any]) -> dict[str, Any]:
     return {x: y for x, y in settings.items() if x in SHOWN_SETTINGS}
 
 
-def summarize_steps(log: Path, points: int = POINTS) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Facts and curve of a run in environment steps, by its checkpoint."""
+def summarize_steps(
+    log: Path, means: pd.DataFrame | None = None
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Facts and curve of a run in environment steps, by its checkpoint.
+
+    Args:
+        means: of the returns of each iteration, if the checkpoint has only the last episodes.
+    """
     saved = read_checkpoint(log / "checkpoint.pt")
     episodes, updates = episodes_of(saved), saved["updates"]
+    whole = episodes if means is None else means
     returns = episodes["return"].to_numpy()
     steps = np.diff([0, *(x["global_step"] for x in updates)])
     seconds_per_step = np.array([1 / x["charts/SPS"] for x in updates])
@@ -90,14 +97,14 @@ def summarize_steps(log: Path, points: int = POINTS) -> tuple[dict[str, Any], pd
         # than half of the run, do not count.
         "hours": round(float(np.median(seconds_per_step) * steps.sum() / 3600), 6),
         "score": round(float(np.mean(returns[-LAST_EPISODES:])), 6) if len(returns) else None,
-        "mean_return": round(float(np.mean(returns)), 6) if len(returns) else None,
+        "mean_return": round(float(whole["return"].mean()), 6) if len(whole) else None,
         "settings": shown(saved["args"]),
     }
     if saved.get("evaluations"):  # of held-out tasks, by language models
         facts["evaluation"] = round(float(saved["evaluations"][-1][1]), 6)
     # Language models count episodes, and what they end with follows from other settings.
     total_steps = int(saved["args"].get("total_timesteps", steps.sum()))
-    return facts, thin(episodes, pd.DataFrame(updates), total_steps, points)
+    return facts, thin(whole, pd.DataFrame(updates), total_steps)
 
 
 def thin(
@@ -127,9 +134,7 @@ def thin(
     return table.fillna({"episodes": 0}).astype({"step": int, "episodes": int})
 
 
-def summarize_stages(
-    log: Path, seconds: float | None, points: int = POINTS
-) -> tuple[dict[str, Any], pd.DataFrame]:
+def summarize_stages(log: Path, seconds: float | None) -> tuple[dict[str, Any], pd.DataFrame]:
     """Facts and curve of an RLHF run, by the evaluation that ends it; a step is an update.
 
     Args:
@@ -139,7 +144,7 @@ def summarize_stages(
     trained = [x for x in report["results"] if x != "sft" and (log / x / "checkpoint.pt").exists()]
     for stage in trained:
         updates = read_checkpoint(log / stage / "checkpoint.pt")["updates"]
-        every = -(-len(updates) // points)
+        every = -(-len(updates) // POINTS)
         for step, update in list(enumerate(updates, start=1))[::every]:
             known = {y: update[x] for x, y in STAGE_METRICS.items() if x in update}
             rows.append({"stage": stage, "step": step} | known)

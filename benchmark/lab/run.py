@@ -24,9 +24,8 @@ import pandas as pd
 from filelock import FileLock, Timeout
 
 from benchmark.lab import logs, record, results
-from benchmark.lab.definitions import POINTS, Folders
-from benchmark.lab.imports import edited
-from benchmark.lab.provenance import ROOT, BenchmarkError, machine
+from benchmark.lab.definitions import Folders
+from benchmark.lab.provenance import ROOT, BenchmarkError, edited, machine
 from benchmark.lab.results import to_json, write_text
 
 ENDED = "ended"  # file in the folder of a run whose script has ended with exit code 0
@@ -38,6 +37,7 @@ BAR = re.compile(r"(\d+)%\|.*?\| *(\d+)/(\d+) \[[\d:]+<([\d:?]+)(?:, *\S+/\w+)?,
 PACE = 30  # seconds between two lines about a run at work
 GLANCE = 0.1  # seconds between two looks at the first run, for which the others wait
 FIRST = 120  # seconds after which the others start, even if the first run shows no progress
+COMPILES = re.compile(r".*\bcompile.*")  # what a script says of it, before its first iteration
 LOST_NODES = 5  # that one run survives on Ray; each costs it what follows its last checkpoint
 
 
@@ -57,7 +57,6 @@ class Run:
     variables: dict[str, str]  # of its environment
     facts: dict[str, Any]  # "environment", "variant" and "seed", and whatever else is known
     imported: dict[Path, str] = dataclasses.field(default_factory=dict)  # hashes of local modules
-    points: int = POINTS  # of the stored curve
 
     @property
     def begun(self) -> bool:  # so far that it can be continued; stages of RLHF cannot
@@ -203,6 +202,7 @@ def make(runs: list[Run], workers: int) -> Iterator[tuple[Run, str]]:
     for run in ended:
         yield run, finish(run, None)
     waiting, working, ready = [x for x in runs if x not in ended], {}, False
+    told = False  # what the first one says of compiling
     begun = shown = time.monotonic()
     with ThreadPoolExecutor(workers) as pool:
         try:
@@ -217,6 +217,10 @@ def make(runs: list[Run], workers: int) -> Iterator[tuple[Run, str]]:
                 over, _ = wait(working, PACE if ready else GLANCE, FIRST_COMPLETED)
                 now = time.monotonic()
                 states = {x.name: progress(x.folder) for x, _ in working.values()}
+                for run, _ in () if ready or told else working.values():
+                    if line := COMPILES.search(printed(run.folder)):
+                        told = True
+                        say(f"{run.name}: {line[0]}{' The others wait.' * bool(waiting)}")
                 if now - shown > PACE:
                     shown = now
                     for name, (_, state) in states.items():
@@ -304,12 +308,13 @@ def summarized(run: Run, seconds: float | None) -> tuple[dict[str, Any], pd.Data
     """
     log = log_in(run.folder)
     if (log / "results.json").exists():
-        return record.summarize_stages(log, seconds, run.points)
+        return record.summarize_stages(log, seconds)
     if not logs.has_our_checkpoint(log):
         return logs.summarize(log, seconds)
-    facts, curve = record.summarize_steps(log, run.points)
-    if facts["episodes"]:
-        facts["scores"] = logs.read(log).scores
+    read = logs.read(log)
+    facts, curve = record.summarize_steps(log, read.episodes if read.averaged else None)
+    if len(read.episodes):
+        facts["scores"] = read.scores
     return facts, curve
 
 

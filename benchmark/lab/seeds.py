@@ -19,9 +19,8 @@ import pandas as pd
 
 from benchmark.lab import plots, results
 from benchmark.lab.definitions import Folders, file_name
-from benchmark.lab.imports import local_modules
-from benchmark.lab.logs import read, runs_table, window_of_all
-from benchmark.lab.provenance import BenchmarkError, version_on_disk
+from benchmark.lab.logs import UNKNOWN, read, runs_table, window_of_all
+from benchmark.lab.provenance import BenchmarkError, files_named, version_on_disk
 from benchmark.lab.record import LAST_100
 from benchmark.lab.results import by_environment, done
 from benchmark.lab.run import (
@@ -38,7 +37,6 @@ from benchmark.lab.run import (
 from benchmark.lab.tables import MODEL_METRICS, markdown, number, plus_minus, score_cells
 
 GIVEN = frozenset({"--env-id", "--seed", "--run-name", "--resume"})  # flags that we give ourselves
-NAMED = re.compile(r"([\w.]+):\w")  # a module, as in --env-id my_module:My-v0
 HELP = 60  # seconds after which a script has not understood --help, and trains
 
 
@@ -56,10 +54,10 @@ def with_absolute_paths(flags: list[str]) -> list[str]:
     return words
 
 
-def python_path(first: Path) -> list[str]:
-    """A folder and those of PYTHONPATH, which may be relative to the current folder."""
+def python_path(script: Path) -> list[str]:
+    """Where a script finds modules as if it ran here: its folder, PYTHONPATH, the current one."""
     others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return [str(Path(x).absolute()) for x in (first, *others)]
+    return [*dict.fromkeys(str(Path(x).absolute()) for x in (script.parent, *others, "."))]
 
 
 def flags_of(script: Path) -> frozenset[str]:
@@ -67,7 +65,7 @@ def flags_of(script: Path) -> frozenset[str]:
     if not script.is_file():
         raise BenchmarkError(f"There is no script {script}.")
     with tempfile.TemporaryDirectory() as name:
-        folder, path = Path(name), os.pathsep.join(python_path(script.parent))
+        folder, path = Path(name), os.pathsep.join(python_path(script))
         try:
             failed = outcome(start(folder, [str(script), "--help"], PYTHONPATH=path), HELP)
         except subprocess.TimeoutExpired:
@@ -123,7 +121,7 @@ def run(
             text=text,
             flags=[*(["--env-id", place] if place else []), "--seed", str(seed), *words],
             resume=["--resume", "runs/run"] if "--resume" in takes else [],
-            variables={"PYTHONPATH": os.pathsep.join(python_path(script.parent))},
+            variables={"PYTHONPATH": os.pathsep.join(python_path(script))},
             facts=own | about,
             imported=modules[place],
         )
@@ -154,8 +152,7 @@ def made_before(name: str, folders: Folders) -> list[dict[str, Any]]:
 
 def modules_of(script: Path, environment: str, flags: list[str]) -> dict[Path, str]:
     """Hashes of the local modules of a run, that of its environment or another flag included."""
-    names = [name for word in (environment, *flags) for name in NAMED.findall(word)]
-    return local_modules(script, names, python_path(script.parent))
+    return files_named(script, " ".join([environment, *flags]), python_path(script))
 
 
 def named(module: Path, script: Path) -> str:
@@ -178,7 +175,7 @@ def require_same(
 
 def show(name: str, folders: Folders) -> None:
     """Print the table of all finished runs of a name; draw their curves; list their episodes."""
-    rows, drawn, episodes = [], [], {}
+    rows, drawn, episodes, notes = [], [], {}, set()
     for place, own in by_environment(name, "", folders).items():
         records = [x.record for x in own]
         if "models" in records[0]:
@@ -186,8 +183,11 @@ def show(name: str, folders: Folders) -> None:
         else:
             found = {x["seed"]: log_in(folder_of(name, place, x["seed"])) for x in records}
             logs = {x: read(y) for x, y in found.items() if y.exists()}  # not those deleted since
-            title = place or next((x.environment for x in logs.values()), "")  # script's default
+            known = (x.environment for x in logs.values() if x.environment != UNKNOWN)
+            # A simulator of one's own has another name than `place`.
+            title = next(known, place or UNKNOWN * bool(logs))
             drawn += logs.values()
+            notes |= {x.note for x in logs.values() if x.averaged and x.note}
             episodes |= {(title, x): y.episodes for x, y in logs.items() if not y.averaged}
             scores = [scores_of(x) for x in records]
             window = window_of_all(filter(None, scores))
@@ -204,6 +204,8 @@ def show(name: str, folders: Folders) -> None:
         print(f"\n{text}")
         if "±" in text:
             print("± is the standard deviation over seeds, with the divisor n - 1.\n")
+    for note in sorted(notes):
+        print(f"Of such a run: {note}.")
     if drawn:
         curves, runs = folders.results / "curves.png", runs_table({name: drawn})
         print(f"Curves: {plots.try_to_save(lambda: plots.overlay(runs), curves)}")

@@ -12,7 +12,7 @@ import tempfile
 import traceback
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,7 +27,7 @@ from benchmark.lab.provenance import BenchmarkError
 
 # What prints, logs and saves computes nothing, and settings are compared by themselves: their
 # statements are known, but not recorded.
-APART = {"Args", "log", "write", "details", "open_run", "save_checkpoint", "as_columns", "plain"}
+APART = {"Args", "log", "write", "details", "open_run", "save_checkpoint", "plain"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # as a key, each is itself
@@ -192,7 +192,7 @@ class Recorder:
     def __call__(self, index: int, *result: Any) -> Any:
         statement, frame = self.script.statements[index], sys._getframe(1)
         scope = dict.fromkeys(("result", "condition"), result[0]) if result else frame.f_locals
-        values = {x: self.frozen(scope[x]) for x in statement.names if x in scope}
+        values = {x: self.frozen(named(scope[x], scope)) for x in statement.names if x in scope}
         callers = []
         while (frame := frame.f_back) and frame.f_code is not execute.__code__:
             if frame.f_code.co_filename == str(self.script.path):
@@ -228,10 +228,25 @@ class Recorder:
         elif type(x).__module__ == self.module and hasattr(x, "__dict__"):
             x = vars(x)
         if isinstance(x, dict) and depth:
-            return {str(k): self.frozen(y, depth - 1) for k, y in x.items()}
+            kind = Parameters if isinstance(x, Parameters) else dict
+            return kind((str(k), self.frozen(y, depth - 1)) for k, y in x.items())
         if isinstance(x, list | tuple) and depth and not all(isinstance(y, str) for y in x):
             return tuple(self.frozen(y, depth - 1) for y in x[-MANY:])
         return None
+
+
+class Parameters(dict):
+    """Tensors by the names of the parameters that they belong to."""
+
+
+def named(x: Any, scope: Mapping[str, Any]) -> Any:
+    """A list of tensors, such as gradients, by the names of a model's parameters of its shapes."""
+    if isinstance(x, list | tuple) and x and all(isinstance(y, torch.Tensor) for y in x):
+        for model in (y for y in scope.values() if isinstance(y, torch.nn.Module)):
+            parameters = dict(model.named_parameters())
+            if [y.shape for y in parameters.values()] == [y.shape for y in x]:
+                return Parameters(zip(parameters, x))
+    return x
 
 
 # --- Running ---
@@ -244,7 +259,7 @@ SETTINGS = (
     {"num_envs": 2, "num_steps": 64, "clip_obs": 2.0, "clip_reward": 1.0}
     | {"num_minibatches": 2, "update_epochs": 2, "learning_rate": 1e-3, "clip_coef": 0.02}
     | {"ent_coef": 0.01, "track": False}
-    | {"device": "cpu", "compile": False, "torch_threads": 1, "bfloat16": False}
+    | {"device": "cpu", "compile": "no", "torch_threads": 1, "bfloat16": False}
     # Language
     | {"sft_documents": 200, "sft_steps": 3, "sft_batch_size": 16, "temperature": 0.7}
     | {"num_pairs": 28, "reward_epochs": 1, "reward_batch_size": 12, "num_epochs": 2}

@@ -130,36 +130,16 @@ def test_a_run_that_was_continued_keeps_its_beginning(tmp_path):
     assert (log.returns == 1000).sum() == 80 and log.note
 
 
-@pytest.mark.parametrize(
-    ("parts", "returns"),
-    [
-        # Begin and end of each file in thousands of steps, and its clock. A file's returns are its
-        # place in the list; those that count, and how many.
-        ([(0, 50, 1), (50, 100, 2)], {0: 50, 1: 50}),
-        ([(0, 50, 2), (50, 100, 1)], {0: 50, 1: 50}),
-        ([(0, 50, 1), (50, 100, 3), (100, 150, 2)], {0: 50, 1: 50, 2: 50}),
-        ([(0, 50, 3), (50, 100, 2), (100, 150, 1)], {0: 50, 1: 50, 2: 50}),
-        # It was continued from a checkpoint, not where it ended.
-        ([(0, 50, 1), (40, 90, 2)], {0: 40, 1: 50}),
-        ([(0, 50, 2), (40, 90, 1)], {0: 40, 1: 50}),
-        # What begins again at 0 replaces all, unless a file continues it.
-        ([(0, 50, 1), (50, 100, 2), (0, 50, 3)], {2: 50}),
-        ([(0, 60, 1), (0, 50, 2), (50, 100, 3)], {1: 50, 2: 50}),
-        ([(0, 50, 1), (40, 90, 2), (0, 50, 3)], {2: 50}),
-        ([(0, 45, 1), (50, 100, 2), (0, 60, 3)], {2: 60}),
-    ],
-)
-def test_a_wrong_clock_loses_no_part_of_a_run(tmp_path, monkeypatch, parts, returns):
-    for index, (begin, end, clock) in enumerate(parts):
-        with monkeypatch.context() as patch:
-            patch.setattr("time.time", lambda now=clock: 1.7e9 + now)
-            with SummaryWriter(str(tmp_path)) as writer:
-                for step in range(begin + 1, end + 1):
-                    writer.add_scalar("charts/episodic_return", index, 1000 * step - 7 - index)
-                    writer.add_scalar("losses/approx_kl", 0.01, 1000 * step)
+def test_files_of_a_run_are_read_in_the_order_of_their_names(tmp_path, monkeypatch):
+    """As TensorBoard does; in a folder, a file may be listed before the one that it continues."""
+    for index, clock in enumerate((1, 2, 3)):
+        monkeypatch.setattr("time.time", lambda now=clock: 1.7e9 + now)
+        with SummaryWriter(str(tmp_path)) as writer:
+            for step in range(50 * index, 50 * index + 60):
+                writer.add_scalar("charts/episodic_return", index, 1000 * step)
+                writer.add_scalar("losses/approx_kl", 0.01, 1000 * step)
     (log,) = logs.find(str(tmp_path))
-    assert log.returns.value_counts().to_dict() == returns
-    assert bool(log.note) == (sum(returns.values()) < sum(y - x for x, y, _ in parts))
+    assert log.returns.value_counts().to_dict() == {0: 50, 1: 50, 2: 60} and log.note
 
 
 def test_environments_that_run_side_by_side_may_log_steps_out_of_order(tmp_path):
@@ -190,6 +170,46 @@ def test_the_environment_is_what_the_run_says_whatever_the_folders_are_called(tm
     assert sorted(found) == [PENDULUM, "unknown"]
     named = {x.environment for x in logs.search(str(tmp_path), "Mine-v0")[0]}
     assert named == {"Mine-v0", PENDULUM}
+
+
+def test_a_run_is_called_by_the_simulator_that_it_ran(tmp_path):
+    """In checkpoints and in logs, also where the settings keep the default environment."""
+    settings = {"env_id": "HalfCheetah-v4", "make": "robots:arm"}
+    for name, own in (("arm", settings), ("cheetah", settings | {"make": None})):
+        (tmp_path / name).mkdir()
+        updates = [{"global_step": 10, "losses/approx_kl": 0.1}]
+        torch.save({"updates": updates, "args": own}, tmp_path / name / "checkpoint.pt")
+        write_plain(tmp_path / f"log-{name}", **own)
+    found = {x.path.name: x.environment for x in logs.find(str(tmp_path))}
+    assert found == {
+        **{"arm": "robots:arm", "log-arm": "robots:arm"},
+        **{"cheetah": "HalfCheetah-v4", "log-cheetah": "HalfCheetah-v4"},
+    }
+
+
+@pytest.mark.parametrize("in_log", [False, True])
+def test_a_run_that_keeps_only_its_last_episodes_has_a_whole_curve(tmp_path, in_log, monkeypatch):
+    """Iterations of 10 steps, in each of which an episode ends; the last 20 of 100 are kept."""
+    monkeypatch.setattr(logs, "KEPT", 20)
+    steps = range(10, 1001, 10)
+    updates = [{"global_step": x, "losses/approx_kl": 0.1, "charts/SPS": 1.0} for x in steps]
+    with SummaryWriter(str(tmp_path)) as writer:  # some scripts have returns only there
+        for x, update in zip(steps, updates):
+            place = {} if in_log else update
+            place["charts/episodic_return"] = float(x)
+            writer.add_scalar("charts/episodic_return", float(x), x)
+    kept = [{"global_step": x - 3, "return": float(x), "length": 10} for x in steps][-20:]
+    saved = {"updates": updates, "episodes": kept, "args": {"total_timesteps": 1000}}
+    torch.save(saved, tmp_path / "checkpoint.pt")
+    (log,) = logs.find(str(tmp_path))
+    assert log.column("return")[1].tolist() == [*steps] and log.until(200).score == 195
+    assert log.scored == (955, "last tenth of the steps") and "means of iterations" in log.note
+    facts, curve = record.summarize_steps(tmp_path, log.episodes)
+    assert curve["return"].tolist() == [*steps] and facts["mean_return"] == 505
+    saved["episodes"] = [{"global_step": x, "return": 1.0, "length": 10} for x in steps]
+    torch.save(saved, tmp_path / "checkpoint.pt")  # which has them all
+    (log,) = logs.find(str(tmp_path))
+    assert not log.averaged and not log.note and len(log.episodes) == 100
 
 
 # --- Scores ---

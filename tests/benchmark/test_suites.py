@@ -8,11 +8,11 @@ import pytest
 import tyro
 
 from benchmark.evidence import pages
-from benchmark.evidence.runs import flags_of, folder_of, name_of, select
+from benchmark.evidence.runs import changed, flags_of, folder_of, name_of, select
 from benchmark.evidence.suites import SUITES
 from benchmark.evidence.suites.scripts import SCRIPTS
 from benchmark.lab.definitions import Folders
-from benchmark.lab.provenance import ROOT
+from benchmark.lab.provenance import ROOT, BenchmarkError
 
 FOLDERS = Folders()
 
@@ -52,10 +52,26 @@ def test_every_variant_is_a_valid_command_line(suite):
             assert args.total_timesteps >= args.num_envs * args.num_steps > 0
 
 
+def test_each_text_that_is_replaced_stands_once_in_its_script():
+    """As it is on disk, so that the next run of the suite begins."""
+    for variant in (y for x in SUITES.values() for y in x.variants.values()):
+        compile(changed((ROOT / variant.script).read_text(), variant.replaced), "", "exec")
+
+
+def test_texts_are_replaced_one_after_the_other_whatever_comments_are_between_their_lines():
+    assert changed("a b", [("a", "c"), ("c b", "d")]) == "d"
+    text = "if a:\n    # Why.\n    # And what.\n    b\n    # c\n"
+    assert changed(text, [("if a:\n    b\n", "d\n")]) == "d\n    # c\n"
+    with pytest.raises(BenchmarkError, match=r"0 times: beta = c\n(.|\n)*line is 2: beta = d"):
+        changed("alpha = 1\nbeta = d\n", [("beta = c", "e")])
+
+
 def test_every_script_has_a_row_and_its_runs():
-    wrong = set(SCRIPTS) ^ {x.name for x in ROOT.glob("*.py")}
+    paths = [*ROOT.glob("*.py"), *ROOT.glob("recipes/*_on_reviews.py")]
+    wrong = set(SCRIPTS) ^ {x.relative_to(ROOT).as_posix() for x in paths}
     assert not wrong, f"Correct the rows of {wrong} in benchmark/evidence/suites/scripts.py."
     beside = {"ppo_minimal.py": "minimal.py", "grpo_minimal.py": "minimal_grpo.py"}
+    beside |= {f"recipes/{x}_on_reviews.py": f"{x}_rlhf_toy.py" for x in ("grpo", "dpo")}
     for name, script in SCRIPTS.items():
         run, *_ = pages.runs_behind(script, FOLDERS)
         assert Path(run.record["script"]).name == beside.get(name, name)

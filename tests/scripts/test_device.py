@@ -60,7 +60,7 @@ def test_language_models_on_the_gpu_learn_what_they_do_on_the_processor(script, 
     module = script.module
     small = {"NUM_SAMPLES": 16, "NUM_EVALUATED": 16, "BEST_OF_N": (1, 4), "RESPONSE_LENGTH": 8}
     for name, value in small.items():
-        monkeypatch.setattr(module, name, value)
+        monkeypatch.setattr(script.home, name, value)
     expected = module.train(here)
     result, device = gpu(module.train, there)
     assert all(device.has(x) for x in result["agent"].state_dict().values())
@@ -70,7 +70,7 @@ def test_language_models_on_the_gpu_learn_what_they_do_on_the_processor(script, 
     saved = torch.load(file, weights_only=True)["agent"]
     assert all(torch.equal(x, saved[name]) for name, x in expected["agent"].state_dict().items())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(module.UsageError, match="--device cuda needs a GPU"):
+    with pytest.raises(script.home.UsageError, match="--device cuda needs a GPU"):
         script.args(device="cuda")
 
 

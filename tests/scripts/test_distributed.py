@@ -14,7 +14,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import ppo_atari
 
 FLAGS = """--env-id Pong --num-steps 8 --num-envs 2 --num-minibatches 2 --update-epochs 2
---device cpu --torch-threads 1 --no-compile --max-grad-norm inf --learning-rate 0.01
+--device cpu --torch-threads 1 --compile no --max-grad-norm inf --learning-rate 0.01
 --checkpoint-interval 1 --total-timesteps 64 --run-name two"""
 
 

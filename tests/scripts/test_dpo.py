@@ -1,4 +1,4 @@
-"""dpo_rlhf_toy.py: its loss is the paper's; details D1-D8.
+"""recipes/dpo_on_reviews.py: its loss is the paper's; details D1-D8.
 
 What it shares with the other scripts of its family is tested in test_shared_language.py.
 """
@@ -9,7 +9,8 @@ import torch
 from adapters import SCRIPTS, on
 from helpers import record, seeded
 
-from dpo_rlhf_toy import PAD
+import ppo_rlhf_toy as ppo
+from ppo_rlhf_toy import PAD
 
 pytestmark = [on("dpo"), pytest.mark.usefixtures("script")]
 SCRIPT = SCRIPTS["dpo"]
@@ -30,14 +31,14 @@ def test_d2_d3_log_probability_of_a_response_is_the_sum_over_its_tokens_in_one_p
     finished, monkeypatch
 ):
     reference = finished.reference
-    pairs = dpo.Pairs(*(x[:4] for x in finished.preferences.learned))
+    pairs = ppo.Pairs(*(x[:4] for x in finished.preferences.learned))
     prompts, chosen, rejected = pairs
     with monkeypatch.context() as patch:
-        passes = record(patch, dpo.Agent, "get_logprobs")
+        passes = record(patch, ppo.Agent, "get_logprobs_and_values")
         found = dpo.pair_logprobs(reference, pairs)
     assert len(passes) == 1 and found.shape == (8,) and (chosen == PAD).any()
     for i, response in enumerate([*chosen, *rejected]):
-        logprobs = reference.get_logprobs(prompts[i % 4][None], response[None])[0]
+        logprobs = SCRIPT.logprobs(reference, prompts[i % 4][None], response[None])[0]
         real = [logprobs[t, x].item() for t, x in enumerate(response.tolist()) if x != PAD]
         assert found[i].item() == pytest.approx(sum(real), rel=1e-5)
 
@@ -91,10 +92,10 @@ def test_pairs_that_are_held_out_are_evaluated_and_not_learned_from(finished):
 
 def test_the_kl_of_a_policy_is_that_of_its_texts_without_padding(finished, monkeypatch):
     args, agent = finished.run["args"], finished.run["agent"]
-    calls = record(monkeypatch, dpo.Agent, "get_logprobs")
-    judged_by = finished.reference, dpo.toy_task(args), finished.preferences
+    calls = record(monkeypatch, ppo.Agent, "get_logprobs_and_values")
+    judged_by = finished.reference, ppo.toy_task(args), finished.preferences.held_out
     metrics, _ = dpo.evaluate(args, agent, *judged_by)
-    (_, _, responses, policy), (*_, reference) = calls[:2]
+    (_, _, responses, (policy, _)), (*_, (reference, _)) = calls[:2]
     real = responses != PAD
     both = (torch.distributions.Categorical(logits=x[real]) for x in (policy, reference))
     kl = torch.distributions.kl_divergence(*both).sum().item() / len(responses)

@@ -19,7 +19,7 @@ PROMPTS = torch.tensor([[1, 3, 4]]).expand(len(ALL), -1)
 @pytest.fixture
 def world(script, monkeypatch):
     """Agent and judges; p, mask, expected score and KL of all responses, which end at EOS."""
-    module = script.module
+    module = script.home
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     model = louder(module.TinyGPT(5, 3 + R, width=8), 0.4)
@@ -86,7 +86,8 @@ def test_grpo_ascends_its_objective(script, world, kl_in_loss):
     args = module.Args(kl_in_loss=kl_in_loss)
     rollout, _ = module.collect(args, agent, judges, PROMPTS, BETA, torch.Generator())
     mean = world.p @ rollout.rewards
-    new, ref = (x.get_logprobs(PROMPTS, rollout.responses) for x in (agent, judges.reference))
+    both = (agent, judges.reference)
+    new, ref = (script.logprobs(x, PROMPTS, rollout.responses) for x in both)
     ref = ref.detach()
     at_states = {"k2": new.exp() * (new - ref), "k3": ref.exp() * (ref - new)}
     kl = world.kl

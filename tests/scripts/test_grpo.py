@@ -1,15 +1,18 @@
-"""grpo_rlhf_toy.py: what its loss logs; details G1 and G8.
+"""recipes/grpo_on_reviews.py: what its loss logs; details G1 and G8.
 
 Its formulas are in test_vectors.py, the gradient of the whole objective in test_enumeration.py.
 What it shares with the other scripts of its family is tested in test_shared_language.py.
 """
+
+import math
 
 import pytest
 import torch
 from adapters import SCRIPTS, on
 from helpers import record, seeded
 
-from grpo_rlhf_toy import PAD
+import ppo_rlhf_toy as ppo
+from ppo_rlhf_toy import PAD
 
 pytestmark = [on("grpo"), pytest.mark.usefixtures("script")]
 SCRIPT = SCRIPTS["grpo"]
@@ -24,8 +27,8 @@ def test_12_g7_k2_and_debug_variables_by_hand_whatever_stands_at_padding(judges,
     advantages = torch.randn(8, generator=generator)
     mask = torch.arange(10) < lengths
     responses = torch.randint(2, 79, (8, 10), generator=generator).where(mask, PAD)
-    policy = agent.get_logprobs(prompts, responses).detach()
-    new = grpo.log_probability(policy, responses)
+    policy = SCRIPT.logprobs(agent, prompts, responses).detach()
+    new = ppo.log_probability(policy, responses)
     old, ref = (new + x * torch.randn(8, 10, generator=generator) for x in (0.9, 0.5))
     padded = responses.where(mask, 7), old.where(mask, 1e6), ref.where(mask, -1e6)
     mb = grpo.Rollout(prompts, *padded, torch.zeros(8), mask)
@@ -46,7 +49,7 @@ def test_12_g7_k2_and_debug_variables_by_hand_whatever_stands_at_padding(judges,
         "losses/policy_loss": plain,
         "losses/k3": (to_ref.exp() - 1 - to_ref).mean(),
         "losses/entropy": torch.distributions.Categorical(logits=policy).entropy()[mask].mean(),
-        "losses/approx_kl": grpo.approx_kl(logratio),
+        "losses/approx_kl": ppo.approx_kl(logratio),
         "losses/clipfrac": ((logratio.exp() - 1).abs() > limit).float().mean(),
         "check/update": torch.corrcoef(torch.stack([logratio, advantages]))[0, 1],
     }
@@ -73,9 +76,23 @@ def test_g1_g8_6_each_pass_is_a_permutation_of_whole_groups_with_their_advantage
     assert {call[3] for call in losses} == {0.5}  # beta
 
 
+@pytest.mark.parametrize("reward", [0.1, -0.3, 1 / 3, 1e3 / 7, 12345.678])
+@pytest.mark.parametrize("size", [2, 3, 5, 7, 10, 13])
+def test_groups_of_equal_rewards_have_no_advantage_whatever_rounding_leaves(size, reward):
+    rewards = torch.full((3, size), reward)
+    rewards[1, 0] += 1
+    for std in ("group", "batch", "none"):
+        found = grpo.group_advantages(rewards.flatten(), size, std).view(3, size)
+        assert (found[[0, 2]] == 0).all() and (found[1] != 0).all()
+    assert not grpo.earn_the_same(torch.full((1, size), math.nan))  # a mistake must not be hidden
+
+
 def test_groups_without_spread_are_counted(judges, monkeypatch):
     _, updates = SCRIPT.learn(judges, num_updates=1)
     assert updates[0]["groups/spread"] > 0.1 and updates[0]["groups/without_spread"] == 0
-    monkeypatch.setattr(grpo.RewardModel, "score", lambda self, q, r: torch.ones(len(q)))
-    settings = {"missing_eos_score": 1.0, "kl_mode": "none", "num_updates": 1}
-    assert SCRIPT.learn(judges, **settings)[1][0]["groups/without_spread"] == 1
+    monkeypatch.setattr(ppo.RewardModel, "score", lambda self, q, r: torch.full((len(q),), 1e3 / 7))
+    settings = {"missing_eos_score": 1e3 / 7, "kl_mode": "none", "num_updates": 1}
+    for size in (2, 3, 7):
+        more = {"group_size": size, "batch_size": 2 * size}
+        (update,) = SCRIPT.learn(judges, **settings, **more)[1]
+        assert update["groups/without_spread"] == 1, size

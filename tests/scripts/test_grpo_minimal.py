@@ -39,6 +39,19 @@ def test_the_spread_is_that_of_the_rewards_whatever_the_baseline():
     assert found.tolist() == [[pytest.approx(x * 2 / 3 / (3**-0.5 + 1e-4))] for x in (-1, -1, 1, 1)]
 
 
+@pytest.mark.parametrize("reward", [0.1, -0.3, 1 / 3, 1e3 / 7, 12345.678])
+@pytest.mark.parametrize("size", [2, 3, 5, 7, 10, 13])
+def test_groups_of_equal_rewards_have_no_advantage_whatever_rounding_leaves(size, reward):
+    rewards = torch.full((3, size), reward)
+    rewards[1, 0] += 1
+    for baseline in ("group", "others"):
+        args = minimal.Args(group_size=size, baseline=baseline, scale_rewards=True)
+        found = minimal.group_advantages(rewards, args).view(3, size)
+        assert (found[[0, 2]] == 0).all() and (found[1] != 0).all()
+    assert minimal.are_equal(rewards).flatten().tolist() == [True, False, True]
+    assert not minimal.are_equal(torch.full((1, size), math.nan))  # a mistake must not be hidden
+
+
 # --- What writes responses, and the task ---
 
 
@@ -283,6 +296,8 @@ def test_each_variant_of_the_docstring_is_one_that_was_measured():
     [
         ("--group-size 1", "--group-size must be at least 2"),
         ("--num-prompts 0", "--num-prompts must be at least 1"),
+        ("--num-minibatches 0", "--num-minibatches must be at least 1"),
+        ("--num-updates 0", "--num-updates must be at least 1"),
         ("--learning-rate nan", "--learning_rate must be at least 0, and finite"),
         ("--clip-coef -0.1", "--clip_coef must be at least 0"),
         ("--clip-high -0.1", "--clip_high must be at least 0"),
@@ -294,3 +309,9 @@ def test_what_would_teach_nothing_or_the_wrong_thing_is_a_sentence(flags, senten
     with pytest.raises(AssertionError, match=f"^{sentence}"):
         run_file(minimal.__file__, flags)
     assert not [*Path().iterdir()]
+
+
+@pytest.mark.parametrize("learning_rate", [1e10, 1e30])
+def test_a_step_size_that_diverges_is_a_sentence(learning_rate, run):
+    with pytest.raises(AssertionError, match=r"^the model has diverged: lower --learning-rate"):
+        run(learning_rate=learning_rate)

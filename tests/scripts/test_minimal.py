@@ -103,16 +103,13 @@ def test_it_computes_what_the_full_script_does(monkeypatch):
     monkeypatch.setattr(full, "actor", actor)
     monkeypatch.setattr(full, "open_run", lambda *_: (None, None, MagicMock()))
     monkeypatch.setattr(full, "save_checkpoint", lambda *_: None)
-    args = full.Args(**SETTINGS, adam_eps=NO_EPSILON, compile=False)
+    args = full.Args(**SETTINGS, adam_eps=NO_EPSILON, compile="no")
     theirs = full.train(args, update=update)
-
-    def sample(policy):
-        return policy.mean + policy.stddev * torch.tensor(noises.pop(0))
 
     monkeypatch.setattr(minimal, "Agent", begun(minimal.Agent))
     monkeypatch.setattr(minimal, "SummaryWriter", MagicMock())
-    monkeypatch.setattr(torch.distributions.Independent, "sample", sample)
-    monkeypatch.setattr(torch, "randperm", lambda size: orders.pop(0))
+    monkeypatch.setattr(torch, "randn", lambda shape, generator: torch.tensor(noises.pop(0)))
+    monkeypatch.setattr(torch, "randperm", lambda size, generator: orders.pop(0))
     monkeypatch.setattr(torch.optim, "Adam", Adam)
     mine = minimal.train(minimal.Args(**SETTINGS))
     assert noises == orders == []
@@ -120,7 +117,7 @@ def test_it_computes_what_the_full_script_does(monkeypatch):
     other, taken = np.array([env.taken for env in Tape.made]).reshape(2, 2, 256, 2)
     np.testing.assert_allclose(taken, other, atol=1e-4)
     assert (np.abs(taken) == 0.5).any()  # they are clipped
-    assert [(x.seeds[0], *{*x.seeds[1:]}) for x in Tape.made[2:]] == [(1, None), (2, None)]
+    assert [{*x.seeds[1:]} for x in Tape.made[2:]] == [{None}] * 2
     for a, b in zip(mine["episodes"], theirs["episodes"], strict=True):
         assert a == pytest.approx({name: b[name] for name in a}, abs=1e-4)
     for a, b in zip(mine["updates"], theirs["updates"], strict=True):
@@ -245,6 +242,59 @@ def test_a_seed_gives_the_same_run_and_threads_are_as_before(small, monkeypatch)
     assert same_weights(*agents[:2]) and not same_weights(*agents[1:])
 
 
+class Level(gym.Env):
+    """Episodes of four steps, each at a place of its own, which its seed decides."""
+
+    observation_space, action_space = gym.spaces.Box(-9, 9, (2,)), gym.spaces.Box(-9, 9, (1,))
+    starts: ClassVar[list[tuple[float, float]]] = []
+    actions: ClassVar[list[float]] = []
+    seeds_torch = False
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        if self.seeds_torch:
+            torch.manual_seed(0)
+        start = self.np_random.normal(size=2).astype(np.float32)
+        self.starts.append(tuple(start))
+        return start, {}
+
+    def step(self, action):
+        self.t += 1
+        self.actions.append(action.item())
+        return np.zeros(2, np.float32), 0.0, False, self.t == 4, {}
+
+
+gym.register("Level-v0", lambda: Level())
+
+
+def test_environments_of_seeds_beside_each_other_play_other_episodes(small):
+    """One environment has the run's seed, so that its runs stay those of the tables."""
+    starts = []
+    for seed in (1, 2, 3):
+        Level.starts.clear()
+        args = dataclasses.replace(small("fine"), env_id="Level-v0", num_envs=4, seed=seed)
+        minimal.train(args)
+        assert Level.starts[0] == tuple(np.random.default_rng(seed).normal(size=2).astype("f4"))
+        starts += Level.starts
+    assert len({*starts}) == len(starts) == 3 * 4 * (1 + 2)
+
+
+def test_an_environment_that_seeds_pytorch_does_not_repeat_the_noise_or_the_minibatches(
+    small, monkeypatch
+):
+    orders = record(monkeypatch, torch, "randperm")
+    args = dataclasses.replace(small("fine"), env_id="Level-v0", num_envs=1, total_timesteps=16)
+    Level.actions.clear()
+    plain = minimal.train(args)["agent"]
+    monkeypatch.setattr(Level, "seeds_torch", True)
+    agent = minimal.train(args)["agent"]
+    assert Level.actions[:16] == Level.actions[16:] and same_weights(agent, plain)
+    assert len({*Level.actions}) == 16
+    drawn = [tuple(order.tolist()) for *_, order in orders[:4]]
+    assert len({*drawn}) == 4
+
+
 def test_odd_environments_are_trained_on_and_closed_and_the_logs_hold_all_that_happens(
     small, monkeypatch, capsys
 ):
@@ -317,7 +367,7 @@ def test_the_progress_bar_is_for_terminals_and_shows_small_returns(small, monkey
         ("--gamma 2", "--gamma and --gae-lambda must be at most 1"),
         ("--gae-lambda -0.1", "--gae-lambda must be at least 0"),
         ("--env-id Nothing-v0", "Environment `Nothing` doesn't exist"),
-        ("--seed -1", "Seed must be greater or equal to zero"),
+        ("--seed -1", "--seed must be at least 0"),
     ],
 )
 def test_what_it_cannot_train_is_a_sentence(flags, sentence, run_file):

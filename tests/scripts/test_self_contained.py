@@ -22,6 +22,8 @@ OTHER_TEXT = {"compile", "env_id", "num_envs"}
 OTHER_TEXT_RLHF = {"batch_size", "compare", "learning_rate", "clip_coef", "max_grad_norm"}
 OTHER_TEXT_RLHF |= {"kl_coef", "num_minibatches", "update_epochs"}  # sources of their defaults
 
+REVIEWS = [ROOT / "ppo_rlhf_toy.py", *sorted(ROOT.glob("recipes/*_on_reviews.py"))]
+
 on_each = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 
 
@@ -79,9 +81,10 @@ def fields(path):
     return found
 
 
-@on_each
+@pytest.mark.parametrize("path", [*SCRIPTS, *REVIEWS[1:]], ids=lambda path: path.stem)
 def test_every_setting_is_documented_and_read(path):
-    source = path.read_text()
+    """If not by a recipe, then by the script that it imports."""
+    source = path.read_text() + (REVIEWS[0].read_text() if path in REVIEWS[1:] else "")
     for name, comment in fields(path).items():
         assert re.fullmatch(r"# \S.{10,}", comment), f"{name} is not documented"
         reads = re.findall(rf'\b(?:args|self)\.{name}\b|"{name}"', source)
@@ -96,8 +99,10 @@ def test_a_setting_has_the_same_comment_in_every_script(rlhf, other_text):
     value that rsl_rl has.
     """
     comments = {}
-    for path in (x for x in SCRIPTS if x.stem not in ("grpo_minimal", "ppo_vector_env")):
-        for name, comment in fields(path).items() if ("rlhf" in path.stem) == rlhf else ():
+    short = [ROOT / "grpo_minimal.py", ROOT / "ppo_vector_env.py"]
+    others = [x for x in SCRIPTS if x not in short + REVIEWS]
+    for path in REVIEWS if rlhf else others:
+        for name, comment in fields(path).items():
             comments.setdefault(name, set()).add(comment)
     assert {name for name in comments if len(comments[name]) > 1} == other_text
 
@@ -119,13 +124,13 @@ def test_the_examples_in_the_readme_act_and_learn(monkeypatch):
     text = (ROOT / "README.md").read_text()
     use, own = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (flags,) = re.findall(r"^    python ppo_continuous_action.py (.*)$", text, re.MULTILINE)
-    flags = [*flags.replace("51200", "64").split(), "--num-steps", "64", "--no-compile"]
+    flags = [*flags.replace("51200", "64").split(), "--num-steps", "64", "--compile", "no"]
     monkeypatch.setattr(sys, "argv", [ppo.__file__, *flags])
     ppo.main()
     names = {}
     exec(use, names)
     assert names["policy"](names["obs"]).shape == names["env"].action_space.shape
-    fast = {"compile": False, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 3e-3}
+    fast = {"compile": "no", "num_minibatches": 4, "update_epochs": 4, "learning_rate": 3e-3}
     monkeypatch.setattr(ppo, "Args", functools.partial(ppo.Args, **fast))
     names = {}
     exec(own, names)

@@ -8,11 +8,9 @@ import dataclasses
 import io
 import json
 import math
-import os
 import re
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +30,7 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, fin
     tensors = [[*x.learned, *x.held_out, *x[2:]] for x in (finished.preferences, ppo.preferences)]
     assert all(torch.equal(a, b) for a, b in zip(*tensors, strict=True)) and len(tensors[0]) == 9
     texts = learned.prompts[:8], learned.chosen[:8]
-    both = (x.logprobs(x.module.Agent(policy, 0.7), *texts) for x in (script, SCRIPTS["rlhf"]))
+    both = (x.logprobs(x.home.Agent(policy, 0.7), *texts) for x in (script, SCRIPTS["rlhf"]))
     assert torch.equal(*both)
     results = [x.run["results"]["sft"] for x in (finished, ppo)]
     common = results[0].keys() & results[1].keys()
@@ -46,7 +44,7 @@ def test_stages_and_evaluation_are_those_of_ppo_to_the_bit(script, finished, fin
 @on("rewards")
 def test_r14_a_rollout_is_measured_and_gold_can_be_its_reward(script, judges):
     """That its rewards are right, test_enumeration.py shows."""
-    module = script.module
+    module = script.home
     judges = judges._replace(reference=module.Agent(judges.reference.policy, 0.8))
     agent, args = louder(judges.reference, 0.03), script.args(missing_eos_score=-5.0)
     rollout, metrics = script.collect(args, agent, judges, 3.0)
@@ -88,7 +86,7 @@ def test_r5_11_learning_rate_falls_and_gradients_are_clipped(
 def test_ratio_is_one_before_the_first_step_then_the_kl_grows_and_the_reference_stays(
     script, judges
 ):
-    reference = script.module.Agent(judges.reference.policy, 0.7)
+    reference = script.home.Agent(judges.reference.policy, 0.7)
     judges = judges._replace(reference=reference)
     before = copy.deepcopy(judges.reference.state_dict())
     for row in script.learn(judges, learning_rate=0.0)[1]:
@@ -98,7 +96,8 @@ def test_ratio_is_one_before_the_first_step_then_the_kl_grows_and_the_reference_
     assert abs(first["objective/kl"]) < 1e-3 and last["objective/kl_exact"] > 0.01
     after = agent.state_dict()
     for name, x in judges.reference.state_dict().items():
-        assert torch.equal(x, before[name]) and not torch.equal(x, after[name])
+        learns = script.name == "rlhf" or not name.startswith("value_head.")
+        assert torch.equal(x, before[name]) and torch.equal(x, after[name]) != learns
 
 
 @on("rewards")
@@ -117,7 +116,7 @@ def test_r20_beta_follows_the_kl_of_each_rollout_and_weighs_the_next_one(
 
     found, kl = betas(num_updates=3, kl_coef=3.0)
     for i in (0, 1):
-        expected = script.module.proportional_kl_coef(found[i], kl[i], 6.0, 16, 500)
+        expected = script.home.proportional_kl_coef(found[i], kl[i], 6.0, 16, 500)
         assert found[i + 1] == pytest.approx(expected) != pytest.approx(found[i])
     assert found[0] == 3.0 and kl[1] > 0.01
     (_, met, after), _ = betas(num_updates=3, kl_coef=3.0, target_kl=kl[1])
@@ -140,7 +139,7 @@ def test_nan_stops_the_run_with_a_sentence(script, judges, monkeypatch):
     """A gradient that is NaN although the loss was finite; a policy that writes only padding."""
     broken = judges._replace(reference=copy.deepcopy(judges.reference))
     broken.reference.policy.final_norm.weight.data.fill_(math.nan)
-    with pytest.raises(script.module.UsageError, match="NaN or infinite"):
+    with pytest.raises(script.home.UsageError, match="NaN or infinite"):
         script.learn(broken)
     real = getattr(script.module, script.loss)
 
@@ -149,7 +148,7 @@ def test_nan_stops_the_run_with_a_sentence(script, judges, monkeypatch):
         return loss * math.nan, metrics
 
     monkeypatch.setattr(script.module, script.loss, poisoned)
-    with pytest.raises(script.module.UsageError, match="NaN or infinite"):
+    with pytest.raises(script.home.UsageError, match="NaN or infinite"):
         script.learn(judges)
 
 
@@ -245,7 +244,7 @@ def test_bad_input_is_a_sentence_and_code_2_and_so_is_ctrl_c(script, finished, c
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(script.module, "train_sft", interrupted)
+    monkeypatch.setattr(script.home, "train_sft", interrupted)
     code, _, error = cli("--sft-documents 50")
     assert code == 130 and error.count("\n") == 1
     assert error.startswith("Interrupted. ") and error.endswith("takes only minutes.\n")
@@ -257,43 +256,28 @@ def test_a_cluster_that_ends_a_run_does_what_ctrl_c_does_but_nohup_protects(
 ):
     for number in (signal.SIGTERM, hangup):
         signal.signal(number, signal.SIG_DFL)
-        monkeypatch.setattr(script.module, "train_sft", lambda *_, x=number: signal.raise_signal(x))
+        monkeypatch.setattr(script.home, "train_sft", lambda *_, x=number: signal.raise_signal(x))
         code, _, error = cli("--sft-documents 50")
         assert code == 128 + number and error.startswith("Interrupted. ")
     signal.signal(hangup, signal.SIG_IGN)
-    script.module.stop_on_signals()
+    with script.home.command_line():
+        pass
     assert signal.getsignal(hangup) == signal.SIG_IGN
 
 
-WRONG_TYPES = [
-    ({"learning_rate": "1e-4"}, "--learning-rate ('1e-4') must be of type float."),
-    ({"seed": "1"}, "--seed ('1') must be of type int."),
-    ({"num_pairs": 700.0}, "--num-pairs (700.0) must be of type int."),
-    ({"sft_steps": True}, "--sft-steps (True) must be of type int."),
-    ({"compare": "False"}, "--compare ('False') must be of type bool."),
-    ({"device": "tpu"}, "--device ('tpu') must be one of auto, cpu, cuda."),
-    ({"run_name": 5}, "--run-name (5) must be a name, not a path."),
-]
-
-
 @on("language")
-def test_settings_from_python_have_the_type_of_their_default(script):
-    """And may be those of a class with more of them."""
-    for settings, sentence in WRONG_TYPES:
-        with pytest.raises(script.module.UsageError, match=re.escape(sentence)):
-            script.module.Args(**settings)
-
+def test_a_class_with_more_settings_has_their_usual_range_and_its_results_name_them(script):
     @dataclasses.dataclass(frozen=True)
     class Own(script.module.Args):
-        shift: float = -1.5
+        shift: float = 1.5
         file: Path = Path("x")
 
-    with pytest.raises(script.module.UsageError, match="--shift"):
-        Own(shift="1")
+    with pytest.raises(script.home.UsageError, match=re.escape("--shift (-1.5) must be from 0")):
+        Own(shift=-1.5)
     Path("runs/own").mkdir(parents=True)
-    script.module.report(Own(learning_rate=1, run_name="own"), {}, {}, {})
+    script.home.report(Own(learning_rate=1, run_name="own"), {}, {}, {})
     saved = json.loads(Path("runs/own/results.json").read_text())["args"]
-    assert (saved["shift"], saved["file"], saved["learning_rate"]) == (-1.5, "x", 1)
+    assert (saved["shift"], saved["file"], saved["learning_rate"]) == (1.5, "x", 1)
 
 
 @on("language")
@@ -316,7 +300,7 @@ def test_a_run_has_a_name_in_a_notebook_too_and_what_the_caller_has_set_does_not
         seen.append((args.run_name.rpartition("__")[0], *state()))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(script.module, "train_sft", interrupted)
+    monkeypatch.setattr(script.home, "train_sft", interrupted)
     torch.set_num_threads(2)
     torch.set_default_dtype(torch.float64)
     try:
@@ -343,30 +327,10 @@ def test_a_notebook_runs_with_the_default_settings(script, monkeypatch):
     assert given == [script.module.Args(), script.module.Args(seed=3)]
 
 
-@on("rlhf")
-@pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_a_run_outlives_the_reader_of_its_output(script, cli, monkeypatch, name):
-    """What is still in the buffer is lost without an error, too."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)  # if nothing has been written, it fails
-    with open(writer, "w") as stream:
-
-        def write(args):
-            print("one", file=getattr(sys, name))
-            assert os.read(reader, 100) == b"one\n"
-            os.close(reader)
-            for _ in range(3):
-                print("two" * 10_000, file=getattr(sys, name))
-
-        monkeypatch.setattr(sys, name, stream)
-        monkeypatch.setattr(script.module, "train", write)
-        assert cli("")[0] == 0
-
-
 @on("language")
 def test_models_that_have_learned_drop_nothing_out(script, finished, monkeypatch):
     """If a copy of the script adds dropout: no sample, score or ratio may depend on it."""
-    module, modes = script.module, []
+    module, modes = script.home, []
     args, task = script.args(), module.toy_task(script.args())
     model = module.TinyGPT(len(task.vocabulary), task.documents.shape[1])
     model.final_norm = nn.Sequential(model.final_norm, nn.Dropout(0.5))
@@ -385,15 +349,13 @@ def test_models_that_have_learned_drop_nothing_out(script, finished, monkeypatch
 
 
 @on("language")
-def test_a_full_disk_and_other_errors_of_the_system_keep_their_traceback(
-    script, finished, cli, monkeypatch
-):
+def test_a_full_disk_is_a_sentence(script, finished, cli, monkeypatch):
     def full(*_):
-        script.module.save_policy(Path("/dev/full"), finished.run["agent"], [])
+        script.home.save_policy(Path("/dev/full"), finished.run["agent"], [])
 
-    monkeypatch.setattr(script.module, "train_sft", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        cli("--sft-documents 50")
+    monkeypatch.setattr(script.home, "train_sft", full)
+    code, _, error = cli("--sft-documents 50")
+    assert (code, error) == (2, "Error: Could not save /dev/full: is the disk full?\n")
 
 
 @on("language")
@@ -406,7 +368,7 @@ def test_results_are_saved_before_anything_is_printed_and_print_in_any_encoding(
     monkeypatch.setattr("sys.stdout", out)
     Path("runs/new").mkdir(parents=True)
     args = script.args(run_name="new")
-    script.module.report(args, saved["quality"], results, saved["texts"])
+    script.home.report(args, saved["quality"], results, saved["texts"])
     content = Path("runs/new/results.json").read_text()
     assert "NaN" not in content
     broken = {"broken": {"objective/gold": None}}
@@ -414,5 +376,5 @@ def test_results_are_saved_before_anything_is_printed_and_print_in_any_encoding(
     Path("runs/new/results.json").unlink()
     out.detach()  # nothing can be printed
     with pytest.raises(ValueError, match="detached"):
-        script.module.report(args, saved["quality"], results, saved["texts"])
+        script.home.report(args, saved["quality"], results, saved["texts"])
     assert Path("runs/new/results.json").exists()

@@ -1,8 +1,7 @@
 """What a run needs of its process, and leaves as it was: threads, random numbers, modes."""
 
-import dataclasses
-import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import ClassVar
 
 import gymnasium as gym
@@ -14,28 +13,23 @@ from helpers import assert_same_runs, same_weights
 from torch import nn
 
 
-@on("continuous", "kl_penalty", "multidiscrete", "games")
-@slow_on("kl_penalty", "multidiscrete", "lstm")
-def test_runs_in_threads_are_those_of_runs_alone(script, tiny, monkeypatch):
-    """Even if all agents are made at the same time. The last run to end restores the process."""
-    args = [tiny("Walk", seed=seed, total_timesteps=64) for seed in (1, 2, 3)]
-    alone = [script.module.train(x) for x in args]
-    real = script.module.Agent
+@on("continuous", "games")
+def test_a_second_run_in_the_process_is_refused_until_the_first_one_ends(script, tiny):
+    """In the same thread and in another one, as those of Optuna's n_jobs."""
+    refused = []
 
-    class Slow(real):
-        def __init__(self, *sizes):
-            time.sleep(0.05)
-            super().__init__(*sizes)
-            time.sleep(0.05)
+    def begin_another(result):
+        with ThreadPoolExecutor(1) as pool:
+            for start in (map, pool.map):
+                with pytest.raises(script.module.UsageError, match="use a process for each"):
+                    next(iter(start(script.module.train, [tiny("Walk")])))
+                refused.append(len(result["updates"]))
 
-    monkeypatch.setattr(script.module, "Agent", Slow)
-    before = torch.get_num_threads()
-    again = [dataclasses.replace(x, run_name=f"thread{x.seed}") for x in args]
-    with ThreadPoolExecutor(3) as pool:
-        together = [*pool.map(script.module.train, again)]
-    for a, b in zip(alone, together, strict=True):
-        assert_same_runs(a, b)
-    assert torch.get_num_threads() == before and torch.get_default_dtype() == torch.float32
+    whole = script.module.train(tiny("Walk", run_name="whole"), on_iteration=begin_another)
+    assert refused == [1, 1, 2, 2, 3, 3] and not list(Path("runs").glob("run*"))
+    with pytest.raises(ZeroDivisionError):
+        script.module.train(tiny("Walk"), on_iteration=lambda _: 1 / 0)
+    assert_same_runs(whole, script.module.train(tiny("Walk")))
 
 
 @slow_on("kl_penalty", "multidiscrete", "lstm")
@@ -51,15 +45,14 @@ def test_modes_of_the_caller_do_not_matter_and_are_left_as_they_were(script, tin
         torch.set_default_dtype(torch.float32)
     assert_same_runs(expected, result)
     assert same_weights(expected["agent"], resumed["agent"])
-    for dtype in (torch.float16, torch.float64):
-        torch.set_default_dtype(dtype)
-        try:
-            saved = script.module.load_checkpoint("runs/run1")
-            assert torch.get_default_dtype() == dtype
-            assert same_weights(expected["agent"], saved["agent"])
-            assert len(script.module.evaluate(saved, episodes=1)) == 1
-        finally:
-            torch.set_default_dtype(torch.float32)
+    torch.set_default_dtype(torch.float64)
+    try:
+        saved = script.module.load_checkpoint("runs/run1")
+        assert torch.get_default_dtype() == torch.float64
+        assert same_weights(expected["agent"], saved["agent"])
+        assert len(script.module.evaluate(saved, episodes=1)) == 1
+    finally:
+        torch.set_default_dtype(torch.float32)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert_same_runs(expected, script.module.train(tiny("Walk")))

@@ -99,7 +99,7 @@ def test_observations_are_normalized_by_all_environments_up_to_now(script, tiny,
     (batch,) = recorded.gae
     for t in (4, 9, 14):
         final = normalized(np.array([(n, t // 5, 5) for n in range(3)]), t + 1)
-        values = agent.value(torch.tensor(final, dtype=torch.float32)).detach()
+        values = agent.get_value(torch.tensor(final, dtype=torch.float32)).detach()
         torch.testing.assert_close(batch["next_values"][t], values, rtol=0, atol=1e-3)
 
 

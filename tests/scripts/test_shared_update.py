@@ -220,7 +220,7 @@ def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypa
     functions, real = [], torch.compile
     monkeypatch.setattr(script.module, "STEPS_PER_CALL", 2)  # which compiles in half the time
     monkeypatch.setattr(torch, "compile", lambda f, **kw: functions.append(f) or real(f, **kw))
-    fast = script.module.train(tiny("Walk", compile=True, **settings))
+    fast = script.module.train(tiny("Walk", compile="yes", **settings))
     printed = capsys.readouterr().out
     assert len(functions) == printed.count("compiles the update") == 1
     assert "could not be compiled" not in printed
@@ -231,6 +231,31 @@ def test_compiled_and_eager_updates_give_the_same_numbers(script, tiny, monkeypa
     for name in ("losses/policy_loss", "losses/value_loss", "losses/grad_norm"):
         a, b = fast["updates"][-1][name], plain["updates"][-1][name]
         assert a == pytest.approx(b, rel=1e-3, abs=1e-6)
+
+
+@on("continuous", "atari")
+def test_a_run_is_compiled_if_it_is_long_or_told_to_and_a_resumed_one_like_the_whole(
+    script, tiny, monkeypatch, capsys
+):
+    """By the number of its Adam steps: 3 iterations of 2 epochs of 4 minibatches, or of 2."""
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(1) or function)
+
+    def compiles(compile, adam_steps, **others):
+        monkeypatch.setattr(script.module, "COMPILE_FROM", adam_steps)
+        compiled.clear()
+        script.module.train(tiny("Walk", compile=compile, **others))
+        said = "ends sooner if its update is not compiled" in capsys.readouterr().out
+        assert said == (compile == "auto" and not compiled)
+        return bool(compiled)
+
+    steps = 6 * tiny().num_minibatches
+    assert compiles("auto", steps) and not compiles("auto", steps + 1)
+    assert compiles("yes", steps + 1) and not compiles("no", 1)
+    script.module.train(tiny("Walk", compile="no", total_timesteps=64, run_name="begun"))
+    monkeypatch.setattr(script.module, "COMPILE_FROM", steps)
+    script.module.train(tiny("Walk", compile="auto"), resume="runs/begun")
+    assert compiled
 
 
 @on("continuous")
@@ -246,9 +271,9 @@ def test_where_compiling_fails_the_run_is_eager_but_ones_own_error_is_a_tracebac
     expected = script.module.train(tiny("Walk"))["agent"]
     monkeypatch.setattr(torch, "compile", lambda function, **options: fails)
     capsys.readouterr()
-    assert same_weights(script.module.train(tiny("Walk", compile=True))["agent"], expected)
+    assert same_weights(script.module.train(tiny("Walk", compile="yes"))["agent"], expected)
     assert "could not be compiled, so it takes longer: Inv" in capsys.readouterr().out
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(script.module, "ppo_loss", wrong)
     with pytest.raises(ValueError, match="my own mistake"):
-        cli(flags(tiny("Walk", compile=True)))
+        cli(flags(tiny("Walk", compile="yes")))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import sys
@@ -48,15 +49,15 @@ def test_what_acts_otherwise_than_the_agent_shows_at_once(script, tiny, monkeypa
     assert update["check/acting"] > 0.01
 
 
-def test_another_distribution_in_the_three_places_of_the_policy_trains_and_acts(changed):
+def test_another_distribution_in_the_functions_of_the_policy_trains_and_acts(changed):
     quantiles = "stats.laplace.ppf(stats.norm.cdf(noise))"
     mine = changed({
         "import tyro\n": "import tyro\nfrom scipy import stats\n",
         "import Normal\n": "import Laplace, Normal\n",
         "dist = Normal(": "dist = Laplace(",
         "+ std * noise": f"+ std * {quantiles}",
-        "(Normal(0, 1).log_prob(noise) - agent.log_std)": (
-            f"(torch.tensor(stats.laplace.logpdf({quantiles})) - agent.log_std)"
+        "(Normal(0, 1).log_prob(noise) - log_std)": (
+            f"(torch.tensor(stats.laplace.logpdf({quantiles})) - log_std)"
         ),
     })  # fmt: skip
     result = mine.train(small(mine, run_name="laplace"))
@@ -78,8 +79,8 @@ def test_settings_of_ones_own_need_nothing_else_if_a_checkpoint_can_hold_them(ch
     args = vars(mine.load_checkpoint("runs/run")["args"])
     assert [args[f"mine{i}"] for i in range(len(values))] == values and args["many"] == [1, 2]
     for bad in (Path("robot.xml"), frozenset(), np.float64):
-        with pytest.raises(mine.UsageError, match=r"mine0 \(.*\) cannot be saved: use a number"):
-            small(mine, mine0=bad)
+        with pytest.raises(mine.UsageError, match=r"mine3 \(.*\) cannot be saved: use a number"):
+            mine.train(small(mine, mine3=bad))
 
 
 def test_another_float_can_be_annealed_by_a_line_and_another_metric_is_averaged_and_logged(changed):
@@ -239,11 +240,12 @@ for name, make in (("House", Rooms), ("Outside", OUTSIDE), ("Endless", rooms(end
 def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
     result = script.module.train(script.args(run_name=None), Rooms)
     run_dir = result["run_dir"]
-    assert run_dir.name.startswith("Rooms__")
+    assert run_dir.name.startswith("test_users_changes-Rooms__")
     assert {(x["return"], x["length"]) for x in result["episodes"]} == {(2.0, 4)}
     policy, (obs, _) = script.module.load_policy(run_dir, Rooms()), Rooms().reset()
     assert policy(obs).shape == (2,)
-    assert result["args"].env_id == "Rooms"
+    assert result["args"].env_id == "test_users_changes:Rooms"
+    assert script.module.load_checkpoint(run_dir)["args"].env_id == result["args"].env_id
     with pytest.raises(script.module.UsageError, match="other spaces"):
         script.module.load_policy(run_dir, rooms(np.zeros(3))())
     for flag in ("--evaluate", "--resume"):
@@ -258,6 +260,38 @@ def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
 
 
 ROOMS = Rooms()
+
+
+def make_rooms():
+    return Rooms()
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (Rooms, "Rooms"),
+        (make_rooms, "make_rooms"),
+        (lambda: Rooms(), "Rooms"),
+        (functools.partial(gym.wrappers.TimeLimit, ROOMS, 9), "Rooms"),
+    ],
+)
+def test_a_run_has_the_name_of_what_made_its_environment_or_of_its_class(make, name):
+    assert ppo.name_of(make, make()) == f"test_users_changes:{name}"
+
+
+@on("vector")
+def test_only_the_module_that_the_flag_names_is_the_users_mistake(script, cli, monkeypatch):
+    """What is missing in an environment's own code keeps its traceback, which names the file."""
+    monkeypatch.syspath_prepend(".")
+    Path("needs_more.py").write_text("import is_not_installed\n")
+    monkeypatch.delitem(sys.modules, "needs_more", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="is_not_installed"):
+        cli("--env-id needs_more:Mine-v0")
+    for name in ("nowhere", "nowhere.at_all", "needs_more.at_all"):
+        monkeypatch.delitem(sys.modules, "needs_more", raising=False)
+        Path("needs_more.py").write_text("")
+        code, _, err = cli(f"--env-id {name}:Mine-v0")
+        assert code == 2 and err.startswith("Error: --env-id: No module named"), err
 
 
 class Shrinking(Rooms):
@@ -357,31 +391,20 @@ def test_evaluation_is_cut_where_the_environment_has_no_limit(script, capsys):
     assert "An episode was cut after 10000 steps" in capsys.readouterr().out
 
 
-@on("continuous", "multidiscrete")
-def test_an_error_while_filming_names_what_chooses_the_graphics(script, monkeypatch):
-    """It may come from an import, from a new environment, or when that is first drawn."""
-    script.module.train(script.args(run_name="run"))
-
-    def fail(*_, **__):
-        raise AttributeError("'NoneType' object has no attribute 'eglQueryString'")
-
-    monkeypatch.setenv("MUJOCO_GL", "egl")
-    for owner, name in ((gym.wrappers, "RecordVideo"), (gym, "make")):
-        monkeypatch.setattr(owner, name, fail)
-        with pytest.raises(AttributeError, match="eglQueryString") as caught:
-            script.module.evaluate("runs/run", episodes=1, video=True)
-        assert "MUJOCO_GL may be egl, osmesa or glfw" in caught.value.__notes__[0]
-    with pytest.raises(AttributeError) as caught:
-        script.module.evaluate("runs/run", episodes=1)
-    assert not hasattr(caught.value, "__notes__")
-
-
-def test_films_follow_the_body(monkeypatch, capsys):
+def test_films_follow_the_body_and_are_as_long_as_the_flag_says(monkeypatch, capsys):
     filmed = []
     monkeypatch.setenv("MUJOCO_GL", "egl")
-    monkeypatch.setattr(gym.wrappers, "RecordVideo", lambda env, *_: filmed.append(env) or env)
+
+    def film(env, folder, trigger, video_length):
+        filmed.extend([env, video_length, [trigger(k) for k in range(3)]])
+        return env
+
+    monkeypatch.setattr(gym.wrappers, "RecordVideo", film)
     ppo.train(small(env_id="Humanoid-v4", run_name="run", total_timesteps=32))
-    ppo.evaluate("runs/run", episodes=1, video=True)
+    line = "ppo --evaluate runs/run --eval-episodes 1 --capture-video --video-length 7"
+    monkeypatch.setattr("sys.argv", line.split())
+    ppo.main()
+    assert filmed[1:] == [7, [True, False, False]]
     assert filmed[0].unwrapped.mujoco_renderer.camera_id == 0
     printed = capsys.readouterr()
     assert "Video: runs/run/videos/rl-video-episode-0.mp4" in printed.out

@@ -151,9 +151,9 @@ def make_next(num_envs, seed, device):
 T, N = 24, 6
 TINY = {"num_envs": N, "num_steps": T, "total_timesteps": 3 * T * N, "num_minibatches": 6}
 TINY |= {"update_epochs": 2, "hidden": (8,), "learning_rate": 0.01, "max_grad_norm": 5.0}
-TINY |= {"compile": False, "device": "cpu", "gamma": 0.9}
+TINY |= {"compile": "no", "device": "cpu", "gamma": 0.9}
 FLAGS = f"--num-envs {N} --num-steps {T} --num-minibatches 6 --update-epochs 2 --hidden 8 "
-FLAGS += "--no-compile --device cpu --total-timesteps 432"
+FLAGS += "--compile no --device cpu --total-timesteps 432"
 
 
 class Update(NamedTuple):
@@ -392,6 +392,8 @@ def test_metrics_are_those_of_the_experience(run, monkeypatch):
         assert len(rows) == 12 and metrics.keys() - rows[0].keys() == {
             *("global_step", "losses/explained_variance", "check/target_std", "check/update"),
             *("check/first_kl", "check/kl", "charts/SPS", "charts/learning_rate"),
+            *("charts/episodic_return", "charts/episodic_length", "charts/episodes"),
+            "charts/action_std",
         }
         for name in rows[0]:
             assert metrics[name] == pytest.approx(np.mean([x[name].item() for x in rows]), rel=1e-4)
@@ -412,6 +414,14 @@ def test_metrics_are_those_of_the_experience(run, monkeypatch):
         assert metrics["check/kl"] == pytest.approx(kl, rel=1e-2) and kl > 1e-5
         assert metrics["check/first_kl"] == pytest.approx(rows[0]["losses/approx_kl"].item())
         assert metrics["check/first_kl"] == pytest.approx(0, abs=1e-6)
+        std = after.log_std.exp().mean().item()
+        assert metrics["charts/action_std"] == pytest.approx(std) != ppo.Args().init_std
+        first, last = k * T * N, (k + 1) * T * N
+        ended = [x for x in found.episodes if first < x["global_step"] <= last]
+        assert metrics["charts/episodes"] == len(ended) > 0
+        for name in ("return", "length"):
+            mean = np.mean([x[name] for x in ended])
+            assert metrics[f"charts/episodic_{name}"] == pytest.approx(mean)
         assert metrics["global_step"] == (k + 1) * T * N
         assert metrics["charts/SPS"] == pytest.approx(T * N / (4 * k + 1))
 
@@ -463,6 +473,7 @@ def test_the_step_size_is_annealed_or_follows_the_kl(run, monkeypatch):
     [
         *((1e-3, 0.021, 1e-3 / 1.5), (1e-3, 0.0199, 1e-3), (1e-3, 0.0051, 1e-3)),
         *((1e-3, 0.0049, 1.5e-3), (1.2e-5, 1.0, 1e-5), (9e-3, 0.0, 1e-2)),
+        *((1e-6, 1.0, 1e-6), (0.05, 0.0, 0.05)),  # outside of the bounds
     ],
 )
 def test_a_large_kl_makes_steps_smaller_and_a_small_one_larger(rate, kl, expected):
@@ -784,7 +795,7 @@ REFUSED = [
     ("--total-timesteps inf", "--total-timesteps must be finite"),
     ("--device cuda", "--device cuda needs a GPU"),
     ("--make nowhere:make", "nowhere:make: No module named 'nowhere'"),
-    (HERE + "nothing", "has no attribute 'make_nothing'"),
+    (HERE + "nothing", "test_vector_env has no function make_nothing: is it MODULE:FUNCTION?"),
     (HERE + "none", "make_none): a NoneType lacks some of reset, step, close"),
     (HERE + "nested", "Observations policy have parts themselves: concatenate them."),
     (HERE + "four", "step must return obs, rewards, terminated, truncated and infos."),
@@ -793,13 +804,13 @@ REFUSED = [
     (HERE + "few", "obs has shape (4, 4): it must have a row for each of 6."),
     ("--make json", "json is no function: is it MODULE:FUNCTION?"),
     (HERE + "off", "change autoreset_mode"),
-    (HERE + "choices", "try ppo_multidiscrete.py or ppo_atari.py"),
+    (HERE + "choices", "try recipes/discrete_actions.py, ppo_multidiscrete.py or ppo_atari.py"),
     (HERE + "broken", "Step 31 of environment 3: observation or reward is not finite."),
     (HERE + "infinite", "Step 31 of environment 3: observation or reward is not finite."),
     (HERE + "same --value-obs state", "--value-obs (state) must be among obs."),
     (HERE + "same --lr 1e30", "Not finite at step 144: losses/"),
     ("--backend gymnasium --env-id Nowhere-v0", "Nowhere"),
-    ("--backend gymnasium --env-id CartPole-v1", "try ppo_multidiscrete.py"),
+    ("--backend gymnasium --env-id CartPole-v1", "try recipes/discrete_actions.py"),
     ("--env-id Nowhere-v0", "--env-id"),
     ("--capture-video", "--capture-video films an evaluation: add --evaluate FOLDER."),
     ("--resume nowhere", "nowhere/checkpoint.pt is missing, damaged or from another script"),
@@ -949,9 +960,16 @@ def test_parts_in_another_order_are_other_spaces():
 
 
 def test_random_numbers_of_a_gpu_are_those_of_the_simulator(run, monkeypatch):
+    """They are seeded before it is made, and an agent that is made later leaves them alone."""
     seeds = record(monkeypatch, torch.cuda, "manual_seed_all")
-    run(total_timesteps=T * N)
-    assert not seeds
+    before = []
+
+    def make(way, num_envs):
+        before.append(len(seeds))
+        return simulator(way, num_envs)
+
+    found = run(total_timesteps=T * N, make=make)
+    assert before == [1] and seeds == [(found.options[0][1], None)]
 
 
 def test_a_new_step_size_counts_for_a_run_whose_step_size_the_kl_has_changed(run):
@@ -991,7 +1009,8 @@ def test_what_makes_a_simulator_may_be_a_partial_function(tmp_path):
     found = ppo.train(args, lambda num_envs, *_: make(num_envs))
     assert "-lambda-__" in found["run_dir"].name
     found = ppo.train(args, functools.partial(lambda kind, *x: make(x[0]), 1))
-    assert found["args"].make == "functools:<partial>"
+    name = test_what_makes_a_simulator_may_be_a_partial_function.__name__
+    assert found["args"].make == f"test_vector_env:{name}.<locals>.<lambda>"
 
 
 def test_a_run_at_weights_and_biases_keeps_its_id(run, monkeypatch):
@@ -1024,7 +1043,7 @@ def test_an_update_that_cannot_be_compiled_is_done_without(run, monkeypatch, cap
 
     monkeypatch.setattr(torch, "compile", fail)
     resets = record(monkeypatch, torch.compiler, "reset")
-    found = run(compile=True, total_timesteps=T * N)
+    found = run(compile="yes", total_timesteps=T * N)
     assert len(resets) == 1  # of what an earlier run in the process has compiled
     assert "could not be compiled, so it takes longer: No compiler.\n" in capsys.readouterr().out
     assert len(found.calls) == 4 and not same_weights(found.agent, found.calls[0].agent)
@@ -1053,14 +1072,18 @@ def test_evaluation_plays_the_most_likely_actions_and_changes_nothing(trained, m
             agent = ppo.load_policy(trained)
             expected = []
             for i, env in enumerate(made[-1].envs):
-                own, total, ended = Single(i), 0.0, False
-                obs = own.reset()[0]
-                while not ended:
-                    action = agent(torch.tensor(obs[None], dtype=torch.float32))[0].numpy()
-                    np.testing.assert_allclose(env.taken[own.t], action, atol=1e-6)
-                    obs, reward, failed, cut, _ = own.step(action)
-                    total, ended = total + reward, failed or cut
-                expected.append(total)
+                # Those of Gymnasium begin in `reset`; others may have begun before.
+                own, taken, totals = Single(i), iter(env.taken), []
+                for _ in range(1 if way in GYMNASIUM else 2):
+                    total, ended = 0.0, False
+                    obs = own.reset()[0]
+                    while not ended:
+                        action = agent(obs[None])[0]
+                        np.testing.assert_allclose(next(taken), action, atol=1e-6)
+                        obs, reward, failed, cut, _ = own.step(action)
+                        total, ended = total + reward, failed or cut
+                    totals.append(total)
+                expected.append(totals[-1])
             assert found == pytest.approx(expected, rel=1e-4, abs=1e-3)
             assert getattr(made[-1], "closed", True)
     code, out, _ = cli(f"--evaluate {trained} --eval-episodes 4")
@@ -1115,7 +1138,7 @@ def test_a_policy_that_is_loaded_has_no_gradients(trained):
     obs = torch.tensor([[1.0, 2, 3, 4], [400, -1, 2, 0]])
     mean, var = (saved["agent"][f"obs_stats.{x}"] for x in ("mean", "var"))
     normalized = ((obs - mean) / (var + 1e-8).sqrt()).clamp(-10, 10)
-    expected = policy.policy(normalized).clamp(-0.5, 0.5)
+    expected = policy.agent.policy(normalized).clamp(-0.5, 0.5)
     assert torch.equal(policy(obs), expected) and not policy(obs).requires_grad
     assert not policy.training
 
@@ -1164,9 +1187,10 @@ def test_a_run_that_is_stopped_in_its_first_iteration_can_be_resumed(cli, run, m
 
 @pytest.mark.parametrize("target_kl", [0.0, 1e-4])
 def test_an_interrupted_run_continues_in_new_episodes(cli, run, target_kl):
-    more = f"--run-name cut --total-timesteps {5 * T * N} --checkpoint-interval 2 --lr 0.01"
+    more = f"--run-name cut --total-timesteps {5 * T * N} --lr 0.01"
     code, _, error = cli(f"{HERE}interrupting {more} --target-kl {target_kl}")
-    assert code == 130 and "Use --resume to continue" in error
+    assert code == 130
+    assert f"Interrupted at step {2 * T * N}. To continue: --resume runs/cut\n" in error
     saved = torch.load("runs/cut/checkpoint.pt", weights_only=True)
     assert [x["global_step"] for x in saved["updates"]] == [T * N, 2 * T * N]
     found = run(resume="runs/cut")
@@ -1204,8 +1228,9 @@ def test_an_interrupted_run_continues_in_new_episodes(cli, run, target_kl):
 @pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_ends_a_run_with_its_exit_code(cli, monkeypatch, hangup, name, expected):
     monkeypatch.setattr(Ending, "signal", getattr(signal, name))
-    code, _, _ = cli(f"{HERE}ending --run-name ended")
-    assert code == expected and ppo.load_checkpoint("runs/ended")["updates"] == []
+    code, _, error = cli(f"{HERE}ending --run-name ended")
+    assert code == expected and len(ppo.load_checkpoint("runs/ended")["updates"]) == 2
+    assert f"Interrupted at step {2 * T * N}. To continue: --resume runs/ended\n" in error
 
 
 def test_a_signal_that_is_ignored_stays_so(cli, monkeypatch, hangup):
@@ -1254,12 +1279,15 @@ def test_threads_are_as_before_and_a_run_learns_where_nothing_is_learned(run, mo
         found = run(total_timesteps=T * N)
     assert threads == [1] and torch.get_num_threads() == 2
     assert not same_weights(found.agent, found.calls[0].agent)
+    with torch.no_grad():
+        again = run(total_timesteps=T * N)
+    assert same_weights(found.agent, again.agent)
 
 
 def test_what_is_compiled_is_the_update_of_one_process(run, monkeypatch):
     compiled = []
     monkeypatch.setattr(ppo, "compiled", lambda *x: compiled.append(x) or x[0])
-    run(compile=True, total_timesteps=T * N)
+    run(compile="yes", total_timesteps=T * N)
     assert len(compiled) == 1 and compiled[0][1] == torch.device("cpu")
     run(total_timesteps=T * N)
     assert len(compiled) == 1

@@ -183,9 +183,10 @@ FORMS = {
 def grpo_loss(m, x):
     settings = {"clip_coef": x.clip_low, "clip_high": x.clip_high, **FORMS[x.formula]}
     args = m.Args(**settings, kl_in_loss="k3" if x.kl_coef else "no")
-    agent = MagicMock(get_logprobs=lambda *_: torch.zeros(*x.mask.shape, 1))
+    logprobs = torch.zeros(*x.mask.shape, 1)
+    agent = MagicMock(get_logprobs_and_values=lambda *_: (logprobs, None))
     mb = m.Rollout(None, None, x.old_logprobs, x.ref_logprobs, None, x.mask)
-    with patch.object(m, "log_probability", lambda *_: x.logprobs):
+    with patch.object(m.ppo, "log_probability", lambda *_: x.logprobs):
         return {"loss": m.grpo_loss(agent, mb, x.advantages, x.kl_coef, args)[0]}
 
 
@@ -208,7 +209,7 @@ OURS = [
         "environments",
         lambda m, x: {"normalized": m.normalize(x.advantages)},
     ),
-    ("policy_loss", "clips rlhf grpo", policy_loss),
+    ("policy_loss", "clips rlhf", policy_loss),
     ("value_loss", "clips", value_loss),
     ("value_loss", "kl_penalty", partial(value_loss, name="clipped_value_loss")),
     ("value_loss", "rlhf", partial(value_loss, name="token_value_loss")),
@@ -219,11 +220,11 @@ OURS = [
     ("gaussian", "gaussian", gaussian),
     ("categorical", "games", categorical),
     ("categorical masked_categorical multi_categorical", "multidiscrete", categorical_with_masks),
-    ("kl_estimates", "environments rlhf grpo", approx_kl),
+    ("kl_estimates", "environments rlhf", approx_kl),
     ("adam_ppo2", "vector", adam),
     ("clip_gradient", "vector", clip_gradient),
     ("paper_kl_coef", "kl_penalty", paper_kl_coef),
-    ("rlhf_kl_coef", "rlhf grpo", rlhf_kl_coef),
+    ("rlhf_kl_coef", "rlhf", rlhf_kl_coef),
     ("rlhf_advantages", "rlhf", rlhf_advantages),
     ("whiten", "rlhf", whiten),
     ("group_advantages", "grpo", group_advantages),
@@ -459,7 +460,7 @@ def test_gymnasiums_normalizer_also_counts_the_last_observation_of_each_episode(
     monkeypatch.chdir(tmp_path)
     script = SCRIPTS["continuous"].module
     settings = {"num_steps": 30, "total_timesteps": 30, "num_minibatches": 1, "update_epochs": 1}
-    args = script.Args(**settings, num_envs=1, compile=False, run_name="run")
+    args = script.Args(**settings, num_envs=1, compile="no", run_name="run")
     script.train(args, env_factory=StepsSoFar)
     ours = script.load_checkpoint("runs/run")["obs_stats"]
     wrapped = gym.wrappers.NormalizeObservation(StepsSoFar())

@@ -38,7 +38,12 @@ ORIGINALS = {
 GROUP = 24  # lines of code that stay in view together on a laptop
 # The reasons of these scripts' tags stand in another one.
 HOME, SHORT = "ppo_continuous_action.py", "ppo_minimal.py"
-HOMES = {SHORT: HOME, "ppo_vector_env.py": HOME, "grpo_minimal.py": "grpo_rlhf_toy.py"}
+HOMES = {
+    SHORT: HOME,
+    "ppo_vector_env.py": HOME,
+    "grpo_minimal.py": "recipes/grpo_on_reviews.py",
+    "recipes/grpo_on_reviews.py": "ppo_rlhf_toy.py",
+}
 FORMULAS = tomllib.loads((TEMPLATES / "formulas.toml").read_text())
 SIGNS = {"Extra": "+", "Deviation": "≠"}
 
@@ -188,12 +193,13 @@ class Source:
 
     def find_tags(self, home: "Source | None") -> Iterator[tuple[int, Note]]:
         """Notes of tags by their lines; sentences and sources may stand in another script."""
-        others = home.tags.values() if home else ()
-        known = {y: x for x in others for y in (x.title, x.label.partition(" of ")[0])}
+        self.known = dict(home.known) if home else {}
+        for x in home.tags.values() if home else ():
+            self.known |= {y: x for y in (x.title, x.label.partition(" of ")[0])}
         for tag in tags_of(self.text):
             own, _, total = tag.number.partition("/")
             label = f"Detail {own}" + f" of {total}" * bool(total) if own else tag.kind
-            same = known.get(tag.title) or known.get(f"Detail {own}") or Note("", "")
+            same = self.known.get(tag.title) or self.known.get(f"Detail {own}") or Note("", "")
             sentence, sign = tag.sentence or same.sentence, own or SIGNS[tag.kind]
             note = Note(tag.anchor, tag.title, label, sign, sentence)
             note.source = original(tag.source) or same.source

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 import markdown
 
-from benchmark.evidence import health, tables
+from benchmark.evidence import tables
 from benchmark.evidence.explorer import POINTS, suite_data
 from benchmark.evidence.pages import PAGES
 from benchmark.evidence.site import annotate
@@ -35,7 +35,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 TEXTS = [x for x in PAGES if x != ROOT / "README.md"] + sorted(CLOSED.glob("*/page.md"))
 CHANGED = re.compile(r'^(<pre><code class="language-diff">)?([-+]) (.*)\n', re.MULTILINE)
 CHANGES = {"-": "del", "+": "ins"}  # lines of a diff
-FLAG = re.compile(r"--(?:no-)?([\w-]+)")
+BUGS = CLOSED / "bugs" / "notes.json"  # what stands next to the lines of scripts
 # The ablation switches details of PPO off; what it says is not about language models.
 MEASURED = [x for x in SCRIPTS if x.startswith("ppo_") and "rlhf" not in x]
 FILMS = {  # by script: one of FIGURES, and what it shows
@@ -51,7 +51,7 @@ FILMS = {  # by script: one of FIGURES, and what it shows
 
 def page_of(script: str) -> str:
     """File of a script's page."""
-    return "index.html" if script == SHORT else script.replace(".py", ".html")
+    return "index.html" if script == SHORT else f"{Path(script).stem}.html"
 
 
 # --- Next to the code ---
@@ -76,40 +76,11 @@ def effects_of_details() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def bugs_of(folders: Folders) -> list[dict[str, Any]]:
-    """The bugs of training: texts or settings, what they cost, a link to them over healthy runs."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for x in (x for own in health.trials(folders).values() for x in own):
-        row = {
-            **{"script": x.bug.script, "label": x.bug.label, "link": x.link, "changes": []},
-            "text": x.bug.replaced[0][0] if x.bug.replaced else "\0",
-            "settings": [x.replace("-", "_") for x in FLAG.findall(x.bug.flags)],
-        }
-        change = f"{CHANGE(x.change.value)} in {x.environment.partition('-')[0]}"
-        row = found.setdefault((x.suite.name, x.variant), row)
-        row["changes"].append(change.replace("-", "−"))
-    return [*found.values()]
-
-
-def placed(script: Source, bugs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Bugs by the titles of what they change: a tag's statement or setting, or a function.
-
-    A function with one tag stands for its statement.
-    """
-    at, tags, by_setting, found, outer = {}, {"": []}, {}, {}, ""
-    for segment in script.segments:
-        for note in segment.notes:
-            outer = outer if note.label else note.title
-            tags.setdefault(outer, []).extend([note.title] if note.label else [])
-            by_setting = {x: note.title for x, _ in note.settings} | by_setting
-        for line, _, marks in segment.lines:
-            at[line] = [outer, *(x.title for x in marks.begins + marks.goes_on)][-1]
-    for bug in (x for x in bugs if x["script"] == script.name):
-        before, exists, _ = script.text.partition(bug["text"])
-        titles = [by_setting[x] for x in bug["settings"] if x in by_setting]
-        title = at[before.count("\n") + 1] if exists else titles[0]
-        own = tags.get(title, [])
-        found.setdefault(own[0] if len(own) == 1 else title, []).append(bug)
+def placed(script: str, bugs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The planted bugs of a script, by the title of the note that they stand at."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for bug in (x for x in bugs if x["script"] == script):
+        found.setdefault(bug["at"], []).append(bug)
     return found
 
 
@@ -166,7 +137,7 @@ def build(folders: Folders) -> dict[str, bytes]:
         undefined=jinja2.StrictUndefined,
     )
     reviews = json.loads((folders.results / "reviews.json").read_text())
-    found, bugs = effects_of_details(), bugs_of(folders)
+    found, bugs = effects_of_details(), json.loads(BUGS.read_text())
     sources = {x: Source(x) for x in SCRIPTS}
     runs = {x: n for x in SUITES if x != "smoke" and (n := len(done(x, folders)))}
     shown = {x: suite_data(SUITES[x], folders) for x in runs}
@@ -197,7 +168,7 @@ def build(folders: Folders) -> dict[str, bytes]:
 
     for name, script in sources.items():
         template = "index.html" if name == SHORT else "script.html"
-        beside = placed(sources[HOME] if name == SHORT else script, bugs)
+        beside = placed(HOME if name == SHORT else name, bugs)
         own = found if name in MEASURED else {}
         page(page_of(name), template, script=script, bugs=beside, effects=own)
     for path in TEXTS:

@@ -10,4 +10,3 @@ import pkgutil
 FILES = [importlib.import_module(f"{__name__}.{x.name}") for x in pkgutil.iter_modules(__path__)]
 ALL = [suite for file in FILES for suite in getattr(file, "SUITES", ())]
 SUITES = {suite.name: suite for suite in ALL}
-BY_TABLE = {table: [x for x in ALL if x.table == table] for table in {x.table for x in ALL}}

@@ -3,7 +3,7 @@
 from benchmark.evidence.definitions import Suite, Variant
 
 LLM = "ppo_llm.py"
-THREE_SEEDS = {"sums": (1, 2, 3)}
+GAME = "--env recipes.llm_game:RunningTotal --max-turns 3 --num-iterations 10"
 
 SUITES = (
     Suite(
@@ -11,13 +11,21 @@ SUITES = (
         reproduces="SmolLM2-135M learns to add: PPO with a value function, and GRPO",
         environments={"sums": (1, 2, 3)},
         variants={
-            "": Variant(LLM, "", "PPO, values on the policy's trunk"),
-            "group": Variant(LLM, "--advantages group", "GRPO, groups of 8"),
-            "detached": Variant(
-                LLM, "--value-model detached", "PPO, values whose gradient stops at the trunk"
-            ),
+            "": Variant(LLM, "", "PPO"),
+            "group": Variant(LLM, "--advantages group", "GRPO"),
         },
+        figures=("curves", "minutes"),
+        total_timesteps=None,  # it counts iterations
+    ),
+    Suite(
+        name="llm_game",
+        reproduces="the same model keeps a running total for three turns, paid at the end",
+        environments={"running total": (1, 2, 3)},
+        variants={
+            "": Variant(LLM, GAME, "PPO"),
+            "group": Variant(LLM, f"{GAME} --advantages group", "GRPO"),
+        },
+        figures=("curves", "minutes"),
         total_timesteps=None,
-        points=8,
     ),
 )

@@ -17,8 +17,8 @@ SUITES = (
         reproduces="GRPO (Shao et al. 2024) and DPO (Rafailov et al. 2023) on the task of `rlhf`",
         environments={"reviews": (1, 2, 3, 4, 5)},
         variants={
-            "grpo": Variant("grpo_rlhf_toy.py", "--compare"),
-            "dpo": Variant("dpo_rlhf_toy.py", "--compare"),
+            "grpo": Variant("recipes/grpo_on_reviews.py", "--compare"),
+            "dpo": Variant("recipes/dpo_on_reviews.py", "--compare"),
         },
         table="models",
         total_timesteps=None,

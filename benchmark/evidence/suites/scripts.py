@@ -10,6 +10,7 @@ SCRIPTS = {
     "ppo_vector_env.py": Script(
         "simulators that step many environments at once", "vector_env", "HalfCheetah-v4"
     ),
+    "ppo_llm.py": Script("PPO and GRPO on a real language model", "llm_sums", "sums"),
     "ppo_kl_penalty.py": Script(
         *("a KL penalty instead of clipping", "kl_vs_clip", "Hopper-v4", "adaptive-0.01")
     ),
@@ -26,10 +27,10 @@ SCRIPTS = {
         "all of GRPO in about 200 lines", "grpo_minimal", "sums", score="pass@1"
     ),
     "ppo_rlhf_toy.py": Script("RLHF with PPO", "rlhf", "reviews", score="gold reward"),
-    "grpo_rlhf_toy.py": Script(
+    "recipes/grpo_on_reviews.py": Script(
         "GRPO on the same task", "rlhf_grpo_dpo", "reviews", "grpo", score="gold reward"
     ),
-    "dpo_rlhf_toy.py": Script(
+    "recipes/dpo_on_reviews.py": Script(
         "DPO on the same task", "rlhf_grpo_dpo", "reviews", "dpo", score="gold reward"
     ),
 }

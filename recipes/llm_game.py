@@ -1,0 +1,33 @@
+"""A language model in a game of several turns: it keeps a running total.
+
+    python ppo_llm.py --env recipes.llm_game:RunningTotal --max-turns 3
+
+Each message names one more number to add, and nobody repeats the total: the model has to read it in
+its own last answer. The whole reward comes at the end, the share of totals that were right. So an
+early mistake costs later turns, too, and only a value function that has seen the mistake expects
+less from then on.
+"""
+
+import re
+from typing import Any
+
+import gymnasium as gym
+
+SYSTEM = {"role": "system", "content": "Answer with the number only."}
+
+
+class RunningTotal(gym.Env):
+    """Add numbers from 1 to 5, one more in each of three turns."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[dict], dict]:
+        super().reset(seed=seed)
+        first, *self.numbers = self.np_random.integers(1, 6, size=4).tolist()
+        self.total, self.right = first, 0
+        return [SYSTEM, {"role": "user", "content": f"{first} + {self.numbers[0]} = ?"}], {}
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict]:
+        self.total += self.numbers.pop(0)
+        self.right += re.findall(r"\d+", text)[-1:] == [str(self.total)]
+        if not self.numbers:
+            return "", self.right / 3, True, False, {}
+        return f"+ {self.numbers[0]} = ?", 0.0, False, False, {}
