@@ -350,7 +350,7 @@ def test_dropout_is_off(run, tmp_path):
     noisy = tiny_llm.write(tmp_path / "noisy", attention_dropout=0.5)
     result = run(model=noisy, gradient_checkpointing=True)
     assert not any(x.training for x in result["agent"].modules())
-    assert all(x["check/first_kl"] == 0 for x in result["updates"])
+    assert all(x["check/first_kl"] < 1e-9 for x in result["updates"])
     assert all(x["check/sampling"] < 1e-5 for x in result["updates"])
 
 
@@ -402,7 +402,7 @@ def test_groups_with_equal_rewards_have_advantage_0(size):
 
 def test_whiten_shifts_and_scales():
     x = torch.tensor([1.0, 2.0, 6.0])
-    expected = (np.array(x) - 3) / math.sqrt((4 + 1 + 9) / 3)
+    expected = (x.numpy() - 3) / math.sqrt((4 + 1 + 9) / 3)
     np.testing.assert_allclose(ppo.whiten(x), expected, rtol=1e-6)
     assert ppo.whiten(torch.tensor([5.0, 5.0])).tolist() == [0.0, 0.0]
 
@@ -614,15 +614,15 @@ def test_the_kl_to_the_first_model_is_in_the_reward_of_each_token(
     assert abs(result["updates"][0]["charts/kl"]) < 1e-4 < 0.05 < abs(row["charts/kl"])
 
 
-def test_adapters_alone_are_trained(run, loaded):
+def test_adapters_alone_are_trained_and_merged_in_the_end(run, loaded):
     result = run(lora_rank=4, learning_rate=0.01)
+    saved = torch.load(result["run_dir"] / "checkpoint.pt", weights_only=True)["weights"]
+    assert len(saved) == 2 * 2 * 7 + 2  # two matrices for each of a layer's, and the value head
+    assert all(4 in x.shape for x in saved[:-2])
     before, after = loaded[0].state_dict(), result["agent"].policy.state_dict()
-    kept = {name.replace("base_layer.", ""): x for name, x in after.items()}
-    trained = [x for x in kept if x not in before]
-    assert all("lora_" in x for x in trained) and len(trained) == 2 * 2 * 7
-    # The saved folder has the adapters inside of the weights: here they are, too, at the end.
-    names = [x for x, y in result["agent"].named_parameters() if y.requires_grad]
-    assert all("lora_" in x or "value_head" in x for x in names)
+    assert before.keys() == after.keys()
+    changed = {x for x, y in after.items() if not torch.equal(y, before[x])}
+    assert changed == {x for x in before if "proj" in x}
 
 
 # --- Weights ---
@@ -909,11 +909,13 @@ def test_two_processes_learn_as_one(run, monkeypatch, folder, advantages):
     for x, y in zip(one["weights"], whole["agent"].parameters(), strict=True):
         np.testing.assert_allclose(x, y.detach(), atol=2e-4)
     assert [x.name for x in Path("runs").iterdir() if x.name == "two"] == ["two"]
-    for x, y, z in zip(one["updates"], two["updates"], whole["updates"]):
+    of_processes = {"check/target_std", "losses/explained_variance"}  # each has its own tokens
+    of_processes |= {"charts/sampled_entropy", "check/sampling"}
+    for x, y, z in zip(one["updates"], two["updates"], whole["updates"], strict=True):
         for name in z:
             if not name.startswith(("charts/SPS", "charts/seconds")):
                 assert x[name] == y[name]
-                if name not in ("check/target_std", "losses/explained_variance"):
+                if name not in of_processes:
                     assert x[name] == pytest.approx(z[name], rel=2e-3, abs=2e-4), name
     assert len([*Path("runs/two").glob("events*")]) == 1
 
@@ -966,11 +968,10 @@ def test_prompts_of_a_file_are_trained_on_but_for_the_last_ones(run, monkeypatch
     code, out, error = cli("--prompts prompts.jsonl --reward my_reward:reward --run-name mine")
     assert code == 0, error
     assert "say 18 |" in out or "say 19 |" in out
-    for _, _, envs, seeds, *_, episodes in plays:
-        for seed, env, episode in zip(seeds, envs, episodes):
+    for _, _, _, seeds, *_, episodes in plays:
+        for seed, episode in zip(seeds, episodes):
             number = 18 + seed % 2 if seed >= 2**31 else seed % 18
             assert episode.transcript[0] == f"say {number}" and episode.turns == 1
-            assert env.others == {"answer": f"{number}"}
             right = f"{number}" in episode.transcript[1]
             assert episode.rewards[-1] == right + len(f"{number}")
     code, out, _ = cli("--evaluate runs/mine", usual="")
@@ -1061,7 +1062,8 @@ def test_rewards_may_be_numbers_of_any_kind(run, monkeypatch):
 
 def test_a_conversation_that_is_too_long_for_the_model_is_refused(run, monkeypatch):
     monkeypatch.setattr(Talk, "reset", lambda self, **_: ("x" * 248, {}))
-    run(env="tiny_llm:Talk", num_iterations=1, max_turns=1, max_tokens=4)  # 256 tokens
+    monkeypatch.setattr(Talk, "step", lambda self, text: ("", 1.0, True, False, {}))
+    run(num_iterations=1, max_turns=1, max_tokens=4)  # 256 tokens
     with pytest.raises(ppo.UsageError) as caught:
         run(num_iterations=1, max_turns=1, max_tokens=5)
     text = "A conversation of 252 tokens and --max-tokens 5 is too long for the model: 256."
@@ -1092,6 +1094,35 @@ def test_a_model_without_a_chat_template_is_given_plain_text(tmp_path, settings,
     assert [x for own, x in parts if not own] == ["hello\n", "\ngo on\n"]
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
     assert chat.tokenizer.decode(chat.begin(messages)) == "be brief\nhello\n"
+
+
+def test_a_prompt_may_be_a_single_token_but_not_empty(tmp_path, settings, monkeypatch):
+    """Whatever others are read next to it."""
+    plain = tiny_llm.write(tmp_path / "plain", template=None)
+    model, chat, _ = ppo.load_model(settings(model=plain), CPU)
+    monkeypatch.setattr(Recorder, "reset", lambda self, seed: ("" if seed == 1 else "hello", {}))
+    monkeypatch.setattr(Recorder, "step", lambda self, text: ("", 1.0, True, False, {}))
+    args = settings()
+    both = played((model, chat), args, Recorder, [0, 1])
+    assert [x.own.index(True) for x in both] == [6, 1]
+    for seed, episode in enumerate(both):
+        (alone,) = played((model, chat), args, Recorder, [seed])
+        assert alone.tokens == episode.tokens
+        np.testing.assert_allclose(alone.logprobs, episode.logprobs, atol=1e-5)
+        np.testing.assert_allclose(alone.logprobs, slow_pass(model, episode, args)[0], atol=1e-4)
+    monkeypatch.setattr(chat, "begin", lambda messages: [])
+    with pytest.raises(ppo.UsageError, match=r"Episode with seed 1: its first message is empty"):
+        played((model, chat), args, Recorder, [1])
+
+
+def test_prompts_that_episodes_share_are_read_once(loaded, settings):
+    read = []
+    loaded[0].model.register_forward_hook(lambda *x: read.append(x[2][0].shape[:2]))
+    args = settings(advantages="group", max_turns=1)
+    episodes = played(loaded, args, seeds=[3] * 4 + [6] * 4)
+    longest = max(x.own.index(True) for x in episodes)
+    assert read[0] == (2, longest - 1)  # their last tokens are read with what is written
+    assert len(read) > 1 and {*read[1:]} == {(8, 1)}
 
 
 def test_a_model_needs_a_token_that_ends_responses(tmp_path, settings):
