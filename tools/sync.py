@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 # These scripts state in their own words what the others share.
-SHORT = ("ppo_minimal", "grpo_minimal", "ppo_vector_env")
+SHORT = ("ppo_minimal", "grpo_minimal", "ppo_vector_env", "ppo_llm")
 SCRIPTS = [x for x in sorted(ROOT.glob("*.py")) if x.stem not in SHORT]
 # These have the same role but not the same text in each script; a marked copy is one even so.
 MAY_DIFFER = {"Args", "Agent", "make_envs", "ppo_loss", "train", "learn", "evaluate", "main"}

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from benchmark.lab import trace
+from benchmark.lab import tiny_model, trace
 from benchmark.lab.provenance import ROOT, BenchmarkError, git, source_at
 from benchmark.lab.trace import RESUMED, Event, Parameters, Run, Script, Statement
 
@@ -431,11 +431,14 @@ class Comparison:
         usual = self.defaults | {x: y for x, y in trace.SETTINGS.items() if x in self.defaults}
         if usual.get("env_id") == "HalfCheetah-v4":  # which never falls
             usual["env_id"] = "Hopper-v4"
+        if usual.get("model") == "smollm2":  # which would take minutes
+            usual["model"] = tiny_model.folder().name
         try:
             default = own(**{x: usual[x] for x in usual.keys() & defaults_of(own).keys()})
             given = tyro.cli(own, args=flags, default=default)
             steps = getattr(given, "num_steps", 0) * getattr(given, "num_envs", 0)
             length = {"total_timesteps": iterations * steps, "num_updates": iterations}
+            length |= {"num_iterations": iterations}
             length = {x: y for x, y in length.items() if getattr(given, x, 0) == usual.get(x)}
             self.settings = usual | vars(dataclasses.replace(given, **length))
         except Exception as error:  # whatever it demands of its settings

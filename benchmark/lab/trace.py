@@ -265,6 +265,8 @@ SETTINGS = (
     | {"num_pairs": 28, "reward_epochs": 1, "reward_batch_size": 12, "num_epochs": 2}
     | {"batch_size": 16, "group_size": 4, "num_prompts": 8, "warmup_steps": 2}
     | {"clip_high": 0.03, "value_clip_coef": 0.02}
+    | {"env": "guess", "num_episodes": 16, "max_tokens": 5, "microbatch_size": 3}
+    | {"float32": True, "value_lr": 0.05, "eval_episodes": 4}
 )
 # The same for constants of a script.
 CONSTANTS = {"GAME_PROCESSES": 1, "MAX_GAME_STEPS": 40, "NUM_SAMPLES": 64, "NUM_EVALUATED": 16}
@@ -341,8 +343,7 @@ def execute(script: Script, settings: dict[str, Any], arrays: dict) -> Run:
                 result["policy"] = acted(module, result["train"])
             if "resume" in inspect.signature(module.train).parameters:
                 recorder.part = RESUMED
-                steps = args.total_timesteps + args.num_steps * args.num_envs
-                more = dataclasses.replace(args, total_timesteps=steps)
+                more = dataclasses.replace(args, **one_more(args))
                 result["resumed"] = module.train(more, resume=result["train"]["run_dir"])
         except (Exception, SystemExit) as caught:
             error, frames = told(caught), traceback.extract_tb(caught.__traceback__)
@@ -352,11 +353,18 @@ def execute(script: Script, settings: dict[str, Any], arrays: dict) -> Run:
     return Run(script, recorder.events, recorder.frozen(result), error, line)
 
 
+def one_more(args: Any) -> dict[str, int]:
+    """The setting with which a run goes on for an iteration."""
+    if "num_iterations" in {x.name for x in dataclasses.fields(args)}:
+        return {"num_iterations": args.num_iterations + 1}
+    return {"total_timesteps": args.total_timesteps + args.num_steps * args.num_envs}
+
+
 def acted(module: types.ModuleType, result: dict[str, Any]) -> list[Any]:
     """What a few steps with the saved policy show: observations, or returns of a batched one."""
     args = result["args"]
     if "env" not in inspect.signature(module.load_policy).parameters:
-        return module.evaluate(result["run_dir"], args.num_envs)
+        return module.evaluate(result["run_dir"], getattr(args, "num_envs", 4))
     make = getattr(module, "make_env", lambda args: gym.make(args.env_id))
     with contextlib.closing(make(args)) as env:
         policy = module.load_policy(result["run_dir"], env)

@@ -481,6 +481,9 @@ def test_a_script_that_plays_no_episodes_is_compared(compare):
     assert code == 1 and "\nBoth trained for a moment, with few samples and small ba" in said
 
 
+GROUP = ("--advantages", "group")
+
+
 def test_what_is_changed_in_scripts_for_a_short_run_stands_in_them():
     texts = [x.read_text() for x in ROOT.glob("*.py")]
     assert all(any(x in text for text in texts) for x in trace.TEXTS)
@@ -510,3 +513,22 @@ def test_simulators_of_envpool_are_cut_off_early_and_clocks_are_the_same_in_both
 
         assert make("Hopper-v4", num_envs=2) == {"num_envs": 2, "max_episode_steps": trace.LIMIT}
         assert time.time() - time.time() == time.perf_counter() - time.perf_counter() == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("before, own = own[:, 1:], own[:, 1:]", "before, own = own[:, :-1], own[:, 1:]", ()),
+        ("self.own.append(True)", "self.own.append(token not in self.chat.stops)", ()),
+        ("(logits / self.args.temperature).log_softmax", "logits.log_softmax", ()),
+        ("(loss / num_tokens).backward()", "(loss / exists.numel()).backward()", ()),
+        ("advantages / (groups.std(1, keepdim=True)", "advantages / (groups.std()", GROUP),
+    ],
+)
+def test_a_bug_in_training_a_language_model_is_found(compare, before, after, words):
+    """With a random model that is made for it."""
+    text = (ROOT / "ppo_llm.py").read_text()
+    code, said = compare((before, after), text=text, words=(ROOT / "ppo_llm.py", *words))
+    lines = said.partition("Compare (-")[2]
+    assert code == 1 and after in lines.partition("What differs later")[0]

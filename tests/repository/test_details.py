@@ -9,6 +9,7 @@ from adapters import ROOT, SCRIPTS, on
 from benchmark.evidence.tags import LIKE_A_TAG, tags_of
 
 FILE = r"(?:\w+: )?(?:[\w-]+/)*\w+\.py L\d+(?:-\d+)?(?:, L\d+(?:-\d+)?)*"
+OWN_TESTS = ("ppo_minimal", "grpo_minimal", "ppo_vector_env", "ppo_llm")
 pytestmark = on(*SCRIPTS)
 
 
@@ -20,7 +21,7 @@ def tags(path):
 
 def test_every_script_has_an_adapter_and_every_adapter_a_script():
     """Otherwise the tests of all scripts would pass one over in silence."""
-    own_tests = {ROOT / f"{x}.py" for x in ("ppo_minimal", "grpo_minimal", "ppo_vector_env")}
+    own_tests = {ROOT / f"{x}.py" for x in OWN_TESTS}
     paths = {x.path for x in SCRIPTS.values()} | own_tests
     scripts = {*ROOT.glob("*.py"), *ROOT.glob("recipes/*_on_reviews.py")}
     wrong = {x.name for x in scripts ^ paths}

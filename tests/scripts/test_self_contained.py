@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(ROOT.glob("*.py"))
 # Distribution -> the module it brings, where the names differ; and those imported by others only.
 MODULES = {"ale-py": "ale_py", "opencv-python-headless": "cv2"}
-INDIRECT = {"moviepy", "mujoco", "tensorboard"}
+INDIRECT = {"gguf", "moviepy", "mujoco", "tensorboard"}
 # The same name with another meaning, or another kind of environment.
 OTHER_TEXT = {"compile", "env_id", "num_envs"}
 OTHER_TEXT_RLHF = {"batch_size", "compare", "learning_rate", "clip_coef", "max_grad_norm"}
@@ -62,6 +62,8 @@ def test_header_lists_the_packages_in_the_versions_of_requirements(path):
     if path.stem == "ppo_vector_env":  # EnvPool is an extra
         all_of_it = versions((ROOT / "requirements.txt").read_text().splitlines())
         everything["envpool"] = all_of_it["envpool"]
+    if path.stem == "ppo_llm":
+        everything |= versions((ROOT / "requirements-llm.txt").read_text().splitlines())
     assert all(re.fullmatch(r"[\d.]+\d", version) for version in everything.values())
     assert pinned.items() <= everything.items()
     needed = imported(path) - set(sys.stdlib_module_names)
@@ -95,11 +97,11 @@ def test_every_setting_is_documented_and_read(path):
 def test_a_setting_has_the_same_comment_in_every_script(rlhf, other_text):
     """But those of RLHF are compared among themselves: their defaults have other sources.
 
-    Those of two scripts are left out: each gives the name that TRL has for the setting, or the
-    value that rsl_rl has.
+    Those of three scripts are left out: each gives the name that TRL has for the setting, or the
+    value that rsl_rl or VC-PPO has.
     """
     comments = {}
-    short = [ROOT / "grpo_minimal.py", ROOT / "ppo_vector_env.py"]
+    short = [ROOT / f"{x}.py" for x in ("grpo_minimal", "ppo_vector_env", "ppo_llm")]
     others = [x for x in SCRIPTS if x not in short + REVIEWS]
     for path in REVIEWS if rlhf else others:
         for name, comment in fields(path).items():
@@ -115,7 +117,8 @@ def test_help_and_a_refusal_need_no_simulator_and_no_emulator(run_file, monkeypa
     assert code == 2 and "gamma" in error and "https" not in error
     for path in SCRIPTS:
         code, out, _ = run_file(path, "--help")
-        assert code == 0 and "--learning-rate" in out and "--num-iterations" not in out
+        assert code == 0 and "--learning-rate" in out
+        assert ("--num-iterations" in out) == (path.stem == "ppo_llm")
         assert ("--batch-size INT" in out) == ("rlhf" in path.stem)
 
 

@@ -243,6 +243,19 @@ def short_group_advantages(m, x):
     return {name: y.view(x.rewards.shape) for name, y in found.items()}
 
 
+def llm_advantages(m, x):
+    """Padding is 0 there; what the vectors say about it counts for nothing."""
+    inputs = (y.where(x.mask, 0.0) for y in (x.rewards, x.values))
+    advantages = m.token_gae(*inputs, x.gamma, x.gae_lambda).where(x.mask, 0.0)
+    returns = (advantages + x.values).where(x.mask, 0.0)
+    return {"advantages": advantages, "returns": returns}
+
+
+def llm_group_advantages(m, x):
+    found = m.group_advantages(x.rewards.flatten(), x.rewards.shape[1])
+    return {"group_std": found.view(x.rewards.shape)}
+
+
 FORMS = {
     "grpo_loss": {"loss_norm": "sequence"},
     "dr_grpo_loss": {"loss_norm": "constant"},
@@ -306,6 +319,8 @@ OURS = [
     ("whiten", "rlhf", whiten),
     ("group_advantages", "grpo", group_advantages),
     ("group_advantages", "grpo_minimal", short_group_advantages),
+    ("rlhf_advantages", "ppo_llm", llm_advantages),
+    ("group_advantages", "ppo_llm", llm_group_advantages),
     (" ".join(FORMS), "grpo", grpo_loss),
     (" ".join(FORMS), "grpo_minimal", short_grpo_loss),
 ]
