@@ -64,7 +64,10 @@ def acts_as_it_learns(result: dict) -> bool:
     return all(abs(x["check/acting"]) < 1e-6 for x in result["updates"])
 
 
-RECIPES = {x.stem: x.read_text() for x in sorted(FOLDER.glob("*.py"))}
+# Those of language models have a page section and tests of their own: tests/scripts/test_llm.py.
+RECIPES = {
+    x.stem: x.read_text() for x in sorted(FOLDER.glob("*.py")) if not x.stem.startswith("llm_")
+}
 
 
 def test_the_table_has_every_recipe_its_first_sentence_its_length_and_its_numbers():

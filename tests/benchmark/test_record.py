@@ -123,15 +123,20 @@ def test_memory_is_in_mib_on_every_system(monkeypatch):
     assert run.peak_mib(used) == 3
 
 
+# Scripts that have become recipes since the runs that stand for them.
+RENAMED = {x: x.replace("rlhf_toy", "on_reviews") for x in ("grpo_rlhf_toy.py", "dpo_rlhf_toy.py")}
+
+
 @pytest.mark.parametrize("suite", SUITES)
 def test_committed_results_have_the_suites_flags_and_whole_curves(suite):
     for key, made in results.done(suite, FOLDERS).items():
         script = SUITES[suite].variants[key[1]].script
         curve = results.Result(made, FOLDERS.results / f"{suite}.csv").curve
-        assert Path(made["script"]).name == Path(script).name, key  # its folder may move
+        name = Path(made["script"]).name
+        assert RENAMED.get(name, name) == Path(script).name, key  # its folder may move
         flags = " ".join(flags_of(SUITES[suite], key))
         assert made["flags"] == flags and len(made["commit"]) == 40, key
-        if SUITES[suite].total_timesteps:
+        if "models" not in made:
             assert curve["episodes"].sum() == made["episodes"]
         else:
             trained = {x for x in made["models"] if not x.startswith(("sft", "best-of-"))}

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -134,9 +135,8 @@ def test_when_the_learner_is_killed_its_processes_end(
         assert learner.exitcode == -kind
     else:
         assert learner.exitcode == 128 + kind
-        assert error.rstrip().endswith(
-            "Use --resume with the run's folder to continue from its checkpoint."
-        )
+        last = error.rstrip().splitlines()[-1]
+        assert re.fullmatch(r"Interrupted at step \d+\. To continue: --resume runs/run", last)
 
 
 def test_a_killed_process_leaves_no_progress_bar_locked():

@@ -3,7 +3,7 @@
 from benchmark.evidence.definitions import Suite, Variant
 
 LLM = "ppo_llm.py"
-GAME = "--env recipes.llm_game:RunningTotal --max-turns 3 --num-iterations 10"
+GAME = "--env recipes.llm_game:RunningTotal --max-turns 3"
 
 SUITES = (
     Suite(
