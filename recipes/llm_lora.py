@@ -7,9 +7,15 @@ its adapters switched off, which takes no memory. Adapters need a larger step si
 model has them merged into its weights: it loads like any other.
 """
 
+from typing import Any
+
 import ppo_llm as ppo
 
-ARGS = ppo.Args(lora_rank=16, learning_rate=2e-4, kl_coef=0.01)
+
+def args(**changes: Any) -> ppo.Args:
+    """Settings of a run with adapters."""
+    return ppo.Args(**{"lora_rank": 16, "learning_rate": 2e-4, "kl_coef": 0.01, **changes})
+
 
 if __name__ == "__main__":
-    ppo.train(ARGS)
+    ppo.train(args())

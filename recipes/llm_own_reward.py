@@ -10,6 +10,7 @@ the response and of these columns. The same from the command line, in any folder
 
 import json
 from pathlib import Path
+from typing import Any
 
 import ppo_llm as ppo
 
@@ -27,7 +28,12 @@ def write_prompts(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def args(folder: Path, **changes: Any) -> ppo.Args:
+    """Settings of a run on the prompts in this folder, which are written there."""
+    write_prompts(folder / "prompts.jsonl")
+    settings = {"prompts": f"{folder}/prompts.jsonl", "reward": "recipes.llm_own_reward:reward"}
+    return ppo.Args(**{**settings, "num_iterations": 4, "num_episodes": 32, **changes})
+
+
 if __name__ == "__main__":
-    write_prompts(Path("prompts.jsonl"))
-    settings = {"prompts": "prompts.jsonl", "reward": "recipes.llm_own_reward:reward"}
-    ppo.train(ppo.Args(**settings, num_iterations=4, num_episodes=32, eval_episodes=1))
+    ppo.train(args(Path()))
