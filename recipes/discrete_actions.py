@@ -3,8 +3,8 @@
     python -m recipes.discrete_actions
 
 A policy is a class, and an argument of `train`; a wrapper hands its choices to the simulator. One
-normal number per action is enough noise: it is the quantile of the choice. Measured, seed 1: the
-return in CartPole-v1 rises from 29 to 500, in the grid world from GRID.
+normal number per action is enough noise: it is the quantile of the choice. Measured, seed 1, last
+100 episodes: the return in CartPole-v1 is 500, in the grid world 0.66 (perfect play earns 0.67).
 """
 
 import functools
@@ -128,13 +128,12 @@ CART_POLE = ppo.Args(
     num_envs=8, num_steps=128, num_minibatches=8, learning_rate=1e-3, total_timesteps=102_400
 )
 GRID_WORLD = ppo.Args(
-    num_envs=1024, num_steps=16, num_minibatches=8, learning_rate=1e-3, total_timesteps=491_520
+    num_envs=1024, num_steps=16, num_minibatches=8, learning_rate=1e-3, total_timesteps=327_680
 )
 
 if __name__ == "__main__":
     for make, settings in ((make_cart_pole, CART_POLE), (make_grid_world, GRID_WORLD)):
         run = train(settings, make)
-        scores = [x["return"] for x in run["episodes"]]
-        first, last = np.mean(scores[:100]), np.mean(scores[-100:])
-        print(f"{make.__name__}: return {first:.2f} at first, {last:.2f} in the end")
+        score = np.mean([x["return"] for x in run["episodes"][-100:]])
+        print(f"{make.__name__}: return {score:.2f} in the last 100 episodes")
         ppo.evaluate(run["run_dir"], make=make, agent_class=Chooser)
