@@ -335,7 +335,7 @@ def means_of_iterations(folder: Path, updates: pd.DataFrame, kept: int) -> pd.Da
 def environment_of(settings: dict[str, str]) -> str:
     """What a run was trained in: the simulator of one's own, if it has one."""
     own = settings.get("make", "")
-    return own if ":" in own else settings.get("env_id", UNKNOWN)
+    return own if ":" in own else settings.get("env_id", settings.get("env", UNKNOWN))
 
 
 def from_events(folder: Path) -> Log:

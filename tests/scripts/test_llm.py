@@ -1185,3 +1185,13 @@ def test_folders_of_other_runs_are_left_alone(run, cli, settings):
     Path("runs/file").touch()
     code, _, error = cli("--run-name file")
     assert code == 2 and "runs/file: File exists: change --run-name" in error
+
+
+def test_its_runs_are_checked_by_the_benchmark(run, command):
+    from benchmark.lab.logs import read as read_log  # not needed where a broken copy is tested
+
+    result = run()
+    code, out = command("check", result["run_dir"])
+    assert code == 0 and "losses/explained_variance" in out and "check/first_kl" in out
+    log = read_log(result["run_dir"])
+    assert (log.environment, log.script) == ("tiny_llm:Talk", "ppo_llm.py")
