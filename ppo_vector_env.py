@@ -1158,7 +1158,8 @@ def main() -> None:
     try:
         folder = parser.parse_known_args()[0].folder
         args = load_checkpoint(folder)["args"] if folder else Args()
-        command = tyro.cli(Command, default=Command(args))
+        flags = ["--compile=no" if x == "--no-compile" else x for x in sys.argv[1:]]  # version 6
+        command = tyro.cli(Command, args=flags, default=Command(args))
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:
