@@ -493,10 +493,12 @@ def originals(copy: Path) -> dict[Path, str]:
     is committed, all files next to them but the copy.
     """
     with contextlib.suppress(BenchmarkError, OSError):  # not in a repository; no git
-        names = git("ls-tree", "--name-only", "HEAD").splitlines()
-        if found := {ROOT / x: source_at("HEAD", x) for x in names if x.endswith(".py")}:
+        names = git("ls-tree", "--name-only", "HEAD", "./", "recipes/").splitlines()
+        names = [x for x in names if re.fullmatch(r"(recipes/\w+_on_reviews|\w+)\.py", x)]
+        if found := {ROOT / x: source_at("HEAD", x) for x in names}:
             return found
-    files = [x for x in sorted(ROOT.glob("*.py")) if x.resolve() != copy.resolve()]
+    files = sorted([*ROOT.glob("*.py"), *ROOT.glob("recipes/*_on_reviews.py")])
+    files = [x for x in files if x.resolve() != copy.resolve()]
     return {x: text_of(x) for x in files}
 
 

@@ -316,9 +316,13 @@ def test_what_cannot_be_trained_for_a_moment_is_a_sentence(compare, before, afte
 
 def test_a_copy_is_never_its_own_original(monkeypatch):
     copy, scripts = ROOT / "ppo_minimal.py", {*ROOT.glob("*.py")}
-    monkeypatch.setattr(diff, "git", lambda *_: "tests\nppo_minimal.py\n")
+    recipe = "recipes/dpo_on_reviews.py"  # which is a whole run, unlike others
+    scripts |= {*ROOT.glob("recipes/*_on_reviews.py")}
+    committed = f"tests\nppo_minimal.py\nrecipes/lstm.py\n{recipe}\n"
+    monkeypatch.setattr(diff, "git", lambda *_: committed)
     monkeypatch.setattr(diff, "source_at", lambda commit, name: f"{name} at {commit}")
-    assert diff.originals(copy) == {copy: "ppo_minimal.py at HEAD"}
+    found = {copy: "ppo_minimal.py at HEAD", ROOT / recipe: f"{recipe} at HEAD"}
+    assert diff.originals(copy) == found
 
     monkeypatch.setattr(diff, "git", lambda *_: "tests\n")
     assert diff.originals(copy).keys() == scripts - {copy}

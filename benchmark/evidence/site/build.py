@@ -31,7 +31,9 @@ DOCS = ROOT / "docs"
 ASSETS = ("style.css", "chart.js", "play.js", "runs.js")
 FIGURES = ROOT / "benchmark" / "figures"
 PICTURE = FIGURES / "site.png"  # for sharing, and in README
-RECIPES = sorted((ROOT / "recipes").glob("*.py"))
+RECIPES = [  # that have no page of their own
+    x for x in sorted((ROOT / "recipes").glob("*.py")) if f"recipes/{x.name}" not in SCRIPTS
+]
 TEXTS = [x for x in PAGES if x != ROOT / "README.md"] + sorted(CLOSED.glob("*/page.md"))
 CHANGED = re.compile(r'^(<pre><code class="language-diff">)?([-+]) (.*)\n', re.MULTILINE)
 CHANGES = {"-": "del", "+": "ins"}  # lines of a diff
