@@ -25,7 +25,6 @@ SUITES = (
             "": Variant(LLM, GAME, "PPO"),
             "group": Variant(LLM, f"{GAME} --advantages group", "GRPO"),
         },
-        figures=("curves", "minutes"),
         total_timesteps=None,
     ),
 )
