@@ -71,7 +71,8 @@ RECIPES = {
 
 
 def test_the_table_has_every_recipe_its_first_sentence_its_length_and_its_numbers():
-    rows = [re.split(r" *\| *", x)[1:-1] for x in TABLE.splitlines() if x.startswith("| [")]
+    lines = [x for x in TABLE.splitlines() if x.startswith("| [") and not x.startswith("| [llm_")]
+    rows = [re.split(r" *\| *", x)[1:-1] for x in lines]
     names = [re.fullmatch(r"\[(\w+)\]\(\1\.py\)", row[0])[1] for row in rows]
     assert names == [*RECIPES]
     for name, (_, sentence, environment, measured, seconds, packages, lines) in zip(names, rows):

@@ -219,7 +219,9 @@ def test_a_choice_that_there_is_not_is_refused_by_its_name(script):
     assert not script.module.Args(norm_adv=np.bool_(False)).norm_adv
     if hasattr(script.args(), "compile"):
         with pytest.raises(script.module.UsageError, match="must be one of auto, yes, no"):
-            script.module.Args(compile=True)
+            script.module.Args(compile="True")
+        # As version 6 and its checkpoints say it.
+        assert [script.module.Args(compile=x).compile for x in (True, False)] == ["yes", "no"]
 
 
 @on("continuous", "games")
