@@ -447,7 +447,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
     terminated = np.zeros_like(rewards, dtype=bool)
     truncated = np.zeros_like(terminated)
 
-    # --- Agent, optimizer, statistics, episodes, metrics: new, or from the checkpoint ---
+    # --- The agent, optimizer, statistics, episodes, metrics: new, or from the checkpoint ---
     # Copied from ppo_continuous_action.py
     check_sizes(saved, sizes)
     torch.manual_seed(args.seed)

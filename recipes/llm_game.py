@@ -1,7 +1,8 @@
 """A language model in a game of several turns: it keeps a running total.
 
-    python ppo_llm.py --env recipes.llm_game:RunningTotal --max-turns 3
+    python -m recipes.llm_game
 
+In any folder with both files: `python ppo_llm.py --env recipes.llm_game:RunningTotal --max-turns 3`.
 Each message names one more number to add, and nobody repeats the total: the model has to read it in
 its own last answer. The whole reward comes at the end, the share of totals that were right. So an
 early mistake costs later turns, too, and only a value function that has seen the mistake expects
@@ -31,3 +32,9 @@ class RunningTotal(gym.Env):
         if not self.numbers:
             return "", self.right / 3, True, False, {}
         return f"+ {self.numbers[0]} = ?", 0.0, False, False, {}
+
+
+if __name__ == "__main__":
+    import ppo_llm as ppo
+
+    ppo.train(ppo.Args(env="recipes.llm_game:RunningTotal", max_turns=3))
