@@ -2,7 +2,7 @@
 
     python -m recipes.llm_game
 
-In any folder with both files: `python ppo_llm.py --env recipes.llm_game:RunningTotal --max-turns 3`.
+With any settings: `python ppo_llm.py --env recipes.llm_game:RunningTotal --max-turns 3`.
 Each message names one more number to add, and nobody repeats the total: the model has to read it in
 its own last answer. The whole reward comes at the end, the share of totals that were right. So an
 early mistake costs later turns, too, and only a value function that has seen the mistake expects
