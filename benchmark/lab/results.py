@@ -31,7 +31,7 @@ class Result:
 
     @property
     def steps(self) -> int:
-        return self.record["settings"].get("total_timesteps", self.record["steps"])
+        return self.record["settings"].get("total_timesteps") or self.record["steps"]
 
     @property
     def curve(self) -> pd.DataFrame:
