@@ -220,23 +220,42 @@ def positions_of(seen: Tensor) -> Tensor:
     return (seen.cumsum(1) - 1).clamp(min=0)
 
 
-@torch.no_grad()
-def read_prompts(model: Any, cache: Any, episodes: list[Episode], device: torch.device) -> Tensor:
-    """Read all but the last token of N prompts; return which places of the cache are tokens (N, S).
+def read_beginning(trunk: Any, tokens: Sequence[int] | Tensor, num_rows: int) -> Any:
+    """A cache of `num_rows` conversations that all begin with these tokens (P,)."""
+    from transformers import DynamicCache
 
-    A prompt that several episodes share is read once.
+    # Extra: what all conversations begin with is read once
+    # Instructions are the same in every prompt. Gradients flow back through the cache.
+    cache = DynamicCache(config=trunk.config)
+    if len(tokens):
+        device = next(trunk.parameters()).device
+        trunk(torch.as_tensor(tokens, device=device)[None], cache=cache, use_cache=True)
+        cache.batch_repeat_interleave(num_rows)
+    return cache
+
+
+@torch.no_grad()
+def read_prompts(model: Any, episodes: list[Episode], device: torch.device) -> tuple[Any, Tensor]:
+    """Read all but the last token of N prompts, each once, even if several episodes share it.
+
+    Returns the cache, and which of its places are tokens (N, S).
     """
     prompts = [tuple(x.tokens[:-1]) for x in episodes]
     distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-    tokens, seen = pad_left([list(x) for x in distinct], device)
-    memory = {"cache": cache, "use_cache": True, "logits_to_keep": 1}
-    rows = torch.tensor([distinct[x] for x in prompts], device=device)
-    if tokens.shape[1]:  # else all prompts are single tokens
-        model(tokens, attention_mask=seen, position_ids=positions_of(seen), **memory)
-        cache.batch_select_indices(rows)
+    alike = [len({*x}) == 1 for x in zip(*distinct)]
+    start = [*alike, False].index(False)
+    cache = read_beginning(model.base_model, prompts[0][:start], len(distinct))
+    tokens, seen = pad_left([list(x[start:]) for x in distinct], device)
+    seen = nn.functional.pad(seen, (start, 0), value=1)
+    if tokens.shape[1]:  # else all prompts are the same
+        positions = positions_of(seen)[:, start:]
+        memory = {"cache": cache, "use_cache": True}
+        model.base_model(tokens, attention_mask=seen, position_ids=positions, **memory)
     for episode in episodes:
         episode.num_read = len(episode.tokens) - 1
-    return seen[rows]
+    rows = torch.tensor([distinct[x] for x in prompts], device=device)
+    cache.batch_select_indices(rows)
+    return cache, seen[rows]
 
 
 @torch.no_grad()
@@ -280,8 +299,6 @@ def play(
     greedy: bool = False,
 ) -> list[Episode]:
     """Play one episode per seed. A conversation is read once: the cache keeps it between turns."""
-    from transformers import DynamicCache
-
     limit = getattr(model.config, "max_position_embeddings", None) or math.inf
     device = next(model.parameters()).device
     episodes = []
@@ -291,14 +308,14 @@ def play(
         episodes.append(Episode(env, seed, noise, chat))
     for first in range(0, len(episodes), args.sampling_batch):
         running = episodes[first : first + args.sampling_batch]
-        cache = DynamicCache(config=model.config)
-        seen = None
+        cache = seen = None
         while running:
             starts = [len(x.tokens) for x in running]
             if max(starts) + args.max_tokens > limit:
                 size = f"{max(starts)} tokens and --max-tokens {args.max_tokens}"
                 raise UsageError(f"A conversation of {size} is too long for the model: {limit}.")
-            seen = read_prompts(model, cache, running, device) if seen is None else seen
+            if cache is None:
+                cache, seen = read_prompts(model, running, device)
             seen = respond(model, cache, seen, running, args, greedy)
             for episode, start in zip(running, starts):
                 episode.act(start, args.max_turns)
@@ -324,6 +341,12 @@ class Agent(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
+    def has_whole_cache(self) -> bool:
+        """Whether gradients flow through the model's cache: that of attention, kept in full."""
+        kinds = {*(getattr(self.policy.config, "layer_types", None) or ())}
+        attention = kinds <= {"full_attention", "sliding_attention"}
+        return attention and not self.policy.is_activation_checkpointing
+
     def forward(
         self, tokens: Tensor, own: Tensor, train_policy: bool = True
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -331,34 +354,46 @@ class Agent(nn.Module):
 
         `tokens` (B, L) are padded on the right, and `own` (B, L) says which the model has written.
         """
-        # Extra: padding is known from lengths
-        # It stands behind all tokens, so none attends to it, whichever token it is (EOS, often).
-        before, own = own[:, 1:], own[:, 1:]
+        # What is computed at a token says what the next one may be.
+        tokens, targets, own = tokens[:, :-1], tokens[:, 1:], own[:, 1:]
+        alike = (tokens == tokens[:1]).all(0) & ~own.any(0)
+        start = int(alike.cumprod(0).sum()) if self.has_whole_cache() else 0
+        beginning, own = tokens[0, :start], own[:, start:]
+        chosen_tokens = targets[:, start:][own]
+
+        def run(module: Any, trunk: Any) -> Any:
+            # Extra: padding is known from lengths
+            # It stands behind all tokens: none attends to it, whichever token it is (EOS, often).
+            if not start:
+                return module(tokens, use_cache=False)
+            cache = read_beginning(trunk, beginning, len(tokens))
+            return module(tokens[:, start:], cache=cache, use_cache=True)
+
         picked = []
 
         def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
             # Extra: logits of the model's own tokens only
             # A logit for each word at each place of long prompts would not fit into memory.
-            picked.append(inputs[0][:, :-1][before])  # what is computed just before each: (M, D)
+            picked.append(inputs[0][own])  # (M, D)
             return (picked[0][None],)
 
         hook = self.policy.get_output_embeddings().register_forward_pre_hook(pick)
         try:
             with torch.set_grad_enabled(torch.is_grad_enabled() and train_policy):
-                logits = self.policy(tokens, use_cache=False).logits[0].float()  # (M, V)
+                logits = run(self.policy, self.policy.base_model).logits[0].float()  # (M, V)
         finally:
             hook.remove()
         # Extra: temperature is part of the policy
         # Tokens were drawn from these probabilities: others would be those of another policy.
         logprobs = (logits / self.args.temperature).log_softmax(-1)
-        chosen = logprobs.gather(-1, tokens[:, 1:][own][:, None]).squeeze(-1)
+        chosen = logprobs.gather(-1, chosen_tokens[:, None]).squeeze(-1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.args.ent_coef > 0):
             entropies = -(logprobs.exp() * logprobs).sum(-1)
         if self.args.advantages == "group":
             return chosen, torch.zeros_like(chosen), entropies
         hidden = picked[0] if self.args.value_model == "shared" else picked[0].detach()
         if self.value_trunk is not None:
-            hidden = self.value_trunk(tokens, use_cache=False)[0][:, :-1][before]
+            hidden = run(self.value_trunk, self.value_trunk)[0][own]
         return chosen, self.value_head(hidden.float()).squeeze(-1), entropies
 
 

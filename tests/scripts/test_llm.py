@@ -1121,8 +1121,9 @@ def test_prompts_that_episodes_share_are_read_once(loaded, settings):
     args = settings(advantages="group", max_turns=1)
     episodes = played(loaded, args, seeds=[3] * 4 + [6] * 4)
     longest = max(x.own.index(True) for x in episodes)
-    assert read[0] == (2, longest - 1)  # their last tokens are read with what is written
-    assert len(read) > 1 and {*read[1:]} == {(8, 1)}
+    shared = [len({*x}) for x in zip(*(x.tokens for x in episodes))].index(2)
+    assert read[:2] == [(1, shared), (2, longest - 1 - shared)]
+    assert len(read) > 2 and {*read[2:]} == {(8, 1)}  # their last tokens, and what is written
 
 
 def test_a_model_needs_a_token_that_ends_responses(tmp_path, settings):
