@@ -28,6 +28,16 @@ SUITES = (
         total_timesteps=None,  # it counts iterations
     ),
     Suite(
+        name="llm_trl",
+        reproduces="TRL's GRPOTrainer with the same model, prompts and settings as our GRPO",
+        environments={"sums": (1, 2, 3)},
+        variants={"trl": Variant("benchmark/evidence/baselines/trl_grpo.py", label="TRL's GRPO")},
+        baseline=("llm_sums", "group"),
+        baseline_label="GRPO",
+        figures=("curves", "minutes"),
+        total_timesteps=None,
+    ),
+    Suite(
         name="llm_game",
         reproduces="the same model keeps a running total for three turns, paid at the end",
         environments={"running total": (1, 2, 3)},
