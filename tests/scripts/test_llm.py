@@ -313,8 +313,7 @@ def test_logits_are_computed_at_own_tokens_only(loaded, settings):
     for episode in episodes:
         episode.tokens, episode.own = [5] * 100 + episode.tokens, [False] * 100 + episode.own
     agent(*ppo.collate(episodes, CPU))
-    assert sizes == [(1, count, len(tiny_llm.WORDS))] * 2
-    assert not loaded[0].lm_head._forward_pre_hooks
+    assert sizes == [(count, len(tiny_llm.WORDS))] * 2
     sizes.clear()
     played(loaded, args, Recorder)
     assert {x[1] for x in sizes} == {1}  # nor while sampling
@@ -851,11 +850,12 @@ def test_a_run_is_evaluated_on_seeds_that_are_never_trained_on(run, monkeypatch,
     assert len(others) == 3 and max(map(max, others)) < 2**31
     returns = [np.mean([sum(e.rewards) for e in x[-1]]) for x in held_out]
     assert result["evaluations"] == [(i, pytest.approx(x)) for i, x in zip((0, 2, 3), returns)]
-    assert "After 2 iterations, return" in capsys.readouterr().out
+    assert capsys.readouterr().out.count(" in 5 held-out episodes, for example:\n    what is") == 3
     found = ppo.evaluate(result["run_dir"], 5)
     assert found == [sum(x.rewards) for x in held_out[-1][-1]]
     out = capsys.readouterr().out
-    assert f"Return {np.mean(found):.5g} ±" in out and "what is" in out
+    assert f"Return {np.mean(found):.5g} ± {np.std(found):.3g} in 5 held-out" in out
+    assert "what is" in out
     assert ppo.evaluate(result["run_dir"], 2, make=Chatty) is not found
 
 
@@ -909,14 +909,11 @@ def test_two_processes_learn_as_one(run, monkeypatch, folder, advantages):
     for x, y in zip(one["weights"], whole["agent"].parameters(), strict=True):
         np.testing.assert_allclose(x, y.detach(), atol=2e-4)
     assert [x.name for x in Path("runs").iterdir() if x.name == "two"] == ["two"]
-    of_processes = {"check/target_std", "losses/explained_variance"}  # each has its own tokens
-    of_processes |= {"charts/sampled_entropy", "check/sampling"}
     for x, y, z in zip(one["updates"], two["updates"], whole["updates"], strict=True):
         for name in z:
             if not name.startswith(("charts/SPS", "charts/seconds")):
                 assert x[name] == y[name]
-                if name not in of_processes:
-                    assert x[name] == pytest.approx(z[name], rel=2e-3, abs=2e-4), name
+                assert x[name] == pytest.approx(z[name], rel=2e-3, abs=2e-4), name
     assert len([*Path("runs/two").glob("events*")]) == 1
 
 
@@ -939,22 +936,6 @@ def test_sums_pay_for_the_last_number_and_hold_out_pairs():
     again = ppo.Sums()
     again.reset(seed=ppo.HELD_OUT + 299)
     assert again.numbers == env.numbers
-
-
-def test_guesses_get_hints_for_four_turns():
-    env, numbers = ppo.Guess(), set()
-    for seed in range(100):
-        env.reset(seed=seed)
-        numbers.add(env.number)
-    assert numbers == {*range(1, 9)}
-    env.number = 5
-    assert env.step("it is 3") == ("Higher than 3.", 0.0, False, False, {})
-    assert env.step("1 or 8")[0] == "Lower than 8."
-    assert env.step("nothing") == ("Say a number from 1 to 8.", 0.0, False, False, {})
-    assert env.step("9") == ("Say a number from 1 to 8.", 0.0, False, True, {})
-    env.reset(seed=0)
-    env.number = 5
-    assert env.step("5") == ("", 1.0, True, False, {})
 
 
 def test_prompts_of_a_file_are_trained_on_but_for_the_last_ones(run, monkeypatch, cli):
@@ -1066,8 +1047,8 @@ def test_a_conversation_that_is_too_long_for_the_model_is_refused(run, monkeypat
     run(num_iterations=1, max_turns=1, max_tokens=4)  # 256 tokens
     with pytest.raises(ppo.UsageError) as caught:
         run(num_iterations=1, max_turns=1, max_tokens=5)
-    text = "A conversation of 252 tokens and --max-tokens 5 is too long for the model: 256."
-    assert str(caught.value) == text
+    text = "252 tokens and --max-tokens 5 are too long for the model, which reads 256."
+    assert str(caught.value) == f"Episode with seed {2**31}: {text}"
 
 
 def test_the_default_model_needs_its_package(cli, monkeypatch):
@@ -1159,7 +1140,7 @@ def test_losses_that_are_not_finite_end_the_run(run, monkeypatch):
         return loss, metrics | {"losses/value_loss": torch.tensor(math.nan)}
 
     monkeypatch.setattr(ppo, "ppo_loss", broken)
-    with pytest.raises(ppo.UsageError, match="Not finite in iteration 1: losses/value_loss"):
+    with pytest.raises(ppo.UsageError, match="Not finite at step 8: losses/value_loss"):
         run()
 
 
