@@ -35,6 +35,7 @@ good (they are part of the task, and the model cannot go on).
 import argparse
 import copy
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import json
@@ -44,8 +45,9 @@ import re
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -56,6 +58,7 @@ import torch
 import torch.distributed as dist
 import tyro
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -76,7 +79,7 @@ class UsageError(Exception):
 @dataclasses.dataclass(frozen=True)
 class Args:
     model: str = "smollm2"  # causal language model: a folder, or its name at Hugging Face
-    env: str = "sums"  # sums, guess, or MODULE:FUNCTION, which makes an environment of text
+    env: str = "sums"  # sums, or MODULE:FUNCTION, which makes an environment of text
     prompts: str | None = None  # instead of --env: a JSONL file, "prompt" and more in each line
     reward: str | None = None  # MODULE:FUNCTION(response, **other columns), for --prompts
     lora_rank: int = 0  # rank of LoRA's adapters of all linear layers [0: train all weights]
@@ -138,23 +141,39 @@ class Args:
 class Episode:
     """A conversation: its tokens, which of them the model wrote, and what each of these earned."""
 
-    def __init__(self, env: gym.Env, seed: int, noise: np.random.Generator, chat: "Chat") -> None:
-        self.env, self.seed, self.noise, self.chat = env, seed, noise, chat
-        messages = as_messages(env.reset(seed=seed)[0], seed)
-        self.transcript = [x["content"] for x in messages]
-        self.tokens = chat.begin(messages)
-        if not self.tokens:
-            raise UsageError(f"Episode with seed {seed}: its first message is empty.")
-        self.own = [False] * len(self.tokens)
-        self.num_read = 0  # tokens that the sampler has in its cache
-        self.rewards: list[float] = []  # after each of the model's own tokens
+    def __init__(
+        self, env: gym.Env, seed: int, noise: np.random.Generator, chat: "Chat", args: Args
+    ) -> None:
+        self.env, self.seed, self.noise, self.chat, self.args = env, seed, noise, chat, args
+        self.transcript: list[str] = []
+        self.tokens: list[int] = []
+        self.own: list[bool] = []  # which tokens the model wrote
+        self.rewards: list[float] = []  # after each of these
         self.logprobs: list[float] = []  # of these, as the sampler computed them
         self.turns, self.num_cut, self.done = 0, 0, False
+        messages = as_messages(env.reset(seed=seed)[0], seed)
+        self.hear(messages, chat.begin(messages))
+        if not self.tokens:
+            raise UsageError(f"Episode with seed {seed}: its first message is empty.")
+        self.num_read = len(self.tokens) - 1  # those in the sampler's cache when it is asked
+
+    def hear(self, messages: Messages, tokens: list[int]) -> None:
+        """Add what the environment says, and its tokens."""
+        self.transcript += [x["content"] for x in messages]
+        self.tokens += tokens
+        # Extra: what the environment writes is not trained on
+        # Its words are part of the state: the model did not choose them.
+        self.own += [False] * len(tokens)
+        self.start = len(self.tokens)  # where the next response begins
+        if self.start + self.args.max_tokens > self.chat.limit:
+            size = f"{self.start} tokens and --max-tokens {self.args.max_tokens}"
+            problem = f"{size} are too long for the model, which reads {self.chat.limit}"
+            raise UsageError(f"Episode with seed {self.seed}: {problem}.")
 
     def write(self, token: int, logprob: float) -> bool:
         """Add a token of the model; return whether it ends the response."""
         # Extra: tokens are never encoded a second time
-        # "12" may be one token or two. Decoded and encoded again, another action would be learned.
+        # Encoded again, "12" may become two tokens, and another action would be learned.
         self.tokens.append(token)
         # Extra: the end of a response is trained on
         # Stopping is an action, too. Without it, a model never learns to stop, or forgets it.
@@ -163,31 +182,20 @@ class Episode:
         self.logprobs.append(logprob)
         return token in self.chat.stops
 
-    def act(self, start: int, max_turns: int) -> None:
-        """Give the environment the response, which begins at token `start`; take its reply."""
-        response = self.tokens[start:]
+    def act(self) -> None:
+        """Give the environment the response, and take its reply."""
+        response = self.tokens[self.start :]
         ended = response[-1] in self.chat.stops
         self.num_cut += not ended
         self.turns += 1
-        text = self.chat.decode(response)
-        message, reward, terminated, truncated, _ = self.env.step(text)
-        try:
-            self.rewards[-1] = float(reward)
-        except (TypeError, ValueError):
-            self.rewards[-1] = math.nan
-        if not math.isfinite(self.rewards[-1]):
-            where = f"Episode with seed {self.seed}, turn {self.turns}"
-            raise UsageError(f"{where}: the reward is {reward!r:.200}, not a finite number.")
-        self.transcript.append(text)
-        self.done = bool(terminated or truncated or self.turns == max_turns)
+        self.transcript.append(self.chat.decode(response))
+        message, reward, terminated, truncated, _ = self.env.step(self.transcript[-1])
+        self.rewards[-1] = as_reward(reward, self.seed, self.turns)
+        self.done = bool(terminated or truncated or self.turns == self.args.max_turns)
         if not self.done:
+            self.num_read = len(self.tokens) - 1  # the last one is read with the reply
             messages = as_messages(message, self.seed)
-            self.transcript += [x["content"] for x in messages]
-            reply = self.chat.reply(messages, ended)
-            self.tokens += reply
-            # Extra: what the environment writes is not trained on
-            # Its words are part of the state: the model did not choose them.
-            self.own += [False] * len(reply)
+            self.hear(messages, self.chat.reply(messages, ended))
 
 
 def draw(logits: Tensor, uniform: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
@@ -202,63 +210,11 @@ def draw(logits: Tensor, uniform: Tensor | None, temperature: float) -> tuple[Te
         cumulated = logprobs.double().exp().cumsum(-1)
         point = uniform[:, None] * cumulated[:, -1:]
         tokens = torch.searchsorted(cumulated, point, right=True).squeeze(-1)
+        # If all are below the point, by rounding or because they are NaN, there is no such token.
+        tokens = tokens.clamp(max=logits.shape[-1] - 1)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
 
 
-def pad_left(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens (N, L), and 1 for each that is no padding."""
-    width = max(len(x) for x in rows)
-    tokens = [[0] * (width - len(x)) + x for x in rows]
-    seen = [[0] * (width - len(x)) + [1] * len(x) for x in rows]
-    return torch.tensor(tokens, device=device), torch.tensor(seen, device=device)
-
-
-def positions_of(seen: Tensor) -> Tensor:
-    """Positions (N, S) of the tokens that `seen` marks in a cache."""
-    # Extra: positions skip padding
-    # A token's position is the number of tokens before it, as when the model was trained.
-    return (seen.cumsum(1) - 1).clamp(min=0)
-
-
-def read_beginning(trunk: Any, tokens: Sequence[int] | Tensor, num_rows: int) -> Any:
-    """A cache of `num_rows` conversations that all begin with these tokens (P,)."""
-    from transformers import DynamicCache
-
-    # Extra: what all conversations begin with is read once
-    # Instructions are the same in every prompt. Gradients flow back through the cache.
-    cache = DynamicCache(config=trunk.config)
-    if len(tokens):
-        device = next(trunk.parameters()).device
-        trunk(torch.as_tensor(tokens, device=device)[None], cache=cache, use_cache=True)
-        cache.batch_repeat_interleave(num_rows)
-    return cache
-
-
-@torch.no_grad()
-def read_prompts(model: Any, episodes: list[Episode], device: torch.device) -> tuple[Any, Tensor]:
-    """Read all but the last token of N prompts, each once, even if several episodes share it.
-
-    Returns the cache, and which of its places are tokens (N, S).
-    """
-    prompts = [tuple(x.tokens[:-1]) for x in episodes]
-    distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-    alike = [len({*x}) == 1 for x in zip(*distinct)]
-    start = [*alike, False].index(False)
-    cache = read_beginning(model.base_model, prompts[0][:start], len(distinct))
-    tokens, seen = pad_left([list(x[start:]) for x in distinct], device)
-    seen = nn.functional.pad(seen, (start, 0), value=1)
-    if tokens.shape[1]:  # else all prompts are the same
-        positions = positions_of(seen)[:, start:]
-        memory = {"cache": cache, "use_cache": True}
-        model.base_model(tokens, attention_mask=seen, position_ids=positions, **memory)
-    for episode in episodes:
-        episode.num_read = len(episode.tokens) - 1
-    rows = torch.tensor([distinct[x] for x in prompts], device=device)
-    cache.batch_select_indices(rows)
-    return cache, seen[rows]
-
-
-@torch.no_grad()
 def respond(
     model: Any, cache: Any, seen: Tensor, episodes: list[Episode], args: Args, greedy: bool
 ) -> Tensor:
@@ -269,63 +225,59 @@ def respond(
     """
     device = seen.device
     tokens, added = pad_left([x.tokens[x.num_read :] for x in episodes], device)
-    writing = torch.ones(len(episodes), dtype=torch.long, device=device)
+    writing = [True] * len(episodes)
     for _ in range(args.max_tokens):
         seen = torch.cat([seen, added], dim=1)
-        positions = positions_of(seen)[:, -tokens.shape[1] :]
-        memory = {"cache": cache, "use_cache": True, "logits_to_keep": 1}
-        out = model(tokens, attention_mask=seen, position_ids=positions, **memory)
+        logits = read_on(model, cache, tokens, seen)
         # Extra: an episode has noise of its own
         # What is drawn then does not depend on which episodes are played next to it.
-        uniform = [0.0 if not writes else x.noise.random() for x, writes in zip(episodes, writing)]
-        uniform = None if greedy else torch.tensor(uniform, dtype=torch.float64, device=device)
-        tokens, logprobs = draw(out.logits[:, -1], uniform, args.temperature)
+        noise = [x.noise.random() if writes else 0.0 for x, writes in zip(episodes, writing)]
+        uniform = torch.tensor(noise, dtype=torch.float64, device=device)
+        tokens, logprobs = draw(logits, None if greedy else uniform, args.temperature)
         for i, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist())):
             if writing[i]:
-                episodes[i].num_read = len(episodes[i].tokens)
                 writing[i] = not episodes[i].write(token, logprob)
-        if not writing.any():
+        if not any(writing):
             break
-        tokens, added = tokens[:, None], writing[:, None].clone()
+        tokens = tokens[:, None]
+        added = torch.tensor(writing, dtype=torch.long, device=device)[:, None]
     return seen
 
 
 def play(
-    model: Any,
-    chat: "Chat",
-    envs: list[gym.Env],
-    seeds: list[int],
-    args: Args,
-    greedy: bool = False,
+    model: Any, chat: "Chat", envs: list[gym.Env], seeds: list[int], args: Args, greedy: bool
 ) -> list[Episode]:
     """Play one episode per seed. A conversation is read once: the cache keeps it between turns."""
-    limit = getattr(model.config, "max_position_embeddings", None) or math.inf
     device = next(model.parameters()).device
     episodes = []
     for i, (env, seed) in enumerate(zip(envs, seeds)):
         member = i % args.group_size if args.advantages == "group" else 0
         noise = np.random.default_rng([args.seed, seed, member])
-        episodes.append(Episode(env, seed, noise, chat))
+        episodes.append(Episode(env, seed, noise, chat, args))
     for first in range(0, len(episodes), args.sampling_batch):
         running = episodes[first : first + args.sampling_batch]
-        cache = seen = None
+        cache, seen = read_prompts(model, running, device)
         while running:
-            starts = [len(x.tokens) for x in running]
-            if max(starts) + args.max_tokens > limit:
-                size = f"{max(starts)} tokens and --max-tokens {args.max_tokens}"
-                raise UsageError(f"A conversation of {size} is too long for the model: {limit}.")
-            if cache is None:
-                cache, seen = read_prompts(model, running, device)
             seen = respond(model, cache, seen, running, args, greedy)
-            for episode, start in zip(running, starts):
-                episode.act(start, args.max_turns)
+            for episode in running:
+                episode.act()
             going_on = [i for i, x in enumerate(running) if not x.done]
             running = [running[i] for i in going_on]
-            if running:
-                kept = torch.tensor(going_on, device=device)
-                cache.batch_select_indices(kept)
-                seen = seen[kept]
+            kept = torch.tensor(going_on, dtype=torch.long, device=device)
+            cache.batch_select_indices(kept)
+            seen = seen[kept]
     return episodes
+
+
+def read_beginning(trunk: Any, tokens: Tensor, num_rows: int) -> Any:
+    """A cache of conversations (N) that all begin with these tokens (P,), which are read once."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=trunk.config)
+    if len(tokens):
+        trunk(tokens[None], cache=cache, use_cache=True)
+        cache.batch_repeat_interleave(num_rows)
+    return cache
 
 
 class Agent(nn.Module):
@@ -340,12 +292,12 @@ class Agent(nn.Module):
         self.value_head = nn.Linear(model.get_output_embeddings().weight.shape[1], 1)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
-
-    def has_whole_cache(self) -> bool:
-        """Whether gradients flow through the model's cache: that of attention, kept in full."""
-        kinds = {*(getattr(self.policy.config, "layer_types", None) or ())}
+        # Memories of other kinds than attention's are changed in place, and stop gradients.
+        kinds = {*(getattr(model.config, "layer_types", None) or ())}
         attention = kinds <= {"full_attention", "sliding_attention"}
-        return attention and not self.policy.is_activation_checkpointing
+        self.reads_once = attention and not args.gradient_checkpointing
+        if args.gradient_checkpointing:
+            checkpoint_layers(self)
 
     def forward(
         self, tokens: Tensor, own: Tensor, train_policy: bool = True
@@ -354,52 +306,45 @@ class Agent(nn.Module):
 
         `tokens` (B, L) are padded on the right, and `own` (B, L) says which the model has written.
         """
-        # What is computed at a token says what the next one may be.
-        tokens, targets, own = tokens[:, :-1], tokens[:, 1:], own[:, 1:]
-        alike = (tokens == tokens[:1]).all(0) & ~own.any(0)
-        start = int(alike.cumprod(0).sum()) if self.has_whole_cache() else 0
-        beginning, own = tokens[0, :start], own[:, start:]
-        chosen_tokens = targets[:, start:][own]
+        before = own.roll(-1, dims=1)  # the token just before each of them; the first is never own
+        chosen = tokens[own]  # (M,)
+        # Extra: what all conversations begin with is read once
+        # Instructions are the same in every prompt. Gradients flow back through the cache.
+        alike = (tokens == tokens[:1]).all(0) & ~before.any(0)
+        start = int(alike.cumprod(0).sum()) if self.reads_once else 0
+        beginning, tokens, before = tokens[0, :start], tokens[:, start:], before[:, start:]
 
-        def run(module: Any, trunk: Any) -> Any:
-            # Extra: padding is known from lengths
-            # It stands behind all tokens: none attends to it, whichever token it is (EOS, often).
-            if not start:
-                return module(tokens, use_cache=False)
-            cache = read_beginning(trunk, beginning, len(tokens))
-            return module(tokens[:, start:], cache=cache, use_cache=True)
+        def memory(trunk: Any) -> dict[str, Any]:
+            cache = read_beginning(trunk, beginning, len(tokens)) if start else None
+            return {"cache": cache, "use_cache": start > 0}
 
-        picked = []
-
-        def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
-            # Extra: logits of the model's own tokens only
-            # A logit for each word at each place of long prompts would not fit into memory.
-            picked.append(inputs[0][own])  # (M, D)
-            return (picked[0][None],)
-
-        hook = self.policy.get_output_embeddings().register_forward_pre_hook(pick)
-        try:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and train_policy):
-                logits = run(self.policy, self.policy.base_model).logits[0].float()  # (M, V)
-        finally:
-            hook.remove()
+        # Extra: logits of the model's own tokens only
+        # A logit for each word at each place of long prompts would not fit into memory.
+        places = {"logits_to_keep": before, "output_hidden_states": [-1]}
+        with torch.set_grad_enabled(torch.is_grad_enabled() and train_policy):
+            out = self.policy(tokens, **memory(self.policy.base_model), **places)
+        logits = out.logits.float()  # (M, V)
         # Extra: temperature is part of the policy
         # Tokens were drawn from these probabilities: others would be those of another policy.
         logprobs = (logits / self.args.temperature).log_softmax(-1)
-        chosen = logprobs.gather(-1, chosen_tokens[:, None]).squeeze(-1)
+        chosen_logprobs = logprobs.gather(-1, chosen[:, None]).squeeze(-1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.args.ent_coef > 0):
             entropies = -(logprobs.exp() * logprobs).sum(-1)
         if self.args.advantages == "group":
-            return chosen, torch.zeros_like(chosen), entropies
-        hidden = picked[0] if self.args.value_model == "shared" else picked[0].detach()
-        if self.value_trunk is not None:
-            hidden = run(self.value_trunk, self.value_trunk)[0][own]
-        return chosen, self.value_head(hidden.float()).squeeze(-1), entropies
+            return chosen_logprobs, torch.zeros_like(chosen_logprobs), entropies
+        if self.value_trunk is None:
+            hidden = out.hidden_states[-1][before]  # (M, D)
+            hidden = hidden if self.args.value_model == "shared" else hidden.detach()
+        else:
+            hidden = self.value_trunk(tokens, **memory(self.value_trunk))[0][before]
+        return chosen_logprobs, self.value_head(hidden.float()).squeeze(-1), entropies
 
 
 def collate(episodes: Sequence[Episode], device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens (B, L), padded on the right, and which of them the model wrote."""
     longest = max(len(x.tokens) for x in episodes)
+    # Extra: padding is known from lengths
+    # It stands behind all tokens, so none attends to it, whichever token it is (EOS, often).
     tokens = [x.tokens + [0] * (longest - len(x.tokens)) for x in episodes]
     own = [x.own + [False] * (longest - len(x.own)) for x in episodes]
     return torch.tensor(tokens, device=device), torch.tensor(own, device=device)
@@ -443,12 +388,18 @@ def group_advantages(totals: Tensor, group_size: int) -> Tensor:
     return advantages.masked_fill(equal, 0.0).flatten()
 
 
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and population variance of `x` (M,) of all processes, whose M may differ."""
+    count, total = all_sum(torch.stack([torch.ones_like(x).sum(), x.sum()]).double())
+    mean = total / count
+    variance = all_sum(((x - mean.to(x.dtype)) ** 2).sum().double()) / count
+    return mean, variance
+
+
 def whiten(x: Tensor) -> Tensor:
     """Shift and scale `x` (M,) of all processes to mean 0 and standard deviation 1."""
-    count, total = all_sum(torch.stack([torch.ones_like(x).sum(), x.sum()]).double())
-    deviations = x - (total / count).to(x.dtype)
-    variance = all_sum((deviations**2).sum().double()) / count
-    return deviations / (variance.sqrt().to(x.dtype) + 1e-8)
+    mean, variance = moments(x)
+    return (x - mean.to(x.dtype)) / (variance.sqrt().to(x.dtype) + 1e-8)
 
 
 class Batch(NamedTuple):
@@ -457,6 +408,9 @@ class Batch(NamedTuple):
     logprobs: Tensor
     advantages: Tensor
     returns: Tensor  # targets of the values
+
+
+Sample = tuple[Episode, Batch]  # the latter is of the tokens of this episode
 
 
 def ppo_loss(
@@ -546,6 +500,32 @@ class Weights:
             x.copy_(master)
 
 
+def add_gradients(
+    agent: Agent, weights: Weights, minibatch: list[Sample], train_policy: bool, args: Args
+) -> dict[str, Tensor]:
+    """Compute the gradients of a minibatch, in pieces that fit into memory.
+
+    Returns the sums of debug variables over the tokens of this process, and the number of tokens.
+    """
+    device = weights.masters[0].device
+    count = torch.tensor(sum(len(x.logprobs) for _, x in minibatch), device=device)
+    num_tokens = all_sum(count.clone())
+    sums = {"tokens": count}
+    for i in range(0, len(minibatch), args.microbatch_size):
+        episodes, samples = zip(*minibatch[i : i + args.microbatch_size])
+        mb = Batch(*(torch.cat(x) for x in zip(*samples)))
+        tokens, own = collate(episodes, device)
+        new = agent(tokens, own, train_policy)
+        loss, metrics = ppo_loss(new, mb, train_policy, args)
+        # Extra: one mean over the tokens of a minibatch
+        # Means of pieces would give tokens of a short piece more weight.
+        (loss / num_tokens).backward()
+        weights.accumulate()
+        for name, x in metrics.items():
+            sums[name] = sums.get(name, 0) + x
+    return sums
+
+
 def train(
     args: Args | None = None, make: Callable | None = None, resume: str | Path | None = None
 ) -> dict[str, Any]:
@@ -563,89 +543,54 @@ def train(
 def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str, Any]:
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Model, environments, and what has been done ---
-    if make:  # logs and checkpoints have its name
-        name = getattr(make, "__qualname__", f"<{type(make).__name__}>")
-        args = dataclasses.replace(args, env=f"{make.__module__}:{name}")
     if WORLD_SIZE > 1:
         dist.init_process_group()
         resources.callback(dist.destroy_process_group)
+    args, make = environment_maker(args, make)
+    num_envs = max(args.num_episodes, args.eval_episodes)
+    envs = [resources.enter_context(closing(make())) for _ in range(num_envs)]
     device = choose_device(args)
-    make = make or environment_maker(args)
-    envs = [make() for _ in range(max(args.num_episodes, args.eval_episodes))]
-    for env in envs:
-        resources.callback(env.close)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(args.seed)  # of adapters' first weights
         model, chat, adapter = load_model(args, device)
+        frozen = args.kl_coef and not adapter
+        reference = copy.deepcopy(model).requires_grad_(False) if frozen else model
         # Extra: dropout is off
         # With it, the log-probability of a token would change from one pass to the next.
         agent = Agent(model, args).to(device).eval()
-    frozen = args.kl_coef and not adapter
-    reference = copy.deepcopy(model).requires_grad_(False) if frozen else model
     weights = Weights(agent, args)
     if saved:
-        check_saved(saved, args)
-        for master, x in zip(weights.masters, saved["weights"], strict=True):
-            master.copy_(x)
-        weights.publish()
-        weights.adam.load_state_dict(saved["adam"])
-    ended, updates = saved.get("episodes", []), saved.get("updates", [])
-    evaluations = saved.get("evaluations", [])
+        restore(weights, saved, args)
+    history = {name: saved.get(name, []) for name in ("episodes", "updates", "evaluations")}
+    ended, updates, evaluations = history.values()
     run_dir, run_id, writer = open_run(resources, args, saved)
-
-    def evaluate_policy(iteration: int) -> None:
-        """Play held-out seeds with the most likely tokens; print and log a few episodes."""
-        seeds = [HELD_OUT + i for i in range(args.eval_episodes)]
-        played = play(model, chat, envs, seeds, args, greedy=True)
-        score = float(np.mean([sum(x.rewards) for x in played]))
-        evaluations.append((iteration, score))
-        if RANK == 0:
-            writer.add_scalar("charts/evaluation", score, iteration * batch_size)
-            samples = [sample_text(x) for x in played[:3]]
-            writer.add_text("samples", "  \n".join(samples), iteration * batch_size)
-            tqdm.write(f"After {iteration} iterations, return {score:.3f}, for example:")
-            tqdm.write("\n".join(samples))
-
-    def save() -> None:
-        state = {
-            "args": vars(args),
-            "weights": weights.masters,
-            "adam": weights.adam.state_dict(),
-            "episodes": ended,
-            "updates": updates,
-            "evaluations": evaluations,
-            "run_id": run_id,
-        }
-        torch.save(state, run_dir / "checkpoint.tmp")
-        os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")  # always a whole one
+    if not evaluations:
+        scores = evaluate_policy(model, chat, envs, args, writer)
+        evaluations.append((0, float(np.mean(scores))))
 
     batch_size = args.num_episodes * WORLD_SIZE
     group_size = args.group_size if args.advantages == "group" else 1
-    if not evaluations:
-        evaluate_policy(0)
     iterations = range(len(updates) + 1, args.num_iterations + 1)
-    bar = {"initial": len(updates), "total": args.num_iterations, "disable": RANK > 0}
-    for iteration in (progress := resources.enter_context(tqdm(iterations, **bar))):
+    progress = tqdm(iterations, initial=len(updates), total=args.num_iterations, disable=RANK > 0)
+    for iteration in resources.enter_context(progress):
         # --- Collect: episodes, with fixed weights ---
         start_time = time.perf_counter()
         rng = np.random.default_rng([args.seed, iteration])  # the same in all processes
         # Detail G1: groups of responses
         # Episodes with the same seed begin alike, so that only what the model does differs.
         seeds = rng.integers(HELD_OUT, size=batch_size // group_size).repeat(group_size)
-        own_share = seeds[RANK * args.num_episodes : (RANK + 1) * args.num_episodes]
-        episodes = play(model, chat, envs, own_share.tolist(), args)
+        own_seeds = seeds[RANK * args.num_episodes : (RANK + 1) * args.num_episodes].tolist()
+        episodes = play(model, chat, envs, own_seeds, args, greedy=False)
         sampling_time = time.perf_counter() - start_time
         step = iteration * batch_size  # episodes of all processes so far
-        for episode in episodes:
-            total, length = sum(episode.rewards), len(episode.rewards)
-            ended.append({"global_step": step, "return": total, "length": length})
+        for x in episodes:
+            ended.append({"global_step": step, "return": sum(x.rewards), "length": len(x.rewards)})
 
         # --- Advantages: values, rewards with the KL, then GAE or groups ---
         # Extra: old log-probabilities come from the training pass
-        # The sampler rounds differently; the ratio of a policy to itself must be exactly 1.
+        # The sampler rounds differently. So the ratio of a policy to itself is 1, but for rounding.
         old, values, entropies = read(agent, episodes, args, device)
-        counts = torch.tensor([len(x.rewards) for x in episodes], device=device)
-        sampled = torch.tensor([y for x in episodes for y in x.logprobs], device=device)
+        lengths = [len(x.rewards) for x in episodes]
         rewards = torch.tensor([y for x in episodes for y in x.rewards], device=device)
         kl = torch.zeros_like(old)
         if args.kl_coef:
@@ -657,10 +602,10 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
             agent.policy = model
             rewards = rewards - args.kl_coef * kl
         # Own tokens of an episode side by side, (B, K): what follows the last one is 0.
-        exists = torch.arange(int(counts.max()), device=device) < counts[:, None]
+        counts = torch.tensor(lengths, device=device)
+        exists = torch.arange(max(lengths), device=device) < counts[:, None]
         table = torch.zeros(exists.shape, device=device)
         b_rewards, b_values = (table.masked_scatter(exists, x) for x in (rewards, values))
-        totals = b_rewards.sum(1)
         if args.advantages == "gae":
             advantages = token_gae(b_rewards, b_values, args.gamma, args.gae_lambda)[exists]
             # Extra: decoupled lambda (value_lambda) [VC-PPO, arXiv 2503.01491]
@@ -670,105 +615,73 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
             # The size of a step should not depend on the scale of rewards.
             advantages = whiten(advantages)
         else:
+            of_episodes = group_advantages(b_rewards.sum(1), group_size)
             # Detail G4: one advantage for all tokens of a response
             # Nothing says which of them earned the reward.
-            advantages = group_advantages(totals, group_size).repeat_interleave(counts)
+            advantages = of_episodes.repeat_interleave(counts)
             returns = values
-        parts = zip(*(x.split(counts.tolist()) for x in (old, advantages, returns)))
-        samples = [Batch(*x) for x in parts]  # of each episode
+        parts = (x.split(lengths) for x in (old, advantages, returns))
+        samples = [(episode, Batch(*x)) for episode, *x in zip(episodes, *parts)]
 
-        # --- Update: K epochs of minibatches, in pieces that fit into memory ---
+        # --- Update: K epochs of minibatches ---
         train_policy = args.advantages == "group" or iteration > args.value_warmup
         share = (iteration - 1) / args.num_iterations
-        sums: list[dict[str, Tensor]] = []  # of each minibatch
+        rows = []  # of each minibatch
         norms = []
-        switch_checkpointing(model, args.gradient_checkpointing)
         for _ in range(args.update_epochs):
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Episodes stay whole, since their tokens are computed in one pass.
             for chosen in np.array_split(rng.permutation(len(episodes)), args.num_minibatches):
-                num_tokens = all_sum(counts[torch.as_tensor(chosen, device=device)].sum())
-                sums_of: dict[str, Tensor] = {"tokens": num_tokens / WORLD_SIZE}
-                for i in range(0, len(chosen), args.microbatch_size):
-                    piece = chosen[i : i + args.microbatch_size]
-                    mb = Batch(*(torch.cat(x) for x in zip(*(samples[j] for j in piece))))
-                    new = agent(*collate([episodes[j] for j in piece], device), train_policy)
-                    loss, metrics = ppo_loss(new, mb, train_policy, args)
-                    # Extra: one mean over the tokens of a minibatch
-                    # Means of pieces would give tokens of a short piece more weight.
-                    (loss / num_tokens).backward()
-                    weights.accumulate()
-                    for name, x in metrics.items():
-                        sums_of[name] = sums_of.get(name, 0) + x
+                minibatch = [samples[i] for i in chosen]
+                rows.append(add_gradients(agent, weights, minibatch, train_policy, args))
                 norms.append(weights.step(share, args))
-                sums.append(sums_of)
-        switch_checkpointing(model, False)
 
-        # --- Log and save: means over all tokens and processes ---
-        totals_of = {name: all_sum(torch.stack([x[name] for x in sums])) for name in sums[0]}
-        metrics = {name: (x.sum() / totals_of["tokens"].sum()) for name, x in totals_of.items()}
-        del metrics["tokens"]
-        metrics["check/first_kl"] = totals_of["losses/approx_kl"][0] / totals_of["tokens"][0]
-        metrics["losses/grad_norm"] = torch.stack(norms).mean()
-        played = {
-            "charts/episodic_return": [sum(x.rewards) for x in episodes],
-            "charts/episodic_length": [len(x.rewards) for x in episodes],  # in tokens
-            "charts/turns": [x.turns for x in episodes],
-            "charts/truncated": [x.num_cut / x.turns for x in episodes],  # responses without EOS
+        # --- Log and save: means over the tokens, or the episodes, of all processes ---
+        sampled = torch.tensor([y for x in episodes for y in x.logprobs], device=device)
+        each = numbers_of(episodes, device) | {
+            "charts/sampled_entropy": entropies,
+            "check/sampling": (sampled - old).abs(),  # distance of sampler and training pass
+            "losses/grad_norm": torch.stack(norms),
         }
-        means = {name: torch.tensor(x, device=device).float().mean() for name, x in played.items()}
-        means |= {
-            "charts/sampled_entropy": entropies.mean(),
-            "check/sampling": (sampled - old).abs().mean(),  # distance of sampler and training pass
-            "check/target_std": returns.std(),
-        }
-        if args.advantages == "gae":
-            error = (returns - values).var() / (returns.var() + 1e-8)
-            means["losses/explained_variance"] = 1 - error
-        else:
-            groups = totals.view(-1, group_size)
-            equal = (groups == groups[:, :1]).all(1)
-            means["charts/equal_groups"] = equal.float().mean()
         if args.kl_coef:
-            means["charts/kl"] = kl.sum() / len(episodes)  # per episode
-        averaged = all_sum(torch.stack([x.float() for x in means.values()])) / WORLD_SIZE
-        metrics = {name: x.item() for name, x in metrics.items()}
-        metrics |= dict(zip(means, averaged.tolist()))
+            each["charts/kl"] = torch.stack([x.sum() for x in kl.split(lengths)])
+        if args.advantages == "group":
+            each["charts/equal_groups"] = (of_episodes.view(-1, group_size) == 0).all(1)
+        metrics = token_means(rows) | {name: moments(x.float())[0] for name, x in each.items()}
+        if args.advantages == "gae":
+            metrics["losses/explained_variance"] = explained_variance(values, returns)
+            metrics["check/target_std"] = moments(returns)[1].sqrt()  # what it is relative to
         seconds = time.perf_counter() - start_time
         metrics["charts/SPS"] = batch_size / seconds  # episodes per second
-        metrics["charts/seconds_sampling"] = sampling_time
         metrics["charts/seconds"] = seconds
+        metrics["charts/seconds_sampling"] = sampling_time
         metrics["charts/learning_rate"] = args.learning_rate * (1 - share)
-        if bad := [name for name, x in metrics.items() if not math.isfinite(x)]:
-            raise UsageError(f"Not finite in iteration {iteration}: {', '.join(bad)}.")
-        updates.append({"global_step": step, **metrics})
-        if RANK == 0:
-            for name, value in metrics.items():
-                writer.add_scalar(name, value, step)
-            progress.set_postfix_str(f"return {metrics['charts/episodic_return']:.3f}")
+        updates.append(log(metrics, step, writer, progress))
         last = iteration == args.num_iterations
         if last or iteration % args.eval_interval == 0:
-            evaluate_policy(iteration)
+            scores = evaluate_policy(model, chat, envs, args, writer, step)
+            evaluations.append((iteration, float(np.mean(scores))))
         stopped = all_sum(torch.tensor(float(len(STOP)), device=device)) > 0
         if RANK == 0 and (last or stopped or iteration % args.checkpoint_interval == 0):
-            save()
-        if stopped and not last:
-            raise Stopped(f"Interrupted at step {step}.", run_dir)
-    if RANK == 0:
+            save_checkpoint(run_dir, run_id, args, weights, history)
+        if stopped:
+            break
+    if RANK == 0 and len(updates) >= args.num_iterations:
         save_model(model, adapter, chat, run_dir / "model")
-    results = {"episodes": ended, "updates": updates, "evaluations": evaluations}
-    return {"agent": agent, **results, "args": args, "run_dir": run_dir}
+    return {"agent": agent, **history, "args": args, "run_dir": run_dir}
 
 
 # === The algorithm ends here ===
-# Below: chats, tasks, the model, logs, checkpoints, the use of a policy, `main`.
+# Below: chats, the sampler's cache, tasks, the model, logs, checkpoints, the policy's use, `main`.
 
 
 class Chat:
     """Turns messages into tokens, in the model's own format."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[int]) -> None:
-        self.tokenizer, self.stops = tokenizer, frozenset(stops)
+    def __init__(self, tokenizer: Any, stops: set[int], limit: float) -> None:
+        self.tokenizer = tokenizer
+        self.stops = stops  # tokens that end a response
+        self.limit = limit  # tokens that the model can read
 
     def render(self, messages: Messages) -> str:
         """The text of messages, up to where the model's response begins."""
@@ -813,6 +726,60 @@ def as_messages(message: str | Messages, seed: int) -> Messages:
     return list(messages)
 
 
+def as_reward(reward: Any, seed: int, turn: int) -> float:
+    """What an environment with this seed paid for a turn; refuses what is no finite number."""
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        where = f"Episode with seed {seed}, turn {turn}"
+        raise UsageError(f"{where}: the reward is {reward!r:.200}, not a finite number.")
+    return number
+
+
+def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens (N, L), and 1 for each that is no padding."""
+    width = max(len(x) for x in rows)
+    tokens = [[0] * (width - len(x)) + [*x] for x in rows]
+    seen = [[0] * (width - len(x)) + [1] * len(x) for x in rows]
+    return torch.tensor(tokens, device=device), torch.tensor(seen, device=device)
+
+
+@torch.no_grad()
+def read_on(model: Any, cache: Any, tokens: Tensor, seen: Tensor) -> Tensor:
+    """Read tokens (N, L) after those in the cache; return logits of the next ones, (N, V).
+
+    `seen` (N, S) is 1 for each token in the cache and among the new ones, and 0 for padding.
+    """
+    # Extra: positions skip padding
+    # A token's position is the number of tokens before it, as when the model was trained.
+    positions = (seen.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+    memory = {"cache": cache, "use_cache": True, "logits_to_keep": 1}
+    return model(tokens, attention_mask=seen, position_ids=positions, **memory).logits[:, -1]
+
+
+@torch.no_grad()
+def read_prompts(model: Any, episodes: list[Episode], device: torch.device) -> tuple[Any, Tensor]:
+    """Read all but the last token of N prompts, each once, even if several episodes share it.
+
+    Returns the cache, and which of its places are tokens (N, S).
+    """
+    prompts = [tuple(x.tokens[: x.num_read]) for x in episodes]
+    distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+    alike = [len({*x}) == 1 for x in zip(*distinct)]
+    start = [*alike, False].index(False)  # what all begin with is read once, too
+    beginning = torch.tensor(prompts[0][:start], device=device)
+    cache = read_beginning(model.base_model, beginning, len(distinct))
+    tokens, seen = pad_left([x[start:] for x in distinct], device)
+    seen = nn.functional.pad(seen, (start, 0), value=1)
+    if tokens.shape[1]:  # else all prompts are the same
+        read_on(model, cache, tokens, seen)
+    rows = torch.tensor([distinct[x] for x in prompts], device=device)
+    cache.batch_select_indices(rows)
+    return cache, seen[rows]
+
+
 class Sums(gym.Env):
     """Add two numbers from 1 to 9. One pair in five is held out for evaluation."""
 
@@ -831,51 +798,29 @@ class Sums(gym.Env):
         return "", float(right), True, False, {}
 
 
-class Guess(gym.Env):
-    """Find a number from 1 to 8 in at most four turns, with a hint after each wrong guess."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Messages, dict]:
-        super().reset(seed=seed)
-        self.number, self.turn = int(self.np_random.integers(1, 9)), 0
-        system = {"role": "system", "content": "You guess numbers."}
-        return [system, {"role": "user", "content": "Guess my number from 1 to 8."}], {}
-
-    def step(self, text: str) -> tuple[str, float, bool, bool, dict]:
-        self.turn += 1
-        found = re.findall(r"\d+", text)
-        guess = int(found[-1][:9]) if found else 0
-        if guess == self.number:
-            return "", 1.0, True, False, {}
-        hint = f"Higher than {guess}." if guess < self.number else f"Lower than {guess}."
-        if not 1 <= guess <= 8:
-            hint = "Say a number from 1 to 8."
-        return hint, 0.0, False, self.turn == 4, {}
-
-
 class Prompts(gym.Env):
-    """One turn about a line of a file: its prompt, and a reward made of the response and the rest.
+    """One turn about a prompt. The reward is made of the response and what else the prompt has.
 
-    One line in ten, the last ones, is for evaluation.
+    One prompt in ten, the last ones, is for evaluation.
     """
 
-    def __init__(self, rows: list[dict], reward: Callable) -> None:
-        held_out = max(1, len(rows) // 10)
-        self.rows, self.held_out, self.reward = rows[:-held_out], rows[-held_out:], reward
+    def __init__(self, prompts: list[tuple[Any, dict]], reward: Callable) -> None:
+        num_held_out = max(1, len(prompts) // 10)
+        self.trained, self.held_out = prompts[:-num_held_out], prompts[-num_held_out:]
+        self.reward = reward
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
-        rows = self.held_out if (seed or 0) >= HELD_OUT else self.rows
-        row = dict(rows[(seed or 0) % len(rows)])
-        prompt = row.pop("prompt")
-        self.others = row
+        prompts = self.held_out if (seed or 0) >= HELD_OUT else self.trained
+        prompt, self.others = prompts[(seed or 0) % len(prompts)]
         return prompt, {}
 
     def step(self, text: str) -> tuple[str, float, bool, bool, dict]:
         return "", self.reward(text, **self.others), True, False, {}
 
 
-def lines_of(path: str) -> list[dict]:
-    """The lines of a JSONL file, each with a prompt."""
-    rows = []
+def read_lines(path: str) -> list[tuple[Any, dict]]:
+    """The prompts of a JSONL file, each with the other columns of its line."""
+    prompts = []
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -885,12 +830,13 @@ def lines_of(path: str) -> list[dict]:
             row = json.loads(line) if line.strip() else None
         except ValueError as error:
             raise UsageError(f"--prompts {path}, line {number}: {error}.") from error
-        if row is not None and (not isinstance(row, dict) or "prompt" not in row):
+        if isinstance(row, dict) and "prompt" in row:
+            prompts.append((row.pop("prompt"), row))
+        elif row is not None:
             raise UsageError(f'--prompts {path}, line {number} has no "prompt".')
-        rows += [row] if row else []
-    if len(rows) < 2:
+    if len(prompts) < 2:
         raise UsageError(f"--prompts {path} needs two lines or more, one of them for evaluation.")
-    return rows
+    return prompts
 
 
 def named(flag: str, name: str) -> Callable:
@@ -908,13 +854,15 @@ def named(flag: str, name: str) -> Callable:
     return found
 
 
-def environment_maker(args: Args) -> Callable[[], gym.Env]:
-    """What makes the environments of the settings."""
+def environment_maker(args: Args, make: Callable | None) -> tuple[Args, Callable[[], gym.Env]]:
+    """What makes environments, and the settings, which have its name: logs show it."""
+    if make:
+        name = getattr(make, "__qualname__", f"<{type(make).__name__}>")
+        return dataclasses.replace(args, env=f"{make.__module__}:{name}"), make
     if args.prompts:
-        rows, reward = lines_of(args.prompts), named("--reward", args.reward or "")
-        return lambda: Prompts(rows, reward)
-    own = {"sums": Sums, "guess": Guess}
-    return own[args.env] if args.env in own else named("--env", args.env)
+        prompts, reward = read_lines(args.prompts), named("--reward", args.reward or "")
+        return args, lambda: Prompts(prompts, reward)
+    return args, Sums if args.env == "sums" else named("--env", args.env)
 
 
 def choose_device(args: Args) -> torch.device:
@@ -965,20 +913,21 @@ def load_model(args: Args, device: torch.device) -> tuple[Any, Chat, Any]:
         lora = peft.LoraConfig(
             r=args.lora_rank, lora_alpha=2 * args.lora_rank, target_modules="all-linear"
         )
-        adapter = peft.get_peft_model(model, lora).to(device)
-    return model.to(device), Chat(tokenizer, sorted(stops)), adapter
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of a name that peft uses
+            adapter = peft.get_peft_model(model, lora).to(device)
+    limit = getattr(model.config, "max_position_embeddings", None) or math.inf
+    return model.to(device), Chat(tokenizer, stops, limit), adapter
 
 
-def switch_checkpointing(model: Any, on: bool) -> None:
-    """Let the layers of a model drop their activations, which need not be kept while sampling."""
-    if on or model.is_activation_checkpointing:
-        from transformers.modeling_layers import GradientCheckpointingLayer
+def checkpoint_layers(agent: nn.Module) -> None:
+    """Let layers keep only their inputs, and compute the rest again for the gradient."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
 
-        if on:
-            model.activation_checkpointing_enable({"use_reentrant": False})
-        for module in model.modules():
-            if isinstance(module, GradientCheckpointingLayer):
-                module.training = on  # of this module alone: dropout inside of it stays off
+    for layer in agent.modules():
+        # Its own switch works in training mode only, which has dropout.
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def sample_text(episode: Episode) -> str:
@@ -1018,8 +967,7 @@ def open_run(
         except wandb.Error as error:
             raise UsageError(f"Weights & Biases: {error} (or WANDB_MODE=offline)") from error
     step = saved["updates"][-1]["global_step"] if saved.get("updates") else 0
-    purge = {"purge_step": step + 1} if saved else {}  # hide what was lost
-    writer = resources.enter_context(SummaryWriter(run_dir, **purge))
+    writer = resources.enter_context(SummaryWriter(run_dir, purge_step=step + 1))  # hide lost steps
     rows = [f"| {setting} | {value} |" for setting, value in vars(args).items()]
     writer.add_text("hyperparameters", "\n".join(["| setting | value |", "|-|-|", *rows]))
     source = SCRIPT.read_text(encoding="utf-8") if SCRIPT.is_file() else ""
@@ -1030,14 +978,70 @@ def open_run(
     return run_dir, run_id, writer
 
 
-def check_saved(saved: dict, args: Args) -> None:
-    """Refuse to continue with settings of another model."""
-    if args.run_name not in (None, saved["args"].run_name):
-        raise UsageError(f"--run-name: a run stays in its folder, {saved['run_dir']}.")
-    for name in ("model", "lora_rank", "advantages", "value_model", "float32"):
-        if getattr(args, name) != getattr(saved["args"], name):
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is that of {saved['run_dir']}, and cannot change.")
+def token_means(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Means over all tokens that were learned from. `rows` are the sums of minibatches."""
+    sums = {name: all_sum(torch.stack([row[name] for row in rows])) for name in rows[0]}
+    tokens = sums.pop("tokens")
+    means = {name: x.sum() / tokens.sum() for name, x in sums.items()}
+    means["check/first_kl"] = sums["losses/approx_kl"][0] / tokens[0]  # 0 before the first step
+    return means
+
+
+def numbers_of(episodes: list[Episode], device: torch.device) -> dict[str, Tensor]:
+    """What is logged of each episode, (B,)."""
+    numbers = {
+        "charts/episodic_return": [sum(x.rewards) for x in episodes],
+        "charts/episodic_length": [len(x.rewards) for x in episodes],  # in tokens
+        "charts/turns": [x.turns for x in episodes],
+        "charts/truncated": [x.num_cut / x.turns for x in episodes],  # responses without EOS
+    }
+    return {name: torch.tensor(x, device=device) for name, x in numbers.items()}
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """Which part of the variance of `returns` (M,) `values` predict; 0 if the returns are equal."""
+    variance, unexplained = moments(returns)[1], moments(returns - values)[1]
+    return torch.where(variance > 1e-8, 1 - unexplained / variance, 0.0)
+
+
+def log(
+    metrics: dict[str, Any], step: int, writer: SummaryWriter | None, progress: tqdm
+) -> dict[str, Any]:
+    """Write the metrics of an iteration, and return them as numbers. Refuses NaN and infinity."""
+    numbers = {name: float(x) for name, x in metrics.items()}
+    if bad := [name for name, x in numbers.items() if not math.isfinite(x)]:
+        raise UsageError(f"Not finite at step {step}: {', '.join(bad)}.")
+    for name, x in numbers.items() if writer else ():
+        writer.add_scalar(name, x, step)
+    progress.set_postfix_str(f"return {numbers['charts/episodic_return']:.3f}")
+    return {"global_step": step, **numbers}
+
+
+def evaluate_policy(
+    model: Any, chat: Chat, envs: list[gym.Env], args: Args, writer: Any = None, step: int = 0
+) -> list[float]:
+    """Returns of episodes with held-out seeds, played with the most likely tokens."""
+    seeds = [HELD_OUT + i for i in range(args.eval_episodes)]
+    episodes = play(model, chat, envs, seeds, args, greedy=True)
+    returns = [sum(x.rewards) for x in episodes]
+    samples = [sample_text(x) for x in episodes[:3]]
+    if RANK == 0:
+        spread = f"{np.mean(returns):.5g} ± {np.std(returns):.3g}"
+        tqdm.write(f"Return {spread} in {len(returns)} held-out episodes, for example:")
+        tqdm.write("\n".join(samples))
+    if writer:
+        writer.add_scalar("charts/evaluation", np.mean(returns), step)
+        writer.add_text("samples", "  \n".join(samples), step)
+    return returns
+
+
+def save_checkpoint(
+    run_dir: Path, run_id: str, args: Args, weights: Weights, history: dict[str, list]
+) -> None:
+    adam = weights.adam.state_dict()
+    state = {"args": vars(args), "weights": weights.masters, "adam": adam, "run_id": run_id}
+    torch.save(history | state, run_dir / "checkpoint.tmp")
+    os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")  # always a whole one
 
 
 def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
@@ -1052,6 +1056,20 @@ def load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
     return saved | {"args": args, "run_dir": Path(run_dir)}
 
 
+def restore(weights: Weights, saved: dict, args: Args) -> None:
+    """Continue with saved weights. Refuses settings of another model."""
+    if args.run_name not in (None, saved["args"].run_name):
+        raise UsageError(f"--run-name: a run stays in its folder, {saved['run_dir']}.")
+    for name in ("model", "lora_rank", "advantages", "value_model", "float32"):
+        if getattr(args, name) != getattr(saved["args"], name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} is that of {saved['run_dir']}, and cannot change.")
+    for master, x in zip(weights.masters, saved["weights"], strict=True):
+        master.copy_(x)
+    weights.publish()
+    weights.adam.load_state_dict(saved["adam"])
+
+
 def save_model(model: Any, adapter: Any, chat: Chat, folder: Path) -> None:
     """Write the policy as transformers and vLLM load it, adapters merged into the weights."""
     model = adapter.merge_and_unload() if adapter else model
@@ -1059,59 +1077,36 @@ def save_model(model: Any, adapter: Any, chat: Chat, folder: Path) -> None:
     chat.tokenizer.save_pretrained(folder)
 
 
-def load_policy(run_dir: str | Path, max_tokens: int | None = None) -> Callable[[Any], str]:
-    """The trained policy: `policy(messages)` is its most likely response to text, or messages."""
-    folder = Path(run_dir, "model")
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is written when a run ends: --resume {run_dir} continues it.")
-    args = load_checkpoint(run_dir)["args"]
-    changes = {"model": str(folder), "lora_rank": 0}
-    args = dataclasses.replace(args, max_tokens=max_tokens or args.max_tokens, **changes)
-    model, chat, _ = load_model(args, choose_device(args))
-    model.eval().requires_grad_(False)
-
-    class Once(gym.Env):
-        """One turn, which earns nothing."""
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
-            return self.messages, {}
-
-        def step(self, text: str) -> tuple[str, float, bool, bool, dict]:
-            return "", 0.0, True, False, {}
-
-    def policy(messages: str | Messages) -> str:
-        env = Once()
-        env.messages = messages
-        return play(model, chat, [env], [0], args, greedy=True)[0].transcript[-1]
-
-    return policy
-
-
-def evaluate(run_dir: str | Path, episodes: int = 64, make: Callable | None = None) -> list[float]:
-    """Returns of episodes with held-out seeds, played with the most likely tokens."""
-    if episodes < 1:
-        raise UsageError(f"--eval-episodes ({episodes}) must be at least 1.")
+def load_trained(run_dir: str | Path) -> tuple[Args, Any, Chat]:
+    """The settings of a run that has ended, its model, and the model's format of chats."""
     folder = Path(run_dir, "model")
     if not folder.is_dir():
         raise UsageError(f"{folder} is written when a run ends: --resume {run_dir} continues it.")
     args = load_checkpoint(run_dir)["args"]
     model_args = dataclasses.replace(args, model=str(folder), lora_rank=0)
     model, chat, _ = load_model(model_args, choose_device(args))
+    return args, model.eval().requires_grad_(False), chat
+
+
+def load_policy(run_dir: str | Path, max_tokens: int | None = None) -> Callable[[Any], str]:
+    """The trained policy: `policy(messages)` is its most likely response to text, or messages."""
+    args, model, chat = load_trained(run_dir)
+    args = dataclasses.replace(args, max_tokens=max_tokens or args.max_tokens)
+
+    def policy(messages: str | Messages) -> str:
+        env = Prompts([(messages, {})], reward=lambda response: 0.0)
+        return play(model, chat, [env], [HELD_OUT], args, greedy=True)[0].transcript[-1]
+
+    return policy
+
+
+def evaluate(run_dir: str | Path, episodes: int = 64, make: Callable | None = None) -> list[float]:
+    """Returns of episodes with held-out seeds, played with the most likely tokens."""
+    args, model, chat = load_trained(run_dir)
+    args, make = environment_maker(dataclasses.replace(args, eval_episodes=episodes), make)
     with ExitStack() as resources:
-        make = make or environment_maker(args)
-        envs = [make() for _ in range(episodes)]
-        for env in envs:
-            resources.callback(env.close)
-        seeds = [HELD_OUT + i for i in range(episodes)]
-        played = play(model.eval(), chat, envs, seeds, args, greedy=True)
-    returns = [sum(x.rewards) for x in played]
-    print("\n".join(sample_text(x) for x in played[:3]))
-    print(f"Return {np.mean(returns):.5g} ± {np.std(returns):.3g} in {episodes} episodes")
-    return returns
-
-
-class Stopped(Exception):
-    """A signal has ended the run, after an iteration and its checkpoint."""
+        envs = [resources.enter_context(closing(make())) for _ in range(episodes)]
+        return evaluate_policy(model, chat, envs, args)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -1147,13 +1142,14 @@ def main() -> None:
         if command.evaluate:
             evaluate(folder, command.args.eval_episodes)
         else:
-            run_dir = train(command.args, resume=folder)["run_dir"]
+            result = train(command.args, resume=folder)
+            updates, run_dir = result["updates"], result["run_dir"]
+            if len(updates) < result["args"].num_iterations:
+                where = f"Interrupted at step {updates[-1]['global_step']}."
+                print(f"{where} To continue: --resume {run_dir}", file=sys.stderr)
+                sys.exit(128 + max(STOP, default=signal.SIGTERM))
             if RANK == 0:
                 print(f"Next: --evaluate {run_dir}, or load {run_dir}/model with transformers")
-    except Stopped as stopped:
-        sentence, run_dir = stopped.args
-        print(f"{sentence} To continue: --resume {run_dir}", file=sys.stderr)
-        sys.exit(128 + STOP[0])
     except KeyboardInterrupt:
         print("Interrupted. To continue from the last checkpoint: --resume", file=sys.stderr)
         sys.exit(130)

@@ -1,9 +1,12 @@
-"""A language model with random weights, so that `diff` needs none that is downloaded."""
+"""A language model with random weights, so that `diff` needs none that is downloaded; a game."""
 
 import functools
+import re
 import string
 import tempfile
+from typing import Any
 
+import gymnasium as gym
 import torch
 
 # After each message a line break, as in ChatML. Padding is EOS, as in many models.
@@ -42,3 +45,25 @@ def folder() -> tempfile.TemporaryDirectory:
     model.save_pretrained(place.name)
     tokenizer.save_pretrained(place.name)
     return place
+
+
+class Guess(gym.Env):
+    """Find a number from 1 to 8 in at most four turns, with a hint after each wrong guess.
+
+    A model with random weights that writes digits does so now and then.
+    """
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[dict], dict]:
+        super().reset(seed=seed)
+        self.number, self.turn = int(self.np_random.integers(1, 9)), 0
+        system = {"role": "system", "content": "You guess numbers."}
+        return [system, {"role": "user", "content": "Guess my number from 1 to 8."}], {}
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict]:
+        self.turn += 1
+        found = re.findall(r"\d+", text)
+        guess = int(found[-1][:9]) if found else 0
+        if guess == self.number:
+            return "", 1.0, True, False, {}
+        hint = f"Higher than {guess}." if guess < self.number else f"Lower than {guess}."
+        return hint, 0.0, False, self.turn == 4, {}

@@ -265,7 +265,8 @@ SETTINGS = (
     | {"num_pairs": 28, "reward_epochs": 1, "reward_batch_size": 12, "num_epochs": 2}
     | {"batch_size": 16, "group_size": 4, "num_prompts": 8, "warmup_steps": 2}
     | {"clip_high": 0.03, "value_clip_coef": 0.02}
-    | {"env": "guess", "num_episodes": 16, "max_tokens": 5, "microbatch_size": 3}
+    | {"env": "benchmark.lab.tiny_model:Guess", "num_episodes": 16}
+    | {"max_tokens": 5, "microbatch_size": 3}
     | {"float32": True, "value_lr": 0.05, "eval_episodes": 4}
 )
 # The same for constants of a script.

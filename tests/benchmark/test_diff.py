@@ -523,10 +523,10 @@ def test_simulators_of_envpool_are_cut_off_early_and_clocks_are_the_same_in_both
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("before, own = own[:, 1:], own[:, 1:]", "before, own = own[:, :-1], own[:, 1:]", ()),
+        ("before = own.roll(-1, dims=1)", "before = own", ()),
         ("self.own.append(True)", "self.own.append(token not in self.chat.stops)", ()),
         ("(logits / self.args.temperature).log_softmax", "logits.log_softmax", ()),
-        ("(loss / num_tokens).backward()", "(loss / exists.numel()).backward()", ()),
+        ("(loss / num_tokens).backward()", "(loss / own.numel()).backward()", ()),
         ("advantages / (groups.std(1, keepdim=True)", "advantages / (groups.std()", GROUP),
     ],
 )
