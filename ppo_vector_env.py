@@ -132,13 +132,14 @@ class Args:
 def network(inputs: int, outputs: int, gain: float, args: Args) -> nn.Sequential:
     layers: list[nn.Module] = []
     for size in (*args.hidden, outputs):
-        layers += [nn.Linear(inputs, size), nn.Tanh() if args.activation == "tanh" else nn.ELU()]
-        inputs = size
+        layer = nn.Linear(inputs, size)
         # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
-        nn.init.orthogonal_(layers[-2].weight, 2**0.5)
-        nn.init.zeros_(layers[-2].bias)
-    layers[-2].weight.data *= gain / 2**0.5  # 0.01: a new policy almost ignores what it sees
-    return nn.Sequential(*layers[:-1])
+        nn.init.orthogonal_(layer.weight, 2**0.5)
+        nn.init.zeros_(layer.bias)
+        layers += [layer, nn.Tanh() if args.activation == "tanh" else nn.ELU()]
+        inputs = size
+    layer.weight.data *= gain / 2**0.5  # the last one. 0.01: a new policy almost ignores its input
+    return nn.Sequential(*layers[:-1])  # whose output has no activation
 
 
 class Normalizer(nn.Module):
@@ -152,6 +153,7 @@ class Normalizer(nn.Module):
 
     def update(self, x: Tensor) -> None:
         """Merge the rows of `x`, (rows, ...), of all processes (Chan et al. 1979)."""
+        # The number of rows, the sum of their deviations and that of the squares: what is shared.
         moments = torch.zeros(3, *self.mean.shape, dtype=torch.float64, device=x.device)
         for rows in x.split(2**14):  # all at once would take twelve times the memory of `x`
             deviations = (rows - self.mean).double()
