@@ -80,28 +80,19 @@ EPISODES_KEPT = 100_000  # the last ones; the log has the means of all
 PAPER = {"update_epochs": 3, "vf_coef": 2.0, "anneal_clip": True}
 
 
-def number_of(variable: str) -> int:
-    """What torchrun has set an environment variable to; 0 if that is no number."""
-    value = os.environ.get(variable, "")
-    return int(value) if value.isdigit() else 0
-
-
-# Without torchrun, a run is a group of one process.
-WORLD_SIZE = max(1, number_of("WORLD_SIZE"))
-RANK = number_of("RANK") if WORLD_SIZE > 1 else 0
-# The rank among the processes on this machine.
-LOCAL_RANK = number_of("LOCAL_RANK") if WORLD_SIZE > 1 else 0
-
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE") or 1)  # processes that torchrun has started
+RANK = int(os.environ["RANK"]) if WORLD_SIZE > 1 else 0
+LOCAL_RANK = int(os.environ["LOCAL_RANK"]) if WORLD_SIZE > 1 else 0  # among those on this machine
 # Cores that this process may use: in a container, these can be fewer than the machine has.
 NUM_CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 # How many processes play the games. Results do not depend on it.
-GAME_PROCESSES = max(1, NUM_CORES // max(1, number_of("LOCAL_WORLD_SIZE")))
+GAME_PROCESSES = max(1, NUM_CORES // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 Tensors = dict[str, Tensor]
 UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_args`
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-LIMITS = {  # the range of these settings; other integers are at least 1, other floats at least 0
+LIMITS = {  # others: integers are at least 1, floats at least 0 (or their default, if it is lower)
     "gamma": (0, 1),
     "gae_lambda": (0, 1),
     "ent_coef": (-math.inf, math.inf),
@@ -433,14 +424,14 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: Tensor
 
 
 class Batch(NamedTuple):
-    """What an update learns from: T steps of N games, then T*N or B samples in a row."""
+    """What an update learns from: T steps of N games, in a row; or B of them."""
 
-    obs: Tensor  # (T, N, k, 84, 84), bytes
-    actions: Tensor  # (T, N)
-    logprobs: Tensor  # (T, N); these and all below are of the weights that acted
-    values: Tensor  # (T, N)
-    advantages: Tensor  # (T, N)
-    returns: Tensor  # (T, N), targets for the values
+    obs: Tensor  # (T*N, k, 84, 84), bytes
+    actions: Tensor  # (T*N,)
+    logprobs: Tensor  # (T*N,); these and all below are of the weights that acted
+    values: Tensor  # (T*N,)
+    advantages: Tensor  # (T*N,)
+    returns: Tensor  # (T*N,), targets for the values
 
 
 # Copied from ppo_continuous_action.py
@@ -614,7 +605,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             print(f"Interrupted {place}", file=sys.stderr)
 
     if RANK == 0:
-        resources.push(say_where)
+        resources.push(say_where)  # called at the end, with the error if there is one
     if WORLD_SIZE > 1:
         # Only after Adam is made. What Adam imports would keep the group's threads alive after
         # `train`, and they may abort a process that is done (pytorch #190489).
@@ -714,8 +705,8 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         # Detail 3/37: Adam epsilon (adam_eps) [ppo2/model.py L98-100]
         # With PyTorch's 1e-8, weights with tiny gradients would take steps as large as any others.
         adam.param_groups[0].update(lr=step_size, eps=args.adam_eps, capturable=is_recorded)
-        batch = Batch(obs[:-1], actions, logprobs, values, advantages, returns)
-        flat_batch = Batch(*(x.flatten(0, 1) for x in batch))  # (T*N, ...)
+        samples = (obs[:-1], actions, logprobs, values, advantages, returns)
+        batch = Batch(*(x.flatten(0, 1) for x in samples))
         mb_metrics: list[Tensors] = []
         agent.train()
         for _ in range(args.update_epochs):
@@ -723,7 +714,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             # Detail 6/37: minibatch updates (num_minibatches) [ppo2/ppo2.py L157-166]
             # Many small steps learn more than a large one. Shuffled minibatches are fair samples.
             minibatches = order.view(args.num_minibatches, -1)
-            epoch = [fast_learn_from(chosen, *flat_batch) for chosen in minibatches]
+            epoch = [fast_learn_from(chosen, *batch) for chosen in minibatches]
             mb_metrics += epoch
             # Extra: early stopping (early_stop_kl) [Spinning Up: each step, at 1.5 times a target]
             # Clipping cannot hold back a policy that has already moved too far. Stopping can.
@@ -754,10 +745,11 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         all_metrics = metrics | episode_means(episodes[num_before:])
         del episodes[:-EPISODES_KEPT]
         if RANK == 0:
-            log(writer, global_step, all_metrics)
+            for name, x in all_metrics.items():
+                writer.add_scalar(name, x, global_step)
             if episodes:
                 mean_return = np.mean([x["return"] for x in episodes[-100:]])
-                progress.set_postfix_str(f"return {short(mean_return)}", refresh=False)
+                progress.set_postfix_str(f"return {mean_return:.5g}", refresh=False)
             if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
                 save()
         if parts.on_iteration:
@@ -800,7 +792,7 @@ def take_process(resources: ExitStack) -> None:
 
 # Copied from ppo_continuous_action.py
 def pays_to_compile(args: Args, adam_steps: int) -> bool:
-    """Whether to compile the update of a run with so many Adam steps."""
+    """Whether to compile the update of a run with so many Adam steps, resumed ones included."""
     if args.compile == "auto" and adam_steps < COMPILE_FROM:
         print("A run this short ends sooner if its update is not compiled (or --compile yes).")
         return False
@@ -821,7 +813,7 @@ def compiled(function: Callable, device: torch.device) -> Callable:
             torch.compiler.reset()  # an earlier run in this process may have had other settings
             torch._dynamo.config.trace_autograd_ops = True  # keeps autograd.grad in the graph
             torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags: saves 10 s
-            options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
+            options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}  # shorter calls
             current = torch.compile(function, options=options)
             return current(*inputs)
         except Exception as error:  # whatever a compiler can raise
@@ -838,9 +830,8 @@ def recorded(function: Callable) -> Callable:
     """Record the kernels that `function` launches on a GPU, then replay them all at once.
 
     Launching kernels one by one takes longer than small networks take to compute. In HalfCheetah,
-    an H200 makes 9,481 steps/s with recordings and 5,316 without; the processor beside it makes
-    8,280. In CartPole that is still faster (10,852) than the H200 with recordings (10,105). Inputs
-    are copied to where the recording reads them, outputs from where it writes them.
+    an H200 makes 9,481 steps/s with recordings, 5,316 without, and its processor alone 8,280.
+    Inputs are copied to where the recording reads them, outputs from where it writes them.
     """
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
@@ -1074,19 +1065,6 @@ def check_finite(metrics: dict[str, float], step: int) -> None:
 
 
 # Copied from ppo_continuous_action.py
-def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
-    """Write the metrics of an iteration, which ended at `step`, to TensorBoard."""
-    for name, value in metrics.items():
-        writer.add_scalar(name, value, step)
-
-
-# Copied from ppo_continuous_action.py
-def short(x: float) -> str:
-    """A number with one decimal; below 1 with three significant digits."""
-    return f"{x:.1f}" if abs(x) >= 1 or x == 0 else f"{x:.3g}"
-
-
-# Copied from ppo_continuous_action.py
 def open_run(
     resources: ExitStack, args: Args, saved: Saved, step: int
 ) -> tuple[Path, str, SummaryWriter]:
@@ -1106,7 +1084,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
         # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and any(run_dir.rglob("checkpoint.pt")):
+        if not saved and any(run_dir.rglob("checkpoint.pt")):  # or runs in its subfolders
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
         writer = SummaryWriter(run_dir, purge_step=step + 1)  # hide lost steps
     except filelock.Timeout as error:
@@ -1125,10 +1103,8 @@ def open_run(
 
 
 # Copied from ppo_continuous_action.py
-def check_settings(args: "Args") -> None:
+def check_settings(args: Args) -> None:
     """Refuse numbers out of their range, unknown choices, and a name that is a path."""
-    if isinstance(getattr(args, "compile", None), bool):  # as checkpoints of version 6 say it
-        object.__setattr__(args, "compile", "yes" if args.compile else "no")
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
         flag = f"--{field.name.replace('_', '-')} ({value})"
@@ -1136,11 +1112,11 @@ def check_settings(args: "Args") -> None:
         low, high = LIMITS.get(field.name, (1 if kind is int else 0, math.inf))
         if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
-        choices = (True, False) if kind is bool else get_args(field.type)
-        if (kind is bool or get_origin(field.type) is Literal) and value not in choices:
-            raise UsageError(f"{flag} must be one of {', '.join(map(str, choices))}.")
-    name = args.run_name
-    if name is not None and (name == ".." or Path(name).name != name):
+        choices = Literal[True, False] if kind is bool else field.type
+        if get_origin(choices) is Literal and value not in get_args(choices):  # any text is true
+            raise UsageError(f"{flag} must be one of {', '.join(map(str, get_args(choices)))}.")
+    name = args.run_name or ""
+    if name == ".." or Path(name).name != name:
         raise UsageError(f"--run-name ({name}) must be a name, not a path.")
 
 
@@ -1185,12 +1161,15 @@ def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None
         saved = torch.load(path, map_location="cpu", weights_only=True)
         with torch.random.fork_rng(devices=[]):  # first weights are drawn, then replaced
             agent = (agent_class or Agent)(*saved["sizes"])
-        agent.load_state_dict(saved["agent"], assign=True)
+        agent.load_state_dict(saved["agent"], assign=True)  # float32, whatever the caller's default
         saved["agent"] = agent.eval()
         saved["args"] = Args(**saved["args"])
+        if not isinstance(saved["episodes"], list):
+            raise ValueError("its episodes are in columns, as in version 6")
     except Exception as error:  # whatever a missing, damaged or foreign file can raise
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
-        raise UsageError(f"{path} is missing, damaged or from another script: {reason}") from error
+        problem = "missing, damaged, or from another script or version"
+        raise UsageError(f"{path} is {problem}: {reason}") from error
     saved["run_dir"] = Path(run_dir)
     return saved
 
@@ -1280,8 +1259,7 @@ def evaluate(
             returns.append(scores[0]["return"])
     if video:
         print(f"Video: {folder}/rl-video-episode-0.mp4")
-    mean, std = short(np.mean(returns)), short(np.std(returns))
-    print(f"Return {mean} ± {std} in {len(returns)} episodes")
+    print(f"Return {np.mean(returns):.5g} ± {np.std(returns):.3g} in {episodes} episodes")
     return returns
 
 
@@ -1298,8 +1276,7 @@ def command_line() -> Iterator[list[str]]:
             signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         # In a notebook, the flags are those of its kernel.
-        words = [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
-        yield ["--compile=no" if x == "--no-compile" else x for x in words]  # as in version 6
+        yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (UsageError, gym.error.Error) as error:
@@ -1309,6 +1286,7 @@ def command_line() -> Iterator[list[str]]:
 
 def main() -> None:
     """Train, resume or evaluate, as the command line says."""
+    # The settings of a run are the defaults of the other flags, so its folder is read first.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     parser.add_argument("--paper", action="store_true")

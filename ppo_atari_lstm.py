@@ -89,7 +89,7 @@ Tensors = dict[str, Tensor]
 UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_args`
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-LIMITS = {  # the range of these settings; other integers are at least 1, other floats at least 0
+LIMITS = {  # others: integers are at least 1, floats at least 0 (or their default, if it is lower)
     "gamma": (0, 1),
     "gae_lambda": (0, 1),
     "ent_coef": (-math.inf, math.inf),
@@ -631,7 +631,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             place = f"at step {global_step}. To continue: --resume {run_dir}"
             print(f"Interrupted {place}", file=sys.stderr)
 
-    resources.push(say_where)
+    resources.push(say_where)  # called at the end, with the error if there is one
     replayed = bool(saved) and replay_games(games, saved)
     if replayed:
         starts[-1] = saved["starts"].to(device)
@@ -778,11 +778,12 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         metrics = {name: float(x) for name, x in metrics.items()}
         check_finite(metrics, global_step)  # before anything is saved
         updates.append({"global_step": global_step, **metrics})
-        log(writer, global_step, metrics | episode_means(episodes[num_before:]))
+        for name, x in (metrics | episode_means(episodes[num_before:])).items():
+            writer.add_scalar(name, x, global_step)
         del episodes[:-EPISODES_KEPT]
         if episodes:
             mean_return = np.mean([x["return"] for x in episodes[-100:]])
-            progress.set_postfix_str(f"return {short(mean_return)}", refresh=False)
+            progress.set_postfix_str(f"return {mean_return:.5g}", refresh=False)
         if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
             save()
         if parts.on_iteration:
@@ -826,9 +827,8 @@ def recorded(function: Callable) -> Callable:
     """Record the kernels that `function` launches on a GPU, then replay them all at once.
 
     Launching kernels one by one takes longer than small networks take to compute. In HalfCheetah,
-    an H200 makes 9,481 steps/s with recordings and 5,316 without; the processor beside it makes
-    8,280. In CartPole that is still faster (10,852) than the H200 with recordings (10,105). Inputs
-    are copied to where the recording reads them, outputs from where it writes them.
+    an H200 makes 9,481 steps/s with recordings, 5,316 without, and its processor alone 8,280.
+    Inputs are copied to where the recording reads them, outputs from where it writes them.
     """
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
@@ -1063,19 +1063,6 @@ def check_finite(metrics: dict[str, float], step: int) -> None:
 
 
 # Copied from ppo_continuous_action.py
-def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
-    """Write the metrics of an iteration, which ended at `step`, to TensorBoard."""
-    for name, value in metrics.items():
-        writer.add_scalar(name, value, step)
-
-
-# Copied from ppo_continuous_action.py
-def short(x: float) -> str:
-    """A number with one decimal; below 1 with three significant digits."""
-    return f"{x:.1f}" if abs(x) >= 1 or x == 0 else f"{x:.3g}"
-
-
-# Copied from ppo_continuous_action.py
 def open_run(
     resources: ExitStack, args: Args, saved: Saved, step: int
 ) -> tuple[Path, str, SummaryWriter]:
@@ -1095,7 +1082,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
         # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and any(run_dir.rglob("checkpoint.pt")):
+        if not saved and any(run_dir.rglob("checkpoint.pt")):  # or runs in its subfolders
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
         writer = SummaryWriter(run_dir, purge_step=step + 1)  # hide lost steps
     except filelock.Timeout as error:
@@ -1114,10 +1101,8 @@ def open_run(
 
 
 # Copied from ppo_continuous_action.py
-def check_settings(args: "Args") -> None:
+def check_settings(args: Args) -> None:
     """Refuse numbers out of their range, unknown choices, and a name that is a path."""
-    if isinstance(getattr(args, "compile", None), bool):  # as checkpoints of version 6 say it
-        object.__setattr__(args, "compile", "yes" if args.compile else "no")
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
         flag = f"--{field.name.replace('_', '-')} ({value})"
@@ -1125,11 +1110,11 @@ def check_settings(args: "Args") -> None:
         low, high = LIMITS.get(field.name, (1 if kind is int else 0, math.inf))
         if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
-        choices = (True, False) if kind is bool else get_args(field.type)
-        if (kind is bool or get_origin(field.type) is Literal) and value not in choices:
-            raise UsageError(f"{flag} must be one of {', '.join(map(str, choices))}.")
-    name = args.run_name
-    if name is not None and (name == ".." or Path(name).name != name):
+        choices = Literal[True, False] if kind is bool else field.type
+        if get_origin(choices) is Literal and value not in get_args(choices):  # any text is true
+            raise UsageError(f"{flag} must be one of {', '.join(map(str, get_args(choices)))}.")
+    name = args.run_name or ""
+    if name == ".." or Path(name).name != name:
         raise UsageError(f"--run-name ({name}) must be a name, not a path.")
 
 
@@ -1175,12 +1160,15 @@ def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None
         saved = torch.load(path, map_location="cpu", weights_only=True)
         with torch.random.fork_rng(devices=[]):  # first weights are drawn, then replaced
             agent = (agent_class or Agent)(*saved["sizes"])
-        agent.load_state_dict(saved["agent"], assign=True)
+        agent.load_state_dict(saved["agent"], assign=True)  # float32, whatever the caller's default
         saved["agent"] = agent.eval()
         saved["args"] = Args(**saved["args"])
+        if not isinstance(saved["episodes"], list):
+            raise ValueError("its episodes are in columns, as in version 6")
     except Exception as error:  # whatever a missing, damaged or foreign file can raise
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
-        raise UsageError(f"{path} is missing, damaged or from another script: {reason}") from error
+        problem = "missing, damaged, or from another script or version"
+        raise UsageError(f"{path} is {problem}: {reason}") from error
     saved["run_dir"] = Path(run_dir)
     return saved
 
@@ -1278,8 +1266,7 @@ def evaluate(
             returns.append(scores[0]["return"])
     if video:
         print(f"Video: {folder}/rl-video-episode-0.mp4")
-    mean, std = short(np.mean(returns)), short(np.std(returns))
-    print(f"Return {mean} ± {std} in {len(returns)} episodes")
+    print(f"Return {np.mean(returns):.5g} ± {np.std(returns):.3g} in {episodes} episodes")
     return returns
 
 
@@ -1296,8 +1283,7 @@ def command_line() -> Iterator[list[str]]:
             signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         # In a notebook, the flags are those of its kernel.
-        words = [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
-        yield ["--compile=no" if x == "--no-compile" else x for x in words]  # as in version 6
+        yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (UsageError, gym.error.Error) as error:
@@ -1307,6 +1293,7 @@ def command_line() -> Iterator[list[str]]:
 
 def main() -> None:
     """Train, resume or evaluate, as the command line says."""
+    # The settings of a run are the defaults of the other flags, so its folder is read first.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     parser.add_argument("--paper", action="store_true")

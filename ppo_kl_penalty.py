@@ -70,7 +70,7 @@ UpdateArgs = SimpleNamespace  # settings whose floats are tensors, see `update_a
 Saved = dict[str, Any]  # a checkpoint that `load_checkpoint` has read
 EnvFactory = Callable[[], gym.Env]
 StepSize = Annotated[float, tyro.conf.arg(aliases=["--lr"])]  # --lr for --learning-rate
-LIMITS = {  # the range of these settings; other integers are at least 1, other floats at least 0
+LIMITS = {  # others: integers are at least 1, floats at least 0 (or their default, if it is lower)
     "gamma": (0, 1),
     "gae_lambda": (0, 1),
     "ent_coef": (-math.inf, math.inf),
@@ -427,14 +427,11 @@ def train(
         torch.set_num_threads(1)  # more would not help networks of this size
         resources.enter_context(threadpoolctl.threadpool_limits(1, user_api="blas"))
         saved = load_checkpoint(resume, agent_class) if resume else {}
-        parts = Parts(
-            env_factory,
-            update or ppo_update,
-            on_iteration,
-            agent_class or Agent,
-            step_envs or step_all,
-        )
-        return learn(settings_for(saved, args, env_factory), parts, saved, resources)
+        args = settings_for(saved, args, env_factory)
+        update = update or ppo_update
+        agent_class = agent_class or Agent
+        parts = Parts(env_factory, update, on_iteration, agent_class, step_envs or step_all)
+        return learn(args, parts, saved, resources)
 
 
 # Copied from ppo_continuous_action.py
@@ -461,7 +458,7 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
 
     # --- Environments, and arrays for a rollout (T, N, ...) ---
     # Copied from ppo_continuous_action.py
-    envs = make_envs(resources, args, args.num_envs, parts.env_factory)  # know running episodes
+    envs = make_envs(resources, args, args.num_envs, parts.env_factory)
     if parts.env_factory:  # logs and checkpoints have its name
         args = dataclasses.replace(args, env_id=name_of(parts.env_factory, envs[0]))
     low, high = envs[0].action_space.low, envs[0].action_space.high  # (A,)
@@ -541,8 +538,8 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
             place = f"at step {global_step}. To continue: --resume {run_dir}"
             print(f"Interrupted {place}", file=sys.stderr)
 
-    resources.push(say_where)
-    replayed = bool(saved) and replay(envs, saved, raw_obs)
+    resources.push(say_where)  # called at the end, with the error if there is one
+    replayed = bool(saved) and replay(envs, saved, raw_obs)  # which fills raw_obs
     if replayed:
         discounted_returns = saved["discounted_returns"].numpy()
     else:
@@ -695,11 +692,12 @@ def learn(args: Args, parts: Parts, saved: Saved, resources: ExitStack) -> dict[
         metrics = {name: float(x) for name, x in metrics.items()}
         check_finite(metrics, global_step)  # before anything is saved
         updates.append({"global_step": global_step, **metrics})
-        log(writer, global_step, metrics | episode_means(episodes[num_before:]))
+        for name, x in (metrics | episode_means(episodes[num_before:])).items():
+            writer.add_scalar(name, x, global_step)
         del episodes[:-EPISODES_KEPT]
         if episodes:
             mean_return = np.mean([x["return"] for x in episodes[-100:]])
-            progress.set_postfix_str(f"return {short(mean_return)}", refresh=False)
+            progress.set_postfix_str(f"return {mean_return:.5g}", refresh=False)
         if iteration == num_iterations or iteration % args.checkpoint_interval == 0:
             save()
         if parts.on_iteration:
@@ -716,7 +714,8 @@ def make_envs(
     resources: ExitStack, args: Args, count: int, env_factory: EnvFactory | None, **options: Any
 ) -> list["Recorder"]:
     """Make environments whose observations and actions are vectors of floats."""
-    warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")  # papers use -v4
+    # Papers use -v4 environments. TensorFloat32 would be faster, but round more.
+    warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")
     if ":" in args.env_id and not env_factory:
         import_named(args.env_id.partition(":")[0])
     make = env_factory or functools.partial(gym.make, args.env_id, **options)
@@ -884,7 +883,7 @@ def take_process(resources: ExitStack) -> None:
 
 # Copied from ppo_continuous_action.py
 def pays_to_compile(args: Args, adam_steps: int) -> bool:
-    """Whether to compile the update of a run with so many Adam steps."""
+    """Whether to compile the update of a run with so many Adam steps, resumed ones included."""
     if args.compile == "auto" and adam_steps < COMPILE_FROM:
         print("A run this short ends sooner if its update is not compiled (or --compile yes).")
         return False
@@ -905,7 +904,7 @@ def compiled(function: Callable, device: torch.device) -> Callable:
             torch.compiler.reset()  # an earlier run in this process may have had other settings
             torch._dynamo.config.trace_autograd_ops = True  # keeps autograd.grad in the graph
             torch._inductor.config.cpp.vec_isa_ok = True  # trust the CPU's flags: saves 10 s
-            options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}
+            options = {"cpp_wrapper": device.type == "cpu", "size_asserts": False}  # shorter calls
             current = torch.compile(function, options=options)
             return current(*inputs)
         except Exception as error:  # whatever a compiler can raise
@@ -922,9 +921,8 @@ def recorded(function: Callable) -> Callable:
     """Record the kernels that `function` launches on a GPU, then replay them all at once.
 
     Launching kernels one by one takes longer than small networks take to compute. In HalfCheetah,
-    an H200 makes 9,481 steps/s with recordings and 5,316 without; the processor beside it makes
-    8,280. In CartPole that is still faster (10,852) than the H200 with recordings (10,105). Inputs
-    are copied to where the recording reads them, outputs from where it writes them.
+    an H200 makes 9,481 steps/s with recordings, 5,316 without, and its processor alone 8,280.
+    Inputs are copied to where the recording reads them, outputs from where it writes them.
     """
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
@@ -1003,17 +1001,6 @@ def check_finite(metrics: dict[str, float], step: int) -> None:
         raise UsageError(f"Not finite at step {step}: {bad}. Check observations and rewards.")
 
 
-def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
-    """Write the metrics of an iteration, which ended at `step`, to TensorBoard."""
-    for name, value in metrics.items():
-        writer.add_scalar(name, value, step)
-
-
-def short(x: float) -> str:
-    """A number with one decimal; below 1 with three significant digits."""
-    return f"{x:.1f}" if abs(x) >= 1 or x == 0 else f"{x:.3g}"
-
-
 def open_run(
     resources: ExitStack, args: Args, saved: Saved, step: int
 ) -> tuple[Path, str, SummaryWriter]:
@@ -1033,7 +1020,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
         # The operating system frees this lock when the process ends, even if it is killed.
         resources.enter_context(filelock.FileLock(run_dir / "lock", timeout=0))
-        if not saved and any(run_dir.rglob("checkpoint.pt")):
+        if not saved and any(run_dir.rglob("checkpoint.pt")):  # or runs in its subfolders
             raise UsageError(f"{run_dir} has a run already: change --run-name, or --resume it.")
         writer = SummaryWriter(run_dir, purge_step=step + 1)  # hide lost steps
     except filelock.Timeout as error:
@@ -1051,10 +1038,8 @@ def open_run(
     return run_dir, run_id, writer
 
 
-def check_settings(args: "Args") -> None:
+def check_settings(args: Args) -> None:
     """Refuse numbers out of their range, unknown choices, and a name that is a path."""
-    if isinstance(getattr(args, "compile", None), bool):  # as checkpoints of version 6 say it
-        object.__setattr__(args, "compile", "yes" if args.compile else "no")
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
         flag = f"--{field.name.replace('_', '-')} ({value})"
@@ -1062,11 +1047,11 @@ def check_settings(args: "Args") -> None:
         low, high = LIMITS.get(field.name, (1 if kind is int else 0, math.inf))
         if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
-        choices = (True, False) if kind is bool else get_args(field.type)
-        if (kind is bool or get_origin(field.type) is Literal) and value not in choices:
-            raise UsageError(f"{flag} must be one of {', '.join(map(str, choices))}.")
-    name = args.run_name
-    if name is not None and (name == ".." or Path(name).name != name):
+        choices = Literal[True, False] if kind is bool else field.type
+        if get_origin(choices) is Literal and value not in get_args(choices):  # any text is true
+            raise UsageError(f"{flag} must be one of {', '.join(map(str, get_args(choices)))}.")
+    name = args.run_name or ""
+    if name == ".." or Path(name).name != name:
         raise UsageError(f"--run-name ({name}) must be a name, not a path.")
 
 
@@ -1109,14 +1094,15 @@ def load_checkpoint(run_dir: str | Path | Saved, agent_class: type[Agent] | None
         saved = torch.load(path, map_location="cpu", weights_only=True)
         with torch.random.fork_rng(devices=[]):  # first weights are drawn, then replaced
             agent = (agent_class or Agent)(*saved["sizes"])
-        agent.load_state_dict(saved["agent"], assign=True)
+        agent.load_state_dict(saved["agent"], assign=True)  # float32, whatever the caller's default
         saved["agent"] = agent.eval()
         saved["args"] = Args(**saved["args"])
         saved["obs_stats"] = RunningMeanStd(**saved["obs_stats"])
         saved["return_stats"] = RunningMeanStd(**saved["return_stats"])
     except Exception as error:  # whatever a missing, damaged or foreign file can raise
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
-        raise UsageError(f"{path} is missing, damaged or from another script: {reason}") from error
+        problem = "missing, damaged, or from another script or version"
+        raise UsageError(f"{path} is {problem}: {reason}") from error
     saved["run_dir"] = Path(run_dir)
     return saved
 
@@ -1198,7 +1184,7 @@ def evaluate(
         if video:
             if hasattr(env.unwrapped, "mujoco_renderer") and env.unwrapped.model.ncam:
                 env.unwrapped.mujoco_renderer.camera_id = 0  # follows the body
-            env = gym.wrappers.RecordVideo(
+            env = gym.wrappers.RecordVideo(  # below the Recorder, since it has no `begin`
                 env.env, f"{folder}", lambda k: k == 0, video_length=video_length
             )
             env = Recorder(resources.enter_context(env))
@@ -1215,8 +1201,7 @@ def evaluate(
             returns.append(env.total)
     if video:
         print(f"Video: {folder}/rl-video-episode-0.mp4")
-    mean, std = short(np.mean(returns)), short(np.std(returns))
-    print(f"Return {mean} ± {std} in {len(returns)} episodes")
+    print(f"Return {np.mean(returns):.5g} ± {np.std(returns):.3g} in {episodes} episodes")
     return returns
 
 
@@ -1233,8 +1218,7 @@ def command_line() -> Iterator[list[str]]:
             signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         # In a notebook, the flags are those of its kernel.
-        words = [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
-        yield ["--compile=no" if x == "--no-compile" else x for x in words]  # as in version 6
+        yield [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:]
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (UsageError, gym.error.Error) as error:
@@ -1245,6 +1229,7 @@ def command_line() -> Iterator[list[str]]:
 # Copied from ppo_continuous_action.py
 def main() -> None:
     """Train, resume or evaluate, as the command line says."""
+    # The settings of a run are the defaults of the other flags, so its folder is read first.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", "--evaluate", dest="folder")
     with command_line() as flags:

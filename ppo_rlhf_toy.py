@@ -94,11 +94,11 @@ def check_settings(args: Any, limits: Limits) -> None:
         low, high = limits.get(field.name, (1, math.inf) if kind is int else (0, 1e9))
         if kind in (int, float) and value != field.default and not low <= value <= high:  # or NaN
             raise UsageError(f"{flag} must be from {low} to {high}.")
-        choices = (True, False) if kind is bool else get_args(field.type)
-        if (kind is bool or get_origin(field.type) is Literal) and value not in choices:
-            raise UsageError(f"{flag} must be one of {', '.join(map(str, choices))}.")
-    name = args.run_name
-    if name is not None and (name == ".." or Path(name).name != name):
+        choices = Literal[True, False] if kind is bool else field.type
+        if get_origin(choices) is Literal and value not in get_args(choices):  # any text is true
+            raise UsageError(f"{flag} must be one of {', '.join(map(str, get_args(choices)))}.")
+    name = args.run_name or ""
+    if name == ".." or Path(name).name != name:
         raise UsageError(f"--run-name ({name}) must be a name, not a path.")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda needs a GPU and a build of PyTorch for it.")
@@ -1146,7 +1146,6 @@ def finite(x: Any) -> Any:
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
-# Copied from ppo_continuous_action.py
 def log(writer: SummaryWriter, step: int, metrics: dict[str, float]) -> None:
     """Write the metrics of an iteration, which ended at `step`, to TensorBoard."""
     for name, value in metrics.items():

@@ -108,8 +108,8 @@ class Args:
     max_grad_norm: float = 0.5  # maximum norm of the whole gradient [ppo2: 0.5; rsl_rl: 1]
 
     def __post_init__(self) -> None:
-        if isinstance(self.compile, bool):  # as older checkpoints and programs say it
-            object.__setattr__(self, "compile", "yes" if self.compile else "no")
+        if self.compile not in ("auto", "yes", "no"):  # True or False, as in version 6
+            raise UsageError(f"--compile ({self.compile}) must be one of auto, yes, no.")
         highest = {"gamma": 1, "gae_lambda": 1, "seed": 2**63 - 1}
         lowest = {"seed": 0, "num_steps": 2, "init_std": 1e-6}
         for name, value in vars(self).items():
@@ -132,13 +132,14 @@ class Args:
 def network(inputs: int, outputs: int, gain: float, args: Args) -> nn.Sequential:
     layers: list[nn.Module] = []
     for size in (*args.hidden, outputs):
-        layers += [nn.Linear(inputs, size), nn.Tanh() if args.activation == "tanh" else nn.ELU()]
-        inputs = size
+        layer = nn.Linear(inputs, size)
         # Detail 2/37: orthogonal and constant initialization [a2c/utils.py L20]
-        nn.init.orthogonal_(layers[-2].weight, 2**0.5)
-        nn.init.zeros_(layers[-2].bias)
-    layers[-2].weight.data *= gain / 2**0.5  # 0.01: a new policy almost ignores what it sees
-    return nn.Sequential(*layers[:-1])
+        nn.init.orthogonal_(layer.weight, 2**0.5)
+        nn.init.zeros_(layer.bias)
+        layers += [layer, nn.Tanh() if args.activation == "tanh" else nn.ELU()]
+        inputs = size
+    layer.weight.data *= gain / 2**0.5  # the last one. 0.01: a new policy almost ignores its input
+    return nn.Sequential(*layers[:-1])  # whose output has no activation
 
 
 class Normalizer(nn.Module):
@@ -152,6 +153,7 @@ class Normalizer(nn.Module):
 
     def update(self, x: Tensor) -> None:
         """Merge the rows of `x`, (rows, ...), of all processes (Chan et al. 1979)."""
+        # The number of rows, the sum of their deviations and that of the squares: what is shared.
         moments = torch.zeros(3, *self.mean.shape, dtype=torch.float64, device=x.device)
         for rows in x.split(2**14):  # all at once would take twelve times the memory of `x`
             deviations = (rows - self.mean).double()
@@ -396,7 +398,7 @@ def learn(
     if saved and saved["args"].target_kl and learning_rate == saved["args"].learning_rate:
         learning_rate = saved["learning_rate"]  # which the KL has changed
     generator = torch.Generator(device).manual_seed(noise_seed)
-    if pays_to_compile(args, num_iterations - finished):
+    if pays_to_compile(args, num_iterations):
         update = compiled(update, device)
 
     # --- Tensors for a rollout (T, N, ...) ---
@@ -846,7 +848,7 @@ COMPILE_FROM = 20_000  # Adam steps of a run that repay the time it takes to com
 
 
 def pays_to_compile(args: Args, num_iterations: int) -> bool:
-    """Whether to compile the update of a run with so many iterations (of one process)."""
+    """Whether to compile the update of a run with so many iterations, resumed ones included."""
     if WORLD_SIZE > 1:
         return False
     adam_steps = num_iterations * args.update_epochs * args.num_minibatches
@@ -1008,7 +1010,8 @@ def load_checkpoint(run_dir: str | Path, agent_class: type[Agent] = Agent) -> Sa
         agent.load_state_dict(saved["agent"])
     except Exception as error:  # whatever a missing, damaged or foreign file can raise
         reason = f"{type(error).__name__} {error}"[:300]
-        raise UsageError(f"{path} is missing, damaged or from another script: {reason}") from error
+        problem = "missing, damaged, or from another script or version"
+        raise UsageError(f"{path} is {problem}: {reason}") from error
     return saved | {"args": args, "agent": agent.eval(), "run_dir": path.parent}
 
 
@@ -1158,8 +1161,7 @@ def main() -> None:
     try:
         folder = parser.parse_known_args()[0].folder
         args = load_checkpoint(folder)["args"] if folder else Args()
-        flags = ["--compile=no" if x == "--no-compile" else x for x in sys.argv[1:]]  # version 6
-        command = tyro.cli(Command, args=flags, default=Command(args))
+        command = tyro.cli(Command, default=Command(args))
         if command.resume and command.evaluate:
             raise UsageError("--resume trains, and --evaluate does not: choose one of them.")
         if command.evaluate:

@@ -231,6 +231,21 @@ def test_what_is_saved_is_plain(script, tmp_path):
     assert repr(saved["episodes"]) == repr([{"global_step": 7, "return": 0.5, "length": 3}] * 2)
 
 
+@on("continuous", "games")
+def test_a_checkpoint_of_version_6_is_refused_by_a_sentence(script, tiny, cli):
+    """Its episodes are in columns, and --compile was a switch."""
+    script.module.train(tiny("Walk", total_timesteps=32))
+    path = Path("runs/run0/checkpoint.pt")
+    saved = torch.load(path)
+    saved["episodes"] = {name: torch.zeros(0) for name in ("global_step", "return", "length")}
+    if "compile" in saved["args"]:
+        saved["args"]["compile"] = True
+    torch.save(saved, path)
+    code, _, err = cli("--resume runs/run0")
+    assert code == 2 and err.count("\n") == 1
+    assert err.startswith(f"Error: {path} is missing, damaged, or from another script or version: ")
+
+
 class Bomb:
     """A pickle that would create a file if it were ever loaded."""
 
@@ -254,7 +269,7 @@ def test_a_damaged_or_foreign_file_is_refused_and_not_executed(script, tiny):
             path.write_bytes(content)
         else:
             torch.save(content, path)
-        sentence = rf"{path} is missing, damaged or from another script: .*{word}.*"
+        sentence = rf"{path} is missing, damaged, or from another script or version: .*{word}.*"
         with pytest.raises(script.module.UsageError, match=sentence):
             script.module.load_checkpoint("runs/run0")
     assert not Path("executed").exists()

@@ -256,7 +256,7 @@ def test_a_dict_environment_of_ones_own_trains_and_its_policy_acts(script, cli):
             use(run_dir)
     assert script.module.evaluate(run_dir, Rooms, episodes=2) == [2.0, 2.0]
     code, out, err = cli(f"--evaluate {run_dir} --env-id House-v0 --eval-episodes 2")
-    assert code == 0 and "Return 2.0 ± 0.0 in 2 episodes" in out, err
+    assert code == 0 and "Return 2 ± 0 in 2 episodes" in out, err
 
 
 ROOMS = Rooms()

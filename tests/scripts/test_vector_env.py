@@ -869,8 +869,11 @@ def test_what_is_compiled_is_the_update_of_one_process(run, monkeypatch):
     monkeypatch.setattr(ppo, "compiled", lambda *x: compiled.append(x) or x[0])
     run(compile="yes", total_timesteps=T * N)
     assert len(compiled) == 1 and compiled[0][1] == torch.device("cpu")
-    run(total_timesteps=T * N)
+    begun = run(total_timesteps=T * N).run_dir
     assert len(compiled) == 1
+    monkeypatch.setattr(ppo, "COMPILE_FROM", 24)  # Adam steps of two iterations
+    run(compile="auto", total_timesteps=2 * T * N, resume=begun)  # as the whole run would be
+    assert len(compiled) == 2
 
 
 def test_a_run_on_a_gpu_is_that_of_the_processor(run, gpu, monkeypatch):

@@ -88,7 +88,7 @@ REFUSED = [
     ("--backend gymnasium --env-id CartPole-v1", "try recipes/discrete_actions.py"),
     ("--env-id Nowhere-v0", "--env-id"),
     ("--capture-video", "--capture-video films an evaluation: add --evaluate FOLDER."),
-    ("--resume nowhere", "nowhere/checkpoint.pt is missing, damaged or from another script"),
+    ("--resume nowhere", "nowhere/checkpoint.pt is missing, damaged, or from another script"),
 ]
 
 
