@@ -43,7 +43,7 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
@@ -678,6 +678,11 @@ def make_envs(
     warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")  # papers use -v4
     if ":" in args.env_id and not env_factory:
         import_named(args.env_id.partition(":")[0])
+    if args.env_id.startswith("HalfCheetah") and not env_factory:
+        with suppress(ImportError):  # Gymnasium says if it is missing
+            import mujoco
+
+            mujoco.set_mju_user_warning(show_mujoco_warning)
     make = env_factory or functools.partial(gym.make, args.env_id, **options)
     envs = []
     for _ in range(count):
@@ -787,6 +792,13 @@ def import_named(module: str) -> None:
         if not f"{module}.".startswith(f"{error.name}."):  # the module's own code needs another
             raise
         raise UsageError(f"--env-id: {error}.") from error
+
+
+# Copied from ppo_continuous_action.py
+def show_mujoco_warning(text: str) -> None:
+    """Print a warning of MuJoCo, but not that of an old word in Gymnasium's model."""
+    if "settotalmass" not in text:
+        print("MuJoCo:", text, file=sys.stderr)
 
 
 # Copied from ppo_continuous_action.py
