@@ -806,7 +806,18 @@ def name_of(env_factory: EnvFactory, env: gym.Env) -> str:
     """The module and name of the function that makes the environment, or of its class."""
     is_named = isinstance(env_factory, FunctionType) and "<" not in env_factory.__qualname__
     maker: Any = env_factory if is_named else type(env.unwrapped)  # a lambda has no name
-    return f"{maker.__module__}:{maker.__qualname__}"
+    return f"{maker.__module__}:{maker.__qualname__}{given_to(env_factory)}"
+
+
+# Copied from ppo_continuous_action.py
+def given_to(maker: Any) -> str:
+    """Numbers and words that a partial function passes on: others make another simulator."""
+    if not isinstance(maker, functools.partial):
+        return ""
+    words = [f"{x}" for x in maker.args if isinstance(x, int | float | str)]
+    named = maker.keywords.items()
+    words += [f"{name}={x}" for name, x in named if isinstance(x, int | float | str)]
+    return f"({', '.join(words)})"
 
 
 # Copied from ppo_continuous_action.py

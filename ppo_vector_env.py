@@ -26,6 +26,7 @@ rewards change once per iteration; each process normalizes its own advantages.
 import argparse
 import ctypes
 import dataclasses
+import functools
 import importlib
 import inspect
 import math
@@ -356,7 +357,6 @@ def learn(
 ) -> dict[str, Any]:
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device, simulator, and what has been done ---
-    args = named(args, make)
     resources.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)  # more would fight with the simulator's threads
     if WORLD_SIZE > 1:
@@ -370,6 +370,7 @@ def learn(
     rng = np.random.default_rng([args.seed, RANK, finished])
     sim_seed, noise_seed = rng.integers(2**31, size=2).tolist()
     sim = make_simulator(resources, args, args.num_envs, sim_seed, make)
+    args = named(args, make, sim.envs)
     if args.stagger:
         sim.stagger()
     device = sim.device
@@ -705,13 +706,28 @@ def autoreset_mode(envs: Any) -> AutoresetMode:
     return modes[name]
 
 
-def named(args: Args, make: Any) -> Args:
+def named(args: Args, make: Any, envs: Any) -> Args:
     """The settings of a run, which is called by its own simulator if it has one."""
     if make:
         function = getattr(make, "func", make)  # of a partial function
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        args = dataclasses.replace(args, make=f"{function.__module__}:{name}")
+        if "<" in name:  # a lambda, or a function in a function, may make any simulator
+            own = getattr(envs, "unwrapped", envs)
+            registered = getattr(getattr(own, "spec", None), "id", None)  # by Gymnasium
+            name += f" of {registered or type(own).__qualname__}"
+        args = dataclasses.replace(args, make=f"{function.__module__}:{name}{given_to(make)}")
     return dataclasses.replace(args, env_id=args.make) if args.make else args
+
+
+# Copied from ppo_continuous_action.py
+def given_to(maker: Any) -> str:
+    """Numbers and words that a partial function passes on: others make another simulator."""
+    if not isinstance(maker, functools.partial):
+        return ""
+    words = [f"{x}" for x in maker.args if isinstance(x, int | float | str)]
+    named = maker.keywords.items()
+    words += [f"{name}={x}" for name, x in named if isinstance(x, int | float | str)]
+    return f"({', '.join(words)})"
 
 
 def import_named(module: str, flag: str) -> Any:
@@ -769,7 +785,7 @@ def make_simulator(
     space = space or getattr(envs, "action_space", None)
     if not all(hasattr(envs, x) for x in ("reset", "step", "close")) or not space:
         needs = "reset, step, close and single_action_space"
-        raise UsageError(f"--make ({args.make}): a {type(envs).__name__} lacks some of {needs}.")
+        raise UsageError(f"--make: a {type(envs).__name__} lacks some of {needs}.")
     resources.callback(envs.close)
     of_envpool = any(x.__module__.startswith("envpool.") for x in type(own).__mro__)
     of_gymnasium = isinstance(own, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
@@ -779,7 +795,7 @@ def make_simulator(
     except ValueError:
         pass  # written in C, it has no signature
     except TypeError as error:
-        raise UsageError(f"--make ({args.make}): reset(seed=...) has {error}.") from error
+        raise UsageError(f"--make: reset(seed=...) has {error}.") from error
     sim = Simulator(envs, space, num_envs, seed, device)
     sim.begins_all = not is_own or of_envpool or of_gymnasium
     return sim

@@ -274,7 +274,11 @@ def make_rooms():
         (make_rooms, "make_rooms"),
         (lambda: Rooms(), "Rooms"),
         (iter(Rooms, 0).__next__, "Rooms"),
-        (functools.partial(gym.wrappers.TimeLimit, ROOMS, 9), "Rooms"),
+        (functools.partial(gym.wrappers.TimeLimit, ROOMS, 9), "Rooms(9)"),
+        (
+            functools.partial(gym.wrappers.TimeLimit, env=ROOMS, max_episode_steps=8),
+            "Rooms(max_episode_steps=8)",
+        ),
     ],
 )
 def test_a_run_has_the_name_of_what_made_its_environment_or_of_its_class(make, name):
