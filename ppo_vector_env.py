@@ -523,8 +523,9 @@ def learn(
         # Extra: adaptive step size (target_kl) [rsl_rl, there after each minibatch]
         if args.target_kl:
             learning_rate = adapted(learning_rate, metrics["check/kl"], args.target_kl)
-        metrics |= means_of(episodes[num_before:]) | sim.take_terms()
-        updates.append({"global_step": global_step, **metrics})
+        metrics |= means_of(episodes[num_before:])
+        # A simulator's terms come first, so that none of them can take the name of ours.
+        updates.append({**sim.take_terms(), "global_step": global_step, **metrics})
         log(writer, progress, updates[-1], episodes)
         del episodes[:-EPISODES_KEPT]
         keep(iteration == num_iterations or iteration % args.checkpoint_interval == 0)
@@ -565,6 +566,8 @@ class Simulator:
             raise UsageError(f"reset must return obs and infos. It returned {came}.")
         parts = self.parts(returned[0], num_envs)
         sizes = {name: x.shape[1] for name, x in parts.items()}
+        if not sum(sizes.values()):
+            raise UsageError("reset returned observations without a number.")
         self.layout: dict[str, Any] = {"parts": sizes, "low": low, "high": high}
         self.in_numpy = not any(isinstance(x, Tensor) for x in parts_of(returned[0]).values())
         self.acts = torch.ones(num_envs, dtype=torch.bool, device=device)
@@ -634,8 +637,8 @@ class Simulator:
         if self.next_step:
             self.acts = ~done
             final_obs = self.obs
-        elif isinstance(terminal := infos.get("terminal"), dict):  # mjlab: only of ended episodes
-            final_obs, ended = self.obs.clone(), terminal["env_ids"]
+        elif isinstance(terminal := infos.get("terminal"), dict) and "env_ids" in terminal:  # mjlab
+            final_obs, ended = self.obs.clone(), terminal["env_ids"]  # only of ended episodes
             final_obs[ended] = self.tensor(terminal["observations"], len(ended))
         elif last is None:
             final_obs = before
@@ -659,7 +662,8 @@ class Simulator:
         """Note the terms of rewards, and whatever else a simulator says of a step in numbers."""
         for kind in ("log", "episode", "episodes"):
             terms = infos.get(kind)
-            for name, x in terms.items() if isinstance(terms, dict) else ():
+            for key, x in terms.items() if isinstance(terms, dict) else ():
+                name = str(key)
                 if not isinstance(x, int | float | np.number | np.ndarray | Tensor):
                     continue
                 if getattr(x, "dtype", None) == np.dtype(object) or name.startswith("_"):
@@ -785,7 +789,8 @@ def make_simulator(
     space = space or getattr(envs, "action_space", None)
     if not all(hasattr(envs, x) for x in ("reset", "step", "close")) or not space:
         needs = "reset, step, close and single_action_space"
-        raise UsageError(f"--make: a {type(envs).__name__} lacks some of {needs}.")
+        came = f"{args.make or 'make'} returned a {type(envs).__name__}"
+        raise UsageError(f"{came}, which lacks some of {needs}.")
     resources.callback(envs.close)
     of_envpool = any(x.__module__.startswith("envpool.") for x in type(own).__mro__)
     of_gymnasium = isinstance(own, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
@@ -795,7 +800,7 @@ def make_simulator(
     except ValueError:
         pass  # written in C, it has no signature
     except TypeError as error:
-        raise UsageError(f"--make: reset(seed=...) has {error}.") from error
+        raise UsageError(f"{args.make or 'make'}: reset(seed=...) has {error}.") from error
     sim = Simulator(envs, space, num_envs, seed, device)
     sim.begins_all = not is_own or of_envpool or of_gymnasium
     return sim
