@@ -42,7 +42,7 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
@@ -718,6 +718,11 @@ def make_envs(
     warnings.filterwarnings("ignore", message=".*is out of date|TensorFloat32")
     if ":" in args.env_id and not env_factory:
         import_named(args.env_id.partition(":")[0])
+    if args.env_id.startswith("HalfCheetah") and not env_factory:
+        with suppress(ImportError):  # Gymnasium says if it is missing
+            import mujoco
+
+            mujoco.set_mju_user_warning(show_mujoco_warning)
     make = env_factory or functools.partial(gym.make, args.env_id, **options)
     envs = []
     for _ in range(count):
@@ -760,11 +765,29 @@ def import_named(module: str) -> None:
 
 
 # Copied from ppo_continuous_action.py
+def show_mujoco_warning(text: str) -> None:
+    """Print a warning of MuJoCo, but not that of an old word in Gymnasium's model."""
+    if "settotalmass" not in text:
+        print("MuJoCo:", text, file=sys.stderr)
+
+
+# Copied from ppo_continuous_action.py
 def name_of(env_factory: EnvFactory, env: gym.Env) -> str:
     """The module and name of the function that makes the environment, or of its class."""
     is_named = isinstance(env_factory, FunctionType) and "<" not in env_factory.__qualname__
     maker: Any = env_factory if is_named else type(env.unwrapped)  # a lambda has no name
-    return f"{maker.__module__}:{maker.__qualname__}"
+    return f"{maker.__module__}:{maker.__qualname__}{given_to(env_factory)}"
+
+
+# Copied from ppo_continuous_action.py
+def given_to(maker: Any) -> str:
+    """Numbers and words that a partial function passes on: others make another simulator."""
+    if not isinstance(maker, functools.partial):
+        return ""
+    words = [f"{x}" for x in maker.args if isinstance(x, int | float | str)]
+    named = maker.keywords.items()
+    words += [f"{name}={x}" for name, x in named if isinstance(x, int | float | str)]
+    return f"({', '.join(words)})"
 
 
 # Copied from ppo_continuous_action.py

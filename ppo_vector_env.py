@@ -26,6 +26,7 @@ rewards change once per iteration; each process normalizes its own advantages.
 import argparse
 import ctypes
 import dataclasses
+import functools
 import importlib
 import inspect
 import math
@@ -358,7 +359,6 @@ def learn(
 ) -> dict[str, Any]:
     """Do what `train` says. It closes what is put on `resources`, even after an error."""
     # --- Device, simulator, and what has been done ---
-    args = named(args, make)
     resources.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)  # more would fight with the simulator's threads
     if WORLD_SIZE > 1:
@@ -372,6 +372,7 @@ def learn(
     rng = np.random.default_rng([args.seed, RANK, finished])
     sim_seed, noise_seed = rng.integers(2**31, size=2).tolist()
     sim = make_simulator(resources, args, args.num_envs, sim_seed, make)
+    args = named(args, make, sim.envs)
     if args.stagger:
         sim.stagger()
     device = sim.device
@@ -524,8 +525,9 @@ def learn(
         # Extra: adaptive step size (target_kl) [rsl_rl, there after each minibatch]
         if args.target_kl:
             learning_rate = adapted(learning_rate, metrics["check/kl"], args.target_kl)
-        metrics |= means_of(episodes[num_before:]) | sim.take_terms()
-        updates.append({"global_step": global_step, **metrics})
+        metrics |= means_of(episodes[num_before:])
+        # A simulator's terms come first, so that none of them can take the name of ours.
+        updates.append({**sim.take_terms(), "global_step": global_step, **metrics})
         log(writer, progress, updates[-1], episodes)
         del episodes[:-EPISODES_KEPT]
         keep(iteration == num_iterations or iteration % args.checkpoint_interval == 0)
@@ -566,6 +568,8 @@ class Simulator:
             raise UsageError(f"reset must return obs and infos. It returned {came}.")
         parts = self.parts(returned[0], num_envs)
         sizes = {name: x.shape[1] for name, x in parts.items()}
+        if not sum(sizes.values()):
+            raise UsageError("reset returned observations without a number.")
         self.layout: dict[str, Any] = {"parts": sizes, "low": low, "high": high}
         self.in_numpy = not any(isinstance(x, Tensor) for x in parts_of(returned[0]).values())
         self.acts = torch.ones(num_envs, dtype=torch.bool, device=device)
@@ -635,8 +639,8 @@ class Simulator:
         if self.next_step:
             self.acts = ~done
             final_obs = self.obs
-        elif isinstance(terminal := infos.get("terminal"), dict):  # mjlab: only of ended episodes
-            final_obs, ended = self.obs.clone(), terminal["env_ids"]
+        elif isinstance(terminal := infos.get("terminal"), dict) and "env_ids" in terminal:  # mjlab
+            final_obs, ended = self.obs.clone(), terminal["env_ids"]  # only of ended episodes
             final_obs[ended] = self.tensor(terminal["observations"], len(ended))
         elif last is None:
             final_obs = before
@@ -660,7 +664,8 @@ class Simulator:
         """Note the terms of rewards, and whatever else a simulator says of a step in numbers."""
         for kind in ("log", "episode", "episodes"):
             terms = infos.get(kind)
-            for name, x in terms.items() if isinstance(terms, dict) else ():
+            for key, x in terms.items() if isinstance(terms, dict) else ():
+                name = str(key)
                 if not isinstance(x, int | float | np.number | np.ndarray | Tensor):
                     continue
                 if getattr(x, "dtype", None) == np.dtype(object) or name.startswith("_"):
@@ -707,13 +712,28 @@ def autoreset_mode(envs: Any) -> AutoresetMode:
     return modes[name]
 
 
-def named(args: Args, make: Any) -> Args:
+def named(args: Args, make: Any, envs: Any) -> Args:
     """The settings of a run, which is called by its own simulator if it has one."""
     if make:
         function = getattr(make, "func", make)  # of a partial function
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        args = dataclasses.replace(args, make=f"{function.__module__}:{name}")
+        if "<" in name:  # a lambda, or a function in a function, may make any simulator
+            own = getattr(envs, "unwrapped", envs)
+            registered = getattr(getattr(own, "spec", None), "id", None)  # by Gymnasium
+            name += f" of {registered or type(own).__qualname__}"
+        args = dataclasses.replace(args, make=f"{function.__module__}:{name}{given_to(make)}")
     return dataclasses.replace(args, env_id=args.make) if args.make else args
+
+
+# Copied from ppo_continuous_action.py
+def given_to(maker: Any) -> str:
+    """Numbers and words that a partial function passes on: others make another simulator."""
+    if not isinstance(maker, functools.partial):
+        return ""
+    words = [f"{x}" for x in maker.args if isinstance(x, int | float | str)]
+    named = maker.keywords.items()
+    words += [f"{name}={x}" for name, x in named if isinstance(x, int | float | str)]
+    return f"({', '.join(words)})"
 
 
 def import_named(module: str, flag: str) -> Any:
@@ -771,7 +791,8 @@ def make_simulator(
     space = space or getattr(envs, "action_space", None)
     if not all(hasattr(envs, x) for x in ("reset", "step", "close")) or not space:
         needs = "reset, step, close and single_action_space"
-        raise UsageError(f"--make ({args.make}): a {type(envs).__name__} lacks some of {needs}.")
+        came = f"{args.make or 'make'} returned a {type(envs).__name__}"
+        raise UsageError(f"{came}, which lacks some of {needs}.")
     resources.callback(envs.close)
     of_envpool = any(x.__module__.startswith("envpool.") for x in type(own).__mro__)
     of_gymnasium = isinstance(own, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
@@ -781,7 +802,7 @@ def make_simulator(
     except ValueError:
         pass  # written in C, it has no signature
     except TypeError as error:
-        raise UsageError(f"--make ({args.make}): reset(seed=...) has {error}.") from error
+        raise UsageError(f"{args.make or 'make'}: reset(seed=...) has {error}.") from error
     sim = Simulator(envs, space, num_envs, seed, device)
     sim.begins_all = not is_own or of_envpool or of_gymnasium
     return sim

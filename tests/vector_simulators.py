@@ -154,12 +154,23 @@ class Nested(Tensors):
         return {"policy": {"place": super().reset(seed)[0]}}, {}
 
 
+class Blind(Tensors):
+    """It has no sensors."""
+
+    def reset(self, seed=None):
+        return super().reset(seed)[0][:, :0], {}
+
+
 class Four(Tensors):
     """As a wrapper for rsl_rl."""
 
     def step(self, actions):
         obs, rewards, failed, _, infos = super().step(actions)
         return obs, rewards, failed, infos
+
+
+def make_blind(num_envs, seed, device):
+    return Blind("same", num_envs)
 
 
 def make_nested(num_envs, seed, device):

@@ -333,9 +333,13 @@ def means_of_iterations(folder: Path, updates: pd.DataFrame, kept: int) -> pd.Da
 
 
 def environment_of(settings: dict[str, str]) -> str:
-    """What a run was trained in: the simulator of one's own, if it has one."""
+    """What a run was trained in: a simulator of one's own, or prompts with their reward."""
     own = settings.get("make", "")
-    return own if ":" in own else settings.get("env_id", settings.get("env", UNKNOWN))
+    if ":" in own:
+        return own
+    env = settings.get("env_id", settings.get("env", UNKNOWN))
+    prompts = settings.get("prompts", "None")
+    return env if ":" in env or prompts == "None" else f"{prompts} {settings.get('reward')}"
 
 
 def from_events(folder: Path) -> Log:

@@ -187,6 +187,13 @@ def test_a_run_is_called_by_the_simulator_that_it_ran(tmp_path):
     }
 
 
+def test_language_models_are_trained_on_prompts_with_a_reward_or_in_an_environment():
+    mine = {"env": "sums", "prompts": "a/my.jsonl", "reward": "task:exact"}
+    assert logs.environment_of(mine) == "a/my.jsonl task:exact"
+    assert logs.environment_of(mine | {"prompts": "None", "reward": "None"}) == "sums"
+    assert logs.environment_of(mine | {"env": "game:make"}) == "game:make"  # given in Python
+
+
 @pytest.mark.parametrize("in_log", [False, True])
 def test_a_run_that_keeps_only_its_last_episodes_has_a_whole_curve(tmp_path, in_log, monkeypatch):
     """Iterations of 10 steps, in each of which an episode ends; the last 20 of 100 are kept."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmark.evidence.baselines import stable_baselines3_ppo
+from benchmark.evidence.baselines import rsl_rl_ppo, stable_baselines3_ppo
 from benchmark.evidence.runs import flags_of
 from benchmark.evidence.suites import SUITES
 from benchmark.lab import record, results, run
@@ -85,10 +85,30 @@ def test_stable_baselines3_leaves_what_is_kept_of_a_run(tmp_path, monkeypatch):
     assert all(x["return"] == x["length"] for x in saved["episodes"])
 
 
+def test_baselines_with_other_seeds_begin_other_episodes(monkeypatch):
+    from gymnasium.envs.classic_control import CartPoleEnv
+
+    begun, reset = [], CartPoleEnv.reset
+
+    def noted(env, *, seed=None, options=None):
+        begun.append(seed)
+        return reset(env, seed=seed, options=options)
+
+    monkeypatch.setattr(CartPoleEnv, "reset", noted)
+    size = "--num-envs 3 --num-steps 4 --num-minibatches 2 --update-epochs 1 --total-timesteps 12"
+    for seed in (1, 2):
+        line = f"stable_baselines3_ppo --env-id CartPole-v1 --kind classic {size} --seed {seed}"
+        monkeypatch.setattr(sys, "argv", f"{line} --run-name {seed}".split())
+        stable_baselines3_ppo.main()
+    assert [x for x in begun if x is not None] == [3, 4, 5, 6, 7, 8]
+
+    make = rsl_rl_ppo.Environments
+    first = [make(rsl_rl_ppo.Args(num_envs=3, seed=seed)).obs[:, 0] for seed in (1, 2)]
+    assert len({*np.concatenate(first)}) == 6
+
+
 def test_rsl_rl_leaves_what_is_kept_of_a_run_and_resets_in_the_same_step(tmp_path, monkeypatch):
     pytest.importorskip("rsl_rl", reason="needs rsl-rl-lib==5.5.1, which nothing else here needs")
-    from benchmark.evidence.baselines import rsl_rl_ppo
-
     size = "--num-envs 4 --num-steps 64 --num-minibatches 2 --update-epochs 1 --seed 3"
     line = f"rsl_rl_ppo --env-id Hopper-v4 --total-timesteps 512 {size}"
     monkeypatch.setattr(sys, "argv", line.split())

@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 import threadpoolctl
@@ -273,7 +274,11 @@ def make_rooms():
         (make_rooms, "make_rooms"),
         (lambda: Rooms(), "Rooms"),
         (iter(Rooms, 0).__next__, "Rooms"),
-        (functools.partial(gym.wrappers.TimeLimit, ROOMS, 9), "Rooms"),
+        (functools.partial(gym.wrappers.TimeLimit, ROOMS, 9), "Rooms(9)"),
+        (
+            functools.partial(gym.wrappers.TimeLimit, env=ROOMS, max_episode_steps=8),
+            "Rooms(max_episode_steps=8)",
+        ),
     ],
 )
 def test_a_run_has_the_name_of_what_made_its_environment_or_of_its_class(make, name):
@@ -410,3 +415,16 @@ def test_films_follow_the_body_and_are_as_long_as_the_flag_says(monkeypatch, cap
     printed = capsys.readouterr()
     assert "Video: runs/run/videos/rl-video-episode-0.mp4" in printed.out
     assert " steps [" in printed.err  # a progress bar
+
+
+@on("vector")
+def test_mujoco_does_not_warn_of_an_old_word_but_of_all_else(script, capfd):
+    mujoco.set_mju_user_warning(None)  # as in a new process
+    script.module.train(script.args(env_id="HalfCheetah-v4", run_name="run"))
+    assert "settotalmass" not in capfd.readouterr().err and not Path("MUJOCO_LOG.TXT").exists()
+    ball = "<worldbody><body><freejoint/><geom size='1'/></body></worldbody>"
+    model = mujoco.MjModel.from_xml_string(f"<mujoco>{ball}</mujoco>")
+    data = mujoco.MjData(model)
+    data.qvel[0] = np.nan
+    mujoco.mj_step(model, data)
+    assert "MuJoCo: Nan, Inf or huge value in QVEL" in capfd.readouterr().err

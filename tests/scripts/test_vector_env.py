@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import filelock
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -37,6 +38,7 @@ from vector_simulators import (
 import ppo_vector_env as ppo
 
 HERE = "--make vector_simulators:make_"
+TINY_ARGS = ppo.Args(**TINY | {"total_timesteps": T * N})
 
 # --- A run, and the same by hand ---
 
@@ -606,14 +608,32 @@ def test_whether_a_step_was_the_last_one_depends_on_the_iterations_that_are_left
     assert "was the last one" not in capsys.readouterr().out
 
 
-def test_what_makes_a_simulator_may_be_a_partial_function(tmp_path):
-    args = ppo.Args(**TINY | {"total_timesteps": T * N})
-    make = functools.partial(make_same, seed=3, device="cpu")
-    found = ppo.train(args, lambda num_envs, *_: make(num_envs))
-    assert "-lambda-__" in found["run_dir"].name
-    found = ppo.train(args, functools.partial(lambda kind, *x: make(x[0]), 1))
-    name = test_what_makes_a_simulator_may_be_a_partial_function.__name__
-    assert found["args"].make == f"test_vector_env:{name}.<locals>.<lambda>"
+def of_kind(kind, num_envs, seed, device, terrain=None):
+    return simulator(kind, num_envs)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (make_same, "vector_simulators:make_same"),
+        (functools.partial(of_kind, "same"), "test_vector_env:of_kind(same)"),
+        (
+            functools.partial(of_kind, "dense", terrain=2),
+            "test_vector_env:of_kind(dense, terrain=2)",
+        ),
+        (functools.partial(of_kind, "none", terrain=[]), "test_vector_env:of_kind(none)"),
+        (lambda n, *_: simulator("same", n), "test_vector_env:<lambda> of SyncVectorEnv"),
+        (lambda n, *_: simulator("none", n), "test_vector_env:<lambda> of Tensors"),
+        (lambda n, *_: gym.make_vec("Pendulum-v1", n), "test_vector_env:<lambda> of Pendulum-v1"),
+    ],
+)
+def test_a_run_has_the_name_of_what_made_its_simulator(make, name):
+    saved = ppo.load_checkpoint(ppo.train(TINY_ARGS, make)["run_dir"])
+    assert saved["args"].make == saved["args"].env_id == name
+    assert saved["run_id"].startswith(f"{re.sub('[^-.a-zA-Z0-9_]', '-', name)}__")
+    if "(" in name or "<" in name:  # a command would make another one
+        with pytest.raises(ppo.UsageError, match="has no function"):
+            ppo.evaluate(saved["run_dir"])
 
 
 def test_a_run_at_weights_and_biases_keeps_its_id(run, monkeypatch):

@@ -199,6 +199,20 @@ def test_a_term_that_is_not_finite_is_named_once_and_ends_nothing(capsys):
     assert capsys.readouterr().out.count("The simulator says bad, which is not finite") == 1
 
 
+def test_no_term_takes_the_name_of_a_metric_and_names_may_be_numbers():
+    log = {"global_step": 7.0, "losses/value_loss": -1.0, "charts/SPS": -1.0, 3: 2.0}
+
+    def says(step, count):
+        step[-1] = {"log": log, "terminal": {"ended": True}}
+        return step
+
+    rows, plain = (train(x, run_name=f"{bool(x)}")["updates"] for x in (says, None))
+    for row, other in zip(rows, plain, strict=True):
+        assert row.keys() == {*other, "3"} and row["3"] == 2 and row["charts/SPS"] > 0
+        same = ("global_step", "losses/value_loss")
+        assert [row[x] for x in same] == [other[x] for x in same]
+
+
 # --- The form of a step ---
 
 

@@ -41,7 +41,9 @@ class Environments:
     """EnvPool as rsl_rl's VecEnv: an environment that ends is reset in the same step."""
 
     def __init__(self, args: Args) -> None:
-        options = {"env_type": "gymnasium", "num_envs": args.num_envs, "seed": args.seed}
+        # EnvPool seeds environment i with seed + i, which no other run may have.
+        seed = args.seed * args.num_envs
+        options = {"env_type": "gymnasium", "num_envs": args.num_envs, "seed": seed}
         # The cores that this process may use, as in our script.
         options["num_threads"] = min(args.num_envs, len(os.sched_getaffinity(0)))
         self.envs = envpool.make(args.env_id, **options)

@@ -112,6 +112,8 @@ def main() -> None:
         device="cpu",
         policy_kwargs=policy_settings,
     )
+    # SB3 seeds environment i with seed + i, which the next run's environment i - 1 would have, too.
+    model.env.seed(args.seed * args.num_envs)
     folder = Path("runs", args.run_name)
     model.set_logger(configure(str(folder), ["tensorboard"]))
     model.learn(args.total_timesteps, callback=record)
