@@ -319,8 +319,7 @@ def test_what_conversations_begin_with_is_read_once(loaded, settings, value_mode
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x, y, atol=1e-4 * float(y.abs().max()), rtol=1e-3)
     longest = max(len(x.tokens) for x in episodes)
-    shared = min(x.own.index(True) for x in episodes) - 1  # these tokens are the same in all
-    assert len({tuple(x.tokens[:shared]) for x in episodes}) == 1
+    shared = [len({*x}) == 1 for x in zip(*(x.tokens for x in episodes))].index(False)
     assert read == [(1, shared), (len(episodes), longest - shared)]
 
 
