@@ -148,9 +148,10 @@ function place() {
     const code = [...group.querySelectorAll(".code")], notes = [...group.querySelectorAll(".note")];
     const lines = notes.map((x) => group.querySelector(`[data-of~="${x.id}"]`) ?? code[0]);
     const starts = lines.map((x) => Math.round(top(x) - top(code[0])));
-    return { notes, starts, code: sum(code.map(height)), heights: notes.map(height) };
+    return { group, notes, starts, code: sum(code.map(height)), heights: notes.map(height) };
   });
-  for (const { notes, starts, code, heights } of sizes) {
+  for (const { group, notes, starts, code, heights } of sizes) {
+    group.style.setProperty("--rows", code);
     const ends = [code + 10, code + 10, 0], beside = notes.filter((_, i) => !i || sum(heights.slice(0, i + 1)) < code + 40).length;
     notes.forEach((note, i) => {
       const wide = i === beside && i === notes.length - 1, highest = code - sum(heights.slice(i, beside));
