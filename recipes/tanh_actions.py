@@ -50,5 +50,7 @@ SETTINGS = ppo.Args(
 )
 
 if __name__ == "__main__":
-    run_dir = ppo.train(SETTINGS, make)["run_dir"]
-    ppo.evaluate(run_dir, make)  # a policy needs the wrapper in evaluation, too
+    result = ppo.train(SETTINGS, make)
+    ppo.evaluate(result["run_dir"], make)  # a policy needs the wrapper in evaluation, too
+    returns = [x["return"] for x in result["episodes"]]
+    print(f"Return {np.mean(returns[-50:]):.0f} in the last 50 episodes of training")

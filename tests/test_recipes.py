@@ -37,6 +37,7 @@ from recipes import (
     images,
     lstm,
     many_agents,
+    own_environment,
     parallel_simulators,
     play,
     rsl_rl_simulator,
@@ -639,6 +640,13 @@ def test_curiosity_finds_the_corner_that_the_script_does_not_find():
     plain = ppo.train(curiosity.SETTINGS)["episodes"]
     assert np.mean([x["return"] for x in plain[-100:]]) < 0.1
     assert np.mean([x["return"] for x in curious[-100:]]) > 0.8
+
+
+def test_the_point_of_the_own_environment_learns_to_stay_at_0():
+    fast = {"compile": "no", "num_minibatches": 4, "update_epochs": 4, "learning_rate": 3e-3}
+    settings = dataclasses.replace(own_environment.SETTINGS, **fast)
+    returns = [x["return"] for x in ppo.train(settings, own_environment.make)["episodes"]]
+    assert np.mean(returns[:50]) < -9 < -4 < np.mean(returns[-50:])
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ rewritten from committed results and the scripts' tags, everything else is left 
 import re
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from benchmark.evidence import rlhf, tables
@@ -54,6 +53,7 @@ def scripts_table(folders: Folders) -> str:
     for name, script in SCRIPTS.items():
         runs = runs_behind(script, folders)
         scores, hours = tables.facts(runs, "score"), tables.facts(runs, "hours")
+        minutes = spread(60 * pd.Series(hours)) if len(hours) else "–"
         steps = max((x.record["settings"].get("total_timesteps", 0) for x in runs), default=0)
         length = f", {steps / 1e6:.2g}M steps{script.share}" if steps else ""
         models = max((len(x.record.get("models", ())) for x in runs), default=0)
@@ -68,7 +68,7 @@ def scripts_table(folders: Folders) -> str:
                 "mean ± std (seeds)": f"{plus_minus(scores)} ({len(scores)})",
                 "IQM": number(interquartile_mean(scores)) if len(scores) > 3 else "–",
                 "ppo2 by then": tables.ppo2_by_then(script.environment, steps)[0],
-                "minutes": f"{60 * np.median(hours):.0f}{several}" if len(hours) else "–",
+                "minutes": f"{minutes}{several}",
             }
         )
     return markdown(rows)
@@ -85,20 +85,23 @@ def suites_table(folders: Folders) -> str:
     return markdown(rows)
 
 
-# What README compares: a question, ours, CleanRL's and Stable-Baselines3's answer.
+# What README compares: a question, and the answer of each of COMPARED_WITH. Empty: not compared.
+COMPARED_WITH = ("here", "CleanRL", "Stable-Baselines3", "rsl_rl (robots)", "TRL (language)")
 COMPARED = """\
-read all of PPO | one file, from [{lines} lines](ppo_minimal.py) | one file | a library
-see why a detail is there | [{details} of 37](DETAILS.md), in the code | a blog post | –
-time limits are not failures (#198, #504) | yes | no | yes
-save, load and evaluate, with the normalizer (#310, #400) | one call | weights only | two files
-resume an interrupted run | to the bit | no | in new episodes
-today's Gymnasium, 1.4 | yes | 0.29; with 1.4 it logs no episodes | yes
-steps per second, one core | [{ours}](benchmark/pages/implementations.md) | {cleanrl} | 1 ×
+read all of PPO | one file, from [{lines} lines](ppo_minimal.py) | one file | a library | \
+a library | no PPO
+see why a detail is there | [{details} of 37](DETAILS.md), in the code | a blog post | – | – |
+time limits are not failures (#198, #504) | yes | no | yes | yes |
+save, load and evaluate, with the normalizer (#310, #400) | one call | weights only | \
+two files | one file |
+resume an interrupted run | to the bit | no | in new episodes | in new episodes |
+today's Gymnasium, 1.4 | yes | 0.29; with 1.4 it logs no episodes | yes | |
+steps per second, one core | [{ours}](benchmark/pages/implementations.md) | {cleanrl} | 1 × | |
 simulators with thousands of environments | [EnvPool, mjlab, your own](ppo_vector_env.py) | \
-Isaac Gym; EnvPool's Atari | through NumPy
-language models: PPO with a value function | [any causal model](ppo_llm.py) | – | \
-– (TRL removed its own)
-find a wrong line in your copy | [`diff`](DEBUGGING.md) names it, in seconds | – | –"""
+Isaac Gym; EnvPool's Atari | through NumPy | Isaac Lab, mjlab, your own |
+language models: PPO with a value function | [any causal model](ppo_llm.py) | – | – | – | \
+[removed in 1.13](https://github.com/huggingface/trl/pull/7020)
+find a wrong line in your copy | [`diff`](DEBUGGING.md) names it, in seconds | – | – | – | –"""
 
 
 def comparison_table(folders: Folders) -> str:
@@ -111,8 +114,9 @@ def comparison_table(folders: Folders) -> str:
         cleanrl=speed(folders, "CleanRL PPO"),
     )
     text = re.sub(r"#(\d+)", r"[#\1](https://github.com/vwxyzjn/cleanrl/issues/\1)", text)
-    names = ("what people ask for (issues: CleanRL's)", "here", "CleanRL", "Stable-Baselines3")
-    return markdown([dict(zip(names, row.split(" | "))) for row in text.splitlines()])
+    names = ("what people ask for (issues: CleanRL's)", *COMPARED_WITH)
+    rows = (map(str.strip, row.split("|")) for row in text.splitlines())
+    return markdown([dict(zip(names, row, strict=True)) for row in rows])
 
 
 def speed(folders: Folders, entry: str) -> str:

@@ -25,6 +25,17 @@ CODE = [*map(site.page_of, SCRIPTS)]
 TEXTS = [*map(site.page_of_text, site.TEXTS)]
 PAGES = [*CODE, *TEXTS, "recipes.html", "play.html", "runs.html"]
 
+# Of each group of lines: where it ends, and the boxes of its code and of its notes.
+GROUPS = """() => [...document.querySelectorAll(".group")].map((group) => {
+  const box = (x) => x.getBoundingClientRect().toJSON();
+  const code = [...group.querySelectorAll(".code")].map(box);
+  return {
+    bottom: box(group).bottom,
+    code: { ...code[0], bottom: Math.max(...code.map((x) => x.bottom)) },
+    notes: [...group.querySelectorAll(".note")].map(box),
+  };
+})"""
+
 
 @pytest.fixture(scope="module")
 def built(committed):
@@ -193,15 +204,51 @@ class TestInABrowser:
         assert page.locator(".scroll").first.evaluate(sign) == "none"
 
     @pytest.mark.parametrize("name", CODE)
-    def test_a_link_to_a_detail_shows_its_note_next_to_its_line(self, visit, name):
+    def test_a_link_to_a_detail_shows_its_note_and_its_line(self, visit, name):
+        """Next to it, or below the code."""
         page = visit(name, 1366, height=768)
         for anchor in page.eval_on_selector_all(".tags a", "x => x.map(y => y.hash)"):
             page.evaluate("x => { location.hash = x }", anchor)
             page.wait_for_function("x => document.querySelector(x).matches('.lit')", arg=anchor)
             line = page.locator(f"code[data-of~='{anchor[1:]}']").first.bounding_box()
             note = page.locator(anchor).bounding_box()
-            assert abs(line["y"] - note["y"]) < 100, anchor
-            assert 40 <= line["y"] < 768 and line["x"] + line["width"] <= note["x"], anchor
+            assert 40 <= line["y"] < 768 and 40 <= note["y"] < 740, anchor
+            below = note["y"] > line["y"]
+            assert line["x"] + line["width"] <= note["x"] or below, anchor
+
+    @pytest.mark.parametrize("width", [1200, 1400])
+    @pytest.mark.parametrize("name", CODE)
+    def test_code_has_no_gap_where_notes_are_longer(self, visit, name, width):
+        """Only one note alone may reach below its code. No two notes overlap."""
+        for group in visit(name, width).evaluate(GROUPS):
+            code, notes = group["code"], group["notes"]
+            left = [x["bottom"] for x in [code, *notes] if x["left"] < code["right"]]
+            lowest = max(x["bottom"] for x in [code, *notes])
+            assert lowest - max(left) < 170 and lowest <= group["bottom"], notes
+            for i, x in enumerate(notes):
+                for y in notes[:i]:
+                    apart = x["left"] >= y["right"] or y["left"] >= x["right"]
+                    assert apart or x["top"] >= y["bottom"] - 1 or y["top"] >= x["bottom"] - 1
+
+    @pytest.mark.parametrize("name", ["debugging.html", "details.html", "benchmark.html"])
+    def test_text_is_in_the_middle(self, visit, name):
+        box = visit(name, 1400).locator(".page > p").first.bounding_box()
+        assert box["width"] < 800 and abs(box["x"] + box["width"] / 2 - 700) < 10
+
+    @pytest.mark.parametrize("name", ["index.html", "runs.html"])
+    def test_on_a_phone_all_links_are_in_one_menu_that_is_folded(self, visit, name):
+        page = visit(name, 390)
+        assert page.locator("nav:visible").count() == 0
+        assert page.locator("main").bounding_box()["y"] < 60
+        page.get_by_role("button", name="Menu").click()
+        assert page.locator("nav:visible a").count() == 9 + len(SCRIPTS)
+
+    @pytest.mark.parametrize("name", TEXTS)
+    def test_on_a_phone_only_drawings_scroll_sideways(self, visit, name):
+        sizes = visit(name, 390).eval_on_selector_all(
+            "pre:not(.drawing)", "x => x.map(y => y.scrollWidth - y.clientWidth)"
+        )
+        assert max(sizes, default=0) <= 0
 
     def test_a_number_in_the_code_marks_its_note_and_its_lines(self, visit):
         page = visit("index.html", 1366)

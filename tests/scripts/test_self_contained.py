@@ -1,13 +1,11 @@
 """Each script stands alone: no sibling imports, documented and used settings, its own packages."""
 
 import ast
-import functools
 import re
 import sys
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import ppo_continuous_action as ppo
@@ -122,10 +120,10 @@ def test_help_and_a_refusal_need_no_simulator_and_no_emulator(run_file, monkeypa
         assert ("--batch-size INT" in out) == ("rlhf" in path.stem)
 
 
-def test_the_examples_in_the_readme_act_and_learn(monkeypatch):
-    """As they stand there, but faster; what the first one loads is what the quick start makes."""
+def test_the_examples_in_the_readme_act_and_reward(monkeypatch):
+    """What the first one loads is what the quick start makes, here in fewer steps."""
     text = (ROOT / "README.md").read_text()
-    use, reward, own = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    use, reward = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (flags,) = re.findall(r"^    python ppo_continuous_action.py (.*)$", text, re.MULTILINE)
     flags = [*flags.replace("51200", "64").split(), "--num-steps", "64", "--compile", "no"]
     monkeypatch.setattr(sys, "argv", [ppo.__file__, *flags])
@@ -135,9 +133,3 @@ def test_the_examples_in_the_readme_act_and_learn(monkeypatch):
     exec(reward, names)
     assert [names["reward"](x, "9") for x in ("9\n", "10")] == [1.0, 0.0]
     assert names["policy"](names["obs"]).shape == names["env"].action_space.shape
-    fast = {"compile": "no", "num_minibatches": 4, "update_epochs": 4, "learning_rate": 3e-3}
-    monkeypatch.setattr(ppo, "Args", functools.partial(ppo.Args, **fast))
-    names = {}
-    exec(own, names)
-    returns = [episode["return"] for episode in names["result"]["episodes"]]
-    assert np.mean(returns[:50]) < -9 < -4 < np.mean(returns[-50:])

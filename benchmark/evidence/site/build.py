@@ -121,7 +121,9 @@ def text_page(path: Path, sources: dict[str, Source]) -> dict[str, str]:
     text = re.sub(r'(href|src)="([^"#]*)(#[^"]*)?"', link, text)
     text = CHANGED.sub(lambda x: f"{x[1] or ''}<{(t := CHANGES[x[2]])}>{x[3]}</{t}>", text)
     text = re.sub("<table>.*?</table>", r'<div class="scroll">\g<0></div>', text, flags=re.DOTALL)
-    blank = re.compile("<pre>.*?</pre>", re.DOTALL)  # `page` drops blank lines
+    drawn = re.compile(r"<pre>(?=<code>[^<]*\+--)")  # lines of a drawing cannot wrap
+    text = drawn.sub('<pre class="drawing">', text)
+    blank = re.compile("<pre.*?</pre>", re.DOTALL)  # `page` drops blank lines
     text = blank.sub(lambda x: x[0].replace("\n\n", "\n<br>"), text)
     title = reader.toc_tokens[0]["name"]
     return {"text": text, "title": title, "about": about[:240], "contents": reader.toc}
