@@ -210,7 +210,7 @@ def draw(logits: Tensor, uniform: Tensor | None, temperature: float) -> tuple[Te
         cumulated = logprobs.double().exp().cumsum(-1)
         point = uniform[:, None] * cumulated[:, -1:]
         tokens = torch.searchsorted(cumulated, point, right=True).squeeze(-1)
-        # If all are below the point, by rounding or because they are NaN, there is no such token.
+        # Where no sum is above the point, by rounding or as all are NaN, it is the last token.
         tokens = tokens.clamp(max=logits.shape[-1] - 1)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
 
@@ -588,7 +588,7 @@ def learn(args: Args, make: Any, saved: dict, resources: ExitStack) -> dict[str,
 
         # --- Advantages: values, rewards with the KL, then GAE or groups ---
         # Extra: old log-probabilities come from the training pass
-        # The sampler rounds differently. So the ratio of a policy to itself is 1, but for rounding.
+        # The sampler rounds differently. As an update computes them, first ratios are nearly 1.
         old, values, entropies = read(agent, episodes, args, device)
         lengths = [len(x.rewards) for x in episodes]
         rewards = torch.tensor([y for x in episodes for y in x.rewards], device=device)

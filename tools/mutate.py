@@ -44,6 +44,15 @@ from tools.sync import blocks
 BANNER = "# === The algorithm ends here ==="
 NAMES = {x.stem: x.stem for x in sorted(ROOT.glob("*.py"))}  # of a script in the tests, by its file
 NAMES |= {x.path.relative_to(ROOT).with_suffix("").as_posix(): x.name for x in SCRIPTS.values()}
+# What a script imports late and takes seconds: once, before the forks.
+LATE = {
+    "ppo_llm": (
+        "peft",
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.auto.tokenization_auto",
+    ),
+}
 # Changes that nothing could notice, and why. At most one statement in fifty of a script.
 MAY_SURVIVE: dict[str, dict[str, str]] = {
     "grpo_minimal": {
@@ -296,6 +305,8 @@ def survivors(script: str, chosen: list[Mutant]) -> tuple[list[str], list[str]]:
     """Names of the changes that no test notices, and of the tests that fail unbroken."""
     options = ["-s", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts=-q"]
     options += ["-m", "not slow", "--script", NAMES[script], str(ROOT / "tests/scripts")]
+    for name in LATE.get(script, ()):
+        importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
         breaker = Breaker(script, chosen, folder)
         assert pytest.main(options, plugins=[breaker]) == 0
