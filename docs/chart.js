@@ -137,15 +137,46 @@ function lightUnder(event) {
   light(line ? line.dataset.of.split(" ") : [note ? note.id : location.hash.slice(1)].filter(Boolean));
 }
 
+// Each note stands next to its line, or higher up if others need the room. Notes that do not fit next to the code go
+// below it: one takes the width of the code; several go, one by one, to the shortest of three columns.
+function place() {
+  const groups = [...document.querySelectorAll(".group")], sum = (numbers) => numbers.reduce((x, y) => x + y, 0);
+  const height = (x) => Math.ceil(x.getBoundingClientRect().height), top = (x) => x.getBoundingClientRect().top;
+  for (const note of document.querySelectorAll(".note")) note.style.gridArea = "";
+  for (const group of groups) group.classList.add("placed"); // so that a note's height is its own
+  const sizes = groups.map((group) => {
+    const code = [...group.querySelectorAll(".code")], notes = [...group.querySelectorAll(".note")];
+    const lines = notes.map((x) => group.querySelector(`[data-of~="${x.id}"]`) ?? code[0]);
+    const starts = lines.map((x) => Math.round(top(x) - top(code[0])));
+    return { group, notes, starts, code: sum(code.map(height)), heights: notes.map(height) };
+  });
+  for (const { group, notes, starts, code, heights } of sizes) {
+    group.style.setProperty("--rows", code);
+    const ends = [code + 10, code + 10, 0], beside = notes.filter((_, i) => !i || sum(heights.slice(0, i + 1)) < code + 40).length;
+    notes.forEach((note, i) => {
+      const wide = i === beside && i === notes.length - 1, highest = code - sum(heights.slice(i, beside));
+      const column = i < beside ? 2 : wide ? 0 : ends.indexOf(Math.min(...ends));
+      const start = i < beside ? Math.max(ends[2], Math.min(starts[i], highest)) : ends[column];
+      const area = (rows) => `${start + 1} / ${column + 1} / span ${rows} / span ${wide ? 2 : 1}`;
+      note.style.gridArea = area(heights[i]);
+      if (wide) note.style.gridArea = area(height(note)); // lower than in a column
+      note.style.setProperty("--up", `${start - starts[i]}px`); // a link to the note shows its line, too
+      ends[column] = start + heights[i];
+    });
+  }
+}
+
 scheme();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => scheme());
 addEventListener("resize", reach);
+addEventListener("resize", place);
 addEventListener("load", reach);
 addEventListener("toggle", reach, true); // a table in <details> has no width before it is opened
 addEventListener("DOMContentLoaded", () => {
   document.getElementById("theme").addEventListener("click", () => {
     scheme(document.documentElement.dataset.scheme === "dark" ? "light" : "dark");
   });
+  place();
   const open = () => document.getElementById(location.hash.slice(1))?.closest("details")?.setAttribute("open", "");
   addEventListener("hashchange", open);
   open();

@@ -3,8 +3,9 @@
     python -m recipes.tanh_actions
 
 In Pendulum-v1, the last 50 of the 204 episodes return -283 on average over seeds 1 to 5, with a
-standard deviation of 80 (of the seeds; divisor n - 1): -297, -245, -241, -417, -218. With clipping
-it is -354 with 95: -506, -263, -325, -296, -379. That is no clear difference.
+standard deviation of 80 (of the seeds; divisor n - 1): -297, -245, -241, -417, -218. The command
+prints the first of these. With clipping it is -354 with 95: -506, -263, -325, -296, -379. That is
+no clear difference.
 
 It helps if bounds are narrow, so that clipping would change most actions. In Reacher-v5, rescaled
 to bounds of -0.4 and 0.4, the last 50 of the 816 episodes return -8.8 with a standard deviation of
