@@ -8,8 +8,8 @@ last 50.
 Scale actions to about [-1, 1], because the first policy explores with a standard deviation of 1. If
 all that is random in an episode comes from the seed that `reset` gets, here by `self.np_random`, a
 resumed run continues to the bit. Leave a time limit to `TimeLimit`, or return it as `truncated`: it
-is no failure. For flags, for `seeds` and for `check`, register the class with Gymnasium in a file
-next to the script: `--env-id my_file:My-v0`.
+is no failure. For flags and for `seeds`, register the class with Gymnasium in a file next to the
+script: `--env-id my_file:My-v0`.
 """
 
 import gymnasium as gym

@@ -176,6 +176,13 @@ addEventListener("DOMContentLoaded", () => {
   document.getElementById("theme").addEventListener("click", () => {
     scheme(document.documentElement.dataset.scheme === "dark" ? "light" : "dark");
   });
+  const scripts = document.querySelector(".scripts"), narrow = matchMedia("(max-width: 760px)");
+  const move = () => { // on a phone there is one menu
+    if (scripts && narrow.matches) document.getElementById("menu").append(scripts);
+    else if (scripts) document.getElementById("content").prepend(scripts);
+  };
+  narrow.addEventListener("change", move);
+  move();
   place();
   const open = () => document.getElementById(location.hash.slice(1))?.closest("details")?.setAttribute("open", "");
   addEventListener("hashchange", open);
