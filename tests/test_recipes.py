@@ -1,6 +1,5 @@
 """Each recipe does what its first sentence says. The slow tests train until it shows."""
 
-import ast
 import dataclasses
 import functools
 import importlib
@@ -47,7 +46,6 @@ from recipes import (
 )
 
 FOLDER = Path(tanh_actions.__file__).parent
-TABLE = (FOLDER / "README.md").read_text()
 TINY = ppo.Args(
     env_id="Pendulum-v1",
     num_envs=2,
@@ -70,39 +68,7 @@ RECIPES = {
 }
 
 
-def test_the_table_has_every_recipe_its_first_sentence_its_length_and_its_numbers():
-    lines = [x for x in TABLE.splitlines() if x.startswith("| [") and not x.startswith("| [llm_")]
-    rows = [re.split(r" *\| *", x)[1:-1] for x in lines]
-    names = [re.fullmatch(r"\[(\w+)\]\(\1\.py\)", row[0])[1] for row in rows]
-    assert names == [*RECIPES]
-    for name, (_, sentence, environment, measured, seconds, packages, lines) in zip(names, rows):
-        text = RECIPES[name]
-        doc = ast.get_docstring(ast.parse(text))
-        assert sentence == doc.partition("\n")[0] and int(lines) == text.count("\n")
-        assert environment in text.replace(doc, "") or environment == "that of the run"
-        numbers = r"-?\d+(?:\.\d+)?(?:e-\d+)?"
-        assert {*re.findall(numbers, measured)} <= {*re.findall(numbers, doc)}, name
-        assert 0 < int(seconds) < 90
-        needed = re.findall(r'"(\w+)==[\d.]+"', text.partition('"""')[0])
-        assert sorted(packages.split(", ")) == sorted(needed or ["none"])
-        for package in needed:  # the sentence that names it has the same version
-            versions = re.findall(rf"\b{package}==[\d.]+", text)
-            assert len(versions) > 1 and len({*versions}) == 1
-
-
 # --- Imported and pasted ---
-
-
-def test_no_recipe_sets_a_global_of_another_module():
-    for text in RECIPES.values():
-        nodes = [*ast.walk(ast.parse(text))]
-        imports = [x for x in nodes if isinstance(x, ast.Import | ast.ImportFrom)]
-        modules = {y.asname or y.name for x in imports for y in x.names}
-        assert "ppo" in modules and "setattr" not in text
-        for node in nodes:
-            targets = getattr(node, "targets", [getattr(node, "target", None)])
-            owners = [x.value for x in targets if isinstance(x, ast.Attribute)]
-            assert not modules & {x.id for x in owners if isinstance(x, ast.Name)}
 
 
 def paste(name: str, keep_main: bool = False) -> str:
@@ -591,24 +557,6 @@ def test_the_training_loop_with_memory_closes_its_environments():
     with pytest.raises(RuntimeError, match="broken"):
         lstm.train(args, Noted)
     assert len(closed) == 8
-
-
-def test_noise_of_the_loop_with_memory_is_its_own_though_an_environment_seeds_pytorch():
-    actions = []
-
-    class Seeding(lstm.Recall):
-        def reset(self, **options):
-            torch.manual_seed(0)
-            return super().reset(**options)
-
-        def step(self, action):
-            actions.append(action.item())
-            return super().step(action)
-
-    args = dataclasses.replace(lstm.SETTINGS, num_envs=4, num_steps=32, total_timesteps=128)
-    lstm.train(args, Seeding)
-    inside = [x for x in actions if abs(x) < 1]  # others are clipped
-    assert len({*inside}) == len(inside) > 64
 
 
 def test_the_memory_is_carried_from_step_to_step_and_cleared_where_an_episode_begins():

@@ -133,15 +133,6 @@ def test_one_benchmark_runs_a_suite_and_a_script_that_outlives_it_is_not_disturb
     bench.check_complete()
 
 
-def test_a_stopped_benchmark_stops_its_scripts(bench):
-    process, _ = bench.start_until(1, names=(A1, B1))
-    process.terminate()  # Ctrl-C is in `test_seeds.py`
-    bench.run(process=process, code=130)
-    assert not any(Path(f"/proc/{bench.starts(x)[1]}").exists() for x in (A1, B1))
-    bench.run()
-    bench.check_complete()
-
-
 def test_a_begun_run_keeps_its_script_and_a_new_one_may_have_an_older(bench):
     process, _ = bench.start_until(7, "--only", A1)
     process.terminate()

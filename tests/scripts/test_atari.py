@@ -14,8 +14,8 @@ import moviepy
 import numpy as np
 import pytest
 import torch
-from adapters import SCRIPTS, on, slow_on
-from helpers import assert_same_runs, gain_of, record
+from adapters import SCRIPTS, scripts, scripts_with, slow_on
+from helpers import gain_of, record
 from torch import nn
 
 import ppo_atari as ppo
@@ -97,7 +97,7 @@ def test_bfloat16_changes_little_and_keeps_weights_in_float32(network, monkeypat
     assert 0 < (half - full).norm() / full.norm() < 0.02
 
 
-@on("games")
+@scripts_with("games")
 def test_bfloat16_is_refused_on_processors_that_only_emulate_it(script, tiny, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     assert script.module.train(tiny(bfloat16=True, total_timesteps=32))["agent"].bfloat16
@@ -109,7 +109,7 @@ def test_bfloat16_is_refused_on_processors_that_only_emulate_it(script, tiny, mo
 # --- The loop ---
 
 
-@on("games")
+@scripts_with("games")
 def test_rollout_stores_one_byte_per_pixel_and_the_policy_is_sampled(script, tiny, monkeypatch):
     args = tiny("Walk")
     forwards = record(monkeypatch, script.module.Agent, "forward")
@@ -124,7 +124,7 @@ def test_rollout_stores_one_byte_per_pixel_and_the_policy_is_sampled(script, tin
     assert len(torch.cat([actions for *_, actions in draws]).unique()) > 2
 
 
-@on("games")
+@scripts_with("games")
 @slow_on("lstm")
 def test_threads_are_few_while_games_are_played_and_as_before_after_train(
     script, tiny, monkeypatch
@@ -145,7 +145,7 @@ def test_threads_are_few_while_games_are_played_and_as_before_after_train(
     assert torch.get_num_threads() == 3
 
 
-@on("atari")
+@scripts("atari")
 def test_the_loss_is_compiled_unless_told_otherwise(script, tiny, monkeypatch):
     calls, loss = [], script.module.ppo_loss
 
@@ -159,7 +159,7 @@ def test_the_loss_is_compiled_unless_told_otherwise(script, tiny, monkeypatch):
         assert len(calls) == 4
 
 
-@on("games")
+@scripts_with("games")
 def test_processes_and_threads_are_not_more_than_the_cores_that_may_be_used(script, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6})
@@ -169,17 +169,7 @@ def test_processes_and_threads_are_not_more_than_the_cores_that_may_be_used(scri
     assert names["GAME_PROCESSES"] == 3 and vars(names["Args"]()) == settings
 
 
-@on("games")
-def test_whole_numbers_are_good_for_settings_that_are_floats(script, tiny):
-    whole = {"learning_rate": 0, "clip_coef": 1, "max_grad_norm": 1, "gamma": 1}
-    a, b = (
-        script.module.train(tiny("Walk", **{name: kind(x) for name, x in whole.items()}))
-        for kind in (int, float)
-    )
-    assert_same_runs(a, b)
-
-
-@on("games")
+@scripts_with("games")
 @slow_on("lstm")
 def test_flags_change_the_game_that_is_evaluated_and_filmed(script, tiny, cli, monkeypatch):
     script.module.train(tiny("Walk", total_timesteps=32))
@@ -195,7 +185,7 @@ def test_flags_change_the_game_that_is_evaluated_and_filmed(script, tiny, cli, m
     assert len(steps) == 2 * (4 + 2)  # the next game's presses included
 
 
-@on("atari")
+@scripts("atari")
 def test_a_loaded_policy_acts_on_frames_by_what_is_likely_and_by_noise(script, tiny):
     agent, env = script.module.train(tiny())["agent"], script.module.make_env(tiny())
     policy, obs = script.module.load_policy("runs/run0", env), env.reset(seed=0)[0]
@@ -222,7 +212,7 @@ def test_compiled_run_equals_the_eager_one():
 # --- The command line ---
 
 
-@on("games")
+@scripts_with("games")
 @pytest.mark.parametrize(
     ("line", "settings"),
     [
@@ -242,7 +232,7 @@ def test_paper_sets_the_papers_settings_and_flags_beside_it_win(
     assert [(x.update_epochs, x.vf_coef, x.anneal_clip) for x in given] == [settings]
 
 
-@on("games")
+@scripts_with("games")
 def test_a_resumed_run_keeps_its_settings_and_paper_changes_them(script, tiny, cli):
     script.module.train(tiny("Walk", total_timesteps=32, gamma=0.9, vf_coef=0.7))
     code, _, err = cli("--resume runs/run0 --total-timesteps 64 --paper")

@@ -1,7 +1,6 @@
 """ppo_vector_env.py, next to a loop over single environments that does the same actions."""
 
 import copy
-import functools
 import math
 import re
 import shutil
@@ -15,7 +14,6 @@ import filelock
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from helpers import curves, gain_of, record, same_weights
 from vector_simulators import (
     COLUMNS,
@@ -30,7 +28,6 @@ from vector_simulators import (
     T,
     Tensors,
     experience,
-    make_same,
     simulator,
 )
 
@@ -552,16 +549,6 @@ def test_a_run_that_is_continued_keeps_its_agent(trained, cli, flag):
     assert (trained / "checkpoint.pt").read_bytes() == before
 
 
-def test_parts_in_another_order_are_other_spaces():
-    args = ppo.Args()
-    layouts = ({"parts": x, "low": [], "high": []} for x in ({"a": 1, "b": 1}, {"b": 1, "a": 1}))
-    first, second = (SimpleNamespace(layout=x) for x in layouts)
-    saved = {"layout": first.layout, "args": args, "run_dir": "runs/x"}
-    ppo.check_saved(first, args, saved)
-    with pytest.raises(ppo.UsageError, match="other spaces"):
-        ppo.check_saved(second, args, saved)
-
-
 def test_random_numbers_of_a_gpu_are_those_of_the_simulator(run, monkeypatch):
     """They are seeded before it is made, and an agent that is made later leaves them alone."""
     seeds = record(monkeypatch, torch.cuda, "manual_seed_all")
@@ -606,16 +593,6 @@ def test_whether_a_step_was_the_last_one_depends_on_the_iterations_that_are_left
     assert "was the last one" not in capsys.readouterr().out
 
 
-def test_what_makes_a_simulator_may_be_a_partial_function(tmp_path):
-    args = ppo.Args(**TINY | {"total_timesteps": T * N})
-    make = functools.partial(make_same, seed=3, device="cpu")
-    found = ppo.train(args, lambda num_envs, *_: make(num_envs))
-    assert "-lambda-__" in found["run_dir"].name
-    found = ppo.train(args, functools.partial(lambda kind, *x: make(x[0]), 1))
-    name = test_what_makes_a_simulator_may_be_a_partial_function.__name__
-    assert found["args"].make == f"test_vector_env:{name}.<locals>.<lambda>"
-
-
 def test_a_run_at_weights_and_biases_keeps_its_id(run, monkeypatch):
     inits = []
     init = lambda **about: inits.append(about) or ppo.ExitStack()  # noqa: E731
@@ -655,14 +632,6 @@ def test_an_update_that_cannot_be_compiled_is_done_without(run, monkeypatch, cap
 def test_a_step_size_of_0_learns_nothing_and_says_so(run):
     found = run(total_timesteps=T * N, learning_rate=0.0)
     assert found.updates[0]["check/update"] == found.updates[0]["check/kl"] == 0
-
-
-def test_an_agent_that_has_been_evaluated_can_still_learn(trained, monkeypatch):
-    agents = record(monkeypatch, ppo, "load_checkpoint")
-    ppo.evaluate(trained, 2, make=make_same)
-    assert all(x.requires_grad for x in agents[0][-1]["agent"].parameters())
-    with pytest.raises(ppo.UsageError, match=r"--eval-episodes \(0\) must be at least 1"):
-        ppo.evaluate(trained, 0, make=make_same)
 
 
 def test_evaluation_plays_the_most_likely_actions_and_changes_nothing(trained, monkeypatch, cli):
@@ -746,12 +715,6 @@ def test_a_policy_that_is_loaded_has_no_gradients(trained):
     assert not policy.training
 
 
-def test_only_the_first_process_says_what_is_next(cli, monkeypatch):
-    monkeypatch.setattr(ppo, "RANK", 1)
-    code, out, _ = cli(f"{HERE}same --run-name other")
-    assert code == 0 and "Next" not in out and not Path("runs/other").exists()
-
-
 def test_a_run_that_is_stopped_in_its_first_iteration_can_be_resumed(cli, run, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ppo, "check_numbers", lambda *_: signal.raise_signal(signal.SIGINT))
@@ -828,27 +791,6 @@ def test_copied_alone_into_an_empty_folder_it_runs(run_file, tmp_path):
     (folder,) = Path("runs").iterdir()
     assert code == 0 and folder.name.startswith("Pendulum-v1__my_copy__1__")
     assert f"Logs and checkpoints: {folder}\n" in out
-
-
-def test_a_video_shows_the_first_episode(trained, monkeypatch):
-    from gymnasium.utils import save_video
-
-    saved = record(monkeypatch, save_video, "save_video")
-    monkeypatch.setattr(ppo, "let_draw", lambda: None)
-
-    def make(num_envs, *_):
-        def single(i):
-            env = Single(i)
-            env.render_mode = "rgb_array"
-            return env
-
-        makes = [functools.partial(single, i) for i in range(num_envs)]
-        return SyncVectorEnv(makes, autoreset_mode=AutoresetMode.SAME_STEP)
-
-    ppo.evaluate(trained, 2, video=True, make=make)
-    ((frames, folder, *_),) = saved
-    assert [x[0, 0, 0] for x in frames] == [0, 1, 2] and folder == "runs/done/videos"
-    assert (trained / "videos/rl-video-episode-0.mp4").exists()
 
 
 def test_threads_are_as_before_and_a_run_learns_where_nothing_is_learned(run, monkeypatch):

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from adapters import ROOT, SCRIPTS, on
+from adapters import ROOT, SCRIPTS, scripts
 from sb3_contrib.common.maskable.distributions import MaskableCategorical
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -23,7 +23,6 @@ from benchmark.evidence import vectors
 
 VECTORS = json.loads(vectors.FILE.read_text(encoding="utf-8"))
 PAGE = (ROOT / "benchmark/pages/vectors.md").read_text(encoding="utf-8")
-NOTE_2 = PAGE.partition("\n2. ")[2].partition("\n3. ")[0]
 DISTRIBUTION = "logprobs", "entropies"
 
 # --- What the scripts compute: outputs from a module and the inputs of a case ---
@@ -283,20 +282,22 @@ def short_grpo_loss(m, x):
     return {"loss": m.grpo_loss(model, None, responses, *others, args)}
 
 
-# Formulas; the scripts, by names or features, or other modules; what computes the outputs there.
+GAMES, VECTOR = "atari lstm", "continuous kl_penalty multidiscrete"
+ENVIRONMENTS, CLIPPING = f"{VECTOR} {GAMES}", f"continuous multidiscrete {GAMES}"
+# Formulas; names of scripts, or other modules; what computes the outputs there.
 OURS = [
-    ("gae", "environments", gae),
+    ("gae", ENVIRONMENTS, gae),
     ("gae", "ppo_minimal", short_gae),
     ("gae", "ppo_vector_env", batched_gae),
-    ("normalize_obs", "vector", normalize_obs),
+    ("normalize_obs", VECTOR, normalize_obs),
     ("normalize_obs", "ppo_vector_env", batched_normalize_obs),
     (
         "normalize_advantages",
-        "environments ppo_vector_env",
+        f"{ENVIRONMENTS} ppo_vector_env",
         lambda m, x: {"normalized": m.normalize(x.advantages)},
     ),
-    ("policy_loss", "clips rlhf", policy_loss),
-    ("value_loss", "clips", value_loss),
+    ("policy_loss", f"{CLIPPING} rlhf", policy_loss),
+    ("value_loss", CLIPPING, value_loss),
     ("value_loss", "kl_penalty", partial(value_loss, name="clipped_value_loss")),
     ("value_loss", "rlhf", partial(value_loss, name="token_value_loss")),
     ("ppo_loss", "continuous atari", ppo_loss),
@@ -304,14 +305,14 @@ OURS = [
     ("ppo_loss", "lstm", partial(ppo_loss, others=2)),  # starts and states
     ("ppo_loss", "ppo_minimal", short_ppo_loss),
     ("ppo_loss", "ppo_vector_env", batched_ppo_loss),
-    ("gaussian", "gaussian", gaussian),
+    ("gaussian", "continuous kl_penalty", gaussian),
     ("gaussian", "ppo_vector_env", batched_gaussian),
-    ("categorical", "games", categorical),
+    ("categorical", GAMES, categorical),
     ("categorical masked_categorical multi_categorical", "multidiscrete", categorical_with_masks),
-    ("kl_estimates", "environments rlhf", approx_kl),
-    ("adam_ppo2", "vector", adam),
+    ("kl_estimates", f"{ENVIRONMENTS} rlhf", approx_kl),
+    ("adam_ppo2", VECTOR, adam),
     ("adam_ppo2", "ppo_vector_env", batched_adam),
-    ("clip_gradient", "vector", clip_gradient),
+    ("clip_gradient", VECTOR, clip_gradient),
     ("clip_gradient", "ppo_vector_env", batched_clip_gradient),
     ("paper_kl_coef", "kl_penalty", paper_kl_coef),
     ("rlhf_kl_coef", "rlhf", rlhf_kl_coef),
@@ -507,21 +508,19 @@ def mistakes_of(formula, compute, module):
     return found
 
 
-@on("environments", "rlhf", "grpo")
+@scripts("continuous", "kl_penalty", "multidiscrete", "atari", "lstm", "rlhf", "grpo")
 def test_scripts(script):
-    words = {script.name, *script.features}
-    rows = [row for row in OURS if words & {*row[1].split()}]
+    rows = [row for row in OURS if script.name in row[1].split()]
     found = {x: mistakes_of(x, row[2], script.module) for row in rows for x in row[0].split()}
     assert found and not any(found.values()), found
 
 
-FEATURES = {x for script in SCRIPTS.values() for x in (script.name, *script.features)}
 ROWS = [
     (formula, name, *rest)
     for formulas, names, *rest in OURS + OTHERS
     for formula in formulas.split()
     for name in names.split()
-    if name not in FEATURES
+    if name not in SCRIPTS
 ]
 
 
@@ -529,42 +528,6 @@ ROWS = [
 def test_short_scripts_and_libraries(row):
     formula, name, compute, *mistakes = row
     assert mistakes_of(formula, compute, importlib.import_module(name)) == {*mistakes}
-
-
-class StepsSoFar(gym.Env):
-    """Shows how many steps of an episode of three have been made."""
-
-    observation_space, action_space = gym.spaces.Box(0, 3, (1,)), gym.spaces.Box(-1, 1, (1,))
-
-    def reset(self, seed=None, options=None):
-        self.t = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.t += 1
-        return np.full(1, self.t, np.float32), 0.0, self.t == 3, False, {}
-
-
-def test_gymnasiums_normalizer_also_counts_the_last_observation_of_each_episode(
-    tmp_path, monkeypatch
-):
-    """The numbers of note 2."""
-    monkeypatch.chdir(tmp_path)
-    script = SCRIPTS["continuous"].module
-    settings = {"num_steps": 30, "total_timesteps": 30, "num_minibatches": 1, "update_epochs": 1}
-    args = script.Args(**settings, num_envs=1, compile="no", run_name="run")
-    script.train(args, env_factory=StepsSoFar)
-    ours = script.load_checkpoint("runs/run")["obs_stats"]
-    wrapped = gym.wrappers.NormalizeObservation(StepsSoFar())
-    wrapped.reset()
-    for _ in range(30):
-        _, _, ended, *_ = wrapped.step(np.zeros(1))
-        if ended:
-            wrapped.reset()
-    theirs = wrapped.obs_rms
-    for stats, mean, count in ((ours, 0.968, 31), (theirs, 1.463, 41)):
-        assert (round(stats.mean.item(), 3), round(stats.count)) == (mean, count)
-        assert f"{count}" in NOTE_2 and f"mean of {mean}" in NOTE_2
 
 
 # --- The file and the page ---
@@ -580,13 +543,6 @@ def test_a_mistake_shows_in_each_case_and_each_mistake_somewhere():
     for name, formula in vectors.FORMULAS.items():
         shown = [{y["mistake"] for y in x["mistakes"]} for x in VECTORS[name]["cases"]]
         assert all(shown) and set.union(*shown) == formula.mistakes.keys(), name
-
-
-def test_the_page_names_only_mistakes_of_the_file():
-    known = {x for formula in vectors.FORMULAS.values() for x in formula.mistakes}
-    text = " ".join(PAGE.partition("## What other projects compute")[2].split())
-    quoted = set(re.findall(r"\*([a-z][^*|]+)\*", text))
-    assert len(quoted) > 8 and quoted <= known
 
 
 BLOCKS = re.findall(r"(?s)```(\w+)\n(.*?)```", PAGE)
